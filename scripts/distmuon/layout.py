@@ -1,0 +1,269 @@
+"""The virtual map: where every element of every parameter lives, on any rank, before any rank exists.
+
+A *buffer* is one flat storage per (parameter dtype, gradient dtype). It is cut into *buckets*, contiguous
+runs of whole parameters, each padded to a multiple of D. A bucket is cut into D equal *shards*, one per DP
+rank. Nothing here imports torch: a laptop can plan a thousand ranks, and any process can compute the view
+of any other.
+
+    buffer   |<-------- bucket 0 -------->|<------ bucket 1 ------>|
+    params   [  W1   |    W2    | b ]ppp   [     W3      |  W4  ]p     p = padding
+    shards   |  rank 0  |  rank 1  | ...   |  rank 0 |  rank 1 | ...
+
+All ranges are half-open and counted in elements. Source: ZeRO-1 (Rajbhandari et al. 2020, section 5.1); the
+names `dist_meta`, `global_range` and `local_range` follow the proof of concept of Moonlight (Liu et al. 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+DEFAULT_BUCKET_SIZE = 25_000_000  # elements: 100 MB of fp32, past the knee of every link's bandwidth curve
+
+
+class Range(NamedTuple):
+    """Half-open run of elements `[start, end)`."""
+
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    def intersect(self, other: Range) -> Range:
+        """Return the common part; where there is none, an empty range that still lies inside `self`."""
+        start = min(max(self.start, other.start), self.end)
+        return Range(start, max(start, min(self.end, other.end)))
+
+    def relative_to(self, origin: int) -> Range:
+        """Return the same run counted from `origin`: the one operation that pack and unpack are made of."""
+        return Range(self.start - origin, self.end - origin)
+
+    @property
+    def as_slice(self) -> slice:
+        return slice(self.start, self.end)
+
+
+class ParamSpec(NamedTuple):
+    """What the map needs to know of one parameter.
+
+    name: unique; appears in tables and errors.
+    shape: TP-local, that is, what this rank's layer holds.
+    dtype: "float64", "float32", "bfloat16" or "float16".
+    tp_split_dim: the dimension cut over TP, or None where every TP rank holds the whole.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    tp_split_dim: int | None = None
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def full_shape(self, tp: int) -> tuple[int, ...]:
+        """Return the shape of the whole parameter on a grid with T = `tp`."""
+        if self.tp_split_dim is None:
+            return self.shape
+        return tuple(n * tp if dim == self.tp_split_dim else n for dim, n in enumerate(self.shape))
+
+
+class DistMeta(NamedTuple):
+    """One parameter as one DP rank sees it. Ranges are in elements of the buffer `buffer_idx`.
+
+    global_range: the whole (TP-local) parameter.
+    local_range: the part inside this rank's shard; empty where the rank owns nothing of it.
+    """
+
+    buffer_idx: int
+    bucket_idx: int
+    shape: tuple[int, ...]
+    tp_split_dim: int | None
+    global_range: Range
+    local_range: Range
+
+    @property
+    def owned(self) -> bool:
+        return self.local_range.start < self.local_range.end
+
+    @property
+    def range_in_param(self) -> Range:
+        """The owned part, counted from the first element of the parameter."""
+        return self.local_range.relative_to(self.global_range.start)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A contiguous run of whole parameters, padded so that D ranks get equal shards.
+
+    params: indices into `Layout.specs`, in storage order.
+    offset, padded: where it starts in its buffer and how long it is with padding, in elements.
+    numel: length without padding.
+    """
+
+    buffer_idx: int
+    bucket_idx: int
+    params: tuple[int, ...]
+    offset: int
+    numel: int
+    padded: int
+    dp: int
+
+    @property
+    def range(self) -> Range:
+        return Range(self.offset, self.offset + self.padded)
+
+    @property
+    def shard_size(self) -> int:
+        return self.padded // self.dp
+
+    @property
+    def label(self) -> str:
+        """Name of this bucket in ledgers and tables."""
+        return f"buffer {self.buffer_idx} bucket {self.bucket_idx}"
+
+    def shard(self, dp_rank: int) -> Range:
+        """Return the run of the buffer that DP rank `dp_rank` owns."""
+        start = self.offset + dp_rank * self.shard_size
+        return Range(start, start + self.shard_size)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One flat storage: all buckets of one (parameter dtype, gradient dtype)."""
+
+    param_dtype: str
+    grad_dtype: str
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements, padding included."""
+        return self.buckets[-1].range.end
+
+
+def gradient_dtype(param_dtype: str) -> str:
+    """Return the dtype in which gradients are accumulated and reduced: float32, or wider if the model is."""
+    return "float64" if param_dtype == "float64" else "float32"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The map of all parameters on all DP ranks. Made by `plan`."""
+
+    specs: tuple[ParamSpec, ...]
+    dp: int
+    buffers: tuple[Buffer, ...]
+
+    @cached_property
+    def global_ranges(self) -> tuple[Range, ...]:
+        """Where each parameter lies in its buffer, in the order of `specs`."""
+        ranges = [Range(0, 0)] * len(self.specs)
+        for bucket in self.buckets:
+            start = bucket.offset
+            for index in bucket.params:
+                ranges[index] = Range(start, start + self.specs[index].numel)
+                start = ranges[index].end
+        return tuple(ranges)
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """All buckets of all buffers, in the order in which a step visits them."""
+        return tuple(bucket for buffer in self.buffers for bucket in buffer.buckets)
+
+    @property
+    def global_buffer_size(self) -> list[list[tuple[int, int]]]:
+        """Per buffer, per bucket: (padded length, offset). The size of the virtual buffer."""
+        return [[(b.padded, b.offset) for b in buffer.buckets] for buffer in self.buffers]
+
+    def meta(self, bucket: Bucket, index: int, dp_rank: int) -> DistMeta:
+        """Return `dist_meta` of parameter `index`, which lives in `bucket`, as `dp_rank` sees it."""
+        spec, where = self.specs[index], self.global_ranges[index]
+        return DistMeta(bucket.buffer_idx, bucket.bucket_idx, spec.shape, spec.tp_split_dim,
+                        where, where.intersect(bucket.shard(dp_rank)))  # fmt: skip
+
+    def view(self, dp_rank: int) -> list[DistMeta]:
+        """Return every parameter's `dist_meta` for one DP rank, in the order of `specs`."""
+        if not 0 <= dp_rank < self.dp:
+            raise ValueError(f"dp_rank is {dp_rank}, but this layout has DP ranks 0 to {self.dp - 1}.")
+        metas: list[DistMeta | None] = [None] * len(self.specs)
+        for bucket in self.buckets:
+            for index in bucket.params:
+                metas[index] = self.meta(bucket, index, dp_rank)
+        return [meta for meta in metas if meta is not None]
+
+    def owners(self, bucket: Bucket, index: int) -> range:
+        """Return the DP ranks that own at least one element of parameter `index`, which lives in `bucket`."""
+        where = self.global_ranges[index].relative_to(bucket.offset)
+        if where.size == 0:
+            return range(0)
+        return range(where.start // bucket.shard_size, (where.end - 1) // bucket.shard_size + 1)
+
+    def table(self, dp_rank: int) -> str:
+        """Return the map as aligned text, one line per parameter, as `dp_rank` sees it."""
+        rows = [("parameter", "TP-local shape", "tp_split_dim", "buffer", "bucket", "global_range", "local_range")]
+        for spec, meta in zip(self.specs, self.view(dp_rank), strict=True):
+            local = f"{meta.local_range.start}:{meta.local_range.end}" if meta.owned else "-"
+            rows.append((spec.name, "x".join(map(str, spec.shape)) or "scalar", str(spec.tp_split_dim),
+                         str(meta.buffer_idx), str(meta.bucket_idx),
+                         f"{meta.global_range.start}:{meta.global_range.end}", local))  # fmt: skip
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def plan(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_SIZE) -> Layout:
+    """Lay parameters out in buffers, buckets and shards.
+
+    Parameters keep their order. A bucket is closed as soon as it holds `bucket_size` elements or more, so it
+    always holds whole parameters and at least one. Every process that plans the same specs gets the same map.
+
+    specs: TP-local parameters.
+    dp: number of DP ranks, D.
+    bucket_size: elements.
+    Raises ValueError for D or a bucket size below 1, an unknown dtype or a repeated name.
+    """
+    specs = tuple(specs)
+    if dp < 1 or bucket_size < 1:
+        raise ValueError(f"dp and bucket_size must be at least 1, got dp={dp} and bucket_size={bucket_size}.")
+    families: dict[str, list[int]] = {}
+    seen: set[str] = set()
+    for index, spec in enumerate(specs):
+        if spec.dtype not in ITEM_BYTES:
+            raise ValueError(f"parameter {spec.name!r} has dtype {spec.dtype!r}; buffers hold {', '.join(ITEM_BYTES)}.")
+        if spec.name in seen:
+            raise ValueError(f"two parameters are named {spec.name!r}; names must be unique.")
+        seen.add(spec.name)
+        families.setdefault(spec.dtype, []).append(index)
+    buffers = tuple(
+        Buffer(dtype, gradient_dtype(dtype), tuple(_buckets(specs, indices, idx, dp, bucket_size)))
+        for idx, (dtype, indices) in enumerate(families.items())
+    )
+    return Layout(specs, dp, buffers)
+
+
+def _buckets(
+    specs: Sequence[ParamSpec], indices: list[int], buffer_idx: int, dp: int, bucket_size: int
+) -> list[Bucket]:
+    runs: list[list[int]] = [[]]
+    filled = 0
+    for index in indices:
+        if filled >= bucket_size:
+            runs.append([])
+            filled = 0
+        runs[-1].append(index)
+        filled += specs[index].numel
+    buckets: list[Bucket] = []
+    offset = 0
+    for bucket_idx, run in enumerate(runs):
+        numel = sum(specs[index].numel for index in run)
+        padded = -(-numel // dp) * dp
+        buckets.append(Bucket(buffer_idx, bucket_idx, tuple(run), offset, numel, padded, dp))
+        offset += padded
+    return buckets

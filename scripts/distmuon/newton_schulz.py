@@ -1,0 +1,173 @@
+"""Newton–Schulz: the nearest semi-orthogonal matrix, found with matrix products alone.
+
+For M = U S V^T the polar factor is U V^T: the same singular directions, every singular value 1. One iteration
+of an odd quintic acts on each singular value s as p(s) = a s + b s^3 + c s^5 and needs no decomposition:
+
+    A = X X^T,    X <- a X + (b A + c A^2) X
+
+Sources: Muon (Jordan et al. 2024) for the tuned quintic; Polar Express (Amsel et al. 2025, arXiv 2505.16932) for
+the schedule that is optimal step by step; Moonlight (Liu et al. 2025, section 2.1) for running it in bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Quintic = tuple[float, float, float]
+
+MUON: Quintic = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest slope at 0 that still stays near 1
+
+# Amsel et al. 2025: step k is the best quintic for the interval that step k - 1 leaves of [1e-3, 1].
+POLAR_EXPRESS: tuple[Quintic, ...] = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),  # from here on: Newton–Schulz's own quintic, which only polishes
+)
+POLAR_EXPRESS_SAFETY = 1.01  # p(x / 1.01) keeps rounding from pushing a value out of the interval (same source)
+
+COEFFICIENTS = ("muon", "polar_express")  # the names that `quintics` knows
+
+
+def quintics(coefficients: str | Quintic | Sequence[Quintic], steps: int) -> list[Quintic]:
+    """Return the `steps` quintics (a, b, c) that a run of Newton–Schulz applies.
+
+    coefficients: "muon", "polar_express", one (a, b, c) used in every step, or a sequence of them, whose last one
+    is repeated if the steps outnumber it.
+    Raises ValueError for an unknown name, an empty sequence or a negative number of steps.
+    """
+    if steps < 0:
+        raise ValueError(f"steps is {steps}; Newton–Schulz needs 0 or more.")
+    if coefficients == "muon":
+        return [MUON] * steps
+    if coefficients == "polar_express":
+        s = POLAR_EXPRESS_SAFETY
+        safe = [(a / s, b / s**3, c / s**5) for a, b, c in POLAR_EXPRESS[:-1]]
+        return (safe + [POLAR_EXPRESS[-1]] * steps)[:steps]
+    if isinstance(coefficients, str) or len(coefficients) == 0:
+        raise ValueError(
+            f"coefficients are {coefficients!r}; give one of {', '.join(COEFFICIENTS)} or numbers (a, b, c)."
+        )
+    rows: Any = [coefficients] if isinstance(coefficients[0], int | float) else coefficients
+    if any(len(row) != 3 for row in rows):
+        raise ValueError(f"coefficients are {coefficients!r}; every quintic has exactly three numbers (a, b, c).")
+    schedule: list[Quintic] = [(float(row[0]), float(row[1]), float(row[2])) for row in rows]
+    return (schedule + [schedule[-1]] * steps)[:steps]
+
+
+def fast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that "auto" computes in, for an input of `dtype` on `device`.
+
+    float64 stays float64, because whoever asks for it wants the digits. Everything else is computed in bf16 where
+    the hardware multiplies bf16 natively (a GPU since Ampere; a CPU with AVX512-BF16 or AMX), and in fp32 elsewhere:
+    emulated bf16 is slower than fp32. fp16 is never chosen; on a CPU it is slower by two orders of magnitude.
+    """
+    if dtype == torch.float64:
+        return torch.float64
+    if device.type == "cuda":
+        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+    elif device.type == "cpu":
+        supported = torch.cpu.get_capabilities()
+        fast = bool(supported.get("avx512_bf16") or supported.get("amx_bf16"))
+    else:
+        fast = False
+    return torch.bfloat16 if fast else torch.float32
+
+
+def newton_schulz(
+    matrices: Tensor,
+    steps: int = 5,
+    coefficients: str | Quintic | Sequence[Quintic] = "muon",
+    compute_dtype: torch.dtype | str = "auto",
+) -> Tensor:
+    """Orthogonalize one matrix, or a batch of them: return about U V^T for each M = U S V^T.
+
+    matrices: [..., A, B], real floating point; all leading dimensions are batch. Any of them may be 0.
+    steps: iterations; five of "muon" leave singular values in about 0.7 to 1.2.
+    coefficients: see `quintics`.
+    compute_dtype: "auto" (see `fast_dtype`) or a floating dtype. The norm is taken in the input's dtype or float32,
+        whichever is wider, *before* the cast: casting first overflows or rounds to zero (a bug seen upstream).
+
+    Returns a tensor of the same shape, dtype and device. The result does not depend on the scale of the input, from
+    1e-30 to 1e30. A zero matrix gives zero. A matrix with a NaN or an infinity gives NaN everywhere in that matrix
+    and leaves the rest of its batch untouched: callers that want an error check their gradients, once, beforehand.
+    Raises ValueError for fewer than two dimensions, and TypeError for integers and complex numbers.
+    """
+    if matrices.ndim < 2:
+        raise ValueError(f"Newton–Schulz needs matrices, got a tensor of shape {tuple(matrices.shape)}.")
+    if not matrices.is_floating_point():
+        raise TypeError(f"Newton–Schulz needs real floating-point matrices, got {matrices.dtype}.")
+    schedule = quintics(coefficients, steps)
+    if matrices.numel() == 0:
+        return matrices.clone()
+    dtype = fast_dtype(matrices.device, matrices.dtype) if compute_dtype == "auto" else compute_dtype
+    assert isinstance(dtype, torch.dtype)
+
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices  # X X^T is then the smaller Gram matrix
+    x = unit_frobenius(x).to(dtype)  # X_0 = M / ||M||_F, so that every singular value is at most 1
+    batch = x.shape[:-2]
+    x = x.reshape(-1, *x.shape[-2:]) if len(batch) != 1 else x
+    for a, b, c in schedule:
+        gram = x @ x.mT  # A = X X^T
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b A + c A^2
+        x = torch.baddbmm(x, polynomial, x, beta=a)  # a X + (b A + c A^2) X
+    x = x.reshape(*batch, *x.shape[-2:])
+    return (x.mT if tall else x).to(matrices.dtype).contiguous()
+
+
+def unit_frobenius(matrices: Tensor) -> Tensor:
+    """Return each matrix divided by its Frobenius norm, safe at any scale; zero stays zero.
+
+    matrices: [..., A, B], non-empty. The largest entry is divided out first: the squares of 1e-30 are below the
+    smallest float32, and an epsilon in their place would make the result depend on the scale.
+    Returns [..., A, B] in float32, or in float64 if the input is.
+    """
+    x = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
+    largest = x.abs().amax(dim=(-2, -1), keepdim=True)
+    x = x / torch.where(largest == 0, 1.0, largest)
+    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return x / torch.where(norm == 0, 1.0, norm)
+
+
+def flops(shape: Sequence[int], steps: int = 5) -> int:
+    """Return the floating-point operations of one matrix of `shape` [A, B]: per step 4 a^2 b + 2 a^3, a <= b."""
+    a, b = sorted(shape)
+    return steps * (4 * a * a * b + 2 * a**3)
+
+
+# ---- Diagnostics: slow, exact, for looking ----------------------------------------------------------------
+
+
+def singular_values(matrices: Tensor) -> Tensor:
+    """Return the singular values of [..., A, B], largest first, in float64: [..., min(A, B)]."""
+    return torch.linalg.svdvals(matrices.double())
+
+
+def orthogonality_error(matrices: Tensor) -> Tensor:
+    """Return ||X X^T - I||_F / sqrt(min(A, B)) of [..., A, B], rows and columns swapped if tall: [...], float64."""
+    x = matrices.double()
+    x = x.mT if x.shape[-2] > x.shape[-1] else x
+    identity = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
+    return torch.linalg.matrix_norm(x @ x.mT - identity) / max(x.shape[-2], 1) ** 0.5
+
+
+def polar_factor(matrices: Tensor) -> Tensor:
+    """Return U V^T by singular value decomposition, in float64: what Newton–Schulz approximates."""
+    u, _, vt = torch.linalg.svd(matrices.double(), full_matrices=False)
+    return u @ vt
+
+
+def cosine_to_polar(matrices: Tensor, orthogonalized: Tensor) -> Tensor:
+    """Return the cosine between `orthogonalized` and the exact polar factor of `matrices`: [...], float64."""
+    exact, found = polar_factor(matrices), orthogonalized.double()
+    norms = torch.linalg.matrix_norm(exact) * torch.linalg.matrix_norm(found)
+    return (exact * found).sum(dim=(-2, -1)) / norms

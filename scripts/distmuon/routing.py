@@ -1,0 +1,69 @@
+"""Which parameter goes to Muon, which to AdamW, and why; and a clear word where that choice cannot work."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+EMBEDDING_NAME = re.compile(r"(^|\.)(embed\w*|\w*embedding\w*|wte|wpe|lm_head|unembed\w*)(\.|$)")
+
+
+def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[str] = ("head", "lm_head")) -> list[dict]:
+    """Return two named parameter groups: hidden matrices for Muon, everything else for AdamW.
+
+    Muon's step is steepest descent for a map between hidden vectors. Embeddings and output heads have one-hot
+    vectors on one side, norms and biases are not maps at all: the paper leaves all of them to AdamW.
+
+    heads: last name of the modules that map to the outputs.
+    explain: print one line per parameter with the reason.
+    Returns [{"params": [(name, parameter)], "algorithm": "muon"}, {..., "algorithm": "adamw"}], without empty groups.
+    """
+    chosen: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "adamw": []}
+    seen: set[int] = set()
+    for module_name, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen or not parameter.requires_grad:
+                continue
+            seen.add(id(parameter))
+            name = f"{module_name}.{leaf}" if module_name else leaf
+            algorithm, reason = _choose(module_name, module, parameter, tuple(heads))
+            chosen[algorithm].append((name, parameter))
+            if explain:
+                print(f"{name:32s} {'x'.join(map(str, parameter.shape)):>10s}  {algorithm:5s}  {reason}")
+    return [{"params": params, "algorithm": algorithm} for algorithm, params in chosen.items() if params]
+
+
+def _choose(module_name: str, module: nn.Module, parameter: Tensor, heads: tuple[str, ...]) -> tuple[str, str]:
+    if isinstance(module, nn.Embedding):
+        return "adamw", "embedding: a table of rows, each looked up on its own"
+    if module_name.rsplit(".", 1)[-1] in heads:
+        return "adamw", "output head: its rows are separate classes"
+    if parameter.ndim != 2:
+        return "adamw", f"{parameter.ndim}-D: not a map between hidden vectors"
+    return "muon", "hidden matrix"
+
+
+def check_muon_parameter(name: str, parameter: Tensor) -> None:
+    """Raise ValueError, naming the parameter and the remedy, if Newton–Schulz cannot or should not take it.
+
+    An embedding or output head, recognised by its name, only gets a warning: it runs, but not well.
+    """
+    problem = None
+    if parameter.layout != torch.strided:
+        problem = f"is sparse ({parameter.layout})"
+    elif not parameter.is_floating_point():
+        problem = f"has dtype {parameter.dtype}"
+    elif parameter.ndim != 2:
+        problem = f"has {parameter.ndim} dimension(s), shape {tuple(parameter.shape)}"
+    elif parameter.numel() == 0:
+        problem = f"is empty, shape {tuple(parameter.shape)}"
+    if problem:
+        raise ValueError(f"parameter {name!r} {problem}; Muon takes dense real 2-D matrices. Put it in an AdamW group.")
+    if EMBEDDING_NAME.search(name):
+        warnings.warn(
+            f"parameter {name!r} looks like an embedding or output head; the paper gives those to AdamW.", stacklevel=3
+        )
