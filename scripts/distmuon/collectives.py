@@ -36,10 +36,11 @@ class Group:
     ledger: Ledger = field(default_factory=Ledger)
     native_reduce_scatter: bool = False
 
-    def all_gather(self, shard: Tensor, out: Tensor, label: str) -> Tensor:
-        """Fill `out` [n * len] with every rank's `shard` [len], in rank order; `shard` may be its own part of `out`."""
+    def all_gather(self, shard: Tensor, label: str, out: Tensor | None = None) -> Tensor:
+        """Return every rank's `shard` [len] in rank order: [n * len], in `out` if given; `shard` may lie in it."""
         if self.size == 1:
-            return out if shard.data_ptr() == out.data_ptr() else out.copy_(shard)
+            return shard
+        out = shard.new_empty(self.size * shard.numel()) if out is None else out
         self._record("all_gather", out, label)
         _all_gather_flat(out, shard, group=self.process_group)
         return out
@@ -48,17 +49,16 @@ class Group:
         """Return every rank's `block` [a, b] concatenated along `dim`, contiguous: [n a, b] or [a, n b]."""
         if self.size == 1:
             return block
-        flat = self.all_gather(block.reshape(-1), block.new_empty(self.size * block.numel()), label)
-        blocks = flat.view(self.size, *block.shape)
+        blocks = self.all_gather(block.reshape(-1), label).view(self.size, *block.shape)
         return blocks.movedim(0, dim).flatten(dim, dim + 1)  # for dim 0 a view, for dim 1 one copy
 
     def reduce_scatter(self, full: Tensor, out: Tensor, label: str) -> Tensor:
-        """Fill `out` [len] with this rank's part of the sum over ranks of `full` [n * len]; `out` may be that part.
+        """Fill `out` [len], this rank's part of `full` [n * len], with its sum over ranks; the rest of `full` stays.
 
         The sum is taken in rank order, one addition per rank, unless the backend's own reduce-scatter is used.
         """
         if self.size == 1:
-            return out if full.data_ptr() == out.data_ptr() else out.copy_(full)
+            return out
         self._record("reduce_scatter", full, label)
         if self.native_reduce_scatter:
             _reduce_scatter_flat(out, full, group=self.process_group)
@@ -76,6 +76,13 @@ class Group:
         if self.size > 1:
             self._record("all_reduce", tensor, label)
             dist.all_reduce(tensor, group=self.process_group)
+        return tensor
+
+    def broadcast(self, tensor: Tensor, label: str) -> Tensor:
+        """Replace `tensor`, contiguous, by that of the group's rank 0."""
+        if self.size > 1:
+            self._record("broadcast", tensor, label)
+            dist.broadcast(tensor, group_src=0, group=self.process_group)
         return tensor
 
     def _record(self, op: str, payload: Tensor, label: str) -> None:

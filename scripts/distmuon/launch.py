@@ -52,15 +52,20 @@ class World:
     threads: int
     started: float
 
-    def report(self, text: str) -> None:
-        """Print every rank's text, in rank order, from rank 0. All ranks must call it; it waits for all of them."""
-        texts: list[Any] = [text]
-        if self.size > 1:
-            import torch.distributed as dist
+    def gather(self, value: Any) -> list[Any] | None:
+        """Return every rank's picklable `value`, in rank order, on rank 0; None elsewhere. All ranks must call it."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
 
-            texts = [None] * self.size
-            dist.gather_object(text, texts if self.rank == 0 else None)
-        if self.rank == 0:
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(value, values)
+        return values
+
+    def report(self, text: str) -> None:
+        """Print every rank's text, in rank order, from rank 0. All ranks must call it."""
+        texts = self.gather(text)
+        if texts is not None:
             print("\n".join(texts), flush=True)
 
     def say(self, text: str = "") -> None:

@@ -1,0 +1,77 @@
+"""All that a training run depends on besides the grid, checked before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distmuon.launch import UsageError
+
+if TYPE_CHECKING:  # not at run time: a wrong argument is answered without importing torch
+    import torch
+
+OPTIMIZERS = ("muon", "adamw")
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run of the small MLP on the digits.
+
+    widths: features per layer, input and output included. batch: rows per step, over all ranks, cut into micro_batches
+    of which every DP rank runs its share. bucket_size: elements. dtype: of the model; master weights are float32 or
+    wider. lr, weight_decay: for Muon and AdamW alike, which the scale 0.2 sqrt(max(A, B)) makes possible.
+    """
+
+    widths: tuple[int, ...] = (64, 256, 128, 128, 10)
+    steps: int = 30
+    batch: int = 512
+    micro_batches: int = 8
+    optimizer: str = "muon"
+    dtype: str = "float32"
+    strategy: str = "gather_all"
+    lr: float = 0.02
+    weight_decay: float = 0.1
+    bucket_size: int = 16_384
+    seed: int = 0
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The model's dtype."""
+        import torch
+
+        return getattr(torch, self.dtype)
+
+    @property
+    def master_dtype(self) -> torch.dtype:
+        """The dtype of master weights, gradients and optimizer state."""
+        import torch
+
+        return torch.promote_types(self.torch_dtype, torch.float32)
+
+    @property
+    def gather_dtype(self) -> torch.dtype:
+        """The dtype in which Newton–Schulz sees the momentum: bf16, as in the paper, or float64."""
+        import torch
+
+        return torch.float64 if self.dtype == "float64" else torch.bfloat16
+
+    def check(self, dp: int, tp: int) -> Recipe:
+        """Return the recipe if it fits a dp x tp grid; raise UsageError, naming the value and the remedy, if not."""
+        if self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"--optimizer {self.optimizer} is unknown; choose one of {', '.join(OPTIMIZERS)}.")
+        if self.dtype not in DTYPES:
+            raise UsageError(f"--dtype {self.dtype} is unknown; choose one of {', '.join(DTYPES)}.")
+        for name in ("steps", "batch", "micro_batches", "bucket_size"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1.")
+        if self.batch % self.micro_batches:
+            raise UsageError(f"--batch {self.batch} cannot be cut into {self.micro_batches} equal micro-batches.")
+        if dp >= 1 and self.micro_batches % dp:
+            raise UsageError(
+                f"--micro-batches {self.micro_batches} do not divide by {dp} DP ranks; choose a multiple of {dp}."
+            )
+        for width in self.widths[1:-2:2] if tp >= 1 else ():
+            if width % tp:
+                raise UsageError(f"--tp {tp} does not divide a layer of width {width}; choose a T that does.")
+        return self

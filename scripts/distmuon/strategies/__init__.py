@@ -1,0 +1,93 @@
+"""Strategies: ways to let Newton–Schulz see whole matrices. One file each; `load` finds it by name.
+
+A strategy owns the five moves between momentum and update, mirror images around the mathematics:
+
+    dp_gather    {index: this rank's piece}      -> {index: TP-local matrix}
+    tp_gather    {index: TP-local matrix}        -> {index: whole matrix}
+    newton_schulz
+    tp_shard     {index: whole update}           -> {index: TP-local update}
+    dp_shard     {index: TP-local update}        -> {index: this rank's piece}
+
+`index` is the parameter's place in the map. A *wave* is what travels together: the buckets of one round of moves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from distmuon.grid import Grid
+from distmuon.layout import Bucket, DistMeta, Layout
+from distmuon.ledger import Ledger
+from distmuon.muon import orthogonalize
+
+Wave = tuple[Bucket, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every strategy is given.
+
+    layout, metas: the map, and this rank's view of it. grid: for the collectives.
+    groups: the Muon parameters: index -> parameter group.
+    gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, float64 for float64 models.
+    compute_dtype, batched: see `muon.orthogonalize`.
+    """
+
+    layout: Layout
+    metas: Sequence[DistMeta]
+    grid: Grid
+    groups: Mapping[int, dict[str, Any]]
+    gather_dtype: torch.dtype | None
+    compute_dtype: torch.dtype | str
+    batched: bool
+
+    def orthogonalize(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Run Newton–Schulz on whole matrices; the same for every strategy that holds them whole."""
+        groups = [self.groups[index] for index in matrices]
+        updates = orthogonalize(list(matrices.values()), groups, self.compute_dtype, self.batched)
+        return dict(zip(matrices, updates, strict=True))
+
+
+class Strategy(Protocol):
+    """The five moves, and the rounds in which they are made."""
+
+    def __init__(self, task: Task) -> None: ...
+    def waves(self) -> Sequence[Wave]: ...
+    def dp_gather(self, wave: Wave, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]: ...
+    def tp_gather(self, wave: Wave, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]: ...
+    def newton_schulz(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]: ...
+    def tp_shard(self, wave: Wave, updates: Mapping[int, Tensor]) -> dict[int, Tensor]: ...
+    def dp_shard(self, wave: Wave, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]: ...
+
+    @staticmethod
+    def predict(
+        ledger: Ledger, layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None
+    ) -> None:
+        """Add to `ledger` what DP rank `dp_rank` sends between momentum and update in one step.
+
+        muon: indices of the Muon parameters. item_bytes: of the gather dtype; None: the default, per buffer.
+        """
+
+
+def names() -> list[str]:
+    """Return the strategies there are: the modules of this package."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> type[Strategy]:
+    """Return the strategy `name`; raises ValueError, naming those there are, for an unknown one."""
+    if name not in names():
+        raise ValueError(f"strategy is {name!r}; choose one of {', '.join(names())}.")
+    return importlib.import_module(f"{__name__}.{name}").STRATEGY
+
+
+def gather_dtype_name(grad_dtype: str) -> str:
+    """Return the default dtype in which momentum travels: bf16 (the paper), or float64 for float64 models."""
+    return "float64" if grad_dtype == "float64" else "bfloat16"
