@@ -102,7 +102,7 @@ def _batches(inputs: Sequence[Tensor], groups: Sequence[dict[str, Any]], batched
         return [[index] for index in range(len(inputs))]
     batches: dict[tuple[Any, ...], list[int]] = {}
     for index, (matrix, group) in enumerate(zip(inputs, groups, strict=True)):
-        key = (matrix.shape, group["ns_steps"], str(group["ns_coefficients"]))
+        key = (matrix.shape, matrix.dtype, matrix.device, group["ns_steps"], str(group["ns_coefficients"]))
         batches.setdefault(key, []).append(index)
     return list(batches.values())
 
@@ -148,11 +148,14 @@ class Muon(torch.optim.Optimizer):
             raise TypeError(f"unknown option(s) {sorted(unknown)}; Muon has {', '.join(MUON_DEFAULTS)}.")
         super().__init__(params, MUON_DEFAULTS | options)
         self.input_dtype, self.compute_dtype, self.batched = input_dtype, compute_dtype, batched
-        for group in self.param_groups:
-            check_muon_options(group)
-            names = group.get("param_names") or [f"#{i}" for i in range(len(group["params"]))]
-            for name, parameter in zip(names, group["params"], strict=True):
-                check_muon_parameter(name, parameter)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, refusing parameters and options that Muon cannot take; torch calls it for every group."""
+        super().add_param_group(param_group)
+        check_muon_options(param_group)
+        names = param_group.get("param_names") or [f"#{i}" for i in range(len(param_group["params"]))]
+        for name, parameter in zip(names, param_group["params"], strict=True):
+            check_muon_parameter(name, parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -164,8 +167,12 @@ class Muon(torch.optim.Optimizer):
         moving = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         inputs = []
         for p, group in moving:
-            buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-            u = momentum_(buffer, p.grad, group["momentum"], group["nesterov"], group["momentum_kind"])
+            state = self.state[p]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(p)
+            u = momentum_(
+                state["momentum_buffer"], p.grad, group["momentum"], group["nesterov"], group["momentum_kind"]
+            )
             inputs.append(u if self.input_dtype is None else u.to(self.input_dtype))
         updates = orthogonalize(inputs, [group for _, group in moving], self.compute_dtype, self.batched)
         for (p, group), update in zip(moving, updates, strict=True):

@@ -30,7 +30,7 @@ class Recipe:
     optimizer: str = "muon"
     dtype: str = "float32"
     strategy: str = "gather_all"
-    lr: float = 0.02
+    lr: float = 0.01
     weight_decay: float = 0.1
     bucket_size: int = 16_384
     seed: int = 0

@@ -116,6 +116,15 @@ def train_on_grid(recipe: Recipe, grid: Grid, data: Split, tick: Callable[[], ob
     return Run(losses, whole_parameters(model, replace(grid.tp, ledger=Ledger())), seconds)
 
 
+def accuracy(recipe: Recipe, parameters: dict[str, Tensor], data: Split) -> float:
+    """Return the share of `data` that the model with these whole parameters gets right, in one process."""
+    model = MLP(recipe.widths).to(device=data.images.device, dtype=recipe.torch_dtype)
+    model.load_state_dict(parameters)
+    with torch.no_grad():
+        found = model(data.images.to(recipe.torch_dtype)).argmax(dim=-1)
+    return float((found == data.labels).double().mean())
+
+
 def plan_run(recipe: Recipe, dp: int, tp: int) -> tuple[Layout, list[int], MLP]:
     """Return the map, the indices of its Muon parameters, and the TP-local model without storage; starts nothing."""
     with torch.device("meta"):
