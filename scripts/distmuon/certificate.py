@@ -25,12 +25,10 @@ from distmuon.grid import Grid
 from distmuon.ledger import Ledger
 from distmuon.models import MLP
 from distmuon.muon import Muon
-from distmuon.recipe import Recipe
+from distmuon.recipe import CONTROL_FACTOR, FLOAT64_BOUND, Recipe
 from distmuon.tensor_parallel import tp_split_dim, whole_parameters
 from distmuon.training import Run, build, initial_parameters, parameter_groups, train, train_on_grid
 
-FLOAT64_BOUND = 1e-10  # of the movement
-CONTROL_FACTOR = 4.0
 EXACT_STEPS = 3
 
 
@@ -114,7 +112,7 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 def made_up_gradients(recipe: Recipe, step: int, dp_rank: int) -> dict[str, Tensor]:
     """Return whole random gradients for one step of one DP rank, in the run's dtype: the same wherever it is called."""
-    generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + step) * 1_000_003 + dp_rank)
+    generator = torch.Generator().manual_seed(((recipe.seed * 1_000_003 + step) * 1_000_003 + dp_rank) % 2**63)
     return {
         name: torch.randn(w.shape, generator=generator, dtype=torch.float64).to(recipe.torch_dtype)
         for name, w in initial_parameters(recipe).items()

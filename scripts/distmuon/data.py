@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distmuon.grid import Grid
+from distmuon.recipe import TRAINING_ROWS
 
 DIGITS_ROWS, DIGITS_PIXELS, DIGITS_CLASSES = 1797, 64, 10
 
@@ -22,7 +23,7 @@ class Split(NamedTuple):
     labels: Tensor
 
 
-def digits(grid: Grid, seed: int, held_out: int = 297) -> tuple[Split, Split]:
+def digits(grid: Grid, seed: int, held_out: int = DIGITS_ROWS - TRAINING_ROWS) -> tuple[Split, Split]:
     """Return (training, held-out) digits in float64, shuffled by `seed`, on the grid's device. Collective.
 
     Rank 0 reads them and broadcasts: scikit-learn takes a second to import, which eight ranks need not all spend.

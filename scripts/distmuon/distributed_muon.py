@@ -77,19 +77,22 @@ class DistributedMuon(Zero1AdamW):
             self.reduce_scatter(bucket)
         if self.gradients_agreed():
             self.step_adamw()
-            s = self.strategy
-            for wave in s.waves():
-                momentum = self.momentum(wave)
-                blocks = s.dp_gather(wave, momentum)
-                matrices = s.tp_gather(wave, blocks)
-                updates = s.newton_schulz(matrices)
-                blocks = s.tp_shard(wave, updates)
-                pieces = s.dp_shard(wave, blocks)
-                self.apply(wave, pieces)
-                for bucket in wave:
-                    self.all_gather(bucket)
+            for wave in self.strategy.waves():
+                self.move(wave)
         self.zero_grad()
         return loss
+
+    def move(self, wave: strategies.Wave) -> None:
+        """Take the buckets of one wave from reduced gradients to new parameters, and free what that took."""
+        momentum = self.momentum(wave)
+        blocks = self.strategy.dp_gather(wave, momentum)
+        matrices = self.strategy.tp_gather(wave, blocks)
+        updates = self.strategy.newton_schulz(matrices)
+        blocks = self.strategy.tp_shard(wave, updates)
+        pieces = self.strategy.dp_shard(wave, blocks)
+        self.apply(wave, pieces)
+        for bucket in wave:
+            self.all_gather(bucket)
 
     def momentum(self, wave: strategies.Wave) -> dict[int, Tensor]:
         """Update the momentum of this rank's pieces; return what Newton–Schulz is to be fed of them."""

@@ -48,17 +48,12 @@ class Summary:
 class Accumulator:
     """Moves every gradient into the flat buffers as soon as autograd has finished it, and frees it.
 
-    A parameter belongs to one accumulator at a time, for the second would find nothing.
+    A parameter belongs to one accumulator at a time, for the second would find nothing: see `refuse_claimed`.
     """
 
     def __init__(self, buffers: ShardedBuffers) -> None:
         self.buffers = buffers
         self.present: set[int] = set()
-        for name, p in zip(buffers.names, buffers.parameters, strict=True):
-            if getattr(p, "_has_accumulator", False):
-                raise ValueError(
-                    f"parameter {name!r} already belongs to a distributed optimizer; call its close() first."
-                )
         self._handles = [
             p.register_post_accumulate_grad_hook(self._hook(index))
             for index, p in enumerate(buffers.parameters)
@@ -99,6 +94,12 @@ class Accumulator:
             handle.remove()
         for p in self.buffers.parameters:
             p._has_accumulator = False  # type: ignore[attr-defined]
+
+
+def refuse_claimed(name: str, parameter: Tensor) -> None:
+    """Raise ValueError if an accumulator has the parameter. To be asked before anything is done to it."""
+    if getattr(parameter, "_has_accumulator", False):
+        raise ValueError(f"parameter {name!r} already belongs to a distributed optimizer; call its close() first.")
 
 
 def summarize(buffers: ShardedBuffers, present: set[int]) -> Summary:

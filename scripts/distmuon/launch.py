@@ -14,15 +14,17 @@ This module imports torch only when a rank starts, so that a wrong argument is a
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
-from distmuon import supervise
+from distmuon import rank, session, supervise
 from distmuon.supervise import WorldError
 
 BACKENDS = ("gloo", "nccl", "auto")
@@ -118,32 +120,62 @@ def run(
     Under torchrun the list holds this rank's result only.
     Raises UsageError before anything is started; WorldError, naming the first failure, when a rank fails.
     """
-    world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, supervise.process_start())
-    torchrun = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-    world = _validated(world, int(os.environ["WORLD_SIZE"]) if torchrun else None)
-    if torchrun:
-        return [_as_rank(replace(world, rank=int(os.environ["RANK"])), None, worker, arguments)]
+    world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start())
+    world = _validated(world, int(os.environ["WORLD_SIZE"]) if _under_torchrun() else None)
+    if _under_torchrun():
+        return [rank.run(replace(world, rank=int(os.environ["RANK"])), None, worker, arguments)]
     if world.size == 1:
-        with supervise.session_directory() as directory:
-            return [_as_rank(world, directory, worker, arguments)]
+        return [rank.run_alone(world, worker, arguments)]
+    payload = _pickled(worker, arguments)
     start_method = "forkserver" if world.device == "cpu" and sys.platform == "linux" else "spawn"
-    return supervise.run_local(_as_local_rank, (world, worker, tuple(arguments)), world.size, start_method, timeout)
+    return supervise.run_local(rank.run_local, (world, payload), world.size, start_method, timeout)
 
 
 def command(main: Callable[[], int | None]) -> None:
-    """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError; 130 on Ctrl-C."""
+    """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError; 130 on Ctrl-C;
+    128 + the signal's number on SIGTERM or SIGHUP.
+    """
+    atexit.register(session.ignore_interrupts)  # a second Ctrl-C must find no half-closed interpreter to complain in
+    # torchrun stops its ranks by SIGTERM, and a rank blocked in a collective could not run a Python handler
+    with contextlib.nullcontext() if _under_torchrun() else session.stoppable():
+        try:
+            code = main() or 0
+        except UsageError as error:
+            code = _complain(error, 2)
+        except WorldError as error:
+            code = _complain(error, 1)
+        except KeyboardInterrupt:
+            code = _complain("interrupted; every rank was stopped.", 130)
+        except session.Stopped as stopped:
+            code = _complain(f"stopped by {stopped.name}; every rank was stopped.", stopped.exit_code)
+        sys.exit(code)
+
+
+def _complain(what: object, code: int) -> int:
+    if _under_torchrun() and os.environ["RANK"] != "0":
+        time.sleep(1)  # torchrun ends every rank as soon as one has left: rank 0 speaks first
+        return code
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(f"error: {what}", file=sys.stderr, flush=True)
+    return code
+
+
+def _under_torchrun() -> bool:
+    return os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def _pickled(worker: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
+    """Return what every rank receives, or raise UsageError."""
+    name = getattr(worker, "__qualname__", repr(worker))
+    if getattr(worker, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        raise UsageError(f"{name} was defined in a notebook cell or at a prompt; ranks import it, so put it in a file.")
     try:
-        sys.exit(main() or 0)
-    except UsageError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except WorldError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("error: interrupted; every rank was stopped.", file=sys.stderr)
-        sys.exit(130)
+        return pickle.dumps((worker, tuple(arguments)))
+    except Exception as error:
+        raise UsageError(
+            f"{name} and its arguments cannot be sent to other processes ({error}); "
+            "use a function at the top level of a module, and plain data."
+        ) from error
 
 
 def _validated(world: World, launched: int | None) -> World:
@@ -154,7 +186,7 @@ def _validated(world: World, launched: int | None) -> World:
         raise UsageError(f"--backend {world.backend} is unknown; choose one of {', '.join(BACKENDS)}.")
     if world.device not in ("", *DEVICES):
         raise UsageError(f"--device {world.device} is unknown; choose one of {', '.join(DEVICES)}.")
-    if world.timeout <= 0 or world.threads < 1:
+    if not 0 < world.timeout < 1e9 or world.threads < 1:
         raise UsageError(f"--timeout {world.timeout:g} --threads {world.threads}: both must be positive.")
     if launched is not None and launched != world.size:
         raise UsageError(
@@ -186,38 +218,6 @@ def _with_gpus(world: World, local_ranks: int) -> World:
             )
         return replace(world, device="cuda")
     return world
-
-
-def _as_local_rank(
-    rank: int, directory: str, world: World, worker: Callable[..., Any], arguments: tuple[Any, ...]
-) -> Any:
-    return _as_rank(replace(world, rank=rank), directory, worker, arguments)
-
-
-def _as_rank(world: World, directory: str | None, worker: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Join the process group, run the worker, leave the group. directory: for the FileStore; None under torchrun."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(world.threads)
-    if world.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", world.rank)) % torch.cuda.device_count())
-    if world.size == 1 and world.backend == "gloo":
-        return worker(world, *arguments)  # a world of one needs no process group, and no collective is called
-    loopback = directory is not None  # local ranks only; under torchrun the hosts choose their interface
-    if loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    store = dist.FileStore(os.path.join(directory, "store"), world.size) if directory is not None else None
-    limit = timedelta(seconds=world.timeout)
-    if store is None:
-        dist.init_process_group(world.backend, timeout=limit)
-    else:
-        dist.init_process_group(world.backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
-    result = worker(world, *arguments)
-    if world.size > 1:
-        dist.barrier()  # leave together: a rank that is still reading must not see its peers' sockets close
-    dist.destroy_process_group()  # a rank that failed does not come here: its process ends, which closes everything
-    return result
 
 
 def seconds_since(started: float) -> float:

@@ -180,7 +180,7 @@ class Layout:
 
     @property
     def global_buffer_size(self) -> list[list[tuple[int, int]]]:
-        """Per buffer, per bucket: (padded length, offset). The size of the virtual buffer."""
+        """Per buffer, per bucket: (padded length, offset)."""
         return [[(b.padded, b.offset) for b in buffer.buckets] for buffer in self.buffers]
 
     def meta(self, bucket: Bucket, index: int, dp_rank: int) -> DistMeta:
@@ -193,11 +193,8 @@ class Layout:
         """Return every parameter's `dist_meta` for one DP rank, in the order of `specs`."""
         if not 0 <= dp_rank < self.dp:
             raise ValueError(f"dp_rank is {dp_rank}, but this layout has DP ranks 0 to {self.dp - 1}.")
-        metas: list[DistMeta | None] = [None] * len(self.specs)
-        for bucket in self.buckets:
-            for index in bucket.params:
-                metas[index] = self.meta(bucket, index, dp_rank)
-        return [meta for meta in metas if meta is not None]
+        metas = {index: self.meta(bucket, index, dp_rank) for bucket in self.buckets for index in bucket.params}
+        return [metas[index] for index in range(len(self.specs))]
 
     def owners(self, bucket: Bucket, index: int) -> range:
         """Return the DP ranks that own at least one element of parameter `index`, which lives in `bucket`."""
@@ -251,19 +248,14 @@ def plan(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_
 def _buckets(
     specs: Sequence[ParamSpec], indices: list[int], buffer_idx: int, dp: int, bucket_size: int
 ) -> list[Bucket]:
-    runs: list[list[int]] = [[]]
-    filled = 0
-    for index in indices:
-        if filled >= bucket_size:
-            runs.append([])
-            filled = 0
-        runs[-1].append(index)
-        filled += specs[index].numel
     buckets: list[Bucket] = []
-    offset = 0
-    for bucket_idx, run in enumerate(runs):
-        numel = sum(specs[index].numel for index in run)
-        padded = -(-numel // dp) * dp
-        buckets.append(Bucket(buffer_idx, bucket_idx, tuple(run), offset, numel, padded, dp))
-        offset += padded
+    run: list[int] = []
+    offset = filled = 0
+    for index in indices:
+        run.append(index)
+        filled += specs[index].numel
+        if filled >= bucket_size or index == indices[-1]:
+            padded = -(-filled // dp) * dp
+            buckets.append(Bucket(buffer_idx, len(buckets), tuple(run), offset, filled, padded, dp))
+            run, offset, filled = [], offset + padded, 0
     return buckets

@@ -80,7 +80,7 @@ class Ledger:
         return iter(self._rows.items())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ledger) and self._rows == other._rows
+        return isinstance(other, Ledger) and not self.differences(other)  # a row of nothing is no row
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 

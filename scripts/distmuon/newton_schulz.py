@@ -34,6 +34,8 @@ POLAR_EXPRESS: tuple[Quintic, ...] = (
 )
 POLAR_EXPRESS_SAFETY = 1.01  # p(x / 1.01) keeps rounding from pushing a value out of the interval (same source)
 
+BATCHED_ON_CPU, BATCHED_ON_GPU = 2**17, 2**21  # elements: see `batching_pays`
+
 COEFFICIENTS = ("muon", "polar_express")  # the names that `quintics` knows
 
 
@@ -99,7 +101,7 @@ def newton_schulz(
     Returns a tensor of the same shape, dtype and device. The result does not depend on the scale of the input, from
     1e-30 to 1e30. A zero matrix gives zero. A matrix with a NaN or an infinity gives NaN everywhere in that matrix
     and leaves the rest of its batch untouched: callers that want an error check their gradients, once, beforehand.
-    Raises ValueError for fewer than two dimensions, and TypeError for integers and complex numbers.
+    Raises ValueError for fewer than two dimensions, TypeError for integers and complex numbers, also to compute in.
     """
     if matrices.ndim < 2:
         raise ValueError(f"Newton–Schulz needs matrices, got a tensor of shape {tuple(matrices.shape)}.")
@@ -109,19 +111,39 @@ def newton_schulz(
     if matrices.numel() == 0:
         return matrices.clone()
     dtype = fast_dtype(matrices.device, matrices.dtype) if compute_dtype == "auto" else compute_dtype
-    assert isinstance(dtype, torch.dtype)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"compute_dtype is {compute_dtype!r}; give 'auto' or a floating-point torch.dtype.")
 
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices  # X X^T is then the smaller Gram matrix
     x = unit_frobenius(x).to(dtype)  # X_0 = M / ||M||_F, so that every singular value is at most 1
     batch = x.shape[:-2]
-    x = x.reshape(-1, *x.shape[-2:]) if len(batch) != 1 else x
-    for a, b, c in schedule:
-        gram = x @ x.mT  # A = X X^T
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b A + c A^2
-        x = torch.baddbmm(x, polynomial, x, beta=a)  # a X + (b A + c A^2) X
+    x = x.reshape(-1, *x.shape[-2:])
+    if len(x) > 1 and batching_pays(x[0]):
+        x = _iterate(x, schedule)
+    else:
+        x = torch.stack([_iterate(one, schedule) for one in x])
     x = x.reshape(*batch, *x.shape[-2:])
     return (x.mT if tall else x).to(matrices.dtype).contiguous()
+
+
+def batching_pays(matrix: Tensor) -> bool:
+    """Return whether several matrices of this size run faster as one batched product than one after the other.
+
+    Small products are dominated by the cost of launching them. On a CPU, larger ones lose: torch's batched product is
+    up to 1.3 times slower there than its plain one.
+    """
+    return matrix.numel() <= (BATCHED_ON_GPU if matrix.is_cuda else BATCHED_ON_CPU)
+
+
+def _iterate(x: Tensor, schedule: Sequence[Quintic]) -> Tensor:
+    """Apply the quintics to one matrix [a, b] or a batch [n, a, b], a <= b."""
+    multiply_add = torch.addmm if x.ndim == 2 else torch.baddbmm
+    for a, b, c in schedule:
+        gram = x @ x.mT  # A = X X^T
+        polynomial = multiply_add(gram, gram, gram, beta=b, alpha=c)  # b A + c A^2
+        x = multiply_add(x, polynomial, x, beta=a)  # a X + (b A + c A^2) X
+    return x
 
 
 def unit_frobenius(matrices: Tensor) -> Tensor:
@@ -135,7 +157,7 @@ def unit_frobenius(matrices: Tensor) -> Tensor:
     largest = x.abs().amax(dim=(-2, -1), keepdim=True)
     x = x / torch.where(largest == 0, 1.0, largest)
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    return x / torch.where(norm == 0, 1.0, norm)
+    return x.div_(torch.where(norm == 0, 1.0, norm))  # in place: the division above has made x ours
 
 
 def flops(shape: Sequence[int], steps: int = 5) -> int:

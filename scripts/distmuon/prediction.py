@@ -34,3 +34,34 @@ def predict_step(
         param_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype]
         ledger.record("all_gather", "dp", layout.dp, bucket.padded * param_bytes, f"parameters, {bucket.label}")
     return ledger
+
+
+def predict_transient(
+    layout: Layout,
+    tp: int,
+    dp_rank: int,
+    muon: Collection[int] = (),
+    strategy: str = "gather_all",
+    gather_dtype: str | None = None,
+    compute_dtype: str = "float32",
+    native_reduce_scatter: bool = False,
+) -> int:
+    """Return an upper bound, in bytes, of what one optimizer step allocates at its worst moment on one rank.
+
+    That is beyond parameters, gradients, master weights and state, which stay. Without a native reduce-scatter (gloo),
+    receiving a bucket of gradients takes its size once more; AdamW's temporaries are three of its largest piece.
+    """
+    exchange = adamw = 0
+    for bucket in layout.buckets:
+        grad_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
+        adamw = max(adamw, 3 * grad_bytes * bucket.shard_size)
+        if layout.dp > 1 and not native_reduce_scatter:
+            exchange = max(exchange, grad_bytes * bucket.padded)
+    item_bytes = ITEM_BYTES[gather_dtype] if gather_dtype else None
+    moves = strategies.load(strategy).transient_bytes(
+        layout, frozenset(muon), tp, dp_rank, item_bytes, ITEM_BYTES[compute_dtype]
+    )
+    return max(exchange, adamw, moves) + SMALL_CHANGE * (len(layout.specs) + 1)
+
+
+SMALL_CHANGE = 128  # bytes per parameter: norms, counters, flags

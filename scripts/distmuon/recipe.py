@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distmuon.launch import UsageError
@@ -12,6 +14,9 @@ if TYPE_CHECKING:  # not at run time: a wrong argument is answered without impor
 
 OPTIMIZERS = ("muon", "adamw")
 DTYPES = ("float32", "bfloat16", "float64")
+STRATEGIES = tuple(sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "strategies")])))
+FLOAT64_BOUND, CONTROL_FACTOR = 1e-10, 4.0  # what a certificate allows: of the movement; times the control
+TRAINING_ROWS = 1500  # digits; the other 297 are held out
 
 
 @dataclass(frozen=True)
@@ -58,15 +63,23 @@ class Recipe:
 
     def check(self, dp: int, tp: int) -> Recipe:
         """Return the recipe if it fits a dp x tp grid; raise UsageError, naming the value and the remedy, if not."""
-        if self.optimizer not in OPTIMIZERS:
-            raise UsageError(f"--optimizer {self.optimizer} is unknown; choose one of {', '.join(OPTIMIZERS)}.")
-        if self.dtype not in DTYPES:
-            raise UsageError(f"--dtype {self.dtype} is unknown; choose one of {', '.join(DTYPES)}.")
+        for name, known in (("optimizer", OPTIMIZERS), ("dtype", DTYPES), ("strategy", STRATEGIES)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"--{name} {getattr(self, name)} is unknown; choose one of {', '.join(known)}.")
+        if not 0 < self.lr < float("inf"):
+            raise UsageError(f"--lr {self.lr:g}: must be a positive number.")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed {self.seed}: must be from 0 to 2**63 - 1.")
         for name in ("steps", "batch", "micro_batches", "bucket_size"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1.")
         if self.batch % self.micro_batches:
-            raise UsageError(f"--batch {self.batch} cannot be cut into {self.micro_batches} equal micro-batches.")
+            raise UsageError(
+                f"--batch {self.batch} cannot be cut into {self.micro_batches} equal micro-batches; "
+                f"choose a multiple of {self.micro_batches}."
+            )
+        if self.batch > TRAINING_ROWS:
+            raise UsageError(f"--batch {self.batch} is more than there is; choose at most {TRAINING_ROWS} digits.")
         if dp >= 1 and self.micro_batches % dp:
             raise UsageError(
                 f"--micro-batches {self.micro_batches} do not divide by {dp} DP ranks; choose a multiple of {dp}."

@@ -14,9 +14,10 @@ from typing import Any
 import numpy
 import torch
 
-from distmuon.certificate import CONTROL_FACTOR, EXACT_STEPS, FLOAT64_BOUND, Certificate
+from distmuon.certificate import EXACT_STEPS, Certificate
 from distmuon.layout import Layout
 from distmuon.ledger import Ledger
+from distmuon.recipe import CONTROL_FACTOR, FLOAT64_BOUND
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 EMBEDDING_NAME = re.compile(r"(^|\.)(embed\w*|\w*embedding\w*|wte|wpe|lm_head|unembed\w*)(\.|$)")
 
 
@@ -22,6 +23,7 @@ def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[st
     explain: print one line per parameter with the reason.
     Returns [{"params": [(name, parameter)], "algorithm": "muon"}, {..., "algorithm": "adamw"}], without empty groups.
     """
+    tables = {id(p) for module in model.modules() if isinstance(module, EMBEDDINGS) for p in module.parameters(False)}
     chosen: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "adamw": []}
     seen: set[int] = set()
     for module_name, module in model.named_modules():
@@ -30,15 +32,15 @@ def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[st
                 continue
             seen.add(id(parameter))
             name = f"{module_name}.{leaf}" if module_name else leaf
-            algorithm, reason = _choose(module_name, module, parameter, tuple(heads))
+            algorithm, reason = _choose(module_name, parameter, id(parameter) in tables, tuple(heads))
             chosen[algorithm].append((name, parameter))
             if explain:
                 print(f"{name:32s} {'x'.join(map(str, parameter.shape)):>10s}  {algorithm:5s}  {reason}")
     return [{"params": params, "algorithm": algorithm} for algorithm, params in chosen.items() if params]
 
 
-def _choose(module_name: str, module: nn.Module, parameter: Tensor, heads: tuple[str, ...]) -> tuple[str, str]:
-    if isinstance(module, nn.Embedding):
+def _choose(module_name: str, parameter: Tensor, is_table: bool, heads: tuple[str, ...]) -> tuple[str, str]:
+    if is_table:  # wherever it is held: a tied output layer may come first
         return "adamw", "embedding: a table of rows, each looked up on its own"
     if module_name.rsplit(".", 1)[-1] in heads:
         return "adamw", "output head: its rows are separate classes"

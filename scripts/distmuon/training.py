@@ -137,7 +137,7 @@ def plan_run(recipe: Recipe, dp: int, tp: int) -> tuple[Layout, list[int], MLP]:
 def predict_run(recipe: Recipe, dp: int, tp: int, dp_rank: int) -> Ledger:
     """Return the ledger that `train_on_grid` will have filled on every rank with this `dp_rank`; starts nothing."""
     layout, muon, model = plan_run(recipe, dp, tp)
-    step = predict_step(layout, tp, dp_rank, muon)
+    step = predict_step(layout, tp, dp_rank, muon, recipe.strategy)
     for _ in range(recipe.micro_batches // dp):
         rows = recipe.batch // recipe.micro_batches
         model.predict_activations(step, rows, recipe.torch_dtype.itemsize, tp)

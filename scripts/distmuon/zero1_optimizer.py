@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from distmuon import gradients
 from distmuon.grid import Grid
@@ -61,7 +61,6 @@ class Zero1AdamW(torch.optim.Optimizer):
         super().__init__(params, {})
         groups = self.param_groups
         named = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
-        self._refuse_repeats(named)
         self.buffers, self._laid_out = ShardedBuffers(named, grid, bucket_size), True
         self.accumulator = gradients.Accumulator(self.buffers)
         of_parameter = {id(p): group for group in self.param_groups for p in group["params"]}
@@ -79,10 +78,8 @@ class Zero1AdamW(torch.optim.Optimizer):
         defaults = self.DEFAULTS[algorithm]
         for name, value in defaults.items():
             param_group.setdefault(name, self._options.get(name, value))
+        self._name_parameters(param_group)
         super().add_param_group(param_group)
-        if "param_names" not in param_group:
-            position = len(self.param_groups) - 1
-            param_group["param_names"] = [f"group{position}.{i}" for i in range(len(param_group["params"]))]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -164,13 +161,24 @@ class Zero1AdamW(torch.optim.Optimizer):
             ]
         )
 
-    @staticmethod
-    def _refuse_repeats(named: list[tuple[str, nn.Parameter]]) -> None:
-        first: dict[int, str] = {}
-        for name, parameter in named:
-            if id(parameter) in first:
-                raise ValueError(f"parameter {name!r} is given twice (also as {first[id(parameter)]!r}); give it once.")
-            first[id(parameter)] = name
+    def _name_parameters(self, group: dict[str, Any]) -> None:
+        """Make (name, parameter) pairs of the group's parameters; refuse one that is in use already.
+
+        torch wants names from all groups or from none. What is wrong with the group otherwise, torch will say.
+        """
+        if isinstance(group["params"], set):
+            return
+        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        names = group.pop("param_names", None) or [f"group{len(self.param_groups)}.{i}" for i in range(len(params))]
+        if not any(isinstance(p, tuple) for p in params):
+            params = list(zip(names, params, strict=True))
+        group |= {"params": params, "param_names": []}
+        first = {id(p): name for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)}
+        for name, p in [pair for pair in params if isinstance(pair, tuple)]:
+            if id(p) in first:
+                raise ValueError(f"parameter {name!r} is given twice (also as {first[id(p)]!r}); give it once.")
+            first[id(p)] = name
+            gradients.refuse_claimed(name, p)
 
     # ---- Saving and loading -------------------------------------------------------------------------------
 
@@ -215,5 +223,6 @@ class Zero1AdamW(torch.optim.Optimizer):
             "grid": (grid.dp.size, grid.tp.size),
             "rank": (grid.dp.rank, grid.tp.rank),
             "parameters": [tuple(spec) for spec in layout.specs],
+            "groups": [(group["algorithm"], len(group["params"])) for group in self.param_groups],
             "global buffer size": layout.global_buffer_size,
         }

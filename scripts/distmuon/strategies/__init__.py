@@ -75,6 +75,16 @@ class Strategy(Protocol):
         muon: indices of the Muon parameters. item_bytes: of the gather dtype; None: the default, per buffer.
         """
 
+    @staticmethod
+    def transient_bytes(
+        layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None, compute_bytes: int
+    ) -> int:
+        """Return an upper bound of the bytes that one wave's moves allocate beyond state, parameters and gradients.
+
+        compute_bytes: per element of Newton–Schulz's compute dtype; the rest as in `predict`.
+        """
+        ...
+
 
 def names() -> list[str]:
     """Return the strategies there are: the modules of this package."""

@@ -5,14 +5,22 @@ does the padding. Each DP rank then keeps the matrices of which it owns at least
 shard boundary is orthogonalized by all its owners, and by all their TP ranks, who do the same work side by side.
 Source: the proof of concept of Moonlight (Liu et al. 2025), described in ours by what it moves.
 
-Transient memory per rank, in bytes, for one bucket of B elements (padded), a gather dtype of m bytes, compute dtype
-of c bytes, and F elements in the whole matrices that this rank orthogonalizes (F <= T (B / D) + 2 L, with L the largest
-whole matrix): see `transient_bytes`. It grows with the bucket, never with the model.
+Transient memory of one bucket's moves, in bytes per rank: at most
+
+    w b + m (b + B) + (3 m + max(2 p, 4 c)) F + m L
+
+with B elements in the bucket (padded), b = B / D in a shard, F in the whole matrices of which this rank owns a part,
+L in the largest of them; w, m, c bytes per element of the momentum, the gather and Newton–Schulz; p of the norm
+(float32 or wider). F <= T b + 2 L, because only the two matrices at the ends of a shard can stick out of it. In the
+order of the terms: the momentum's pieces; the shard and the gathered bucket; the whole matrices with their batch, their
+update and Newton–Schulz's own temporaries; the copy that puts blocks cut along dimension 1 side by side. It grows with
+the bucket and the largest matrix, never with the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -82,10 +90,10 @@ class GatherAll:
             shard[self.task.metas[index].local_range.relative_to(origin).as_slice] = piece
         return shard
 
-    def unpack(self, bucket: Bucket, gathered: Tensor, indices: object) -> dict[int, Tensor]:
+    def unpack(self, bucket: Bucket, gathered: Tensor, indices: Collection[int]) -> dict[int, Tensor]:
         """Return the matrices `indices` as views of the gathered bucket [padded]: the opposite arrow of pack."""
         blocks = {}
-        for index in indices:  # type: ignore[attr-defined]
+        for index in indices:
             meta = self.task.metas[index]
             blocks[index] = gathered[meta.global_range.relative_to(bucket.offset).as_slice].view(meta.shape)
         return blocks
@@ -105,6 +113,24 @@ class GatherAll:
                 spec = layout.specs[index]
                 if spec.tp_split_dim is not None and dp_rank in layout.owners(bucket, index):
                     ledger.record("all_gather", "tp", tp, spec.numel * tp * size, f"momentum, {spec.name}")
+
+    @staticmethod
+    def transient_bytes(
+        layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None, compute_bytes: int
+    ) -> int:
+        """Return the bound above for the worst bucket; see `Strategy.transient_bytes`."""
+        worst = 0
+        for bucket in layout.buckets:
+            specs = [layout.specs[i] for i in bucket.params if i in muon and dp_rank in layout.owners(bucket, i)]
+            whole = [math.prod(spec.full_shape(tp)) for spec in specs]
+            if not any(i in muon for i in bucket.params):
+                continue
+            grad_dtype = layout.buffers[bucket.buffer_idx].grad_dtype
+            w = ITEM_BYTES[grad_dtype]
+            m = item_bytes or ITEM_BYTES[gather_dtype_name(grad_dtype)]
+            matrices = (3 * m + max(2 * max(m, 4), 4 * compute_bytes)) * sum(whole) + m * max(whole, default=0)
+            worst = max(worst, w * bucket.shard_size + m * (bucket.shard_size + bucket.padded) + matrices)
+        return worst
 
 
 def momentum_label(bucket: Bucket) -> str:

@@ -1,0 +1,62 @@
+# Everything this repository does, by name. Plain `make` prints the list. GNU make 3.81 (macOS) or newer.
+
+# Tried in this order; the first that is 3.11 or newer makes .venv. Name another: make setup PYTHON=/path/to/python
+PYTHON ?= python3.11 python3.12 python3.13 python3 python
+
+PY    := .venv/bin/python
+READY := .venv/.ready
+
+# Workers start other processes by the plain name `python`: that must be ours.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint book bench address clean clean-all
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(READY) ## Make .venv and install requirements.txt into it (the others do this by themselves)
+
+# New enough, and able to make environments (Debian ships that part separately, as python3-venv).
+FIT := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
+
+$(READY): requirements.txt
+	@if ! $(PY) -c '$(FIT)' 2>/dev/null; then \
+	  rm -rf .venv; \
+	  for python in $(PYTHON); do \
+	    if "$$python" -c '$(FIT)' 2>/dev/null; then "$$python" -m venv .venv && break; fi; \
+	  done; \
+	fi
+	@$(PY) -c '$(FIT)' 2>/dev/null || { \
+	  echo "Setting up needs Python 3.11 or newer with its venv module (tried: $(PYTHON)); name one: make setup PYTHON=/path/to/python" >&2; \
+	  exit 1; }
+	$(PY) -m pip install --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+demo: $(READY) ## Train on 8 processes (DP 4 x TP 2), compare with one process, account for every byte
+	@mkdir -p out
+	$(PY) scripts/10_dp_tp.py --dp 4 --tp 2 --figure out/demo.png --json out/demo.json
+
+test: lint ## Check style and types, then run every test (PYTEST_ARGS="-k layout" for some)
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(READY) ## Check style and types only
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+book: $(READY) ## Build the book into _build/html; any warning is an error
+	.venv/bin/jupyter-book build . --all -W -n --keep-going
+
+bench: $(READY) ## Time one step against torch.optim.Muon (QUICK=1 for a first impression)
+	$(PY) scripts/bench.py $(if $(QUICK),--quick)
+
+address: ## Point every link at the published repository: make address URL=https://github.com/me/muon-at-scale
+	@python3 scripts/set_address.py '$(URL)'
+
+clean: ## Remove what was built: the book, results, caches
+	rm -rf _build out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find scripts tests book -type d -name __pycache__ -prune -exec rm -rf {} +
+
+clean-all: clean ## Remove .venv as well
+	rm -rf .venv

@@ -1,0 +1,114 @@
+"""`make bench`: measure what this stage claims, and write it with its spread to book/results/bench.json.
+
+Two questions: is our single-device Muon step as fast as torch's, in the same run; and how long does a world of eight
+ranks take from the command's start to its first collective.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from distmuon import report
+from distmuon.muon import Muon
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = {  # name -> shapes of the hidden matrices
+    "12.6M: 16 of 512x512, 4 of 2048x512, 4 of 512x2048": [(512, 512)] * 16 + [(2048, 512)] * 4 + [(512, 2048)] * 4,
+    "0.8M: 48 of 64x256": [(64, 256)] * 48,
+    "3.1M: 12 of 512x512, 12 of 16x16": [(512, 512)] * 12 + [(16, 16)] * 12,
+}
+
+
+def optimizers(shapes, seed=0):
+    """Return (ours, torch's) over equal copies of the same matrices, with the same gradients."""
+    made = []
+    for make in (
+        lambda ps: Muon(ps, lr=1e-3),
+        lambda ps: torch.optim.Muon(ps, lr=1e-3, adjust_lr_fn="match_rms_adamw"),
+    ):
+        generator = torch.Generator().manual_seed(seed)
+        parameters = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=generator)
+        made.append(make(parameters))
+    return made
+
+
+def step_ratio(shapes, rounds):
+    """Return the ratios ours / torch's of `rounds` pairs of steps, taken in turn so that both see the same machine."""
+    ours, theirs = optimizers(shapes)
+    for optimizer in (ours, theirs):
+        optimizer.step()
+    ratios = []
+    for number in range(rounds):
+        seconds = {}
+        for optimizer in (ours, theirs) if number % 2 else (theirs, ours):
+            began = time.perf_counter()
+            optimizer.step()
+            seconds[optimizer] = time.perf_counter() - began
+        ratios.append(seconds[ours] / seconds[theirs])
+    return ratios
+
+
+def start_seconds(repeats):
+    """Return the seconds from the start of the main job's command to the first collective of its 8 ranks."""
+    found = []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "run.json"
+            command = [
+                sys.executable,
+                str(ROOT / "scripts" / "10_dp_tp.py"),
+                "--steps",
+                "1",
+                "--quiet",
+                "--json",
+                str(path),
+            ]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            found.append(json.loads(path.read_text())["start_seconds"])
+    return found
+
+
+def spread(values):
+    """Return median, quartiles and count."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "quartiles": [low, high], "count": len(values)}
+
+
+def commit():
+    """Return the commit the numbers belong to, marked if the tree differs from it; None outside a clone."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True
+    )
+    return found.stdout.strip() or None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", default=str(ROOT / "book" / "results" / "bench.json"))
+    arguments = parser.parse_args()
+    rounds, repeats = (8, 3) if arguments.quick else (40, 5)
+
+    starts = spread(start_seconds(repeats))
+    print(f"8 ranks: first collective {starts['median']:.2f} s after the command's start (median of {starts['count']})")
+    steps = {}
+    for name, shapes in MODELS.items():
+        steps[name] = spread(step_ratio(shapes, rounds))
+        low, high = steps[name]["quartiles"]
+        print(f"step, ours / torch.optim.Muon: {steps[name]['median']:.2f} ({low:.2f} to {high:.2f})  {name}")
+    result = {"machine": report.machine(), "commit": commit(), "start_seconds": starts, "step_ratio": steps}
+    report.write_json(arguments.json, result)
+    print(f"Written to {arguments.json}")
+
+
+if __name__ == "__main__":
+    main()

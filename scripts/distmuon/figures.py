@@ -1,0 +1,115 @@
+"""What all pictures share: a light card of their own, one palette, type for a phone. The only place that knows them.
+
+One colour per DP rank, one hatch per TP rank, one grey for padding, in every chapter. Figures are plain `Figure`
+objects, without pyplot: nothing needs a screen or stays open, and a reader's own style does not change them. Lengths
+are points (1/72 inch), y downwards. A card is 432 wide: on a phone, type of 10.5 points is still 9 pixels high.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+# Okabe and Ito (2008) without black, on which no boundary would show; plum keeps its distance from the other seven in
+# normal vision and in simulated protanopia, deuteranopia and tritanopia.
+DP_COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#5A2750")
+TP_HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oo", "++++")
+PADDING, CARD, CARD_EDGE, INK, MUTED = "#C4C4C4", "#FCFBF8", "#DEDBD3", "#1D2029", "#555A66"
+TITLE, TEXT, SMALL = 14.0, 12.0, 10.5
+
+WIDTH, MARGIN, LEFT = 432.0, 14.0, 56.0  # of the card, around its content, left of the strips
+STRIP, ROW = WIDTH - LEFT - MARGIN, 15.0  # the longest strip, a line of small type
+_FONT = {"font.family": "DejaVu Sans", "font.size": SMALL, "axes.edgecolor": INK, "legend.frameon": False}
+_STYLE: list[Any] = ["default", {**_FONT, "hatch.linewidth": 0.8, "svg.hashsalt": "distmuon"}]
+Block = tuple[float, Callable[[Axes, float], None]]  # height, and what paints it below a given top
+
+
+def dp_colour(dp_rank: int) -> str:
+    """Return the colour of a DP rank, "#rrggbb": eight, then the same eight lighter, then darker, then again."""
+    base = DP_COLOURS[dp_rank % 8]
+    return (base, mix(base, "#FFFFFF", 0.55), mix(base, "#000000", 0.35))[dp_rank // 8 % 3]
+
+
+def save(figure: Figure, path: str | Path, alt: str) -> Path:
+    """Write `figure` as .png (160 dpi) or .svg with its alt text inside; the same figure gives the same bytes.
+
+    Raises ValueError for an empty `alt` and for any other suffix.
+    """
+    path = Path(path)
+    if not alt.strip():
+        raise ValueError("a figure needs alt text that is not empty; the describe functions write it.")
+    if path.suffix not in (".png", ".svg"):
+        raise ValueError(f"figures are saved as .png or .svg, not {path.suffix!r}.")
+    metadata = {"Description": alt, "Software": None} if path.suffix == ".png" else {"Title": alt, "Date": None}
+    with style.context(_STYLE):
+        figure.savefig(path, dpi=160, metadata=metadata)
+    return path
+
+
+# ---- The page: blocks from top to bottom, on one pair of axes that covers the card ----
+
+
+def page(blocks: Sequence[Block]) -> Figure:
+    """Return the card with these blocks on it, from top to bottom, on one pair of axes that covers it."""
+    height, top = 2 * MARGIN + sum(height for height, _ in blocks), MARGIN
+    with style.context(_STYLE):  # a reader's dark style would put light text on our light card
+        figure = Figure(figsize=(WIDTH / 72, height / 72), facecolor="none")
+        FigureCanvasAgg(figure)
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
+        axes.axis("off")
+        card = FancyBboxPatch((1, 1), WIDTH - 2, height - 2, "round,pad=0,rounding_size=9", fc=CARD, ec=CARD_EDGE)
+        axes.add_patch(card)
+        for block_height, paint in blocks:
+            paint(axes, top)
+            top += block_height
+    return figure
+
+
+def text_block(text: str, size: float = SMALL, rest: str = "") -> Block:
+    """Return wrapped text: bold where larger; with `rest`, cut after eight rows; a leading newline leaves room."""
+    bold, room = size > SMALL, 12.0 * text.startswith("\n")
+    width = int((580 if bold else 720) / size)  # characters
+    rows = wrap(text.lstrip(), width, max_lines=8 if rest else None, placeholder=rest, break_on_hyphens=False)
+
+    def paint(axes: Axes, top: float) -> None:
+        for n, row in enumerate(rows):
+            colour = INK if bold else MUTED
+            put(axes, MARGIN, top + room + 1.4 * size * n, row, bold=bold, color=colour, size=size)
+
+    return room + 1.4 * size * len(rows) + (10 if rest else 2), paint
+
+
+def put(axes: Axes, x: float, y: float, text: str, ha: str = "left", bold: bool = False, **more: Any) -> None:
+    """Write one line of small type with its top at `y`."""
+    looks = {"color": INK, "weight": "bold" if bold else "normal", **more}
+    axes.text(x, y, text, ha=ha, va="top", parse_math=False, **looks)
+
+
+def box(axes: Axes, x: float, y: float, width: float, height: float, colour: str, **more: Any) -> None:
+    """Paint a rectangle in points."""
+    axes.add_patch(Rectangle((x, y), width, height, **{"fc": colour, "lw": 0.0, **more}))
+
+
+def wide(text: str) -> float:
+    """Return about how wide a bold line of small type is, in points."""
+    return 7.0 * len(text)  # bold small type, on average
+
+
+def mix(colour: str, other: str, share: float) -> str:
+    """Return a colour with a share of another in it."""
+    r, g, b = ((1 - share) * mine + share * its for mine, its in zip(to_rgb(colour), to_rgb(other), strict=True))
+    return to_hex((r, g, b))
+
+
+def count(number: int, noun: str) -> str:
+    """Return "1 step", "1,024 steps"."""
+    return f"{number:,} {noun}" + "s" * (number != 1)

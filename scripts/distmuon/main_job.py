@@ -1,0 +1,84 @@
+"""The main job's result, as one dictionary and as one page: what worker 10 prints, writes and draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from distmuon import report, training
+from distmuon.certificate import Certificate, judge
+from distmuon.data import digits
+from distmuon.grid import Grid
+from distmuon.layout import Layout
+from distmuon.recipe import Recipe
+
+
+def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tuple[dict[str, Any], Certificate]:
+    """Run the single-process reference here, where no other rank waits, and put everything into one result."""
+    world, evidence = handed_over["world"], handed_over["evidence"]
+    torch.set_num_threads(threads)  # as many as a rank had, or the last bits may differ
+    device = torch.device(world.device)
+    judged = judge(recipe, evidence, world.dp, device)
+    predicted = [training.predict_run(recipe, world.dp, world.tp, rank // world.tp) for rank in range(world.size)]
+    _, held_out = digits(Grid.alone(world.device), recipe.seed)
+    result = {
+        "grid": {"dp": world.dp, "tp": world.tp},
+        "backend": world.backend,
+        "device": world.device,
+        "dtype": recipe.dtype,
+        "optimizer": recipe.optimizer,
+        "strategy": recipe.strategy,
+        "steps": recipe.steps,
+        "seed": recipe.seed,
+        "machine": report.machine(),
+        "losses": evidence.run.losses,
+        "reference_losses": judged.reference.losses,
+        "accuracy": training.accuracy(recipe, evidence.run.parameters, held_out),
+        "reference_accuracy": training.accuracy(recipe, judged.reference.parameters, held_out),
+        "exact": judged.exact,
+        "float64_relative_difference": judged.float64_relative_difference,
+        "relative_difference": judged.relative_difference,
+        "control_relative_difference": judged.control_relative_difference,
+        "replicas_agree": judged.replicas_agree,
+        "ledger": report.ledger_rows(handed_over["ledgers"], predicted),
+        "ledger_differences": [
+            f"rank {rank}: {line}"
+            for rank, (counted, expected) in enumerate(zip(handed_over["ledgers"], predicted, strict=True))
+            for line in counted.differences(expected)
+        ],
+        "seconds_per_step": evidence.run.seconds_per_step,
+        "reference_seconds_per_step": judged.reference.seconds_per_step,
+        "start_seconds": handed_over["start_seconds"],
+    }
+    passed = all(judged.verdicts.values()) and not result["ledger_differences"]
+    return result | {"passed": passed}, judged
+
+
+def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: Layout) -> list[str]:
+    """Return the printed page, line by line."""
+    dp, tp = result["grid"]["dp"], result["grid"]["tp"]
+    ratio = result["seconds_per_step"] / result["reference_seconds_per_step"]
+    wrong = [f"  FAIL {line}" for line in result["ledger_differences"][:10]]
+
+    def outcome(losses: list[float], accuracy: float) -> str:
+        return f"loss {losses[0]:.2f} -> {losses[-1]:.2f}, held-out accuracy {accuracy:.0%}"
+
+    return [
+        f"Grid: {dp} DP x {tp} TP = {dp * tp} rank(s), {result['backend']} on {result['device']}, "
+        f"{recipe.dtype}, {recipe.optimizer}.",
+        f"Virtual map: {report.map_in_words(layout, tp)}",
+        "",
+        f"Training: {recipe.steps} steps of {recipe.batch} handwritten digits.",
+        f"  on the grid      {outcome(result['losses'], result['accuracy'])}",
+        f"  in one process   {outcome(result['reference_losses'], result['reference_accuracy'])}",
+        "",
+        "Certificates: is it the same training?",
+        *report.certificate_lines(judged, recipe.steps, dp * tp),
+        "",
+        "Bytes that a rank sends per step, mean over ranks:",
+        *report.byte_lines(result["ledger"], dp * tp, recipe.steps),
+        *(wrong or ["  every rank, bucket and collective: counted = predicted"]),
+        "",
+        f"Time: a step takes {ratio:.1f} x as long as in one process.",
+    ]

@@ -1,0 +1,194 @@
+"""A run's footprint outside its own memory: one temporary directory, some environment, three signals. All put back.
+
+The directory is the hard part: its owner can be killed by SIGKILL at any moment, and then runs no `finally`. So a shell
+is started with it, the broom. It reads a pipe that only the owner holds; when the pipe closes, for whatever reason, it
+kills the fork server, which may still be importing torch and making files, and removes the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.util
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+PRELOAD = ["torch", "torch.distributed.device_mesh", "torch._dynamo"]  # every optimizer imports the last: 1 s, once
+BROOM = """
+while read -r pid; do server=$pid; done
+kill -9 $server
+rm -rf "$0" || { sleep 1; rm -rf "$0"; }
+"""  # twice: a rank may be writing its last file
+SOCKET_NAME = len("/pymp-12345678/listener-12345678")  # what the fork server adds to the directory's path
+_IMPORTED = time.time()
+
+
+def process_start() -> float:
+    """Return the wall-clock time (seconds) at which this process started, imports and interpreter included."""
+    try:
+        with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
+            ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
+            running = float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - running
+    except OSError:
+        return _IMPORTED  # no /proc (macOS): a few hundredths of a second late
+
+
+# ---- The directory ----------------------------------------------------------------------------------------
+
+_directory: str | None = None
+_broom: subprocess.Popen[str] | None = None
+
+
+def directory() -> str:
+    """Return this process's one temporary directory; it goes when the process does, however it does.
+
+    It outlives a world because the fork server, which the next world reuses, keeps its socket in it.
+    """
+    global _directory, _broom
+    if _directory is None or not os.path.isdir(_directory):
+        with undisturbed():
+            path = tempfile.mkdtemp(prefix="distmuon-")
+            _broom = subprocess.Popen(
+                ["/bin/sh", "-c", BROOM, path],
+                text=True,
+                bufsize=1,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,  # whoever reads our output must not wait for the broom
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,  # signals to our process group or terminal must not reach it
+            )
+            # after multiprocessing's own clean-up at -100, which expects its part of the directory to be there
+            multiprocessing.util.Finalize(None, _broom.communicate, exitpriority=-200)
+            _directory = path
+    return _directory
+
+
+# ---- The environment --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def environment(home: str, **changes: str) -> Iterator[None]:
+    """Set environment variables, and put temporary files below `home`, for what runs or starts inside."""
+    # torch._dynamo makes this directory as soon as the first optimizer exists, in /tmp and for ever
+    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.path.join(home, "inductor"))
+    changes |= {"TMPDIR": home, "TORCHINDUCTOR_CACHE_DIR": inductor}
+    saved = {name: os.environ.get(name) for name in changes}
+    saved_tempdir, tempfile.tempdir = tempfile.tempdir, home
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = saved_tempdir
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# ---- The fork server --------------------------------------------------------------------------------------
+
+
+def fork_server_fits(home: str) -> bool:
+    """Say whether the fork server's socket can live below `home`: a socket's path has at most 107 bytes."""
+    return len(os.fsencode(home)) + SOCKET_NAME <= 107
+
+
+def start_fork_server() -> None:
+    """Start the fork server, if none is running; return at once, while it imports torch on another core."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    with interrupts_blocked():
+        forkserver.ensure_running()
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if _broom and _broom.stdin:  # there is one if `directory` was called, as it must be
+            _broom.stdin.write(f"{server}\n")
+
+
+# ---- Signals ----------------------------------------------------------------------------------------------
+
+STOPPING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+BURST = 2.0  # seconds; an interrupted notebook sends SIGINT, SIGHUP, SIGCONT, SIGINT and SIGKILL within one
+_raised = -BURST  # when (time.monotonic) a signal last became an exception
+_held: list[int] | None = None
+
+
+class Stopped(SystemExit):
+    """SIGTERM or SIGHUP came. name: for instance "SIGTERM". exit_code: 128 + the signal's number, as shells have it."""
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = 128 + number
+        super().__init__(self.exit_code)
+        self.name = signal.Signals(number).name
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn Ctrl-C, SIGTERM and SIGHUP into an exception, so that `finally` runs; by default the last two skip it.
+
+    Of several in a burst only the first one raises: the clean-up that it causes must not be interrupted by the next.
+    May be nested.
+    """
+    global _raised
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may change handlers
+        return
+    _raised = -BURST
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    ours = [number for number in STOPPING if before[number] not in (None, signal.SIG_IGN)]  # nohup stays nohup
+    try:
+        for number in ours:
+            signal.signal(number, _stop)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold the signals of `stoppable` back while inside, and let the first of them raise afterwards."""
+    global _held
+    _held = []
+    try:
+        yield
+    finally:
+        held, _held = _held, None
+        if held:
+            _stop(held[0], None)
+
+
+def _stop(number: int, _frame: Any) -> None:
+    global _raised
+    if _held is not None:
+        _held.append(number)
+    elif time.monotonic() - _raised >= BURST:
+        _raised = time.monotonic()
+        raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Keep Ctrl-C from every process started inside, for good: in a terminal it reaches all, and each would print a
+    traceback of its imports. This process gets it afterwards.
+    """
+    resource_tracker.ensure_running()  # not inside: it unblocks the signal after starting
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_interrupts() -> None:
+    """From now on let no Ctrl-C and no hang-up disturb the end of this process; SIGTERM may still end it at once."""
+    for number in STOPPING:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)

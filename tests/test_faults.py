@@ -1,0 +1,237 @@
+"""Failures: whoever dies, and whenever, the right rank is named and no process and no temporary file is left."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+import worlds
+
+from distmuon import launch
+from distmuon.launch import WorldError
+
+FAULTY = str(worlds.ROOT / "tests" / "faulty_worker.py")
+INTERRUPTED = "error: interrupted; every rank was stopped.\n"
+TIMEOUT = 3.0  # seconds
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for the fork server in /proc")
+
+
+# ---- A rank fails: worlds of this process, one after the other --------------------------------------------
+
+
+def failure(how: str, *culprits: int, dp: int = 2, tp: int = 2) -> WorldError:
+    """Run a world in which the culprits misbehave; return its error, having looked for whatever is left behind."""
+    start = time.monotonic()
+    with pytest.raises(WorldError) as error:
+        launch.run(worlds.misbehave, (how, culprits), dp=dp, tp=tp, timeout=TIMEOUT)
+    assert time.monotonic() - start < 30  # a group with torch's own timeout would have waited 30 minutes
+    worlds.assert_worlds_left_nothing()
+    return error.value
+
+
+def test_a_rank_that_raises_is_named_with_its_traceback_although_its_peers_fail_too() -> None:
+    error = failure("raise", 2)
+    first, *trace, last = str(error).splitlines()
+    assert (error.rank, first) == (2, "rank 2 failed first; the other ranks were stopped.")
+    assert trace[0] == "Traceback (most recent call last):"
+    assert "worlds.py" in trace[1]  # the reader's code comes first, without the launcher's own frames
+    assert last == "ValueError: rank 2 has had enough"
+
+
+@pytest.mark.parametrize("words", ["no Connection to the bank", "the timeout was wrong, and timed out"])
+def test_a_rank_that_raises_is_named_whatever_its_words_remind_of(words: str) -> None:
+    with pytest.raises(WorldError, match=words) as error:
+        launch.run(worlds.complain, (1, words), dp=2, tp=2, timeout=TIMEOUT)
+    assert error.value.rank == 1
+
+
+def test_of_two_ranks_that_raise_one_is_named() -> None:
+    error = failure("raise", 1, 3)
+    assert error.rank in (1, 3)
+    assert f"ValueError: rank {error.rank} has had enough" in str(error)
+
+
+def test_ranks_that_compute_are_stopped_when_another_raises() -> None:
+    assert failure("raise while others compute", 3).rank == 3
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("kill", "rank 1 was killed by SIGKILL before it had finished; the other ranks were stopped."),
+        ("leave", "rank 1 left with exit code 0 before it had finished; the other ranks were stopped."),
+    ],
+)
+def test_a_rank_that_goes_without_a_word_is_named_although_its_peers_speak(how: str, says: str) -> None:
+    error = failure(how, 1)
+    assert (error.rank, str(error)) == (1, says)
+
+
+@pytest.mark.parametrize("group", ["dp", "tp"])
+def test_a_rank_that_stays_away_from_its_subgroup_is_named_at_the_given_timeout(group: str) -> None:
+    error = failure(group, 3)
+    assert f"waited {TIMEOUT:g} s for its peers in vain; every rank was stopped." in str(error)
+    place = str(error).split("rank 3 was still running, here (most recent call first):\n")[1].splitlines()
+    assert "in oversleep" in place[0]
+    assert "in misbehave" in place[1]
+    assert error.rank in (3, None)
+
+
+def test_ranks_that_wait_for_each_other_in_different_groups_are_all_placed() -> None:
+    error = failure("different groups", 0, 3)
+    assert error.rank is None
+    assert "was still running" not in str(error)
+    assert all(f"rank {rank} waited" in str(error) for rank in range(4))
+
+
+def test_a_stopped_rank_is_named_at_the_timeout_and_said_not_to_answer() -> None:
+    error = failure("stop", 1, tp=1)
+    assert error.rank == 1
+    assert str(error).endswith("  it does not answer: it is stopped, or has not started yet")
+
+
+def test_collectives_of_different_shapes_end_cleanly() -> None:
+    error = failure("shapes", 1, tp=1)
+    assert error.rank is not None  # gloo aborts one of the two, depending on who sends first
+    assert "in misbehave" in str(error)
+
+
+def test_a_rank_that_fails_before_it_joins_the_process_group_is_named() -> None:
+    with pytest.raises(WorldError, match="ValueError: cannot be unpacked here") as error:
+        launch.run(worlds.who, (worlds.Unpacks(1, worlds.refuse),), dp=3, timeout=TIMEOUT)
+    assert error.value.rank == 1
+    worlds.assert_worlds_left_nothing()
+
+
+def test_a_rank_that_never_joins_the_process_group_is_named_at_the_timeout() -> None:
+    with pytest.raises(WorldError, match="in oversleep") as error:
+        launch.run(worlds.who, (worlds.Unpacks(1, worlds.oversleep),), dp=3, timeout=TIMEOUT)
+    assert error.value.rank == 1
+    worlds.assert_worlds_left_nothing()
+
+
+def test_a_process_group_that_cannot_be_made_is_an_error_with_its_reason(monkeypatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonesuch")
+    with pytest.raises(WorldError, match=r"(?s)init_process_group.*nonesuch"):
+        launch.run(worlds.who, dp=2, timeout=TIMEOUT)
+    worlds.assert_worlds_left_nothing()
+
+
+def test_a_result_that_cannot_be_sent_back_is_an_error_of_its_rank() -> None:
+    with pytest.raises(WorldError, match=r"(?i)can't pickle"):
+        launch.run(worlds.unpicklable, dp=2)
+    worlds.assert_worlds_left_nothing()
+
+
+def test_a_result_that_is_false_is_a_result() -> None:
+    assert launch.run(worlds.misbehave, ("nothing", ()), dp=2) == [False, False]
+
+
+# ---- A rank fails: the command line -----------------------------------------------------------------------
+
+
+def test_a_command_whose_rank_raises_prints_one_traceback_and_exits_with_1() -> None:
+    ending = worlds.finish(FAULTY, "raise", "--dp", "4", "--culprit", "2")
+    assert (ending.code, ending.out) == (1, "")
+    assert ending.err.startswith("error: rank 2 failed first; the other ranks were stopped.\nTraceback")
+    assert ending.err.endswith("ValueError: rank 2 has had enough\n")
+    assert ending.err.count("Traceback") == 1
+
+
+def test_torchrun_with_a_wrong_product_prints_one_sentence_and_its_ranks_exit_with_2() -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ending = worlds.finish(*torchrun, FAULTY, "imports", "--dp", "3", OMP_NUM_THREADS="1")
+    assert ending.err.count("error: torchrun started 2 ranks, but --dp 3 --tp 1 makes 3; choose") == 1
+    assert "exitcode  : 2" in ending.err
+    assert ending.code == 1
+
+
+# ---- The command is stopped -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "group", "code", "says"),
+    [
+        (signal.SIGINT, True, 130, INTERRUPTED),
+        (signal.SIGINT, False, 130, INTERRUPTED),
+        (signal.SIGTERM, False, 143, "error: stopped by SIGTERM; every rank was stopped.\n"),
+        (signal.SIGHUP, False, 129, "error: stopped by SIGHUP; every rank was stopped.\n"),
+    ],
+)
+@pytest.mark.parametrize("moment", ["idle", "between"])
+def test_a_signal_ends_a_command_with_one_sentence(moment: str, number: int, group: bool, code: int, says: str) -> None:
+    with worlds.command(FAULTY, moment) as running:
+        running.wait_for("waiting")
+        running.interrupt(number, group)
+        assert running.end() == (code, "waiting\n", says)
+
+
+@linux
+def test_ctrl_c_while_the_fork_server_imports_torch_ends_a_command_with_one_sentence() -> None:
+    with worlds.command(FAULTY, "wait") as running:
+        running.wait_for_fork_server()
+        time.sleep(0.3)
+        running.interrupt(signal.SIGINT, group=True)
+        assert running.end() == (130, "", INTERRUPTED)
+
+
+def test_a_command_under_nohup_outlives_its_terminal() -> None:
+    script = f"import runpy, signal, sys; signal.signal(1, signal.SIG_IGN); sys.argv = [{FAULTY!r}, 'between']; "
+    with worlds.command("-c", script + "runpy.run_path(sys.argv[0], run_name='__main__')") as running:
+        running.wait_for("waiting")
+        running.interrupt(signal.SIGHUP)
+        time.sleep(0.2)
+        assert running.process.poll() is None
+        running.interrupt(signal.SIGTERM)
+        assert running.end().code == 143
+
+
+@linux
+@pytest.mark.parametrize("moment", ["start", "idle", "between", "wait"])
+def test_a_command_killed_at_any_moment_leaves_nothing(moment: str) -> None:
+    with worlds.command(FAULTY, "wait" if moment == "start" else moment, "--dp", "2") as running:
+        if moment == "start":
+            running.wait_for_fork_server()
+            time.sleep(0.3)
+        else:
+            running.wait_for("waiting")
+            assert len(running.running()) >= (4 if moment == "between" else 6)  # tracker, fork server, shell, ranks
+            assert running.files()
+        running.interrupt(signal.SIGKILL)
+        assert running.end().code == -signal.SIGKILL
+        assert "Traceback" not in (running.home / "err").read_text()
+
+
+@linux
+@pytest.mark.parametrize("moment", ["idle", "wait", "start"])
+def test_an_interrupted_notebook_cell_leaves_nothing(moment: str) -> None:
+    """IPython's `!python` types Ctrl-C, waits 0.2 s, and then lets pexpect send four signals, 0.1 s apart."""
+    with worlds.command(FAULTY, "wait" if moment == "start" else moment, terminal=True) as running:
+        if moment == "start":
+            running.wait_for_fork_server()
+            time.sleep(0.3)
+        else:
+            running.wait_for("waiting")
+        os.write(running.master, b"\x03\n")
+        time.sleep(0.2)
+        for number in (signal.SIGHUP, signal.SIGCONT, signal.SIGINT, signal.SIGKILL):
+            if running.process.poll() is None:
+                running.interrupt(number)
+                time.sleep(0.1)
+        ending = running.end()
+    assert "Traceback" not in ending.out
+    assert ending.code in (130, -signal.SIGHUP, -signal.SIGKILL)  # on a busy machine it may take longer than 0.2 s
+    if ending.code == 130:
+        assert ending.out.endswith(INTERRUPTED)
+
+
+@linux
+def test_ranks_end_when_the_fork_server_is_killed() -> None:
+    with worlds.command(FAULTY, "idle") as running:
+        running.wait_for("waiting")
+        server = next(line for line in running.running() if "multiprocessing.forkserver" in line)
+        os.kill(int(server.split()[0]), signal.SIGKILL)
+        ending = running.end()
+    assert ending.code == 1
+    assert ending.err == "error: the process that ranks are forked from has ended; every rank was stopped.\n"

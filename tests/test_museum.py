@@ -1,0 +1,123 @@
+"""The museum: the healthy code passes every check, and each broken variant fails exactly those that are named here."""
+
+import museum_workers as workers
+import pytest
+import torch
+
+from distmuon import launch
+from distmuon.certificate import difference, identical
+from distmuon.grid import Grid
+from distmuon.museum import EXHIBITS, broken
+
+RESULTS = [f"{scenario}: result" for scenario in workers.SCENARIOS]  # bitwise equal to single-device Muon
+BYTES = [f"{scenario}: bytes" for scenario in workers.SCENARIOS]  # counted == predicted, on every rank
+RAISES = [f"{scenario}: raises" for scenario in workers.SCENARIOS]
+
+CAUGHT_BY: dict[str | None, list[str]] = {
+    None: [],
+    "stale group parameters": ["two groups: result"],
+    "1-D view": RAISES,
+    "missing padding": RAISES,
+    "wrong tp dim": RESULTS,
+    "block-wise Newton–Schulz": RESULTS + BYTES,
+    "owned piece only": RESULTS + BYTES,
+    "gradient instead of momentum": RESULTS,
+    "no Newton–Schulz": RESULTS,
+    "cast before normalizing": ["loud gradients: result"],
+    "once per micro-batch": ["two micro-batches: result", "two micro-batches: bytes"],
+}
+
+
+@pytest.fixture(scope="module")
+def visits():
+    """Every exhibit in every scenario, on one 2 x 2 grid: one dict per rank."""
+    return launch.run(workers.visit, dp=workers.DP, tp=workers.TP, timeout=30)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The reference computes with as many threads as a rank, or its last bits may differ."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def failed_checks(visits, name: str | None) -> set[str]:
+    failed = set()
+    for label, scenario in workers.SCENARIOS.items():
+        reference = workers.alone(scenario)
+        for found in visits:
+            if isinstance(found[name, label], str):
+                failed.add(f"{label}: raises")
+                continue
+            parameters, different_bytes = found[name, label]
+            if not identical(parameters, reference):
+                failed.add(f"{label}: result")
+            if different_bytes:
+                failed.add(f"{label}: bytes")
+    return failed
+
+
+@pytest.mark.parametrize("name", [None, *EXHIBITS], ids=lambda name: name or "the healthy code")
+def test_exactly_the_named_checks_catch_it(visits, name: str | None) -> None:
+    assert failed_checks(visits, name) == set(CAUGHT_BY[name])
+    assert name is None or EXHIBITS[name].__doc__
+
+
+def moved(visits, name: str, label: str) -> dict[str, float]:
+    """Return how far each parameter is from the reference, in units of its movement."""
+    start, reference = workers.initial(), workers.alone(workers.SCENARIOS[label])
+    parameters, _ = visits[0][name, label]
+    return {key: difference(parameters, {key: reference[key]}, start) for key in reference}
+
+
+def test_with_stale_parameters_the_first_group_stands_still_and_the_second_moves_twice(visits) -> None:
+    parameters, _ = visits[0]["stale group parameters", "two groups"]
+    start = workers.initial()
+    assert all(torch.equal(parameters[key], start[key]) for key in ("columns", "rows"))
+    far = moved(visits, "stale group parameters", "two groups")
+    assert far["whole"] == pytest.approx(10, rel=0.02)  # once more, with the first group's tenfold learning rate
+
+
+def test_the_two_variants_that_raise_say_the_same_on_every_rank(visits) -> None:
+    for name, words in {"1-D view": "Dimension out of range", "missing padding": "size of tensor"}.items():
+        assert {found[name, "one group"] for found in visits} == {visits[0][name, "one group"]}
+        assert words in visits[0][name, "one group"]
+
+
+def test_without_tensor_parallelism_a_1d_view_raises_nothing_and_is_wrong() -> None:
+    scenario, grid = workers.SCENARIOS["one group"], Grid.alone()
+    reference = workers.alone(scenario, dp=1)
+    assert identical(workers.on_grid(None, scenario, grid)[0], reference)
+    parameters, _ = workers.on_grid("1-D view", scenario, grid)
+    assert all(difference(parameters, {key: reference[key]}, workers.initial()) > 0.3 for key in reference)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("owned piece only", {"rows", "other"}),
+        ("wrong tp dim", {"columns", "rows"}),
+        ("block-wise Newton–Schulz", {"columns", "rows"}),
+    ],
+)
+def test_only_the_matrices_that_are_cut_come_out_wrong(visits, name: str, wrong: set[str]) -> None:
+    far = moved(visits, name, "one group")
+    assert {key for key, distance in far.items() if distance > 0.1} == wrong
+    assert all(far[key] == 0 for key in far.keys() - wrong)
+
+
+def test_a_gathered_gradient_takes_a_first_step_that_differs_by_rounding_alone(visits) -> None:
+    assert max(moved(visits, "gradient instead of momentum", "first step").values()) < 0.05
+    assert min(moved(visits, "gradient instead of momentum", "one group").values()) > 0.2
+
+
+def test_casting_first_turns_loud_gradients_into_nan(visits) -> None:
+    parameters, _ = visits[0]["cast before normalizing", "loud gradients"]
+    assert all(value.isnan().all() for value in parameters.values())
+
+
+def test_an_unknown_exhibit_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        broken("the Mona Lisa", [], Grid.alone())

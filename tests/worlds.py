@@ -1,0 +1,259 @@
+"""Worlds for tests: worker functions at the top level of a module, and commands whose every trace is looked for."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distmuon import session
+from distmuon.launch import World
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "DISTMUON_TEST_MARK"  # an environment variable: whatever a command starts inherits it
+PATIENCE = 60.0  # seconds to wait for something that must come; a busy machine may take long
+DEADLINE = 10.0  # seconds after which nothing may be left
+
+
+# ---- Workers ----------------------------------------------------------------------------------------------
+
+
+def who(world: World, *arguments: Any) -> dict[str, Any]:
+    """Return what this rank knows about itself, after one sum over all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor([world.rank])
+    if world.size > 1:
+        dist.all_reduce(total)
+    return {
+        "world": world,
+        "total": int(total),
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "threads": torch.get_num_threads(),
+        "temporary": tempfile.gettempdir(),
+        "probe": os.environ.get("DISTMUON_TEST_PROBE"),
+        "arguments": arguments,
+    }
+
+
+def misbehave(world: World, how: str, culprits: tuple[int, ...]) -> bool:
+    """Let the culprits misbehave while the other ranks wait for them in a collective, or compute."""
+    import torch
+    import torch.distributed as dist
+
+    from distmuon.grid import Grid
+
+    grid = Grid.of(world)
+    guilty = world.rank in culprits
+    if guilty and how in ("raise", "raise while others compute"):
+        raise ValueError(f"rank {world.rank} has had enough")
+    if guilty and how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if guilty and how == "leave":
+        os._exit(0)
+    if guilty and how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if guilty and how == "absent":
+        oversleep()
+    if how == "raise while others compute":
+        while True:
+            torch.ones(64, 64) @ torch.ones(64, 64)
+    if how == "different groups":
+        (grid.dp if guilty else grid.tp).all_reduce(torch.ones(3), "never complete")
+    if how == "shapes":
+        dist.all_reduce(torch.ones(1000 if guilty else 10))
+    elif how in ("dp", "tp"):
+        if guilty:
+            oversleep()
+        getattr(grid, how).all_reduce(torch.ones(3), "never complete")
+    grid.world.all_reduce(torch.ones(3), "never complete")
+    return False  # a result like any other, and not the sign of a missing one
+
+
+def complain(world: World, culprit: int, words: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if world.rank == culprit:
+        raise RuntimeError(words)
+    dist.all_reduce(torch.ones(3))
+
+
+def unpicklable(world: World) -> Any:
+    return lambda: None
+
+
+def oversleep() -> None:
+    time.sleep(1000)
+
+
+class Unpacks:
+    """An argument that does something when the named rank unpacks it, before that rank joins the process group."""
+
+    def __init__(self, rank: int, what: Callable[[], Any]) -> None:
+        self.rank, self.what = rank, what
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if multiprocessing.current_process().name == f"rank {state['rank']}":
+            state["what"]()
+
+
+def refuse() -> None:
+    raise ValueError("cannot be unpacked here")
+
+
+def double(rank: int, directory: str, value: int) -> tuple[int, bool]:
+    """A target for `supervise.run_local` that needs no torch."""
+    return rank * value, os.path.isdir(directory)
+
+
+# ---- What is left behind by worlds of this process --------------------------------------------------------
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes whose parent is `pid`."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def assert_worlds_left_nothing() -> None:
+    """Assert that every rank of this process's worlds is gone, and every file of theirs; the fork server may stay."""
+    assert multiprocessing.active_children() == []
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    assert server is None or eventually(lambda: children(server) == [])
+    assert not list(Path(session.directory()).glob("world-*"))
+
+
+def eventually(condition: Callable[[], object], seconds: float = DEADLINE) -> bool:
+    """Wait until `condition()` is true; return whether it became so in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# ---- Commands ---------------------------------------------------------------------------------------------
+
+
+class Ending(NamedTuple):
+    """code: exit code, or minus the signal's number. out, err: all that was printed (on a terminal, both are `out`)."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Command:
+    """A running command, with a temporary directory of its own that was empty at its start."""
+
+    def __init__(
+        self, home: Path, arguments: list[str], environment: dict[str, str], terminal: bool, name: str
+    ) -> None:
+        self.home, self.temporary, self.master = home, home / name, -1
+        self.temporary.mkdir()
+        self.mark = f"{MARK}={home.name}"
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT / 'tests'}", **environment}
+        for name in ("PYTHONWARNINGS", "TORCHINDUCTOR_CACHE_DIR"):
+            environment.pop(name, None)
+        environment |= {MARK: home.name, "TMPDIR": str(self.temporary)}
+        with open(home / "out", "wb") as out, open(home / "err", "wb") as err:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            if terminal:
+                self.master, slave = pty.openpty()
+                # the first process of a session that opens a terminal gets it as its own: Ctrl-C will find it
+                arguments = ["/bin/sh", "-c", 'exec <"$0" >"$0" 2>&1; exec "$@"', os.ttyname(slave), *arguments]
+            self.process = subprocess.Popen(arguments, env=environment, start_new_session=True, **streams)
+            if terminal:
+                os.set_blocking(self.master, False)
+                self.slave = slave  # kept until the command has its own, or reading the master would fail
+
+    def printed(self) -> str:
+        """Return what the command has printed so far."""
+        if self.master >= 0:
+            with contextlib.suppress(OSError), open(self.home / "out", "ab") as file:
+                while some := os.read(self.master, 65536):
+                    file.write(some)
+        return (self.home / "out").read_text()
+
+    def wait_for(self, text: str) -> None:
+        """Wait until the command has printed `text`."""
+        assert eventually(lambda: text in self.printed() or self.process.poll() is not None, PATIENCE)
+        assert text in self.printed(), (self.process.poll(), self.printed(), (self.home / "err").read_text())
+
+    def wait_for_fork_server(self) -> None:
+        """Wait until the fork server runs; it then needs a second or more to import torch."""
+        assert eventually(lambda: any("multiprocessing.forkserver" in line for line in self.running()), PATIENCE)
+
+    def running(self) -> list[str]:
+        """Return the command lines of every process that carries the command's mark."""
+        found = []
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in environ.read_bytes().split(b"\0"):
+                    found.append(
+                        f"{environ.parent.name} " + (environ.parent / "cmdline").read_text().replace("\0", " ")
+                    )
+        return found
+
+    def interrupt(self, number: int, group: bool = False) -> None:
+        """Send a signal to the launching process, or to its whole process group as a terminal does."""
+        (os.killpg if group else os.kill)(self.process.pid, number)
+
+    def end(self) -> Ending:
+        """Wait for the command to end; assert that within 10 s more it has left no process and no file."""
+        code = self.process.wait(PATIENCE)
+        assert eventually(lambda: not self.running()), f"still running: {self.running()}"
+        assert eventually(lambda: not self.files()), f"still there: {self.files()}"
+        return Ending(code, self.printed().replace("\r\n", "\n"), (self.home / "err").read_text())
+
+    def files(self) -> list[str]:
+        """Return what is in the temporary directory, torchrun's own log directory excepted: it never removes that."""
+        found = [str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*")]
+        return [path for path in found if not path.startswith("torchelastic_")]
+
+    def close(self) -> None:
+        """Kill whatever a failed test has left."""
+        for line in self.running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+        self.process.wait()
+        if self.master >= 0:
+            os.close(self.slave)
+            os.close(self.master)
+
+
+@contextlib.contextmanager
+def command(*arguments: str, terminal: bool = False, name: str = "t", **environment: str) -> Iterator[Command]:
+    """Start `python *arguments`. terminal: on one of its own, as a shell or a notebook would. name: of its TMPDIR."""
+    # in /tmp whatever TMPDIR says, because a socket's path may not be long
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp", ignore_cleanup_errors=True) as home:
+        running = Command(Path(home), [sys.executable, *arguments], environment, terminal, name)
+        try:
+            yield running
+        finally:
+            running.close()
+
+
+def finish(*arguments: str, name: str = "t", **environment: str) -> Ending:
+    """Run `python *arguments` to its end, and assert that it leaves nothing."""
+    with command(*arguments, terminal=False, name=name, **environment) as running:
+        return running.end()
