@@ -201,10 +201,11 @@ def build(case: Case, grid: Grid, **options: Any) -> tuple[dict[str, nn.Paramete
         group | {"params": [(w.name, parameters[w.name]) for w in case.weights if w.group == i]}
         for i, group in enumerate(case.groups)
     ]
-    options = {"bucket_size": case.bucket_size, "max_norm": case.max_norm} | options
+    options = {"bucket_size": case.bucket_size, "max_norm": case.max_norm, **options}
     if all(group["algorithm"] == "adamw" for group in groups):
         return parameters, Zero1AdamW(groups, grid, **options)
-    return parameters, DistributedMuon(groups, grid, **{"batched": False} | options)
+    options.setdefault("batched", False)
+    return parameters, DistributedMuon(groups, grid, **options)
 
 
 def give(case: Case, grid: Grid, parameters: Mapping[str, nn.Parameter], step: int) -> None:
@@ -247,9 +248,8 @@ def poison_padding(optimizer: Zero1AdamW) -> None:
 
 def poison_gather(optimizer: DistributedMuon) -> None:
     """Let everything that is no momentum travel as NaN: padding, and the places of AdamW's parameters."""
-    strategy: Any = optimizer.strategy
-    assert isinstance(strategy, GatherAll)
-    honest = strategy.pack
+    assert isinstance(optimizer.strategy, GatherAll)
+    honest = optimizer.strategy.pack
 
     def pack(bucket: Any, momentum: Mapping[int, Tensor]) -> Tensor:
         packed = torch.full_like(honest(bucket, momentum), torch.nan)
@@ -258,7 +258,7 @@ def poison_gather(optimizer: DistributedMuon) -> None:
             packed[optimizer.buffers.metas[index].local_range.relative_to(origin).as_slice] = piece
         return packed
 
-    strategy.pack = pack
+    optimizer.strategy.pack = pack  # type: ignore[method-assign]
 
 
 # ---- What every rank of a grid finds out ------------------------------------------------------------------
@@ -289,7 +289,7 @@ def muon_facts(world: World) -> dict[str, Any]:
         "clipped fp32": train_sharded(replace(SMALL, max_norm=1.5), grid),
         "not clipped": train_sharded(replace(small64, max_norm=1e6), grid),
         "batched": train_sharded(small64, grid, batched=True),
-        "poisoned": train_sharded(SMALL, grid, poisoned=True),
+        "poisoned small": train_sharded(SMALL, grid, poisoned=True),
         "poisoned bf16 and fp32": train_sharded(mixed, grid, poisoned=True, max_norm=1e6),
     }
     for size in (1, 30, 10_000):

@@ -109,9 +109,8 @@ def test_batching_equal_shapes_changes_no_more_than_rounding(dp: int, tp: int) -
 @on_every_grid
 def test_poison_in_the_padding_and_in_what_is_gathered_for_nobody_reaches_nothing(dp: int, tp: int) -> None:
     for name, case in (("small", SMALL), ("bf16 and fp32", MIXED)):
-        assert different(case, dp, tp, f"poisoned{name.removeprefix('small')}".replace("dbf", "d bf"),
-                         one_process(name, dp, tp).values) == []  # fmt: skip
-    norms = [outcome.norms for outcome in outcomes(dp, tp, "poisoned")]
+        assert different(case, dp, tp, f"poisoned {name}", one_process(name, dp, tp).values) == []
+    norms = [outcome.norms for outcome in outcomes(dp, tp, "poisoned small")]
     assert norms == [outcome.norms for outcome in outcomes(dp, tp, "small")]
     assert all(math.isfinite(norm) for norm in norms[0])
 
@@ -353,7 +352,8 @@ def named(name: str, tensor: Tensor) -> list[tuple[str, nn.Parameter]]:
     ("kind", "words", "attempt"),
     [
         (ValueError, "strategy is 'gossip'; choose one of .*gather_all", build([matrix()], strategy="gossip")),
-        (ValueError, "algorithm is 'sgd'; choose one of muon, adamw", build([dict(params=[matrix()], algorithm="sgd")])),
+        (ValueError, "algorithm is 'sgd'; choose one of muon",
+         build([{"params": [matrix()], "algorithm": "sgd"}])),
         (ValueError, "on_nonfinite is 'shrug'; choose one of raise, skip", build([matrix()], on_nonfinite="shrug")),
         (TypeError, "learning_rate.*DistributedMuon has .*lr", build([matrix()], learning_rate=1.0)),
         (ValueError, "scale is 'big'", build([matrix()], scale="big")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import torch
@@ -65,11 +66,11 @@ def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: La
         return f"loss {losses[0]:.2f} -> {losses[-1]:.2f}, held-out accuracy {accuracy:.0%}"
 
     return [
-        f"Grid: {dp} DP x {tp} TP = {dp * tp} rank(s), {result['backend']} on {result['device']}, "
+        f"Grid: {dp} DP x {tp} TP = {report.plural(dp * tp, 'rank')}, {result['backend']} on {result['device']}, "
         f"{recipe.dtype}, {recipe.optimizer}.",
-        f"Virtual map: {report.map_in_words(layout, tp)}",
+        textwrap.fill(f"Virtual map: {report.map_in_words(layout, tp)}", 100, subsequent_indent="  "),
         "",
-        f"Training: {recipe.steps} steps of {recipe.batch} handwritten digits.",
+        f"Training: {report.plural(recipe.steps, 'step')} of {recipe.batch} handwritten digits.",
         f"  on the grid      {outcome(result['losses'], result['accuracy'])}",
         f"  in one process   {outcome(result['reference_losses'], result['reference_accuracy'])}",
         "",

@@ -70,29 +70,36 @@ def map_in_words(layout: Layout, tp: int) -> str:
     padding = sum(bucket.padded - bucket.numel for bucket in layout.buckets)
     numel = sum(bucket.numel for bucket in layout.buckets)
     straddling = sum(len(layout.owners(bucket, i)) > 1 for bucket in layout.buckets for i in bucket.params)
-    return (
-        f"{len(layout.specs)} parameters of {numel:,} elements on each TP rank, laid out in {len(layout.buffers)} "
-        f"buffer(s) and {len(layout.buckets)} bucket(s) of {', '.join(f'{b.padded:,}' for b in layout.buckets)}; each "
-        f"bucket is cut into {layout.dp} shard(s), with {padding} elements of padding in all. {straddling} parameters "
-        "straddle a shard boundary."
-    )
+    sizes = ", ".join(f"{bucket.padded:,}" for bucket in layout.buckets)
+    sentences = [
+        f"{plural(len(layout.specs), 'parameter')} of {numel:,} elements on each of {plural(tp, 'TP rank')},",
+        f"laid out in {plural(len(layout.buffers), 'buffer')} and {plural(len(layout.buckets), 'bucket')} of {sizes};",
+        f"each bucket is cut into {plural(layout.dp, 'shard')}, with {padding} elements of padding in all.",
+        f"Straddling a shard boundary: {plural(straddling, 'parameter')}.",
+    ]
+    return " ".join(sentences)
+
+
+def plural(number: int, noun: str) -> str:
+    """Return "1 step", "1,024 steps"."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
 
 
 def certificate_lines(certificate: Certificate, steps: int, ranks: int) -> list[str]:
     """Return one line per verdict: what was compared, what came out, what is allowed."""
     c = certificate
     texts = {
-        "exact": (f"{EXACT_STEPS} steps on the same gradients", "bitwise equal" if c.exact else "not equal"),
+        "exact": (f"{plural(EXACT_STEPS, 'step')} on the same gradients", "bitwise equal" if c.exact else "not equal"),
         "float64": (
-            f"{steps} steps, difference / movement",
+            f"{plural(steps, 'step')}, difference / movement",
             f"{c.float64_relative_difference:.0e}, at most {FLOAT64_BOUND:.0e}",
         ),
         c.dtype if c.dtype != "float64" else "": (
-            f"{steps} steps, difference / movement",
+            f"{plural(steps, 'step')}, difference / movement",
             f"{c.relative_difference:.0e}, at most {CONTROL_FACTOR:g} x control ({c.control_relative_difference:.0e})",
         ),
         "replicas": (
-            f"whole parameters as {ranks} rank(s) see them",
+            f"whole parameters, as seen by {plural(ranks, 'rank')}",
             "bitwise equal" if c.replicas_agree else "not equal",
         ),
     }
