@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from distmuon.muon import MOMENTA, MUON_DEFAULTS, Muon, apply_, decay_, momentum_, orthogonalize, scale
+from distmuon.muon import MOMENTA, MUON_DEFAULTS, Muon, apply_, batches, decay_, momentum_, orthogonalize, scale
 from distmuon.newton_schulz import newton_schulz
 
 SHAPES = [(12, 20), (20, 12), (16, 16)]
@@ -222,14 +222,7 @@ def test_batching_changes_nothing_but_rounding() -> None:
     assert distance(moved(runs[0]), moved(runs[1])) < 1e-5
 
 
-def test_only_equal_shapes_steps_coefficients_and_dtypes_are_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    stacked: list[tuple[int, ...]] = []
-
-    def spy(stack: Tensor, *rest: Any) -> Tensor:
-        stacked.append(tuple(stack.shape))
-        return newton_schulz(stack, *rest)
-
-    monkeypatch.setattr("distmuon.muon.newton_schulz", spy)
+def test_only_small_matrices_of_equal_shape_dtype_and_options_go_together() -> None:
     plain = dict(ns_steps=5, ns_coefficients="muon")
     rows: list[tuple[Tensor, dict[str, Any]]] = [
         (gaussian(4, 6), plain),
@@ -238,17 +231,21 @@ def test_only_equal_shapes_steps_coefficients_and_dtypes_are_stacked(monkeypatch
         (gaussian(4, 6), plain | dict(ns_steps=3)),
         (gaussian(4, 6), plain | dict(ns_coefficients=(1.875, -1.25, 0.375))),
         (gaussian(4, 6, dtype=torch.float64), plain),
+        (gaussian(400, 600), plain),
+        (gaussian(400, 600), plain),
     ]
-    inputs, groups = [row[0] for row in rows], [row[1] for row in rows]
-    results = orthogonalize(inputs, groups)
-    assert stacked == [(2, 4, 6), (1, 6, 4), (1, 4, 6), (1, 4, 6), (1, 4, 6)]
-    for result, matrix, group in zip(results, inputs, groups, strict=True):
-        alone = newton_schulz(matrix, group["ns_steps"], group["ns_coefficients"])
+    matrices, groups = [row[0] for row in rows], [row[1] for row in rows]
+    assert batches(matrices, groups) == [[0, 2], [1], [3], [4], [5], [6], [7]]
+    assert batches(matrices, groups, batched=False) == [[index] for index in range(len(rows))]
+
+
+def test_a_batch_is_orthogonalized_like_its_matrices_alone() -> None:
+    group = dict(ns_steps=5, ns_coefficients="polar_express")
+    inputs = [gaussian(4, 6, seed=seed) for seed in range(3)]
+    for result, matrix in zip(orthogonalize(inputs, group), inputs, strict=True):
+        alone = newton_schulz(matrix, 5, "polar_express")
         assert result.dtype == matrix.dtype
         torch.testing.assert_close(result, alone, rtol=2e-2, atol=2e-2)
-    stacked.clear()
-    orthogonalize(inputs, groups, batched=False)
-    assert stacked == [(1, *matrix.shape) for matrix in inputs]
 
 
 def test_a_scheduler_changes_the_step() -> None:

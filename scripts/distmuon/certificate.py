@@ -3,8 +3,8 @@
 exact          The same gradients are fed to both. Everything after them must agree to the last bit.
 float64        The same training in float64, momentum gather included. Different summation orders of matrix products
                are all that is left: at most 1e-10 of the movement.
-real dtype     The same training in the run's dtype, beside a *control*: one process again, each batch in one piece
-               instead of in micro-batches. Rounding alone moves the result that far; at most 4 times that is allowed.
+real dtype     The same training in the run's dtype, beside a *control*: one process again, with nothing but the order
+               of sums changed. Rounding alone moves the result that far; at most 4 times that is allowed.
 
 The reference is plain single-device code: `muon.Muon`, `torch.optim.AdamW`, master weights, no map, no shard, no group.
 """
@@ -14,11 +14,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from distmuon.data import Split, digits
 from distmuon.grid import Grid
@@ -83,13 +85,27 @@ def train_alone(recipe: Recipe, device: torch.device, data: Split) -> Run:
     return Run(losses, reference.whole(), seconds)
 
 
-def control_of(recipe: Recipe) -> Recipe:
-    """Return the same training with every batch in one piece, so that nothing but rounding can differ.
+def train_control(recipe: Recipe, device: torch.device, data: Split) -> Run:
+    """Train the reference with every batch in one piece and every layer's product as the sum of two halves.
 
-    Merely reversing the order of the micro-batches is no control for a bf16 model: eight gradients of 8 bits each add
-    up without any rounding in float32, in whatever order, and the difference is exactly 0 after 20 steps.
+    Sharding regroups the same two sums: DP that over rows, TP that over features. Less is no control: reversing the
+    micro-batches changes no bit of a bf16 model (eight gradients of 8 bits each add up in float32 without rounding),
+    and one piece alone moves AdamW in float32 by a tenth of what eight TP ranks do.
     """
-    return replace(recipe, micro_batches=1)
+    recipe = replace(recipe, micro_batches=1)
+    reference = Reference(recipe, device)
+    for layer in reference.model.modules():
+        if hasattr(layer, "weight"):
+            layer.forward = partial(_in_halves, layer)
+    losses, seconds = train(
+        recipe, data, range(1), reference.model, reference.step, after_backward=reference.accumulate
+    )
+    return Run(losses, reference.whole(), seconds)
+
+
+def _in_halves(layer: Any, x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return F.linear(x[..., :half], layer.weight[:, :half]) + F.linear(x[..., half:], layer.weight[:, half:], layer.bias)
 
 
 def difference(found: Mapping[str, Tensor], reference: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
@@ -207,7 +223,7 @@ def judge(recipe: Recipe, evidence: Evidence, dp: int, device: torch.device) -> 
     """Make every reference run in this process, alone, and compare. Call it where no process group is left waiting."""
     data, _ = digits(Grid.alone(str(device)), recipe.seed)
     wide = replace(recipe, dtype="float64")
-    reference, control = train_alone(recipe, device, data), train_alone(control_of(recipe), device, data)
+    reference, control = train_alone(recipe, device, data), train_control(recipe, device, data)
     wide_reference = reference if recipe.dtype == "float64" else train_alone(wide, device, data)
     return Certificate(
         dtype=recipe.dtype,

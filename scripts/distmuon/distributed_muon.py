@@ -36,7 +36,7 @@ class DistributedMuon(Zero1AdamW):
     strategy: a name from `strategies.names()`.
     gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, as in the paper, and float64
         for float64 parameters.
-    compute_dtype, batched: see `muon.orthogonalize`.
+    compute_dtype, batched: see `muon.orthogonalize` and `muon.batches`.
     options: defaults of the groups: those of `muon.Muon` and of AdamW.
     """
 

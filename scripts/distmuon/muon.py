@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distmuon.newton_schulz import newton_schulz, quintics
+from distmuon.newton_schulz import batching_pays, newton_schulz, quintics
 from distmuon.routing import check_muon_parameter
 
 MOMENTA = ("sum", "average")
@@ -75,36 +75,25 @@ def apply_(weight: Tensor, update: Tensor, lr: float, factor: float) -> None:
 
 
 def orthogonalize(
-    inputs: Sequence[Tensor],
-    groups: Sequence[dict[str, Any]],
-    compute_dtype: torch.dtype | str = "auto",
-    batched: bool = True,
-) -> list[Tensor]:
-    """Run Newton–Schulz on every matrix of `inputs`; equal shapes under equal options go as one batch.
+    inputs: Sequence[Tensor], group: dict[str, Any], compute_dtype: torch.dtype | str = "auto"
+) -> Sequence[Tensor]:
+    """Run Newton–Schulz on whole matrices [A, B] of one shape, under one group's `ns_steps` and `ns_coefficients`."""
+    stack = torch.stack(list(inputs)) if len(inputs) > 1 else inputs[0].unsqueeze(0)
+    return newton_schulz(stack, group["ns_steps"], group["ns_coefficients"], compute_dtype).unbind()
 
-    inputs: whole matrices [A_i, B_i].
-    groups: the parameter group of each, for `ns_steps` and `ns_coefficients`.
-    batched: False runs them one by one, which is what a bitwise comparison needs: a batched product may be
-        summed in another order than a single one.
+
+def batches(matrices: Sequence[Tensor], groups: Sequence[dict[str, Any]], batched: bool = True) -> list[list[int]]:
+    """Return which matrices to orthogonalize together: small ones of equal shape under equal options.
+
+    groups: the parameter group of each matrix.
+    batched: False keeps every matrix alone, which is what a bitwise comparison needs: a batched product may be summed
+        in another order than a single one.
     """
-    updates: list[Tensor] = list(inputs)
-    for indices in _batches(inputs, groups, batched):
-        group = groups[indices[0]]
-        stack = torch.stack([inputs[i] for i in indices]) if len(indices) > 1 else inputs[indices[0]].unsqueeze(0)
-        result = newton_schulz(stack, group["ns_steps"], group["ns_coefficients"], compute_dtype)
-        for index, update in zip(indices, result, strict=True):
-            updates[index] = update
-    return updates
-
-
-def _batches(inputs: Sequence[Tensor], groups: Sequence[dict[str, Any]], batched: bool) -> list[list[int]]:
-    if not batched:
-        return [[index] for index in range(len(inputs))]
-    batches: dict[tuple[Any, ...], list[int]] = {}
-    for index, (matrix, group) in enumerate(zip(inputs, groups, strict=True)):
-        key = (matrix.shape, matrix.dtype, matrix.device, group["ns_steps"], str(group["ns_coefficients"]))
-        batches.setdefault(key, []).append(index)
-    return list(batches.values())
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for index, (matrix, group) in enumerate(zip(matrices, groups, strict=True)):
+        alike = (matrix.shape, matrix.dtype, matrix.device, group["ns_steps"], str(group["ns_coefficients"]))
+        found.setdefault(alike if batched and batching_pays(matrix) else (index,), []).append(index)
+    return list(found.values())
 
 
 def check_muon_options(group: dict[str, Any]) -> None:
@@ -165,17 +154,22 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         moving = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        inputs = []
-        for p, group in moving:
-            state = self.state[p]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(p)
-            u = momentum_(
-                state["momentum_buffer"], p.grad, group["momentum"], group["nesterov"], group["momentum_kind"]
-            )
-            inputs.append(u if self.input_dtype is None else u.to(self.input_dtype))
-        updates = orthogonalize(inputs, [group for _, group in moving], self.compute_dtype, self.batched)
-        for (p, group), update in zip(moving, updates, strict=True):
-            decay_(p, group["lr"], group["weight_decay"])
-            apply_(p, update, group["lr"], scale(p.shape, group["scale"]))
+        parameters, groups = [p for p, _ in moving], [group for _, group in moving]
+        for batch in batches(parameters, groups, self.batched):  # one at a time: what a batch needs is freed after it
+            inputs = [self._momentum(parameters[i], groups[i]) for i in batch]
+            updates = orthogonalize(inputs, groups[batch[0]], self.compute_dtype)
+            for i, update in zip(batch, updates, strict=True):
+                p, group = parameters[i], groups[i]
+                decay_(p, group["lr"], group["weight_decay"])
+                apply_(p, update, group["lr"], scale(p.shape, group["scale"]))
         return loss
+
+    def _momentum(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        """Update the momentum of `p`; return what Newton–Schulz is fed."""
+        assert p.grad is not None
+        state = self.state[p]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+        buffer = state["momentum_buffer"]
+        u = momentum_(buffer, p.grad, group["momentum"], group["nesterov"], group["momentum_kind"])
+        return u if self.input_dtype is None else u.to(self.input_dtype)

@@ -25,7 +25,7 @@ from torch import Tensor
 from distmuon.grid import Grid
 from distmuon.layout import Bucket, DistMeta, Layout
 from distmuon.ledger import Ledger
-from distmuon.muon import orthogonalize
+from distmuon.muon import batches, orthogonalize
 
 Wave = tuple[Bucket, ...]
 
@@ -37,7 +37,7 @@ class Task:
     layout, metas: the map, and this rank's view of it. grid: for the collectives.
     groups: the Muon parameters: index -> parameter group.
     gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, float64 for float64 models.
-    compute_dtype, batched: see `muon.orthogonalize`.
+    compute_dtype, batched: see `muon.orthogonalize` and `muon.batches`.
     """
 
     layout: Layout
@@ -50,9 +50,13 @@ class Task:
 
     def orthogonalize(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Run Newton–Schulz on whole matrices; the same for every strategy that holds them whole."""
-        groups = [self.groups[index] for index in matrices]
-        updates = orthogonalize(list(matrices.values()), groups, self.compute_dtype, self.batched)
-        return dict(zip(matrices, updates, strict=True))
+        indices, updates = list(matrices), {}
+        groups = [self.groups[index] for index in indices]
+        for batch in batches(list(matrices.values()), groups, self.batched):
+            inputs = [matrices[indices[i]] for i in batch]
+            found = orthogonalize(inputs, groups[batch[0]], self.compute_dtype)
+            updates.update({indices[i]: update for i, update in zip(batch, found, strict=True)})
+        return updates
 
 
 class Strategy(Protocol):
