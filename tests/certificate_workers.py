@@ -18,7 +18,7 @@ from distmuon.data import digits
 from distmuon.distributed_muon import DistributedMuon
 from distmuon.grid import Grid
 from distmuon.launch import World
-from distmuon.layout import plan
+from distmuon.layout import Layout, plan
 from distmuon.ledger import Ledger
 from distmuon.models import MLP, Transformer
 from distmuon.prediction import predict_step
@@ -33,7 +33,7 @@ GRIDS = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (4, 2), (2, 4), (8, 1), (1, 8)]
 LARGE_GRIDS = [(8, 4), (4, 8)]
 
 RECIPES = {
-    f"{optimizer} {dtype}": Recipe(steps=6, optimizer=optimizer, dtype=dtype)
+    f"{optimizer} {dtype}": Recipe(steps=5, optimizer=optimizer, dtype=dtype)
     for optimizer in ("muon", "adamw")
     for dtype in ("float32", "bfloat16")
 }
@@ -76,6 +76,14 @@ def bear_witness(world: World, recipes: Mapping[str, Recipe], cases: bool = True
     )
 
 
+def compare_replicas(world: World, culprit: int | None) -> bool:
+    """Return on rank 0 whether replicas agree, when one rank's copy is off by one ulp in one element."""
+    parameters = {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16)}
+    if world.rank == culprit:
+        parameters["b"][1] = torch.nextafter(parameters["b"][1], torch.tensor(2, dtype=torch.bfloat16))
+    return replicas_agree(parameters, Grid.of(world))
+
+
 # ---- Counted steps ----------------------------------------------------------------------------------------
 
 
@@ -91,12 +99,17 @@ class Case(NamedTuple):
     activations: Callable[[Ledger], object] = lambda ledger: None
     bucket_size: int = 1000
 
+    def named(self) -> list[tuple[str, nn.Parameter, str]]:
+        """Return (name, parameter, algorithm) in the order of the map."""
+        return [(*pair, group["algorithm"]) for group in self.groups for pair in group["params"]]
+
+    def layout(self, dp: int) -> Layout:
+        return plan(specs_of([(name, parameter) for name, parameter, _ in self.named()]), dp, self.bucket_size)
+
     def predict(self, dp: int, tp: int, dp_rank: int) -> Ledger:
         """Return the step's ledger; any process can."""
-        named = [(pair, group["algorithm"]) for group in self.groups for pair in group["params"]]
-        muon = [index for index, (_, algorithm) in enumerate(named) if algorithm == "muon"]
-        layout = plan(specs_of([pair for pair, _ in named]), dp, self.bucket_size)
-        ledger = predict_step(layout, tp, dp_rank, muon)
+        muon = [index for index, (_, _, algorithm) in enumerate(self.named()) if algorithm == "muon"]
+        ledger = predict_step(self.layout(dp), tp, dp_rank, muon)
         self.activations(ledger)
         return ledger
 

@@ -19,7 +19,9 @@ from distmuon.models import ALONE, MLP, Transformer, initial_weights
 from distmuon.routing import split_parameters
 from distmuon.tensor_parallel import (
     ColumnParallelLinear,
+    CopyToTP,
     RowParallelLinear,
+    SumOverTP,
     load_slices,
     tp_split_dim,
     whole_parameters,
@@ -55,6 +57,7 @@ def layer_facts(world: World) -> dict[str, Any]:
         "column": {bias: column(tp, bias) for bias in (True, False)},
         "row": {bias: row(tp, bias) for bias in (True, False)},
         "shared copy": shared_copy(tp),
+        "inputs after": inputs_after(tp),
         "pair": pair(tp),
         "slices": load_and_gather(tp),
     }
@@ -88,6 +91,14 @@ def shared_copy(tp: Group) -> dict[str, Any]:
     copied = first.copy_in(x)
     (first(copied, copied=True).square().sum() + second(copied, copied=True).square().sum()).backward()
     return {"x": x.grad, "collectives": tp.ledger.total().calls - before}
+
+
+def inputs_after(tp: Group) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return, for both collectives, what they were given as it was and as it is afterwards: others may hold it too."""
+    x, partial, gradient = made_up(INPUTS).requires_grad_(), made_up(INPUTS), made_up(INPUTS, seed=1)
+    SumOverTP.apply(partial, tp, "sum")
+    CopyToTP.apply(x, tp, "copy").backward(gradient)
+    return {"sum": (made_up(INPUTS), partial), "copy": (made_up(INPUTS, seed=1), gradient)}
 
 
 def pair(tp: Group) -> dict[str, Any]:

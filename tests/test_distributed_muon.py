@@ -1,18 +1,20 @@
 """Distributed Muon on real worlds: equal to one process to the bit, on every grid, through every kind of bad day."""
 
 import copy
-import functools
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import optimizer_cases as cases
 import optimizer_workers as work
 import pytest
 import torch
 from helpers_math import distance, message
-from optimizer_workers import ABSENT, ADAMW, BAD_NUMBERS, RAGGED, SMALL, TINY, Case, Outcome, same
+from once import once
+from optimizer_cases import ABSENT, ADAMW, RAGGED, SMALL, TINY, Case, Outcome
+from optimizer_workers import BAD_NUMBERS, same
 from torch import Tensor, nn
 
 from distmuon import launch
@@ -29,16 +31,16 @@ FLOAT64 = SMALL.of_dtype(torch.float64)
 CASES = {"ragged": RAGGED, "small": SMALL, "bf16 and fp32": MIXED, "float64": FLOAT64, "one element": TINY}
 
 
-@functools.cache
+@once
 def facts(dp: int, tp: int) -> list[dict[str, Any]]:
     """Return what each rank of one world has found out; the world runs once, when the first test asks."""
     return launch.run(work.muon_facts, dp=dp, tp=tp)
 
 
-@functools.cache
+@once
 def one_process(case_name: str, dp: int, tp: int) -> Outcome:
     case = CASES.get(case_name) or {"absent": ABSENT, "clipped": replace(FLOAT64, max_norm=1.5)}[case_name]
-    (outcome,) = launch.run(work.train_alone, (case, dp, tp))  # here, with one thread as every rank has
+    (outcome,) = launch.run(cases.train_alone, (case, dp, tp))  # here, with one thread as every rank has
     return outcome
 
 
@@ -52,14 +54,14 @@ def different(case: Case, dp: int, tp: int, name: str, expected: dict[str, Tenso
         (rank, w.name)
         for rank, outcome in enumerate(outcomes(dp, tp, name))
         for w in case.weights
-        if not torch.equal(outcome.values[w.name], work.cut(expected[w.name], w.dim, tp, rank % tp))
+        if not torch.equal(outcome.values[w.name], cases.cut(expected[w.name], w.dim, tp, rank % tp))
     ]
 
 
 def furthest(dp: int, tp: int, name: str, expected: dict[str, Tensor]) -> float:
     """Return the largest relative difference of any parameter on any rank."""
     return max(
-        distance(outcome.values[w.name], work.cut(expected[w.name], w.dim, tp, rank % tp))
+        distance(outcome.values[w.name], cases.cut(expected[w.name], w.dim, tp, rank % tp))
         for rank, outcome in enumerate(outcomes(dp, tp, name))
         for w in SMALL.weights
     )
@@ -73,7 +75,7 @@ def furthest(dp: int, tp: int, name: str, expected: dict[str, Tensor]) -> float:
 def test_every_rank_ends_to_the_bit_where_one_process_does(dp: int, tp: int, name: str) -> None:
     expected = one_process(name, dp, tp).values
     assert different(CASES[name], dp, tp, name, expected) == []
-    start = {w.name: work.whole_start(w, tp) for w in CASES[name].weights}
+    start = {w.name: cases.whole_start(w, tp) for w in CASES[name].weights}
     assert not any(torch.equal(expected[key], start[key]) for key in start)  # everything has moved
 
 
@@ -82,7 +84,7 @@ def test_parameters_without_a_gradient_rest_and_one_rank_without_counts_as_zero(
     expected = one_process("absent", dp, tp).values
     assert different(ABSENT, dp, tp, "absent", expected) == []
     (never,) = (w for w in ABSENT.weights if w.name == "other rows")
-    assert torch.equal(expected[never.name], work.whole_start(never, tp))  # not even decay
+    assert torch.equal(expected[never.name], cases.whole_start(never, tp))  # not even decay
 
 
 @on_every_grid
@@ -201,7 +203,7 @@ def test_the_state_of_another_rank_is_refused(dp: int, tp: int) -> None:
 
 def test_the_state_of_another_grid_is_refused() -> None:
     state = facts(2, 2)[3]["saving alone"]["state"]
-    _, optimizer = work.build(SMALL, Grid.alone())
+    _, optimizer = cases.build(SMALL, Grid.alone())
     with pytest.raises(ValueError, match=r"grid \(2, 2\) instead of \(1, 1\), rank") as error:
         optimizer.load_state_dict(state)
     message(error)
@@ -217,8 +219,8 @@ def test_the_state_of_another_grid_is_refused() -> None:
     ],
 )
 def test_the_state_of_another_map_is_refused_and_changes_nothing(what: str, other: Case) -> None:
-    _, saver = work.build(other, Grid.alone())
-    parameters, optimizer = work.build(SMALL, Grid.alone())
+    _, saver = cases.build(other, Grid.alone())
+    parameters, optimizer = cases.build(SMALL, Grid.alone())
     work.go_on(SMALL, Grid.alone(), parameters, optimizer, range(1))
     before = copy.deepcopy(optimizer.state_dict())
     with pytest.raises(ValueError, match=f"belongs elsewhere: .*{what}") as error:
@@ -231,17 +233,17 @@ def test_the_state_of_another_map_is_refused_and_changes_nothing(what: str, othe
 
 
 def matrix(*shape: int) -> nn.Parameter:
-    return nn.Parameter(work.made_up("matrix", shape or (4, 3), torch.float32))
+    return nn.Parameter(cases.made_up("matrix", shape or (4, 3), torch.float32))
 
 
 def test_a_grid_of_one_needs_no_collective_and_no_process_group() -> None:
     grid = Grid.alone()
     with CollectiveCounter() as counter:
-        outcome = work.train_sharded(replace(SMALL, max_norm=1e6), grid)
+        outcome = cases.train_sharded(replace(SMALL, max_norm=1e6), grid)
     assert grid.ledger == counter.ledger == Ledger()
     assert not list(grid.ledger)
     assert not torch.distributed.is_initialized()
-    (expected,) = launch.run(work.train_alone, (SMALL, 1, 1))
+    (expected,) = launch.run(cases.train_alone, (SMALL, 1, 1))
     assert same(outcome.values, expected.values)
 
 
@@ -254,8 +256,8 @@ def test_every_option_means_what_it_means_on_one_device(
 ) -> None:
     options = dict(momentum_kind=kind, nesterov=nesterov, scale=scale, ns_coefficients=coefficients)
     case = replace(SMALL, groups=({"algorithm": "muon"} | options, *SMALL.groups[1:]))
-    (expected,) = launch.run(work.train_alone, (case, 1, 1))
-    assert same(work.train_sharded(case, Grid.alone()).values, expected.values)
+    (expected,) = launch.run(cases.train_alone, (case, 1, 1))
+    assert same(cases.train_sharded(case, Grid.alone()).values, expected.values)
 
 
 def test_options_of_the_constructor_are_the_groups_defaults() -> None:

@@ -115,9 +115,7 @@ def test_torchrun_starts_the_same_worker_with_the_same_results() -> None:
     ending = worlds.finish(*torchrun, FAULTY, "greet", "--dp", "2", "--tp", "2", OMP_NUM_THREADS="1")
     assert ending.code == 0, ending.err
     assert ending.out.startswith(f"hello from one rank\n{GREETINGS}")
-    assert sorted(ending.out.split("rank 3 of 4\n")[1].splitlines()) == [
-        f"Answer(rank={number}, total=6)" for number in range(4)
-    ]
+    assert all(f"Answer(rank={number}, total=6)" in ending.out for number in range(4))  # each printed by its rank
     assert ending.err.strip() == ""
 
 

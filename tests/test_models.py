@@ -1,6 +1,5 @@
 """The MLP and the transformer: the same function on any TP group, replicas identical to the bit, traffic foretold."""
 
-import functools
 from typing import Any
 
 import model_workers as work
@@ -8,6 +7,7 @@ import pytest
 import torch
 from helpers_math import message
 from model_workers import MODELS
+from once import once
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,7 +22,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 GRIDS = [(1, 2), (1, 4), (2, 2)]
 
 
-@functools.cache
+@once
 def facts(tp: int, dp: int = 1) -> list[dict[str, Any]]:
     """Return what each rank of one world has found out; the world runs once, when the first test asks."""
     return launch.run(work.model_facts, dp=dp, tp=tp)

@@ -9,6 +9,8 @@ from distmuon.certificate import difference, identical
 from distmuon.grid import Grid
 from distmuon.museum import EXHIBITS, broken
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RESULTS = [f"{scenario}: result" for scenario in workers.SCENARIOS]  # bitwise equal to single-device Muon
 BYTES = [f"{scenario}: bytes" for scenario in workers.SCENARIOS]  # counted == predicted, on every rank
 RAISES = [f"{scenario}: raises" for scenario in workers.SCENARIOS]
@@ -32,15 +34,6 @@ CAUGHT_BY: dict[str | None, list[str]] = {
 def visits():
     """Every exhibit in every scenario, on one 2 x 2 grid: one dict per rank."""
     return launch.run(workers.visit, dp=workers.DP, tp=workers.TP, timeout=30)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The reference computes with as many threads as a rank, or its last bits may differ."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def failed_checks(visits, name: str | None) -> set[str]:

@@ -1,6 +1,5 @@
 """Tensor-parallel layers: outputs and gradients of nn.Linear on whole weights, two all-reduces per pair."""
 
-import functools
 from typing import Any
 
 import model_workers as work
@@ -8,6 +7,7 @@ import pytest
 import torch
 from helpers_math import message
 from model_workers import BATCH, INPUTS, OUTPUTS, made_up
+from once import once
 from torch import Tensor, nn
 
 from distmuon import launch
@@ -18,7 +18,7 @@ from distmuon.tensor_parallel import ColumnParallelLinear, RowParallelLinear, ma
 on_every_group = pytest.mark.parametrize("tp", [1, 2, 4])
 
 
-@functools.cache
+@once
 def facts(tp: int) -> list[dict[str, Any]]:
     """Return what each rank of one TP group has found out; the world runs once, when the first test asks."""
     return launch.run(work.layer_facts, tp=tp)
@@ -78,6 +78,13 @@ def test_layers_that_share_a_copy_of_their_input_sum_its_gradient_once(tp: int) 
     for found in facts(tp):
         assert torch.allclose(found["shared copy"]["x"], x.grad, rtol=1e-12, atol=1e-12)
         assert found["shared copy"]["collectives"] == (1 if tp > 1 else 0)
+
+
+@on_every_group
+def test_what_is_summed_over_tp_is_a_copy(tp: int) -> None:
+    for found in facts(tp):
+        for name, (before, after) in found["inputs after"].items():
+            assert torch.equal(before, after), name
 
 
 @on_every_group

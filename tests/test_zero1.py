@@ -4,11 +4,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import optimizer_cases as cases
 import optimizer_workers as work
 import pytest
 import torch
 from helpers_math import gaussian, message
-from optimizer_workers import ADAMW_ONLY, SINGLE_SCALAR, Case, same
+from once import once
+from optimizer_cases import ADAMW_ONLY, SINGLE_SCALAR, Case
+from optimizer_workers import same
 from torch import Tensor, nn
 
 from distmuon import launch
@@ -25,7 +28,7 @@ CASES = {
 }
 
 
-@functools.cache
+@once
 def facts(dp: int, tp: int) -> list[dict[str, Any]]:
     """Return what each rank of one world has found out; the world runs once, when the first test asks."""
     return launch.run(work.zero1_facts, dp=dp, tp=tp)
@@ -54,8 +57,8 @@ def test_a_shards_gradient_is_the_mean_in_rank_order_to_the_bit(dp: int, tp: int
     for rank, found in enumerate(facts(dp, tp)):
         for name, (place, gradient) in found["reduced"].items():
             w = weights[name]
-            copies = [work.whole_gradient(ADAMW_ONLY, w, tp, 0, r) for r in range(dp)]
-            mine = [work.cut(whole, w.dim, tp, rank % tp).flatten()[place] for whole in copies if whole is not None]
+            copies = [cases.whole_gradient(ADAMW_ONLY, w, tp, 0, r) for r in range(dp)]
+            mine = [cases.cut(whole, w.dim, tp, rank % tp).flatten()[place] for whole in copies if whole is not None]
             forwards.append(torch.equal(gradient, functools.reduce(torch.add, mine) / dp))
             backwards.append(torch.equal(gradient, functools.reduce(torch.add, mine[::-1]) / dp))
             covered[name, rank % tp][place] += 1
@@ -68,13 +71,13 @@ def test_a_shards_gradient_is_the_mean_in_rank_order_to_the_bit(dp: int, tp: int
 @pytest.mark.parametrize("name", CASES)
 def test_adamw_on_shards_is_torchs_adamw_to_the_bit(dp: int, tp: int, name: str) -> None:
     case = CASES[name]
-    (expected,) = launch.run(work.train_alone, (case, dp, tp))
+    (expected,) = launch.run(cases.train_alone, (case, dp, tp))
     for rank, found in enumerate(facts(dp, tp)):
         for w in case.weights:
             whole = expected.values[w.name]
-            assert not torch.equal(whole, work.whole_start(w, tp))
+            assert not torch.equal(whole, cases.whole_start(w, tp))
             value = found["outcomes"][name].values[w.name]
-            assert same(value, work.cut(whole, w.dim, tp, rank % tp)), (rank, w.name)
+            assert same(value, cases.cut(whole, w.dim, tp, rank % tp)), (rank, w.name)
 
 
 @on_every_grid
@@ -231,11 +234,11 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
 
 def test_the_learning_rate_of_the_moment_counts() -> None:
     case = Case(ADAMW_ONLY.weights[:2], ADAMW_ONLY.groups, steps=3)
-    (faded,) = launch.run(work.train_alone, (case, 1, 1))
-    assert same(work.train_sharded(case, Grid.alone()).values, faded.values)
-    parameters, constant = work.build(case, Grid.alone())
+    (faded,) = launch.run(cases.train_alone, (case, 1, 1))
+    assert same(cases.train_sharded(case, Grid.alone()).values, faded.values)
+    parameters, constant = cases.build(case, Grid.alone())
     work.go_on(case, Grid.alone(), parameters, constant, range(3))
-    assert not same(work.values(parameters), faded.values)
+    assert not same(cases.values(parameters), faded.values)
 
 
 def build(params: Any, **options: Any) -> Callable[[], Zero1AdamW]:

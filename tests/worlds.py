@@ -95,6 +95,19 @@ def unpicklable(world: World) -> Any:
     return lambda: None
 
 
+def orphan(world: World, directory: str) -> None:
+    """Let rank 0 kill the process that all ranks were forked from; leave their process ids in `directory`."""
+    import torch
+    import torch.distributed as dist
+
+    Path(directory, str(os.getpid())).touch()
+    dist.barrier()
+    if world.rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    while True:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+
+
 def oversleep() -> None:
     time.sleep(1000)
 

@@ -54,6 +54,9 @@ class DistributedMuon(Zero1AdamW):
         **options: Any,
     ) -> None:
         chosen = strategies.load(strategy)
+        for name, dtype, default in (("gather_dtype", gather_dtype, None), ("compute_dtype", compute_dtype, "auto")):
+            if dtype != default and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+                raise TypeError(f"{name} is {dtype!r}; give {default!r} or a floating-point torch.dtype.")
         super().__init__(params, grid, **options)
         muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
         task = strategies.Task(

@@ -123,7 +123,8 @@ def run(
     world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start())
     world = _validated(world, int(os.environ["WORLD_SIZE"]) if _under_torchrun() else None)
     if _under_torchrun():
-        return [rank.run(replace(world, rank=int(os.environ["RANK"])), None, worker, arguments)]
+        with session.environment(session.directory()):
+            return [rank.run(replace(world, rank=int(os.environ["RANK"])), None, worker, arguments)]
     if world.size == 1:
         return [rank.run_alone(world, worker, arguments)]
     payload = _pickled(worker, arguments)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from typing import Any
 
 import torch
 
-from distmuon import report, training
+from distmuon import report, session, training
 from distmuon.certificate import Certificate, judge
 from distmuon.data import digits
 from distmuon.grid import Grid
@@ -20,7 +21,8 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
     world, evidence = handed_over["world"], handed_over["evidence"]
     torch.set_num_threads(threads)  # as many as a rank had, or the last bits may differ
     device = torch.device(world.device)
-    judged = judge(recipe, evidence, world.dp, device)
+    with session.environment(session.directory()):
+        judged = judge(recipe, evidence, world.dp, device)
     predicted = [training.predict_run(recipe, world.dp, world.tp, rank // world.tp) for rank in range(world.size)]
     _, held_out = digits(Grid.alone(world.device), recipe.seed)
     result = {
@@ -60,6 +62,8 @@ def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: La
     """Return the printed page, line by line."""
     dp, tp = result["grid"]["dp"], result["grid"]["tp"]
     ratio = result["seconds_per_step"] / result["reference_seconds_per_step"]
+    caveat = f" ({report.plural(dp * tp, 'rank')} on {os.cpu_count()} cores, over loopback: no word on a cluster.)"
+    caveat = caveat if result["device"] == "cpu" and dp * tp > 1 else ""
     wrong = [f"  FAIL {line}" for line in result["ledger_differences"][:10]]
 
     def outcome(losses: list[float], accuracy: float) -> str:
@@ -81,5 +85,5 @@ def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: La
         *report.byte_lines(result["ledger"], dp * tp, recipe.steps),
         *(wrong or ["  every rank, bucket and collective: counted = predicted"]),
         "",
-        f"Time: a step takes {ratio:.1f} x as long as in one process.",
+        f"Time: a step takes {ratio:.1f} x as long as in one process.{caveat}",
     ]

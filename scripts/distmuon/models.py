@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from distmuon.collectives import Group
 from distmuon.ledger import Ledger
-from distmuon.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from distmuon.tensor_parallel import ColumnParallelLinear, RowParallelLinear, mark_replicated
 
 ALONE = Group("tp")  # T = 1: the layers are then plain linear layers
 
@@ -39,6 +39,7 @@ class MLP(nn.Module):
             else:
                 self.layers.append(nn.Linear(inputs, outputs))
         self.head = nn.Linear(widths[-2], widths[-1])
+        mark_replicated(self)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -100,6 +101,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, tp, f"blocks.{i}") for i in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
+        mark_replicated(self)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))

@@ -104,7 +104,7 @@ class Failure(NamedTuple):
     when: float
     lost: bool
     late: bool
-    where: str  # innermost line outside installed packages
+    where: str  # outside installed packages, most recent call first
     text: str
 
 
@@ -152,8 +152,8 @@ def _failure(error: BaseException) -> Failure:
     report = traceback.TracebackException.from_exception(error)
     while len(report.stack) > 1 and report.stack[0].filename in PLUMBING:
         del report.stack[0]
-    place = [frame for frame in report.stack if "site-packages" not in frame.filename][-1:] or report.stack[-1:]
-    where = "".join(f'  File "{frame.filename}", line {frame.lineno} in {frame.name}' for frame in place)
+    ours = [frame for frame in report.stack if "site-packages" not in frame.filename] or report.stack[-1:]
+    where = "\n".join(f'  File "{frame.filename}", line {frame.lineno} in {frame.name}' for frame in reversed(ours))
     return Failure(time.monotonic(), lost, late, where, "".join(report.format()).rstrip())
 
 
@@ -196,8 +196,10 @@ def _first_failure(ranks: list[Any], directory: str, timeout: float, alive: list
     if late and not causes:
         text = f"rank {late[0]} waited {timeout:g} s for its peers in vain; every rank was stopped.\n"
         text += failures[late[0]].text + "\n"
-        for rank in late[1:]:
-            text += f"\nrank {rank} waited in vain too, here:\n{failures[rank].where}\n"
+        others = sorted(rank for rank in by_time if rank != late[0])
+        for where in dict.fromkeys(failures[rank].where for rank in others):
+            names = ", ".join(str(rank) for rank in others if failures[rank].where == where)
+            text += f"\nrank {names} failed in a collective too, here (most recent call first):\n{where}\n"
         for rank, place in _where({rank: ranks[rank].pid for rank in alive}, directory).items():
             text += f"\nrank {rank} was still running, here (most recent call first):\n{place}\n"
         return WorldError(text, alive[0] if len(alive) == 1 else None)

@@ -6,7 +6,8 @@
 Put one after the other they need one all-reduce in each direction. Source: Megatron-LM (Shoeybi et al. 2019, section
 3). torch's `parallelize_module` does the same with DTensor weights, and hides the collectives that this book counts.
 
-Every parameter carries `tp_split_dim`: the dimension cut over TP, or None where all TP ranks hold the same values.
+Every parameter carries a mark, `tp_split_dim`: the dimension cut over TP, or None where all TP ranks hold the same
+values. Marks are plain attributes; `copy.deepcopy` and `to_empty` lose them, and then the optimizer refuses the model.
 Weights are [out, in], as in `nn.Linear`.
 """
 
@@ -93,9 +94,21 @@ class RowParallelLinear(_SplitLinear):
 
 
 def mark(parameter: nn.Parameter, tp_split_dim: int | None) -> nn.Parameter:
-    """Note on the parameter along which dimension it is cut over TP, and return it."""
+    """Note on the parameter along which dimension it is cut over TP (None: not at all), and return it."""
+    if tp_split_dim is not None and not 0 <= tp_split_dim < parameter.ndim:
+        raise ValueError(
+            f"tp_split_dim is {tp_split_dim}, but the parameter has dimensions 0 to {parameter.ndim - 1}; "
+            "give one of them, or None where every TP rank holds the whole."
+        )
     parameter.tp_split_dim = tp_split_dim  # type: ignore[attr-defined]
     return parameter
+
+
+def mark_replicated(model: nn.Module) -> None:
+    """Mark every parameter that bears no mark yet as whole on every TP rank: embeddings, norms, heads."""
+    for parameter in model.parameters():
+        if not hasattr(parameter, "tp_split_dim"):
+            mark(parameter, None)
 
 
 def tp_split_dim(parameter: Tensor) -> int | None:

@@ -78,6 +78,8 @@ class Zero1AdamW(torch.optim.Optimizer):
         defaults = self.DEFAULTS[algorithm]
         for name, value in defaults.items():
             param_group.setdefault(name, self._options.get(name, value))
+        if algorithm == "adamw":  # let torch say what is wrong with a learning rate or beta
+            torch.optim.AdamW([torch.zeros(1)], **{name: param_group[name] for name in ADAMW_DEFAULTS})
         self._name_parameters(param_group)
         super().add_param_group(param_group)
 
@@ -179,6 +181,11 @@ class Zero1AdamW(torch.optim.Optimizer):
                 raise ValueError(f"parameter {name!r} is given twice (also as {first[id(p)]!r}); give it once.")
             first[id(p)] = name
             gradients.refuse_claimed(name, p)
+            if self.grid.tp.size > 1 and not hasattr(p, "tp_split_dim"):
+                raise ValueError(
+                    f"parameter {name!r} does not say how it is cut over TP, and a wrong guess would go unnoticed; "
+                    "mark it (tensor_parallel.mark or mark_replicated). copy.deepcopy and to_empty lose marks."
+                )
 
     # ---- Saving and loading -------------------------------------------------------------------------------
 
@@ -193,7 +200,12 @@ class Zero1AdamW(torch.optim.Optimizer):
             if master.dtype != self.buffers.flat_parameters[bucket.buffer_idx].dtype
         }
         adamw = self.adamw.state_dict() if self.adamw else None
-        return super().state_dict() | {"place": self._place(), "adamw": adamw, "masters": masters}
+        return super().state_dict() | {
+            "place": self._place(),
+            "adamw": adamw,
+            "masters": masters,
+            "skipped_steps": self.skipped_steps,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned on the same rank of the same grid, with the same map.
@@ -202,8 +214,12 @@ class Zero1AdamW(torch.optim.Optimizer):
         """
         saved, mine = state_dict.get("place", {}), self._place()
         if saved != mine:
-            different = ", ".join(f"{k} {saved.get(k)} instead of {mine[k]}" for k in mine if saved.get(k) != mine[k])
-            raise ValueError(f"this state belongs elsewhere: {different}. Load it on the grid and rank that saved it.")
+            key = next(key for key in mine if saved.get(key) != mine[key])
+            short = f": {saved.get(key)} instead of {mine[key]}" if key in ("grid", "rank") else ""
+            raise ValueError(
+                f"this state belongs elsewhere, it has another {key}{short}; load it where it was saved, "
+                "on the same rank of the same grid, with the same parameters and bucket size."
+            )
         state_dict = copy.deepcopy(state_dict)
         for group, theirs in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in theirs.items() if name != "params"})
@@ -212,6 +228,7 @@ class Zero1AdamW(torch.optim.Optimizer):
         self.state.update({parameters[index]: state for index, state in state_dict["state"].items()})
         if self.adamw:
             self.adamw.load_state_dict(state_dict["adamw"])
+        self.skipped_steps = state_dict["skipped_steps"]
         self.buffers.refresh_masters()
         for bucket in self.buckets:
             if bucket.label in state_dict["masters"]:
@@ -222,7 +239,7 @@ class Zero1AdamW(torch.optim.Optimizer):
         return {
             "grid": (grid.dp.size, grid.tp.size),
             "rank": (grid.dp.rank, grid.tp.rank),
-            "parameters": [tuple(spec) for spec in layout.specs],
-            "groups": [(group["algorithm"], len(group["params"])) for group in self.param_groups],
+            "set of parameters": [tuple(spec) for spec in layout.specs],
+            "division into groups": [(group["algorithm"], len(group["params"])) for group in self.param_groups],
             "global buffer size": layout.global_buffer_size,
         }

@@ -1,0 +1,31 @@
+"""What several test files share: worlds that are started once per session, and as many threads as a rank has."""
+
+import functools
+from collections.abc import Callable, Iterator
+
+import certificate_workers as workers
+import pytest
+import torch
+
+from distmuon import launch
+
+
+@pytest.fixture(scope="session")
+def witnesses() -> Callable[[int, int], list[workers.Witness]]:
+    """Return what every rank of a dp x tp grid hands over; each grid is started once, when first asked for."""
+
+    @functools.cache
+    def start(dp: int, tp: int) -> list[workers.Witness]:
+        large = (dp, tp) in workers.LARGE_GRIDS
+        return launch.run(workers.bear_witness, (workers.TINY if large else workers.RECIPES, not large), dp=dp, tp=tp)
+
+    return start
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute here with as many threads as a rank, or the last bits may differ."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

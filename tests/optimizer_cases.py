@@ -1,0 +1,257 @@
+"""One training, two ways: in one process on whole matrices, and on a grid, which must equal it to the bit."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from distmuon.distributed_muon import DistributedMuon
+from distmuon.grid import Grid
+from distmuon.launch import World
+from distmuon.muon import Muon
+from distmuon.strategies.gather_all import GatherAll
+from distmuon.tensor_parallel import mark
+from distmuon.zero1_optimizer import Zero1AdamW
+
+# ---- Cases ------------------------------------------------------------------------------------------------
+
+
+class Weight(NamedTuple):
+    """One parameter. shape: TP-local. dim: cut over TP, or None. group: index into the case's groups."""
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int | None = None
+    group: int = 0
+    dtype: torch.dtype = torch.float32
+
+
+MUON = dict(algorithm="muon", lr=0.02, momentum=0.95, weight_decay=0.1)
+OTHER_MUON = dict(
+    algorithm="muon",
+    lr=0.3,
+    momentum=0.8,
+    nesterov=False,
+    momentum_kind="average",
+    weight_decay=0.01,
+    scale="original",
+    ns_steps=3,
+    ns_coefficients="polar_express",
+)
+ADAMW = dict(algorithm="adamw", lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3)
+OTHER_ADAMW = dict(algorithm="adamw", lr=0.1)
+FADES = (0.5, 0.9, 0.7)  # by which each group's learning rate is multiplied after every step
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and how. absent: (name, step, dp_rank) for which there is no gradient."""
+
+    weights: tuple[Weight, ...]
+    groups: tuple[dict[str, Any], ...] = (MUON, OTHER_MUON, ADAMW)
+    steps: int = 4
+    bucket_size: int = 60
+    max_norm: float | None = None
+    absent: frozenset[tuple[str, int, int]] = field(default_factory=frozenset)
+
+    def of_dtype(self, *dtypes: torch.dtype) -> Case:
+        """Return the case with these dtypes, in turn, for its weights."""
+        return replace(
+            self, weights=tuple(w._replace(dtype=dtypes[i % len(dtypes)]) for i, w in enumerate(self.weights))
+        )
+
+
+SMALL = Case(
+    (
+        Weight("rows", (3, 5), 0),
+        Weight("columns", (8, 6), 1),
+        Weight("whole", (5, 4)),
+        Weight("one", (1, 1), None, 1),
+        Weight("table", (6, 3), None, 2),
+        Weight("other columns", (4, 9), 1, 1),
+        Weight("bias", (7,), None, 2),
+        Weight("split bias", (3,), 0, 2),
+        Weight("scalar", (), None, 2),
+        Weight("other rows", (7, 7), 0, 1),
+    )
+)
+RAGGED = Case(
+    (
+        *(
+            Weight(f"{a}x{b} {dim}", (a, b), dim, group=int(a > 300))
+            for a, b in [(1, 1), (3, 5), (100, 100), (124, 324), (456, 124), (676, 876)]
+            for dim in (0, 1, None)
+        ),
+        Weight("table", (37, 5), None, 2),
+        Weight("bias", (131,), 0, 2),
+    ),
+    steps=2,
+    bucket_size=100_000,
+)
+TINY = Case((Weight("only", (1, 1), 0),), (MUON,))
+ADAMW_ONLY = Case(
+    tuple(w._replace(group=w.group % 2) for w in SMALL.weights), (ADAMW, OTHER_ADAMW), steps=5, bucket_size=40
+)
+SINGLE_SCALAR = Case((Weight("only", ()),), (ADAMW,))  # D - 1 ranks have an AdamW without parameters
+ABSENT = replace(
+    SMALL,
+    absent=frozenset(
+        [(name, 0, r) for name in ("whole", "bias") for r in range(8)]  # nobody's, before any state exists
+        + [(name, 2, r) for name in ("rows", "other columns", "table") for r in range(8)]  # nobody's, in mid-training
+        + [(name, 1, 0) for name in ("rows", "columns", "split bias")]  # DP rank 0 alone has none
+        + [("other rows", s, r) for s in range(8) for r in range(8)]  # never anybody's
+    ),
+)
+
+
+def made_up(words: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return Gaussian numbers that depend on `words` alone, rounded to `dtype`."""
+    generator = torch.Generator().manual_seed(zlib.crc32(words.encode()))
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)
+
+
+def whole_shape(weight: Weight, tp: int) -> list[int]:
+    return [n * tp if dim == weight.dim else n for dim, n in enumerate(weight.shape)]
+
+
+def whole_start(weight: Weight, tp: int) -> Tensor:
+    return made_up(f"start {weight.name}", whole_shape(weight, tp), weight.dtype)
+
+
+def whole_gradient(case: Case, weight: Weight, tp: int, step: int, dp_rank: int) -> Tensor | None:
+    """Return the whole gradient that DP rank `dp_rank` feeds in this step."""
+    if (weight.name, step, dp_rank) in case.absent:
+        return None
+    return made_up(f"{weight.name} {step} {dp_rank}", whole_shape(weight, tp), weight.dtype)
+
+
+def cut(whole: Tensor, dim: int | None, tp: int, tp_rank: int) -> Tensor:
+    """Return one TP rank's slice of a whole tensor, in storage of its own."""
+    return (whole if dim is None else whole.chunk(tp, dim)[tp_rank]).clone(memory_format=torch.contiguous_format)
+
+
+# ---- The same training, whole and sharded -----------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """values: parameters after the last step. norms: total gradient norm of each step, if it is clipped."""
+
+    values: dict[str, Tensor]
+    norms: list[float]
+
+
+def train_alone(world: World, case: Case, dp: int, tp: int) -> Outcome:
+    """Train whole parameters in one process on the gradients of D ranks, with one ordinary optimizer for each.
+
+    Gradients are added in rank order, in float32 or wider, and divided by D. A rank that has none counts as zero.
+    """
+    masters: dict[str, nn.Parameter] = {}
+    optimizers: list[torch.optim.Optimizer] = []
+    schedulers = []
+    for w in case.weights:
+        wide = torch.promote_types(w.dtype, torch.float32)
+        masters[w.name] = nn.Parameter(whole_start(w, tp).to(wide))
+        options = {name: value for name, value in case.groups[w.group].items() if name != "algorithm"}
+        if case.groups[w.group]["algorithm"] == "muon":
+            travels = torch.float64 if w.dtype == torch.float64 else torch.bfloat16
+            optimizers.append(Muon([masters[w.name]], input_dtype=travels, batched=False, **options))
+        else:
+            optimizers.append(torch.optim.AdamW([masters[w.name]], **{"weight_decay": 0.1} | options))
+        schedulers.append(LambdaLR(optimizers[-1], fades(1, w.group)))
+    norms = []
+    for step in range(case.steps):
+        for w in case.weights:
+            copies = [whole_gradient(case, w, tp, step, rank) for rank in range(dp)]
+            master = masters[w.name]
+            master.grad = None
+            if any(gradient is not None for gradient in copies):
+                total = torch.zeros_like(master)
+                for gradient in copies:
+                    total += torch.zeros_like(master) if gradient is None else gradient.to(master.dtype)
+                master.grad = total / dp
+        if case.max_norm is not None:
+            norms.append(float(nn.utils.clip_grad_norm_(masters.values(), case.max_norm)))
+        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+            optimizer.step()
+            scheduler.step()
+    return Outcome({w.name: masters[w.name].detach().to(w.dtype) for w in case.weights}, norms)
+
+
+def fades(groups: int, first: int = 0) -> list[Any]:
+    return [lambda step, fade=FADES[first + i]: fade**step for i in range(groups)]
+
+
+def build(case: Case, grid: Grid, **options: Any) -> tuple[dict[str, nn.Parameter], Zero1AdamW]:
+    """Return this rank's slices of the starting parameters, by name, and the sharded optimizer over them."""
+    parameters = {
+        w.name: mark(nn.Parameter(cut(whole_start(w, grid.tp.size), w.dim, grid.tp.size, grid.tp.rank)), w.dim)
+        for w in case.weights
+    }
+    groups = [
+        group | {"params": [(w.name, parameters[w.name]) for w in case.weights if w.group == i]}
+        for i, group in enumerate(case.groups)
+    ]
+    options = {"bucket_size": case.bucket_size, "max_norm": case.max_norm, **options}
+    if all(group["algorithm"] == "adamw" for group in groups):
+        return parameters, Zero1AdamW(groups, grid, **options)
+    options.setdefault("batched", False)
+    return parameters, DistributedMuon(groups, grid, **options)
+
+
+def give(case: Case, grid: Grid, parameters: Mapping[str, nn.Parameter], step: int) -> None:
+    """Set this rank's gradients of one step."""
+    for w in case.weights:
+        gradient = whole_gradient(case, w, grid.tp.size, step, grid.dp.rank)
+        parameters[w.name].grad = None if gradient is None else cut(gradient, w.dim, grid.tp.size, grid.tp.rank)
+
+
+def values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in parameters.items()}
+
+
+def train_sharded(case: Case, grid: Grid, poisoned: bool = False, **options: Any) -> Outcome:
+    """Train this rank's slices. poisoned: with NaN wherever no parameter is, anew before every step."""
+    parameters, optimizer = build(case, grid, **options)
+    scheduler = LambdaLR(optimizer, fades(len(case.groups)))
+    norms = []
+    if poisoned and isinstance(optimizer, DistributedMuon):
+        poison_gather(optimizer)
+    for step in range(case.steps):
+        give(case, grid, parameters, step)
+        if poisoned:
+            poison_padding(optimizer)
+        optimizer.step()
+        scheduler.step()
+        norms.append(optimizer.summary.norm)
+    return Outcome(values(parameters), norms)
+
+
+def poison_padding(optimizer: Zero1AdamW) -> None:
+    """Fill the padding of parameters, gradients and master weights with NaN."""
+    buffers = optimizer.buffers
+    for bucket in buffers.buckets:
+        end = bucket.offset + bucket.numel
+        buffers.flat_parameters[bucket.buffer_idx][end : bucket.range.end] = torch.nan
+        buffers.flat_gradients[bucket.buffer_idx][end : bucket.range.end] = torch.nan
+        buffers.masters[bucket][max(0, end - bucket.shard(buffers.grid.dp.rank).start) :] = torch.nan
+
+
+def poison_gather(optimizer: DistributedMuon) -> None:
+    """Let everything that is no momentum travel as NaN: padding, and the places of AdamW's parameters."""
+    assert isinstance(optimizer.strategy, GatherAll)
+    honest = optimizer.strategy.pack
+
+    def pack(bucket: Any, momentum: Mapping[int, Tensor]) -> Tensor:
+        packed = torch.full_like(honest(bucket, momentum), torch.nan)
+        origin = bucket.shard(optimizer.grid.dp.rank).start
+        for index, piece in momentum.items():
+            packed[optimizer.buffers.metas[index].local_range.relative_to(origin).as_slice] = piece
+        return packed
+
+    optimizer.strategy.pack = pack  # type: ignore[method-assign]
