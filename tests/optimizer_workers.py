@@ -31,6 +31,7 @@ from distmuon.distributed_muon import DistributedMuon
 from distmuon.gradients import NonFiniteGradient
 from distmuon.grid import Grid
 from distmuon.launch import World
+from distmuon.tensor_parallel import mark
 from distmuon.zero1_optimizer import Zero1AdamW
 
 # ---- Distributed Muon -------------------------------------------------------------------------------------

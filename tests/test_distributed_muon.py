@@ -18,12 +18,15 @@ from optimizer_workers import BAD_NUMBERS, same
 from torch import Tensor, nn
 
 from distmuon import launch
+from distmuon.collectives import Group
 from distmuon.counter import CollectiveCounter
 from distmuon.distributed_muon import DistributedMuon
 from distmuon.gradients import NonFiniteGradient
 from distmuon.grid import Grid
 from distmuon.ledger import Ledger
+from distmuon.models import MLP
 from distmuon.muon import MOMENTA, SCALES
+from distmuon.routing import split_parameters
 
 on_every_grid = pytest.mark.parametrize(("dp", "tp"), [(4, 1), (2, 2), (1, 4), (3, 1)])
 MIXED = SMALL.of_dtype(torch.bfloat16, torch.float32)
@@ -196,15 +199,13 @@ def test_one_rank_can_save_alone(dp: int, tp: int) -> None:
 def test_the_state_of_another_rank_is_refused(dp: int, tp: int) -> None:
     refusal = facts(dp, tp)[0]["foreign rank"]
     other = (0, 1) if tp > 1 else (1, 0)
-    assert refusal == (
-        f"this state belongs elsewhere: rank {other} instead of (0, 0). Load it on the grid and rank that saved it."
-    )
+    assert refusal.startswith(f"this state belongs elsewhere, it has another rank: {other} instead of (0, 0); load it")
 
 
 def test_the_state_of_another_grid_is_refused() -> None:
     state = facts(2, 2)[3]["saving alone"]["state"]
     _, optimizer = cases.build(SMALL, Grid.alone())
-    with pytest.raises(ValueError, match=r"grid \(2, 2\) instead of \(1, 1\), rank") as error:
+    with pytest.raises(ValueError, match=r"another grid: \(2, 2\) instead of \(1, 1\); load it") as error:
         optimizer.load_state_dict(state)
     message(error)
 
@@ -213,9 +214,9 @@ def test_the_state_of_another_grid_is_refused() -> None:
     ("what", "other"),
     [
         ("global buffer size", replace(SMALL, bucket_size=1)),
-        ("parameters", replace(SMALL, weights=SMALL.weights[:-1])),
-        ("parameters", MIXED),
-        ("groups", replace(SMALL, groups=(ADAMW, ADAMW, ADAMW))),
+        ("set of parameters", replace(SMALL, weights=SMALL.weights[:-1])),
+        ("set of parameters", MIXED),
+        ("division into groups", replace(SMALL, groups=(ADAMW, ADAMW, ADAMW))),
     ],
 )
 def test_the_state_of_another_map_is_refused_and_changes_nothing(what: str, other: Case) -> None:
@@ -223,7 +224,7 @@ def test_the_state_of_another_map_is_refused_and_changes_nothing(what: str, othe
     parameters, optimizer = cases.build(SMALL, Grid.alone())
     work.go_on(SMALL, Grid.alone(), parameters, optimizer, range(1))
     before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match=f"belongs elsewhere: .*{what}") as error:
+    with pytest.raises(ValueError, match=f"belongs elsewhere, it has another {what};") as error:
         optimizer.load_state_dict(saver.state_dict())
     message(error)
     assert same(before, optimizer.state_dict())
@@ -363,6 +364,10 @@ def named(name: str, tensor: Tensor) -> list[tuple[str, nn.Parameter]]:
         (ValueError, "lr=-1", build([matrix()], lr=-1)),
         (ValueError, "coefficients are 'gold'", build([matrix()], ns_coefficients="gold")),
         (ValueError, "bucket_size=0", build([matrix()], bucket_size=0)),
+        (TypeError, "gather_dtype is 'bf16'.*torch.dtype", build([matrix()], gather_dtype="bf16")),
+        (TypeError, "compute_dtype is torch.int32.*'auto'", build([matrix()], compute_dtype=torch.int32)),
+        (ValueError, "AdamW refuses its group: .*1.5",
+         build([{"params": [matrix()], "algorithm": "adamw", "betas": (0.9, 1.5)}])),
         (ValueError, "'b' is given twice .*'a'", lambda: build([("a", p := matrix()), ("b", p)])()),
         (ValueError, "'b' is given twice .*'a'",
          lambda: build([{"params": [("a", p := matrix())]}, {"params": [("b", p)], "algorithm": "adamw"}])()),
@@ -406,3 +411,11 @@ def test_a_refusal_names_every_bad_parameter_up_to_five() -> None:
         p.grad = torch.full((4, 3), torch.inf)
     with pytest.raises(NonFiniteGradient, match="gradient of w0, w1, w2, w3, w4 and 3 more is not finite"):
         optimizer.step()
+
+
+def test_a_parameter_that_has_lost_its_mark_is_refused_under_tensor_parallelism() -> None:
+    grid = replace(Grid.alone(), tp=Group("tp", 2))
+    model = MLP((4, 8, 6, 3), grid.tp)
+    DistributedMuon(split_parameters(model), grid).close()
+    with pytest.raises(ValueError, match=r"'layers\.0\.weight' does not say how it is cut over TP.*mark"):
+        DistributedMuon(split_parameters(copy.deepcopy(model)), grid)

@@ -126,3 +126,9 @@ def test_a_mark_is_read_back_and_an_unmarked_parameter_is_replicated() -> None:
     assert tp_split_dim(mark(nn.Parameter(torch.ones(2, 2)), 1)) == 1
     assert tp_split_dim(mark(nn.Parameter(torch.ones(2, 2)), None)) is None
     assert tp_split_dim(nn.Parameter(torch.ones(2, 2))) is None
+
+
+@pytest.mark.parametrize("dim", [-1, 2])
+def test_a_mark_outside_the_dimensions_is_refused(dim: int) -> None:
+    with pytest.raises(ValueError, match=f"tp_split_dim is {dim}, .*dimensions 0 to 1.*None"):
+        mark(nn.Parameter(torch.ones(2, 3)), dim)

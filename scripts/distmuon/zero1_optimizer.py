@@ -25,8 +25,8 @@ class Zero1AdamW(torch.optim.Optimizer):
         with `tp_split_dim`. Names appear in tables, ledgers and errors.
     grid: the DP x TP grid. bucket_size: elements per bucket, before padding.
     max_norm: clip the global gradient norm to this; None never clips.
-    on_nonfinite: "raise" NonFiniteGradient on every rank, or "skip" the step and count it in `skipped_steps`. Either
-        way parameters and state stay as they were, and the gradients are dropped.
+    on_nonfinite: "raise" NonFiniteGradient on every rank, or "skip" the step and count it in `skipped_steps` (which is
+        not saved). Either way parameters and state stay as they were, and the gradients are dropped.
     options: defaults of the groups: lr, betas, eps, weight_decay.
 
     `backward` moves gradients out of `.grad` into the flat buffers (see `gradients.Accumulator`): calling it several
@@ -78,8 +78,11 @@ class Zero1AdamW(torch.optim.Optimizer):
         defaults = self.DEFAULTS[algorithm]
         for name, value in defaults.items():
             param_group.setdefault(name, self._options.get(name, value))
-        if algorithm == "adamw":  # let torch say what is wrong with a learning rate or beta
-            torch.optim.AdamW([torch.zeros(1)], **{name: param_group[name] for name in ADAMW_DEFAULTS})
+        if algorithm == "adamw":
+            try:  # let torch say what is wrong with a learning rate or beta
+                torch.optim.AdamW([torch.zeros(1)], **{name: param_group[name] for name in ADAMW_DEFAULTS})
+            except ValueError as error:
+                raise ValueError(f"AdamW refuses its group: {error}.") from None
         self._name_parameters(param_group)
         super().add_param_group(param_group)
 
@@ -204,7 +207,6 @@ class Zero1AdamW(torch.optim.Optimizer):
             "place": self._place(),
             "adamw": adamw,
             "masters": masters,
-            "skipped_steps": self.skipped_steps,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -228,7 +230,6 @@ class Zero1AdamW(torch.optim.Optimizer):
         self.state.update({parameters[index]: state for index, state in state_dict["state"].items()})
         if self.adamw:
             self.adamw.load_state_dict(state_dict["adamw"])
-        self.skipped_steps = state_dict["skipped_steps"]
         self.buffers.refresh_masters()
         for bucket in self.buckets:
             if bucket.label in state_dict["masters"]:
