@@ -155,14 +155,17 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         moving = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         parameters, groups = [p for p, _ in moving], [group for _, group in moving]
-        for batch in batches(parameters, groups, self.batched):  # one at a time: what a batch needs is freed after it
-            inputs = [self._momentum(parameters[i], groups[i]) for i in batch]
-            updates = orthogonalize(inputs, groups[batch[0]], self.compute_dtype)
-            for i, update in zip(batch, updates, strict=True):
-                p, group = parameters[i], groups[i]
-                decay_(p, group["lr"], group["weight_decay"])
-                apply_(p, update, group["lr"], scale(p.shape, group["scale"]))
+        for batch in batches(parameters, groups, self.batched):
+            self._move([parameters[i] for i in batch], [groups[i] for i in batch])
         return loss
+
+    def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
+        """Update the matrices of one batch, and free what that took."""
+        inputs = [self._momentum(p, group) for p, group in zip(parameters, groups, strict=True)]
+        updates = orthogonalize(inputs, groups[0], self.compute_dtype)
+        for p, group, update in zip(parameters, groups, updates, strict=True):
+            decay_(p, group["lr"], group["weight_decay"])
+            apply_(p, update, group["lr"], scale(p.shape, group["scale"]))
 
     def _momentum(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         """Update the momentum of `p`; return what Newton–Schulz is fed."""

@@ -115,8 +115,8 @@ def newton_schulz(
         raise TypeError(f"compute_dtype is {compute_dtype!r}; give 'auto' or a floating-point torch.dtype.")
 
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices  # X X^T is then the smaller Gram matrix
-    x = unit_frobenius(x).to(dtype)  # X_0 = M / ||M||_F, so that every singular value is at most 1
+    x = unit_frobenius(matrices).to(dtype)  # X_0 = M / ||M||_F, so that every singular value is at most 1
+    x = x.mT if tall else x  # X X^T is then the smaller Gram matrix
     batch = x.shape[:-2]
     x = x.reshape(-1, *x.shape[-2:])
     if len(x) == 1:
@@ -155,10 +155,11 @@ def unit_frobenius(matrices: Tensor) -> Tensor:
     Returns [..., A, B] in float32, or in float64 if the input is.
     """
     x = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
-    largest = x.abs().amax(dim=(-2, -1), keepdim=True)
+    both = (-2, -1)
+    largest = torch.maximum(x.amax(dim=both, keepdim=True), -x.amin(dim=both, keepdim=True))
     x = x / torch.where(largest == 0, 1.0, largest)
-    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    return x.div_(torch.where(norm == 0, 1.0, norm))  # in place: the division above has made x ours
+    norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
+    return x.mul_(torch.where(norm == 0, 1.0, 1 / norm))  # in place: the division above has made x ours
 
 
 def flops(shape: Sequence[int], steps: int = 5) -> int:
