@@ -18,11 +18,12 @@ from distmuon.newton_schulz import (
     fast_dtype,
     flops,
     newton_schulz,
+    newton_schulz_,
     orthogonality_error,
     polar_factor,
     quintics,
     singular_values,
-    unit_frobenius,
+    unit_frobenius_,
 )
 
 CLASSIC = (15 / 8, -10 / 8, 3 / 8)  # converges to exactly 1 from everywhere in (0, 1]
@@ -291,11 +292,23 @@ def test_no_steps_only_divide_by_the_frobenius_norm() -> None:
     torch.testing.assert_close(newton_schulz(matrix, steps=0, compute_dtype=torch.float32), matrix / matrix.norm())
 
 
-def test_unit_frobenius_is_float32_or_wider() -> None:
-    for dtype in FLOAT_DTYPES:
-        unit = unit_frobenius(gaussian(3, 5, 7, dtype=dtype))
-        assert unit.dtype == torch.promote_types(dtype, torch.float32)
-        torch.testing.assert_close(torch.linalg.matrix_norm(unit), torch.ones(3, dtype=unit.dtype))
+def test_unit_frobenius_divides_every_matrix_in_place() -> None:
+    for dtype in (torch.float32, torch.float64):
+        stack = gaussian(3, 5, 7, dtype=dtype) * torch.tensor([1e-30, 1.0, 1e30], dtype=dtype).view(3, 1, 1)
+        unit = unit_frobenius_(stack)
+        assert unit is stack
+        torch.testing.assert_close(torch.linalg.matrix_norm(unit), torch.ones(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 4, 6), (2, 3, 6, 4), (2, 400, 500), (0, 3)])
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
+def test_in_place_gives_the_same_bits_in_the_same_memory(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    matrices = gaussian(*shape, dtype=dtype)
+    expected, memory = newton_schulz(matrices), matrices.data_ptr()
+    found = newton_schulz_(matrices)
+    assert found is matrices
+    assert found.data_ptr() == memory
+    assert torch.equal(found, expected)
 
 
 # ---- Coefficients and errors ------------------------------------------------------------------------------

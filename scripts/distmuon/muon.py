@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distmuon.newton_schulz import batching_pays, newton_schulz, quintics
+from distmuon.newton_schulz import batching_pays, newton_schulz_, quintics
 from distmuon.routing import check_muon_parameter
 
 MOMENTA = ("sum", "average")
@@ -77,9 +77,12 @@ def apply_(weight: Tensor, update: Tensor, lr: float, factor: float) -> None:
 def orthogonalize(
     inputs: Sequence[Tensor], group: dict[str, Any], compute_dtype: torch.dtype | str = "auto"
 ) -> Sequence[Tensor]:
-    """Run Newton–Schulz on whole matrices [A, B] of one shape, under one group's `ns_steps` and `ns_coefficients`."""
+    """Run Newton–Schulz on whole matrices [A, B] of one shape, under one group's `ns_steps` and `ns_coefficients`.
+
+    The inputs are used up: a matrix that comes alone is overwritten by its result.
+    """
     stack = torch.stack(list(inputs)) if len(inputs) > 1 else inputs[0].unsqueeze(0)
-    return newton_schulz(stack, group["ns_steps"], group["ns_coefficients"], compute_dtype).unbind()
+    return newton_schulz_(stack, group["ns_steps"], group["ns_coefficients"], compute_dtype).unbind()
 
 
 def batches(matrices: Sequence[Tensor], groups: Sequence[dict[str, Any]], batched: bool = True) -> list[list[int]]:

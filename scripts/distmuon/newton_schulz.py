@@ -103,21 +103,33 @@ def newton_schulz(
     and leaves the rest of its batch untouched: callers that want an error check their gradients, once, beforehand.
     Raises ValueError for fewer than two dimensions, TypeError for integers and complex numbers, also to compute in.
     """
+    return newton_schulz_(matrices.clone(memory_format=torch.contiguous_format), steps, coefficients, compute_dtype)
+
+
+def newton_schulz_(
+    matrices: Tensor,
+    steps: int = 5,
+    coefficients: str | Quintic | Sequence[Quintic] = "muon",
+    compute_dtype: torch.dtype | str = "auto",
+) -> Tensor:
+    """Orthogonalize in place, for callers who need the input no more: optimizers. See `newton_schulz`."""
     if matrices.ndim < 2:
         raise ValueError(f"Newton–Schulz needs matrices, got a tensor of shape {tuple(matrices.shape)}.")
     if not matrices.is_floating_point():
         raise TypeError(f"Newton–Schulz needs real floating-point matrices, got {matrices.dtype}.")
     schedule = quintics(coefficients, steps)
     if matrices.numel() == 0:
-        return matrices.clone()
+        return matrices
     dtype = fast_dtype(matrices.device, matrices.dtype) if compute_dtype == "auto" else compute_dtype
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"compute_dtype is {compute_dtype!r}; give 'auto' or a floating-point torch.dtype.")
 
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    x = unit_frobenius(matrices).to(dtype)  # X_0 = M / ||M||_F, so that every singular value is at most 1
+    x = unit_frobenius_(matrices.to(torch.promote_types(matrices.dtype, torch.float32)))
+    if not schedule:
+        return matrices.copy_(x)
+    x = x.to(dtype)  # X_0 = M / ||M||_F, so that every singular value is at most 1
+    tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x  # X X^T is then the smaller Gram matrix
-    batch = x.shape[:-2]
     x = x.reshape(-1, *x.shape[-2:])
     if len(x) == 1:
         x = _iterate(x[0], schedule)
@@ -125,8 +137,8 @@ def newton_schulz(
         x = _iterate(x, schedule)
     else:
         x = torch.stack([_iterate(one, schedule) for one in x])
-    x = x.reshape(*batch, *x.shape[-2:])
-    return (x.mT if tall else x).contiguous().to(matrices.dtype)
+    x = x.mT.contiguous() if tall else x  # copied twice, and yet faster than one copy across both strides and dtypes
+    return matrices.copy_(x.view(matrices.shape))
 
 
 def batching_pays(matrix: Tensor) -> bool:
@@ -147,19 +159,17 @@ def _iterate(x: Tensor, schedule: Sequence[Quintic]) -> Tensor:
     return x
 
 
-def unit_frobenius(matrices: Tensor) -> Tensor:
-    """Return each matrix divided by its Frobenius norm, safe at any scale; zero stays zero.
+def unit_frobenius_(x: Tensor) -> Tensor:
+    """Divide each matrix by its Frobenius norm, in place, safe at any scale; zero stays zero.
 
-    matrices: [..., A, B], non-empty. The largest entry is divided out first: the squares of 1e-30 are below the
-    smallest float32, and an epsilon in their place would make the result depend on the scale.
-    Returns [..., A, B] in float32, or in float64 if the input is.
+    x: [..., A, B], non-empty, float32 or wider. The largest entry is divided out first: the squares of 1e-30 are below
+    the smallest float32, and an epsilon in their place would make the result depend on the scale.
     """
-    x = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
     both = (-2, -1)
     largest = torch.maximum(x.amax(dim=both, keepdim=True), -x.amin(dim=both, keepdim=True))
-    x = x / torch.where(largest == 0, 1.0, largest)
+    x.div_(torch.where(largest == 0, 1.0, largest))
     norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
-    return x.mul_(torch.where(norm == 0, 1.0, 1 / norm))  # in place: the division above has made x ours
+    return x.mul_(torch.where(norm == 0, 1.0, 1 / norm))
 
 
 def flops(shape: Sequence[int], steps: int = 5) -> int:

@@ -7,14 +7,14 @@ Source: the proof of concept of Moonlight (Liu et al. 2025), described in ours b
 
 Transient memory of one bucket's moves, in bytes per rank: at most
 
-    w b + m (b + B) + (3 m + max(2 p, 4 c)) F + m L
+    w b + m (b + B) + (2 m + max(p + c, 5 c)) F + m L
 
 with B elements in the bucket (padded), b = B / D in a shard, F in the whole matrices of which this rank owns a part,
 L in the largest of them; w, m, c bytes per element of the momentum, the gather and Newton–Schulz; p of the norm
 (float32 or wider). F <= T b + 2 L, because only the two matrices at the ends of a shard can stick out of it. In the
-order of the terms: the momentum's pieces; the shard and the gathered bucket; the whole matrices with their batch, their
-update and Newton–Schulz's own temporaries; the copy that puts blocks cut along dimension 1 side by side. It grows with
-the bucket and the largest matrix, never with the model.
+order of the terms: the momentum's pieces; the shard and the gathered bucket; the whole matrices, their batch (which
+becomes their update) and Newton–Schulz's own temporaries; the copy that puts blocks cut along dimension 1 side by side.
+It grows with the bucket and the largest matrix, never with the model.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ class GatherAll:
         matrices = {}
         for index, block in blocks.items():
             spec = self.task.layout.specs[index]
-            if spec.tp_split_dim is None:
-                matrices[index] = block
+            if spec.tp_split_dim is None or self.task.grid.tp.size == 1:
+                matrices[index] = block.clone()  # Newton–Schulz overwrites it; and its last bits depend on alignment
             else:
-                matrices[index] = self.task.grid.tp.all_gather_blocks(
-                    block, spec.tp_split_dim, f"momentum, {spec.name}"
-                )
+                label = f"momentum, {spec.name}"
+                matrices[index] = self.task.grid.tp.all_gather_blocks(block, spec.tp_split_dim, label)
         return matrices
 
     def newton_schulz(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -128,7 +127,9 @@ class GatherAll:
             grad_dtype = layout.buffers[bucket.buffer_idx].grad_dtype
             w = ITEM_BYTES[grad_dtype]
             m = item_bytes or ITEM_BYTES[gather_dtype_name(grad_dtype)]
-            matrices = (3 * m + max(2 * max(m, 4), 4 * compute_bytes)) * sum(whole) + m * max(whole, default=0)
+            matrices = (2 * m + max(max(m, 4) + compute_bytes, 5 * compute_bytes)) * sum(whole) + m * max(
+                whole, default=0
+            )
             worst = max(worst, w * bucket.shard_size + m * (bucket.shard_size + bucket.padded) + matrices)
         return worst
 
