@@ -160,16 +160,21 @@ def _iterate(x: Tensor, schedule: Sequence[Quintic]) -> Tensor:
 
 
 def unit_frobenius_(x: Tensor) -> Tensor:
-    """Divide each matrix by its Frobenius norm, in place, safe at any scale; zero stays zero.
+    """Divide each matrix by its Frobenius norm, in place, safe at any scale; zero stays zero, infinity becomes NaN.
 
-    x: [..., A, B], non-empty, float32 or wider. The largest entry is divided out first: the squares of 1e-30 are below
-    the smallest float32, and an epsilon in their place would make the result depend on the scale.
+    x: [..., A, B], non-empty, float32 or wider. The squares of 1e-30 are below the smallest float32, and an epsilon in
+    their place would make the result depend on the scale. So the largest entry's power of two is divided out first,
+    which rounds nothing. On a CPU that is left out where it is not needed; on a GPU looking would stall the stream.
     """
     both = (-2, -1)
-    largest = torch.maximum(x.amax(dim=both, keepdim=True), -x.amin(dim=both, keepdim=True))
-    x.div_(torch.where(largest == 0, 1.0, largest))
     norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
-    return x.mul_(torch.where(norm == 0, 1.0, 1 / norm))
+    if x.is_cuda or not bool(((norm > 1e-15) & (norm < 1e15)).all()):
+        largest = torch.maximum(x.amax(dim=both, keepdim=True), -x.amin(dim=both, keepdim=True))
+        bound = 126 if x.dtype == torch.float32 else 1022  # beyond it, 2**exponent itself overflows
+        x.mul_(torch.exp2(-torch.frexp(largest).exponent.clamp(-bound, bound).to(x.dtype)))
+        norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
+    inverse = torch.where(torch.isfinite(norm), 1 / norm, torch.nan)
+    return x.mul_(torch.where(norm == 0, 1.0, inverse))
 
 
 def flops(shape: Sequence[int], steps: int = 5) -> int:
