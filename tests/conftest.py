@@ -1,6 +1,7 @@
 """What several test files share: worlds that are started once per session, and as many threads as a rank has."""
 
 import functools
+import signal
 from collections.abc import Callable, Iterator
 
 import certificate_workers as workers
@@ -8,6 +9,10 @@ import pytest
 import torch
 
 from distmuon import launch
+
+
+# a job in the background inherits an ignored SIGINT, and the launcher respects that: Ctrl-C could not be tested
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -167,6 +168,16 @@ def eventually(condition: Callable[[], object], seconds: float = DEADLINE) -> bo
 # ---- Commands ---------------------------------------------------------------------------------------------
 
 
+# what gloo's C++ itself logs, now and then, when a peer is gone while it still connects
+GLOO_LOG = re.compile(r"^\[rank\d+\]:\[[EW]\d{4} .*ProcessGroupGloo.*\n", re.MULTILINE)
+
+
+def _usual_signals() -> None:
+    """Undo what a job in the background inherits: there SIGINT is ignored, and Ctrl-C could not be tested."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Ending(NamedTuple):
     """code: exit code, or minus the signal's number. out, err: all that was printed (on a terminal, both are `out`)."""
 
@@ -194,7 +205,9 @@ class Command:
                 self.master, slave = pty.openpty()
                 # the first process of a session that opens a terminal gets it as its own: Ctrl-C will find it
                 arguments = ["/bin/sh", "-c", 'exec <"$0" >"$0" 2>&1; exec "$@"', os.ttyname(slave), *arguments]
-            self.process = subprocess.Popen(arguments, env=environment, start_new_session=True, **streams)
+            self.process = subprocess.Popen(
+                arguments, env=environment, start_new_session=True, preexec_fn=_usual_signals, **streams
+            )
             if terminal:
                 os.set_blocking(self.master, False)
                 self.slave = slave  # kept until the command has its own, or reading the master would fail
@@ -236,7 +249,8 @@ class Command:
         code = self.process.wait(PATIENCE)
         assert eventually(lambda: not self.running()), f"still running: {self.running()}"
         assert eventually(lambda: not self.files()), f"still there: {self.files()}"
-        return Ending(code, self.printed().replace("\r\n", "\n"), (self.home / "err").read_text())
+        err = GLOO_LOG.sub("", (self.home / "err").read_text())
+        return Ending(code, self.printed().replace("\r\n", "\n"), err)
 
     def files(self) -> list[str]:
         """Return what is in the temporary directory, torchrun's own log directory excepted: it never removes that."""
