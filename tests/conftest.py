@@ -10,7 +10,6 @@ import torch
 
 from distmuon import launch
 
-
 # a job in the background inherits an ignored SIGINT, and the launcher respects that: Ctrl-C could not be tested
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
