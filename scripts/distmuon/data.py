@@ -13,7 +13,7 @@ from torch import Tensor
 from distmuon.grid import Grid
 from distmuon.recipe import TRAINING_ROWS
 
-DIGITS_ROWS, DIGITS_PIXELS, DIGITS_CLASSES = 1797, 64, 10
+DIGITS_ROWS, DIGITS_PIXELS = 1797, 64
 
 
 class Split(NamedTuple):
