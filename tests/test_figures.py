@@ -250,7 +250,7 @@ def test_alt_text_travels_in_the_file(tmp_path: Path) -> None:
     with Image.open(figures.save(figure, tmp_path / "map.png", alt)) as image:
         assert image.info["Description"] == alt
         assert image.width == 960
-        opacity = image.getchannel("A")
+        opacity = image.convert("RGBA").getchannel("A")
         assert (opacity.getpixel((0, 0)), opacity.getpixel((480, 10))) == (0, 255)  # a card with round corners
     title = "<title>one &lt; two × three</title>"
     assert title in figures.save(figure, str(tmp_path / "map.svg"), alt).read_text(encoding="utf-8")

@@ -1,0 +1,97 @@
+"""What every chapter does in the same way: start, run a worker, show the source that runs, show a picture, fold.
+
+A notebook calls `start()` in its first cell. Nothing here is needed outside notebooks, and only notebooks import it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+from IPython.display import Markdown, display
+from matplotlib.figure import Figure
+
+from distmuon import figures
+
+TORCH_FLOOR = (2, 11)  # what Colab ships; a floor, never a pin: replacing Colab's torch breaks the rest of it
+SCRIPTS = Path(__file__).resolve().parents[1]
+
+
+class WorkerFailed(RuntimeError):
+    """A command after `!` ended with an exit code other than 0."""
+
+
+def start() -> None:
+    """Make this kernel ready: check torch, let `!python` be this kernel's python, and let `!` fail aloud.
+
+    Raises RuntimeError where torch is older than `TORCH_FLOOR`.
+    """
+    import torch
+
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_FLOOR:
+        wanted = ".".join(map(str, TORCH_FLOOR))
+        raise RuntimeError(f"torch is {torch.__version__}, and this book needs {wanted} or newer.")
+    beside = Path(sys.executable).parent
+    if (beside / "python").exists():
+        os.environ["PATH"] = os.pathsep.join([str(beside), os.environ.get("PATH", "")])
+    shell = get_ipython()
+    if shell is not None:
+        shell.system = run_command
+
+
+def run_command(command: str) -> None:
+    """Run what follows a `!`, printing its lines as they come. Interrupting the cell interrupts the command.
+
+    IPython's own `!` ignores exit codes and lends the command a terminal, so that a failed worker passes for a good
+    one and progress bars stay behind in the page. Raises WorkerFailed for an exit code other than 0.
+    """
+    shell = get_ipython()
+    command = shell.var_expand(command, depth=1)
+    with subprocess.Popen(
+        command,
+        shell=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+            process.wait()
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGINT)
+            raise
+    shell.user_ns["_exit_code"] = process.returncode
+    if process.returncode:
+        raise WorkerFailed(f"`{command}` ended with exit code {process.returncode}; what it printed says why.")
+
+
+def source(*objects: Any, fold: str = "") -> None:
+    """Show the source of functions, methods or classes as it stands in its file: what is shown is what runs.
+
+    fold: a summary to hide the source behind until it is clicked.
+    """
+    text = "\n\n".join(map(_listing, objects))
+    display(Markdown(f"<details><summary>{fold}</summary>\n\n{text}\n\n</details>" if fold else text))
+
+
+def picture(figure: Figure, alt: str) -> None:
+    """Show a figure, with its description for those who cannot see it; `make notebooks` carries it into the page."""
+    image = figures.png(figure, alt)
+    display({"image/png": image, "text/plain": alt}, raw=True)
+
+
+def _listing(thing: Any) -> str:
+    thing = inspect.unwrap(thing.fget if isinstance(thing, property) else thing)
+    file = Path(inspect.getsourcefile(thing) or "").resolve().relative_to(SCRIPTS.parent)
+    return f"From `{file.as_posix()}`:\n\n```python\n{textwrap.dedent(inspect.getsource(thing)).rstrip()}\n```"
