@@ -71,6 +71,8 @@ def png(figure: Figure, alt: str) -> bytes:
     described = PngInfo()
     described.add_text("Description", alt)
     image = Image.open(drawn).quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    colours = image.getpalette("RGBA") or []  # quantizing mixes a hair of the transparent corners into the card
+    image.putpalette([255 if n % 4 == 3 and c > 250 else c for n, c in enumerate(colours)], "RGBA")
     image.save(packed, format="png", optimize=True, pnginfo=described)
     return packed.getvalue()
 
