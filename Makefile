@@ -10,7 +10,7 @@ READY := .venv/.ready
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint book bench address clean clean-all
+.PHONY: help setup demo test lint notebooks book links bench address clean clean-all
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -45,16 +45,23 @@ lint: $(READY) ## Check style and types only
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+notebooks: $(READY) ## Run the chapters, store what they print and draw, draw the pages' pictures (NAMES="07 10": these alone)
+	$(PY) scripts/run_notebooks.py $(NAMES)
+	$(PY) scripts/draw_pages.py
+
 book: $(READY) ## Build the book into _build/html; any warning is an error
 	.venv/bin/jupyter-book build . --all -W -n --keep-going
 
-bench: $(READY) ## Time one step against torch.optim.Muon (QUICK=1 for a first impression)
+links: $(READY) ## Check the book's links to other sites (needs a network, so it is no part of the tests)
+	.venv/bin/jupyter-book build . --all --builder linkcheck
+
+bench: $(READY) ## Time one step against torch.optim.Muon, for book/results (QUICK=1: a first impression, in out/)
 	$(PY) scripts/bench.py $(if $(QUICK),--quick)
 
 address: ## Point every link at the published repository: make address URL=https://github.com/me/muon-at-scale
 	@python3 scripts/set_address.py '$(URL)'
 
-clean: ## Remove what was built: the book, results, caches
+clean: ## Remove _build, out and caches (book/results and .venv stay)
 	rm -rf _build out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find scripts tests book -type d -name __pycache__ -prune -exec rm -rf {} +
 

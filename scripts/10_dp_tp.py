@@ -1,16 +1,15 @@
 """Chapter 10: train the digits with distributed Muon over DP x TP, and certify the result, byte by byte.
 
 python scripts/10_dp_tp.py --dp 4 --tp 2
+python scripts/10_dp_tp.py --dp 2 --tp 2 --dtype bfloat16 --json out/run.json --figure out/run.png
 torchrun --nproc-per-node 8 scripts/10_dp_tp.py --dp 4 --tp 2 --backend nccl
 """
 
-import argparse
 import copy
-import os
 from pathlib import Path
 
 from distmuon import launch
-from distmuon.recipe import Recipe
+from distmuon.recipe import DTYPES, OPTIMIZERS, STRATEGIES, Recipe
 
 # torch is imported inside the functions: a wrong argument is answered at once, and ranks start while nobody waits.
 
@@ -41,30 +40,27 @@ def work(world, recipe):
 
 def parse():
     defaults = Recipe()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=4, tp=2)
-    parser.add_argument("--steps", type=int, default=defaults.steps, help="training steps (default: %(default)s)")
-    parser.add_argument(
-        "--batch", type=int, default=defaults.batch, help="rows per step, over all ranks (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--micro-batches",
-        type=int,
-        default=defaults.micro_batches,
-        help="pieces of a batch, over all ranks (default: %(default)s)",
-    )
-    parser.add_argument("--optimizer", default=defaults.optimizer, metavar="{muon,adamw}", help="default: %(default)s")
-    parser.add_argument(
-        "--strategy", default=defaults.strategy, help="how Muon sees whole matrices (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--dtype", default=defaults.dtype, metavar="{float32,bfloat16,float64}", help="default: %(default)s"
-    )
-    parser.add_argument("--lr", type=float, default=defaults.lr, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=defaults.seed, help="default: %(default)s")
-    parser.add_argument("--json", metavar="FILE", help="write all results here")
-    parser.add_argument("--figure", metavar="FILE", help="draw the map, the losses and the bytes here (.png or .svg)")
-    parser.add_argument("--quiet", action="store_true", help="print the verdict alone")
+
+    training = parser.add_argument_group("the training")
+    for name, kind, metavar, words in (
+        ("steps", int, "N", "training steps"),
+        ("batch", int, "ROWS", "digits per step, over all ranks; a multiple of --micro-batches"),
+        ("micro_batches", int, "N", "pieces of a batch, over all ranks; a multiple of --dp"),
+        ("optimizer", str, launch.choices(OPTIMIZERS), "for the hidden matrices; the rest always goes to AdamW"),
+        ("strategy", str, launch.choices(STRATEGIES), "how Muon sees whole matrices"),
+        ("dtype", str, launch.choices(DTYPES), "of the model; master weights are float32 or wider"),
+        ("lr", float, "RATE", "learning rate, for Muon and AdamW alike"),
+        ("seed", int, "N", "of weights, batches and made-up gradients"),
+    ):
+        option, default = f"--{name.replace('_', '-')}", getattr(defaults, name)
+        training.add_argument(option, type=kind, metavar=metavar, default=default, help=f"{words} (default: {default})")
+
+    output = parser.add_argument_group("the output")
+    output.add_argument("--json", metavar="FILE", help="write all results here")
+    output.add_argument("--figure", metavar="FILE", help="draw the map, the losses and the bytes here (.png or .svg)")
+    output.add_argument("--quiet", action="store_true", help="print the verdict alone")
     return parser.parse_args()
 
 
@@ -72,11 +68,14 @@ def main():
     arguments = parse()
     chosen = {name: value for name, value in vars(arguments).items() if name in Recipe.__dataclass_fields__}
     recipe = Recipe(**chosen).check(arguments.dp, arguments.tp)
-    if arguments.figure and Path(arguments.figure).suffix not in (".png", ".svg"):
+    if arguments.figure is not None and Path(arguments.figure).suffix not in (".png", ".svg"):
         raise launch.UsageError(f"--figure {arguments.figure}: figures are saved as .png or .svg; choose such a name.")
+    if launch.speaks():
+        launch.check_writable("--json", arguments.json)
+        launch.check_writable("--figure", arguments.figure)
     handed_over = launch.run(work, (recipe,), **launch.options(arguments))[0]
-    if int(os.environ.get("RANK", "0")):
-        return 0  # under torchrun, rank 0 alone goes on
+    if not launch.speaks():
+        return 0
 
     from distmuon import figure_run, figures, main_job, report, training
 

@@ -1,10 +1,12 @@
-"""`make bench`: measure what this stage claims, and write it with its spread to book/results/bench.json.
+"""`make bench`: measure what this stage claims, and write it with its spread.
 
 Two questions: is our single-device Muon step as fast as torch's, in the same run; and how long does a world of eight
 ranks take from the command's start to its first collective.
+
+python scripts/bench.py
+python scripts/bench.py --quick
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -15,10 +17,11 @@ from pathlib import Path
 
 import torch
 
-from distmuon import report
+from distmuon import launch, report
 from distmuon.muon import Muon
 
 ROOT = Path(__file__).resolve().parent.parent
+FULL, QUICK = "book/results/bench.json", "out/bench-quick.json"  # a first impression never replaces the full results
 MODELS = {  # name -> shapes of the hidden matrices
     "12.6M: 16 of 512x512, 4 of 2048x512, 4 of 512x2048": [(512, 512)] * 16 + [(2048, 512)] * 4 + [(512, 2048)] * 4,
     "0.8M: 48 of 64x256": [(64, 256)] * 48,
@@ -66,6 +69,8 @@ def start_seconds(repeats):
             command = [
                 sys.executable,
                 str(ROOT / "scripts" / "10_dp_tp.py"),
+                "--dtype",
+                "float64",
                 "--steps",
                 "1",
                 "--quiet",
@@ -91,24 +96,34 @@ def commit():
     return found.stdout.strip() or None
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", default=str(ROOT / "book" / "results" / "bench.json"))
+def parse():
+    parser = launch.parser(__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first impression")
+    parser.add_argument("--json", metavar="FILE", help=f"write here (default: {FULL}; with --quick: {QUICK})")
     arguments = parser.parse_args()
+    arguments.json = arguments.json or str(ROOT / (QUICK if arguments.quick else FULL))
+    launch.check_writable("--json", arguments.json)
+    return arguments
+
+
+def main():
+    arguments = parse()
     rounds, repeats = (8, 3) if arguments.quick else (40, 5)
 
+    print(f"Starting 8 ranks {repeats} times, from the command's start to the first collective ...", flush=True)
     starts = spread(start_seconds(repeats))
-    print(f"8 ranks: first collective {starts['median']:.2f} s after the command's start (median of {starts['count']})")
+    low, high = starts["quartiles"]
+    print(f"  {starts['median']:.2f} s ({low:.2f} to {high:.2f})")
+    print(f"Taking {rounds} pairs of steps per model; ours / torch.optim.Muon, below 1: ours is faster ...", flush=True)
     steps = {}
     for name, shapes in MODELS.items():
         steps[name] = spread(step_ratio(shapes, rounds))
         low, high = steps[name]["quartiles"]
-        print(f"step, ours / torch.optim.Muon: {steps[name]['median']:.2f} ({low:.2f} to {high:.2f})  {name}")
+        print(f"  {steps[name]['median']:.2f} ({low:.2f} to {high:.2f})  {name}", flush=True)
     result = {"machine": report.machine(), "commit": commit(), "start_seconds": starts, "step_ratio": steps}
     report.write_json(arguments.json, result)
-    print(f"Written to {arguments.json}")
+    print(f"Medians, with quartiles in brackets. Written to {arguments.json}")
 
 
 if __name__ == "__main__":
-    main()
+    launch.command(main)

@@ -2,73 +2,30 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
-import subprocess
-import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-
-# Python reads a file of this name when it starts: in the build, every connection to another machine then fails.
-NO_NETWORK = """
-import socket
-
-def refuse(*_, **__):
-    raise OSError("the book must build without a network")
-
-socket.create_connection = socket.getaddrinfo = socket.socket.connect = refuse
-"""
-
-
-class Page(HTMLParser):
-    """One built page: its ids, its links, what it loads, its images and its text."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.ids: set[str] = set()
-        self.links: list[str] = []
-        self.loads: list[str] = []
-        self.images: list[dict[str, str | None]] = []
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        if found.get("id"):
-            self.ids.add(str(found["id"]))
-        if tag == "a" and found.get("href"):
-            self.links.append(str(found["href"]))
-        if tag == "img":
-            self.images.append(found)
-        if tag in {"script", "img", "iframe", "source"} and found.get("src"):
-            self.loads.append(str(found["src"]))
-        if tag == "link" and "stylesheet" in str(found.get("rel")):
-            self.loads.append(str(found["href"]))
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built book. Any warning fails the build, and so does any look at the network."""
-    folder = tmp_path_factory.mktemp("book")
-    (folder / "sitecustomize.py").write_text(NO_NETWORK)
-    jupyter_book = Path(sys.executable).with_name("jupyter-book")
-    done = subprocess.run(
-        [jupyter_book, "build", ROOT, f"--path-output={folder}", "--all", "-W", "-n", "--keep-going"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(folder), "NO_COLOR": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "_build" / "html"
+import set_address
+from built_book import ROOT, Page, read_pages
 
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
-    return {path: Page(path) for path in sorted(site.rglob("*.html")) if "_static" not in path.parts}
+    return read_pages(site)
+
+
+@pytest.fixture(scope="module")
+def chapter(sample: Path) -> str:
+    """The text of the small book's one chapter."""
+    return (sample / "notebooks" / "07_virtual_map.html").read_text(encoding="utf-8")
+
+
+def linked(text: str) -> list[tuple[str, str]]:
+    """Return (anchor in the glossary, words) of every link with a card, in order."""
+    return re.findall(r'<a class="glossary-term[^>]*#term-([^"]*)">(.*?)</a>', text)
 
 
 def test_the_book_builds_strictly_and_has_every_page_of_its_contents(site: Path) -> None:
@@ -101,7 +58,10 @@ def test_everything_a_page_loads_or_links_to_inside_the_book_exists(site: Path, 
 
 def test_every_image_says_in_words_what_it_shows(pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
-        assert [image for image in page.images if not (image.get("alt") or "").strip()] == [], path
+        for image in page.images:
+            alt = (image.get("alt") or "").strip()
+            assert alt, path
+            assert not re.search(r"\.(png|svg)$|^<", alt), f"{path}: {alt} is a file or an object, not a description"
 
 
 def test_the_theme_knows_its_mode_so_that_no_page_logs_an_error(pages: dict[Path, Page], site: Path) -> None:
@@ -114,3 +74,64 @@ def test_no_page_declares_the_same_script_twice(pages: dict[Path, Page]) -> None
     for path in pages:
         inline = re.findall(r"<script>(.+?)</script>", path.read_text(encoding="utf-8"), re.DOTALL)
         assert len(inline) == len(set(inline)), path
+
+
+def test_every_page_introduces_itself_to_those_who_link_to_it(site: Path, pages: dict[Path, Page]) -> None:
+    address = f"https://{set_address.current(ROOT).pages}/"
+    entries = re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    for entry in entries:
+        meta = pages[site / f"{entry}.html"].meta
+        assert meta["og:url"] == f"{address}{entry}.html"
+        assert meta["og:site_name"] == "Muon at Scale"
+        assert 20 < len(meta["og:description"]) <= 240, entry
+        assert meta["description"] == meta["og:description"]
+        assert "Colab" not in meta["og:description"][:20], "a page opens with a sentence, not with a button"
+
+
+# --- What the extensions do, on the small book ---
+
+
+def test_the_first_use_of_a_word_in_each_section_leads_to_the_glossary(chapter: str) -> None:
+    assert linked(chapter) == [
+        # above the first section; DP is the same entry as data-parallel, DP group the longer of two that fit
+        ("bucket", "bucket"),
+        ("shard", "shards"),
+        ("rank", "rank"),
+        ("data-parallel", "data-parallel"),
+        ("DP-group", "DP group"),
+        # "A shard and its bucket", with what is below it; not its title, code, formulas and other links
+        ("bucket", "Buckets"),
+        ("shard", "shard"),
+        ("NewtonSchulz", "Newton-Schulz"),
+        # "Another section"; a rank is a quiet word, linked once per page
+        ("shard", "shard"),
+    ]
+
+
+def test_the_glossary_links_only_what_its_author_marked(sample: Path) -> None:
+    glossary = (sample / "book" / "glossary.html").read_text(encoding="utf-8")
+    assert [anchor for anchor, _ in linked(glossary)] == ["bucket"]
+
+
+def test_every_card_has_the_words_of_its_entry(sample: Path) -> None:
+    script = (sample / "_static" / "glossary_words.js").read_text(encoding="utf-8")
+    cards = json.loads(script.removeprefix("window.GLOSSARY = ").removesuffix(";\n"))
+    assert len(cards) == 7
+    assert cards["term-DP"]["html"] == cards["term-data-parallel"]["html"] == "<p>Ranks that see different data.</p>"
+    assert "&lt;0&gt;" in cards["term-shard"]["html"]
+    assert "<a " not in script, "a card cannot be entered, so it has no links"
+
+
+def test_a_picture_in_an_output_takes_the_text_beside_it_for_its_description(sample: Path) -> None:
+    images = Page(sample / "notebooks" / "07_virtual_map.html").images
+    alts = [str(image["alt"]) for image in images if "_images/" in str(image["src"])]
+    assert alts == [f'{name} picture: a card that says "{name}" & nothing else.' for name in ("First", "Second")]
+
+
+def test_a_chapter_is_introduced_by_its_first_sentence_and_its_first_figure(sample: Path) -> None:
+    meta = Page(sample / "notebooks" / "07_virtual_map.html").meta
+    assert meta["og:description"].startswith("Every bucket is cut into shards, and a shard goes to one rank.")
+    assert meta["og:description"].endswith("The DP group comes first.")
+    assert meta["og:image:alt"].startswith("First picture")
+    image = meta["og:image"].removeprefix(f"https://{set_address.current(ROOT).pages}/")
+    assert (sample / image).is_file()

@@ -1,4 +1,7 @@
-"""Failures: whoever dies, and whenever, the right rank is named and no process and no temporary file is left."""
+"""Failures: whoever dies, and whenever, the right rank is named, and no process and no temporary file of ours is left.
+
+Under torchrun, its own log folders stay: it never removes them.
+"""
 
 import os
 import re
@@ -157,10 +160,28 @@ def test_a_command_whose_rank_raises_prints_one_traceback_and_exits_with_1() -> 
 
 def test_torchrun_with_a_wrong_product_prints_one_sentence_and_its_ranks_exit_with_2() -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ending = worlds.finish(*torchrun, FAULTY, "imports", "--dp", "3", OMP_NUM_THREADS="1")
+    with worlds.command(*torchrun, FAULTY, "imports", "--dp", "3", OMP_NUM_THREADS="1") as running:
+        ending = running.end()
+        left = {path.name.split("_")[0] for path in running.temporary.iterdir()}
+    assert left == {"torchelastic"}  # torchrun's own logs, and nothing of ours
     assert ending.err.count("error: torchrun started 2 ranks, but --dp 3 --tp 1 makes 3; choose") == 1
     assert "exitcode  : 2" in ending.err
     assert ending.code == 1
+
+
+@pytest.mark.parametrize("what", ["greet", "between"])
+def test_a_command_whose_output_nobody_reads_ends_without_a_word(what: str) -> None:
+    """As under `| head`: greet prints in a rank, between in the launching process."""
+    script = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); "
+    script += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    assert worlds.finish("-c", script, FAULTY, what) == (141, "", "")
+
+
+def test_a_broken_pipe_that_is_not_the_output_is_an_error_like_any_other() -> None:
+    script = "from distmuon import launch\ndef main(): raise BrokenPipeError(32, 'Broken pipe')\nlaunch.command(main)"
+    ending = worlds.finish("-c", script)
+    assert (ending.code, ending.out) == (1, "")
+    assert ending.err.endswith("BrokenPipeError: [Errno 32] Broken pipe\n")
 
 
 # ---- The command is stopped -------------------------------------------------------------------------------

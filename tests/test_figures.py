@@ -69,6 +69,7 @@ def report(dp: int = 2, tp: int = 2, steps: int = 3, wrong: int = 0, **changes: 
         "grid": {"dp": dp, "tp": tp}, "backend": "gloo", "dtype": "float32", "optimizer": "muon", "steps": steps,
         "losses": losses, "reference_losses": [loss + 1e-3 for loss in losses], "ledger": ledger, "exact": True,
         "float64_relative_difference": 3e-15, "relative_difference": 2e-6, "control_relative_difference": 1e-6,
+        "replicas_agree": True,
     } | changes  # fmt: skip
 
 
@@ -186,7 +187,7 @@ def test_a_map_that_cannot_be_drawn_says_why(layout: Layout, options: dict[str, 
 
 def test_bars_are_means_over_ranks_and_steps() -> None:
     figure = figure_run.draw_run(report(), LAYOUTS["demo"][0], 2)
-    assert {"all_gather over dp", "1 kB", "all_gather over tp", "500 B", "✓ 4 of 4 checks hold"} <= set(texts(figure))
+    assert {"all_gather over dp", "1 kB", "all_gather over tp", "500 B", "✓ 5 of 5 checks hold"} <= set(texts(figure))
     counted, predicted = (list(boxes(figure, kind).values()) for kind in ("counted", "predicted"))
     assert counted[1].get_width() / counted[0].get_width() == pytest.approx(500 / 1001.5)
     assert [box.get_width() for box in counted] == [box.get_width() for box in predicted]
@@ -195,7 +196,7 @@ def test_bars_are_means_over_ranks_and_steps() -> None:
 def test_a_wrong_prediction_is_seen_and_said() -> None:
     figure = figure_run.draw_run(report(wrong=1200), LAYOUTS["demo"][0], 2)
     assert "1 kB counted, 1.1 kB predicted" in texts(figure)
-    assert "✗ 3 of 4 checks hold" in texts(figure)
+    assert "✗ 4 of 5 checks hold" in texts(figure)
     assert boxes(figure, "counted-0")["counted-0"].get_width() < boxes(figure, "predicted-0")["predicted-0"].get_width()
 
 
@@ -213,17 +214,26 @@ def test_loss_panel_shows_both_runs() -> None:
         ({"exact": False}, "✗ exact: same gradients in, not bitwise equal out"),
         ({"float64_relative_difference": 2e-10}, "✗ float64: 2.0e-10 of the movement apart, at most 1e-10"),
         ({"float64_relative_difference": float("nan")}, "✗ float64: nan of the movement apart, at most 1e-10"),
+        ({"replicas_agree": False}, "✗ replicas: ranks differ in their whole parameters"),
         ({"relative_difference": 5e-6}, "✗ float32: 5.0e-06 apart, at most 4 × its control's 1.0e-06"),
     ],
 )
 def test_each_check_can_fail(changes: dict[str, Any], line: str) -> None:
     assert line in texts(figure_run.draw_run(report(**changes), LAYOUTS["demo"][0], 2))
-    assert "3 of 4 checks hold" in figure_run.describe_run(report(**changes))
+    assert "4 of 5 checks hold" in figure_run.describe_run(report(**changes))
 
 
 def test_checks_not_made_are_left_out() -> None:
-    changes: dict[str, Any] = dict.fromkeys(["exact", "float64_relative_difference", "relative_difference"])
+    changes: dict[str, Any] = dict.fromkeys(
+        ["exact", "float64_relative_difference", "relative_difference", "replicas_agree"]
+    )
     assert "; 1 of 1 checks hold" in figure_run.describe_run(report(**changes))
+
+
+def test_a_run_says_why_a_small_bucket_is_short() -> None:
+    note = "One scale for all strips: a small bucket is short."
+    assert note in texts(figure_run.draw_run(report(), *LAYOUTS["demo"]))
+    assert note not in texts(figure_run.draw_run(report(), *LAYOUTS["one element"]))
 
 
 def test_one_process_sends_nothing() -> None:
@@ -274,7 +284,7 @@ def test_alt_text_has_the_true_numbers() -> None:
         "each of one shard. On more than one DP rank: no parameter."
     )
     assert figure_run.describe_run(report()) == (
-        "2 DP × 2 TP, muon, float32, gloo: loss from 2.5 to 1.5 in 3 steps; 4 of 4 checks hold. "
+        "2 DP × 2 TP, muon, float32, gloo: loss from 2.5 to 1.5 in 3 steps; 5 of 5 checks hold. "
         "Each rank sends 1.5 kB per step, predicted 1.5 kB."
     )
 

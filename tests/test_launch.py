@@ -241,6 +241,78 @@ def test_a_worker_that_no_other_process_can_find_is_refused(monkeypatch) -> None
         launch.run(worlds.who, dp=2)
 
 
+def test_a_parser_describes_a_worker_and_shows_its_commands() -> None:
+    parser = launch.parser("What it does,\nin two lines.\n\npython one.py --dp 2\ntorchrun one.py\n\nAnd why.\n")
+    assert parser.description == "What it does, in two lines.\n\nAnd why."
+    assert parser.format_help().endswith("\n\nexamples:\n  python one.py --dp 2\n  torchrun one.py\n")
+    assert launch.parser(None).epilog is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--nonesuch"], "unrecognized arguments: --nonesuch; see --help."),
+        (["--dp", "two"], "argument --dp: invalid int value: 'two'; see --help."),
+        (["--timeout"], "argument --timeout: expected one argument; see --help."),
+        (["--t", "2"], "ambiguous option: --t could match --tp, --timeout, --threads; see --help."),
+    ],
+)
+def test_what_argparse_refuses_is_one_sentence_too(given: list[str], says: str, capsys) -> None:
+    parser = launch.parser("A worker.")
+    launch.add_arguments(parser, dp=2, tp=1)
+    with pytest.raises(UsageError) as error:
+        parser.parse_args(given)
+    assert message(error) == says
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_file_that_can_be_written_is_left_as_it_was_or_not_made_yet(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("kept")
+    for path in (None, str(tmp_path / "old"), str(tmp_path / "new"), str(tmp_path / "some/new/folders/run.json")):
+        launch.check_writable("--json", path)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert (tmp_path / "old").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("", "--json {0}/: that is a folder; name a file in it."),
+        (
+            "file/run.json",
+            "--json {0}/file/run.json: cannot be written (Not a directory); name a file in a folder that",
+        ),
+        ("n" * 300, "cannot be written (File name too long); name a file"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, path: str, says: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError) as error:
+        launch.check_writable("--json", f"{tmp_path}/{path}")
+    assert says.format(tmp_path) in message(error)
+    assert message(error).endswith(".")
+
+
+def test_a_folder_that_takes_no_file_is_refused(tmp_path: Path, monkeypatch) -> None:
+    def refuse(dir: Path) -> None:  # as a read-only disk does; permission bits do not stop the root user
+        assert dir == tmp_path
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(UsageError, match=r"cannot be written \(Read-only file system\); name a file"):
+        launch.check_writable("--json", str(tmp_path / "new" / "run.json"))
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [(None, True), ("0", True), ("3", False)])
+def test_under_torchrun_rank_0_alone_speaks(monkeypatch, rank: str | None, speaks: bool) -> None:
+    monkeypatch.setenv("RANK", "5")  # alone it means nothing: other schedulers set it too
+    if rank is not None:
+        for name, value in {"RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+            monkeypatch.setenv(name, value)
+    assert launch.speaks() == speaks
+    assert launch.under_torchrun() == (rank is not None)
+
+
 @pytest.mark.parametrize("wrong", [["--dp", "0"], ["--backend", "mpi"], ["--timeout", "0"], ["--dp", "two"]])
 def test_a_command_with_a_wrong_argument_answers_without_importing_torch(wrong: list[str]) -> None:
     ending = worlds.finish(FAULTY, "imports", *wrong)

@@ -1,10 +1,10 @@
 """The museum: the healthy code passes every check, and each broken variant fails exactly those that are named here."""
 
-import museum_workers as workers
 import pytest
 import torch
 
 from distmuon import launch
+from distmuon import museum_tour as workers
 from distmuon.certificate import difference, identical
 from distmuon.grid import Grid
 from distmuon.museum import EXHIBITS, broken
@@ -23,6 +23,7 @@ CAUGHT_BY: dict[str | None, list[str]] = {
     "wrong tp dim": RESULTS,
     "block-wise Newton–Schulz": RESULTS + BYTES,
     "owned piece only": RESULTS + BYTES,
+    "empty shard": [],  # every rank owns a piece in these scenarios; see the test of a lonely rank
     "gradient instead of momentum": RESULTS,
     "no Newton–Schulz": RESULTS,
     "cast before normalizing": ["loud gradients: result"],
@@ -33,7 +34,7 @@ CAUGHT_BY: dict[str | None, list[str]] = {
 @pytest.fixture(scope="module")
 def visits():
     """Every exhibit in every scenario, on one 2 x 2 grid: one dict per rank."""
-    return launch.run(workers.visit, dp=workers.DP, tp=workers.TP, timeout=30)
+    return launch.run(workers.visit, ([None, *EXHIBITS],), dp=workers.DP, tp=workers.TP, timeout=30)
 
 
 def failed_checks(visits, name: str | None) -> set[str]:
@@ -41,13 +42,13 @@ def failed_checks(visits, name: str | None) -> set[str]:
     for label, scenario in workers.SCENARIOS.items():
         reference = workers.alone(scenario)
         for found in visits:
-            if isinstance(found[name, label], str):
+            seen = found[name, label]
+            if seen.error:
                 failed.add(f"{label}: raises")
                 continue
-            parameters, different_bytes = found[name, label]
-            if not identical(parameters, reference):
+            if not identical(seen.parameters, reference):
                 failed.add(f"{label}: result")
-            if different_bytes:
+            if seen.bytes:
                 failed.add(f"{label}: bytes")
     return failed
 
@@ -59,14 +60,11 @@ def test_exactly_the_named_checks_catch_it(visits, name: str | None) -> None:
 
 
 def moved(visits, name: str, label: str) -> dict[str, float]:
-    """Return how far each parameter is from the reference, in units of its movement."""
-    start, reference = workers.initial(), workers.alone(workers.SCENARIOS[label])
-    parameters, _ = visits[0][name, label]
-    return {key: difference(parameters, {key: reference[key]}, start) for key in reference}
+    return workers.moved(visits[0][name, label].parameters, workers.SCENARIOS[label])
 
 
 def test_with_stale_parameters_the_first_group_stands_still_and_the_second_moves_twice(visits) -> None:
-    parameters, _ = visits[0]["stale group parameters", "two groups"]
+    parameters = visits[0]["stale group parameters", "two groups"].parameters
     start = workers.initial()
     assert all(torch.equal(parameters[key], start[key]) for key in ("columns", "rows"))
     far = moved(visits, "stale group parameters", "two groups")
@@ -75,8 +73,8 @@ def test_with_stale_parameters_the_first_group_stands_still_and_the_second_moves
 
 def test_the_two_variants_that_raise_say_the_same_on_every_rank(visits) -> None:
     for name, words in {"1-D view": "Dimension out of range", "missing padding": "size of tensor"}.items():
-        assert {found[name, "one group"] for found in visits} == {visits[0][name, "one group"]}
-        assert words in visits[0][name, "one group"]
+        assert {found[name, "one group"].error for found in visits} == {visits[0][name, "one group"].error}
+        assert words in visits[0][name, "one group"].error
 
 
 def test_without_tensor_parallelism_a_1d_view_raises_nothing_and_is_wrong() -> None:
@@ -106,8 +104,15 @@ def test_a_gathered_gradient_takes_a_first_step_that_differs_by_rounding_alone(v
     assert min(moved(visits, "gradient instead of momentum", "one group").values()) > 0.2
 
 
+def test_a_rank_that_owns_nothing_ends_the_world_of_those_who_wait_for_it() -> None:
+    healthy = launch.run(workers.visit_lonely, (None,), dp=workers.DP, tp=workers.TP, timeout=10)
+    assert all(set(workers.moved(seen.parameters, workers.LONELY).values()) == {0.0} for seen in healthy)
+    with pytest.raises(launch.WorldError, match="dp_gather"):
+        launch.run(workers.visit_lonely, ("empty shard",), dp=workers.DP, tp=workers.TP, timeout=5)
+
+
 def test_casting_first_turns_loud_gradients_into_nan(visits) -> None:
-    parameters, _ = visits[0]["cast before normalizing", "loud gradients"]
+    parameters = visits[0]["cast before normalizing", "loud gradients"].parameters
     assert all(value.isnan().all() for value in parameters.values())
 
 

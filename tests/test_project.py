@@ -98,7 +98,7 @@ def test_every_copy_of_the_address_equals_the_one_in_config() -> None:
             found = next(filter(None, match.groups())).removesuffix(".git")
             assert found == f"{here.owner}/{here.name}", f"{path}: {match[0]}"
             seen.add(path.relative_to(ROOT).as_posix())
-    assert {"_config.yml", "README.md", "CITATION.cff", "book/index.md"} <= seen
+    assert {"_config.yml", "README.md", "CITATION.cff", "book/how_to_run.md"} <= seen
 
 
 def test_the_address_is_named_only_where_set_address_rewrites_it() -> None:
@@ -112,7 +112,7 @@ def test_set_address_rewrites_every_copy_and_leaves_nothing_of_the_old_one(tree:
     old = set_address.current(tree)
     changed = set_address.set_address(tree, ELSEWHERE + ".git")
     assert set_address.current(tree).url == ELSEWHERE
-    assert {"_config.yml: 1", "CITATION.cff: 1", "book/index.md: 1", "notebooks/99_x.ipynb: 3"} <= set(changed)
+    assert {"_config.yml: 1", "CITATION.cff: 1", "book/how_to_run.md: 1", "notebooks/99_x.ipynb: 3"} <= set(changed)
     for path in set_address.places(tree):
         text = path.read_text(encoding="utf-8")
         assert f"{old.owner}/{old.name}" not in text

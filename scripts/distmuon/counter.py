@@ -19,6 +19,7 @@ from distmuon.ledger import Ledger
 OPERATORS = {
     "c10d::allreduce_": ("all_reduce", "tensors"),
     "c10d::_allgather_base_": ("all_gather", "output_tensor"),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", "outputs"),
     "c10d::allgather_": ("all_gather", "output_tensors"),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
     "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors"),

@@ -1,15 +1,16 @@
 """Distributed Muon over DP x TP: ZeRO-1 shards, and nine moves around Newton–Schulz.
 
-    reduce_scatter   G[I_tp, J]{U_dp}  ->  g     mean gradient of my shard
-    momentum         g                 ->  u     elementwise, on my shard
-      dp_gather      u                 ->  U[I_tp, J]   TP-local matrices
-        tp_gather    U[I_tp, J]        ->  U[I, J]      whole matrices
-          newton_schulz      U[I, J]   ->  O[I, J]
-        tp_shard     O[I, J]           ->  O[I_tp, J]
-      dp_shard       O[I_tp, J]        ->  o     my pieces of the update
-    apply            w, o              ->  w     elementwise, on my shard
-    all_gather       w                 ->  W[I_tp, J]
+    reduce_scatter        G[I_tp, J]{U_dp}  ->  G[N_dp]      the mean gradient of my shard
+    momentum              G[N_dp]           ->  M[N_dp]      elementwise
+      dp_gather           M[N_dp]           ->  M[I_tp, J]   TP-local matrices
+        tp_gather         M[I_tp, J]        ->  M[I, J]      whole matrices
+          newton_schulz   M[I, J]           ->  O[I, J]
+        tp_shard          O[I, J]           ->  O[I_tp, J]
+      dp_shard            O[I_tp, J]        ->  O[N_dp]      my pieces of the update
+    apply                 W[N_dp], O[N_dp]  ->  W[N_dp]      elementwise
+    all_gather            W[N_dp]           ->  W[I_tp, J]
 
+The signs are those of book/notation.md: _tp, _dp: cut over TP, DP; {U_dp}: not yet reduced over DP; N: a flat bucket.
 The outer moves are ZeRO-1's; the inner five belong to a strategy. Source: Moonlight (Liu et al. 2025), Algorithm 1.
 """
 

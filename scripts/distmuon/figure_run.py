@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from distmuon.figure_map import map_blocks
-from distmuon.figures import INK, MARGIN, MUTED, TEXT, TITLE, WIDTH, Block, box, count, page, put, text_block
+from distmuon.figures import INK, MARGIN, MUTED, TEXT, TITLE, WIDTH, Block, box, count, in_bytes, page, put, text_block
 from distmuon.layout import Layout
 from distmuon.recipe import CONTROL_FACTOR, FLOAT64_BOUND
 
@@ -29,6 +29,7 @@ def draw_run(result: dict[str, Any], layout: Layout, tp: int) -> Figure:
         text_block(verdict, TEXT),
         *map(text_block, checks),
         text_block("\nThe virtual map", TITLE),
+        *[text_block("One scale for all strips: a small bucket is short.")] * (len(layout.buckets) > 1),
         *map_blocks(layout, tp, None),
         text_block("\nLoss", TITLE),
         (184.0, lambda axes, top: _losses(axes, top, result)),
@@ -44,7 +45,7 @@ def describe_run(result: dict[str, Any]) -> str:
     grid, losses, sent = result["grid"], result["losses"], _sent(result).values()
     run = f"{grid['dp']} DP × {grid['tp']} TP, {result['optimizer']}, {result['dtype']}, {result['backend']}"
     loss = f"loss from {losses[0]:.4g} to {losses[-1]:.4g} in {count(len(losses), 'step')}" if losses else "no steps"
-    counted, predicted = (_bytes(sum(pair[part] for pair in sent)) for part in (0, 1))
+    counted, predicted = (in_bytes(sum(pair[part] for pair in sent)) for part in (0, 1))
     return f"{run}: {loss}; {_verdict(result)[0][2:]}. Each rank sends {counted} per step, predicted {predicted}."
 
 
@@ -60,6 +61,8 @@ def _verdict(result: dict[str, Any]) -> list[str]:
     if drift is not None and control is not None and result["dtype"] != "float64":
         allowed = f"at most {CONTROL_FACTOR:g} × its control's {control:.1e}"
         checks.append((drift <= CONTROL_FACTOR * control, f"{result['dtype']}: {drift:.1e} apart, {allowed}"))
+    if (replicas := result["replicas_agree"]) is not None:
+        checks.append((replicas, f"replicas: ranks {'agree' if replicas else 'differ'} in their whole parameters"))
     agree = all(row["sent_bytes"] == row["predicted_sent_bytes"] for row in result["ledger"])
     checks.append((agree, f"bytes: counted and predicted {'agree' if agree else 'differ'}"))
     held = sum(ok for ok, _ in checks)
@@ -96,13 +99,8 @@ def _bars(axes: Axes, top: float, sent: dict[str, tuple[float, float]]) -> None:
     scale = (WIDTH - 2 * MARGIN) / max([1.0, *(value for pair in sent.values() for value in pair)])
     for n, (label, (counted, predicted)) in enumerate(sent.items()):
         y, differ = top + 40 * n, counted != predicted
-        value = _bytes(counted) + f" counted, {_bytes(predicted)} predicted" * differ
+        value = in_bytes(counted) + f" counted, {in_bytes(predicted)} predicted" * differ
         put(axes, MARGIN, y, label)
         put(axes, WIDTH - MARGIN, y, value, "right", differ)
         box(axes, MARGIN, y + 16, predicted * scale, 14, "none", ec=INK, lw=1.2, gid=f"predicted-{n}")
         box(axes, MARGIN, y + 19, counted * scale, 8, MUTED, gid=f"counted-{n}")
-
-
-def _bytes(number: float) -> str:
-    power = next((power for power in range(4) if number < 999.5 * 1000**power), 4)
-    return f"{number / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

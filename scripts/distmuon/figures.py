@@ -27,6 +27,7 @@ from PIL.PngImagePlugin import PngInfo
 DP_COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#5A2750")
 TP_HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oo", "++++")
 PADDING, CARD, CARD_EDGE, INK, MUTED = "#C4C4C4", "#FCFBF8", "#DEDBD3", "#1D2029", "#555A66"
+ACCENT, COLD = "#A8173A", "#24476B"  # for what is no rank: one strong colour, and its opposite on a diverging scale
 TITLE, TEXT, SMALL = 14.0, 12.0, 10.5
 
 WIDTH, MARGIN, LEFT = 432.0, 14.0, 56.0  # of the card, around its content, left of the strips
@@ -126,6 +127,12 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, colour: str
     axes.add_patch(Rectangle((x, y), width, height, **{"fc": colour, "lw": 0.0, **more}))
 
 
+def inset(axes: Axes, x: float, y: float, width: float, height: float) -> Axes:
+    """Return axes of their own in a rectangle of the card, in points, for a plot."""
+    total = axes.get_ylim()[0]
+    return axes.figure.add_axes((x / WIDTH, 1 - (y + height) / total, width / WIDTH, height / total), facecolor="none")
+
+
 def wide(text: str) -> float:
     """Return about how wide a bold line of small type is, in points."""
     return 7.0 * len(text)  # bold small type, on average
@@ -135,6 +142,18 @@ def mix(colour: str, other: str, share: float) -> str:
     """Return a colour with a share of another in it."""
     r, g, b = ((1 - share) * mine + share * its for mine, its in zip(to_rgb(colour), to_rgb(other), strict=True))
     return to_hex((r, g, b))
+
+
+def ink_on(colour: str) -> str:
+    """Return the colour of type that reads better on this one: dark or white."""
+    r, g, b = (part / 12.92 if part <= 0.04 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour))
+    return INK if 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.2 else "#FFFFFF"
+
+
+def in_bytes(number: float) -> str:
+    """Return a number of bytes in decimal units and three digits: "42.5 kB"."""
+    power = next((power for power in range(4) if number < 999.5 * 1000**power), 4)
+    return f"{number / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def count(number: int, noun: str) -> str:

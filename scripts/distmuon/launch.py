@@ -13,11 +13,11 @@ This module imports torch only when a rank starts, so that a wrong argument is a
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import os
 import pickle
+import select
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,15 +25,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distmuon import rank, session, supervise
+from distmuon.arguments import (
+    BACKENDS,
+    DEFAULT_TIMEOUT,
+    DEVICES,
+    UsageError,
+    add_arguments,
+    check_writable,
+    choices,
+    options,
+    parser,
+)
 from distmuon.supervise import WorldError
 
-BACKENDS = ("gloo", "nccl", "auto")
-DEVICES = ("cpu", "cuda")
-DEFAULT_TIMEOUT = 60.0  # seconds; NCCL's own default of 10 minutes turns every mistake into a coffee break
-
-
-class UsageError(ValueError):
-    """A wrong argument. `command` prints it as one sentence and exits with code 2; nothing was started."""
+__all__ = [
+    "UsageError", "World", "WorldError", "add_arguments", "check_writable", "choices", "command", "options", "parser",
+    "run", "seconds_since", "speaks", "under_torchrun",
+]  # fmt: skip
+READER_LEFT = 141  # 128 + SIGPIPE: what a shell reports of a command whose output nobody reads any more
 
 
 @dataclass(frozen=True)
@@ -76,32 +85,6 @@ class World:
             print(text, flush=True)
 
 
-def add_arguments(parser: argparse.ArgumentParser, dp: int, tp: int) -> None:
-    """Add the arguments that every worker shares, with this worker's default grid."""
-    parser.add_argument("--dp", type=int, default=dp, help="data-parallel ranks, D (default: %(default)s)")
-    parser.add_argument("--tp", type=int, default=tp, help="tensor-parallel ranks, T (default: %(default)s)")
-    parser.add_argument(
-        "--backend",
-        default="gloo",
-        metavar="{gloo,nccl,auto}",
-        help="default: %(default)s (CPU); nccl: one GPU per rank",
-    )
-    parser.add_argument("--device", default=None, metavar="{cpu,cuda}", help="default: cuda with nccl, else cpu")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=DEFAULT_TIMEOUT,
-        metavar="SECONDS",
-        help="per collective (default: %(default)s)",
-    )
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads per rank (default: %(default)s)")
-
-
-def options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the keyword arguments for `run` that `add_arguments` parsed."""
-    return {name: getattr(arguments, name) for name in ("dp", "tp", "backend", "device", "timeout", "threads")}
-
-
 def run(
     worker: Callable[..., Any],
     arguments: Sequence[Any] = (),
@@ -121,8 +104,8 @@ def run(
     Raises UsageError before anything is started; WorldError, naming the first failure, when a rank fails.
     """
     world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start())
-    world = _validated(world, int(os.environ["WORLD_SIZE"]) if _under_torchrun() else None)
-    if _under_torchrun():
+    world = _validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
+    if under_torchrun():
         with session.environment(session.directory()):
             return [rank.run(replace(world, rank=int(os.environ["RANK"])), None, worker, arguments)]
     if world.size == 1:
@@ -134,17 +117,23 @@ def run(
 
 def command(main: Callable[[], int | None]) -> None:
     """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError; 130 on Ctrl-C;
-    128 + the signal's number on SIGTERM or SIGHUP.
+    128 + the signal's number on SIGTERM or SIGHUP; 141, without a word, when nobody reads the output any more (| head).
     """
     atexit.register(session.ignore_interrupts)  # a second Ctrl-C must find no half-closed interpreter to complain in
     # torchrun stops its ranks by SIGTERM, and a rank blocked in a collective could not run a Python handler
-    with contextlib.nullcontext() if _under_torchrun() else session.stoppable():
+    with contextlib.nullcontext() if under_torchrun() else session.stoppable():
         try:
             code = main() or 0
+            sys.stdout.flush()  # here, not at the interpreter's end: a closed pipe is still an exception
         except UsageError as error:
             code = _complain(error, 2)
-        except WorldError as error:
-            code = _complain(error, 1)
+        except (WorldError, BrokenPipeError) as error:
+            if _reader_left(error):
+                code = READER_LEFT
+            elif isinstance(error, WorldError):
+                code = _complain(error, 1)
+            else:
+                raise
         except KeyboardInterrupt:
             code = _complain("interrupted; every rank was stopped.", 130)
         except session.Stopped as stopped:
@@ -153,7 +142,7 @@ def command(main: Callable[[], int | None]) -> None:
 
 
 def _complain(what: object, code: int) -> int:
-    if _under_torchrun() and os.environ["RANK"] != "0":
+    if not speaks():
         time.sleep(1)  # torchrun ends every rank as soon as one has left: rank 0 speaks first
         return code
     with contextlib.suppress(OSError):  # the terminal may be gone
@@ -161,7 +150,27 @@ def _complain(what: object, code: int) -> int:
     return code
 
 
-def _under_torchrun() -> bool:
+def _reader_left(error: Exception) -> bool:
+    """Say whether `error`, here or in the rank that prints, means that standard output is closed, as after `| head`.
+
+    If so, what is still buffered goes nowhere, or the interpreter would complain of it at its end.
+    """
+    broken = isinstance(error, BrokenPipeError) or str(error).rpartition("\n")[2].startswith("BrokenPipeError")
+    watch = select.poll()
+    watch.register(1, 0)  # only what poll reports unasked: an error, a hang-up
+    if not broken or not watch.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
+
+
+def speaks() -> bool:
+    """Say whether this process prints, writes and draws: under torchrun rank 0 alone does."""
+    return not under_torchrun() or os.environ["RANK"] == "0"
+
+
+def under_torchrun() -> bool:
+    """Say whether torchrun has started this process, as one rank of many."""
     return os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 

@@ -133,6 +133,18 @@ class OwnedPieceOnly(GatherAll):
         return self.unpack(bucket, alone, momentum.keys())
 
 
+class SkipsWhenEmpty(GatherAll):
+    """A rank that owns nothing for Muon in a bucket does not come to its gather.
+
+    Seen: dion #74, ranks with empty shards (reported; there it hung).
+    Shows: nothing, as long as every rank owns a piece. Otherwise its gather meets the next collective of the rank that
+    stayed away: gloo aborts the ranks that came, because the sizes differ; where they do not, or on NCCL, they wait.
+    """
+
+    def dp_gather(self, wave: Wave, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return super().dp_gather(wave, momentum) if momentum else {}
+
+
 class GradientInsteadOfMomentum(DistributedMuon):
     """The gradient is gathered and orthogonalized; momentum is kept up to date, and never used.
 
@@ -211,6 +223,7 @@ EXHIBITS: dict[str, type[DistributedMuon] | type[GatherAll]] = {
     "wrong tp dim": WrongTPDimension,
     "block-wise Newton–Schulz": BlockWise,
     "owned piece only": OwnedPieceOnly,
+    "empty shard": SkipsWhenEmpty,
     "gradient instead of momentum": GradientInsteadOfMomentum,
     "no Newton–Schulz": NoNewtonSchulz,
     "cast before normalizing": CastBeforeNormalizing,

@@ -31,19 +31,19 @@ class WorkerFailed(RuntimeError):
 def start() -> None:
     """Make this kernel ready: check torch, let `!python` be this kernel's python, and let `!` fail aloud.
 
-    Raises RuntimeError where torch is older than `TORCH_FLOOR`.
+    Running it again changes nothing. Raises RuntimeError where torch is older than `TORCH_FLOOR`.
     """
     import torch
 
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_FLOOR:
         wanted = ".".join(map(str, TORCH_FLOOR))
         raise RuntimeError(f"torch is {torch.__version__}, and this book needs {wanted} or newer.")
-    beside = Path(sys.executable).parent
-    if (beside / "python").exists():
-        os.environ["PATH"] = os.pathsep.join([str(beside), os.environ.get("PATH", "")])
+    beside, found = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    if os.path.exists(os.path.join(beside, "python")) and found.split(os.pathsep)[0] != beside:
+        os.environ["PATH"] = os.pathsep.join([beside, found])
     shell = get_ipython()
     if shell is not None:
-        shell.system = run_command
+        shell.system = run_command  # type: ignore[method-assign]  # on the object: Colab has overridden the method
 
 
 def run_command(command: str) -> None:
@@ -53,13 +53,16 @@ def run_command(command: str) -> None:
     one and progress bars stay behind in the page. Raises WorkerFailed for an exit code other than 0.
     """
     shell = get_ipython()
+    if shell is None:
+        raise RuntimeError("run_command stands for `!` in a notebook; elsewhere, use subprocess.run.")
     command = shell.var_expand(command, depth=1)
     with subprocess.Popen(
         command,
         shell=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},  # lines come when they are printed, errors in their place
+        encoding="utf-8",
         errors="replace",
         start_new_session=True,
     ) as process:
@@ -85,6 +88,13 @@ def source(*objects: Any, fold: str = "") -> None:
     display(Markdown(f"<details><summary>{fold}</summary>\n\n{text}\n\n</details>" if fold else text))
 
 
+def side_by_side(left: Any, right: Any) -> None:
+    """Show the source of two functions beside each other, or below each other where the page is narrow."""
+    columns = "".join(f'<div style="min-width:0">\n\n{_listing(thing)}\n\n</div>\n' for thing in (left, right))
+    grid = "display:grid;gap:1em;grid-template-columns:repeat(auto-fit,minmax(min(100%,26em),1fr))"
+    display(Markdown(f'<div class="side-by-side" style="{grid}">\n{columns}</div>'))
+
+
 def picture(figure: Figure, alt: str) -> None:
     """Show a figure, with its description for those who cannot see it; `make notebooks` carries it into the page."""
     image = figures.png(figure, alt)
@@ -92,6 +102,6 @@ def picture(figure: Figure, alt: str) -> None:
 
 
 def _listing(thing: Any) -> str:
-    thing = inspect.unwrap(thing.fget if isinstance(thing, property) else thing)
+    thing = inspect.unwrap(getattr(thing, "fget", thing))  # a property is shown by what it calls
     file = Path(inspect.getsourcefile(thing) or "").resolve().relative_to(SCRIPTS.parent)
     return f"From `{file.as_posix()}`:\n\n```python\n{textwrap.dedent(inspect.getsource(thing)).rstrip()}\n```"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pkgutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,18 +74,27 @@ class Recipe:
         for name in ("steps", "batch", "micro_batches", "bucket_size"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1.")
-        if self.batch % self.micro_batches:
-            raise UsageError(
-                f"--batch {self.batch} cannot be cut into {self.micro_batches} equal micro-batches; "
-                f"choose a multiple of {self.micro_batches}."
-            )
+        if dp > TRAINING_ROWS:
+            raise UsageError(f"--dp {dp}: there are {TRAINING_ROWS} digits to share out; choose at most as many ranks.")
+        remedy = f"choose for instance {self._fitting(max(dp, 1))}."
         if self.batch > TRAINING_ROWS:
-            raise UsageError(f"--batch {self.batch} is more than there is; choose at most {TRAINING_ROWS} digits.")
+            raise UsageError(f"--batch {self.batch} is more than the {TRAINING_ROWS} digits there are; {remedy}")
         if dp >= 1 and self.micro_batches % dp:
-            raise UsageError(
-                f"--micro-batches {self.micro_batches} do not divide by {dp} DP ranks; choose a multiple of {dp}."
-            )
-        for width in self.widths[1:-2:2] if tp >= 1 else ():
-            if width % tp:
-                raise UsageError(f"--tp {tp} does not divide a layer of width {width}; choose a T that does.")
+            raise UsageError(f"--micro-batches {self.micro_batches} cannot be shared out by --dp {dp} ranks; {remedy}")
+        if self.batch % self.micro_batches:
+            raise UsageError(f"--batch {self.batch} cannot be cut into {self.micro_batches} equal pieces; {remedy}")
+        common = math.gcd(*self.widths[1:-2:2])  # column parallel layers: these features are cut
+        if tp >= 1 and common % tp:
+            fitting = ", ".join(str(t) for t in range(1, common + 1) if common % t == 0)
+            raise UsageError(f"--tp {tp} does not divide the layers' {common} features; choose one of {fitting}.")
         return self
+
+    def _fitting(self, dp: int) -> str:
+        """Return the arguments nearest to this recipe that fit `dp` ranks, which are at most the rows there are."""
+
+        def near(wanted: float, most: int) -> int:
+            return max(1, min(round(wanted), most))
+
+        micro_batches = dp * near(self.micro_batches / dp, TRAINING_ROWS // dp)
+        batch = micro_batches * near(self.batch / micro_batches, TRAINING_ROWS // micro_batches)
+        return f"--batch {batch} --micro-batches {micro_batches}"

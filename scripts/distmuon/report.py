@@ -71,11 +71,13 @@ def map_in_words(layout: Layout, tp: int) -> str:
     numel = sum(bucket.numel for bucket in layout.buckets)
     straddling = sum(len(layout.owners(bucket, i)) > 1 for bucket in layout.buckets for i in bucket.params)
     sizes = ", ".join(f"{bucket.padded:,}" for bucket in layout.buckets)
+    where = f" on each of {tp} TP ranks" if tp > 1 else ""
+    shards = f"is cut into {layout.dp} shards" if layout.dp > 1 else "is one shard"
     sentences = [
-        f"{plural(len(layout.specs), 'parameter')} of {numel:,} elements on each of {plural(tp, 'TP rank')},",
+        f"{plural(len(layout.specs), 'parameter')} of {numel:,} elements{where},",
         f"laid out in {plural(len(layout.buffers), 'buffer')} and {plural(len(layout.buckets), 'bucket')} of {sizes};",
-        f"each bucket is cut into {plural(layout.dp, 'shard')}, with {padding} elements of padding in all.",
-        f"Straddling a shard boundary: {plural(straddling, 'parameter')}.",
+        f"each bucket {shards}, with {plural(padding, 'element')} of padding in all.",
+        f"Straddling a shard boundary: {plural(straddling, 'parameter') if straddling else 'no parameter'}.",
     ]
     return " ".join(sentences)
 
@@ -111,6 +113,8 @@ def certificate_lines(certificate: Certificate, steps: int, ranks: int) -> list[
 
 def byte_lines(rows: list[dict[str, Any]], ranks: int, steps: int) -> list[str]:
     """Return the byte table: what a rank sends per step, mean over ranks, predicted beside counted."""
+    if not rows:
+        return ["  none: one process has nobody to send to"]
     lines = [f"  {'collective':16s}{'group':8s}{'calls':>8s}{'predicted':>14s}{'counted':>14s}"]
     sums: dict[tuple[str, str], list[float]] = {}
     for row in rows:

@@ -3,18 +3,13 @@
 A bucket's momentum is all-gathered whole, whatever lies in it: elements that belong to AdamW travel as zeros, and so
 does the padding. Each DP rank then keeps the matrices of which it owns at least one element; a matrix that straddles a
 shard boundary is orthogonalized by all its owners, and by all their TP ranks, who do the same work side by side.
-Source: the proof of concept of Moonlight (Liu et al. 2025), described in ours by what it moves.
+Source: the proof of concept of Moonlight (Liu et al. 2025), described in our words by what it moves.
 
-Transient memory of one bucket's moves, in bytes per rank: at most
-
-    w b + m (b + B) + (2 m + max(p + c, 5 c)) F + m L
-
-with B elements in the bucket (padded), b = B / D in a shard, F in the whole matrices of which this rank owns a part,
-L in the largest of them; w, m, c bytes per element of the momentum, the gather and Newton–Schulz; p of the norm
-(float32 or wider). F <= T b + 2 L, because only the two matrices at the ends of a shard can stick out of it. In the
-order of the terms: the momentum's pieces; the shard and the gathered bucket; the whole matrices, their batch (which
-becomes their update) and Newton–Schulz's own temporaries; the copy that puts blocks cut along dimension 1 side by side.
-It grows with the bucket and the largest matrix, never with the model.
+    dp_gather       this rank's pieces, packed into its shard   ->  the bucket  ->  TP-local matrices    all-gather
+    tp_gather       TP-local matrices                           ->  whole matrices                       all-gather
+    newton_schulz   whole matrices                              ->  whole updates
+    tp_shard        whole updates                               ->  this TP rank's blocks                nothing sent
+    dp_shard        this TP rank's blocks                       ->  this rank's pieces                   nothing sent
 """
 
 from __future__ import annotations
@@ -117,7 +112,18 @@ class GatherAll:
     def transient_bytes(
         layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None, compute_bytes: int
     ) -> int:
-        """Return the bound above for the worst bucket; see `Strategy.transient_bytes`."""
+        """Return a bound of what one wave allocates, for the worst bucket; see `Strategy.transient_bytes`.
+
+        w b                            the momentum's pieces
+        + m (b + B)                    the shard, and the gathered bucket
+        + (2 m + max(p + c, 5 c)) F    whole matrices, their batch (which becomes their update), Newton–Schulz's own
+        + m L                          the copy that puts blocks cut along dimension 1 side by side
+
+        in bytes, with B elements in the bucket (padded) and b = B / D in a shard; F in the whole matrices of which this
+        rank owns a part, L in the largest of them; w, m, c bytes per element of the momentum, the gather and
+        Newton–Schulz; p of the norm (float32 or wider). F <= T b + 2 L, for only the two matrices at the ends of a
+        shard can stick out of it: the bound grows with the bucket and the largest matrix, never with the model.
+        """
         worst = 0
         for bucket in layout.buckets:
             specs = [layout.specs[i] for i in bucket.params if i in muon and dp_rank in layout.owners(bucket, i)]

@@ -1,21 +1,26 @@
-"""What every rank runs for tests/test_museum.py: one small training per exhibit and scenario, in a single world."""
+"""A tour of the museum: small trainings in which each exhibit shows itself, beside the healthy code and one process.
+
+Chapter 11 and tests/test_museum.py take the same tour. Gradients are made up, different on every DP rank.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from distmuon.certificate import difference
 from distmuon.distributed_muon import DistributedMuon
 from distmuon.grid import Grid
 from distmuon.launch import World
 from distmuon.layout import ParamSpec, plan
 from distmuon.ledger import Ledger
 from distmuon.muon import Muon
-from distmuon.museum import EXHIBITS, broken
+from distmuon.museum import broken
 from distmuon.prediction import predict_step
 from distmuon.tensor_parallel import load_slices, mark, whole_parameters
 
@@ -32,12 +37,18 @@ SHAPES: dict[str, tuple[tuple[int, int], int | None]] = {
 
 
 class Scenario(NamedTuple):
-    """groups: names per Muon group; the first learns ten times as fast. scale: of the gradients. steps: to train."""
+    """groups: names per Muon group; the first learns ten times as fast. scale: of the gradients. steps: to train.
+
+    vector: elements of one more parameter, which goes to AdamW; 0: none. lr: of the first group.
+    """
 
     groups: tuple[tuple[str, ...], ...] = (("columns", "rows", "whole", "other"),)
     micro_batches: int = 1
     scale: float = 1.0
     steps: int = STEPS
+    vector: int = 0
+    lr: float = 0.1
+    weight_decay: float = 0.1
 
 
 SCENARIOS = {
@@ -47,6 +58,19 @@ SCENARIOS = {
     "loud gradients": Scenario(scale=2.0**20),
     "first step": Scenario(steps=1),
 }
+
+
+# `other` and the vector share the second bucket, and the vector fills all of DP rank 1's shard: nothing there for Muon.
+LONELY = Scenario(steps=1, vector=200)
+PLAIN_STEP = Scenario(steps=1, lr=1.0, weight_decay=0.0)  # the update itself is what the parameters move by
+
+
+class Visit(NamedTuple):
+    """What one rank sees: whole parameters, how bytes differ from the prediction, and the error, if it came to one."""
+
+    parameters: dict[str, Tensor] | None
+    bytes: list[str]
+    error: str
 
 
 def initial() -> dict[str, Tensor]:
@@ -59,8 +83,8 @@ def gradients(scenario: Scenario, step: int, dp_rank: int, micro: int) -> dict[s
     return {n: torch.randn(shape, generator=generator) * scenario.scale for n, (shape, _) in SHAPES.items()}
 
 
-def options(position: int) -> dict[str, float]:
-    return {"lr": 0.1 ** (position + 1), "weight_decay": 0.1}
+def options(scenario: Scenario, position: int) -> dict[str, float]:
+    return {"lr": scenario.lr * 0.1**position, "weight_decay": scenario.weight_decay}
 
 
 def on_grid(name: str | None, scenario: Scenario, grid: Grid) -> tuple[dict[str, Tensor], Ledger]:
@@ -70,10 +94,13 @@ def on_grid(name: str | None, scenario: Scenario, grid: Grid) -> tuple[dict[str,
         local = [size // grid.tp.size if axis == dim else size for axis, size in enumerate(shape)]
         model[key] = mark(nn.Parameter(torch.empty(local)), dim if grid.tp.size > 1 else None)
     load_slices(model, initial(), grid.tp)
-    groups = [
-        {"params": [(key, model[key]) for key in keys]} | options(position)
+    groups: list[dict[str, Any]] = [
+        {"params": [(key, model[key]) for key in keys]} | options(scenario, position)
         for position, keys in enumerate(scenario.groups)
     ]
+    if scenario.vector:
+        model["vector"] = mark(nn.Parameter(torch.zeros(scenario.vector)), None)
+        groups.append({"params": [("vector", model["vector"])], "algorithm": "adamw"})
     make: Any = DistributedMuon if name is None else lambda *given, **more: broken(name, *given, **more)
     optimizer = make(groups, grid, bucket_size=BUCKET_SIZE, batched=False)
     grid.ledger.clear()
@@ -83,15 +110,20 @@ def on_grid(name: str | None, scenario: Scenario, grid: Grid) -> tuple[dict[str,
                 dim = SHAPES[key][1]
                 mine = gradient if dim is None else gradient.chunk(grid.tp.size, dim)[grid.tp.rank]
                 (model[key] * mine).sum().backward()
+        if scenario.vector:
+            model["vector"].sum().backward()
         optimizer.step()
     ledger = copy.deepcopy(grid.ledger)
-    return whole_parameters(model, replace(grid.tp, ledger=Ledger())), ledger
+    whole = whole_parameters(model, replace(grid.tp, ledger=Ledger()))
+    return {key: whole[key] for key in SHAPES}, ledger
 
 
 def alone(scenario: Scenario, dp: int = DP) -> dict[str, Tensor]:
     """Return the parameters of single-device Muon; gradients are added in the order in which the ranks add them."""
     parameters = {key: nn.Parameter(value) for key, value in initial().items()}
-    groups = [{"params": [parameters[k] for k in keys]} | options(p) for p, keys in enumerate(scenario.groups)]
+    groups = [
+        {"params": [parameters[k] for k in keys]} | options(scenario, p) for p, keys in enumerate(scenario.groups)
+    ]
     optimizer = Muon(groups, input_dtype=torch.bfloat16, batched=False)
     for step in range(scenario.steps):
         for key, parameter in parameters.items():
@@ -108,23 +140,42 @@ def predicted(scenario: Scenario, grid: Grid) -> Ledger:
     """Return the ledger that the healthy code will have filled on this rank."""
     shapes = {n: [m // TP if a == dim else m for a, m in enumerate(shape)] for n, (shape, dim) in SHAPES.items()}
     specs = [ParamSpec(name, tuple(shape), "float32", SHAPES[name][1]) for name, shape in shapes.items()]
+    specs += [ParamSpec("vector", (scenario.vector,), "float32")] * bool(scenario.vector)
     ledger = Ledger()
-    ledger.add(predict_step(plan(specs, DP, BUCKET_SIZE), TP, grid.dp.rank, range(len(specs))), scenario.steps)
+    ledger.add(predict_step(plan(specs, DP, BUCKET_SIZE), TP, grid.dp.rank, range(len(SHAPES))), scenario.steps)
     return ledger
 
 
-def visit(world: World) -> dict[tuple[str | None, str], Any]:
-    """Return, per exhibit (None: the healthy code) and scenario: whole parameters, and how bytes differ from predicted.
+def take(name: str | None, label: str, grid: Grid) -> Visit:
+    """Train scenario `label` with exhibit `name`, or with the healthy code (None); all ranks of a 2 x 2 grid together.
 
-    A string in their place is the error. It reads the same on all ranks, or they would not meet again afterwards.
+    An error is part of what one sees. It reads the same on all ranks, or they would not meet again afterwards.
     """
+    scenario = SCENARIOS[label]
+    try:
+        parameters, ledger = on_grid(name, scenario, grid)
+    except (IndexError, RuntimeError) as error:
+        return Visit(None, [], f"{type(error).__name__}: {error}")
+    return Visit(parameters, ledger.differences(predicted(scenario, grid)), "")
+
+
+def visit(world: World, names: Sequence[str | None]) -> dict[tuple[str | None, str], Visit]:
+    """Return what this rank sees of each exhibit (None: the healthy code) in every scenario."""
     grid = Grid.of(world)
-    found: dict[tuple[str | None, str], Any] = {}
-    for name in (None, *EXHIBITS):
-        for label, scenario in SCENARIOS.items():
-            try:
-                parameters, ledger = on_grid(name, scenario, grid)
-                found[name, label] = parameters, ledger.differences(predicted(scenario, grid))
-            except (IndexError, RuntimeError) as error:
-                found[name, label] = f"{type(error).__name__}: {error}"
-    return found
+    return {(name, label): take(name, label, grid) for name in names for label in SCENARIOS}
+
+
+def visit_lonely(world: World, name: str | None) -> Visit:
+    """Return what this rank sees where a rank owns nothing for Muon in a bucket, if it lives to tell."""
+    grid = Grid.of(world)
+    parameters, ledger = on_grid(name, LONELY, grid)
+    return Visit(parameters, ledger.differences(predicted(LONELY, grid)), "")
+
+
+def moved(found: dict[str, Tensor], scenario: Scenario) -> dict[str, float]:
+    """Return how far each parameter is from the reference, in units of its movement; 0 where bitwise equal."""
+    start, reference = initial(), alone(scenario)
+    return {
+        key: 0.0 if torch.equal(found[key], reference[key]) else difference(found, {key: reference[key]}, start)
+        for key in reference
+    }

@@ -1,0 +1,105 @@
+"""The command line of every worker: shared arguments, help with examples, and every mistake answered in one sentence.
+
+    parser = launch.parser(__doc__)                  # the first paragraph describes; its command lines are examples
+    launch.add_arguments(parser, dp=4, tp=2)         # --dp --tp --backend --device --timeout --threads
+    arguments = parser.parse_args()
+    launch.check_writable("--json", arguments.json)  # before anything is started, not after the training
+
+`launch` passes all of it on, so that a worker imports one module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any, NoReturn
+
+BACKENDS = ("gloo", "nccl", "auto")
+DEVICES = ("cpu", "cuda")
+DEFAULT_TIMEOUT = 60.0  # seconds; NCCL's own default of 10 minutes turns every mistake into a coffee break
+
+
+class UsageError(ValueError):
+    """A wrong argument. `launch.command` prints it as one sentence and exits with code 2; nothing was started."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises UsageError, where argparse prints a page of usage and exits."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message.rstrip('.')}; see --help.")
+
+
+def parser(doc: str | None) -> Parser:
+    """Return the parser of the worker whose module has this docstring.
+
+    Its prose becomes the description; its lines that begin with `python` or `torchrun`, the examples of --help.
+    """
+    paragraphs, examples = [""], []
+    for line in map(str.strip, (doc or "").strip().splitlines()):
+        if line.startswith(("python ", "torchrun ")):
+            examples.append(f"  {line}")
+        elif line:
+            paragraphs[-1] += f"{line} "
+        elif paragraphs[-1]:
+            paragraphs.append("")
+    return Parser(
+        description="\n\n".join(textwrap.fill(text, 78) for text in paragraphs if text),
+        epilog="\n".join(["examples:", *examples]) if examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def choices(names: tuple[str, ...]) -> str:
+    """Return the names as --help shows them; what is given is checked later, by whoever knows the remedy."""
+    return "{" + ",".join(names) + "}"
+
+
+def add_arguments(parser: argparse.ArgumentParser, dp: int, tp: int) -> None:
+    """Add the arguments that every worker shares, with this worker's default grid."""
+    group = parser.add_argument_group("the world: D x T ranks")
+    add = group.add_argument
+    add("--dp", type=int, default=dp, metavar="D", help="data-parallel ranks (default: %(default)s)")
+    add("--tp", type=int, default=tp, metavar="T", help="tensor-parallel ranks (default: %(default)s)")
+    add(
+        "--backend",
+        default="gloo",
+        metavar=choices(BACKENDS),
+        help="what carries the collectives: gloo on CPUs, nccl on one GPU per rank, auto: nccl if there are enough "
+        "GPUs (default: %(default)s)",
+    )
+    add("--device", metavar=choices(DEVICES), help="where tensors live (default: cuda with nccl, else cpu)")
+    add(
+        "--timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT,
+        metavar="SECONDS",
+        help="how long a collective may wait for a peer (default: %(default)g)",
+    )
+    add("--threads", type=int, default=1, metavar="N", help="CPU threads per rank (default: %(default)s)")
+
+
+def options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the keyword arguments for `launch.run` that `add_arguments` parsed."""
+    return {name: getattr(arguments, name) for name in ("dp", "tp", "backend", "device", "timeout", "threads")}
+
+
+def check_writable(option: str, path: str | None) -> None:
+    """Raise UsageError if the file `path` cannot be written, its missing folders made. Leaves nothing; None is fine."""
+    if path is None:
+        return
+    target = Path(path)
+    try:
+        if target.is_dir():
+            raise UsageError(f"{option} {path}: that is a folder; name a file in it.")
+        if target.exists():
+            open(target, "ab").close()
+            return
+        nearest = next(folder for folder in target.absolute().parents if folder.exists())
+        tempfile.TemporaryFile(dir=nearest).close()  # a permission bit does not tell: the root user, read-only disks
+    except OSError as error:
+        raise UsageError(
+            f"{option} {path}: cannot be written ({error.strerror}); name a file in a folder that you may write to."
+        ) from error

@@ -1,0 +1,34 @@
+"""Where the values of a collective's result come from, measured: the same collective, run on "who am I" tensors.
+
+A picture that colours every value by the rank it came from must not take a textbook's word for it. `trace` runs the
+collective once for its result, and once per rank on tensors that are one on that rank and zero elsewhere: an element
+of the result that is not zero has that rank's value in it. Nothing here imports matplotlib, so every rank may use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def trace(collective: Callable[[Any], Any], tensor: Any, rank: int, size: int) -> tuple[Any, Any]:
+    """Return (values, sources) of `collective(tensor)` on this rank, as nested lists that fit into JSON.
+
+    collective: takes a tensor, returns what this rank holds afterwards, or None for nothing; it must be linear (sums,
+        means, copies), and every rank of the group calls `trace` with the same one. It runs 1 + `size` times,
+        and a ledger counts them all.
+    tensor: of a floating dtype or wide enough integers; it is not changed.
+    rank, size: of the group. sources has the shape of values; each leaf lists the ranks that are in the value.
+    """
+    values = collective(tensor.clone())
+    marked = [collective(tensor * 0 + (rank == source)) for source in range(size)]
+    if values is None:
+        return None, None
+    return values.tolist(), _collect([part.tolist() for part in marked])
+
+
+def _collect(marked: list[Any]) -> Any:
+    """Return nested lists with, at each leaf, the positions in `marked` whose leaf is not zero."""
+    if isinstance(marked[0], list):
+        return [_collect(list(parts)) for parts in zip(*marked, strict=True)]
+    return [source for source, mark in enumerate(marked) if mark != 0]

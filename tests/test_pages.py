@@ -1,0 +1,45 @@
+"""The pages of prose: their pictures are those that the code draws today, and the words under them too."""
+
+import json
+import re
+from pathlib import Path
+
+import draw_pages
+import pytest
+from PIL import Image, ImageChops
+
+from distmuon import figure_journey, figures
+
+ROOT = Path(__file__).resolve().parents[1]
+TITLES = draw_pages.chapter_titles(ROOT / "notebooks")
+
+
+def test_the_journey_is_the_one_that_the_chapters_make_today(tmp_path: Path) -> None:
+    alt = figure_journey.describe_journey(TITLES)
+    index = (ROOT / "book" / "index.md").read_text(encoding="utf-8")
+    assert f"![{alt}](figures/journey.png)" in index, (
+        "copy the alt text that `make notebooks` prints into book/index.md"
+    )
+    fresh = figures.save(figure_journey.draw_journey(TITLES), tmp_path / "journey.png", alt)
+    with Image.open(ROOT / "book" / "figures" / "journey.png") as stored, Image.open(fresh) as drawn:
+        assert stored.info["Description"] == alt
+        difference = ImageChops.difference(stored.convert("RGB"), drawn.convert("RGB")).convert("L")
+        assert sum(difference.histogram()[64:]) < 100, "run `make notebooks`: the stored picture is another one"
+
+
+def test_every_chapter_has_its_stop_and_its_icon() -> None:
+    stops = [number for questions in figure_journey.STOPS.values() for number in questions]
+    assert set(TITLES) <= set(stops)
+    assert set(stops) == set(figure_journey.ICONS)
+
+
+def test_a_chapter_without_a_number_in_its_heading_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "12_bytes.ipynb").write_text(json.dumps({"cells": [{"source": ["# Count the bytes\n"]}]}))
+    with pytest.raises(ValueError, match=re.escape("12_bytes.ipynb does not begin with a heading like")):
+        draw_pages.chapter_titles(tmp_path)
+
+
+def test_links_between_pages_and_chapters_name_the_right_numbers() -> None:
+    for path in (ROOT / "book").glob("*.md"):
+        for number, file in re.findall(r"\[(\d+)\]\(\.\./notebooks/(\d\d)_", path.read_text(encoding="utf-8")):
+            assert int(number) == int(file), path.name
