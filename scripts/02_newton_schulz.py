@@ -128,13 +128,13 @@ def parse():
 
 def show_count(shape, made, untransposed):
     """Print the products of the first iteration, and the operations of all."""
-    print(f"a matrix of {shape[0]} x {shape[1]}: products of the first iteration, and the operations of each")
+    print(f"{f'{shape[0]} x {shape[1]}, first iteration':30s}{'operations':>16s}")
     for n, k, m in made[:3]:
-        print(f"  {f'[{n}, {k}] @ [{k}, {m}]':30s}{2 * n * k * m:14,}")
+        print(f"  {f'[{n}, {k}] @ [{k}, {m}]':28s}{2 * n * k * m:16,}")
     total, other = (sum(2 * n * k * m for n, k, m in seen) for seen in (made, untransposed))
-    print(f"all {len(made)} products{total:26,}")
+    print(f"{f'all {len(made)} products':30s}{total:16,}")
     if shape[0] > shape[1]:
-        print(f"had it not been transposed {other:17,}   ({other / total:.2f} times as many)")
+        print(f"{'had it not been transposed':30s}{other:16,}   ({other / total:.2f} times)")
 
 
 def main():
@@ -149,11 +149,11 @@ def main():
         print(f"a {SVD_SIZE} x {SVD_SIZE} matrix: an SVD takes {times:.1f} times as long as Newton–Schulz")
     if arguments.share:
         dtype, found, loop = launch.run(shares, (arguments.rounds,), **options)[0]
-        print(f"Newton–Schulz in {dtype}, and the limits it is held against")
+        print(f"The speed of Newton–Schulz in {dtype}, as a share of that of")
+        print(f"            its fifteen products alone   {SIDE} x {SIDE} products")
         for (a, b), (bare, square) in found.items():
-            print(f"  {a} x {b}".ljust(14) + f"{bare:4.0%} of its fifteen bare products' speed, ", end="")
-            print(f"{square:4.0%} of the rate of {SIDE} x {SIDE} products")
-        print(f"{MANY} matrices of {SMALL[0]} x {SMALL[1]}: one by one, {loop:.1f} times as long as in one batch")
+            print(f"{a} x {b}".ljust(12) + f"{bare:19.0%}{square:25.0%}")
+        print(f"{MANY} matrices of {SMALL[0]} x {SMALL[1]}: one by one, {loop:.1f} times as long as at once")
     if not arguments.svd and not arguments.share:
         shape = shape_of(arguments.shape)
         show_count(shape, *launch.run(count, (shape,), **options)[0])

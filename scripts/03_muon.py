@@ -16,16 +16,27 @@ from distmuon.puzzles import write_step
 WIDTHS, BATCH, SEED = (64, 256, 128, 128, 10), 256, 0
 WATCHED = "layers.1.weight"  # [128, 256], in the middle of the network
 LR, DECAY = 0.01, 0.1  # for Muon and AdamW alike
-SHOWN = (1, 2, 5, 10, 20, 50, 100)  # steps that are printed
-VOCABULARY, COMMON, ONCE, NEVER, RECENT = (
-    64,
-    20,
-    62,
-    63,
-    80,
-)  # tokens 0..19 come all the time, 62 in the first batch only
+SHOWN = (1, 2, 5, 10, 20, 50, 100)  # the steps that are printed
+VOCABULARY, WIDTH, CONTEXT, COMMON = 64, 32, 16, 20  # of the transformer; tokens 0 to 19 are all that comes, but for
+ONCE, NEVER = 62, 63  # this one in the very first batch, and this one never
 
 # torch is imported inside the functions: a wrong argument is answered at once.
+
+
+# ---- The hybrid -------------------------------------------------------------------------------------------
+
+
+def hybrid(model, lr=LR, weight_decay=DECAY, **options):
+    """Return Muon for the hidden matrices of `model` and AdamW for all else, at one learning rate and decay."""
+    import torch
+
+    from distmuon.muon import Muon
+    from distmuon.routing import split_parameters
+
+    params = {group["algorithm"]: group["params"] for group in split_parameters(model)}
+    muon = Muon(params["muon"], lr=lr, weight_decay=weight_decay, **options)
+    adamw = torch.optim.AdamW(params["adamw"], lr=lr, weight_decay=weight_decay)
+    return muon, adamw
 
 
 def train(model, optimizers, data, steps):
@@ -44,69 +55,79 @@ def train(model, optimizers, data, steps):
         yield loss.item()
 
 
-def hybrid(model, **options):
-    """Return two optimizers: Muon for the hidden matrices of `model`, AdamW for all else, at one rate and decay."""
-    import torch
-
-    from distmuon.muon import Muon
-    from distmuon.routing import split_parameters
-
-    params = {group["algorithm"]: group["params"] for group in split_parameters(model)}
-    both = {"lr": LR, "weight_decay": DECAY} | {key: options[key] for key in ("lr", "weight_decay") if key in options}
-    return Muon(params["muon"], **(both | options)), torch.optim.AdamW(params["adamw"], **both)
-
-
-def update_of(before, after, group):
-    """Return the update of one step of a matrix [A, B], with the learning rate and the weight decay taken out."""
-    lr = group["lr"]
-    return ((1 - lr * group["weight_decay"]) * before - after) / lr
-
-
-def metrics(weight, update):
-    """Return three numbers that are worth a line in every log. weight, update: [A, B]."""
-    import torch
-
-    from distmuon.newton_schulz import orthogonality_error
-
-    rms = update.square().mean().sqrt()
-    orthogonalized = update / (0.2 * max(update.shape) ** 0.5)  # what Newton–Schulz returned
-    spectral = torch.linalg.matrix_norm(weight, ord=2)
-    return {"rms": rms.item(), "error": orthogonality_error(orthogonalized).item(), "spectral": spectral.item()}
-
-
-def digits_run(optimizers_for, steps):
-    """Train a fresh network in float64; return one dict per step and the held-out accuracy."""
+def fresh():
+    """Return the seeded network, in float64 so that all processors print the same, and training and held-out digits."""
     from distmuon.data import digits
     from distmuon.grid import Grid
     from distmuon.models import MLP, initial_weights
 
-    data, held_out = digits(Grid.alone(), SEED)
-    model = MLP(WIDTHS).double()  # float64: the printed digits are the same on every processor
+    model = MLP(WIDTHS).double()
     model.load_state_dict(initial_weights(model, SEED))
-    weight, optimizers = model.get_parameter(WATCHED), optimizers_for(model)
-    (group,) = [g for o in optimizers for g in o.param_groups if any(weight is p for p in g["params"])]
-    losses, rows = train(model, optimizers, data, steps), []
+    return model, *digits(Grid.alone(), SEED)
+
+
+# ---- What to watch ----------------------------------------------------------------------------------------
+
+
+def update_of(before, after, lr, weight_decay):
+    """Return the update of one step of a matrix [A, B]: decay and learning rate are taken out again."""
+    return ((1 - lr * weight_decay) * before - after) / lr
+
+
+def rms(update):
+    """Return the root of the mean of all squares."""
+    return update.square().mean().sqrt().item()
+
+
+def not_orthogonal(update, kind="match_rms"):
+    """Return how far what Newton–Schulz returned is from semi-orthogonal: 0 where all singular values are 1."""
+    from distmuon.muon import scale
+    from distmuon.newton_schulz import orthogonality_error
+
+    return orthogonality_error(update / scale(update.shape, kind)).item()
+
+
+def spectral_norm(weight):
+    """Return the largest factor by which `weight` stretches any input."""
+    import torch
+
+    return torch.linalg.matrix_norm(weight, ord=2).item()
+
+
+def watched_run(make_optimizers, steps, look, lr=LR, weight_decay=DECAY):
+    """Train; return the model, the losses, and what `look(weight, update)` said of the watched matrix at every step."""
+    model, data, _ = fresh()
+    weight, losses, seen = model.get_parameter(WATCHED), [], []
+    run = train(model, make_optimizers(model), data, steps)
     for _ in range(steps):
         before = weight.detach().clone()
-        loss = next(losses)
-        rows.append({"loss": loss} | metrics(weight.detach(), update_of(before, weight.detach(), group)))
-    right = model(held_out.images).argmax(dim=-1) == held_out.labels
-    return rows, right.double().mean().item()
+        losses.append(next(run))
+        seen.append(look(weight.detach(), update_of(before, weight.detach(), lr, weight_decay)))
+    return model, losses, seen
+
+
+# ---- What can be shown ------------------------------------------------------------------------------------
 
 
 def show_training():
-    """Train once with the hybrid, and print the losses and the metrics."""
-    rows, accuracy = digits_run(hybrid, SHOWN[-1])
-    print(f"  step   loss   of {WATCHED}: update RMS   orthogonality error   spectral norm")
+    """Train once with the hybrid; print the losses and three numbers that are worth a line in every log."""
+
+    def look(weight, update):
+        return rms(update), not_orthogonal(update), spectral_norm(weight)
+
+    model, losses, seen = watched_run(hybrid, SHOWN[-1], look)
+    print(f"  step   loss   {WATCHED}: update RMS   orthogonality error   spectral norm")
     for step in SHOWN:
-        row = rows[step - 1]
-        print(f"{step:6}{row['loss']:7.2f}{row['rms']:33.2f}{row['error']:22.2f}{row['spectral']:16.2f}")
-    print(f"held-out accuracy: {accuracy:.2f}")
-    return {"loss": [row["loss"] for row in rows]}
+        size, error, norm = seen[step - 1]
+        print(f"{step:6}{losses[step - 1]:7.2f}{size:30.2f}{error:22.2f}{norm:16.2f}")
+    _, _, held_out = fresh()
+    right = model(held_out.images).argmax(dim=-1) == held_out.labels
+    print(f"accuracy on {len(right)} held-out digits: {right.double().mean():.2f}")
+    return {"loss": losses}
 
 
 def show_rms():
-    """Train with AdamW alone and with Muon at two scales; print the RMS of the updates of one matrix."""
+    """Train with AdamW alone and with Muon at two scales; print the RMS of one matrix's updates."""
     import torch
 
     runs = {
@@ -114,51 +135,80 @@ def show_rms():
         "match_rms": hybrid,
         "original": lambda model: hybrid(model, scale="original"),
     }
-    found = {name: digits_run(make, SHOWN[-1])[0] for name, make in runs.items()}
-    print(f"RMS of the update of {WATCHED} [128, 256], per unit of learning rate; and the loss")
-    print("  step" + "".join(f"{name:>18}" for name in found))
+    found = {name: watched_run(make, SHOWN[-1], lambda _, update: rms(update)) for name, make in runs.items()}
+    print(f"RMS of the update of {WATCHED}, per unit of learning rate (and the loss)")
+    print("  step" + "".join(f"{name:>16}" for name in found))
     for step in SHOWN:
-        pairs = (f"{rows[step - 1]['rms']:10.3f} ({rows[step - 1]['loss']:.2f})" for rows in found.values())
-        print(f"{step:6}" + "".join(f"{pair:>18}" for pair in pairs))
-    return {name: [row["rms"] for row in rows] for name, rows in found.items()}
+        pairs = (f"{seen[step - 1]:.3f} ({losses[step - 1]:.2f})" for _, losses, seen in found.values())
+        print(f"{step:6}" + "".join(f"{pair:>16}" for pair in pairs))
+    return {name: seen for name, (_, _, seen) in found.items()}
 
 
 def show_decay():
-    """Train at several strengths of decay; print the spectral norm of one matrix beside its ceiling."""
-    steps, lr = 120, 2 * LR
+    """Train at several strengths of weight decay; print the spectral norm of one matrix beside its ceiling."""
+    steps, lr, found = 120, 2 * LR, {}
     print(f"Spectral norm of {WATCHED}, lr {lr}")
-    print("  decay   step 1  step 60  step 120   ceiling   last loss")
-    found = {}
+    print("  decay   step 1   step 60   step 120   ceiling   mean of the last 20 losses")
     for decay in (0.0, 0.1, 1.0, 3.0):
-        rows, _ = digits_run(lambda model, decay=decay: hybrid(model, lr=lr, weight_decay=decay), steps)
-        norms = [row["spectral"] for row in rows]
-        ceiling = f"{ceiling_of(256, decay):9.2f}" if decay else "     none"
-        print(f"{decay:7.1f}{norms[0]:9.2f}{norms[59]:9.2f}{norms[-1]:10.2f} {ceiling}{rows[-1]['loss']:12.2f}")
+        _, losses, norms = watched_run(
+            lambda model, decay=decay: hybrid(model, lr, decay), steps, lambda weight, _: spectral_norm(weight)
+        )
+        top = f"{ceiling(256, decay):.2f}" if decay else "none"
+        print(f"{decay:7.1f}{norms[0]:9.2f}{norms[59]:10.2f}{norms[-1]:11.2f}{top:>10}{sum(losses[-20:]) / 20:29.2f}")
         found[f"{decay:g}"] = norms
     return found
 
 
-def ceiling_of(longer_side, decay):
-    """Return what the spectral norm cannot exceed for long: scale / decay, times 1.2 for what Newton–Schulz leaves."""
-    return 1.2 * 0.2 * longer_side**0.5 / decay
+def ceiling(longer_side, weight_decay):
+    """Return what no spectral norm exceeds for long: scale / decay, and 1.2 for what Newton–Schulz leaves above 1."""
+    return 1.2 * 0.2 * longer_side**0.5 / weight_decay
+
+
+def show_embedding():
+    """Follow rows of a transformer's embedding under AdamW and under Muon, without decay."""
+    import torch
+
+    from distmuon.muon import Muon
+
+    runs = [
+        embedding_run(lambda table: torch.optim.AdamW([table], lr=LR, weight_decay=0.0)),
+        embedding_run(lambda table: Muon([table], lr=LR, weight_decay=0.0)),
+    ]
+    print(f"An embedding of {VOCABULARY} rows: how many move in a step, and the RMS of two rows' steps")
+    print("                  |         AdamW         |         Muon")
+    print("  step   in batch | moved  always   once  | moved  always   once")
+    for step in (*SHOWN[:-1], 80):
+        line = f"{step:6}{runs[0][1][step - 1]:11} "
+        for moved, _ in runs:
+            rows = moved[step - 1]
+            line += f"|{int((rows > 0).sum()):6}{rows[0]:8.3f}{rows[ONCE]:8.3f} "
+        print(line.rstrip())
+    still = all(rows[NEVER] == 0 for moved, _ in runs for rows in moved)
+    print(f"The row of the token that never came stayed where it was, with both: {still}")
+    named = {"always": 0, "once": ONCE}
+    return {
+        f"{name}, {which}": [rows[token].item() for rows in moved]
+        for name, (moved, _) in zip(("AdamW", "Muon"), runs, strict=True)
+        for which, token in named.items()
+    }
 
 
 def embedding_run(make):
-    """Train a small transformer whose embedding `make` optimizes; return the RMS of every row's step, and the batches."""
+    """Train a transformer, its embedding by `make`; return per step every row's RMS, and how many are used."""
     import torch
     from torch.nn import functional as F
 
     from distmuon.models import Transformer, initial_weights
 
-    model = Transformer(VOCABULARY, width=32, layers=1, heads=2, context=16).double()
+    model = Transformer(VOCABULARY, WIDTH, layers=1, heads=2, context=CONTEXT).double()
     model.load_state_dict(initial_weights(model, SEED))
     table = model.tokens.weight
     others = [p for p in model.parameters() if p is not table]
     optimizers = make(table), torch.optim.AdamW(others, lr=LR, weight_decay=0.0)
-    generator = torch.Generator().manual_seed(SEED)
-    moved, seen = [], []
-    for step in range(RECENT):
-        tokens = torch.multinomial(1 / torch.arange(1.0, COMMON + 1), 8 * 17, True, generator=generator).view(8, 17)
+    frequency, generator = 1 / torch.arange(1.0, COMMON + 1), torch.Generator().manual_seed(SEED)
+    moved, in_batch = [], []
+    for step in range(80):
+        tokens = frequency.multinomial(8 * (CONTEXT + 1), replacement=True, generator=generator).view(8, -1)
         if step == 0:
             tokens[0, 3] = ONCE
         logits = model(tokens[:, :-1])
@@ -168,66 +218,52 @@ def embedding_run(make):
         for optimizer in optimizers:
             optimizer.step()
         moved.append(((table.detach() - before) / LR).square().mean(dim=1).sqrt())
-        seen.append(len(tokens[:, :-1].unique()))
-    return moved, seen
+        in_batch.append(len(tokens[:, :-1].unique()))
+    return moved, in_batch
 
 
-def show_embedding():
-    """Follow the rows of an embedding under AdamW and under Muon, without decay."""
+def show_oracle():
+    """Repeat a short run with one thing changed at a time; print which share of the movement is different."""
     import torch
 
     from distmuon.muon import Muon
 
-    makes = {
-        "AdamW": lambda table: torch.optim.AdamW([table], lr=LR, weight_decay=0.0),
-        "Muon": lambda table: Muon([table], lr=LR, weight_decay=0.0),
+    same = {"lr": LR, "weight_decay": DECAY}
+    changes = {
+        "momentum averaged, not summed": lambda p: Muon(p, momentum_kind="average", **same),
+        "Newton–Schulz in bf16": lambda p: Muon(p, compute_dtype=torch.bfloat16, **same),
+        "torch, match_rms_adamw": lambda p: torch.optim.Muon(p, adjust_lr_fn="match_rms_adamw", **same),
+        "ours without Nesterov": lambda p: Muon(p, nesterov=False, **same),
+        "torch, its default scale": lambda p: torch.optim.Muon(p, **same),
     }
-    runs = {name: embedding_run(make) for name, make in makes.items()}
-    print(f"An embedding [{VOCABULARY}, 32]: RMS of a row's step, per unit of learning rate")
-    print("                |        AdamW          |         Muon")
-    print("  step  in batch| moved  always   once  | moved  always   once")
-    for step in (*SHOWN[:-1], RECENT):
-        line = f"{step:6}{runs['AdamW'][1][step - 1]:10}"
-        for moved, _ in runs.values():
-            rows = moved[step - 1]
-            line += f"|{int((rows > 0).sum()):6}{rows[0].item():8.3f}{rows[ONCE].item():8.3f}  "
-        print(line.rstrip())
-    still = all(rows[NEVER] == 0 for moved, _ in runs.values() for rows in moved)
-    print(f"The row of a token that never came did not move at all, with either: {still}.")
-    tokens = {"always": 0, "once": ONCE}
-    return {
-        f"{name}, {which}": [rows[token].item() for rows in moved]
-        for name, (moved, _) in runs.items()
-        for which, token in tokens.items()
-    }
+    print("10 steps beside ours, in float64: difference / movement")
+    print(f"{'':30}  made-up gradients   training on digits")
+    runs = (on_made_up_gradients, on_digits)
+    ours = [run(lambda p: Muon(p, **same), 10) for run in runs]
+    for name, make in changes.items():
+        shares = [float((run(make, 10) - mine).norm() / mine.norm()) for run, mine in zip(runs, ours, strict=True)]
+        print(f"{name:30}" + "".join(f"{bounded(share):>19}" for share in shares))
 
 
-def made_up(make, steps):
-    """Return how far made-up Gaussian gradients, the same for everyone, move two matrices; [elements]."""
+def on_made_up_gradients(make, steps):
+    """Return how far Gaussian gradients, the same for every optimizer, move two matrices: [elements]."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED)
-    params = [torch.nn.Parameter(torch.randn(*s, generator=generator).double() / 10) for s in ((128, 256), (128, 128))]
-    start = torch.cat([p.detach().flatten() for p in params])
+    params = [torch.nn.Parameter(torch.zeros(*shape).double()) for shape in ((128, 256), (128, 128))]
     optimizer = make(params)
     for _ in range(steps):
         for p in params:
             p.grad = torch.randn(p.shape, generator=generator).double()
         optimizer.step()
-    return torch.cat([p.detach().flatten() for p in params]) - start
+    return torch.cat([p.detach().flatten() for p in params])
 
 
-def really_trained(make, steps):
-    """Return how far training on the digits moves the hidden matrices; [elements]."""
+def on_digits(make, steps):
+    """Return how far training moves the hidden matrices: [elements]."""
     import torch
 
-    from distmuon.data import digits
-    from distmuon.grid import Grid
-    from distmuon.models import MLP, initial_weights
-
-    data, _ = digits(Grid.alone(), SEED)
-    model = MLP(WIDTHS).double()
-    model.load_state_dict(initial_weights(model, SEED))
+    model, data, _ = fresh()
     muon, adamw = hybrid(model)
     params = [p for group in muon.param_groups for p in group["params"]]
     start = torch.cat([p.detach().flatten() for p in params])
@@ -236,52 +272,27 @@ def really_trained(make, steps):
     return torch.cat([p.detach().flatten() for p in params]) - start
 
 
-def show_oracle():
-    """Repeat a short run with one thing changed at a time; print how much of the movement is different."""
-    import torch
-
-    from distmuon.muon import Muon
-
-    both = {"lr": LR, "weight_decay": DECAY}
-    changes = {
-        "momentum averaged, not summed": lambda p: Muon(p, momentum_kind="average", **both),
-        "Newton–Schulz in bf16": lambda p: Muon(p, compute_dtype=torch.bfloat16, **both),
-        "torch, match_rms_adamw": lambda p: torch.optim.Muon(p, adjust_lr_fn="match_rms_adamw", **both),
-        "torch, its default scale": lambda p: torch.optim.Muon(p, **both),
-        "ours without Nesterov": lambda p: Muon(p, nesterov=False, **both),
-    }
-    print("10 steps in float64: ||difference|| / ||movement||, against ours")
-    print(f"{'':32}  made-up gradients   training on digits")
-    runs = (made_up, really_trained)
-    ours = [run(lambda p: Muon(p, **both), 10) for run in runs]
-    for name, make in changes.items():
-        shares = [float((run(make, 10) - mine).norm() / mine.norm()) for run, mine in zip(runs, ours, strict=True)]
-        print(f"{name:32}" + "".join(f"{bounded(share):>19}" for share in shares))
-    return None
-
-
 def bounded(share):
-    """Return a share in words that hold on every processor: rounding differs from one to the next."""
-    for bound in (1e-9, 0.03, 0.1):
-        if share < bound:
-            return f"below {bound:g}"
-    return f"{share:.1f}"
+    """Return a share as every processor would print it: what is rounding differs from one to the next."""
+    for low, high in ((0, 1e-9), (1e-9, 0.02), (0.02, 0.1)):
+        if share < high:
+            return f"{low:g} to {high:g}" if low > 1e-9 else f"below {high:g}"
+    return f"{share:.2f}"
 
 
 SHOWS = {"rms": show_rms, "decay": show_decay, "embedding": show_embedding, "oracle": show_oracle}
 
 
-def work(world, names):
-    """Show what was asked for; return the curves of the last, for a picture."""
-    for name in names:
-        curves = SHOWS[name]()
-    return curves if names else show_training()
+def work(world, name):
+    """Show what was asked for, in this one process; return the curves behind it."""
+    return SHOWS.get(name, show_training)()
 
 
 def parse():
     parser = launch.parser(__doc__)
+    which = parser.add_mutually_exclusive_group()
     for name, show in SHOWS.items():
-        parser.add_argument(f"--{name}", action="store_true", help=show.__doc__.splitlines()[0])
+        which.add_argument(f"--{name}", dest="show", action="store_const", const=name, help=show.__doc__)
     parser.add_argument("--json", metavar="FILE", help="write the curves behind the page here")
     puzzles.add_arguments(parser)
     return parser.parse_args()
@@ -292,10 +303,7 @@ def main():
     if (code := puzzles.handle(arguments, write_step.PUZZLE)) is not None:
         return code
     launch.check_writable("--json", arguments.json)
-    names = [name for name in SHOWS if getattr(arguments, name)]
-    if len(names) > 1:
-        raise launch.UsageError(f"--{' --'.join(names)}: choose one at a time.")
-    curves = launch.run(work, (names,))[0]
+    curves = launch.run(work, (arguments.show,))[0]
     if arguments.json:
         Path(arguments.json).parent.mkdir(parents=True, exist_ok=True)
         Path(arguments.json).write_text(json.dumps(curves), encoding="utf-8")

@@ -9,7 +9,8 @@ torchrun --nproc-per-node 4 scripts/05_processes_and_collectives.py --show colle
 """
 
 import os
-import re
+from collections.abc import Callable
+from typing import Any
 
 from distmuon import launch, mistakes, puzzles
 from distmuon.puzzles.ring_all_reduce import PUZZLE
@@ -103,7 +104,7 @@ def bytes_written():
     """Return the bytes that this process has handed to the operating system, or None where that is not told."""
     try:
         with open("/proc/self/io") as file:
-            return int(re.search(r"wchar: (\d+)", file.read())[1])
+            return int(dict(line.split(":") for line in file)["wchar"])
     except OSError:
         return None  # not Linux
 
@@ -113,7 +114,7 @@ def bytes_written():
 
 def collectives_page(seen):
     """Return what rank 1 held before and after, as lines, and whether the two halves made the whole on all ranks."""
-    lines = [f"{len(seen)} ranks, whole numbers; 12 is rank 1's element 2. What rank 1 holds, before -> after:"]
+    lines = [f"{len(seen)} ranks; 12 is rank 1's element 2. What rank 1 holds, before -> after:"]
     for op, move in seen[1]["moves"].items():
         if op != NATIVE:
             lines.append(f"  {op:15s}{move['before']!s:18s}-> {move['after']}")
@@ -128,7 +129,11 @@ def groups_page(seen):
     return lines, all(set(column) & set(row) == {rank} for rank, (column, row) in enumerate(met))
 
 
-SHOWS = {"ranks": (ranks, ()), "collectives": (collectives, (1_200_000,)), "groups": (groups, ())}
+SHOWS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {  # what every rank runs, and with what
+    "ranks": (ranks, ()),
+    "collectives": (collectives, (1_200_000,)),
+    "groups": (groups, ()),
+}
 PAGES = {"collectives": collectives_page, "groups": groups_page}
 
 
@@ -173,8 +178,8 @@ def main():
     check(arguments)
     options = launch.options(arguments)
     if arguments.mistake:
-        given = (arguments.mistake, arguments.timeout)  # the world itself keeps the usual timeout
-        told = launch.run(mistakes.make, given, **options | {"timeout": launch.DEFAULT_TIMEOUT})
+        made = (arguments.mistake, arguments.timeout)  # the world itself keeps the usual timeout
+        told = launch.run(mistakes.make, made, **options | {"timeout": launch.DEFAULT_TIMEOUT})
         print("\n".join(f"rank {rank}: {words}" for rank, words in enumerate(told) if words is not None))
         return 0
     work, given = SHOWS[arguments.show]

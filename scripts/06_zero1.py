@@ -64,12 +64,12 @@ def report_training(recipe, dp, found, threads):
         for rank in range(dp)
     ]
     print(f"ZeRO-1 AdamW on {dp} DP ranks, {recipe.dtype}: loss {found['losses'][0]:.2f} -> {found['losses'][-1]:.2f}.")
-    print(f"Same gradients, sharded and torch.optim.AdamW alone, bitwise equal parameters: {exact}.")
+    print(f"Same gradients, sharded and in torch.optim.AdamW alone, bitwise equal: {exact}.")
     print(f"Every rank ends with the same parameters: {found['alike']}.\n")
-    print("Bytes kept by" + "".join(f"{kind:>12}" for kind in KINDS))
+    print("Bytes kept by" + "".join(f"{kind:>11}" for kind in KINDS))
     for number, rank in enumerate(found["ranks"]):
-        print(f"  DP rank {number}  " + "".join(f"{rank['kept'][kind]:>12,}" for kind in KINDS))
-    title = f"Sent by DP rank 0 per step ({recipe.micro_batches // dp} micro-batches)"
+        print(f"  DP rank {number}  " + "".join(f"{rank['kept'][kind]:>11,}" for kind in KINDS))
+    title = f"DP rank 0 sends per step ({recipe.micro_batches // dp} micro-batches)"
     print(f"\n{title:<44}calls     counted   predicted")
     for (op, group), traffic in found["ranks"][0]["ledger"].items():
         calls, counted = traffic.calls // recipe.steps, traffic.sent_bytes // recipe.steps

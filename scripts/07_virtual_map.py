@@ -30,8 +30,9 @@ def work(world, bucket_size):
     whole = {index: torch.arange(MODEL[index].numel) + 100.0 * (index + 1) for index in MATRICES}
     pieces = {i: whole[i][metas[i].range_in_param.as_slice] for i in MATRICES if metas[i].owned}
 
-    strategy = GatherAll(Task(layout, metas, grid, dict.fromkeys(MATRICES, {}), torch.float32, "auto", batched=False))
-    gathered, returned = {}, {}
+    strategy = GatherAll(Task(layout, metas, grid, {i: {} for i in MATRICES}, torch.float32, "auto", batched=False))
+    gathered: dict[int, torch.Tensor] = {}
+    returned: dict[int, torch.Tensor] = {}
     for wave in strategy.waves():
         here = {i: piece for i, piece in pieces.items() if i in wave[0].params}
         blocks = strategy.dp_gather(wave, here)

@@ -47,7 +47,7 @@ def alarms(name, ranks):
     """Return which alarms go off in which scenarios: {alarm: [scenario, ...]}."""
     from distmuon.museum_tour import SCENARIOS
 
-    heard = {"stops": [], "result": [], "bytes": [], "replicas": []}
+    heard: dict[str, list[str]] = {"stops": [], "result": [], "bytes": [], "replicas": []}
     for label, scenario in SCENARIOS.items():
         visits = [rank[name, label] for rank in ranks]
         if visits[0].error:

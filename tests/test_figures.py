@@ -293,7 +293,7 @@ def test_alt_text_has_the_true_numbers() -> None:
     ("number", "text"), [(0, "0 B"), (999.4, "999 B"), (999.6, "1 kB"), (42_496, "42.5 kB"), (3e15, "3e+03 TB")]
 )
 def test_bytes_are_decimal(number: float, text: str) -> None:
-    assert figure_run._bytes(number) == text
+    assert figures.in_bytes(number) == text
 
 
 def test_module_needs_neither_torch_nor_pyplot() -> None:

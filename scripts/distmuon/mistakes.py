@@ -75,7 +75,7 @@ def digest(words: str) -> str:
     gloo has no exceptions of its own, only words. Raises ValueError for words that are not known here.
     """
     running = r"Rank (\d+) is running collective: .*?OpType=(\w+), TensorShape=\[([\d, ]*)\]"
-    told = [f"rank {rank} is in {op} with shape [{shape}]" for rank, op, shape in re.findall(running, words)]
+    told = [f"rank {rank} {op} [{shape}]" for rank, op, shape in re.findall(running, words)]
     if told:
         return ", but ".join(told)
     missing = re.search(r"\[Rank 0\]: Ranks ([\d, ]+) failed to pass monitoredBarrier", words)

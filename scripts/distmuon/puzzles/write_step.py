@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from distmuon.launch import World
 
 STEPS, TOLERANCE = 4, 1e-9  # of the movement, in float64
-OPTIONS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.4}
+OPTIONS: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.4}
 ADAMW = ("embedding", "head")  # beside everything that is not 2-D
-MODELS = (  # one per process: the lessons of a shape must not be learned from one shape
+MODELS = (  # one per process: what holds for one shape by accident does not hold for two
     {"embedding.weight": (9, 6), "up.weight": (14, 6), "up.bias": (14,), "down.weight": (6, 14), "head.weight": (5, 6)},
     {
         "embedding.weight": (5, 8),
         "mix.weight": (8, 8),
         "norm.weight": (8,),
         "thin.weight": (3, 8),
-        "head.weight": (4, 3),
+        "head.weight": (4, 8),
     },
 )
 
@@ -110,7 +110,9 @@ def trial(world: World, step: Callable[..., Any]) -> list[Off]:
         Muon([reference[name] for name in hidden], batched=False, **OPTIONS),
         torch.optim.AdamW([p for name, p in reference.items() if name not in hidden], **others),
     )
-    tools, state, off = Tools(list(shapes), hidden), {}, []
+    tools = Tools(list(shapes), hidden)
+    state: dict[Any, Any] = {}
+    off: list[Off] = []
     for number in range(1, STEPS + 1):
         gradients = {name: torch.randn(*shape, generator=generator).double() for name, shape in shapes.items()}
         given = {name: gradient.clone() for name, gradient in gradients.items()}
@@ -130,17 +132,13 @@ def trial(world: World, step: Callable[..., Any]) -> list[Off]:
 
 
 def judge(evidence: list[list[Off]]) -> list[str]:
-    """Return what is wrong: on each process the first weight that is off, and what that step still got right."""
+    """Return what is wrong: on each process the first weight that is off."""
     complaints = []
     for rank, off in enumerate(evidence):
         if off:
             step, name, distance = off[0]
             shape = "x".join(map(str, MODELS[rank][name]))
-            before = (
-                ""
-                if step == 1
-                else f" Step{'s' if step > 2 else ''} 1{f' to {step - 1}' if step > 2 else ''} was right."
-            )
+            before = " Until then all was right." if step > 1 else ""
             complaints.append(
                 f"rank {rank}: after step {step}, {name} [{shape}] is off by {distance:.2f} of its movement.{before}"
             )
@@ -169,8 +167,8 @@ PUZZLE = Puzzle(
         "keep a momentum in `state` under the name; it begins as zeros.",
         "M <- mu M + G, then feed mu M + G, not M, to tools.newton_schulz. The first step cannot tell the two apart; "
         "the second can.",
-        "Multiply the weight by 1 - lr * weight_decay, and only then add the update times -lr * 0.2 * max(A, B) ** 0.5. "
-        "All in place: mul_ and add_. The gradient must survive.",
+        "Multiply the weight by 1 - lr * weight_decay, and only then add the update times "
+        "-lr * 0.2 * max(A, B) ** 0.5. All in place, by mul_ and add_. The gradient must survive.",
     ),
 )
 

@@ -1,4 +1,4 @@
-# expect: step 1 changed the gradient of up.weight
+# expect: step 2 changed the gradient of up.weight
 import torch
 
 

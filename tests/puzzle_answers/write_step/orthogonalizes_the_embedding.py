@@ -1,4 +1,4 @@
-# expect: rank 0: over budget: newton_schulz was called 3 times in one step
+# expect: over budget: newton_schulz was called 3 times in one step
 import torch
 
 
