@@ -49,18 +49,12 @@ def collectives(world, elements):
     group, n = grid.world, grid.world.size
     native = dataclasses.replace(group, native_reduce_scatter=True)  # the backend's own, to compare
 
-    def all_to_all(x):
-        out = torch.empty_like(x)
-        group.ledger.record("all_to_all", "world", n, x.numel() * x.element_size(), "payload")
-        dist.all_to_all_single(out, x, group=group.process_group)
-        return out
-
     moves = {  # how each is called, and whether it takes a whole tensor or a shard
         "broadcast": (lambda x: group.broadcast(x, "payload"), n),
         "all_reduce": (lambda x: group.all_reduce(x, "payload"), n),
         "all_gather": (lambda x: group.all_gather(x, "payload"), 1),
         "reduce_scatter": (lambda x: group.reduce_scatter(x, x.new_empty(len(x) // n), "payload"), n),
-        "all_to_all": (all_to_all, n),
+        "all_to_all": (lambda x: group.all_to_all(x, "payload"), n),
         NATIVE: (lambda x: native.reduce_scatter(x, x.new_empty(len(x) // n), "payload"), n),
     }
     seen = {}

@@ -11,25 +11,31 @@ from PIL import Image, ImageChops
 from distmuon import figure_journey, figures
 
 ROOT = Path(__file__).resolve().parents[1]
-TITLES = draw_pages.chapter_titles(ROOT / "notebooks")
 
 
-def test_the_journey_is_the_one_that_the_chapters_make_today(tmp_path: Path) -> None:
-    alt = figure_journey.describe_journey(TITLES)
+@pytest.fixture
+def titles() -> dict[int, str]:
+    return draw_pages.chapter_titles(ROOT / "notebooks")
+
+
+def test_the_journey_is_the_one_that_the_chapters_make_today(titles: dict[int, str], tmp_path: Path) -> None:
+    alt = figure_journey.describe_journey(titles)
     index = (ROOT / "book" / "index.md").read_text(encoding="utf-8")
     assert f"![{alt}](figures/journey.png)" in index, (
         "copy the alt text that `make notebooks` prints into book/index.md"
     )
-    fresh = figures.save(figure_journey.draw_journey(TITLES), tmp_path / "journey.png", alt)
+    fresh = figures.save(figure_journey.draw_journey(titles), tmp_path / "journey.png", alt)
     with Image.open(ROOT / "book" / "figures" / "journey.png") as stored, Image.open(fresh) as drawn:
         assert stored.info["Description"] == alt
-        difference = ImageChops.difference(stored.convert("RGB"), drawn.convert("RGB")).convert("L")
+        difference = ImageChops.difference(
+            *(image.convert("RGBA").convert("RGB") for image in (stored, drawn))
+        ).convert("L")
         assert sum(difference.histogram()[64:]) < 100, "run `make notebooks`: the stored picture is another one"
 
 
-def test_every_chapter_has_its_stop_and_its_icon() -> None:
+def test_every_chapter_has_its_stop_and_its_icon(titles: dict[int, str]) -> None:
     stops = [number for questions in figure_journey.STOPS.values() for number in questions]
-    assert set(TITLES) <= set(stops)
+    assert set(titles) <= set(stops)
     assert set(stops) == set(figure_journey.ICONS)
 
 

@@ -71,6 +71,15 @@ class Group:
             out += other
         return out
 
+    def all_to_all(self, parcels: Tensor, label: str) -> Tensor:
+        """Send part r of `parcels` [n * len] to rank r; return what came for this rank, in rank order: [n * len]."""
+        if self.size == 1:
+            return parcels
+        self._record("all_to_all", parcels, label)
+        received = torch.empty_like(parcels)
+        dist.all_to_all_single(received, parcels, group=self.process_group)
+        return received
+
     def all_reduce(self, tensor: Tensor, label: str) -> Tensor:
         """Replace `tensor`, contiguous, by its sum over ranks."""
         if self.size > 1:

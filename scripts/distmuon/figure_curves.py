@@ -70,7 +70,8 @@ def draw_curves(
             plot.text(x, 1.01, text, transform=across, parse_math=False, ha="center", va="bottom", color=MUTED)
         plot.set_xlabel(x_label)
         plot.margins(x=0.02)
-        _scales(plot, log_x, log_y)
+        whole_x = all(float(value).is_integer() for x, _ in curves.values() for value in x)
+        _scales(plot, log_x, log_y, whole_x)
         if named:
             _name_ends(plot, curves)
 
@@ -139,14 +140,14 @@ def _sorted(spectra: Mapping[str, Any]) -> dict[str, Curve]:
     return {name: ((np.arange(len(v)) + 0.5) / max(len(v), 1), v) for name, v in values.items()}
 
 
-def _scales(plot: Axes, log_x: bool, log_y: bool) -> None:
+def _scales(plot: Axes, log_x: bool, log_y: bool, whole_x: bool) -> None:
     plot.set_xscale("log" if log_x else "linear")
     plot.set_yscale("log" if log_y else "linear")
     plot.spines[["top", "right"]].set_visible(False)
     for axis, log in ((plot.xaxis, log_x), (plot.yaxis, log_y)):
         low, high = sorted(axis.get_view_interval())
         if not log:
-            axis.set_major_locator(MaxNLocator(5))
+            axis.set_major_locator(MaxNLocator(5, integer=axis is plot.xaxis and whole_x))
             axis.set_major_formatter(ScalarFormatter(useOffset=False))
             continue
         axis.set_minor_locator(NullLocator())

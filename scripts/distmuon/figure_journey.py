@@ -62,7 +62,7 @@ def describe_journey(titles: Mapping[int, str]) -> str:
     """Return alt text for `draw_journey`."""
     parts = []
     for part, questions in STOPS.items():
-        stops = [f"{n}, {titles[n].lower()}: {question}" for n, question in questions.items() if n in titles]
+        stops = [f"{n}. {titles[n]}: {question}" for n, question in questions.items() if n in titles]
         parts.append(f"{part}. " + " ".join(stops))
     return "The path through the book, with a question at every stop. " + " ".join(parts)
 

@@ -7,7 +7,8 @@ Put one after the other they need one all-reduce in each direction. Source: Mega
 3). torch's `parallelize_module` does the same with DTensor weights, and hides the collectives that this book counts.
 
 Every parameter carries a mark, `tp_split_dim`: the dimension cut over TP, or None where all TP ranks hold the same
-values. Marks are plain attributes; `copy.deepcopy` and `to_empty` lose them, and then the optimizer refuses the model.
+values. Marks are plain attributes; `copy.deepcopy` of a parameter and `to_empty` lose them, and then the optimizer
+refuses the model. (A whole layer cannot be copied in a real world: its process group cannot.)
 Weights are [out, in], as in `nn.Linear`.
 """
 
