@@ -45,19 +45,6 @@ def skew(matrix):
     return shares[:5].sum().item(), torch.special.entr(shares).sum().exp().item()
 
 
-def polar(matrix):
-    """Return U V^T of a matrix [A, B]: the same directions, every singular value 1.
-
-    A neuron that was silent on the whole batch has a row of zeros in its gradient.
-    What is nothing but rounding stays at 0: its directions are chance.
-    """
-    import torch
-
-    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
-    spoken = s > 1e-9 * s[0]
-    return u[:, spoken] @ vt[spoken]
-
-
 def losses_after(model, weight, direction, parts):
     """Return the loss on each part (a row) after a step of each length (a column).
 
@@ -80,8 +67,10 @@ def one_step(model, weight, matrix, parts):
     """Return `losses_after` along `matrix` as it is, and along its polar factor."""
     import torch
 
+    from distmuon.newton_schulz import polar_factor
+
     raw = matrix / torch.linalg.matrix_norm(matrix, ord=2)  # spectral norm 1
-    return [losses_after(model, weight, direction, parts) for direction in (raw, polar(matrix))]
+    return [losses_after(model, weight, direction, parts) for direction in (raw, polar_factor(matrix))]
 
 
 def run_seed(seed, at, watched):

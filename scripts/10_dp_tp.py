@@ -9,6 +9,7 @@ import copy
 from pathlib import Path
 
 from distmuon import launch
+from distmuon.puzzles import add_arguments, global_norm, handle
 from distmuon.recipe import DTYPES, OPTIMIZERS, STRATEGIES, Recipe
 
 # torch is imported inside the functions: a wrong argument is answered at once, and ranks start while nobody waits.
@@ -42,6 +43,7 @@ def parse():
     defaults = Recipe()
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=4, tp=2)
+    add_arguments(parser)
 
     training = parser.add_argument_group("the training")
     for name, kind, metavar, words in (
@@ -66,6 +68,8 @@ def parse():
 
 def main():
     arguments = parse()
+    if (code := handle(arguments, global_norm.PUZZLE)) is not None:
+        return code
     chosen = {name: value for name, value in vars(arguments).items() if name in Recipe.__dataclass_fields__}
     recipe = Recipe(**chosen).check(arguments.dp, arguments.tp)
     if arguments.figure is not None and Path(arguments.figure).suffix not in (".png", ".svg"):

@@ -45,14 +45,8 @@ def test_directions_in_use_are_counted_by_their_shares_of_the_squares() -> None:
     assert used == pytest.approx(math.exp(-0.8 * math.log(0.8) - 0.2 * math.log(0.2)))
 
 
-def test_polar_is_the_polar_factor_where_that_is_unique() -> None:
-    matrix = gaussian(6, 9, dtype=torch.float64)
-    assert distance(chapter.polar(matrix), polar_factor(matrix)) < 1e-12
-    assert distance(chapter.polar(1e-12 * matrix), polar_factor(matrix)) < 1e-12
-
-
-def test_polar_takes_no_step_where_the_matrix_has_nothing() -> None:
-    found = chapter.polar(rank_two())
+def test_the_polar_factor_takes_no_step_where_the_matrix_has_nothing() -> None:
+    found = polar_factor(rank_two())
     expected = torch.tensor([1.0, 1, 0, 0, 0, 0, 0], dtype=torch.float64)
     assert torch.allclose(singular_values(found), expected, atol=1e-12)
     assert found[3].abs().max() < 1e-12

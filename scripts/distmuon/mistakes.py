@@ -62,7 +62,7 @@ def make(world: World, mistake: str, seconds: float) -> str | None:
     """
     import torch.distributed as dist
 
-    group = dist.new_group(timeout=timedelta(seconds=seconds))  # not inherited: without it, half an hour
+    group = dist.new_group(timeout=timedelta(seconds=seconds))  # not inherited: without it, many minutes
     try:
         return MISTAKES[mistake](world.rank, group)
     except RuntimeError as error:

@@ -136,7 +136,8 @@ class OwnedPieceOnly(GatherAll):
 class SkipsWhenEmpty(GatherAll):
     """A rank that owns nothing for Muon in a bucket does not come to its gather.
 
-    Seen: dion #74, ranks with empty shards (reported; there it hung).
+    Seen: nowhere in public that we know of. Akin to dion #74 (reported; mended): there all ranks came, but with empty
+    shards they disagreed about sizes, and waited.
     Shows: nothing, as long as every rank owns a piece. Otherwise its gather meets the next collective of the rank that
     stayed away: gloo aborts the ranks that came, because the sizes differ; where they do not, or on NCCL, they wait.
     """
@@ -148,7 +149,7 @@ class SkipsWhenEmpty(GatherAll):
 class GradientInsteadOfMomentum(DistributedMuon):
     """The gradient is gathered and orthogonalized; momentum is kept up to date, and never used.
 
-    Seen: a reading of the paper's Algorithm 1, whose line 6 calls the gathered tensor G (asked in Moonlight #38).
+    Seen: a reading of the paper's Algorithm 1, whose line 6 calls the gathered tensor G (see Moonlight #38).
     Shows: the same bytes, and a first step that is right, because momentum then is a multiple of the gradient.
     """
 
@@ -163,7 +164,8 @@ class GradientInsteadOfMomentum(DistributedMuon):
 class NoNewtonSchulz(GatherAll):
     """The momentum itself is the update.
 
-    Seen: DeepSpeed #8441, at ZeRO stage 0, the default (reported): there "Muon" was gradient descent.
+    Seen: DeepSpeed #8441, at ZeRO stage 0, the default (reported; mended in #8442): there "Muon" was plain gradient
+    descent. Here momentum stays.
     Shows: it trains; the loss falls. Every byte is where it should be.
     """
 

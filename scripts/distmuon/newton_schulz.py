@@ -200,9 +200,13 @@ def orthogonality_error(matrices: Tensor) -> Tensor:
 
 
 def polar_factor(matrices: Tensor) -> Tensor:
-    """Return U V^T by singular value decomposition, in float64: what Newton–Schulz approximates."""
-    u, _, vt = torch.linalg.svd(matrices.double(), full_matrices=False)
-    return u @ vt
+    """Return U V^T by singular value decomposition, in float64: what Newton–Schulz approximates.
+
+    Singular values below 1e-9 of the largest stay 0, because their directions are chance: a row of zeros gives one.
+    """
+    u, s, vt = torch.linalg.svd(matrices.double(), full_matrices=False)
+    spoken = s > 1e-9 * s[..., :1]
+    return (u * spoken[..., None, :]) @ vt
 
 
 def cosine_to_polar(matrices: Tensor, orthogonalized: Tensor) -> Tensor:

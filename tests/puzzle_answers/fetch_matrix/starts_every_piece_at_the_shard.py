@@ -1,4 +1,4 @@
-# expect: rank 0 has element 0 of the bucket at index 0, not 18
+# expect: rank 0 has element 13 of the bucket at index 0, not 18
 from distmuon.layout import Range
 
 
