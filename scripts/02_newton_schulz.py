@@ -27,7 +27,7 @@ def products(call):
                 seen.append((left.shape[-2], left.shape[-1], right.shape[-1]))
             return func(*args, **(kwargs or {}))
 
-    seen = []
+    seen: list[tuple[int, int, int]] = []
     with Products():
         call()
     return seen

@@ -8,7 +8,9 @@ python scripts/03_muon.py --oracle
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from distmuon import launch, puzzles
 from distmuon.puzzles import write_step
@@ -228,8 +230,8 @@ def show_oracle():
 
     from distmuon.muon import Muon
 
-    same = {"lr": LR, "weight_decay": DECAY}
-    changes = {
+    same: Any = {"lr": LR, "weight_decay": DECAY}
+    changes: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
         "momentum averaged, not summed": lambda p: Muon(p, momentum_kind="average", **same),
         "Newton–Schulz in bf16": lambda p: Muon(p, compute_dtype=torch.bfloat16, **same),
         "torch, match_rms_adamw": lambda p: torch.optim.Muon(p, adjust_lr_fn="match_rms_adamw", **same),

@@ -5,6 +5,8 @@ python scripts/06_zero1.py --follow --json out/follow.json
 python scripts/06_zero1.py --compare --json out/compare.json
 """
 
+from typing import Any
+
 from distmuon import launch
 from distmuon.puzzles import add_arguments, handle, sharded_step
 from distmuon.recipe import DTYPES, Recipe
@@ -59,7 +61,7 @@ def report_training(recipe, dp, found, threads):
     with session.environment(session.directory()):  # torch leaves a folder behind, which must be one of ours
         exact = identical(found["exact"], exact_alone(recipe, dp, found["device"]))
     layout, _, _ = plan_run(recipe, dp, 1)
-    predicted = [
+    predicted: list[dict[str, Any]] = [
         {"kept": predict_held(layout, rank), "ledger": predict_run(recipe, dp, 1, rank).by_collective()}
         for rank in range(dp)
     ]

@@ -6,7 +6,9 @@ python scripts/08_muon_over_dp.py --ways
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from distmuon import launch
 from distmuon.layout import ParamSpec, plan
@@ -105,10 +107,10 @@ def follow(world):
     after, sources = trace(lambda piece: dp_gather(piece).get(B), piece, grid.dp.rank, grid.dp.size)
     before = [x if mine.start <= i < mine.end else None for i, x in enumerate(whole.flatten().tolist())]
     columns = SMALL[B].shape[1]
-    before = [before[i : i + columns] for i in range(0, len(before), columns)] if mine.size else None
+    rows = [before[i : i + columns] for i in range(0, len(before), columns)] if mine.size else None
     count = [mine.size, *(sum(t.numel() for t in have.values()) for have in (gathered, updates, kept))]
     return world.gather(
-        {"before": before, "after": after, "sources": sources, "count": count, "right": right, "sent": sent}
+        {"before": rows, "after": after, "sources": sources, "count": count, "right": right, "sent": sent}
     )
 
 
@@ -181,6 +183,8 @@ def main():
     if launch.speaks():
         launch.check_writable("--json", arguments.json if arguments.follow else None)
     recipe = Recipe(steps=arguments.steps, dtype=arguments.dtype, bucket_size=arguments.bucket_size)
+    job: Callable[..., Any]
+    given: tuple[Any, ...]
     if arguments.follow:
         job, given = follow, ()
     elif arguments.ways or arguments.time:

@@ -8,6 +8,9 @@ python scripts/09_tensor_parallel.py --time
 import copy
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from distmuon import launch
 from distmuon.puzzles import add_arguments, column_gram, handle
@@ -106,29 +109,36 @@ def small(world):
     calls = (forward, grid.ledger.total().calls - forward)
     x1, _, y1, _ = passed(*ones)
     cuts = ((column, ones[0], 0), (row, ones[1], 1))
+
+    def same_slice(mine, one, dim):
+        return torch.equal(mine.weight.grad, one.weight.grad.chunk(tp.size, dim)[tp.rank])
+
     right = {
         "Y": torch.equal(y, y1),
         "the gradient of X": torch.equal(x.grad, x1.grad),
-        "the gradients of this rank's W1 and W2": all(
-            torch.equal(mine.weight.grad, one.weight.grad.chunk(tp.size, dim)[tp.rank]) for mine, one, dim in cuts
-        ),
+        "the gradients of this rank's W1 and W2": all(same_slice(*cut) for cut in cuts),
     }
-    partial = F.linear(h.detach(), row.weight.detach())
-    summed = trace(lambda part: tp.all_reduce(part, "look"), partial, tp.rank, tp.size)
+    part = F.linear(h.detach(), row.weight.detach())
+    summed = trace(lambda y: tp.all_reduce(y, "look"), part, tp.rank, tp.size)
 
     M = torch.arange(1.0, 17, device=grid.device).view(4, 4)
     gathers = {}
     for name, (cut, along) in GATHERED.items():
         block = M.chunk(tp.size, cut)[tp.rank].contiguous()
-        gathers[name] = (
-            block.tolist(), *trace(lambda b, a=along: tp.all_gather_blocks(b, a, "look"), block, tp.rank, tp.size)
-        )  # fmt: skip
+        gather = partial(tp.all_gather_blocks, dim=along, label="look")
+        gathers[name] = (block.tolist(), *trace(gather, block, tp.rank, tp.size))
     try:
         DistributedMuon([("copied.weight", copy.deepcopy(column.weight))], grid)
         refused = "not at all"
     except ValueError as error:
         refused = str(error)
-    slices = {"W1": column.weight.tolist(), "H": h.tolist(), "W2": row.weight.tolist(), "partial Y": partial.tolist()}
+    slices = {
+        "X": X.tolist(),
+        "W1": column.weight.tolist(),
+        "H": h.tolist(),
+        "W2": row.weight.tolist(),
+        "partial Y": part.tolist(),
+    }
     return world.gather(
         {"slices": slices, "Y": summed, "gathers": gathers, "refused": refused, "right": right}
         | {"calls": calls, "sent": sent}
@@ -140,7 +150,7 @@ def report_small(ranks, tp):
     from distmuon.ledger import ring_bytes
 
     for number, rank in enumerate(ranks):
-        shapes = [f"{name} {len(value)} x {len(value[0])}" for name, value in rank["slices"].items()]
+        shapes = [f"{name} {len(value)} x {len(value[0])}" for name, value in rank["slices"].items() if name != "X"]
         print(f"TP rank {number} holds {', '.join(shapes)}")
     print("Beside the whole layers in one process, to the last bit:")
     for what in ranks[0]["right"]:
@@ -180,7 +190,8 @@ def take_time(world):
         for dim in (0, 1):
             whole = [whole_numbers(width, width, seed=n).to(torch.bfloat16) for n in range(count)]
             blocks = [m.chunk(grid.tp.size, dim)[grid.tp.rank].contiguous().to(grid.device) for m in whole]
-            ways, seconds = (one_by_one, in_one_bucket), ([], [])
+            ways: tuple[Callable[..., Any], ...] = (one_by_one, in_one_bucket)
+            seconds: tuple[list[float], list[float]] = ([], [])
             right = all(
                 torch.equal(m.cpu(), w) for way in ways for m, w in zip(way(grid.tp, blocks, dim), whole, strict=True)
             )

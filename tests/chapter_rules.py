@@ -91,6 +91,8 @@ def _outputs(chapter: NotebookNode) -> Iterator[str]:
             rules = {} if IGNORED in cell.metadata.get("tags", []) else NEVER_PRINTED
             if output.output_type != "stream":  # shown source may well name seconds and warnings
                 rules = {what: rules[what] for what in rules if what in ("an escape code", "a path of one machine")}
+            if "--check my_" in cell.source and not re.match(r"Solved|Not yet", text):
+                yield f"the puzzle's checker did not answer: {text[:60]!r}"
             for what, pattern in rules.items():
                 found = re.search(pattern, text)
                 if found:

@@ -135,7 +135,7 @@ def test_padding_is_grey_and_the_undefined_is_a_dashed_outline() -> None:
     assert {to_hex(box.get_facecolor()) for box in boxes(figure, "source--1")} == {to_hex(figures.PADDING)}
     (blank,) = boxes(figure, "undefined")
     assert to_hex(blank.get_facecolor(), keep_alpha=True).endswith("00")
-    assert "Grey: padding. Dashed: not defined." in texts(figure)
+    assert "Grey: padding. Dashed: nothing of it here." in texts(figure)
     assert not any("Dashed" in text for text in texts(draw_collective(cells(OWN), GATHERED)))
 
 

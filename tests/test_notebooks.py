@@ -215,6 +215,7 @@ def test_a_good_chapter_has_no_faults() -> None:
         (0, "## Takeaways", "{{ number }}\n## Takeaways", "a substitution of MyST"),
         (1, "--depth=1", "--depth=2", "not the shared one"),
         (2, "07_virtual_map", "10_dp_tp", "never runs its own worker"),
+        (2, "--dp 4", "--check my_07.py", "checker did not answer"),
         (2, "!python", "# NBVAL_IGNORE_OUTPUT\n!python", "a comment excuses a cell"),
     ],
 )

@@ -220,7 +220,7 @@ def _notes(everything: Sequence[Cell], look: _Look) -> list[Block]:
     notes = {
         "Stripes: a sum of these ranks' values.": any(len(cell.sources) > 1 for cell in everything),
         "Grey: padding.": any(PADDED in cell.sources for cell in everything),
-        "Dashed: not defined.": any(not cell.sources for cell in everything),
+        "Dashed: nothing of it here.": any(not cell.sources for cell in everything),
     }
     text = " ".join(note for note, needed in notes.items() if needed)
     return [text_block(text)] if text else []

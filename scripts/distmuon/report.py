@@ -51,7 +51,7 @@ def machine() -> dict[str, Any]:
 def write_json(path: str, result: dict[str, Any]) -> None:
     """Write a worker's results, making the folder if need be."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(result, indent=1) + "\n")
+    Path(path).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def ledger_rows(counted: list[Ledger], predicted: list[Ledger]) -> list[dict[str, Any]]:

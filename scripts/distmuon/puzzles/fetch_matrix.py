@@ -102,10 +102,10 @@ PUZZLE = Puzzle(
     hints=(
         "Every rank can work out every other rank's piece: shards are equally long, and you know where the matrix "
         "starts and ends. Range.intersect does it. Which piece is the longest?",
-        "An all-gather wants equal contributions. Send a tensor as long as the longest piece, with your own piece at its "
-        "start and zeros behind it.",
-        "After the gather, view the result as [ranks, longest], take from row r as many elements as rank r's piece has, "
-        "and join them. Your own piece, counted from your shard's start, is piece.relative_to(rank * len(shard)).",
+        "An all-gather wants equal contributions. Send a tensor as long as the longest piece, with your own piece at "
+        "its start and zeros behind it.",
+        "After the gather, view the result as [ranks, longest], take from row r as many elements as rank r's piece "
+        "has, and join them. Your own piece, counted from your shard's start, is piece.relative_to(rank * len(shard)).",
     ),
 )
 
