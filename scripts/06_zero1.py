@@ -50,16 +50,11 @@ def train(world, recipe):
 
 def report_training(recipe, dp, found, threads):
     """Make the exact certificate's single-process side; print verdicts and bytes; return whether all is well."""
-    import torch
-
-    from distmuon import session
-    from distmuon.certificate import exact_alone, identical
+    from distmuon.certificate import exact_verdict
     from distmuon.relatives import KINDS, predict_held
     from distmuon.training import plan_run, predict_run
 
-    torch.set_num_threads(threads)  # as many as a rank had, or the last bits may differ
-    with session.environment(session.directory()):  # torch leaves a folder behind, which must be one of ours
-        exact = identical(found["exact"], exact_alone(recipe, dp, found["device"]))
+    exact = exact_verdict(found["exact"], recipe, dp, found["device"], threads)
     layout, _, _ = plan_run(recipe, dp, 1)
     predicted: list[dict[str, Any]] = [
         {"kept": predict_held(layout, rank), "ledger": predict_run(recipe, dp, 1, rank).by_collective()}

@@ -42,16 +42,11 @@ def train(world, recipe):
 
 def report_training(recipe, dp, found, threads):
     """Make the exact certificate's single-process side, print verdicts and bytes; return whether all is well."""
-    import torch
-
-    from distmuon import session
-    from distmuon.certificate import exact_alone, identical
+    from distmuon.certificate import exact_verdict
     from distmuon.training import predict_run
 
     names = ("adamw", "muon")
-    torch.set_num_threads(threads)  # as many as a rank had, or the last bits may differ
-    with session.environment(session.directory()):  # torch leaves a folder behind, which must be one of ours
-        exact = identical(found["exact"], exact_alone(recipe, dp, found["device"]))
+    exact = exact_verdict(found["exact"], recipe, dp, found["device"], threads)
     predicted = [
         {name: predict_run(replace(recipe, optimizer=name), dp, 1, rank) for name in names} for rank in range(dp)
     ]
@@ -182,7 +177,15 @@ def main():
         raise launch.UsageError("--dp 1: one rank has nothing to gather; choose 2 or more.")
     if launch.speaks():
         launch.check_writable("--json", arguments.json if arguments.follow else None)
-    recipe = Recipe(steps=arguments.steps, dtype=arguments.dtype, bucket_size=arguments.bucket_size)
+    micro_batches = 2 * max(1, arguments.dp)
+    batch = micro_batches * max(1, 512 // micro_batches)
+    recipe = Recipe(
+        steps=arguments.steps,
+        dtype=arguments.dtype,
+        bucket_size=arguments.bucket_size,
+        batch=batch,
+        micro_batches=micro_batches,
+    )
     job: Callable[..., Any]
     given: tuple[Any, ...]
     if arguments.follow:

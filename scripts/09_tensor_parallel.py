@@ -6,11 +6,7 @@ python scripts/09_tensor_parallel.py --time
 """
 
 import copy
-import statistics
-import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from distmuon import launch
 from distmuon.puzzles import add_arguments, column_gram, handle
@@ -41,15 +37,10 @@ def train(world, recipe):
 
 def report_training(recipe, tp, found, threads):
     """Make the single-process side of the certificate, print verdicts and bytes; return whether all is well."""
-    import torch
-
-    from distmuon import session
-    from distmuon.certificate import exact_alone, identical
+    from distmuon.certificate import exact_verdict
     from distmuon.training import predict_run
 
-    torch.set_num_threads(threads)  # as many as a rank had, or the last bits may differ
-    with session.environment(session.directory()):  # torch leaves a folder behind, which must be one of ours
-        exact = identical(found["exact"], exact_alone(recipe, 1, found["device"]))
+    exact = exact_verdict(found["exact"], recipe, 1, found["device"], threads)
     predicted = predict_run(recipe, 1, tp, 0)
     as_predicted = all(ledger == predicted for ledger in found["ledgers"])
     print(f"Muon on {tp} TP ranks, {recipe.dtype}: loss {found['losses'][0]:.2f} -> {found['losses'][-1]:.2f}.")
@@ -164,53 +155,22 @@ def report_small(ranks, tp):
     return all(all(rank["right"].values()) for rank in ranks)
 
 
-def one_by_one(group, blocks, dim):
-    """Gather each block in a call of its own."""
-    return [group.all_gather_blocks(block, dim, "momentum") for block in blocks]
-
-
-def in_one_bucket(group, blocks, dim):
-    """Pack all blocks into one message, gather it in one call, and copy the matrices out of it."""
-    import torch
-
-    packed = torch.cat([block.reshape(-1) for block in blocks])
-    rows = group.all_gather(packed, "momentum").view(group.size, -1)
-    pieces = rows.split([block.numel() for block in blocks], dim=1)  # of each matrix: [T, numel], not contiguous
-    return [torch.cat([row.view_as(b) for row in piece], dim) for piece, b in zip(pieces, blocks, strict=True)]
-
-
 def take_time(world):
     """Gather matrices one by one and in one bucket, in turns; return whether both agree, and the times."""
-    import torch
-
+    from distmuon.coalescing import compare_blocks
     from distmuon.grid import Grid
 
-    grid, found = Grid.of(world), []
-    for count, width in TIMED:
-        for dim in (0, 1):
-            whole = [whole_numbers(width, width, seed=n).to(torch.bfloat16) for n in range(count)]
-            blocks = [m.chunk(grid.tp.size, dim)[grid.tp.rank].contiguous().to(grid.device) for m in whole]
-            ways: tuple[Callable[..., Any], ...] = (one_by_one, in_one_bucket)
-            seconds: tuple[list[float], list[float]] = ([], [])
-            right = all(
-                torch.equal(m.cpu(), w) for way in ways for m, w in zip(way(grid.tp, blocks, dim), whole, strict=True)
-            )
-            for _ in range(ROUNDS):
-                for way, taken in zip(ways, seconds, strict=True):
-                    grid.tp.all_reduce(torch.zeros(1, device=grid.device), "start together")
-                    began = time.perf_counter()
-                    way(grid.tp, blocks, dim)
-                    taken.append(time.perf_counter() - began)
-            found.append((count, width, dim, right, *map(statistics.median, seconds)))
-    return world.gather(found)
+    grid = Grid.of(world)
+    return world.gather([compare_blocks(grid, count, width, dim, ROUNDS) for count, width in TIMED for dim in (0, 1)])
 
 
 def report_time(found):
     """Print one bucket's time beside that of single calls; return whether both gave the same matrices."""
     print("matrices, bf16            cut along   one bucket / one by one")
-    for count, width, dim, _, single, bucketed in found[0]:
-        print(f"{count:>3} of {width:>5} x {width:<5}{dim:>16}{bucketed / single:>22.2f}")
-    right = all(row[3] for rank in found for row in rank)
+    for row in found[0]:
+        ratio = row.in_one_bucket / row.one_by_one
+        print(f"{row.matrices:>3} of {row.width:>5} x {row.width:<5}{row.dim:>16}{ratio:>22.2f}")
+    right = all(row.right for rank in found for row in rank)
     print(f"Both ways gave the same matrices, bit for bit: {right}.")
     return right
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import worlds
 
+from distmuon import single_device
 from distmuon.muon import Muon
 
 worker = import_module("03_muon")
@@ -23,17 +24,17 @@ def test_the_hybrid_learns_the_digits(tmp_path: Path) -> None:
 
 
 def test_once_is_enough_for_muon_to_keep_a_row_moving() -> None:
-    adamw, seen = worker.embedding_run(lambda table: torch.optim.AdamW([table], lr=worker.LR, weight_decay=0.0))
-    muon, also_seen = worker.embedding_run(lambda table: Muon([table], lr=worker.LR, weight_decay=0.0))
+    adamw, seen = single_device.embedding_run(torch.optim.AdamW)
+    muon, also_seen = single_device.embedding_run(Muon)
     assert seen == also_seen
-    assert muon[-1][worker.ONCE] > 0.5 * muon[-1][0] > 0
-    assert 0 < adamw[-1][worker.ONCE] < 0.1 * adamw[-1][0]
-    assert all(rows[worker.NEVER] == 0 for rows in (*adamw, *muon))
+    assert muon[-1][single_device.ONCE] > 0.5 * muon[-1][0] > 0
+    assert 0 < adamw[-1][single_device.ONCE] < 0.1 * adamw[-1][0]
+    assert all(rows[single_device.NEVER] == 0 for rows in (*adamw, *muon))
 
 
 def test_hybrid_hands_its_options_to_the_right_optimizer() -> None:
-    model, _, _ = worker.fresh()
-    muon, adamw = worker.hybrid(model, lr=0.5, weight_decay=0.25, scale="original")
+    model, _, _ = single_device.fresh()
+    muon, adamw = single_device.hybrid(model, lr=0.5, weight_decay=0.25, scale="original")
     assert [p.ndim for group in muon.param_groups for p in group["params"]] == [2, 2, 2]
     assert sum(p.numel() for o in (muon, adamw) for g in o.param_groups for p in g["params"]) == sum(
         p.numel() for p in model.parameters()
@@ -45,7 +46,7 @@ def test_hybrid_hands_its_options_to_the_right_optimizer() -> None:
 def test_the_update_is_what_the_step_subtracted() -> None:
     before, update = torch.randn(2, 6, 4, dtype=torch.float64).unbind()
     after = (1 - 0.1 * 0.2) * before - 0.1 * update
-    torch.testing.assert_close(worker.update_of(before, after, 0.1, 0.2), update)
+    torch.testing.assert_close(single_device.update_of(before, after, 0.1, 0.2), update)
 
 
 @pytest.mark.parametrize(

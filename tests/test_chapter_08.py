@@ -24,6 +24,13 @@ def test_muon_is_certified_and_its_bytes_are_those_predicted() -> None:
     assert sent["momentum"] == 65_536  # half of the hidden matrices' elements, in bf16
 
 
+def test_ranks_that_do_not_divide_eight_get_a_batch_that_fits_them() -> None:
+    ending = worlds.finish(WORKER, "--dp", "3", "--steps", "2")
+    assert (ending.code, ending.err) == (0, "")
+    assert "Muon on 3 DP ranks, float32, 2 steps" in ending.out
+    assert ending.out.count("True.") == 4
+
+
 def test_following_a_matrix_tells_what_every_rank_held(tmp_path: Path) -> None:
     ending = worlds.finish(WORKER, "--follow", "--json", f"{tmp_path}/new/follow.json")
     assert (ending.code, ending.err) == (0, "")

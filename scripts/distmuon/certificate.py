@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distmuon import session
 from distmuon.data import Split, digits
 from distmuon.grid import Grid
 from distmuon.ledger import Ledger
@@ -161,6 +162,13 @@ def exact_alone(recipe: Recipe, dp: int, device: torch.device) -> dict[str, Tens
             master.grad = (total / dp).to(device)
         reference.step()
     return reference.whole()
+
+
+def exact_verdict(found: Mapping[str, Tensor], recipe: Recipe, dp: int, device: torch.device, threads: int) -> bool:
+    """Return whether `found`, the exact run on a grid, is bitwise this process's. threads: as many as a rank had."""
+    torch.set_num_threads(threads)  # or the last bits may differ
+    with session.environment(session.directory()):  # torch leaves a folder behind, which must be one of ours
+        return identical(found, exact_alone(recipe, dp, device))
 
 
 def replicas_agree(parameters: Mapping[str, Tensor], grid: Grid) -> bool:

@@ -1,4 +1,6 @@
-"""Ways to gather many matrices: the same elements in few calls or in many. Chapter 8 runs and counts them.
+"""Ways to gather many matrices: the same elements in few calls or in many. Chapters 8 (DP) and 9 (TP) run them.
+
+Over DP, from shards of the map's buckets; `compare` counts calls and bytes:
 
     by_piece      one call per matrix, whose pieces lie as the map has cut them: padded to the longest piece
     by_bucket     one call per bucket of the map; with `bucket_size=1`, one per matrix, each cut into D by itself
@@ -7,6 +9,11 @@
 Each takes the DP group, the map and this rank's shards, [shard_size] per bucket, and returns {index: [numel]}, every
 parameter of the map. What the manager does is the backend's business: gloo copies all inputs into one flat tensor,
 gathers that once and copies the outputs apart; NCCL launches the calls as one group, without copies.
+
+Over TP, from blocks of matrices; `compare_blocks` takes the time:
+
+    one_by_one      one call per matrix
+    in_one_bucket   one call for all of them
 """
 
 from __future__ import annotations
@@ -79,7 +86,23 @@ def cut_out(layout: Layout, flats: Sequence[Tensor]) -> dict[int, Tensor]:
     }
 
 
-# ---- The comparison ---------------------------------------------------------------------------------------
+# ---- Over TP ----------------------------------------------------------------------------------------------
+
+
+def one_by_one(group: Group, blocks: Sequence[Tensor], dim: int) -> list[Tensor]:
+    """Gather each block in a call of its own."""
+    return [group.all_gather_blocks(block, dim, "momentum") for block in blocks]
+
+
+def in_one_bucket(group: Group, blocks: Sequence[Tensor], dim: int) -> list[Tensor]:
+    """Pack all blocks into one message, gather it in one call, and copy the matrices out of it."""
+    packed = torch.cat([block.reshape(-1) for block in blocks])
+    rows = group.all_gather(packed, "momentum").view(group.size, -1)
+    pieces = rows.split([block.numel() for block in blocks], dim=1)  # of each matrix: [T, numel], not contiguous
+    return [torch.cat([row.view_as(b) for row in piece], dim) for piece, b in zip(pieces, blocks, strict=True)]
+
+
+# ---- The comparisons --------------------------------------------------------------------------------------
 
 
 class Way(NamedTuple):
@@ -116,8 +139,7 @@ def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Fo
 
     All ranks call it together. timed: also take turns, `ROUNDS` times, and take the time.
     """
-    random = torch.Generator().manual_seed(8)
-    whole = [torch.randint(-99, 100, (spec.numel,), generator=random).to(torch.bfloat16) for spec in specs]
+    whole = whole_numbers([(spec.numel,) for spec in specs])
     layouts = [plan(specs, grid.dp.size, way.bucket_size) for way in WAYS]
     shards = [[shard.to(grid.device) for shard in shards_of(layout, whole, grid.dp.rank)] for layout in layouts]
     turns = list(zip(WAYS, layouts, shards, strict=True))
@@ -143,3 +165,46 @@ def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Fo
         name: known._replace(seconds=statistics.median(seconds[name])) if known is not None and timed else known
         for name, known in found.items()
     }
+
+
+class Timed(NamedTuple):
+    """What one rank found for so many matrices, each [width, width], cut over TP along `dim`.
+
+    right: whether both ways gave all of them bit for bit. one_by_one, in_one_bucket: median seconds.
+    """
+
+    matrices: int
+    width: int
+    dim: int
+    right: bool
+    one_by_one: float
+    in_one_bucket: float
+
+
+def compare_blocks(grid: Grid, count: int, width: int, dim: int, rounds: int) -> Timed:
+    """Gather whole-numbered bf16 matrices over TP in both ways, in turns, and take the time. Collective.
+
+    width: a multiple of T.
+    """
+    whole = whole_numbers([(width, width)] * count)
+    blocks = [matrix.chunk(grid.tp.size, dim)[grid.tp.rank].contiguous().to(grid.device) for matrix in whole]
+    ways = (one_by_one, in_one_bucket)
+    right = all(
+        torch.equal(matrix.cpu(), wanted)
+        for way in ways
+        for matrix, wanted in zip(way(grid.tp, blocks, dim), whole, strict=True)
+    )
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for way, taken in zip(ways, seconds, strict=True):
+            grid.tp.all_reduce(torch.zeros(1, device=grid.device), "start together")
+            began = time.perf_counter()
+            way(grid.tp, blocks, dim)
+            taken.append(time.perf_counter() - began)
+    return Timed(count, width, dim, right, *map(statistics.median, seconds))
+
+
+def whole_numbers(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return a bf16 tensor of each shape, the same on every rank: whole numbers below 100, which bf16 has exactly."""
+    random = torch.Generator().manual_seed(8)
+    return [torch.randint(-99, 100, shape, generator=random).to(torch.bfloat16) for shape in shapes]

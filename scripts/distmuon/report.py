@@ -106,7 +106,7 @@ def certificate_lines(certificate: Certificate, steps: int, ranks: int) -> list[
         ),
     }
     return [
-        f"  {name:9s} {texts[name][0]:42s} {texts[name][1]:42s} {'pass' if passed else 'FAIL'}"
+        f"  {name:9s} {texts[name][0]:37s} {texts[name][1]:35s} {'pass' if passed else 'FAIL'}"
         for name, passed in sorted(c.verdicts.items(), key=lambda item: list(texts).index(item[0]))
     ]
 
