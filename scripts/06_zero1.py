@@ -191,11 +191,7 @@ def main():
         raise launch.UsageError(f"--follow --dp {arguments.dp}: {TINY} weights are shared by 2, 4 or 8 ranks.")
     if launch.speaks():
         launch.check_writable("--json", arguments.json if arguments.follow or arguments.compare else None)
-    micro_batches = 2 * max(1, arguments.dp)
-    batch = micro_batches * max(1, 512 // micro_batches)
-    recipe = Recipe(
-        optimizer="adamw", steps=arguments.steps, dtype=arguments.dtype, batch=batch, micro_batches=micro_batches
-    )
+    recipe = Recipe(optimizer="adamw", steps=arguments.steps, dtype=arguments.dtype).shared_by(arguments.dp)
     recipe = recipe.check(arguments.dp, arguments.tp)
     job, given = (follow, ()) if arguments.follow else (compare if arguments.compare else train, (recipe,))
     found = launch.run(job, given, **launch.options(arguments))[0]

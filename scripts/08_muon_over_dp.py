@@ -177,15 +177,8 @@ def main():
         raise launch.UsageError("--dp 1: one rank has nothing to gather; choose 2 or more.")
     if launch.speaks():
         launch.check_writable("--json", arguments.json if arguments.follow else None)
-    micro_batches = 2 * max(1, arguments.dp)
-    batch = micro_batches * max(1, 512 // micro_batches)
-    recipe = Recipe(
-        steps=arguments.steps,
-        dtype=arguments.dtype,
-        bucket_size=arguments.bucket_size,
-        batch=batch,
-        micro_batches=micro_batches,
-    )
+    recipe = Recipe(steps=arguments.steps, dtype=arguments.dtype, bucket_size=arguments.bucket_size)
+    recipe = recipe.shared_by(arguments.dp)
     job: Callable[..., Any]
     given: tuple[Any, ...]
     if arguments.follow:

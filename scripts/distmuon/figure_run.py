@@ -9,7 +9,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from distmuon.figure_map import map_blocks
-from distmuon.figures import INK, MARGIN, MUTED, TEXT, TITLE, WIDTH, Block, box, count, in_bytes, page, put, text_block
+from distmuon.figures import (
+    INK,
+    MARGIN,
+    MUTED,
+    TEXT,
+    TITLE,
+    WIDTH,
+    Block,
+    box,
+    count,
+    in_bytes,
+    inset,
+    page,
+    put,
+    text_block,
+)
 from distmuon.layout import Layout
 from distmuon.recipe import CONTROL_FACTOR, FLOAT64_BOUND
 
@@ -71,9 +86,7 @@ def _verdict(result: dict[str, Any]) -> list[str]:
 
 
 def _losses(axes: Axes, top: float, result: dict[str, Any]) -> None:
-    height = axes.get_ylim()[0]
-    box = ((MARGIN + 34) / WIDTH, 1 - (top + 150) / height, (WIDTH - 2 * MARGIN - 36) / WIDTH, 145 / height)
-    plot = axes.figure.add_axes(box, facecolor="none")
+    plot = inset(axes, MARGIN + 34, top + 5, WIDTH - 2 * MARGIN - 36, 145)
     steps = range(1, len(result["losses"]) + 1)
     plot.plot(steps, result["reference_losses"], color=INK, lw=2, label="one process")
     looks: dict[str, Any] = {"mfc": "none", "ms": 7, "markevery": len(steps) // 50 + 1}

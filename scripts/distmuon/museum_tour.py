@@ -6,6 +6,7 @@ Chapter 11 and tests/test_museum.py take the same tour. Gradients are made up, d
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -118,8 +119,12 @@ def on_grid(name: str | None, scenario: Scenario, grid: Grid) -> tuple[dict[str,
     return {key: whole[key] for key in SHAPES}, ledger
 
 
+@functools.cache
 def alone(scenario: Scenario, dp: int = DP) -> dict[str, Tensor]:
-    """Return the parameters of single-device Muon; gradients are added in the order in which the ranks add them."""
+    """Return the parameters of single-device Muon; gradients are added in the order in which the ranks add them.
+
+    Every exhibit is held against the same few references, so each is trained once: do not write into what comes back.
+    """
     parameters = {key: nn.Parameter(value) for key, value in initial().items()}
     groups = [
         {"params": [parameters[k] for k in keys]} | options(scenario, p) for p, keys in enumerate(scenario.groups)

@@ -96,7 +96,7 @@ def side_by_side(left: Any, right: Any) -> None:
 
 
 def picture(figure: Figure, alt: str) -> None:
-    """Show a figure, with its description for those who cannot see it; `make notebooks` carries it into the page."""
+    """Show a figure with its description for those who cannot see it: the alt text of the book's page."""
     image = figures.png(figure, alt)
     display({"image/png": image, "text/plain": alt}, raw=True)
 

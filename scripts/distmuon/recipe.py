@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,11 @@ class Recipe:
             fitting = ", ".join(str(t) for t in range(1, common + 1) if common % t == 0)
             raise UsageError(f"--tp {tp} does not divide the layers' {common} features; choose one of {fitting}.")
         return self
+
+    def shared_by(self, dp: int) -> Recipe:
+        """Return this recipe with two micro-batches for each of `dp` ranks, and about as many rows as it had."""
+        micro_batches = 2 * max(1, dp)
+        return replace(self, micro_batches=micro_batches, batch=micro_batches * max(1, self.batch // micro_batches))
 
     def _fitting(self, dp: int) -> str:
         """Return the arguments nearest to this recipe that fit `dp` ranks, which are at most the rows there are."""

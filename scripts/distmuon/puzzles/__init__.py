@@ -20,7 +20,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +134,11 @@ def expect_tensor(name: str, found: object, shape: Iterable[int], dtype: torch.d
     if found.dtype != dtype:
         return f"{name} is {_plain(found.dtype)}, and {_plain(dtype)} is wanted."
     return ""
+
+
+def first_difference(found: Sequence[Any], wanted: Sequence[Any]) -> int | None:
+    """Return the first index at which two sequences of one length differ, or None: the place to tell the reader of."""
+    return next((i for i, (mine, right) in enumerate(zip(found, wanted, strict=True)) if mine != right), None)
 
 
 def bypassed(counter: Any, ledger: Any) -> str:

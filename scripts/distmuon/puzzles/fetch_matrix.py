@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distmuon.layout import Range
 from distmuon.ledger import ring_bytes
-from distmuon.puzzles import Puzzle, bypassed, expect_tensor, insist
+from distmuon.puzzles import Puzzle, bypassed, expect_tensor, first_difference, insist
 
 if TYPE_CHECKING:
     import torch
@@ -68,9 +68,7 @@ def judge(evidence: list[list[Seen]]) -> list[str]:
         for one in seen:
             where = f"with the matrix at {one.place.start}:{one.place.end}, rank {rank}"
             wanted = list(range(one.place.start, one.place.end))
-            places = [i for i, (found, right) in enumerate(zip(one.found, wanted, strict=True)) if found != right]
-            if places:
-                i = places[0]
+            if (i := first_difference(one.found, wanted)) is not None:
                 wrong.append(f"{where} has element {one.found[i]} of the bucket at index {i}, not {wanted[i]}.")
             longest = longest_piece(one.place, len(evidence))
             enough = ring_bytes("all_gather", 4 * len(evidence) * longest, len(evidence))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distmuon.puzzles import Puzzle, expect_tensor, insist
+from distmuon.puzzles import Puzzle, expect_tensor, first_difference, insist
 
 if TYPE_CHECKING:
     import torch
@@ -104,9 +104,7 @@ def judge(evidence: list[list[Seen]]) -> list[str]:
     wrong, dear = [], []
     for rank, seen in enumerate(evidence):
         for one in seen:
-            places = [i for i, (found, wanted) in enumerate(zip(one.found, one.wanted, strict=True)) if found != wanted]
-            if places:
-                i = places[0]
+            if (i := first_difference(one.found, one.wanted)) is not None:
                 wrong.append(
                     f"with {one.length} elements, rank {rank} has {one.found[i]} at index {i}, "
                     f"where the sum is {one.wanted[i]}."

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distmuon.ledger import ring_bytes
-from distmuon.puzzles import Puzzle, bypassed, expect_tensor, insist
+from distmuon.puzzles import Puzzle, bypassed, expect_tensor, first_difference, insist
 
 if TYPE_CHECKING:
     import torch
@@ -91,12 +91,11 @@ def judge(evidence: list[list[Seen]]) -> list[str]:
     for rank, seen in enumerate(evidence):
         for one in seen:
             where = f"with {one.length} elements, rank {rank}"
-            pairs = list(zip(one.found, one.wanted, strict=True))
-            if places := [i for i, (found, wanted) in enumerate(pairs) if found != wanted]:
-                found, wanted = pairs[places[0]]
+            if (i := first_difference(one.found, one.wanted)) is not None:
+                found, wanted = one.found[i], one.wanted[i]
                 what = "a NaN" if found == -1e30 else f"{found:g}"
                 wrong.append(
-                    f"{where} has {what} at index {places[0]} after step {one.step}, where one process has {wanted:g}."
+                    f"{where} has {what} at index {i} after step {one.step}, where one process has {wanted:g}."
                 )
             enough = -(-one.length // len(evidence))
             if one.kept > enough:
