@@ -8,7 +8,6 @@ python scripts/bench.py --quick
 """
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from distmuon import launch, report
+from distmuon import launch, results
 from distmuon.muon import Muon
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,20 +81,6 @@ def start_seconds(repeats):
     return found
 
 
-def spread(values):
-    """Return median, quartiles and count."""
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": median, "quartiles": [low, high], "count": len(values)}
-
-
-def commit():
-    """Return the commit the numbers belong to, marked if the tree differs from it; None outside a clone."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True
-    )
-    return found.stdout.strip() or None
-
-
 def parse():
     parser = launch.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first impression")
@@ -111,17 +96,16 @@ def main():
     rounds, repeats = (8, 3) if arguments.quick else (40, 5)
 
     print(f"Starting 8 ranks {repeats} times, from the command's start to the first collective ...", flush=True)
-    starts = spread(start_seconds(repeats))
+    starts = results.spread(start_seconds(repeats))
     low, high = starts["quartiles"]
     print(f"  {starts['median']:.2f} s ({low:.2f} to {high:.2f})")
     print(f"Taking {rounds} pairs of steps per model; ours / torch.optim.Muon, below 1: ours is faster ...", flush=True)
     steps = {}
     for name, shapes in MODELS.items():
-        steps[name] = spread(step_ratio(shapes, rounds))
+        steps[name] = results.spread(step_ratio(shapes, rounds))
         low, high = steps[name]["quartiles"]
         print(f"  {steps[name]['median']:.2f} ({low:.2f} to {high:.2f})  {name}", flush=True)
-    result = {"machine": report.machine(), "commit": commit(), "start_seconds": starts, "step_ratio": steps}
-    report.write_json(arguments.json, result)
+    results.write(arguments.json, {"start_seconds": starts, "step_ratio": steps})
     print(f"Medians, with quartiles in brackets. Written to {arguments.json}")
 
 

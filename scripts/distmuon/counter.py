@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon.ledger import Ledger
@@ -53,6 +54,8 @@ class CollectiveCounter(TorchDispatchMode):
         self.ledger = Ledger()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor first: it calls collectives, and this mode would be off while it does
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
         if func.namespace in ("c10d", "_c10d_functional") and name not in WITHOUT_PAYLOAD:

@@ -36,6 +36,7 @@ from distmuon.arguments import (
     options,
     parser,
 )
+from distmuon.hosts import Link
 from distmuon.supervise import WorldError
 
 __all__ = [
@@ -50,7 +51,8 @@ class World:
     """What a worker knows about the run it is part of.
 
     rank, size: as in torch.distributed. dp, tp: the grid's sizes, D and T. timeout: seconds, for every collective.
-    device: "cpu" or "cuda". started: wall-clock time (seconds) at which the command started.
+    device: "cpu" or "cuda". started: wall-clock time (seconds) at which the command started. link: each rank's own
+    network, if it has one (see `hosts`).
     """
 
     rank: int
@@ -62,6 +64,7 @@ class World:
     timeout: float
     threads: int
     started: float
+    link: Link | None = None
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return every rank's picklable `value`, in rank order, on rank 0; None elsewhere. All ranks must call it."""
@@ -95,15 +98,17 @@ def run(
     device: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     threads: int = 1,
+    link: Link | None = None,
 ) -> list[Any]:
     """Run `worker(world, *arguments)` on dp * tp ranks; return what each returned, in rank order.
 
     worker: a function at the top level of a module: other processes import it by name, which is why a function
         defined in a notebook cell cannot be one.
+    link: give every local rank a network of its own; after `hosts.become_switch`.
     Under torchrun the list holds this rank's result only.
     Raises UsageError before anything is started; WorldError, naming the first failure, when a rank fails.
     """
-    world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start())
+    world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start(), link)
     world = _validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
     if under_torchrun():
         with session.environment(session.directory()):
@@ -203,6 +208,8 @@ def _validated(world: World, launched: int | None) -> World:
             f"torchrun started {launched} ranks, but --dp {world.dp} --tp {world.tp} makes {world.size}; "
             "choose --dp and --tp whose product is the number of ranks."
         )
+    if world.link is not None and (launched is not None or world.backend != "gloo"):
+        raise UsageError("a network for each rank goes with local ranks on gloo only; drop torchrun and --backend.")
     if world.backend == "gloo" and world.device != "cuda":
         return replace(world, device="cpu")
     return _with_gpus(world, world.size if launched is None else int(os.environ.get("LOCAL_WORLD_SIZE", launched)))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from distmuon import session
+from distmuon import hosts, session
 
 if TYPE_CHECKING:
     from distmuon.launch import World
@@ -27,7 +27,9 @@ def run(world: World, directory: str | None, worker: Callable[..., Any], argumen
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", world.rank)) % torch.cuda.device_count())
     if world.size == 1 and world.backend == "gloo":
         return worker(world, *arguments)  # a world of one needs no process group, and no collective is called
-    if world.size > 1 and (directory is not None or os.environ.get("LOCAL_WORLD_SIZE") == str(world.size)):
+    if world.link is not None:
+        hosts.plug_in(world.rank, world.link)
+    elif world.size > 1 and (directory is not None or os.environ.get("LOCAL_WORLD_SIZE") == str(world.size)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")  # one host only
     store = dist.FileStore(os.path.join(directory, "store"), world.size) if directory is not None else None
     limit = timedelta(seconds=world.timeout)

@@ -1,0 +1,146 @@
+"""Several hosts on one machine: every local rank gets a network interface of its own, and all meet at one switch.
+
+    hosts.become_switch()                                    # in the command, before anything is started
+    launch.run(work, dp=4, link=hosts.Link(rate_mbit=100))   # and inside `work`: hosts.sent()
+
+A rank then lives in a network namespace that holds nothing but `eth0`, one end of a veth pair whose other end is a port
+of the bridge in the command's own namespace. So the operating system counts what each rank really sends, headers and
+all, and a token bucket (tc-tbf) at both ends of the cable makes the link as slow as one asks for. Namespaces, cables
+and bridge belong to the processes inside: the kernel removes them with the last one, whoever dies of what.
+
+Linux only, with `ip` and `tc` (iproute2); root, or the right to create user namespaces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from distmuon.arguments import UsageError
+
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
+SWITCH, INTERFACE, NETWORK = "br0", "eth0", "10.77.0"
+HEADER = 14 + 20 + 32  # bytes: Ethernet, IPv4, and TCP with time stamps, without which no packet of ours travels
+MOST = 250  # ranks that fit into NETWORK
+
+
+@dataclass(frozen=True)
+class Link:
+    """The cable between a rank and the switch. rate_mbit: 10^6 bits per second each way; None: as fast as it goes."""
+
+    rate_mbit: float | None = None
+
+
+class Sent(NamedTuple):
+    """What the operating system counted at a rank's interface. bytes: of whole frames. packets: as handed to it, before
+    a network card would cut them to size."""
+
+    bytes: int
+    packets: int
+
+    def since(self, earlier: Sent) -> Sent:
+        return Sent(self.bytes - earlier.bytes, self.packets - earlier.packets)
+
+    @property
+    def payload(self) -> int:
+        """Bytes without Ethernet, IP and TCP headers; retransmissions and the backend's own messages still count."""
+        return self.bytes - HEADER * self.packets
+
+
+def become_switch() -> None:
+    """Move this process, and with it all that it will start, to a network namespace with a switch and nothing else.
+
+    Must come before torch is imported and before the first `launch.run`. Raises UsageError where that is not permitted.
+    """
+    if sys.platform != "linux":
+        raise UsageError("separate networks for the ranks need Linux; leave that measurement out here.")
+    try:
+        _unshare()
+        _run("ip", f"link add {SWITCH} type bridge", f"link set {SWITCH} up", "link set lo up")
+    except FileNotFoundError as error:
+        raise UsageError(f"separate networks for the ranks need `{error.filename}`; install iproute2.") from error
+    except OSError as error:
+        raise UsageError(
+            f"this machine does not permit network namespaces ({error.strerror or error}); run as root, or leave that "
+            "measurement out: its stored results are in book/results."
+        ) from error
+
+
+def obstacle() -> str | None:
+    """Return in one sentence why `become_switch` would fail here, or None. Tries it in a process of its own."""
+    code = "from distmuon import hosts, launch; launch.command(hosts.become_switch)"
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True
+    )
+    return found.stderr.strip().removeprefix("error: ") if found.returncode else None
+
+
+def plug_in(rank: int, link: Link) -> None:
+    """Give this rank a network of its own, plugged into the switch. `rank.run` calls it before any socket exists."""
+    if rank >= MOST:
+        raise UsageError(f"rank {rank}: the switch has ports for {MOST} ranks; start fewer.")
+    port = f"port{os.getpid()}"
+    with open("/proc/thread-self/ns/net") as switch:
+        _call("unshare", CLONE_NEWNET)
+        with open("/proc/thread-self/ns/net") as mine:
+            _run(
+                "ip",  # our parent, which started us, stands in the switch
+                f"link add {INTERFACE} type veth peer name {port} netns {os.getppid()}",
+                f"addr add {NETWORK}.{rank + 1}/24 dev {INTERFACE}",
+                f"link set {INTERFACE} up",
+                "link set lo up",
+            )
+            _limit(INTERFACE, link)
+            _call("setns", switch.fileno(), CLONE_NEWNET)
+            _run("ip", f"link set {port} master {SWITCH}", f"link set {port} up")
+            _limit(port, link)
+            _call("setns", mine.fileno(), CLONE_NEWNET)
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+
+
+def sent() -> Sent:
+    """Return what this rank has sent through its interface so far. Raises RuntimeError where it has none of its own."""
+    with open("/proc/thread-self/net/dev") as table:
+        for line in table:
+            name, _, numbers = line.partition(":")
+            if name.strip() == INTERFACE and os.environ.get("GLOO_SOCKET_IFNAME") == INTERFACE:
+                fields = numbers.split()
+                return Sent(int(fields[8]), int(fields[9]))
+    raise RuntimeError("this rank has no network of its own; start the world with link=hosts.Link().")
+
+
+def _limit(interface: str, link: Link) -> None:
+    if link.rate_mbit is not None:
+        burst = max(16_000, int(link.rate_mbit * 1e6 / 8 * 0.002))  # bytes that may pass at once: 2 ms of the rate
+        _run("tc", f"qdisc add dev {interface} root tbf rate {link.rate_mbit:g}mbit burst {burst} latency 4s")
+
+
+def _unshare() -> None:
+    """Enter a new network namespace, and where that takes rights which we lack, a user namespace that grants them."""
+    try:
+        _call("unshare", CLONE_NEWNET)
+    except PermissionError:
+        user, group = os.geteuid(), os.getegid()
+        _call("unshare", CLONE_NEWUSER | CLONE_NEWNET)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+
+
+def _call(name: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _run(tool: str, *lines: str) -> None:
+    """Hand the lines to `ip` or `tc` at once; raise OSError with what it said."""
+    done = subprocess.run([tool, "-batch", "-"], input="\n".join(lines), capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{tool}: {' '.join(done.stderr.split())}")

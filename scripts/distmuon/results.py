@@ -1,0 +1,53 @@
+"""Results files: what `make bench` measured, where it stands, and under what circumstances.
+
+Chapters 12 to 15 and the claims page read their numbers from book/results; nothing on a page is typed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from distmuon.arguments import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "book" / "results"
+
+
+def load(name: str) -> dict[str, Any]:
+    """Return book/results/{name}.json. Raises UsageError, naming the command that makes it, if it is not there."""
+    path = FOLDER / f"{name}.json"
+    if not path.exists():
+        raise UsageError(f"book/results/{name}.json is not there; `make bench` writes it.")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write(path: str | Path, found: dict[str, Any]) -> None:
+    """Write a results file: what was found, and before it the machine, its versions, the commit and the command."""
+    from distmuon import report
+
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    report.write_json(str(path), {"machine": report.machine(), "commit": commit(), "command": command} | found)
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return median, quartiles and count: how a repeated measurement is stored."""
+    if len(values) == 1:
+        return {"median": values[0], "quartiles": [values[0], values[0]], "count": 1}
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "quartiles": [low, high], "count": len(values)}
+
+
+def commit() -> str | None:
+    """Return the commit the numbers belong to, marked if the tree differs from it; None outside a clone."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return None
+    return found.stdout.strip() or None
