@@ -10,7 +10,7 @@ READY := .venv/.ready
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint notebooks book links bench address clean clean-all
+.PHONY: help setup demo test lint notebooks book links bench traces address clean clean-all
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -55,8 +55,12 @@ book: $(READY) ## Build the book into _build/html; any warning is an error
 links: $(READY) ## Check the book's links to other sites (needs a network, so it is no part of the tests)
 	.venv/bin/jupyter-book build . --all --builder linkcheck
 
-bench: $(READY) ## Time one step against torch.optim.Muon, for book/results (QUICK=1: a first impression, in out/)
-	$(PY) scripts/bench.py $(if $(QUICK),--quick)
+bench: $(READY) ## Take all measurements that this machine permits (NAMES="bytes": these; QUICK=1: in 3 minutes, in out/)
+	$(PY) scripts/bench.py $(NAMES) $(if $(QUICK),--quick)
+
+traces: $(READY) ## Fetch the report's public traces, check every byte, and read them anew into book/results
+	$(PY) scripts/fetch_traces.py
+	$(PY) scripts/read_trace.py out/report-traces/*.json --json book/results/report_traces.json
 
 address: ## Point every link at the published repository: make address URL=https://github.com/me/muon-at-scale
 	@python3 scripts/set_address.py '$(URL)'

@@ -1,112 +1,92 @@
-"""`make bench`: measure what this stage claims, and write it with its spread.
+"""Take every measurement of the book that this machine permits, and redraw what shows them: `make bench`.
 
-Two questions: is our single-device Muon step as fast as torch's, in the same run; and how long does a world of eight
-ranks take from the command's start to its first collective.
+Each measurement is a process of its own and writes its own file, one after the other, so that none disturbs another.
+One that fails is named at the end, and its file stays as it was. A first impression (--quick) goes to out/quick and
+redraws nothing.
 
 python scripts/bench.py
+python scripts/bench.py bytes regimes
 python scripts/bench.py --quick
 """
 
-import json
+import os
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-import torch
+from distmuon import hosts, launch, results
 
-from distmuon import launch, results
-from distmuon.muon import Muon
-
-ROOT = Path(__file__).resolve().parent.parent
-FULL, QUICK = "book/results/bench.json", "out/bench-quick.json"  # a first impression never replaces the full results
-MODELS = {  # name -> shapes of the hidden matrices
-    "12.6M: 16 of 512x512, 4 of 2048x512, 4 of 512x2048": [(512, 512)] * 16 + [(2048, 512)] * 4 + [(512, 2048)] * 4,
-    "0.8M: 48 of 64x256": [(64, 256)] * 48,
-    "3.1M: 12 of 512x512, 12 of 16x16": [(512, 512)] * 12 + [(16, 16)] * 12,
+QUICK = "out/quick"
+MEASUREMENTS = {  # name, and that of its file in book/results -> what measures it
+    "bench": ("ground.py",),
+    "bytes": ("12_bytes.py", "--measure"),
+    "memory": ("13_memory.py", "--measure"),
+    "traces": ("14_traces.py", "--measure"),
+    "regimes": ("15_regimes.py", "--measure"),
+    "worlds": ("15_regimes.py", "--worlds"),
+    "claims": ("claims.py",),
 }
+CHAPTERS = ("12", "13", "14", "15")  # whose pages show the results
 
 
-def optimizers(shapes, seed=0):
-    """Return (ours, torch's) over equal copies of the same matrices, with the same gradients."""
-    made = []
-    for make in (
-        lambda ps: Muon(ps, lr=1e-3),
-        lambda ps: torch.optim.Muon(ps, lr=1e-3, adjust_lr_fn="match_rms_adamw"),
-    ):
-        generator = torch.Generator().manual_seed(seed)
-        parameters = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-        for p in parameters:
-            p.grad = torch.randn(p.shape, generator=generator)
-        made.append(make(parameters))
-    return made
+def command(name, quick):
+    """Return the command that takes this measurement."""
+    script, *options = MEASUREMENTS[name]
+    target = results.ROOT / QUICK if quick else results.FOLDER
+    options += ["--quick"] * quick + ["--json", str((target / f"{name}.json").relative_to(results.ROOT))]
+    return [f"scripts/{script}", *options]
 
 
-def step_ratio(shapes, rounds):
-    """Return the ratios ours / torch's of `rounds` pairs of steps, taken in turn so that both see the same machine."""
-    ours, theirs = optimizers(shapes)
-    for optimizer in (ours, theirs):
-        optimizer.step()
-    ratios = []
-    for number in range(rounds):
-        seconds = {}
-        for optimizer in (ours, theirs) if number % 2 else (theirs, ours):
-            began = time.perf_counter()
-            optimizer.step()
-            seconds[optimizer] = time.perf_counter() - began
-        ratios.append(seconds[ours] / seconds[theirs])
-    return ratios
+def redrawing(names):
+    """Return name -> command of what redraws pages and figures from these results."""
+    if set(names) <= {"bench", "claims"}:  # no chapter shows them, and `make book` fills in the claims page
+        return {}
+    return {
+        "chapters": ["scripts/run_notebooks.py", *CHAPTERS],
+        "pictures of pages": ["scripts/draw_pages.py"],
+    }
 
 
-def start_seconds(repeats):
-    """Return the seconds from the start of the main job's command to the first collective of its 8 ranks."""
-    found = []
-    for _ in range(repeats):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "run.json"
-            command = [
-                sys.executable,
-                str(ROOT / "scripts" / "10_dp_tp.py"),
-                "--dtype",
-                "float64",
-                "--steps",
-                "1",
-                "--quiet",
-                "--json",
-                str(path),
-            ]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            found.append(json.loads(path.read_text())["start_seconds"])
-    return found
+def take(jobs):
+    """Run the commands, name -> words after `python`, in order; return the names of those that failed."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])  # chapters say `python`
+    failed = []
+    for number, (name, words) in enumerate(jobs.items(), 1):
+        print(f"[{number}/{len(jobs)}] {name}: python {' '.join(words)}", flush=True)
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, *words], cwd=results.ROOT, env={**os.environ, "PATH": path})
+        failed += [name] if done.returncode else []
+        how = f"failed with exit code {done.returncode} after" if done.returncode else "took"
+        print(f"[{number}/{len(jobs)}] {name}: {how} {time.monotonic() - began:.0f} s\n", flush=True)
+    return failed
 
 
 def parse():
     parser = launch.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first impression")
-    parser.add_argument("--json", metavar="FILE", help=f"write here (default: {FULL}; with --quick: {QUICK})")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(MEASUREMENTS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help=f"a first impression, in under 3 minutes, into {QUICK}")
     arguments = parser.parse_args()
-    arguments.json = arguments.json or str(ROOT / (QUICK if arguments.quick else FULL))
-    launch.check_writable("--json", arguments.json)
+    for name in arguments.names:
+        if name not in MEASUREMENTS:
+            raise launch.UsageError(f"there is no measurement {name!r}; there are {', '.join(MEASUREMENTS)}.")
     return arguments
 
 
 def main():
     arguments = parse()
-    rounds, repeats = (8, 3) if arguments.quick else (40, 5)
-
-    print(f"Starting 8 ranks {repeats} times, from the command's start to the first collective ...", flush=True)
-    starts = results.spread(start_seconds(repeats))
-    low, high = starts["quartiles"]
-    print(f"  {starts['median']:.2f} s ({low:.2f} to {high:.2f})")
-    print(f"Taking {rounds} pairs of steps per model; ours / torch.optim.Muon, below 1: ours is faster ...", flush=True)
-    steps = {}
-    for name, shapes in MODELS.items():
-        steps[name] = results.spread(step_ratio(shapes, rounds))
-        low, high = steps[name]["quartiles"]
-        print(f"  {steps[name]['median']:.2f} ({low:.2f} to {high:.2f})  {name}", flush=True)
-    results.write(arguments.json, {"start_seconds": starts, "step_ratio": steps})
-    print(f"Medians, with quartiles in brackets. Written to {arguments.json}")
+    names = [name for name in MEASUREMENTS if name in arguments.names or not arguments.names]
+    obstacle = hosts.obstacle()
+    if obstacle is not None:
+        print(f"Without a network of its own for every rank, some numbers stay unmeasured: {obstacle}\n", flush=True)
+    failed = take({name: command(name, arguments.quick) for name in names})
+    measured = [name for name in names if name not in failed]
+    if measured and not arguments.quick:
+        failed += take(redrawing(measured))
+    where = QUICK if arguments.quick else results.FOLDER.relative_to(results.ROOT)
+    print(f"Measured: {', '.join(measured) or 'nothing'}. The numbers are in {where}.")
+    if failed:
+        print(f"Failed: {', '.join(failed)}. Its own words stand above; the other results are not affected.")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import pytest
 import set_address
 from built_book import ROOT, Page, read_pages
 
+CH_1 = "notebooks/01_why_orthogonalize.html"  # where a trace is a sum
+
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
@@ -86,6 +88,19 @@ def test_every_page_introduces_itself_to_those_who_link_to_it(site: Path, pages:
         assert 20 < len(meta["og:description"]) <= 240, entry
         assert meta["description"] == meta["og:description"]
         assert "Colab" not in meta["og:description"][:20], "a page opens with a sentence, not with a button"
+
+
+def test_every_number_of_the_claims_page_says_from_which_results_file_it_came(site: Path) -> None:
+    for name in ("claims", "journey_3"):
+        page = (site / "book" / f"{name}.html").read_text(encoding="utf-8")
+        numbers = re.findall(r'<abbr class="measured" title="(book/results/\w+\.json): [^"]+">([^<]+)</abbr>', page)
+        assert len(numbers) > 5, name
+        assert all((ROOT / file).is_file() and number for file, number in numbers), name
+
+
+def test_a_word_with_another_meaning_elsewhere_is_linked_only_where_it_is_meant(site: Path) -> None:
+    has = {name: "#term-trace" in (site / name).read_text(encoding="utf-8") for name in ("book/claims.html", CH_1)}
+    assert has == {"book/claims.html": True, CH_1: False}
 
 
 # --- What the extensions do, on the small book ---

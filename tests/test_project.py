@@ -15,6 +15,8 @@ import set_address
 
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = "https://github.com/some-one/muon.book-2"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PACKAGES = ("chromium", "iproute2")  # of the system; everything else comes from requirements.txt
 CHAPTERS = {
     "01_why_orthogonalize",
     "02_newton_schulz",
@@ -221,7 +223,7 @@ def test_make_alone_lists_every_target() -> None:
     phony = re.search(r"^\.PHONY:(.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert phony is not None
     assert set(re.findall(r"^  make ([a-z-]+)", done.stdout, re.MULTILINE)) == set(phony[1].split())
-    assert {"setup", "demo", "test", "book", "bench", "clean", "help", "address"} <= set(phony[1].split())
+    assert {"setup", "demo", "test", "book", "bench", "traces", "clean", "help", "address"} <= set(phony[1].split())
 
 
 def test_setup_names_the_version_it_needs_when_there_is_no_python_for_it(tmp_path: Path) -> None:
@@ -236,7 +238,9 @@ def test_setup_names_the_version_it_needs_when_there_is_no_python_for_it(tmp_pat
 def test_continuous_integration_runs_the_readmes_test_command() -> None:
     run = ROOT / ".ci" / "run"
     assert os.access(run, os.X_OK)
-    assert run.read_text(encoding="utf-8").rstrip().endswith("\nmake test")
+    text = run.read_text(encoding="utf-8")
+    assert text.rstrip().endswith("\nmake test")
+    assert all(f"missing+=({package})" in text and f"apt-get install {package}" in README for package in PACKAGES)
     assert "run: make test\n" in (ROOT / ".github/workflows/book.yml").read_text(encoding="utf-8")
 
 

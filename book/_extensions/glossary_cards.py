@@ -5,7 +5,8 @@ term in each section becomes a link to the glossary. The definitions go into `_s
 not a file to fetch, so that cards open from a disk as well. `book/_static/glossary_cards.js` shows them.
 
 Settings: `glossary_quiet`, terms so common that only their first use on a page is linked; `glossary_mute`, terms that
-are never linked by themselves.
+are never linked by themselves; `glossary_only`, beginnings of pages' names (a regular expression) -> terms that are
+linked nowhere else, because elsewhere the word may mean something else.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def link(app: Any, doctree: nodes.document, page: str) -> None:
         if "std-term" in xref["classes"] and isinstance(xref.parent, nodes.reference):
             xref.parent["classes"].append("glossary-term")  # a card for the words that an author marked, too
     terms = getattr(app, "glossary_terms", {})
-    words = [word for word in terms if word not in app.config.glossary_mute]
+    elsewhere = [word for where, only in app.config.glossary_only.items() if not re.match(where, page) for word in only]
+    words = [word for word in terms if word not in (*app.config.glossary_mute, *elsewhere)]
     if not words or page in {term.page for term in terms.values()}:
         return
     written = {_plain(word) + end: terms[word] for word in words for end in ("es", "s")}
@@ -131,6 +133,7 @@ def setup(app: Any) -> dict[str, bool]:
     """Collect once every page is read; link when a page is about to be written."""
     app.add_config_value("glossary_quiet", [], "env")
     app.add_config_value("glossary_mute", [], "env")
+    app.add_config_value("glossary_only", {}, "env")
     app.set_html_assets_policy("always")  # a card may show a formula on a page that has none
     app.add_js_file("glossary_words.js", loading_method="defer")
     app.add_js_file("glossary_cards.js", loading_method="defer")

@@ -6,6 +6,8 @@ torch 2.13 renames `all_gather_into_tensor` and `reduce_scatter_tensor` to `all_
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,29 @@ from distmuon.ledger import Ledger
 
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Flight:
+    """Collectives that were started and have not been waited for.
+
+    It holds their tensors, too: a backend may read and write them until the wait, and nobody else has to keep them.
+    """
+
+    def __init__(self) -> None:
+        self._started: list[tuple[Any, tuple[Tensor, ...]]] = []
+
+    def __len__(self) -> int:
+        return len(self._started)
+
+    def add(self, work: Any, *tensors: Tensor) -> None:
+        """Remember a collective that was started with `async_op=True`, and the tensors it reads and writes."""
+        self._started.append((work, tensors))
+
+    def wait(self) -> None:
+        """Wait for all, oldest first: from here on what they bring is there. Raises RuntimeError where one fails."""
+        while self._started:
+            self._started[0][0].wait()
+            del self._started[0]
 
 
 @dataclass
@@ -35,6 +60,19 @@ class Group:
     process_group: Any = None
     ledger: Ledger = field(default_factory=Ledger)
     native_reduce_scatter: bool = False
+    _flight: Flight | None = None
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[Flight]:
+        """Inside the block, all_gather starts its collective and returns at once; the flight waits for all of them.
+
+        Until then its result must not be read; views of it may be made.
+        """
+        outer, self._flight = self._flight, Flight()
+        try:
+            yield self._flight
+        finally:
+            self._flight = outer
 
     def all_gather(self, shard: Tensor, label: str, out: Tensor | None = None) -> Tensor:
         """Return every rank's `shard` [len] in rank order: [n * len], in `out` if given; `shard` may lie in it."""
@@ -42,7 +80,9 @@ class Group:
             return shard
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
         self._record("all_gather", out, label)
-        _all_gather_flat(out, shard, group=self.process_group)
+        work = _all_gather_flat(out, shard, group=self.process_group, async_op=self._flight is not None)
+        if self._flight is not None:
+            self._flight.add(work, shard, out)
         return out
 
     def all_gather_blocks(self, block: Tensor, dim: int, label: str) -> Tensor:

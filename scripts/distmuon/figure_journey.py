@@ -44,6 +44,12 @@ STOPS: Mapping[str, Mapping[int, str]] = {
         10: "Does it all fit together, and is it the same optimizer?",
         11: "How does it break, and which alarm rings?",
     },
+    "Measured": {
+        12: "What does Muon send, and who else counted it?",
+        13: "Who holds how much, and for how long?",
+        14: "Where does the time of a step go?",
+        15: "On which batch, grid and link does it pay?",
+    },
 }
 
 
@@ -150,6 +156,35 @@ def _broken(axes: Axes, x: float, y: float) -> None:
     _grid(axes, x, y, broken=5)
 
 
+def _weighed(axes: Axes, x: float, y: float) -> None:
+    for column, high in enumerate((0.18, 0.24)):
+        for rank in range(4):
+            place = (x + SIDE * (0.1 + 0.46 * column), y + SIDE * (1 - high * (rank + 1)))
+            box(axes, *place, SIDE * 0.34, SIDE * high, dp_colour(rank))
+    axes.plot([x, x + SIDE], [y + SIDE, y + SIDE], color=INK, lw=1.6)
+
+
+def _peak(axes: Axes, x: float, y: float) -> None:
+    heights = (0.35, 0.35, 0.9, 0.55, 0.95, 0.35, 0.35)
+    across = [x + SIDE * i / (len(heights) - 1) for i in range(len(heights))]
+    axes.fill_between(across, y + SIDE, [y + SIDE * (1 - h) for h in heights], color=dp_colour(1), lw=0)
+    axes.plot([x, x + SIDE], [y + SIDE * 0.65] * 2, color=INK, lw=1.4, ls=(0, (3, 2)))
+    axes.plot([x, x + SIDE], [y + SIDE] * 2, color=INK, lw=1.6)
+
+
+def _timeline(axes: Axes, x: float, y: float) -> None:
+    for rank, spans in enumerate((((0, 0.45), (0.6, 1)), ((0.1, 0.3), (0.4, 0.85)), ((0, 0.25), (0.5, 0.95)))):
+        for start, end in spans:
+            place = (x + SIDE * start, y + SIDE * (0.06 + 0.34 * rank))
+            box(axes, *place, SIDE * (end - start), SIDE * 0.22, dp_colour(rank))
+
+
+def _crossing(axes: Axes, x: float, y: float) -> None:
+    axes.plot([x, x, x + SIDE], [y, y + SIDE, y + SIDE], color=INK, lw=1.4)
+    axes.plot([x + SIDE * 0.08, x + SIDE], [y + SIDE * 0.25, y + SIDE * 0.7], color=INK, lw=2.2)
+    axes.plot([x + SIDE * 0.08, x + SIDE], [y + SIDE * 0.85, y + SIDE * 0.1], color=INK, lw=2.2, ls=(0, (3, 1.5)))
+
+
 ICONS: Mapping[int, Callable[[Axes, float, float], None]] = {
     1: _skewed,
     2: _round,
@@ -161,4 +196,8 @@ ICONS: Mapping[int, Callable[[Axes, float, float], None]] = {
     9: _halves,
     10: _grid,
     11: _broken,
+    12: _weighed,
+    13: _peak,
+    14: _timeline,
+    15: _crossing,
 }

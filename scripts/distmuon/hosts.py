@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,9 +24,8 @@ from typing import NamedTuple
 from distmuon.arguments import UsageError
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
-SWITCH, INTERFACE, NETWORK = "br0", "eth0", "10.77.0"
+SWITCH, INTERFACE = "distmuon0", "eth0"
 HEADER = 14 + 20 + 32  # bytes: Ethernet, IPv4, and TCP with time stamps, without which no packet of ours travels
-MOST = 250  # ranks that fit into NETWORK
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,22 @@ def become_switch() -> None:
     """
     if sys.platform != "linux":
         raise UsageError("separate networks for the ranks need Linux; leave that measurement out here.")
+    for tool in ("ip", "tc"):
+        if _found(tool) is None:
+            raise UsageError(f"separate networks for the ranks need `{tool}`, which is not here; install iproute2.")
     try:
         _unshare()
         _run("ip", f"link add {SWITCH} type bridge", f"link set {SWITCH} up", "link set lo up")
-    except FileNotFoundError as error:
-        raise UsageError(f"separate networks for the ranks need `{error.filename}`; install iproute2.") from error
     except OSError as error:
         raise UsageError(
-            f"this machine does not permit network namespaces ({error.strerror or error}); run as root, or leave that "
-            "measurement out: its stored results are in book/results."
+            f"this machine does not permit network namespaces ({error.strerror or error}); run as root, in a container "
+            "with CAP_SYS_ADMIN and CAP_NET_ADMIN, or leave that measurement out: its results are in book/results."
         ) from error
+
+
+def is_switch() -> bool:
+    """Say whether this thread stands in a namespace that `become_switch` has made."""
+    return _interface(SWITCH) is not None
 
 
 def obstacle() -> str | None:
@@ -80,18 +86,19 @@ def obstacle() -> str | None:
     return found.stderr.strip().removeprefix("error: ") if found.returncode else None
 
 
-def plug_in(rank: int, link: Link) -> None:
+def plug_in(link: Link) -> None:
     """Give this rank a network of its own, plugged into the switch. `rank.run` calls it before any socket exists."""
-    if rank >= MOST:
-        raise UsageError(f"rank {rank}: the switch has ports for {MOST} ranks; start fewer.")
-    port = f"port{os.getpid()}"
+    pid = os.getpid()
+    port = f"port{pid}"
+    # an address of its own: the last world's hosts may take a second to go, and would answer under a number used again
+    address = f"10.{pid >> 16 & 255}.{pid >> 8 & 255}.{pid & 255}/8"
     with open("/proc/thread-self/ns/net") as switch:
         _call("unshare", CLONE_NEWNET)
         with open("/proc/thread-self/ns/net") as mine:
             _run(
                 "ip",  # our parent, which started us, stands in the switch
                 f"link add {INTERFACE} type veth peer name {port} netns {os.getppid()}",
-                f"addr add {NETWORK}.{rank + 1}/24 dev {INTERFACE}",
+                f"addr add {address} dev {INTERFACE}",
                 f"link set {INTERFACE} up",
                 "link set lo up",
             )
@@ -105,13 +112,20 @@ def plug_in(rank: int, link: Link) -> None:
 
 def sent() -> Sent:
     """Return what this rank has sent through its interface so far. Raises RuntimeError where it has none of its own."""
-    with open("/proc/thread-self/net/dev") as table:
-        for line in table:
-            name, _, numbers = line.partition(":")
-            if name.strip() == INTERFACE and os.environ.get("GLOO_SOCKET_IFNAME") == INTERFACE:
-                fields = numbers.split()
-                return Sent(int(fields[8]), int(fields[9]))
-    raise RuntimeError("this rank has no network of its own; start the world with link=hosts.Link().")
+    fields = _interface(INTERFACE)
+    if fields is None or os.environ.get("GLOO_SOCKET_IFNAME") != INTERFACE:
+        raise RuntimeError("this rank has no network of its own; start the world with link=hosts.Link().")
+    return Sent(int(fields[8]), int(fields[9]))
+
+
+def _interface(name: str) -> list[str] | None:
+    """Return the kernel's counters of an interface in this thread's namespace; None where there is none."""
+    try:
+        with open("/proc/thread-self/net/dev") as table:
+            rows = dict(line.split(":", 1) for line in table if ":" in line)
+    except FileNotFoundError:  # not Linux
+        return None
+    return next((numbers.split() for found, numbers in rows.items() if found.strip() == name), None)
 
 
 def _limit(interface: str, link: Link) -> None:
@@ -139,8 +153,13 @@ def _call(name: str, *arguments: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def _found(tool: str) -> str | None:
+    """Return where `ip` or `tc` is; on Debian not on the path of those who are not root."""
+    return shutil.which(tool, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
+
+
 def _run(tool: str, *lines: str) -> None:
     """Hand the lines to `ip` or `tc` at once; raise OSError with what it said."""
-    done = subprocess.run([tool, "-batch", "-"], input="\n".join(lines), capture_output=True, text=True)
+    done = subprocess.run([_found(tool) or tool, "-batch", "-"], input="\n".join(lines), capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{tool}: {' '.join(done.stderr.split())}")

@@ -36,7 +36,7 @@ from distmuon.arguments import (
     options,
     parser,
 )
-from distmuon.hosts import Link
+from distmuon.hosts import Link, is_switch
 from distmuon.supervise import WorldError
 
 __all__ = [
@@ -210,6 +210,8 @@ def _validated(world: World, launched: int | None) -> World:
         )
     if world.link is not None and (launched is not None or world.backend != "gloo"):
         raise UsageError("a network for each rank goes with local ranks on gloo only; drop torchrun and --backend.")
+    if world.link is not None and not is_switch():
+        raise UsageError("a network for each rank needs a switch; call hosts.become_switch() before the world starts.")
     if world.backend == "gloo" and world.device != "cuda":
         return replace(world, device="cpu")
     return _with_gpus(world, world.size if launched is None else int(os.environ.get("LOCAL_WORLD_SIZE", launched)))

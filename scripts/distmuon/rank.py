@@ -28,7 +28,7 @@ def run(world: World, directory: str | None, worker: Callable[..., Any], argumen
     if world.size == 1 and world.backend == "gloo":
         return worker(world, *arguments)  # a world of one needs no process group, and no collective is called
     if world.link is not None:
-        hosts.plug_in(world.rank, world.link)
+        hosts.plug_in(world.link)
     elif world.size > 1 and (directory is not None or os.environ.get("LOCAL_WORLD_SIZE") == str(world.size)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")  # one host only
     store = dist.FileStore(os.path.join(directory, "store"), world.size) if directory is not None else None

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from distmuon import holdings
 from distmuon.counter import CollectiveCounter
 from distmuon.grid import Grid
 from distmuon.layout import ITEM_BYTES, Layout, ParamSpec
@@ -25,7 +26,7 @@ from distmuon.training import build, initial_parameters, plan_run
 from distmuon.zero1 import specs_of
 from distmuon.zero1_optimizer import Zero1AdamW
 
-KINDS = ("parameters", "gradients", "masters", "exp_avg", "exp_avg_sq", "counters")  # counters: AdamW's steps, 4 B each
+KINDS = tuple(kind for kind in holdings.KINDS if kind != "momentum")  # nothing here is Muon
 
 
 class Cost(NamedTuple):
@@ -41,19 +42,10 @@ class Cost(NamedTuple):
 def held(
     parameters: Iterable[Tensor], gradients: Iterable[Tensor], masters: Iterable[Tensor], state: Mapping[Any, Any]
 ) -> dict[str, int]:
-    """Return bytes per kind of the storages behind these tensors, each counted once, where it is first met.
-
-    Of a DTensor this rank's part counts. state: an AdamW's, {parameter: {"exp_avg", "exp_avg_sq", "step"}}.
-    """
-    states = [tensors for tensors in state.values() if tensors]
-    moments = [[tensors[name] for tensors in states] for name in ("exp_avg", "exp_avg_sq", "step")]
-    kept, seen = dict.fromkeys(KINDS, 0), set()
-    for kind, tensors in zip(KINDS, (parameters, gradients, masters, *moments), strict=True):
-        for tensor in tensors:
-            storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-            kept[kind] += storage.nbytes() if storage._cdata not in seen else 0
-            seen.add(storage._cdata)
-    return kept
+    """Return bytes per kind, counted by `holdings.count`. state: an AdamW's, {parameter: its tensors}."""
+    moments = holdings.by_kind(state.values())
+    tensors = {"parameters": parameters, "gradients": gradients, "masters": masters} | moments
+    return holdings.count({kind: tensors[kind] for kind in KINDS})
 
 
 def held_by_zero1(optimizer: Zero1AdamW) -> dict[str, int]:
@@ -66,17 +58,11 @@ def held_by_zero1(optimizer: Zero1AdamW) -> dict[str, int]:
 
 def predict_held(layout: Layout, dp_rank: int) -> dict[str, int]:
     """Return what `held_by_zero1` will count on a rank, from the map alone; in a map for D = 1 nothing is cut."""
-    kept, metas = dict.fromkeys(KINDS, 0), layout.view(dp_rank)
-    for bucket in layout.buckets:
-        buffer = layout.buffers[bucket.buffer_idx]
-        kept["parameters"] += bucket.padded * ITEM_BYTES[buffer.param_dtype]
-        kept["gradients"] += bucket.padded * ITEM_BYTES[buffer.grad_dtype]
-        if buffer.grad_dtype != buffer.param_dtype:  # else the parameters are their own masters
-            kept["masters"] += bucket.shard_size * ITEM_BYTES[buffer.grad_dtype]
-        for index in bucket.params:
-            kept["exp_avg"] += metas[index].local_range.size * ITEM_BYTES[buffer.grad_dtype]
-            kept["counters"] += 4 * metas[index].owned
-    return kept | {"exp_avg_sq": kept["exp_avg"]}
+    return _adamws(holdings.predict_shards(layout, dp_rank))
+
+
+def _adamws(kept: Mapping[str, int]) -> dict[str, int]:
+    return {kind: kept[kind] for kind in KINDS}
 
 
 # ---- The ways: each returns (counted, predicted) ----------------------------------------------------------
@@ -110,17 +96,16 @@ def plain(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
 def ddp(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
     """torch's DistributedDataParallel and AdamW: everything whole, and everything in the model's dtype."""
     model = _model(recipe, grid)
-    specs, item = specs_of(list(model.named_parameters())), recipe.torch_dtype.itemsize
+    specs = specs_of(list(model.named_parameters()))
     parallel = nn.parallel.DistributedDataParallel(
         model, process_group=grid.dp.process_group, gradient_as_bucket_view=True
     )
     optimizer = torch.optim.AdamW(model.parameters())
     sent = _take_steps(recipe, grid, parallel, optimizer.step, optimizer.zero_grad)
-    size = item * sum(spec.numel for spec in specs)
-    kept = dict.fromkeys(KINDS, size) | {"masters": 0, "counters": 4 * len(specs)}
+    kept = _adamws(holdings.predict_whole(specs))
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     found = Cost(held(model.parameters(), gradients, (), optimizer.state), sent)
-    return found, Cost(kept, ring_bytes("all_reduce", size, grid.dp.size))
+    return found, Cost(kept, ring_bytes("all_reduce", kept["gradients"], grid.dp.size))
 
 
 def fsdp2(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
@@ -145,20 +130,14 @@ def fsdp2(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
 
 def _predict_fsdp2(layers: Sequence[Sequence[ParamSpec]], item: int, wide: bool, grid: Grid) -> Cost:
     """Rows are dealt out in equal runs, the last ones padded; a layer is gathered twice, its gradients reduced once."""
-    size, rank = grid.dp.size, grid.dp.rank
-    kept, sent = dict.fromkeys(KINDS, 0), 0
+    size, kept, sent = grid.dp.size, dict.fromkeys(KINDS, 0), 0
     for specs in layers:
-        padded = 0
-        for spec in specs:
-            rows, columns = -(-spec.shape[0] // size), spec.numel // spec.shape[0]
-            padded += rows * columns
-            kept["exp_avg"] += 4 * min(rows, max(0, spec.shape[0] - rows * rank)) * columns
-            kept["counters"] += 4
-        kept["parameters" if wide else "masters"] += 4 * padded
-        kept["gradients"] += 4 * padded
+        shards = _adamws(holdings.predict_rows(specs, size, grid.dp.rank))
+        kept = {kind: kept[kind] + shards[kind] for kind in KINDS}
+        padded = shards["parameters"] // 4
         sent += 2 * ring_bytes("all_gather", size * padded * item, size)
         sent += ring_bytes("reduce_scatter", size * padded * 4, size)
-    return Cost(kept | {"exp_avg_sq": kept["exp_avg"]}, sent)
+    return Cost(kept if wide else kept | {"parameters": 0, "masters": kept["parameters"]}, sent)
 
 
 WAYS: dict[tuple[str, str], Callable[[Recipe, Grid], tuple[Cost, Cost]]] = {

@@ -17,7 +17,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -60,7 +60,13 @@ class Task:
 
 
 class Strategy(Protocol):
-    """The five moves, and the rounds in which they are made."""
+    """The five moves, and the rounds in which they are made.
+
+    GATHERS_UNREAD: dp_gather makes views of what it gathers and reads none of it, so that the gather need only have
+    been started (see `pipelining`).
+    """
+
+    GATHERS_UNREAD: ClassVar[bool]
 
     def __init__(self, task: Task) -> None: ...
     def waves(self) -> Sequence[Wave]: ...

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from distmuon.strategies import Task, Wave, gather_dtype_name
 
 class GatherAll:
     """The five moves of the blueprint, one bucket at a time."""
+
+    GATHERS_UNREAD: ClassVar = True
 
     def __init__(self, task: Task) -> None:
         self.task = task

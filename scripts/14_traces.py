@@ -1,0 +1,206 @@
+"""Chapter 14: record one DP x TP training step, one trace per rank, and race three schedules of the optimizer's step.
+
+python scripts/14_traces.py --dp 2 --tp 2 --trace out/step_trace.json.gz
+python scripts/14_traces.py --schedules --dp 2 --tp 2
+python scripts/14_traces.py --measure --json book/results/traces.json
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distmuon import hosts, launch
+from distmuon.puzzles import add_arguments, handle, look_ahead
+from distmuon.workload import SHAPES, TIMED
+
+# torch is imported inside the functions: a wrong argument is answered at once, and ranks start while nobody waits.
+
+RATE = 500.0  # Mbit/s: two ranks then spend about as long on the wire as on Newton–Schulz
+SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more waves
+STEP_TRACE = "step_trace.json.gz"
+
+
+def train_one_step(world):
+    """Train two steps, the second one under the profiler; return the merged trace and every rank's ledger of it."""
+    import copy
+
+    from distmuon import contenders, tracing
+    from distmuon.grid import Grid
+    from distmuon.workload import batches, pixels
+
+    workload, grid = SHAPES["even"].shared_by(world.dp), Grid.of(world)
+    data = batches(workload, pixels(grid, workload.context), grid.dp.size, grid.dp.rank)
+    trainer = contenders.make_muon(workload, grid)
+
+    def train_step():
+        trainer.forward_backward(*next(data))
+        trainer.update()
+
+    train_step()
+    grid.ledger.clear()
+    mine = tracing.record(world, train_step, 1, trainer.optimizers[0], trainer)
+    traces, ledgers = world.gather(mine), world.gather(copy.deepcopy(grid.ledger))
+    return traces and (tracing.merge(traces), ledgers)
+
+
+def report_step(merged, ledgers):
+    """Print what the trace holds, each collective once, and hold it against the ledger; return whether they agree."""
+    from distmuon.moves import INNER, OUTER, TITLES
+    from distmuon.trace import parse
+
+    ranks = parse(merged)
+    print("collectives in the trace, each once    over dp   over tp   over all    all")
+    agreed = []
+    for rank, ledger in zip(ranks, ledgers, strict=True):
+        names = [collective.name for collective in rank.collectives]
+        counts = [names.count(name) for name in ("dp", "tp", "world")]
+        print(f"  {rank.title:<34}{counts[0]:>10}{counts[1]:>10}{counts[2]:>11}{len(names):>7}")
+        traced = [(c.name, c.label, c.bytes) for c in rank.collectives]
+        told = [(e.group, e.label, t.payload_bytes // t.calls) for e, t in ledger for _ in range(t.calls)]
+        agreed.append(sorted(traced, key=str) == sorted(told, key=str))
+    moves = {TITLES.get(name, name) for name in (*OUTER, *INNER)}
+    named = sorted(ranks[0].ranges, key=lambda activity: activity.start)
+    in_order = list(dict.fromkeys(activity.name for activity in named if activity.name in moves))
+    print("\nNamed ranges of the optimizer, as rank 0 first came to them:")
+    print(f"  {' -> '.join(in_order[:6])}\n  -> {' -> '.join(in_order[6:])}")
+    print(f"\nCollectives in the trace = ledger calls, labels and bytes included: {all(agreed)}")
+    return all(agreed)
+
+
+def race(world, workload, rounds, recordings):
+    from distmuon.schedule_race import race
+
+    return race(world, workload, rounds, recordings)
+
+
+def overhead(world, workload, rounds):
+    from distmuon.schedule_race import ledger_overhead
+
+    return ledger_overhead(world, workload, rounds)
+
+
+def compare_schedules(world):
+    """Take steps in all schedules on a small model; return per schedule parameters' equality, calls and peak memory."""
+    from distmuon.grid import Grid
+    from distmuon.memory import StorageTracker
+    from distmuon.pipelining import SCHEDULES
+    from distmuon.schedule_race import Racer, alike
+
+    grid, racers, found = Grid.of(world), dict[str, Racer](), dict[str, Any]()
+    for name in SCHEDULES:
+        racer = racers[name] = Racer(SMALL, grid, name)
+        racer.step()
+        racer.feed()
+        grid.ledger.clear()
+        with StorageTracker() as tracker:
+            racer.optimizer.step()
+        total = grid.ledger.total()
+        equal = alike(racers["synchronous"].model, racer.model)
+        found[name] = {"equal": equal, "calls": total.calls, "bytes": total.sent_bytes, "peak": tracker.peak}
+    return world.gather(found)
+
+
+def report_schedules(ranks):
+    """Print the comparison; return whether all schedules did the same."""
+    names = list(ranks[0])
+    print("rank 0, one step        same parameters    calls   bytes sent   peak of transient memory")
+    for name in names:
+        row = ranks[0][name]
+        equal = all(rank[name]["equal"] for rank in ranks)
+        more = row["peak"] / ranks[0]["synchronous"]["peak"]
+        print(f"  {name:<22}{equal!s:>15}{row['calls']:>9}{row['bytes']:>13,}{more:>25.2f} x")
+    same = all(
+        rank[name]["equal"] and all(rank[name][key] == rank["synchronous"][key] for key in ("calls", "bytes"))
+        for rank in ranks
+        for name in names
+    )
+    print(f"Every rank: same parameters to the bit, same collectives, same bytes: {same}")
+    return same
+
+
+def measure(path, quick, threads):
+    """Take all of this chapter's stored measurements; write them, and the traces beside them."""
+    from distmuon import results
+
+    rounds, recordings = (6, 1) if quick else (30, 5)
+    folder, options = Path(path).parent, dict(threads=threads, timeout=60.0)
+    obstacle = hosts.obstacle()
+    if obstacle is None:
+        hosts.become_switch()  # before any rank exists: they inherit it
+    else:
+        print(obstacle)
+    from distmuon import tracing  # and with it torch
+
+    found: dict[str, Any] = {
+        "workload": {"width": TIMED.width, "layers": TIMED.layers, "bucket_size": TIMED.bucket_size}
+    }
+    print("Racing three schedules over loopback, 2 x 1 and 2 x 2 ranks ...", flush=True)
+    found["loopback"] = launch.run(race, (TIMED, rounds, 0), dp=2, **options)[0]
+    found["loopback_2x2"] = launch.run(race, (TIMED, rounds // 2, 0), dp=2, tp=2, **options)[0]
+    found["limited_link"] = None
+    if obstacle is None:
+        print(f"The same over a link of {RATE:g} Mbit/s, 2 x 1 ranks ...", flush=True)
+        link = hosts.Link(RATE)
+        limited = launch.run(race, (TIMED, rounds * 2 // 3, recordings), dp=2, link=link, **options)[0]
+        for name, trace in limited.pop("traces").items():
+            tracing.save(trace, folder / f"schedule_{name}.json.gz")
+        found["limited_link"] = {"rate_mbit": RATE} | limited
+    print("Timing the ledger ...", flush=True)
+    found["ledger_overhead"] = launch.run(overhead, (TIMED, rounds), dp=2, **options)[0]
+    print("Recording one training step on 2 x 2 ranks ...", flush=True)
+    merged, _ = launch.run(train_one_step, dp=2, tp=2, **options)[0]
+    tracing.save(merged, folder / STEP_TRACE)
+    results.write(path, found)
+    for name in ("loopback", "loopback_2x2", "limited_link"):
+        for schedule, row in (found[name] or {"ratio_to_synchronous": {}})["ratio_to_synchronous"].items():
+            low, high = row["quartiles"]
+            print(f"  {name:<14}{schedule:<14}{row['median']:>6.2f} ({low:.2f} to {high:.2f}) x synchronous")
+    print(f"Ledger: {found['ledger_overhead']['share_of_step']:.2%} of a step. Written to {path}")
+
+
+def parse():
+    parser = launch.parser(__doc__)
+    launch.add_arguments(parser, dp=2, tp=2)
+    job = parser.add_argument_group("the job").add_mutually_exclusive_group()
+    job.add_argument("--trace", metavar="FILE", help="write the merged trace of the recorded step here")
+    job.add_argument("--schedules", action="store_true", help="compare what three schedules of a step do")
+    job.add_argument("--measure", action="store_true", help="take the measurements of book/results/traces.json")
+    parser.add_argument("--quick", action="store_true", help="with --measure: few rounds, for a first impression")
+    parser.add_argument("--json", metavar="FILE", help="with --measure: write the results here, traces beside them")
+    add_arguments(parser)
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse()
+    if (code := handle(arguments, look_ahead.PUZZLE)) is not None:
+        return code
+    if arguments.measure != (arguments.json is not None):
+        raise launch.UsageError("--measure and --json FILE go together; give both or neither.")
+    if arguments.measure and launch.under_torchrun():
+        raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
+    if launch.speaks():
+        launch.check_writable("--trace", arguments.trace)
+        launch.check_writable("--json", arguments.json)
+    if arguments.measure:
+        measure(arguments.json, arguments.quick, arguments.threads)
+        return 0
+    if arguments.dp * arguments.tp == 1:
+        raise launch.UsageError("--dp 1 --tp 1: one rank sends nothing; choose 2 or more.")
+    SHAPES["even"].shared_by(arguments.dp).check(arguments.dp, arguments.tp)
+    job = compare_schedules if arguments.schedules else train_one_step
+    handed_over = launch.run(job, **launch.options(arguments))[0]
+    if not handed_over:
+        return 0  # under torchrun, rank 0 alone goes on
+    if arguments.schedules:
+        return 0 if report_schedules(handed_over) else 1
+    well = report_step(*handed_over)
+    if arguments.trace:
+        from distmuon import tracing
+
+        tracing.save(handed_over[0], arguments.trace)
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    launch.command(main)

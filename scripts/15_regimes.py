@@ -1,0 +1,93 @@
+"""Chapter 15: where Muon's cost vanishes or grows: batch, grid, link; and what a step sends on four grids of 8 ranks.
+
+python scripts/15_regimes.py --skew
+python scripts/15_regimes.py --measure --json book/results/regimes.json
+python scripts/15_regimes.py --measure --quick --json out/regimes.json
+python scripts/15_regimes.py --worlds --json book/results/worlds.json
+
+--measure takes about four minutes on two cores, and needs the machine to itself; --quick half a minute. The links
+need network namespaces; where the machine does not permit them, that part is left out and said. --worlds plans worlds
+of 16 to 4,096 ranks; nothing is measured, and no process is started.
+"""
+
+from distmuon import hosts, launch
+from distmuon.puzzles import add_arguments, choose_grid, handle
+
+# torch is imported inside the functions: see scripts/10_dp_tp.py
+
+
+def print_skew():
+    """Run the workload on four grids and print what every contender sends: counted, and predicted."""
+    from distmuon import regimes
+
+    rows = regimes.measure_skew(rounds=0)
+    print(f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens")
+    print("  dp x tp" + "".join(f"{name:>12s}" for name in regimes.SKEW) + "   muon / zero1   counted = predicted")
+    for row in rows:
+        sent = {name: row[name]["sent_bytes"] for name in regimes.SKEW}
+        equal = all(row[name]["equal_on_every_rank"] for name in regimes.SKEW)
+        cells = "".join(f"{value / 1024:12,.0f}" for value in sent.values())
+        print(f"  {row['dp']:2d} x {row['tp']:2d}{cells}{sent['muon'] / sent['zero1']:15.3f}   {equal!s:>19s}")
+
+
+def plan(quick):
+    """Return the survey of planned worlds."""
+    from distmuon.worlds_survey import survey
+
+    return survey(quick)
+
+
+def measure(quick):
+    """Return all that is stored of this chapter; "links" is None where ranks may have no networks of their own."""
+    obstacle = hosts.obstacle()
+    if obstacle is None:
+        hosts.become_switch()  # before torch is imported
+    else:
+        print(f"Links are left out: {obstacle}")
+
+    from distmuon import regimes
+
+    if quick:
+        share, skew = regimes.measure_share(2, 1024), regimes.measure_skew(1, regimes.GRIDS[::2])
+    else:
+        share, skew = regimes.measure_share(7), regimes.measure_skew(7)
+    links = None
+    if obstacle is None:
+        links = regimes.measure_links(1, (100.0, None)) if quick else regimes.measure_links(4)
+    return {"share": share, "skew": skew, "links": links}
+
+
+def parse():
+    parser = launch.parser(__doc__)
+    add_arguments(parser)
+    parser.add_argument("--skew", action="store_true", help="count what a step sends on four grids of 8 ranks")
+    parser.add_argument("--measure", action="store_true", help="take this chapter's measurements, and write --json")
+    parser.add_argument("--worlds", action="store_true", help="plan worlds too large to start, and write --json")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, rates and worlds: a first impression")
+    parser.add_argument("--json", metavar="FILE", help="write what was measured or planned here")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse()
+    if (code := handle(arguments, choose_grid.PUZZLE)) is not None:
+        return code
+    if arguments.measure + arguments.skew + arguments.worlds != 1:
+        raise launch.UsageError("choose one of --skew, --measure, --worlds, --check and --hint.")
+    if arguments.skew:
+        print_skew()
+        return 0
+    if arguments.json is None:
+        raise launch.UsageError("--measure and --worlds need --json FILE to write to; pages read book/results.")
+    launch.check_writable("--json", arguments.json)
+    found = plan(arguments.quick) if arguments.worlds else measure(arguments.quick)
+
+    from distmuon import results
+
+    results.write(arguments.json, found)
+    print(f"Results: {arguments.json}")
+    return 0
+
+
+if __name__ == "__main__":
+    launch.command(main)

@@ -1,0 +1,44 @@
+"""Workers for tests/test_contenders.py, at the top level of a module, where ranks find them."""
+
+from __future__ import annotations
+
+from distmuon.launch import World
+from distmuon.ledger import Ledger
+
+
+def count_dtensor(world: World) -> tuple[Ledger, Ledger, Ledger]:
+    """Return what the counter saw of one DTensor made whole, and of torch's Muon: in the model and in the update."""
+    import torch
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from distmuon.byte_counts import count_fsdp2
+    from distmuon.counter import CollectiveCounter
+    from distmuon.grid import Grid
+    from distmuon.workload import SHAPES
+
+    grid = Grid.of(world)
+    assert grid.mesh is not None
+    sharded = distribute_tensor(torch.ones(6, 4), grid.mesh["dp"], [Shard(0)])
+    with CollectiveCounter() as counter:
+        sharded.full_tensor()
+    return counter.ledger, *count_fsdp2(grid, SHAPES["even"].shared_by(world.dp))
+
+
+def train(world: World, steps: int) -> dict[str, list[float]]:
+    """Return every contender's losses, means over ranks."""
+    from distmuon.contenders import CONTENDERS
+    from distmuon.grid import Grid
+    from distmuon.workload import SHAPES, batches, pixels
+
+    grid = Grid.of(world)
+    losses: dict[str, list[float]] = {}
+    workload = SHAPES["odd"].shared_by(world.dp)
+    corpus = pixels(grid, workload.context)
+    for name, contender in CONTENDERS.items():
+        trainer, data = contender.make(workload, grid, None), batches(workload, corpus, world.dp, grid.dp.rank)
+        losses[name] = []
+        for _ in range(steps):
+            loss = trainer.forward_backward(*next(data))
+            losses[name].append(grid.dp.all_reduce(loss.clone(), "loss").item() / world.dp)
+            trainer.update()
+    return losses
