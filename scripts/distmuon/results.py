@@ -44,10 +44,17 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit the numbers belong to, marked if the tree differs from it; None outside a clone."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    """Return the commit the numbers belong to, marked if the code differs from it; None outside a clone.
+
+    Other results and the pages that show them may differ: one `make bench` rewrites them one after the other.
+    """
     try:
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        head = _git("rev-parse", "--short=12", "HEAD")
+        same = _git("diff", "--quiet", "HEAD", "--", ".", ":(exclude)book", ":(exclude)notebooks").returncode == 0
     except OSError:
         return None
-    return found.stdout.strip() or None
+    return head.stdout.strip() + ("" if same else "-dirty") if head.returncode == 0 else None
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
