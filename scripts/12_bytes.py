@@ -8,17 +8,18 @@ python scripts/12_bytes.py --measure --json book/results/bytes.json
 
 import os
 
-from distmuon import byte_results, hosts, launch
+from distmuon import hosts, launch
+from distmuon.measured import byte_results
+from distmuon.measured.workload import SHAPES
 from distmuon.puzzles import add_arguments, count_once, handle
-from distmuon.workload import SHAPES
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on standard error
 
 
 def report_counts(dp, tp, shape, ranks):
     """Print rank 0's counts, a line per contender and collective; return whether every rank's agree."""
-    from distmuon.byte_counts import by_name
-    from distmuon.contenders import CONTENDERS
+    from distmuon.measured.byte_counts import by_name
+    from distmuon.measured.contenders import CONTENDERS
 
     print(f"{dp} DP x {tp} TP ranks, model {shape!r}: payload of one step on rank 0, in bytes")
     print(f"{'':<22}{'':<12}{'calls':>6}{'predicted':>13}{'ledger':>13}{'dispatched':>13}{'recorded':>13}")
@@ -52,7 +53,7 @@ def report_ratios(rows):
 
 def report_wire(rows):
     """Print what the operating system counted, over what the counter in torch says; return whether it is within 3 %."""
-    from distmuon.contenders import CONTENDERS
+    from distmuon.measured.contenders import CONTENDERS
 
     grid = f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, {byte_results.STEPS} steps"
     print(f"{grid:<26}{'ledger, all ranks':>24}{'wire / ledger':>15}  by rank")
@@ -119,7 +120,7 @@ def measure(arguments):
     print(*found["counted"]["faults"], sep="\n", end="\n" * bool(found["counted"]["faults"]))
     print(f"{len(found['counted']['grids'])} grids, every rank, all counts agree: {found['counted']['equal']}.")
     if arguments.json:
-        from distmuon import results
+        from distmuon.measured import results
 
         results.write(arguments.json, found)
     return 0 if found["counted"]["equal"] else 1

@@ -8,18 +8,18 @@ python scripts/13_memory.py --measure --json book/results/memory.json
 from dataclasses import replace
 
 from distmuon import launch
-from distmuon.memory_study import admitted, measure, numbers_compared, row_of, weigh_all
+from distmuon.measured.memory_study import admitted, measure, numbers_compared, row_of, weigh_all
+from distmuon.measured.workload import SHAPES
 from distmuon.puzzles import add_arguments, handle, step_in_waves
 from distmuon.recipe import DTYPES
-from distmuon.workload import SHAPES
 
 # ---- One grid ---------------------------------------------------------------------------------------------
 
 
 def report(names, ranks, workload, dp, tp):
     """Print what rank 0 keeps, per kind and contender; return the rows, and whether all was as predicted."""
-    from distmuon.contenders import CONTENDERS
     from distmuon.holdings import STATE
+    from distmuon.measured.contenders import CONTENDERS
 
     rows = [row_of(name, [rank[number] for rank in ranks]) for number, name in enumerate(names)]
     print(f"Bytes that rank 0 of {dp} DP x {tp} TP keeps, {workload.dtype}\n")
@@ -75,7 +75,7 @@ def main():
         return code
     workload = checked(arguments)
     if arguments.measure:
-        from distmuon import results
+        from distmuon.measured import results
 
         results.write(arguments.json, measure(arguments.quick))
         return 0

@@ -18,7 +18,7 @@ from distmuon.puzzles import add_arguments, choose_grid, handle
 
 def print_skew():
     """Run the workload on four grids and print what every contender sends: counted, and predicted."""
-    from distmuon import regimes
+    from distmuon.measured import regimes
 
     rows = regimes.measure_skew(rounds=0)
     print(f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens")
@@ -32,7 +32,7 @@ def print_skew():
 
 def plan(quick):
     """Return the survey of planned worlds."""
-    from distmuon.worlds_survey import survey
+    from distmuon.measured.worlds_survey import survey
 
     return survey(quick)
 
@@ -45,7 +45,7 @@ def measure(quick):
     else:
         print(f"Links are left out: {obstacle}")
 
-    from distmuon import regimes
+    from distmuon.measured import regimes
 
     if quick:
         share, skew = regimes.measure_share(2, 1024), regimes.measure_skew(1, regimes.GRIDS[::2])
@@ -82,7 +82,7 @@ def main():
     launch.check_writable("--json", arguments.json)
     found = plan(arguments.quick) if arguments.worlds else measure(arguments.quick)
 
-    from distmuon import results
+    from distmuon.measured import results
 
     results.write(arguments.json, found)
     print(f"Results: {arguments.json}")

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 
-from distmuon import hosts, launch, results
+from distmuon import hosts, launch
+from distmuon.measured import results
 
 QUICK = "out/quick"
 MEASUREMENTS = {  # name, and that of its file in book/results -> what measures it

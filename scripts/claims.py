@@ -8,7 +8,8 @@ python scripts/claims.py
 python scripts/claims.py --json out/claims.json
 """
 
-from distmuon import launch, results
+from distmuon import launch
+from distmuon.measured import results
 
 SHAPES = ((96, 64), (64, 96), (256, 256), (512, 128), (1024, 64))
 MATRICES = 20  # of each shape
@@ -40,7 +41,7 @@ def flops_to_the_same_loss():
 
 def the_reported_run():
     """Return bytes per rank and step of what the report compared, and whole steps of its model, Muon / ZeRO-1 AdamW."""
-    from distmuon import reported
+    from distmuon.measured import reported
 
     gathers = [step.gathers for step in reported.steps(2, 2)]
     mean, other = sum(gathers) / len(gathers), reported.all_reduces(4)

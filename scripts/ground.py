@@ -14,7 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from distmuon import launch, results
+from distmuon import launch
+from distmuon.measured import results
 
 MODELS = {  # name -> shapes of the hidden matrices
     "large": [(512, 512)] * 16 + [(2048, 512)] * 4 + [(512, 2048)] * 4,  # 12.6M elements

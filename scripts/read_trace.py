@@ -11,8 +11,8 @@ python scripts/read_trace.py out/report-traces/*.json --json out/report_traces.j
 from pathlib import Path
 
 from distmuon import launch
-from distmuon.trace import read
-from distmuon.trace_report import (
+from distmuon.measured.trace import read
+from distmuon.measured.trace_report import (
     by_group,
     clocks_disagree,
     matched_by_name,
@@ -147,7 +147,7 @@ def main():
     for names, run in together:
         print("\n".join(["", *waiting_lines(names, run)]))
     if arguments.json:
-        from distmuon import results
+        from distmuon.measured import results
 
         command = ["read_trace.py", *(Path(path).name for path in [*arguments.files, "--json", arguments.json])]
         waiting = [row for names, run in together for row in waiting_json(names, meetings(run))]

@@ -11,10 +11,10 @@ def count_dtensor(world: World) -> tuple[Ledger, Ledger, Ledger]:
     import torch
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    from distmuon.byte_counts import count_fsdp2
     from distmuon.counter import CollectiveCounter
     from distmuon.grid import Grid
-    from distmuon.workload import SHAPES
+    from distmuon.measured.byte_counts import count_fsdp2
+    from distmuon.measured.workload import SHAPES
 
     grid = Grid.of(world)
     assert grid.mesh is not None
@@ -26,9 +26,9 @@ def count_dtensor(world: World) -> tuple[Ledger, Ledger, Ledger]:
 
 def train(world: World, steps: int) -> dict[str, list[float]]:
     """Return every contender's losses, means over ranks."""
-    from distmuon.contenders import CONTENDERS
     from distmuon.grid import Grid
-    from distmuon.workload import SHAPES, batches, pixels
+    from distmuon.measured.contenders import CONTENDERS
+    from distmuon.measured.workload import SHAPES, batches, pixels
 
     grid = Grid.of(world)
     losses: dict[str, list[float]] = {}

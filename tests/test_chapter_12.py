@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import worlds
 
-from distmuon import byte_results, figure_bytes, hosts, profiled
-from distmuon.contenders import CONTENDERS
-from distmuon.workload import SHAPES
+from distmuon import figure_bytes, hosts
+from distmuon.measured import byte_results, profiled
+from distmuon.measured.contenders import CONTENDERS
+from distmuon.measured.workload import SHAPES
 
 WORKER = str(worlds.ROOT / "scripts" / "12_bytes.py")
 

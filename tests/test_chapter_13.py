@@ -11,15 +11,15 @@ import torch
 import worlds
 
 from distmuon import holdings, launch
-from distmuon.contenders import CONTENDERS
 from distmuon.figure_memory import describe_step_memory, draw_step_memory
 from distmuon.grid import Grid
 from distmuon.layout import ParamSpec, plan
+from distmuon.measured.contenders import CONTENDERS
+from distmuon.measured.memory_plan import plan_memory, share_of_matrices, state_of
+from distmuon.measured.model_shapes import MODELS
+from distmuon.measured.step_memory import Weighed, cross_check, packed, unpacked, weigh
+from distmuon.measured.workload import SHAPES
 from distmuon.memory import Moment, StorageTracker, references, size_of
-from distmuon.memory_plan import plan_memory, share_of_matrices, state_of
-from distmuon.model_shapes import MODELS
-from distmuon.step_memory import Weighed, cross_check, packed, unpacked, weigh
-from distmuon.workload import SHAPES
 
 WORKER = str(worlds.ROOT / "scripts" / "13_memory.py")
 TINY = replace(SHAPES["odd"], width=21, heads=7, vocabulary=23, context=8, bucket_size=1_501)

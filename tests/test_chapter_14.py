@@ -9,10 +9,11 @@ import pytest
 import torch
 import worlds
 
-from distmuon import hosts, launch, results, schedule_race, trace, trace_report
+from distmuon import hosts, launch
 from distmuon.ledger import Ledger
+from distmuon.measured import results, schedule_race, trace, trace_report
+from distmuon.measured.workload import Workload
 from distmuon.pipelining import SCHEDULES
-from distmuon.workload import Workload
 
 WORKER = str(worlds.ROOT / "scripts" / "14_traces.py")
 TINY = Workload(width=32, layers=1, heads=2, context=8, bucket_size=4_000)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import worlds
 
-from distmuon import launch, regime_tables, regimes, results
-from distmuon.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants
+from distmuon import launch
+from distmuon.measured import regime_tables, regimes, results
+from distmuon.measured.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants
+from distmuon.measured.workload import SHAPES, TIMED, Workload
 from distmuon.newton_schulz import flops
-from distmuon.workload import SHAPES, TIMED, Workload
 
 WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
 

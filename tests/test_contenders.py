@@ -7,13 +7,14 @@ import contender_workers as workers
 import pytest
 from once import once
 
-from distmuon import byte_results, launch
-from distmuon.byte_counts import Counted
-from distmuon.contenders import CONTENDERS
+from distmuon import launch
 from distmuon.launch import UsageError
 from distmuon.ledger import Ledger
-from distmuon.profiled import Seen
-from distmuon.workload import SHAPES
+from distmuon.measured import byte_results
+from distmuon.measured.byte_counts import Counted
+from distmuon.measured.contenders import CONTENDERS
+from distmuon.measured.profiled import Seen
+from distmuon.measured.workload import SHAPES
 
 # ---- Counted = predicted ----------------------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from helpers_math import message
 
-from distmuon.cost_fit import Constants, Point, fit, points
-from distmuon.cost_model import Collective, Wire, collective_seconds, collectives_of, hops, step_seconds
 from distmuon.grid import Grid
 from distmuon.ledger import Ledger
-from distmuon.muted import MutedGroup, muted_trainer
-from distmuon.workload import SHAPES
+from distmuon.measured.cost_fit import Constants, Point, fit, points
+from distmuon.measured.cost_model import Collective, Wire, collective_seconds, collectives_of, hops, step_seconds
+from distmuon.measured.muted import MutedGroup, muted_trainer
+from distmuon.measured.workload import SHAPES
 
 WIRE = Wire(alpha_seconds=0.5, bytes_per_second=100.0)
 KNOWN = Constants(alpha=1e-3, copying=4e-9, ring=1.05, exchange=1.4)

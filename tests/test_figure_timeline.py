@@ -8,8 +8,8 @@ from trace_cases import event, gloo, merged
 
 from distmuon import figures
 from distmuon.figure_timeline import KINDS, describe_timeline, draw_timeline
-from distmuon.moves import INNER, OUTER, TITLES
-from distmuon.trace import parse
+from distmuon.measured.moves import INNER, OUTER, TITLES
+from distmuon.measured.trace import parse
 
 LEFT, PANEL = figures.MARGIN + 62.0, figures.WIDTH - 2 * figures.MARGIN - 62.0
 

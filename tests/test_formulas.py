@@ -5,11 +5,11 @@ from fractions import Fraction
 
 import pytest
 
-from distmuon import formulas, reported
-from distmuon.byte_results import DTYPES, GRIDS, M, shapes_on
 from distmuon.layout import ITEM_BYTES, ParamSpec, plan
+from distmuon.measured import formulas, reported
+from distmuon.measured.byte_results import DTYPES, GRIDS, M, shapes_on
+from distmuon.measured.workload import SHAPES
 from distmuon.prediction import predict_step
-from distmuon.workload import SHAPES
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)

@@ -9,18 +9,18 @@ import torch
 import torch.distributed as dist
 
 from distmuon import strategies
-from distmuon.cost_model import collectives_of, step_seconds
 from distmuon.distributed_muon import DistributedMuon
 from distmuon.grid import Grid
 from distmuon.launch import World
-from distmuon.model_shapes import MODELS
+from distmuon.measured.cost_model import collectives_of, step_seconds
+from distmuon.measured.model_shapes import MODELS
+from distmuon.measured.planned_steps import Timed, best, robustness, seconds, square_cost, sweet_spot
+from distmuon.measured.planned_worlds import BUCKET_RULES, Load, PlannedWorld, grids, plan_world, survey
+from distmuon.measured.wires import CORNERS, FABRICS, NODE, Scale
+from distmuon.measured.workload import Workload, groups_of
+from distmuon.measured.worlds_survey import gather_cut_340m
 from distmuon.newton_schulz import flops
-from distmuon.planned_steps import Timed, best, robustness, seconds, square_cost, sweet_spot
-from distmuon.planned_worlds import BUCKET_RULES, Load, PlannedWorld, grids, plan_world, survey
 from distmuon.prediction import predict_step
-from distmuon.wires import CORNERS, FABRICS, NODE, Scale
-from distmuon.workload import Workload, groups_of
-from distmuon.worlds_survey import gather_cut_340m
 
 SMALL = [
     ("gpt2", 16, 4, 3_000_000),

@@ -12,7 +12,7 @@ import bench
 import measured
 import pytest
 
-from distmuon import results
+from distmuon.measured import results
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "book" / "results"

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 from trace_cases import event, gloo, kernel, merged, nccl, trace
 
-from distmuon import intervals, results
 from distmuon.arguments import UsageError
-from distmuon.trace import RankTrace, parse, read
-from distmuon.trace_report import (
+from distmuon.measured import intervals, results
+from distmuon.measured.trace import RankTrace, parse, read
+from distmuon.measured.trace_report import (
     clocks_disagree,
     matched_by_name,
     meetings,

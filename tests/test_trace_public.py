@@ -12,9 +12,9 @@ from typing import Any
 import fetch_traces
 import pytest
 
-from distmuon import results
-from distmuon.trace import read
-from distmuon.trace_report import matched_by_name, meetings, optimizer_times, summarize
+from distmuon.measured import results
+from distmuon.measured.trace import read
+from distmuon.measured.trace_report import matched_by_name, meetings, optimizer_times, summarize
 
 ROOT = Path(__file__).resolve().parent.parent
 FETCHED = ROOT / fetch_traces.FOLDER

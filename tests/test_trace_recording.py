@@ -9,12 +9,13 @@ import pytest
 import trace_workers
 from trace_cases import event, nccl
 
-from distmuon import launch, trace, tracing
+from distmuon import launch
 from distmuon.ledger import Ledger
-from distmuon.moves import INNER
+from distmuon.measured import trace, tracing
+from distmuon.measured.moves import INNER
+from distmuon.measured.trace_report import clocks_disagree, meetings
+from distmuon.measured.trace_trim import mark, trim
 from distmuon.pipelining import SCHEDULES
-from distmuon.trace_report import clocks_disagree, meetings
-from distmuon.trace_trim import mark, trim
 
 MOVES = [*INNER, "reduce_scatter", "momentum", "apply", "all_gather"]
 CASES = [("synchronous", 2, 2), ("naive", 2, 1), ("pipelined", 2, 1)]

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from distmuon import tracing
 from distmuon.collectives import Flight
-from distmuon.contenders import Trainer
 from distmuon.grid import Grid
 from distmuon.launch import World
 from distmuon.ledger import Ledger
+from distmuon.measured import tracing
+from distmuon.measured.contenders import Trainer
+from distmuon.measured.workload import Workload, batches, groups_of, pixels
 from distmuon.pipelining import SCHEDULES
 from distmuon.tensor_parallel import load_slices
-from distmuon.workload import Workload, batches, groups_of, pixels
 
 TINY = Workload(width=32, heads=4, layers=1, context=16, sequences=4, bucket_size=5_003)
 STEPS = 2

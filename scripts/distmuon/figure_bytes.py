@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from distmuon import formulas
-from distmuon.contenders import CONTENDERS
 from distmuon.gradients import SUMMARY_LABEL
 from distmuon.layout import DEFAULT_BUCKET_SIZE
 from distmuon.ledger import Entry, Ledger
-from distmuon.workload import Workload
+from distmuon.measured import formulas
+from distmuon.measured.contenders import CONTENDERS
+from distmuon.measured.workload import Workload
 
 GRADIENTS, PARAMETERS, ACTIVATIONS = "gradients", "parameters", "activations, TP"
 PURPOSES = (GRADIENTS, PARAMETERS, "momentum, DP", ACTIVATIONS, "momentum, TP")

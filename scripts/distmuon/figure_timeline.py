@@ -12,13 +12,13 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from distmuon import intervals
 from distmuon.figures import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, TITLE, TP_HATCHES, WIDTH, Block
+from distmuon.measured import intervals
 
 from distmuon.figures import box, dp_colour, mix, page, put, text_block  # isort: skip
-from distmuon.intervals import Interval
-from distmuon.trace import Collective, RankTrace
-from distmuon.trace_report import meetings
+from distmuon.measured.intervals import Interval
+from distmuon.measured.trace import Collective, RankTrace
+from distmuon.measured.trace_report import meetings
 
 NAMES, MOVES_HIGH, SENT_HIGH, GAP = 62.0, 17.0, 11.0, 7.0  # room for ranks' names; lanes; between ranks
 PANEL = WIDTH - 2 * MARGIN - NAMES

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from distmuon.contenders import Trainer
-    from distmuon.workload import Workload
+    from distmuon.measured.contenders import Trainer
+    from distmuon.measured.workload import Workload
 
 STATE = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "counters": "step"}
 KINDS = ("parameters", "gradients", "masters", *STATE)  # counters: AdamW's step numbers, 4 bytes each

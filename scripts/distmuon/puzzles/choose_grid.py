@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distmuon.cost_model import Collective, Wire, collective_seconds, collectives_of, step_seconds
+from distmuon.measured.cost_model import Collective, Wire, collective_seconds, collectives_of, step_seconds
 from distmuon.puzzles import Puzzle, insist
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class Seen(NamedTuple):
 
 def forecasts() -> dict[tuple[int, int], list[Collective]]:
     """Return, per grid of eight ranks, what one step of Muon sends over DP and TP: predicted, as in the chapter."""
-    from distmuon.contenders import predict_muon
-    from distmuon.workload import TIMED
+    from distmuon.measured.contenders import predict_muon
+    from distmuon.measured.workload import TIMED
 
     found = {}
     for dp, tp in ((8, 1), (4, 2), (2, 4), (1, 8)):

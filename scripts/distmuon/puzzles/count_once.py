@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from distmuon.profiled import count_once, profiled
+from distmuon.measured.profiled import count_once, profiled
 from distmuon.puzzles import Puzzle, insist
 
 if TYPE_CHECKING:

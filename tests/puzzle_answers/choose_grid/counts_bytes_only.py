@@ -1,5 +1,5 @@
 # expect: on cluster 1 your grid (2, 4) communicates 1.3 times as long as the best
-from distmuon.cost_model import Wire, step_seconds
+from distmuon.measured.cost_model import Wire, step_seconds
 
 
 def choose_grid(probe, grids):

@@ -1,5 +1,5 @@
 # expect: on cluster 2 your grid
-from distmuon.cost_model import hops
+from distmuon.measured.cost_model import hops
 
 
 def choose_grid(probe, grids):

@@ -1,5 +1,5 @@
 # expect: over budget: 48 probes of cluster 1, and 4 are enough
-from distmuon.cost_model import Wire, step_seconds
+from distmuon.measured.cost_model import Wire, step_seconds
 
 
 def choose_grid(probe, grids):

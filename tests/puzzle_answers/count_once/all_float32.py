@@ -1,6 +1,6 @@
 # expect: step 1, rank 0:
 # Right but for the dtype: momentum travels in bf16, and the norms of the gradients in float64.
-from distmuon import profiled
+from distmuon.measured import profiled
 
 
 def count_once(events):

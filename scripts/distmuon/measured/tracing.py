@@ -27,8 +27,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from distmuon.collectives import Flight
 from distmuon.launch import World
-from distmuon.moves import watched
-from distmuon.trace_trim import STEP, mark, merge, trim
+from distmuon.measured.moves import watched
+from distmuon.measured.trace_trim import STEP, mark, merge, trim
 
 __all__ = ["merge", "named_moves", "record", "save"]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from distmuon.cost_model import Wire
+from distmuon.measured.cost_model import Wire
 
 NODE = 8  # ranks
 

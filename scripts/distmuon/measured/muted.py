@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from distmuon.collectives import Group
-from distmuon.contenders import CONTENDERS, ONE_BUCKET, Trainer
 from distmuon.grid import Grid
+from distmuon.measured.contenders import CONTENDERS, ONE_BUCKET, Trainer
 
 if TYPE_CHECKING:
-    from distmuon.workload import Workload
+    from distmuon.measured.workload import Workload
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 
 from distmuon.arguments import UsageError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "book" / "results"
 
 

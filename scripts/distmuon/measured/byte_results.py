@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from distmuon import launch, session
 from distmuon.hosts import HEADER, Link
-from distmuon.workload import SHAPES, Workload
+from distmuon.measured.workload import SHAPES, Workload
 
 if TYPE_CHECKING:
-    from distmuon.byte_counts import OnTheWire
     from distmuon.launch import World
+    from distmuon.measured.byte_counts import OnTheWire
 
 Grids = Sequence[tuple[int, int]]
 
@@ -46,8 +46,8 @@ def shapes_on(dp: int, tp: int) -> dict[str, Workload]:
 
 def on_rank_count(world: World, workloads: Mapping[str, Workload]) -> list[Any] | None:
     """Return, on rank 0, what every rank counted; for `byte_counts.count_all`."""
-    from distmuon.byte_counts import count_all
     from distmuon.grid import Grid
+    from distmuon.measured.byte_counts import count_all
 
     return world.gather(count_all(Grid.of(world), workloads))
 
@@ -74,8 +74,8 @@ def count_grids(grids: Grids) -> dict[str, Any]:
 
 
 def on_rank_ratios(world: World, workloads: Sequence[Workload]) -> list[Any] | None:
-    from distmuon.byte_counts import count_optimizers
     from distmuon.grid import Grid
+    from distmuon.measured.byte_counts import count_optimizers
 
     grid = Grid.of(world)
     return world.gather([count_optimizers(grid, workload) for workload in workloads])
@@ -87,7 +87,7 @@ def ratios_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]:
     matrices: counted in buckets of one parameter each, so that what belongs to matrices can be told apart.
     whole: everything the two optimizers send, buckets as they are, embeddings and norms included.
     """
-    from distmuon import formulas
+    from distmuon.measured import formulas
 
     rows, workloads = [], []
     with session.environment(session.directory()):  # planning makes torch leave a folder behind
@@ -111,15 +111,15 @@ def ratios_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]:
 
 
 def on_rank_fsdp2(world: World, workload: Workload) -> list[Any] | None:
-    from distmuon.byte_counts import count_fsdp2
     from distmuon.grid import Grid
+    from distmuon.measured.byte_counts import count_fsdp2
 
     return world.gather(count_fsdp2(Grid.of(world), workload))
 
 
 def fsdp2_on(dp: int, shape: str = "even") -> dict[str, Any]:
     """Return what torch.optim.Muon on FSDP2 calls and sends in a step, on rank 0, beside our Muon's prediction."""
-    from distmuon.contenders import predict_muon
+    from distmuon.measured.contenders import predict_muon
 
     workload = SHAPES[shape].shared_by(dp)
     with session.environment(session.directory()):  # planning makes torch leave a folder behind
@@ -137,10 +137,10 @@ def fsdp2_on(dp: int, shape: str = "even") -> dict[str, Any]:
 
 
 def on_rank_wire(world: World, workload: Workload, steps: int) -> list[Any] | None:
-    from distmuon.byte_counts import count_wire
-    from distmuon.contenders import CONTENDERS
     from distmuon.grid import Grid
-    from distmuon.workload import pixels
+    from distmuon.measured.byte_counts import count_wire
+    from distmuon.measured.contenders import CONTENDERS
+    from distmuon.measured.workload import pixels
 
     grid = Grid.of(world)
     corpus = pixels(grid, workload.context)
@@ -168,7 +168,7 @@ def wire_on(dp: int, tp: int, shape: str = "even", steps: int = STEPS) -> list[d
 
 def wire_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return `wire_on`'s rows of several grids as a table in words: contenders down, grids across, then a verdict."""
-    from distmuon.contenders import CONTENDERS
+    from distmuon.measured.contenders import CONTENDERS
 
     grids = list(dict.fromkeys((row["dp"], row["tp"]) for row in rows))
     lines = [f"{'wire / ledger, DP x TP':<26}" + "".join(f"{f'{dp} x {tp}':>10}" for dp, tp in grids)]

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distmuon import launch
-from distmuon.workload import SHAPES, TIMED, Workload
+from distmuon.measured.workload import SHAPES, TIMED, Workload
 
 if TYPE_CHECKING:
     from distmuon.launch import World
-    from distmuon.step_memory import Weighed
+    from distmuon.measured.step_memory import Weighed
 
 Job = tuple[str, Workload, bool]  # contender, what to train, whether to follow a whole step
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ PICTURED = replace(TIMED, bucket_size=1 << 20).shared_by(4)  # three waves of ma
 def weigh_all(world: World, jobs: Sequence[Job]) -> list[list[Weighed]] | None:
     """Weigh (contender, workload, tracked), one after the other; return every rank's list of what was found."""
     from distmuon.grid import Grid
-    from distmuon.step_memory import weigh
+    from distmuon.measured.step_memory import weigh
 
     grid, found = Grid.of(world), []
     for name, workload, tracked in jobs:
@@ -48,7 +48,7 @@ def weigh_all(world: World, jobs: Sequence[Job]) -> list[list[Weighed]] | None:
 def cross_check_all(world: World, names: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the peak of each contender's update as two counters saw it, on one rank."""
     from distmuon.grid import Grid
-    from distmuon.step_memory import cross_check
+    from distmuon.measured.step_memory import cross_check
 
     return {name: cross_check(name, SHAPES["even"].shared_by(1), Grid.of(world)) for name in names}
 
@@ -58,7 +58,7 @@ def cross_check_all(world: World, names: Sequence[str]) -> dict[str, tuple[int, 
 
 def admitted(workload: Workload, dp: int, tp: int) -> list[str]:
     """Return the names of the contenders that can train this workload on this grid."""
-    from distmuon.contenders import CONTENDERS
+    from distmuon.measured.contenders import CONTENDERS
 
     return [name for name, contender in CONTENDERS.items() if contender.admits(workload, dp, tp)]
 
@@ -165,7 +165,7 @@ def measure_buckets(sizes: Sequence[int]) -> list[Row]:
 
 def measure_steps(batches: Sequence[int]) -> tuple[list[Row], Row]:
     """Weigh ours on 4 DP ranks with more and more tokens; return rows, and of the first a step, moment by moment."""
-    from distmuon.step_memory import packed
+    from distmuon.measured.step_memory import packed
 
     rows, ranks = weigh_ours([PICTURED.shared_by(4, each) for each in batches], 4)
     pair = zip(("zero1", "muon"), ranks[0], strict=False)  # of the fewest tokens, which are PICTURED's

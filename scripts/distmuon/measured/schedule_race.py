@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from distmuon import results, trace, trace_report, tracing
 from distmuon.distributed_muon import DistributedMuon
 from distmuon.grid import Grid
 from distmuon.launch import World
 from distmuon.ledger import Ledger
+from distmuon.measured import results, trace, trace_report, tracing
+from distmuon.measured.workload import Workload, groups_of
 from distmuon.pipelining import SCHEDULES
-from distmuon.workload import Workload, groups_of
 
 RECORDS = 20_000  # ledger entries per round, to time one
 

@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from distmuon import holdings, moves
-from distmuon.contenders import CONTENDERS, Trainer
+from distmuon import holdings
 from distmuon.distributed_muon import DistributedMuon
 from distmuon.grid import Grid
 from distmuon.layout import ITEM_BYTES, ParamSpec
+from distmuon.measured import moves
+from distmuon.measured.contenders import CONTENDERS, Trainer
+from distmuon.measured.workload import Workload
 from distmuon.memory import Moment, StorageTracker, references, size_of
 from distmuon.muon import Muon
 from distmuon.newton_schulz import BATCHED_ON_CPU
 from distmuon.prediction import SMALL_CHANGE, predict_transient
-from distmuon.workload import Workload
 
 WARM = 2  # steps before the one that is weighed: state is made in the first, and DDP arranges itself
 

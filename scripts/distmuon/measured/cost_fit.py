@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from distmuon.cost_model import Wire
+from distmuon.measured.cost_model import Wire
 
 FITTED_RATES = (30.0, 300.0, None)  # Mbit/s; and of them the steps of
 FITTED_ENTRANTS = ("ddp", "zero1", "zero1_small")

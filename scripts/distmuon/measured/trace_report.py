@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from distmuon import intervals
-from distmuon.trace import Collective, RankTrace
+from distmuon.measured import intervals
+from distmuon.measured.trace import Collective, RankTrace
 
 MS = 1e-3  # of a microsecond
 OPTIMIZER = (

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 
 from distmuon import hosts
-from distmuon.contenders import CONTENDERS, ONE_BUCKET, Trainer
 from distmuon.counter import CollectiveCounter
 from distmuon.grid import Grid
 from distmuon.ledger import Ledger, Traffic
-from distmuon.profiled import Seen, profiled, seen
-from distmuon.workload import Workload, batches, pixels
+from distmuon.measured.contenders import CONTENDERS, ONE_BUCKET, Trainer
+from distmuon.measured.profiled import Seen, profiled, seen
+from distmuon.measured.workload import Workload, batches, pixels
 
 WARM_UP = 2  # steps before the one that is counted: DDP plans its buckets anew after the first
 SETTLE = 0.3  # seconds for late acknowledgements, so that none of the step before is counted

@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distmuon.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants, Point, fit, points
-from distmuon.regimes import SKEW
-from distmuon.workload import Workload
+from distmuon.measured.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants, Point, fit, points
+from distmuon.measured.regimes import SKEW
+from distmuon.measured.workload import Workload
 
 NAMES = {
     "muon": "Muon",

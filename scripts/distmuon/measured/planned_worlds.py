@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from distmuon import strategies
 from distmuon.layout import DEFAULT_BUCKET_SIZE, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.ledger import Ledger, ring_bytes
-from distmuon.model_shapes import Shape
+from distmuon.measured.model_shapes import Shape
 from distmuon.newton_schulz import flops
 from distmuon.prediction import predict_step
 
@@ -164,7 +164,7 @@ class PlannedWorld:
 
 def survey(quick: bool = False) -> dict[str, Any]:
     """Return all that chapter 15 says about planned worlds: see `worlds_survey`. `quick` takes two models only."""
-    from distmuon.worlds_survey import survey  # it imports this module
+    from distmuon.measured.worlds_survey import survey  # it imports this module
 
     return survey(quick)
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from distmuon import hosts, launch, results
-from distmuon.workload import TIMED, Workload, batches, pixels
+from distmuon import hosts, launch
+from distmuon.measured import results
+from distmuon.measured.workload import TIMED, Workload, batches, pixels
 
 if TYPE_CHECKING:
-    from distmuon.contenders import Trainer
+    from distmuon.measured.contenders import Trainer
 
 MICRO_BATCH = 512  # tokens of one forward and backward pass; larger batches accumulate
 WIDTHS = (64, 256)  # of the models whose batch grows
@@ -56,8 +57,8 @@ def optimizer_share(world: launch.World, width: int, most_tokens: int, rounds: i
     Return {"tokens": [...], "muon": [spread, ...], "adamw": [spread, ...]}; a share is of the time of forward and
     backward, of all micro-batches of a step. Batches beyond 4,096 tokens get three rounds at most.
     """
-    from distmuon.contenders import CONTENDERS
     from distmuon.grid import Grid
+    from distmuon.measured.contenders import CONTENDERS
 
     workload, grid = replace(TIMED, width=width), Grid.of(world)
     corpus = pixels(grid, workload.context)
@@ -99,9 +100,9 @@ def time_steps(
     """
     import torch.distributed as dist
 
-    from distmuon.contenders import CONTENDERS, ONE_BUCKET
     from distmuon.counter import CollectiveCounter
     from distmuon.grid import Grid
+    from distmuon.measured.contenders import CONTENDERS, ONE_BUCKET
 
     grid = Grid.of(world)
     corpus, trainers = pixels(grid, workload.context), {}
@@ -110,7 +111,7 @@ def time_steps(
         contender, its = CONTENDERS[entrant.contender], replace(workload, bucket_size=entrant.bucket_size)
         trainers[name] = contender.make(its, grid, ONE_BUCKET)
         if muted:
-            from distmuon.muted import muted_trainer
+            from distmuon.measured.muted import muted_trainer
 
             trainers[f"muted {name}"] = muted_trainer(entrant.contender, its, grid)
         assert contender.predict is not None
@@ -206,8 +207,8 @@ def demand(entrant: Entrant) -> dict[str, int]:
 
     "exchange_bytes" are those of reduce-scatters, which on gloo are all-to-alls; "ring_bytes" all others.
     """
-    from distmuon.contenders import CONTENDERS
-    from distmuon.cost_model import collectives_of, hops
+    from distmuon.measured.contenders import CONTENDERS
+    from distmuon.measured.cost_model import collectives_of, hops
 
     predict = CONTENDERS[entrant.contender].predict
     assert predict is not None

@@ -26,11 +26,11 @@ from distmuon.distributed_muon import DistributedMuon
 from distmuon.grid import Grid
 from distmuon.layout import ITEM_BYTES
 from distmuon.ledger import Ledger
+from distmuon.measured.workload import Workload, groups_of
 from distmuon.models import Transformer
 from distmuon.muon import Muon
 from distmuon.prediction import predict_step
 from distmuon.tensor_parallel import load_slices
-from distmuon.workload import Workload, groups_of
 from distmuon.zero1_optimizer import Zero1AdamW
 
 ONE_BUCKET = 1e4  # MB: larger than any gradient here, so that DDP sends all of it in one call

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from distmuon.cost_model import Wire, hops
 from distmuon.gradients import SUMMARY_LABEL
 from distmuon.layout import ITEM_BYTES
 from distmuon.ledger import Ledger
-from distmuon.model_shapes import Shape
-from distmuon.planned_worlds import Load, PlannedWorld
-from distmuon.wires import Fabric, Scale
+from distmuon.measured.cost_model import Wire, hops
+from distmuon.measured.model_shapes import Shape
+from distmuon.measured.planned_worlds import Load, PlannedWorld
+from distmuon.measured.wires import Fabric, Scale
 
 MEMORY_BYTES = 80e9  # of a device: NVIDIA H100 SXM datasheet
 ACTIVATION_BYTES = ITEM_BYTES["bfloat16"]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-from distmuon.trace import GPU_WORK, Event, computing
+from distmuon.measured.trace import GPU_WORK, Event, computing
 
 MARK = "ledger "  # how the names of marks begin
 STEP = "step "

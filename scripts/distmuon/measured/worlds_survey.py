@@ -7,10 +7,10 @@ from statistics import median
 from typing import Any
 
 from distmuon.layout import ParamSpec, plan
-from distmuon.model_shapes import MODELS
-from distmuon.planned_steps import Grids, Step, Timed, best, robustness, seconds, square_cost, sweet_spot
-from distmuon.planned_worlds import BUCKET_RULES, PlannedWorld, grids, plan_world
-from distmuon.wires import CORNERS, FABRICS, ONE_AT_A_TIME, PEAK_FLOPS, SOURCES, SUSTAINED
+from distmuon.measured.model_shapes import MODELS
+from distmuon.measured.planned_steps import Grids, Step, Timed, best, robustness, seconds, square_cost, sweet_spot
+from distmuon.measured.planned_worlds import BUCKET_RULES, PlannedWorld, grids, plan_world
+from distmuon.measured.wires import CORNERS, FABRICS, ONE_AT_A_TIME, PEAK_FLOPS, SOURCES, SUSTAINED
 
 SQUARES = (16, 64)  # for "DP = TP" alone
 WORLDS = (16, 32, 64, 128, 512, 1024, 4096)

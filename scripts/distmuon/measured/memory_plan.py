@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from distmuon.holdings import STATE, Kept, predict_shards
 from distmuon.layout import DEFAULT_BUCKET_SIZE, plan
-from distmuon.model_shapes import Shape
+from distmuon.measured.model_shapes import Shape
 from distmuon.prediction import predict_transient
 
 

@@ -1,0 +1,1 @@
+"""Part III: the job, the contenders, and everything that counts, weighs, traces and times them."""
