@@ -1,4 +1,4 @@
-"""Chapter 12: count every byte of a training step, in ways that know nothing of each other.
+"""Chapter 12: count every byte of a training step, at one floor of the building after the other.
 
 python scripts/12_bytes.py --dp 2 --tp 2
 python scripts/12_bytes.py --ratios --dp 4
@@ -6,14 +6,10 @@ python scripts/12_bytes.py --hosts --dp 4
 python scripts/12_bytes.py --measure --json book/results/bytes.json
 """
 
-import os
-
 from distmuon import hosts, launch
 from distmuon.measured import byte_results
 from distmuon.measured.workload import SHAPES
 from distmuon.puzzles import add_arguments, count_once, handle
-
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on standard error
 
 
 def report_counts(dp, tp, shape, ranks):
@@ -21,52 +17,54 @@ def report_counts(dp, tp, shape, ranks):
     from distmuon.measured.byte_counts import by_name
     from distmuon.measured.contenders import CONTENDERS
 
-    print(f"{dp} DP x {tp} TP ranks, model {shape!r}: payload of one step on rank 0, in bytes")
-    print(f"{'':<22}{'':<12}{'calls':>6}{'predicted':>13}{'ledger':>13}{'dispatched':>13}{'recorded':>13}")
+    print(f"{dp} DP x {tp} TP ranks, model {shape!r}:")
+    print("payload of one step on rank 0, in bytes")
+    print("predicted ledger dispatched recorded  collectives")
     for (_, name), step in ranks[0].items():
-        title = CONTENDERS[name].title
-        ledger, called = by_name(step.expected()), by_name(step.dispatched.by_collective())
-        for op, (calls, size) in ledger.items():
-            kept = f"{size:,}" if step.ledger is not None and not step.ledger.differences(step.predicted) else "-"
-            recorded = step.recorded[op].payload_bytes
-            print(f"{title:<22}{op:<12}{calls:>6}{size:>13,}{kept:>13}{called[op][1]:>13,}{recorded:>13,}")
-            title = ""
+        print(CONTENDERS[name].title)
+        called = by_name(step.dispatched.by_collective())
+        kept = "-" if step.ledger is None else equal(step.ledger.differences(step.predicted), [])
+        for op, (calls, size) in by_name(step.expected()).items():
+            seen = equal(called[op], (calls, size)), equal(step.recorded[op], (calls, size))
+            print(f"{size:>9,}{kept:>7}{seen[0]:>11}{seen[1]:>9}  {calls:>2} {op}")
     faults = [
         f"rank {n}, {which}: {fault}" for n, r in enumerate(ranks) for which, c in r.items() for fault in c.faults()
     ]
     print(*faults[:5], sep="\n", end="\n" * bool(faults))
-    print(f"Every rank, contender and collective, calls and bytes, all counts agree: {not faults}.")
+    print("Every rank, contender and collective, calls and bytes:")
+    print(f"all counts agree: {not faults}.")
     return not faults
+
+
+def equal(found, expected):
+    return "=" if found == expected else "differs"
 
 
 def report_ratios(rows):
     """Print Muon / ZeRO-1 AdamW, by formula and counted; return whether they are the same for matrices."""
-    print(
-        f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks       Muon / ZeRO-1 AdamW:  formula   matrices    whole model"
-    )
+    print(f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, Muon / ZeRO-1 AdamW:")
+    print("formula  matrices  whole model")
     for row in rows:
-        print(f"{row['dtypes']:<44}{row['formula']:>11.3f}{row['matrices']:>11.3f}{row['whole']:>15.3f}")
+        print(f"{row['formula']:>7.3f}{row['matrices']:>10.3f}{row['whole']:>13.3f}  {row['dtypes']}")
     same = all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in rows)
     print(f"For matrices, counted = formula: {same}.")
     return same
 
 
 def report_wire(rows):
-    """Print what the operating system counted, over what the counter in torch says; return whether it is within 3 %."""
+    """Print what the operating system counted, over what the ring formula says; return whether it is within 3 %."""
+    from distmuon.measured import byte_tables
     from distmuon.measured.contenders import CONTENDERS
 
-    grid = f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, {byte_results.STEPS} steps"
-    print(f"{grid:<26}{'ledger, all ranks':>24}{'wire / ledger':>15}  by rank")
+    print(f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, {byte_results.STEPS} steps:")
+    print("what left the interfaces, without headers, over the ring formula of the collectives called")
+    print("  sum   single ranks        formula")
     for row in rows:
         by_rank = f"{row['least_rank']:.3f} to {row['greatest_rank']:.3f}"
-        print(f"{CONTENDERS[row['contender']].title:<26}{row['ledger']:>24,}{row['ratio']:>15.3f}  {by_rank}")
+        print(f"{row['ratio']:.3f} {by_rank} {row['ring']:>14,}  {CONTENDERS[row['contender']].title}")
     predicted = [row for row in rows if CONTENDERS[row["contender"]].predict is not None]
-    # a broadcast goes along a tree: only all ranks together send what the formula says
-    off = [row["ratio"] for row in predicted]
-    off += [
-        row[key] for row in predicted if row["contender"] != "torch_zero" for key in ("least_rank", "greatest_rank")
-    ]
-    near = all(abs(ratio - 1) < byte_results.TOLERANCE for ratio in off)
+    alone = [row for row in predicted if row["contender"] not in byte_tables.BROADCASTS]
+    near = byte_tables.near(predicted, ["ratio"]) and byte_tables.near(alone, ["least_rank", "greatest_rank"])
     print(f"Within 3 %, for every contender that we can predict (a broadcast's ranks only in sum): {near}.")
     return near
 

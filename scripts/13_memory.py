@@ -29,11 +29,13 @@ def report(names, ranks, workload, dp, tp):
         columns = [row["kept"][kind] for kind in ("parameters", "gradients", "masters")]
         parts = "".join(f"{value:>{w},}" for value, w in zip([*columns, state], (11, 11, 10, 11), strict=True))
         print(f"{CONTENDERS[row['contender']].title:<23}{parts}{sum(row['kept'].values()):>12,}")
-    compared, equal = numbers_compared(ranks)
-    print(f"\nEvery rank, contender and kind, counted = predicted to the byte: {equal == compared} ({equal} numbers).")
+    numbers = numbers_compared(ranks)
+    well = numbers["equal"] == numbers["compared"]
+    print(f"\nEvery rank, contender and kind, counted = predicted to the byte: {well}")
+    print(f"({numbers['compared']} numbers, {numbers['nonzero']} of them not 0).")
     held = all(row["under_bound"] is not False for row in rows)
     print(f"Every update whose worst moment has a predicted bound stayed under it: {held}.")
-    return rows, equal == compared and held
+    return rows, well and held
 
 
 # ---- The command ------------------------------------------------------------------------------------------

@@ -50,10 +50,10 @@ def measure(quick):
     if quick:
         share, skew = regimes.measure_share(2, 1024), regimes.measure_skew(1, regimes.GRIDS[::2])
     else:
-        share, skew = regimes.measure_share(7), regimes.measure_skew(7)
+        share, skew = regimes.measure_share(8), regimes.measure_skew(8)
     links = None
     if obstacle is None:
-        links = regimes.measure_links(1, (100.0, None)) if quick else regimes.measure_links(4)
+        links = regimes.measure_links(1, (100.0, None)) if quick else regimes.measure_links(8)
     return {"share": share, "skew": skew, "links": links}
 
 

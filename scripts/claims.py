@@ -1,12 +1,14 @@
 """Measure what the claims page needs and no chapter of part III measures.
 
-How closely Muon's update meets its root mean square of 0.2; what the paper's two fits of loss against computation say
-about each other; what the report's run compared, in bytes, and what whole steps would have sent; and whether a matrix
-is still one in the eyes of an optimizer under torch's FSDP, old and new.
+How large Muon's and AdamW's updates are, on random matrices and in training; what the paper's two fits of loss against
+computation say about each other; what the report's run compared, in bytes, and what whole steps would have sent; and
+whether a matrix is still one in the eyes of an optimizer under torch's FSDP, old and new.
 
 python scripts/claims.py
 python scripts/claims.py --json out/claims.json
 """
+
+from dataclasses import replace
 
 from distmuon import launch
 from distmuon.measured import results
@@ -15,7 +17,10 @@ SHAPES = ((96, 64), (64, 96), (256, 256), (512, 128), (1024, 64))
 MATRICES = 20  # of each shape
 TARGET = 0.2  # Moonlight, section 2.2: about the RMS of AdamW's update
 FITS = {"muon": (2.506, -0.052), "adamw": (2.608, -0.054)}  # Moonlight, Table 3: loss = a C^b, C in PFLOP/s-days
-BUDGETS = (1, 10, 100)  # C of AdamW; what is beyond the paper's own points would be guessing
+BUDGETS = {"least": 0.25, "one": 1, "most": 4}  # C of AdamW; Table 2, 6 x parameters x tokens: from 0.25 to 4.1
+CLAIMED = 0.52  # Moonlight, section 3.2: of AdamW's FLOPs, for the same loss
+STEPS, WATCHED = 50, (1, 10, 50)  # of training on the workload "even"
+LR, BETAS = 1e-3, (0.9, 0.95)  # AdamW's betas as is usual for language models
 
 
 def update_rms():
@@ -29,14 +34,47 @@ def update_rms():
     found = {}
     for shape in SHAPES:
         updates = [scale(shape) * newton_schulz(torch.randn(shape, generator=generator)) for _ in range(MATRICES)]
-        found[f"{shape[0]}x{shape[1]}"] = results.spread([float(u.square().mean().sqrt()) / TARGET for u in updates])
+        ratios = [float(u.square().mean().sqrt()) / TARGET for u in updates]
+        found[f"{shape[0]}x{shape[1]}"] = {"least": min(ratios), "most": max(ratios), **results.spread(ratios)}
+    return found
+
+
+def update_rms_in_training(contender):
+    """Return {"step", "least", "median", "most"} per watched step: RMS of the update per unit of learning rate, without
+    weight decay, over the hidden matrices of the transformer of part III, trained in one process."""
+    import torch
+
+    from distmuon.grid import Grid
+    from distmuon.measured import workload
+    from distmuon.measured.contenders import CONTENDERS
+
+    torch.set_num_threads(1)  # the last bits depend on it
+    job, grid = replace(workload.SHAPES["even"], lr=LR), Grid.alone("cpu")
+    trainer = CONTENDERS[contender].make(job, grid, None)
+    for group in trainer.optimizers[0].param_groups:
+        group["betas"] = BETAS
+    (group,) = (group for group in workload.groups_of(trainer.model, "muon") if group["algorithm"] == "muon")
+    matrices = [p for _, p in group["params"]]
+    batches = workload.batches(job, workload.pixels(grid, job.context), 1, 0)
+    found = []
+    for step in range(1, STEPS + 1):
+        trainer.forward_backward(*next(batches))
+        before = [p.detach() * (1 - LR * job.weight_decay) for p in matrices]
+        trainer.update()
+        if step in WATCHED:
+            moved = zip(before, matrices, strict=True)
+            sizes = sorted(float((old - p.detach()).square().mean().sqrt()) / LR for old, p in moved)
+            found.append({"step": step, "least": sizes[0], "median": sizes[len(sizes) // 2], "most": sizes[-1]})
     return found
 
 
 def flops_to_the_same_loss():
-    """Return AdamW's budget -> the share of it with which Muon's fit reaches the same loss. Arithmetic, no training."""
+    """Return the share of AdamW's budget with which Muon's fit reaches the same loss, at the ends of the paper's range
+    and between them, and the budget at which it is the share that is claimed. Arithmetic, no training."""
     (muon, falls), (adamw, drops) = FITS["muon"], FITS["adamw"]
-    return {str(budget): (adamw * budget**drops / muon) ** (1 / falls) / budget for budget in BUDGETS}
+    at_one, grows = (adamw / muon) ** (1 / falls), drops / falls - 1
+    shares = {name: at_one * budget**grows for name, budget in BUDGETS.items()}
+    return shares | {"claimed_at": (CLAIMED / at_one) ** (1 / grows)}
 
 
 def the_reported_run():
@@ -45,11 +83,13 @@ def the_reported_run():
 
     gathers = [step.gathers for step in reported.steps(2, 2)]
     mean, other = sum(gathers) / len(gathers), reported.all_reduces(4)
-    whole = {}
-    for dp, tp in ((2, 2), (4, 1)):
+    whole, sent = {}, {}
+    for dp, tp in ((2, 2), (4, 1), (1, 4)):
         steps = reported.steps(dp, tp)
-        whole[f"{dp}x{tp}"] = sum(step.muon for step in steps) / sum(step.adamw for step in steps)
-    return {"muon_2x2": mean, "adamw_4x1": other, "over": mean / other, "whole_step": whole}
+        sent[f"{dp}x{tp}"] = sum(step.muon for step in steps) / dp
+        if dp > 1:  # alone, ZeRO-1 AdamW sends nothing
+            whole[f"{dp}x{tp}"] = sum(step.muon for step in steps) / sum(step.adamw for step in steps)
+    return {"muon_2x2": mean, "adamw_4x1": other, "over": mean / other, "whole_step": whole, "whole_step_bytes": sent}
 
 
 def look(world):
@@ -83,16 +123,25 @@ def main():
     handed = {kind: [ndim for rank in ranks for ndim in rank[kind]] for kind in ranks[0]}
     found = {
         "update_rms": (rms := update_rms()),
-        "update_rms_least": min(one["quartiles"][0] for one in rms.values()),
-        "update_rms_most": max(one["quartiles"][1] for one in rms.values()),
+        "update_rms_least": min(one["least"] for one in rms.values()),
+        "update_rms_most": max(one["most"] for one in rms.values()),
+        "update_rms_in_training": {
+            name: update_rms_in_training(contender) for name, contender in (("muon", "muon"), ("adamw", "zero1"))
+        },
         "flops_share": flops_to_the_same_loss(),
         "reported_bytes": the_reported_run(),
         "matrices_handed_over": {kind: len(ndims) for kind, ndims in handed.items()},
         "still_matrices": {kind: sum(ndim == 2 for ndim in ndims) for kind, ndims in handed.items()},
     }
-    print(f"update RMS / {TARGET}, five shapes: {found['update_rms_least']:.2f} to {found['update_rms_most']:.2f}")
-    for budget, share in found["flops_share"].items():
-        print(f"by the paper's fits, Muon matches AdamW's loss at {budget} PFLOP/s-days with {share:.2f} of them")
+    least, most = found["update_rms_least"], found["update_rms_most"]
+    print(f"Muon's update on random matrices, RMS / {TARGET}, five shapes: {least:.2f} to {most:.2f}")
+    for name, watched in found["update_rms_in_training"].items():
+        for at in watched:
+            print(f"{name}, step {at['step']:3}: RMS of the update {at['least']:.2f} to {at['most']:.2f}")
+    shares = found["flops_share"]
+    for name, budget in BUDGETS.items():
+        print(f"by the paper's fits, Muon needs {shares[name]:.2f} of AdamW's {budget} PFLOP/s-days for the same loss")
+    print(f"and with {CLAIMED} of them at {shares['claimed_at']:.0f}, beyond the points that were fitted")
     bytes_ = found["reported_bytes"]
     print(f"the report's two sides in bytes: {bytes_['over']:.2f}; whole steps: {bytes_['whole_step']}")
     for kind, count in found["still_matrices"].items():

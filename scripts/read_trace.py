@@ -49,8 +49,15 @@ def as_json(trace):
         "name_matched_parts": [{"events": name, "ms": round(time, 3)} for name, time in parts],
         "optimizer_cpu_ms": rounded(optimizer.host),
         "optimizer_gpu_ms": rounded(optimizer.gpu),
+        "optimizer_gpu_computing_ms": rounded(optimizer.computing),
         "ranges": [
-            {"name": name, "calls": times.calls, "cpu_ms": rounded(times.host), "gpu_ms": rounded(times.gpu)}
+            {
+                "name": name,
+                "calls": times.calls,
+                "cpu_ms": rounded(times.host),
+                "gpu_ms": rounded(times.gpu),
+                "gpu_computing_ms": rounded(times.computing),
+            }
             for name, times in range_times(trace).items()
         ],
     }
@@ -92,7 +99,7 @@ def remarks(name, trace):
     """Return what else a trace says: the optimizer on host and GPU, and what name matching would have counted."""
     lines, optimizer = [f"{name}:"], optimizer_times(trace)
     if optimizer.calls:
-        on_gpu = "" if optimizer.gpu is None else f", GPU {optimizer.gpu:.2f}"
+        on_gpu = "" if optimizer.gpu is None else f", GPU {optimizer.gpu:.2f} (computing {optimizer.computing:.2f})"
         lines.append(f"  optimizer steps: host {optimizer.host:.2f}{on_gpu}")
     if parts := matched_by_name(trace):
         told = " + ".join(f"{time:.2f}" for _, time in parts)

@@ -24,6 +24,15 @@ def count_dtensor(world: World) -> tuple[Ledger, Ledger, Ledger]:
     return counter.ledger, *count_fsdp2(grid, SHAPES["even"].shared_by(world.dp))
 
 
+def stray(world: World) -> dict[str, float]:
+    """Return how far FSDP2's Muon is from torch's Muon on one process, and that from float32."""
+    from distmuon.grid import Grid
+    from distmuon.measured.byte_counts import stray_fsdp2
+    from distmuon.measured.workload import SHAPES
+
+    return stray_fsdp2(Grid.of(world), SHAPES["even"].shared_by(world.dp))
+
+
 def train(world: World, steps: int) -> dict[str, list[float]]:
     """Return every contender's losses, means over ranks."""
     from distmuon.grid import Grid

@@ -14,14 +14,16 @@ from distmuon import holdings, launch
 from distmuon.figure_memory import describe_step_memory, draw_step_memory
 from distmuon.grid import Grid
 from distmuon.layout import ParamSpec, plan
+from distmuon.measured import memory_tables, results
 from distmuon.measured.contenders import CONTENDERS
-from distmuon.measured.memory_plan import plan_memory, share_of_matrices, state_of
+from distmuon.measured.memory_plan import Plan, plan_memory, share_of_matrices
 from distmuon.measured.model_shapes import MODELS
 from distmuon.measured.step_memory import Weighed, cross_check, packed, unpacked, weigh
 from distmuon.measured.workload import SHAPES
 from distmuon.memory import Moment, StorageTracker, references, size_of
 
 WORKER = str(worlds.ROOT / "scripts" / "13_memory.py")
+TABLES = [getattr(memory_tables, f"{name}_lines") for name in ("saving", "update", "bucket", "published", "batch")]
 TINY = replace(SHAPES["odd"], width=21, heads=7, vocabulary=23, context=8, bucket_size=1_501)
 
 
@@ -118,8 +120,29 @@ def test_a_plan_saves_one_moment_of_the_matrices() -> None:
     model = MODELS["gpt2"]
     found = plan_memory(model, 1)
     assert found.saved == pytest.approx(4 * share_of_matrices(model) * model.parameters)
-    assert 1 - state_of(found.muon) / state_of(found.adamw) == pytest.approx(share_of_matrices(model) / 2, rel=1e-2)
+    adamw, muon = (sum(kept[kind] for kind in holdings.STATE) for kept in (found.adamw, found.muon))
+    assert 1 - muon / adamw == pytest.approx(share_of_matrices(model) / 2, rel=1e-2)
     assert sum(found.adamw.values()) == pytest.approx(18 * model.parameters, rel=1e-2)  # the vocabulary is padded
+
+
+def test_a_bound_says_no_or_perhaps_and_yes_only_with_its_slack() -> None:
+    adamw, muon = dict.fromkeys(holdings.KINDS, 100), dict.fromkeys(holdings.KINDS, 100) | {"exp_avg": 0}
+    assert [Plan(adamw, muon, 10, bound).eaten(2.0) for bound in (100, 101, 220, 221)] == [
+        "no",
+        "perhaps",
+        "perhaps",
+        "yes",
+    ]
+
+
+def test_the_page_has_every_table() -> None:
+    found = results.load("memory")
+    for lines in (memory_tables.share_lines(), *(table(found) for table in TABLES)):
+        assert len(lines) > 3
+        assert max(map(len, lines)) <= 80
+    assert {name: len(x) for name, (x, _) in memory_tables.bucket_curves(found).items()} == dict.fromkeys(
+        ("beyond AdamW", "its bound", "saved"), 6
+    )
 
 
 def test_gathering_all_at_once_takes_more_than_was_saved() -> None:

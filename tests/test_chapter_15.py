@@ -11,7 +11,7 @@ import pytest
 import worlds
 
 from distmuon import launch
-from distmuon.measured import regime_tables, regimes, results
+from distmuon.measured import regime_tables, regimes, results, world_tables
 from distmuon.measured.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants
 from distmuon.measured.workload import SHAPES, TIMED, Workload
 from distmuon.newton_schulz import flops
@@ -71,7 +71,7 @@ def test_the_slowest_rank_of_a_round_counts_and_rounds_are_compared_in_pairs() -
         {"muon": {"seconds": [1.0, 6.0, 4.0]}, "zero1": {"seconds": [1.5, 1.0, 4.0]}},
     ]
     assert regimes.slowest(ranks, "muon") == [3, 6, 8]
-    assert regimes.ratios(ranks, "muon", "zero1") == {"median": 2, "quartiles": [2, 2.5], "count": 3}
+    assert regimes.ratios(ranks, "muon", "zero1") == {"median": 2, "quartiles": [2, 2.5], "count": 3, "range": [2, 3]}
 
 
 def test_what_a_step_asks_of_the_wire() -> None:
@@ -104,13 +104,39 @@ def test_repeated_work(workload: Workload) -> None:
 
 
 def spread(value: float) -> dict[str, Any]:
-    return {"median": value, "quartiles": [value, value], "count": 1}
+    return {"median": value, "quartiles": [value, value], "count": 1, "range": [value, value]}
 
 
 def test_the_claim_holds_from_the_batch_on_after_which_it_never_breaks() -> None:
     shares = {"tokens": [64, 128, 256, 512], "muon": [spread(x) for x in (0.5, 0.02, 0.04, 0.01)]}
     assert regime_tables.first_within({"share": {"8": shares}}, 8, 0.03) == 512
     assert regime_tables.first_within({"share": {"8": shares}}, 8, 0.001) is None
+
+
+def test_a_share_that_halves_where_the_batch_doubles_has_the_bounds_slope() -> None:
+    shares = {"tokens": [64, 128, 256], "muon": [spread(x) for x in (0.4, 0.2, 0.1)]}
+    assert regime_tables.slope({"share": {"8": shares}}, 8) == pytest.approx(-1)
+
+
+def test_of_few_rounds_the_range_is_shown_and_of_many_the_quartiles() -> None:
+    few, many = ([float(x) for x in range(n)] for n in (7, 9))
+    rows = [regimes.spread(few), regimes.spread(many)]
+    shares = {"tokens": [64, 128], "muon": rows, "adamw": rows}
+    _, bands = regime_tables.share_curves({"share": {"8": shares}}, 8)
+    assert bands["Muon"] == ([64, 128], [0, 2], [6, 6])
+
+
+@pytest.mark.parametrize("lines", ["world_lines", "latency_lines", "moonlight_lines", "reported_lines"])
+def test_the_planned_worlds_fit_the_page(lines: str) -> None:
+    printed = getattr(world_tables, lines)(results.load("worlds"))
+    assert len(printed) > 3
+    assert max(map(len, printed)) <= 100
+
+
+def test_the_dearest_cells_have_rows_within_a_node() -> None:
+    printed = world_tables.dearest_lines(results.load("worlds"), 1 << 22, 4)
+    assert len(printed) == 5
+    assert max(map(len, printed)) <= 100
 
 
 @pytest.mark.parametrize("lines", ["share_lines", "skew_lines", "link_lines", "error_lines"])

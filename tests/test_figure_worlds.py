@@ -7,7 +7,7 @@ from figure_helpers import assert_readable, boxes, texts
 from matplotlib.colors import to_hex
 
 from distmuon.figure_worlds import describe_worlds, draw_worlds
-from distmuon.measured.planned_worlds import survey
+from distmuon.measured.worlds_survey import survey
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Planned worlds are planned as runs are: same layouts, same bytes, every rank; and the arithmetic on them is exact."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,13 +13,14 @@ from distmuon import strategies
 from distmuon.distributed_muon import DistributedMuon
 from distmuon.grid import Grid
 from distmuon.launch import World
+from distmuon.measured.claimed_worlds import gather_cut_340m, moonlight, reported_world
 from distmuon.measured.cost_model import collectives_of, step_seconds
 from distmuon.measured.model_shapes import MODELS
 from distmuon.measured.planned_steps import Timed, best, robustness, seconds, square_cost, sweet_spot
-from distmuon.measured.planned_worlds import BUCKET_RULES, Load, PlannedWorld, grids, plan_world, survey
+from distmuon.measured.planned_worlds import BUCKET_RULES, Load, PlannedWorld, grids, plan_world
 from distmuon.measured.wires import CORNERS, FABRICS, NODE, Scale
 from distmuon.measured.workload import Workload, groups_of
-from distmuon.measured.worlds_survey import gather_cut_340m
+from distmuon.measured.worlds_survey import survey
 from distmuon.newton_schulz import flops
 from distmuon.prediction import predict_step
 
@@ -70,7 +72,8 @@ def test_models_have_the_published_number_of_parameters(model: str, parameters: 
 
 def test_moonlight_has_the_two_numbers_that_its_paper_gives() -> None:
     moonlight = MODELS["moonlight"]
-    assert f"{moonlight.hidden / 1e9:.2f}" == "15.29"
+    hidden = sum(math.prod(w.shape) for w in moonlight.weights() if w.name.startswith(("blocks", "norm")))
+    assert f"{hidden / 1e9:.2f}" == "15.29"
     assert f"{(moonlight.active - moonlight.vocabulary * moonlight.width) / 1e9:.2f}" == "2.24"  # without the head
 
 
@@ -137,6 +140,21 @@ def test_redundancy_is_one_where_every_rank_has_its_own_matrices() -> None:
 def test_redundancy_reaches_every_rank_where_a_bucket_holds_one_matrix() -> None:
     world = plan_world(MODELS["gpt3_175b"], 512, 2, BUCKET_RULES["ours"](512))
     assert world.redundancy == (1024.0, 1024)
+
+
+def test_the_reports_own_world_sends_least_where_all_four_ranks_stand_in_a_row() -> None:
+    rows = reported_world()
+    assert [(row["dp"], row["tp"]) for row in rows] == [(4, 1), (2, 2), (1, 4)]
+    assert rows[0]["bytes"] > rows[1]["bytes"] > rows[2]["bytes"]
+    assert rows[0]["seconds"] > rows[1]["seconds"] > rows[2]["seconds"] == 1
+
+
+def test_what_muon_adds_to_moonlight_halves_where_the_batch_doubles() -> None:
+    rows = moonlight()
+    for small, large in zip(rows[::2], rows[1::2], strict=True):
+        assert small["ranks"] == large["ranks"]
+        assert small["extra"] == pytest.approx(2 * large["extra"], rel=1e-3)
+        assert small["optimizer"] > small["extra"]
 
 
 def test_the_arithmetic_of_gather_cut_is_as_claimed() -> None:
@@ -267,7 +285,16 @@ def test_robustness_counts_the_assumptions_under_which_the_winner_stays() -> Non
 def test_the_survey_is_the_same_every_time_and_fits_a_results_file() -> None:
     found = survey(quick=True)
     assert json.loads(json.dumps(found)) == json.loads(json.dumps(survey(quick=True)))
-    assert set(found) == {"assumptions", "models", "layouts", "cells", "verdict", "gather_cut_340m"}
+    assert set(found) == {
+        "assumptions",
+        "models",
+        "layouts",
+        "cells",
+        "verdict",
+        "moonlight",
+        "reported",
+        "gather_cut_340m",
+    }
     assert found["verdict"]["with_a_choice"] > 0
     for row in found["layouts"]:
         assert row["dp"] * row["tp"] == row["ranks"]
@@ -277,5 +304,5 @@ def test_the_survey_is_the_same_every_time_and_fits_a_results_file() -> None:
     for cell in found["cells"]:
         if cell["tp"] is not None:
             assert str(cell["tp"]) in cell["tp_choices"].split()
-            assert cell["over_adamw"] > 1
+            assert cell["over_best_adamw"] >= cell["over_adamw"] > 1
             assert cell["square_cost"] is None or cell["square_cost"] >= 0

@@ -104,12 +104,13 @@ def test_ranges_on_host_and_gpu_and_nested_ones_once() -> None:
         event("user_annotation", "Optimizer.step#Muon.step", 10, 100, "main"),
         event("user_annotation", "Optimizer.step#AdamW.step", 20, 30, "main"),
         event("gpu_user_annotation", "Optimizer.step#Muon.step", 500, 8000, 7),
-        kernel("gemm", 500, 8000),
+        kernel("gemm", 500, 7000),
+        nccl(7600, 500),
     )
-    assert optimizer_times(found) == pytest.approx((3, 0.12, 8.0))
+    assert optimizer_times(found) == pytest.approx((3, 0.12, 8.0, 7.0))
     times = range_times(found)
-    assert times["Muon_Step"] == (1, pytest.approx(0.12), None)
-    assert times["Optimizer.step#Muon.step"] == pytest.approx((1, 0.1, 8.0))
+    assert times["Muon_Step"] == (1, pytest.approx(0.12), None, None)
+    assert times["Optimizer.step#Muon.step"] == pytest.approx((1, 0.1, 8.0, 7.0))
 
 
 def test_nccl_names_its_group_and_the_place_in_its_queue() -> None:

@@ -25,22 +25,20 @@ def purpose(entry: Entry) -> str:
 
 
 def sent_by_purpose(ledger: Ledger) -> dict[str, float]:
-    """Return {purpose: bytes sent}."""
+    """Return {purpose: bytes sent}, for all purposes."""
     found = dict.fromkeys(PURPOSES, 0.0)
     for entry, traffic in ledger:
         found[purpose(entry)] += traffic.sent_bytes
-    return {part: size for part, size in found.items() if size}
+    return found
 
 
 def contender_rows(workload: Workload, dp: int, tp: int) -> dict[str, dict[str, float]]:
     """Return what DP rank 0 sends in one step, by contender and purpose, for those that can be predicted."""
-    rows = {
+    return {
         contender.title: sent_by_purpose(contender.predict(workload, dp, tp, 0))
         for contender in CONTENDERS.values()
         if contender.predict is not None and contender.admits(workload, dp, tp)
     }
-    muon = rows.pop(CONTENDERS["muon"].title)
-    return {CONTENDERS["muon"].title: muon, **rows}  # first, because it has all the purposes, in their order
 
 
 def ratio_rows(workload: Workload, ranks: int) -> dict[str, dict[str, float]]:

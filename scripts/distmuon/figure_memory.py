@@ -121,8 +121,9 @@ def _moves(history: Sequence[Moment]) -> Block:
             box(axes, LABELS, y + 5, WIDTH - LABELS - MARGIN, 1, mix(MUTED, CARD, 0.8))
             for start, end in _runs([moment.stage == stage for moment in history]):
                 box(axes, LABELS + start * scale, y + 1, max((end - start) * scale, 1.0), 9, INK)
+        put(axes, (LABELS + WIDTH - MARGIN) / 2, top + 8 + PITCH * len(stages), "operators", "center", color=MUTED)
 
-    return 10 + PITCH * len(stages), paint
+    return 12 + PITCH * len(stages) + ROW, paint
 
 
 def _runs(inside: Sequence[bool]) -> list[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """Timelines: what every rank did during one step, from a trace; several traces one above the other.
 
-Two lanes per rank: above, what its main thread was at; below, its collectives, hatched while it waited for the last
-rank to arrive. The axis is the share of the step, for a trace shows when things happened and not how fast they are.
+Two strips per rank: above, what its main thread was at; below, its collectives, in lanes where several fly at once,
+hatched while it waited for the last rank to arrive. The axis is the share of the step, for a trace shows when things
+happened and not how fast they are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from distmuon.measured.intervals import Interval
 from distmuon.measured.trace import Collective, RankTrace
 from distmuon.measured.trace_report import meetings
 
-NAMES, MOVES_HIGH, SENT_HIGH, GAP = 62.0, 17.0, 11.0, 7.0  # room for ranks' names; lanes; between ranks
+NAMES, MOVES_HIGH, SENT_HIGH, GAP = 62.0, 17.0, 11.0, 7.0  # room for ranks' names; strips; between ranks
 PANEL = WIDTH - 2 * MARGIN - NAMES
 STEP = "step "
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {  # kind -> colour, ranges drawn in it
@@ -28,10 +29,14 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {  # kind -> colour, ranges draw
     "ZeRO-1's moves": (mix(COLD, CARD, 0.05), ("reduce_scatter", "norms", "all_gather")),
     "gathers of momentum": (mix(COLD, CARD, 0.55), ("dp_gather", "tp_gather")),
     "Newton–Schulz": (ACCENT, ("newton_schulz",)),
-    "elementwise": (MUTED, ("momentum", "tp_shard", "dp_shard", "apply", "adamw")),
+    "elementwise": (mix(ACCENT, CARD, 0.62), ("momentum", "tp_shard", "dp_shard", "apply", "adamw")),
     "blocked in wait()": (CARD, ("wait",)),  # last, because it lies inside others
 }
-TRANSFER, UNKNOWN = mix(INK, CARD, 0.15), mix(INK, CARD, 0.5)
+SENT: dict[str, tuple[str, str, str]] = {  # what a rank does in a collective -> name, colour, hatch
+    "waiting": ("waiting for others", CARD, "//////"),
+    "transfer": ("transfer", mix(INK, CARD, 0.15), ""),
+    "unknown": ("not known which", mix(INK, CARD, 0.5), ""),
+}
 LANES = 3  # collectives at the same time that are drawn apart; more lie on top of each other
 
 
@@ -57,7 +62,12 @@ def draw_timeline(
     """
     windows, longest = _windows(panels, step, within)
     what = f"the longest{' step' * (not within)}" if together else "the part shown" if within else "the step"
-    blocks = [*[text_block(title, TITLE)] * bool(title), *[text_block(note)] * bool(note), _key()]
+    blocks = [*[text_block(title, TITLE)] * bool(title), *[text_block(note)] * bool(note)]
+    shown = set().union(*(_shown(traces, windows[name]) for name, traces in panels.items()))
+    moves = [(kind, colour, "") for kind, (colour, _) in KINDS.items() if kind in shown]
+    blocks += [_key("Above, the move:", moves)] * bool(moves)
+    if sent := [look for what, look in SENT.items() if what in shown]:
+        blocks.append(_key("Below, collectives:", sent))
     for name, traces in panels.items():
         mine = windows[name]
         scale = PANEL * ((mine.end - mine.start) / longest if together else 1.0)
@@ -129,6 +139,24 @@ def _waits(traces: Sequence[RankTrace]) -> dict[int, float]:
     return found
 
 
+def _parts(collective: Collective, waits: Mapping[int, float]) -> dict[str, Interval]:
+    """Return what a rank did in a collective, and when: keys of SENT."""
+    (start, end), arrived = collective.when.interval, waits.get(id(collective))
+    return {"unknown": (start, end)} if arrived is None else {"waiting": (start, arrived), "transfer": (arrived, end)}
+
+
+def _shown(traces: Sequence[RankTrace], mine: Window) -> set[str]:
+    """Return which of KINDS and SENT there is something of in the window."""
+    waits, found = _waits(traces), dict[str, list[Interval]]()
+    for trace in traces:
+        for kind in KINDS:
+            found.setdefault(kind, []).extend(ranges(trace, kind))
+        for collective in trace.collectives:
+            for what, interval in _parts(collective, waits).items():
+                found.setdefault(what, []).append(interval)
+    return {what for what, parts in found.items() if _covered(parts, mine)}
+
+
 def _lanes(collectives: Sequence[Collective]) -> list[tuple[Collective, int]]:
     """Return each collective with the first lane that is free when it begins."""
     free: list[float] = []
@@ -161,12 +189,10 @@ def _panel(name: str, traces: Sequence[RankTrace], mine: Window, scale: float) -
             for interval in ranges(trace, kind):
                 fill(axes, top, MOVES_HIGH, interval, colour, f"{gid}-{kind}")
         for collective, lane in laid[trace.rank]:
-            y, start, end = top + MOVES_HIGH + 1 + thin * lane, collective.when.start, collective.when.end
-            arrived = waits.get(id(collective))
-            colour, what = (UNKNOWN, "unknown") if arrived is None else (TRANSFER, "transfer")
-            arrived = start if arrived is None else arrived
-            fill(axes, y, thin - 0.6, (start, arrived), CARD, f"{gid}-waiting", "//////")
-            fill(axes, y, thin - 0.6, (arrived, end), colour, f"{gid}-{what}")
+            y = top + MOVES_HIGH + 1 + thin * lane
+            for what, interval in _parts(collective, waits).items():
+                _, colour, hatch = SENT[what]
+                fill(axes, y, thin - 0.6, interval, colour, f"{gid}-{what}", hatch)
 
     def paint(axes: Axes, top: float) -> None:
         put(axes, MARGIN, top + 5, name, bold=True)
@@ -190,18 +216,18 @@ def _edge(colour: str) -> float:
     return 0.5 * (colour == CARD)  # what has the card's colour needs an outline
 
 
-def _key() -> Block:
-    looks = [(kind, colour, "") for kind, (colour, _) in KINDS.items()]
-    looks += [("transfer", TRANSFER, ""), ("waiting for others", CARD, "//////")]
-    columns = (MARGIN, MARGIN + 152, MARGIN + 262)
+def _key(heading: str, looks: Sequence[tuple[str, str, str]]) -> Block:
+    """Return a part of the key. looks: name, colour, hatch."""
+    columns = (MARGIN, MARGIN + 136, MARGIN + 272)
 
     def paint(axes: Axes, top: float) -> None:
+        put(axes, MARGIN, top + 4, heading)
         for n, (name, colour, hatch) in enumerate(looks):
-            x, y = columns[n % 3], top + 6 + ROW * (n // 3)
+            x, y = columns[n % 3], top + 6 + ROW * (1 + n // 3)
             box(axes, x, y + 1, 11, 10, colour, hatch=hatch, ec=MUTED, lw=_edge(colour), gid=f"key-{name}")
             put(axes, x + 15, y, name, color=MUTED)
 
-    return 10 + ROW * -(-len(looks) // 3), paint
+    return 8 + ROW * (1 + -(-len(looks) // 3)), paint
 
 
 def _axis(label: str) -> Block:

@@ -10,11 +10,13 @@ from matplotlib.figure import Figure
 
 from distmuon.figure_curves import card, head
 from distmuon.figures import ACCENT, CARD, MARGIN, MUTED, PADDING, ROW, WIDTH, Block, box, ink_on, mix, put
+from distmuon.measured.wires import NODE
 
 NAMES, CELL_HIGH, GAP = 50.0, 21.0, 2.0  # room for the names of worlds, height of a cell, between cells
 DARKEST = 3.0  # times AdamW's step: the end of the scale
 SCALE = (1.0, 1.1, 1.3, 2.0, 3.0)
 NOTHING = {"no batch": "< 1 sequence", "no room": "no room"}
+SPANS_NODES = "† T spans nodes, which nobody does: there is no pipeline here."
 
 
 def draw_worlds(found: dict[str, Any], tokens: int = 1 << 22, title: str = "", note: str = "") -> Figure:
@@ -26,7 +28,8 @@ def draw_worlds(found: dict[str, Any], tokens: int = 1 << 22, title: str = "", n
     cells = _cells(found, tokens)
     fabrics = [each["title"] for each in found["assumptions"]["fabrics"].values()]
     panels = [_panel(found["models"][model]["title"], rows) for model, rows in cells.items()]
-    return card(title, note, _heads(fabrics), *panels, _scale())
+    spans = any((cell["tp"] or 0) > NODE for worlds in cells.values() for row in worlds.values() for cell in row)
+    return card(title, f"{note} {SPANS_NODES * spans}".strip(), _heads(fabrics), *panels, _scale())
 
 
 def describe_worlds(found: dict[str, Any], tokens: int = 1 << 22, title: str = "") -> str:
@@ -56,7 +59,11 @@ def _cells(found: dict[str, Any], tokens: int) -> dict[str, dict[int, list[dict[
 
 
 def _words(cell: dict[str, Any]) -> str:
-    return NOTHING[cell["why"]] if cell["tp"] is None else f"T {cell['tp']}, {_times(cell['over_adamw'])}"
+    return NOTHING[cell["why"]] if cell["tp"] is None else f"{_tp(cell)}, {_times(cell['over_adamw'])}"
+
+
+def _tp(cell: dict[str, Any]) -> str:
+    return f"T {cell['tp']}" + " †" * (cell["tp"] > NODE)
 
 
 def _times(ratio: float) -> str:
@@ -107,7 +114,7 @@ def _paint_cell(axes: Axes, x: float, y: float, wide: float, cell: dict[str, Any
         return
     colour = _colour(cell["over_adamw"])
     box(axes, x, y, wide, CELL_HIGH - GAP, colour, ec=PADDING, lw=0.6, gid=name)
-    put(axes, x + 5, y + 3.5, f"T {cell['tp']}", color=ink_on(colour))
+    put(axes, x + 5, y + 3.5, _tp(cell), color=ink_on(colour))
     put(axes, x + wide - 5, y + 3.5, _times(cell["over_adamw"]), "right", bold=True, color=ink_on(colour))
 
 

@@ -8,7 +8,7 @@ and cut by rows (FSDP2).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distmuon.layout import ITEM_BYTES, Layout, ParamSpec
@@ -105,18 +105,17 @@ def predict_whole(specs: Sequence[ParamSpec], muon: Collection[int] = ()) -> Kep
     return kept
 
 
-def predict_dealt(specs: Sequence[ParamSpec], dp: int, dp_rank: int) -> Kept:
-    """Return what torch's ZeroRedundancyOptimizer around AdamW leaves on a DP rank: state of whole parameters.
+def predict_dealt(specs: Sequence[ParamSpec], dp: int, dp_rank: int, muon: Collection[int] = ()) -> Kept:
+    """Return what torch's ZeroRedundancyOptimizer leaves on a DP rank: state of whole parameters.
 
     The largest is dealt out first, each to the rank that has least so far (torch 2.13, `_partition_parameters`).
     """
-    kept = predict_whole(specs) | {"exp_avg": 0, "exp_avg_sq": 0, "counters": 0}
-    elements = [0] * dp
-    for spec in sorted(specs, key=lambda spec: spec.numel, reverse=True):
+    kept, elements = predict_whole(specs) | dict.fromkeys(STATE, 0), [0] * dp
+    for index, spec in sorted(enumerate(specs), key=lambda pair: pair[1].numel, reverse=True):
         owner = elements.index(min(elements))
         elements[owner] += spec.numel
         if owner == dp_rank:
-            _add_state(kept, spec.numel * ITEM_BYTES[spec.dtype], False, True)
+            _add_state(kept, spec.numel * ITEM_BYTES[spec.dtype], index in muon, True)
     return kept
 
 
@@ -141,14 +140,31 @@ def _add_state(kept: Kept, size: int, is_muon: bool, stepped: bool) -> None:
 # ---- Predicted, for the contenders ------------------------------------------------------------------------
 
 
+def whole(layout: Layout, dp_rank: int, muon: Collection[int]) -> Kept:
+    return predict_whole(layout.specs, muon)
+
+
+def dealt(layout: Layout, dp_rank: int, muon: Collection[int]) -> Kept:
+    return predict_dealt(layout.specs, layout.dp, dp_rank, muon)
+
+
+def by_rows(layout: Layout, dp_rank: int, muon: Collection[int]) -> Kept:
+    return predict_rows(layout.specs, layout.dp, dp_rank, muon)
+
+
+# What the map is planned for, and how the contender lays it out; on one DP rank all four ways are the same.
+LAID_OUT: dict[str, tuple[str, Callable[[Layout, int, Collection[int]], Kept]]] = {
+    "ddp": ("adamw", whole),
+    "zero1": ("adamw", predict_shards),
+    "torch_zero": ("adamw", dealt),
+    "muon": ("muon", predict_shards),
+    "muon_ddp": ("muon", whole),
+    "muon_fsdp2": ("muon", by_rows),
+}
+
+
 def predict_kept(name: str, workload: Workload, dp: int, tp: int, dp_rank: int) -> Kept:
     """Return what the contender `name` will keep on the ranks with this `dp_rank`; starts nothing."""
-    is_muon = name.startswith("muon")
-    layout, muon, _ = workload.plan(dp, tp, "muon" if is_muon else "adamw")
-    if name in ("zero1", "muon"):
-        return predict_shards(layout, dp_rank, muon)
-    if name == "torch_zero" and dp > 1:
-        return predict_dealt(layout.specs, dp, dp_rank)
-    if name == "muon_fsdp2" and dp > 1:
-        return predict_rows(layout.specs, dp, dp_rank, muon)
-    return predict_whole(layout.specs, muon)
+    algorithm, predict = LAID_OUT[name]
+    layout, muon, _ = workload.plan(dp, tp, algorithm)
+    return predict(layout, dp_rank, muon)

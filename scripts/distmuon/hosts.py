@@ -25,6 +25,7 @@ from distmuon.arguments import UsageError
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 SWITCH, INTERFACE = "distmuon0", "eth0"
+LARGEST_PACKET = 70_000  # bytes: 64 KiB, which the kernel counts with the headers of its 1,500-byte pieces
 HEADER = 14 + 20 + 32  # bytes: Ethernet, IPv4, and TCP with time stamps, without which no packet of ours travels
 
 
@@ -130,7 +131,8 @@ def _interface(name: str) -> list[str] | None:
 
 def _limit(interface: str, link: Link) -> None:
     if link.rate_mbit is not None:
-        burst = max(16_000, int(link.rate_mbit * 1e6 / 8 * 0.002))  # bytes that may pass at once: 2 ms of the rate
+        # bytes that may pass at once: 2 ms of the rate, or one packet as TCP makes it, which the kernel would cut up
+        burst = max(16_000, min(LARGEST_PACKET, int(link.rate_mbit * 1e6 / 8 * 0.002)))
         _run("tc", f"qdisc add dev {interface} root tbf rate {link.rate_mbit:g}mbit burst {burst} latency 4s")
 
 

@@ -9,6 +9,8 @@ from distmuon.gradients import SUMMARY_LABEL
 from distmuon.layout import ITEM_BYTES, Layout
 from distmuon.ledger import Ledger
 
+SMALL_CHANGE = 128  # bytes per parameter: norms, counters, flags
+
 
 def predict_step(
     layout: Layout,
@@ -62,6 +64,3 @@ def predict_transient(
         layout, frozenset(muon), tp, dp_rank, item_bytes, ITEM_BYTES[compute_dtype]
     )
     return max(exchange, adamw, moves) + SMALL_CHANGE * (len(layout.specs) + 1)
-
-
-SMALL_CHANGE = 128  # bytes per parameter: norms, counters, flags

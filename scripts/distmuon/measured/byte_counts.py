@@ -1,4 +1,4 @@
-"""Count what a training step sends, in ways that know nothing of each other.
+"""Count what a training step sends, at one floor of the building after the other.
 
     predicted     from the map and the model's description, before any process exists
     ledger        rows written by our own collectives as they are called
@@ -6,7 +6,8 @@
     recorded      what torch.profiler writes into a trace                         (profiled.count_once)
 
 and below them all, where that is permitted, what the operating system counts at each rank's network interface
-(`hosts.sent`). All functions here run on every rank.
+(`hosts.sent`). Calls and payload are counted anew on every floor; bytes *sent* follow from them by one ring formula
+(`ledger.ring_bytes`), which only the operating system can check. All functions here run on every rank.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from distmuon import hosts
 from distmuon.counter import CollectiveCounter
 from distmuon.grid import Grid
 from distmuon.ledger import Ledger, Traffic
 from distmuon.measured.contenders import CONTENDERS, ONE_BUCKET, Trainer
-from distmuon.measured.profiled import Seen, profiled, seen
+from distmuon.measured.profiled import Seen, profiled, seen, sounding_right
 from distmuon.measured.workload import Workload, batches, pixels
+from distmuon.muon import Muon
 
-WARM_UP = 2  # steps before the one that is counted: DDP plans its buckets anew after the first
+WARM_UP = 2  # steps before the one that is counted: the first ones allocate
 SETTLE = 0.3  # seconds for late acknowledgements, so that none of the step before is counted
 OURS = ("zero1", "muon")  # every collective of theirs is in the ledger; torch's own are not
 
@@ -62,6 +66,7 @@ class Counted:
     ledger: Ledger | None
     dispatched: Ledger
     recorded: dict[str, Seen]
+    sounding_right: int  # events of the trace that a reader of names would add up
     native: bool  # reduce-scatters are called by that name (nccl), and not as an all-to-all of the same payload (gloo)
 
     def expected(self) -> Kinds:
@@ -105,7 +110,9 @@ def count_step(name: str, workload: Workload, grid: Grid, corpus: torch.Tensor) 
     ledger = copy.deepcopy(grid.ledger) if name in OURS else None
     with profiled() as events:
         bench.step()
-    return Counted(predicted, ledger, counter.ledger, seen(events), grid.dp.native_reduce_scatter)
+    return Counted(
+        predicted, ledger, counter.ledger, seen(events), sounding_right(events), grid.dp.native_reduce_scatter
+    )
 
 
 def count_all(grid: Grid, workloads: Mapping[str, Workload]) -> dict[tuple[str, str], Counted]:
@@ -129,6 +136,36 @@ def count_fsdp2(grid: Grid, workload: Workload) -> tuple[Ledger, Ledger]:
     with CollectiveCounter() as update:
         bench.trainer.update()
     return model.ledger, update.ledger
+
+
+def stray_fsdp2(grid: Grid, workload: Workload, steps: int = 3) -> dict[str, float]:
+    """Return how far FSDP2's Muon strays from torch.optim.Muon on one process that reads the whole batch. Collective.
+
+    {"stray": that, "rounding": how far the one process strays from Muon in float32}: both the largest over matrices of
+    |difference| / |movement|, Frobenius norms, after `steps` steps.
+    """
+    alone = Grid.alone(grid.device.type)
+    corpus = pixels(grid, workload.context)
+
+    def train(name: str, where: Grid, steps: int, **muon: Any) -> list[torch.Tensor]:
+        trainer = CONTENDERS[name].make(workload, where, None)
+        matrices = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
+        if muon:
+            trainer.optimizers[0] = Muon(matrices, lr=workload.lr, weight_decay=workload.weight_decay, **muon)
+        data = batches(workload, corpus, where.dp.size, where.dp.rank)
+        for _ in range(steps):
+            trainer.forward_backward(*next(data))
+            trainer.update()
+        return [(p.full_tensor() if isinstance(p, DTensor) else p).detach() for p in matrices]
+
+    begin, one = train("muon_fsdp2", alone, 0), train("muon_fsdp2", alone, steps)
+
+    def stray(others: list[torch.Tensor]) -> float:
+        rows = zip(others, one, begin, strict=True)
+        return max(((other - mine).norm() / (mine - first).norm()).item() for other, mine, first in rows)
+
+    exact = train("muon_ddp", alone, steps, input_dtype=torch.float32)
+    return {"stray": stray(train("muon_fsdp2", grid, steps)), "rounding": stray(exact)}
 
 
 # ---- Muon / ZeRO-1 AdamW ----------------------------------------------------------------------------------
@@ -158,13 +195,14 @@ def count_optimizers(grid: Grid, workload: Workload) -> dict[str, tuple[int, int
 
 @dataclass(frozen=True)
 class OnTheWire:
-    """What left a rank's interface in some steps. bytes: whole frames; payload: without headers. ledger: what the ring
-    formula says of the same steps; reduce_scatter: the part of it that torch calls by this name."""
+    """What left a rank's interface in some steps. bytes: whole frames; payload: without headers. ring: what the ring
+    formula says of the collectives dispatched meanwhile; reduce_scatter: the part of it that torch calls by this name.
+    """
 
     bytes: int
     packets: int
     payload: int
-    ledger: int
+    ring: int
     reduce_scatter: int
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Grids = Sequence[tuple[int, int]]
 
 GRIDS = [(dp, tp) for dp in range(1, 9) for tp in range(1, 9) if dp * tp <= 8]
-TOLERANCE = 0.03  # of the ledger, beyond which the wire disagrees with it
+TOLERANCE = 0.03  # of what the ring formula says, beyond which the wire disagrees with it
 STEPS = 3  # of each contender, that the operating system counts
 
 # how the parameters are stored (gradients are always reduced in float32), and how the momentum travels
@@ -53,17 +53,17 @@ def on_rank_count(world: World, workloads: Mapping[str, Workload]) -> list[Any] 
 
 
 def count_grids(grids: Grids) -> dict[str, Any]:
-    """Count every contender and shape on every grid; return how many ledgers were held against each other."""
+    """Count every contender and shape on every grid; return how much was held against each other."""
     rows, faults = [], []
     for dp, tp in grids:
         workloads = shapes_on(dp, tp)
         ranks = launch.run(on_rank_count, (workloads,), dp=dp, tp=tp)[0]
         steps = [counted for rank in ranks for counted in rank.values()]
         found = [f"{dp} x {tp}, {which}: {fault}" for r in ranks for which, c in r.items() for fault in c.faults()]
-        seen = [kind for counted in steps for kind in counted.recorded.values()]
         rows.append({
             "dp": dp, "tp": tp, "shapes": list(workloads), "steps": len(steps),
-            "collectives": sum(kind.calls for kind in seen), "records": sum(kind.records for kind in seen),
+            "collectives": sum(kind.calls for counted in steps for kind in counted.recorded.values()),
+            "records": sum(counted.sounding_right for counted in steps),
             "equal": not found,
         })  # fmt: skip
         faults += found
@@ -112,24 +112,32 @@ def ratios_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]:
 
 def on_rank_fsdp2(world: World, workload: Workload) -> list[Any] | None:
     from distmuon.grid import Grid
-    from distmuon.measured.byte_counts import count_fsdp2
+    from distmuon.measured.byte_counts import count_fsdp2, stray_fsdp2
 
-    return world.gather(count_fsdp2(Grid.of(world), workload))
+    grid = Grid.of(world)
+    return world.gather((*count_fsdp2(grid, workload), stray_fsdp2(grid, workload)))
 
 
 def fsdp2_on(dp: int, shape: str = "even") -> dict[str, Any]:
-    """Return what torch.optim.Muon on FSDP2 calls and sends in a step, on rank 0, beside our Muon's prediction."""
+    """Return what torch.optim.Muon on FSDP2 calls and sends in a step, on rank 0, beside our Muon's prediction.
+
+    update: by Muon and AdamW. model: by forward and backward, which gather parameters (ZeRO-3) and reduce gradients.
+    gather_all_momentum: our Muon's momentum gathers alone. stray, rounding: `byte_counts.stray_fsdp2`'s.
+    """
     from distmuon.measured.contenders import predict_muon
 
     workload = SHAPES[shape].shared_by(dp)
     with session.environment(session.directory()):  # planning makes torch leave a folder behind
         matrices, ours = len(workload.plan(dp, 1)[1]), predict_muon(workload, dp, 1, 0)
-    model, update = launch.run(on_rank_fsdp2, (workload,), dp=dp)[0][0]
+    ranks = launch.run(on_rank_fsdp2, (workload,), dp=dp)[0]
+    model, update = (ledger.total() for ledger in ranks[0][:2])
+    momentum = sum(traffic.sent_bytes for entry, traffic in ours if entry.label.startswith("momentum"))
     return {
-        "dp": dp, "shape": shape, "matrices": matrices, "calls": update.total().calls,
-        "calls_per_matrix": update.total().calls / matrices, "model_calls": model.total().calls,
-        "sent": update.total().sent_bytes + model.total().sent_bytes,
-        "gather_all_sent": ours.total().sent_bytes,
+        "dp": dp, "shape": shape, "matrices": matrices,
+        "update_calls": update.calls, "update_sent": update.sent_bytes,
+        "model_calls": model.calls, "model_sent": model.sent_bytes,
+        "gather_all_momentum": momentum, "gather_all_sent": ours.total().sent_bytes,
+        **{key: max(strays[key] for *_, strays in ranks) for key in ("stray", "rounding")},
     }  # fmt: skip
 
 
@@ -149,7 +157,7 @@ def on_rank_wire(world: World, workload: Workload, steps: int) -> list[Any] | No
 
 
 def wire_on(dp: int, tp: int, shape: str = "even", steps: int = STEPS) -> list[dict[str, Any]]:
-    """Return one row per contender: what left all interfaces together, and at the ranks, over the ledger's bytes.
+    """Return one row per contender: what left all interfaces together, and at the ranks, over the ring formula's bytes.
 
     Needs `hosts.become_switch`. payload: frames without the 66 bytes of headers of every packet.
     """
@@ -158,32 +166,12 @@ def wire_on(dp: int, tp: int, shape: str = "even", steps: int = STEPS) -> list[d
     for name in ranks[0]:
         found: list[OnTheWire] = [rank[name] for rank in ranks]
         total = {key: sum(asdict(rank)[key] for rank in found) for key in asdict(found[0])}
-        each = [rank.payload / rank.ledger for rank in found]
+        each = [rank.payload / rank.ring for rank in found]
         rows.append({
             "dp": dp, "tp": tp, "contender": name, **total,
-            "ratio": total["payload"] / total["ledger"], "least_rank": min(each), "greatest_rank": max(each),
+            "ratio": total["payload"] / total["ring"], "least_rank": min(each), "greatest_rank": max(each),
         })  # fmt: skip
     return rows
-
-
-def wire_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return `wire_on`'s rows of several grids as a table in words: contenders down, grids across, then a verdict."""
-    from distmuon.measured.contenders import CONTENDERS
-
-    grids = list(dict.fromkeys((row["dp"], row["tp"]) for row in rows))
-    lines = [f"{'wire / ledger, DP x TP':<26}" + "".join(f"{f'{dp} x {tp}':>10}" for dp, tp in grids)]
-    for name, contender in CONTENDERS.items():
-        ratios = {(row["dp"], row["tp"]): f"{row['ratio']:.3f}" for row in rows if row["contender"] == name}
-        lines.append(f"{contender.title:<26}" + "".join(f"{ratios.get(grid, '-'):>10}" for grid in grids))
-    known = [row for row in rows if CONTENDERS[row["contender"]].predict is not None]
-    near = all(abs(row["ratio"] - 1) < TOLERANCE for row in known)
-    worst = max(known, key=lambda row: max(1 - row["least_rank"], row["greatest_rank"] - 1))
-    return [
-        *lines,
-        f"Sum over ranks within {TOLERANCE:.0%}, for all that we predict: {near}.",
-        f"Single ranks furthest off: {worst['least_rank']:.3f} to {worst['greatest_rank']:.3f}, "
-        f"{CONTENDERS[worst['contender']].title} on {worst['dp']} x {worst['tp']}.",
-    ]
 
 
 # ---- All of it --------------------------------------------------------------------------------------------

@@ -64,13 +64,14 @@ class Contender:
 
     title: for tables. make: (workload, grid, bucket_mb) -> Trainer; collective; bucket_mb is DDP's. predict: (workload,
     dp, tp, dp_rank) -> Ledger of one step with one micro-batch; None where torch's own planning decides, so that its
-    collectives can only be counted. over_tp: may be cut over TP.
+    collectives can only be counted. over_tp: may be cut over TP. ddp_alone: sends what DDP sends, and nothing else.
     """
 
     title: str
     make: Callable[[Workload, Grid, float | None], Trainer]
     predict: Callable[[Workload, int, int, int], Ledger] | None
     over_tp: bool
+    ddp_alone: bool = False
 
     def admits(self, workload: Workload, dp: int, tp: int) -> bool:
         """Say whether this contender can train `workload` on a dp x tp grid."""
@@ -200,10 +201,10 @@ def _predict_ours(algorithm: str) -> Callable[[Workload, int, int, int], Ledger]
 predict_zero1, predict_muon = _predict_ours("adamw"), _predict_ours("muon")
 
 CONTENDERS: dict[str, Contender] = {
-    "ddp": Contender("AdamW, DDP", make_ddp, predict_ddp, over_tp=True),
+    "ddp": Contender("AdamW, DDP", make_ddp, predict_ddp, over_tp=True, ddp_alone=True),
     "zero1": Contender("AdamW, ZeRO-1", make_zero1, predict_zero1, over_tp=True),
     "torch_zero": Contender("AdamW, torch's ZeRO-1", make_torch_zero, predict_torch_zero, over_tp=True),
     "muon": Contender("Muon, gather_all", make_muon, predict_muon, over_tp=True),
-    "muon_ddp": Contender("Muon, DDP", make_muon_ddp, predict_ddp, over_tp=False),
+    "muon_ddp": Contender("Muon, DDP", make_muon_ddp, predict_ddp, over_tp=False, ddp_alone=True),
     "muon_fsdp2": Contender("torch Muon, FSDP2", make_muon_fsdp2, None, over_tp=False),
 }

@@ -12,8 +12,8 @@ Moonlight (Liu et al. 2025, section 2.3), whose "(1, 1.25]" is `ratio` with g = 
 ours: the paper leaves it out.
 
 The formulas know matrices and nothing else. A real step also sends padding, the parameters that belong to AdamW, and
-the norms of the gradients: `beside` counts these, so that formula + beside = prediction, exactly. That is why all of
-this is in Fractions.
+the norms of the gradients: `beside` counts these from the map's sizes alone, so that formula + beside = prediction,
+exactly. That is why all of this is in Fractions.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from fractions import Fraction
 
-from distmuon.gradients import SUMMARY_LABEL
 from distmuon.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.ledger import Ledger
-from distmuon.prediction import predict_step
 
 
 def sent_share(dp: int) -> Fraction:
@@ -92,8 +90,9 @@ def beside(layout: Layout, tp: int, muon: Collection[int], m: int = 0) -> dict[s
         each = ITEM_BYTES[buffer.grad_dtype] + ITEM_BYTES[buffer.param_dtype] + (m if n else 0)
         found["AdamW's parameters"] += sent_share(layout.dp) * (bucket.numel - n) * each
         found["padding"] += sent_share(layout.dp) * (bucket.padded - bucket.numel) * each
-    norms = predict_step(layout, tp, 0).total(label=SUMMARY_LABEL)
-    return {**found, "norms of the gradients": Fraction(norms.sent_bytes)}
+    ranks = layout.dp * tp
+    chunk = -(-16 * len(layout.specs) // ranks)  # two float64 per parameter, all-reduced over all ranks
+    return {**found, "norms of the gradients": Fraction(2 * (ranks - 1) * chunk)}
 
 
 def mean_sent(ledgers: Collection[Ledger]) -> Fraction:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distmuon.holdings import STATE, Kept, predict_shards
+from distmuon.holdings import Kept, predict_shards
 from distmuon.layout import DEFAULT_BUCKET_SIZE, plan
 from distmuon.measured.model_shapes import Shape
 from distmuon.prediction import predict_transient
@@ -32,10 +32,15 @@ class Plan:
         """What Muon does not keep: one of AdamW's two moments, for the hidden matrices."""
         return sum(self.adamw.values()) - sum(self.muon.values())
 
-    @property
-    def taken(self) -> int:
-        """What Muon's update takes at its worst moment beyond what AdamW's takes at its own."""
-        return self.muon_transient - self.adamw_transient
+    def eaten(self, loosest: float) -> str:
+        """Say whether Muon's update takes more, beyond AdamW's, than was saved: "yes", "no" or "perhaps".
+
+        loosest: by what factor a bound of Muon's update was found to exceed the measurement. "no" follows from the
+        bound; "yes" supposes that the update takes at least bound / loosest.
+        """
+        if self.muon_transient <= self.saved:
+            return "no"
+        return "yes" if self.muon_transient / loosest - self.adamw_transient > self.saved else "perhaps"
 
 
 def plan_memory(model: Shape, dp: int, tp: int = 1, bucket_size: int = DEFAULT_BUCKET_SIZE) -> Plan:
@@ -54,8 +59,3 @@ def plan_memory(model: Shape, dp: int, tp: int = 1, bucket_size: int = DEFAULT_B
 def share_of_matrices(model: Shape) -> float:
     """Return which share of a model's parameters Muon moves."""
     return sum(math.prod(weight.shape) for weight in model.weights() if weight.muon) / model.parameters
-
-
-def state_of(kept: Kept) -> int:
-    """Return the bytes of the optimizer's state, without master weights."""
-    return sum(kept[kind] for kind in STATE)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distmuon import launch
+from distmuon.measured.profiled import hush
 from distmuon.measured.workload import SHAPES, TIMED, Workload
 
 if TYPE_CHECKING:
@@ -80,10 +81,11 @@ def row_of(name: str, ranks: Sequence[Weighed]) -> Row:
     }
 
 
-def numbers_compared(ranks: Sequence[Sequence[Weighed]]) -> tuple[int, int]:
-    """Return how many counted numbers there are, and how many of them are the predicted ones."""
+def numbers_compared(ranks: Sequence[Sequence[Weighed]]) -> Row:
+    """Return how many counted numbers there are, how many of them are the predicted ones, and how many are not 0."""
     pairs = [(size, one.predicted[kind]) for rank in ranks for one in rank for kind, size in one.kept.items()]
-    return len(pairs), sum(counted == predicted for counted, predicted in pairs)
+    equal = sum(counted == predicted for counted, predicted in pairs)
+    return {"compared": len(pairs), "equal": equal, "nonzero": sum(map(any, pairs))}
 
 
 # ---- All measurements -------------------------------------------------------------------------------------
@@ -94,7 +96,8 @@ def measure(quick: bool) -> Row:
     shapes, dtypes = (["even"], ["float32"]) if quick else (list(SHAPES), ["float32", "bfloat16"])
     grids, tracked = (QUICK, QUICK[:1]) if quick else (GRIDS, TRACKED)
     sizes, batches = (BUCKETS[2:7:2], BATCHES[:1]) if quick else (BUCKETS, BATCHES)
-    os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}  # or the profiler talks on stderr
+    hush()
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # or the profiler talks on stderr all the same
     of_grids, sweep = measure_grids(grids, tracked, shapes, dtypes), measure_buckets(sizes)
     of_batches, timelines = measure_steps(batches)
     return {
@@ -111,7 +114,9 @@ def measure_grids(
     grids: Sequence[tuple[int, int]], tracked: Sequence[tuple[int, int]], shapes: Sequence[str], dtypes: Sequence[str]
 ) -> Row:
     """Weigh every contender on every grid, shape and dtype; on `tracked` grids follow steps of the first shape, too."""
-    rows, compared, equal, halves = [], 0, 0, []
+    rows: list[Row] = []
+    halves: list[bool] = []
+    kept = {"grids": len(grids), "compared": 0, "equal": 0, "nonzero": 0}
     for dp, tp in grids:
         places, jobs = [], []
         for shape in shapes:
@@ -124,20 +129,13 @@ def measure_grids(
             continue
         ranks = launch.run(weigh_all, (jobs,), dp=dp, tp=tp)[0]
         numbers = numbers_compared(ranks)
-        compared, equal = compared + numbers[0], equal + numbers[1]
+        kept |= {name: kept[name] + number for name, number in numbers.items()}
         found = [row_of(job[0], [rank[n] for rank in ranks]) for n, job in enumerate(jobs)]
         placed = [{"dp": dp, "tp": tp, "shape": s, "dtype": d} | row for (s, d), row in zip(places, found, strict=True)]
         halves += [is_half(*pair) for rank in ranks for pair in pairs_of(jobs, rank)]
         rows += [row for row in placed if row["stages"]]
-        print(f"  {dp} DP x {tp} TP: {numbers[1]} of {numbers[0]} numbers as predicted", flush=True)
-    kept = {
-        "grids": len(grids),
-        "compared": compared,
-        "equal": equal,
-        "halves": len(halves),
-        "exact_halves": sum(halves),
-    }
-    return {"kept": kept, "rows": rows}
+        print(f"  {dp} DP x {tp} TP: {numbers['equal']} of {numbers['compared']} numbers as predicted", flush=True)
+    return {"kept": kept | {"halves": len(halves), "exact_halves": sum(halves)}, "rows": rows}
 
 
 def pairs_of(jobs: Sequence[Job], found: Sequence[Weighed]) -> Iterator[tuple[Weighed, Weighed]]:
@@ -157,7 +155,11 @@ def is_half(adamw: Weighed, muon: Weighed) -> bool:
 def measure_buckets(sizes: Sequence[int]) -> list[Row]:
     """Weigh ours on 2 DP ranks, with buckets from a single matrix to the whole model."""
     workloads = [replace(DEEP, bucket_size=size).shared_by(2) for size in sizes]
-    rows = weigh_ours(workloads, 2)[0]
+    rows, ranks = weigh_ours(workloads, 2)
+    for number, row in enumerate(rows):
+        each = [rank[number] for rank in ranks]
+        row["mean_kept"] = sum(sum(one.kept.values()) for one in each) // len(each)
+        row["mean_transient"] = sum(one.transient for one in each) // len(each)
     for row, workload in zip(rows[::2], workloads, strict=True):
         row["largest_bucket"] = max(bucket.padded for bucket in workload.plan(2, 1)[0].buckets)
     return rows

@@ -107,11 +107,6 @@ class Shape:
         return sum(math.prod(weight.shape) for weight in self.weights())
 
     @cached_property
-    def hidden(self) -> int:
-        """Elements of everything but embeddings, head and positions."""
-        return sum(math.prod(w.shape) for w in self.weights() if w.name.startswith(("blocks", "norm")))
-
-    @cached_property
     def active(self) -> int:
         """Elements of matrices that one token is multiplied by; 6 of them cost a token that many FLOPs, both ways."""
         return round(sum(w.used * math.prod(w.shape) for w in self.weights() if len(w.shape) == 2))

@@ -54,7 +54,6 @@ def muted_trainer(name: str, workload: Workload, grid: Grid) -> Trainer:
     """
     if grid.tp.size != 1:
         raise ValueError(f"T is {grid.tp.size}; only DP is muted, so take T = 1.")
-    bare = CONTENDERS[name].predict is CONTENDERS["ddp"].predict
-    dp = Group("dp") if bare else MutedGroup("dp", grid.dp.size, grid.dp.rank)
+    dp = Group("dp") if CONTENDERS[name].ddp_alone else MutedGroup("dp", grid.dp.size, grid.dp.rank)
     world = MutedGroup("world", grid.world.size, grid.world.rank)
     return CONTENDERS[name].make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger), ONE_BUCKET)

@@ -81,17 +81,22 @@ class Step(NamedTuple):
         return self.waves - self.tp_gather
 
     @property
-    def latency_claim(self) -> float:
-        """What Muon adds, over forward and backward: the paper says 1 to 3 %."""
+    def extra(self) -> float:
+        """What Muon adds to the step of ZeRO-1 AdamW, over forward and backward."""
         return (self.momentum + self.waves) / (self.computation + self.activations)
+
+    @property
+    def optimizer(self) -> float:
+        """All that is not forward and backward, over forward and backward."""
+        return self.muon / (self.computation + self.activations) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class Timed:
     """A planned world, reduced to what its seconds need: time it on any fabric, for any batch.
 
-    parts: gradients, momentum, parameters, summary. waves: as in `PlannedWorld`. fits: state and transient bytes fit a
-    device; activations are not counted.
+    parts: gradients, momentum, parameters, summary. waves: as in `PlannedWorld`. fits: Muon's state and transient bytes
+    fit a device; adamw_fits: AdamW's state does. Activations are not counted in either.
     """
 
     shape: Shape
@@ -100,15 +105,18 @@ class Timed:
     parts: dict[str, Messages]
     waves: Counter[tuple[Load, ...]]
     fits: bool
+    adamw_fits: bool
     known: dict[Fabric, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, world: PlannedWorld) -> Timed:
+        assert world.shape is not None
         ledger, sizes = world.ledger(), {"dp": world.dp, "tp": world.tp, "world": world.dp * world.tp}
         parts = {name: _messages(ledger, name, "dp", sizes) for name in ("gradients", "momentum", "parameters")}
         parts["summary"] = _messages(ledger, SUMMARY_LABEL, "world", sizes, "tree")
         fits = world.state_bytes + world.transient_bytes <= MEMORY_BYTES
-        return cls(world.shape, world.dp, world.tp, parts, world.waves, fits)
+        adamw_fits = world.adamw_state_bytes <= MEMORY_BYTES
+        return cls(world.shape, world.dp, world.tp, parts, world.waves, fits, adamw_fits)
 
     def admits(self, tokens: int) -> bool:
         """Say whether every DP rank gets at least one whole sequence of a batch of `tokens`."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distmuon import strategies
 from distmuon.layout import DEFAULT_BUCKET_SIZE, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
@@ -27,6 +27,7 @@ BUCKET_RULES: dict[str, Callable[[int], int]] = {
     "ours": lambda dp: DEFAULT_BUCKET_SIZE,
     "megatron": lambda dp: max(40_000_000, 1_000_000 * dp),
 }
+TIMED_RULE = "megatron"  # of the worlds whose steps are timed
 MOMENTUM_BYTES = ITEM_BYTES["bfloat16"]  # per element that is gathered
 
 
@@ -55,9 +56,12 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedWorld:
-    """One model on one DP x TP grid under one bucket rule. muon: indices of Muon's matrices in `layout.specs`."""
+    """One model on one DP x TP grid under one bucket rule. muon: indices of Muon's matrices in `layout.specs`.
 
-    shape: Shape
+    shape: None for a layout of loose matrices, which can be counted but not timed.
+    """
+
+    shape: Shape | None
     dp: int
     tp: int
     layout: Layout
@@ -139,13 +143,21 @@ class PlannedWorld:
     @property
     def state_bytes(self) -> int:
         """Bytes that stay on a rank, mean over DP ranks: parameters, gradients, 1/D of master weights and states."""
-        in_muon = sum(row.numel for _, rows in self.matrices for row in rows)
+        return round(self.adamw_state_bytes - 4 * self._in_muon / self.dp)  # one momentum where AdamW has two
+
+    @property
+    def adamw_state_bytes(self) -> float:
+        """The same for AdamW."""
         total = 0.0
         for bucket in self.layout.buckets:
             buffer = self.layout.buffers[bucket.buffer_idx]
             w, g = ITEM_BYTES[buffer.param_dtype], ITEM_BYTES[buffer.grad_dtype]
             total += (w + g) * bucket.padded + g * (bucket.padded + 2 * bucket.numel) / self.dp
-        return round(total - 4 * in_muon / self.dp)  # one momentum where AdamW has two
+        return total
+
+    @property
+    def _in_muon(self) -> int:
+        return sum(row.numel for _, rows in self.matrices for row in rows)
 
     @property
     def transient_bytes(self) -> int:
@@ -160,13 +172,6 @@ class PlannedWorld:
                 found = strategy.transient_bytes(alone, self.muon, self.tp, sizes[size], None, 2)
                 worst = max(worst, found)
         return worst
-
-
-def survey(quick: bool = False) -> dict[str, Any]:
-    """Return all that chapter 15 says about planned worlds: see `worlds_survey`. `quick` takes two models only."""
-    from distmuon.measured.worlds_survey import survey  # it imports this module
-
-    return survey(quick)
 
 
 def plan_world(shape: Shape, dp: int, tp: int, bucket_size: int) -> PlannedWorld:

@@ -14,29 +14,27 @@ import json
 import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from distmuon.measured.trace_report import NAMES_MATCHED
+from distmuon.operators import OPERATORS, WITHOUT_PAYLOAD
+
 ITEM_BYTES = {"double": 8, "float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "unsigned char": 1}
 
-# operator -> (collective, which input is the payload as the ledger defines it)
-OPERATORS = {
-    "c10d::allreduce_": ("all_reduce", 0),
-    "c10d::broadcast_": ("broadcast", 0),
-    "c10d::_allgather_base_": ("all_gather", 0),
-    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
-    "c10d::alltoall_base_": ("all_to_all", 1),
-}
-SILENT = ("c10d::barrier", "c10d::monitored_barrier_")
+# the payload as the ledger defines it, by the name of c10d's argument -> which input of the record that is
+INPUTS = {"tensors": 0, "output_tensor": 0, "input_tensor": 1, "input": 1}
+# what a script looks for that adds up all that sounds right: the report's names, and how gloo calls reduce-scatters
+SOUNDS_RIGHT = (*NAMES_MATCHED, "all_to_all", "alltoall")
 
 
 class Seen(NamedTuple):
-    """One kind of collective in a trace. calls: operators. payload_bytes: theirs. records: events that speak of it."""
+    """One kind of collective in a trace."""
 
     calls: int
     payload_bytes: int
-    records: int
 
 
 def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -48,10 +46,10 @@ def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """
     bytes_of: dict[str, int] = {}
     for event in filter(_is_operator, events):
-        if event["name"] not in OPERATORS:
-            raise ValueError(f"{event['name']} is a collective that this reader does not know; add it to OPERATORS.")
-        collective, position = OPERATORS[event["name"]]
-        dims, dtype = event["args"]["Input Dims"][position], event["args"]["Input type"][position]
+        collective, argument = OPERATORS.get(event["name"], ("", ""))
+        if argument not in INPUTS:
+            raise ValueError(f"{event['name']} is a collective that this reader does not know; teach it.")
+        dims, dtype = (event["args"][key][INPUTS[argument]] for key in ("Input Dims", "Input type"))
         if dtype == "TensorList":
             (dims,) = dims  # each of our calls has one tensor
             dtype = next(e["args"]["Input type"][0] for e in events if _carries(e, collective, dims))
@@ -60,18 +58,19 @@ def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def seen(events: Sequence[Mapping[str, Any]]) -> dict[str, Seen]:
-    """Return what a trace says of each kind of collective, and how many of its events have to do with it."""
-    found = {}
-    for collective, size in count_once(events).items():
-        calls = sum(OPERATORS[event["name"]][0] == collective for event in filter(_is_operator, events))
-        annotations = sum(event.get("name") == f"gloo:{collective}" for event in events)
-        found[collective] = Seen(calls, size, calls + annotations)
-    return found
+    """Return what a trace says of each kind of collective."""
+    calls = Counter(OPERATORS[event["name"]][0] for event in filter(_is_operator, events))
+    return {collective: Seen(calls[collective], size) for collective, size in count_once(events).items()}
+
+
+def sounding_right(events: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many events of a trace have a name that matches: what adding up by name would add up."""
+    return sum(any(pattern in event.get("name", "").lower() for pattern in SOUNDS_RIGHT) for event in events)
 
 
 def _is_operator(event: Mapping[str, Any]) -> bool:
     name = event.get("name", "")
-    return event.get("cat") == "cpu_op" and name.startswith("c10d::") and name not in SILENT
+    return event.get("cat") == "cpu_op" and name.startswith("c10d::") and name not in WITHOUT_PAYLOAD
 
 
 def _carries(event: Mapping[str, Any], collective: str, dims: Sequence[int]) -> bool:
@@ -81,12 +80,17 @@ def _carries(event: Mapping[str, Any], collective: str, dims: Sequence[int]) -> 
 # ---- Making such a trace ----------------------------------------------------------------------------------
 
 
+def hush() -> None:
+    """Keep the profiler's starts and stops off standard error; to be called before the first of them."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
 @contextmanager
 def profiled() -> Iterator[list[dict[str, Any]]]:
     """Profile what happens inside; the list then holds the trace's events, shapes included."""
     from torch.profiler import ProfilerActivity, profile
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its own start and stop are no news; read when first used
+    hush()
     events: list[dict[str, Any]] = []
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         yield events

@@ -5,13 +5,15 @@ Each function takes book/results/regimes.json, as `results.load("regimes")` retu
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from distmuon.measured.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants, Point, fit, points
 from distmuon.measured.regimes import SKEW
-from distmuon.measured.workload import Workload
+from distmuon.measured.workload import TIMED, Workload
+from distmuon.measured.world_tables import CLAIMED
 
 NAMES = {
     "muon": "Muon",
@@ -20,7 +22,6 @@ NAMES = {
     "muon_small": "Muon, many calls",
     "zero1_small": "ZeRO-1, many calls",
 }
-CLAIMED = (0.01, 0.03)  # of forward and backward: Moonlight (Liu et al. 2025)
 
 Found = Mapping[str, Any]
 
@@ -44,20 +45,27 @@ def share_curves(found: Found, width: int) -> tuple[dict[str, Any], dict[str, An
         "1 %": (tokens, [CLAIMED[0]] * len(tokens)),
         "AdamW": (tokens, [row["median"] for row in rows["adamw"]]),
     }
-    low, high = ([row["quartiles"][n] for row in rows["muon"]] for n in (0, 1))
-    return series, {"Muon": (tokens, low, high)}
+    return series, {"Muon": (tokens, *_bands(rows["muon"]))}
 
 
 def share_lines(found: Found) -> list[str]:
-    """Return, per width, Muon's and AdamW's share at some batches, and from which batch on it is within the claim."""
-    lines = ["  width   tokens   5a / tokens      Muon     AdamW"]
+    """Return, per width, Muon's and AdamW's share at some batches, and how many rounds that is the median of."""
+    lines = ["  width   tokens   5a / tokens      Muon     AdamW   rounds"]
     for width, rows in found["share"].items():
         chosen = sorted({*range(0, len(rows["tokens"]), 3), len(rows["tokens"]) - 1})
         for n in chosen:
             tokens, cells = rows["tokens"][n], [rows[name][n]["median"] for name in ("muon", "adamw")]
             cells = [most_share(int(width), tokens), *cells]
-            lines.append(f"  {width:>5s}{tokens:9,d}{cells[0]:14.1%}{cells[1]:10.1%}{cells[2]:10.1%}")
+            shares = f"{cells[0]:14.1%}{cells[1]:10.1%}{cells[2]:10.1%}"
+            lines.append(f"  {width:>5s}{tokens:9,d}{shares}{rows['muon'][n]['count']:9d}")
     return lines
+
+
+def slope(found: Found, width: int) -> float:
+    """Return the power of the batch that Muon's share follows, by least squares on both logarithms; the bound's: -1."""
+    rows = found["share"][str(width)]
+    tokens, shares = ([math.log(x) for x in xs] for xs in (rows["tokens"], [row["median"] for row in rows["muon"]]))
+    return statistics.linear_regression(tokens, shares).slope
 
 
 def first_within(found: Found, width: int, share: float) -> int | None:
@@ -89,15 +97,20 @@ def repeated(workload: Workload, dp: int, tp: int) -> tuple[float, float]:
 
 
 def skew_lines(found: Found) -> list[str]:
-    """Return, per grid, bytes and step time over those of ZeRO-1 AdamW on the same grid, with quartiles."""
-    lines = ["  dp x tp   Muon: bytes      time (quartiles)   DDP: bytes      time (quartiles)"]
+    """Return, per grid, bytes and step time over ZeRO-1 AdamW's; and Muon's step over that on its best grid."""
+    best = min(row["muon"]["seconds"]["median"] for row in found["skew"])
+    lines = [
+        "             Muon / AdamW, ZeRO-1            DDP / ZeRO-1           Muon's step /   a matrix is",
+        "  dp x tp   bytes   time                  bytes   time             its best grid   orthogonalized",
+    ]
     for row in found["skew"]:
-        cells = f"  {row['dp']:2d} x {row['tp']:2d}  "
+        cells = f"  {row['dp']:2d} x {row['tp']:2d}"
         for name in ("muon", "ddp"):
             sent = row[name]["sent_bytes"] / row["zero1"]["sent_bytes"]
-            cells += f"{sent:12.2f}x{_spread(row[name]['over_zero1']):>22s}"
-        lines.append(cells)
-    return lines
+            cells += f"{sent:8.2f}x  {_spread(row[name]['over_zero1']):18s}"
+        mean, _ = repeated(TIMED.shared_by(row["dp"] * row["tp"]), row["dp"], row["tp"])
+        lines.append(f"{cells}{row['muon']['seconds']['median'] / best:9.2f}x{mean:14.2f} times")
+    return [*lines, _rounds(row["muon"]["over_zero1"] for row in found["skew"])]
 
 
 def quickest_grids(found: Found) -> dict[str, str]:
@@ -110,7 +123,7 @@ def quickest_grids(found: Found) -> dict[str, str]:
 
 
 def link_lines(found: Found) -> list[str]:
-    """Return step time over ZeRO-1 AdamW's, per rate, with quartiles; above it the two limits that it lies between."""
+    """Return step time over ZeRO-1 AdamW's, per rate; above it the limits of the simple formula."""
     asked = found["links"]["entrants"]
     names = [name for name in asked if name != "zero1"]
     rows = {_rate(step["rate_mbit"]): step for step in found["links"]["steps"]}
@@ -119,7 +132,24 @@ def link_lines(found: Found) -> list[str]:
         lines.append(
             _row(label, [f"{amount(asked[name]) / amount(asked['zero1']):.2f}x            " for name in names])
         )
-    return lines + [_row(rate, [_spread(step[name]["over_zero1"]) for name in names]) for rate, step in rows.items()]
+    lines += [_row(rate, [_spread(step[name]["over_zero1"]) for name in names]) for rate, step in rows.items()]
+    return [*lines, _rounds(step["muon"]["over_zero1"] for step in rows.values())]
+
+
+def outside(found: Found) -> tuple[int, int]:
+    """Return (how many of Muon's medians over ZeRO-1's lie outside the ratios of bytes and of computation, of all)."""
+    muon, zero1 = (found["links"]["entrants"][name] for name in ("muon", "zero1"))
+    limits = [amount(muon) / amount(zero1) for amount in (_sent, _computation)]
+    medians = [step["muon"]["over_zero1"]["median"] for step in found["links"]["steps"]]
+    return sum(not min(limits) <= median <= max(limits) for median in medians), len(medians)
+
+
+def slow_limit(found: Found) -> float:
+    """Return Muon's step over ZeRO-1's on a hopeless link by the fit, in which not all bytes cost the same."""
+    constants, _ = fitted(found)
+    entrants = (found["links"]["entrants"][name] for name in ("muon", "zero1"))
+    mine, theirs = (constants.ring * e["ring_bytes"] + constants.exchange * e["exchange_bytes"] for e in entrants)
+    return mine / theirs
 
 
 def link_curves(found: Found) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -130,9 +160,8 @@ def link_curves(found: Found) -> tuple[dict[str, Any], dict[str, Any]]:
     bands = {}
     for name in ("muon", "ddp"):
         ratios = [step[name]["over_zero1"] for step in steps]
-        low, high = ([ratio["quartiles"][n] for ratio in ratios] for n in (0, 1))
         series[NAMES[name]] = (rates, [ratio["median"] for ratio in ratios])
-        bands[NAMES[name]] = (rates, low, high)
+        bands[NAMES[name]] = (rates, *_bands(ratios))
     series["Muon's bytes"] = (rates, [_sent(asked["muon"]) / _sent(asked["zero1"])] * len(rates))
     return series, bands
 
@@ -159,25 +188,34 @@ def error_lines(found: Found) -> list[str]:
 
 
 def model_curves(found: Found) -> dict[str, Any]:
-    """Return series for `draw_curves`: step time over computation alone, measured and by the model, for two of them."""
+    """Return series for `draw_curves`: Muon's step over its computation, measured and modelled; in many calls too."""
     constants, _ = fitted(found)
+    unit = _computation(found["links"]["entrants"]["muon"])
     series: dict[str, Any] = {}
-    for name in ("muon", "muon_small"):
+    for name, short in (("muon", "Muon"), ("muon_small", "many calls")):
         mine = [p for p in points(found["links"]) if p.entrant == name and p.rate_mbit is not None]
-        for label, value in (("measured", lambda p: p.seconds), ("model", constants.seconds)):
-            times = [value(point) / point.computation_seconds for point in mine]
-            series[f"{NAMES[name]}, {label}"] = ([point.rate_mbit for point in mine], times)
+        for label, value in (("", lambda p: p.seconds), (", model", constants.seconds)):
+            times = [value(point) / unit for point in mine]
+            series[f"{short}{label}"] = ([point.rate_mbit for point in mine], times)
     return series
 
 
 def held_out(constants: Constants, left: Sequence[Point]) -> dict[str, float]:
-    """Return the median absolute error per group of held-out points, and of all: what the model is worth."""
+    """Return the median absolute error per group of held-out points; last, that of a step less its computation."""
     groups = {
-        "Muon, which it never saw": [p for p in left if p.entrant not in FITTED_ENTRANTS],
+        "Muon, whose sending it never saw": [p for p in left if p.entrant not in FITTED_ENTRANTS],
         "rates it never saw": [p for p in left if p.rate_mbit not in FITTED_RATES],
         "all held out": list(left),
     }
-    return {name: statistics.median(abs(constants.error(p)) for p in group) for name, group in groups.items() if group}
+    errors = {name: [abs(constants.error(p)) for p in group] for name, group in groups.items() if group}
+    errors["all held out, without the computation"] = [abs(constants.moving_error(p)) for p in left]
+    return {name: statistics.median(group) for name, group in errors.items()}
+
+
+def noise(found: Found) -> float:
+    """Return how far from the median a quarter of the rounds lies at least, of its own; median over all points."""
+    times = [step[name]["seconds"] for step in found["links"]["steps"] for name in found["links"]["entrants"]]
+    return statistics.median((t["quartiles"][1] - t["quartiles"][0]) / 2 / t["median"] for t in times)
 
 
 def _sent(asked: Mapping[str, Any]) -> float:
@@ -197,42 +235,18 @@ def _row(label: str, cells: Sequence[str]) -> str:
 
 
 def _spread(found: Mapping[str, Any]) -> str:
-    low, high = found["quartiles"]
+    low, high = _band(found)
     return f"{found['median']:.2f}x ({low:.2f}-{high:.2f})"
 
 
-# ---- Planned worlds ---------------------------------------------------------------------------------------
+def _band(found: Mapping[str, Any]) -> list[float]:
+    """Return the quartiles, or, of fewer than eight values, the range."""
+    return found["quartiles"] if found["count"] >= 8 else found.get("range", found["quartiles"])
 
 
-def world_lines(worlds: Found) -> list[str]:
-    """Return what the cells of book/results/worlds.json together say of "DP = TP", and how sure that is."""
-    said = worlds["verdict"]
-    forced = sum(cell.get("square_cost") == 0 and " " not in cell["tp_choices"] for cell in worlds["cells"])
-    rows = (
-        ("cells with a grid that fits memory and batch", f"{said['with_a_grid']} of {said['cells']}"),
-        ("of them with a choice of T", f"{said['with_a_choice']}"),
-        ("  the least T that fits has the shortest step", f"{said['least_tp_wins_step']:.0%}"),
-        ("  the largest T has", f"{said['most_tp_wins_step']:.0%}"),
-        ("  the largest T communicates least", f"{said['most_tp_wins_communication']:.0%}"),
-        ("  ZeRO-1 AdamW wants the same T as Muon", f"{said['adamw_wants_the_same']:.0%}"),
-        ("with a grid in which D and T are within a factor of two", f"{said['square_possible']}"),
-        ("  it has the shortest step", f"{said['square_wins_step']:.0%}"),
-        ("  it takes longer than the best by, median", f"{said['square_cost_median']:.0%}"),
-        ("  (in further cells it is the only grid that fits)", f"{forced}"),
-        (
-            "winner unchanged by one assumption doubled or halved",
-            f"{1 - max(said['winner_changes'].values()):.0%} or more",
-        ),
-        ("winner unchanged in every mix of all four", f"{said['winner_holds_in_all_corners']:.0%}"),
-    )
-    return [f"{label:58s}{value:>14s}" for label, value in rows]
+def _bands(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    return [_band(row)[0] for row in rows], [_band(row)[1] for row in rows]
 
 
-def latency_lines(worlds: Found) -> list[str]:
-    """Return, per batch, how many cells add to forward and backward less than, as much as, or more than the claim."""
-    lines = ["     tokens   cells   below 1 %   1 to 3 %   above 3 %"]
-    for tokens in sorted({cell["tokens"] for cell in worlds["cells"]}):
-        extra = [c["over_forward_backward"] for c in worlds["cells"] if c["tokens"] == tokens and c["tp"] is not None]
-        low, high = (sum(value < limit for value in extra) / len(extra) for limit in CLAIMED)
-        lines.append(f"  {tokens:9,d}{len(extra):8d}{low:12.0%}{high - low:11.0%}{1 - high:12.0%}")
-    return lines
+def _rounds(rows: Iterable[Mapping[str, Any]]) -> str:
+    return f"  rounds: {', '.join(str(row['count']) for row in rows)}; in brackets quartiles, below 8 rounds the range"

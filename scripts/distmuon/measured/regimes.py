@@ -1,12 +1,12 @@
 """What chapter 15 measures: the optimizer's share over the batch, skewed grids, and links of several speeds.
 
-Contenders take turns, round by round, so that each sees the same machine; what is kept is ratios of such rounds.
+Contenders step in every round, in random order, so that each sees the same machine; kept are ratios of such rounds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,8 @@ def optimizer_share(world: launch.World, width: int, most_tokens: int, rounds: i
     """Time Muon's and AdamW's step over forward and backward of the same model, on one rank, per batch size.
 
     Return {"tokens": [...], "muon": [spread, ...], "adamw": [spread, ...]}; a share is of the time of forward and
-    backward, of all micro-batches of a step. Batches beyond 4,096 tokens get three rounds at most.
+    backward, of all micro-batches of a step. Batches beyond 4,096 tokens get three rounds at most. The two optimizers
+    step in random order.
     """
     from distmuon.grid import Grid
     from distmuon.measured.contenders import CONTENDERS
@@ -70,15 +71,20 @@ def optimizer_share(world: launch.World, width: int, most_tokens: int, rounds: i
         data = batches(micro, corpus, 1, 0)
         shares: dict[str, list[float]] = {name: [] for name in trainers}
         warming = tokens == found["tokens"][0]  # a round more, which is forgotten
-        for _ in range(warming + (rounds if tokens <= 4096 else min(rounds, 3))):
+        for turn in range(warming + (rounds if tokens <= 4096 else min(rounds, 3))):
             compute = trainers["muon"].forward_backward
             backward = sum(_seconds(compute, *next(data)) for _ in range(tokens // micro.tokens))
             trainers["adamw"].forward_backward(*next(data))
-            for name, trainer in trainers.items():
-                shares[name].append(_seconds(trainer.update) / backward)
+            for name in results.shuffled(trainers, turn):
+                shares[name].append(_seconds(trainers[name].update) / backward)
         for name, values in shares.items():
-            found[name].append(results.spread(values[warming:]))
+            found[name].append(spread(values[warming:]))
     return found
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return `results.spread`, and beside it the range: of few values, quartiles say little."""
+    return results.spread(values) | {"range": [min(values), max(values)]}
 
 
 def _seconds(act: Callable[..., Any], *arguments: Any) -> float:
@@ -93,7 +99,7 @@ def _seconds(act: Callable[..., Any], *arguments: Any) -> float:
 def time_steps(
     world: launch.World, workload: Workload, entrants: Mapping[str, Entrant], rounds: int, muted: bool
 ) -> dict[str, dict[str, Any]]:
-    """Run on every rank: let the entrants take turns for `rounds` rounds, after one that warms up.
+    """Run on every rank: let the entrants step in random order for `rounds` rounds, after one that warms up.
 
     Return per entrant this rank's "seconds" of every step, its "sent_bytes" per step as torch's dispatcher counted
     them, and the "predicted_bytes". muted: time each also with its collectives muted, as "muted_seconds".
@@ -120,7 +126,7 @@ def time_steps(
     data = batches(workload, corpus, world.dp, grid.dp.rank)
     for turn in range(1 + rounds):
         batch = next(data)
-        for label in _rotated(list(trainers), turn):
+        for label in results.shuffled(trainers, turn):
             name, counter = label.removeprefix("muted "), CollectiveCounter()
             if turn == 0:  # makes state and buckets
                 with counter:
@@ -138,11 +144,6 @@ def _take_step(trainer: Trainer, batch: tuple[Any, Any]) -> None:
     trainer.update()
 
 
-def _rotated(names: list[str], turn: int) -> Iterator[str]:
-    yield from names[turn % len(names) :]
-    yield from names[: turn % len(names)]
-
-
 def slowest(ranks: Sequence[dict[str, dict[str, Any]]], name: str, key: str = "seconds") -> list[float]:
     """Return, per round, the time of the rank that took longest: ranks start together, and all must end."""
     return [max(times) for times in zip(*(rank[name][key] for rank in ranks), strict=True)]
@@ -151,7 +152,7 @@ def slowest(ranks: Sequence[dict[str, dict[str, Any]]], name: str, key: str = "s
 def ratios(ranks: Sequence[dict[str, dict[str, Any]]], name: str, to: str) -> dict[str, Any]:
     """Return the spread of step time over that of the entrant `to` in the same round."""
     pairs = zip(slowest(ranks, name), slowest(ranks, to), strict=True)
-    return results.spread([mine / theirs for mine, theirs in pairs])
+    return spread([mine / theirs for mine, theirs in pairs])
 
 
 # ---- Skewed grids, and links ------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def measure_skew(rounds: int, grids: Sequence[tuple[int, int]] = GRIDS) -> list[
         for name in SKEW:
             row[name] = _bytes(ranks, name)
             if rounds:
-                row[name]["seconds"] = results.spread(slowest(ranks, name))
+                row[name]["seconds"] = spread(slowest(ranks, name))
                 row[name]["over_zero1"] = ratios(ranks, name, "zero1")
         rows.append(row)
     return rows
@@ -190,15 +191,14 @@ def measure_links(rounds: int, rates: Sequence[float | None] = RATES) -> dict[st
     steps: list[dict[str, Any]] = []
     muted: dict[str, list[float]] = {name: [] for name in LINKS}
     for rate in rates:
-        turns = rounds if rate is not None and rate < 200 else 3 * rounds  # where steps are short, more of them
+        turns = rounds if rate is not None and rate < 200 else 2 * rounds  # where steps are short, more of them
         ranks = launch.run(time_steps, (LINKED, LINKS, turns, True), dp=RANKS, link=hosts.Link(rate))
         steps.append({"rate_mbit": rate})
         for name in LINKS:
-            seconds = results.spread(slowest(ranks, name))
+            seconds = spread(slowest(ranks, name))
             steps[-1][name] = {"seconds": seconds, "over_zero1": ratios(ranks, name, "zero1")}
             muted[name] += slowest(ranks, name, "muted_seconds")
-    entrants = {name: demand(entrant) | {"computation_seconds": results.spread(muted[name])}
-                for name, entrant in LINKS.items()}  # fmt: skip
+    entrants = {name: demand(entrant) | {"computation_seconds": spread(muted[name])} for name, entrant in LINKS.items()}
     return {"ranks": RANKS, "tokens": LINKED.tokens, "entrants": entrants, "steps": steps}
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from distmuon.gradients import SUMMARY_LABEL
 from distmuon.layout import Layout, ParamSpec, plan
 from distmuon.ledger import Ledger
+from distmuon.measured.formulas import ddp_adamw
 from distmuon.prediction import predict_step
 
 MATRICES: tuple[tuple[tuple[int, int], int | None], ...] = (  # whole shape, tp_split_dim
@@ -55,11 +56,8 @@ def steps(dp: int, tp: int) -> list[Sent]:
 
 
 def all_reduces(dp: int) -> int:
-    """Return what a rank sends to all-reduce every gradient in float32 over `dp` ranks, one call per matrix."""
-    ledger = Ledger()
-    for spec in plan_model(dp, 1).specs:
-        ledger.record("all_reduce", "dp", dp, 4 * spec.numel, spec.name)
-    return ledger.total().sent_bytes
+    """Return what a rank sends to all-reduce every gradient in float32 over `dp` ranks."""
+    return int(ddp_adamw(dp, sum(spec.numel for spec in plan_model(dp, 1).specs), g=4))
 
 
 def _norms(ledger: Ledger) -> int:

@@ -6,10 +6,11 @@ Chapters 12 to 15 and the claims page read their numbers from book/results; noth
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,17 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
         return {"median": values[0], "quartiles": [values[0], values[0]], "count": 1}
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return {"median": median, "quartiles": [low, high], "count": len(values)}
+
+
+def shuffled(names: Iterable[str], round_number: int) -> list[str]:
+    """Return the names in the order in which this round measures them: random, the same on all ranks.
+
+    Every second round runs backwards, so that nobody is favoured by drift. In turn would not do: whoever always follows
+    the same one finds its caches, and the tokens that the link has saved up.
+    """
+    order = list(names)
+    random.Random(f"pair {round_number // 2}").shuffle(order)
+    return order[::-1] if round_number % 2 else order
 
 
 def commit() -> str | None:

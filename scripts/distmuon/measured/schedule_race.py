@@ -2,7 +2,7 @@
 
 Every schedule gets the same weights and the same made-up gradients, so that all must end with the same parameters, to
 the bit. Timed is the optimizer's step alone, from one meeting of all ranks to the next. In one round each schedule
-takes one step, another one first each time; ratios are taken within the round.
+takes one step, in an order of its own; ratios are taken within the round.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def race(world: World, workload: Workload, rounds: int, recordings: int) -> dict
     racers = {name: Racer(workload, grid, name) for name in SCHEDULES}
     seconds: dict[str, list[float]] = {name: [] for name in racers}
     for number in range(rounds + 1):
-        for name in _turn(list(racers), number):
+        for name in results.shuffled(racers, number):
             taken = racers[name].step()
             if number:
                 seconds[name].append(taken)
@@ -88,11 +88,6 @@ def race(world: World, workload: Workload, rounds: int, recordings: int) -> dict
         found["recorded"] = {name: read([one[name] for one in shown]) for name in racers}
         found["traces"] = shown[0]
     return found
-
-
-def _turn(names: list[str], number: int) -> list[str]:
-    first = number % len(names)
-    return names[first:] + names[:first]
 
 
 def ratio(mine: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
@@ -132,27 +127,27 @@ def read(recorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ledger_overhead(world: World, workload: Workload, rounds: int) -> dict[str, Any] | None:
-    """Return what recording costs: one entry times the entries of a step, and steps with and without, in turn."""
+    """Return what recording costs: one entry times the entries of a step, and steps with and without."""
     grid = Grid.of(world)
     racer = Racer(workload, grid, "synchronous")
     racer.step()
     grid.ledger.clear()
     racer.step()
     calls = grid.ledger.total().calls
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    seconds: dict[str, list[float]] = {"with": [], "without": []}
     for number in range(rounds):
-        for recording in (True, False) if number % 2 else (False, True):
-            with muted(grid.ledger, not recording):
-                seconds[recording].append(racer.step())
+        for name in results.shuffled(seconds, number):
+            with muted(grid.ledger, name == "without"):
+                seconds[name].append(racer.step())
     entry = results.spread([_entry_seconds() for _ in range(5)])
     if world.rank:
         return None
-    step = results.spread(seconds[True])["median"]
+    step = results.spread(seconds["with"])["median"]
     return {
         "calls_per_step": calls,
         "microseconds_per_call": 1e6 * entry["median"],
         "share_of_step": calls * entry["median"] / step,
-        "with_to_without": ratio(seconds[True], seconds[False]),
+        "with_to_without": ratio(seconds["with"], seconds["without"]),
     }
 
 

@@ -27,6 +27,7 @@ from distmuon.memory import Moment, StorageTracker, references, size_of
 from distmuon.muon import Muon
 from distmuon.newton_schulz import BATCHED_ON_CPU
 from distmuon.prediction import SMALL_CHANGE, predict_transient
+from distmuon.strategies.gather_all import whole_matrix_bytes
 
 WARM = 2  # steps before the one that is weighed: state is made in the first, and DDP arranges itself
 
@@ -139,11 +140,13 @@ def predict_update(
 
     AdamW's temporaries are three of the largest parameter that it meets (the default on a CPU: one after the other).
     """
-    layout, muon, _ = workload.plan(dp, tp, "muon" if name.startswith("muon") else "adamw")
-    if name in ("zero1", "muon"):
-        given = {"gather_dtype": workload.gather_dtype, "compute_dtype": compute_dtype}
-        return predict_transient(layout, tp, dp_rank, muon, **given)  # type: ignore[arg-type]
-    if name == "muon_fsdp2":
+    algorithm, laid_out = holdings.LAID_OUT[name]
+    layout, muon, _ = workload.plan(dp, tp, algorithm)
+    if laid_out is holdings.predict_shards:
+        return predict_transient(
+            layout, tp, dp_rank, muon, gather_dtype=workload.gather_dtype, compute_dtype=compute_dtype
+        )
+    if laid_out is holdings.by_rows:
         return None
     specs = [spec for index, spec in enumerate(layout.specs) if index not in muon]
     adamw = 3 * max(spec.numel * ITEM_BYTES[spec.dtype] for spec in specs)
@@ -152,16 +155,13 @@ def predict_update(
 
 
 def _whole_matrices(specs: list[ParamSpec], compute: int) -> int:
-    """Return what our single-device Muon allocates for its largest batch: as `GatherAll.transient_bytes`, no buckets.
-
-    Per element: the inputs in bf16 and their stack, Newton–Schulz's own, and one matrix before it is rounded.
-    """
+    """Return what our single-device Muon allocates for its largest batch, and one matrix not yet rounded to bf16."""
     batches: dict[Any, int] = {}
     for number, spec in enumerate(specs):
         key = spec.shape if spec.numel <= BATCHED_ON_CPU else number
         batches[key] = batches.get(key, 0) + spec.numel
     largest = max((spec.numel * ITEM_BYTES[spec.dtype] for spec in specs), default=0)
-    return max((2 * 2 + max(4 + compute, 5 * compute)) * total for total in [0, *batches.values()]) + largest
+    return whole_matrix_bytes(ITEM_BYTES["bfloat16"], compute) * max(batches.values(), default=0) + largest
 
 
 # ---- A second count ---------------------------------------------------------------------------------------

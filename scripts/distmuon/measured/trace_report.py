@@ -5,8 +5,9 @@
     overlap         moments that are in both; communication without it is exposed
     busy, span      moments that are in either; from the first start to the last end; idle is what lies between
 
-A collective's duration is not its cost: a rank that comes early spends it waiting for the last one. Only the traces of
-all ranks of the group can tell: waiting lasts until the last one has arrived, transfer from then to the end.
+A collective's duration is not its cost: nobody can finish before the last rank has come, so one that comes early waits.
+Only the traces of all ranks of the group can tell: waiting lasts until the last one has arrived, transfer from then to
+the end. Early ranks may have begun to send by then, so transfer is what was left of it.
 All times here are milliseconds.
 """
 
@@ -80,15 +81,17 @@ def matched_by_name(trace: RankTrace) -> list[tuple[str, float]]:
 
 
 class RangeTimes(NamedTuple):
-    """A named range: how long the host was in it, and how long the GPU was at what was launched there.
+    """A named range: how long the host was in it, and the GPU, from the first to the last kernel launched in it.
 
-    The host only launches kernels: on a GPU the first number is small whatever the work costs. gpu is None where no
-    kernel was launched in it directly, or there is no GPU.
+    The host only launches kernels: on a GPU the first number is small whatever the work costs. computing: how long of
+    `gpu` the GPU computed; the rest are collectives and gaps. Both are None where no kernel was launched in the range
+    directly, or there is no GPU.
     """
 
     calls: int
     host: float
     gpu: float | None
+    computing: float | None
 
 
 def range_times(trace: RankTrace) -> dict[str, RangeTimes]:
@@ -107,7 +110,10 @@ def _range_times(trace: RankTrace, names: tuple[str, ...], whole: bool) -> Range
         [a.interval for a in activities if (a.name in names if whole else a.name.startswith(names))]
         for activities in (trace.ranges, trace.shadows)
     )
-    return RangeTimes(len(host), intervals.length(host) * MS, intervals.length(gpu) * MS if gpu else None)
+    if not gpu:
+        return RangeTimes(len(host), intervals.length(host) * MS, None, None)
+    computing = intervals.intersection(gpu, (activity.interval for activity in trace.computation))
+    return RangeTimes(len(host), *(intervals.length(part) * MS for part in (host, gpu, computing)))
 
 
 class Meeting(NamedTuple):
@@ -123,7 +129,7 @@ class Meeting(NamedTuple):
 
     @property
     def waiting(self) -> dict[int, float]:
-        """How long each rank was inside before the last one arrived."""
+        """How long each rank was inside before the last one arrived; it may have sent to others by then."""
         last = max(self.arrivals.values())
         return {rank: (min(last, self.ends[rank]) - start) * MS for rank, start in self.arrivals.items()}
 

@@ -28,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from distmuon.collectives import Flight
 from distmuon.launch import World
 from distmuon.measured.moves import watched
+from distmuon.measured.profiled import hush
 from distmuon.measured.trace_trim import STEP, mark, merge, trim
 
 __all__ = ["merge", "named_moves", "record", "save"]
@@ -88,7 +89,7 @@ def record(
     `named_moves`. Take a step before: the first one is never like the others.
     """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (world.device == "cuda")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or every start and stop is a line on stderr
+    hush()
     profiler = profile(activities=activities, record_shapes=True)
     profiler.start()
     if world.size > 1:

@@ -23,7 +23,8 @@ NODE = 8  # ranks
 
 NVLINK = Wire(3.4e-6, 450e9)
 PCIE = Wire(5.7e-6, 31.5e9)
-INFINIBAND = Wire(9.6e-6, 8 * 50e9)  # a node's
+ADAPTER = Wire(9.6e-6, 50e9)  # InfiniBand, one
+INFINIBAND = Wire(ADAPTER.alpha_seconds, NODE * ADAPTER.bytes_per_second)  # a node's
 ETHERNET = Wire(9.6e-6, 12.5e9)  # a node's
 PEAK_FLOPS = 989e12  # per second
 SUSTAINED = 0.4  # of the peak, in matrix products of the model and of Newton–Schulz alike
@@ -90,7 +91,7 @@ FABRICS: dict[str, Fabric] = {
     "nvlink_infiniband": Fabric("NVLink, InfiniBand", NVLINK, INFINIBAND),
     "nvlink_ethernet": Fabric("NVLink, Ethernet", NVLINK, ETHERNET),
     "pcie_ethernet": Fabric("PCIe, Ethernet", PCIE, ETHERNET),
-    "one_wire": Fabric("one wire for all", INFINIBAND, Wire(INFINIBAND.alpha_seconds, 50e9), node=1),
+    "one_wire": Fabric("one wire for all", ADAPTER, ADAPTER, node=1),
 }
 
 ONE_AT_A_TIME = {f"{field} x {factor:g}": Scale(**{field: factor}) for field in Scale._fields for factor in (0.5, 2.0)}

@@ -6,17 +6,16 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from distmuon.layout import ParamSpec, plan
+from distmuon.measured.claimed_worlds import gather_cut_340m, moonlight, reported_world, short
 from distmuon.measured.model_shapes import MODELS
 from distmuon.measured.planned_steps import Grids, Step, Timed, best, robustness, seconds, square_cost, sweet_spot
-from distmuon.measured.planned_worlds import BUCKET_RULES, PlannedWorld, grids, plan_world
+from distmuon.measured.planned_worlds import BUCKET_RULES, TIMED_RULE, PlannedWorld, grids, plan_world
 from distmuon.measured.wires import CORNERS, FABRICS, ONE_AT_A_TIME, PEAK_FLOPS, SOURCES, SUSTAINED
 
 SQUARES = (16, 64)  # for "DP = TP" alone
 WORLDS = (16, 32, 64, 128, 512, 1024, 4096)
 TOKENS = (1 << 20, 1 << 22, 1 << 24)  # of all ranks, per step
 QUICK = (("gpt2", "llama3_8b"), (32, 1024), (1 << 22,))
-TIMED_RULE = "megatron"
 
 
 def survey(quick: bool = False) -> dict[str, Any]:
@@ -42,6 +41,8 @@ def survey(quick: bool = False) -> dict[str, Any]:
         "layouts": layouts,
         "cells": cells,
         "verdict": verdict(cells, timed),
+        "moonlight": moonlight(),
+        "reported": reported_world(),
         "gather_cut_340m": gather_cut_340m(),
     }
 
@@ -71,9 +72,9 @@ def _model(name: str) -> dict[str, Any]:
         "parameters": shape.parameters,
         "active": shape.active,
         "matrices": len(muon),
-        "share_for_muon": _short(sum(specs[i].numel for i in muon) / shape.parameters),
+        "share_for_muon": short(sum(specs[i].numel for i in muon) / shape.parameters),
         # Newton–Schulz of every matrix once, over forward and backward of a million tokens: what gather_all repeats
-        "newton_schulz_once_per_million_tokens": _short(once / (6 * shape.active * 1e6)),
+        "newton_schulz_once_per_million_tokens": short(once / (6 * shape.active * 1e6)),
     }
 
 
@@ -92,13 +93,13 @@ def facts(world: PlannedWorld) -> dict[str, Any]:
         "zero1_bytes": zero1,
         "gather_all_bytes": round(same + mean.sent_bytes),
         "gather_all_bytes_most": round(same + most.sent_bytes),
-        "gather_all_over_zero1": _short((same + mean.sent_bytes) / zero1),
-        "gather_cut_over_zero1": _short((zero1 + world.gather_cut_bytes + mean.sent_bytes) / zero1),
-        "spread": _short(world.spread),
-        "redundancy": _short(redundancy),
+        "gather_all_over_zero1": short((same + mean.sent_bytes) / zero1),
+        "gather_cut_over_zero1": short((zero1 + world.gather_cut_bytes + mean.sent_bytes) / zero1),
+        "spread": short(world.spread),
+        "redundancy": short(redundancy),
         "redundancy_most": most_ranks,
-        "newton_schulz_flops": _short(mean.flops),
-        "newton_schulz_flops_most": _short(most.flops),
+        "newton_schulz_flops": short(mean.flops),
+        "newton_schulz_flops_most": short(most.flops),
         "state_bytes": world.state_bytes,
         "transient_bytes": world.transient_bytes,
     }
@@ -114,7 +115,9 @@ def _cells(model: str, ranks: int, by_t: Grids, tokens: int) -> Iterable[dict[st
             yield place | {"tp": None, "why": "no batch" if not enough else "no room"}
             continue
         anyhow = best(seconds(enough, fabric, tokens, "step"))
-        took = {aim: seconds(fitting, fabric, tokens, aim) for aim in ("step", "communication", "adamw", "overlapped")}
+        took = {aim: seconds(fitting, fabric, tokens, aim) for aim in ("step", "communication", "overlapped")}
+        adamws = {tp: timed for tp, timed in enough.items() if timed.adamw_fits}
+        took["adamw"] = seconds(adamws, fabric, tokens, "adamw")
         chosen = {aim: best(each) for aim, each in took.items()}
         step, sure = fitting[chosen["step"]].step(fabric, tokens), robustness(fitting, fabric, tokens, "step", CORNERS)
         yield (
@@ -128,8 +131,9 @@ def _cells(model: str, ranks: int, by_t: Grids, tokens: int) -> Iterable[dict[st
                 "tp_overlapped": chosen["overlapped"],
                 "square_cost": _maybe(square_cost(fitting, took["step"])),
                 "square_cost_communication": _maybe(square_cost(fitting, took["communication"])),
-                "holds": _short(sure.holds),
-                "regret": _short(sure.regret),
+                "over_best_adamw": short(step.muon / min(took["adamw"].values())),
+                "holds": short(sure.holds),
+                "regret": short(sure.regret),
             }
             | _shares(step)
         )
@@ -137,10 +141,10 @@ def _cells(model: str, ranks: int, by_t: Grids, tokens: int) -> Iterable[dict[st
 
 def _shares(step: Step) -> dict[str, float]:
     return {
-        "over_adamw": _short(step.muon / step.adamw),
-        "over_forward_backward": _short(step.latency_claim),
-        "newton_schulz_share": _short(step.newton_schulz / step.muon),
-        "optimizer_share": _short(1 - (step.computation + step.activations) / step.muon),
+        "over_adamw": short(step.muon / step.adamw),
+        "over_forward_backward": short(step.extra),
+        "newton_schulz_share": short(step.newton_schulz / step.muon),
+        "optimizer_share": short(1 - (step.computation + step.activations) / step.muon),
     }
 
 
@@ -174,17 +178,18 @@ def verdict(cells: list[dict[str, Any]], timed: Mapping[tuple[str, int], Grids])
         "overlap_wants_the_same": _share(cell["tp"] == cell["tp_overlapped"] for cell in choice),
         "memory_decides": _share(cell["tp"] != cell["tp_in_endless_memory"] for cell in found),
         "square_possible": len(square),
+        "square_worlds": len({(cell["model"], cell["ranks"]) for cell in square}),
         "square_wins_step": _share(cell["square_cost"] == 0 for cell in square),
         "square_wins_communication": _share(cell["square_cost_communication"] == 0 for cell in square),
         "square_and_more_tp_possible": len(open_end),
         "square_wins_communication_then": _share(cell["square_cost_communication"] == 0 for cell in open_end),
-        "square_cost_median": _short(median([cell["square_cost"] for cell in square])) if square else None,
+        "square_cost_median": short(median([cell["square_cost"] for cell in square])) if square else None,
         "square_cost_worst": max((cell["square_cost"] for cell in square), default=None),
         "winner_holds_in_all_corners": _share(cell["holds"] == 1 for cell in choice),
         "winner_holds": _share(cell["holds"] for cell in choice),
         "regret_worst": max((cell["regret"] for cell in choice), default=None),
         "winner_changes": changes,
-        "sweet_spot_one_wire": {str(ranks): _short(sweet_spot(ranks)) for ranks in WORLDS},
+        "sweet_spot_one_wire": {str(ranks): short(sweet_spot(ranks)) for ranks in WORLDS},
     }
 
 
@@ -196,33 +201,10 @@ def _chosen(timed: Mapping[tuple[str, int], Grids], cell: dict[str, Any]) -> Gri
     return {tp: timed[cell["model"], cell["ranks"]][tp] for tp in _choices(cell)}
 
 
-def gather_cut_340m() -> list[dict[str, Any]]:
-    """Return the arithmetic for gather_cut on 12 layers of width 1536 (48 matrices, qkv fused), one bucket, fp32."""
-    width, rows = 1536, []
-    shapes = {"qkv": (3, 1), "out": (1, 1), "up": (4, 1), "down": (1, 4)}
-    specs = [
-        ParamSpec(f"{layer}.{name}", (width * a, width * b), "float32")
-        for layer in range(12)
-        for name, (a, b) in shapes.items()
-    ]
-    for dp in (2, 8, 32, 64, 256):
-        muon = frozenset(range(len(specs)))
-        world = PlannedWorld(MODELS["gpt2"], dp, 1, plan(specs, dp, sum(spec.numel for spec in specs)), muon)
-        zero1 = world.ledger(muon=False).total(group="dp").sent_bytes
-        ratio = (zero1 + world.gather_cut_bytes) / zero1
-        rows.append({"dp": dp, "bytes_over_zero1": round(ratio, 3), "redundancy": round(world.redundancy[0], 2)})
-    return rows
-
-
 def _share(values: Iterable[float]) -> float | None:
     found = [float(value) for value in values]
-    return _short(sum(found) / len(found)) if found else None
+    return short(sum(found) / len(found)) if found else None
 
 
 def _maybe(value: float | None) -> float | None:
-    return None if value is None else _short(value)
-
-
-def _short(value: float) -> float:
-    """Four digits: the assumptions hold for fewer."""
-    return float(f"{value:.4g}")
+    return None if value is None else short(value)

@@ -43,14 +43,17 @@ def trial(world: World, solve: Callable[..., Any]) -> list[tuple[dict[str, int],
 
 
 def step(grid: Grid, size: int) -> None:
-    """Send what a step of Muon sends (gradients of two buckets, norms, momentum in bf16, parameters); and broadcast."""
+    """Send what a step of Muon sends (gradients of two buckets, norms, momentum in bf16, parameters); and broadcast.
+
+    Momentum is gathered over all ranks and parameters over DP: no one factor makes outputs out of both kinds of shards.
+    """
     import torch
 
     buckets = [torch.ones(size), torch.ones(6)]
     for bucket in buckets:
         grid.dp.reduce_scatter(bucket, torch.empty(len(bucket) // grid.dp.size), "gradients")
     grid.world.all_reduce(torch.ones(2, 5, dtype=torch.float64), "norms")
-    grid.dp.all_gather(torch.ones(size // grid.dp.size, dtype=torch.bfloat16), "momentum")
+    grid.world.all_gather(torch.ones(size // grid.world.size, dtype=torch.bfloat16), "momentum")
     for bucket in buckets:
         grid.dp.all_gather(bucket[: len(bucket) // grid.dp.size], "parameters")
     grid.world.broadcast(torch.ones(3, 7), "data")
@@ -80,7 +83,7 @@ PUZZLE = Puzzle(
     name="count once",
     function="count_once",
     dp=2,
-    tp=1,
+    tp=2,
     trial=trial,
     judge=judge,
     praise=praise,

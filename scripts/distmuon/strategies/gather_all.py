@@ -136,11 +136,17 @@ class GatherAll:
             grad_dtype = layout.buffers[bucket.buffer_idx].grad_dtype
             w = ITEM_BYTES[grad_dtype]
             m = item_bytes or ITEM_BYTES[gather_dtype_name(grad_dtype)]
-            matrices = (2 * m + max(max(m, 4) + compute_bytes, 5 * compute_bytes)) * sum(whole) + m * max(
-                whole, default=0
-            )
+            matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
             worst = max(worst, w * bucket.shard_size + m * (bucket.shard_size + bucket.padded) + matrices)
         return worst
+
+
+def whole_matrix_bytes(gathered: int, compute: int) -> int:
+    """Return a bound, per element, of what whole matrices take from their gather to their updates.
+
+    2 m + max(p + c, 5 c), with m = `gathered` and c = `compute` bytes per element; see `GatherAll.transient_bytes`.
+    """
+    return 2 * gathered + max(max(gathered, 4) + compute, 5 * compute)
 
 
 def momentum_label(bucket: Bucket) -> str:

@@ -1,4 +1,4 @@
-# expect: bytes of all_gather, 0.5 times as many
+# expect: bytes of all_gather, 0.429 times as many
 # The annotation knows a gather's input, which is one rank's shard, and not what was gathered.
 import math
 

@@ -1,4 +1,4 @@
-# expect: bytes of all_gather, 1.5 times as many
+# expect: bytes of all_gather, 1.43 times as many
 # Every event whose name sounds right: the operator and the annotation both.
 import math
 
