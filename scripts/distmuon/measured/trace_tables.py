@@ -33,7 +33,7 @@ def optimizer_lines(trace: Found) -> list[str]:
     rows = {
         "optimizer_cpu_ms": "on the host, launching",
         "optimizer_gpu_ms": "on the GPU, inside the optimizer's range",
-        "optimizer_gpu_computing_ms": "of it, computing",
+        "optimizer_gpu_computing_ms": "in that range, computing",
     }
     return [f"{trace[key] / trace['busy_ms']:6.1%}  {what}" for key, what in rows.items()]
 
