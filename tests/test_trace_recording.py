@@ -1,6 +1,9 @@
 """Recording traces: every collective of the ledger in the trace, every move a range, and nothing left behind."""
 
 import gzip
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import pytest
 import trace_workers
 from trace_cases import event, nccl
+from worlds import ROOT
 
 from distmuon import launch
 from distmuon.ledger import Ledger
@@ -93,13 +97,22 @@ def test_arrows_lead_from_asking_to_executing(recorded: Any) -> None:
     assert len(starts) == sum(e["ph"] == "X" and e["name"].startswith("gloo:") for e in events)
 
 
-def test_one_process_and_no_optimizer_and_no_noise(capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_process_and_no_optimizer() -> None:
     (mine,) = launch.run(trace_workers.record_alone, ())
     (rank,) = trace.parse(tracing.merge([mine]))
     assert [activity.name for activity in rank.ranges] == ["step 0", "step 1", "step 2"]
     assert sum(activity.name == "aten::matmul" for activity in rank.computation) == 3
     assert rank.collectives == []
-    assert capfd.readouterr().err == ""
+
+
+def test_recording_is_silent() -> None:
+    """In a process of its own: the profiler reads what silences it once, when it is first used."""
+    code = "import trace_workers; from distmuon import launch; launch.run(trace_workers.record_alone, ())"
+    path = os.pathsep.join([str(ROOT / "scripts"), str(ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 # Which gloo thread works for which group: traces made by hand
