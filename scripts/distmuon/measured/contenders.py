@@ -81,7 +81,8 @@ class Contender:
 # ---- Making them ------------------------------------------------------------------------------------------
 
 
-def _whole_or_slice(workload: Workload, grid: Grid) -> Transformer:
+def sliced_model(workload: Workload, grid: Grid) -> Transformer:
+    """Return this rank's slice of the model, on the grid's device, from the weights that all start from."""
     model = workload.model(grid.tp).to(grid.device)
     load_slices(model, {name: w.to(grid.device) for name, w in workload.weights().items()}, grid.tp)
     return model
@@ -109,12 +110,12 @@ def _by_algorithm(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramet
 
 
 def make_ddp(workload: Workload, grid: Grid, bucket_mb: float | None) -> Trainer:
-    model = _whole_or_slice(workload, grid)
+    model = sliced_model(workload, grid)
     return Trainer(_parallel(model, grid, bucket_mb), [_adamw(workload, model.parameters())])
 
 
 def make_zero1(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
-    model = _whole_or_slice(workload, grid)
+    model = sliced_model(workload, grid)
     options: dict[str, Any] = dict(bucket_size=workload.bucket_size, lr=workload.lr, weight_decay=workload.weight_decay)
     return Trainer(model, [Zero1AdamW(groups_of(model, "adamw"), grid, **options)])
 
@@ -122,7 +123,7 @@ def make_zero1(workload: Workload, grid: Grid, bucket_mb: float | None = None) -
 def make_torch_zero(workload: Workload, grid: Grid, bucket_mb: float | None) -> Trainer:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    model = _whole_or_slice(workload, grid)
+    model = sliced_model(workload, grid)
     if grid.dp.size == 1:
         return Trainer(model, [_adamw(workload, model.parameters())])
     options: dict[str, Any] = dict(lr=workload.lr, weight_decay=workload.weight_decay)
@@ -133,7 +134,7 @@ def make_torch_zero(workload: Workload, grid: Grid, bucket_mb: float | None) -> 
 
 
 def make_muon(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
-    model = _whole_or_slice(workload, grid)
+    model = sliced_model(workload, grid)
     options: dict[str, Any] = dict(bucket_size=workload.bucket_size, lr=workload.lr, weight_decay=workload.weight_decay)
     if workload.gather_dtype is not None:
         options["gather_dtype"] = getattr(torch, workload.gather_dtype)
@@ -141,14 +142,14 @@ def make_muon(workload: Workload, grid: Grid, bucket_mb: float | None = None) ->
 
 
 def make_muon_ddp(workload: Workload, grid: Grid, bucket_mb: float | None) -> Trainer:
-    model = _whole_or_slice(workload, grid)
+    model = sliced_model(workload, grid)
     matrices, rest = _by_algorithm(model)
     muon = Muon(matrices, lr=workload.lr, weight_decay=workload.weight_decay, input_dtype=torch.bfloat16)
     return Trainer(_parallel(model, grid, bucket_mb), [muon, _adamw(workload, rest)])
 
 
 def make_muon_fsdp2(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
-    model = _whole_or_slice(workload, grid)
+    model = sliced_model(workload, grid)
     if grid.dp.size > 1:
         from torch.distributed.fsdp import fully_shard
 

@@ -241,7 +241,7 @@ def _spread(found: Mapping[str, Any]) -> str:
 
 def _band(found: Mapping[str, Any]) -> list[float]:
     """Return the quartiles, or, of fewer than eight values, the range."""
-    return found["quartiles"] if found["count"] >= 8 else found.get("range", found["quartiles"])
+    return found["quartiles"] if found["count"] >= 8 else found["range"]
 
 
 def _bands(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

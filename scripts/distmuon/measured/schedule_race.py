@@ -20,6 +20,7 @@ from distmuon.grid import Grid
 from distmuon.launch import World
 from distmuon.ledger import Ledger
 from distmuon.measured import results, trace, trace_report, tracing
+from distmuon.measured.contenders import sliced_model
 from distmuon.measured.workload import Workload, groups_of
 from distmuon.pipelining import SCHEDULES
 
@@ -30,10 +31,7 @@ class Racer:
     """One schedule with a model of its own on this rank."""
 
     def __init__(self, workload: Workload, grid: Grid, schedule: str) -> None:
-        from distmuon.tensor_parallel import load_slices
-
-        self.model: nn.Module = workload.model(grid.tp)
-        load_slices(self.model, workload.weights(), grid.tp)
+        self.model: nn.Module = sliced_model(workload, grid)
         options: dict[str, Any] = dict(bucket_size=workload.bucket_size, lr=workload.lr)
         self.optimizer: DistributedMuon = SCHEDULES[schedule](groups_of(self.model, "muon"), grid, **options)
         self.grid, self.generator = grid, torch.Generator().manual_seed(grid.world.rank)
