@@ -1,6 +1,7 @@
-"""The one MLP and the one transformer of the project, cut over TP by the layers of `tensor_parallel`.
+"""The one MLP and the one transformer of the project, cut over TP by the layers of `tensor_parallel`, and a small CNN.
 
-Both are built on any grid from the same whole weights: `initial_weights` draws them once per seed, on every rank alike.
+The first two are built on any grid from the same whole weights: `initial_weights` draws them once per seed, on every
+rank alike.
 """
 
 from __future__ import annotations
@@ -116,6 +117,41 @@ class Transformer(nn.Module):
             assert isinstance(block, Block)
             for layer in (block.query, block.out, block.up, block.down):  # key and value share query's copy
                 ledger.record("all_reduce", "tp", tp, payload, layer.name)
+
+
+class Convolution(nn.Module):
+    """A convolution of 3 x 3 whose weight is held as the matrix [outputs, 9 inputs] that Muon takes it for.
+
+    [rows, inputs, height, width] -> [rows, outputs, height, width]
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, 9 * inputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight.view(len(self.weight), -1, 3, 3), self.bias, padding=1)
+
+
+class CNN(nn.Module):
+    """A small network for CIFAR-10: [rows, 3, 32, 32] -> [rows, 10]. Not cut over TP.
+
+    Three convolutions, each with ReLU and 2 x 2 max pooling, then two linear layers with dropout between: the sizes of
+    JenWei0312/Muon_Tutorial.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(Convolution(*sizes) for sizes in ((3, 32), (32, 64), (64, 128)))
+        self.hidden = nn.Linear(128 * 4 * 4, 512)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(512, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for convolution in self.convolutions:
+            x = F.max_pool2d(F.relu(convolution(x)), 2)
+        return self.head(self.dropout(F.relu(self.hidden(x.flatten(1)))))
 
 
 def initial_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:

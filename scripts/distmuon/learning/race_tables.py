@@ -1,0 +1,105 @@
+"""What a race found, as lines of a page: settings, losses of the fresh seeds, verdicts, and prices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distmuon.learning.racers import RACERS
+from distmuon.learning.sweep import Verdict, verdict
+
+
+def finals(racer: Mapping[str, Any]) -> list[float]:
+    """Return the final held-out loss of every seed; infinite where the run diverged."""
+    return [math.inf if losses[-1] is None else losses[-1] for losses in racer["held_out"]]
+
+
+def gaps(race: Mapping[str, Any], name: str) -> list[float]:
+    """Return final losses over the floor, where there is one."""
+    return [loss - (race["floor"] or 0.0) for loss in finals(race["racers"][name])]
+
+
+def by_median(race: Mapping[str, Any]) -> list[str]:
+    """Return the racers' names, the least median first."""
+    return sorted(race["racers"], key=lambda name: statistics.median(gaps(race, name)))
+
+
+def span(values: Sequence[float], digits: int) -> str:
+    """Return "median [least, greatest]"."""
+    middle, low, high = (f"{v:.{digits}f}" for v in (statistics.median(values), min(values), max(values)))
+    return f"{middle} [{low}, {high}]"
+
+
+def result_lines(race: Mapping[str, Any], digits: int = 3) -> list[str]:
+    """Return the best settings, and what they reached on the fresh seeds."""
+    seeds = len(next(iter(race["racers"].values()))["seeds"])
+    measure = "gap to the floor" if race["floor"] is not None else "held-out loss"
+    lines = [
+        f"{race['task']}, {race['steps']} steps of {race['batch']}: {measure} on {seeds} fresh seeds, median [all]"
+    ]
+    for name in by_median(race):
+        racer, setting = race["racers"][name], race["racers"][name]["best"]
+        option = f"{RACERS[name].option} {setting['option']:g}"
+        right = f"{statistics.median(racer['accuracy']):.1%}"
+        lines.append(
+            f"  {RACERS[name].title:6}{span(gaps(race, name), digits):24}{right:>6} right"
+            f"   lr {setting['lr']:g}, decay {setting['weight_decay']:g}, {option}"
+        )
+    if race["floor"] is not None:
+        lines.append(f"  floor {race['floor']:.3f} nats per letter: the best any predictor can do on these windows")
+    return lines
+
+
+def verdicts(race: Mapping[str, Any]) -> dict[tuple[str, str], Verdict]:
+    """Return the verdict on every pair, the better median first."""
+    pairs = itertools.combinations(by_median(race), 2)
+    return {(a, b): verdict(gaps(race, a), gaps(race, b)) for a, b in pairs}
+
+
+def verdict_lines(race: Mapping[str, Any]) -> list[str]:
+    """Return one sentence per pair."""
+    lines = []
+    for (first, second), found in verdicts(race).items():
+        a, b = RACERS[first].title, RACERS[second].title
+        seeds = f"smaller loss on {found.wins} of {found.seeds} seeds"
+        lines.append(f"  {a} against {b}: {seeds}; " + (f"{a} is better" if found.claimed else "no difference claimed"))
+    return lines
+
+
+# ---- What it costs ----------------------------------------------------------------------------------------
+
+
+def median_curve(racer: Mapping[str, Any]) -> list[float]:
+    """Return the median over seeds of the held-out loss at every look."""
+    columns = zip(*racer["held_out"], strict=True)
+    return [statistics.median(math.inf if v is None else v for v in column) for column in columns]
+
+
+def steps_until(race: Mapping[str, Any], name: str, target: float) -> int | None:
+    """Return after how many steps the median curve is first at or below `target`; None if it never is."""
+    racer = race["racers"][name]
+    reached = (step for step, loss in zip(racer["looks"], median_curve(racer), strict=True) if loss <= target)
+    return next(reached, None)
+
+
+def price_lines(race: Mapping[str, Any], against: str = "adamw") -> list[str]:
+    """Return what each racer needs to reach the final median loss of `against`: steps, operations and time."""
+    target = statistics.median(finals(race["racers"][against]))
+    whole = _price(race, against, race["steps"])
+    lines = [f"  to reach {RACERS[against].title}'s final loss:  steps   operations    time"]
+    for name in by_median(race):
+        steps = steps_until(race, name, target)
+        if steps is None:
+            lines.append(f"  {RACERS[name].title:28}{'not within the race':>28}")
+            continue
+        operations, seconds = (mine / its for mine, its in zip(_price(race, name, steps), whole, strict=True))
+        lines.append(f"  {RACERS[name].title:28}{steps / race['steps']:6.2f}{operations:13.2f}{seconds:8.2f}")
+    return lines
+
+
+def _price(race: Mapping[str, Any], name: str, steps: int) -> tuple[float, float]:
+    cost = race["racers"][name]["cost"]
+    return steps * (cost["model_flops"] + cost["optimizer_flops"]), steps * cost["time"]["median"]

@@ -1,0 +1,95 @@
+"""A race as it is printed and stored: every optimizer tuned, raced on fresh seeds, and what its steps cost.
+
+A loss after so many steps is half of an answer: a step of Muon is dearer. So three prices are taken of what the best
+settings reach: steps, floating-point operations as torch counts them, and time against AdamW's step in the same run.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from distmuon.launch import World
+from distmuon.learning.racers import RACERS, Setting
+from distmuon.learning.sweep import RACE_SEEDS, TUNING_SEEDS, Tuned, race
+from distmuon.learning.tasks import Task
+from distmuon.learning.training import Outcome, Run
+from distmuon.measured.results import shuffled, spread
+
+
+def stored_race(
+    world: World,
+    task: Task,
+    names: Sequence[str],
+    tuning: Iterable[int] = TUNING_SEEDS,
+    seeds: Iterable[int] = RACE_SEEDS,
+) -> dict[str, Any]:
+    """Tune the named optimizers on `task` and race them; return all that is kept, as plain data. Collective."""
+    raced = race(world, task, names, tuning, seeds)
+    prices = costs(task, {name: tuned.best for name, (tuned, _) in raced.items()})
+    racers = {name: _stored(tuned, outcomes) | {"cost": prices[name]} for name, (tuned, outcomes) in raced.items()}
+    floor = task.floor() if task.floor else None
+    return {"task": task.name, "batch": task.batch, "steps": task.steps, "floor": floor, "racers": racers}
+
+
+def _stored(tuned: Tuned, outcomes: list[Outcome]) -> dict[str, Any]:
+    """Return what is kept of one racer: infinite losses as None, which JSON knows."""
+    return {
+        "best": asdict(tuned.best),
+        "settings": len(tuned.medians()),
+        "runs": len(tuned.tried),
+        "curve": {f"{lr:g}": _finite(loss) for lr, loss in tuned.curve().items()},
+        "seeds": [outcome.seed for outcome in outcomes],
+        "looks": outcomes[0].steps,
+        "held_out": [[_finite(loss) for loss in outcome.held_out] for outcome in outcomes],
+        "accuracy": [outcome.accuracy for outcome in outcomes],
+    }
+
+
+def _finite(loss: float) -> float | None:
+    return round(loss, 6) if math.isfinite(loss) else None
+
+
+# ---- What a step costs ------------------------------------------------------------------------------------
+
+
+def costs(task: Task, best: dict[str, Setting], rounds: int = 12) -> dict[str, dict[str, Any]]:
+    """Return {name: {"model_flops", "optimizer_flops", "time"}} of one step.
+
+    time: in units of the median of AdamW's steps in this run (of the first racer's, where AdamW does not race).
+    model_flops: forward and backward; optimizer_flops: of its matrix products, all that torch counts. The
+    optimizers take their turns in random order.
+    """
+    runs = {}
+    for name, setting in best.items():
+        model = task.fresh_model(0)
+        runs[name] = Run(task, model, RACERS[name].build(model, setting), 0)
+    found: dict[str, dict[str, Any]] = {name: _flops(run) for name, run in runs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds):
+        for name in shuffled(runs, number):
+            began = time.perf_counter()
+            runs[name].step(min(number, task.steps - 1))
+            seconds[name].append(time.perf_counter() - began)
+    usual = statistics.median(seconds.get("adamw") or next(iter(seconds.values())))
+    for name, taken in seconds.items():
+        found[name]["time"] = spread([one / usual for one in taken])
+    return found
+
+
+def _flops(run: Run) -> dict[str, Any]:
+    """Count one step's floating-point operations, and let the model forget it."""
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    with FlopCounterMode(display=False) as whole:
+        run.step(0)
+    with FlopCounterMode(display=False) as model:
+        run.loss_and_gradients(0)
+    run.model.load_state_dict(before)
+    forward_backward = model.get_total_flops()
+    return {"model_flops": forward_backward, "optimizer_flops": whole.get_total_flops() - forward_backward}

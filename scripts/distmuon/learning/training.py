@@ -1,0 +1,129 @@
+"""One run: a task, a setting and a seed in, the losses along the way out.
+
+The schedule is the same for everybody: the learning rate rises over the first twentieth of the steps and falls along a
+cosine to zero. A run that diverges is kept, as infinite loss: to be unstable is a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from distmuon.data import batch_rows
+from distmuon.learning.racers import RACERS, Setting
+from distmuon.learning.tasks import Examples, Task, accuracy_of, loss_of
+
+LOOKS = 20  # held-out losses along a run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves. steps, held_out: when the held-out loss was taken, and it; training: the loss of each step.
+
+    accuracy: on the held-out examples, after the last step.
+    """
+
+    setting: Setting
+    seed: int
+    steps: list[int]
+    held_out: list[float]
+    training: list[float]
+    accuracy: float
+
+    @property
+    def final(self) -> float:
+        """The held-out loss after the last step; infinite if the run diverged."""
+        return self.held_out[-1]
+
+    def stored(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def share_of_lr(step: int, steps: int) -> float:
+    """Return by what the learning rate is multiplied at `step`, 0 to steps - 1."""
+    warmup = max(1, steps // 20)
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+
+def look_at(steps: int) -> list[int]:
+    """Return after which steps the held-out loss is taken; the last one is among them."""
+    return sorted({max(1, round(steps * n / LOOKS)) for n in range(1, LOOKS + 1)})
+
+
+class Run:
+    """A model in training. optimizers: at the learning rates that the schedule then scales."""
+
+    def __init__(self, task: Task, model: nn.Module, optimizers: Sequence[Optimizer], seed: int) -> None:
+        self.task, self.model, self.optimizers, self.seed = task, model, optimizers, seed
+        torch.manual_seed(seed)  # dropout and shifted images draw from it
+        self.examples, self.held_out = (examples.to(task.device) for examples in task.examples(task, seed))
+        self.groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+
+    def batch(self, step: int) -> Examples:
+        rows = batch_rows(step, self.task.batch, len(self.examples), self.seed)
+        batch = self.examples.rows(rows.to(self.task.device))
+        augment = self.task.augment
+        return batch if augment is None else Examples(augment(batch.inputs), batch.targets)
+
+    def step(self, step: int) -> float:
+        """Take one step; return the loss before it."""
+        share = share_of_lr(step, self.task.steps)
+        for group, lr in self.groups:
+            group["lr"] = lr * share
+        loss = self.loss_and_gradients(step)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def loss_and_gradients(self, step: int) -> float:
+        """Leave the gradients of this step's batch in the model; return the loss."""
+        loss = loss_of(self.model, self.batch(step))
+        self.model.zero_grad()
+        loss.backward()
+        return loss.item()
+
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        self.model.eval()
+        loss = loss_of(self.model, self.held_out).item()
+        self.model.train()
+        return loss if math.isfinite(loss) else math.inf
+
+
+def train(
+    task: Task,
+    setting: Setting,
+    seed: int,
+    build: Callable[[nn.Module, Setting], list[Optimizer]] | None = None,
+    model: nn.Module | None = None,
+    watch: Callable[[Run, int], object] = lambda run, step: None,
+) -> Outcome:
+    """Run `setting` on `task`.
+
+    build: of the optimizers, where it is not the racer's own. model: to go on with, instead of a fresh one. watch:
+    called after every step with the run and how many steps it has taken.
+    """
+    model = task.fresh_model(seed) if model is None else model
+    run = Run(task, model, (build or RACERS[setting.optimizer].build)(model, setting), seed)
+    looks = look_at(task.steps)
+    training: list[float] = []
+    held_out: list[float] = []
+    for step in range(task.steps):
+        loss = run.step(step)
+        training.append(loss if math.isfinite(loss) else math.inf)
+        if not math.isfinite(loss):  # nothing comes back from there
+            held_out += [math.inf] * (len(looks) - len(held_out))
+            break
+        if step + 1 in looks:
+            held_out.append(run.held_out_loss())
+        watch(run, step + 1)
+    accuracy = accuracy_of(model, run.held_out) if math.isfinite(held_out[-1]) else 0.0
+    return Outcome(setting, seed, looks, held_out, training, accuracy)
