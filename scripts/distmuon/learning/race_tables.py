@@ -85,21 +85,23 @@ def steps_until(race: Mapping[str, Any], name: str, target: float) -> int | None
     return next(reached, None)
 
 
-def price_lines(race: Mapping[str, Any], against: str = "adamw") -> list[str]:
-    """Return what each racer needs to reach the final median loss of `against`: steps, operations and time."""
+def price_lines(race: Mapping[str, Any], times: Mapping[str, Any], against: str = "adamw") -> list[str]:
+    """Return what each racer needs to reach the final median loss of `against`: steps, operations and time.
+
+    times: of this task, as `races.times` returns them.
+    """
     target = statistics.median(finals(race["racers"][against]))
-    whole = _price(race, against, race["steps"])
+    whole = _price(race, times, against, race["steps"])
     lines = [f"  to reach {RACERS[against].title}'s final loss:  steps   operations    time"]
     for name in by_median(race):
         steps = steps_until(race, name, target)
         if steps is None:
             lines.append(f"  {RACERS[name].title:28}{'not within the race':>28}")
             continue
-        operations, seconds = (mine / its for mine, its in zip(_price(race, name, steps), whole, strict=True))
+        operations, seconds = (mine / its for mine, its in zip(_price(race, times, name, steps), whole, strict=True))
         lines.append(f"  {RACERS[name].title:28}{steps / race['steps']:6.2f}{operations:13.2f}{seconds:8.2f}")
     return lines
 
 
-def _price(race: Mapping[str, Any], name: str, steps: int) -> tuple[float, float]:
-    cost = race["racers"][name]["cost"]
-    return steps * (cost["model_flops"] + cost["optimizer_flops"]), steps * cost["time"]["median"]
+def _price(race: Mapping[str, Any], times: Mapping[str, Any], name: str, steps: int) -> tuple[float, float]:
+    return steps * sum(race["racers"][name]["flops"].values()), steps * times[name]["median"]

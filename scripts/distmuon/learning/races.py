@@ -32,8 +32,9 @@ def stored_race(
 ) -> dict[str, Any]:
     """Tune the named optimizers on `task` and race them; return all that is kept, as plain data. Collective."""
     raced = race(world, task, names, tuning, seeds)
-    prices = costs(task, {name: tuned.best for name, (tuned, _) in raced.items()})
-    racers = {name: _stored(tuned, outcomes) | {"cost": prices[name]} for name, (tuned, outcomes) in raced.items()}
+    racers = {
+        name: _stored(tuned, outcomes) | {"flops": flops(task, tuned.best)} for name, (tuned, outcomes) in raced.items()
+    }
     floor = task.floor() if task.floor else None
     return {"task": task.name, "batch": task.batch, "steps": task.steps, "floor": floor, "racers": racers}
 
@@ -59,37 +60,37 @@ def _finite(loss: float) -> float | None:
 # ---- What a step costs ------------------------------------------------------------------------------------
 
 
-def costs(task: Task, best: dict[str, Setting], rounds: int = 12) -> dict[str, dict[str, Any]]:
-    """Return {name: {"model_flops", "optimizer_flops", "time"}} of one step.
+def flops(task: Task, setting: Setting) -> dict[str, int]:
+    """Return the floating-point operations of one step: {"model": forward and backward, "optimizer": its products}.
 
-    time: in units of the median of AdamW's steps in this run (of the first racer's, where AdamW does not race).
-    model_flops: forward and backward; optimizer_flops: of its matrix products, all that torch counts. The
-    optimizers take their turns in random order.
+    Counted by torch, which counts matrix products alone.
+    """
+    model = task.fresh_model(0)
+    run = Run(task, model, RACERS[setting.optimizer].build(model, setting), 0)
+    with FlopCounterMode(display=False) as gradients:
+        run.loss_and_gradients(0)
+    with FlopCounterMode(display=False) as whole:
+        run.step(0)
+    return {
+        "model": gradients.get_total_flops(),
+        "optimizer": whole.get_total_flops() - gradients.get_total_flops(),
+    }
+
+
+def times(task: Task, best: dict[str, Setting], rounds: int = 40) -> dict[str, dict[str, Any]]:
+    """Return {name: spread of the seconds of a step, in units of the median step of AdamW in this run}.
+
+    The optimizers take their turns in random order. Only on a machine that does nothing else does this mean much.
     """
     runs = {}
     for name, setting in best.items():
         model = task.fresh_model(0)
         runs[name] = Run(task, model, RACERS[name].build(model, setting), 0)
-    found: dict[str, dict[str, Any]] = {name: _flops(run) for name, run in runs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         for name in shuffled(runs, number):
             began = time.perf_counter()
             runs[name].step(min(number, task.steps - 1))
             seconds[name].append(time.perf_counter() - began)
-    usual = statistics.median(seconds.get("adamw") or next(iter(seconds.values())))
-    for name, taken in seconds.items():
-        found[name]["time"] = spread([one / usual for one in taken])
-    return found
-
-
-def _flops(run: Run) -> dict[str, Any]:
-    """Count one step's floating-point operations, and let the model forget it."""
-    before = {name: value.clone() for name, value in run.model.state_dict().items()}
-    with FlopCounterMode(display=False) as whole:
-        run.step(0)
-    with FlopCounterMode(display=False) as model:
-        run.loss_and_gradients(0)
-    run.model.load_state_dict(before)
-    forward_backward = model.get_total_flops()
-    return {"model_flops": forward_backward, "optimizer_flops": whole.get_total_flops() - forward_backward}
+    usual = statistics.median(seconds["adamw"])
+    return {name: spread([one / usual for one in taken]) for name, taken in seconds.items()}
