@@ -91,7 +91,7 @@ def _muon(model: nn.Module, setting: Setting) -> list[Optimizer]:
 
 
 RACERS: dict[str, Racer] = {
-    "sgd": Racer("SGD", doubling(0.0125, 8), (0.0, 0.003), "momentum", (0.9, 0.95), _sgd),
-    "adamw": Racer("AdamW", doubling(0.00025, 8), (0.0, 0.1), "second beta", (0.95, 0.999), _adamw),
-    "muon": Racer("Muon", doubling(0.001, 8), (0.0, 0.1), "momentum", (0.95,), _muon),
+    "sgd": Racer("SGD", doubling(0.025, 6), (0.0, 0.003), "momentum", (0.9, 0.95), _sgd),
+    "adamw": Racer("AdamW", doubling(0.001, 6), (0.0, 0.1), "second beta", (0.95, 0.999), _adamw),
+    "muon": Racer("Muon", doubling(0.004, 6), (0.0, 0.1), "momentum", (0.95,), _muon),
 }

@@ -166,7 +166,7 @@ def language_floor(grammar_seed: int | None = None) -> float:
     return float(Language.of(SPOKEN, grammar_seed=grammar_seed).floor(windows).mean())
 
 
-def speech(grammar_seed: int | None = None, batch: int = 16, steps: int = 400) -> Task:
+def speech(grammar_seed: int | None = None, batch: int = 16, steps: int = 300) -> Task:
     """Return the language as a task. grammar_seed: the same words, following each other otherwise."""
 
     def model(tp: Group) -> nn.Module:
