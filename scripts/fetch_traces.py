@@ -8,15 +8,10 @@ python scripts/fetch_traces.py
 python scripts/read_trace.py out/report-traces/*.json
 """
 
-import contextlib
-import hashlib
 import os
-import tempfile
-import urllib.request
-from http.client import HTTPException
 from pathlib import Path
 
-from distmuon import launch
+from distmuon import download, launch
 
 COMMIT = "c3e149aa48e631d7ebd2a0c21dd20841e17819af"
 SOURCE = f"https://raw.githubusercontent.com/JenWei0312/muon-distributed-reproducibility/{COMMIT}/comparison"
@@ -28,41 +23,6 @@ SHA256 = {
     "trace_adamw_FULLSTEP_rank0.json": "c3f7598d2325adf098bc8a309b48849c390c2b884bc4b8443d1a065752e91a9d",
     "trace_adamw_FULLSTEP_async_rank0.json": "eeaccd74978f27507ad517123833eff6558174c73d22af1c657e8daf267425da",
 }
-LIMIT = 30  # seconds without a byte
-
-
-def digest(content):
-    return hashlib.sha256(content).hexdigest()
-
-
-def fetch(source, name):
-    """Return one trace's bytes, or raise UsageError if they do not come, or are not those known."""
-    address = f"{source.rstrip('/')}/{name}"
-    try:
-        with urllib.request.urlopen(address, timeout=LIMIT) as answer:
-            content = answer.read()
-    except (OSError, HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
-        why = getattr(error, "reason", None) or error
-        raise launch.UsageError(f"{address} did not come ({why}); try again, or name a copy: --from URL.") from None
-    if digest(content) != SHA256[name]:
-        raise launch.UsageError(
-            f"{address} came as {len(content):,} bytes that are not the trace this book read (its SHA-256 differs); "
-            "nothing of it was kept. Try again, or name another copy: --from URL."
-        )
-    return content
-
-
-def keep(content, path):
-    """Write a file whole or not at all."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".fetch-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
-        raise
 
 
 def parse():
@@ -79,13 +39,15 @@ def main():
     folder = Path(arguments.to)
     for name, wanted in SHA256.items():
         path = folder / name
-        if path.is_file() and digest(path.read_bytes()) == wanted:
-            print(f"{name}: here already, checked")
-            continue
-        content = fetch(arguments.source, name)
-        folder.mkdir(parents=True, exist_ok=True)
-        keep(content, path)
-        print(f"{name}: {len(content):,} bytes, checked")
+        # a file has 1 MB or so: nothing is left for another time, and so nothing lies about after a failure
+        came = download.fetch(
+            f"{arguments.source.rstrip('/')}/{name}",
+            path,
+            wanted,
+            resume=False,
+            remedy="try again, or name a copy: --from URL",
+        )
+        print(f"{name}: {path.stat().st_size:,} bytes, checked" if came else f"{name}: here already, checked")
 
 
 if __name__ == "__main__":
