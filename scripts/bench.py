@@ -18,6 +18,16 @@ from distmuon import hosts, launch
 from distmuon.measured import results
 
 QUICK = "out/quick"
+RACE = "04_does_it_learn.py"
+LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetched, that is said
+    "race_digits": (RACE, "--task", "digits"),
+    "race_language": (RACE, "--task", "language"),
+    "race_fashion": (RACE, "--task", "fashion", "--if-here"),
+    "race_mnist": (RACE, "--task", "mnist", "--if-here"),
+    "step_times": (RACE, "--times"),
+    "sights": (RACE, "--sights"),
+    "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist"),
+}
 MEASUREMENTS = {  # name, and that of its file in book/results -> what measures it
     "bench": ("ground.py",),
     "bytes": ("12_bytes.py", "--measure"),
@@ -26,8 +36,9 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "regimes": ("15_regimes.py", "--measure"),
     "worlds": ("15_regimes.py", "--worlds"),
     "claims": ("claims.py",),
+    **LEARNING,
 }
-CHAPTERS = ("12", "13", "14", "15")  # whose pages show the results
+CHAPTERS = ("12", "13", "14", "15")  # whose pages show the other results
 
 
 def command(name, quick):
@@ -42,8 +53,9 @@ def redrawing(names):
     """Return name -> command of what redraws pages and figures from these results."""
     if set(names) <= {"bench", "claims"}:  # no chapter shows them, and `make book` fills in the claims page
         return {}
+    chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if set(names) - LEARNING.keys() else [])]
     return {
-        "chapters": ["scripts/run_notebooks.py", *CHAPTERS],
+        "chapters": ["scripts/run_notebooks.py", *chapters],
         "pictures of pages": ["scripts/draw_pages.py"],
     }
 

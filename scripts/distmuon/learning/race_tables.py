@@ -10,6 +10,9 @@ from typing import Any
 
 from distmuon.learning.racers import RACERS
 from distmuon.learning.sweep import Verdict, verdict
+from distmuon.learning.tasks import TASKS, Task
+from distmuon.learning.training import Outcome
+from distmuon.measured import results
 
 
 def finals(racer: Mapping[str, Any]) -> list[float]:
@@ -105,3 +108,61 @@ def price_lines(race: Mapping[str, Any], times: Mapping[str, Any], against: str 
 
 def _price(race: Mapping[str, Any], times: Mapping[str, Any], name: str, steps: int) -> tuple[float, float]:
     return steps * sum(race["racers"][name]["flops"].values()), steps * times[name]["median"]
+
+
+# ---- Runs without tuning ----------------------------------------------------------------------------------
+
+
+def stored_runs(task: Task, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return runs at settings that were given, as plain data."""
+    return {
+        "task": task.name,
+        "batch": task.batch,
+        "steps": task.steps,
+        "floor": task.floor() if task.floor else None,
+        "runs": [outcome.stored() for outcome in outcomes],
+    }
+
+
+def run_lines(found: Mapping[str, Any], rows: int = 6) -> list[str]:
+    """Return the held-out losses along the way, one column per optimizer, medians over seeds."""
+    by_name: dict[str, list[Any]] = {}
+    for run in found["runs"]:
+        by_name.setdefault(run["setting"]["optimizer"], []).append(run)
+    floor = found["floor"]
+    what = "held-out loss" if floor is None else f"gap to the floor of {floor:.3f} nats per letter"
+    lines = [f"{found['task']}, {what}", "    step" + "".join(f"{RACERS[name].title:>10}" for name in by_name)]
+    looks = found["runs"][0]["steps"]
+    for n in sorted({round((len(looks) - 1) * row / (rows - 1)) for row in range(rows)}):
+        losses = (statistics.median(run["held_out"][n] for run in runs) for runs in by_name.values())
+        lines.append(f"{looks[n]:8}" + "".join(f"{loss - (floor or 0.0):10.2f}" for loss in losses))
+    return lines
+
+
+def stored_races() -> dict[str, dict[str, Any]]:
+    """Return {task: race} for every race in book/results, in the order of TASKS."""
+    paths = {name: results.FOLDER / f"race_{name}.json" for name in TASKS}
+    return {name: results.load(path.stem) for name, path in paths.items() if path.exists()}
+
+
+# ---- For figures ------------------------------------------------------------------------------------------
+
+
+def rate_curves(race: Mapping[str, Any]) -> dict[str, Any]:
+    """Return optimizer -> (learning rates, least median loss there), where it is finite."""
+    curves = {}
+    for name, racer in race["racers"].items():
+        found = [(float(lr), loss) for lr, loss in racer["curve"].items() if loss is not None]
+        curves[RACERS[name].title] = tuple(zip(*found, strict=True))
+    return curves
+
+
+def gap_curves(race: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return optimizer -> (steps, median gap), and optimizer -> (steps, least gap, greatest gap)."""
+    curves, bands, floor = {}, {}, race["floor"] or 0.0
+    for name in by_median(race):
+        racer = race["racers"][name]
+        columns = [[loss - floor for loss in column] for column in zip(*racer["held_out"], strict=True)]
+        curves[RACERS[name].title] = (racer["looks"], [statistics.median(column) for column in columns])
+        bands[RACERS[name].title] = (racer["looks"], [min(c) for c in columns], [max(c) for c in columns])
+    return curves, bands

@@ -1,0 +1,18 @@
+"""What ranks do in the tests of races."""
+
+from dataclasses import replace
+
+import torch
+
+from distmuon.launch import World
+from distmuon.learning import races
+from distmuon.learning.racers import RACERS
+from distmuon.learning.tasks import TASKS
+
+
+def small_race(world: World) -> dict:
+    """Race on digits for a few steps: one learning rate to begin with, one tuning seed, five fresh ones."""
+    task = replace(TASKS["digits"].shorter(8), dtype=torch.float64)
+    for name, racer in list(RACERS.items()):
+        RACERS[name] = replace(racer, lrs=racer.lrs[2:5], weight_decays=(0.0,), options=racer.options[:1])
+    return races.stored_race(world, task, tuple(RACERS), tuning=[1000], seeds=range(5))
