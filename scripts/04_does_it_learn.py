@@ -56,9 +56,12 @@ def compare(world, arguments):
     found = on_grid.compare(world, task, setting, seed=0)
     if found is None:
         return None
-    same = found.difference <= on_grid.BOUND
-    bound = f"no loss differs by more than {on_grid.BOUND:g} of the movement: {same}"
-    world.say("\n".join([*found.lines(), bound if arguments.dtype == "float64" else f"{found.difference:.1e}"]))
+    words = f"no loss differs by more than {on_grid.BOUND:g} of the movement: {found.difference <= on_grid.BOUND}"
+    if arguments.dtype != "float64":  # rounding is not the same on every machine
+        words = (
+            f"the largest difference is {found.difference:.0e} of the movement; --dtype float64 tells rounding apart"
+        )
+    world.say("\n".join([*found.lines(), words]))
     return {"on_grid": found.on_grid.stored(), "alone": found.alone.stored(), "difference": found.difference}
 
 
@@ -164,6 +167,8 @@ def checked(arguments):
     ):
         if not 1 <= value <= most:
             raise launch.UsageError(f"{option} {value}: must be from 1 to {most}.")
+    if arguments.recipe is not None and (others := [task for task in arguments.task if task not in FETCHED]):
+        raise launch.UsageError(f"--recipe original --task {others[0]}: it is one for {', '.join(FETCHED)}.")
     if len(arguments.task) > 1 and arguments.recipe is None:
         raise launch.UsageError(f"--task {' '.join(arguments.task)}: one race at a time; give one task.")
     if len(arguments.lr) not in (0, 1, len(arguments.optimizer)) or not all(0 < lr < 1e9 for lr in arguments.lr):
@@ -234,6 +239,11 @@ def started(arguments):
     worker = next(worker for worker, wanted in asked.items() if wanted)
     if worker is time_steps:
         options["dp"] = 1
+    if worker is compare:
+        from distmuon.learning import on_grid
+
+        task, setting = chosen_task(arguments, "cpu"), chosen_setting(arguments, arguments.optimizer[0])
+        on_grid.check(task, setting, arguments.dp, arguments.tp)
     return launch.run(worker, (arguments,), **options)[0]
 
 

@@ -21,8 +21,8 @@ from distmuon.distributed_muon import DistributedMuon
 from distmuon.grid import Grid
 from distmuon.launch import UsageError, World
 from distmuon.learning.racers import RACERS, Setting
-from distmuon.learning.tasks import Examples, Task, accuracy_of
-from distmuon.learning.training import Outcome, Run, look_at, train
+from distmuon.learning.tasks import Examples, Task
+from distmuon.learning.training import Course, Outcome, Run, train
 from distmuon.recipe import FLOAT64_BOUND
 from distmuon.routing import split_parameters
 from distmuon.tensor_parallel import load_slices
@@ -128,45 +128,13 @@ class GridRun(Run):
     def held_out_loss(self) -> float:
         return math.inf if self.diverged else self._sum_over_dp(super().held_out_loss() * self.weight)
 
-    @torch.no_grad()
     def accuracy(self) -> float:
-        return self._sum_over_dp(accuracy_of(self.model, self.held_out) * self.weight)
+        return self._sum_over_dp(super().accuracy() * self.weight)
 
     def _sum_over_dp(self, value: float) -> float:
         """Return the sum over DP in float64: the same number on every rank."""
         mine = torch.tensor(value, dtype=torch.float64, device=self.grid.device)
         return self.grid.dp.all_reduce(mine, "loss").item()
-
-
-class Course:
-    """A run on the grid, one step at a time. `training.train` is the same in one piece."""
-
-    def __init__(self, run: GridRun, setting: Setting) -> None:
-        self.run, self.setting, self.looks = run, setting, look_at(run.task.steps)
-        self.training: list[float] = []
-        self.held_out: list[float] = []
-
-    @property
-    def done(self) -> bool:
-        return len(self.held_out) == len(self.looks)
-
-    def advance(self) -> None:
-        """Take the next step, if one is left. Collective."""
-        if self.done:
-            return
-        loss = self.run.step(len(self.training))
-        self.training.append(loss if math.isfinite(loss) else math.inf)
-        if not math.isfinite(loss):
-            self.held_out += [math.inf] * (len(self.looks) - len(self.held_out))
-        elif len(self.training) in self.looks:
-            self.held_out.append(self.run.held_out_loss())
-
-    def outcome(self) -> Outcome:
-        """Go on to the end; return what the run leaves, the same on every rank. Collective."""
-        while not self.done:
-            self.advance()
-        accuracy = self.run.accuracy() if math.isfinite(self.held_out[-1]) else 0.0
-        return Outcome(self.setting, self.run.seed, self.looks, self.held_out, self.training, accuracy)
 
 
 def train_on_grid(world: World, task: Task, setting: Setting, seed: int) -> Outcome:

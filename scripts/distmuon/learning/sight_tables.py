@@ -75,7 +75,7 @@ def rms_lines(data: Data) -> list[str]:
     """Return what the RMS of Muon's update does: at one learning rate, and at the best one for each."""
     lines = []
     for told, rows in ((f"lr {data['lr']:g} throughout", data["rows"]), ("lr retuned", data["tuned"])):
-        lines.append(f"  RMS of Muon's update, {told:20s}{GAP:24s}")
+        lines.append(f"  RMS of Muon's update, {told:20s}{GAP}")
         matched = _by(rows, "rms").get(MATCHED)
         for row in rows:
             lr = f"lr {row['lr']:g}" if "lr" in row else ""
@@ -103,10 +103,10 @@ def decay_lines(data: Data) -> list[str]:
 def routing_lines(data: Data) -> list[str]:
     """Return what comes of it when Muon gets more than the hidden matrices."""
     hidden = data["rows"][0]
-    lines = [f"  {'Muon moves':21s}{'lr':>7s}  {GAP}"]
+    lines = [f"  {'Muon moves':20s}{'lr':>6s}  {GAP}  hidden alone is"]
     for row in data["rows"]:
-        words = "" if row is hidden else ahead(hidden["route"], hidden["gaps"], row["gaps"])
-        lines.append(f"  {row['route']:21s}{row['lr']:7.3g}  {spread(row['gaps']):22s}{words}".rstrip())
+        words = "" if row is hidden else ahead("hidden", hidden["gaps"], row["gaps"]).removeprefix("hidden ")
+        lines.append(f"  {row['route']:20s}{row['lr']:6.3g}  {spread(row['gaps']):22s}{words}".rstrip())
     return lines
 
 
@@ -120,7 +120,7 @@ def batch_lines(data: Data) -> list[str]:
         ratio = statistics.median(a / m for a, m in zip(adamw["gaps"], muon["gaps"], strict=True))
         both = f"{spread(adamw['gaps']):22s}{spread(muon['gaps']):22s}"
         lines.append(f"  {batch:5d}{adamw['steps']:7d}  {both}{ratio:5.2f}")
-        lines.append(f"{'':16s}lr {adamw['lr']:<19.3g}lr {muon['lr']:<19.3g}")
+        lines.append(f"{'':16s}lr {adamw['lr']:<19.3g}lr {muon['lr']:.3g}")
         lines.append(f"{'':16s}{ahead('Muon', muon['gaps'], adamw['gaps'])}")
     return lines
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from distmuon.data import batch_rows
 from distmuon.learning.racers import RACERS, Setting
-from distmuon.learning.tasks import Examples, Task, accuracy_of, loss_of
+from distmuon.learning.tasks import Examples, Task, evaluated, loss_of
 
 LOOKS = 20  # held-out losses along a run
 
@@ -90,12 +90,43 @@ class Run:
         loss.backward()
         return loss.item()
 
-    @torch.no_grad()
     def held_out_loss(self) -> float:
-        self.model.eval()
-        loss = loss_of(self.model, self.held_out).item()
-        self.model.train()
+        loss, _ = evaluated(self.model, self.held_out)
         return loss if math.isfinite(loss) else math.inf
+
+    def accuracy(self) -> float:
+        return evaluated(self.model, self.held_out)[1]
+
+
+class Course:
+    """A run and what it has shown so far."""
+
+    def __init__(self, run: Run, setting: Setting) -> None:
+        self.run, self.setting, self.looks = run, setting, look_at(run.task.steps)
+        self.training: list[float] = []
+        self.held_out: list[float] = []
+
+    @property
+    def done(self) -> bool:
+        return len(self.held_out) == len(self.looks)
+
+    def advance(self) -> None:
+        """Take the next step, and look if it is time; a run that has diverged is done, and what is done stays."""
+        if self.done:
+            return
+        loss = self.run.step(len(self.training))
+        self.training.append(loss if math.isfinite(loss) else math.inf)
+        if not math.isfinite(loss):  # nothing comes back from there
+            self.held_out += [math.inf] * (len(self.looks) - len(self.held_out))
+        elif len(self.training) in self.looks:
+            self.held_out.append(self.run.held_out_loss())
+
+    def outcome(self) -> Outcome:
+        """Go on to the end; return what the run leaves."""
+        while not self.done:
+            self.advance()
+        accuracy = self.run.accuracy() if math.isfinite(self.held_out[-1]) else 0.0
+        return Outcome(self.setting, self.run.seed, self.looks, self.held_out, self.training, accuracy)
 
 
 def train(
@@ -109,21 +140,13 @@ def train(
     """Run `setting` on `task`.
 
     build: of the optimizers, where it is not the racer's own. model: to go on with, instead of a fresh one. watch:
-    called after every step with the run and how many steps it has taken.
+    called with the run and how many steps it has taken, after every step that has not diverged.
     """
     model = task.fresh_model(seed) if model is None else model
     run = Run(task, model, (build or RACERS[setting.optimizer].build)(model, setting), seed)
-    looks = look_at(task.steps)
-    training: list[float] = []
-    held_out: list[float] = []
-    for step in range(task.steps):
-        loss = run.step(step)
-        training.append(loss if math.isfinite(loss) else math.inf)
-        if not math.isfinite(loss):  # nothing comes back from there
-            held_out += [math.inf] * (len(looks) - len(held_out))
-            break
-        if step + 1 in looks:
-            held_out.append(run.held_out_loss())
-        watch(run, step + 1)
-    accuracy = accuracy_of(model, run.held_out) if math.isfinite(held_out[-1]) else 0.0
-    return Outcome(setting, seed, looks, held_out, training, accuracy)
+    course = Course(run, setting)
+    while not course.done:
+        course.advance()
+        if math.isfinite(course.training[-1]):
+            watch(run, len(course.training))
+    return course.outcome()
