@@ -31,11 +31,11 @@ class Scale:
     farthest: see `trials.retune`.
     """
 
-    steps: int = 400
-    long: int = 4
+    steps: int = 300
+    long: int = 3
     finetuning: int = 100
-    windows: int = 6400
-    batches: tuple[int, ...] = (4, 16, 64, 256)
+    windows: int = 4800
+    batches: tuple[int, ...] = (4, 16, 64)
     levels: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8)
     retuned_levels: tuple[float, ...] = (0.05, 0.2, 0.8)
     spectra_seeds: Sequence[int] = RACE_SEEDS[:3]
