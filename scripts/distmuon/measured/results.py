@@ -29,11 +29,16 @@ def load(name: str) -> dict[str, Any]:
 
 
 def write(path: str | Path, found: dict[str, Any]) -> None:
-    """Write a results file: what was found, and before it the machine, its versions, the commit and the command."""
+    """Write a results file: what was found, and before it the machine, its versions, the commit and the command.
+
+    The command is stored without the file's own name, which may be a path of one machine.
+    """
     from distmuon import report
 
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    report.write_json(str(path), {"machine": report.machine(), "commit": commit(), "command": command} | found)
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--json" in words[:-1]:
+        del words[(place := words.index("--json")) : place + 2]
+    report.write_json(str(path), {"machine": report.machine(), "commit": commit(), "command": " ".join(words)} | found)
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
