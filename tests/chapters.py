@@ -112,7 +112,7 @@ def complaints(notebook: Path, home: Path, environment: dict[str, str]) -> list[
     """
     (home / "pytest.ini").write_text("[pytest]\n")  # instead of any that lies in a folder above
     report = home / f"{notebook.stem}.xml"
-    options = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "180", "-p", "nbval.plugin"]
+    options = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "600", "-p", "nbval.plugin"]
     options += ["-p", "no:cacheprovider", "-c", str(home / "pytest.ini"), "--rootdir", str(notebook.parent)]
     command = [sys.executable, "-m", "pytest", *options, "-q", f"--junit-xml={report}", notebook.name]
     done = subprocess.run(command, cwd=notebook.parent, env=environment, capture_output=True, text=True)

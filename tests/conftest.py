@@ -1,15 +1,21 @@
-"""What several test files share: worlds and books that are made once per session, and as many threads as a rank has."""
+"""What several test files share: worlds and books that are made once per session, and as many threads as a rank has.
+
+And how tests are dealt out to processes, where `make test` runs them side by side.
+"""
 
 import functools
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import built_book
 import certificate_workers as workers
 import pytest
 import set_address
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 from distmuon import launch
 
@@ -50,3 +56,29 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = set_address.current(built_book.ROOT)
     source = built_book.write_sample(tmp_path_factory.mktemp("sample"), f"{here.owner}/{here.name}")
     return built_book.build(source, tmp_path_factory.mktemp("sample-book"))
+
+
+# ---- Side by side -----------------------------------------------------------------------------------------
+
+TOGETHER = {"test_browser": "test_book", "test_certificate": "test_bytes"}  # they look at the same books, and worlds
+APART = ("test_a_chapter_prints_in_colab_what_it_shows",)  # these take long and share nothing
+
+
+class ByFile(LoadScopeScheduling):
+    """Deals out tests to processes file by file, because a file's tests share worlds, which are then made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        return nodeid if test.startswith(APART) else TOGETHER.get(Path(file).stem, Path(file).stem)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one process per core, and per 3 GB of memory: about what a world of 32 ranks takes at 80 MB each."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(os.cpu_count() or 1, memory // 3_000_000_000))

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 from distmuon.launch import World
 from distmuon.ledger import Ledger
+
+
+def count_on_grids(world: World, grids: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[Any] | None]:
+    """Return {grid: on rank 0, what every rank counted there}; the same ranks stand on one grid after the other."""
+    from distmuon.measured import byte_results
+
+    return {
+        (dp, tp): byte_results.on_rank_count(replace(world, dp=dp, tp=tp), byte_results.shapes_on(dp, tp))
+        for dp, tp in grids
+    }
 
 
 def count_dtensor(world: World) -> tuple[Ledger, Ledger, Ledger]:

@@ -19,12 +19,18 @@ from distmuon.measured.workload import SHAPES
 # ---- Counted = predicted ----------------------------------------------------------------------------------
 
 
+@once
+def counted_by(size: int) -> dict[tuple[int, int], Any]:
+    """Count on every grid of this many ranks, in one world: its ranks start, and import what they need, once."""
+    grids = [(dp, tp) for dp, tp in byte_results.GRIDS if dp * tp == size]
+    return launch.run(workers.count_on_grids, (grids,), dp=size)[0]
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("dp", "tp"), byte_results.GRIDS)
 def test_every_contender_sends_what_was_predicted_in_every_count(dp: int, tp: int) -> None:
     """All shapes that fit this grid: ledger, dispatcher and profiler, per collective: calls, payload and sent."""
-    shapes = byte_results.shapes_on(dp, tp)
-    ranks = launch.run(byte_results.on_rank_count, (shapes,), dp=dp, tp=tp)[0]
+    shapes, ranks = byte_results.shapes_on(dp, tp), counted_by(dp * tp)[dp, tp]
     assert len(ranks) == dp * tp
     for number, rank in enumerate(ranks):
         assert {shape for shape, _ in rank} == set(shapes)

@@ -16,6 +16,8 @@ import worlds
 from distmuon import launch, session, supervise
 from distmuon.launch import WorldError
 
+pytestmark = pytest.mark.alone
+
 FAULTY = str(worlds.ROOT / "tests" / "faulty_worker.py")
 INTERRUPTED = "error: interrupted; every rank was stopped.\n"
 TIMEOUT = 3.0  # seconds

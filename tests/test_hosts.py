@@ -16,6 +16,8 @@ from once import once
 from distmuon import hosts, launch
 from distmuon.launch import UsageError
 
+pytestmark = pytest.mark.alone
+
 WORKER = str(worlds.ROOT / "tests" / "host_workers.py")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from textwrap import wrap
 
@@ -34,6 +35,7 @@ STOPS: Mapping[str, Mapping[int, str]] = {
         1: "Why should a step treat all directions alike?",
         2: "How do matrix products alone find the polar factor?",
         3: "What else does the optimizer need, and for which parameters?",
+        4: "Does it learn better, and how would one know?",
     },
     "Many processes": {
         5: "How do processes that share nothing work together?",
@@ -104,6 +106,14 @@ def _step(axes: Axes, x: float, y: float) -> None:
     _outline(axes, x, y, SIDE * 0.6, SIDE * 0.6)
     arrow = {"arrowstyle": "-|>", "lw": 1.6, "color": INK}
     axes.annotate("", (x + SIDE, y + SIDE), (x + SIDE * 0.45, y + SIDE * 0.45), arrowprops=arrow)
+
+
+def _race(axes: Axes, x: float, y: float) -> None:
+    across = [n / 12 for n in range(13)]
+    for decay, width, dashes in ((2.0, 1.4, (0, (1, 1.2))), (3.5, 1.6, (0, (4, 2))), (7.0, 2.2, "-")):
+        heights = [0.1 + 0.72 * (1 - math.exp(-decay * t)) for t in across]
+        axes.plot([x + SIDE * t for t in across], [y + SIDE * h for h in heights], color=INK, lw=width, ls=dashes)
+    axes.plot([x, x + SIDE], [y + SIDE * 0.95] * 2, color=MUTED, lw=1.4)
 
 
 def _processes(axes: Axes, x: float, y: float) -> None:
@@ -189,6 +199,7 @@ ICONS: Mapping[int, Callable[[Axes, float, float], None]] = {
     1: _skewed,
     2: _round,
     3: _step,
+    4: _race,
     5: _processes,
     6: _shards,
     7: _map,

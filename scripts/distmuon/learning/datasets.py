@@ -55,6 +55,11 @@ def missing(name: str, folder: str | Path | None = None) -> str | None:
     return None
 
 
+def not_run_lines(name: str) -> list[str]:
+    """Return what a table says of a data set on which nothing was run, with the command that fetches it."""
+    return [f"{_source(name).title}: not run here; get the images with", f"  {COMMAND.format(name)}"]
+
+
 def fetch_all(name: str, folder: str | Path | None = None) -> None:
     """Fetch the files that are not here, and print a line for each. Raises UsageError when one does not come."""
     source = _source(name)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from distmuon.learning.datasets import COMMAND, SOURCES
+from distmuon.learning.datasets import SOURCES, not_run_lines
 from distmuon.learning.originals_recipes import RECIPES, Recipe, Reported
 from distmuon.learning.sweep import Verdict, verdict
 
@@ -57,12 +57,8 @@ def lines(data: dict[str, Any]) -> list[str]:
     """Return the tables of all data sets, at most 78 characters wide. data: what `originals.study` returns."""
     told = []
     for name, found in data.items():
-        told += ["", *(_missing(name) if "missing" in found else _tables(name, found))]
+        told += ["", *(not_run_lines(name) if "missing" in found else _tables(name, found))]
     return told[1:]
-
-
-def _missing(name: str) -> list[str]:
-    return [f"{SOURCES[name].title}: not run here; get the images with", f"  {COMMAND.format(name)}"]
 
 
 def _tables(name: str, found: dict[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distmuon.learning.datasets import SOURCES, not_run_lines
 from distmuon.learning.racers import RACERS
 from distmuon.learning.sweep import Verdict, verdict
 from distmuon.learning.tasks import TASKS, Task
@@ -166,3 +167,14 @@ def gap_curves(race: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         curves[RACERS[name].title] = (racer["looks"], [statistics.median(column) for column in columns])
         bands[RACERS[name].title] = (racer["looks"], [min(c) for c in columns], [max(c) for c in columns])
     return curves, bands
+
+
+def image_lines(races: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return results and verdicts on every set of images whose race is stored, and what to do about the others."""
+    lines = []
+    for name in SOURCES:
+        if name in races:
+            lines += result_lines(races[name]) + verdict_lines(races[name])
+        else:
+            lines += not_run_lines(name)
+    return lines
