@@ -101,6 +101,13 @@ def time_steps(world, arguments):
     return found
 
 
+def sum_up(world, arguments):
+    """Draw the numbers that the claims page quotes from what is stored."""
+    from distmuon.learning import summary
+
+    return summary.summarize()
+
+
 # ---- What the command line chooses ------------------------------------------------------------------------
 
 
@@ -141,6 +148,7 @@ def parse():
     add("--recipe", metavar="original", help="a public tutorial's own recipe, as written and tuned")
     add("--sights", action="store_true", help="the studies beside the race: spectra, RMS, decay, batch and others")
     add("--times", action="store_true", help="what a step costs in time, where a race is stored")
+    add("--summary", action="store_true", help="what the claims page quotes, from the stored studies")
     add("--quick", action="store_true", help="a first impression: few steps, few seeds")
     add("--fetch", action="store_true", help="download the task's data into data/, and check every byte")
     add("--if-here", action="store_true", help="where the task's data is missing, say so and do nothing")
@@ -232,12 +240,13 @@ def started(arguments):
         see: arguments.sights,
         repeat_originals: arguments.recipe is not None,
         time_steps: arguments.times,
+        sum_up: arguments.summary,
         compare: grid,
         train: bool(arguments.lr),
         race: True,
     }
     worker = next(worker for worker, wanted in asked.items() if wanted)
-    if worker is time_steps:
+    if worker in (time_steps, sum_up):
         options["dp"] = 1
     if worker is compare:
         from distmuon.learning import on_grid

@@ -27,6 +27,7 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "step_times": (RACE, "--times"),
     "sights": (RACE, "--sights"),
     "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist"),
+    "learning": (RACE, "--summary"),
 }
 MEASUREMENTS = {  # name, and that of its file in book/results -> what measures it
     "bench": ("ground.py",),

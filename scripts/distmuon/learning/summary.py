@@ -67,14 +67,15 @@ def of_originals(found: Mapping[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {"flops_over_network": found["flops"]["muon"] / found["flops"]["network"]}
     for race in ("as_written", "tuned"):
         columns = {
-            contender: {measure: [of(run) for run in runs] for measure, of in MEASURES.items()}
+            contender: {measure.replace(" ", "_"): [of(run) for run in runs] for measure, of in MEASURES.items()}
             for contender, runs in found[race].items()
         }
         told[race] = {
             contender: {measure: statistics.median(values) for measure, values in by.items()}
             for contender, by in columns.items()
         }
-        told[race]["muon_adamw"] = {m: wins(columns["muon"][m], columns["adamw"][m]) for m in MEASURES} | {
-            "training_ratio": told[race]["muon"]["training loss"] / told[race]["adamw"]["training loss"]
+        muon, adamw = columns["muon"], columns["adamw"]
+        told[race]["muon_adamw"] = {measure: wins(muon[measure], adamw[measure]) for measure in muon} | {
+            "training_ratio": told[race]["muon"]["training_loss"] / told[race]["adamw"]["training_loss"]
         }
     return told
