@@ -59,7 +59,7 @@ book: $(READY) ## Build the book into _build/html; any warning is an error
 links: $(READY) ## Check the book's links to other sites (needs a network, so it is no part of the tests)
 	.venv/bin/jupyter-book build . --all --builder linkcheck
 
-bench: $(READY) ## Take all measurements that this machine permits (NAMES="bytes": these; QUICK=1: in 3 minutes, in out/)
+bench: $(READY) ## Take all measurements that this machine permits (NAMES="bytes": these; QUICK=1: a first impression, in out/)
 	$(PY) scripts/bench.py $(NAMES) $(if $(QUICK),--quick)
 
 traces: $(READY) ## Fetch the report's public traces, check every byte, and read them anew into book/results

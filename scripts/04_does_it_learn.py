@@ -12,15 +12,12 @@ settings race on fresh seeds. On two quiet cores the digits take a minute or two
 """
 
 from distmuon import launch
-from distmuon.puzzles import add_arguments, fair_race, handle
+from distmuon.learning.options import FETCHED, on_grid, parse
+from distmuon.puzzles import fair_race, handle
 
 # torch, and what needs it, is imported inside the functions: a wrong argument is answered at once.
 
-TASKS = ("digits", "language", "fashion", "mnist", "cifar10")
-FETCHED = TASKS[2:]
-OPTIMIZERS = ("sgd", "adamw", "muon")
 PATIENCE = 6 * 3600.0  # seconds: a rank that has done its runs waits for those that have not
-QUICK_STEPS, QUICK_SEEDS = 20, 5
 
 
 # ---- What ranks do ----------------------------------------------------------------------------------------
@@ -67,12 +64,9 @@ def compare(world, arguments):
 
 def see(world, arguments):
     """Take the studies beside the race, from the settings that the stored race tuned."""
-    from distmuon.learning import sight_tables, sights
-    from distmuon.learning.racers import Setting
-    from distmuon.measured import results
+    from distmuon.learning import race_tables, sight_tables, sights
 
-    racers = results.load("race_language")["racers"]
-    found = sights.measure(world, {name: Setting(**racer["best"]) for name, racer in racers.items()}, arguments.quick)
+    found = sights.measure(world, race_tables.stored_settings("language"), arguments.quick)
     for name, lines in sight_tables.LINES.items():
         world.say("\n".join([f"\n{name}", *lines(found[name])]))
     return found
@@ -89,14 +83,14 @@ def repeat_originals(world, arguments):
 
 def time_steps(world, arguments):
     """Time a step of every optimizer against AdamW's, on the tasks whose race is stored."""
-    from distmuon.learning import race_tables, races
-    from distmuon.learning.racers import Setting
-    from distmuon.learning.tasks import TASKS as tasks
+    from distmuon.learning import race_tables, races, tasks
 
     found = {}
     for name, stored in race_tables.stored_races().items():
-        best = {racer: Setting(**its["best"]) for racer, its in stored["racers"].items()}
-        found[name] = races.times(tasks[name], best)
+        if missing := missing_data([name]):
+            world.say(missing)
+            continue
+        found[name] = races.times(tasks.TASKS[name], race_tables.stored_settings(name))
         world.say("\n".join(race_tables.price_lines(stored, found[name])))
     return found
 
@@ -130,68 +124,6 @@ def chosen_setting(arguments, name):
     return Setting(name, lr, decay, racer.options[0] if arguments.option is None else arguments.option)
 
 
-def parse():
-    parser = launch.parser(__doc__)
-    add_arguments(parser)
-    launch.add_arguments(parser, dp=1, tp=1)
-    add = parser.add_argument
-    add("--task", nargs="+", default=["digits"], metavar="TASK", help=f"one of {', '.join(TASKS)} (default: digits)")
-    add("--optimizer", nargs="+", default=list(OPTIMIZERS), metavar="NAME", help="some of sgd, adamw, muon")
-    add("--lr", nargs="+", type=float, metavar="LR", help="do not tune: one for all, or one for each optimizer")
-    add("--weight-decay", type=float, metavar="X", help="with --lr (default: the larger of the optimizer's grid)")
-    add("--option", type=float, metavar="X", help="with --lr: momentum of sgd and muon, second beta of adamw")
-    add("--seeds", type=int, default=8, metavar="N", help="fresh seeds to race on (default: %(default)s)")
-    add("--tuning-seeds", type=int, default=3, metavar="N", help="seeds to tune on, 1 to 3 (default: %(default)s)")
-    add("--steps", type=int, metavar="N", help="of every run (default: the task's)")
-    add("--dtype", default="float32", metavar=launch.choices(("float32", "float64")), help="(default: %(default)s)")
-    add("--ranks", type=int, default=2, metavar="N", help="processes that share the runs (default: %(default)s)")
-    add("--recipe", metavar="original", help="a public tutorial's own recipe, as written and tuned")
-    add("--sights", action="store_true", help="the studies beside the race: spectra, RMS, decay, batch and others")
-    add("--times", action="store_true", help="what a step costs in time, where a race is stored")
-    add("--summary", action="store_true", help="what the claims page quotes, from the stored studies")
-    add("--quick", action="store_true", help="a first impression: few steps, few seeds")
-    add("--fetch", action="store_true", help="download the task's data into data/, and check every byte")
-    add("--if-here", action="store_true", help="where the task's data is missing, say so and do nothing")
-    add("--json", metavar="FILE", help="write everything that was found here")
-    return checked(parser.parse_args())
-
-
-def checked(arguments):
-    """Return the arguments, or raise UsageError for those that cannot be; nothing heavy is imported for it."""
-    arguments.lr = arguments.lr or []
-    for option, names, known in (
-        ("--task", arguments.task, TASKS),
-        ("--optimizer", arguments.optimizer, OPTIMIZERS),
-        ("--dtype", [arguments.dtype], ("float32", "float64")),
-        ("--recipe", [arguments.recipe or "original"], ("original",)),
-    ):
-        if unknown := [name for name in names if name not in known]:
-            raise launch.UsageError(f"{option} {unknown[0]} is unknown; choose from {', '.join(known)}.")
-    for option, value, most in (
-        ("--seeds", arguments.seeds, 999),
-        ("--tuning-seeds", arguments.tuning_seeds, 3),
-        ("--steps", 1 if arguments.steps is None else arguments.steps, 10**7),
-        ("--ranks", arguments.ranks, 999),
-    ):
-        if not 1 <= value <= most:
-            raise launch.UsageError(f"{option} {value}: must be from 1 to {most}.")
-    if arguments.recipe is not None and (others := [task for task in arguments.task if task not in FETCHED]):
-        raise launch.UsageError(f"--recipe original --task {others[0]}: it is one for {', '.join(FETCHED)}.")
-    if len(arguments.task) > 1 and arguments.recipe is None:
-        raise launch.UsageError(f"--task {' '.join(arguments.task)}: one race at a time; give one task.")
-    if len(arguments.lr) not in (0, 1, len(arguments.optimizer)) or not all(0 < lr < 1e9 for lr in arguments.lr):
-        given = " ".join(f"{lr:g}" for lr in arguments.lr)
-        raise launch.UsageError(f"--lr {given}: give one positive number, or one for each optimizer.")
-    if (arguments.dp, arguments.tp) != (1, 1) and (not arguments.lr or len(arguments.optimizer) != 1):
-        raise launch.UsageError(
-            "--dp and --tp compare one training with one process; name one --optimizer and its --lr."
-        )
-    if arguments.quick:
-        arguments.steps = QUICK_STEPS if arguments.steps is None else arguments.steps
-        arguments.tuning_seeds, arguments.seeds = 1, QUICK_SEEDS
-    return arguments
-
-
 def fetch(tasks):
     """Download what is missing of the tasks' data."""
     from distmuon.learning import datasets
@@ -203,29 +135,31 @@ def fetch(tasks):
 
 
 def missing_data(tasks):
-    """Return the sentence that says which task's data is not here, or None."""
-    if not set(tasks) & set(FETCHED):
+    """Return the sentence that says which data is not here, or None if that of any of the tasks is."""
+    if set(tasks) - set(FETCHED):
         return None
     from distmuon.learning import datasets
 
-    return next(filter(None, (datasets.missing(task) for task in tasks if task in FETCHED)), None)
+    missing = [datasets.missing(task) for task in tasks]
+    return missing[0] if all(missing) else None
 
 
 def main():
-    arguments = parse()
+    arguments = parse(__doc__)
     if (code := handle(arguments, fair_race.PUZZLE)) is not None:
         return code
-    launch.check_writable("--json", arguments.json)
+    if launch.speaks():
+        launch.check_writable("--json", arguments.json)
     if arguments.fetch:
         fetch(arguments.task)
         return 0
-    if arguments.recipe is None and (missing := missing_data(arguments.task)):
+    if missing := missing_data(arguments.task):
         if not arguments.if_here:
             raise launch.UsageError(missing)
         print(missing)
         return 0
     found = started(arguments)
-    if arguments.json:
+    if arguments.json and launch.speaks():
         from distmuon.measured import results
 
         results.write(arguments.json, found)
@@ -234,25 +168,29 @@ def main():
 
 def started(arguments):
     """Run what was asked for in a world of its own; return what rank 0 found."""
-    grid = (arguments.dp, arguments.tp) != (1, 1)
-    options = launch.options(arguments) | ({} if grid else {"dp": arguments.ranks, "timeout": PATIENCE})
     asked = {
         see: arguments.sights,
         repeat_originals: arguments.recipe is not None,
         time_steps: arguments.times,
         sum_up: arguments.summary,
-        compare: grid,
+        compare: on_grid(arguments),
         train: bool(arguments.lr),
         race: True,
     }
     worker = next(worker for worker, wanted in asked.items() if wanted)
-    if worker in (time_steps, sum_up):
-        options["dp"] = 1
+    options = launch.options(arguments)
     if worker is compare:
-        from distmuon.learning import on_grid
+        from distmuon.learning import on_grid as grid_runs
 
         task, setting = chosen_task(arguments, "cpu"), chosen_setting(arguments, arguments.optimizer[0])
-        on_grid.check(task, setting, arguments.dp, arguments.tp)
+        grid_runs.check(task, setting, arguments.dp, arguments.tp)
+    elif worker in (see, time_steps, sum_up):
+        from distmuon.learning import race_tables
+
+        race_tables.stored_settings("language")  # raises UsageError, before anything is started
+    if worker is not compare:
+        alone = worker in (time_steps, sum_up)
+        options |= {"dp": 1 if alone else arguments.ranks, "timeout": max(PATIENCE, arguments.timeout)}
     return launch.run(worker, (arguments,), **options)[0]
 
 

@@ -26,7 +26,7 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "race_mnist": (RACE, "--task", "mnist", "--if-here"),
     "step_times": (RACE, "--times"),
     "sights": (RACE, "--sights"),
-    "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist"),
+    "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist", "--if-here"),
     "learning": (RACE, "--summary"),
 }
 MEASUREMENTS = {  # name, and that of its file in book/results -> what measures it
@@ -54,7 +54,8 @@ def redrawing(names):
     """Return name -> command of what redraws pages and figures from these results."""
     if set(names) <= {"bench", "claims"}:  # no chapter shows them, and `make book` fills in the claims page
         return {}
-    chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if set(names) - LEARNING.keys() else [])]
+    others = set(names) - LEARNING.keys() - {"bench", "claims"}
+    chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
     return {
         "chapters": ["scripts/run_notebooks.py", *chapters],
         "pictures of pages": ["scripts/draw_pages.py"],
@@ -78,7 +79,7 @@ def take(jobs):
 def parse():
     parser = launch.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(MEASUREMENTS)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help=f"a first impression, in under 3 minutes, into {QUICK}")
+    parser.add_argument("--quick", action="store_true", help=f"a first impression, in minutes, into {QUICK}")
     arguments = parser.parse_args()
     for name in arguments.names:
         if name not in MEASUREMENTS:

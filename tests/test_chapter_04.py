@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import worlds
 
-from distmuon.learning import datasets, originals_tables, race_tables, sweep
+from distmuon.learning import datasets, options, originals_tables, race_tables, sweep
 from distmuon.measured import results
 
 worker = import_module("04_does_it_learn")
@@ -42,7 +42,7 @@ def test_a_first_impression_of_a_race(tmp_path: Path) -> None:
     assert (ending.code, ending.err) == (0, "")
     assert re.search(r"^digits, 3 steps of 128: held-out loss on 5 fresh seeds", ending.out)
     stored = json.loads(target.read_text())
-    assert set(stored["racers"]) == set(worker.OPTIMIZERS)
+    assert set(stored["racers"]) == set(options.OPTIMIZERS)
     assert len(re.findall(r"against", ending.out)) == 3
     assert stored["command"].startswith("04_does_it_learn.py --task digits")
 
@@ -83,6 +83,12 @@ def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
         (["--recipe", "original", "--task", "digits"], "it is one for fashion, mnist, cifar10"),
         (["--seeds", "0"], "--seeds 0: must be from 1"),
         (["--tuning-seeds", "4"], "--tuning-seeds 4: must be from 1 to 3"),
+        (["--optimizer", "muon", "muon"], "--optimizer muon muon: name each once"),
+        (["--sights", "--times"], "--sights and --times are two jobs"),
+        (["--weight-decay", "-1"], "--weight-decay -1: must be from 0"),
+        (["--option", "1"], "--option 1: must be from 0.01"),
+        (["--tp", "0", "--optimizer", "muon", "--lr", "0.1"], "--tp 0: must be at least 1"),
+        (["--times", "--backend", "nccl"], "--times runs on the CPU"),
         (["--lr", "0"], "--lr 0: give one positive number"),
         (["--lr", "1", "2"], "--lr 1 2: give one positive number, or one for each optimizer"),
         (["--dp", "2"], "name one --optimizer and its --lr"),

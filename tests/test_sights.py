@@ -13,7 +13,7 @@ from once import once
 
 from distmuon import figure_plots, launch
 from distmuon.launch import World
-from distmuon.learning import sight_tables, sights, spectra, tasks, trials
+from distmuon.learning import sight_tables, sights, spectra, sweep, tasks, trials
 from distmuon.learning.racers import Setting
 from distmuon.learning.trials import MATCHED, ROUTES, Lab, Trial, carry_out, retune
 from distmuon.single_device import rms, update_of
@@ -88,7 +88,7 @@ def test_a_run_that_diverges_is_kept_with_infinite_norms():
     assert found.gap == math.inf
     assert len(found.steps) == len(found.gaps) == len(found.spectral) == len(found.rms) == 6
     assert found.spectral[-1] == found.rms[-1] == math.inf
-    assert sight_tables.spread([found.gap, 1.0, math.inf]) == "inf [1.000, inf]"
+    assert sweep.span([found.gap, 1.0, math.inf]) == "inf [1.000, inf]"
 
 
 # ---- Pretrained, then fine-tuned --------------------------------------------------------------------------
@@ -240,17 +240,12 @@ def test_tables_fit_the_page(name: str):
 def test_figures_take_what_the_helpers_return():
     data = measured()[0]
     curves = [
-        sight_tables.rank_curves(data["spectra"], "up", "weight"),
         sight_tables.rms_curves(data["rms"]),
         *(sight_tables.decay_curves(data["decay"], "muon", what) for what in ("gaps", "spectral", "rms")),
-        sight_tables.batch_curves(data["batch"]),
     ]
     assert all(figure_plots.describe_curves(found, "x", "y").count(":") >= len(found) for found in curves)
     spectrum = sight_tables.spectra_curves(data["spectra"], "out", "update")
     assert "Muon: largest 1," in figure_plots.describe_spectra(spectrum)
-    bars = figure_plots.describe_bars(sight_tables.finetune_bars(data["finetune"]), unit="nats")
-    assert bars.count("AdamW") == 3
-    assert set(sight_tables.routing_bars(data["routing"])) == set(ROUTES)
 
 
 # ---- What tables say --------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from torch import Tensor
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
-SPACE = 0  # the letter that ends a word
 
 
 @dataclass(frozen=True)

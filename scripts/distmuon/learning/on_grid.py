@@ -46,6 +46,8 @@ def check(task: Task, setting: Setting, dp: int, tp: int) -> None:
             f"task {task.name!r} draws random numbers while it trains (dropout, shifted images), and ranks would draw "
             "others than one process; choose digits or language."
         )
+    if tp < 1:
+        raise UsageError(f"--tp {tp}: must be at least 1.")
     if dp < 1 or task.batch % dp:
         divisors = ", ".join(str(n) for n in range(1, task.batch + 1) if task.batch % n == 0)
         raise UsageError(f"--dp {dp} cannot share out the {task.batch} rows of a batch; choose one of {divisors}.")

@@ -31,7 +31,7 @@ from distmuon.launch import UsageError, World
 from distmuon.learning import datasets
 from distmuon.learning.datasets import Images
 from distmuon.learning.originals_recipes import RECIPES, Recipe, default_weights_, step_flops
-from distmuon.learning.sweep import dealt_back
+from distmuon.learning.sweep import beyond, dealt_back
 from distmuon.newton_schulz import fast_dtype
 
 RECIPE_OF = {"mnist": "mnist", "fashion": "mnist", "cifar10": "cifar10"}  # data set -> recipe
@@ -186,7 +186,7 @@ def study_of(
         return run_all
 
     tried = tune(recipe, deal("tuning", for_tuning(data, held_out)), tuning_seeds, farthest)
-    best = {optimizer: min(losses, key=lambda lr: median(losses[lr])) for optimizer, losses in tried.items()}
+    best = {optimizer: _best(medians(losses)) for optimizer, losses in tried.items()}
     lrs = {"as_written": {o: c.lr for o, c in recipe.contenders.items() if c.written}, "tuned": best}
     chosen = [(o, lr[o]) for o in recipe.contenders for lr in lrs.values() if o in lr]
     jobs = dict.fromkeys((o, lr, seed) for o, lr in chosen for seed in seeds)  # what is tuned already is run once
@@ -214,20 +214,19 @@ def tune(
         jobs = [(optimizer, lr, seed) for optimizer, lrs in todo.items() for lr in lrs for seed in seeds]
         for (optimizer, lr, _seed), found in run_all(jobs).items():
             tried[optimizer].setdefault(lr, []).append(found["test_loss"][-1])
-        todo = {optimizer: further for optimizer, losses in tried.items() if (further := beyond(losses))}
+        todo = {optimizer: further for optimizer, losses in tried.items() if (further := beyond(medians(losses)))}
         if not todo:
             break
     return tried
 
 
-def beyond(losses: dict[float, list[float]]) -> list[float]:
-    """Return the next learning rate if the best of these is the least or the greatest of them; else nothing."""
-    best = min(losses, key=lambda lr: median(losses[lr]))
-    return [2 * best] * (best == max(losses)) + [best / 2] * (best == min(losses))
+def _best(curve: dict[float, float]) -> float:
+    return min(curve, key=lambda lr: curve[lr])
 
 
-def median(losses: Sequence[float]) -> float:
-    return statistics.median(losses)
+def medians(losses: dict[float, list[float]]) -> dict[float, float]:
+    """Return learning rate -> median over its seeds."""
+    return {lr: statistics.median(of) for lr, of in losses.items()}
 
 
 def for_tuning(data: Images, held_out: int) -> Images:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from distmuon.learning.datasets import SOURCES, not_run_lines
 from distmuon.learning.originals_recipes import RECIPES, Recipe, Reported
-from distmuon.learning.sweep import Verdict, verdict
+from distmuon.learning.sweep import Verdict, span, verdict
 
 MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {  # the smaller the better
     "training loss": lambda run: run["training_loss"][-1],
@@ -84,13 +84,8 @@ def _row(*cells: str) -> str:
 
 def _medians(runs: list[dict[str, Any]]) -> list[str]:
     training, loss, error = ([of(run) for run in runs] for of in MEASURES.values())
-    right = _spread([100 * (1 - e) for e in error], 1).replace("100.0", "100")  # or the line would be too long
-    return [_spread(training, 4), _spread(loss, 3), right]
-
-
-def _spread(values: list[float], digits: int) -> str:
-    middle, low, high = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
-    return f"{middle} [{low}, {high}]"
+    right = span([100 * (1 - e) for e in error], 1).replace("100.0", "100")  # or the line would be too long
+    return [span(training, 4), span(loss, 3), right]
 
 
 def _reported(reported: Reported) -> list[str]:

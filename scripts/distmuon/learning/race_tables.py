@@ -8,9 +8,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distmuon.launch import UsageError
 from distmuon.learning.datasets import SOURCES, not_run_lines
-from distmuon.learning.racers import RACERS
-from distmuon.learning.sweep import Verdict, verdict
+from distmuon.learning.racers import RACERS, Setting
+from distmuon.learning.sweep import Verdict, span, verdict
 from distmuon.learning.tasks import TASKS, Task
 from distmuon.learning.training import Outcome
 from distmuon.measured import results
@@ -31,30 +32,30 @@ def by_median(race: Mapping[str, Any]) -> list[str]:
     return sorted(race["racers"], key=lambda name: statistics.median(gaps(race, name)))
 
 
-def span(values: Sequence[float], digits: int) -> str:
-    """Return "median [least, greatest]"."""
-    middle, low, high = (f"{v:.{digits}f}" for v in (statistics.median(values), min(values), max(values)))
-    return f"{middle} [{low}, {high}]"
-
-
 def result_lines(race: Mapping[str, Any], digits: int = 3) -> list[str]:
     """Return the best settings, and what they reached on the fresh seeds."""
     seeds = len(next(iter(race["racers"].values()))["seeds"])
     measure = "gap to the floor" if race["floor"] is not None else "held-out loss"
     lines = [
-        f"{race['task']}, {race['steps']} steps of {race['batch']}: {measure} on {seeds} fresh seeds, median [all]"
+        f"{race['task']}, {race['steps']} steps of {race['batch']}: {measure}, median [range] of {seeds} fresh seeds"
     ]
     for name in by_median(race):
         racer, setting = race["racers"][name], race["racers"][name]["best"]
-        option = f"{RACERS[name].option} {setting['option']:g}"
+        option = f"{RACERS[name].option} {setting['option']:g}" + " (at an end of its grid)" * at_an_end(racer)
         right = f"{statistics.median(racer['accuracy']):.1%}"
         lines.append(
             f"  {RACERS[name].title:6}{span(gaps(race, name), digits):24}{right:>6} right"
             f"   lr {setting['lr']:g}, decay {setting['weight_decay']:g}, {option}"
         )
     if race["floor"] is not None:
-        lines.append(f"  floor {race['floor']:.3f} nats per letter: the best any predictor can do on these windows")
+        lines.append(f"  floor {race['floor']:.3f} nats per letter: what the best predictor loses on these windows")
     return lines
+
+
+def at_an_end(racer: Mapping[str, Any]) -> bool:
+    """Say whether the best learning rate is the least or the greatest that was tried: tuning then ended too early."""
+    tried = [float(lr) for lr in racer["curve"]]
+    return not min(tried) < racer["best"]["lr"] < max(tried)
 
 
 def verdicts(race: Mapping[str, Any]) -> dict[tuple[str, str], Verdict]:
@@ -68,7 +69,7 @@ def verdict_lines(race: Mapping[str, Any]) -> list[str]:
     lines = []
     for (first, second), found in verdicts(race).items():
         a, b = RACERS[first].title, RACERS[second].title
-        seeds = f"smaller loss on {found.wins} of {found.seeds} seeds"
+        seeds = f"smaller loss on {found.wins} of {found.seeds} seeds (chance {found.chance:.2g})"
         lines.append(f"  {a} against {b}: {seeds}; " + (f"{a} is better" if found.claimed else "no difference claimed"))
     return lines
 
@@ -140,6 +141,14 @@ def run_lines(found: Mapping[str, Any], rows: int = 6) -> list[str]:
     return lines
 
 
+def stored_settings(task: str) -> dict[str, Setting]:
+    """Return {optimizer: the setting that won} of a stored race. Raises UsageError if it is not there, or not whole."""
+    racers = results.load(f"race_{task}")["racers"]
+    if absent := [name for name in RACERS if name not in racers]:
+        raise UsageError(f"book/results/race_{task}.json is a race without {absent[0]}; `make bench` takes it again.")
+    return {name: Setting(**racer["best"]) for name, racer in racers.items()}
+
+
 def stored_races() -> dict[str, dict[str, Any]]:
     """Return {task: race} for every race in book/results, in the order of TASKS."""
     paths = {name: results.FOLDER / f"race_{name}.json" for name in TASKS}
@@ -154,7 +163,8 @@ def rate_curves(race: Mapping[str, Any]) -> dict[str, Any]:
     curves = {}
     for name, racer in race["racers"].items():
         found = [(float(lr), loss) for lr, loss in racer["curve"].items() if loss is not None]
-        curves[RACERS[name].title] = tuple(zip(*found, strict=True))
+        if found:
+            curves[RACERS[name].title] = tuple(zip(*found, strict=True))
     return curves
 
 
@@ -163,7 +173,8 @@ def gap_curves(race: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     curves, bands, floor = {}, {}, race["floor"] or 0.0
     for name in by_median(race):
         racer = race["racers"][name]
-        columns = [[loss - floor for loss in column] for column in zip(*racer["held_out"], strict=True)]
+        losses = [[math.inf if loss is None else loss - floor for loss in seed] for seed in racer["held_out"]]
+        columns = list(zip(*losses, strict=True))
         curves[RACERS[name].title] = (racer["looks"], [statistics.median(column) for column in columns])
         bands[RACERS[name].title] = (racer["looks"], [min(c) for c in columns], [max(c) for c in columns])
     return curves, bands

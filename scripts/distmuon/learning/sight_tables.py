@@ -11,17 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distmuon.learning.racers import RACERS
-from distmuon.learning.sweep import verdict
+from distmuon.learning.sweep import span, verdict
 from distmuon.learning.trials import MATCHED
 
 Data = Mapping[str, Any]  # what a study returned
 Curves = dict[str, tuple[list[float], list[float]]]  # for `draw_curves`: name -> (x, y)
 GAP = "gap [least, greatest]"
-
-
-def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Return the median of `values`, and their range."""
-    return f"{statistics.median(values):.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
 
 
 def ahead(name: str, first: Sequence[float], second: Sequence[float]) -> str:
@@ -79,9 +74,8 @@ def rms_lines(data: Data) -> list[str]:
         matched = _by(rows, "rms").get(MATCHED)
         for row in rows:
             lr = f"lr {row['lr']:g}" if "lr" in row else ""
-            compared = matched is not None and row is not matched
-            words = ahead(f"{MATCHED}", matched["gaps"], row["gaps"]) if matched is not None and compared else ""
-            lines.append(f"  {row['rms']:6g}  {lr:14s}{spread(row['gaps']):24s}{words}".rstrip())
+            words = "" if matched is None or row is matched else ahead(f"{MATCHED:g}", matched["gaps"], row["gaps"])
+            lines.append(f"  {row['rms']:6g}  {lr:14s}{span(row['gaps']):24s}{words}".rstrip())
     return lines
 
 
@@ -91,7 +85,7 @@ def decay_lines(data: Data) -> list[str]:
     for row in data["rows"]:
         spectral, size = (statistics.median(row[key]) for key in ("spectral", "sizes"))
         how = f"{_title(row['optimizer']):6s}{row['steps']:6d}{row['weight_decay']:7g}{row['lr']:8.3g}"
-        lines.append(f"  {how}  {spread(row['gaps']):22s}{spectral:14.2f}{size:7.3f}")
+        lines.append(f"  {how}  {span(row['gaps']):22s}{spectral:14.2f}{size:7.3f}")
     rows = _by(data["rows"], "optimizer", "steps", "weight_decay")
     none, some = min(key[2] for key in rows), max(key[2] for key in rows)
     for name, steps in dict.fromkeys(key[:2] for key in rows):
@@ -106,7 +100,7 @@ def routing_lines(data: Data) -> list[str]:
     lines = [f"  {'Muon moves':20s}{'lr':>6s}  {GAP}  hidden alone is"]
     for row in data["rows"]:
         words = "" if row is hidden else ahead("hidden", hidden["gaps"], row["gaps"]).removeprefix("hidden ")
-        lines.append(f"  {row['route']:20s}{row['lr']:6.3g}  {spread(row['gaps']):22s}{words}".rstrip())
+        lines.append(f"  {row['route']:20s}{row['lr']:6.3g}  {span(row['gaps']):22s}{words}".rstrip())
     return lines
 
 
@@ -118,7 +112,7 @@ def batch_lines(data: Data) -> list[str]:
     for batch in dict.fromkeys(row["batch"] for row in data["rows"]):
         adamw, muon = rows["adamw", batch], rows["muon", batch]
         ratio = statistics.median(a / m for a, m in zip(adamw["gaps"], muon["gaps"], strict=True))
-        both = f"{spread(adamw['gaps']):22s}{spread(muon['gaps']):22s}"
+        both = f"{span(adamw['gaps']):22s}{span(muon['gaps']):22s}"
         lines.append(f"  {batch:5d}{adamw['steps']:7d}  {both}{ratio:5.2f}")
         lines.append(f"{'':16s}lr {adamw['lr']:<19.3g}lr {muon['lr']:.3g}")
         lines.append(f"{'':16s}{ahead('Muon', muon['gaps'], adamw['gaps'])}")
@@ -128,11 +122,11 @@ def batch_lines(data: Data) -> list[str]:
 def finetune_lines(data: Data) -> list[str]:
     """Return the table of who pretrained and who fine-tuned, and who should have fine-tuned."""
     lines = [f"  pretrained for {data['pretraining_steps']} steps, then {data['steps']} steps on another grammar"]
-    lines += [f"  {_title(name)} pretrains to {spread(gaps)}" for name, gaps in data["pretrained"].items()]
+    lines += [f"  {_title(name)} pretrains to {span(gaps)}" for name, gaps in data["pretrained"].items()]
     lines.append(f"  {'pretrained':12s}{'fine-tuned':12s}{'lr':>8s}  {GAP}")
     rows = _by(data["rows"], "pretrained", "optimizer")
     for (first, second), row in rows.items():
-        lines.append(f"  {_title(first):12s}{_title(second):12s}{row['lr']:8.3g}  {spread(row['gaps'])}")
+        lines.append(f"  {_title(first):12s}{_title(second):12s}{row['lr']:8.3g}  {span(row['gaps'])}")
     for first in data["pretrained"]:
         words = ahead("Muon", rows[first, "muon"]["gaps"], rows[first, "adamw"]["gaps"])
         lines.append(f"  fine-tuning what {_title(first)} pretrained: {words}")
@@ -156,14 +150,6 @@ def spectra_curves(data: Data, matrix: str, kind: str, moment: int = -1) -> dict
     return {_title(name): kinds[matrix][kind][moment] for name, kinds in data["values"].items()}
 
 
-def rank_curves(data: Data, matrix: str, kind: str) -> Curves:
-    """Return optimizer -> (steps, median effective rank)."""
-    return {
-        _title(name): (data["steps"], [statistics.median(m) for m in zip(*kinds[matrix][kind], strict=True)])
-        for name, kinds in data["ranks"].items()
-    }
-
-
 def rms_curves(data: Data) -> Curves:
     """Return (RMS, median gap) at one learning rate, and at the best one for each."""
     kinds = {"lr unchanged": data["rows"], "lr retuned": data["tuned"]}
@@ -178,29 +164,4 @@ def decay_curves(data: Data, optimizer: str, what: str = "gaps") -> Curves:
         f"decay {row['weight_decay']:g}": (row["on_the_way"]["steps"], row["on_the_way"][what])
         for row in rows
         if row["steps"] == long
-    }
-
-
-def batch_curves(data: Data) -> Curves:
-    """Return optimizer -> (batch, median gap)."""
-    curves = {}
-    for name in dict.fromkeys(row["optimizer"] for row in data["rows"]):
-        rows = [row for row in data["rows"] if row["optimizer"] == name]
-        curves[_title(name)] = ([row["batch"] for row in rows], _medians(rows))
-    return curves
-
-
-def routing_bars(data: Data) -> dict[str, float]:
-    """Return what Muon moves -> median gap, for `draw_bars`."""
-    return dict(zip((row["route"] for row in data["rows"]), _medians(data["rows"]), strict=True))
-
-
-def finetune_bars(data: Data) -> dict[str, dict[str, float]]:
-    """Return who pretrained -> {who fine-tuned: median gap}, for `draw_bars` with grouped=True."""
-    rows = _by(data["rows"], "pretrained", "optimizer")
-    return {
-        f"pretrained with {_title(first)}": {
-            _title(second): statistics.median(row["gaps"]) for (f, second), row in rows.items() if f == first
-        }
-        for first in data["pretrained"]
     }

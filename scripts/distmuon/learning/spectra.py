@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distmuon import models
 from distmuon.launch import World
 from distmuon.learning import tasks
 from distmuon.learning.language import entropy
@@ -107,7 +108,7 @@ def study(world: World, best: Mapping[str, Setting], seeds: Sequence[int], steps
     jobs = [(name, seed) for name in best for seed in seeds]
     mine = [watched(best[name], seed, steps) for name, seed in jobs[world.rank :: world.size]]
     found = dict(zip(jobs, dealt_back(world, mine, len(jobs)), strict=True))
-    model = tasks.speech().model(tasks.ALONE)
+    model = tasks.speech().model(models.ALONE)
     return {
         "steps": moments(steps),
         "shapes": {name: list(model.get_parameter(path).shape) for name, path in WATCHED.items()},

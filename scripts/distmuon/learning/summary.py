@@ -70,12 +70,12 @@ def of_originals(found: Mapping[str, Any]) -> dict[str, Any]:
             contender: {measure.replace(" ", "_"): [of(run) for run in runs] for measure, of in MEASURES.items()}
             for contender, runs in found[race].items()
         }
-        told[race] = {
+        medians = {
             contender: {measure: statistics.median(values) for measure, values in by.items()}
             for contender, by in columns.items()
         }
         muon, adamw = columns["muon"], columns["adamw"]
-        told[race]["muon_adamw"] = {measure: wins(muon[measure], adamw[measure]) for measure in muon} | {
-            "training_ratio": told[race]["muon"]["training_loss"] / told[race]["adamw"]["training_loss"]
-        }
+        ratio = medians["muon"]["training_loss"] / medians["adamw"]["training_loss"]
+        pairs = {measure: wins(muon[measure], adamw[measure]) for measure in muon}
+        told[race] = {"median": medians, "muon_over_adamw": {"training_loss": ratio}, "muon_against_adamw": pairs}
     return told

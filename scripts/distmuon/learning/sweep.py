@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,11 @@ class Tuned:
     tried: list[Outcome]
     best: Setting
 
+    @classmethod
+    def of(cls, tried: list[Outcome]) -> Tuned:
+        found = medians(tried)
+        return cls(tried, min(found, key=lambda setting: found[setting]))
+
     def medians(self) -> dict[Setting, float]:
         return medians(self.tried)
 
@@ -52,26 +57,26 @@ def medians(outcomes: Iterable[Outcome]) -> dict[Setting, float]:
     return {setting: statistics.median(losses) for setting, losses in by_setting.items()}
 
 
-def tune(name: str, run: Runner, seeds: Iterable[int] = TUNING_SEEDS, lrs: Sequence[float] | None = None) -> Tuned:
+def tune(name: str, run: Runner, seeds: Iterable[int] = TUNING_SEEDS) -> Tuned:
     """Try all settings of one optimizer; go on beyond either end of its learning rates while the best is at that end.
 
     run: trains settings with seeds, and returns the outcomes in the same order.
     """
     racer, seeds = RACERS[name], list(seeds)
-    lrs, tried = list(racer.lrs if lrs is None else lrs), []
-    todo = list(lrs)
+    todo = list(racer.lrs)
+    tried: list[Outcome] = []
     for _ in range(FARTHEST + 1):
         tried += run([(setting, seed) for lr in todo for setting in racer.settings(name, lr) for seed in seeds])
-        found = medians(tried)
-        best = min(found, key=lambda setting: found[setting])
-        if best.lr == max(lrs):
-            todo = [2 * best.lr]
-        elif best.lr == min(lrs):
-            todo = [best.lr / 2]
-        else:
+        todo = beyond(Tuned.of(tried).curve())
+        if not todo:
             break
-        lrs += todo
-    return Tuned(tried, best)
+    return Tuned.of(tried)
+
+
+def beyond(curve: Mapping[float, float]) -> list[float]:
+    """Return the learning rate beyond the end at which the best one stands; none if it stands between others."""
+    best = min(curve, key=lambda lr: curve[lr])
+    return [2 * best] if best == max(curve) else [best / 2] if best == min(curve) else []
 
 
 def runner(world: World, task: Task) -> Runner:
@@ -132,9 +137,10 @@ def verdict(first: Sequence[float], second: Sequence[float]) -> Verdict:
     return Verdict(wins, losses, len(first), chance)
 
 
-def steps_to(outcome: Outcome, target: float) -> int | None:
-    """Return after how many steps the held-out loss was first seen at or below `target`; None if never."""
-    return next((step for step, loss in zip(outcome.steps, outcome.held_out, strict=True) if loss <= target), None)
+def span(values: Sequence[float], digits: int = 3) -> str:
+    """Return "median [least, greatest]"."""
+    middle, low, high = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    return f"{middle} [{low}, {high}]"
 
 
 def with_dtype(task: Task, dtype: str) -> Task:

@@ -20,7 +20,6 @@ from distmuon.collectives import Group
 from distmuon.grid import Grid
 from distmuon.learning.language import ALPHABET, Language
 
-ALONE = Group("tp")  # T = 1
 HELD_OUT_WINDOWS = 256
 TEXT_SEED, HELD_OUT_SEED = 1, 2  # of the language's texts, the same for every run
 
@@ -63,11 +62,11 @@ class Task:
 
     def weights(self, seed: int) -> dict[str, Tensor]:
         """Return the whole initial weights of this seed, in the task's dtype."""
-        return {n: w.to(self.dtype) for n, w in models.initial_weights(self.model(ALONE), seed).items()}
+        return {n: w.to(self.dtype) for n, w in models.initial_weights(self.model(models.ALONE), seed).items()}
 
     def fresh_model(self, seed: int) -> nn.Module:
         """Return a whole model with these weights."""
-        model = self.model(ALONE).to(self.device, self.dtype)
+        model = self.model(models.ALONE).to(self.device, self.dtype)
         model.load_state_dict(self.weights(seed))
         return model
 
@@ -140,7 +139,7 @@ def _colour_images(task: Task, seed: int) -> tuple[Examples, Examples]:
 def shifted_and_flipped(images: Tensor) -> Tensor:
     """Return images [n, channels, 32, 32], each moved by up to 4 pixels and mirrored by a coin's toss."""
     padded = F.pad(images, (4, 4, 4, 4))
-    moves, mirrored = torch.randint(9, (len(images), 2)).tolist(), torch.rand(len(images)) < 0.5
+    moves, mirrored = torch.randint(9, (len(images), 2)).tolist(), (torch.rand(len(images)) < 0.5).to(images.device)
     cut = torch.stack([image[:, y : y + 32, x : x + 32] for image, (y, x) in zip(padded, moves, strict=True)])
     return torch.where(mirrored.view(-1, 1, 1, 1), cut.flip(-1), cut)
 

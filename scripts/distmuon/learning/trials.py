@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from distmuon.launch import World
 from distmuon.learning import tasks
 from distmuon.learning.racers import RACERS, Setting, by_algorithm, muon_and_adamw
-from distmuon.learning.sweep import dealt_back
+from distmuon.learning.sweep import beyond, dealt_back
 from distmuon.learning.training import Run, look_at, train
 from distmuon.single_device import rms, spectral_norm
 
@@ -185,16 +185,10 @@ def retune(lab: Lab, trials: Mapping[Name, Trial], seeds: Sequence[int], farthes
         gaps = iter(lab.gaps([trials[name].at(lr, seed) for name, lr in points for seed in seeds]))
         for name, lr in points:
             curves[name][lr] = statistics.median(next(gaps) for _ in seeds)
-        todo = {name: onward for name, curve in curves.items() if (onward := _beyond(curve))}
+        todo = {name: onward for name, curve in curves.items() if (onward := beyond(curve))}
         if not todo:
             break
     return {name: Retuned(_at_best(trials[name], curve), dict(sorted(curve.items()))) for name, curve in curves.items()}
-
-
-def _beyond(curve: Mapping[float, float]) -> list[float]:
-    """Return the learning rate beyond the end at which the best one stands; none if it stands between others."""
-    best = min(curve, key=lambda lr: curve[lr])
-    return [2 * best] if best == max(curve) else [best / 2] if best == min(curve) else []
 
 
 def _at_best(trial: Trial, curve: Mapping[float, float]) -> Trial:

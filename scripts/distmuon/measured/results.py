@@ -1,6 +1,6 @@
 """Results files: what `make bench` measured, where it stands, and under what circumstances.
 
-Chapters 12 to 15 and the claims page read their numbers from book/results; nothing on a page is typed by hand.
+Chapters 4 and 12 to 15 and the claims page read numbers from book/results; nothing on a page is typed by hand.
 """
 
 from __future__ import annotations
