@@ -29,7 +29,7 @@ def test_settings_that_are_given_are_run_without_tuning(tmp_path: Path) -> None:
     assert lines[0] == "digits, held-out loss"
     assert lines[1].split() == ["step", "Muon", "AdamW"]
     first, last = ([float(cell) for cell in line.split()] for line in (lines[2], lines[-1]))
-    assert (first[0], last[0]) == (1, 20)
+    assert (first[0], last[0]) == (5, 20)
     assert all(after < before for before, after in zip(first[1:], last[1:], strict=True))
     runs = json.loads(target.read_text())["runs"]
     settings = {(run["setting"]["optimizer"], run["setting"]["lr"], run["seed"]) for run in runs}
@@ -40,7 +40,7 @@ def test_a_first_impression_of_a_race(tmp_path: Path) -> None:
     target = tmp_path / "race.json"
     ending = worlds.finish(WORKER, "--task", "digits", "--quick", "--steps", "3", "--json", str(target))
     assert (ending.code, ending.err) == (0, "")
-    assert re.search(r"^digits, 3 steps of 128: held-out loss on 5 fresh seeds", ending.out)
+    assert ending.out.startswith("digits, 3 steps of 128: held-out loss, median [range] of 5 fresh seeds\n")
     stored = json.loads(target.read_text())
     assert set(stored["racers"]) == set(options.OPTIMIZERS)
     assert len(re.findall(r"against", ending.out)) == 3

@@ -37,7 +37,8 @@ def test_the_learning_rate_rises_and_falls_to_zero():
 
 def test_the_last_step_is_always_looked_at():
     assert all(look_at(steps)[-1] == steps for steps in (1, 7, 20, 110, 1951))
-    assert len(look_at(400)) == 20
+    assert len(look_at(400)) == len(look_at(110)) == 20
+    assert look_at(20) == [5, 10, 15, 20]
 
 
 @pytest.mark.parametrize("name", RACERS)

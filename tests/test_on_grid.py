@@ -51,7 +51,7 @@ def test_the_curve_is_that_of_the_single_process(grid: tuple[int, int], case: tu
     assert found.difference <= (FLOAT64_BOUND if case[2] == "float64" else ROUNDING)
     assert found.on_grid.steps == found.alone.steps
     assert len(found.on_grid.training) == STEPS
-    assert found.alone.held_out[-1] < 0.9 * found.alone.held_out[0]  # so that there is a movement to compare with
+    assert found.alone.held_out[-1] < 0.9 * found.alone.training[0]  # so that there is a movement to compare with
     if case[2] == "float64":
         assert found.on_grid.accuracy == pytest.approx(found.alone.accuracy, abs=1e-12)
 

@@ -19,7 +19,7 @@ from distmuon.data import batch_rows
 from distmuon.learning.racers import RACERS, Setting
 from distmuon.learning.tasks import Examples, Task, evaluated, loss_of
 
-LOOKS = 20  # held-out losses along a run
+LOOKS, APART = 20, 5  # held-out losses along a run, at most; steps between two of them, at least
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ def share_of_lr(step: int, steps: int) -> float:
 
 def look_at(steps: int) -> list[int]:
     """Return after which steps the held-out loss is taken; the last one is among them."""
-    return sorted({max(1, round(steps * n / LOOKS)) for n in range(1, LOOKS + 1)})
+    count = max(1, min(LOOKS, steps // APART))
+    return [round(steps * n / count) for n in range(1, count + 1)]
 
 
 class Run:
