@@ -71,6 +71,7 @@ def test_the_mlp_is_linear_layers_with_relu_between() -> None:
 
 def test_a_convolution_is_torchs_own_with_its_weight_held_as_a_matrix() -> None:
     ours, torchs = Convolution(3, 8), nn.Conv2d(3, 8, 3, padding=1)
+    assert torchs.bias is not None
     ours.load_state_dict({"weight": torchs.weight.detach().flatten(1), "bias": torchs.bias.detach()})
     images = torch.randn(5, 3, 6, 7)
     torch.testing.assert_close(ours(images), torchs(images))
