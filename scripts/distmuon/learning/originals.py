@@ -32,13 +32,13 @@ from distmuon.learning import datasets
 from distmuon.learning.datasets import Images
 from distmuon.learning.originals_recipes import RECIPES, Recipe, default_weights_, step_flops
 from distmuon.learning.sweep import beyond, dealt_back
+from distmuon.learning.tasks import Examples, evaluated
 from distmuon.newton_schulz import fast_dtype
 
 RECIPE_OF = {"mnist": "mnist", "fashion": "mnist", "cifar10": "cifar10"}  # data set -> recipe
 TUNING_SEEDS, HELD_OUT = (1000, 1001), 5000
 FARTHEST = 8  # learning rates beyond the first three, at most
 QUICK, QUICK_HELD_OUT = (1200, 500), 400  # training and test images; of the training images
-TEST_ROWS = 1000  # at a time: fewer bytes in flight, the same sums
 
 # ---- One run ----------------------------------------------------------------------------------------------
 
@@ -113,16 +113,10 @@ def _batches(recipe: Recipe, data: Images, order: torch.Generator, device: str) 
         yield recipe.inputs(images.to(device)), data.train_labels[rows].to(device)
 
 
-@torch.no_grad()
 def evaluate(recipe: Recipe, model: nn.Module, data: Images, device: str = "cpu") -> tuple[float, float]:
     """Return (mean loss, accuracy) on the test images."""
-    model.eval()
-    loss = right = 0.0
-    for images, labels in zip(data.test_images.split(TEST_ROWS), data.test_labels.split(TEST_ROWS), strict=True):
-        logits, labels = model(recipe.inputs(images.to(device))), labels.to(device)
-        loss += F.cross_entropy(logits, labels, reduction="sum").item()
-        right += (logits.argmax(1) == labels).sum().item()
-    return loss / len(data.test_labels), right / len(data.test_labels)
+    test = Examples(data.test_images, data.test_labels)
+    return evaluated(model, test, lambda images: recipe.inputs(images.to(device)))
 
 
 # ---- All runs ---------------------------------------------------------------------------------------------

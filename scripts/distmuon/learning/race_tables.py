@@ -19,7 +19,7 @@ from distmuon.measured import results
 
 def finals(racer: Mapping[str, Any]) -> list[float]:
     """Return the final held-out loss of every seed; infinite where the run diverged."""
-    return [math.inf if losses[-1] is None else losses[-1] for losses in racer["held_out"]]
+    return by_look(racer)[-1]
 
 
 def gaps(race: Mapping[str, Any], name: str) -> list[float]:
@@ -77,17 +77,16 @@ def verdict_lines(race: Mapping[str, Any]) -> list[str]:
 # ---- What it costs ----------------------------------------------------------------------------------------
 
 
-def median_curve(racer: Mapping[str, Any]) -> list[float]:
-    """Return the median over seeds of the held-out loss at every look."""
-    columns = zip(*racer["held_out"], strict=True)
-    return [statistics.median(math.inf if v is None else v for v in column) for column in columns]
+def by_look(racer: Mapping[str, Any]) -> list[list[float]]:
+    """Return the held-out losses [look][seed]; infinite where the run has diverged."""
+    return [[math.inf if v is None else v for v in column] for column in zip(*racer["held_out"], strict=True)]
 
 
 def steps_until(race: Mapping[str, Any], name: str, target: float) -> int | None:
     """Return after how many steps the median curve is first at or below `target`; None if it never is."""
     racer = race["racers"][name]
-    reached = (step for step, loss in zip(racer["looks"], median_curve(racer), strict=True) if loss <= target)
-    return next(reached, None)
+    looks = zip(racer["looks"], by_look(racer), strict=True)
+    return next((step for step, losses in looks if statistics.median(losses) <= target), None)
 
 
 def price_lines(race: Mapping[str, Any], times: Mapping[str, Any], against: str = "adamw") -> list[str]:
@@ -173,8 +172,7 @@ def gap_curves(race: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     curves, bands, floor = {}, {}, race["floor"] or 0.0
     for name in by_median(race):
         racer = race["racers"][name]
-        losses = [[math.inf if loss is None else loss - floor for loss in seed] for seed in racer["held_out"]]
-        columns = list(zip(*losses, strict=True))
+        columns = [[loss - floor for loss in losses] for losses in by_look(racer)]
         curves[RACERS[name].title] = (racer["looks"], [statistics.median(column) for column in columns])
         bands[RACERS[name].title] = (racer["looks"], [min(c) for c in columns], [max(c) for c in columns])
     return curves, bands

@@ -16,10 +16,10 @@ from typing import Any
 from torch.utils.flop_counter import FlopCounterMode
 
 from distmuon.launch import World
-from distmuon.learning.racers import RACERS, Setting
+from distmuon.learning.racers import Setting
 from distmuon.learning.sweep import RACE_SEEDS, TUNING_SEEDS, Tuned, race
 from distmuon.learning.tasks import Task
-from distmuon.learning.training import Outcome, Run
+from distmuon.learning.training import Outcome, started
 from distmuon.measured.results import shuffled, spread
 
 
@@ -65,8 +65,7 @@ def flops(task: Task, setting: Setting) -> dict[str, int]:
 
     Counted by torch, which counts matrix products alone.
     """
-    model = task.fresh_model(0)
-    run = Run(task, model, RACERS[setting.optimizer].build(model, setting), 0)
+    run = started(task, setting, seed=0)
     with FlopCounterMode(display=False) as gradients:
         run.loss_and_gradients(0)
     with FlopCounterMode(display=False) as whole:
@@ -82,10 +81,7 @@ def times(task: Task, best: dict[str, Setting], rounds: int = 40) -> dict[str, d
 
     The optimizers take their turns in random order. Only on a machine that does nothing else does this mean much.
     """
-    runs = {}
-    for name, setting in best.items():
-        model = task.fresh_model(0)
-        runs[name] = Run(task, model, RACERS[name].build(model, setting), 0)
+    runs = {name: started(task, setting, seed=0) for name, setting in best.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         for name in shuffled(runs, number):

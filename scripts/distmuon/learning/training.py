@@ -92,11 +92,28 @@ class Run:
         return loss.item()
 
     def held_out_loss(self) -> float:
-        loss, _ = evaluated(self.model, self.held_out)
+        loss, _ = self._evaluated()
         return loss if math.isfinite(loss) else math.inf
 
     def accuracy(self) -> float:
-        return evaluated(self.model, self.held_out)[1]
+        return self._evaluated()[1]
+
+    def _evaluated(self) -> tuple[float, float]:
+        found = evaluated(self.model, self.held_out)
+        self.model.train()
+        return found
+
+
+def started(
+    task: Task,
+    setting: Setting,
+    seed: int,
+    build: Callable[[nn.Module, Setting], list[Optimizer]] | None = None,
+    model: nn.Module | None = None,
+) -> Run:
+    """Return the run of `setting` before its first step. build, model: see `train`."""
+    model = task.fresh_model(seed) if model is None else model
+    return Run(task, model, (build or RACERS[setting.optimizer].build)(model, setting), seed)
 
 
 class Course:
@@ -143,8 +160,7 @@ def train(
     build: of the optimizers, where it is not the racer's own. model: to go on with, instead of a fresh one. watch:
     called with the run and how many steps it has taken, after every step that has not diverged.
     """
-    model = task.fresh_model(seed) if model is None else model
-    run = Run(task, model, (build or RACERS[setting.optimizer].build)(model, setting), seed)
+    run = started(task, setting, seed, build, model)
     course = Course(run, setting)
     while not course.done:
         course.advance()
