@@ -50,8 +50,8 @@ lint: $(READY) ## Check style and types only
 	$(PY) -m mypy
 
 notebooks: $(READY) ## Run the chapters, store what they print and draw, draw the pages' pictures (NAMES="07 10": these alone)
-	$(PY) scripts/run_notebooks.py $(NAMES)
-	$(PY) scripts/draw_pages.py
+	$(PY) scripts/tools run_notebooks $(NAMES)
+	$(PY) scripts/tools draw_pages
 
 book: $(READY) ## Build the book into _build/html; any warning is an error
 	.venv/bin/jupyter-book build . --all -W -n --keep-going
@@ -60,14 +60,14 @@ links: $(READY) ## Check the book's links to other sites (needs a network, so it
 	.venv/bin/jupyter-book build . --all --builder linkcheck
 
 bench: $(READY) ## Take all measurements that this machine permits (NAMES="bytes": these; QUICK=1: a first impression, in out/)
-	$(PY) scripts/bench.py $(NAMES) $(if $(QUICK),--quick)
+	$(PY) scripts/tools bench $(NAMES) $(if $(QUICK),--quick)
 
 traces: $(READY) ## Fetch the report's public traces, check every byte, and read them anew into book/results
-	$(PY) scripts/fetch_traces.py
-	$(PY) scripts/read_trace.py out/report-traces/*.json --json book/results/report_traces.json
+	$(PY) scripts/tools fetch_traces
+	$(PY) scripts/tools read_trace out/report-traces/*.json --json book/results/report_traces.json
 
 address: ## Point every link at the published repository: make address URL=https://github.com/me/muon-at-scale
-	@python3 scripts/set_address.py '$(URL)'
+	@python3 scripts/tools set_address '$(URL)'
 
 clean: ## Remove _build, out and caches (book/results and .venv stay)
 	rm -rf _build out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,8 +6,9 @@ python scripts/01_why_orthogonalize.py --seeds 5 --step 30 --save out/one_step.n
 
 from pathlib import Path
 
-from distmuon import launch, puzzles
-from distmuon.puzzles import steepest_step
+from distmuon import launch
+from muonbook import puzzles
+from muonbook.ch01 import puzzle as steepest_step
 
 LAYER = "layers.1.weight"  # [128, 256], in the middle of the network
 WIDTHS, BATCH, RATE, MOMENTUM = (64, 256, 128, 128, 10), 256, 0.02, 0.95
@@ -21,7 +22,7 @@ def train(model, optimizer, data, seed, steps):
     """Train; yield (step, rows of its batch, loss) when the gradients of a step are there and it is not yet taken."""
     from torch.nn import functional as F
 
-    from distmuon.data import batch_rows
+    from distmuon.models.digits import batch_rows
 
     for step in range(steps):
         rows = batch_rows(step, BATCH, len(data.labels), seed)
@@ -67,7 +68,7 @@ def one_step(model, weight, matrix, parts):
     """Return `losses_after` along `matrix` as it is, and along its polar factor."""
     import torch
 
-    from distmuon.newton_schulz import polar_factor
+    from distmuon.optim.newton_schulz import polar_factor
 
     raw = matrix / torch.linalg.matrix_norm(matrix, ord=2)  # spectral norm 1
     return [losses_after(model, weight, direction, parts) for direction in (raw, polar_factor(matrix))]
@@ -77,9 +78,9 @@ def run_seed(seed, at, watched):
     """Train until the last watched step or step `at`; return what was seen on the way."""
     import torch
 
-    from distmuon.data import Split, digits
-    from distmuon.grid import Grid
-    from distmuon.models import MLP, initial_weights
+    from distmuon.models.digits import Split, digits
+    from distmuon.models.networks import MLP, initial_weights
+    from distmuon.sharding.grid import Grid
 
     data, held_out = digits(Grid.alone(), seed)
     model = MLP(WIDTHS).double()  # float64: the numbers are the same on every processor

@@ -8,8 +8,9 @@ python scripts/02_newton_schulz.py --share --threads 2
 from functools import partial
 from statistics import median
 
-from distmuon import launch, puzzles
-from distmuon.puzzles import fewer_flops
+from distmuon import launch
+from muonbook import puzzles
+from muonbook.ch02 import puzzle as fewer_flops
 
 SVD_SIZE, SIDE, SHARE_SHAPES, SMALL, MANY = 512, 1024, ((512, 512), (512, 2048)), (64, 128), 32
 
@@ -37,7 +38,7 @@ def count(world, shape):
     """Return the products made for one matrix of `shape`, and those that it would take without transposing."""
     import torch
 
-    from distmuon import newton_schulz as ns
+    from distmuon.optim import newton_schulz as ns
 
     x = torch.ones(shape, device=world.device)
     made = products(lambda: ns.newton_schulz(x, compute_dtype=torch.float32))
@@ -65,7 +66,7 @@ def against_svd(world, rounds):
     """Return how many times as long as Newton–Schulz a singular value decomposition takes."""
     import torch
 
-    from distmuon.newton_schulz import newton_schulz
+    from distmuon.optim.newton_schulz import newton_schulz
 
     x = torch.randn(SVD_SIZE, SVD_SIZE, generator=torch.Generator().manual_seed(0)).to(world.device)
     return ratio(world, rounds, lambda: torch.linalg.svd(x), lambda: newton_schulz(x))
@@ -79,7 +80,7 @@ def shares(world, rounds):
     """
     import torch
 
-    from distmuon import newton_schulz as ns
+    from distmuon.optim import newton_schulz as ns
 
     dtype = ns.fast_dtype(torch.device(world.device), torch.float32)
     generator = torch.Generator().manual_seed(0)

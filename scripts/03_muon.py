@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distmuon import launch, puzzles
-from distmuon.puzzles import write_step
+from distmuon import launch
+from muonbook import puzzles
+from muonbook.ch03 import puzzle as write_step
 
 SHOWN = (1, 2, 5, 10, 20, 50, 100)  # the steps that are printed
 
@@ -22,7 +23,7 @@ SHOWN = (1, 2, 5, 10, 20, 50, 100)  # the steps that are printed
 
 def show_training():
     """Train once with the hybrid; print the losses and three numbers that are worth a line in every log."""
-    from distmuon import single_device as one
+    from muonbook.ch03 import single_device as one
 
     def look(weight, update):
         return one.rms(update), one.not_orthogonal(update), one.spectral_norm(weight)
@@ -40,7 +41,7 @@ def show_training():
 
 def show_rms():
     """Train with AdamW alone and with Muon at two scales; print the RMS of one matrix's updates."""
-    from distmuon import single_device as one
+    from muonbook.ch03 import single_device as one
 
     original = partial(one.hybrid, scale="original")
     runs: dict[str, Any] = {"AdamW": one.adamw_alone, "match_rms": one.hybrid, "original": original}
@@ -55,7 +56,7 @@ def show_rms():
 
 def show_decay():
     """Train at several strengths of weight decay; print the spectral norm of one matrix beside its ceiling."""
-    from distmuon import single_device as one
+    from muonbook.ch03 import single_device as one
 
     steps, lr, found = 120, 2 * one.LR, {}
     print(f"Spectral norm of {one.WATCHED}, lr {lr}")
@@ -73,8 +74,8 @@ def show_embedding():
     """Follow rows of a transformer's embedding under AdamW and under Muon, without decay."""
     import torch
 
-    from distmuon import single_device as one
-    from distmuon.muon import Muon
+    from distmuon.optim.muon import Muon
+    from muonbook.ch03 import single_device as one
 
     runs = [one.embedding_run(make) for make in (torch.optim.AdamW, Muon)]
     print(f"An embedding of {one.VOCABULARY} rows: how many move in a step, and the RMS of two rows' steps")
@@ -98,7 +99,7 @@ def show_embedding():
 
 def show_oracle():
     """Repeat a short run with one thing changed at a time; print which share of the movement is different."""
-    from distmuon import single_device as one
+    from muonbook.ch03 import single_device as one
 
     print("10 steps beside ours, in float64: difference / movement")
     print(f"{'':30}  made-up gradients   training on digits")

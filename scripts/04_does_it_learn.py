@@ -12,8 +12,9 @@ settings race on fresh seeds. On two quiet cores the digits take a minute or two
 """
 
 from distmuon import launch
-from distmuon.learning.options import FETCHED, on_grid, parse
-from distmuon.puzzles import fair_race, handle
+from muonbook.ch04 import puzzle as fair_race
+from muonbook.ch04.options import FETCHED, on_grid, parse
+from muonbook.puzzles import handle
 
 # torch, and what needs it, is imported inside the functions: a wrong argument is answered at once.
 
@@ -25,7 +26,7 @@ PATIENCE = 6 * 3600.0  # seconds: a rank that has done its runs waits for those 
 
 def race(world, arguments):
     """Tune and race; print; return what is stored."""
-    from distmuon.learning import race_tables, races, sweep
+    from muonbook.ch04 import race_tables, races, sweep
 
     task, tuning = chosen_task(arguments, world.device), sweep.TUNING_SEEDS[: arguments.tuning_seeds]
     found = races.stored_race(world, task, arguments.optimizer, tuning, range(arguments.seeds))
@@ -35,7 +36,7 @@ def race(world, arguments):
 
 def train(world, arguments):
     """Run every optimizer named at --lr, without tuning; print the held-out losses along the way."""
-    from distmuon.learning import race_tables, sweep
+    from muonbook.ch04 import race_tables, sweep
 
     task = chosen_task(arguments, world.device)
     run, settings = sweep.runner(world, task), [chosen_setting(arguments, name) for name in arguments.optimizer]
@@ -47,7 +48,7 @@ def train(world, arguments):
 
 def compare(world, arguments):
     """Train on the grid and in one process; print both curves."""
-    from distmuon.learning import on_grid
+    from muonbook.ch04 import on_grid
 
     task, setting = chosen_task(arguments, world.device), chosen_setting(arguments, arguments.optimizer[0])
     found = on_grid.compare(world, task, setting, seed=0)
@@ -64,17 +65,17 @@ def compare(world, arguments):
 
 def see(world, arguments):
     """Take the studies beside the race, from the settings that the stored race tuned."""
-    from distmuon.learning import race_tables, sight_tables, sights
+    from muonbook.ch04 import ablation_tables, ablations, race_tables
 
-    found = sights.measure(world, race_tables.stored_settings("language"), arguments.quick)
-    for name, lines in sight_tables.LINES.items():
+    found = ablations.measure(world, race_tables.stored_settings("language"), arguments.quick)
+    for name, lines in ablation_tables.LINES.items():
         world.say("\n".join([f"\n{name}", *lines(found[name])]))
     return found
 
 
 def repeat_originals(world, arguments):
     """Run a public tutorial's recipe as written, and tuned."""
-    from distmuon.learning import originals, originals_tables
+    from muonbook.ch04 import originals, originals_tables
 
     found = originals.study(world, arguments.task, range(5), arguments.quick)
     world.say("\n".join(originals_tables.lines(found)))
@@ -83,7 +84,7 @@ def repeat_originals(world, arguments):
 
 def time_steps(world, arguments):
     """Time a step of every optimizer against AdamW's, on the tasks whose race is stored."""
-    from distmuon.learning import race_tables, races, tasks
+    from muonbook.ch04 import race_tables, races, tasks
 
     found = {}
     for name, stored in race_tables.stored_races().items():
@@ -97,7 +98,7 @@ def time_steps(world, arguments):
 
 def sum_up(world, arguments):
     """Draw the numbers that the claims page quotes from what is stored."""
-    from distmuon.learning import summary
+    from muonbook.ch04 import summary
 
     return summary.summarize()
 
@@ -109,7 +110,7 @@ def chosen_task(arguments, device):
     """Return the task with what the command line changes of it."""
     from dataclasses import replace
 
-    from distmuon.learning import sweep, tasks
+    from muonbook.ch04 import sweep, tasks
 
     task = replace(sweep.with_dtype(tasks.TASKS[arguments.task[0]], arguments.dtype), device=device)
     return task if arguments.steps is None else task.shorter(arguments.steps)
@@ -117,7 +118,7 @@ def chosen_task(arguments, device):
 
 def chosen_setting(arguments, name):
     """Return the setting of --lr, --weight-decay and --option, the last two by default the racer's own."""
-    from distmuon.learning.racers import RACERS, Setting
+    from muonbook.ch04.baselines import RACERS, Setting
 
     racer, lr = RACERS[name], arguments.lr[min(len(arguments.lr) - 1, arguments.optimizer.index(name))]
     decay = racer.weight_decays[-1] if arguments.weight_decay is None else arguments.weight_decay
@@ -126,7 +127,7 @@ def chosen_setting(arguments, name):
 
 def fetch(tasks):
     """Download what is missing of the tasks' data."""
-    from distmuon.learning import datasets
+    from muonbook.ch04 import datasets
 
     for task in tasks:
         if task not in FETCHED:
@@ -138,7 +139,7 @@ def missing_data(tasks):
     """Return the sentence that says which data is not here, or None if that of any of the tasks is."""
     if set(tasks) - set(FETCHED):
         return None
-    from distmuon.learning import datasets
+    from muonbook.ch04 import datasets
 
     missing = [datasets.missing(task) for task in tasks]
     return missing[0] if all(missing) else None
@@ -160,7 +161,7 @@ def main():
         return 0
     found = started(arguments)
     if arguments.json and launch.speaks():
-        from distmuon.measured import results
+        from muonbook.measure import results
 
         results.write(arguments.json, found)
     return 0
@@ -180,12 +181,12 @@ def started(arguments):
     worker = next(worker for worker, wanted in asked.items() if wanted)
     options = launch.options(arguments)
     if worker is compare:
-        from distmuon.learning import on_grid as grid_runs
+        from muonbook.ch04 import on_grid as grid_runs
 
         task, setting = chosen_task(arguments, "cpu"), chosen_setting(arguments, arguments.optimizer[0])
         grid_runs.check(task, setting, arguments.dp, arguments.tp)
     elif worker in (see, time_steps, sum_up):
-        from distmuon.learning import race_tables
+        from muonbook.ch04 import race_tables
 
         race_tables.stored_settings("language")  # raises UsageError, before anything is started
     if worker is not compare:

@@ -12,8 +12,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from distmuon import launch, mistakes, puzzles
-from distmuon.puzzles.ring_all_reduce import PUZZLE
+from distmuon import launch
+from muonbook import puzzles
+from muonbook.ch05 import mistakes
+from muonbook.ch05.puzzle import PUZZLE
 
 whiteboard = "nothing"  # a module-level variable: every process that imports this file has its own
 NATIVE = "native reduce_scatter"
@@ -42,8 +44,8 @@ def collectives(world, elements):
     import torch
     import torch.distributed as dist
 
-    from distmuon.grid import Grid
-    from distmuon.origins import trace
+    from distmuon.sharding.grid import Grid
+    from muonbook.provenance import trace
 
     grid = Grid.of(world)
     group, n = grid.world, grid.world.size
@@ -83,8 +85,8 @@ def groups(world):
 
     import torch
 
-    from distmuon.grid import Grid
-    from distmuon.origins import trace
+    from distmuon.sharding.grid import Grid
+    from muonbook.provenance import trace
 
     grid, found = Grid.of(world), {}
     for name in ("dp", "tp"):
@@ -183,7 +185,7 @@ def main():
     lines, right = PAGES[arguments.show](seen)
     print("\n".join(lines))
     if arguments.json:
-        from distmuon.report import write_json
+        from muonbook.report import write_json
 
         write_json(arguments.json, {"ranks": seen, "right": right})
         print(f"What every rank saw: {arguments.json}")

@@ -8,8 +8,9 @@ python scripts/06_zero1.py --compare --json out/compare.json
 from typing import Any
 
 from distmuon import launch
-from distmuon.puzzles import add_arguments, handle, sharded_step
-from distmuon.recipe import DTYPES, Recipe
+from distmuon.models.recipe import DTYPES, Recipe
+from muonbook.ch06 import puzzle as sharded_step
+from muonbook.puzzles import add_arguments, handle
 
 TINY = 8  # elements of the bucket to follow
 PURPOSES = {
@@ -24,11 +25,11 @@ PURPOSES = {
 
 def train(world, recipe):
     """Train on the grid with the ledger open; then make the exact certificate's run, and count what it keeps."""
-    from distmuon.certificate import exact_on_grid, made_up_gradients, replicas_agree
-    from distmuon.data import digits
-    from distmuon.grid import Grid
-    from distmuon.relatives import held_by_zero1
-    from distmuon.training import build, train_on_grid
+    from distmuon.models.digits import digits
+    from distmuon.sharding.grid import Grid
+    from distmuon.verify.certificate import exact_on_grid, made_up_gradients, replicas_agree
+    from distmuon.verify.training import build, train_on_grid
+    from muonbook.ch06.data_parallel import held_by_zero1
 
     grid = Grid.of(world)
     data, _ = digits(grid, recipe.seed)
@@ -50,9 +51,9 @@ def train(world, recipe):
 
 def report_training(recipe, dp, found, threads):
     """Make the exact certificate's single-process side; print verdicts and bytes; return whether all is well."""
-    from distmuon.certificate import exact_verdict
-    from distmuon.relatives import KINDS, predict_held
-    from distmuon.training import plan_run, predict_run
+    from distmuon.verify.certificate import exact_verdict
+    from distmuon.verify.training import plan_run, predict_run
+    from muonbook.ch06.data_parallel import KINDS, predict_held
 
     exact = exact_verdict(found["exact"], recipe, dp, found["device"], threads)
     layout, _, _ = plan_run(recipe, dp, 1)
@@ -84,9 +85,9 @@ def follow(world):
     """Take a bucket of eight weights through one step, move by move; return what this rank held, and whose it was."""
     import torch
 
-    from distmuon.grid import Grid
-    from distmuon.origins import trace
-    from distmuon.zero1_optimizer import Zero1AdamW
+    from distmuon.optim.sharded_optimizer import Zero1AdamW
+    from distmuon.sharding.grid import Grid
+    from muonbook.provenance import trace
 
     grid = Grid.of(world)
     rank, size = grid.dp.rank, grid.dp.size
@@ -136,15 +137,15 @@ def report_following(ranks):
 
 def compare(world, recipe):
     """Train a little with plain data parallelism, ZeRO-1 and FSDP2; return what every rank counted and predicted."""
-    from distmuon import relatives
-    from distmuon.grid import Grid
+    from distmuon.sharding.grid import Grid
+    from muonbook.ch06 import data_parallel
 
-    return world.gather(relatives.compare(recipe, Grid.of(world)))
+    return world.gather(data_parallel.compare(recipe, Grid.of(world)))
 
 
 def report_comparison(recipe, ranks):
     """Print bytes per parameter of every way; return those of rank 0, and whether everything counted was predicted."""
-    from distmuon.training import plan_run
+    from distmuon.verify.training import plan_run
 
     parameters = sum(spec.numel for spec in plan_run(recipe, 1, 1)[0].specs)
     rows = []
@@ -204,7 +205,7 @@ def main():
     else:
         written, well = report_comparison(recipe, found)
     if arguments.json and written:
-        from distmuon.report import write_json
+        from muonbook.report import write_json
 
         write_json(arguments.json, written)
     return 0 if well else 1

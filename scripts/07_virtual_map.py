@@ -4,8 +4,9 @@ python scripts/07_virtual_map.py --dp 4 --bucket-size 64
 """
 
 from distmuon import launch
-from distmuon.layout import ParamSpec, plan
-from distmuon.puzzles import add_arguments, fetch_matrix, handle
+from distmuon.sharding.layout import ParamSpec, plan
+from muonbook.ch07 import puzzle as fetch_matrix
+from muonbook.puzzles import add_arguments, handle
 
 MODEL = (  # small enough to check by hand
     ParamSpec("W1", (8, 6), "float32"),
@@ -20,9 +21,9 @@ def work(world, bucket_size):
     """Run on every rank: plan, gather the matrices of which this rank owns a piece, and cut them up again."""
     import torch
 
-    from distmuon.grid import Grid
-    from distmuon.strategies import Task
-    from distmuon.strategies.gather_all import GatherAll
+    from distmuon.optim.strategies.gather_all import GatherAll
+    from distmuon.optim.strategies.strategy import Task
+    from distmuon.sharding.grid import Grid
 
     grid = Grid.of(world)
     layout = plan(MODEL, grid.dp.size, bucket_size)  # no rank asks another: same input, same map

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from distmuon import launch
-from distmuon.layout import ParamSpec, plan
-from distmuon.puzzles import add_arguments, gather_cut, handle
-from distmuon.recipe import DTYPES, Recipe
+from distmuon.models.recipe import DTYPES, Recipe
+from distmuon.sharding.layout import ParamSpec, plan
+from muonbook.ch08 import puzzle as gather_cut
+from muonbook.puzzles import add_arguments, handle
 
 SMALL = (ParamSpec("A", (3, 4), "float32"), ParamSpec("B", (4, 5), "float32"), ParamSpec("b", (4,), "float32"))
 B = 1  # the matrix to follow
@@ -24,10 +25,10 @@ KINDS = ("gradients", "norms and loss", "momentum", "parameters")
 
 def train(world, recipe):
     """Train with AdamW and with Muon on one map, keep both ledgers, and feed made-up gradients for the certificate."""
-    from distmuon.certificate import exact_on_grid, replicas_agree
-    from distmuon.data import digits
-    from distmuon.grid import Grid
-    from distmuon.training import train_on_grid
+    from distmuon.models.digits import digits
+    from distmuon.sharding.grid import Grid
+    from distmuon.verify.certificate import exact_on_grid, replicas_agree
+    from distmuon.verify.training import train_on_grid
 
     grid, ledgers = Grid.of(world), {}
     data, _ = digits(grid, recipe.seed)
@@ -42,8 +43,8 @@ def train(world, recipe):
 
 def report_training(recipe, dp, found, threads):
     """Make the exact certificate's single-process side, print verdicts and bytes; return whether all is well."""
-    from distmuon.certificate import exact_verdict
-    from distmuon.training import predict_run
+    from distmuon.verify.certificate import exact_verdict
+    from distmuon.verify.training import predict_run
 
     names = ("adamw", "muon")
     exact = exact_verdict(found["exact"], recipe, dp, found["device"], threads)
@@ -74,12 +75,12 @@ def follow(world):
     """Take one matrix through dp_gather, Newton–Schulz and dp_shard; return what this rank held, and whose it was."""
     import torch
 
-    from distmuon.grid import Grid
-    from distmuon.muon import MUON_DEFAULTS
-    from distmuon.newton_schulz import newton_schulz
-    from distmuon.origins import trace
-    from distmuon.strategies import Task
-    from distmuon.strategies.gather_all import GatherAll
+    from distmuon.optim.muon import MUON_DEFAULTS
+    from distmuon.optim.newton_schulz import newton_schulz
+    from distmuon.optim.strategies.gather_all import GatherAll
+    from distmuon.optim.strategies.strategy import Task
+    from distmuon.sharding.grid import Grid
+    from muonbook.provenance import trace
 
     grid = Grid.of(world)
     layout = plan(SMALL, grid.dp.size)
@@ -123,8 +124,8 @@ def report_following(ranks):
 
 def ways(world, timed):
     """Gather many matrices in every way, and count; or take the time."""
-    from distmuon.coalescing import compare
-    from distmuon.grid import Grid
+    from distmuon.sharding.grid import Grid
+    from muonbook.measure.coalescing import compare
 
     return world.gather(compare(Grid.of(world), MANY, timed))
 
@@ -191,7 +192,7 @@ def main():
     if found is None:
         return 0  # under torchrun, rank 0 alone goes on
     if job is follow:
-        from distmuon.report import write_json
+        from muonbook.report import write_json
 
         well = report_following(found)
         if arguments.json:

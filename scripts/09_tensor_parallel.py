@@ -9,8 +9,9 @@ import copy
 from functools import partial
 
 from distmuon import launch
-from distmuon.puzzles import add_arguments, column_gram, handle
-from distmuon.recipe import DTYPES, Recipe
+from distmuon.models.recipe import DTYPES, Recipe
+from muonbook.ch09 import puzzle as column_gram
+from muonbook.puzzles import add_arguments, handle
 
 ROWS, INPUTS, HIDDEN, OUTPUTS = 2, 4, 4, 3  # of the small pair of layers, and whole numbers in it
 GATHERED = {"dim 0": (0, 0), "dim 1": (1, 1), "cut along 0, put together along 1": (0, 1)}  # cut, put together
@@ -21,10 +22,10 @@ SEED = 392  # of the small layers: their sums stay small, and each rank meets a 
 
 def train(world, recipe):
     """Train on 1 x T ranks, keep the ledger, and feed made-up gradients for the certificate."""
-    from distmuon.certificate import exact_on_grid, replicas_agree
-    from distmuon.data import digits
-    from distmuon.grid import Grid
-    from distmuon.training import train_on_grid
+    from distmuon.models.digits import digits
+    from distmuon.sharding.grid import Grid
+    from distmuon.verify.certificate import exact_on_grid, replicas_agree
+    from distmuon.verify.training import train_on_grid
 
     grid = Grid.of(world)
     data, _ = digits(grid, recipe.seed)
@@ -37,8 +38,8 @@ def train(world, recipe):
 
 def report_training(recipe, tp, found, threads):
     """Make the single-process side of the certificate, print verdicts and bytes; return whether all is well."""
-    from distmuon.certificate import exact_verdict
-    from distmuon.training import predict_run
+    from distmuon.verify.certificate import exact_verdict
+    from distmuon.verify.training import predict_run
 
     exact = exact_verdict(found["exact"], recipe, 1, found["device"], threads)
     predicted = predict_run(recipe, 1, tp, 0)
@@ -70,10 +71,10 @@ def small(world):
     import torch
     from torch.nn import functional as F
 
-    from distmuon.distributed_muon import DistributedMuon
-    from distmuon.grid import Grid
-    from distmuon.origins import trace
-    from distmuon.tensor_parallel import ColumnParallelLinear, RowParallelLinear, load_slices
+    from distmuon.optim.distributed_muon import DistributedMuon
+    from distmuon.sharding.grid import Grid
+    from distmuon.sharding.tensor_parallel import ColumnParallelLinear, RowParallelLinear, load_slices
+    from muonbook.provenance import trace
 
     grid = Grid.of(world)
     tp = grid.tp
@@ -138,7 +139,7 @@ def small(world):
 
 def report_small(ranks, tp):
     """Print what each rank held, what was sent, and whether the pair is the whole pair; return whether it is."""
-    from distmuon.ledger import ring_bytes
+    from distmuon.sharding.ledger import ring_bytes
 
     for number, rank in enumerate(ranks):
         shapes = [f"{name} {len(value)} x {len(value[0])}" for name, value in rank["slices"].items() if name != "X"]
@@ -157,8 +158,8 @@ def report_small(ranks, tp):
 
 def take_time(world):
     """Gather matrices one by one and in one bucket, in turns; return whether both agree, and the times."""
-    from distmuon.coalescing import compare_blocks
-    from distmuon.grid import Grid
+    from distmuon.sharding.grid import Grid
+    from muonbook.measure.coalescing import compare_blocks
 
     grid = Grid.of(world)
     return world.gather([compare_blocks(grid, count, width, dim, ROUNDS) for count, width in TIMED for dim in (0, 1)])
@@ -209,7 +210,7 @@ def main():
     elif job is take_time:
         well = report_time(found)
     else:
-        from distmuon.report import write_json
+        from muonbook.report import write_json
 
         well = report_small(found, arguments.tp)
         if arguments.json:

@@ -9,8 +9,9 @@ import copy
 from pathlib import Path
 
 from distmuon import launch
-from distmuon.puzzles import add_arguments, global_norm, handle
-from distmuon.recipe import DTYPES, OPTIMIZERS, STRATEGIES, Recipe
+from distmuon.models.recipe import DTYPES, OPTIMIZERS, STRATEGIES, Recipe
+from muonbook.ch10 import puzzle as global_norm
+from muonbook.puzzles import add_arguments, handle
 
 # torch is imported inside the functions: a wrong argument is answered at once, and ranks start while nobody waits.
 
@@ -19,11 +20,11 @@ def work(world, recipe):
     """Run on every rank: train, keep the ledger, and hand over what the certificate needs."""
     import torch
 
-    from distmuon.certificate import gather_evidence
-    from distmuon.data import digits
-    from distmuon.grid import Grid
-    from distmuon.report import progress
-    from distmuon.training import train_on_grid
+    from distmuon.models.digits import digits
+    from distmuon.sharding.grid import Grid
+    from distmuon.verify.certificate import gather_evidence
+    from distmuon.verify.training import train_on_grid
+    from muonbook.report import progress
 
     grid = Grid.of(world)
     grid.world.all_reduce(torch.zeros(1, device=grid.device), "first collective")
@@ -81,7 +82,10 @@ def main():
     if not launch.speaks():
         return 0
 
-    from distmuon import figure_run, figures, main_job, report, training
+    from distmuon.verify import training
+    from muonbook import report
+    from muonbook.ch10 import figure_run, main_job
+    from muonbook.figures import style
 
     layout, _, _ = training.plan_run(recipe, arguments.dp, arguments.tp)
     result, judged = main_job.summarize(recipe, handed_over, arguments.threads)
@@ -92,7 +96,7 @@ def main():
     if arguments.figure:
         Path(arguments.figure).parent.mkdir(parents=True, exist_ok=True)
         picture = figure_run.draw_run(result, layout, arguments.tp)
-        figures.save(picture, arguments.figure, figure_run.describe_run(result))
+        style.save(picture, arguments.figure, figure_run.describe_run(result))
         print(f"Picture: {arguments.figure}")
     verdict = "Verified: the sharded run is the single-process run."
     print(verdict if result["passed"] else "NOT verified: see FAIL above, or run again without --quiet.")

@@ -5,7 +5,8 @@ python scripts/11_bug_museum.py
 """
 
 from distmuon import launch
-from distmuon.puzzles import add_arguments, handle, update_alarm
+from muonbook.ch11 import puzzle as update_alarm
+from muonbook.puzzles import add_arguments, handle
 
 RIGHT = "right, to the last bit"
 CLOSE = 0.05  # of the movement: rounding in bf16 moves a correct result less
@@ -25,7 +26,7 @@ def exhibit_name(wanted, names):
 
 def verdict(visit, scenario):
     """Return what one rank sees of the result: "right", or which matrices are wrong and how."""
-    from distmuon.museum_tour import moved
+    from muonbook.ch11.museum_tour import moved
 
     if visit.error:
         return f"stops: {visit.error.splitlines()[0]}"
@@ -42,7 +43,7 @@ def verdict(visit, scenario):
 
 def alarms(name, ranks):
     """Return which alarms go off in which scenarios: {alarm: [scenario, ...]}."""
-    from distmuon.museum_tour import SCENARIOS
+    from muonbook.ch11.museum_tour import SCENARIOS
 
     heard: dict[str, list[str]] = {"stops": [], "result": [], "bytes": [], "replicas": []}
     for label, scenario in SCENARIOS.items():
@@ -67,7 +68,7 @@ def alarms(name, ranks):
 
 def label_of(name, ranks):
     """Return what one exhibit does in every scenario, line by line."""
-    from distmuon.museum_tour import DP, SCENARIOS, TP
+    from muonbook.ch11.museum_tour import DP, SCENARIOS, TP
 
     heard = alarms(name, ranks)
     lines = [f"{name or 'healthy'}, on {DP} DP x {TP} TP ranks, beside one process:"]
@@ -89,7 +90,7 @@ def label_of(name, ranks):
 
 def show_table(names, ranks):
     """Print which alarm hears which exhibit: in all scenarios, in some (how many), or in none."""
-    from distmuon.museum_tour import SCENARIOS
+    from muonbook.ch11.museum_tour import SCENARIOS
 
     print(f"{'scenarios, of ' + str(len(SCENARIOS)):30s}  stops  result  bytes  replicas")
     for name in names:
@@ -99,7 +100,7 @@ def show_table(names, ranks):
 
 def show_lonely(name):
     """Show the one exhibit that can end a rank: it gets a world of its own."""
-    from distmuon.museum_tour import DP, TP, visit_lonely
+    from muonbook.ch11.museum_tour import DP, TP, visit_lonely
 
     try:
         launch.run(visit_lonely, (name,), dp=DP, tp=TP, timeout=5)
@@ -126,9 +127,9 @@ def main():
     launch.check_writable("--json", arguments.json)
     if (code := handle(arguments, update_alarm.PUZZLE)) is not None:
         return code
-    from distmuon import report
-    from distmuon.museum import EXHIBITS
-    from distmuon.museum_tour import DP, TP, visit
+    from muonbook import report
+    from muonbook.ch11.museum import EXHIBITS
+    from muonbook.ch11.museum_tour import DP, TP, visit
 
     tour = arguments.exhibit is None
     names = [None, *EXHIBITS]

@@ -6,16 +6,18 @@ python scripts/12_bytes.py --hosts --dp 4
 python scripts/12_bytes.py --measure --json book/results/bytes.json
 """
 
-from distmuon import hosts, launch
-from distmuon.measured import byte_results
-from distmuon.measured.workload import SHAPES
-from distmuon.puzzles import add_arguments, count_once, handle
+from distmuon import launch
+from distmuon.launch import hosts
+from muonbook.ch12 import byte_results
+from muonbook.ch12 import puzzle as count_once
+from muonbook.measure.workload import SHAPES
+from muonbook.puzzles import add_arguments, handle
 
 
 def report_counts(dp, tp, shape, ranks):
     """Print rank 0's counts, a line per contender and collective; return whether every rank's agree."""
-    from distmuon.measured.byte_counts import by_name
-    from distmuon.measured.contenders import CONTENDERS
+    from muonbook.ch12.byte_counts import by_name
+    from muonbook.measure.baselines import CONTENDERS
 
     print(f"{dp} DP x {tp} TP ranks, model {shape!r}:")
     print("payload of one step on rank 0, in bytes")
@@ -53,8 +55,8 @@ def report_ratios(rows):
 
 def report_wire(rows):
     """Print what the operating system counted, over what the ring formula says; return whether it is within 3 %."""
-    from distmuon.measured import byte_tables
-    from distmuon.measured.contenders import CONTENDERS
+    from muonbook.ch12 import byte_tables
+    from muonbook.measure.baselines import CONTENDERS
 
     print(f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, {byte_results.STEPS} steps:")
     print("what left the interfaces, without headers, over the ring formula of the collectives called")
@@ -118,7 +120,7 @@ def measure(arguments):
     print(*found["counted"]["faults"], sep="\n", end="\n" * bool(found["counted"]["faults"]))
     print(f"{len(found['counted']['grids'])} grids, every rank, all counts agree: {found['counted']['equal']}.")
     if arguments.json:
-        from distmuon.measured import results
+        from muonbook.measure import results
 
         results.write(arguments.json, found)
     return 0 if found["counted"]["equal"] else 1

@@ -8,18 +8,19 @@ python scripts/13_memory.py --measure --json book/results/memory.json
 from dataclasses import replace
 
 from distmuon import launch
-from distmuon.measured.memory_study import admitted, measure, numbers_compared, row_of, weigh_all
-from distmuon.measured.workload import SHAPES
-from distmuon.puzzles import add_arguments, handle, step_in_waves
-from distmuon.recipe import DTYPES
+from distmuon.models.recipe import DTYPES
+from muonbook.ch13 import puzzle as step_in_waves
+from muonbook.ch13.memory_study import admitted, measure, numbers_compared, row_of, weigh_all
+from muonbook.measure.workload import SHAPES
+from muonbook.puzzles import add_arguments, handle
 
 # ---- One grid ---------------------------------------------------------------------------------------------
 
 
 def report(names, ranks, workload, dp, tp):
     """Print what rank 0 keeps, per kind and contender; return the rows, and whether all was as predicted."""
-    from distmuon.holdings import STATE
-    from distmuon.measured.contenders import CONTENDERS
+    from distmuon.verify.model_states import STATE
+    from muonbook.measure.baselines import CONTENDERS
 
     rows = [row_of(name, [rank[number] for rank in ranks]) for number, name in enumerate(names)]
     print(f"Bytes that rank 0 of {dp} DP x {tp} TP keeps, {workload.dtype}\n")
@@ -77,7 +78,7 @@ def main():
         return code
     workload = checked(arguments)
     if arguments.measure:
-        from distmuon.measured import results
+        from muonbook.measure import results
 
         results.write(arguments.json, measure(arguments.quick))
         return 0
@@ -88,7 +89,7 @@ def main():
         return 0  # under torchrun, rank 0 alone goes on
     rows, well = report(names, ranks, workload, arguments.dp, arguments.tp)
     if arguments.json:
-        from distmuon.report import write_json
+        from muonbook.report import write_json
 
         write_json(arguments.json, {"rows": rows})
     return 0 if well else 1

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distmuon import hosts, launch
-from distmuon.measured.workload import SHAPES, TIMED
-from distmuon.puzzles import add_arguments, handle, look_ahead
+from distmuon import launch
+from distmuon.launch import hosts
+from muonbook.ch14 import puzzle as look_ahead
+from muonbook.measure.workload import SHAPES, TIMED
+from muonbook.puzzles import add_arguments, handle
 
 # torch is imported inside the functions: a wrong argument is answered at once, and ranks start while nobody waits.
 
@@ -24,13 +26,14 @@ def train_one_step(world):
     """Train two steps, the second one under the profiler; return the merged trace and every rank's ledger of it."""
     import copy
 
-    from distmuon.grid import Grid
-    from distmuon.measured import contenders, tracing
-    from distmuon.measured.workload import batches, pixels
+    from distmuon.sharding.grid import Grid
+    from muonbook.ch14 import tracing
+    from muonbook.measure import baselines
+    from muonbook.measure.workload import batches, pixels
 
     workload, grid = SHAPES["even"].shared_by(world.dp), Grid.of(world)
     data = batches(workload, pixels(grid, workload.context), grid.dp.size, grid.dp.rank)
-    trainer = contenders.make_muon(workload, grid)
+    trainer = baselines.make_muon(workload, grid)
 
     def train_step():
         trainer.forward_backward(*next(data))
@@ -45,8 +48,8 @@ def train_one_step(world):
 
 def report_step(merged, ledgers):
     """Print what the trace holds, each collective once, and hold it against the ledger; return whether they agree."""
-    from distmuon.measured.moves import INNER, OUTER, TITLES
-    from distmuon.measured.trace import parse
+    from muonbook.measure.hooks import INNER, OUTER, TITLES
+    from muonbook.measure.trace import parse
 
     ranks = parse(merged)
     print("collectives, each once     dp    tp   all    sum")
@@ -68,23 +71,23 @@ def report_step(merged, ledgers):
 
 
 def race(world, workload, rounds, recordings):
-    from distmuon.measured.schedule_race import race
+    from muonbook.ch14.schedule_race import race
 
     return race(world, workload, rounds, recordings)
 
 
 def overhead(world, workload, rounds):
-    from distmuon.measured.schedule_race import ledger_overhead
+    from muonbook.ch14.schedule_race import ledger_overhead
 
     return ledger_overhead(world, workload, rounds)
 
 
 def compare_schedules(world):
     """Take steps in all schedules on a small model; return per schedule parameters' equality, calls and peak memory."""
-    from distmuon.grid import Grid
-    from distmuon.measured.schedule_race import Racer, alike
-    from distmuon.memory import StorageTracker
-    from distmuon.pipelining import SCHEDULES
+    from distmuon.optim.schedules import SCHEDULES
+    from distmuon.sharding.grid import Grid
+    from distmuon.verify.storage_tracker import StorageTracker
+    from muonbook.ch14.schedule_race import Racer, alike
 
     grid, racers, found = Grid.of(world), dict[str, Racer](), dict[str, Any]()
     for name in SCHEDULES:
@@ -119,7 +122,7 @@ def report_schedules(ranks):
 
 def measure(path, quick, threads):
     """Take all of this chapter's stored measurements; write them, and the traces beside them."""
-    from distmuon.measured import results
+    from muonbook.measure import results
 
     rounds, recordings = (6, 1) if quick else (30, 5)
     folder, options = Path(path).parent, dict(threads=threads, timeout=60.0)
@@ -128,7 +131,7 @@ def measure(path, quick, threads):
         hosts.become_switch()  # before any rank exists: they inherit it
     else:
         print(obstacle)
-    from distmuon.measured import tracing  # and with it torch
+    from muonbook.ch14 import tracing  # and with it torch
 
     found: dict[str, Any] = {
         "workload": {"width": TIMED.width, "layers": TIMED.layers, "bucket_size": TIMED.bucket_size}
@@ -195,7 +198,7 @@ def main():
         return 0 if report_schedules(handed_over) else 1
     well = report_step(*handed_over)
     if arguments.trace:
-        from distmuon.measured import tracing
+        from muonbook.ch14 import tracing
 
         tracing.save(handed_over[0], arguments.trace)
     return 0 if well else 1

@@ -10,15 +10,17 @@ need network namespaces; where the machine does not permit them, that part is le
 of 16 to 4,096 ranks; nothing is measured, and no process is started.
 """
 
-from distmuon import hosts, launch
-from distmuon.puzzles import add_arguments, choose_grid, handle
+from distmuon import launch
+from distmuon.launch import hosts
+from muonbook.ch15 import puzzle as choose_grid
+from muonbook.puzzles import add_arguments, handle
 
 # torch is imported inside the functions: see scripts/10_dp_tp.py
 
 
 def print_skew():
     """Run the workload on four grids and print what every contender sends: counted, and predicted."""
-    from distmuon.measured import regimes
+    from muonbook.ch15 import regimes
 
     rows = regimes.measure_skew(rounds=0)
     print(f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens")
@@ -32,7 +34,7 @@ def print_skew():
 
 def plan(quick):
     """Return the survey of planned worlds."""
-    from distmuon.measured.worlds_survey import survey
+    from muonbook.ch15.worlds_survey import survey
 
     return survey(quick)
 
@@ -45,7 +47,7 @@ def measure(quick):
     else:
         print(f"Links are left out: {obstacle}")
 
-    from distmuon.measured import regimes
+    from muonbook.ch15 import regimes
 
     if quick:
         share, skew = regimes.measure_share(2, 1024), regimes.measure_skew(1, regimes.GRIDS[::2])
@@ -82,7 +84,7 @@ def main():
     launch.check_writable("--json", arguments.json)
     found = plan(arguments.quick) if arguments.worlds else measure(arguments.quick)
 
-    from distmuon.measured import results
+    from muonbook.measure import results
 
     results.write(arguments.json, found)
     print(f"Results: {arguments.json}")

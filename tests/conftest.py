@@ -1,38 +1,23 @@
-"""What several test files share: worlds and books that are made once per session, and as many threads as a rank has.
+"""What several test files share: books that are built once per session, and as many threads as a rank has.
 
 And how tests are dealt out to processes, where `make test` runs them side by side.
 """
 
-import functools
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import built_book
-import certificate_workers as workers
 import pytest
-import set_address
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
-from distmuon import launch
+from tools import set_address
 
 # a job in the background inherits an ignored SIGINT, and the launcher respects that: Ctrl-C could not be tested
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(scope="session")
-def witnesses() -> Callable[[int, int], list[workers.Witness]]:
-    """Return what every rank of a dp x tp grid hands over; each grid is started once, when first asked for."""
-
-    @functools.cache
-    def start(dp: int, tp: int) -> list[workers.Witness]:
-        large = (dp, tp) in workers.LARGE_GRIDS
-        return launch.run(workers.bear_witness, (workers.TINY if large else workers.RECIPES, not large), dp=dp, tp=tp)
-
-    return start
 
 
 @pytest.fixture
@@ -60,7 +45,10 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ---- Side by side -----------------------------------------------------------------------------------------
 
-TOGETHER = {"test_browser": "test_book", "test_certificate": "test_bytes"}  # they look at the same books, and worlds
+TOGETHER = {
+    "test_browser": "test_book",
+    "test_certificate": "test_prediction",
+}  # they look at the same books, and worlds
 APART = ("test_a_chapter_prints_in_colab_what_it_shows",)  # these take long and share nothing
 
 

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distmuon.collectives import Group
-from distmuon.counter import CollectiveCounter
-from distmuon.distributed_muon import DistributedMuon
-from distmuon.grid import Grid
 from distmuon.launch import World
-from distmuon.ledger import Ledger
-from distmuon.models import ALONE, MLP, Transformer, initial_weights
-from distmuon.routing import split_parameters
-from distmuon.tensor_parallel import (
+from distmuon.models.networks import ALONE, MLP, Transformer, initial_weights
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.routing import split_parameters
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.tensor_parallel import (
     ColumnParallelLinear,
     CopyToTP,
     RowParallelLinear,
@@ -26,6 +25,7 @@ from distmuon.tensor_parallel import (
     tp_split_dim,
     whole_parameters,
 )
+from distmuon.verify.counter import CollectiveCounter
 
 INPUTS, OUTPUTS, BATCH = 8, 12, (2, 5)
 ROWS, VOCABULARY, CONTEXT = 6, 11, 7

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from distmuon.distributed_muon import DistributedMuon
-from distmuon.grid import Grid
 from distmuon.launch import World
-from distmuon.muon import Muon
-from distmuon.strategies.gather_all import GatherAll
-from distmuon.tensor_parallel import mark
-from distmuon.zero1_optimizer import Zero1AdamW
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.muon import Muon
+from distmuon.optim.sharded_optimizer import Zero1AdamW
+from distmuon.optim.strategies.gather_all import GatherAll
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.tensor_parallel import mark
 
 # ---- Cases ------------------------------------------------------------------------------------------------
 

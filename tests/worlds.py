@@ -17,10 +17,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distmuon import session
-from distmuon.launch import World
+from distmuon.launch import World, session
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 MARK = "DISTMUON_TEST_MARK"  # an environment variable: whatever a command starts inherits it
 PATIENCE = 60.0  # seconds to wait for something that must come; a busy machine may take long
 DEADLINE = 10.0  # seconds after which nothing may be left
@@ -54,7 +53,7 @@ def misbehave(world: World, how: str, culprits: tuple[int, ...]) -> bool:
     import torch
     import torch.distributed as dist
 
-    from distmuon.grid import Grid
+    from distmuon.sharding.grid import Grid
 
     grid = Grid.of(world)
     guilty = world.rank in culprits

@@ -1,0 +1,133 @@
+"""Start a world: the same worker function as local processes, under torchrun, or as one process.
+
+    def work(world, steps): ...                      # runs on every rank
+    results = launch.run(work, (20,), dp=4, tp=2)    # one result per rank, in rank order
+
+Which of the three starts it is follows from the surroundings. Under torchrun, RANK and WORLD_SIZE are set, and this
+process is one rank. With dp * tp = 1 the worker runs right here. Otherwise ranks are local processes, watched by
+`supervise`: none of them outlives a failure, Ctrl-C, or the death of the process that started them.
+
+This module imports torch only when a rank starts, so that a wrong argument is answered at once and the local ranks'
+2 s of imports overlap with this process's own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import select
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from distmuon.launch import rank, session, supervise
+from distmuon.launch.arguments import DEFAULT_TIMEOUT, UsageError
+from distmuon.launch.hosts import Link
+from distmuon.launch.supervise import WorldError
+from distmuon.launch.world import World, under_torchrun, validated
+
+READER_LEFT = 141  # 128 + SIGPIPE: what a shell reports of a command whose output nobody reads any more
+
+
+def run(
+    worker: Callable[..., Any],
+    arguments: Sequence[Any] = (),
+    *,
+    dp: int = 1,
+    tp: int = 1,
+    backend: str = "gloo",
+    device: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    threads: int = 1,
+    link: Link | None = None,
+) -> list[Any]:
+    """Run `worker(world, *arguments)` on dp * tp ranks; return what each returned, in rank order.
+
+    worker: a function at the top level of a module: other processes import it by name, which is why a function
+        defined in a notebook cell cannot be one.
+    link: give every local rank a network of its own; after `hosts.become_switch`.
+    Under torchrun the list holds this rank's result only.
+    Raises UsageError before anything is started; WorldError, naming the first failure, when a rank fails.
+    """
+    world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start(), link)
+    world = validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
+    if under_torchrun():
+        with session.environment(session.directory()):
+            return [rank.run(replace(world, rank=int(os.environ["RANK"])), None, worker, arguments)]
+    if world.size == 1:
+        return [rank.run_alone(world, worker, arguments)]
+    payload = _pickled(worker, arguments)
+    start_method = "forkserver" if world.device == "cpu" and sys.platform == "linux" else "spawn"
+    return supervise.run_local(rank.run_local, (world, payload), world.size, start_method, timeout)
+
+
+def command(main: Callable[[], int | None]) -> None:
+    """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError; 130 on Ctrl-C;
+    128 + the signal's number on SIGTERM or SIGHUP; 141, without a word, when nobody reads the output any more (| head).
+    """
+    atexit.register(session.ignore_interrupts)  # a second Ctrl-C must find no half-closed interpreter to complain in
+    # torchrun stops its ranks by SIGTERM, and a rank blocked in a collective could not run a Python handler
+    with contextlib.nullcontext() if under_torchrun() else session.stoppable():
+        try:
+            code = main() or 0
+            sys.stdout.flush()  # here, not at the interpreter's end: a closed pipe is still an exception
+        except UsageError as error:
+            code = _complain(error, 2)
+        except (WorldError, BrokenPipeError) as error:
+            if _reader_left(error):
+                code = READER_LEFT
+            elif isinstance(error, WorldError):
+                code = _complain(error, 1)
+            else:
+                raise
+        except KeyboardInterrupt:
+            code = _complain("interrupted; every rank was stopped.", 130)
+        except session.Stopped as stopped:
+            code = _complain(f"stopped by {stopped.name}; every rank was stopped.", stopped.exit_code)
+        sys.exit(code)
+
+
+def _complain(what: object, code: int) -> int:
+    if not speaks():
+        time.sleep(1)  # torchrun ends every rank as soon as one has left: rank 0 speaks first
+        return code
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(f"error: {what}", file=sys.stderr, flush=True)
+    return code
+
+
+def _reader_left(error: Exception) -> bool:
+    """Say whether `error`, here or in the rank that prints, means that standard output is closed, as after `| head`.
+
+    If so, what is still buffered goes nowhere, or the interpreter would complain of it at its end.
+    """
+    broken = isinstance(error, BrokenPipeError) or str(error).rpartition("\n")[2].startswith("BrokenPipeError")
+    watch = select.poll()
+    watch.register(1, 0)  # only what poll reports unasked: an error, a hang-up
+    if not broken or not watch.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
+
+
+def speaks() -> bool:
+    """Say whether this process prints, writes and draws: under torchrun rank 0 alone does."""
+    return not under_torchrun() or os.environ["RANK"] == "0"
+
+
+def _pickled(worker: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
+    """Return what every rank receives, or raise UsageError."""
+    name = getattr(worker, "__qualname__", repr(worker))
+    if getattr(worker, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        raise UsageError(f"{name} was defined in a notebook cell or at a prompt; ranks import it, so put it in a file.")
+    try:
+        return pickle.dumps((worker, tuple(arguments)))
+    except Exception as error:
+        raise UsageError(
+            f"{name} and its arguments cannot be sent to other processes ({error}); "
+            "use a function at the top level of a module, and plain data."
+        ) from error

@@ -1,0 +1,109 @@
+"""A world: the grid of ranks that a worker runs on, and every mistake in it that can be told before anything starts."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distmuon.launch.arguments import BACKENDS, DEVICES, UsageError
+from distmuon.launch.hosts import Link, is_switch
+
+
+@dataclass(frozen=True)
+class World:
+    """What a worker knows about the run it is part of.
+
+    rank, size: as in torch.distributed. dp, tp: the grid's sizes, D and T. timeout: seconds, for every collective.
+    device: "cpu" or "cuda". started: wall-clock time (seconds) at which the command started. link: each rank's own
+    network, if it has one (see `hosts`).
+    """
+
+    rank: int
+    size: int
+    dp: int
+    tp: int
+    backend: str
+    device: str
+    timeout: float
+    threads: int
+    started: float
+    link: Link | None = None
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Return every rank's picklable `value`, in rank order, on rank 0; None elsewhere. All ranks must call it."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(value, values)
+        return values
+
+    def report(self, text: str) -> None:
+        """Print every rank's text, in rank order, from rank 0. All ranks must call it."""
+        texts = self.gather(text)
+        if texts is not None:
+            print("\n".join(texts), flush=True)
+
+    def say(self, text: str = "") -> None:
+        """Print on rank 0 alone. Other ranks stay silent, so that output never interleaves."""
+        if self.rank == 0:
+            print(text, flush=True)
+
+
+def under_torchrun() -> bool:
+    """Say whether torchrun has started this process, as one rank of many."""
+    return os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def validated(world: World, launched: int | None) -> World:
+    """Return the world with "auto" resolved, or raise UsageError. launched: ranks that torchrun started, if it did."""
+    if world.dp < 1 or world.tp < 1:
+        raise UsageError(f"--dp {world.dp} --tp {world.tp}: both must be at least 1.")
+    if world.backend not in BACKENDS:
+        raise UsageError(f"--backend {world.backend} is unknown; choose one of {', '.join(BACKENDS)}.")
+    if world.device not in ("", *DEVICES):
+        raise UsageError(f"--device {world.device} is unknown; choose one of {', '.join(DEVICES)}.")
+    if not 0 < world.timeout < 1e9 or world.threads < 1:
+        raise UsageError(f"--timeout {world.timeout:g} --threads {world.threads}: both must be positive.")
+    if launched is not None and launched != world.size:
+        raise UsageError(
+            f"torchrun started {launched} ranks, but --dp {world.dp} --tp {world.tp} makes {world.size}; "
+            "choose --dp and --tp whose product is the number of ranks."
+        )
+    if world.link is not None and (launched is not None or world.backend != "gloo"):
+        raise UsageError("a network for each rank goes with local ranks on gloo only; drop torchrun and --backend.")
+    if world.link is not None and not is_switch():
+        raise UsageError("a network for each rank needs a switch; call hosts.become_switch() before the world starts.")
+    if world.backend == "gloo" and world.device != "cuda":
+        return replace(world, device="cpu")
+    return _with_gpus(world, world.size if launched is None else int(os.environ.get("LOCAL_WORLD_SIZE", launched)))
+
+
+def _with_gpus(world: World, local_ranks: int) -> World:
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if world.backend == "auto":
+        fits = gpus >= local_ranks and world.device != "cpu"
+        world = replace(world, backend="nccl" if fits else "gloo", device="cuda" if fits else world.device or "cpu")
+    if gpus == 0 and "cuda" in (world.device, "cuda" if world.backend == "nccl" else ""):
+        raise UsageError(
+            f"--backend {world.backend} on GPUs needs CUDA, and torch sees no GPU here; use --backend gloo."
+        )
+    if world.backend == "nccl":
+        if world.device == "cpu":
+            raise UsageError("--backend nccl runs on GPUs only; drop --device cpu or use --backend gloo.")
+        if gpus < local_ranks:
+            raise UsageError(
+                f"nccl needs one GPU per rank: {local_ranks} ranks, {gpus} GPU(s); use fewer ranks or --backend gloo."
+            )
+        return replace(world, device="cuda")
+    return world
+
+
+def seconds_since(started: float) -> float:
+    """Return wall-clock seconds since `started`, a `World.started`."""
+    return time.time() - started

@@ -1,1 +1,0 @@
-"""Chapter 4: fair races between optimizers."""

@@ -1,1 +1,0 @@
-"""Part III: the job, the contenders, and everything that counts, weighs, traces and times them."""

@@ -1,0 +1,50 @@
+"""Data: scikit-learn's bundled handwritten digits, 1,797 real images of 8 x 8 pixels, no download.
+
+Source: Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distmuon.models.recipe import TRAINING_ROWS
+from distmuon.sharding.grid import Grid
+
+DIGITS_ROWS, DIGITS_PIXELS = 1797, 64
+
+
+class Split(NamedTuple):
+    """Images [rows, pixels] with mean 0 and variance 1 over the training rows, and labels [rows] int64."""
+
+    images: Tensor
+    labels: Tensor
+
+
+def digits(grid: Grid, seed: int, held_out: int = DIGITS_ROWS - TRAINING_ROWS) -> tuple[Split, Split]:
+    """Return (training, held-out) digits in float64, shuffled by `seed`, on the grid's device. Collective.
+
+    Rank 0 reads them and broadcasts: scikit-learn takes a second to import, which eight ranks need not all spend.
+    """
+    table = torch.zeros(DIGITS_ROWS, DIGITS_PIXELS + 1, dtype=torch.float64, device=grid.device)
+    if grid.world.rank == 0:
+        from sklearn.datasets import load_digits
+
+        images, labels = load_digits(return_X_y=True)
+        table[:, :-1] = torch.from_numpy(images)
+        table[:, -1] = torch.from_numpy(labels)
+    table = grid.world.broadcast(table, "data")
+    table = table[torch.randperm(DIGITS_ROWS, generator=torch.Generator().manual_seed(seed)).to(grid.device)]
+    train, rest = table[held_out:], table[:held_out]
+    mean, std = train[:, :-1].mean(), train[:, :-1].std()
+    return tuple(Split((t[:, :-1] - mean) / std, t[:, -1].long()) for t in (train, rest))  # type: ignore[return-value]
+
+
+def batch_rows(step: int, batch: int, rows: int, seed: int) -> Tensor:
+    """Return the row numbers [batch] of global batch `step`: the same on every rank and on every grid."""
+    per_epoch = rows // batch
+    epoch, position = divmod(step, per_epoch)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed + 1 + epoch))
+    return order[position * batch : (position + 1) * batch]

@@ -1,0 +1,104 @@
+"""All that a training run depends on besides the grid, checked before anything is started."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from distmuon.launch import UsageError
+from distmuon.optim import strategies
+
+if TYPE_CHECKING:  # not at run time: a wrong argument is answered without importing torch
+    import torch
+
+OPTIMIZERS = ("muon", "adamw")
+DTYPES = ("float32", "bfloat16", "float64")
+STRATEGIES = tuple(strategies.names())
+FLOAT64_BOUND, CONTROL_FACTOR = 1e-10, 4.0  # what a certificate allows: of the movement; times the control
+TRAINING_ROWS = 1500  # digits; the other 297 are held out
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run of the small MLP on the digits.
+
+    widths: features per layer, input and output included. batch: rows per step, over all ranks, cut into micro_batches
+    of which every DP rank runs its share. bucket_size: elements. dtype: of the model; master weights are float32 or
+    wider. lr, weight_decay: for Muon and AdamW alike, which the scale 0.2 sqrt(max(A, B)) makes possible.
+    """
+
+    widths: tuple[int, ...] = (64, 256, 128, 128, 10)
+    steps: int = 30
+    batch: int = 512
+    micro_batches: int = 8
+    optimizer: str = "muon"
+    dtype: str = "float32"
+    strategy: str = "gather_all"
+    lr: float = 0.01
+    weight_decay: float = 0.1
+    bucket_size: int = 16_384
+    seed: int = 0
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The model's dtype."""
+        import torch
+
+        return getattr(torch, self.dtype)
+
+    @property
+    def master_dtype(self) -> torch.dtype:
+        """The dtype of master weights, gradients and optimizer state."""
+        import torch
+
+        return torch.promote_types(self.torch_dtype, torch.float32)
+
+    @property
+    def gather_dtype(self) -> torch.dtype:
+        """The dtype in which Newton–Schulz sees the momentum: bf16, as in the paper, or float64."""
+        import torch
+
+        return torch.float64 if self.dtype == "float64" else torch.bfloat16
+
+    def check(self, dp: int, tp: int) -> Recipe:
+        """Return the recipe if it fits a dp x tp grid; raise UsageError, naming the value and the remedy, if not."""
+        for name, known in (("optimizer", OPTIMIZERS), ("dtype", DTYPES), ("strategy", STRATEGIES)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"--{name} {getattr(self, name)} is unknown; choose one of {', '.join(known)}.")
+        if not 0 < self.lr < float("inf"):
+            raise UsageError(f"--lr {self.lr:g}: must be a positive number.")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed {self.seed}: must be from 0 to 2**63 - 1.")
+        for name in ("steps", "batch", "micro_batches", "bucket_size"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1.")
+        if dp > TRAINING_ROWS:
+            raise UsageError(f"--dp {dp}: there are {TRAINING_ROWS} digits to share out; choose at most as many ranks.")
+        remedy = f"choose for instance {self._fitting(max(dp, 1))}."
+        if self.batch > TRAINING_ROWS:
+            raise UsageError(f"--batch {self.batch} is more than the {TRAINING_ROWS} digits there are; {remedy}")
+        if dp >= 1 and self.micro_batches % dp:
+            raise UsageError(f"--micro-batches {self.micro_batches} cannot be shared out by --dp {dp} ranks; {remedy}")
+        if self.batch % self.micro_batches:
+            raise UsageError(f"--batch {self.batch} cannot be cut into {self.micro_batches} equal pieces; {remedy}")
+        common = math.gcd(*self.widths[1:-2:2])  # column parallel layers: these features are cut
+        if tp >= 1 and common % tp:
+            fitting = ", ".join(str(t) for t in range(1, common + 1) if common % t == 0)
+            raise UsageError(f"--tp {tp} does not divide the layers' {common} features; choose one of {fitting}.")
+        return self
+
+    def shared_by(self, dp: int) -> Recipe:
+        """Return this recipe with two micro-batches for each of `dp` ranks, and about as many rows as it had."""
+        micro_batches = 2 * max(1, dp)
+        return replace(self, micro_batches=micro_batches, batch=micro_batches * max(1, self.batch // micro_batches))
+
+    def _fitting(self, dp: int) -> str:
+        """Return the arguments nearest to this recipe that fit `dp` ranks, which are at most the rows there are."""
+
+        def near(wanted: float, most: int) -> int:
+            return max(1, min(round(wanted), most))
+
+        micro_batches = dp * near(self.micro_batches / dp, TRAINING_ROWS // dp)
+        batch = micro_batches * near(self.batch / micro_batches, TRAINING_ROWS // micro_batches)
+        return f"--batch {batch} --micro-batches {micro_batches}"

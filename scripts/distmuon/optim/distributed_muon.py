@@ -1,0 +1,128 @@
+"""Distributed Muon over DP x TP: ZeRO-1 shards, and nine moves around Newton–Schulz.
+
+    reduce_scatter        G[I_tp, J]{U_dp}  ->  G[N_dp]      the mean gradient of my shard
+    momentum              G[N_dp]           ->  M[N_dp]      elementwise
+      dp_gather           M[N_dp]           ->  M[I_tp, J]   TP-local matrices
+        tp_gather         M[I_tp, J]        ->  M[I, J]      whole matrices
+          newton_schulz   M[I, J]           ->  O[I, J]
+        tp_shard          O[I, J]           ->  O[I_tp, J]
+      dp_shard            O[I_tp, J]        ->  O[N_dp]      my pieces of the update
+    apply                 W[N_dp], O[N_dp]  ->  W[N_dp]      elementwise
+    all_gather            W[N_dp]           ->  W[I_tp, J]
+
+The signs are those of book/notation.md: _tp, _dp: cut over TP, DP; {U_dp}: not yet reduced over DP; N: a flat bucket.
+The outer moves are ZeRO-1's; the inner five belong to a strategy. Source: Moonlight (Liu et al. 2025), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from distmuon.optim import strategies
+from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_muon_options, decay_, momentum_, scale
+from distmuon.optim.routing import check_muon_parameter
+from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, Zero1AdamW
+from distmuon.optim.strategies.strategy import Task, Wave
+from distmuon.sharding.buffers import Piece
+from distmuon.sharding.grid import Grid
+
+
+class DistributedMuon(Zero1AdamW):
+    """Muon for the groups with `algorithm="muon"` (the default), AdamW for those with `algorithm="adamw"`.
+
+    params, grid, bucket_size, max_norm, on_nonfinite: see `Zero1AdamW`; `split_parameters` makes such groups.
+    strategy: a name from `strategies.names()`.
+    gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, as in the paper, and float64
+        for float64 parameters.
+    compute_dtype, batched: see `muon.orthogonalize` and `muon.batches`.
+    options: defaults of the groups: those of `muon.Muon` and of AdamW.
+    """
+
+    DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
+
+    def __init__(
+        self,
+        params: Any,
+        grid: Grid,
+        *,
+        strategy: str = "gather_all",
+        gather_dtype: torch.dtype | None = None,
+        compute_dtype: torch.dtype | str = "auto",
+        batched: bool = True,
+        **options: Any,
+    ) -> None:
+        chosen = strategies.load(strategy)
+        for name, dtype, default in (("gather_dtype", gather_dtype, None), ("compute_dtype", compute_dtype, "auto")):
+            if dtype != default and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+                raise TypeError(f"{name} is {dtype!r}; give {default!r} or a floating-point torch.dtype.")
+        super().__init__(params, grid, **options)
+        muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
+        task = Task(self.buffers.layout, self.buffers.metas, grid, muon, gather_dtype, compute_dtype, batched)
+        self.muon, self.strategy = muon, chosen(task)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, refusing parameters and options that Muon cannot take; see `Zero1AdamW.add_param_group`."""
+        super().add_param_group(param_group)
+        if param_group["algorithm"] == "muon":
+            check_muon_options(param_group)
+            for name, parameter in zip(param_group["param_names"], param_group["params"], strict=True):
+                check_muon_parameter(name, parameter)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update the parameters on all ranks; return the closure's loss, if one is given."""
+        loss = self._evaluate(closure)
+        for bucket in self.buckets:
+            self.reduce_scatter(bucket)
+        if self.gradients_agreed():
+            self.step_adamw()
+            for wave in self.strategy.waves():
+                self.move(wave)
+        self.zero_grad()
+        return loss
+
+    def move(self, wave: Wave) -> None:
+        """Take the buckets of one wave from reduced gradients to new parameters, and free what that took."""
+        momentum = self.momentum(wave)
+        blocks = self.strategy.dp_gather(wave, momentum)
+        matrices = self.strategy.tp_gather(wave, blocks)
+        updates = self.strategy.newton_schulz(matrices)
+        blocks = self.strategy.tp_shard(wave, updates)
+        pieces = self.strategy.dp_shard(wave, blocks)
+        self.apply(wave, pieces)
+        for bucket in wave:
+            self.all_gather(bucket)
+
+    def momentum(self, wave: Wave) -> dict[int, Tensor]:
+        """Update the momentum of this rank's pieces; return what Newton–Schulz is to be fed of them."""
+        inputs = {}
+        for piece in self._moving(wave):
+            group = self.muon[piece.index]
+            buffer = self._momentum_buffer(piece)
+            inputs[piece.index] = momentum_(
+                buffer, piece.gradient, group["momentum"], group["nesterov"], group["momentum_kind"]
+            )
+        return inputs
+
+    def apply(self, wave: Wave, updates: Mapping[int, Tensor]) -> None:
+        """Decay and move the master weights of this rank's pieces; the scale is that of the whole matrix."""
+        for piece in self._moving(wave):
+            group = self.muon[piece.index]
+            whole = self.buffers.layout.specs[piece.index].full_shape(self.grid.tp.size)
+            decay_(piece.weight, group["lr"], group["weight_decay"])
+            apply_(piece.weight, updates[piece.index], group["lr"], scale(whole, group["scale"]))
+
+    def _moving(self, wave: Wave) -> list[Piece]:
+        """Return this rank's Muon pieces that have a gradient on some rank."""
+        moving = self.summary.present & self.muon.keys()
+        return [piece for bucket in wave for piece in self.buffers.pieces[bucket] if piece.index in moving]
+
+    def _momentum_buffer(self, piece: Piece) -> Tensor:
+        state = self.state[self.buffers.parameters[piece.index]]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(piece.gradient)
+        return state["momentum_buffer"]

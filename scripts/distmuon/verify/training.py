@@ -1,0 +1,147 @@
+"""One training run, on a grid or in one process, that differs in nothing but where its pieces live.
+
+The global batch is cut into the same micro-batches on every grid. DP rank r runs its share of them and accumulates;
+one process runs them all. Both start from the same seeded whole weights and read the same rows.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distmuon.models.digits import Split, batch_rows
+from distmuon.models.networks import MLP, initial_weights
+from distmuon.models.recipe import Recipe
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.routing import split_parameters
+from distmuon.optim.sharded_optimizer import Zero1AdamW
+from distmuon.sharding.buffers import specs_of
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import Layout, plan
+from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.tensor_parallel import load_slices, whole_parameters
+from distmuon.verify.prediction import predict_step
+
+LOSS_BYTES = 8  # one float64
+
+
+def initial_parameters(recipe: Recipe) -> dict[str, Tensor]:
+    """Return the whole initial weights in the run's dtype: {name: tensor}."""
+    return {name: w.to(recipe.torch_dtype) for name, w in initial_weights(MLP(recipe.widths), recipe.seed).items()}
+
+
+def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
+    """Return named groups: hidden matrices to Muon and the rest to AdamW, or everything to AdamW."""
+    groups = split_parameters(model)
+    return groups if recipe.optimizer == "muon" else [group | {"algorithm": "adamw"} for group in groups]
+
+
+@dataclass
+class Run:
+    """What a run leaves. parameters: whole, after the last step. seconds_per_step: median, first step left out."""
+
+    losses: list[float]
+    parameters: dict[str, Tensor]
+    seconds_per_step: float
+
+
+def train(
+    recipe: Recipe,
+    data: Split,
+    micro_batches: range,
+    model: nn.Module,
+    step: Callable[[], object],
+    after_backward: Callable[[], object] = lambda: None,
+    reduce_loss: Callable[[Tensor], Tensor] = lambda loss: loss,
+    tick: Callable[[], object] = lambda: None,
+) -> tuple[list[float], float]:
+    """Run the loop that every start shares; return the losses and the median seconds per step.
+
+    micro_batches: those that this process runs, in this order. after_backward: after each of them. reduce_loss: the
+    mean over DP. tick: after each step, for a progress bar.
+    """
+    losses, seconds = [], []
+    rows_each = recipe.batch // recipe.micro_batches
+    for number in range(recipe.steps):
+        rows = batch_rows(number, recipe.batch, len(data.labels), recipe.seed).to(data.labels.device)
+        began = time.perf_counter()
+        total = torch.zeros((), dtype=torch.float64, device=data.labels.device)
+        for micro in micro_batches:
+            mine = rows[micro * rows_each : (micro + 1) * rows_each]
+            logits = model(data.images[mine].to(recipe.torch_dtype))
+            loss = F.cross_entropy(logits, data.labels[mine]) / len(micro_batches)
+            loss.backward()
+            after_backward()
+            total += loss.detach()
+        step()
+        losses.append(reduce_loss(total).item())
+        seconds.append(time.perf_counter() - began)
+        tick()
+    return losses, statistics.median(seconds[1:] or seconds)
+
+
+def build(recipe: Recipe, grid: Grid, **options: Any) -> tuple[nn.Module, Zero1AdamW]:
+    """Return this rank's slice of the model, from the seeded whole weights, and its sharded optimizer."""
+    model = MLP(recipe.widths, grid.tp).to(device=grid.device, dtype=recipe.torch_dtype)
+    load_slices(model, {name: w.to(grid.device) for name, w in initial_parameters(recipe).items()}, grid.tp)
+    options = {"bucket_size": recipe.bucket_size, "lr": recipe.lr, "weight_decay": recipe.weight_decay} | options
+    groups = parameter_groups(recipe, model)
+    if recipe.optimizer == "adamw":
+        return model, Zero1AdamW(groups, grid, **options)
+    return model, DistributedMuon(groups, grid, strategy=recipe.strategy, **options)
+
+
+def train_on_grid(recipe: Recipe, grid: Grid, data: Split, tick: Callable[[], object] = lambda: None) -> Run:
+    """Train on this grid; all ranks call it together. Losses are means over the global batch, on every rank."""
+    model, optimizer = build(recipe, grid)
+    each = recipe.micro_batches // grid.dp.size
+    mine = range(grid.dp.rank * each, (grid.dp.rank + 1) * each)
+    losses, seconds = train(
+        recipe,
+        data,
+        mine,
+        model,
+        optimizer.step,
+        reduce_loss=lambda loss: grid.dp.all_reduce(loss, "loss") / grid.dp.size,
+        tick=tick,
+    )
+    return Run(losses, whole_parameters(model, replace(grid.tp, ledger=Ledger())), seconds)
+
+
+def accuracy(recipe: Recipe, parameters: dict[str, Tensor], data: Split) -> float:
+    """Return the share of `data` that the model with these whole parameters gets right, in one process."""
+    model = MLP(recipe.widths).to(device=data.images.device, dtype=recipe.torch_dtype)
+    model.load_state_dict(parameters)
+    with torch.no_grad():
+        found = model(data.images.to(recipe.torch_dtype)).argmax(dim=-1)
+    return float((found == data.labels).double().mean())
+
+
+def plan_run(recipe: Recipe, dp: int, tp: int) -> tuple[Layout, list[int], MLP]:
+    """Return the map, the indices of its Muon parameters, and the TP-local model without storage; starts nothing."""
+    with torch.device("meta"):
+        model = MLP(recipe.widths, Group("tp", tp)).to(recipe.torch_dtype)
+    named = [(pair, group["algorithm"]) for group in parameter_groups(recipe, model) for pair in group["params"]]
+    layout = plan(specs_of([pair for pair, _ in named]), dp, recipe.bucket_size)
+    return layout, [index for index, (_, algorithm) in enumerate(named) if algorithm == "muon"], model
+
+
+def predict_run(recipe: Recipe, dp: int, tp: int, dp_rank: int) -> Ledger:
+    """Return the ledger that `train_on_grid` will have filled on every rank with this `dp_rank`; starts nothing."""
+    layout, muon, model = plan_run(recipe, dp, tp)
+    step = predict_step(layout, tp, dp_rank, muon, recipe.strategy)
+    for _ in range(recipe.micro_batches // dp):
+        rows = recipe.batch // recipe.micro_batches
+        model.predict_activations(step, rows, recipe.torch_dtype.itemsize, tp)
+    step.record("all_reduce", "dp", dp, LOSS_BYTES, "loss")
+    run = Ledger()
+    run.add(step, recipe.steps)
+    return run

@@ -1,0 +1,1 @@
+"""What the book needs beside the engine: pictures, puzzles, measurements, and a room for every chapter."""

@@ -1,0 +1,1 @@
+"""Chapter 1, why orthogonalize: what no other chapter needs."""

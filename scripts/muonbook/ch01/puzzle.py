@@ -1,0 +1,159 @@
+"""Chapter 1's puzzle: the steepest step for a gradient whose rows are spread over four processes.
+
+No process sees the whole gradient, and a few numbers, added up once, are all that they may tell each other. The
+solution is `direction`, at the end of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from muonbook.puzzles import Puzzle, bypassed, expect_tensor, insist
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distmuon.launch import World
+    from distmuon.sharding.collectives import Group
+
+COLUMNS = 6
+CUTS = ((10, 13, 7, 20), (25, 0, 5, 10))  # rows of each process; one may have none
+TOLERANCE = 1e-5  # relative: float32 in, float32 out
+
+
+class AddUp:
+    """What the reader's function may call, once: the sum over all processes of what each of them gives."""
+
+    def __init__(self, group: Group) -> None:
+        self._group, self.calls = group, 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return, on every process, the sum of all processes' `x`; over budget, stop the trial."""
+        import torch
+
+        if not isinstance(x, torch.Tensor):
+            insist(expect_tensor("what you add up", x, (), torch.float64))
+        self.calls += 1
+        most = COLUMNS * COLUMNS
+        insist("over budget: add_up may be called once for each gradient." if self.calls > 1 else "")
+        insist(f"over budget: {x.numel()} numbers to add up; {most} are enough." if x.numel() > most else "")
+        return self._group.all_reduce(x.clone(), "puzzle")
+
+
+class Seen(NamedTuple):
+    """A gradient and the answer to it, as the whole matrices that no process has seen.
+
+    gain: what a step of X promises, as a share of the most that is possible: -<G, X> / ||G||_nuclear, or 1 where the
+    gradient is zero. stretch: ||X||_spec.
+    """
+
+    name: str
+    gain: float
+    stretch: float
+
+
+def trial(world: World, direction: Callable[..., Any]) -> list[Seen]:
+    """Give each process its rows of several gradients; return, on rank 0, how good the rows make together."""
+    import torch
+
+    from distmuon.sharding.grid import Grid
+    from distmuon.verify.counter import CollectiveCounter
+
+    grid, evidence = Grid.of(world), []
+    for number, (name, gradient) in enumerate(_gradients()):
+        rows = gradient.split(CUTS[number % len(CUTS)])[world.rank].clone()
+        add_up = AddUp(grid.world)
+        grid.ledger.clear()
+        with CollectiveCounter() as counter:
+            found = direction(rows, add_up)
+        insist(bypassed(counter, grid.ledger))
+        insist(expect_tensor("direction's result", found, rows.shape, torch.float32))
+        pieces = world.gather(found.detach().double())
+        if pieces is not None:
+            evidence.append(_weigh(name, gradient.double(), torch.cat(pieces)))
+    return evidence
+
+
+def _gradients() -> Iterator[tuple[str, Tensor]]:
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-4, 5, shape, generator=generator).float()
+
+    rows = sum(CUTS[0])
+    yield "an ordinary gradient", integers(rows, COLUMNS)
+    yield "a skewed gradient", integers(sum(CUTS[1]), COLUMNS) * 3.0 ** -torch.arange(COLUMNS)
+    yield "a gradient with two directions", integers(rows, 2) @ integers(2, COLUMNS)
+    yield "a gradient with entries near 1e-30", 1e-30 * integers(sum(CUTS[1]), COLUMNS)
+    yield "a gradient of zeros", torch.zeros(rows, COLUMNS)
+
+
+def _weigh(name: str, gradient: Tensor, x: Tensor) -> Seen:
+    import torch
+
+    if not bool(x.isfinite().all()):
+        return Seen(name, float("nan"), float("nan"))
+    stretch = torch.linalg.matrix_norm(x, ord=2).item()
+    nuclear = torch.linalg.svdvals(gradient).sum().item()
+    return Seen(name, -(gradient * x).sum().item() / nuclear + 0.0 if nuclear else 1.0, stretch)
+
+
+def judge(evidence: list[Any]) -> list[str]:
+    """Return what is wrong with the rows that all processes returned, put together: size first, then what they gain."""
+    complaints = []
+    for name, gain, stretch in evidence[0]:
+        if not stretch <= 1 + TOLERANCE:
+            how = f"stretches some input {stretch:.3f} times" if stretch == stretch else "is not finite"
+            complaints.append(f"for {name}, X {how}; at most 1 is allowed.")
+        elif not gain >= 1 - TOLERANCE:
+            complaints.append(f"for {name}, X gains {gain:.3f} of what is possible; there is a steeper one.")
+    return complaints
+
+
+def praise(evidence: list[Any]) -> str:
+    """Return what was achieved, with the numbers of the run."""
+    kinds = len(evidence[0])
+    return (
+        f"the steepest X for all {kinds} gradients, put together from four processes that added up "
+        f"{COLUMNS} x {COLUMNS} numbers."
+    )
+
+
+PUZZLE = Puzzle(
+    name="the steepest step for a gradient in four pieces",
+    function="direction",
+    dp=4,
+    tp=1,
+    trial=trial,
+    judge=judge,
+    praise=praise,
+    hints=(
+        "G = U S V^T. Then G^T G = V S^2 V^T: a small matrix that knows V and S, though nothing of U. "
+        "And G^T G is a sum over the rows of G.",
+        "`torch.linalg.eigh(gram)` gives the squares of S, and V. Each process then finds its own rows of U from its "
+        "own rows of G: U = G V S^-1.",
+        "X = -G V S^-1 V^T, with 0 in place of 1/s where s is 0 up to rounding: where s^2 is below 1e-12 of the "
+        "largest. Compute in float64: the square of 1e-30 does not fit into float32.",
+    ),
+)
+
+
+# ---- The solution -----------------------------------------------------------------------------------------
+
+
+def direction(rows: Tensor, add_up: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return this process's rows of the X that minimises <G, X> among all with ||X||_spec <= 1.
+
+    rows: [n, 6] float32, this process's rows of G. add_up(x): the sum of all processes' x, on each of them.
+    """
+    import torch
+
+    g = rows.double()
+    gram = add_up(g.mT @ g)  # G^T G = V S^2 V^T, [6, 6]: a sum over rows, wherever they are
+    squares, v = torch.linalg.eigh(gram)
+    present = squares > 1e-12 * squares[-1]  # the others are 0 but for rounding: no direction, no step
+    v, squares = v[:, present], squares[present]
+    return (-(g @ v) @ (v / squares.sqrt()).mT).to(rows.dtype)  # -U V^T, for our rows of U = G V S^-1

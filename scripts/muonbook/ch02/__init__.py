@@ -1,0 +1,1 @@
+"""Chapter 2, Newton–Schulz: what no other chapter needs."""

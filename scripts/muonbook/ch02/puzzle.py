@@ -1,0 +1,137 @@
+"""Chapter 2's puzzle: the same five quintics of a wide matrix, for fewer floating-point operations.
+
+Two processes try it, each with matrices of its own shapes, while torch counts. The solution is `orthogonalize`, at the
+end of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from muonbook.puzzles import Puzzle, expect_tensor, insist
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distmuon.launch import World
+
+SHAPES = (((48, 192), (32, 256)), ((40, 160), (24, 192)))  # of each process: 4 and 8 times as wide as high
+SHARE = 2 / 3  # of the standard form's operations
+TOLERANCE = 1e-9  # of any element, which are below 1: rounding in float64 leaves 1e-15
+UNCOUNTED = ("linalg", "svd", "eig", "qr", "cholesky", "lu_", "solve", "inverse", "mv", "dot")  # parts of names
+
+
+class Seen(NamedTuple):
+    """What was seen of one matrix. operations: counted, of at most `budget`. error: of the worst element."""
+
+    shape: tuple[int, ...]
+    operations: int
+    budget: int
+    error: float
+
+
+def trial(world: World, orthogonalize: Callable[..., Any]) -> list[Seen]:
+    """Give each process two unit matrices and their quintics; count what the reader's function multiplies."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from distmuon.optim.newton_schulz import flops, newton_schulz, quintics
+
+    seen = []
+    for x, coefficients in _matrices(world.rank):
+        schedule = quintics(coefficients, 5)
+        with _only_counted(x.numel()), FlopCounterMode(display=False) as counter:
+            found = orthogonalize(x.clone(), schedule)
+        insist(expect_tensor("orthogonalize's result", found, x.shape, torch.float64))
+        error = (found.detach() - newton_schulz(x, coefficients=schedule)).abs().max().item()
+        seen.append(Seen(tuple(x.shape), counter.get_total_flops(), int(SHARE * flops(x.shape)), error))
+    return seen
+
+
+def _matrices(rank: int) -> Iterator[tuple[Tensor, str]]:
+    """Yield this process's matrices, Frobenius norm 1, float64, and which quintics are wanted."""
+    import torch
+
+    generator = torch.Generator().manual_seed(rank)
+    (a, b), (c, d) = SHAPES[rank]
+    gaussian = torch.randn(a, b, generator=generator, dtype=torch.float64)
+    yield gaussian / torch.linalg.matrix_norm(gaussian), "muon"
+    skewed = torch.randn(c, d, generator=generator, dtype=torch.float64) * torch.logspace(0, -3, c).double()[:, None]
+    yield skewed / torch.linalg.matrix_norm(skewed), "polar_express"
+
+
+def _only_counted(largest: int) -> Any:
+    """Return a context in which the products that the counter cannot see stop the trial."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class OnlyCounted(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+            name = func._schema.name.partition("::")[2]
+            hidden = "norm" not in name and any(part in name for part in UNCOUNTED)
+            insist(f"torch.{name.strip('_')} is work that the counter does not see; use matrix products." * hidden)
+            result = func(*args, **(kwargs or {}))
+            size = result.numel() if hasattr(result, "numel") else 0
+            insist(f"a tensor of {size:,} elements, more than the matrix has; make products with @." * (size > largest))
+            return result
+
+    return OnlyCounted()
+
+
+def judge(evidence: list[list[Seen]]) -> list[str]:
+    """Return what is wrong: results first, then costs."""
+    wrong, dear = [], []
+    for rank, seen in enumerate(evidence):
+        for shape, operations, budget, error in seen:
+            where = f"rank {rank}'s matrix of {shape[0]} x {shape[1]}"
+            if not error <= TOLERANCE:
+                how = f"is off by {error:.1g}" if error == error else "has NaN in it"
+                wrong.append(f"the result for {where} {how}; at most {TOLERANCE:g} is allowed.")
+            if operations > budget:
+                dear.append(f"{where} took {operations:,} operations, over the budget of {budget:,}.")
+    return [*wrong, *dear]
+
+
+def praise(evidence: list[list[Seen]]) -> str:
+    """Return what was achieved, with the operations of the run."""
+    parts = [
+        f"{operations / budget * SHARE:.0%} for {shape[0]} x {shape[1]}"
+        for seen in evidence
+        for shape, operations, budget, _ in seen
+    ]
+    return f"the same result for a part of the standard form's operations: {', '.join(parts)}."
+
+
+PUZZLE = Puzzle(
+    name="the same result for less",
+    function="orthogonalize",
+    dp=2,
+    tp=1,
+    trial=trial,
+    judge=judge,
+    praise=praise,
+    hints=(
+        "Only a product that involves X costs 2 a^2 b, and b is the long side. How few of those are needed?",
+        "Every iteration multiplies X from the left by a small square matrix, P = a I + b R + c R^2 with R = X X^T. "
+        "Collect these in Q, and multiply X by Q once, at the end. What is R after the step?",
+        "X <- P X makes R <- P R P, as P is symmetric. So: R = X X^T once; in each step P from R, then Q <- P Q and "
+        "R <- P R P; at the end Q X. The first Q is P itself, and the last R is never used.",
+    ),
+)
+
+
+# ---- The solution -----------------------------------------------------------------------------------------
+
+
+def orthogonalize(x: Tensor, schedule: Sequence[tuple[float, float, float]]) -> Tensor:
+    """Return what the quintics (a, b, c) of `schedule`, one after the other, make of x: [A, B], A < B, float64."""
+    import torch
+
+    identity = torch.eye(len(x), dtype=x.dtype)
+    q, gram = identity, x @ x.mT  # X_k = Q_k X_0, and gram is X_k X_k^T
+    for step, (a, b, c) in enumerate(schedule):
+        p = a * identity + b * gram + c * (gram @ gram)
+        q = p @ q if step else p
+        if step + 1 < len(schedule):
+            gram = p @ gram @ p
+    return q @ x

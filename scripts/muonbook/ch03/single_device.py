@@ -1,0 +1,199 @@
+"""Chapter 3's experiments: Muon on one device, beside AdamW and beside torch's own Muon. What they return, it prints.
+
+All in float64, so that all processors print the same. `watched_run` trains the digits and looks at one matrix,
+`embedding_run` follows the rows of an embedding, and `oracle` changes one thing at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import AdamW, Optimizer
+
+from distmuon.models.digits import Split, batch_rows, digits
+from distmuon.models.networks import MLP, Transformer, initial_weights
+from distmuon.optim.muon import Muon, scale
+from distmuon.optim.newton_schulz import orthogonality_error
+from distmuon.optim.routing import split_parameters
+from distmuon.sharding.grid import Grid
+
+WIDTHS, BATCH, SEED = (64, 256, 128, 128, 10), 256, 0
+WATCHED = "layers.1.weight"  # [128, 256], in the middle of the network
+LR, DECAY = 0.01, 0.1  # for Muon and AdamW alike
+VOCABULARY, WIDTH, CONTEXT, COMMON = 64, 32, 16, 20  # of the transformer; tokens 0 to 19 are all that comes, but for
+ONCE, NEVER = 62, 63  # this one in the very first batch, and this one never
+SENTENCES, EMBEDDING_STEPS = 8, 80  # per batch; of training the transformer
+
+
+# ---- The hybrid -------------------------------------------------------------------------------------------
+
+
+def adamw_alone(model: nn.Module) -> list[Optimizer]:
+    """Return AdamW for all of `model`, in a list of one."""
+    return [AdamW(model.parameters(), lr=LR, weight_decay=DECAY)]
+
+
+def hybrid(model: nn.Module, lr: float = LR, weight_decay: float = DECAY, **options: Any) -> tuple[Muon, AdamW]:
+    """Return Muon for the hidden matrices of `model` and AdamW for all else, at one learning rate and decay."""
+    params = {group["algorithm"]: group["params"] for group in split_parameters(model)}
+    muon = Muon(params["muon"], lr=lr, weight_decay=weight_decay, **options)
+    adamw = AdamW(params["adamw"], lr=lr, weight_decay=weight_decay)
+    return muon, adamw
+
+
+def train(model: nn.Module, optimizers: Sequence[Optimizer], data: Split, steps: int) -> Iterator[float]:
+    """Train; yield the loss after every step."""
+    for step in range(steps):
+        rows = batch_rows(step, BATCH, len(data.labels), SEED)
+        loss = F.cross_entropy(model(data.images[rows]), data.labels[rows])
+        model.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        yield loss.item()
+
+
+def fresh() -> tuple[MLP, Split, Split]:
+    """Return the seeded network, and training and held-out digits, all in float64."""
+    model = MLP(WIDTHS).double()
+    model.load_state_dict(initial_weights(model, SEED))
+    return model, *digits(Grid.alone(), SEED)
+
+
+# ---- What to watch ----------------------------------------------------------------------------------------
+
+
+def update_of(before: Tensor, after: Tensor, lr: float, weight_decay: float) -> Tensor:
+    """Return the update of one step of a matrix [A, B]: decay and learning rate are taken out again."""
+    return ((1 - lr * weight_decay) * before - after) / lr
+
+
+def rms(update: Tensor) -> float:
+    """Return the root of the mean of all squares."""
+    return update.square().mean().sqrt().item()
+
+
+def not_orthogonal(update: Tensor, kind: str = "match_rms") -> float:
+    """Return how far what Newton–Schulz returned is from semi-orthogonal: 0 where all singular values are 1."""
+    return orthogonality_error(update / scale(update.shape, kind)).item()
+
+
+def spectral_norm(weight: Tensor) -> float:
+    """Return the largest factor by which `weight` stretches any input."""
+    return torch.linalg.matrix_norm(weight, ord=2).item()
+
+
+def ceiling(longer_side: int, weight_decay: float) -> float:
+    """Return what no spectral norm exceeds for long: scale / decay, and 1.2 for what Newton–Schulz leaves above 1."""
+    return 1.2 * 0.2 * longer_side**0.5 / weight_decay
+
+
+def watched_run(
+    make_optimizers: Callable[[nn.Module], Sequence[Optimizer]],
+    steps: int,
+    look: Callable[[Tensor, Tensor], Any],
+    lr: float = LR,
+    weight_decay: float = DECAY,
+) -> tuple[MLP, list[float], list[Any]]:
+    """Train; return the model, the losses, and what `look(weight, update)` said of the watched matrix at every step.
+
+    lr, weight_decay: those of the optimizer that moves the matrix.
+    """
+    model, data, _ = fresh()
+    weight, losses, seen = model.get_parameter(WATCHED), [], []
+    run = train(model, make_optimizers(model), data, steps)
+    for _ in range(steps):
+        before = weight.detach().clone()
+        losses.append(next(run))
+        seen.append(look(weight.detach(), update_of(before, weight.detach(), lr, weight_decay)))
+    return model, losses, seen
+
+
+# ---- An embedding's rows ----------------------------------------------------------------------------------
+
+
+def embedding_run(make: Callable[..., Optimizer]) -> tuple[list[Tensor], list[int]]:
+    """Train a transformer, its embedding by the optimizer that `make` builds, the rest by AdamW, all without decay.
+
+    Return per step the RMS of every row's step per unit of learning rate, [VOCABULARY], and how many rows are used.
+    """
+    model = Transformer(VOCABULARY, WIDTH, layers=1, heads=2, context=CONTEXT).double()
+    model.load_state_dict(initial_weights(model, SEED))
+    table = model.tokens.weight
+    others = [p for p in model.parameters() if p is not table]
+    optimizers = [maker(params, lr=LR, weight_decay=0.0) for maker, params in ((make, [table]), (AdamW, others))]
+    moved, in_batch = [], []
+    for tokens in sentences():
+        logits = model(tokens[:, :-1])
+        model.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        before = table.detach().clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        moved.append(((table.detach() - before) / LR).square().mean(dim=1).sqrt())
+        in_batch.append(len(tokens[:, :-1].unique()))
+    return moved, in_batch
+
+
+def sentences() -> Iterator[Tensor]:
+    """Yield batches [SENTENCES, CONTEXT + 1]: common tokens, n with weight 1 / (n + 1), and ONCE in the first batch."""
+    frequency, generator = 1 / torch.arange(1.0, COMMON + 1), torch.Generator().manual_seed(SEED)
+    for step in range(EMBEDDING_STEPS):
+        tokens = frequency.multinomial(SENTENCES * (CONTEXT + 1), replacement=True, generator=generator)
+        tokens = tokens.view(SENTENCES, -1)
+        if step == 0:
+            tokens[0, 3] = ONCE
+        yield tokens
+
+
+# ---- Beside torch's own -----------------------------------------------------------------------------------
+
+
+def oracle(steps: int = 10) -> Iterator[tuple[str, list[float]]]:
+    """Repeat two short runs with one thing changed at a time.
+
+    Yield what was changed, and for made-up gradients and for digits |difference from ours| / |movement of ours|.
+    """
+    same: Any = {"lr": LR, "weight_decay": DECAY}
+    changes: dict[str, Callable[[Any], Optimizer]] = {
+        "momentum averaged, not summed": partial(Muon, momentum_kind="average", **same),
+        "Newton–Schulz in bf16": partial(Muon, compute_dtype=torch.bfloat16, **same),
+        "torch, match_rms_adamw": partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw", **same),
+        "ours without Nesterov": partial(Muon, nesterov=False, **same),
+        "torch, its default scale": partial(torch.optim.Muon, **same),
+    }
+    runs = (on_made_up_gradients, on_digits)
+    ours = [run(partial(Muon, **same), steps) for run in runs]
+    for name, make in changes.items():
+        yield (
+            name,
+            [float((run(make, steps) - mine).norm() / mine.norm()) for run, mine in zip(runs, ours, strict=True)],
+        )
+
+
+def on_made_up_gradients(make: Callable[[Any], Optimizer], steps: int) -> Tensor:
+    """Return how far Gaussian gradients, the same for every optimizer, move two matrices: [elements]."""
+    generator = torch.Generator().manual_seed(SEED)
+    params = [nn.Parameter(torch.zeros(*shape).double()) for shape in ((128, 256), (128, 128))]
+    optimizer = make(params)
+    for _ in range(steps):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator).double()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in params])
+
+
+def on_digits(make: Callable[[Any], Optimizer], steps: int) -> Tensor:
+    """Return how far training moves the hidden matrices: [elements]."""
+    model, data, _ = fresh()
+    muon, adamw = hybrid(model)
+    params = [p for group in muon.param_groups for p in group["params"]]
+    start = torch.cat([p.detach().flatten() for p in params])
+    for _ in train(model, [make(params), adamw], data, steps):
+        pass
+    return torch.cat([p.detach().flatten() for p in params]) - start

@@ -1,0 +1,1 @@
+"""Chapter 4, fair races between optimizers: what no other chapter needs."""

@@ -1,0 +1,201 @@
+"""What is learned: handwritten digits, other people's images, and a language with a known limit.
+
+A task says how to make a model and where its batches come from; who trains it, and how, is for `racers` and `training`.
+One seed decides the initial weights, the order of the batches, and on digits which images are held out. So two
+optimizers under one seed differ in nothing but themselves, and their results may be compared in pairs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distmuon.models import digits, networks
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.grid import Grid
+from muonbook.ch04.language import ALPHABET, Language
+
+HELD_OUT_WINDOWS = 256
+TEXT_SEED, HELD_OUT_SEED = 1, 2  # of the language's texts, the same for every run
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs [n, ...] and targets [n] or [n, length] int64."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def rows(self, rows: Tensor) -> Examples:
+        return Examples(self.inputs[rows], self.targets[rows])
+
+    def to(self, device: str) -> Examples:
+        return Examples(self.inputs.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to learn.
+
+    model: TP group -> model whose logits are [..., classes]. examples: seed -> (training, held-out) examples in
+    `dtype`. batch, steps: of one run. floor: the loss that no predictor can undercut on the held-out examples, in
+    nats, where it is known. augment: changes the inputs of a training batch, drawing from torch's generator.
+    """
+
+    name: str
+    model: Callable[[Group], nn.Module]
+    examples: Callable[[Task, int], tuple[Examples, Examples]]
+    batch: int
+    steps: int
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    floor: Callable[[], float] | None = None
+    augment: Callable[[Tensor], Tensor] | None = None
+
+    def weights(self, seed: int) -> dict[str, Tensor]:
+        """Return the whole initial weights of this seed, in the task's dtype."""
+        return {n: w.to(self.dtype) for n, w in networks.initial_weights(self.model(networks.ALONE), seed).items()}
+
+    def fresh_model(self, seed: int) -> nn.Module:
+        """Return a whole model with these weights."""
+        model = self.model(networks.ALONE).to(self.device, self.dtype)
+        model.load_state_dict(self.weights(seed))
+        return model
+
+    def shorter(self, steps: int) -> Task:
+        return replace(self, steps=steps)
+
+
+def loss_of(model: nn.Module, examples: Examples) -> Tensor:
+    """Return the mean cross-entropy in nats per prediction."""
+    logits = model(examples.inputs)
+    return F.cross_entropy(logits.flatten(0, -2), examples.targets.flatten())
+
+
+@torch.no_grad()
+def evaluated(
+    model: nn.Module, examples: Examples, prepare: Callable[[Tensor], Tensor] = lambda inputs: inputs
+) -> tuple[float, float]:
+    """Return the mean cross-entropy in nats, and the share of predictions whose likeliest class is the right one.
+
+    Without dropout, in which mode the model stays, and a thousand rows at a time: the test images of CIFAR-10 would
+    fill gigabytes. prepare: what the model takes of as many inputs, on its device.
+    """
+    loss = right = 0.0
+    model.eval()
+    for inputs, targets in zip(examples.inputs.split(1000), examples.targets.split(1000), strict=True):
+        logits = model(prepare(inputs)).flatten(0, -2)
+        wanted = targets.flatten().to(logits.device)
+        loss += F.cross_entropy(logits, wanted, reduction="sum").item()
+        right += (logits.argmax(-1) == wanted).sum().item()
+    return loss / examples.targets.numel(), right / examples.targets.numel()
+
+
+# ---- Digits -----------------------------------------------------------------------------------------------
+
+
+_split_digits = functools.lru_cache(maxsize=32)(functools.partial(digits.digits, Grid.alone()))
+
+
+def _digits(task: Task, seed: int) -> tuple[Examples, Examples]:
+    training, held_out = (Examples(split.images.to(task.dtype), split.labels) for split in _split_digits(seed))
+    return training, held_out
+
+
+# ---- Images that have to be fetched -----------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def _images(name: str, dtype: torch.dtype) -> tuple[Examples, Examples]:
+    """Return (training, test) images as MNIST-like networks take them, scaled to mean 0 and variance 1."""
+    from muonbook.ch04 import datasets
+
+    found = datasets.load(name)
+    scaled = found.train_images.to(dtype)
+    dims = (0, 2, 3)  # one mean and deviation per colour, of the training images
+    mean, std = scaled.mean(dims, keepdim=True), scaled.std(dims, keepdim=True)
+    sets = ((found.train_images, found.train_labels), (found.test_images, found.test_labels))
+    training, test = (Examples((images.to(dtype) - mean) / std, labels) for images, labels in sets)
+    return training, test
+
+
+def _flat_images(name: str) -> Callable[[Task, int], tuple[Examples, Examples]]:
+    def examples(task: Task, seed: int) -> tuple[Examples, Examples]:
+        training, test = _images(name, task.dtype)
+        return Examples(training.inputs.flatten(1), training.targets), Examples(test.inputs.flatten(1), test.targets)
+
+    return examples
+
+
+def _colour_images(task: Task, seed: int) -> tuple[Examples, Examples]:
+    return _images("cifar10", task.dtype)
+
+
+def shifted_and_flipped(images: Tensor) -> Tensor:
+    """Return images [n, channels, 32, 32], each moved by up to 4 pixels and mirrored by a coin's toss."""
+    padded = F.pad(images, (4, 4, 4, 4))
+    moves, mirrored = torch.randint(9, (len(images), 2)).tolist(), (torch.rand(len(images)) < 0.5).to(images.device)
+    cut = torch.stack([image[:, y : y + 32, x : x + 32] for image, (y, x) in zip(padded, moves, strict=True)])
+    return torch.where(mirrored.view(-1, 1, 1, 1), cut.flip(-1), cut)
+
+
+# ---- The language -----------------------------------------------------------------------------------------
+
+CONTEXT, SPOKEN = 64, 0  # letters; the seed of the language
+
+
+@functools.lru_cache(maxsize=4)
+def _windows(count: int, seed: int, grammar_seed: int | None) -> Tensor:
+    """Return windows [count, CONTEXT + 1], cut from one text one after the other."""
+    language = Language.of(SPOKEN, grammar_seed=grammar_seed)
+    return language.write(count * (CONTEXT + 1), torch.Generator().manual_seed(seed)).view(count, CONTEXT + 1)
+
+
+def _speech(grammar_seed: int | None) -> Callable[[Task, int], tuple[Examples, Examples]]:
+    def examples(task: Task, seed: int) -> tuple[Examples, Examples]:
+        """Every window is read once: a run of this many steps never sees the same text again."""
+        sets = (
+            _windows(task.batch * task.steps, TEXT_SEED, grammar_seed),
+            _windows(HELD_OUT_WINDOWS, HELD_OUT_SEED, grammar_seed),
+        )
+        training, held_out = (Examples(windows[:, :-1], windows[:, 1:]) for windows in sets)
+        return training, held_out
+
+    return examples
+
+
+@functools.cache
+def language_floor(grammar_seed: int | None = None) -> float:
+    """Return what the best predictor loses on the held-out windows, in nats per letter."""
+    windows = _windows(HELD_OUT_WINDOWS, HELD_OUT_SEED, grammar_seed)
+    return float(Language.of(SPOKEN, grammar_seed=grammar_seed).floor(windows).mean())
+
+
+def speech(grammar_seed: int | None = None, batch: int = 16, steps: int = 300) -> Task:
+    """Return the language as a task. grammar_seed: the same words, following each other otherwise."""
+
+    def model(tp: Group) -> nn.Module:
+        return networks.Transformer(len(ALPHABET), width=64, layers=2, heads=4, context=CONTEXT, tp=tp)
+
+    return Task(
+        "language", model, _speech(grammar_seed), batch, steps, floor=functools.partial(language_floor, grammar_seed)
+    )
+
+
+# ---- All of them ------------------------------------------------------------------------------------------
+
+TASKS: dict[str, Task] = {
+    "digits": Task("digits", lambda tp: networks.MLP((64, 256, 128, 10), tp), _digits, batch=128, steps=110),
+    "language": speech(),
+    "fashion": Task("fashion", lambda tp: networks.MLP((784, 256, 128, 10), tp), _flat_images("fashion"), 128, 468),
+    "mnist": Task("mnist", lambda tp: networks.MLP((784, 256, 128, 10), tp), _flat_images("mnist"), 128, 468),
+    "cifar10": Task("cifar10", lambda tp: networks.CNN(), _colour_images, 128, 1950, augment=shifted_and_flipped),
+}

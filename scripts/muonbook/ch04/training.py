@@ -1,0 +1,169 @@
+"""One run: a task, a setting and a seed in, the losses along the way out.
+
+The schedule is the same for everybody: the learning rate rises over the first twentieth of the steps and falls along a
+cosine to zero. A run that diverges is kept, as infinite loss: to be unstable is a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from distmuon.models.digits import batch_rows
+from muonbook.ch04.baselines import RACERS, Setting
+from muonbook.ch04.tasks import Examples, Task, evaluated, loss_of
+
+LOOKS, APART = 20, 5  # held-out losses along a run, at most; steps between two of them, at least
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves. steps, held_out: when the held-out loss was taken, and it; training: the loss of each step.
+
+    accuracy: on the held-out examples, after the last step.
+    """
+
+    setting: Setting
+    seed: int
+    steps: list[int]
+    held_out: list[float]
+    training: list[float]
+    accuracy: float
+
+    @property
+    def final(self) -> float:
+        """The held-out loss after the last step; infinite if the run diverged."""
+        return self.held_out[-1]
+
+    def stored(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def share_of_lr(step: int, steps: int) -> float:
+    """Return by what the learning rate is multiplied at `step`, 0 to steps - 1."""
+    warmup = max(1, steps // 20)
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+
+def look_at(steps: int) -> list[int]:
+    """Return after which steps the held-out loss is taken; the last one is among them."""
+    count = max(1, min(LOOKS, steps // APART))
+    return [round(steps * n / count) for n in range(1, count + 1)]
+
+
+class Run:
+    """A model in training. optimizers: at the learning rates that the schedule then scales."""
+
+    def __init__(self, task: Task, model: nn.Module, optimizers: Sequence[Optimizer], seed: int) -> None:
+        self.task, self.model, self.optimizers, self.seed = task, model, optimizers, seed
+        torch.manual_seed(seed)  # dropout and shifted images draw from it
+        self.examples, self.held_out = (examples.to(task.device) for examples in task.examples(task, seed))
+        self.groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+
+    def batch(self, step: int) -> Examples:
+        rows = batch_rows(step, self.task.batch, len(self.examples), self.seed)
+        batch = self.examples.rows(rows.to(self.task.device))
+        augment = self.task.augment
+        return batch if augment is None else Examples(augment(batch.inputs), batch.targets)
+
+    def step(self, step: int) -> float:
+        """Take one step; return the loss before it."""
+        share = share_of_lr(step, self.task.steps)
+        for group, lr in self.groups:
+            group["lr"] = lr * share
+        loss = self.loss_and_gradients(step)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def loss_and_gradients(self, step: int) -> float:
+        """Leave the gradients of this step's batch in the model; return the loss."""
+        loss = loss_of(self.model, self.batch(step))
+        self.model.zero_grad()
+        loss.backward()
+        return loss.item()
+
+    def held_out_loss(self) -> float:
+        loss, _ = self._evaluated()
+        return loss if math.isfinite(loss) else math.inf
+
+    def accuracy(self) -> float:
+        return self._evaluated()[1]
+
+    def _evaluated(self) -> tuple[float, float]:
+        found = evaluated(self.model, self.held_out)
+        self.model.train()
+        return found
+
+
+def started(
+    task: Task,
+    setting: Setting,
+    seed: int,
+    build: Callable[[nn.Module, Setting], list[Optimizer]] | None = None,
+    model: nn.Module | None = None,
+) -> Run:
+    """Return the run of `setting` before its first step. build, model: see `train`."""
+    model = task.fresh_model(seed) if model is None else model
+    return Run(task, model, (build or RACERS[setting.optimizer].build)(model, setting), seed)
+
+
+class Course:
+    """A run and what it has shown so far."""
+
+    def __init__(self, run: Run, setting: Setting) -> None:
+        self.run, self.setting, self.looks = run, setting, look_at(run.task.steps)
+        self.training: list[float] = []
+        self.held_out: list[float] = []
+
+    @property
+    def done(self) -> bool:
+        return len(self.held_out) == len(self.looks)
+
+    def advance(self) -> None:
+        """Take the next step, and look if it is time; a run that has diverged is done, and what is done stays."""
+        if self.done:
+            return
+        loss = self.run.step(len(self.training))
+        self.training.append(loss if math.isfinite(loss) else math.inf)
+        if not math.isfinite(loss):  # nothing comes back from there
+            self.held_out += [math.inf] * (len(self.looks) - len(self.held_out))
+        elif len(self.training) in self.looks:
+            self.held_out.append(self.run.held_out_loss())
+
+    def outcome(self) -> Outcome:
+        """Go on to the end; return what the run leaves."""
+        while not self.done:
+            self.advance()
+        accuracy = self.run.accuracy() if math.isfinite(self.held_out[-1]) else 0.0
+        return Outcome(self.setting, self.run.seed, self.looks, self.held_out, self.training, accuracy)
+
+
+def train(
+    task: Task,
+    setting: Setting,
+    seed: int,
+    build: Callable[[nn.Module, Setting], list[Optimizer]] | None = None,
+    model: nn.Module | None = None,
+    watch: Callable[[Run, int], object] = lambda run, step: None,
+) -> Outcome:
+    """Run `setting` on `task`.
+
+    build: of the optimizers, where it is not the racer's own. model: to go on with, instead of a fresh one. watch:
+    called with the run and how many steps it has taken, after every step that has not diverged.
+    """
+    run = started(task, setting, seed, build, model)
+    course = Course(run, setting)
+    while not course.done:
+        course.advance()
+        if math.isfinite(course.training[-1]):
+            watch(run, len(course.training))
+    return course.outcome()

@@ -1,0 +1,1 @@
+"""Chapter 5, processes and collectives: what no other chapter needs."""

@@ -1,0 +1,1 @@
+"""Chapter 7, the virtual map: what no other chapter needs."""

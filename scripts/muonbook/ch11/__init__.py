@@ -1,0 +1,1 @@
+"""Chapter 11, the bug museum: what no other chapter needs."""

@@ -1,0 +1,242 @@
+"""Deliberately broken variants: the exhibits of chapter 11. Never train with them.
+
+Each exhibit is the real code with exactly one thing wrong. `broken(name, groups, grid)` hangs it in the place of
+`DistributedMuon`. "Seen" says whose bug it is and how far we know it: *run* means that we ran that code and saw it,
+*read* means that we only read it there, *reported* that its own project describes it. "Shows" is what one sees here;
+tests/book/ch11/test_museum.py holds every exhibit to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.muon import apply_, decay_, scale
+from distmuon.optim.strategies.gather_all import GatherAll
+from distmuon.optim.strategies.strategy import Wave
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, plan
+
+# ---- Bookkeeping: the right arithmetic on the wrong elements ----------------------------------------------
+
+
+class StaleGroupParameters(DistributedMuon):
+    """The second loop over parameter groups uses `params` left over from the first: always the last group's.
+
+    Seen: Moonlight's proof of concept (Megatron-LM PR #1428, commit f432fbe, "Bug 1"; run). Review found it, and commit
+    8aee20b fixed it the same day. Its own test has one group and passes bitwise.
+    Shows: with one Muon group nothing. With two, the first never moves and the second moves twice.
+    """
+
+    def apply(self, wave: Wave, updates: Mapping[int, Tensor]) -> None:
+        groups = [group for group in self.param_groups if group["algorithm"] == "muon"]
+        for group in groups:  # in the original this loop updates the momentum
+            params = {id(p) for p in group["params"]}
+        for group in groups:  # and here `params = group["params"]` is missing
+            for piece in self._moving(wave):
+                if id(self.buffers.parameters[piece.index]) in params:
+                    whole = self.buffers.layout.specs[piece.index].full_shape(self.grid.tp.size)
+                    decay_(piece.weight, group["lr"], group["weight_decay"])
+                    apply_(piece.weight, updates[piece.index], group["lr"], scale(whole, group["scale"]))
+
+
+class OneDimensionalView(GatherAll):
+    """Matrices leave the gathered bucket as `.view(-1)` instead of `.view(shape)`.
+
+    Seen: "Bug 2" of the tutorials, a commented-out line in a later refactor (read); never in Moonlight's own code.
+    Shows: with a matrix cut along dimension 1, an IndexError when its TP blocks are put together. Without one nothing
+    raises: a batch of one flat matrix looks to Newton–Schulz like one long row, which it merely normalizes.
+    """
+
+    def unpack(self, bucket: Bucket, gathered: Tensor, indices: Collection[int]) -> dict[int, Tensor]:
+        return {index: block.view(-1) for index, block in super().unpack(bucket, gathered, indices).items()}
+
+
+class MissingPadding(DistributedMuon):
+    """Buckets are not padded to a multiple of D before they are cut into D shards.
+
+    Seen: nowhere in public that we know of, but the proof of concept's own test never needs padding (read).
+    Shows: an error in the first reduce-scatter of a bucket that D does not divide; otherwise nothing.
+    """
+
+    def __init__(self, params: Any, grid: Grid, **options: Any) -> None:
+        with mock.patch("distmuon.sharding.buffers.plan", plan_without_padding):
+            super().__init__(params, grid, **options)
+
+
+def plan_without_padding(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_SIZE) -> Layout:
+    """Return the map with every bucket as long as its parameters."""
+    layout, buffers = plan(specs, dp, bucket_size), []
+    for buffer in layout.buffers:
+        offsets = [sum(b.numel for b in buffer.buckets[:position]) for position in range(len(buffer.buckets))]
+        buckets = [replace(b, offset=o, padded=b.numel) for b, o in zip(buffer.buckets, offsets, strict=True)]
+        buffers.append(replace(buffer, buckets=tuple(buckets)))
+    return replace(layout, buffers=tuple(buffers))
+
+
+# ---- Gathers: Newton–Schulz sees something that is not the matrix -----------------------------------------
+
+
+class WrongTPDimension(GatherAll):
+    """TP blocks are put together along the dimension that was not cut.
+
+    Seen: nowhere in public that we know of; whoever takes weights for [in, out] while torch has [out, in] writes it.
+    Shows: neither an error nor a wrong byte: [a T, b] cut along 0 arrives as [a, b T], is orthogonalized, and is cut
+    into pieces of the right length. (Where T does not divide a, shapes stop fitting and some ranks raise.)
+    """
+
+    def tp_gather(self, wave: Wave, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        matrices = dict(blocks)
+        for index, block in blocks.items():
+            spec = self.task.layout.specs[index]
+            if spec.tp_split_dim is not None:
+                matrices[index] = self.task.grid.tp.all_gather_blocks(
+                    block, 1 - spec.tp_split_dim, f"momentum, {spec.name}"
+                )
+        return matrices
+
+
+class BlockWise(GatherAll):
+    """Every TP rank orthogonalizes its own block, as if it were the matrix.
+
+    Seen: Megatron-LM PR #1428, whose integration inverts the condition, so that its TP gather never runs (read).
+    Shows: each block is orthogonal and the whole is not; nothing raises, and the TP gathers are missing in the ledger.
+    """
+
+    def tp_gather(self, wave: Wave, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return dict(blocks)
+
+    def tp_shard(self, wave: Wave, updates: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return dict(updates)
+
+
+class OwnedPieceOnly(GatherAll):
+    """A matrix that straddles a shard boundary is orthogonalized from this rank's piece, with zeros for the rest.
+
+    Seen: DeepSpeed #7807, ZeRO-1 and 2 with reduce-scatter (reported; there the rest was this rank's own unreduced
+    gradient); refused since #8090, repaired in #8141.
+    Shows: matrices inside one shard are right and only those that straddle are wrong. All ranks still agree.
+    """
+
+    def dp_gather(self, wave: Wave, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        (bucket,) = wave
+        shard = self.pack(bucket, momentum)
+        alone = shard.new_zeros(bucket.padded)
+        alone[bucket.shard(self.task.grid.dp.rank).relative_to(bucket.offset).as_slice] = shard
+        return self.unpack(bucket, alone, momentum.keys())
+
+
+class SkipsWhenEmpty(GatherAll):
+    """A rank that owns nothing for Muon in a bucket does not come to its gather.
+
+    Seen: nowhere in public that we know of. Akin to dion #74 (reported; mended): there all ranks came, but with empty
+    shards they disagreed about sizes, and waited.
+    Shows: nothing, as long as every rank owns a piece. Otherwise its gather meets the next collective of the rank that
+    stayed away: gloo aborts the ranks that came, because the sizes differ; where they do not, or on NCCL, they wait.
+    """
+
+    def dp_gather(self, wave: Wave, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return super().dp_gather(wave, momentum) if momentum else {}
+
+
+class GradientInsteadOfMomentum(DistributedMuon):
+    """The gradient is gathered and orthogonalized; momentum is kept up to date, and never used.
+
+    Seen: a reading of the paper's Algorithm 1, whose line 6 calls the gathered tensor G (see Moonlight #38).
+    Shows: the same bytes, and a first step that is right, because momentum then is a multiple of the gradient.
+    """
+
+    def momentum(self, wave: Wave) -> dict[int, Tensor]:
+        super().momentum(wave)
+        return {piece.index: piece.gradient for piece in self._moving(wave)}
+
+
+# ---- Newton–Schulz: the wrong number of times, or on rounded numbers --------------------------------------
+
+
+class NoNewtonSchulz(GatherAll):
+    """The momentum itself is the update.
+
+    Seen: DeepSpeed #8441, at ZeRO stage 0, the default (reported; mended in #8442): there "Muon" was plain gradient
+    descent. Here momentum stays.
+    Shows: it trains; the loss falls. Every byte is where it should be.
+    """
+
+    def newton_schulz(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return dict(matrices)
+
+
+class CastBeforeNormalizing(GatherAll):
+    """What Newton–Schulz is fed passes through fp16 before it is normalized.
+
+    Seen: DeepSpeed #8533, in the Gram form (reported): a loss scale of 1e4 was enough.
+    Shows: nothing at ordinary sizes. Above 65,504 the matrix becomes infinite and its update NaN; below 6e-8 it becomes
+    zero and stands still.
+    """
+
+    def newton_schulz(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return super().newton_schulz({index: m.to(torch.float16).to(m.dtype) for index, m in matrices.items()})
+
+
+class OncePerMicroBatch(DistributedMuon):
+    """Every micro-batch gets a step of its own: momentum advances, and partial gradients are orthogonalized.
+
+    Seen: DeepSpeed #8443, ZeRO-3 (reported), whose gradient reduction ran Muon; #8600 proposes the repair.
+    Shows: with one micro-batch nothing. With n, n times the steps and the bytes, and another result: Newton–Schulz of a
+    sum is not the sum of Newton–Schulz.
+    """
+
+    def __init__(self, params: Any, grid: Grid, **options: Any) -> None:
+        super().__init__(params, grid, **options)
+        self.micro_batches: list[dict[int, Tensor]] = []
+        self.accumulator.collect = self.keep_apart  # type: ignore[method-assign]
+
+    def keep_apart(self, index: int, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            if not self.micro_batches or index in self.micro_batches[-1]:
+                self.micro_batches.append({})  # this parameter comes again: a new micro-batch has begun
+            self.micro_batches[-1][index] = parameter.grad
+            parameter.grad = None
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = self._evaluate(closure)
+        micro_batches, self.micro_batches = self.micro_batches, []
+        for gradients in micro_batches:
+            for index, gradient in gradients.items():
+                self.buffers.gradient_of(index).add_(gradient)
+            self.accumulator.present.update(gradients)
+            super().step()
+        return loss
+
+
+# ---- The catalogue ----------------------------------------------------------------------------------------
+
+EXHIBITS: dict[str, type[DistributedMuon] | type[GatherAll]] = {
+    "stale group parameters": StaleGroupParameters,
+    "1-D view": OneDimensionalView,
+    "missing padding": MissingPadding,
+    "wrong tp dim": WrongTPDimension,
+    "block-wise Newton–Schulz": BlockWise,
+    "owned piece only": OwnedPieceOnly,
+    "empty shard": SkipsWhenEmpty,
+    "gradient instead of momentum": GradientInsteadOfMomentum,
+    "no Newton–Schulz": NoNewtonSchulz,
+    "cast before normalizing": CastBeforeNormalizing,
+    "once per micro-batch": OncePerMicroBatch,
+}
+
+
+def broken(name: str, params: Any, grid: Grid, **options: Any) -> DistributedMuon:
+    """Return distributed Muon with exhibit `name` in it; arguments as for `DistributedMuon`."""
+    exhibit = EXHIBITS[name]
+    if issubclass(exhibit, DistributedMuon):
+        return exhibit(params, grid, **options)
+    optimizer = DistributedMuon(params, grid, **options)
+    optimizer.strategy = exhibit(optimizer.strategy.task)  # type: ignore[attr-defined]
+    return optimizer

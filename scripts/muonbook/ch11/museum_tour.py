@@ -1,0 +1,186 @@
+"""A tour of the museum: small trainings in which each exhibit shows itself, beside the healthy code and one process.
+
+Chapter 11 and tests/book/ch11/test_museum.py take the same tour. Gradients are made up, different on every DP rank.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from distmuon.launch import World
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.muon import Muon
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import ParamSpec, plan
+from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.tensor_parallel import load_slices, mark, whole_parameters
+from distmuon.verify.certificate import difference
+from distmuon.verify.prediction import predict_step
+from muonbook.ch11.museum import broken
+
+DP, TP, STEPS = 2, 2, 3
+BUCKET_SIZE = 160  # two buckets, an odd number of elements in each: both are padded
+# whole shape and tp_split_dim. `rows` and `other` straddle the shard boundary. `rows`, where a 1-D view raises, is on
+# all ranks: were it on some of them only, the others would wait for those in vain.
+SHAPES: dict[str, tuple[tuple[int, int], int | None]] = {
+    "columns": ((12, 10), 0),
+    "rows": ((9, 16), 1),
+    "whole": ((7, 5), None),
+    "other": ((7, 9), None),
+}
+
+
+class Scenario(NamedTuple):
+    """groups: names per Muon group; the first learns ten times as fast. scale: of the gradients. steps: to train.
+
+    vector: elements of one more parameter, which goes to AdamW; 0: none. lr: of the first group.
+    """
+
+    groups: tuple[tuple[str, ...], ...] = (("columns", "rows", "whole", "other"),)
+    micro_batches: int = 1
+    scale: float = 1.0
+    steps: int = STEPS
+    vector: int = 0
+    lr: float = 0.1
+    weight_decay: float = 0.1
+
+
+SCENARIOS = {
+    "one group": Scenario(),
+    "two groups": Scenario(groups=(("columns", "rows"), ("whole", "other"))),
+    "two micro-batches": Scenario(micro_batches=2),
+    "loud gradients": Scenario(scale=2.0**20),
+    "first step": Scenario(steps=1),
+}
+
+
+# `other` and the vector share the second bucket, and the vector fills all of DP rank 1's shard: nothing there for Muon.
+LONELY = Scenario(steps=1, vector=200)
+PLAIN_STEP = Scenario(steps=1, lr=1.0, weight_decay=0.0)  # the update itself is what the parameters move by
+
+
+class Visit(NamedTuple):
+    """What one rank sees: whole parameters, how bytes differ from the prediction, and the error, if it came to one."""
+
+    parameters: dict[str, Tensor] | None
+    bytes: list[str]
+    error: str
+
+
+def initial() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) for name, (shape, _) in SHAPES.items()}
+
+
+def gradients(scenario: Scenario, step: int, dp_rank: int, micro: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + 10 * dp_rank + micro + 1)
+    return {n: torch.randn(shape, generator=generator) * scenario.scale for n, (shape, _) in SHAPES.items()}
+
+
+def options(scenario: Scenario, position: int) -> dict[str, float]:
+    return {"lr": scenario.lr * 0.1**position, "weight_decay": scenario.weight_decay}
+
+
+def on_grid(name: str | None, scenario: Scenario, grid: Grid) -> tuple[dict[str, Tensor], Ledger]:
+    """Return whole parameters and ledger with exhibit `name`, or with the healthy code."""
+    model = nn.ParameterDict()
+    for key, (shape, dim) in SHAPES.items():
+        local = [size // grid.tp.size if axis == dim else size for axis, size in enumerate(shape)]
+        model[key] = mark(nn.Parameter(torch.empty(local)), dim if grid.tp.size > 1 else None)
+    load_slices(model, initial(), grid.tp)
+    groups: list[dict[str, Any]] = [
+        {"params": [(key, model[key]) for key in keys]} | options(scenario, position)
+        for position, keys in enumerate(scenario.groups)
+    ]
+    if scenario.vector:
+        model["vector"] = mark(nn.Parameter(torch.zeros(scenario.vector)), None)
+        groups.append({"params": [("vector", model["vector"])], "algorithm": "adamw"})
+    make: Any = DistributedMuon if name is None else lambda *given, **more: broken(name, *given, **more)
+    optimizer = make(groups, grid, bucket_size=BUCKET_SIZE, batched=False)
+    grid.ledger.clear()
+    for step in range(scenario.steps):
+        for micro in range(scenario.micro_batches):
+            for key, gradient in gradients(scenario, step, grid.dp.rank, micro).items():
+                dim = SHAPES[key][1]
+                mine = gradient if dim is None else gradient.chunk(grid.tp.size, dim)[grid.tp.rank]
+                (model[key] * mine).sum().backward()
+        if scenario.vector:
+            model["vector"].sum().backward()
+        optimizer.step()
+    ledger = copy.deepcopy(grid.ledger)
+    whole = whole_parameters(model, replace(grid.tp, ledger=Ledger()))
+    return {key: whole[key] for key in SHAPES}, ledger
+
+
+@functools.cache
+def alone(scenario: Scenario, dp: int = DP) -> dict[str, Tensor]:
+    """Return the parameters of single-device Muon; gradients are added in the order in which the ranks add them.
+
+    Every exhibit is held against the same few references, so each is trained once: do not write into what comes back.
+    """
+    parameters = {key: nn.Parameter(value) for key, value in initial().items()}
+    groups = [
+        {"params": [parameters[k] for k in keys]} | options(scenario, p) for p, keys in enumerate(scenario.groups)
+    ]
+    optimizer = Muon(groups, input_dtype=torch.bfloat16, batched=False)
+    for step in range(scenario.steps):
+        for key, parameter in parameters.items():
+            shares = [
+                sum(gradients(scenario, step, rank, micro)[key] for micro in range(scenario.micro_batches))
+                for rank in range(dp)
+            ]
+            parameter.grad = torch.as_tensor(sum(shares)) / dp
+        optimizer.step()
+    return {key: parameter.detach() for key, parameter in parameters.items()}
+
+
+def predicted(scenario: Scenario, grid: Grid) -> Ledger:
+    """Return the ledger that the healthy code will have filled on this rank."""
+    shapes = {n: [m // TP if a == dim else m for a, m in enumerate(shape)] for n, (shape, dim) in SHAPES.items()}
+    specs = [ParamSpec(name, tuple(shape), "float32", SHAPES[name][1]) for name, shape in shapes.items()]
+    specs += [ParamSpec("vector", (scenario.vector,), "float32")] * bool(scenario.vector)
+    ledger = Ledger()
+    ledger.add(predict_step(plan(specs, DP, BUCKET_SIZE), TP, grid.dp.rank, range(len(SHAPES))), scenario.steps)
+    return ledger
+
+
+def take(name: str | None, label: str, grid: Grid) -> Visit:
+    """Train scenario `label` with exhibit `name`, or with the healthy code (None); all ranks of a 2 x 2 grid together.
+
+    An error is part of what one sees. It reads the same on all ranks, or they would not meet again afterwards.
+    """
+    scenario = SCENARIOS[label]
+    try:
+        parameters, ledger = on_grid(name, scenario, grid)
+    except (IndexError, RuntimeError) as error:
+        return Visit(None, [], f"{type(error).__name__}: {error}")
+    return Visit(parameters, ledger.differences(predicted(scenario, grid)), "")
+
+
+def visit(world: World, names: Sequence[str | None]) -> dict[tuple[str | None, str], Visit]:
+    """Return what this rank sees of each exhibit (None: the healthy code) in every scenario."""
+    grid = Grid.of(world)
+    return {(name, label): take(name, label, grid) for name in names for label in SCENARIOS}
+
+
+def visit_lonely(world: World, name: str | None) -> Visit:
+    """Return what this rank sees where a rank owns nothing for Muon in a bucket, if it lives to tell."""
+    grid = Grid.of(world)
+    parameters, ledger = on_grid(name, LONELY, grid)
+    return Visit(parameters, ledger.differences(predicted(LONELY, grid)), "")
+
+
+def moved(found: dict[str, Tensor], scenario: Scenario) -> dict[str, float]:
+    """Return how far each parameter is from the reference, in units of its movement; 0 where bitwise equal."""
+    start, reference = initial(), alone(scenario)
+    return {
+        key: 0.0 if torch.equal(found[key], reference[key]) else difference(found, {key: reference[key]}, start)
+        for key in reference
+    }

@@ -1,0 +1,1 @@
+"""Chapter 12, bytes: what no other chapter needs."""

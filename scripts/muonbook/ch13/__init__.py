@@ -1,0 +1,1 @@
+"""Chapter 13, memory: what no other chapter needs."""

@@ -1,0 +1,186 @@
+"""What chapter 13 stores: contenders weighed on every small grid, with many bucket and batch sizes, step by step.
+
+Nothing here is a time: the same counts on every machine. torch is imported inside the functions, because the chapter's
+worker imports this module before it has looked at its arguments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distmuon import launch
+from muonbook.measure.profiled import hush
+from muonbook.measure.workload import SHAPES, TIMED, Workload
+
+if TYPE_CHECKING:
+    from distmuon.launch import World
+    from muonbook.ch13.step_memory import Weighed
+
+Job = tuple[str, Workload, bool]  # contender, what to train, whether to follow a whole step
+Row = dict[str, Any]
+
+GRIDS = [(dp, tp) for tp in range(1, 9) for dp in range(1, 9) if dp * tp <= 8]
+TRACKED = [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)]  # where whole steps are followed, too
+QUICK = [(2, 1), (2, 2)]
+DEEP = replace(TIMED, width=128, layers=12)  # many matrices, none of them large
+BUCKETS = [1 << power for power in (15, 16, 17, 18, 19, 20, 22)]  # elements; the last is larger than DEEP
+BATCHES = [1, 4, 16]  # sequences per DP rank
+PICTURED = replace(TIMED, bucket_size=1 << 20).shared_by(4)  # three waves of matrices, and an end of all the rest
+
+
+# ---- On every rank ----------------------------------------------------------------------------------------
+
+
+def weigh_all(world: World, jobs: Sequence[Job]) -> list[list[Weighed]] | None:
+    """Weigh (contender, workload, tracked), one after the other; return every rank's list of what was found."""
+    from distmuon.sharding.grid import Grid
+    from muonbook.ch13.step_memory import weigh
+
+    grid, found = Grid.of(world), []
+    for name, workload, tracked in jobs:
+        one = weigh(name, workload, grid, tracked)
+        found.append(one if workload == PICTURED else one._replace(history=[]))
+    return world.gather(found)
+
+
+def cross_check_all(world: World, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the peak of each contender's update as two counters saw it, on one rank."""
+    from distmuon.sharding.grid import Grid
+    from muonbook.ch13.step_memory import cross_check
+
+    return {name: cross_check(name, SHAPES["even"].shared_by(1), Grid.of(world)) for name in names}
+
+
+# ---- What was found ---------------------------------------------------------------------------------------
+
+
+def admitted(workload: Workload, dp: int, tp: int) -> list[str]:
+    """Return the names of the contenders that can train this workload on this grid."""
+    from muonbook.measure.baselines import CONTENDERS
+
+    return [name for name, contender in CONTENDERS.items() if contender.admits(workload, dp, tp)]
+
+
+def row_of(name: str, ranks: Sequence[Weighed]) -> Row:
+    """Return what a results file holds of one contender: rank 0's bytes, and the worst rank's update."""
+    first = ranks[0]
+    bounds = [(one.transient, one.bound) for one in ranks if one.bound is not None]
+    worst = max(range(len(ranks)), key=lambda rank: ranks[rank].transient)
+    return {
+        "contender": name,
+        "kept": first.kept,
+        "standing": first.standing,
+        "stages": first.stages,
+        "peak": first.peak if first.stages else None,
+        "transient": ranks[worst].transient,
+        "bound": ranks[worst].bound,
+        "under_bound": all(measured <= bound for measured, bound in bounds) if bounds else None,
+    }
+
+
+def numbers_compared(ranks: Sequence[Sequence[Weighed]]) -> Row:
+    """Return how many counted numbers there are, how many of them are the predicted ones, and how many are not 0."""
+    pairs = [(size, one.predicted[kind]) for rank in ranks for one in rank for kind, size in one.kept.items()]
+    equal = sum(counted == predicted for counted, predicted in pairs)
+    return {"compared": len(pairs), "equal": equal, "nonzero": sum(map(any, pairs))}
+
+
+# ---- All measurements -------------------------------------------------------------------------------------
+
+
+def measure(quick: bool) -> Row:
+    """Return all that chapter 13 stores. Nothing here is a time: the same counts on every machine."""
+    shapes, dtypes = (["even"], ["float32"]) if quick else (list(SHAPES), ["float32", "bfloat16"])
+    grids, tracked = (QUICK, QUICK[:1]) if quick else (GRIDS, TRACKED)
+    sizes, batches = (BUCKETS[2:7:2], BATCHES[:1]) if quick else (BUCKETS, BATCHES)
+    hush()
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # or the profiler talks on stderr all the same
+    of_grids, sweep = measure_grids(grids, tracked, shapes, dtypes), measure_buckets(sizes)
+    of_batches, timelines = measure_steps(batches)
+    return {
+        "quick": quick,
+        **of_grids,
+        "sweep": sweep,
+        "batches": of_batches,
+        "timelines": timelines,
+        "cross_check": launch.run(cross_check_all, (["zero1", "muon", "muon_ddp"],))[0],
+    }
+
+
+def measure_grids(
+    grids: Sequence[tuple[int, int]], tracked: Sequence[tuple[int, int]], shapes: Sequence[str], dtypes: Sequence[str]
+) -> Row:
+    """Weigh every contender on every grid, shape and dtype; on `tracked` grids follow steps of the first shape, too."""
+    rows: list[Row] = []
+    halves: list[bool] = []
+    kept = {"grids": len(grids), "compared": 0, "equal": 0, "nonzero": 0}
+    for dp, tp in grids:
+        places, jobs = [], []
+        for shape in shapes:
+            for dtype in dtypes:
+                workload = replace(SHAPES[shape], dtype=dtype).shared_by(dp)
+                for name in admitted(workload, dp, tp):
+                    places.append((shape, dtype))
+                    jobs.append((name, workload, (dp, tp) in tracked and shape == shapes[0]))
+        if not jobs:
+            continue
+        ranks = launch.run(weigh_all, (jobs,), dp=dp, tp=tp)[0]
+        numbers = numbers_compared(ranks)
+        kept |= {name: kept[name] + number for name, number in numbers.items()}
+        found = [row_of(job[0], [rank[n] for rank in ranks]) for n, job in enumerate(jobs)]
+        placed = [{"dp": dp, "tp": tp, "shape": s, "dtype": d} | row for (s, d), row in zip(places, found, strict=True)]
+        halves += [is_half(*pair) for rank in ranks for pair in pairs_of(jobs, rank)]
+        rows += [row for row in placed if row["stages"]]
+        print(f"  {dp} DP x {tp} TP: {numbers['equal']} of {numbers['compared']} numbers as predicted", flush=True)
+    return {"kept": kept | {"halves": len(halves), "exact_halves": sum(halves)}, "rows": rows}
+
+
+def pairs_of(jobs: Sequence[Job], found: Sequence[Weighed]) -> Iterator[tuple[Weighed, Weighed]]:
+    """Yield (AdamW, Muon) of our two optimizers on equal terms, from one rank's list."""
+    adamw = {workload: one for (name, workload, _), one in zip(jobs, found, strict=True) if name == "zero1"}
+    for (name, workload, _), one in zip(jobs, found, strict=True):
+        if name == "muon":
+            yield adamw[workload], one
+
+
+def is_half(adamw: Weighed, muon: Weighed) -> bool:
+    """Say whether Muon keeps exactly half of what AdamW kept for the matrices that changed hands."""
+    moved = [adamw.kept[kind] - muon.kept[kind] for kind in ("exp_avg", "exp_avg_sq")]
+    return sum(moved) == 2 * muon.kept["momentum"]
+
+
+def measure_buckets(sizes: Sequence[int]) -> list[Row]:
+    """Weigh ours on 2 DP ranks, with buckets from a single matrix to the whole model."""
+    workloads = [replace(DEEP, bucket_size=size).shared_by(2) for size in sizes]
+    rows, ranks = weigh_ours(workloads, 2)
+    for number, row in enumerate(rows):
+        each = [rank[number] for rank in ranks]
+        row["mean_kept"] = sum(sum(one.kept.values()) for one in each) // len(each)
+        row["mean_transient"] = sum(one.transient for one in each) // len(each)
+    for row, workload in zip(rows[::2], workloads, strict=True):
+        row["largest_bucket"] = max(bucket.padded for bucket in workload.plan(2, 1)[0].buckets)
+    return rows
+
+
+def measure_steps(batches: Sequence[int]) -> tuple[list[Row], Row]:
+    """Weigh ours on 4 DP ranks with more and more tokens; return rows, and of the first a step, moment by moment."""
+    from muonbook.ch13.step_memory import packed
+
+    rows, ranks = weigh_ours([PICTURED.shared_by(4, each) for each in batches], 4)
+    pair = zip(("zero1", "muon"), ranks[0], strict=False)  # of the fewest tokens, which are PICTURED's
+    return rows, {name: {"kept": one.kept, "history": packed(one.history)} for name, one in pair}
+
+
+def weigh_ours(workloads: Sequence[Workload], dp: int) -> tuple[list[Row], list[list[Weighed]]]:
+    """Return a row for AdamW and one for Muon with every workload, and what every rank found."""
+    jobs = [(name, workload, True) for workload in workloads for name in ("zero1", "muon")]
+    ranks = launch.run(weigh_all, (jobs,), dp=dp)[0]
+    rows = []
+    for number, (name, workload, _) in enumerate(jobs):
+        place = {"dp": dp, "bucket_size": workload.bucket_size, "tokens_per_rank": workload.tokens // dp}
+        rows.append(place | row_of(name, [rank[number] for rank in ranks]))
+    print(f"  {dp} DP x 1 TP: {len(workloads)} workloads, step by step", flush=True)
+    return rows, ranks

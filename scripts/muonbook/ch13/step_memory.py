@@ -1,0 +1,228 @@
+"""One training step on the scales: what a contender keeps, and what each stage of its step holds besides.
+
+Everything is counted on storages (`holdings`, `memory`) and, where a layout decides it, predicted before. Bytes do not
+depend on what the numbers are, so the tokens are made up. Newton–Schulz computes in float32 here unless told otherwise:
+by default it would take bf16 on processors that multiply it natively, and counts would differ between machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.muon import Muon
+from distmuon.optim.newton_schulz import BATCHED_ON_CPU
+from distmuon.optim.strategies.gather_all import whole_matrix_bytes
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
+from distmuon.verify import model_states
+from distmuon.verify.prediction import SMALL_CHANGE, predict_transient
+from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
+from muonbook.measure import hooks
+from muonbook.measure.baselines import CONTENDERS, Trainer
+from muonbook.measure.workload import Workload
+
+WARM = 2  # steps before the one that is weighed: state is made in the first, and DDP arranges itself
+
+
+class Weighed(NamedTuple):
+    """One rank's step, in bytes.
+
+    kept: per kind, between backward pass and update. predicted: the same, from shapes alone. standing: what is there
+    before the step begins, and after it. bound: predicted for `transient`; None where torch's own planning decides.
+
+    Of a step that was tracked: stages: the most that was alive beyond `standing`, per stage. transient: the most that
+    the update allocated beyond what was there when it began. history: of the whole step, beyond `standing`.
+    """
+
+    kept: dict[str, int]
+    predicted: dict[str, int]
+    standing: int
+    bound: int | None
+    stages: dict[str, int]
+    transient: int
+    history: list[Moment]
+
+    @property
+    def peak(self) -> int:
+        """The most that the rank held at any moment of the step."""
+        return self.standing + max(self.stages.values())
+
+    @property
+    def state(self) -> int:
+        """The optimizer's state, without master weights."""
+        return sum(self.kept[kind] for kind in model_states.STATE)
+
+
+def weigh(
+    name: str, workload: Workload, grid: Grid, tracked: bool = True, compute_dtype: str | None = "float32"
+) -> Weighed:
+    """Train the contender `name` for a few steps and weigh the last. Collective.
+
+    tracked: follow a whole step, operator by operator; else only what is kept is counted. compute_dtype: of
+    Newton–Schulz; None leaves it to the optimizer, and then there is no bound.
+    """
+    trainer = CONTENDERS[name].make(workload, grid, None)
+    if compute_dtype:
+        compute_in(trainer, getattr(torch, compute_dtype))
+    ids = _tokens(workload, grid)
+    for _ in range(WARM):
+        trainer.forward_backward(ids, ids)
+        held = model_states.kept_by(trainer)
+        kept, there = model_states.count(held), _references(held)
+        del held  # or it would keep the gradients
+        trainer.update()
+    there = [ref for ref in there if size_of(ref) is not None]  # without gradients that live from step to update
+    standing = sum(size_of(ref) or 0 for ref in there)
+    place = (grid.dp.size, grid.tp.size, grid.dp.rank)
+    predicted = model_states.predict_kept(name, workload, *place)
+    bound = predict_update(name, workload, *place, compute_dtype) if compute_dtype else None
+    found = Weighed(kept, predicted, standing, bound, {}, 0, [])
+    if not tracked:
+        return found
+    with StorageTracker([*there, *references([ids])]) as whole:
+        with whole.during("forward"), _backward_after(trainer, whole):
+            trainer.forward_backward(ids, ids)
+        update = StorageTracker(_references(model_states.kept_by(trainer)))
+        with update, whole.during("update"), hooks.watched(trainer.optimizers, whole.during):
+            trainer.update()
+    return found._replace(stages=whole.peaks(), transient=update.peak, history=whole.history)
+
+
+def _references(held: dict[str, list[Tensor]]) -> list[StorageWeakRef]:
+    return references(tensor for tensors in held.values() for tensor in tensors)
+
+
+def compute_in(trainer: Trainer, dtype: torch.dtype) -> None:
+    """Let Newton–Schulz of our own optimizers compute in `dtype`; torch's computes in bf16, whatever one wants."""
+    for optimizer in trainer.optimizers:
+        if isinstance(optimizer, Muon):
+            optimizer.compute_dtype = dtype
+        elif isinstance(optimizer, DistributedMuon):
+            optimizer.strategy.task = replace(optimizer.strategy.task, compute_dtype=dtype)  # type: ignore[attr-defined]
+
+
+def _tokens(workload: Workload, grid: Grid) -> Tensor:
+    """Return this DP rank's share of a made-up batch of token ids, [sequences / D, context]."""
+    each = workload.sequences // grid.dp.size
+    numbers = torch.arange(each * workload.context, device=grid.device) % workload.vocabulary
+    return numbers.view(each, workload.context)
+
+
+@contextlib.contextmanager
+def _backward_after(trainer: Trainer, tracker: StorageTracker) -> Iterator[None]:
+    """Call what follows the model's forward pass, loss included, "backward"."""
+
+    def enter(*_: Any) -> None:
+        tracker.stage = "backward"
+
+    handle = trainer.model.register_forward_hook(enter)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+# ---- Predicted --------------------------------------------------------------------------------------------
+
+
+def predict_update(
+    name: str, workload: Workload, dp: int, tp: int, dp_rank: int, compute_dtype: str = "float32"
+) -> int | None:
+    """Return an upper bound, in bytes, of what the update allocates at its worst moment; None for DTensor's.
+
+    AdamW's temporaries are three of the largest parameter that it meets (the default on a CPU: one after the other).
+    """
+    algorithm, laid_out = model_states.LAID_OUT[name]
+    layout, muon, _ = workload.plan(dp, tp, algorithm)
+    if laid_out is model_states.predict_shards:
+        return predict_transient(
+            layout, tp, dp_rank, muon, gather_dtype=workload.gather_dtype, compute_dtype=compute_dtype
+        )
+    if laid_out is model_states.by_rows:
+        return None
+    specs = [spec for index, spec in enumerate(layout.specs) if index not in muon]
+    adamw = 3 * max(spec.numel * ITEM_BYTES[spec.dtype] for spec in specs)
+    matrices = [layout.specs[index] for index in muon]
+    return max(adamw, _whole_matrices(matrices, ITEM_BYTES[compute_dtype])) + SMALL_CHANGE * (len(layout.specs) + 1)
+
+
+def _whole_matrices(specs: list[ParamSpec], compute: int) -> int:
+    """Return what our single-device Muon allocates for its largest batch, and one matrix not yet rounded to bf16."""
+    batches: dict[Any, int] = {}
+    for number, spec in enumerate(specs):
+        key = spec.shape if spec.numel <= BATCHED_ON_CPU else number
+        batches[key] = batches.get(key, 0) + spec.numel
+    largest = max((spec.numel * ITEM_BYTES[spec.dtype] for spec in specs), default=0)
+    return whole_matrix_bytes(ITEM_BYTES["bfloat16"], compute) * max(batches.values(), default=0) + largest
+
+
+# ---- A second count ---------------------------------------------------------------------------------------
+
+
+def allocated_peak(run: Callable[[], object], device: torch.device) -> int:
+    """Return the most that `run()` allocated and had not freed, by the device's allocator itself, in bytes.
+
+    On a GPU by `torch.cuda.memory_stats`, in the blocks that its caching allocator hands out; on a CPU by the
+    records of torch.profiler. Both also see what an operator takes and gives back within itself.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return torch.cuda.memory_stats(device)["allocated_bytes.all.peak"] - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    records = profiler.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in records if event.name() == "[memory]")
+    alive = worst = 0
+    for _, change in changes:
+        alive += change
+        worst = max(worst, alive)
+    return worst
+
+
+def cross_check(name: str, workload: Workload, grid: Grid) -> tuple[int, int]:
+    """Return the peak of an update, on a grid of one rank, by StorageTracker and by the allocator."""
+    trainer = CONTENDERS[name].make(workload, grid, None)
+    ids = _tokens(workload, grid)
+    found = []
+    for step in range(3):
+        trainer.forward_backward(ids, ids)
+        if step == 0:
+            trainer.update()
+        elif step == 1:
+            found.append(allocated_peak(trainer.update, grid.device))
+        else:
+            with StorageTracker(_references(model_states.kept_by(trainer))) as tracker:
+                trainer.update()
+            found.append(tracker.peak)
+    return found[1], found[0]
+
+
+# ---- Stored -----------------------------------------------------------------------------------------------
+
+
+def packed(history: list[Moment]) -> str:
+    """Return a history in one short line: "forward 512 512 1024; backward ..."; `unpacked` reads it."""
+    runs: list[list[str]] = []
+    before = None
+    for stage, alive in history:
+        if stage != before:
+            runs.append([stage])
+        runs[-1].append(str(alive))
+        before = stage
+    return "; ".join(" ".join(run) for run in runs)
+
+
+def unpacked(text: str) -> list[Moment]:
+    """Return the history that `packed` has written."""
+    return [Moment(run.split()[0], int(alive)) for run in text.split("; ") for alive in run.split()[1:]]

@@ -1,0 +1,191 @@
+"""From what the profiler exports to what is worth keeping: one rank's trace made small, several ranks made one.
+
+The profiler does not say to which group a range "gloo:all_gather" belongs: it runs on one of the two threads that gloo
+keeps per group. But the ledger is told just before every collective of ours (`tracing` leaves a mark), each group works
+its queue in order, and messages have sizes: only one way to deal the threads out to the groups explains them all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, unquote
+
+from muonbook.measure.trace import GPU_WORK, Event, computing
+
+MARK = "ledger "  # how the names of marks begin
+STEP = "step "
+ABOUT = (
+    "Recorded by torch.profiler, which takes time itself. Processes are ranks of one machine, on its clock; ts and dur "
+    "are microseconds, ts from the first event."
+)
+MAIN, STREAMS = 1, 100  # thread numbers in a merged trace; gloo's are 2, 3, ..., stream 7 is 107
+
+
+def mark(op: str, group: str, payload_bytes: int, label: str) -> str:
+    """Return the name of the range that says what the collective after it is for."""
+    return MARK + quote(json.dumps([op, group, payload_bytes, label]))  # the profiler writes names without escaping
+
+
+def trim(trace: dict[str, Any], rank: int, title: str, groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Return one rank's trace with what belongs to its steps, as plain events that `merge` can put beside others.
+
+    trace: as exported by the profiler. groups: name -> global ranks in it. Kept are named ranges, the outermost
+    operators, collectives (their issue, and their execution with group, sequence, label and bytes), and the GPU's work.
+    Times are microseconds, on the machine's clock. Raises ValueError where there is no range "step 0".
+    """
+    origin = trace.get("baseTimeNanoseconds", 0) / 1e3
+    timed = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
+    steps = [e for e in timed if e.get("cat") == "user_annotation" and e["name"].startswith(STEP)]
+    if not steps:
+        raise ValueError('the trace has no range "step 0": record it with tracing.record.')
+    began, main = min(step["ts"] for step in steps), steps[0]["tid"]
+    timed = [event for event in timed if event["ts"] >= began]
+    marks = [event for event in timed if event["name"].startswith(MARK)]
+    gloo = [e for e in timed if e.get("cat") == "user_annotation" and e["name"].startswith("gloo:")]
+    executions = [event | {"sizes": _sizes(event)} for event in sorted(gloo, key=lambda event: event["ts"])]
+    issues = [event for event in timed if event.get("cat") == "cpu_op" and event["name"].startswith("c10d::")]
+    asked = _asked(marks, issues)
+    threads = _deal_out(asked, executions)
+    kept = [
+        _event(e, "cpu_op", MAIN, "Input Dims") for e in [*computing(e for e in timed if e["tid"] == main), *issues]
+    ]
+    kept += [
+        _event(event, "user_annotation", MAIN)
+        for event in timed
+        if event["tid"] == main
+        and event.get("cat") == "user_annotation"
+        and not event["name"].startswith((MARK, "gloo:", "nccl:"))
+    ]
+    names, lanes = {MAIN: "main"}, dict[Any, int]()
+    for tid in sorted(threads, key=lambda tid: (threads[tid], next(e["ts"] for e in executions if e["tid"] == tid))):
+        lanes[tid] = MAIN + 1 + len(lanes)
+        names[lanes[tid]] = f"gloo {threads[tid]}".strip()
+    for group, wanted in asked.items():
+        for event, request in _paired(wanted, _queue(executions, threads, group)):
+            kept.append(_executed(event, request, lanes[event["tid"]], groups.get(group), origin))
+    for event in timed:
+        if event.get("cat") in (*GPU_WORK, "gpu_user_annotation"):
+            kept.append(event | {"tid": STREAMS + event["tid"]})
+            names[STREAMS + event["tid"]] = f"stream {event['tid']}"
+    events = [event | {"pid": rank, "ts": event["ts"] + origin} for event in kept]
+    return {"rank": rank, "title": title, "threads": names, "events": events}
+
+
+def merge(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one Chrome trace of what `trim` returned on every rank: ranks are processes, times begin at 0.
+
+    The same traces give the same text: events are sorted, keys stand in one order, times are rounded to nanoseconds.
+    """
+    origin = min(event["ts"] for trace in traces for event in trace["events"])
+    events: list[Event] = []
+    timed: list[Event] = []
+    for trace in sorted(traces, key=lambda trace: trace["rank"]):
+        pid = trace["rank"]
+        names = [("process_name", 0, {"name": trace["title"]}), ("process_sort_index", 0, {"sort_index": pid})]
+        for tid, name in sorted(trace["threads"].items()):
+            names += [("thread_name", tid, {"name": name}), ("thread_sort_index", tid, {"sort_index": tid})]
+        events += [{"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args} for name, tid, args in names]
+    for event in [event for trace in traces for event in trace["events"]]:
+        placed = event | {"ts": round(event["ts"] - origin, 3), "dur": round(event["dur"], 3)}
+        if "Issued" in event.get("args", {}):
+            placed["args"] = event["args"] | {"Issued": round(event["args"]["Issued"] - origin, 3)}
+        timed.append(placed)
+    timed.sort(key=lambda e: (e["ts"], e["pid"], e["tid"], -e["dur"], e["name"]))
+    keys = ("ph", "bp", "id", "cat", "name", "pid", "tid", "ts", "dur", "args")
+    ordered = [{key: event[key] for key in keys if key in event} for event in [*events, *timed, *_arrows(timed)]]
+    return {"schemaVersion": 1, "displayTimeUnit": "ms", "merged": True, "about": ABOUT, "traceEvents": ordered}
+
+
+def _arrows(timed: Sequence[Event]) -> list[Event]:
+    """Return arrows, for Perfetto, from where the main thread asked for a collective to where it was executed."""
+    found = []
+    executed = [event for event in timed if "Issued" in event.get("args", {})]
+    for number, event in enumerate(executed):
+        both = {"id": number, "cat": "asked", "name": "asked", "pid": event["pid"]}
+        found.append(both | {"ph": "s", "tid": MAIN, "ts": event["args"]["Issued"]})
+        found.append(both | {"ph": "f", "bp": "e", "tid": event["tid"], "ts": event["ts"]})
+    return found
+
+
+def _event(event: Event, category: str, tid: int, *arguments: str) -> Event:
+    kept = {name: event["args"][name] for name in arguments if name in event.get("args", {})}
+    found = {"ph": "X", "cat": category, "name": event["name"], "tid": tid, "ts": event["ts"], "dur": event["dur"]}
+    return found | {"args": kept} if kept else found
+
+
+def _asked(marks: Sequence[Event], issues: Sequence[Event]) -> dict[str, list[Event]]:
+    """Return, per group, what was asked of it: the issuing operator, with what the ledger was told, in order."""
+    found: dict[str, list[Event]] = defaultdict(list)
+    told: dict[Any, Sequence[Any]] = {}  # per thread, the latest mark that no operator has followed yet
+    for event in sorted([*marks, *issues], key=lambda event: event["ts"]):
+        if event["name"].startswith(MARK):
+            told[event["tid"]] = json.loads(unquote(event["name"].removeprefix(MARK)))
+        else:
+            op, group, size, label = told.pop(event["tid"], (event["name"], "", None, ""))
+            about = {"op": op, "group": group, "sequence": len(found[group]), "bytes": size, "label": label}
+            found[group].append(about | {"ts": event["ts"], "sizes": _sizes(event)})
+    return dict(found)
+
+
+def _sizes(event: Event) -> set[int]:
+    """Return the numbers of elements of an event's inputs."""
+
+    def numel(dims: Any) -> list[int]:
+        if not dims:
+            return []
+        if isinstance(dims[0], list):
+            return [size for part in dims for size in numel(part)]
+        size = 1
+        for length in dims:
+            size *= length
+        return [size]
+
+    return set(numel(event.get("args", {}).get("Input Dims", [])))
+
+
+def _deal_out(asked: Mapping[str, Sequence[Event]], executions: Sequence[Event]) -> dict[Any, str]:
+    """Return the group of every gloo thread: the way of dealing them out that explains most executions."""
+    tids = sorted({event["tid"] for event in executions})
+    best, most = dict.fromkeys(tids, ""), 0
+    for choice in itertools.product(sorted(asked), repeat=len(tids)):
+        threads = dict(zip(tids, choice, strict=True))
+        pairs = [_paired(wanted, _queue(executions, threads, group)) for group, wanted in asked.items()]
+        explained = sum(wanted is not None for paired in pairs for _, wanted in paired)
+        if explained > most:
+            best, most = threads, explained
+    return best
+
+
+def _queue(executions: Sequence[Event], threads: Mapping[Any, str], group: str) -> list[Event]:
+    return [event for event in executions if threads[event["tid"]] == group]
+
+
+def _paired(asked: Sequence[Event], queue: Sequence[Event]) -> list[tuple[Event, Event | None]]:
+    """Return each execution, in the order in which they began, with the first request of its size not yet served.
+
+    Two threads may begin two requests in the other order, microseconds apart; the size then tells which is which.
+    """
+    open_, found = list(asked), []
+    for execution in queue:
+        fits = (n for n, a in enumerate(open_) if a["ts"] <= execution["ts"] and a["sizes"] & execution["sizes"])
+        number = next(fits, None)
+        found.append((execution, None if number is None else open_.pop(number)))
+    return found
+
+
+def _executed(event: Event, wanted: Event | None, tid: int, ranks: Sequence[int] | None, origin: float) -> Event:
+    """Return an execution with what was asked for: group, sequence, label and bytes."""
+    kept = _event(event, "user_annotation", tid, "Input Dims")
+    if wanted is None:
+        return kept
+    args = {"Collective name": wanted["op"], "Process Group Description": wanted["group"],
+            "Sequence": wanted["sequence"], "Issued": wanted["ts"] + origin}  # fmt: skip
+    if ranks is not None:
+        args["Process Group Ranks"] = list(ranks)
+    if wanted["bytes"] is not None:
+        args |= {"Label": wanted["label"], "Bytes": wanted["bytes"]}
+    return kept | {"args": args | kept.get("args", {})}

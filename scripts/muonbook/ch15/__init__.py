@@ -1,0 +1,1 @@
+"""Chapter 15, regimes: what no other chapter needs."""

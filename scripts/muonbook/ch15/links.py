@@ -1,0 +1,98 @@
+"""What joins ranks in a cluster, as assumptions to be doubled and halved: alpha and bandwidth by class of link.
+
+    +--------- node of 8 ---------+            +--------- node of 8 ---------+
+    |  rank = rank = rank = rank  | == node == |  rank = rank = rank = rank  |     =  inside: NVLink or PCIe
+    +-----------------------------+            +-----------------------------+     == between: InfiniBand or Ethernet
+
+Ranks stand as on the grid of `grid`: a TP group is a run of neighbours, a DP group takes every T-th. A group within a
+node has the inside wire. A ring over several nodes enters and leaves each of them once, so the groups that pass through
+one node at the same moment share what joins it to the others: with T <= 8 they are T DP groups. Summed over them, the
+bytes that leave a node for DP do not depend on T, however much each rank's own share shrinks.
+
+Bandwidths are the makers' peaks; nobody reaches them, which is what doubling and halving is for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from muonbook.ch15.cost_model import Wire
+
+NODE = 8  # ranks
+
+NVLINK = Wire(3.4e-6, 450e9)
+PCIE = Wire(5.7e-6, 31.5e9)
+ADAPTER = Wire(9.6e-6, 50e9)  # InfiniBand, one
+INFINIBAND = Wire(ADAPTER.alpha_seconds, NODE * ADAPTER.bytes_per_second)  # a node's
+ETHERNET = Wire(9.6e-6, 12.5e9)  # a node's
+PEAK_FLOPS = 989e12  # per second
+SUSTAINED = 0.4  # of the peak, in matrix products of the model and of Newton–Schulz alike
+SOURCES = {
+    "latency": "NVIDIA/nccl, src/graph/tuning.cc (commit 01afd20), hwLat, Ring, Simple: NVLink 3.4, PCI 5.7, network "
+    "9.6 microseconds per hop; TCP over Ethernet takes longer",
+    "nvlink": "NVIDIA, Introducing NVIDIA HGX H100 (2022): 900 GB/s, both ways together",
+    "pcie": "PCI-SIG, PCI Express Base Specification 4.0: 16 GT/s on each of 16 lanes, 128 bits of 130",
+    "infiniband": "NVIDIA, DGX H100 datasheet: eight adapters of 400 Gb/s per node",
+    "ethernet": "IEEE 802.3ba: one adapter of 100 Gb/s per node",
+    "peak_flops": "NVIDIA, H100 SXM datasheet: 1,979e12 bf16 per second with sparsity, half of it dense; 80 GB",
+    "sustained": "assumed",
+}
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """A cluster: `inside` is one rank's wire, `between` one node's, and what a rank computes per second.
+
+    node: ranks per node; 1 where every rank has a wire of its own and no neighbours.
+    """
+
+    title: str
+    inside: Wire
+    between: Wire
+    node: int = NODE
+    flops_per_second: float = PEAK_FLOPS * SUSTAINED
+
+    def scaled(self, scale: Scale) -> Fabric:
+        """Return the same cluster under other assumptions."""
+        inside, between = self.inside, self.between
+        return replace(
+            self,
+            inside=Wire(inside.alpha_seconds * scale.alpha, inside.bytes_per_second * scale.inside),
+            between=Wire(between.alpha_seconds * scale.alpha, between.bytes_per_second * scale.between),
+            flops_per_second=self.flops_per_second * scale.flops,
+        )
+
+    def wires(self, dp: int, tp: int) -> dict[str, Wire]:
+        """Return the wire of each group on a dp x tp grid: "dp", "tp" and "world"."""
+        return {"dp": self._wire(dp, tp), "tp": self._wire(tp, 1), "world": self._wire(dp * tp, 1)}
+
+    def _wire(self, size: int, stride: int) -> Wire:
+        """Return the wire of a group of `size` ranks, `stride` apart, while all groups like it send."""
+        together = max(1, min(size, self.node // stride))  # of its ranks in one node
+        nodes = -(-size // together)
+        if nodes == 1:
+            return self.inside
+        hops = (size - nodes) * self.inside.alpha_seconds + (nodes - 1) * self.between.alpha_seconds
+        share = self.between.bytes_per_second / min(stride, self.node)
+        return Wire(hops / (size - 1), min(share, self.inside.bytes_per_second) if together > 1 else share)
+
+
+class Scale(NamedTuple):
+    """Factors on the assumptions: bandwidth inside and between nodes, latency, operations per second."""
+
+    inside: float = 1.0
+    between: float = 1.0
+    alpha: float = 1.0
+    flops: float = 1.0
+
+
+FABRICS: dict[str, Fabric] = {
+    "nvlink_infiniband": Fabric("NVLink, InfiniBand", NVLINK, INFINIBAND),
+    "nvlink_ethernet": Fabric("NVLink, Ethernet", NVLINK, ETHERNET),
+    "pcie_ethernet": Fabric("PCIe, Ethernet", PCIE, ETHERNET),
+    "one_wire": Fabric("one wire for all", ADAPTER, ADAPTER, node=1),
+}
+
+ONE_AT_A_TIME = {f"{field} x {factor:g}": Scale(**{field: factor}) for field in Scale._fields for factor in (0.5, 2.0)}
+CORNERS = [Scale(i, b, a, f) for i in (0.5, 2) for b in (0.5, 2) for a in (0.5, 2) for f in (0.5, 2)]

@@ -1,0 +1,214 @@
+"""How long a step of a planned world takes by the alpha-beta model, on assumed wires, and which T makes it shortest.
+
+    forward and backward    6 FLOPs per active parameter and token, over all ranks; attention's scores left out
+    activations             4 all-reduces over TP per layer and 2 for embedding and head, sequence by sequence
+    gradients               reduce-scatter over DP, bucket by bucket
+    momentum                all-gather over DP, bucket by bucket
+    waves                   TP gathers and Newton–Schulz of a bucket's slowest rank, for which all others wait
+    parameters              all-gather over DP, bucket by bucket
+    summary                 one small all-reduce of everybody, down and up a tree
+
+One after the other: nothing overlaps, as in this book's optimizer. Elementwise arithmetic is left out. Without momentum
+and waves it is the step of ZeRO-1 AdamW on the same grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from distmuon.sharding.gradients import SUMMARY_LABEL
+from distmuon.sharding.layout import ITEM_BYTES
+from distmuon.sharding.ledger import Ledger
+from muonbook.ch15.cost_model import Wire, hops
+from muonbook.ch15.links import Fabric, Scale
+from muonbook.measure.model_shapes import Shape
+from muonbook.measure.planned_worlds import Load, PlannedWorld
+
+MEMORY_BYTES = 80e9  # of a device: NVIDIA H100 SXM datasheet
+ACTIVATION_BYTES = ITEM_BYTES["bfloat16"]
+
+
+class Messages(NamedTuple):
+    """Collectives of one group, added up: hops, one after the other, and bytes that a rank sends."""
+
+    group: str
+    hops: int
+    sent_bytes: float
+
+    def seconds(self, wires: Mapping[str, Wire]) -> float:
+        wire = wires[self.group]
+        return self.hops * wire.alpha_seconds + self.sent_bytes / wire.bytes_per_second
+
+
+class Step(NamedTuple):
+    """Seconds of one step of Muon, part by part; `tp_gather` is a part of `waves`."""
+
+    computation: float
+    activations: float
+    gradients: float
+    momentum: float
+    waves: float
+    tp_gather: float
+    parameters: float
+    summary: float
+
+    @property
+    def muon(self) -> float:
+        return self.adamw + self.momentum + self.waves
+
+    @property
+    def adamw(self) -> float:
+        """ZeRO-1 AdamW on the same grid."""
+        return self.computation + self.activations + self.gradients + self.parameters + self.summary
+
+    @property
+    def overlapped(self) -> float:
+        """Muon where gradients and parameters travel behind forward and backward, as far as those last."""
+        hidden = min(self.computation + self.activations, self.gradients + self.parameters)
+        return self.muon - hidden
+
+    @property
+    def communication(self) -> float:
+        """All that the optimizer sends: what a sweet spot of communication alone would be about."""
+        return self.gradients + self.momentum + self.tp_gather + self.parameters + self.summary
+
+    @property
+    def newton_schulz(self) -> float:
+        return self.waves - self.tp_gather
+
+    @property
+    def extra(self) -> float:
+        """What Muon adds to the step of ZeRO-1 AdamW, over forward and backward."""
+        return (self.momentum + self.waves) / (self.computation + self.activations)
+
+    @property
+    def optimizer(self) -> float:
+        """All that is not forward and backward, over forward and backward."""
+        return self.muon / (self.computation + self.activations) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """A planned world, reduced to what its seconds need: time it on any fabric, for any batch.
+
+    parts: gradients, momentum, parameters, summary. waves: as in `PlannedWorld`. fits: Muon's state and transient bytes
+    fit a device; adamw_fits: AdamW's state does. Activations are not counted in either.
+    """
+
+    shape: Shape
+    dp: int
+    tp: int
+    parts: dict[str, Messages]
+    waves: Counter[tuple[Load, ...]]
+    fits: bool
+    adamw_fits: bool
+    known: dict[Fabric, dict[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, world: PlannedWorld) -> Timed:
+        assert world.shape is not None
+        ledger, sizes = world.ledger(), {"dp": world.dp, "tp": world.tp, "world": world.dp * world.tp}
+        parts = {name: _messages(ledger, name, "dp", sizes) for name in ("gradients", "momentum", "parameters")}
+        parts["summary"] = _messages(ledger, SUMMARY_LABEL, "world", sizes, "tree")
+        fits = world.state_bytes + world.transient_bytes <= MEMORY_BYTES
+        adamw_fits = world.adamw_state_bytes <= MEMORY_BYTES
+        return cls(world.shape, world.dp, world.tp, parts, world.waves, fits, adamw_fits)
+
+    def admits(self, tokens: int) -> bool:
+        """Say whether every DP rank gets at least one whole sequence of a batch of `tokens`."""
+        return self.dp * self.shape.context <= tokens
+
+    def step(self, fabric: Fabric, tokens: int) -> Step:
+        """Return the seconds of one step over `tokens`, of all ranks together."""
+        computation = 6 * self.shape.active * tokens / (self.dp * self.tp) / fabric.flops_per_second
+        if fabric not in self.known:
+            self.known[fabric] = self._whatever_the_batch(fabric)
+        sequences = tokens / self.shape.context / self.dp
+        each, rest = self.known[fabric]["sequence"], {k: v for k, v in self.known[fabric].items() if k != "sequence"}
+        return Step(computation, sequences * each, **rest)
+
+    def _whatever_the_batch(self, fabric: Fabric) -> dict[str, float]:
+        wires = fabric.wires(self.dp, self.tp)
+        found = {name: messages.seconds(wires) for name, messages in self.parts.items()}
+        found["sequence"] = self._activations().seconds(wires)
+        alpha, rate = hops("all_gather", self.tp) * wires["tp"].alpha_seconds, wires["tp"].bytes_per_second
+        found |= {"waves": 0.0, "tp_gather": 0.0}
+        for loads, times in self.waves.items():
+            gathers = [load.calls * alpha + load.sent_bytes / rate for load in loads]
+            ends = [g + load.flops / fabric.flops_per_second for g, load in zip(gathers, loads, strict=True)]
+            found["tp_gather"] += times * max(gathers)
+            found["waves"] += times * max(ends)
+        return found
+
+    def _activations(self) -> Messages:
+        """Return the all-reduces of one sequence over TP, there and back."""
+        ledger, payload = Ledger(), self.shape.context * self.shape.width * ACTIVATION_BYTES
+        ledger.record("all_reduce", "tp", self.tp, payload, "activations", 4 * self.shape.layers + 2)
+        return _messages(ledger, "activations", "tp", {"tp": self.tp})
+
+
+def _messages(ledger: Ledger, label: str, group: str, sizes: Mapping[str, int], latency: str = "ring") -> Messages:
+    found = [(entry, traffic) for entry, traffic in ledger if entry.group == group and entry.label.startswith(label)]
+    steps = sum(traffic.calls * hops(entry.op, sizes[group], latency) for entry, traffic in found)
+    return Messages(group, steps, sum(traffic.sent_bytes for _, traffic in found))
+
+
+# ---- Which T? ----------------------------------------------------------------------------------------------
+
+Grids = Mapping[int, Timed]  # by T
+AIMS: dict[str, Callable[[Step], float]] = {
+    "step": lambda step: step.muon,
+    "communication": lambda step: step.communication,
+    "adamw": lambda step: step.adamw,
+    "overlapped": lambda step: step.overlapped,
+}
+
+
+def seconds(grids: Grids, fabric: Fabric, tokens: int, aim: str) -> dict[int, float]:
+    """Return what `aim` takes, by T."""
+    return {tp: AIMS[aim](timed.step(fabric, tokens)) for tp, timed in grids.items()}
+
+
+def best(took: Mapping[int, float]) -> int:
+    """Return the T that takes least; of equals, the smallest."""
+    return min(took, key=lambda tp: (took[tp], tp))
+
+
+class Robustness(NamedTuple):
+    """holds: share of other assumptions under which the same T wins. regret: by how much it takes longer than the best
+    where it does not, at worst (0.1: a tenth)."""
+
+    holds: float
+    regret: float
+
+
+def robustness(grids: Grids, fabric: Fabric, tokens: int, aim: str, scales: Iterable[Scale]) -> Robustness:
+    """Return how far the winning T depends on assumptions that may be wrong by a factor of two."""
+    chosen = best(seconds(grids, fabric, tokens, aim))
+    took = [seconds(grids, fabric.scaled(scale), tokens, aim) for scale in scales]
+    longer = [each[chosen] / min(each.values()) - 1 for each in took]
+    return Robustness(sum(best(each) == chosen for each in took) / len(took), max(longer))
+
+
+def square_cost(grids: Grids, took: Mapping[int, float]) -> float | None:
+    """Return by how much "DP = TP" takes longer than the best T; None where no grid has D and T within a factor of 2.
+
+    Of D = 2 T and T = 2 D, if D = T cannot be, the better one.
+    """
+    near = [tp for tp, timed in grids.items() if timed.dp <= 2 * tp <= 4 * timed.dp]
+    square = [tp for tp in near if grids[tp].dp == tp] or near
+    return min(took[tp] for tp in square) / min(took.values()) - 1 if square else None
+
+
+def sweet_spot(ranks: int, gradient: int = 4, parameter: int = 2, momentum: int = 2, spread: float = 1.0) -> float:
+    """Return the T at which gather_all sends least if every rank has one wire, for DP and TP alike: a closed form.
+
+        N ((g + w + m) (1/T - 1/R) + m s (T - 1) / R)  is least at  T = sqrt(R (g + w + m) / (m s))
+
+    bytes per rank: R ranks, N elements in matrices, s as in `PlannedWorld.spread`; so T / D = (g + w + m) / (m s).
+    """
+    return math.sqrt(ranks * (gradient + parameter + momentum) / (momentum * spread))

@@ -1,0 +1,140 @@
+"""Chapter 15's puzzle: choose the grid for wires that nobody has described, from a few messages sent over them.
+
+The solution is `choose_grid`, at the end of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from muonbook.ch15.cost_model import Collective, Wire, collective_seconds, collectives_of, step_seconds
+from muonbook.puzzles import Puzzle, insist
+
+if TYPE_CHECKING:
+    from distmuon.launch import World
+
+RANKS = 8  # of the world whose grid is to be chosen; four ranks do the choosing
+PROBES = 4  # per cluster
+CLUSTERS: tuple[dict[str, Wire], ...] = (
+    {"dp": Wire(1e-3, 1e9), "tp": Wire(1e-3, 1e9)},  # one wire, and messages are what costs
+    {"dp": Wire(1e-6, 1e7), "tp": Wire(1e-6, 1e7)},  # one wire, and bytes are what costs
+    {"dp": Wire(5e-5, 1e8), "tp": Wire(3e-6, 4e11)},  # neighbours talk fast
+    {"dp": Wire(1e-6, 1e10), "tp": Wire(1e-4, 1e8)},  # neighbours talk slowly
+    {"dp": Wire(1e-5, 1e8), "tp": Wire(2e-3, 1e11)},  # neighbours talk fast, but only after a pause
+)
+
+Grids = Mapping[tuple[int, int], Sequence[Collective]]
+
+
+class Seen(NamedTuple):
+    """What one rank saw for one cluster: its choice, and how often it probed."""
+
+    choice: tuple[int, int]
+    probes: int
+
+
+def forecasts() -> dict[tuple[int, int], list[Collective]]:
+    """Return, per grid of eight ranks, what one step of Muon sends over DP and TP: predicted, as in the chapter."""
+    from muonbook.measure.baselines import predict_muon
+    from muonbook.measure.workload import TIMED
+
+    found = {}
+    for dp, tp in ((8, 1), (4, 2), (2, 4), (1, 8)):
+        ledger = predict_muon(TIMED.shared_by(RANKS), dp, tp, 0)
+        rows = collectives_of(ledger, {"dp": dp, "tp": tp, "world": RANKS})
+        found[dp, tp] = [row for row in rows if row.group != "world"]
+    return found
+
+
+def trial(world: World, solve: Callable[..., Any]) -> list[Seen]:
+    """Call the reader's function once per cluster, with probes that really gather, and clocks that tell its wires."""
+    import torch
+
+    from distmuon.sharding.grid import Grid
+
+    grid, seen, grids = Grid.of(world), [], forecasts()
+    for wires in CLUSTERS:
+        count = 0
+
+        def probe(group: str, payload_bytes: int, wires: dict[str, Wire] = wires) -> float:
+            nonlocal count
+            count += 1
+            wrong = (
+                f'probe({group!r}, {payload_bytes!r}): the first is "dp" or "tp", the second an even number of bytes'
+            )
+            good = group in wires and isinstance(payload_bytes, int) and 2 <= payload_bytes <= 1 << 26
+            insist("" if good and payload_bytes % 2 == 0 else f"{wrong}, 2 to {1 << 26}.")
+            wire = grid.dp if group == "dp" else grid.tp
+            wire.all_gather(torch.zeros(payload_bytes // 2, dtype=torch.uint8), "probe")
+            return collective_seconds(Collective("all_gather", group, 2, payload_bytes), wires[group])
+
+        choice = solve(probe, {shape: list(rows) for shape, rows in grids.items()})
+        known = isinstance(choice, tuple) and choice in grids
+        insist("" if known else f"choose_grid returned {choice!r}, and one of {', '.join(map(str, grids))} is wanted.")
+        seen.append(Seen(choice, count))
+    return seen
+
+
+def costs(grids: Grids, wires: dict[str, Wire]) -> dict[tuple[int, int], float]:
+    """Return the seconds that each grid's collectives take."""
+    return {shape: step_seconds(0.0, rows, wires) for shape, rows in grids.items()}
+
+
+def judge(evidence: list[list[Seen]]) -> list[str]:
+    """Return what is wrong: ranks that disagree, then wrong choices, then too many probes."""
+    wrong, dear, grids = [], [], forecasts()
+    for number, (wires, seen) in enumerate(zip(CLUSTERS, zip(*evidence, strict=True), strict=True), start=1):
+        choices = [rank.choice for rank in seen]
+        if len(set(choices)) > 1:
+            return [f"for cluster {number} the ranks chose {', '.join(map(str, choices))}; all must choose the same."]
+        took = costs(grids, wires)
+        best = min(took, key=lambda shape: took[shape])
+        if choices[0] != best:
+            times = took[choices[0]] / took[best]
+            wrong.append(
+                f"on cluster {number} your grid {choices[0]} communicates {times:.1f} times as long as the best."
+            )
+        if seen[0].probes > PROBES:
+            dear.append(f"over budget: {seen[0].probes} probes of cluster {number}, and {PROBES} are enough.")
+    return [*wrong[:1], *dear[:1]]
+
+
+def praise(evidence: list[list[Seen]]) -> str:
+    """Return what was achieved, with the choices."""
+    chosen = ", ".join(f"{dp} x {tp}" for (dp, tp), _ in evidence[0])
+    probes = max(seen.probes for seen in evidence[0])
+    return f"the best of four grids on each of {len(CLUSTERS)} clusters: {chosen}; {probes} probes at most."
+
+
+PUZZLE = Puzzle(
+    name="choose the grid",
+    function="choose_grid",
+    dp=2,
+    tp=2,
+    trial=trial,
+    judge=judge,
+    praise=praise,
+    hints=(
+        "A wire has two unknowns, so two probes of different sizes tell all about it. What does each of them cost "
+        "between two ranks? `cost_model.collective_seconds` says it for a wire that is known.",
+        "Between two ranks an all-gather is one message with half of the payload. So the difference between a large "
+        "and a small probe is bytes over bandwidth, and what is left of the small one is alpha.",
+        "seconds(m) = alpha + (m / 2) / bandwidth, for m of 2 bytes and of some millions. Make a Wire of each group, "
+        "and let step_seconds(0.0, rows, wires) price every grid; return the cheapest.",
+    ),
+)
+
+
+# ---- The solution -----------------------------------------------------------------------------------------
+
+
+def choose_grid(probe: Callable[[str, int], float], grids: Grids) -> tuple[int, int]:
+    """Return the (dp, tp) whose collectives take least, on wires that are known only by four probes."""
+    wires = {}
+    for group in ("dp", "tp"):
+        small, large = 2, 1 << 24
+        quick, slow = probe(group, small), probe(group, large)
+        bytes_per_second = (large - small) / 2 / (slow - quick)
+        wires[group] = Wire(quick - small / 2 / bytes_per_second, bytes_per_second)
+    return min(grids, key=lambda shape: step_seconds(0.0, grids[shape], wires))

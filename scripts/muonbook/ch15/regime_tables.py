@@ -1,0 +1,252 @@
+"""Chapter 15's stored measurements as lines of text and as curves: what the page prints and draws.
+
+Each function takes book/results/regimes.json, as `results.load("regimes")` returns it, and gives ratios only.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from muonbook.ch15.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants, Point, fit, points
+from muonbook.ch15.regimes import SKEW
+from muonbook.ch15.world_tables import CLAIMED
+from muonbook.measure.workload import TIMED, Workload
+
+NAMES = {
+    "muon": "Muon",
+    "zero1": "AdamW, ZeRO-1",
+    "ddp": "AdamW, DDP",
+    "muon_small": "Muon, many calls",
+    "zero1_small": "ZeRO-1, many calls",
+}
+
+Found = Mapping[str, Any]
+
+
+# ---- Batch size -------------------------------------------------------------------------------------------
+
+
+def most_share(width: int, tokens: float) -> float:
+    """Return the bound 5 a / tokens: Newton–Schulz's operations, each matrix once, over forward and backward's."""
+    return 5 * width / tokens
+
+
+def share_curves(found: Found, width: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (series, bands) for `draw_curves`: optimizer's time over forward and backward's, over tokens per step."""
+    rows = found["share"][str(width)]
+    tokens = rows["tokens"]
+    series: dict[str, Any] = {
+        "5a / tokens": (tokens, [most_share(width, t) for t in tokens]),
+        "Muon": (tokens, [row["median"] for row in rows["muon"]]),
+        "3 %": (tokens, [CLAIMED[1]] * len(tokens)),
+        "1 %": (tokens, [CLAIMED[0]] * len(tokens)),
+        "AdamW": (tokens, [row["median"] for row in rows["adamw"]]),
+    }
+    return series, {"Muon": (tokens, *_bands(rows["muon"]))}
+
+
+def share_lines(found: Found) -> list[str]:
+    """Return, per width, Muon's and AdamW's share at some batches, and how many rounds that is the median of."""
+    lines = ["  width   tokens   5a / tokens      Muon     AdamW   rounds"]
+    for width, rows in found["share"].items():
+        chosen = sorted({*range(0, len(rows["tokens"]), 3), len(rows["tokens"]) - 1})
+        for n in chosen:
+            tokens, cells = rows["tokens"][n], [rows[name][n]["median"] for name in ("muon", "adamw")]
+            cells = [most_share(int(width), tokens), *cells]
+            shares = f"{cells[0]:14.1%}{cells[1]:10.1%}{cells[2]:10.1%}"
+            lines.append(f"  {width:>5s}{tokens:9,d}{shares}{rows['muon'][n]['count']:9d}")
+    return lines
+
+
+def slope(found: Found, width: int) -> float:
+    """Return the power of the batch that Muon's share follows, by least squares on both logarithms; the bound's: -1."""
+    rows = found["share"][str(width)]
+    tokens, shares = ([math.log(x) for x in xs] for xs in (rows["tokens"], [row["median"] for row in rows["muon"]]))
+    return statistics.linear_regression(tokens, shares).slope
+
+
+def first_within(found: Found, width: int, share: float) -> int | None:
+    """Return the tokens per step from which on Muon's median share stays at or below `share`; None: none measured."""
+    rows = found["share"][str(width)]
+    over = [tokens for tokens, row in zip(rows["tokens"], rows["muon"], strict=True) if row["median"] > share]
+    later = [tokens for tokens in rows["tokens"] if tokens > max(over, default=0)]
+    return min(later, default=None)
+
+
+def repeated(workload: Workload, dp: int, tp: int) -> tuple[float, float]:
+    """Return how often `gather_all` orthogonalizes a matrix, mean by operations; and the busiest rank's work over its
+    fair share. From the map alone."""
+    from distmuon.optim.newton_schulz import flops
+
+    layout, muon, _ = workload.plan(dp, tp)
+    ranks = [0] * dp
+    whole = 0
+    for bucket in layout.buckets:
+        for index in (index for index in bucket.params if index in muon):
+            work = flops(layout.specs[index].full_shape(tp))
+            whole += work
+            for rank in layout.owners(bucket, index):
+                ranks[rank] += work
+    return tp * sum(ranks) / whole, tp * dp * max(ranks) / whole
+
+
+# ---- Grids ------------------------------------------------------------------------------------------------
+
+
+def skew_lines(found: Found) -> list[str]:
+    """Return, per grid, bytes and step time over ZeRO-1 AdamW's; and Muon's step over that on its best grid."""
+    best = min(row["muon"]["seconds"]["median"] for row in found["skew"])
+    lines = [
+        "             Muon / AdamW, ZeRO-1            DDP / ZeRO-1           Muon's step /   a matrix is",
+        "  dp x tp   bytes   time                  bytes   time             its best grid   orthogonalized",
+    ]
+    for row in found["skew"]:
+        cells = f"  {row['dp']:2d} x {row['tp']:2d}"
+        for name in ("muon", "ddp"):
+            sent = row[name]["sent_bytes"] / row["zero1"]["sent_bytes"]
+            cells += f"{sent:8.2f}x  {_spread(row[name]['over_zero1']):18s}"
+        mean, _ = repeated(TIMED.shared_by(row["dp"] * row["tp"]), row["dp"], row["tp"])
+        lines.append(f"{cells}{row['muon']['seconds']['median'] / best:9.2f}x{mean:14.2f} times")
+    return [*lines, _rounds(row["muon"]["over_zero1"] for row in found["skew"])]
+
+
+def quickest_grids(found: Found) -> dict[str, str]:
+    """Return for each contender the grid on which its median step was shortest: "4 x 2"."""
+    rows = {f"{row['dp']} x {row['tp']}": row for row in found["skew"]}
+    return {name: min(rows, key=lambda grid: rows[grid][name]["seconds"]["median"]) for name in SKEW}
+
+
+# ---- Links ------------------------------------------------------------------------------------------------
+
+
+def link_lines(found: Found) -> list[str]:
+    """Return step time over ZeRO-1 AdamW's, per rate; above it the limits of the simple formula."""
+    asked = found["links"]["entrants"]
+    names = [name for name in asked if name != "zero1"]
+    rows = {_rate(step["rate_mbit"]): step for step in found["links"]["steps"]}
+    lines = [_row("", [NAMES[name] for name in names])]
+    for label, amount in (("bytes", _sent), ("computed", _computation)):
+        lines.append(
+            _row(label, [f"{amount(asked[name]) / amount(asked['zero1']):.2f}x            " for name in names])
+        )
+    lines += [_row(rate, [_spread(step[name]["over_zero1"]) for name in names]) for rate, step in rows.items()]
+    return [*lines, _rounds(step["muon"]["over_zero1"] for step in rows.values())]
+
+
+def outside(found: Found) -> tuple[int, int]:
+    """Return (how many of Muon's medians over ZeRO-1's lie outside the ratios of bytes and of computation, of all)."""
+    muon, zero1 = (found["links"]["entrants"][name] for name in ("muon", "zero1"))
+    limits = [amount(muon) / amount(zero1) for amount in (_sent, _computation)]
+    medians = [step["muon"]["over_zero1"]["median"] for step in found["links"]["steps"]]
+    return sum(not min(limits) <= median <= max(limits) for median in medians), len(medians)
+
+
+def slow_limit(found: Found) -> float:
+    """Return Muon's step over ZeRO-1's on a hopeless link by the fit, in which not all bytes cost the same."""
+    constants, _ = fitted(found)
+    entrants = (found["links"]["entrants"][name] for name in ("muon", "zero1"))
+    mine, theirs = (constants.ring * e["ring_bytes"] + constants.exchange * e["exchange_bytes"] for e in entrants)
+    return mine / theirs
+
+
+def link_curves(found: Found) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (series, bands) for `draw_curves`: step time over ZeRO-1's, over Mbit/s, and the byte ratio of Muon."""
+    steps = [step for step in found["links"]["steps"] if step["rate_mbit"] is not None]
+    rates, asked = [step["rate_mbit"] for step in steps], found["links"]["entrants"]
+    series: dict[str, Any] = {}
+    bands = {}
+    for name in ("muon", "ddp"):
+        ratios = [step[name]["over_zero1"] for step in steps]
+        series[NAMES[name]] = (rates, [ratio["median"] for ratio in ratios])
+        bands[NAMES[name]] = (rates, *_bands(ratios))
+    series["Muon's bytes"] = (rates, [_sent(asked["muon"]) / _sent(asked["zero1"])] * len(rates))
+    return series, bands
+
+
+# ---- The model --------------------------------------------------------------------------------------------
+
+
+def fitted(found: Found) -> tuple[Constants, list[Point]]:
+    """Return the constants, and the points that they were not fitted to."""
+    all_points = points(found["links"])
+    return fit(point for point in all_points if point.fitted), [point for point in all_points if not point.fitted]
+
+
+def error_lines(found: Found) -> list[str]:
+    """Return the model's error, (model - measured) / measured, per entrant and rate; a star marks a fitted point."""
+    constants, _ = fitted(found)
+    rates = [step["rate_mbit"] for step in found["links"]["steps"]]
+    lines = [f"  {'':22s}" + "".join(f"{_rate(rate):>12s}" for rate in rates)]
+    for name in found["links"]["entrants"]:
+        mine = [point for point in points(found["links"]) if point.entrant == name]
+        cells = (f"{constants.error(point):+.0%}{'*' if point.fitted else ' '}" for point in mine)
+        lines.append(f"  {NAMES[name]:22s}" + "".join(f"{cell:>12s}" for cell in cells))
+    return lines
+
+
+def model_curves(found: Found) -> dict[str, Any]:
+    """Return series for `draw_curves`: Muon's step over its computation, measured and modelled; in many calls too."""
+    constants, _ = fitted(found)
+    unit = _computation(found["links"]["entrants"]["muon"])
+    series: dict[str, Any] = {}
+    for name, short in (("muon", "Muon"), ("muon_small", "many calls")):
+        mine = [p for p in points(found["links"]) if p.entrant == name and p.rate_mbit is not None]
+        for label, value in (("", lambda p: p.seconds), (", model", constants.seconds)):
+            times = [value(point) / unit for point in mine]
+            series[f"{short}{label}"] = ([point.rate_mbit for point in mine], times)
+    return series
+
+
+def held_out(constants: Constants, left: Sequence[Point]) -> dict[str, float]:
+    """Return the median absolute error per group of held-out points; last, that of a step less its computation."""
+    groups = {
+        "Muon, whose sending it never saw": [p for p in left if p.entrant not in FITTED_ENTRANTS],
+        "rates it never saw": [p for p in left if p.rate_mbit not in FITTED_RATES],
+        "all held out": list(left),
+    }
+    errors = {name: [abs(constants.error(p)) for p in group] for name, group in groups.items() if group}
+    errors["all held out, without the computation"] = [abs(constants.moving_error(p)) for p in left]
+    return {name: statistics.median(group) for name, group in errors.items()}
+
+
+def noise(found: Found) -> float:
+    """Return how far from the median a quarter of the rounds lies at least, of its own; median over all points."""
+    times = [step[name]["seconds"] for step in found["links"]["steps"] for name in found["links"]["entrants"]]
+    return statistics.median((t["quartiles"][1] - t["quartiles"][0]) / 2 / t["median"] for t in times)
+
+
+def _sent(asked: Mapping[str, Any]) -> float:
+    return asked["ring_bytes"] + asked["exchange_bytes"]
+
+
+def _computation(asked: Mapping[str, Any]) -> float:
+    return asked["computation_seconds"]["median"]
+
+
+def _rate(rate_mbit: float | None) -> str:
+    return "no limit" if rate_mbit is None else f"{rate_mbit:g} Mbit"
+
+
+def _row(label: str, cells: Sequence[str]) -> str:
+    return (f"  {label:9s}" + "".join(f"{cell:>21s}" for cell in cells)).rstrip()
+
+
+def _spread(found: Mapping[str, Any]) -> str:
+    low, high = _band(found)
+    return f"{found['median']:.2f}x ({low:.2f}-{high:.2f})"
+
+
+def _band(found: Mapping[str, Any]) -> list[float]:
+    """Return the quartiles, or, of fewer than eight values, the range."""
+    return found["quartiles"] if found["count"] >= 8 else found["range"]
+
+
+def _bands(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    return [_band(row)[0] for row in rows], [_band(row)[1] for row in rows]
+
+
+def _rounds(rows: Iterable[Mapping[str, Any]]) -> str:
+    return f"  rounds: {', '.join(str(row['count']) for row in rows)}; in brackets quartiles, below 8 rounds the range"

@@ -1,0 +1,59 @@
+"""A step with its cables cut: every collective returns at once, with this rank's own bytes in the others' places.
+
+What is left is the computation of a rank, copies included, while the other ranks compute beside it on the same cores:
+the first term of the cost model. Its numbers mean nothing, and stay finite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.grid import Grid
+from muonbook.measure.baselines import CONTENDERS, ONE_BUCKET, Trainer
+
+if TYPE_CHECKING:
+    from muonbook.measure.workload import Workload
+
+
+@dataclass
+class MutedGroup(Group):
+    """A group of `size` ranks in which nobody hears anybody. Shapes and sums are those of Group; nothing is sent."""
+
+    def all_gather(self, shard: Tensor, label: str, out: Tensor | None = None) -> Tensor:
+        out = shard.new_empty(self.size * shard.numel()) if out is None else out
+        for part in out.chunk(self.size):
+            part.copy_(shard)
+        return out
+
+    def reduce_scatter(self, full: Tensor, out: Tensor, label: str) -> Tensor:
+        first, *others = full.chunk(self.size)
+        out.copy_(first)
+        for other in others:
+            out += other
+        return out
+
+    def all_to_all(self, parcels: Tensor, label: str) -> Tensor:
+        return parcels.clone()
+
+    def all_reduce(self, tensor: Tensor, label: str) -> Tensor:
+        return tensor
+
+    def broadcast(self, tensor: Tensor, label: str) -> Tensor:
+        return tensor
+
+
+def muted_trainer(name: str, workload: Workload, grid: Grid) -> Trainer:
+    """Return the contender `name` on a grid of the same shape that is silent over DP; T must be 1.
+
+    What torch's DDP adds to a step is its all-reduce: muted, it is the bare model.
+    """
+    if grid.tp.size != 1:
+        raise ValueError(f"T is {grid.tp.size}; only DP is muted, so take T = 1.")
+    dp = Group("dp") if CONTENDERS[name].ddp_alone else MutedGroup("dp", grid.dp.size, grid.dp.rank)
+    world = MutedGroup("world", grid.world.size, grid.world.rank)
+    return CONTENDERS[name].make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger), ONE_BUCKET)

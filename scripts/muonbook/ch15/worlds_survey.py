@@ -1,0 +1,210 @@
+"""The survey of planned worlds: models x worlds x grids x wires x batches, as one dict for book/results/worlds.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from muonbook.ch15.claimed_worlds import gather_cut_340m, moonlight, reported_world, short
+from muonbook.ch15.links import CORNERS, FABRICS, ONE_AT_A_TIME, PEAK_FLOPS, SOURCES, SUSTAINED
+from muonbook.ch15.planned_steps import Grids, Step, Timed, best, robustness, seconds, square_cost, sweet_spot
+from muonbook.measure.model_shapes import MODELS
+from muonbook.measure.planned_worlds import BUCKET_RULES, TIMED_RULE, PlannedWorld, grids, plan_world
+
+SQUARES = (16, 64)  # for "DP = TP" alone
+WORLDS = (16, 32, 64, 128, 512, 1024, 4096)
+TOKENS = (1 << 20, 1 << 22, 1 << 24)  # of all ranks, per step
+QUICK = (("gpt2", "llama3_8b"), (32, 1024), (1 << 22,))
+
+
+def survey(quick: bool = False) -> dict[str, Any]:
+    """Return everything that chapter 15 says about planned worlds. Deterministic; no process is started."""
+    models, worlds, tokens = QUICK if quick else (tuple(MODELS), WORLDS, TOKENS)
+    layouts, cells, timed = [], [], {}
+    for model in models:
+        for ranks in worlds:
+            by_t = {}
+            for dp, tp in grids(MODELS[model], ranks):
+                for rule, size in BUCKET_RULES.items():
+                    world = plan_world(MODELS[model], dp, tp, size(dp))
+                    if ranks not in SQUARES:
+                        place = {"model": model, "ranks": ranks, "dp": dp, "tp": tp, "rule": rule}
+                        layouts.append(place | facts(world))
+                    if rule == TIMED_RULE:
+                        by_t[tp] = Timed.of(world)
+            timed[model, ranks] = by_t
+            cells += [cell for batch in tokens for cell in _cells(model, ranks, by_t, batch)]
+    return {
+        "assumptions": assumptions(),
+        "models": {name: _model(name) for name in models},
+        "layouts": layouts,
+        "cells": cells,
+        "verdict": verdict(cells, timed),
+        "moonlight": moonlight(),
+        "reported": reported_world(),
+        "gather_cut_340m": gather_cut_340m(),
+    }
+
+
+def assumptions() -> dict[str, Any]:
+    """Return what was assumed of wires and devices."""
+    wires = {
+        name: {"title": f.title, "node": f.node, "inside": f.inside.__dict__, "between": f.between.__dict__}
+        for name, f in FABRICS.items()
+    }
+    return {
+        "peak_flops": PEAK_FLOPS,
+        "sustained": SUSTAINED,
+        "fabrics": wires,
+        "sources": SOURCES,
+        "timed_rule": TIMED_RULE,
+    }
+
+
+def _model(name: str) -> dict[str, Any]:
+    shape = MODELS[name]
+    specs, muon = shape.specs(1)
+    once = sum(load for load in _whole_flops(name))
+    return {
+        "title": shape.title,
+        "source": shape.source,
+        "parameters": shape.parameters,
+        "active": shape.active,
+        "matrices": len(muon),
+        "share_for_muon": short(sum(specs[i].numel for i in muon) / shape.parameters),
+        # Newton–Schulz of every matrix once, over forward and backward of a million tokens: what gather_all repeats
+        "newton_schulz_once_per_million_tokens": short(once / (6 * shape.active * 1e6)),
+    }
+
+
+def _whole_flops(name: str) -> Iterable[float]:
+    world = plan_world(MODELS[name], 1, 1, BUCKET_RULES["ours"](1))
+    return (row.load.flops for _, rows in world.matrices for row in rows)
+
+
+def facts(world: PlannedWorld) -> dict[str, Any]:
+    """Return what a planned layout says by itself, without wires: bytes per rank and step, work, memory."""
+    ledger, (mean, most), (redundancy, most_ranks) = world.ledger(), world.total_load(), world.redundancy
+    zero1 = world.ledger(muon=False).total().sent_bytes
+    same = ledger.total(group="dp").sent_bytes + ledger.total(group="world").sent_bytes
+    return {
+        "buckets": len(world.layout.buckets),
+        "zero1_bytes": zero1,
+        "gather_all_bytes": round(same + mean.sent_bytes),
+        "gather_all_bytes_most": round(same + most.sent_bytes),
+        "gather_all_over_zero1": short((same + mean.sent_bytes) / zero1),
+        "gather_cut_over_zero1": short((zero1 + world.gather_cut_bytes + mean.sent_bytes) / zero1),
+        "spread": short(world.spread),
+        "redundancy": short(redundancy),
+        "redundancy_most": most_ranks,
+        "newton_schulz_flops": short(mean.flops),
+        "newton_schulz_flops_most": short(most.flops),
+        "state_bytes": world.state_bytes,
+        "transient_bytes": world.transient_bytes,
+    }
+
+
+def _cells(model: str, ranks: int, by_t: Grids, tokens: int) -> Iterable[dict[str, Any]]:
+    """Yield one row per fabric: which T is best, how sure that is, and what Muon adds there."""
+    enough = {tp: timed for tp, timed in by_t.items() if timed.admits(tokens)}
+    fitting = {tp: timed for tp, timed in enough.items() if timed.fits}
+    for name, fabric in FABRICS.items():
+        place = {"model": model, "ranks": ranks, "tokens": tokens, "fabric": name}
+        if not fitting:
+            yield place | {"tp": None, "why": "no batch" if not enough else "no room"}
+            continue
+        anyhow = best(seconds(enough, fabric, tokens, "step"))
+        took = {aim: seconds(fitting, fabric, tokens, aim) for aim in ("step", "communication", "overlapped")}
+        adamws = {tp: timed for tp, timed in enough.items() if timed.adamw_fits}
+        took["adamw"] = seconds(adamws, fabric, tokens, "adamw")
+        chosen = {aim: best(each) for aim, each in took.items()}
+        step, sure = fitting[chosen["step"]].step(fabric, tokens), robustness(fitting, fabric, tokens, "step", CORNERS)
+        yield (
+            place
+            | {
+                "tp": chosen["step"],
+                "tp_choices": " ".join(map(str, fitting)),
+                "tp_in_endless_memory": anyhow,
+                "tp_for_communication": chosen["communication"],
+                "tp_for_adamw": chosen["adamw"],
+                "tp_overlapped": chosen["overlapped"],
+                "square_cost": _maybe(square_cost(fitting, took["step"])),
+                "square_cost_communication": _maybe(square_cost(fitting, took["communication"])),
+                "over_best_adamw": short(step.muon / min(took["adamw"].values())),
+                "holds": short(sure.holds),
+                "regret": short(sure.regret),
+            }
+            | _shares(step)
+        )
+
+
+def _shares(step: Step) -> dict[str, float]:
+    return {
+        "over_adamw": short(step.muon / step.adamw),
+        "over_forward_backward": short(step.extra),
+        "newton_schulz_share": short(step.newton_schulz / step.muon),
+        "optimizer_share": short(1 - (step.computation + step.activations) / step.muon),
+    }
+
+
+def verdict(cells: list[dict[str, Any]], timed: Mapping[tuple[str, int], Grids]) -> dict[str, Any]:
+    """Return what all cells together say about "DP = TP", and how often a factor of two changes the winner."""
+    found = [cell for cell in cells if cell["tp"] is not None]
+    choice = [cell for cell in found if len(_choices(cell)) > 1]
+    square = [cell for cell in choice if cell["square_cost"] is not None]
+    open_end = [cell for cell in square if max(_choices(cell)) ** 2 > 2 * cell["ranks"]]  # T > D is possible too
+    changes = {
+        label: _share(
+            1 - robustness(_chosen(timed, cell), FABRICS[cell["fabric"]], cell["tokens"], "step", [scale]).holds
+            for cell in choice
+        )
+        for label, scale in ONE_AT_A_TIME.items()
+    }
+    return {
+        "cells": len(cells),
+        "with_a_grid": len(found),
+        "with_a_choice": len(choice),
+        "adds_at_most_3_percent": {  # to forward and backward: the upper end of the paper's claim
+            f"{tokens:,} tokens": _share(c["over_forward_backward"] <= 0.03 for c in found if c["tokens"] == tokens)
+            for tokens in sorted({cell["tokens"] for cell in found})
+        },
+        "least_tp_wins_step": _share(cell["tp"] == min(_choices(cell)) for cell in choice),
+        "most_tp_wins_step": _share(cell["tp"] == max(_choices(cell)) for cell in choice),
+        "most_tp_wins_communication": _share(cell["tp_for_communication"] == max(_choices(cell)) for cell in choice),
+        "adamw_wants_the_same": _share(cell["tp"] == cell["tp_for_adamw"] for cell in choice),
+        "adamw_wants_less_tp": _share(cell["tp"] > cell["tp_for_adamw"] for cell in choice),
+        "adamw_wants_more_tp": _share(cell["tp"] < cell["tp_for_adamw"] for cell in choice),
+        "overlap_wants_the_same": _share(cell["tp"] == cell["tp_overlapped"] for cell in choice),
+        "memory_decides": _share(cell["tp"] != cell["tp_in_endless_memory"] for cell in found),
+        "square_possible": len(square),
+        "square_worlds": len({(cell["model"], cell["ranks"]) for cell in square}),
+        "square_wins_step": _share(cell["square_cost"] == 0 for cell in square),
+        "square_wins_communication": _share(cell["square_cost_communication"] == 0 for cell in square),
+        "square_and_more_tp_possible": len(open_end),
+        "square_wins_communication_then": _share(cell["square_cost_communication"] == 0 for cell in open_end),
+        "square_cost_median": short(median([cell["square_cost"] for cell in square])) if square else None,
+        "square_cost_worst": max((cell["square_cost"] for cell in square), default=None),
+        "winner_holds_in_all_corners": _share(cell["holds"] == 1 for cell in choice),
+        "winner_holds": _share(cell["holds"] for cell in choice),
+        "regret_worst": max((cell["regret"] for cell in choice), default=None),
+        "winner_changes": changes,
+        "sweet_spot_one_wire": {str(ranks): short(sweet_spot(ranks)) for ranks in WORLDS},
+    }
+
+
+def _choices(cell: dict[str, Any]) -> list[int]:
+    return [int(tp) for tp in cell["tp_choices"].split()]
+
+
+def _chosen(timed: Mapping[tuple[str, int], Grids], cell: dict[str, Any]) -> Grids:
+    return {tp: timed[cell["model"], cell["ranks"]][tp] for tp in _choices(cell)}
+
+
+def _share(values: Iterable[float]) -> float | None:
+    found = [float(value) for value in values]
+    return short(sum(found) / len(found)) if found else None
+
+
+def _maybe(value: float | None) -> float | None:
+    return None if value is None else short(value)

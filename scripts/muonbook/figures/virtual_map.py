@@ -1,0 +1,205 @@
+"""The virtual map as a picture: one strip per bucket, every shard in its owner's colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from distmuon.sharding.layout import Bucket, Layout
+from muonbook.figures.style import (
+    CARD,
+    INK,
+    LEFT,
+    MARGIN,
+    MUTED,
+    PADDING,
+    ROW,
+    STRIP,
+    TEXT,
+    TITLE,
+    TP_HATCHES,
+    WIDTH,
+    Block,
+    box,
+    count,
+    dp_colour,
+    mix,
+    page,
+    put,
+    text_block,
+    wide,
+)
+
+MAX_STRIPS = 60  # buckets; a longer map is a table, see `Layout.table`
+
+
+def draw_map(layout: Layout, tp: int = 1, focus: int | None = None, title: str | None = None) -> Figure:
+    """Draw the virtual map: one strip per bucket, true to scale in elements, every shard in its owner's colour.
+
+    tp: T. Every TP rank holds the same map with its own slice: one hatched row of each strip, up to eight.
+    focus: a DP rank whose shards keep their colour while the others fade.
+    Raises ValueError for an empty layout, more than 60 buckets, and a `tp` or `focus` that is off the grid.
+    """
+    return page(
+        [text_block(title or f"The virtual map: {layout.dp} DP × {tp} TP", TITLE), *map_blocks(layout, tp, focus)]
+    )
+
+
+def describe_map(layout: Layout, tp: int = 1) -> str:
+    """Return alt text for `draw_map`, computed from the layout."""
+    cut = [layout.specs[i].name for b in layout.buckets for i in b.params if len(layout.owners(b, i)) > 1]
+    names = ", ".join(cut[:3]) + f" and {len(cut) - 3} more" * (len(cut) > 3)
+    shards = f"{layout.dp} equal shards, one per DP rank" if layout.dp > 1 else "one shard"
+    return f"Virtual map of {_size(layout, tp)}, each of {shards}. On more than one DP rank: {names or 'no parameter'}."
+
+
+def _size(layout: Layout, tp: int) -> str:
+    padded, numel = (sum(getattr(bucket, part) for bucket in layout.buckets) for part in ("padded", "numel"))
+    elements = f"{count(numel, 'element')} + {padded - numel:,} padding" + " per TP rank" * (tp > 1)
+    return f"{count(len(layout.specs), 'parameter')}, {elements}, {count(len(layout.buckets), 'bucket')}"
+
+
+def map_blocks(layout: Layout, tp: int, focus: int | None) -> list[Block]:
+    """Return the map as blocks of a page; arguments and errors as in `draw_map`."""
+    longest = max((bucket.padded for bucket in layout.buckets), default=0)
+    if longest == 0:
+        raise ValueError("this layout holds no elements, so there is nothing to draw.")
+    if len(layout.buckets) > MAX_STRIPS:
+        raise ValueError(f"{len(layout.buckets)} buckets do not fit a page of {MAX_STRIPS}; use a larger bucket_size.")
+    if tp < 1 or not 0 <= (focus or 0) < layout.dp:
+        raise ValueError(f"tp={tp} and focus={focus} do not fit a grid of {layout.dp} DP ranks and 1 TP rank or more.")
+    blocks = [text_block(_size(layout, tp))]
+    for bucket in layout.buckets:
+        if bucket.bucket_idx == 0:
+            blocks.append(
+                text_block(f"\nbuffer {bucket.buffer_idx}: {layout.buffers[bucket.buffer_idx].param_dtype}", TEXT)
+            )
+        blocks += _strip(layout, bucket, tp, focus, STRIP / longest)
+    if any(bucket.padded > bucket.numel for bucket in layout.buckets):
+        blocks.append(_note("padding, so that all shards of a bucket are equal", padding=True))
+    if any(len(layout.owners(bucket, i)) > 1 for bucket in layout.buckets for i in bucket.params):
+        blocks.append(_note("owned by more than one DP rank"))
+    if layout.dp > 8:
+        blocks.append(text_block("Colours repeat every 8 DP ranks: lighter, then darker."))
+    if tp > 8:
+        blocks.append(text_block(f"TP ranks 8 to {tp - 1} hold the same map."))
+    return blocks
+
+
+def _note(text: str, padding: bool = False) -> Block:
+    def paint(axes: Axes, top: float) -> None:
+        if padding:
+            box(axes, MARGIN, top + 1, 22, 10, PADDING)
+        else:
+            _brackets(axes, [(MARGIN, MARGIN + 22)], top + 10)
+        put(axes, MARGIN + 30, top, text, color=MUTED)
+
+    return ROW + 1, paint
+
+
+def _brackets(axes: Axes, spans: Iterable[tuple[float, float]], y: float, gid: str | None = None) -> None:
+    """Draw bold brackets over `y`, a little shorter than their spans, so that neighbours stay apart."""
+    inner = [(a + min(1.5, (b - a) / 4), b - min(1.5, (b - a) / 4)) for a, b in spans]
+    lines = [[(a, y - 1), (a, y - 5), (b, y - 5), (b, y - 1)] for a, b in inner]
+    axes.add_collection(LineCollection(lines, colors=INK, linewidths=2.4, gid=gid), autolim=False)
+
+
+def _strip(layout: Layout, bucket: Bucket, tp: int, focus: int | None, scale: float) -> list[Block]:
+    """Draw one bucket at `scale` points per element, and under it list its parameters if not all names found room."""
+    names = [layout.specs[i].name for i in bucket.params]
+    cut = [len(layout.owners(bucket, i)) > 1 for i in bucket.params]
+    ranges = [layout.global_ranges[i].relative_to(bucket.offset) for i in bucket.params]
+    spans = [(LEFT + r.start * scale, LEFT + r.end * scale) for r in ranges]
+    labels = _labels(names, spans)
+    colours = [dp_colour(r) if focus in (None, r) else mix(dp_colour(r), CARD, 0.8) for r in range(layout.dp)]
+    pitch, padding = bucket.shard_size * scale, bucket.padded - bucket.numel
+    rows, ident = min(tp, 8), f"{bucket.buffer_idx}.{bucket.bucket_idx}"
+    high = {1: 30.0, 2: 22.0}.get(rows, 17.0)
+    levels = [label.level for label in labels] or [1]
+    lowest, head = min(levels), 26 + ROW * (1 + max(levels) - min(levels))  # head: from the block's top to the strip
+    size = count(bucket.numel, "element") + f" + {padding:,} padding" * (padding > 0)
+
+    def paint(axes: Axes, top: float) -> None:
+        y, end, right = top + head, top + head + rows * high, LEFT + bucket.padded * scale
+        put(axes, MARGIN, top, f"bucket {bucket.bucket_idx}")
+        put(axes, WIDTH - MARGIN, top, f"{size}, {bucket.shard_size:,} per shard", "right", color=MUTED)
+        for n, at, side, level in labels:
+            text_y = y - 8 - ROW * (level - lowest + 1)
+            if level:
+                axes.vlines(at, text_y + 13, y, MUTED, lw=0.7)
+            put(axes, at + {"left": -2, "right": 2, "center": 0}[side], text_y, names[n], side, cut[n])
+        for row in range(rows):
+            row_y = y + row * high
+            for r, colour in enumerate(colours):
+                a, b = (min(edge - bucket.offset, bucket.numel) * scale for edge in bucket.shard(r))
+                tone = mix(colour, "#FFFFFF" if sum(to_rgb(colour)) < 1 else INK, 0.5)
+                gid = f"shard-{ident}-dp{r}-tp{row}"
+                box(axes, LEFT + a, row_y, b - a, high, colour, gid=gid, ec=tone, hatch=TP_HATCHES[row])
+            gid, edge = f"padding-{ident}-tp{row}", 1.5 * (padding > 0)  # seen even where it is a hair wide
+            box(axes, right - padding * scale, row_y, padding * scale, high, PADDING, gid=gid, ec=PADDING, lw=edge)
+            if tp > 1:
+                put(axes, LEFT - 8, row_y + high / 2 - 6, f"TP {row}", "right")
+        axes.hlines([y + row * high for row in range(1, rows)], LEFT, right, CARD, lw=1)
+        if pitch > 4:
+            axes.vlines([LEFT + r * pitch for r in range(1, layout.dp)], y, end, CARD, lw=1)
+        edges = [*(a for a, _ in spans), right - padding * scale]
+        axes.vlines(edges, y - 3, end, INK, lw=min(1.0, 0.2 + 0.2 * (right - LEFT) / len(edges)))
+        _brackets(axes, (span for span, several in zip(spans, cut, strict=True) if several), y, f"straddlers-{ident}")
+        _rank_labels(axes, end + 3, layout.dp, pitch, focus)
+
+    block = (head + rows * high + ROW + 14, paint)
+    every = text_block("From left: " + ", ".join(names), rest=f" … {len(names)} in all")
+    return [block] if len(labels) == len(names) else [block, every]
+
+
+class _Label(NamedTuple):
+    """Where name number `name` goes: aligned to `at` by its `side`; from level 1 on it is a flag on a pole."""
+
+    name: int
+    at: float
+    side: str
+    level: int
+
+
+def _labels(names: Sequence[str], spans: Sequence[tuple[float, float]]) -> list[_Label]:
+    """Find room for names over their slices, or as flags higher up if all the others can be flags.
+
+    Flags go up from right to left, so that the next pole rises beside them; text and poles claim their place.
+    """
+    fit = [n for n, (a, b) in enumerate(spans) if wide(names[n]) <= b - a]
+    over = [_Label(n, sum(spans[n]) / 2, "center", 0) for n in fit]
+    flags: list[_Label] = []
+    claimed: list[list[tuple[float, float]]] = [[] for _ in range(4)]
+    for n in sorted(set(range(len(names))) - set(fit), reverse=True):
+        at, room = sum(spans[n]) / 2, wide(names[n])
+        sides = {"center": (at - room / 2, at + room / 2), "left": (at - 2, at + room), "right": (at - room, at + 2)}
+        for level, (side, text) in ((level, item) for level in range(4) for item in sides.items()):
+            claims = [*[(at - 2, at + 2)] * level, text]
+            free = all(b <= c or d <= a for (a, b), row in zip(claims, claimed, strict=False) for c, d in row)
+            if free and text[0] >= LEFT - 2 and text[1] <= WIDTH - MARGIN:
+                for claim, row in zip(claims, claimed, strict=False):
+                    row.append(claim)
+                flags.append(_Label(n, at, side, level + 1))
+                break
+        else:
+            return over
+    return over + flags
+
+
+def _rank_labels(axes: Axes, y: float, dp: int, pitch: float, focus: int | None) -> None:
+    """Write DP ranks under their shards: all, or every second, fourth, eighth, ... where shards are narrow."""
+    full = wide(f"DP {dp - 1}") <= pitch
+    stride = 1 if full else next(s for s in (2**k for k in range(64)) if s >= dp or s * pitch >= wide(f"{dp}") + 2)
+    if not full and 3 * stride > dp:
+        put(axes, LEFT, y, f"DP 0–{dp - 1}" if dp > 1 else "DP 0")
+        return
+    if not full:
+        put(axes, LEFT - 8, y, "DP", "right")
+    for r in range(0, dp, stride):
+        colour = INK if focus in (None, r) else MUTED
+        put(axes, LEFT + (r + 0.5) * pitch, y, f"DP {r}" if full else f"{r}", "center", r == focus, color=colour)

@@ -1,0 +1,210 @@
+"""Ways to gather many matrices: the same elements in few calls or in many. Chapters 8 (DP) and 9 (TP) run them.
+
+Over DP, from shards of the map's buckets; `compare` counts calls and bytes:
+
+    by_piece      one call per matrix, whose pieces lie as the map has cut them: padded to the longest piece
+    by_bucket     one call per bucket of the map; with `bucket_size=1`, one per matrix, each cut into D by itself
+    coalesced     the calls of by_bucket, handed to torch's coalescing manager, which makes one of them when it closes
+
+Each takes the DP group, the map and this rank's shards, [shard_size] per bucket, and returns {index: [numel]}, every
+parameter of the map. What the manager does is the backend's business: gloo copies all inputs into one flat tensor,
+gathers that once and copies the outputs apart; NCCL launches the calls as one group, without copies.
+
+Over TP, from blocks of matrices; `compare_blocks` takes the time:
+
+    one_by_one      one call per matrix
+    in_one_bucket   one call for all of them
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import Layout, ParamSpec, plan
+from distmuon.sharding.ledger import Traffic
+from distmuon.verify import counter
+
+ROUNDS = 12  # of which `compare` takes the median time
+
+
+def shards_of(layout: Layout, whole: Sequence[Tensor], dp_rank: int) -> list[Tensor]:
+    """Return a DP rank's shard of every bucket, cut from whole flat tensors [numel]; padding is zeros."""
+    shards = []
+    for bucket in layout.buckets:
+        padding = whole[0].new_zeros(bucket.padded - bucket.numel)
+        flat = torch.cat([*(whole[index] for index in bucket.params), padding])
+        shards.append(flat.view(layout.dp, -1)[dp_rank].clone())
+    return shards
+
+
+def by_piece(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Gather each matrix in a call of its own, from the pieces that the map has cut."""
+    found = {}
+    for bucket, shard in zip(layout.buckets, shards, strict=True):
+        for index in bucket.params:
+            pieces = [layout.meta(bucket, index, rank).local_range for rank in range(layout.dp)]
+            longest = max(piece.size for piece in pieces)
+            mine = pieces[group.rank].relative_to(bucket.shard(group.rank).start)
+            message = shard.new_zeros(longest)
+            message[: mine.size] = shard[mine.as_slice]
+            rows = group.all_gather(message, "momentum").view(layout.dp, longest)
+            found[index] = torch.cat([row[: piece.size] for row, piece in zip(rows, pieces, strict=True)])
+    return found
+
+
+def by_bucket(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Gather each bucket in one call, and cut the matrices out of it."""
+    return cut_out(layout, [group.all_gather(shard, "momentum") for shard in shards])
+
+
+def coalesced(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Ask for each bucket in a call, and let torch make one of them all.
+
+    Raises ImportError where torch has no coalescing manager: its name is private, and may go.
+    """
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    with _coalescing_manager(group=group.process_group):
+        flats = [group.all_gather(shard, "momentum") for shard in shards]
+    return cut_out(layout, flats)  # not before the manager has closed: until then the outputs are empty
+
+
+def cut_out(layout: Layout, flats: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Return every parameter as a view of its gathered bucket."""
+    return {
+        index: flat[layout.global_ranges[index].relative_to(bucket.offset).as_slice]
+        for bucket, flat in zip(layout.buckets, flats, strict=True)
+        for index in bucket.params
+    }
+
+
+# ---- Over TP ----------------------------------------------------------------------------------------------
+
+
+def one_by_one(group: Group, blocks: Sequence[Tensor], dim: int) -> list[Tensor]:
+    """Gather each block in a call of its own."""
+    return [group.all_gather_blocks(block, dim, "momentum") for block in blocks]
+
+
+def in_one_bucket(group: Group, blocks: Sequence[Tensor], dim: int) -> list[Tensor]:
+    """Pack all blocks into one message, gather it in one call, and copy the matrices out of it."""
+    packed = torch.cat([block.reshape(-1) for block in blocks])
+    rows = group.all_gather(packed, "momentum").view(group.size, -1)
+    pieces = rows.split([block.numel() for block in blocks], dim=1)  # of each matrix: [T, numel], not contiguous
+    return [torch.cat([row.view_as(b) for row in piece], dim) for piece, b in zip(pieces, blocks, strict=True)]
+
+
+# ---- The comparisons --------------------------------------------------------------------------------------
+
+
+class Way(NamedTuple):
+    """A way to gather. bucket_size: elements, of the map that it gathers along."""
+
+    name: str
+    bucket_size: int
+    gather: Callable[[Group, Layout, Sequence[Tensor]], dict[int, Tensor]]
+
+
+class Found(NamedTuple):
+    """What one rank found.
+
+    right: whether every matrix came out bit for bit. asked, made: calls and bytes, by the ledger and as torch
+    dispatched them. seconds: median, or 0 where no time was taken.
+    """
+
+    right: bool
+    asked: Traffic
+    made: Traffic
+    seconds: float
+
+
+WAYS = (
+    Way("each matrix, pieces as they lie", 50_000, by_piece),
+    Way("each matrix, cut by itself", 1, by_bucket),
+    Way("the same calls, coalesced", 1, coalesced),
+    Way("each bucket", 50_000, by_bucket),
+)
+
+
+def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Found | None]:
+    """Gather whole-numbered bf16 matrices over DP in every way; return what was found, None for a way that torch lacks.
+
+    All ranks call it together. timed: also take turns, `ROUNDS` times, and take the time.
+    """
+    whole = whole_numbers([(spec.numel,) for spec in specs])
+    layouts = [plan(specs, grid.dp.size, way.bucket_size) for way in WAYS]
+    shards = [[shard.to(grid.device) for shard in shards_of(layout, whole, grid.dp.rank)] for layout in layouts]
+    turns = list(zip(WAYS, layouts, shards, strict=True))
+    found: dict[str, Found | None] = {}
+    for way, layout, mine in turns:
+        grid.ledger.clear()
+        try:
+            with counter.CollectiveCounter() as count:
+                matrices = way.gather(grid.dp, layout, mine)
+        except (ImportError, NotImplementedError):
+            found[way.name] = None
+            continue
+        right = all(torch.equal(matrices[index].cpu(), matrix) for index, matrix in enumerate(whole))
+        found[way.name] = Found(right, grid.ledger.total(), count.ledger.total(), 0.0)
+    seconds: dict[str, list[float]] = {name: [] for name, known in found.items() if known is not None}
+    for _ in range(ROUNDS * timed):
+        for way, layout, mine in turns:
+            if way.name in seconds:
+                began = time.perf_counter()
+                way.gather(grid.dp, layout, mine)
+                seconds[way.name].append(time.perf_counter() - began)
+    return {
+        name: known._replace(seconds=statistics.median(seconds[name])) if known is not None and timed else known
+        for name, known in found.items()
+    }
+
+
+class Timed(NamedTuple):
+    """What one rank found for so many matrices, each [width, width], cut over TP along `dim`.
+
+    right: whether both ways gave all of them bit for bit. one_by_one, in_one_bucket: median seconds.
+    """
+
+    matrices: int
+    width: int
+    dim: int
+    right: bool
+    one_by_one: float
+    in_one_bucket: float
+
+
+def compare_blocks(grid: Grid, count: int, width: int, dim: int, rounds: int) -> Timed:
+    """Gather whole-numbered bf16 matrices over TP in both ways, in turns, and take the time. Collective.
+
+    width: a multiple of T.
+    """
+    whole = whole_numbers([(width, width)] * count)
+    blocks = [matrix.chunk(grid.tp.size, dim)[grid.tp.rank].contiguous().to(grid.device) for matrix in whole]
+    ways = (one_by_one, in_one_bucket)
+    right = all(
+        torch.equal(matrix.cpu(), wanted)
+        for way in ways
+        for matrix, wanted in zip(way(grid.tp, blocks, dim), whole, strict=True)
+    )
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for way, taken in zip(ways, seconds, strict=True):
+            grid.tp.all_reduce(torch.zeros(1, device=grid.device), "start together")
+            began = time.perf_counter()
+            way(grid.tp, blocks, dim)
+            taken.append(time.perf_counter() - began)
+    return Timed(count, width, dim, right, *map(statistics.median, seconds))
+
+
+def whole_numbers(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return a bf16 tensor of each shape, the same on every rank: whole numbers below 100, which bf16 has exactly."""
+    random = torch.Generator().manual_seed(8)
+    return [torch.randint(-99, 100, shape, generator=random).to(torch.bfloat16) for shape in shapes]

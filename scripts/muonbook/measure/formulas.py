@@ -1,0 +1,100 @@
+"""Bytes in closed form: what one rank sends per optimizer step, on average over its DP group, by the ring formula.
+
+n    elements of the matrices that one TP rank holds
+g    bytes per element of the gradients' reduce-scatter (or all-reduce)
+w    of the parameters' all-gather
+m    of the momentum's all-gathers
+f    (D - 1) / D: the part of a gathered bucket that a ring makes every rank send
+s    in [1, D]: how many DP ranks own a piece of a matrix, on average, weighted by the matrices' sizes
+
+Sources: the ring algorithms (Patarasuk and Yuan 2009); ZeRO (Rajbhandari et al. 2020, section 7); and for Muon,
+Moonlight (Liu et al. 2025, section 2.3), whose "(1, 1.25]" is `ratio` with g = w = 4, m = 2 and T = 1. The TP term is
+ours: the paper leaves it out.
+
+The formulas know matrices and nothing else. A real step also sends padding, the parameters that belong to AdamW, and
+the norms of the gradients: `beside` counts these from the map's sizes alone, so that formula + beside = prediction,
+exactly. That is why all of this is in Fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fractions import Fraction
+
+from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
+from distmuon.sharding.ledger import Ledger
+
+
+def sent_share(dp: int) -> Fraction:
+    """Return f = (D - 1) / D."""
+    return Fraction(dp - 1, dp)
+
+
+def ddp_adamw(dp: int, n: int, g: int) -> Fraction:
+    """Return 2 f n g: an all-reduce is a reduce-scatter and an all-gather."""
+    return 2 * sent_share(dp) * n * g
+
+
+def zero1_adamw(dp: int, n: int, g: int, w: int) -> Fraction:
+    """Return f n (g + w): a reduce-scatter of gradients and an all-gather of parameters."""
+    return sent_share(dp) * n * (g + w)
+
+
+def gather_all_muon(dp: int, tp: int, n: int, g: int, w: int, m: int, s: Fraction | int) -> Fraction:
+    """Return f n (g + w + m) + (T - 1) m n s / D: ZeRO-1, the DP gather, and the TP gather by all who own a piece."""
+    return sent_share(dp) * n * (g + w + m) + Fraction((tp - 1) * m * n, dp) * s
+
+
+def ratio(dp: int, tp: int, g: int, w: int, m: int, s: Fraction | int) -> Fraction:
+    """Return gather_all Muon / ZeRO-1 AdamW: 1 + m / (g + w) + m (T - 1) s / (D f (g + w)).
+
+    Raises ValueError for D = 1, where AdamW sends nothing and there is no ratio.
+    """
+    if dp == 1:
+        raise ValueError("with one DP rank ZeRO-1 AdamW sends nothing, so nothing can be compared with it.")
+    return 1 + Fraction(m, g + w) + Fraction(m * (tp - 1), (dp - 1) * (g + w)) * s
+
+
+# ---- What a real map adds ---------------------------------------------------------------------------------
+
+
+def matrices_in(layout: Layout, bucket: Bucket, muon: Collection[int]) -> int:
+    """Return n of one bucket."""
+    return sum(layout.specs[index].numel for index in bucket.params if index in muon)
+
+
+def mean_owners(layout: Layout, muon: Collection[int]) -> Fraction:
+    """Return s of a map. Raises ValueError where no parameter goes to Muon."""
+    sizes = {index: layout.specs[index].numel for bucket in layout.buckets for index in bucket.params if index in muon}
+    if not sizes:
+        raise ValueError("no parameter of this map goes to Muon; s is a mean over matrices.")
+    touched = sum(
+        len(layout.owners(bucket, index)) * sizes[index]
+        for bucket in layout.buckets
+        for index in bucket.params
+        if index in sizes
+    )
+    return Fraction(touched, sum(sizes.values()))
+
+
+def beside(layout: Layout, tp: int, muon: Collection[int], m: int = 0) -> dict[str, Fraction]:
+    """Return what a step sends beside the formula, by what it is, in bytes per rank: {"padding": ..., ...}.
+
+    muon: indices of the matrices that the formula speaks of. m: bytes per element of the momentum; 0 for AdamW. A
+    bucket that holds a matrix is gathered whole: what else lies in it travels along as zeros.
+    """
+    found = {"AdamW's parameters": Fraction(0), "padding": Fraction(0)}
+    for bucket in layout.buckets:
+        buffer = layout.buffers[bucket.buffer_idx]
+        n = matrices_in(layout, bucket, muon)
+        each = ITEM_BYTES[buffer.grad_dtype] + ITEM_BYTES[buffer.param_dtype] + (m if n else 0)
+        found["AdamW's parameters"] += sent_share(layout.dp) * (bucket.numel - n) * each
+        found["padding"] += sent_share(layout.dp) * (bucket.padded - bucket.numel) * each
+    ranks = layout.dp * tp
+    chunk = -(-16 * len(layout.specs) // ranks)  # two float64 per parameter, all-reduced over all ranks
+    return {**found, "norms of the gradients": Fraction(2 * (ranks - 1) * chunk)}
+
+
+def mean_sent(ledgers: Collection[Ledger]) -> Fraction:
+    """Return the bytes sent, on average over ranks."""
+    return Fraction(sum(ledger.total().sent_bytes for ledger in ledgers), len(ledgers))

@@ -1,0 +1,101 @@
+"""The profiler's count: collectives read out of a torch.profiler trace, each of them once.
+
+torch.profiler writes down a collective several times. On gloo there is the operator that was called, `c10d::...`, on
+the thread that called it, and an annotation `gloo:...` on the thread that carried it out; on NCCL there are
+`record_param_comms`, `nccl:...` on the CPU and again on the GPU, and the kernel. Whoever sums all events whose name
+sounds right counts everything several times over. Here the `c10d::` operators are counted, and nothing else.
+
+No torch needed: a trace is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from distmuon.verify.operators import OPERATORS, WITHOUT_PAYLOAD
+from muonbook.measure.trace_report import NAMES_MATCHED
+
+ITEM_BYTES = {"double": 8, "float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "unsigned char": 1}
+
+# the payload as the ledger defines it, by the name of c10d's argument -> which input of the record that is
+INPUTS = {"tensors": 0, "output_tensor": 0, "input_tensor": 1, "input": 1}
+# what a script looks for that adds up all that sounds right: the report's names, and how gloo calls reduce-scatters
+SOUNDS_RIGHT = (*NAMES_MATCHED, "all_to_all", "alltoall")
+
+
+class Seen(NamedTuple):
+    """One kind of collective in a trace."""
+
+    calls: int
+    payload_bytes: int
+
+
+def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return {collective: payload bytes} of a trace made with `record_shapes=True`, every collective counted once.
+
+    events: of one rank, as in the trace's "traceEvents". An operator that takes a list of tensors does not say of what
+    dtype they are; the annotation of its backend does, which has the same dimensions.
+    Raises ValueError on an operator that it does not know, because a silent gap would make every count worthless.
+    """
+    bytes_of: dict[str, int] = {}
+    for event in filter(_is_operator, events):
+        collective, argument = OPERATORS.get(event["name"], ("", ""))
+        if argument not in INPUTS:
+            raise ValueError(f"{event['name']} is a collective that this reader does not know; teach it.")
+        dims, dtype = (event["args"][key][INPUTS[argument]] for key in ("Input Dims", "Input type"))
+        if dtype == "TensorList":
+            (dims,) = dims  # each of our calls has one tensor
+            dtype = next(e["args"]["Input type"][0] for e in events if _carries(e, collective, dims))
+        bytes_of[collective] = bytes_of.get(collective, 0) + math.prod(dims) * ITEM_BYTES[dtype]
+    return bytes_of
+
+
+def seen(events: Sequence[Mapping[str, Any]]) -> dict[str, Seen]:
+    """Return what a trace says of each kind of collective."""
+    calls = Counter(OPERATORS[event["name"]][0] for event in filter(_is_operator, events))
+    return {collective: Seen(calls[collective], size) for collective, size in count_once(events).items()}
+
+
+def sounding_right(events: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many events of a trace have a name that matches: what adding up by name would add up."""
+    return sum(any(pattern in event.get("name", "").lower() for pattern in SOUNDS_RIGHT) for event in events)
+
+
+def _is_operator(event: Mapping[str, Any]) -> bool:
+    name = event.get("name", "")
+    return event.get("cat") == "cpu_op" and name.startswith("c10d::") and name not in WITHOUT_PAYLOAD
+
+
+def _carries(event: Mapping[str, Any], collective: str, dims: Sequence[int]) -> bool:
+    return event.get("name") == f"gloo:{collective}" and event["args"]["Input Dims"] == [dims]
+
+
+# ---- Making such a trace ----------------------------------------------------------------------------------
+
+
+def hush() -> None:
+    """Keep the profiler's starts and stops off standard error; to be called before the first of them."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
+@contextmanager
+def profiled() -> Iterator[list[dict[str, Any]]]:
+    """Profile what happens inside; the list then holds the trace's events, shapes included."""
+    from torch.profiler import ProfilerActivity, profile
+
+    hush()
+    events: list[dict[str, Any]] = []
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        yield events
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        profiler.export_chrome_trace(path)
+        with open(path, encoding="utf-8") as file:
+            events += json.load(file)["traceEvents"]

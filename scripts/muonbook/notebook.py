@@ -1,0 +1,107 @@
+"""What every chapter does in the same way: start, run a worker, show the source that runs, show a picture, fold.
+
+A notebook calls `start()` in its first cell. Nothing here is needed outside notebooks, and only notebooks import it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+from IPython.display import Markdown, display
+from matplotlib.figure import Figure
+
+from muonbook.figures import style
+
+TORCH_FLOOR = (2, 11)  # what Colab ships; a floor, never a pin: replacing Colab's torch breaks the rest of it
+SCRIPTS = Path(__file__).resolve().parents[1]
+
+
+class WorkerFailed(RuntimeError):
+    """A command after `!` ended with an exit code other than 0."""
+
+
+def start() -> None:
+    """Make this kernel ready: check torch, let `!python` be this kernel's python, and let `!` fail aloud.
+
+    Running it again changes nothing. Raises RuntimeError where torch is older than `TORCH_FLOOR`.
+    """
+    import torch
+
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_FLOOR:
+        wanted = ".".join(map(str, TORCH_FLOOR))
+        raise RuntimeError(f"torch is {torch.__version__}, and this book needs {wanted} or newer.")
+    beside, found = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    if os.path.exists(os.path.join(beside, "python")) and found.split(os.pathsep)[0] != beside:
+        os.environ["PATH"] = os.pathsep.join([beside, found])
+    shell = get_ipython()
+    if shell is not None:
+        shell.system = run_command  # type: ignore[method-assign]  # on the object: Colab has overridden the method
+
+
+def run_command(command: str) -> None:
+    """Run what follows a `!`, printing its lines as they come. Interrupting the cell interrupts the command.
+
+    IPython's own `!` ignores exit codes and lends the command a terminal, so that a failed worker passes for a good
+    one and progress bars stay behind in the page. Raises WorkerFailed for an exit code other than 0.
+    """
+    shell = get_ipython()
+    if shell is None:
+        raise RuntimeError("run_command stands for `!` in a notebook; elsewhere, use subprocess.run.")
+    command = shell.var_expand(command, depth=1)
+    with subprocess.Popen(
+        command,
+        shell=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},  # lines come when they are printed, errors in their place
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+            process.wait()
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGINT)
+            raise
+    shell.user_ns["_exit_code"] = process.returncode
+    if process.returncode:
+        raise WorkerFailed(f"`{command}` ended with exit code {process.returncode}; what it printed says why.")
+
+
+def source(*objects: Any, fold: str = "") -> None:
+    """Show the source of functions, methods or classes as it stands in its file: what is shown is what runs.
+
+    fold: a summary to hide the source behind until it is clicked.
+    """
+    text = "\n\n".join(map(_listing, objects))
+    display(Markdown(f"<details><summary>{fold}</summary>\n\n{text}\n\n</details>" if fold else text))
+
+
+def side_by_side(left: Any, right: Any) -> None:
+    """Show the source of two functions beside each other, or below each other where the page is narrow."""
+    columns = "".join(f'<div style="min-width:0">\n\n{_listing(thing)}\n\n</div>\n' for thing in (left, right))
+    grid = "display:grid;gap:1em;grid-template-columns:repeat(auto-fit,minmax(min(100%,26em),1fr))"
+    display(Markdown(f'<div class="side-by-side" style="{grid}">\n{columns}</div>'))
+
+
+def picture(figure: Figure, alt: str) -> None:
+    """Show a figure with its description for those who cannot see it: the alt text of the book's page."""
+    image = style.png(figure, alt)
+    display({"image/png": image, "text/plain": alt}, raw=True)
+
+
+def _listing(thing: Any) -> str:
+    thing = inspect.unwrap(getattr(thing, "fget", thing))  # a property is shown by what it calls
+    file = Path(inspect.getsourcefile(thing) or "").resolve().relative_to(SCRIPTS.parent)
+    return f"From `{file.as_posix()}`:\n\n```python\n{textwrap.dedent(inspect.getsource(thing)).rstrip()}\n```"

@@ -1,0 +1,109 @@
+"""Take every measurement of the book that this machine permits, and redraw what shows them: `make bench`.
+
+Each measurement is a process of its own and writes its own file, one after the other, so that none disturbs another.
+One that fails is named at the end, and its file stays as it was. A first impression (--quick) goes to out/quick and
+redraws nothing.
+
+python scripts/tools bench
+python scripts/tools bench bytes regimes
+python scripts/tools bench --quick
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+from distmuon import launch
+from distmuon.launch import hosts
+from muonbook.measure import results
+
+QUICK = "out/quick"
+RACE = "04_does_it_learn.py"
+LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetched, that is said
+    "race_digits": (RACE, "--task", "digits"),
+    "race_language": (RACE, "--task", "language"),
+    "race_fashion": (RACE, "--task", "fashion", "--if-here"),
+    "race_mnist": (RACE, "--task", "mnist", "--if-here"),
+    "step_times": (RACE, "--times"),
+    "sights": (RACE, "--sights"),
+    "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist", "--if-here"),
+    "learning": (RACE, "--summary"),
+}
+MEASUREMENTS = {  # name, and that of its file in book/results -> what measures it
+    "bench": ("ground.py",),
+    "bytes": ("12_bytes.py", "--measure"),
+    "memory": ("13_memory.py", "--measure"),
+    "traces": ("14_traces.py", "--measure"),
+    "regimes": ("15_regimes.py", "--measure"),
+    "worlds": ("15_regimes.py", "--worlds"),
+    "claims": ("claims.py",),
+    **LEARNING,
+}
+CHAPTERS = ("12", "13", "14", "15")  # whose pages show the other results
+
+
+def command(name, quick):
+    """Return the command that takes this measurement."""
+    script, *options = MEASUREMENTS[name]
+    target = results.ROOT / QUICK if quick else results.FOLDER
+    options += ["--quick"] * quick + ["--json", str((target / f"{name}.json").relative_to(results.ROOT))]
+    return [f"scripts/{script}", *options]
+
+
+def redrawing(names):
+    """Return name -> command of what redraws pages and figures from these results."""
+    if set(names) <= {"bench", "claims"}:  # no chapter shows them, and `make book` fills in the claims page
+        return {}
+    others = set(names) - LEARNING.keys() - {"bench", "claims"}
+    chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
+    return {
+        "chapters": ["scripts/tools run_notebooks", *chapters],
+        "pictures of pages": ["scripts/tools draw_pages"],
+    }
+
+
+def take(jobs):
+    """Run the commands, name -> words after `python`, in order; return the names of those that failed."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])  # chapters say `python`
+    failed = []
+    for number, (name, words) in enumerate(jobs.items(), 1):
+        print(f"[{number}/{len(jobs)}] {name}: python {' '.join(words)}", flush=True)
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, *words], cwd=results.ROOT, env={**os.environ, "PATH": path})
+        failed += [name] if done.returncode else []
+        how = f"failed with exit code {done.returncode} after" if done.returncode else "took"
+        print(f"[{number}/{len(jobs)}] {name}: {how} {time.monotonic() - began:.0f} s\n", flush=True)
+    return failed
+
+
+def parse():
+    parser = launch.parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(MEASUREMENTS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help=f"a first impression, in minutes, into {QUICK}")
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in MEASUREMENTS:
+            raise launch.UsageError(f"there is no measurement {name!r}; there are {', '.join(MEASUREMENTS)}.")
+    return arguments
+
+
+def main():
+    arguments = parse()
+    names = [name for name in MEASUREMENTS if name in arguments.names or not arguments.names]
+    obstacle = hosts.obstacle()
+    if obstacle is not None:
+        print(f"Without a network of its own for every rank, some numbers stay unmeasured: {obstacle}\n", flush=True)
+    failed = take({name: command(name, arguments.quick) for name in names})
+    measured = [name for name in names if name not in failed]
+    if measured and not arguments.quick:
+        failed += take(redrawing(measured))
+    where = QUICK if arguments.quick else results.FOLDER.relative_to(results.ROOT)
+    print(f"Measured: {', '.join(measured) or 'nothing'}. The numbers are in {where}.")
+    if failed:
+        print(f"Failed: {', '.join(failed)}. Its own words stand above; the other results are not affected.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    launch.command(main)

@@ -1,0 +1,154 @@
+"""Measure what the claims page needs and no chapter of part III measures.
+
+How large Muon's and AdamW's updates are, on random matrices and in training; what the paper's two fits of loss against
+computation say about each other; what the report's run compared, in bytes, and what whole steps would have sent; and
+whether a matrix is still one in the eyes of an optimizer under torch's FSDP, old and new.
+
+python scripts/tools claims
+python scripts/tools claims --json out/claims.json
+"""
+
+from dataclasses import replace
+
+from distmuon import launch
+from muonbook.measure import results
+
+SHAPES = ((96, 64), (64, 96), (256, 256), (512, 128), (1024, 64))
+MATRICES = 20  # of each shape
+TARGET = 0.2  # Moonlight, section 2.2: about the RMS of AdamW's update
+FITS = {"muon": (2.506, -0.052), "adamw": (2.608, -0.054)}  # Moonlight, Table 3: loss = a C^b, C in PFLOP/s-days
+BUDGETS = {"least": 0.25, "one": 1, "most": 4}  # C of AdamW; Table 2, 6 x parameters x tokens: from 0.25 to 4.1
+CLAIMED = 0.52  # Moonlight, section 3.2: of AdamW's FLOPs, for the same loss
+STEPS, WATCHED = 50, (1, 10, 50)  # of training on the workload "even"
+LR, BETAS = 1e-3, (0.9, 0.95)  # AdamW's betas as is usual for language models
+
+
+def update_rms():
+    """Return "AxB" -> spread of (RMS of the update per unit of learning rate) / 0.2, over Gaussian matrices."""
+    import torch
+
+    from distmuon.optim.muon import scale
+    from distmuon.optim.newton_schulz import newton_schulz
+
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for shape in SHAPES:
+        updates = [scale(shape) * newton_schulz(torch.randn(shape, generator=generator)) for _ in range(MATRICES)]
+        ratios = [float(u.square().mean().sqrt()) / TARGET for u in updates]
+        found[f"{shape[0]}x{shape[1]}"] = {"least": min(ratios), "most": max(ratios), **results.spread(ratios)}
+    return found
+
+
+def update_rms_in_training(contender):
+    """Return {"step", "least", "median", "most"} per watched step: RMS of the update per unit of learning rate, without
+    weight decay, over the hidden matrices of the transformer of part III, trained in one process."""
+    import torch
+
+    from distmuon.sharding.grid import Grid
+    from muonbook.measure import workload
+    from muonbook.measure.baselines import CONTENDERS
+
+    torch.set_num_threads(1)  # the last bits depend on it
+    job, grid = replace(workload.SHAPES["even"], lr=LR), Grid.alone("cpu")
+    trainer = CONTENDERS[contender].make(job, grid, None)
+    for group in trainer.optimizers[0].param_groups:
+        group["betas"] = BETAS
+    (group,) = (group for group in workload.groups_of(trainer.model, "muon") if group["algorithm"] == "muon")
+    matrices = [p for _, p in group["params"]]
+    batches = workload.batches(job, workload.pixels(grid, job.context), 1, 0)
+    found = []
+    for step in range(1, STEPS + 1):
+        trainer.forward_backward(*next(batches))
+        before = [p.detach() * (1 - LR * job.weight_decay) for p in matrices]
+        trainer.update()
+        if step in WATCHED:
+            moved = zip(before, matrices, strict=True)
+            sizes = sorted(float((old - p.detach()).square().mean().sqrt()) / LR for old, p in moved)
+            found.append({"step": step, "least": sizes[0], "median": sizes[len(sizes) // 2], "most": sizes[-1]})
+    return found
+
+
+def flops_to_the_same_loss():
+    """Return the share of AdamW's budget with which Muon's fit reaches the same loss, at the ends of the paper's range
+    and between them, and the budget at which it is the share that is claimed. Arithmetic, no training."""
+    (muon, falls), (adamw, drops) = FITS["muon"], FITS["adamw"]
+    at_one, grows = (adamw / muon) ** (1 / falls), drops / falls - 1
+    shares = {name: at_one * budget**grows for name, budget in BUDGETS.items()}
+    return shares | {"claimed_at": (CLAIMED / at_one) ** (1 / grows)}
+
+
+def the_reported_run():
+    """Return bytes per rank and step of what the report compared, and whole steps of its model, Muon / ZeRO-1 AdamW."""
+    from muonbook.measure import reported
+
+    gathers = [step.gathers for step in reported.steps(2, 2)]
+    mean, other = sum(gathers) / len(gathers), reported.all_reduces(4)
+    whole, sent = {}, {}
+    for dp, tp in ((2, 2), (4, 1), (1, 4)):
+        steps = reported.steps(dp, tp)
+        sent[f"{dp}x{tp}"] = sum(step.muon for step in steps) / dp
+        if dp > 1:  # alone, ZeRO-1 AdamW sends nothing
+            whole[f"{dp}x{tp}"] = sum(step.muon for step in steps) / sum(step.adamw for step in steps)
+    return {"muon_2x2": mean, "adamw_4x1": other, "over": mean / other, "whole_step": whole, "whole_step_bytes": sent}
+
+
+def look(world):
+    """Return what an optimizer on this rank is handed for the two matrices of a small network, per kind of sharding."""
+    import torch
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    def network():
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+    def dimensions(model):
+        return [p.ndim for name, p in model.named_parameters() if name.endswith("weight")]
+
+    old = FullyShardedDataParallel(network(), use_orig_params=True, device_id=torch.device("cpu"))
+    new = fully_shard(network(), mesh=torch.distributed.init_device_mesh("cpu", (world.size,)))
+    return {"fsdp1": dimensions(old), "fsdp2": dimensions(new)}
+
+
+def parse():
+    parser = launch.parser(__doc__)
+    parser.add_argument("--quick", action="store_true", help="changes nothing: this takes seconds")
+    parser.add_argument("--json", metavar="FILE", help="write what was found to this file")
+    arguments = parser.parse_args()
+    launch.check_writable("--json", arguments.json)
+    return arguments
+
+
+def main():
+    arguments = parse()
+    ranks = launch.run(look, dp=2, tp=1)
+    handed = {kind: [ndim for rank in ranks for ndim in rank[kind]] for kind in ranks[0]}
+    found = {
+        "update_rms": (rms := update_rms()),
+        "update_rms_least": min(one["least"] for one in rms.values()),
+        "update_rms_most": max(one["most"] for one in rms.values()),
+        "update_rms_in_training": {
+            name: update_rms_in_training(contender) for name, contender in (("muon", "muon"), ("adamw", "zero1"))
+        },
+        "flops_share": flops_to_the_same_loss(),
+        "reported_bytes": the_reported_run(),
+        "matrices_handed_over": {kind: len(ndims) for kind, ndims in handed.items()},
+        "still_matrices": {kind: sum(ndim == 2 for ndim in ndims) for kind, ndims in handed.items()},
+    }
+    least, most = found["update_rms_least"], found["update_rms_most"]
+    print(f"Muon's update on random matrices, RMS / {TARGET}, five shapes: {least:.2f} to {most:.2f}")
+    for name, watched in found["update_rms_in_training"].items():
+        for at in watched:
+            print(f"{name}, step {at['step']:3}: RMS of the update {at['least']:.2f} to {at['most']:.2f}")
+    shares = found["flops_share"]
+    for name, budget in BUDGETS.items():
+        print(f"by the paper's fits, Muon needs {shares[name]:.2f} of AdamW's {budget} PFLOP/s-days for the same loss")
+    print(f"and with {CLAIMED} of them at {shares['claimed_at']:.0f}, beyond the points that were fitted")
+    bytes_ = found["reported_bytes"]
+    print(f"the report's two sides in bytes: {bytes_['over']:.2f}; whole steps: {bytes_['whole_step']}")
+    for kind, count in found["still_matrices"].items():
+        print(f"{kind}: {count} of {found['matrices_handed_over'][kind]} weights are matrices to an optimizer")
+    if arguments.json:
+        results.write(arguments.json, found)
+
+
+if __name__ == "__main__":
+    launch.command(main)

@@ -1,0 +1,43 @@
+"""Draw the pictures of the book's pages into book/figures: `make notebooks` calls it after the chapters have run.
+
+A chapter draws its own pictures; pages of prose cannot. Their alt text stands on the page; a test holds both equal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from muonbook.figures import style
+from tools import journey
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def chapter_titles(notebooks: Path) -> dict[int, str]:
+    """Return chapter number -> title, from the first heading of every notebook, `# 7. Map every element …`."""
+    titles = {}
+    for path in sorted(notebooks.glob("[0-9][0-9]_*.ipynb")):
+        first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+        match = re.match(r"# (\d+)\. (.+)", first)
+        if match is None:
+            raise ValueError(f"{path.name} does not begin with a heading like `# 7. Map every element to its owner`.")
+        titles[int(match[1])] = match[2].strip()
+    return titles
+
+
+def main() -> int:
+    """Draw every picture and print where it lies, with its alt text."""
+    titles = chapter_titles(ROOT / "notebooks")
+    target = ROOT / "book" / "figures" / "journey.png"
+    target.parent.mkdir(exist_ok=True)
+    alt = journey.describe_journey(titles)
+    style.save(journey.draw_journey(titles), target, alt)
+    print(f"{target.relative_to(ROOT)}: {alt}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Download the public profiler traces of "Reproducing and Validating Distributed Muon", and check every byte.
+
+Five traces of torch.profiler (6 MB), each of five steps on 4 GPUs with NCCL, published by their author under the MIT
+licence in JenWei0312/muon-distributed-reproducibility. They are fetched at one commit and compared with the SHA-256
+known here: what arrives is what this book's numbers were read from, or nothing is kept. Then:
+
+python scripts/tools fetch_traces
+python scripts/tools read_trace out/report-traces/*.json
+"""
+
+import os
+from pathlib import Path
+
+from distmuon import launch
+from muonbook.ch04 import download
+
+COMMIT = "c3e149aa48e631d7ebd2a0c21dd20841e17819af"
+SOURCE = f"https://raw.githubusercontent.com/JenWei0312/muon-distributed-reproducibility/{COMMIT}/comparison"
+FOLDER = "out/report-traces"
+SHA256 = {
+    "trace_muon_FULLSTEP_dp2_tp2_rank0.json": "c79bb06349c7bf2ff9a57bc4a8a6dbcc839e962b3ea72b17cd38d48568730d8e",
+    "trace_muon_FULLSTEP_dp2_tp2_rank2.json": "5d7319439c6c1a2b217414adba53eeb9125074efe37e94b0333ab06fd1a954d3",
+    "trace_muon_FULLSTEP_dp2_tp2_async_rank0.json": "6f869f366a3ba7849d28680d621fbfdceefcc1fb3a04324b55c025b1feaddedd",
+    "trace_adamw_FULLSTEP_rank0.json": "c3f7598d2325adf098bc8a309b48849c390c2b884bc4b8443d1a065752e91a9d",
+    "trace_adamw_FULLSTEP_async_rank0.json": "eeaccd74978f27507ad517123833eff6558174c73d22af1c657e8daf267425da",
+}
+
+
+def parse():
+    parser = launch.parser(__doc__)
+    parser.add_argument("--from", dest="source", default=SOURCE, metavar="URL", help="a folder that holds the traces")
+    parser.add_argument("--to", default=FOLDER, metavar="FOLDER", help="where to keep them (default: %(default)s)")
+    arguments = parser.parse_args()
+    launch.check_writable("--to", os.path.join(arguments.to, "trace.json"))
+    return arguments
+
+
+def main():
+    arguments = parse()
+    folder = Path(arguments.to)
+    for name, wanted in SHA256.items():
+        path = folder / name
+        # a file has 1 MB or so: nothing is left for another time, and so nothing lies about after a failure
+        came = download.fetch(
+            f"{arguments.source.rstrip('/')}/{name}",
+            path,
+            wanted,
+            resume=False,
+            remedy="try again, or name a copy: --from URL",
+        )
+        print(f"{name}: {path.stat().st_size:,} bytes, checked" if came else f"{name}: here already, checked")
+
+
+if __name__ == "__main__":
+    launch.command(main)

@@ -1,0 +1,166 @@
+"""Read profiler traces: how long each rank communicated, computed, did both, and waited for others.
+
+A trace is what torch.profiler exports (.json or .json.gz, from one rank), or several ranks merged by chapter 14's
+worker. Every collective is counted once; times are unions of intervals, in milliseconds. Give the traces of all ranks
+of one run, and waiting is told apart from transfer; from a single rank it cannot be known.
+
+python scripts/tools read_trace out/trace.json.gz
+python scripts/tools read_trace out/report-traces/*.json --json out/report_traces.json
+"""
+
+from pathlib import Path
+
+from distmuon import launch
+from muonbook.measure.trace import read
+from muonbook.measure.trace_report import (
+    by_group,
+    clocks_disagree,
+    matched_by_name,
+    meetings,
+    optimizer_times,
+    range_times,
+    runs,
+    summarize,
+)
+
+COLUMNS = ("communication", "communication_sum", "computation", "overlap", "exposed", "busy", "span", "idle")
+HEADS = ("comm.", "comm. sum", "comp.", "overlap", "exposed", "busy", "span", "idle")
+
+
+def stem(path):
+    """Return a trace's name: the file's, without folder and endings."""
+    return Path(path).name.removesuffix(".gz").removesuffix(".json")
+
+
+def rounded(value):
+    return None if value is None else round(value, 3)
+
+
+def as_json(trace):
+    """Return one rank's numbers for a results file."""
+    summary, parts = summarize(trace), matched_by_name(trace)
+    optimizer = optimizer_times(trace)
+    return {
+        "rank": trace.rank,
+        "device": trace.device,
+        "collectives": summary.collectives,
+        **{f"{name}_ms": round(getattr(summary, name), 3) for name in COLUMNS},
+        "name_matched_ms": round(sum(time for _, time in parts), 3),
+        "name_matched_parts": [{"events": name, "ms": round(time, 3)} for name, time in parts],
+        "optimizer_cpu_ms": rounded(optimizer.host),
+        "optimizer_gpu_ms": rounded(optimizer.gpu),
+        "optimizer_gpu_computing_ms": rounded(optimizer.computing),
+        "ranges": [
+            {
+                "name": name,
+                "calls": times.calls,
+                "cpu_ms": rounded(times.host),
+                "gpu_ms": rounded(times.gpu),
+                "gpu_computing_ms": rounded(times.computing),
+            }
+            for name, times in range_times(trace).items()
+        ],
+    }
+
+
+def waiting_json(names, met):
+    """Return who waited for whom, per group, for a results file. names: rank -> name of its trace."""
+    found = []
+    for mine in by_group(met):
+        group = mine[0].group
+        per_rank = [
+            {
+                "rank": rank,
+                "trace": names[rank],
+                "inside_ms": round(sum(m.waiting[rank] + m.transfer[rank] for m in mine), 3),
+                "waiting_ms": round(sum(m.waiting[rank] for m in mine), 3),
+                "transfer_ms": round(sum(m.transfer[rank] for m in mine), 3),
+            }
+            for rank in group
+        ]
+        clocks = round(clocks_disagree(mine), 3)
+        row = {"group": list(group), "name": mine[0].collective.name, "collectives": len(mine), "ranks": per_rank}
+        found.append(row | {"clocks_disagree_ms": clocks})
+    return found
+
+
+def table(traces):
+    """Return one line per trace. traces: {name: RankTrace}."""
+    width = max(len(name) for name in traces)
+    lines = [f"{'ms':{width}s} {'calls':>6s}" + "".join(f"{head:>11s}" for head in HEADS)]
+    for name, trace in traces.items():
+        summary = summarize(trace)
+        numbers = "".join(f"{getattr(summary, column):11.2f}" for column in COLUMNS)
+        lines.append(f"{name:{width}s} {summary.collectives:6d}{numbers}")
+    return lines
+
+
+def remarks(name, trace):
+    """Return what else a trace says: the optimizer on host and GPU, and what name matching would have counted."""
+    lines, optimizer = [f"{name}:"], optimizer_times(trace)
+    if optimizer.calls:
+        on_gpu = "" if optimizer.gpu is None else f", GPU {optimizer.gpu:.2f} (computing {optimizer.computing:.2f})"
+        lines.append(f"  optimizer steps: host {optimizer.host:.2f}{on_gpu}")
+    if parts := matched_by_name(trace):
+        told = " + ".join(f"{time:.2f}" for _, time in parts)
+        lines.append(f"  all events whose names match a collective: {sum(time for _, time in parts):.2f} = {told}")
+    return lines if len(lines) > 1 else []
+
+
+def waiting_lines(names, traces):
+    """Return the waiting table of one run, or why there is none."""
+    met = meetings(traces)
+    ranks = ", ".join(str(trace.rank) for trace in traces)
+    if not met:
+        alone = len(traces) == 1
+        why = "one rank's trace cannot tell" if alone else "no group is complete, or the profiler does not name groups"
+        where = names[traces[0].rank] if alone else f"ranks {ranks}"
+        return [f"Waiting, {where}: not known; {why}. The time of a kernel is not waiting, and not transfer either."]
+    lines = [f"Waiting, ranks {ranks}: inside = waiting for the last rank to arrive + transfer after that"]
+    lines.append(f"  {'group':20s}{'calls':>6s}{'rank':>6s}{'inside':>11s}{'waiting':>11s}{'transfer':>11s}")
+    for row in waiting_json(names, met):
+        group = f"{row['name']} {row['group']}".strip()
+        for rank in row["ranks"]:
+            numbers = "".join(f"{rank[key]:11.2f}" for key in ("inside_ms", "waiting_ms", "transfer_ms"))
+            lines.append(f"  {group:20s}{row['collectives']:6d}{rank['rank']:6d}{numbers}")
+    if clocks := clocks_disagree(met):
+        lines.append(f"  The ranks' clocks disagree by up to {clocks:.3f}: waiting is known no better than that.")
+    return lines
+
+
+def parse():
+    parser = launch.parser(__doc__)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a trace, .json or .json.gz")
+    parser.add_argument("--json", metavar="OUT", help="write the numbers here")
+    arguments = parser.parse_args()
+    launch.check_writable("--json", arguments.json)
+    return arguments
+
+
+def main():
+    arguments = parse()
+    files = {stem(path): read(path) for path in arguments.files}
+    named = {
+        name if len(traces) == 1 else f"{name}_rank{trace.rank}": trace
+        for name, traces in files.items()
+        for trace in traces
+    }
+    name_of = {id(trace): name for name, trace in named.items()}
+    together = [({trace.rank: name_of[id(trace)] for trace in run}, run) for run in runs(list(files.values()))]
+
+    print("\n".join(table(named)))
+    for name, trace in named.items():
+        print("\n".join(["", *remarks(name, trace)]).rstrip())
+    for names, run in together:
+        print("\n".join(["", *waiting_lines(names, run)]))
+    if arguments.json:
+        from muonbook.measure import results
+
+        command = ["read_trace.py", *(Path(path).name for path in [*arguments.files, "--json", arguments.json])]
+        waiting = [row for names, run in together for row in waiting_json(names, meetings(run))]
+        found = {"traces": {name: as_json(trace) for name, trace in named.items()}, "waiting": waiting}
+        results.write(arguments.json, {"command": " ".join(command)} | found)
+
+
+if __name__ == "__main__":
+    launch.command(main)

@@ -1,0 +1,192 @@
+"""Run the chapters and store what they print and draw: `make notebooks`, or `python scripts/tools run_notebooks 07 12`.
+
+Every chapter runs in a fresh kernel, in an empty folder beside copies of scripts/ and book/: nothing that it writes
+lands in the tree, and nothing that is not committed can help it. The file is rewritten only when every cell has run,
+and always to the same bytes: no times, no versions, no counts but 1..n.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+from tools import set_address
+
+ROOT = Path(__file__).resolve().parents[2]
+CELL_SECONDS = 180  # for one cell; a chapter whose cell takes longer is too slow to read along
+BESIDE = ("scripts", "book")  # what a chapter finds next to its folder
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python", "pygments_lexer": "ipython3"},  # the book colours `!python` by the latter
+}
+CELL_METADATA = {"tags"}  # what a chapter's author writes; editors and Colab leave more behind
+
+# The first code cell of every chapter, kept alike by `regenerate`; {url} is `repository.url` of _config.yml. The
+# folder's name is given, because the repository may be called otherwise one day.
+FIRST_CELL = """\
+# In an empty folder, as in Colab, fetch the project first; nothing is installed. In a clone it is here already.
+import os, subprocess, sys
+
+if not os.path.exists("../scripts/distmuon"):
+    if not os.path.exists("muon-at-scale"):
+        address = "{url}"
+        subprocess.run(["git", "clone", "--quiet", "--depth=1", address, "muon-at-scale"], check=True)
+    os.chdir("muon-at-scale/notebooks")
+sys.path.insert(0, os.path.abspath("../scripts"))
+from muonbook import notebook
+
+notebook.start()"""
+
+
+class ChapterFailed(RuntimeError):
+    """A cell of a chapter failed; the message names both."""
+
+
+def chapters(folder: Path, names: list[str]) -> list[Path]:
+    """Return the chapters in `folder`, or those that `names` begin: 07, 07_virtual_map. Raises ValueError."""
+    found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    unknown = [name for name in names if not any(path.stem.startswith(Path(name).stem) for path in found)]
+    if unknown:
+        raise ValueError(
+            f"there is no chapter {unknown[0]}; there are {', '.join(path.stem for path in found) or 'none'}."
+        )
+    return [path for path in found if not names or any(path.stem.startswith(Path(name).stem) for name in names)]
+
+
+def regenerate(path: Path, root: Path = ROOT) -> str:
+    """Run one chapter and rewrite its file; return a line of numbers about it.
+
+    root: the tree whose scripts/ and book/ it uses. Raises ChapterFailed, and leaves the file as it was.
+    """
+    started = time.monotonic()
+    chapter = nbformat.read(path, as_version=4)
+    share_first_cell(chapter, root)
+    execute(chapter, path.stem, root)
+    normalize(chapter)
+    replace(path, nbformat.writes(chapter, version=4) + "\n")
+    code = [cell for cell in chapter.cells if cell.cell_type == "code"]
+    runs = sum(len(re.findall(r"^\s*!\s*python\b", cell.source, re.MULTILINE)) for cell in code)
+    drawn = sum("image/png" in output.get("data", {}) for cell in code for output in cell.outputs)
+    seconds = time.monotonic() - started
+    return f"{path.stem}: {seconds:.0f} s, {len(code)} code cells, {runs} runs of workers, {drawn} figures"
+
+
+def share_first_cell(chapter: NotebookNode, root: Path) -> None:
+    """Write the shared first cell into `chapter`, over the one that starts it now."""
+    first = next((cell for cell in chapter.cells if cell.cell_type == "code"), None)
+    if first is not None and first.source.rstrip().endswith("notebook.start()"):
+        first.source = FIRST_CELL.format(url=set_address.current(root).url)
+        first.metadata["tags"] = ["hide-input"]  # the same in every chapter: the book folds it
+
+
+def execute(chapter: NotebookNode, name: str, root: Path) -> None:
+    """Fill in the outputs of `chapter` from a fresh kernel. Raises ChapterFailed."""
+    with tempfile.TemporaryDirectory(prefix="chapter-") as directory:
+        folder = Path(directory) / "notebooks"
+        folder.mkdir()
+        for beside in BESIDE:
+            if (root / beside).is_dir():
+                ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+                shutil.copytree(root / beside, Path(directory) / beside, ignore=ignored)
+        client = NotebookClient(
+            chapter,
+            timeout=CELL_SECONDS,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(folder)}},
+            coalesce_streams=True,
+            record_timing=False,
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns that its sockets are not encrypted
+        )
+        try:
+            client.execute(env=kernel_environment(Path(directory)))
+        except CellExecutionError as error:
+            raise ChapterFailed(f"{name}: {_plain(str(error))}") from error
+        except CellTimeoutError as error:
+            raise ChapterFailed(f"{name}: a cell took longer than {CELL_SECONDS} s.\n{_plain(str(error))}") from error
+        except DeadKernelError as error:
+            raise ChapterFailed(f"{name}: the kernel died. {error}") from error
+
+
+def kernel_environment(directory: Path) -> dict[str, str]:
+    """Return the environment of a kernel: this interpreter is `python`, and nobody's IPython settings are read."""
+    kept = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONSTARTUP"}}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+    return {**kept, "PATH": path, "IPYTHONDIR": str(directory / "ipython"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def normalize(chapter: NotebookNode) -> None:
+    """Leave in `chapter` only what its author wrote and what its cells produced."""
+    chapter.nbformat, chapter.nbformat_minor = 4, 5
+    chapter.metadata = nbformat.from_dict(METADATA)
+    seen: dict[str, int] = {}
+    count = 0
+    for cell in chapter.cells:
+        # out of the source: a chapter that is written anew keeps them, and so do the cells around one that is inserted
+        name = hashlib.sha256(f"{cell.cell_type}:{cell.source}".encode()).hexdigest()[:8]
+        seen[name] = seen.get(name, 0) + 1
+        cell["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        cell.metadata = NotebookNode({key: value for key, value in cell.metadata.items() if key in CELL_METADATA})
+        if cell.cell_type != "code":
+            continue
+        count += 1
+        cell.execution_count = count
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = count
+            if output.output_type == "stream":
+                output.text = without_carriage_returns(output.text)
+
+
+def without_carriage_returns(text: str) -> str:
+    """Return what a terminal would show in the end: a carriage return begins its line anew."""
+    return "\n".join(line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n"))
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file in one move, so that nobody ever finds half of it."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8", newline="\n")
+        shutil.copymode(path, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
+
+
+def main() -> int:
+    """Run what the command line names; return 0, 1 where a chapter failed, 2 where there is no such chapter."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="chapters, by how their names begin: 07 (default: all)")
+    parser.add_argument("--folder", type=Path, default=ROOT / "notebooks", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's python3 kernel, not one of the user's
+    try:
+        for path in chapters(arguments.folder, arguments.names):
+            print(regenerate(path), flush=True)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ChapterFailed as error:
+        print(f"error: {error}\nThe file was left as it was.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Chapter 2's worker as its readers run it: the products that it counts, the ratios that it prints."""
+
+import re
+
+import pytest
+import worlds
+
+from distmuon.optim.newton_schulz import flops
+
+WORKER = str(worlds.ROOT / "scripts" / "02_newton_schulz.py")
+
+
+@pytest.mark.parametrize(("shape", "tall"), [((24, 40), False), ((40, 24), True), ((32, 32), False)])
+def test_fifteen_products_are_counted_and_their_operations_are_those_of_the_formula(
+    shape: tuple[int, int], tall: bool
+) -> None:
+    ending = worlds.finish(WORKER, "--shape", f"{shape[0]}x{shape[1]}")
+    assert (ending.code, ending.err) == (0, "")
+    a, b = sorted(shape)
+    counted = re.search(r"^all 15 products +([\d,]+)$", ending.out, re.MULTILINE)
+    assert counted is not None
+    assert int(counted[1].replace(",", "")) == flops(shape)
+    rows = re.findall(r"^  \[(\d+), (\d+)\] @ \[(\d+), (\d+)\] ", ending.out, re.MULTILINE)
+    assert [tuple(map(int, row)) for row in rows] == [(a, b, b, a), (a, a, a, a), (a, a, a, b)]
+    assert ("had it not been transposed" in ending.out) == tall
+
+
+def test_untransposed_takes_what_the_formula_says_with_the_sides_exchanged() -> None:
+    out = worlds.finish(WORKER, "--shape", "30x10").out
+    expected = 5 * (4 * 30 * 30 * 10 + 2 * 30**3)
+    assert re.search(rf"transposed +{expected:,}   \({expected / flops((30, 10)):.2f} times", out)
+
+
+def test_ratios_are_printed_and_no_times() -> None:
+    ending = worlds.finish(WORKER, "--svd", "--share", "--rounds", "1")
+    assert (ending.code, ending.err) == (0, "")
+    assert re.search(r"^a 512 x 512 matrix: an SVD takes \d+\.\d times as long", ending.out)
+    shares = re.findall(r"^512 x \d+ +(\d+)% +(\d+)%$", ending.out, re.MULTILINE)
+    assert len(shares) == 2
+    assert all(int(share) > 0 for row in shares for share in row)
+    assert re.search(r"^32 matrices of 64 x 128: one by one, \d+\.\d times as long", ending.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shape", "256"], "write rows x columns"),
+        (["--shape", "0x8"], "each from 1 to 4096"),
+        (["--svd", "--rounds", "0"], "--rounds 0: must be from 1 to 1000"),
+        (["--share", "--device", "tpu"], "--device tpu is unknown"),
+    ],
+)
+def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
+    ending = worlds.finish(WORKER, *arguments)
+    assert ending.code == 2
+    assert words in ending.err

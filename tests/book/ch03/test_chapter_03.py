@@ -1,0 +1,62 @@
+"""Chapter 3's worker: it trains, what it prints is what the chapter says of it, and wrong arguments get a sentence."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+
+from distmuon.optim.muon import Muon
+from muonbook.ch03 import single_device
+
+worker = import_module("03_muon")
+WORKER = "scripts/03_muon.py"
+
+
+def test_the_hybrid_learns_the_digits(tmp_path: Path) -> None:
+    ending = worlds.finish(WORKER, "--json", f"{tmp_path}/new/training.json")
+    assert (ending.code, ending.err) == (0, "")
+    losses = json.loads((tmp_path / "new" / "training.json").read_text())["loss"]
+    assert losses[0] > 2 > 0.1 > losses[-1]
+    assert float(ending.out.rsplit(maxsplit=1)[1]) > 0.9
+
+
+def test_once_is_enough_for_muon_to_keep_a_row_moving() -> None:
+    adamw, seen = single_device.embedding_run(torch.optim.AdamW)
+    muon, also_seen = single_device.embedding_run(Muon)
+    assert seen == also_seen
+    assert muon[-1][single_device.ONCE] > 0.5 * muon[-1][0] > 0
+    assert 0 < adamw[-1][single_device.ONCE] < 0.1 * adamw[-1][0]
+    assert all(rows[single_device.NEVER] == 0 for rows in (*adamw, *muon))
+
+
+def test_hybrid_hands_its_options_to_the_right_optimizer() -> None:
+    model, _, _ = single_device.fresh()
+    muon, adamw = single_device.hybrid(model, lr=0.5, weight_decay=0.25, scale="original")
+    assert [p.ndim for group in muon.param_groups for p in group["params"]] == [2, 2, 2]
+    assert sum(p.numel() for o in (muon, adamw) for g in o.param_groups for p in g["params"]) == sum(
+        p.numel() for p in model.parameters()
+    )
+    assert {(g["lr"], g["weight_decay"]) for o in (muon, adamw) for g in o.param_groups} == {(0.5, 0.25)}
+    assert muon.param_groups[0]["scale"] == "original"
+
+
+def test_the_update_is_what_the_step_subtracted() -> None:
+    before, update = torch.randn(2, 6, 4, dtype=torch.float64).unbind()
+    after = (1 - 0.1 * 0.2) * before - 0.1 * update
+    torch.testing.assert_close(single_device.update_of(before, after, 0.1, 0.2), update)
+
+
+@pytest.mark.parametrize(
+    "share", [(0.0, "below 1e-09"), (0.0199, "below 0.02"), (0.05, "0.02 to 0.1"), (0.153, "0.15")]
+)
+def test_rounding_is_printed_as_a_range_and_anything_else_as_a_number(share: tuple[float, str]) -> None:
+    assert worker.bounded(share[0]) == share[1]
+
+
+def test_two_pages_at_once_are_refused_in_a_sentence() -> None:
+    ending = worlds.finish(WORKER, "--rms", "--decay")
+    assert ending.code == 2
+    assert "--decay: not allowed with argument --rms" in ending.err

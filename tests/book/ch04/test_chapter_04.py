@@ -1,0 +1,196 @@
+"""Chapter 4's worker: each of its ways to be called, what it stores, and wrong arguments answered in a sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import worlds
+
+from muonbook.ch04 import datasets, options, originals_tables, race_tables, sweep
+from muonbook.measure import results
+
+worker = import_module("04_does_it_learn")
+WORKER = str(worlds.ROOT / "scripts" / "04_does_it_learn.py")
+
+
+def test_settings_that_are_given_are_run_without_tuning(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "runs.json"
+    ending = worlds.finish(
+        WORKER, "--task", "digits", "--lr", "0.02", "0.005", "--optimizer", "muon", "adamw",
+        "--seeds", "2", "--steps", "20", "--dtype", "float64", "--json", str(target),
+    )  # fmt: skip
+    assert (ending.code, ending.err) == (0, "")
+    lines = ending.out.splitlines()
+    assert lines[0] == "digits, held-out loss"
+    assert lines[1].split() == ["step", "Muon", "AdamW"]
+    first, last = ([float(cell) for cell in line.split()] for line in (lines[2], lines[-1]))
+    assert (first[0], last[0]) == (5, 20)
+    assert all(after < before for before, after in zip(first[1:], last[1:], strict=True))
+    runs = json.loads(target.read_text())["runs"]
+    settings = {(run["setting"]["optimizer"], run["setting"]["lr"], run["seed"]) for run in runs}
+    assert settings == {(name, lr, seed) for name, lr in (("muon", 0.02), ("adamw", 0.005)) for seed in (0, 1)}
+
+
+def test_a_first_impression_of_a_race(tmp_path: Path) -> None:
+    target = tmp_path / "race.json"
+    ending = worlds.finish(WORKER, "--task", "digits", "--quick", "--steps", "3", "--json", str(target))
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.startswith("digits, 3 steps of 128: held-out loss, median [range] of 5 fresh seeds\n")
+    stored = json.loads(target.read_text())
+    assert set(stored["racers"]) == set(options.OPTIMIZERS)
+    assert len(re.findall(r"against", ending.out)) == 3
+    assert stored["command"].startswith("04_does_it_learn.py --task digits")
+
+
+def test_the_same_curve_on_a_grid() -> None:
+    ending = worlds.finish(
+        WORKER, "--task", "digits", "--optimizer", "muon", "--lr", "0.02", "--steps", "10", "--dp", "2", "--tp", "2",
+        "--dtype", "float64",
+    )  # fmt: skip
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.splitlines()[-1] == "no loss differs by more than 1e-10 of the movement: True"
+    rows = [line.split() for line in ending.out.splitlines()[1:-1]]
+    assert rows
+    assert all(on_grid == alone for _, on_grid, alone in rows)
+
+
+def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(datasets, "ROOT", tmp_path)
+    assert worker.missing_data(["digits", "language"]) is None
+    said = worker.missing_data(["mnist"])
+    assert said is not None
+    assert said.endswith("python scripts/04_does_it_learn.py --task mnist --fetch")
+    monkeypatch.setattr("sys.argv", [WORKER, "--task", "cifar10", "--if-here"])
+    assert worker.main() == 0
+    assert "CIFAR-10 is not here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--task", "imagenet"], "--task imagenet is unknown; choose from digits, language"),
+        (["--task", "digits", "language"], "one race at a time"),
+        (["--optimizer", "adam"], "--optimizer adam is unknown; choose from sgd, adamw, muon"),
+        (["--dtype", "bfloat16"], "--dtype bfloat16 is unknown"),
+        (["--recipe", "mine"], "--recipe mine is unknown; choose from original"),
+        (["--recipe", "original", "--task", "digits"], "it is one for fashion, mnist, cifar10"),
+        (["--seeds", "0"], "--seeds 0: must be from 1"),
+        (["--tuning-seeds", "4"], "--tuning-seeds 4: must be from 1 to 3"),
+        (["--optimizer", "muon", "muon"], "--optimizer muon muon: name each once"),
+        (["--sights", "--times"], "--sights and --times are two jobs"),
+        (["--weight-decay", "-1"], "--weight-decay -1: must be from 0"),
+        (["--option", "1"], "--option 1: must be from 0.01"),
+        (["--tp", "0", "--optimizer", "muon", "--lr", "0.1"], "--tp 0: must be at least 1"),
+        (["--times", "--backend", "nccl"], "--times runs on the CPU"),
+        (["--lr", "0"], "--lr 0: give one positive number"),
+        (["--lr", "1", "2"], "--lr 1 2: give one positive number, or one for each optimizer"),
+        (["--dp", "2"], "name one --optimizer and its --lr"),
+        (["--dp", "2", "--optimizer", "sgd", "--lr", "0.1"], "'sgd'"),
+        (["--dp", "3", "--optimizer", "muon", "--lr", "0.1"], "--dp 3 cannot share out the 128 rows"),
+        (["--fetch", "--task", "digits"], "it needs no download"),
+        (["--check", "nowhere.py"], "nowhere.py"),
+        (["--json", "/"], "--json /"),
+    ],
+)
+def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
+    ending = worlds.finish(WORKER, *arguments)
+    assert (ending.code, ending.out) == (2, "")
+    assert words in ending.err
+    assert ending.err.count("\n") == 1
+
+
+def test_as_many_tuning_seeds_as_the_command_line_offers() -> None:
+    assert len(sweep.TUNING_SEEDS) == 3
+
+
+# ---- What the page says of stored studies -----------------------------------------------------------------
+
+
+def test_what_the_page_says_of_the_races() -> None:
+    digits, language = results.load("race_digits"), results.load("race_language")
+    assert not any(found.claimed for found in race_tables.verdicts(digits).values())
+    assert all(found.claimed for found in race_tables.verdicts(language).values())
+    muon, adamw = (race_tables.gaps(language, name) for name in ("muon", "adamw"))
+    assert max(muon) < min(adamw)
+    assert statistics.median(muon) < 0.5 * statistics.median(adamw)
+    assert language["racers"]["muon"]["settings"] == 0.5 * language["racers"]["adamw"]["settings"]
+    assert digits["racers"]["sgd"]["best"]["lr"] == 0.2  # half of what one tuning seed chose
+
+
+def test_what_the_page_says_of_the_tutorials_recipe() -> None:
+    found = results.load("originals")["fashion"]
+    told = {race: {o: originals_medians(runs) for o, runs in found[race].items()} for race in ("as_written", "tuned")}
+    written, tuned = told["as_written"], told["tuned"]
+    assert written["muon"][0] < 0.66 * written["adamw"][0]
+    assert tuned["sgd"][0] < 0.66 * written["sgd"][0]
+    assert found["tuned"]["sgd"][0]["lr"] / 0.01 == pytest.approx(32)
+    assert tuned["adamw"][0] == pytest.approx(written["adamw"][0], rel=0.02)
+    assert found["tuned"]["muon"][0]["lr"] < 0.01
+    assert tuned["muon"][0] > written["muon"][0]
+    assert tuned["muon"][1] < written["muon"][1]
+    assert tuned["muon"][0] / tuned["adamw"][0] > written["muon"][0] / written["adamw"][0]
+    assert tuned["adamw"][1] - tuned["muon"][1] > written["adamw"][1] - written["muon"][1]
+    for comparison in originals_tables.verdicts(found):
+        assert all(verdict.claimed and verdict.losses == 0 for verdict in comparison.verdicts.values()), comparison
+
+
+def originals_medians(runs: list[dict]) -> tuple[float, float]:
+    return tuple(statistics.median(run[key][-1] for run in runs) for key in ("training_loss", "test_loss"))
+
+
+def test_what_the_page_says_of_spectra() -> None:
+    ranks = results.load("sights")["spectra"]["ranks"]
+    last = {
+        (name, matrix, kind): [seed[-1] for seed in seeds]
+        for name, matrices in ranks.items()
+        for matrix, kinds in matrices.items()
+        for kind, seeds in kinds.items()
+    }
+    for matrix in ("up", "out"):
+        assert max(statistics.median(last[name, matrix, "momentum"]) for name in ("sgd", "adamw")) < 6
+        assert 8 < statistics.median(last["muon", matrix, "momentum"]) < 16
+        assert min(last["muon", matrix, "weight"]) > max(last["adamw", matrix, "weight"])
+        assert ranks["sgd"][matrix]["weight"][0][0] == pytest.approx(ranks["sgd"][matrix]["weight"][0][-1], rel=0.01)
+    assert 59 < statistics.median(last["muon", "up", "update"]) < 61
+    assert 56 < statistics.median(last["muon", "out", "update"]) < 58
+    assert 40 < ranks["muon"]["out"]["update"][0][0] < 43
+
+
+def test_what_the_page_says_of_rms_and_decay() -> None:
+    sights = results.load("sights")
+    rows = {row["rms"]: row["gaps"] for row in sights["rms"]["rows"]}
+    assert not sweep.verdict(rows[0.1], rows[0.2]).claimed
+    assert all(sweep.verdict(rows[0.2], rows[other]).wins == 5 for other in (0.05, 0.4, 0.8))
+    tuned = {row["rms"]: row for row in sights["rms"]["tuned"]}
+    assert tuned[0.05]["lr"] == pytest.approx(4 * tuned[0.2]["lr"])
+    assert sweep.verdict(tuned[0.05]["gaps"], tuned[0.2]["gaps"]).wins == 5
+    decay = {(row["optimizer"], row["steps"], row["weight_decay"]): row for row in sights["decay"]["rows"]}
+    assert sweep.verdict(decay["muon", 300, 0.1]["gaps"], decay["muon", 300, 0.0]["gaps"]).claimed
+    sizes = {key: statistics.median(row["sizes"]) for key, row in decay.items()}
+    assert 1.4 < sizes["muon", 300, 0.0] / sizes["muon", 300, 0.1] < 1.6
+    gaps = {key: statistics.median(row["gaps"]) for key, row in decay.items()}
+    assert 0.2 < gaps["adamw", 900, 0.1] / gaps["adamw", 300, 0.1] < 0.3
+    assert 0.45 < gaps["muon", 900, 0.1] / gaps["adamw", 900, 0.1] < 0.6
+    assert decay["muon", 900, 0.1]["lr"] == pytest.approx(0.5 * decay["muon", 300, 0.1]["lr"])
+
+
+def test_what_the_page_says_of_routing_batch_and_fine_tuning() -> None:
+    sights = results.load("sights")
+    hidden, *others = (row["gaps"] for row in sights["routing"]["rows"])
+    assert not any(sweep.verdict(hidden, other).claimed for other in others)
+    batch = {(row["optimizer"], row["batch"]): row["gaps"] for row in sights["batch"]["rows"]}
+    sizes = sorted({size for _, size in batch})
+    assert all(sweep.verdict(batch["muon", size], batch["adamw", size]).wins == 5 for size in sizes)
+    ratios = [statistics.median(batch["adamw", s]) / statistics.median(batch["muon", s]) for s in sizes]
+    assert ratios == sorted(ratios, reverse=True)
+    rows = {(row["pretrained"], row["optimizer"]): row["gaps"] for row in sights["finetune"]["rows"]}
+    for first in ("adamw", "muon"):
+        assert sweep.verdict(rows[first, "muon"], rows[first, "adamw"]).wins == 5
+    assert max(rows["muon", "adamw"]) < min(rows["adamw", "muon"])

@@ -1,0 +1,359 @@
+"""Real images are read strictly: what is cut short, altered or of another format is named, and never used."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import struct
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distmuon.launch.arguments import UsageError
+from muonbook.ch04 import datasets, image_formats
+from muonbook.ch04.image_sources import CIFAR, IDX, SOURCES
+
+TRAIN, TEST, HEIGHT, WIDTH = 6, 4, 3, 2  # as many images as a file of these tests has, and their pixels
+BATCH, SIDE = 4, 2  # and a batch of CIFAR-10
+# SHA-256 of what the four files of Fashion-MNIST unpack to, as several public repositories have them
+FASHION_UNPACKED = (
+    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+)
+
+
+# Files of the true formats
+
+
+def idx(values: bytes, *shape: int, magic: bytes | None = None) -> bytes:
+    header = bytes([0, 0, 8, len(shape)]) if magic is None else magic
+    return header + struct.pack(f">{len(shape)}I", *shape) + values
+
+
+def pixels(count: int) -> bytes:
+    return bytes(position * 7 % 256 for position in range(count))
+
+
+def labels(count: int) -> bytes:
+    return bytes(position * 3 % 10 for position in range(count))
+
+
+def idx_files() -> dict[str, bytes]:
+    contents = (
+        idx(pixels(TRAIN * HEIGHT * WIDTH), TRAIN, HEIGHT, WIDTH),
+        idx(labels(TRAIN), TRAIN),
+        idx(pixels(TEST * HEIGHT * WIDTH)[::-1], TEST, HEIGHT, WIDTH),
+        idx(labels(TEST)[::-1], TEST),
+    )
+    return {name: gzip.compress(content, mtime=0) for name, content in zip(IDX, contents, strict=True)}
+
+
+def cifar_batch(number: int, label: int | None = None) -> bytes:
+    """Every record: its label, then planes whose bytes are 100 * colour + 10 * batch + the position in the plane."""
+    records = b""
+    for image in range(BATCH):
+        planes = [100 * colour + 10 * number + position for colour in range(3) for position in range(SIDE * SIDE)]
+        records += bytes([(number + image) % 10 if label is None else label, *(value % 256 for value in planes)])
+    return records
+
+
+def cifar_members() -> dict[str, bytes]:
+    folder = "cifar-10-batches-bin"
+    batches = {f"{folder}/{name}": cifar_batch(number) for number, name in enumerate(CIFAR)}
+    return {f"{folder}/batches.meta.txt": b"airplane\n", **dict(reversed(batches.items()))}  # the order is not ours
+
+
+def tar(members: dict[str, bytes], *more: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        for member, content in more:
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def packed(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)
+
+
+# Formats
+
+
+def test_idx_becomes_tensors() -> None:
+    files = idx_files()
+    images = image_formats.idx_images(files[IDX[0]], (TRAIN, HEIGHT, WIDTH))
+    assert (images.dtype, images.shape) == (torch.uint8, (TRAIN, 1, HEIGHT, WIDTH))
+    assert images.flatten().tolist() == list(pixels(TRAIN * HEIGHT * WIDTH))
+    found = image_formats.idx_labels(files[IDX[1]], TRAIN)
+    assert (found.dtype, found.tolist()) == (torch.int64, list(labels(TRAIN)))
+
+
+def test_cifar_becomes_tensors_in_the_order_of_the_batches() -> None:
+    images, found = image_formats.cifar_batches(packed(tar(cifar_members())), CIFAR, (BATCH, 3, SIDE, SIDE))
+    assert (images.dtype, images.shape) == (torch.uint8, (BATCH * len(CIFAR), 3, SIDE, SIDE))
+    assert images.is_contiguous()
+    assert found.tolist() == [(number + image) % 10 for number in range(len(CIFAR)) for image in range(BATCH)]
+    for image in range(len(images)):
+        for colour in range(3):
+            first = 100 * colour + 10 * (image // BATCH)
+            assert images[image, colour].flatten().tolist() == [(first + at) % 256 for at in range(SIDE * SIDE)]
+
+
+IMAGES = idx(pixels(24), 4, 3, 2)
+WRONG_IDX = {
+    "empty": (b"", "is no gzip file"),
+    "a page": (b"<html>not found</html>", "is no gzip file"),
+    "not packed": (IMAGES, "is no gzip file"),
+    "only the mark": (b"\x1f\x8b", r"is cut short \(its gzip stream ends after 0 unpacked bytes\)"),
+    "cut short": (packed(IMAGES)[:-9], "is cut short"),
+    "without the checksum": (packed(IMAGES)[:-8], r"is cut short \(its gzip stream ends after 40 unpacked bytes\)"),
+    "damaged": (packed(IMAGES)[:-6] + b"\0\0" + packed(IMAGES)[-4:], r"is a damaged gzip file \(.*check"),
+    "bytes after": (packed(IMAGES) + b"\0\0", "has 2 bytes after the end of its gzip stream"),
+    "twice": (packed(IMAGES) * 2, "has 56 bytes after the end of its gzip stream"),
+    "a bomb": (packed(bytes(1 << 20)), "unpacks to more than 80 bytes"),
+    "nothing in it": (packed(b""), "begins with nothing, where IDX has 00000803"),
+    "labels": (packed(idx(labels(4), 4)), "begins with 00000801, where IDX has 00000803"),
+    "floats": (packed(idx(IMAGES[16:], 4, 3, 2, magic=b"\0\0\x0d\3")), "begins with 00000d03"),
+    "too few": (packed(idx(pixels(18), 3, 3, 2)), "holds 3 x 3 x 2 values, where 4 x 3 x 2 are known"),
+    "turned": (packed(idx(pixels(24), 4, 2, 3)), "holds 4 x 2 x 3 values, where 4 x 3 x 2 are known"),
+    "half a header": (packed(IMAGES[:10]), "holds 4 x 0 x 0 values, where"),
+    "a byte short": (packed(IMAGES[:-1]), "unpacks to 39 bytes, where 4 x 3 x 2 values take 40"),
+    "a byte more": (packed(IMAGES + b"\0"), "unpacks to 41 bytes, where 4 x 3 x 2 values take 40"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_IDX)
+def test_a_wrong_idx_file_is_named_for_what_it_is(name: str) -> None:
+    content, what = WRONG_IDX[name]
+    with pytest.raises(ValueError, match=f"^{what}"):
+        image_formats.idx_images(content, (4, 3, 2))
+
+
+@pytest.mark.parametrize("label", [10, 255])
+def test_a_label_that_no_class_has_is_refused(label: int) -> None:
+    what = f"has {label} as label of image 2, where labels are 0 to 9"
+    with pytest.raises(ValueError, match=what):
+        image_formats.idx_labels(packed(idx(bytes([0, 9, label]), 3)), 3)
+    members = {name: cifar_batch(0) for name in CIFAR}
+    members[CIFAR[1]] = cifar_batch(1, label)
+    with pytest.raises(ValueError, match=f"has {label} as label of image {BATCH}, "):
+        image_formats.cifar_batches(packed(tar(members)), CIFAR, (BATCH, 3, SIDE, SIDE))
+
+
+def without(name: str) -> dict[str, bytes]:
+    return {member: content for member, content in cifar_members().items() if not member.endswith(name)}
+
+
+def changed(name: str, change: Callable[[bytes], bytes]) -> dict[str, bytes]:
+    return {m: change(content) if m.endswith(name) else content for m, content in cifar_members().items()}
+
+
+def link(name: str) -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    return member, b""
+
+
+def test_a_wrong_cifar_archive_is_named_for_what_it_is() -> None:
+    whole = tar(cifar_members())
+    twice = tarfile.TarInfo("elsewhere/data_batch_3.bin")
+    header = whole.index(b"cifar-10-batches-bin/data_batch_2.bin")
+    wrong: list[tuple[bytes, str]] = [
+        (whole, "is no gzip file"),
+        (packed(whole)[:-20], "is cut short"),
+        (packed(whole) + b"more", "has 4 bytes after the end of its gzip stream"),
+        (packed(b"no tar at all" * 100), "is a damaged tar file"),
+        (packed(whole[: header + 520]), "is a damaged tar file"),
+        (packed(whole[:header] + b"X" + whole[header + 1 :]), "is a damaged tar file"),
+        (packed(whole + b"more"), r"is a damaged tar file \(some of its bytes"),
+        (packed(tar({})), r"has no data_batch_1\.bin, .*test_batch\.bin"),
+        (packed(tar(without("data_batch_4.bin"))), r"has no data_batch_4\.bin$"),
+        (packed(tar(changed("test_batch.bin", lambda b: b[:-1]))), r"has 51 bytes in test_batch\.bin, where 52 are"),
+        (packed(tar(changed("test_batch.bin", lambda b: b + b"\0"))), r"has 53 bytes in test_batch\.bin, where 52 are"),
+        (packed(tar(cifar_members(), (twice, b""))), r"has data_batch_3\.bin twice, or as something that is no file"),
+        (
+            packed(tar(without("data_batch_3.bin"), link("data_batch_3.bin"))),
+            r"has data_batch_3\.bin twice, or as something that is no file",
+        ),
+        (packed(whole + bytes(2 << 20)), "unpacks to more than"),
+    ]
+    for content, what in wrong:
+        with pytest.raises(ValueError, match=f"^{what}"):
+            image_formats.cifar_batches(content, CIFAR, (BATCH, 3, SIDE, SIDE))
+
+
+# Data sets
+
+
+def store(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def small(name: str, files: dict[str, bytes], mirror: Path, **changes: Any) -> datasets.Source:
+    """Return the data set as it would be if its files had this content, and lay them at its only mirror."""
+    store(mirror, files)
+    known = tuple(
+        datasets.File(file, len(content), hashlib.sha256(content).hexdigest()) for file, content in files.items()
+    )
+    sizes: dict[str, Any] = dict(train=TRAIN, test=TEST, shape=(1, HEIGHT, WIDTH))
+    if name == "cifar10":
+        sizes = dict(train=5 * BATCH, test=BATCH, shape=(3, SIDE, SIDE))
+    return replace(SOURCES[name], files=known, mirrors=(mirror.as_uri(),), package=None, **(sizes | changes))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make data sets of a few bytes, which lie at a mirror in this folder and not yet at home; return the folder."""
+    archive = {"cifar-10-binary.tar.gz": packed(tar(cifar_members()))}
+    for name in SOURCES:
+        files = archive if name == "cifar10" else idx_files()
+        monkeypatch.setitem(SOURCES, name, small(name, files, tmp_path / "mirror" / name))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_fetched_checked_and_loaded(world: Path, name: str, capsys: Any) -> None:
+    home = world / "home"
+    files = SOURCES[name].files
+    assert datasets.missing(name, home) == (
+        f"{SOURCES[name].title} is not here ({home / name / files[0].name} is missing); "
+        f"get it: python scripts/04_does_it_learn.py --task {name} --fetch"
+    )
+    datasets.fetch_all(name, home)
+    assert capsys.readouterr().out.splitlines() == [f"{file.name}: {file.size:,} bytes, checked" for file in files]
+    assert datasets.missing(name, home) is None
+    shape = SOURCES[name].shape
+    images = datasets.load(name, str(home))
+    assert [(part.dtype, part.shape) for part in images] == [
+        (torch.uint8, (SOURCES[name].train, *shape)),
+        (torch.int64, (SOURCES[name].train,)),
+        (torch.uint8, (SOURCES[name].test, *shape)),
+        (torch.int64, (SOURCES[name].test,)),
+    ]
+    if name == "cifar10":
+        assert images.test_labels.tolist() == [(5 + image) % 10 for image in range(BATCH)]
+        assert images.test_images[0, 0, 0, 0] == 50
+        assert images.train_images[::BATCH, 0, 0, 0].tolist() == [0, 10, 20, 30, 40]
+    else:
+        assert images.test_labels.tolist() == list(labels(TEST)[::-1])
+        assert images.test_images.flatten().tolist() == list(pixels(TEST * HEIGHT * WIDTH)[::-1])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_altered_or_cut_file_is_never_used_and_fetched_again(world: Path, name: str, capsys: Any) -> None:
+    home = world / "home"
+    datasets.fetch_all(name, home)
+    path = home / name / SOURCES[name].files[-1].name
+    content = path.read_bytes()
+    remedy = f"; delete it and run again: python scripts/04_does_it_learn.py --task {name} --fetch"
+    title = SOURCES[name].title
+    for wrong, why in (
+        (content[:-1], f"{len(content) - 1:,} bytes, where {len(content):,} are known"),
+        (content[:-1] + b"?", "its SHA-256 differs"),
+    ):
+        path.write_bytes(wrong)
+        sentence = f"{path} is not {title}'s file ({why}){remedy}"
+        assert datasets.missing(name, home) == sentence
+        with pytest.raises(UsageError) as raised:
+            datasets.load(name, home)
+        assert str(raised.value) == sentence
+        capsys.readouterr()
+        datasets.fetch_all(name, home)
+        assert f"{path.name}: here, but not the file known" in capsys.readouterr().out
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_file_of_the_right_sum_is_still_read_strictly(
+    world: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should a sum ever be wrong in our table, the contents speak: here a table that knows one image more."""
+    source = replace(SOURCES[name], test=SOURCES[name].test + 1)
+    monkeypatch.setitem(SOURCES, name, source)
+    datasets.fetch_all(name, world / "home")
+    with pytest.raises(UsageError, match=r"\.gz (holds|has) .* known; delete it and run again: python scripts/04_"):
+        datasets.load(name, world / "home")
+
+
+def test_a_file_that_does_not_come_says_where_to_put_it(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], mirrors=("http://127.0.0.1:9", "file:///nowhere")))
+    target = world / "home" / "mnist" / IDX[0]
+    with pytest.raises(UsageError) as raised:
+        datasets.fetch_all("mnist", world / "home")
+    said = str(raised.value)
+    assert said.startswith(f"{IDX[0]} did not come (http://127.0.0.1:9/{IDX[0]}: ")
+    assert f"; file:///nowhere/{IDX[0]}: " in said
+    assert said.endswith(f"or put the file at {target} by hand.")
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_package_is_used_where_it_has_what_is_known(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Debian packs the same contents otherwise; what is wrong there is passed by, and taken from our own folder."""
+    package, source = world / "package", SOURCES["fashion"]
+    repacked = {name: gzip.compress(gzip.decompress(content), 1, mtime=1) for name, content in idx_files().items()}
+    store(package, repacked)
+    files = tuple(file._replace(debian=hashlib.sha256(repacked[file.name]).hexdigest()) for file in source.files)
+    monkeypatch.setitem(SOURCES, "fashion", replace(source, files=files, package=package, mirrors=()))
+    assert datasets.missing("fashion", world / "home") is None
+    assert datasets.load("fashion", world / "home").train_labels.tolist() == list(labels(TRAIN))
+    datasets.fetch_all("fashion", world / "home")
+    assert capsys.readouterr().out.count(", checked") == 4
+    assert not (world / "home").exists()
+    (package / IDX[2]).write_bytes(b"altered")
+    assert str(world / "home" / "fashion" / IDX[2]) in str(datasets.missing("fashion", world / "home"))
+    store(world / "home" / "fashion", {IDX[2]: idx_files()[IDX[2]]})
+    assert datasets.load("fashion", world / "home").test_labels.tolist() == list(labels(TEST)[::-1])
+
+
+def test_an_unknown_name_is_refused() -> None:
+    for ask in (datasets.load, datasets.missing, datasets.fetch_all):
+        if ask is datasets.missing:
+            assert "choose one of mnist, fashion, cifar10" in str(datasets.missing("svhn"))
+            continue
+        with pytest.raises(UsageError, match="no data set is called svhn; choose one of mnist, fashion, cifar10"):
+            ask("svhn")
+
+
+def test_the_default_folder_is_named_without_the_path_of_this_machine(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(datasets, "ROOT", tmp_path)
+    assert "(data/mnist/train-images-idx3-ubyte.gz is missing)" in str(datasets.missing("mnist"))
+
+
+def test_the_table_of_sources_is_complete() -> None:
+    for source in SOURCES.values():
+        assert all(place.startswith("http") and not place.endswith("/") for place in source.mirrors)
+        for file in source.files:
+            for known in filter(None, (file.sha256, file.debian)):
+                assert len(bytes.fromhex(known)) == 32
+    sums = [file.sha256 for source in SOURCES.values() for file in source.files]
+    assert len(set(sums)) == len(sums) == 9
+
+
+# Debian's package, where it is installed
+
+
+def test_debians_fashion_mnist_is_the_published_one(tmp_path: Path) -> None:
+    package = SOURCES["fashion"].package
+    if package is None or not package.is_dir():
+        pytest.skip("needs Debian's package dataset-fashion-mnist")
+    unpacked = [hashlib.sha256(gzip.decompress((package / name).read_bytes())).hexdigest() for name in IDX]
+    assert unpacked == list(FASHION_UNPACKED)
+    images = datasets.load("fashion", tmp_path)
+    assert images.train_labels.bincount().tolist() == [6000] * 10
+    assert images.test_labels.bincount().tolist() == [1000] * 10
+    assert images.train_labels[:5].tolist() == [9, 0, 0, 3, 0]

@@ -1,0 +1,180 @@
+"""Chapter 5: the worker's pages and arguments, what really leaves a process, the mistakes, and the ring's picture."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import worlds
+
+from distmuon import launch
+from distmuon.sharding.ledger import ring_bytes
+from muonbook.ch05 import mistakes
+from muonbook.ch05.figure_ring import MOST, describe_ring, draw_ring, ring_states
+
+WORKER = str(worlds.ROOT / "scripts" / "05_processes_and_collectives.py")
+MISMATCH = (
+    "Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint("
+    "SequenceNumber=0, OpType=ALLREDUCE, TensorShape=[8], TensorDtypes=Float), but Rank 1 is running collective: "
+    "CollectiveFingerPrint(SequenceNumber=0, OpType=ALLREDUCE, TensorShape=[2, 2], TensorDtypes=Float)."
+)
+
+
+# ---- The worker -------------------------------------------------------------------------------------------
+
+
+def test_every_rank_reads_what_it_wrote_itself() -> None:
+    ending = worlds.finish(WORKER, "--show", "ranks", "--dp", "3")
+    lines = [f"I am rank {rank} of 3. On the whiteboard I read: rank {rank}." for rank in range(3)]
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.splitlines() == [*lines, "Different processes: 3."]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What 4 ranks saw of all collectives."""
+    file = tmp_path_factory.mktemp("seen") / "new" / "05.json"
+    ending = worlds.finish(WORKER, "--json", str(file))
+    assert (ending.code, ending.err) == (0, "")
+    assert "all_reduce, exactly and on every rank: True." in ending.out
+    return json.loads(file.read_text())["ranks"]
+
+
+def test_collectives_do_what_the_chapter_says_and_come_from_whom_it_says(seen: list[dict]) -> None:
+    total = [60, 64, 68, 72]
+    after = {
+        "broadcast": [[0, 1, 2, 3]] * 4,
+        "all_reduce": [total] * 4,
+        "all_gather": [[0, 1, 10, 11, 20, 21, 30, 31]] * 4,
+        "reduce_scatter": [[part] for part in total],
+        "native reduce_scatter": [[part] for part in total],
+        "all_to_all": [[r, 10 + r, 20 + r, 30 + r] for r in range(4)],
+    }
+    sources = {
+        "broadcast": [[0]] * 4,
+        "all_reduce": [[0, 1, 2, 3]] * 4,
+        "all_gather": [[rank] for rank in range(4) for _ in range(2)],
+        "reduce_scatter": [[0, 1, 2, 3]],
+        "native reduce_scatter": [[0, 1, 2, 3]],
+        "all_to_all": [[rank] for rank in range(4)],
+    }
+    assert {op: [rank["moves"][op]["after"] for rank in seen] for op in after} == after
+    for rank in seen:
+        assert {op: move["sources"] for op, move in rank["moves"].items()} == sources
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process has written")
+def test_what_leaves_a_process_is_what_the_ring_formula_says(seen: list[dict]) -> None:
+    payload = 4 * 1_200_000
+    for op in seen[0]["moves"]:
+        moves = [rank["moves"][op] for rank in seen]
+        formula = ring_bytes(op.removeprefix("native "), payload, 4)
+        assert {(move["payload"], move["ledger"]) for move in moves} == {(payload, formula)}
+        shares = [move["socket"] / formula for move in moves]
+        if op == "broadcast":  # a tree: right on average only
+            assert sum(shares) / 4 == pytest.approx(1, rel=0.01)
+            assert max(shares) > 2
+        else:
+            assert shares == pytest.approx([2 if op.startswith("native") else 1] * 4, rel=0.01)
+
+
+def test_groups_are_columns_and_rows(tmp_path: Path) -> None:
+    ending = worlds.finish(WORKER, "--show", "groups", "--dp", "2", "--tp", "3")
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.splitlines() == [
+        f"rank {rank}: DP group {[rank % 3, rank % 3 + 3]}, TP group {[*range(rank // 3 * 3, rank // 3 * 3 + 3)]}"
+        for rank in range(6)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--show", "everything"], "--show everything is unknown; choose one of ranks, collectives, groups."),
+        (["--mistake", "typo"], "--mistake typo is unknown; choose one of skip, shapes, order."),
+        (["--mistake", "skip", "--dp", "2"], "--mistake skip is made by 4 ranks on gloo, without torchrun."),
+        (["--mistake", "skip", "--timeout", "0"], "--timeout 0: it must be positive."),
+        (["--show", "groups", "--dp", "1"], "one rank has nobody to talk to; choose --dp 2 or more."),
+        (["--show", "ranks", "--json", "x.json"], "the others have nothing to write."),
+        (["--json", "."], "--json .: that is a folder; name a file in it."),
+        (["--hint", "0"], "--hint 0: hints are counted from 1 to 3."),
+    ],
+)
+def test_wrong_arguments_are_answered_in_one_sentence(given: list[str], words: str) -> None:
+    ending = worlds.finish(WORKER, *given)
+    assert (ending.code, ending.out) == (2, "")
+    assert words in ending.err
+    assert len(ending.err.splitlines()) == 1
+
+
+# ---- Mistakes ---------------------------------------------------------------------------------------------
+
+
+def test_those_who_wait_are_innocent() -> None:
+    waited = "RuntimeError: I waited for the others in vain"
+    assert launch.run(mistakes.make, ("skip", 3.0), dp=4) == [waited, waited, None, waited]
+    told = launch.run(mistakes.make, ("shapes", 3.0), dp=4)
+    assert [told[rank] for rank in (0, 2, 3)] == [waited] * 3
+    wrong = re.fullmatch(r"no error; the gradients add up to \[(.*)\]", told[1])
+    assert wrong is not None
+    assert [int(value) for value in wrong[1].split(", ")] != [10] * 4
+
+
+def test_the_order_mistake_is_silent_and_wrong() -> None:
+    others, culprit = "no error; loss 208, gradient 802", "no error; loss 802, gradient 208"
+    assert launch.run(mistakes.make, ("order", 3.0), dp=4) == [others, culprit, others, others]
+
+
+def test_torchs_own_check_names_the_culprit_except_for_order() -> None:
+    checked = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+    skip, shapes, order = (
+        worlds.finish(WORKER, "--mistake", mistake, "--timeout", "3", **checked) for mistake in mistakes.MISTAKES
+    )
+    assert skip.out.splitlines()[0] == "rank 0: RuntimeError: rank 2 did not come"
+    assert len(shapes.out.splitlines()) == 4
+    for line in shapes.out.splitlines():
+        assert re.search(r"rank \d ALLREDUCE \[[48]\], but rank [01] ALLREDUCE \[[48]\]$", line)
+    assert order.out.count("no error") == 4
+
+
+def test_a_digest_leaves_out_what_differs_from_run_to_run() -> None:
+    assert mistakes.digest("[/a/b.cc:78] Timed out waiting 3000ms for recv") == "I waited for the others in vain"
+    assert mistakes.digest("Connection closed by peer [127.0.0.1]:4529.") == "I waited for the others in vain"
+    wanted = "rank 0 ALLREDUCE [8], but rank 1 ALLREDUCE [2, 2]"
+    assert mistakes.digest(MISMATCH) == wanted
+    assert mistakes.digest("[Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 9 ms") == "rank 2, 3 did not come"
+    with pytest.raises(ValueError, match="not known as an error of a collective: out of memory"):
+        mistakes.digest("out of memory")
+
+
+# ---- The ring ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_a_ring_reduces_then_gathers_and_every_rank_passes_one_chunk_per_move(n: int) -> None:
+    states, everyone = ring_states(n), frozenset(range(n))
+    assert len(states) == 2 * (n - 1) + 1
+    assert all(sorted(state.passes) == list(range(n)) for state in states[:-1])
+    finished = [[chunk for chunk in range(n) if held[chunk] == everyone] for held in states[n - 1].holds]
+    assert finished == [[(rank + 1) % n] for rank in range(n)]  # one each, and no two the same
+    assert all(chunk == everyone for held in states[-1].holds for chunk in held)
+    assert ring_bytes("all_reduce", n * 8, n) == 8 * (len(states) - 1)
+
+
+@pytest.mark.parametrize("n", range(2, MOST + 1))
+def test_the_picture_shows_every_rank_that_is_in_a_chunk(n: int) -> None:
+    states = ring_states(n)
+    painted = [patch.get_gid() for patch in draw_ring(n).axes[0].patches if patch.get_gid()]
+    for rank in range(n):
+        wanted = sum(rank in chunk for state in states for held in state.holds for chunk in held)
+        assert painted.count(f"source-{rank}") == wanted
+    assert painted.count("passed on") == n * 2 * (n - 1)
+    assert f"{2 * (n - 1)} moves" in describe_ring(n)
+    assert describe_ring(n).count("; after move") == 2 * (n - 1)
+
+
+@pytest.mark.parametrize("n", [1, MOST + 1])
+def test_a_ring_that_does_not_fit_is_refused(n: int) -> None:
+    with pytest.raises(ValueError, match=f"a ring of {n} ranks"):
+        draw_ring(n)

@@ -1,0 +1,80 @@
+"""Chapter 6's worker as its readers run it, and the comparison of ZeRO-1 with its relatives."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+
+from distmuon.sharding.layout import ParamSpec, plan
+from muonbook.ch06 import data_parallel
+
+WORKER = str(worlds.ROOT / "scripts" / "06_zero1.py")
+
+
+def test_zero1_is_certified_and_its_bytes_are_those_predicted() -> None:
+    ending = worlds.finish(WORKER, "--dp", "2", "--steps", "2", "--dtype", "bfloat16")
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.count(": True.") == 3
+    ranks = re.findall(r"^  DP rank (\d)" + r" +([\d,]+)" * 6 + "$", ending.out, re.MULTILINE)
+    kept = [[int(number.replace(",", "")) for number in row] for row in ranks]
+    assert [row[:4] for row in kept] == [[rank, 2 * 67_338, 4 * 67_338, 2 * 67_338] for rank in range(2)]
+    sent = dict(re.findall(r"(gradients|parameters) +4 +([\d,]+) ", ending.out))
+    assert sent == {"gradients": f"{2 * 67_338:,}", "parameters": f"{67_338:,}"}
+
+
+def test_following_a_bucket_tells_what_every_rank_held(tmp_path: Path) -> None:
+    ending = worlds.finish(WORKER, "--follow", "--dp", "2", "--json", f"{tmp_path}/new/follow.json")
+    assert (ending.code, ending.err) == (0, "")
+    ranks = json.loads((tmp_path / "new" / "follow.json").read_text())
+    gradients = torch.tensor([rank["gradient"] for rank in ranks])
+    assert [*ranks[0]["mean"], *ranks[1]["mean"]] == gradients.mean(0).tolist()
+    assert [rank["mean_sources"] for rank in ranks] == [[[0, 1]] * 4] * 2
+    whole = torch.arange(10.0, 90.0, 10.0) - gradients.mean(0).sign()  # AdamW's first step, with a rate of 1
+    for rank in ranks:
+        torch.testing.assert_close(torch.tensor(rank["whole"]), whole)
+        assert rank["whole_sources"] == [[0]] * 4 + [[1]] * 4
+
+
+def test_all_that_the_relatives_keep_and_send_is_predicted() -> None:
+    """On three ranks: rows of 10, 128 and 256 do not divide, so shards, rows and buckets are padded."""
+    ending = worlds.finish(WORKER, "--compare", "--dp", "3")
+    assert (ending.code, ending.err) == (0, "")
+    assert "counted = predicted to the byte: True." in ending.out
+    table = {(line[:9].strip(), line[10:26].strip()): line[26:].split() for line in ending.out.splitlines()[2:-1]}
+    assert list(table) == [(dtype, way) for dtype, way in data_parallel.WAYS]
+    assert table["float32", "DDP"] == ["4.00", "4.00", "0.00", "8.00", "16.00", "5.33"]
+    assert table["bfloat16", "plain, masters"] == ["2.00", "4.00", "4.00", "8.00", "18.00", "5.33"]
+    assert table["bfloat16", "ZeRO-1"] == ["2.00", "4.00", "1.33", "2.67", "10.00", "4.00"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--compare", "--dp", "1"], "one rank has nobody to share with"),
+        (["--follow", "--dp", "3"], "8 weights are shared by 2, 4 or 8 ranks"),
+        (["--tp", "2"], "--tp 2: this chapter has DP ranks"),
+    ],
+)
+def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
+    ending = worlds.finish(WORKER, *arguments)
+    assert ending.code == 2
+    assert words in ending.err
+
+
+def test_a_storage_counts_once_and_whole() -> None:
+    flat = torch.zeros(10)
+    kept = data_parallel.held([flat[:4], flat[4:]], [torch.zeros(3)], [flat[:2]], {})
+    assert kept == dict.fromkeys(data_parallel.KINDS, 0) | {"parameters": 40, "gradients": 12}
+
+
+def test_moments_and_masters_are_kept_for_the_shard_alone() -> None:
+    layout = plan([ParamSpec("a", (3, 3), "bfloat16"), ParamSpec("b", (2,), "float32")], dp=4)
+    kept = [data_parallel.predict_held(layout, rank) for rank in range(4)]
+    assert [row["masters"] for row in kept] == [4 * 3] * 4  # a is padded to 12; b, float32, is its own master
+    assert [row["exp_avg"] for row in kept] == [4 * (3 + 1), 4 * (3 + 1), 4 * 3, 0]
+    assert [row["counters"] for row in kept] == [8, 8, 4, 0]

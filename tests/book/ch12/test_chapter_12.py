@@ -1,0 +1,170 @@
+"""Chapter 12's worker as its readers run it, its rows for figures, and the reader of profiler traces."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+
+from distmuon.launch import hosts
+from muonbook.ch12 import byte_results, byte_tables, figure_bytes
+from muonbook.measure import profiled
+from muonbook.measure.baselines import CONTENDERS
+from muonbook.measure.workload import SHAPES
+
+WORKER = str(worlds.ROOT / "scripts" / "12_bytes.py")
+
+
+# ---- The worker -------------------------------------------------------------------------------------------
+
+
+def test_all_counts_of_a_step_are_printed_and_agree() -> None:
+    ending = worlds.finish(WORKER, "--dp", "2", "--tp", "1", "--shape", "odd")
+    assert (ending.code, ending.err) == (0, "")
+    titles = [line for line in ending.out.splitlines() if line in {c.title for c in CONTENDERS.values()}]
+    assert titles == [c.title for name, c in CONTENDERS.items() if name != "muon_fsdp2"]
+    rows = re.findall(r"^ *[\d,]+ +([=-]) += +=  +\d+ \w+$", ending.out, re.MULTILINE)
+    assert len(rows) == 10
+    assert rows.count("=") == 6  # our own, which the ledger hears of
+    assert max(map(len, ending.out.splitlines())) <= 60
+    assert ending.out.endswith("all counts agree: True.\n")
+
+
+def test_ratios_for_matrices_are_those_of_the_formula() -> None:
+    ending = worlds.finish(WORKER, "--ratios", "--dp", "2", "--tp", "1")
+    assert (ending.code, ending.err) == (0, "")
+    found = re.findall(r"(\d\.\d{3}) +(\d\.\d{3}) +(\d\.\d{3})  ", ending.out, re.MULTILINE)
+    assert [row[:2] for row in found] == [("1.250",) * 2, ("1.333",) * 2, ("1.500",) * 2]
+    assert all(1 < float(whole) < float(formula) for formula, _, whole in found)  # what is not a matrix dilutes it
+    assert "counted = formula: True." in ending.out
+
+
+def test_the_operating_system_counts_or_says_why_not() -> None:
+    obstacle = hosts.obstacle()
+    ending = worlds.finish(WORKER, "--hosts", "--dp", "2", "--tp", "1", "--shape", "odd")
+    if obstacle is not None:
+        assert (ending.code, ending.out, ending.err) == (2, "", f"error: {obstacle}\n")
+        return
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.endswith("(a broadcast's ranks only in sum): True.\n")
+
+
+def test_what_is_measured_is_written_or_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_results, "count_grids", lambda grids: {"grids": list(grids), "faults": [], "equal": True})
+    monkeypatch.setattr(byte_results, "ratios_on", lambda dp, tp: [{"dp": dp, "tp": tp}])
+    monkeypatch.setattr(byte_results, "fsdp2_on", lambda dp: {"dp": dp})
+    monkeypatch.setattr(byte_results, "wire_on", lambda dp, tp: [{"dp": dp, "tp": tp}])
+    refused = byte_results.measure(quick=True, obstacle="not here.")
+    assert (refused["wire"], refused["obstacle"]) == (None, "not here.")
+    full = byte_results.measure(quick=False, obstacle=None)
+    assert len(full["counted"]["grids"]) == 20
+    assert [(row["dp"], row["tp"]) for row in full["wire"]] == byte_results.WIRE_GRIDS
+    assert set(refused) == set(full)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shape", "round"], "--shape round is unknown; choose one of even, tall, odd."),
+        (["--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
+        (["--ratios", "--dp", "1"], "--ratios --dp 1: with one DP rank AdamW sends nothing"),
+        (["--hosts", "--dp", "1", "--tp", "1"], "--hosts: one rank has nobody to send to"),
+        (["--hosts", "--backend", "nccl"], "drop torchrun and --backend"),
+        (["--json", "x.json"], "--quick and --json go with --measure"),
+        (["--dp", "0"], "--dp 0 --tp 2: both must be at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
+    ending = worlds.finish(WORKER, *arguments)
+    assert (ending.code, ending.out) == (2, "")
+    assert words in ending.err
+
+
+def test_the_stored_results_hold_what_the_chapter_says() -> None:
+    found = json.loads((worlds.ROOT / "book" / "results" / "bytes.json").read_text())
+    assert {(row["dp"], row["tp"]) for row in found["counted"]["grids"]} == set(byte_results.GRIDS)
+    assert found["counted"]["equal"]
+    assert {(row["dp"], row["tp"]) for row in found["ratios"]} == set(byte_results.RATIO_GRIDS)
+    assert all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in found["ratios"])
+    for row in found["fsdp2"]:
+        assert row["stray"] < row["rounding"]
+    for row in found["wire"] or []:
+        if CONTENDERS[row["contender"]].predict is not None:
+            assert abs(row["ratio"] - 1) < byte_results.TOLERANCE
+            if row["contender"] not in byte_tables.BROADCASTS:
+                assert max(abs(row[key] - 1) for key in ("least_rank", "greatest_rank")) < byte_results.TOLERANCE
+
+
+def test_tables_say_what_the_rows_say() -> None:
+    row: dict[str, Any] = {"dp": 4, "tp": 1, "payload": 300, "ring": 100, "reduce_scatter": 200}
+    row |= {"ratio": 1.01, "least_rank": 1.0, "greatest_rank": 1.02}
+    wire = [row | {"contender": "zero1"}, row | {"contender": "torch_zero", "least_rank": 0.5}]
+    assert byte_tables.wire_lines(wire)[-3:] == [
+        "Sum over ranks within 3%, for all that we predict: True.",
+        "1.000 to 1.020  single ranks",
+        "0.500 to 1.020  with broadcasts",
+    ]
+    assert byte_tables.doubled_lines([row | {"contender": "muon_fsdp2"}])[1:] == ["      1.010       1.000  4 x 1"]
+    assert byte_tables.beside_lines([("odd", 4, 1), ("tall", 2, 2)])[-1] == "Exactly, as fractions: True."
+
+
+# ---- The reader of traces ---------------------------------------------------------------------------------
+
+
+def operator(name: str, dims: list[Any], kinds: list[str]) -> dict[str, Any]:
+    return {"name": name, "cat": "cpu_op", "args": {"Input Dims": dims, "Input type": kinds}}
+
+
+def annotation(name: str, dims: list[int], kind: str) -> dict[str, Any]:
+    return {"name": name, "cat": "user_annotation", "args": {"Input Dims": [dims], "Input type": [kind]}}
+
+
+TRACE = [
+    {"name": "process_name", "ph": "M"},
+    operator("aten::add", [[3], [3]], ["float", "float"]),
+    operator("c10d::_allgather_base_", [[8], [4], []], ["c10::BFloat16", "c10::BFloat16", ""]),
+    annotation("gloo:all_gather", [4], "c10::BFloat16"),
+    operator("c10d::alltoall_base_", [[6], [10]], ["float", "float"]),
+    annotation("gloo:all_to_all", [10], "float"),
+    operator("c10d::allreduce_", [[[2, 5]], []], ["TensorList", ""]),
+    annotation("gloo:all_reduce", [2, 5], "double"),
+    operator("c10d::allreduce_", [[[3]], []], ["TensorList", ""]),
+    annotation("gloo:all_reduce", [3], "float"),
+    operator("c10d::barrier", [], []),
+]
+
+
+def test_every_collective_is_counted_once() -> None:
+    assert profiled.count_once(TRACE) == {"all_gather": 16, "all_to_all": 40, "all_reduce": 92}
+    assert profiled.seen(TRACE)["all_reduce"] == profiled.Seen(calls=2, payload_bytes=92)
+    assert profiled.sounding_right(TRACE) == 8
+    assert profiled.count_once([]) == {}
+
+
+def test_a_collective_that_the_reader_does_not_know_is_no_silent_gap() -> None:
+    with pytest.raises(ValueError, match="c10d::gather_ is a collective that this reader does not know"):
+        profiled.count_once([operator("c10d::gather_", [], [])])
+
+
+# ---- The rows of the figures ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(4, 2), (8, 1), (1, 4)])
+def test_every_predicted_byte_has_a_purpose(dp: int, tp: int) -> None:
+    workload = SHAPES["even"].shared_by(dp)
+    rows = figure_bytes.contender_rows(workload, dp, tp)
+    for contender in CONTENDERS.values():
+        if contender.predict is not None and contender.admits(workload, dp, tp):
+            assert sum(rows[contender.title].values()) == contender.predict(workload, dp, tp, 0).total().sent_bytes
+            assert set(rows[contender.title]) <= set(figure_bytes.PURPOSES)
+    assert (rows["Muon, gather_all"]["momentum, TP"] > 0) == (tp > 1)
+
+
+def test_the_planned_ratios_begin_with_the_published_one() -> None:
+    rows = list(figure_bytes.ratio_rows(figure_bytes.LARGE, ranks=64).values())
+    assert sum(rows[0].values()) == 1.25
+    totals = [sum(row.values()) for row in rows]
+    assert totals == sorted(totals)
+    assert len(rows) == 5

@@ -1,0 +1,132 @@
+"""Chapter 14's worker as its readers run it, the race of schedules, and what its stored results hold."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import worlds
+
+from distmuon import launch
+from distmuon.launch import hosts
+from distmuon.optim.schedules import SCHEDULES
+from distmuon.sharding.ledger import Ledger
+from muonbook.ch14 import schedule_race
+from muonbook.measure import results, trace, trace_report
+from muonbook.measure.workload import Workload
+
+WORKER = str(worlds.ROOT / "scripts" / "14_traces.py")
+TINY = Workload(width=32, layers=1, heads=2, context=8, bucket_size=4_000)
+
+
+def test_a_recorded_step_holds_every_collective_of_the_ledger(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "step.json.gz"
+    ending = worlds.finish(WORKER, "--dp", "2", "--tp", "2", "--trace", str(file))
+    assert (ending.code, ending.err) == (0, "")
+    assert "labels and bytes included: True" in ending.out
+    assert "reduce_scatter -> norms -> adamw -> momentum -> dp_gather -> tp_gather" in ending.out
+    ranks = trace.read(file)
+    assert [rank.title for rank in ranks] == [f"rank {2 * d + t} (dp {d}, tp {t})" for d in (0, 1) for t in (0, 1)]
+    assert {c.name for rank in ranks for c in rank.collectives} == {"dp", "tp", "world"}
+    counted = [str(trace_report.summarize(rank).collectives) for rank in ranks]
+    assert [line.split()[-1] for line in ending.out.splitlines() if line.startswith("  rank")] == counted
+
+
+def test_all_schedules_do_the_same_and_take_more_memory() -> None:
+    ending = worlds.finish(WORKER, "--schedules", "--dp", "2", "--tp", "1")
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.splitlines()[-1].endswith("same bytes: True")
+    assert [line.split()[0] for line in ending.out.splitlines()[1:4]] == list(SCHEDULES)
+    synchronous, naive, pipelined = (float(line.split()[-2]) for line in ending.out.splitlines()[1:4])
+    assert synchronous == 1 <= pipelined < naive
+
+
+def race_and_weigh(world: launch.World) -> Any:
+    return schedule_race.race(world, TINY, 2, 1), schedule_race.ledger_overhead(world, TINY, 2)
+
+
+def test_a_race_ends_with_equal_parameters_and_says_what_was_recorded() -> None:
+    (found, cost), *others = launch.run(race_and_weigh, dp=2)
+    assert others == [(None, None)]
+    assert found["equal_parameters"]
+    assert found["waves"] > 2
+    assert found["ratio_to_synchronous"]["synchronous"] == {"median": 1, "quartiles": [1, 1], "count": 2}
+    for name in SCHEDULES:
+        row = found["recorded"][name]
+        assert row["collectives"] == cost["calls_per_step"]
+        assert 0 < row["communication"] <= row["communication_sum"] + 1e-3
+        assert row["overlap"] <= min(row["communication"], row["computation"]) + 1e-3
+        assert trace.parse(found["traces"][name])[1].rank == 1
+    assert 0 < cost["share_of_step"] < 1
+
+
+def test_a_muted_ledger_forgets_and_then_remembers_again() -> None:
+    ledger = Ledger()
+    for silent in (True, False):
+        with schedule_race.muted(ledger, silent):
+            ledger.record("all_gather", "dp", 2, 8, "something")
+    ledger.record("all_gather", "dp", 2, 8, "something")
+    assert ledger.total().calls == 2
+
+
+def test_models_that_differ_in_one_bit_are_not_alike() -> None:
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    other.load_state_dict(one.state_dict())
+    assert schedule_race.alike(one, other)
+    with torch.no_grad():
+        other.bias[0] = torch.nextafter(other.bias[0], torch.tensor(math.inf))
+    assert not schedule_race.alike(one, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--measure"], "--measure and --json FILE go together"),
+        (["--json", "x.json"], "--measure and --json FILE go together"),
+        (["--dp", "1", "--tp", "1"], "one rank sends nothing; choose 2 or more"),
+        (["--dp", "1", "--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
+        (["--trace", "/proc/nowhere/step.json.gz"], "--trace /proc/nowhere/step.json.gz: cannot be written"),
+    ],
+)
+def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
+    ending = worlds.finish(WORKER, *arguments)
+    assert ending.code == 2
+    assert words in ending.err
+
+
+def test_the_stored_results_hold_what_the_chapter_reads() -> None:
+    found = results.load("traces")
+    for place in ("loopback", "loopback_2x2", "limited_link"):
+        assert found[place]["equal_parameters"]
+        assert found[place]["waves"] >= 6
+        assert found[place]["ratio_to_synchronous"].keys() == SCHEDULES.keys()
+    assert found["limited_link"]["recorded"].keys() == SCHEDULES.keys()
+    assert found["ledger_overhead"]["share_of_step"] < 0.01  # of the stored file: no time is taken here
+    assert "traces" not in json.dumps(list(found))
+
+
+@pytest.mark.parametrize("name", ["step_trace", *(f"schedule_{name}" for name in SCHEDULES)])
+def test_the_stored_traces_are_small_and_whole(name: str) -> None:
+    file = results.FOLDER / f"{name}.json.gz"
+    assert file.stat().st_size < 300_000
+    ranks = trace.read(file)
+    assert len(ranks) == (4 if name == "step_trace" else 2)
+    assert len(trace_report.meetings(ranks)) > 10
+    assert all(len({c.label for c in rank.collectives}) > 10 for rank in ranks)
+
+
+def test_a_race_also_runs_over_a_limited_link() -> None:
+    if why := hosts.obstacle():
+        pytest.skip(why)
+    code = (
+        f"import sys; sys.path[:0] = {[str(worlds.ROOT / 'scripts'), str(worlds.ROOT / 'tests')]!r}\n"
+        "from distmuon import hosts, launch\n"
+        "hosts.become_switch()\n"
+        "import test_chapter_14 as tests\n"
+        "found = launch.run(tests.race_and_weigh, dp=2, link=hosts.Link(100))[0][0]\n"
+        "print(found['equal_parameters'])\n"
+    )
+    ending = worlds.finish("-c", code)
+    assert (ending.code, ending.out.strip()) == (0, "True"), ending.err

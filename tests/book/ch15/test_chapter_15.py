@@ -1,0 +1,155 @@
+"""Chapter 15's worker and its measurements: bytes on four grids, shares, repeated work, and what its tables say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+
+from distmuon import launch
+from distmuon.optim.newton_schulz import flops
+from muonbook.ch15 import regime_tables, regimes, world_tables
+from muonbook.ch15.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants
+from muonbook.measure import results
+from muonbook.measure.workload import SHAPES, TIMED, Workload
+
+WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
+
+
+def test_skewed_grids_send_what_was_predicted() -> None:
+    ending = worlds.finish(WORKER, "--skew")
+    assert (ending.code, ending.err) == (0, "")
+    rows = re.findall(
+        r"^ +(\d) x +(\d) +([\d,]+) +([\d,]+) +([\d,]+) +(\d\.\d+) +(True|False)$", ending.out, re.MULTILINE
+    )
+    assert [(int(dp), int(tp)) for dp, tp, *_ in rows] == list(regimes.GRIDS)
+    assert {equal for *_, equal in rows} == {"True"}
+    assert 1.24 < float(rows[0][5]) < 1.25  # the head's and the embedding's bytes do not grow
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "choose one of --skew, --measure"),
+        (["--skew", "--worlds"], "choose one of --skew, --measure"),
+        (["--measure"], "need --json FILE"),
+        (["--check", "nowhere.py"], "nowhere.py"),
+    ],
+)
+def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
+    ending = worlds.finish(WORKER, *arguments)
+    assert ending.code == 2
+    assert words in ending.err
+
+
+def test_worlds_are_planned_without_a_process(tmp_path: Path) -> None:
+    ending = worlds.finish(WORKER, "--worlds", "--quick", "--json", str(tmp_path / "new" / "worlds.json"))
+    assert (ending.code, ending.err) == (0, "")
+    assert json.loads((tmp_path / "new" / "worlds.json").read_text())["cells"]
+
+
+# ---- Measuring --------------------------------------------------------------------------------------------
+
+
+def test_batches_double() -> None:
+    assert regimes.token_counts(512) == [64, 128, 256, 512]
+    assert regimes.token_counts(700) == [64, 128, 256, 512]
+
+
+def test_a_share_is_measured_per_batch() -> None:
+    found = launch.run(regimes.optimizer_share, (32, 1024, 1))[0]
+    assert found["tokens"] == [64, 128, 256, 512, 1024]
+    assert all(len(found[name]) == 5 and min(row["median"] for row in found[name]) > 0 for name in ("muon", "adamw"))
+
+
+def test_the_slowest_rank_of_a_round_counts_and_rounds_are_compared_in_pairs() -> None:
+    ranks = [
+        {"muon": {"seconds": [3.0, 2.0, 8.0]}, "zero1": {"seconds": [1.0, 2.0, 3.0]}},
+        {"muon": {"seconds": [1.0, 6.0, 4.0]}, "zero1": {"seconds": [1.5, 1.0, 4.0]}},
+    ]
+    assert regimes.slowest(ranks, "muon") == [3, 6, 8]
+    assert regimes.ratios(ranks, "muon", "zero1") == {"median": 2, "quartiles": [2, 2.5], "count": 3, "range": [2, 3]}
+
+
+def test_what_a_step_asks_of_the_wire() -> None:
+    whole, cut = (regimes.demand(regimes.LINKS[name]) for name in ("zero1", "zero1_small"))
+    ddp = regimes.demand(regimes.LINKS["ddp"])
+    assert ddp["exchange_bytes"] == 0
+    assert ddp["messages"] == 2 * (regimes.RANKS - 1)
+    assert whole["exchange_bytes"] == pytest.approx(ddp["ring_bytes"] / 2, rel=1e-3)
+    assert whole["exchange_bytes"] == pytest.approx(cut["exchange_bytes"], rel=1e-3)
+    assert cut["messages"] > 2 * whole["messages"]
+
+
+# ---- Tables -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 256), (256, 64)])
+def test_the_bound_is_a_bound(shape: tuple[int, int]) -> None:
+    tokens = 1000
+    share = flops(shape) / (6 * shape[0] * shape[1] * tokens)
+    assert share <= regime_tables.most_share(min(shape), tokens) * (1 + 1e-12)
+    assert (share == pytest.approx(regime_tables.most_share(min(shape), tokens))) == (shape[0] == shape[1])
+
+
+@pytest.mark.parametrize("workload", [TIMED.shared_by(8), SHAPES["even"]])
+def test_repeated_work(workload: Workload) -> None:
+    assert regime_tables.repeated(workload, 1, 1) == (1, 1)
+    assert regime_tables.repeated(workload, 1, 8) == (8, 8)  # TP ranks all do everything
+    mean, busiest = regime_tables.repeated(workload, 8, 1)
+    assert 1 < mean <= busiest <= 8
+
+
+def spread(value: float) -> dict[str, Any]:
+    return {"median": value, "quartiles": [value, value], "count": 1, "range": [value, value]}
+
+
+def test_the_claim_holds_from_the_batch_on_after_which_it_never_breaks() -> None:
+    shares = {"tokens": [64, 128, 256, 512], "muon": [spread(x) for x in (0.5, 0.02, 0.04, 0.01)]}
+    assert regime_tables.first_within({"share": {"8": shares}}, 8, 0.03) == 512
+    assert regime_tables.first_within({"share": {"8": shares}}, 8, 0.001) is None
+
+
+def test_a_share_that_halves_where_the_batch_doubles_has_the_bounds_slope() -> None:
+    shares = {"tokens": [64, 128, 256], "muon": [spread(x) for x in (0.4, 0.2, 0.1)]}
+    assert regime_tables.slope({"share": {"8": shares}}, 8) == pytest.approx(-1)
+
+
+def test_of_few_rounds_the_range_is_shown_and_of_many_the_quartiles() -> None:
+    few, many = ([float(x) for x in range(n)] for n in (7, 9))
+    rows = [regimes.spread(few), regimes.spread(many)]
+    shares = {"tokens": [64, 128], "muon": rows, "adamw": rows}
+    _, bands = regime_tables.share_curves({"share": {"8": shares}}, 8)
+    assert bands["Muon"] == ([64, 128], [0, 2], [6, 6])
+
+
+@pytest.mark.parametrize("lines", ["world_lines", "latency_lines", "moonlight_lines", "reported_lines"])
+def test_the_planned_worlds_fit_the_page(lines: str) -> None:
+    printed = getattr(world_tables, lines)(results.load("worlds"))
+    assert len(printed) > 3
+    assert max(map(len, printed)) <= 100
+
+
+def test_the_dearest_cells_have_rows_within_a_node() -> None:
+    printed = world_tables.dearest_lines(results.load("worlds"), 1 << 22, 4)
+    assert len(printed) == 5
+    assert max(map(len, printed)) <= 100
+
+
+@pytest.mark.parametrize("lines", ["share_lines", "skew_lines", "link_lines", "error_lines"])
+def test_the_stored_measurements_fit_the_page(lines: str) -> None:
+    printed = getattr(regime_tables, lines)(results.load("regimes"))
+    assert len(printed) > 3
+    assert max(map(len, printed)) <= 100
+
+
+def test_the_model_is_held_against_points_that_it_has_not_seen() -> None:
+    constants, left = regime_tables.fitted(results.load("regimes"))
+    assert isinstance(constants, Constants)
+    assert left
+    assert all(p.entrant not in FITTED_ENTRANTS or p.rate_mbit not in FITTED_RATES for p in left)
+    assert "all held out" in regime_tables.held_out(constants, left)

@@ -1,0 +1,158 @@
+"""The cost model: by hand on small cases, its fit on steps whose constants are known, and a muted step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers_math import message
+
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.ledger import Ledger
+from muonbook.ch15.cost_fit import Constants, Point, fit, points
+from muonbook.ch15.cost_model import Collective, Wire, collective_seconds, collectives_of, hops, step_seconds
+from muonbook.ch15.without_communication import MutedGroup, muted_trainer
+from muonbook.measure.workload import SHAPES
+
+WIRE = Wire(alpha_seconds=0.5, bytes_per_second=100.0)
+KNOWN = Constants(alpha=1e-3, copying=4e-9, ring=1.05, exchange=1.4)
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "ring", "tree"),
+    [
+        ("all_gather", 4, 3, 2),
+        ("reduce_scatter", 5, 4, 3),
+        ("all_reduce", 4, 6, 4),
+        ("all_reduce", 1024, 2046, 20),
+        ("all_gather", 1, 0, 0),
+    ],
+)
+def test_hops_of_rings_and_trees(op: str, ranks: int, ring: int, tree: int) -> None:
+    assert hops(op, ranks) == ring
+    assert hops(op, ranks, "tree") == tree
+
+
+@pytest.mark.parametrize(("op", "latency"), [("gossip", "ring"), ("all_gather", "star")])
+def test_what_is_unknown_is_refused_by_name(op: str, latency: str) -> None:
+    with pytest.raises(ValueError, match="no cost for") as error:
+        hops(op, 4, latency)
+    assert "all_gather" in message(error)
+
+
+def test_seconds_of_a_step_by_hand() -> None:
+    gather = Collective("all_gather", "dp", 4, 400, calls=2)
+    assert collective_seconds(gather, WIRE) == 2 * (3 * 0.5 + 300 / 100)
+    assert collective_seconds(gather._replace(group_size=1), WIRE) == 0
+    tp = ("all_reduce", "tp", 2, 100, 1)
+    wires = {"dp": WIRE, "tp": Wire(0.25, 50.0)}
+    assert step_seconds(1.0, [gather, tp], wires) == 1 + 9 + (2 * 0.25 + 100 / 50)
+
+
+def test_the_world_goes_over_dps_wire_and_no_other_group_does() -> None:
+    row = ("all_reduce", "world", 2, 100, 1)
+    assert step_seconds(0.0, [row], {"dp": WIRE}) == 2 * 0.5 + 100 / 100
+    assert step_seconds(0.0, [row], {"dp": WIRE, "world": Wire(0.0, 10.0)}) == 10
+    with pytest.raises(ValueError, match="'tp' has no wire"):
+        step_seconds(0.0, [("all_reduce", "tp", 2, 100, 1)], {"dp": WIRE})
+
+
+def test_half_of_a_message_of_half_size_is_waiting() -> None:
+    assert WIRE.alpha_seconds == WIRE.half_size / WIRE.bytes_per_second
+
+
+def test_a_ledger_becomes_collectives() -> None:
+    ledger = Ledger()
+    ledger.record("all_gather", "dp", 4, 400, "momentum", calls=3)
+    ledger.record("all_reduce", "world", 8, 16, "norms")
+    assert collectives_of(ledger, {"dp": 4, "world": 8}) == [
+        ("all_gather", "dp", 4, 400, 3),
+        ("all_reduce", "world", 8, 16, 1),
+    ]
+
+
+# ---- The fit ----------------------------------------------------------------------------------------------
+
+
+def timed(constants: Constants = KNOWN) -> list[Point]:
+    """Return points whose times are the model's own."""
+    asked = {"ddp": (6, 2_000_000, 0), "zero1": (18, 1_000_000, 1_000_000), "zero1_small": (90, 1_000_000, 1_000_000)}
+    bare = [
+        Point(name, rate, 0.01, *numbers, 0.0)
+        for name, numbers in asked.items()
+        for rate in (30.0, 100.0, 300.0, 1000.0, None)
+    ]
+    return [replace(point, seconds=constants.seconds(point)) for point in bare]
+
+
+def test_known_constants_are_found_again() -> None:
+    found = fit(point for point in timed() if point.fitted)
+    assert vars(found) == pytest.approx(vars(KNOWN), rel=1e-6)
+    assert max(abs(found.error(point)) for point in timed()) < 1e-6
+
+
+def test_held_out_points_do_not_move_the_constants() -> None:
+    changed = [point if point.fitted else replace(point, seconds=9.0) for point in timed()]
+    assert [point for point in changed if not point.fitted]
+    assert fit(p for p in changed if p.fitted) == fit(p for p in timed() if p.fitted)
+
+
+def test_no_constant_is_negative() -> None:
+    quick = [replace(p, seconds=p.seconds * (0.7 if p.entrant == "zero1_small" else 1)) for p in timed() if p.fitted]
+    found = fit(quick)
+    assert min(vars(found).values()) >= 0
+
+
+def test_too_few_points_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 points for 4 constants"):
+        fit(timed()[:3])
+
+
+def test_a_byte_takes_the_slower_of_copy_and_wire() -> None:
+    assert KNOWN.per_byte(KNOWN.ring, None) == KNOWN.copying
+    assert KNOWN.per_byte(KNOWN.ring, 1e6) == KNOWN.copying  # a terabit link waits for the copy
+    assert KNOWN.per_byte(KNOWN.ring, 8.0) == pytest.approx(1.05e-6)
+    assert KNOWN.wire(8.0).bytes_per_second == pytest.approx(1 / 1.05e-6)
+
+
+def test_stored_medians_become_points() -> None:
+    spread = {"median": 2.0, "quartiles": [1.0, 3.0], "count": 5}
+    asked = {"messages": 6, "ring_bytes": 70, "exchange_bytes": 8, "computation_seconds": spread}
+    links = {"entrants": {"ddp": asked}, "steps": [{"rate_mbit": None, "ddp": {"seconds": spread}}]}
+    assert points(links) == [Point("ddp", None, 2.0, 6, 70, 8, 2.0)]
+
+
+# ---- Muted ------------------------------------------------------------------------------------------------
+
+
+def test_a_muted_group_returns_the_shapes_and_sums_of_ranks_that_all_say_the_same() -> None:
+    group = MutedGroup("dp", 3, 1)
+    shard = torch.tensor([1.0, 2.0])
+    assert group.all_gather(shard, "x").tolist() == [1, 2] * 3
+    out = torch.empty(2)
+    assert group.all_gather(shard, "x", out=torch.empty(6)).tolist() == [1, 2] * 3
+    assert group.reduce_scatter(torch.arange(6.0), out, "x").tolist() == [6, 9]
+    assert group.all_reduce(shard, "x").tolist() == [1, 2]
+    assert group.broadcast(shard, "x").tolist() == [1, 2]
+    assert group.all_to_all(torch.arange(6.0), "x").tolist() == list(range(6))
+    assert list(group.ledger) == []
+
+
+@pytest.mark.parametrize("name", ["muon", "zero1", "ddp"])
+def test_a_muted_step_sends_nothing_and_stays_finite(name: str) -> None:
+    workload, grid = SHAPES["even"].shared_by(4), Grid.alone()
+    four = Grid(MutedGroup("dp", 4, 2), grid.tp, MutedGroup("world", 4, 2), grid.device, grid.ledger)
+    trainer = muted_trainer(name, workload, four)
+    ids = torch.arange(64).view(1, 64) % 18
+    for _ in range(2):
+        trainer.forward_backward(ids, ids)
+        trainer.update()
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
+
+
+def test_only_dp_is_muted() -> None:
+    alone = Grid.alone()
+    cut = Grid(alone.dp, MutedGroup("tp", 2), alone.world, alone.device, alone.ledger)
+    with pytest.raises(ValueError, match="T is 2"):
+        muted_trainer("muon", SHAPES["even"], cut)

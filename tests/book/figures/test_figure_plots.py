@@ -1,0 +1,203 @@
+"""Plots tell the truth: every point and bar where its number says, names that stand apart, scales that are shared."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from figure_helpers import assert_readable, boxes, texts
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from muonbook.figures import style
+from muonbook.figures.curves import LINES, apart
+from muonbook.figures.plots import (
+    describe_bars,
+    describe_curves,
+    describe_matrices,
+    describe_spectra,
+    draw_bars,
+    draw_curves,
+    draw_matrices,
+    draw_spectra,
+)
+
+X = np.arange(1, 101)
+LOSS = {"Muon": (X, 2 * np.exp(-X / 20) + 0.1), "AdamW": (X, 2 * np.exp(-X / 30) + 0.11), "SGD": (X, 3 - X / 100)}
+MEMORY = {
+    "DDP": {"parameters": 4e6, "gradients": 4e6, "state": 8e6},
+    "ZeRO-1": {"parameters": 4e6, "state": 2e6},
+}
+
+
+def curves(figure: Figure) -> dict[str, Line2D]:
+    return {str(line.get_gid())[6:]: line for line in figure.axes[1].lines if str(line.get_gid()).startswith("curve-")}
+
+
+# Curves
+
+
+def test_every_point_is_drawn_and_every_end_is_named() -> None:
+    figure = draw_curves(LOSS, "step", "loss", title="Loss", note="One seed.")
+    for name, line in curves(figure).items():
+        assert np.array_equal(line.get_xdata(), LOSS[name][0])
+        assert np.array_equal(line.get_ydata(), LOSS[name][1])
+    assert {text.get_text() for text in figure.axes[1].texts} == set(LOSS)
+    assert {"Loss", "One seed.", "loss"} <= set(texts(figure))
+    assert figure.axes[1].get_xlabel() == "step"
+
+
+def test_six_lines_look_different_without_colour_and_none_is_a_ranks() -> None:
+    looks = set()
+    for line in LINES:
+        shade = int(sum(int(to_hex(line["color"])[n : n + 2], 16) for n in (1, 3, 5)) / 3 / 48)
+        looks.add((shade, str(line["ls"])))
+        assert to_hex(line["color"]).upper() not in {style.dp_colour(r).upper() for r in range(24)}
+    assert len(looks) == len(LINES) == 6
+
+
+@pytest.mark.parametrize("log", [(False, False), (True, True)])
+@pytest.mark.parametrize("spread", [1e-3, 0.2, 5.0])
+def test_names_at_the_ends_stay_on_the_card_and_apart(log: tuple[bool, bool], spread: float) -> None:
+    series = {f"Curve number {n}": (X, 10.0 + spread * n - X / 50) for n in range(6)}
+    assert_readable(draw_curves(series, "step", "loss", "Six", log_x=log[0], log_y=log[1]))
+
+
+def test_long_names_stand_over_the_plot() -> None:
+    names = ["Newton–Schulz with the coefficients of Muon", "the exact polar factor"]
+    figure = draw_curves(dict.fromkeys(names, LOSS["Muon"]), "step", "loss")
+    assert set(names) <= set(texts(figure))
+    assert not figure.axes[1].texts
+    assert_readable(figure)
+
+
+def test_bands_and_marks_are_drawn_where_they_belong() -> None:
+    x, y = LOSS["Muon"]
+    figure = draw_curves(LOSS, "step", "loss", bands={"Muon": (x, y - 0.1, y + 0.1)}, marks=[(40, "decay")])
+    (band,) = [c for c in figure.axes[1].collections if c.get_gid() == "band-Muon"]
+    points = np.asarray(band.get_paths()[0].vertices)
+    assert points[:, 1].min() == pytest.approx((y - 0.1).min())
+    assert points[:, 1].max() == pytest.approx((y + 0.1).max())
+    assert [40, 40] in [np.asarray(line.get_xdata()).tolist() for line in figure.axes[1].lines]
+    assert "decay" in [text.get_text() for text in figure.axes[1].texts]
+    assert_readable(figure)
+
+
+def test_what_an_axis_cannot_show_is_left_out() -> None:
+    figure = draw_curves({"a": ([0, 1, 2, 3], [1, 0, np.nan, 4])}, "x", "y", log_y=True)
+    assert np.asarray(curves(figure)["a"].get_ydata()).tolist() == [1, 4]
+    with pytest.raises(ValueError, match="no point"):
+        draw_curves({"a": ([0], [1])}, "x", "y", log_x=True)
+
+
+@pytest.mark.parametrize(
+    ("series", "options", "message"),
+    [
+        ({}, {}, "0 series"),
+        ({f"{n}": ([1], [1]) for n in range(7)}, {}, "7 series"),
+        ({"a": ([1, 2], [1])}, {}, "'a' has x"),
+        ({"a": ([], [])}, {}, "no point"),
+        ({"a": ([1], [1])}, {"bands": {"b": ([1], [1], [1])}}, r"\['b'\]"),
+    ],
+)
+def test_curves_that_cannot_be_drawn_say_why(series: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw_curves(series, "x", "y", **options)
+
+
+def test_labels_are_moved_as_little_as_order_and_distance_ask() -> None:
+    assert apart({"a": 50, "b": 90}, 10, 0, 100) == {"a": 50, "b": 90}
+    moved = apart({"a": 99, "b": 98, "c": 97, "d": 5}, 10, 0, 100)
+    assert list(moved.values()) == [5, 80, 90, 100]
+    assert list(moved) == ["d", "c", "b", "a"]
+    crowd = list(apart({f"{n}": 0.0 for n in range(5)}, 10, 4, 100).values())
+    assert crowd[0] == 4
+    assert all(after - before >= 10 for before, after in pairwise(crowd))
+
+
+# Bars
+
+
+def test_stacked_bars_have_the_length_of_their_numbers() -> None:
+    figure = draw_bars(MEMORY, "Memory per rank")
+    scale = (style.WIDTH - 2 * style.MARGIN) / 16e6
+    for label, parts in MEMORY.items():
+        at = style.MARGIN
+        for part, value in parts.items():
+            (box,) = boxes(figure, f"bar-{label}-{part}")
+            assert (box.get_x(), box.get_width()) == pytest.approx((at, value * scale))
+            at += value * scale
+    assert {"16 MB", "6 MB", "DDP", "parameters", "state"} <= set(texts(figure))
+    assert_readable(figure)
+
+
+def test_grouped_bars_start_together() -> None:
+    figure = draw_bars({"gather_all": {"counted": 3, "predicted": 4}}, grouped=True, unit="calls")
+    counted, predicted = boxes(figure, "bar-")
+    assert counted.get_x() == predicted.get_x()
+    assert counted.get_width() / predicted.get_width() == pytest.approx(3 / 4)
+    assert counted.get_y() < predicted.get_y()
+    assert "3 calls / 4 calls" in texts(figure)
+
+
+def test_plain_bars_need_no_key() -> None:
+    figure = draw_bars({"a": 1234.0, "b": 0.0}, unit="ms")
+    assert texts(figure) == ["a", "1,234 ms", "b", "0 ms"]
+    assert_readable(figure)
+
+
+def test_a_key_of_many_parts_takes_more_than_one_line() -> None:
+    assert_readable(draw_bars({"rank": {f"a part with a long name, {n}": 1.0 for n in range(5)}}, "Parts"))
+
+
+@pytest.mark.parametrize("rows", [{}, {"a": -1.0}, {"a": float("nan")}, {"a": {f"{n}": 1 for n in range(6)}}])
+def test_bars_that_cannot_be_drawn_say_why(rows: Any) -> None:
+    with pytest.raises(ValueError, match="bar"):
+        draw_bars(rows)
+
+
+# Spectra and matrices
+
+
+def test_spectra_of_any_size_share_an_axis() -> None:
+    figure = draw_spectra({"short": [1.0, 3.0], "long": np.linspace(0.1, 2, 40)}, "Singular values")
+    line = curves(figure)["short"]
+    assert np.asarray(line.get_xdata()).tolist() == [0.25, 0.75]
+    assert np.asarray(line.get_ydata()).tolist() == [3.0, 1.0]
+    assert figure.axes[1].get_yscale() == "log"
+    assert_readable(figure)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_heat_maps_hold_the_numbers_on_a_scale_around_zero(shared: bool) -> None:
+    matrices = {"M": np.arange(12.0).reshape(3, 4) - 5, "O": np.eye(3) / 2}
+    figure = draw_matrices(matrices, "Two", shared=shared)
+    for array, axes, own in zip(matrices.values(), figure.axes[1:], (6.0, 0.5), strict=False):
+        (image,) = axes.images
+        assert np.array_equal(np.asarray(image.get_array()), array)
+        assert image.get_clim() == ((-6.0, 6.0) if shared else (-own, own))
+    assert ("−6 to 6, blank is zero" in texts(figure)) == shared
+    assert ("± 0.5" in texts(figure)) != shared
+    assert_readable(figure)
+
+
+@pytest.mark.parametrize("matrices", [{}, {f"{n}": [[1]] for n in range(5)}, {"a": [1]}, {"a": [[float("inf")]]}])
+def test_matrices_that_cannot_be_drawn_say_why(matrices: Any) -> None:
+    with pytest.raises(ValueError, match=r"matrices|finite"):
+        draw_matrices(matrices)
+
+
+# Alt text
+
+
+def test_alt_text_has_the_true_numbers() -> None:
+    assert describe_curves({"a": ([1, 2, 4], [3.0, -0.5, 1.234567])}, "step", "loss", "Loss") == (
+        "Loss. loss over step. a: from 3 to 1.23, least −0.5, greatest 3, for step 1 to 4."
+    )
+    assert describe_bars(MEMORY) == (
+        "Bars. DDP: parameters 4 MB, gradients 4 MB, state 8 MB; ZeRO-1: parameters 4 MB, state 2 MB."
+    )
+    assert describe_bars({"a": 0.5}, "Ratios", unit="×") == "Ratios. a: 0.5 ×."
+    assert describe_spectra({"M": [1, 4, 2]}) == "Singular values. M: largest 4, median 2, smallest 1."
+    assert describe_matrices({"M": [[1, -2]]}, "One") == "One. M: 1 × 2, from −2 to 1."

@@ -1,0 +1,115 @@
+"""The contenders: what each sends is what was predicted, in every count; and they are at the same job."""
+
+from dataclasses import replace
+from typing import Any
+
+import baseline_workers as workers
+import pytest
+from once import once
+
+from distmuon import launch
+from distmuon.launch import UsageError
+from distmuon.sharding.ledger import Ledger
+from muonbook.ch12 import byte_results
+from muonbook.ch12.byte_counts import Counted
+from muonbook.measure.baselines import CONTENDERS
+from muonbook.measure.profiled import Seen
+from muonbook.measure.workload import SHAPES
+
+# ---- Counted = predicted ----------------------------------------------------------------------------------
+
+
+@once
+def counted_by(size: int) -> dict[tuple[int, int], Any]:
+    """Count on every grid of this many ranks, in one world: its ranks start, and import what they need, once."""
+    grids = [(dp, tp) for dp, tp in byte_results.GRIDS if dp * tp == size]
+    return launch.run(workers.count_on_grids, (grids,), dp=size)[0]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("dp", "tp"), byte_results.GRIDS)
+def test_every_contender_sends_what_was_predicted_in_every_count(dp: int, tp: int) -> None:
+    """All shapes that fit this grid: ledger, dispatcher and profiler, per collective: calls, payload and sent."""
+    shapes, ranks = byte_results.shapes_on(dp, tp), counted_by(dp * tp)[dp, tp]
+    assert len(ranks) == dp * tp
+    for number, rank in enumerate(ranks):
+        assert {shape for shape, _ in rank} == set(shapes)
+        assert {name for _, name in rank} == set(CONTENDERS) - {"muon_fsdp2"} - ({"muon_ddp"} if tp > 1 else set())
+        for which, counted in rank.items():
+            assert counted.faults() == [], f"rank {number}, {which}"
+            assert (counted.predicted.total().calls > 0) == (dp * tp > 1)
+            # in a trace of gloo two names sound right for every collective
+            assert counted.sounding_right == 2 * sum(kind.calls for kind in counted.recorded.values())
+
+
+def test_between_them_the_shapes_can_be_cut_over_every_grid() -> None:
+    assert len(byte_results.GRIDS) == 20
+    for dp, tp in byte_results.GRIDS:
+        assert byte_results.shapes_on(dp, tp), f"no shape for {dp} x {tp}"
+    covered = {shape for dp, tp in byte_results.GRIDS for shape in byte_results.shapes_on(dp, tp)}
+    assert covered == set(SHAPES)
+
+
+def test_a_grid_that_a_shape_cannot_be_cut_over_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match=r"--tp 3 does not divide the model's 8 heads; choose one of 1, 2, 4, 8\."):
+        SHAPES["even"].check(1, 3)
+    with pytest.raises(UsageError, match="8 sequences cannot be shared out by --dp 3"):
+        SHAPES["even"].check(3, 1)
+    assert not SHAPES["even"].fits(3, 1)
+    assert not CONTENDERS["muon_ddp"].admits(SHAPES["even"], 2, 2)
+
+
+def test_every_kind_of_disagreement_is_a_fault() -> None:
+    def ledger(payload: int, label: str = "parameters") -> Ledger:
+        made = Ledger()
+        made.record("all_gather", "dp", 2, payload, label)
+        return made
+
+    right = Counted(ledger(8), ledger(8), ledger(8, "c10d"), {"all_gather": Seen(1, 8)}, 2, native=False)
+    assert right.faults() == []
+    assert len(replace(right, dispatched=ledger(16)).faults()) == 1
+    assert len(replace(right, dispatched=Ledger()).faults()) == 1
+    assert len(replace(right, ledger=ledger(8, "momentum")).faults()) == 2
+    assert len(replace(right, recorded={"all_gather": Seen(2, 8)}).faults()) == 1
+    assert len(replace(right, predicted=ledger(4)).faults()) == 3
+    assert replace(right, ledger=None).faults() == []
+
+
+# ---- The counter sees what DTensor calls ------------------------------------------------------------------
+
+
+@once
+def dtensor_world() -> list[Any]:
+    return launch.run(workers.count_dtensor, dp=2)
+
+
+def test_the_counter_sees_collectives_that_dtensor_makes() -> None:
+    """With the mode on the stack DTensor must run first, or its collectives happen where no mode looks."""
+    for gathered, _, _ in dtensor_world():
+        assert [(e.op, t.calls, t.payload_bytes) for e, t in gathered] == [("all_gather", 1, 4 * 6 * 4)]
+
+
+def test_torchs_muon_on_fsdp2_makes_many_collectives_for_every_matrix() -> None:
+    for _, model, update in dtensor_world():
+        matrices = len(SHAPES["even"].plan(2, 1)[1])
+        assert 11 <= update.total().calls / matrices <= 16
+        assert all(entry.label.startswith("_c10d_functional::") for entry, _ in update)
+        assert {entry.op for entry, _ in model} == {"all_gather", "reduce_scatter"}
+
+
+def test_torchs_muon_on_fsdp2_strays_no_further_than_bf16_rounds() -> None:
+    for found in launch.run(workers.stray, dp=2):
+        assert found["stray"] < found["rounding"] < 0.25
+
+
+# ---- The same job -----------------------------------------------------------------------------------------
+
+
+def test_all_start_from_the_same_weights_and_read_the_same_data() -> None:
+    for losses in launch.run(workers.train, (3,), dp=2):
+        first = losses["ddp"][0]
+        assert set(losses) == set(CONTENDERS)
+        assert all(abs(row[0] - first) < 1e-5 for row in losses.values())
+        for alike in (("ddp", "zero1", "torch_zero"), ("muon", "muon_ddp")):  # one algorithm, whoever shards it
+            assert all(losses[name] == pytest.approx(losses[alike[0]], abs=2e-3) for name in alike), losses
+        assert all(min(row[1:]) < row[0] for row in losses.values())

@@ -1,0 +1,159 @@
+"""The public traces: fetched whole or not at all, and read with every known answer."""
+
+import functools
+import hashlib
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muonbook.measure import results
+from muonbook.measure.trace import read
+from muonbook.measure.trace_report import matched_by_name, meetings, optimizer_times, summarize
+from tools import fetch_traces
+
+ROOT = Path(__file__).resolve().parents[3]
+FETCHED = ROOT / fetch_traces.FOLDER
+# collectives, communication, sum, busy, span, overlap, optimizer on host and GPU, counted by name: ms of five steps
+KNOWN = {
+    "trace_muon_FULLSTEP_dp2_tp2_rank0": (10, 68.73, 68.73, 406.07, 406.98, 0.00, 4.29, 248.45, 139.53),
+    "trace_adamw_FULLSTEP_rank0": (25, 115.78, 115.78, 285.67, 363.49, 0.00, 1.46, 18.74, 245.84),
+    "trace_muon_FULLSTEP_dp2_tp2_async_rank0": (10, 119.39, 146.00, 365.64, 366.32, 92.66, 5.05, 221.10, 294.09),
+    "trace_adamw_FULLSTEP_async_rank0": (25, 125.09, 125.09, 287.22, 358.70, 2.95, None, None, 377.44),
+}
+PARTS = {
+    "trace_muon_FULLSTEP_dp2_tp2_rank0": [68.73, 42.76, 26.86, 0.37, 0.36, 0.23, 0.22],
+    "trace_adamw_FULLSTEP_rank0": [115.78, 115.78, 11.50, 1.35, 0.89, 0.54],
+}
+TO_A_HUNDREDTH = 0.00501
+
+
+def public(name: str) -> Path:
+    path = FETCHED / f"{name}.json"
+    if not path.exists():
+        pytest.skip(f"{fetch_traces.FOLDER} has no public traces; `make traces` fetches them")
+    return path
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_answers(name: str) -> None:
+    (trace,) = read(public(name))
+    s, optimizer, parts = summarize(trace), optimizer_times(trace), matched_by_name(trace)
+    found = [s.collectives, s.communication, s.communication_sum, s.busy, s.span, s.overlap]
+    found += [optimizer.host, optimizer.gpu or 0, sum(time for _, time in parts)]
+    for mine, known in zip(found, KNOWN[name], strict=True):
+        assert known is None or mine == pytest.approx(known, abs=TO_A_HUNDREDTH)
+    if name in PARTS:
+        assert [time for _, time in parts] == pytest.approx(PARTS[name], abs=TO_A_HUNDREDTH)
+
+
+def test_two_ranks_tell_how_much_of_a_gather_was_waiting() -> None:
+    traces = [read(public(f"trace_muon_FULLSTEP_dp2_tp2_rank{rank}"))[0] for rank in (0, 2)]
+    met = meetings(traces)
+    assert [m.collective.group for m in met] == [(0, 2)] * 5
+    assert all(max(m.ends.values()) - min(m.ends.values()) < 50 for m in met)  # us: they leave together
+    assert sum(m.waiting[0] for m in met) > sum(m.transfer[0] for m in met)
+    assert sum(m.waiting[2] for m in met) == 0
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_results_file_has_the_known_answers(name: str) -> None:
+    stored = results.load("report_traces")["traces"][name]
+    keys = ("collectives", "communication_ms", "communication_sum_ms", "busy_ms", "span_ms", "overlap_ms",
+            "optimizer_cpu_ms", "optimizer_gpu_ms", "name_matched_ms")  # fmt: skip
+    for key, known in zip(keys, KNOWN[name], strict=True):
+        assert known is None or stored[key] == pytest.approx(known, abs=TO_A_HUNDREDTH + 0.0005)
+
+
+# Fetching
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with traces of a few bytes, whose SHA-256 are those known."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    content = {name: name.encode() for name in fetch_traces.SHA256}
+    for name, data in content.items():
+        (folder / name).write_bytes(data)
+    known = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
+    monkeypatch.setattr(fetch_traces, "SHA256", known)
+    return folder
+
+
+def fetch(monkeypatch: pytest.MonkeyPatch, source: str, to: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["fetch_traces.py", "--from", source, "--to", str(to)])
+    fetch_traces.main()
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_fetched_whole_and_once(source: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    to = tmp_path / "new" / "folder"
+    fetch(monkeypatch, source.as_uri(), to)
+    assert left(to) == sorted(fetch_traces.SHA256)
+    assert "here already" not in capsys.readouterr().out
+    fetch(monkeypatch, "file:///nowhere", to)
+    assert capsys.readouterr().out.count("here already, checked") == 5
+
+
+def test_a_damaged_copy_is_fetched_again(source: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    fetch(monkeypatch, source.as_uri(), tmp_path / "to")
+    damaged = tmp_path / "to" / next(iter(fetch_traces.SHA256))
+    damaged.write_bytes(b"half")
+    fetch(monkeypatch, source.as_uri(), tmp_path / "to")
+    assert damaged.read_bytes() == damaged.name.encode()
+
+
+def test_wrong_bytes_leave_nothing(source: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    (source / next(iter(fetch_traces.SHA256))).write_bytes(b"something else")
+    with pytest.raises(fetch_traces.launch.UsageError, match=r"14 bytes .* nothing of it was kept"):
+        fetch(monkeypatch, source.as_uri(), tmp_path / "to")
+    assert left(tmp_path / "to") == []
+
+
+def test_a_missing_file_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    (source / next(iter(fetch_traces.SHA256))).unlink()
+    for address in (source.as_uri(), "nonsense", "http://127.0.0.1:9"):
+        with pytest.raises(fetch_traces.launch.UsageError, match=r"did not come .* --from URL"):
+            fetch(monkeypatch, address, tmp_path / "to")
+    assert left(tmp_path / "to") == []
+
+
+class Half(http.server.SimpleHTTPRequestHandler):
+    """Promises twice as many bytes as it sends, as a connection that breaks does."""
+
+    def send_header(self, keyword: str, value: str) -> None:
+        super().send_header(keyword, str(2 * int(value)) if keyword == "Content-Length" else value)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def half(source: Path) -> Iterator[str]:
+    handler = functools.partial(Half, directory=str(source))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_broken_connection_leaves_nothing(half: str, tmp_path: Path, monkeypatch: Any) -> None:
+    with pytest.raises(fetch_traces.launch.UsageError, match="did not come"):
+        fetch(monkeypatch, half, tmp_path / "to")
+    assert left(tmp_path / "to") == []
+
+
+def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
+    line = [sys.executable, str(ROOT / "scripts" / "fetch_traces.py"), "--from", tmp_path.as_uri()]
+    done = subprocess.run([*line, "--to", str(tmp_path / "to")], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -1,0 +1,99 @@
+"""What every chapter must have, and what none may show: checked on the stored file, without running it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import chapters
+from nbformat import NotebookNode
+
+HEADINGS = ("Quick questions", "Puzzle", "Takeaways", "Where this stops being true", "Further reading")
+IGNORED = "nbval-ignore-output"  # the tag of a cell whose output differs from run to run, such as a timing
+MOST_IGNORED = 2  # cells of a chapter
+SHORTEST_ALT = 20  # characters
+
+NEVER_PRINTED = {
+    "a carriage return": r"\r",
+    "an escape code": r"\x1b",
+    "a path of one machine": r"(?<![\w.:/])/[\w.-]+/[\w.-]",
+    "a warning": r"Warning",
+    "a process id": r"\b(?i:pid)\b",
+    "a time": r"\d\s?(?:[mµn]?s|sec|seconds?|minutes?)\b",
+}
+MYST = {"a role": r"(?<!`)\{[\w:+-]+\}`[^`\n]+`", "a directive": r"^\s*(?::::+|```+\s*\{)", "a substitution": r"\{\{"}
+
+
+def faults(chapter: NotebookNode, stem: str) -> list[str]:
+    """Return one phrase for each rule that the chapter breaks. stem: its file's name, without the ending."""
+    return [*_opening(chapter, stem), *_prose(chapter), *_runs(chapter, stem), *_outputs(chapter)]
+
+
+def _opening(chapter: NotebookNode, stem: str) -> Iterator[str]:
+    code = [cell for cell in chapter.cells if cell.cell_type == "code"]
+    if not code or code[0].source != chapters.FIRST_CELL:
+        yield "the first code cell is not the shared one (FIRST_CELL of scripts/tools run_notebooks)"
+    first = chapter.cells[0]
+    if first.cell_type != "markdown" or not re.match(r"# \S", first.source):
+        yield "the first cell is not Markdown that begins with `# ` and a title"
+    here = f"{chapters.HERE.owner}/{chapters.HERE.name}"
+    badge = f"https://colab.research.google.com/github/{here}/blob/main/notebooks/{stem}.ipynb"
+    if f"[Open in Colab]({badge})" not in first.source:
+        yield "the first cell has no link [Open in Colab] to this very notebook"
+
+
+def _prose(chapter: NotebookNode) -> Iterator[str]:
+    prose = [cell.source for cell in chapter.cells if cell.cell_type == "markdown"]
+    headings = re.findall(r"^## +(.+)$", "\n".join(prose), re.MULTILINE)
+    required = [name for heading in headings for name in HEADINGS if heading.startswith(name)]
+    if required != list(HEADINGS):
+        yield f"its sections are {required}, not {list(HEADINGS)} in this order"
+    for text in prose:
+        plain = re.sub(r"(?m)(`+)(?!\{).+?\1|\$\$?.+?\$\$?", "", text)
+        for what, pattern in MYST.items():
+            found = re.search(pattern, plain if what == "a substitution" else text, re.MULTILINE)
+            if found:
+                yield f"{what} of MyST, which Colab shows raw: {found[0].strip()}"
+        if text.count("<details") != text.count("</details>"):
+            yield f"a <details> that is not closed: {text[:40]!r}"
+    questions = "\n".join(prose).partition("## Quick questions")[2].partition("\n## ")[0]
+    if "<details" not in questions:
+        yield "quick questions without answers folded into <details>"
+
+
+def _runs(chapter: NotebookNode, stem: str) -> Iterator[str]:
+    code = [cell for cell in chapter.cells if cell.cell_type == "code"]
+    if [cell.execution_count for cell in code] != list(range(1, len(code) + 1)):
+        yield "its cells were not run in order: `make notebooks` does that"
+    lines = [line.strip() for cell in code for line in cell.source.splitlines()]
+    if not any(line.split()[:2] == ["!python", f"../scripts/{stem}.py"] for line in lines):
+        yield f"it never runs its own worker: !python ../scripts/{stem}.py"
+    tags = [tag for cell in code for tag in cell.metadata.get("tags", [])]
+    if tags.count(IGNORED) > MOST_IGNORED:
+        yield f"{tags.count(IGNORED)} cells are tagged {IGNORED}, more than {MOST_IGNORED}"
+    if any(tag.startswith(("nbval-skip", "raises-exception", "nbval-raises")) for tag in tags):
+        yield "a cell is excused from running"
+    if any(re.search(r"^\s*#\s*NBVAL_", cell.source, re.MULTILINE) for cell in code):
+        yield "a comment excuses a cell from being compared; use a tag, which is counted"
+
+
+def _outputs(chapter: NotebookNode) -> Iterator[str]:
+    for cell in chapter.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                yield f"a cell raised {output.ename}"
+            data = output.get("data", {})
+            if "image/png" in data and len(data.get("text/plain", "").strip()) < SHORTEST_ALT:
+                yield f"a figure is described in fewer than {SHORTEST_ALT} characters"
+            text = output.get("text", "") + "".join(
+                data.get(kind, "") for kind in ("text/plain", "text/markdown", "text/html")
+            )
+            rules = {} if IGNORED in cell.metadata.get("tags", []) else NEVER_PRINTED
+            if output.output_type != "stream":  # shown source may well name seconds and warnings
+                rules = {what: rules[what] for what in rules if what in ("an escape code", "a path of one machine")}
+            if "--check my_" in cell.source and not re.match(r"Solved|Not yet", text):
+                yield f"the puzzle's checker did not answer: {text[:60]!r}"
+            for what, pattern in rules.items():
+                found = re.search(pattern, text)
+                if found:
+                    yield f"{what} is printed: {text[max(0, found.start() - 30) : found.end() + 20]!r}"

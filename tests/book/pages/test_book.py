@@ -1,0 +1,153 @@
+"""The book as a reader gets it: it builds without a warning or a network, and its pages hold together on their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from built_book import ROOT, Page, read_pages
+
+from tools import set_address
+
+CH_1 = "notebooks/01_why_orthogonalize.html"  # where a trace is a sum
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return read_pages(site)
+
+
+@pytest.fixture(scope="module")
+def chapter(sample: Path) -> str:
+    """The text of the small book's one chapter."""
+    return (sample / "notebooks" / "07_virtual_map.html").read_text(encoding="utf-8")
+
+
+def linked(text: str) -> list[tuple[str, str]]:
+    """Return (anchor in the glossary, words) of every link with a card, in order."""
+    return re.findall(r'<a class="glossary-term[^>]*#term-([^"]*)">(.*?)</a>', text)
+
+
+def test_the_book_builds_strictly_and_has_every_page_of_its_contents(site: Path) -> None:
+    entries = re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    assert "book/index" in entries
+    for entry in entries:
+        assert (site / f"{entry}.html").is_file(), entry
+    assert "book/index.html" in (site / "index.html").read_text(encoding="utf-8"), "the bare address leads to page one"
+
+
+def test_a_page_loads_nothing_from_another_machine(pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        assert [load for load in page.loads if urlsplit(load).netloc] == [], path
+
+
+def test_everything_a_page_loads_or_links_to_inside_the_book_exists(site: Path, pages: dict[Path, Page]) -> None:
+    checked = 0
+    for path, page in pages.items():
+        for target in page.links + page.loads:
+            url = urlsplit(target)
+            if url.scheme or url.netloc:
+                continue
+            file = (path.parent / unquote(url.path)).resolve() if url.path else path
+            assert file.is_file(), f"{path.relative_to(site)} points at {target}"
+            if url.fragment and file in pages:
+                assert unquote(url.fragment) in pages[file].ids, f"{path.relative_to(site)} points at {target}"
+            checked += 1
+    assert checked > 50
+
+
+def test_every_image_says_in_words_what_it_shows(pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        for image in page.images:
+            alt = (image.get("alt") or "").strip()
+            assert alt, path
+            assert not re.search(r"\.(png|svg)$|^<", alt), f"{path}: {alt} is a file or an object, not a description"
+
+
+def test_the_theme_knows_its_mode_so_that_no_page_logs_an_error(pages: dict[Path, Page], site: Path) -> None:
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        assert path == site / "index.html" or 'data-default-mode="auto"' in text, path
+
+
+def test_no_page_declares_the_same_script_twice(pages: dict[Path, Page]) -> None:
+    for path in pages:
+        inline = re.findall(r"<script>(.+?)</script>", path.read_text(encoding="utf-8"), re.DOTALL)
+        assert len(inline) == len(set(inline)), path
+
+
+def test_every_page_introduces_itself_to_those_who_link_to_it(site: Path, pages: dict[Path, Page]) -> None:
+    address = f"https://{set_address.current(ROOT).pages}/"
+    entries = re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    for entry in entries:
+        meta = pages[site / f"{entry}.html"].meta
+        assert meta["og:url"] == f"{address}{entry}.html"
+        assert meta["og:site_name"] == "Muon at Scale"
+        assert 20 < len(meta["og:description"]) <= 240, entry
+        assert meta["description"] == meta["og:description"]
+        assert "Colab" not in meta["og:description"][:20], "a page opens with a sentence, not with a button"
+
+
+def test_every_number_of_the_claims_page_says_from_which_results_file_it_came(site: Path) -> None:
+    for name in ("claims", "journey_3"):
+        page = (site / "book" / f"{name}.html").read_text(encoding="utf-8")
+        numbers = re.findall(r'<abbr class="measured" title="(book/results/\w+\.json): [^"]+">([^<]+)</abbr>', page)
+        assert len(numbers) > 5, name
+        assert all((ROOT / file).is_file() and number for file, number in numbers), name
+
+
+def test_a_word_with_another_meaning_elsewhere_is_linked_only_where_it_is_meant(site: Path) -> None:
+    has = {name: "#term-trace" in (site / name).read_text(encoding="utf-8") for name in ("book/claims.html", CH_1)}
+    assert has == {"book/claims.html": True, CH_1: False}
+
+
+# --- What the extensions do, on the small book ---
+
+
+def test_the_first_use_of_a_word_in_each_section_leads_to_the_glossary(chapter: str) -> None:
+    assert linked(chapter) == [
+        # above the first section; DP is the same entry as data-parallel, DP group the longer of two that fit
+        ("bucket", "bucket"),
+        ("shard", "shards"),
+        ("rank", "rank"),
+        ("data-parallel", "data-parallel"),
+        ("DP-group", "DP group"),
+        # "A shard and its bucket", with what is below it; not its title, code, formulas and other links
+        ("bucket", "Buckets"),
+        ("shard", "shard"),
+        ("NewtonSchulz", "Newton-Schulz"),
+        # "Another section"; a rank is a quiet word, linked once per page
+        ("shard", "shard"),
+    ]
+
+
+def test_the_glossary_links_only_what_its_author_marked(sample: Path) -> None:
+    glossary = (sample / "book" / "glossary.html").read_text(encoding="utf-8")
+    assert [anchor for anchor, _ in linked(glossary)] == ["bucket"]
+
+
+def test_every_card_has_the_words_of_its_entry(sample: Path) -> None:
+    script = (sample / "_static" / "glossary_words.js").read_text(encoding="utf-8")
+    cards = json.loads(script.removeprefix("window.GLOSSARY = ").removesuffix(";\n"))
+    assert len(cards) == 7
+    assert cards["term-DP"]["html"] == cards["term-data-parallel"]["html"] == "<p>Ranks that see different data.</p>"
+    assert "&lt;0&gt;" in cards["term-shard"]["html"]
+    assert "<a " not in script, "a card cannot be entered, so it has no links"
+
+
+def test_a_picture_in_an_output_takes_the_text_beside_it_for_its_description(sample: Path) -> None:
+    images = Page(sample / "notebooks" / "07_virtual_map.html").images
+    alts = [str(image["alt"]) for image in images if "_images/" in str(image["src"])]
+    assert alts == [f'{name} picture: a card that says "{name}" & nothing else.' for name in ("First", "Second")]
+
+
+def test_a_chapter_is_introduced_by_its_first_sentence_and_its_first_figure(sample: Path) -> None:
+    meta = Page(sample / "notebooks" / "07_virtual_map.html").meta
+    assert meta["og:description"].startswith("Every bucket is cut into shards, and a shard goes to one rank.")
+    assert meta["og:description"].endswith("The DP group comes first.")
+    assert meta["og:image:alt"].startswith("First picture")
+    image = meta["og:image"].removeprefix(f"https://{set_address.current(ROOT).pages}/")
+    assert (sample / image).is_file()

@@ -1,0 +1,137 @@
+"""What every chapter leans on: a start that can be repeated, `!` that fails aloud, source as it stands, pictures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from distmuon.sharding import layout
+from muonbook import notebook
+from tools import set_address
+
+
+class Shell:
+    """As much of IPython's shell as `notebook` touches."""
+
+    def __init__(self) -> None:
+        self.user_ns: dict[str, Any] = {"number": 7}
+
+    def system(self, command: str) -> None:
+        raise AssertionError("IPython's own `!` was used")
+
+    def var_expand(self, command: str, depth: int = 0) -> str:
+        return command.replace("{number}", str(self.user_ns["number"]))
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
+    made = Shell()
+    monkeypatch.setattr(notebook, "get_ipython", lambda: made)
+    return made
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    what: list[Any] = []
+    monkeypatch.setattr(notebook, "display", lambda thing, **_: what.append(thing))
+    return what
+
+
+def test_start_can_be_repeated_and_puts_this_python_first(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    notebook.start()
+    notebook.start()
+    assert os.environ["PATH"] == f"{beside}{os.pathsep}/usr/bin"
+    assert shell.system is notebook.run_command  # type: ignore[comparison-overlap]
+
+
+def test_start_outside_a_notebook_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "get_ipython", lambda: None)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    notebook.start()
+    with pytest.raises(RuntimeError, match="stands for `!` in a notebook"):
+        notebook.run_command("true")
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [("2.10.1", True), ("1.13.0", True), ("2.11.0+cpu", False), ("3.0", False)]
+)
+def test_a_torch_that_is_too_old_is_named(
+    version: str, old: bool, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setattr(torch, "__version__", version)
+    if old:
+        with pytest.raises(RuntimeError, match=f"torch is {version}, and this book needs 2.11 or newer"):
+            notebook.start()
+    else:
+        notebook.start()
+
+
+def test_a_command_prints_both_streams_in_order_without_a_terminal(
+    shell: Shell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = "import sys; print(sys.stdout.isatty()); print({number}, file=sys.stderr); print('Newton–Schulz', end='')"
+    notebook.run_command(f'{sys.executable} -c "{program}"')
+    assert capfd.readouterr() == ("False\n7\nNewton–Schulz", "")
+    assert shell.user_ns["_exit_code"] == 0
+
+
+def test_a_command_that_fails_raises_after_it_has_printed(shell: Shell, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(notebook.WorkerFailed, match="ended with exit code 3"):
+        notebook.run_command("echo before; exit 3")
+    assert capfd.readouterr().out == "before\n"
+    assert shell.user_ns["_exit_code"] == 3
+    notebook.run_command("(exit 1) || true")
+    assert shell.user_ns["_exit_code"] == 0
+
+
+def test_interrupting_the_cell_interrupts_the_command(shell: Shell, capfd: pytest.CaptureFixture[str]) -> None:
+    threading.Timer(0.7, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        notebook.run_command("echo up; sleep 30; echo never")
+    assert time.monotonic() - started < 10
+    assert capfd.readouterr().out == "up\n"
+
+
+def test_source_is_shown_as_it_stands_in_its_file(shown: list[Any]) -> None:
+    notebook.source(layout.Range.intersect)
+    text = shown[0].data
+    assert text.startswith("From `scripts/distmuon/sharding/layout.py`:\n\n```python\ndef intersect(")
+    assert text.endswith("\n```")
+    body = text.split("```python\n")[1].removesuffix("\n```")
+    for line in body.splitlines():
+        assert line in Path(layout.__file__).read_text(encoding="utf-8")
+
+
+def test_source_shows_several_and_folds(shown: list[Any]) -> None:
+    notebook.source(notebook.start, notebook.source, fold="Both")
+    text = shown[0].data
+    assert text.startswith("<details><summary>Both</summary>\n\nFrom `scripts/muonbook/notebook.py`:")
+    assert text.count("```python\n") == 2
+    assert text.endswith("\n\n</details>")
+
+
+def test_a_property_is_shown_by_its_function(shown: list[Any]) -> None:
+    notebook.source(set_address.Repository.pages)
+    assert shown[0].data.startswith(
+        "From `scripts/tools/set_address.py`:\n\n```python\n@property\ndef pages(self) -> str:"
+    )
+
+
+def test_a_picture_comes_with_its_description(shown: list[Any]) -> None:
+    figure = Figure(figsize=(1, 1))
+    notebook.picture(figure, "A blank square, one inch wide, that stands for every figure.")
+    assert shown[0]["image/png"].startswith(b"\x89PNG")
+    assert shown[0]["text/plain"] == "A blank square, one inch wide, that stands for every figure."

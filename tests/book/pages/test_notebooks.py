@@ -1,0 +1,377 @@
+"""The chapters: built alike, showing what their code really prints, and running where git alone can fetch the rest."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import chapter_rules
+import chapters
+import nbformat
+import pytest
+from chapters import CHAPTERS, PICTURE, ROOT
+from nbformat import NotebookNode
+
+from tools import run_notebooks
+
+by_name = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a repository that holds the working tree as it stands."""
+    return chapters.publish(tmp_path_factory.mktemp("published")).as_uri()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A notebook that prints, runs a command, draws and writes a file, with its outputs stored."""
+    path = tmp_path_factory.mktemp("tiny") / "00_tiny.ipynb"
+    program = "import sys; print('The answer is', {value}); print('aside', file=sys.stderr)"
+    run = f'value = 6 * 7\n!python -c "{program}"'
+    return chapters.tiny_notebook(path, run, "%%writefile my_00.py\nmine = 1", PICTURE, "6 * 7")
+
+
+# ---- The chapters -----------------------------------------------------------------------------------------
+
+
+@by_name
+def test_a_chapter_is_built_like_the_others(path: Path) -> None:
+    assert chapter_rules.faults(nbformat.read(path, as_version=4), path.stem) == []
+
+
+@by_name
+def test_a_chapter_is_stored_as_make_notebooks_stores_it(path: Path) -> None:
+    chapter = nbformat.read(path, as_version=4)
+    nbformat.validate(chapter)
+    run_notebooks.normalize(chapter)
+    assert path.read_text(encoding="utf-8") == nbformat.writes(chapter, version=4) + "\n"
+
+
+@pytest.mark.timeout(900)
+@by_name
+def test_a_chapter_prints_in_colab_what_it_shows(path: Path, published: str, tmp_path: Path) -> None:
+    assert run_in_colab(path, published, tmp_path) == []
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", CHAPTERS[:1], ids=lambda path: path.stem)
+def test_a_chapter_in_a_clone_fetches_nothing(path: Path, tmp_path: Path) -> None:
+    assert run_in_clone(path, tmp_path) == []
+
+
+# ---- A reader's machine -----------------------------------------------------------------------------------
+
+
+def run_in_colab(notebook: Path, published: str, folder: Path) -> list[str]:
+    """Run `notebook` alone in an empty folder, where `google.colab` exists and our scripts can only be fetched."""
+    content, home = folder / "content", folder / "home"
+    content.mkdir(parents=True)
+    home.mkdir()
+    (content / notebook.name).write_bytes(notebook.read_bytes())
+    environment = chapters.reader(home, published, colab=True)
+    for module, there in (("distmuon", False), ("google.colab", True)):
+        tried = subprocess.run(
+            [sys.executable, "-c", f"import {module}"], cwd=content, env=environment, capture_output=True
+        )
+        assert (tried.returncode == 0) == there, module
+    found = chapters.complaints(content / notebook.name, home, environment)
+    if not found:
+        assert (content / "muon-at-scale" / "scripts" / "distmuon").is_dir(), "nothing was fetched"
+    return found
+
+
+def run_in_clone(notebook: Path, folder: Path) -> list[str]:
+    """Run `notebook` in a copy of the tree, where git can fetch nothing."""
+    home, tree = folder / "home", folder / "a clone"
+    home.mkdir(parents=True)
+    chapters.copy_tree(tree)
+    (tree / "notebooks" / notebook.name).write_bytes(notebook.read_bytes())
+    environment = chapters.reader(home, chapters.NOWHERE, colab=False)
+    found = chapters.complaints(tree / "notebooks" / notebook.name, home, environment)
+    assert not (tree / "notebooks" / "muon-at-scale").exists()
+    return found
+
+
+@pytest.fixture
+def edited(tiny: Path, tmp_path: Path) -> Callable[[str, str], Path]:
+    """Return a function that copies the tiny notebook with one text replaced in its file."""
+
+    def edit(old: str, new: str) -> Path:
+        text = tiny.read_text(encoding="utf-8")
+        assert text.count(old) == 1, old
+        path = tmp_path / tiny.name
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        return path
+
+    return edit
+
+
+def test_the_tiny_notebook_runs_in_colab_and_in_a_clone(tiny: Path, published: str, tmp_path: Path) -> None:
+    assert run_in_colab(tiny, published, tmp_path) == []
+    assert run_in_clone(tiny, tmp_path / "local") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("The answer is 42", "The answer is 43", "mismatch"),
+        ('"text/plain": [\n       "42"', '"text/plain": [\n       "43"', "mismatch"),
+        (
+            'rises from 0 to 3, drawn to see that pictures are stored."\n      ]',
+            'rises from 0 to 4"\n      ]',
+            "mismatch",
+        ),
+        ("import sys; print('The", "import sys; sys.exit(1); print('The", "WorkerFailed"),
+        ('"execution_count": 3,\n   "id"', '"execution_count": null,\n   "id"', "5 code cells, 4 with stored outputs"),
+    ],
+    ids=["a printed digit", "a returned digit", "a description", "a failing command", "a cell that was never run"],
+)
+def test_the_comparison_bites(
+    old: str, new: str, says: str, edited: Callable[[str, str], Path], published: str, tmp_path: Path
+) -> None:
+    found = run_in_colab(edited(old, new), published, tmp_path / "reader")
+    assert found
+    assert says in "\n".join(found)
+
+
+def test_in_a_clone_the_shared_cell_would_notice_that_it_cannot_fetch(tiny: Path, tmp_path: Path) -> None:
+    environment = chapters.reader(tmp_path, chapters.NOWHERE, colab=True)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / tiny.name).write_bytes(tiny.read_bytes())
+    assert "CalledProcessError" in "\n".join(chapters.complaints(alone / tiny.name, tmp_path, environment))
+
+
+def test_the_shared_cell_can_be_run_twice(published: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    script = (
+        f"cell = {chapters.FIRST_CELL!r}\nexec(cell)\nplace, path = os.getcwd(), os.environ['PATH']\nexec(cell)\n"
+        "assert (os.getcwd(), os.environ['PATH']) == (place, path)\nos.chdir('../..')\nexec(cell)\n"
+        "assert os.getcwd() == place, 'a restarted kernel begins where it began'\nprint(os.path.relpath(place, home))"
+    )
+    environment = chapters.reader(home, published, colab=True)
+    done = subprocess.run(
+        [sys.executable, "-c", f"home = {str(home)!r}\n{script}"],
+        cwd=home, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "muon-at-scale/notebooks\n"), done.stderr
+
+
+# ---- The rules ---------------------------------------------------------------------------------------------
+
+PROSE = """\
+# A title
+
+[Open in Colab](https://colab.research.google.com/github/{owner}/{name}/blob/main/notebooks/07_virtual_map.ipynb)
+
+## Quick questions
+<details><summary>Answer</summary>Yes: $a_{{i}}$, `{{x}}`.</details>
+
+## Puzzle: yours
+
+## Takeaways
+
+## Where this stops being true
+
+## Further reading"""
+
+
+def good_chapter() -> NotebookNode:
+    """A chapter without a fault; its cells: prose, the shared one, the worker with its lines, a figure."""
+    chapter = nbformat.v4.new_notebook()
+    prose = PROSE.format(owner=chapters.HERE.owner, name=chapters.HERE.name)
+    chapter.cells = [
+        nbformat.v4.new_markdown_cell(prose),
+        nbformat.v4.new_code_cell(chapters.FIRST_CELL, execution_count=1),
+        nbformat.v4.new_code_cell("!python ../scripts/07_virtual_map.py --dp 4", execution_count=2),
+        nbformat.v4.new_code_cell("notebook.picture(figure, alt)", execution_count=3),
+    ]
+    chapter.cells[2].outputs = [nbformat.v4.new_output("stream", text="4 ranks, 3 steps, 1/2 of DP / TP.\n")]
+    alt = {"image/png": "AAAA", "text/plain": "Four shards in a row, then padding."}
+    chapter.cells[3].outputs = [nbformat.v4.new_output("display_data", data=alt)]
+    return chapter
+
+
+def test_a_good_chapter_has_no_faults() -> None:
+    assert chapter_rules.faults(good_chapter(), "07_virtual_map") == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "old", "new", "says"),
+    [
+        (0, "# A title", "A title", "does not|is not Markdown that begins"),
+        (0, "07_virtual_map", "08_muon_over_dp", "no link"),
+        (0, "## Puzzle: yours\n", "", "its sections are"),
+        (0, "<details>", "", "not closed"),
+        (0, "<details><summary>Answer</summary>Yes: $a_{i}$, `{x}`.</details>", "Yes.", "without answers folded"),
+        (0, "# A title", "# A title with a {term}`bucket`", "a role of MyST"),
+        (0, "## Takeaways", "```{note}\n```\n## Takeaways", "a directive of MyST"),
+        (0, "## Takeaways", ":::{note}\n:::\n## Takeaways", "a directive of MyST"),
+        (0, "## Takeaways", "{{ number }}\n## Takeaways", "a substitution of MyST"),
+        (1, "--depth=1", "--depth=2", "not the shared one"),
+        (2, "07_virtual_map", "10_dp_tp", "never runs its own worker"),
+        (2, "--dp 4", "--check my_07.py", "checker did not answer"),
+        (2, "!python", "# NBVAL_IGNORE_OUTPUT\n!python", "a comment excuses a cell"),
+    ],
+)
+def test_the_rules_bite_on_sources(cell: int, old: str, new: str, says: str) -> None:
+    chapter = good_chapter()
+    assert old in chapter.cells[cell].source
+    chapter.cells[cell].source = chapter.cells[cell].source.replace(old, new, 1)
+    assert re.search(says, "\n".join(chapter_rules.faults(chapter, "07_virtual_map")))
+
+
+@pytest.mark.parametrize(
+    ("printed", "says"),
+    [
+        ("50%\r100%", "a carriage return"),
+        ("\x1b[31mred\x1b[0m", "an escape code"),
+        ("saved to /tmp/x/figure.png", "a path"),
+        ("UserWarning: old", "a warning"),
+        ("rank 0 has PID 1234", "a process id"),
+        ("took 3.1 s", "a time"),
+        ("took 12ms", "a time"),
+        ("in 3 seconds", "a time"),
+    ],
+)
+def test_the_rules_bite_on_what_is_printed_unless_it_is_tagged(printed: str, says: str) -> None:
+    chapter = good_chapter()
+    chapter.cells[2].outputs[0].text = printed
+    (fault,) = chapter_rules.faults(chapter, "07_virtual_map")
+    assert fault.startswith(says)
+    chapter.cells[2].metadata["tags"] = [chapter_rules.IGNORED]
+    assert chapter_rules.faults(chapter, "07_virtual_map") == []
+
+
+def test_the_rules_bite_on_counts_tags_errors_and_descriptions() -> None:
+    def spoil(chapter: NotebookNode, how: int) -> None:
+        if how == 0:
+            chapter.cells[2].execution_count = None
+        elif how == 1:
+            chapter.cells[3].outputs[0].data["text/plain"] = "<Figure>"
+        elif how == 2:
+            chapter.cells[3].outputs = [nbformat.v4.new_output("error", ename="KeyError", evalue="", traceback=[])]
+        elif how == 3:
+            chapter.cells[3].metadata["tags"] = ["nbval-skip"]
+        else:
+            for _ in range(3):
+                extra = copy.deepcopy(chapter.cells[3])
+                extra.execution_count = len(chapter.cells)
+                extra.metadata["tags"] = [chapter_rules.IGNORED]
+                chapter.cells.append(extra)
+
+    said = []
+    for how in range(5):
+        chapter = good_chapter()
+        spoil(chapter, how)
+        said += chapter_rules.faults(chapter, "07_virtual_map")
+    assert [re.sub(r":.*", "", fault) for fault in said] == [
+        "its cells were not run in order",
+        "a figure is described in fewer than 20 characters",
+        "a cell raised KeyError",
+        "a cell is excused from running",
+        "3 cells are tagged nbval-ignore-output, more than 2",
+    ]
+
+
+# ---- make notebooks ---------------------------------------------------------------------------------------
+
+
+def test_running_a_notebook_again_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / tiny.name
+    path.write_bytes(tiny.read_bytes())
+    line = run_notebooks.regenerate(path)
+    assert re.fullmatch(r"00_tiny: \d+ s, 5 code cells, 1 runs of workers, 1 figures", line)
+    assert path.read_bytes() == tiny.read_bytes()
+    assert [child.name for child in tmp_path.iterdir()] == [tiny.name], "nothing that a cell writes lands here"
+
+
+def test_what_is_stored_is_tidy(tiny: Path) -> None:
+    text = tiny.read_text(encoding="utf-8")
+    stored = nbformat.read(tiny, as_version=4)
+    assert text.endswith("}\n")
+    assert text.startswith('{\n "cells": [')
+    assert dict(stored.metadata) == run_notebooks.METADATA
+    run, write, draw, value = chapters.code_cells(tiny)[1:]
+    assert [(output.name, output.text) for output in run.outputs] == [("stdout", "The answer is 42\naside\n")]
+    assert write.outputs[0].text == "Writing my_00.py\n"
+    assert len(draw.outputs[0].data["text/plain"]) > 20  # the figure's alt text, which the book takes from here
+    assert value.outputs[0].execution_count == value.execution_count == 5
+
+
+def test_a_chapter_that_fails_is_named_and_left_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "00_fails.ipynb"
+    notebook = nbformat.v4.new_notebook()
+    cells = (chapters.FIRST_CELL, "!echo what went wrong; exit 4", "print('never')")
+    notebook.cells = list(map(nbformat.v4.new_code_cell, cells))
+    path.write_text(nbformat.writes(notebook), encoding="utf-8")
+    before = path.read_bytes()
+    command = [sys.executable, str(ROOT / "scripts" / "run_notebooks.py"), "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: 00_fails: ")
+    for part in ("what went wrong", "WorkerFailed", "ended with exit code 4", "The file was left as it was."):
+        assert part in done.stderr
+    assert "\x1b" not in done.stderr
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+    done = subprocess.run([*command, "07"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: there is no chapter 07; there are 00_fails.\n"
+
+
+def test_chapters_are_chosen_by_how_their_names_begin(tmp_path: Path) -> None:
+    for name in ("02_b", "10_c", "01_a", "notes", "03_d"):
+        (tmp_path / f"{name}.ipynb").touch()
+
+    def chosen(*names: str) -> list[str]:
+        return [path.stem for path in run_notebooks.chapters(tmp_path, list(names))]
+
+    assert chosen() == ["01_a", "02_b", "03_d", "10_c"]
+    assert chosen("10", "02_b", "notebooks/01_a.ipynb") == ["01_a", "02_b", "10_c"]
+
+
+def test_cells_keep_their_ids_when_one_is_inserted_before_them() -> None:
+    def ids(*sources: str) -> list[str]:
+        chapter = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, sources)))
+        run_notebooks.normalize(chapter)
+        return [cell.id for cell in chapter.cells]
+
+    assert ids("1", "2") == ids("1", "2") == [ids("1", "0", "2")[0], ids("1", "0", "2")[2]]
+
+
+def test_the_shared_first_cell_is_written_over_an_older_one_alone() -> None:
+    older = nbformat.v4.new_code_cell("from distmuon import notebook\nnotebook.start()\n")
+    chapter = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell("# T"), older, nbformat.v4.new_code_cell("1")]
+    )
+    run_notebooks.share_first_cell(chapter, ROOT)
+    assert [cell.source for cell in chapter.cells] == ["# T", chapters.FIRST_CELL, "1"]
+    other = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")])
+    run_notebooks.share_first_cell(other, ROOT)
+    assert other.cells[0].source == "1"
+
+
+def test_normalizing_keeps_what_authors_write_and_drops_the_rest() -> None:
+    chapter = nbformat.v4.new_notebook(metadata={"widgets": {"state": {}}, "colab": {"provenance": []}})
+    chapter.cells = [nbformat.v4.new_markdown_cell("# T"), *(nbformat.v4.new_code_cell("1") for _ in range(3))]
+    chapter.cells[1].update(id="any", execution_count=9)
+    chapter.cells[1].outputs = [nbformat.v4.new_output("stream", text="10%\r20%\r\ndone\r\n")]
+    chapter.cells[1].metadata.update(tags=["hide-input"], execution={"iopub.status.busy": "now"}, scrolled=True)
+    chapter.cells[2].id = "any"
+    del chapter.cells[3]["id"]
+    run_notebooks.normalize(chapter)
+    assert dict(chapter.metadata) == run_notebooks.METADATA
+    name = chapter.cells[1].id
+    assert [cell.id for cell in chapter.cells[1:]] == [name, f"{name}-2", f"{name}-3"]
+    assert [cell.execution_count for cell in chapter.cells[1:]] == [1, 2, 3]
+    assert chapter.cells[1].outputs[0].text == "20%\ndone\n"
+    assert chapter.cells[1].metadata == {"tags": ["hide-input"]}
+    nbformat.validate(chapter)

@@ -1,0 +1,252 @@
+"""What holds the repository together: one public address, exact pins, short modules, no path of one machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tools import set_address
+
+ROOT = Path(__file__).resolve().parents[3]
+ELSEWHERE = "https://github.com/some-one/muon.book-2"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PACKAGES = ("chromium", "iproute2")  # of the system; everything else comes from requirements.txt
+CHAPTERS = {
+    "01_why_orthogonalize",
+    "02_newton_schulz",
+    "03_muon",
+    "04_does_it_learn",
+    "05_processes_and_collectives",
+    "06_zero1",
+    "07_virtual_map",
+    "08_muon_over_dp",
+    "09_tensor_parallel",
+    "10_dp_tp",
+    "11_bug_museum",
+    "12_bytes",
+    "13_memory",
+    "14_traces",
+    "15_regimes",
+    "16_owner",
+    "17_fsdp2_muonw",
+    "18_beyond_one_machine",
+}
+
+
+def repository_texts() -> dict[Path, str]:
+    """Return path (relative) -> text of every file that git tracks or would track; binary files are left out."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git clone, so there is no list of the files that belong to it")
+    texts = {}
+    for name in filter(None, listed.stdout.split("\0")):
+        try:
+            texts[Path(name)] = (ROOT / name).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue
+    return texts
+
+
+def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run make as from a shell: not as a part of the `make test` that may be around us."""
+    shell = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+    return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, env=shell)
+
+
+# --- The public address ---
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of every file that repeats the address, and a notebook whose first cell does."""
+    for path in set_address.places(ROOT):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    here = set_address.current(ROOT)
+    badge = f"[Colab](https://colab.research.google.com/github/{here.owner}/{here.name}/blob/main/notebooks/99_x.ipynb)"
+    (tmp_path / "notebooks").mkdir(exist_ok=True)
+    (tmp_path / "notebooks" / "99_x.ipynb").write_text(
+        f'{{"cells": [{{"source": ["{badge}", "!git clone --depth 1 {here.url}.git", "https://{here.pages}/x"]}}]}}\r\n',
+        encoding="utf-8",
+        newline="",
+    )
+    return tmp_path
+
+
+def test_every_copy_of_the_address_equals_the_one_in_config() -> None:
+    here = set_address.current(ROOT)
+    ours = re.compile(
+        rf"(?:github\.com[/:]|githubusercontent\.com/|/github/|/gh/)([\w-]+/{re.escape(here.name)})(?![\w-])"
+        r"|colab\.research\.google\.com/github/([\w-]+/[\w.-]+)"
+        r"|git clone\s.*github\.com/([\w-]+/[\w.-]*\w)"
+        r"|^repository-code: https://github\.com/(\S+)",
+        re.MULTILINE,
+    )
+    seen = set()
+    for path in set_address.places(ROOT):
+        for match in ours.finditer(path.read_text(encoding="utf-8")):
+            found = next(filter(None, match.groups())).removesuffix(".git")
+            assert found == f"{here.owner}/{here.name}", f"{path}: {match[0]}"
+            seen.add(path.relative_to(ROOT).as_posix())
+    assert {"_config.yml", "README.md", "CITATION.cff", "book/how_to_run.md"} <= seen
+
+
+def test_the_address_is_named_only_where_set_address_rewrites_it() -> None:
+    here = set_address.current(ROOT)
+    rewritten = {path.relative_to(ROOT) for path in set_address.places(ROOT)}
+    strays = [path for path, text in repository_texts().items() if set_address.rewrite(text, here, here)[1]]
+    assert set(strays) <= rewritten
+
+
+def test_set_address_rewrites_every_copy_and_leaves_nothing_of_the_old_one(tree: Path) -> None:
+    old = set_address.current(tree)
+    changed = set_address.set_address(tree, ELSEWHERE + ".git")
+    assert set_address.current(tree).url == ELSEWHERE
+    assert {"_config.yml: 1", "CITATION.cff: 1", "book/how_to_run.md: 1", "notebooks/99_x.ipynb: 3"} <= set(changed)
+    for path in set_address.places(tree):
+        text = path.read_text(encoding="utf-8")
+        assert f"{old.owner}/{old.name}" not in text
+        assert old.pages not in text
+
+
+def test_set_address_there_and_back_restores_every_byte(tree: Path) -> None:
+    before = {path: path.read_bytes() for path in set_address.places(tree)}
+    old = set_address.current(tree)
+    set_address.set_address(tree, ELSEWHERE)
+    assert set_address.set_address(tree, ELSEWHERE) == [], "a second call has nothing left to do"
+    set_address.set_address(tree, old.url)
+    assert {path: path.read_bytes() for path in set_address.places(tree)} == before
+
+
+def test_set_address_leaves_other_repositories_alone() -> None:
+    ours, other = set_address.parse("https://github.com/me/book"), set_address.parse(ELSEWHERE)
+    text = "github.com/me/book2 github.com/me/book.old github.com/you/book //me.github.io/bookish me/book"
+    assert set_address.rewrite(text, ours, other) == (text, 0)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "muon",
+        "http://github.com/me/book",
+        "https://example.org/me/book",
+        "https://github.com/me",
+        "https://github.com/me/book/tree/main",
+        "https://github.com/-me/book",
+        "https://github.com/me/..",
+        "https://github.com/me/a b",
+        "https://github.com/me/book\n",
+    ],
+)
+def test_set_address_refuses_a_bad_address_with_one_sentence(
+    url: str, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in set_address.places(tree)}
+    assert set_address.main([url], tree) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "https://github.com/me/muon-at-scale" in message
+    assert {path: path.read_bytes() for path in set_address.places(tree)} == before
+
+
+def test_make_address_without_an_address_says_what_is_missing() -> None:
+    done = make("address", "URL=")
+    assert done.returncode == 2
+    assert "the address must look like" in done.stderr
+
+
+# --- What is installed ---
+
+
+def requirement_lines() -> list[str]:
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_every_requirement_is_an_exact_version_with_its_reason() -> None:
+    lines = requirement_lines()
+    for line in lines:
+        assert re.fullmatch(r"[\w.-]+==\d[\w.]* +# \S.*", line), line
+    names = [re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines]
+    assert len(names) == len(set(names)), "a package is listed twice"
+    assert {"torch", "numpy", "matplotlib", "scikit-learn", "tqdm", "jupyter-book", "pytest"} <= set(names)
+
+
+def test_pyproject_holds_settings_of_tools_and_nothing_to_install() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(settings) == {"tool"}
+
+
+# --- What is in the tree ---
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    one_machine = re.compile(r"(?<![\w.}/-])/(?:(?:work|root|farm)/|(?:home|Users)/\w)")
+    for path, text in repository_texts().items():
+        found = one_machine.search(text)
+        assert found is None, f"{path}: {text[max(0, found.start() - 20) : found.end() + 20]!r}"
+
+
+def test_no_module_is_longer_than_one_sitting() -> None:
+    lengths = {path.name: path.read_text().count("\n") for path in (ROOT / "scripts/distmuon").rglob("*.py")}
+    assert lengths
+    assert {name: lines for name, lines in lengths.items() if lines > 260} == {}
+
+
+def test_every_worker_and_notebook_is_named_after_its_chapter() -> None:
+    numbered = [*(ROOT / "scripts").glob("[0-9]*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
+    assert {path.stem for path in numbered} <= CHAPTERS
+
+
+def test_no_script_has_the_name_of_a_module() -> None:
+    names = {path.stem for path in (ROOT / "scripts").iterdir()}
+    assert names.isdisjoint(sys.stdlib_module_names)
+    assert names.isdisjoint(line.partition("==")[0].replace("-", "_") for line in requirement_lines())
+
+
+def test_make_alone_lists_every_target() -> None:
+    done = make()
+    assert done.returncode == 0, done.stderr
+    phony = re.search(r"^\.PHONY:(.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony is not None
+    assert set(re.findall(r"^  make ([a-z-]+)", done.stdout, re.MULTILINE)) == set(phony[1].split())
+    assert {"setup", "demo", "test", "book", "bench", "traces", "clean", "help", "address"} <= set(phony[1].split())
+
+
+def test_setup_names_the_version_it_needs_when_there_is_no_python_for_it(tmp_path: Path) -> None:
+    shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
+    (tmp_path / "requirements.txt").touch()
+    done = make("setup", "PYTHON=no-such-python", folder=tmp_path)
+    assert done.returncode == 2
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_continuous_integration_runs_the_readmes_test_command() -> None:
+    run = ROOT / ".ci" / "run"
+    assert os.access(run, os.X_OK)
+    text = run.read_text(encoding="utf-8")
+    assert text.rstrip().endswith("\nmake test")
+    assert all(f"missing+=({package})" in text and f"apt-get install {package}" in README for package in PACKAGES)
+    assert "run: make test\n" in (ROOT / ".github/workflows/book.yml").read_text(encoding="utf-8")
+
+
+def test_licence_and_citation_are_there() -> None:
+    assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License\n")
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    for source in ("kellerjordan.github.io/posts/muon", "2502.16982", "family-names: Wei"):
+        assert source in citation

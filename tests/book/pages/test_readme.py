@@ -1,0 +1,60 @@
+"""The README: what it shows of `make demo` is what the demo prints, and the files it names exist."""
+
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from distmuon import launch
+from distmuon.models import recipe
+from distmuon.verify import training
+
+ROOT = Path(__file__).resolve().parents[3]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```\w*\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+DIFFERENCE = re.compile(r"\de-\d\d")  # the last digits depend on the processor, and the README says so
+
+
+def test_the_page_in_the_readme_is_what_the_demo_prints():
+    command = [sys.executable, str(ROOT / "scripts" / "10_dp_tp.py"), "--dp", "4", "--tp", "2"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (shown,) = (block for block in BLOCKS if block.startswith("Grid:"))
+    page = [DIFFERENCE.sub("?", line.rstrip()) for line in printed.splitlines()]
+    for line in filter(None, shown.splitlines()):
+        assert DIFFERENCE.sub("?", line.rstrip()) in page
+    rows = re.findall(r"^  (\w+) +(dp|tp|world) ", shown, re.MULTILINE)
+    assert re.findall(r"^\| `(\w+)` (dp|tp|world) \|", README, re.MULTILINE) == rows  # each is explained, in order
+
+
+def test_the_readme_says_rightly_why_calls_are_fractions():
+    layout, muon, _ = training.plan_run(recipe.Recipe(), 4, 2)
+    cut = [i for i in muon if layout.specs[i].tp_split_dim is not None]
+    owned = [
+        sum(layout.meta(b, i, rank).owned for b in layout.buckets for i in b.params if i in cut) for rank in range(4)
+    ]
+    assert owned == [1, 2, 1, 1]
+    assert "DP rank 1 owns pieces of two matrices" in README
+
+
+def test_every_command_for_gpus_is_taken_and_fits_its_grid():
+    (block,) = (block for block in BLOCKS if "torchrun" in block)
+    commands = [line.split() for line in block.replace("\\\n", "").splitlines() if line.startswith("torchrun")]
+    assert len(commands) == 2
+    for words in commands:
+        place = words.index("scripts/10_dp_tp.py")
+        given = dict(itertools.pairwise(words[1:place]))
+        ranks = int(given.get("--nnodes", 1)) * int(given["--nproc-per-node"])
+        parser = launch.parser("")
+        launch.add_arguments(parser, dp=1, tp=1)
+        arguments = parser.parse_args(words[place + 1 :])
+        assert (arguments.dp * arguments.tp, arguments.backend) == (ranks, "nccl")
+        recipe.Recipe().check(arguments.dp, arguments.tp)
+
+
+def test_every_module_is_on_the_readme_map():
+    (tree,) = (block for block in BLOCKS if block.startswith("scripts/"))
+    for path in (ROOT / "scripts" / "distmuon").glob("[!_]*.py"):
+        assert re.search(rf"\b{path.stem}\b", tree), f"{path.name} is missing from the README's map of folders"
+    for path in (ROOT / "scripts").glob("[!_0-9]*.py"):  # NN_slug.py stands for the workers of all chapters
+        assert path.name in tree, path.name

@@ -1,0 +1,301 @@
+"""Results files: numbers reach pages unchanged, what is missing is named, and verdicts agree with the numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import measured
+import pytest
+
+from muonbook.measure import results
+from tools import bench
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "book" / "results"
+STORED = {"ratio": {"dp4": 1.24999, "dp2": None}, "share": 0.3333, "bytes": 1234567, "name": "veth", "ok": True}
+STORED["list"] = [{"median": 0.5}, -2]
+STORED["rows"] = [{"dp": 4, "as": "bf16, momentum bf16", "peak": 7}, {"dp": 4, "as": "fp32, momentum bf16", "peak": 8}]
+
+# ---- The role ---------------------------------------------------------------------------------------------
+
+
+def fill_in(asked: str) -> str:
+    path, form = re.fullmatch(r"(\S+(?: / \S+)?)(?: (\S+))?", asked).groups("")  # type: ignore[union-attr]
+    return measured.show(measured.value_of(STORED, path), form)
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ("ratio.dp4 .3f", "1.250"),
+        ("share .1%", "33.3%"),
+        ("bytes ,", "1,234,567"),
+        ("bytes", "1234567"),
+        ("name", "veth"),
+        ("ok", "yes"),
+        ("list.0.median .2f", "0.50"),
+        ("list.1 .1f", "−2.0"),
+        ("rows.dp=4,as=fp32*.peak", "8"),
+        ("rows.1.dp+peak", "12"),
+        ("ratio.dp2 .3f", "not measured"),
+        ("ratio.dp4 / share .1f", "3.8"),
+        ("ratio.dp2 / share .1f", "not measured"),
+    ],
+)
+def test_a_number_is_shown_as_it_was_asked_for(asked: str, shown: str) -> None:
+    assert fill_in(asked) == shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("ratio.dp8 .3f", "has no 'ratio.dp8': at 'dp8' there is dp4, dp2"),
+        ("rows.dp=4.peak", "has no 'rows.dp=4.peak': at 'dp=4' there is a list"),
+        ("rows.dp=8.peak", "has no 'rows.dp=8.peak': at 'dp=8' there is a list"),
+        ("list.2 .3f", "has no 'list.2': at '2' there is a list"),
+        ("share.x .3f", "has no 'share.x': at 'x' there is a float"),
+        ("share", "needs a format such as .2f"),
+        ("ratio .3f", "is no single value"),
+        ("share .3q", "does not take the format '.3q'"),
+        ("name .3f", "does not take the format '.3f'"),
+        ("share / name .3f", "has no ratio for 'share / name': 0.3333 / 'veth'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(asked: str, said: str) -> None:
+    with pytest.raises(measured.Unfit, match=re.escape(said)):
+        fill_in(asked)
+
+
+def build(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Build a book of one page strictly, with nothing but the role."""
+    (folder / "book" / "results").mkdir(parents=True, exist_ok=True)
+    (folder / "book" / "results" / "sample.json").write_text(json.dumps(STORED))
+    (folder / "index.md").write_text(f"# A page\n\n{text}\n", encoding="utf-8")
+    extensions = f"import sys\nsys.path.insert(0, {str(ROOT / 'book' / '_extensions')!r})\n"
+    (folder / "conf.py").write_text(extensions + "extensions = ['myst_parser', 'measured']\n")
+    command = [sys.executable, "-m", "sphinx", "-q", "-n", "-W", "--keep-going", "-b", "html"]
+    return subprocess.run([*command, str(folder), str(folder / "out")], capture_output=True, text=True)
+
+
+def test_a_page_shows_the_stored_number_its_source_and_a_newer_one_once_it_is_there(tmp_path: Path) -> None:
+    table = "| in a table |\n|---|\n| {measured}`sample name`, {measured}`sample ratio.dp4 / share .1f` |"
+    done = build(tmp_path, f"A ratio of {{measured}}`sample ratio.dp4 .3f`.\n\n{table}")
+    page = tmp_path / "out" / "index.html"
+    assert done.returncode == 0, done.stderr
+    shown = '<abbr class="measured" title="book/results/sample.json: ratio.dp4">1.250</abbr>'
+    assert shown in page.read_text(encoding="utf-8")
+    assert ">veth</abbr>" in page.read_text(encoding="utf-8")
+    (tmp_path / "book" / "results" / "sample.json").write_text(json.dumps(STORED | {"ratio": {"dp4": 1.5}}))
+    again = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(tmp_path), str(tmp_path / "out")]
+    subprocess.run(again, check=True, capture_output=True)
+    assert ">1.500</abbr>" in page.read_text(encoding="utf-8"), "the page has not changed, the results have"
+
+
+def test_a_number_that_is_not_there_fails_the_strict_build_and_names_page_and_path(tmp_path: Path) -> None:
+    done = build(tmp_path, "{measured}`sample ratio.dp8 .3f`, {measured}`nothing a.b .3f`, {measured}`sample`.")
+    assert done.returncode != 0
+    for said in (
+        "index.md:3: WARNING: measured: 'ratio.dp8': book/results/sample.json has no 'ratio.dp8'",
+        "measured: 'a.b': there is no book/results/nothing.json; `make bench` writes it",
+        "measured: 'sample' is not of the form `file path format`",
+    ):
+        assert said in done.stderr
+
+
+# ---- The files, and what makes them -----------------------------------------------------------------------
+
+
+def test_every_results_file_is_listed_with_its_question_and_says_where_it_was_taken() -> None:
+    listed = set(re.findall(r"^\| `(\w+)\.json` \|", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
+    there = {path.stem for path in FOLDER.glob("*.json")}
+    assert there == listed
+    for name in there:
+        assert {"torch", "system", "cores"} <= set(results.load(name)["machine"]), name
+        assert {"commit", "command"} <= set(results.load(name)), name
+
+
+def test_bench_runs_each_measurement_alone_and_a_first_impression_leaves_the_results() -> None:
+    for name, (script, *_) in bench.MEASUREMENTS.items():
+        assert (ROOT / "scripts" / script).is_file(), name
+        full, quick = bench.command(name, quick=False), bench.command(name, quick=True)
+        assert full == [f"scripts/{script}", *bench.MEASUREMENTS[name][1:], "--json", f"book/results/{name}.json"]
+        assert "--quick" in quick
+        assert quick[-1] == f"out/quick/{name}.json"
+
+
+def test_bench_names_what_failed_and_goes_on(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    jobs = {"broken": ["-c", "raise SystemExit(3)"], "sound": ["-c", f"open({str(mark)!r}, 'w')"]}
+    assert bench.take(jobs) == ["broken"]
+    assert mark.exists()
+    said = capfd.readouterr().out
+    assert re.search(r"\[1/2\] broken: failed with exit code 3 after \d+ s", said)
+    assert re.search(r"\[2/2\] sound: took \d+ s", said)
+
+
+def test_bench_refuses_an_unknown_name_before_it_starts_anything() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "bench.py", "byts"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: there is no measurement 'byts'; there are {', '.join(bench.MEASUREMENTS)}.\n"
+
+
+# ---- Verdicts: a run that contradicts the claims page turns these red -----------------------------------------
+
+PAGE = (ROOT / "book" / "claims.md").read_text(encoding="utf-8")
+CARDS = re.findall(r"^\((claim-[\w-]+)\)=\n### (.+)\n((?:.|\n)*?)(?=^\(claim-|^## |\Z)", PAGE, re.MULTILINE)
+VERDICT = re.compile(r"^Verdict\n: (\{bdg-[\w-]+\}`[^`]+`)", re.MULTILINE)
+PARTS = ["Said", "Counted there", "Found here", "Verdict", "Try it"]
+
+MUON, ADAMW = "traces.trace_muon_FULLSTEP_dp2_tp2_rank0", "traces.trace_adamw_FULLSTEP_rank0"
+ASYNC = "traces.trace_muon_FULLSTEP_dp2_tp2_async_rank0"
+BF16 = "rows.dp=4,tp=1,shape=even,dtype=bfloat16,contender={}.kept.masters+momentum+exp_avg+exp_avg_sq"
+
+MOONLIGHT = "cells.model=moonlight,ranks={},tokens=16777216,fabric=nvlink_infiniband.over_forward_backward"
+SENT = "reported_bytes.whole_step_bytes"
+TUNED = "originals.fashion.tuned.median"
+PEAK = "sweep.bucket_size={0},contender=muon.peak / sweep.bucket_size={0},contender=zero1.peak"
+
+# claim -> verdict, and what must hold for it: file, path, least, most
+TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
+    "claim-bytes": ("holds with conditions", [
+        ("bytes", "ratios.dp=4,tp=1,dtypes=fp32*bf16.matrices", 1.2499, 1.2501),
+        ("bytes", "ratios.dp=4,tp=1,dtypes=bf16*bf16.matrices", 1.26, 1.6),
+        ("bytes", "ratios.dp=4,tp=2,dtypes=fp32*bf16.matrices", 1.26, 3),
+        ("bytes", "counted.equal", True, True),
+    ]),
+    "claim-near-one": ("holds with conditions", [
+        ("worlds", "gather_cut_340m.dp=256.bytes_over_zero1", 1, 1.05),
+        ("worlds", "gather_cut_340m.dp=256.redundancy", 1.5, 256),
+    ]),
+    "claim-half": ("holds with conditions", [
+        ("memory", "kept.exact_halves / kept.halves", 1, 1),
+        ("memory", f"{BF16.format('muon')} / {BF16.format('zero1')}", 0.55, 0.95),
+        ("memory", PEAK.format(262144), 0.5, 0.99),
+        ("memory", PEAK.format(4194304), 1.01, 2),
+    ]),
+    "claim-latency": ("holds with conditions", [
+        ("regimes", "share.256.muon.0.median", 0.1, 100),
+        ("regimes", "share.256.muon.-1.median / share.256.muon.0.median", 0, 0.5),
+        ("worlds", "models.moonlight.newton_schulz_once_per_million_tokens", 0.01, 0.1),
+        ("worlds", MOONLIGHT.format(16), 0.001, 0.03),
+        ("worlds", MOONLIGHT.format(64), 0.01, 0.03),
+        ("worlds", MOONLIGHT.format(128), 0.02, 0.06),
+    ]),
+    "claim-rms": ("holds with conditions", [
+        ("claims", "update_rms_least", 0.7, 0.8),
+        ("claims", "update_rms_most", 0.85, 1),
+        ("claims", "update_rms_in_training.adamw.0.least", 0.9, 1.1),  # step 1 is the sign of the gradient
+        ("claims", "update_rms_in_training.adamw.-1.median / update_rms_in_training.muon.-1.median", 0.5, 2),
+        ("claims", "update_rms_in_training.muon.-1.most", 0.1, 0.2),
+        ("claims", "update_rms_in_training.adamw.-1.median", 0.05, 0.2),
+    ]),
+    "claim-flops": ("open", [
+        ("claims", "flops_share.least", 0.43, 0.519),
+        ("claims", "flops_share.most", 0.43, 0.519),
+        ("claims", "flops_share.claimed_at", 4.1, 25),
+        ("learning", "races.language.to_adamw.operations", 0.1, 0.99),
+        ("learning", "races.language.pairs.muon_adamw.wins", 8, 8),
+        ("learning", "races.digits.pairs.muon_adamw.claimed", False, False),
+    ]),
+    "claim-bug-one": ("holds with conditions", []),
+    "claim-bug-two": ("not in the source", []),
+    "claim-057": ("does not follow", [
+        ("report_traces", f"{MUON}.name_matched_ms / {ADAMW}.name_matched_ms", 0.565, 0.575),
+        ("report_traces", f"{MUON}.communication_ms / {ADAMW}.communication_ms", 0.58, 0.61),
+        ("claims", "reported_bytes.over", 0.2, 0.3),
+        ("claims", "reported_bytes.whole_step.2x2", 1.5, 2),
+        ("claims", "reported_bytes.whole_step.4x1", 1.2499, 1.2501),
+    ]),
+    "claim-overhead": ("does not follow", [
+        ("report_traces", f"{MUON}.optimizer_gpu_ms / {MUON}.busy_ms", 0.5, 0.7),
+        ("report_traces", f"{MUON}.optimizer_gpu_computing_ms / {MUON}.busy_ms", 0.4, 0.5),
+    ]),
+    "claim-state": ("holds with conditions", [("memory", "kept.exact_halves / kept.halves", 1, 1)]),
+    "claim-async": ("does not follow", [
+        ("report_traces", f"{ASYNC}.communication_sum_ms / {MUON}.communication_sum_ms", 2, 2.2),
+        ("report_traces", f"{ASYNC}.span_ms / {MUON}.span_ms", 0.85, 1),
+        ("traces", "loopback_2x2.ratio_to_synchronous.naive.median", 0.5, 1.5),
+        ("traces", "loopback_2x2.ratio_to_synchronous.pipelined.median", 0.5, 1.05),
+        ("traces", "loopback.ratio_to_synchronous.naive.median", 0.5, 1.5),
+        ("traces", "loopback.ratio_to_synchronous.pipelined.median", 0.5, 1.05),
+        ("traces", "limited_link.ratio_to_synchronous.pipelined.median", 0.3, 1 / 1.2),
+    ]),
+    "claim-sweet-spot": ("does not follow", [
+        ("worlds", "verdict.square_wins_step", 0, 0.5),
+        ("worlds", "verdict.square_wins_communication_then", 0, 0.25),
+        ("worlds", "verdict.most_tp_wins_communication", 0.9, 1),
+        ("worlds", "verdict.square_possible", 132, 132),  # 11 worlds, each under 12 assumptions
+        ("claims", f"{SENT}.2x2 / {SENT}.4x1", 0.3, 0.7),
+        ("claims", f"{SENT}.1x4 / {SENT}.2x2", 0.2, 0.7),
+        ("regimes", "skew.dp=2,tp=4.muon.sent_bytes / skew.dp=8,tp=1.muon.sent_bytes", 0, 0.99),
+        ("regimes", "skew.dp=2,tp=4.muon.sent_bytes / skew.dp=1,tp=8.muon.sent_bytes", 0, 0.99),
+        ("regimes", "skew.dp=2,tp=4.zero1.sent_bytes / skew.dp=8,tp=1.zero1.sent_bytes", 0, 0.99),
+        ("regimes", "skew.dp=2,tp=4.zero1.sent_bytes / skew.dp=1,tp=8.zero1.sent_bytes", 0, 0.99),
+    ]),
+    "claim-fewer-steps": ("not in the source", []),
+    "claim-cifar": ("open", [
+        ("learning", "originals.fashion.as_written.muon_over_adamw.training_loss", 0.5, 0.75),
+        ("learning", "originals.fashion.tuned.muon_over_adamw.training_loss", 0.5, 0.9),
+        ("learning", "originals.fashion.as_written.muon_against_adamw.test_loss.claimed", True, True),
+        ("learning", "originals.fashion.tuned.muon_against_adamw.test_loss.wins", 5, 5),
+        ("learning", f"{TUNED}.muon.test_loss / {TUNED}.adamw.test_loss", 0.5, 0.95),
+        ("learning", "originals.fashion.flops_over_network", 15, 25),
+    ]),
+    "claim-olmo": ("does not follow", [
+        ("claims", "still_matrices.fsdp1", 0, 0),
+        ("claims", "still_matrices.fsdp2 / matrices_handed_over.fsdp2", 1, 1),
+    ]),
+}  # fmt: skip
+
+
+def test_every_claim_has_all_parts_in_order_and_stands_in_the_table_with_its_verdict() -> None:
+    assert [label for label, _, _ in CARDS] == list(TRIALS)
+    for label, title, card in CARDS:
+        assert re.findall(rf"^({'|'.join(PARTS)})\n: ", card, re.MULTILINE) == PARTS, label
+        badge = VERDICT.search(card)
+        assert badge is not None, label
+        assert re.search(rf"`{TRIALS[label][0]}`$", badge[1]), label
+        assert re.search(
+            rf"^\| \[{re.escape(title)}\]\({label}\), [\w ]+ \| {re.escape(badge[1])} \|$", PAGE, re.MULTILINE
+        )
+
+
+@pytest.mark.parametrize("label", [label for label, (_, conditions) in TRIALS.items() if conditions])
+def test_the_numbers_say_what_the_verdict_says(label: str) -> None:
+    verdict, conditions = TRIALS[label]
+    for name, path, least, most in conditions:
+        value = measured.value_of(results.load(name), path)
+        if value is None:
+            pytest.skip(f"{name}: {path} was not measured on the machine of the stored results")
+        assert least <= value <= most, f"{verdict!r} needs {name} {path} between {least} and {most}"
+
+
+def test_the_page_shows_a_number_for_every_condition_of_a_verdict_or_says_it_in_words() -> None:
+    shown = set(re.findall(r"\{measured\}`(\w+) ([^`]+?)(?: [.,][^ `]*)?`", PAGE))
+    for label, (_, conditions) in TRIALS.items():
+        files = {name for name, _, _, _ in conditions}
+        card = next(card for found, _, card in CARDS if found == label)
+        assert files <= {name for name, _ in shown if f"`{name} " in card}, label
+
+
+def test_try_it_names_the_command_behind_every_number_of_a_claim_and_no_other() -> None:
+    for label, _, card in CARDS:
+        files = set(re.findall(r"\{measured\}`(\w+) ", card))
+        said = card[card.index("\nTry it\n") :]
+        named = {name for names in re.findall(r'`make bench NAMES="?([\w ]+)"?`', said) for name in names.split()}
+        assert files == named | ({"report_traces"} if "`make traces`" in said else set()), label
+        assert named <= set(bench.MEASUREMENTS), label
+
+
+def test_the_journey_counts_the_verdicts_as_the_page_gives_them() -> None:
+    given = [verdict for verdict, _ in TRIALS.values()]
+    words = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    number = {verdict: words[given.count(verdict)] for verdict in [*given, "holds"]}
+    said = " ".join((ROOT / "book" / "journey_3.md").read_text(encoding="utf-8").split())
+    assert f"{number['holds']} holds outright, {number['holds with conditions']} hold with conditions, " in said
+    assert f"{number['does not follow']} do not follow, {number['not in the source']} are not in their source" in said
+    assert f"{number['open']} are open" in said

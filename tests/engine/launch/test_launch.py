@@ -1,0 +1,322 @@
+"""Launching: the same worker under three starts, results and output in rank order, surroundings left as they were."""
+
+import argparse
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from helpers_math import message
+
+from distmuon import launch
+from distmuon.launch import UsageError, World, rank, session, supervise
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are spawned here, not forked from a server")
+FAULTY = str(worlds.ROOT / "tests" / "faulty_worker.py")
+
+
+# ---- Local worlds -----------------------------------------------------------------------------------------
+
+
+@linux
+def test_worlds_of_one_process_share_a_fork_server_and_return_results_in_rank_order(monkeypatch) -> None:
+    first = launch.run(worlds.who, ("a", 1), dp=2, tp=2, timeout=30, threads=2)
+    assert [found["world"].rank for found in first] == [0, 1, 2, 3]
+    assert [found["total"] for found in first] == [6, 6, 6, 6]
+    assert len({found["pid"] for found in first} | {os.getpid()}) == 5
+    assert all(found["arguments"] == ("a", 1) for found in first)
+    assert all(found["threads"] == 2 for found in first)
+    expected = World(0, 4, 2, 2, "gloo", "cpu", 30, 2, first[0]["world"].started)
+    assert first[0]["world"] == expected
+
+    monkeypatch.setenv("DISTMUON_TEST_PROBE", "set after the fork server had started")
+    second = launch.run(worlds.who, dp=1, tp=2)
+    assert [found["world"].rank for found in second] == [0, 1]
+    assert {found["parent"] for found in second} == {found["parent"] for found in first} != {os.getpid()}
+    assert {found["probe"] for found in second} == {"set after the fork server had started"}
+    assert {found["threads"] for found in second} == {1}
+    worlds.assert_worlds_left_nothing()
+
+
+def test_a_world_of_one_runs_in_this_process_and_leaves_it_as_it_was() -> None:
+    threads, before = torch.get_num_threads(), dict(os.environ)
+    (found,) = launch.run(worlds.who, (lambda: "not picklable, and need not be",), threads=threads + 1)
+    assert found["pid"] == os.getpid()
+    assert (found["total"], found["world"].size, found["threads"]) == (0, 1, threads + 1)
+    assert found["temporary"] == session.directory() != tempfile.gettempdir()
+    assert torch.get_num_threads() == threads
+    assert not torch.distributed.is_initialized()
+    assert dict(os.environ) == before
+    worlds.assert_worlds_left_nothing()
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_local_world_leaves_environment_and_signal_handlers_as_they_were(monkeypatch, spoiled: bool) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    environment, handlers = dict(os.environ), [signal.getsignal(number) for number in session.STOPPING]
+    if spoiled:
+        with pytest.raises(supervise.WorldError):
+            launch.run(worlds.misbehave, ("raise", (1,)), dp=2)
+    else:
+        (found, _) = launch.run(worlds.who, dp=2)
+        assert found["temporary"] == session.directory()
+    assert dict(os.environ) == environment
+    assert tempfile.tempdir is None
+    assert [signal.getsignal(number) for number in session.STOPPING] == handlers
+
+
+def test_started_is_when_the_command_started_not_when_its_world_did() -> None:
+    before = time.time()
+    (found,) = launch.run(worlds.who)
+    assert found["world"].started < before - 0.1  # pytest itself has taken longer than that
+    assert found["world"].started == pytest.approx(session.process_start(), abs=0.05)
+    assert launch.seconds_since(before) == pytest.approx(time.time() - before, abs=1)
+    assert launch.seconds_since(found["world"].started) > launch.seconds_since(before)
+
+
+def test_spawn_works_too_with_and_without_torch(monkeypatch) -> None:
+    assert supervise.run_local(worlds.double, (21,), 2, "spawn", 60) == [(0, True), (21, True)]
+    world = World(0, 2, 2, 1, "gloo", "cpu", 60, 1, 0.0)
+    found = supervise.run_local(rank.run_local, (world, pickle.dumps((worlds.who, ()))), 2, "spawn", 60)
+    assert [one["total"] for one in found] == [1, 1]
+    assert [one["parent"] for one in found] == [os.getpid()] * 2
+    worlds.assert_worlds_left_nothing()
+
+
+def test_a_temporary_directory_whose_path_is_too_long_for_a_socket_is_no_obstacle() -> None:
+    run = "supervise.run_local(worlds.double, (21,), 2, 'forkserver', 9)"
+    ending = worlds.finish("-c", f"from distmuon.launch import supervise; import worlds; print({run})", name="t" * 80)
+    assert ending == (0, "[(0, True), (21, True)]\n", "")
+
+
+# ---- The command line and torchrun ------------------------------------------------------------------------
+
+GREETINGS = "rank 0 of 4\nrank 1 of 4\nrank 2 of 4\nrank 3 of 4\n"
+
+
+def test_a_worker_prints_in_rank_order_whatever_its_file_is_called(tmp_path: Path) -> None:
+    worker = str(shutil.copy(FAULTY, tmp_path / "07_no_module_name.py"))
+    ending = worlds.finish(worker, "greet", "--dp", "2", "--tp", "2")
+    answers = "".join(f"Answer(rank={number}, total=6)\n" for number in range(4))
+    assert ending == (0, f"hello from one rank\n{GREETINGS}{answers}", "")
+
+
+def test_torchrun_starts_the_same_worker_with_the_same_results() -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    ending = worlds.finish(*torchrun, FAULTY, "greet", "--dp", "2", "--tp", "2", OMP_NUM_THREADS="1")
+    assert ending.code == 0, ending.err
+    assert ending.out.startswith(f"hello from one rank\n{GREETINGS}")
+    assert all(f"Answer(rank={number}, total=6)" in ending.out for number in range(4))  # each printed by its rank
+    assert ending.err.strip() == ""
+
+
+def test_under_torchrun_every_rank_refuses_a_wrong_product_and_one_of_them_says_why(monkeypatch, capsys) -> None:
+    for name, value in {"WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    said = ""
+
+    def main() -> None:
+        launch.run(worlds.who, dp=3, tp=1)
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    for number in range(4):
+        monkeypatch.setenv("RANK", str(number))
+        with pytest.raises(SystemExit) as left:
+            launch.command(main)
+        assert left.value.code == 2
+        said += capsys.readouterr().err
+    assert said == (
+        "error: torchrun started 4 ranks, but --dp 3 --tp 1 makes 3; "
+        "choose --dp and --tp whose product is the number of ranks.\n"
+    )
+
+
+def test_the_shared_arguments_have_defaults_and_reach_run(monkeypatch) -> None:
+    parser = argparse.ArgumentParser()
+    launch.add_arguments(parser, dp=4, tp=2)
+    assert launch.options(parser.parse_args([])) == {
+        "dp": 4,
+        "tp": 2,
+        "backend": "gloo",
+        "device": None,
+        "timeout": 60.0,
+        "threads": 1,
+    }
+    given = parser.parse_args(["--dp=1", "--tp=1", "--backend=auto", "--device=cpu", "--timeout=2.5", "--threads=3"])
+    (found,) = launch.run(worlds.who, **launch.options(given))
+    assert found["world"] == World(0, 1, 1, 1, "gloo", "cpu", 2.5, 3, found["world"].started)
+
+
+# ---- Wrong arguments: one sentence, exit code 2, nothing started ------------------------------------------
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("something was started")
+
+    for module, name in ((supervise, "run_local"), (session, "directory"), (rank, "run")):
+        monkeypatch.setattr(module, name, refuse)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dp": 0}, "--dp 0 --tp 1: both must be at least 1."),
+        ({"dp": 2, "tp": -1}, "--dp 2 --tp -1: both must be at least 1."),
+        ({"timeout": 0.0}, "--timeout 0 --threads 1: both must be positive."),
+        ({"timeout": float("nan")}, "--timeout nan --threads 1: both must be positive."),
+        ({"timeout": float("inf")}, "--timeout inf"),
+        ({"threads": 0}, "--timeout 60 --threads 0: both must be positive."),
+        ({"backend": "mpi"}, "--backend mpi is unknown; choose one of gloo, nccl, auto."),
+        ({"device": "tpu"}, "--device tpu is unknown; choose one of cpu, cuda."),
+        ({"backend": "nccl"}, "--backend nccl on GPUs needs CUDA, and torch sees no GPU here; use --backend gloo."),
+        ({"device": "cuda"}, "--backend gloo on GPUs needs CUDA, and torch sees no GPU here; use --backend gloo."),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence_and_starts_nothing(monkeypatch, options: dict, says: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError) as error:
+        launch.run(worlds.who, **options)
+    assert says in message(error)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dp": 3}, "nccl needs one GPU per rank: 3 ranks, 2 GPU(s); use fewer ranks or --backend gloo."),
+        ({"dp": 2, "device": "cpu"}, "--backend nccl runs on GPUs only; drop --device cpu or use --backend gloo."),
+    ],
+)
+def test_nccl_wants_a_gpu_for_every_rank(monkeypatch, options: dict, says: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError) as error:
+        launch.run(worlds.who, backend="nccl", **options)
+    assert message(error) == says
+
+
+@linux
+@pytest.mark.parametrize(
+    ("options", "becomes"),
+    [
+        ({"dp": 2, "backend": "nccl"}, ("nccl", "cuda", "spawn")),
+        ({"dp": 2, "backend": "auto"}, ("nccl", "cuda", "spawn")),
+        ({"dp": 4, "backend": "auto"}, ("gloo", "cpu", "forkserver")),
+        ({"dp": 2, "backend": "auto", "device": "cpu"}, ("gloo", "cpu", "forkserver")),
+        ({"dp": 4, "backend": "gloo", "device": "cuda"}, ("gloo", "cuda", "spawn")),
+    ],
+)
+def test_backend_device_and_start_method_follow_from_the_gpus(monkeypatch, options: dict, becomes: tuple) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(supervise, "run_local", lambda target, given, size, start, timeout: [given[0], start])
+    world, start = launch.run(worlds.who, **options)
+    assert (world.backend, world.device, start) == becomes
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_worker_that_no_other_process_can_find_is_refused(monkeypatch) -> None:
+    def local(world: World) -> None: ...
+
+    with pytest.raises(UsageError, match="cannot be sent to other processes") as error:
+        launch.run(local, dp=2)
+    assert "use a function at the top level of a module" in message(error)
+    with pytest.raises(UsageError, match="who and its arguments cannot be sent"):
+        launch.run(worlds.who, (lambda: None,), dp=2)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # as in a notebook
+    monkeypatch.setattr(worlds.who, "__module__", "__main__")
+    with pytest.raises(UsageError, match="who was defined in a notebook cell"):
+        launch.run(worlds.who, dp=2)
+
+
+def test_a_parser_describes_a_worker_and_shows_its_commands() -> None:
+    parser = launch.parser("What it does,\nin two lines.\n\npython one.py --dp 2\ntorchrun one.py\n\nAnd why.\n")
+    assert parser.description == "What it does, in two lines.\n\nAnd why."
+    assert parser.format_help().endswith("\n\nexamples:\n  python one.py --dp 2\n  torchrun one.py\n")
+    assert launch.parser(None).epilog is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--nonesuch"], "unrecognized arguments: --nonesuch; see --help."),
+        (["--dp", "two"], "argument --dp: invalid int value: 'two'; see --help."),
+        (["--timeout"], "argument --timeout: expected one argument; see --help."),
+        (["--t", "2"], "ambiguous option: --t could match --tp, --timeout, --threads; see --help."),
+    ],
+)
+def test_what_argparse_refuses_is_one_sentence_too(given: list[str], says: str, capsys) -> None:
+    parser = launch.parser("A worker.")
+    launch.add_arguments(parser, dp=2, tp=1)
+    with pytest.raises(UsageError) as error:
+        parser.parse_args(given)
+    assert message(error) == says
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_file_that_can_be_written_is_left_as_it_was_or_not_made_yet(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("kept")
+    for path in (None, str(tmp_path / "old"), str(tmp_path / "new"), str(tmp_path / "some/new/folders/run.json")):
+        launch.check_writable("--json", path)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert (tmp_path / "old").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("", "--json {0}/: that is a folder; name a file in it."),
+        (
+            "file/run.json",
+            "--json {0}/file/run.json: cannot be written (Not a directory); name a file in a folder that",
+        ),
+        ("n" * 300, "cannot be written (File name too long); name a file"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, path: str, says: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError) as error:
+        launch.check_writable("--json", f"{tmp_path}/{path}")
+    assert says.format(tmp_path) in message(error)
+    assert message(error).endswith(".")
+
+
+def test_a_folder_that_takes_no_file_is_refused(tmp_path: Path, monkeypatch) -> None:
+    def refuse(dir: Path) -> None:  # as a read-only disk does; permission bits do not stop the root user
+        assert dir == tmp_path
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(UsageError, match=r"cannot be written \(Read-only file system\); name a file"):
+        launch.check_writable("--json", str(tmp_path / "new" / "run.json"))
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [(None, True), ("0", True), ("3", False)])
+def test_under_torchrun_rank_0_alone_speaks(monkeypatch, rank: str | None, speaks: bool) -> None:
+    monkeypatch.setenv("RANK", "5")  # alone it means nothing: other schedulers set it too
+    if rank is not None:
+        for name, value in {"RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+            monkeypatch.setenv(name, value)
+    assert launch.speaks() == speaks
+    assert launch.under_torchrun() == (rank is not None)
+
+
+@pytest.mark.parametrize("wrong", [["--dp", "0"], ["--backend", "mpi"], ["--timeout", "0"], ["--dp", "two"]])
+def test_a_command_with_a_wrong_argument_answers_without_importing_torch(wrong: list[str]) -> None:
+    ending = worlds.finish(FAULTY, "imports", *wrong)
+    assert ending.code == 2
+    assert ending.err.count("error: ") == 1
+    assert "Traceback" not in ending.err
+    assert ending.out == ("" if wrong[1] == "two" else "torch imported: False\n")

@@ -1,0 +1,407 @@
+"""Muon on one device: its elementwise arithmetic, the paper's formula by hand, torch's Muon as oracle, its errors."""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from helpers_math import distance, gaussian, message, quick
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from distmuon.optim.muon import MOMENTA, MUON_DEFAULTS, Muon, apply_, batches, decay_, momentum_, orthogonalize, scale
+from distmuon.optim.newton_schulz import newton_schulz
+
+SHAPES = [(12, 20), (20, 12), (16, 16)]
+FLAT = 97  # elements of the flat tensors that get cut
+
+cuts = st.lists(st.integers(0, FLAT), max_size=6).map(lambda points: sorted({0, FLAT, *points}))
+dtypes = st.sampled_from([torch.float32, torch.float64])
+
+
+def parameters(shapes: list[tuple[int, int]] = SHAPES, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    return [nn.Parameter(gaussian(*shape, seed=100 + i, dtype=dtype)) for i, shape in enumerate(shapes)]
+
+
+def train(optimizer: torch.optim.Optimizer, steps: int = 5, first: int = 0) -> None:
+    """Take steps on made-up gradients: the same ones for every optimizer over the same shapes."""
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    for step in range(first, first + steps):
+        for i, p in enumerate(weights):
+            p.grad = gaussian(*p.shape, seed=1000 * step + i, dtype=p.dtype)
+        optimizer.step()
+
+
+def moved(optimizer: torch.optim.Optimizer) -> Tensor:
+    """Return how far all weights together are from where `parameters` put them."""
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    start = parameters([tuple(p.shape) for p in weights], weights[0].dtype)
+    return torch.cat([(p - q).detach().flatten() for p, q in zip(weights, start, strict=True)])
+
+
+def exact(**options: Any) -> dict[str, Any]:
+    """Return options under which two runs can agree to the bit."""
+    return dict(compute_dtype=torch.float32, batched=False) | options
+
+
+# ---- Elementwise: the same on any slices ------------------------------------------------------------------
+
+
+@quick(40)
+@given(cuts, dtypes, st.sampled_from(MOMENTA), st.booleans(), st.floats(0, 0.99))
+def test_momentum_of_the_slices_is_the_slice_of_the_momentum(
+    points: list[int], dtype: torch.dtype, kind: str, nesterov: bool, momentum: float
+) -> None:
+    buffer, gradient = gaussian(FLAT, seed=1, dtype=dtype), gaussian(FLAT, seed=2, dtype=dtype)
+    sliced, pieces = buffer.clone(), []
+    whole = momentum_(buffer, gradient, momentum, nesterov, kind)
+    for start, end in pairwise(points):
+        pieces.append(momentum_(sliced[start:end], gradient[start:end], momentum, nesterov, kind))
+    assert torch.equal(torch.cat(pieces), whole)
+    assert torch.equal(sliced, buffer)
+
+
+@quick(40)
+@given(cuts, dtypes, st.sampled_from([torch.float64, torch.float32, torch.bfloat16]), st.floats(1e-4, 1))
+def test_a_step_on_the_slices_is_the_slice_of_the_step(
+    points: list[int], dtype: torch.dtype, update_dtype: torch.dtype, lr: float
+) -> None:
+    weight, update = gaussian(FLAT, seed=3, dtype=dtype), gaussian(FLAT, seed=4, dtype=update_dtype)
+    sliced = weight.clone()
+    decay_(weight, lr, 0.1)
+    apply_(weight, update, lr, scale((12, 20)))
+    for start, end in pairwise(points):
+        decay_(sliced[start:end], lr, 0.1)
+        apply_(sliced[start:end], update[start:end], lr, scale((12, 20)))
+    assert torch.equal(sliced, weight)
+
+
+def test_momentum_updates_its_buffer_and_returns_a_new_tensor() -> None:
+    for kind in MOMENTA:
+        for nesterov in (True, False):
+            buffer, gradient = torch.full((3,), 2.0), torch.ones(3)
+            fed = momentum_(buffer, gradient, 0.5, nesterov, kind)
+            after = {"sum": 2.0, "average": 1.5}[kind]
+            ahead = {"sum": 0.5 * 2 + 1, "average": 0.5 * 1.5 + 0.5 * 1}[kind]
+            assert buffer.tolist() == [after] * 3
+            assert fed.tolist() == [ahead if nesterov else after] * 3
+            assert gradient.tolist() == [1.0] * 3
+            fed.zero_()
+            assert buffer.tolist() == [after] * 3
+
+
+def test_the_scale_gives_an_update_of_rms_one_fifth_or_the_original_factor() -> None:
+    for a, b in [(12, 20), (20, 12), (7, 7)]:
+        semi_orthogonal = torch.linalg.qr(gaussian(max(a, b), min(a, b), dtype=torch.float64)).Q
+        assert semi_orthogonal.square().mean().sqrt() * scale((a, b)) == pytest.approx(0.2)
+    assert scale((12, 3), "original") == 2.0
+    assert scale((3, 12), "original") == 1.0
+
+
+# ---- Against the paper, by hand ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_two_steps_are_the_papers_formula(shape: tuple[int, int], nesterov: bool) -> None:
+    eta, mu, decay = 0.03, 0.9, 0.2
+    (weight,) = parameters([shape], torch.float64)
+    w, m = weight.detach().clone(), torch.zeros(shape, dtype=torch.float64)
+    optimizer = Muon([weight], lr=eta, momentum=mu, weight_decay=decay, nesterov=nesterov)
+    for step in range(2):
+        g = gaussian(*shape, seed=step, dtype=torch.float64)
+        m = mu * m + g
+        u = mu * m + g if nesterov else m
+        x = u / math.sqrt((u * u).sum())
+        for _ in range(5):
+            xxt = x @ x.T
+            x = 3.4445 * x - 4.7750 * xxt @ x + 2.0315 * xxt @ xxt @ x
+        w = w - eta * (0.2 * math.sqrt(max(shape)) * x + decay * w)
+        weight.grad = g.clone()
+        optimizer.step()
+        assert torch.equal(weight.grad, g)
+    torch.testing.assert_close(weight.detach(), w, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(optimizer.state[weight]["momentum_buffer"], m)
+
+
+def test_a_zero_gradient_leaves_pure_decay() -> None:
+    (weight,) = parameters([(4, 6)])
+    before = weight.detach().clone()
+    weight.grad = torch.zeros(4, 6)
+    Muon([weight], lr=0.5, weight_decay=0.25).step()
+    assert torch.equal(weight.detach(), before * (1 - 0.5 * 0.25))
+
+
+def test_weight_decay_never_enters_the_momentum() -> None:
+    buffers = []
+    for weight_decay in (0.0, 0.5):
+        optimizer = Muon(parameters(), weight_decay=weight_decay)
+        train(optimizer, steps=3)
+        buffers.append([state["momentum_buffer"] for state in optimizer.state.values()])
+    assert all(torch.equal(a, b) for a, b in zip(*buffers, strict=True))
+
+
+# ---- Against torch ----------------------------------------------------------------------------------------
+
+ORACLE_SCALE = {"match_rms": "match_rms_adamw", "original": "original"}
+
+
+@pytest.mark.parametrize("kind", MOMENTA)
+@pytest.mark.parametrize("ours", ORACLE_SCALE)
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_torch_agrees_to_bf16_rounding(kind: str, ours: str, nesterov: bool) -> None:
+    mine = Muon(parameters(), momentum_kind=kind, scale=ours, nesterov=nesterov, compute_dtype=torch.bfloat16)
+    torchs = torch.optim.Muon(parameters(), lr=0.02, nesterov=nesterov, adjust_lr_fn=ORACLE_SCALE[ours])
+    train(mine, steps=10)
+    train(torchs, steps=10)
+    assert distance(moved(mine), moved(torchs)) < 0.02
+
+
+@pytest.mark.parametrize("kind", MOMENTA)
+@pytest.mark.parametrize("ours", ORACLE_SCALE)
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_torch_agrees_in_float64_once_its_cast_to_bf16_is_taken_out(
+    monkeypatch: pytest.MonkeyPatch, kind: str, ours: str, nesterov: bool
+) -> None:
+    options: dict[str, Any] = dict(lr=0.03, momentum=0.9, weight_decay=0.2, nesterov=nesterov, ns_steps=4)
+    mine = Muon(parameters(dtype=torch.float64), momentum_kind=kind, scale=ours, **options)
+    torchs = torch.optim.Muon(parameters(dtype=torch.float64), adjust_lr_fn=ORACLE_SCALE[ours], **options)
+    train(mine, steps=10)
+    monkeypatch.setattr(Tensor, "bfloat16", Tensor.clone)  # torch.optim.Muon calls it once, on what NS is fed
+    train(torchs, steps=10)
+    assert distance(moved(mine), moved(torchs)) < 1e-9
+
+
+def test_summed_and_averaged_momentum_feed_newton_schulz_collinear_inputs() -> None:
+    for nesterov in (True, False):
+        buffers = {kind: torch.zeros(6, 8, dtype=torch.float64) for kind in MOMENTA}
+        for step in range(4):
+            gradient = gaussian(6, 8, seed=step, dtype=torch.float64)
+            fed = {kind: momentum_(buffers[kind], gradient, 0.95, nesterov, kind) for kind in MOMENTA}
+            assert distance(fed["average"], 0.05 * fed["sum"]) < 1e-12
+            assert distance(newton_schulz(fed["average"]), newton_schulz(fed["sum"])) < 1e-10
+
+
+# ---- As an optimizer --------------------------------------------------------------------------------------
+
+
+def test_every_group_keeps_its_own_options() -> None:
+    options: list[dict[str, Any]] = [
+        dict(lr=0.01, momentum=0.5),
+        dict(lr=0.1, weight_decay=0.0, nesterov=False),
+        dict(ns_steps=2, scale="original", momentum_kind="average", ns_coefficients="polar_express"),
+    ]
+    for batched in (False, True):
+        shapes = [(8, 8)] * 3  # equal shapes: only the options keep them out of one batch
+        together = Muon(
+            [{"params": [p], **o} for p, o in zip(parameters(shapes), options, strict=True)], **exact(batched=batched)
+        )
+        train(together)
+        for index, (o, start) in enumerate(zip(options, parameters(shapes), strict=True)):
+            alone = Muon([start], **o, **exact())
+            for step in range(5):
+                start.grad = gaussian(8, 8, seed=1000 * step + index)
+                alone.step()
+            found = together.param_groups[index]["params"][0]
+            if batched:
+                torch.testing.assert_close(found, start, rtol=1e-4, atol=1e-5)
+            else:
+                assert torch.equal(found, start)
+
+
+def test_batching_changes_nothing_but_rounding() -> None:
+    shapes = [(12, 20)] * 3 + [(20, 12)] * 2 + [(16, 16)]
+    runs = [Muon(parameters(shapes), compute_dtype=torch.float32, batched=batched) for batched in (True, False)]
+    for run in runs:
+        train(run, steps=3)
+    assert distance(moved(runs[0]), moved(runs[1])) < 1e-5
+
+
+def test_only_small_matrices_of_equal_shape_dtype_and_options_go_together() -> None:
+    plain = dict(ns_steps=5, ns_coefficients="muon")
+    rows: list[tuple[Tensor, dict[str, Any]]] = [
+        (gaussian(4, 6), plain),
+        (gaussian(6, 4), plain),
+        (gaussian(4, 6, seed=1), dict(plain)),
+        (gaussian(4, 6), plain | dict(ns_steps=3)),
+        (gaussian(4, 6), plain | dict(ns_coefficients=(1.875, -1.25, 0.375))),
+        (gaussian(4, 6, dtype=torch.float64), plain),
+        (gaussian(400, 600), plain),
+        (gaussian(400, 600), plain),
+    ]
+    matrices, groups = [row[0] for row in rows], [row[1] for row in rows]
+    assert batches(matrices, groups) == [[0, 2], [1], [3], [4], [5], [6], [7]]
+    assert batches(matrices, groups, batched=False) == [[index] for index in range(len(rows))]
+
+
+def test_a_batch_is_orthogonalized_like_its_matrices_alone() -> None:
+    group = dict(ns_steps=5, ns_coefficients="polar_express")
+    inputs = [gaussian(4, 6, seed=seed) for seed in range(3)]
+    for result, matrix in zip(orthogonalize(inputs, group), inputs, strict=True):
+        alone = newton_schulz(matrix, 5, "polar_express")
+        assert result.dtype == matrix.dtype
+        torch.testing.assert_close(result, alone, rtol=2e-2, atol=2e-2)
+
+
+def test_a_scheduler_changes_the_step() -> None:
+    (weight,) = parameters([(6, 6)], torch.float64)
+    optimizer = Muon([weight], lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: [1.0, 0.5, 0.0][epoch])
+    weight.grad = gaussian(6, 6, dtype=torch.float64)
+    steps = []
+    for epoch in range(3):
+        before = weight.detach().clone()
+        optimizer.step()
+        steps.append(weight.detach() - before)
+        if epoch < 2:
+            scheduler.step()
+    assert distance(steps[1], 0.5 * steps[0]) < 1e-12
+    assert torch.equal(steps[2], torch.zeros_like(steps[2]))
+
+
+def test_the_closure_runs_with_gradients_and_its_loss_is_returned() -> None:
+    (weight,) = parameters([(3, 4)])
+    before = weight.detach().clone()
+    optimizer = Muon([weight])
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()  # raises where gradients are switched off
+        return loss.item()
+
+    assert optimizer.step(closure) == pytest.approx(before.square().sum().item())
+    assert not torch.equal(weight.detach(), before)
+    assert optimizer.step() is None
+    assert weight.requires_grad
+
+
+def test_a_run_resumed_from_its_state_continues_to_the_bit() -> None:
+    unbroken, saved = Muon(parameters(), **exact()), Muon(parameters(), **exact())
+    train(unbroken, steps=6)
+    train(saved, steps=3)
+    weights = [nn.Parameter(p.detach().clone()) for p in saved.param_groups[0]["params"]]
+    resumed = Muon(weights, lr=1.0, momentum=0.1, weight_decay=0.0, **exact())
+    resumed.load_state_dict(copy.deepcopy(saved.state_dict()))
+    assert resumed.param_groups[0]["lr"] == MUON_DEFAULTS["lr"]
+    train(resumed, steps=3, first=3)
+    for a, b in zip(unbroken.param_groups[0]["params"], weights, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_parameter_without_gradient_is_left_alone() -> None:
+    still, moving = parameters([(4, 4), (4, 4)])
+    before = still.detach().clone()
+    moving.grad = gaussian(4, 4)
+    optimizer = Muon([still, moving], weight_decay=0.5)
+    optimizer.step()
+    assert torch.equal(still.detach(), before)
+    assert still not in optimizer.state
+
+
+def test_input_dtype_rounds_what_newton_schulz_is_fed_and_nothing_else() -> None:
+    (weight,) = parameters([(6, 9)])
+    expected, gradient = weight.detach().clone(), gaussian(6, 9)
+    weight.grad = gradient.clone()
+    optimizer = Muon([weight], lr=0.1, momentum=0.5, input_dtype=torch.bfloat16, **exact())
+    optimizer.step()
+    fed = (gradient + 0.5 * gradient).bfloat16()
+    decay_(expected, 0.1, 0.1)
+    apply_(expected, newton_schulz(fed, compute_dtype=torch.float32), 0.1, scale((6, 9)))
+    assert torch.equal(weight.detach(), expected)
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_state_and_weights_keep_the_dtype_and_strides_of_the_parameter(dtype: torch.dtype) -> None:
+    weight = nn.Parameter(gaussian(6, 4, dtype=dtype).T)
+    train(Muon([weight]), steps=1)
+    assert weight.dtype == dtype
+    assert weight.stride() == (1, 4)
+    assert weight.isfinite().all()
+
+
+# ---- Errors -----------------------------------------------------------------------------------------------
+
+
+def bad(make: Callable[[], Tensor]) -> nn.Parameter:
+    return nn.Parameter(make(), requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "says"),
+    [
+        (bad(lambda: torch.zeros(3)), "1 dimension"),
+        (bad(lambda: torch.zeros(2, 3, 3, 3)), "4 dimension"),
+        (bad(lambda: torch.zeros(0, 3)), "empty"),
+        (bad(lambda: torch.eye(3).to_sparse()), "sparse"),
+        (bad(lambda: torch.zeros(2, 2, dtype=torch.complex64)), "complex64"),
+        (bad(lambda: torch.zeros(2, 2, dtype=torch.int32)), "int32"),
+    ],
+    ids=["1-D", "4-D", "empty", "sparse", "complex", "integer"],
+)
+def test_a_parameter_that_is_no_matrix_is_refused_by_name(parameter: nn.Parameter, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        Muon([("good.weight", parameters()[0]), ("bad.weight", parameter)])
+    assert "'bad.weight'" in message(error)
+    with pytest.raises(ValueError, match=f"'#1'.*{says}"):
+        Muon([parameters()[0], parameter])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("scale", "match_rms_adamw"),
+        ("momentum_kind", "ema"),
+        ("lr", -0.1),
+        ("lr", math.nan),
+        ("weight_decay", -0.1),
+        ("momentum", 1.0),
+        ("momentum", -0.5),
+        ("ns_steps", -3),
+        ("ns_coefficients", "moun"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_value_wherever_it_is_given(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        Muon(parameters(), **{option: value})
+    assert str(value) in message(error)
+    with pytest.raises(ValueError, match=r"."):
+        Muon([{"params": parameters(), option: value}])
+    late = Muon(parameters())
+    with pytest.raises(ValueError, match=r"."):
+        late.add_param_group({"params": parameters(), option: value})
+
+
+def test_a_group_added_later_is_checked_for_matrices_too() -> None:
+    optimizer = Muon(parameters())
+    with pytest.raises(ValueError, match="1 dimension"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="'learning_rate'") as error:
+        Muon(parameters(), learning_rate=0.1)
+    assert all(option in message(error) for option in MUON_DEFAULTS)
+
+
+def test_an_embedding_gets_a_warning_by_name_and_a_hidden_matrix_none() -> None:
+    with pytest.warns(UserWarning, match=r"'model\.embed_tokens\.weight' looks like an embedding"):
+        Muon([("model.embed_tokens.weight", parameters()[0])])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Muon([("model.layers.0.up.weight", parameters()[0])])
+        Muon(parameters())
+
+
+def test_torch_speaks_up_when_a_parameter_is_given_twice() -> None:
+    (weight,) = parameters([(4, 4)])
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        Muon([weight, weight])
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        Muon([{"params": [weight]}, {"params": [weight]}])

@@ -1,0 +1,420 @@
+"""Newton–Schulz: against the singular value decomposition, under symmetries, at every scale, dtype and shape."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers_math import distance, gaussian, message, quick
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from distmuon.optim.newton_schulz import (
+    MUON,
+    POLAR_EXPRESS,
+    cosine_to_polar,
+    fast_dtype,
+    flops,
+    newton_schulz,
+    newton_schulz_,
+    orthogonality_error,
+    polar_factor,
+    quintics,
+    singular_values,
+    unit_frobenius_,
+)
+
+CLASSIC = (15 / 8, -10 / 8, 3 / 8)  # converges to exactly 1 from everywhere in (0, 1]
+FLOAT_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+COMPUTE_DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+SHAPES = [(8, 8), (6, 15), (15, 6), (1, 9), (9, 1)]
+
+sides = st.integers(1, 24)
+seeds = st.integers(0, 10_000)
+
+
+def orthogonal(size: int, seed: int) -> Tensor:
+    return torch.linalg.qr(gaussian(size, size, seed=seed, dtype=torch.float64)).Q
+
+
+def with_singular_values(values: Tensor, rows: int, columns: int, seed: int) -> Tensor:
+    """Return a float64 matrix [rows, columns] with these singular values and random singular directions."""
+    k = len(values)
+    return orthogonal(rows, seed)[:, :k] * values @ orthogonal(columns, seed + 1)[:, :k].T
+
+
+def compose(schedule: list[tuple[float, float, float]], s: Tensor) -> Tensor:
+    """Return what the quintics make of the singular values `s`."""
+    for a, b, c in schedule:
+        s = a * s + b * s**3 + c * s**5
+    return s
+
+
+# ---- Against the decomposition ----------------------------------------------------------------------------
+
+
+@quick(40)
+@given(sides, sides, seeds, st.floats(1.0, 10.0), st.sampled_from(COMPUTE_DTYPES))
+def test_five_muon_steps_bring_every_singular_value_near_one(
+    rows: int, columns: int, seed: int, condition: float, dtype: torch.dtype
+) -> None:
+    k = min(rows, columns)
+    matrix = with_singular_values(torch.linspace(1, 1 / condition, k, dtype=torch.float64), rows, columns, seed)
+    result = newton_schulz(matrix, compute_dtype=dtype)
+    values = singular_values(result)
+    assert values.min() >= 0.6
+    assert values.max() <= 1.25
+    assert cosine_to_polar(matrix, result) > 0.97
+
+
+@quick(30)
+@given(sides, sides, seeds)
+def test_singular_values_follow_the_scalar_polynomial_and_directions_stay(rows: int, columns: int, seed: int) -> None:
+    values = torch.linspace(1, 0.1, min(rows, columns), dtype=torch.float64)
+    matrix = with_singular_values(values, rows, columns, seed)
+    expected = with_singular_values(compose([MUON] * 5, values / values.norm()), rows, columns, seed)
+    assert distance(newton_schulz(matrix), expected) < 1e-10
+
+
+@pytest.mark.parametrize(("shape", "steps"), [((96, 64), 5), ((16, 48), 5), ((64, 64), 6), ((1, 40), 5)])
+@pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+def test_polar_express_finds_the_polar_factor_of_a_gaussian(
+    shape: tuple[int, int], steps: int, dtype: torch.dtype
+) -> None:
+    batch = gaussian(5, *shape)
+    result = newton_schulz(batch, steps, "polar_express", compute_dtype=dtype)
+    assert cosine_to_polar(batch, result).min() >= 0.99
+
+
+@quick(25)
+@given(sides, sides, seeds, st.floats(1.0, 100.0))
+def test_the_classic_quintic_converges_to_the_polar_factor(
+    rows: int, columns: int, seed: int, condition: float
+) -> None:
+    k = min(rows, columns)
+    matrix = with_singular_values(torch.linspace(1, 1 / condition, k, dtype=torch.float64), rows, columns, seed)
+    result = newton_schulz(matrix, steps=25, coefficients=CLASSIC)
+    assert distance(result, polar_factor(matrix)) < 1e-10
+    assert orthogonality_error(result) < 1e-10
+
+
+def test_the_published_polar_express_schedule_ends_close_to_one() -> None:
+    s = torch.logspace(-3, 0, 2001, dtype=torch.float64)
+    errors = [float((compose(list(POLAR_EXPRESS[:n]), s) - 1).abs().max()) for n in range(1, 9)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-12
+    with_safety = [float((compose(quintics("polar_express", n), s) - 1).abs().max()) for n in (5, 6, 7, 8)]
+    assert all(found < bound for found, bound in zip(with_safety, (0.2, 0.01, 1e-4, 1e-12), strict=True))
+
+
+def test_every_published_polar_express_step_errs_as_far_below_one_as_above() -> None:
+    s = torch.logspace(-3, 0, 100_001, dtype=torch.float64)
+    for quintic in POLAR_EXPRESS:  # what makes a step optimal; one wrong digit would tip it
+        s = compose([quintic], s)
+        assert abs((s.min() - 1) + (s.max() - 1)) < 1e-8
+
+
+def test_a_semi_orthogonal_matrix_is_a_fixed_point_of_the_classic_quintic() -> None:
+    q = orthogonal(7, seed=3)[:, :4]
+    assert distance(newton_schulz(q, 25, CLASSIC), q) < 1e-12
+
+
+# ---- Symmetries -------------------------------------------------------------------------------------------
+
+
+@quick(30)
+@given(sides, sides, seeds, st.sampled_from(["muon", "polar_express"]))
+def test_rotating_the_input_rotates_the_result(rows: int, columns: int, seed: int, coefficients: str) -> None:
+    matrix = gaussian(rows, columns, seed=seed, dtype=torch.float64)
+    q, r = orthogonal(rows, seed + 1), orthogonal(columns, seed + 2)
+    rotated = newton_schulz(q @ matrix @ r, coefficients=coefficients)
+    assert distance(rotated, q @ newton_schulz(matrix, coefficients=coefficients) @ r) < 1e-9
+
+
+@quick(20)
+@given(sides, sides, seeds)
+def test_transposing_and_negating_commute_with_it(rows: int, columns: int, seed: int) -> None:
+    matrix = gaussian(rows, columns, seed=seed, dtype=torch.float64)
+    result = newton_schulz(matrix)
+    assert distance(newton_schulz(matrix.mT), result.mT) < 1e-10
+    assert torch.equal(newton_schulz(-matrix), -result)
+
+
+def test_permuting_rows_permutes_the_result() -> None:
+    matrix = gaussian(12, 20, dtype=torch.float64)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    assert distance(newton_schulz(matrix[order]), newton_schulz(matrix)[order]) < 1e-10
+
+
+@quick(40)
+@given(st.integers(-100, 100), st.sampled_from(SHAPES), st.sampled_from(COMPUTE_DTYPES))
+def test_a_power_of_two_does_not_change_one_bit(exponent: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    matrix = gaussian(*shape)
+    assert torch.equal(
+        newton_schulz(matrix * 2.0**exponent, compute_dtype=dtype), newton_schulz(matrix, compute_dtype=dtype)
+    )
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-20, 1e-7, 1e7, 1e20, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_scale_of_the_input_does_not_matter(magnitude: float, dtype: torch.dtype) -> None:
+    matrix = gaussian(12, 20, dtype=dtype)
+    scaled = newton_schulz(matrix * magnitude, compute_dtype=torch.float32)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4  # bf16 rounds the scaled input itself
+    assert distance(scaled, newton_schulz(matrix, compute_dtype=torch.float32)) < tolerance
+
+
+# ---- Dtypes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
+@pytest.mark.parametrize("compute", ["auto", torch.float32, torch.bfloat16])
+def test_the_result_has_the_dtype_and_shape_of_the_input(dtype: torch.dtype, compute: Any) -> None:
+    for shape in ((4, 7), (7, 4), (2, 3, 5), (2, 1, 5, 3)):
+        result = newton_schulz(gaussian(*shape, dtype=dtype), compute_dtype=compute)
+        assert (result.dtype, result.shape) == (dtype, shape)
+
+
+def test_lower_precision_costs_what_it_should_and_no_more() -> None:
+    matrix = gaussian(96, 64, dtype=torch.float64)
+    exact = newton_schulz(matrix, compute_dtype=torch.float64)
+    errors = {dtype: distance(newton_schulz(matrix, compute_dtype=dtype), exact) for dtype in FLOAT_DTYPES}
+    assert errors[torch.float64] == 0
+    assert 1e-8 < errors[torch.float32] < 1e-5
+    assert 1e-4 < errors[torch.float16] < 1e-2
+    assert 3e-3 < errors[torch.bfloat16] < 5e-2
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1e30])
+def test_the_norm_is_taken_before_the_cast(magnitude: float) -> None:
+    matrix = gaussian(8, 12)
+    narrow = newton_schulz(matrix * magnitude, compute_dtype=torch.float16)
+    assert distance(narrow, newton_schulz(matrix, compute_dtype=torch.float32)) < 1e-2
+
+
+@pytest.mark.parametrize("magnitude", [1e-6, 1e4])
+def test_half_precision_input_survives_at_both_ends_of_its_range(magnitude: float) -> None:
+    matrix = (gaussian(8, 12) * magnitude).half()  # its squares underflow, or overflow, in half precision
+    for compute in (torch.float16, torch.bfloat16, torch.float32):
+        result = newton_schulz(matrix, compute_dtype=compute)
+        assert distance(result, newton_schulz(matrix.double())) < 5e-2
+
+
+def test_float64_is_computed_in_float64_and_half_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for features in ({}, {"avx512_bf16": True}, {"amx_bf16": True}, {"avx512_fp16": True}):
+        for capability in ((7, 5), (8, 0), (9, 0)):
+            monkeypatch.setattr(torch.cpu, "get_capabilities", lambda f=features: f)
+            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+            bf16 = {
+                "cpu": bool({"avx512_bf16", "amx_bf16"} & set(features)),
+                "cuda": capability >= (8, 0),
+                "mps": False,
+            }
+            for device, fast in bf16.items():
+                expected = torch.bfloat16 if fast else torch.float32
+                assert fast_dtype(torch.device(device), torch.float64) == torch.float64
+                for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                    assert fast_dtype(torch.device(device), dtype) == expected
+
+
+@pytest.mark.parametrize("features", [{}, {"avx512_bf16": True}])
+def test_auto_computes_in_the_fast_dtype(monkeypatch: pytest.MonkeyPatch, features: dict[str, bool]) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    for dtype in (torch.float64, torch.float32):
+        matrix = gaussian(8, 12, dtype=dtype)
+        fast = fast_dtype(matrix.device, dtype)
+        assert torch.equal(newton_schulz(matrix), newton_schulz(matrix, compute_dtype=fast))
+
+
+# ---- Batches, zeros, NaN, empty shapes --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leading", [(1,), (5,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_batch_is_a_loop(leading: tuple[int, ...], shape: tuple[int, int]) -> None:
+    batch = gaussian(*leading, *shape)
+    result = newton_schulz(batch, compute_dtype=torch.float32)
+    for found, matrix in zip(result.reshape(-1, *shape), batch.reshape(-1, *shape), strict=True):
+        torch.testing.assert_close(found, newton_schulz(matrix, compute_dtype=torch.float32), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+def test_a_zero_matrix_gives_zero_and_does_not_touch_its_batch(dtype: torch.dtype) -> None:
+    batch = gaussian(3, 6, 4)
+    alone = newton_schulz(batch, compute_dtype=dtype)
+    batch[1] = 0
+    result = newton_schulz(batch, compute_dtype=dtype)
+    assert torch.equal(result[1], torch.zeros(6, 4))
+    assert torch.equal(result[::2], alone[::2])
+    assert torch.equal(newton_schulz(torch.zeros(4, 6), compute_dtype=dtype), torch.zeros(4, 6))
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_nan_or_infinity_spoils_its_own_matrix_and_no_other(poison: float, dtype: torch.dtype, steps: int) -> None:
+    batch = gaussian(3, 6, 4)
+    clean = newton_schulz(batch, steps, compute_dtype=dtype)
+    batch[1, 2, 3] = poison
+    result = newton_schulz(batch, steps, compute_dtype=dtype)
+    assert result[1].isnan().all()
+    assert torch.equal(result[::2], clean[::2])
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 3, 4), (3, 0, 4), (2, 0, 3, 4)])
+def test_empty_shapes_come_back_empty(shape: tuple[int, ...]) -> None:
+    result = newton_schulz(torch.empty(shape, dtype=torch.bfloat16))
+    assert (result.shape, result.dtype) == (shape, torch.bfloat16)
+
+
+@pytest.mark.parametrize("shape", [(1, 9), (9, 1), (1, 1)])
+def test_a_single_row_or_column_keeps_its_direction(shape: tuple[int, int]) -> None:
+    vector = gaussian(*shape, dtype=torch.float64)
+    assert distance(newton_schulz(vector, 25, CLASSIC), vector / vector.norm()) < 1e-12
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_input_is_left_alone_and_the_result_is_new_and_contiguous(steps: int, dtype: torch.dtype) -> None:
+    batch = gaussian(2, 6, 8, dtype=dtype)
+    for view in (batch, batch.mT, batch[:, ::2], batch[..., 1:5], batch[0], batch[0].T):
+        before = view.clone()
+        result = newton_schulz(view, steps, compute_dtype=dtype)
+        assert torch.equal(view, before)
+        assert result.is_contiguous()
+        assert result.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
+
+
+def test_no_steps_only_divide_by_the_frobenius_norm() -> None:
+    matrix = gaussian(5, 7)
+    torch.testing.assert_close(newton_schulz(matrix, steps=0, compute_dtype=torch.float32), matrix / matrix.norm())
+
+
+def test_unit_frobenius_divides_every_matrix_in_place() -> None:
+    for dtype in (torch.float32, torch.float64):
+        stack = gaussian(3, 5, 7, dtype=dtype) * torch.tensor([1e-30, 1.0, 1e30], dtype=dtype).view(3, 1, 1)
+        unit = unit_frobenius_(stack)
+        assert unit is stack
+        torch.testing.assert_close(torch.linalg.matrix_norm(unit), torch.ones(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 4, 6), (2, 3, 6, 4), (2, 400, 500), (0, 3)])
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
+def test_in_place_gives_the_same_bits_in_the_same_memory(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    matrices = gaussian(*shape, dtype=dtype)
+    expected, memory = newton_schulz(matrices), matrices.data_ptr()
+    found = newton_schulz_(matrices)
+    assert found is matrices
+    assert found.data_ptr() == memory
+    assert torch.equal(found, expected)
+
+
+# ---- Coefficients and errors ------------------------------------------------------------------------------
+
+
+def test_quintics_by_name_or_number_fill_every_step() -> None:
+    first, second = (1.0, 2.0, 3.0), (4.0, 5.0, 6.0)
+    integers: Any = [[1, 2, 3], [4, 5, 6]]
+    assert quintics("muon", 3) == [(3.4445, -4.7750, 2.0315)] * 3
+    assert quintics(first, 2) == quintics(integers[0], 2) == quintics([first], 2) == [first, first]
+    assert quintics([first, second], 4) == quintics(integers, 4) == [first, second, second, second]
+    assert quintics([first, second], 1) == [first]
+    assert quintics("muon", 0) == quintics("polar_express", 0) == quintics(first, 0) == []
+    assert all(type(value) is float for value in quintics(integers[0], 1)[0])
+
+
+def test_polar_express_is_scaled_for_safety_and_then_polishes() -> None:
+    schedule = quintics("polar_express", 10)
+    assert len(schedule) == 10
+    assert schedule[7:] == [POLAR_EXPRESS[-1]] * 3 == [CLASSIC] * 3
+    s = torch.linspace(0.1, 1, 5, dtype=torch.float64)
+    torch.testing.assert_close(compose(schedule[:1], s), compose([POLAR_EXPRESS[0]], s / 1.01))
+    assert quintics("polar_express", 3) == schedule[:3]
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "steps", "names"),
+    [
+        ("moun", 5, "'moun'"),
+        ((), 5, "()"),
+        ([], 5, "[]"),
+        ((1.0, 2.0), 5, "exactly three"),
+        ((1.0, 2.0, 3.0, 4.0), 5, "exactly three"),
+        (((1.0, 2.0, 3.0), (1.0, 2.0)), 5, "exactly three"),
+        ("muon", -1, "-1"),
+        ((1.0, 2.0, 3.0), -2, "-2"),
+    ],
+)
+def test_coefficients_that_make_no_sense_are_refused_by_value(coefficients: Any, steps: int, names: str) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        quintics(coefficients, steps)
+    assert names in message(error)
+    with pytest.raises(ValueError, match=r"."):
+        newton_schulz(gaussian(3, 4), steps, coefficients)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (0,)])
+def test_fewer_than_two_dimensions_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="needs matrices") as error:
+        newton_schulz(torch.ones(shape))
+    assert str(shape) in message(error)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_numbers_that_are_not_real_floats_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=str(dtype)) as error:
+        newton_schulz(torch.ones(3, 4, dtype=dtype))
+    message(error)
+
+
+@pytest.mark.parametrize("compute", ["bf16", torch.int32, torch.complex64])
+def test_a_compute_dtype_that_is_not_floating_point_is_refused_by_value(compute: Any) -> None:
+    with pytest.raises(TypeError, match="compute_dtype is") as error:
+        newton_schulz(gaussian(3, 4), compute_dtype=compute)
+    assert str(compute) in message(error)
+
+
+# ---- Cost and diagnostics ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_the_flop_formula_counts_exactly_what_torch_counts(shape: tuple[int, int], steps: int) -> None:
+    for batch in (1, 3):
+        with FlopCounterMode(display=False) as counter:
+            newton_schulz(gaussian(batch, *shape), steps, compute_dtype=torch.float32)
+        assert counter.get_total_flops() == batch * flops(shape, steps)
+
+
+def test_the_flop_formula_is_what_one_counts_by_hand() -> None:
+    assert flops((2, 3), steps=1) == flops((3, 2), steps=1) == 4 * 4 * 3 + 2 * 8
+    assert flops((2, 3)) == 5 * flops((2, 3), steps=1)
+
+
+def test_diagnostics_know_diagonal_matrices() -> None:
+    diagonal = torch.diag(torch.tensor([1.0, -3.0, 2.0]))
+    torch.testing.assert_close(singular_values(diagonal), torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(polar_factor(diagonal), torch.diag(torch.tensor([1.0, -1.0, 1.0])).double())
+    for shape in ((5, 5), (5, 9), (9, 5)):
+        assert orthogonality_error(2 * torch.eye(*shape)) == pytest.approx(3.0)
+
+
+def test_diagnostics_know_a_rotated_stretch() -> None:
+    q = orthogonal(6, seed=1)
+    stretch = with_singular_values(torch.tensor([3.0, 2.0, 1.0, 1.0, 0.5, 0.5]).double(), 6, 6, seed=5)
+    matrix = q @ (stretch @ stretch.T)  # polar decomposition: a rotation times a symmetric positive matrix
+    assert distance(polar_factor(matrix), q) < 1e-10
+    assert cosine_to_polar(matrix, 7 * q) == pytest.approx(1.0)
+    assert cosine_to_polar(matrix, -q) == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7)])
+def test_diagnostics_take_batches_of_tall_and_wide_matrices(shape: tuple[int, int]) -> None:
+    batch = gaussian(4, *shape)
+    polar = polar_factor(batch)
+    assert singular_values(batch).shape == (4, 3)
+    assert polar.dtype == orthogonality_error(batch).dtype == torch.float64
+    torch.testing.assert_close(orthogonality_error(polar), torch.zeros(4).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(cosine_to_polar(batch, polar), torch.ones(4).double())

@@ -1,0 +1,127 @@
+"""Schedules: the same bits and bytes in another order, little more memory, and nothing left under way after trouble."""
+
+from typing import Any
+
+import pytest
+import schedule_workers as work
+import torch
+from helpers_math import message
+from once import once
+from optimizer_cases import SMALL
+
+from distmuon import launch
+from distmuon.optim.schedules import SCHEDULES, PipelinedMuon, more_transient
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import ParamSpec, plan
+from distmuon.sharding.ledger import Ledger
+
+on_every_grid = pytest.mark.parametrize(("dp", "tp"), [(2, 1), (4, 1), (2, 2), (4, 2)])
+OTHERS = ("naive", "pipelined")
+
+
+@once
+def facts(dp: int, tp: int) -> list[dict[str, Any]]:
+    return launch.run(work.schedule_facts, dp=dp, tp=tp)
+
+
+@on_every_grid
+@pytest.mark.parametrize("case", work.CASES)
+def test_every_schedule_ends_to_the_bit_where_the_synchronous_one_does(dp: int, tp: int, case: str) -> None:
+    for rank in facts(dp, tp):
+        outcomes = rank["outcomes"][case]
+        for what in ("values", "momentum"):
+            expected = outcomes["synchronous"][what]
+            for schedule in OTHERS:
+                found = outcomes[schedule][what]
+                assert found.keys() == expected.keys()
+                for name, value in expected.items():
+                    same = found[name] is None if value is None else torch.equal(found[name], value)
+                    assert same, (schedule, what, name)
+
+
+@on_every_grid
+@pytest.mark.parametrize("case", work.CASES)
+def test_every_schedule_makes_the_same_collectives(dp: int, tp: int, case: str) -> None:
+    for rank in facts(dp, tp):
+        synchronous = rank["outcomes"][case]["synchronous"]
+        assert synchronous["ledger"]
+        for schedule in OTHERS:
+            found = rank["outcomes"][case][schedule]
+            assert found["ledger"] == synchronous["ledger"]
+            assert found["dispatched"] == synchronous["dispatched"]
+            assert found["left"] == 0
+
+
+@on_every_grid
+def test_these_cases_hold_what_is_hard(dp: int, tp: int) -> None:
+    found = facts(dp, tp)
+    assert found[0]["straddling"] >= 3
+    owners = [rank["outcomes"]["one element"]["pipelined"]["momentum"]["only"] is not None for rank in found]
+    assert owners == [True] * tp + [False] * (dp - 1) * tp  # some own nothing, and gather all the same
+    never = [rank["outcomes"]["absent"]["pipelined"]["momentum"]["other rows"] for rank in found]
+    assert never == [None] * len(found)
+
+
+@on_every_grid
+def test_a_wave_ahead_takes_the_memory_of_one_gather_more(dp: int, tp: int) -> None:
+    for rank in facts(dp, tp):
+        memory = rank["memory"]
+        for schedule, (peak, bound) in memory.items():
+            assert peak <= bound, schedule
+            assert peak >= 0.4 * bound, schedule
+        assert memory["synchronous"][0] <= memory["pipelined"][0] < memory["naive"][0]
+
+
+@on_every_grid
+@pytest.mark.parametrize("schedule", OTHERS)
+def test_nothing_stays_under_way_after_an_error(dp: int, tp: int, schedule: str) -> None:
+    for rank in facts(dp, tp):
+        found = rank["trouble"][schedule]
+        assert found["words"] == "the second wave"
+        assert found["under way"] > 0 or schedule == "naive"  # naive has waited for everything by then
+        assert found["completed"]
+        assert found["left"] == 0
+        assert found["mode"] is None
+        assert found["goes on"]
+
+
+def test_an_error_on_one_rank_ends_the_world_with_that_error() -> None:
+    with pytest.raises(launch.WorldError, match="on the last rank"):
+        launch.run(work.last_rank_fails, dp=2, timeout=20)
+
+
+def test_a_gather_that_was_started_is_there_after_the_wait() -> None:
+    for rank in launch.run(work.start_and_read_later, dp=3):
+        assert rank["found"] == [[i, 10 + i, 20 + i] for i in range(4)]
+        assert rank["nested"] == [0, 10, 20]
+        assert rank["after"] == [1, 11, 21]
+        assert (rank["left"], rank["calls"]) == (0, 6)
+
+
+@pytest.mark.parametrize("schedule", OTHERS)
+def test_on_a_grid_of_one_there_is_nothing_to_wait_for(schedule: str) -> None:
+    grid = Grid.alone()
+    found = work.train_all(SMALL, grid)
+    assert grid.ledger == Ledger()
+    for name, value in found["synchronous"]["values"].items():
+        assert torch.equal(found[schedule]["values"][name], value)
+    with Group("dp").starting() as flight:
+        pass
+    assert len(flight) == 0
+
+
+def test_a_strategy_that_reads_what_it_gathers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distmuon.optim.strategies.gather_all.GatherAll.GATHERS_UNREAD", False)
+    with pytest.raises(ValueError, match="GatherAll reads what it gathers at once") as error:
+        work.make(SMALL, Grid.alone(), PipelinedMuon)
+    message(error)
+
+
+def test_the_memory_of_a_schedule_counts_waves_with_something_for_muon() -> None:
+    specs = [ParamSpec(name, (8, 8), "float32") for name in "abc"]
+    layout = plan(specs, dp=4, bucket_size=64)
+    one = 4 * 16 + 2 * (16 + 64)  # pieces in float32; shard and bucket in bf16
+    assert [more_transient(name, layout, [0, 2]) for name in SCHEDULES] == [0, 2 * one, one]
+    assert more_transient("pipelined", layout, [0], "float32") == 4 * 16 + 4 * (16 + 64)
+    assert more_transient("pipelined", layout, []) == 0

@@ -1,0 +1,202 @@
+"""What every rank runs for test_certificate.py and test_prediction.py: one world per grid does everything."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from distmuon import launch
+from distmuon.launch import World
+from distmuon.models.digits import digits
+from distmuon.models.networks import MLP, Transformer
+from distmuon.models.recipe import Recipe
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.routing import split_parameters
+from distmuon.optim.sharded_optimizer import Zero1AdamW
+from distmuon.sharding.buffers import specs_of
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import Layout, plan
+from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.tensor_parallel import mark
+from distmuon.verify.certificate import Evidence, exact_on_grid, replicas_agree
+from distmuon.verify.counter import CollectiveCounter
+from distmuon.verify.prediction import predict_step
+from distmuon.verify.training import train_on_grid
+
+GRIDS = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (4, 2), (2, 4), (8, 1), (1, 8)]
+LARGE_GRIDS = [(8, 4), (4, 8)]
+
+RECIPES = {
+    f"{optimizer} {dtype}": Recipe(steps=5, optimizer=optimizer, dtype=dtype)
+    for optimizer in ("muon", "adamw")
+    for dtype in ("float32", "bfloat16")
+}
+TINY = {
+    f"tiny {dtype}": Recipe((64, 32, 16, 16, 10), steps=2, batch=32, dtype=dtype, bucket_size=1000)
+    for dtype in ("float32", "bfloat16")
+}
+
+
+class Witness(NamedTuple):
+    """What one rank hands over.
+
+    evidence: per recipe; None on other ranks than 0. trained: the ledger of that recipe's training.
+    cases: per name in CASES, of one step: our ledger, the dispatcher's count, and the prediction made in this process.
+    """
+
+    evidence: dict[str, Evidence | None]
+    trained: dict[str, Ledger]
+    cases: dict[str, tuple[Ledger, Ledger, Ledger]]
+
+
+def bear_witness(world: World, recipes: Mapping[str, Recipe], cases: bool = True) -> Witness:
+    """Train every recipe and make every counted step. Recipes that differ only in dtype share the float64 run."""
+    grid = Grid.of(world)
+    data, _ = digits(grid, seed=0)
+    evidence: dict[str, Evidence | None] = {}
+    trained: dict[str, Ledger] = {}
+    float64: dict[Recipe, dict[str, Tensor]] = {}
+    for name, recipe in recipes.items():
+        grid.ledger.clear()
+        run = train_on_grid(recipe, grid, data)
+        trained[name] = copy.deepcopy(grid.ledger)
+        wide = replace(recipe, dtype="float64")
+        if wide not in float64:
+            float64[wide] = train_on_grid(wide, grid, data).parameters
+        found = Evidence(run, exact_on_grid(recipe, grid), float64[wide], replicas_agree(run.parameters, grid))
+        evidence[name] = found if world.rank == 0 else None
+    return Witness(
+        evidence, trained, {name: count(make(grid.tp), grid) for name, make in CASES.items()} if cases else {}
+    )
+
+
+def compare_replicas(world: World, culprit: int | None) -> bool:
+    """Return on rank 0 whether replicas agree, when one rank's copy is off by one ulp in one element."""
+    parameters = {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16)}
+    if world.rank == culprit:
+        parameters["b"][1] = torch.nextafter(parameters["b"][1], torch.tensor(2, dtype=torch.bfloat16))
+    return replicas_agree(parameters, Grid.of(world))
+
+
+# ---- Counted steps ----------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """One step to be counted.
+
+    groups: named parameters per algorithm. backward: gives every parameter a gradient. activations: adds what that
+    sends to a ledger.
+    """
+
+    groups: list[dict[str, Any]]
+    backward: Callable[[], object]
+    activations: Callable[[Ledger], object] = lambda ledger: None
+    bucket_size: int = 1000
+
+    def named(self) -> list[tuple[str, nn.Parameter, str]]:
+        """Return (name, parameter, algorithm) in the order of the map."""
+        return [(*pair, group["algorithm"]) for group in self.groups for pair in group["params"]]
+
+    def layout(self, dp: int) -> Layout:
+        return plan(specs_of([(name, parameter) for name, parameter, _ in self.named()]), dp, self.bucket_size)
+
+    def predict(self, dp: int, tp: int, dp_rank: int) -> Ledger:
+        """Return the step's ledger; any process can."""
+        muon = [index for index, (_, _, algorithm) in enumerate(self.named()) if algorithm == "muon"]
+        ledger = predict_step(self.layout(dp), tp, dp_rank, muon)
+        self.activations(ledger)
+        return ledger
+
+
+def network(model: nn.Module, inputs: Tensor, tp: Group, algorithm: str) -> Case:
+    """Return two micro-batches through a model of ours."""
+    item_bytes = next(model.parameters()).element_size()
+    rows = inputs.numel() if isinstance(model, Transformer) else len(inputs)
+
+    def backward() -> None:
+        for _ in range(2):
+            model(inputs).float().square().mean().backward()
+
+    def activations(ledger: Ledger) -> None:
+        for _ in range(2):
+            model.predict_activations(ledger, rows, item_bytes, tp.size)  # type: ignore[operator]
+
+    groups = [group | {"algorithm": algorithm or group["algorithm"]} for group in split_parameters(model)]
+    return Case(groups, backward, activations)
+
+
+def mlp(tp: Group, algorithm: str = "") -> Case:
+    return network(MLP((12, 16, 8, 8, 5), tp), torch.ones(3, 12), tp, algorithm)
+
+
+def transformer(tp: Group, algorithm: str = "", dtype: torch.dtype = torch.float32) -> Case:
+    model = Transformer(vocabulary=11, width=16, layers=2, heads=8, context=6, tp=tp).to(dtype)
+    return network(model, torch.arange(10).view(2, 5), tp, algorithm)
+
+
+def loose(algorithm: str, bucket_size: int, *parameters: tuple[tuple[int, ...], int | None, torch.dtype]) -> Case:
+    """Return parameters without a model, (TP-local shape, tp_split_dim, dtype); their gradients are set by hand."""
+    groups: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    for position, (shape, dim, dtype) in enumerate(parameters):
+        parameter = mark(nn.Parameter(torch.ones(shape, dtype=dtype)), dim)
+        parameter.grad = torch.ones_like(parameter)
+        groups.setdefault(algorithm if len(shape) == 2 else "adamw", []).append((f"p{position}", parameter))
+    named = [{"params": params, "algorithm": name} for name, params in groups.items()]
+    return Case(named, lambda: None, bucket_size=bucket_size)
+
+
+def ragged(tp: Group, algorithm: str = "muon") -> Case:
+    """Three buffers, several buckets, padding nearly everywhere, and ranks that own nothing."""
+    f32, bf16, f64 = torch.float32, torch.bfloat16, torch.float64
+    return loose(
+        algorithm, 40,
+        ((1, 1), None, f32), ((3, 5), 0, f32), ((13, 7), 1, f32), ((5,), 0, f32),
+        ((10, 12), 0, bf16), ((5,), None, bf16), ((4, 7), None, f64), ((3,), None, f64),
+    )  # fmt: skip
+
+
+def squares(tp: Group, algorithm: str = "muon", dtype: torch.dtype = torch.float32) -> Case:
+    """Matrices alone, two in a bucket, without padding for any D that divides 256."""
+    return loose(algorithm, 512, *[((16, 16), None, dtype)] * 4)
+
+
+CASES: dict[str, Callable[[Group], Case]] = {
+    "mlp": mlp,
+    "mlp, adamw": partial(mlp, algorithm="adamw"),
+    "transformer": transformer,
+    "transformer, bf16": partial(transformer, dtype=torch.bfloat16),
+    "transformer, adamw": partial(transformer, algorithm="adamw"),
+    "ragged": ragged,
+    "ragged, adamw": partial(ragged, algorithm="adamw"),
+    "squares": squares,
+    "squares, adamw": partial(squares, algorithm="adamw"),
+    "squares, bf16": partial(squares, dtype=torch.bfloat16),
+    "squares, bf16, adamw": partial(squares, algorithm="adamw", dtype=torch.bfloat16),
+}
+
+
+def count(case: Case, grid: Grid) -> tuple[Ledger, Ledger, Ledger]:
+    """Make the step; return our ledger, the dispatcher's, and the prediction."""
+    prediction = case.predict(grid.dp.size, grid.tp.size, grid.dp.rank)
+    uses_muon = any(group["algorithm"] == "muon" for group in case.groups)
+    optimizer = (DistributedMuon if uses_muon else Zero1AdamW)(case.groups, grid, bucket_size=case.bucket_size)
+    grid.ledger.clear()
+    with CollectiveCounter() as counter:
+        case.backward()
+        optimizer.step()
+    return copy.deepcopy(grid.ledger), counter.ledger, prediction
+
+
+@functools.cache
+def witnesses(dp: int, tp: int) -> list[Witness]:
+    """Return what every rank of a dp x tp grid hands over; each grid is started once, when first asked for."""
+    large = (dp, tp) in LARGE_GRIDS
+    return launch.run(bear_witness, (TINY if large else RECIPES, not large), dp=dp, tp=tp)
