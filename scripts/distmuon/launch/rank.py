@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import sys
@@ -14,17 +15,28 @@ from typing import Any
 from distmuon.launch import hosts, session
 from distmuon.launch.world import World
 
+Worker = Callable[..., Any] | str  # a function, or its name, "package.module:function"
 
-def run(world: World, directory: str | None, worker: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+
+def load(worker: Worker) -> Callable[..., Any]:
+    """Return the function that `worker` is or names; its module, and torch with it, is imported here at the latest."""
+    if not isinstance(worker, str):
+        return worker
+    module, _, function = worker.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def run(world: World, directory: str | None, worker: Worker, arguments: Sequence[Any]) -> Any:
     """Join the process group, run the worker, leave the group. directory: for the FileStore; None under torchrun."""
     import torch
     import torch.distributed as dist
 
+    work = load(worker)
     torch.set_num_threads(world.threads)
     if world.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", world.rank)) % torch.cuda.device_count())
     if world.size == 1 and world.backend == "gloo":
-        return worker(world, *arguments)  # a world of one needs no process group, and no collective is called
+        return work(world, *arguments)  # a world of one needs no process group, and no collective is called
     if world.link is not None:
         hosts.plug_in(world.link)
     elif world.size > 1 and (directory is not None or os.environ.get("LOCAL_WORLD_SIZE") == str(world.size)):
@@ -36,7 +48,7 @@ def run(world: World, directory: str | None, worker: Callable[..., Any], argumen
     else:
         dist.init_process_group(world.backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
     try:
-        result = worker(world, *arguments)
+        result = work(world, *arguments)
     except BaseException:
         if world.size == 1:
             dist.destroy_process_group()  # the process lives on; a rank that failed ends, which closes everything
@@ -51,7 +63,7 @@ def run_local(rank: int, directory: str, world: World, payload: bytes) -> Any:
     return run(replace(world, rank=rank), directory, *pickle.loads(payload))
 
 
-def run_alone(world: World, worker: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+def run_alone(world: World, worker: Worker, arguments: Sequence[Any]) -> Any:
     """Run the only rank in this process, and leave the process as it was."""
     import torch
 

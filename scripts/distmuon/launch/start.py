@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import os
 import pickle
 import select
@@ -27,6 +28,7 @@ from typing import Any
 from distmuon.launch import rank, session, supervise
 from distmuon.launch.arguments import DEFAULT_TIMEOUT, UsageError
 from distmuon.launch.hosts import Link
+from distmuon.launch.rank import Worker
 from distmuon.launch.supervise import WorldError
 from distmuon.launch.world import World, under_torchrun, validated
 
@@ -34,7 +36,7 @@ READER_LEFT = 141  # 128 + SIGPIPE: what a shell reports of a command whose outp
 
 
 def run(
-    worker: Callable[..., Any],
+    worker: Worker,
     arguments: Sequence[Any] = (),
     *,
     dp: int = 1,
@@ -48,11 +50,13 @@ def run(
     """Run `worker(world, *arguments)` on dp * tp ranks; return what each returned, in rank order.
 
     worker: a function at the top level of a module: other processes import it by name, which is why a function
-        defined in a notebook cell cannot be one.
+        defined in a notebook cell cannot be one. Or that name itself, "package.module:function": then this process
+        does not import it, and what it needs (torch: 2 s), before the ranks are on their way.
     link: give every local rank a network of its own; after `hosts.become_switch`.
     Under torchrun the list holds this rank's result only.
     Raises UsageError before anything is started; WorldError, naming the first failure, when a rank fails.
     """
+    _check_name(worker)
     world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start(), link)
     world = validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
     if under_torchrun():
@@ -119,7 +123,19 @@ def speaks() -> bool:
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
-def _pickled(worker: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
+def _check_name(worker: Worker) -> None:
+    """Raise UsageError for a name that leads to no module, without importing that module."""
+    if isinstance(worker, str):
+        module, colon, function = worker.partition(":")
+        try:
+            found = importlib.util.find_spec(module) if colon and function else None
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise UsageError(f"worker is {worker!r}; give a function, or the name of one, 'package.module:function'.")
+
+
+def _pickled(worker: Worker, arguments: Sequence[Any]) -> bytes:
     """Return what every rank receives, or raise UsageError."""
     name = getattr(worker, "__qualname__", repr(worker))
     if getattr(worker, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):

@@ -120,9 +120,11 @@ def test_the_stored_traces_are_small_and_whole(name: str) -> None:
 def test_a_race_also_runs_over_a_limited_link() -> None:
     if why := hosts.obstacle():
         pytest.skip(why)
+    paths = [worlds.ROOT / "scripts", worlds.ROOT / "tests", Path(__file__).parent]
     code = (
-        f"import sys; sys.path[:0] = {[str(worlds.ROOT / 'scripts'), str(worlds.ROOT / 'tests')]!r}\n"
-        "from distmuon import hosts, launch\n"
+        f"import sys; sys.path[:0] = {[str(path) for path in paths]!r}\n"
+        "from distmuon import launch\n"
+        "from distmuon.launch import hosts\n"
         "hosts.become_switch()\n"
         "import test_chapter_14 as tests\n"
         "found = launch.run(tests.race_and_weigh, dp=2, link=hosts.Link(100))[0][0]\n"

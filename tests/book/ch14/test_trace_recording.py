@@ -109,7 +109,7 @@ def test_one_process_and_no_optimizer() -> None:
 def test_recording_is_silent() -> None:
     """In a process of its own: the profiler reads what silences it once, when it is first used."""
     code = "import trace_workers; from distmuon import launch; launch.run(trace_workers.record_alone, ())"
-    path = os.pathsep.join([str(ROOT / "scripts"), str(ROOT / "tests")])
+    path = os.pathsep.join([str(ROOT / "scripts"), str(ROOT / "tests" / "book"), str(Path(__file__).parent)])
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )

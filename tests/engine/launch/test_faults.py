@@ -18,7 +18,7 @@ from distmuon.launch import WorldError, session, supervise
 
 pytestmark = pytest.mark.alone
 
-FAULTY = str(worlds.ROOT / "tests" / "faulty_worker.py")
+FAULTY = str(Path(__file__).with_name("faulty_worker.py"))
 INTERRUPTED = "error: interrupted; every rank was stopped.\n"
 TIMEOUT = 3.0  # seconds
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for the fork server in /proc")

@@ -18,7 +18,7 @@ from distmuon.launch import UsageError, hosts
 
 pytestmark = pytest.mark.alone
 
-WORKER = str(worlds.ROOT / "tests" / "host_workers.py")
+WORKER = str(Path(__file__).with_name("host_workers.py"))
 linux = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
 
 
@@ -147,7 +147,7 @@ def test_what_the_machine_refuses_is_said_in_one_sentence(monkeypatch: pytest.Mo
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs a root that can give up its rights")
 def test_a_root_without_rights_is_told_so() -> None:
     """As in most containers. Whether user namespaces help it depends on the kernel; what is said is one sentence."""
-    code = "from distmuon import hosts; print(hosts.obstacle())"
+    code = "from distmuon.launch import hosts; print(hosts.obstacle())"
     given_up = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONPATH": str(worlds.ROOT / "scripts")}
     said = subprocess.run(given_up, env=environment, capture_output=True, text=True, check=True).stdout

@@ -19,7 +19,7 @@ from distmuon import launch
 from distmuon.launch import UsageError, World, rank, session, supervise
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are spawned here, not forked from a server")
-FAULTY = str(worlds.ROOT / "tests" / "faulty_worker.py")
+FAULTY = str(Path(__file__).with_name("faulty_worker.py"))
 
 
 # ---- Local worlds -----------------------------------------------------------------------------------------
@@ -320,3 +320,16 @@ def test_a_command_with_a_wrong_argument_answers_without_importing_torch(wrong: 
     assert ending.err.count("error: ") == 1
     assert "Traceback" not in ending.err
     assert ending.out == ("" if wrong[1] == "two" else "torch imported: False\n")
+
+
+def test_a_worker_may_be_named_and_is_then_imported_by_the_ranks_alone() -> None:
+    code = "import sys; from distmuon import launch; {} ; print([r['total'] for r in found], 'torch' in sys.modules)"
+    found = worlds.finish("-c", code.format("found = launch.run('worlds:who', dp=2)"))
+    assert found == (0, "[1, 1] False\n", "")
+
+
+@pytest.mark.parametrize("name", ["worlds", "worlds:", ":who", "no_such_module:who", "worlds.no:who", "..:x"])
+def test_a_name_that_leads_nowhere_is_refused_before_anything_starts(name: str) -> None:
+    with pytest.raises(UsageError) as error:
+        launch.run(name)
+    assert message(error) == f"worker is {name!r}; give a function, or the name of one, 'package.module:function'."

@@ -48,11 +48,11 @@ TINY = {
 class Witness(NamedTuple):
     """What one rank hands over.
 
-    evidence: per recipe; None on other ranks than 0. trained: the ledger of that recipe's training.
+    evidence: per recipe; empty on other ranks than 0. trained: the ledger of that recipe's training.
     cases: per name in CASES, of one step: our ledger, the dispatcher's count, and the prediction made in this process.
     """
 
-    evidence: dict[str, Evidence | None]
+    evidence: dict[str, Evidence]
     trained: dict[str, Ledger]
     cases: dict[str, tuple[Ledger, Ledger, Ledger]]
 
@@ -61,7 +61,7 @@ def bear_witness(world: World, recipes: Mapping[str, Recipe], cases: bool = True
     """Train every recipe and make every counted step. Recipes that differ only in dtype share the float64 run."""
     grid = Grid.of(world)
     data, _ = digits(grid, seed=0)
-    evidence: dict[str, Evidence | None] = {}
+    evidence: dict[str, Evidence] = {}
     trained: dict[str, Ledger] = {}
     float64: dict[Recipe, dict[str, Tensor]] = {}
     for name, recipe in recipes.items():
@@ -72,7 +72,8 @@ def bear_witness(world: World, recipes: Mapping[str, Recipe], cases: bool = True
         if wide not in float64:
             float64[wide] = train_on_grid(wide, grid, data).parameters
         found = Evidence(run, exact_on_grid(recipe, grid), float64[wide], replicas_agree(run.parameters, grid))
-        evidence[name] = found if world.rank == 0 else None
+        if world.rank == 0:
+            evidence[name] = found
     return Witness(
         evidence, trained, {name: count(make(grid.tp), grid) for name, make in CASES.items()} if cases else {}
     )
