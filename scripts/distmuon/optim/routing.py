@@ -1,13 +1,16 @@
-"""Which parameter goes to Muon, which to AdamW, and why; and a clear word where that choice cannot work."""
+"""Which parameter goes to Muon, which to AdamW, and why; the map that follows; a clear word where that cannot work."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from distmuon.sharding.buffers import specs_of
+from distmuon.sharding.layout import Layout, plan
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 EMBEDDING_NAME = re.compile(r"(^|\.)(embed\w*|\w*embedding\w*|wte|wpe|lm_head|unembed\w*)(\.|$)")
@@ -37,6 +40,22 @@ def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[st
             if explain:
                 print(f"{name:32s} {'x'.join(map(str, parameter.shape)):>10s}  {algorithm:5s}  {reason}")
     return [{"params": params, "algorithm": algorithm} for algorithm, params in chosen.items() if params]
+
+
+def groups_for(model: nn.Module, optimizer: str) -> list[dict]:
+    """Return the named groups of a run: those of `split_parameters` for "muon", and for "adamw" all of them AdamW's."""
+    groups = split_parameters(model)
+    return groups if optimizer == "muon" else [group | {"algorithm": "adamw"} for group in groups]
+
+
+def plan_groups(groups: Sequence[dict], dp: int, bucket_size: int) -> tuple[Layout, list[int]]:
+    """Return the map of these named groups on `dp` ranks, and the indices in it of Muon's parameters; starts nothing.
+
+    The parameters may be on torch's "meta" device: a map needs no storage. bucket_size: elements.
+    """
+    named = [(pair, group["algorithm"]) for group in groups for pair in group["params"]]
+    layout = plan(specs_of([pair for pair, _ in named]), dp, bucket_size)
+    return layout, [index for index, (_, algorithm) in enumerate(named) if algorithm == "muon"]
 
 
 def _choose(module_name: str, parameter: Tensor, is_table: bool, heads: tuple[str, ...]) -> tuple[str, str]:

@@ -27,10 +27,11 @@ from distmuon.models.digits import Split, digits
 from distmuon.models.networks import MLP
 from distmuon.models.recipe import CONTROL_FACTOR, FLOAT64_BOUND, Recipe
 from distmuon.optim.muon import Muon
+from distmuon.optim.routing import groups_for
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import tp_split_dim, whole_parameters
-from distmuon.verify.training import Run, build, initial_parameters, parameter_groups, train, train_on_grid
+from distmuon.verify.training import Run, build, initial_parameters, train, train_on_grid
 
 EXACT_STEPS = 3
 
@@ -49,7 +50,7 @@ class Reference:
         self.masters = {n: nn.Parameter(p.detach().to(recipe.master_dtype).clone()) for n, p in self.parameters.items()}
         options: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
         self.optimizers: list[torch.optim.Optimizer] = []
-        for group in parameter_groups(recipe, self.model):
+        for group in groups_for(self.model, recipe.optimizer):
             masters = [(name, self.masters[name]) for name, _ in group["params"]]
             if group["algorithm"] == "muon":
                 self.optimizers.append(Muon(masters, input_dtype=recipe.gather_dtype, batched=batched, **options))

@@ -20,12 +20,11 @@ from distmuon.models.digits import Split, batch_rows
 from distmuon.models.networks import MLP, initial_weights
 from distmuon.models.recipe import Recipe
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.routing import groups_for, plan_groups
 from distmuon.optim.sharded_optimizer import Zero1AdamW
-from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import Layout, plan
+from distmuon.sharding.layout import Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import load_slices, whole_parameters
 from distmuon.verify.prediction import predict_step
@@ -36,12 +35,6 @@ LOSS_BYTES = 8  # one float64
 def initial_parameters(recipe: Recipe) -> dict[str, Tensor]:
     """Return the whole initial weights in the run's dtype: {name: tensor}."""
     return {name: w.to(recipe.torch_dtype) for name, w in initial_weights(MLP(recipe.widths), recipe.seed).items()}
-
-
-def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
-    """Return named groups: hidden matrices to Muon and the rest to AdamW, or everything to AdamW."""
-    groups = split_parameters(model)
-    return groups if recipe.optimizer == "muon" else [group | {"algorithm": "adamw"} for group in groups]
 
 
 @dataclass
@@ -93,7 +86,7 @@ def build(recipe: Recipe, grid: Grid, **options: Any) -> tuple[nn.Module, Zero1A
     model = MLP(recipe.widths, grid.tp).to(device=grid.device, dtype=recipe.torch_dtype)
     load_slices(model, {name: w.to(grid.device) for name, w in initial_parameters(recipe).items()}, grid.tp)
     options = {"bucket_size": recipe.bucket_size, "lr": recipe.lr, "weight_decay": recipe.weight_decay} | options
-    groups = parameter_groups(recipe, model)
+    groups = groups_for(model, recipe.optimizer)
     if recipe.optimizer == "adamw":
         return model, Zero1AdamW(groups, grid, **options)
     return model, DistributedMuon(groups, grid, strategy=recipe.strategy, **options)
@@ -129,9 +122,8 @@ def plan_run(recipe: Recipe, dp: int, tp: int) -> tuple[Layout, list[int], MLP]:
     """Return the map, the indices of its Muon parameters, and the TP-local model without storage; starts nothing."""
     with torch.device("meta"):
         model = MLP(recipe.widths, Group("tp", tp)).to(recipe.torch_dtype)
-    named = [(pair, group["algorithm"]) for group in parameter_groups(recipe, model) for pair in group["params"]]
-    layout = plan(specs_of([pair for pair, _ in named]), dp, recipe.bucket_size)
-    return layout, [index for index, (_, algorithm) in enumerate(named) if algorithm == "muon"], model
+    layout, muon = plan_groups(groups_for(model, recipe.optimizer), dp, recipe.bucket_size)
+    return layout, muon, model
 
 
 def predict_run(recipe: Recipe, dp: int, tp: int, dp_rank: int) -> Ledger:
