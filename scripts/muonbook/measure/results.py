@@ -6,15 +6,15 @@ Chapters 4 and 12 to 15 and the claims page read numbers from book/results; noth
 from __future__ import annotations
 
 import json
-import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from distmuon.launch.arguments import UsageError
+from muonbook.measure.turns import shuffled as shuffled  # until chapters 4, 14 and 15 ask turns themselves
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "book" / "results"
@@ -47,17 +47,6 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
         return {"median": values[0], "quartiles": [values[0], values[0]], "count": 1}
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return {"median": median, "quartiles": [low, high], "count": len(values)}
-
-
-def shuffled(names: Iterable[str], round_number: int) -> list[str]:
-    """Return the names in the order in which this round measures them: random, the same on all ranks.
-
-    Every second round runs backwards, so that nobody is favoured by drift. In turn would not do: whoever always follows
-    the same one finds its caches, and the tokens that the link has saved up.
-    """
-    order = list(names)
-    random.Random(f"pair {round_number // 2}").shuffle(order)
-    return order[::-1] if round_number % 2 else order
 
 
 def commit() -> str | None:
