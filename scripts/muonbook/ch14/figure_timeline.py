@@ -13,13 +13,12 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, TITLE, TP_HATCHES, WIDTH, Block
-from muonbook.measure import intervals
+from muonbook.figures.curves import card, head
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, TP_HATCHES, WIDTH, Block
+from muonbook.measure.trace import RankTrace, TracedCollective
+from muonbook.measure.trace_report import Interval, hull, intersection, length, meetings, union
 
-from muonbook.figures.style import box, dp_colour, mix, page, put, text_block  # isort: skip
-from muonbook.measure.intervals import Interval
-from muonbook.measure.trace import Collective, RankTrace
-from muonbook.measure.trace_report import meetings
+from muonbook.figures.style import box, dp_colour, mix, put  # isort: skip
 
 NAMES, MOVES_HIGH, SENT_HIGH, GAP = 62.0, 17.0, 11.0, 7.0  # room for ranks' names; strips; between ranks
 PANEL = WIDTH - 2 * MARGIN - NAMES
@@ -62,17 +61,16 @@ def draw_timeline(
     """
     windows, longest = _windows(panels, step, within)
     what = f"the longest{' step' * (not within)}" if together else "the part shown" if within else "the step"
-    blocks = [*[text_block(title, TITLE)] * bool(title), *[text_block(note)] * bool(note)]
     shown = set().union(*(_shown(traces, windows[name]) for name, traces in panels.items()))
     moves = [(kind, colour, "") for kind, (colour, _) in KINDS.items() if kind in shown]
-    blocks += [_key("Above, the move:", moves)] * bool(moves)
-    if sent := [look for what, look in SENT.items() if what in shown]:
-        blocks.append(_key("Below, collectives:", sent))
+    sent = [look for what, look in SENT.items() if what in shown]
+    keys = {"Above, the move:": moves, "Below, collectives:": sent}
+    blocks = [_key(heading, looks) for heading, looks in keys.items() if looks]
     for name, traces in panels.items():
         mine = windows[name]
         scale = PANEL * ((mine.end - mine.start) / longest if together else 1.0)
         blocks.append(_panel(name, traces, mine, scale))
-    return page([*blocks, _axis(f"share of {what}")])
+    return card(title, note, *blocks, _axis(f"share of {what}"))
 
 
 def describe_timeline(
@@ -94,7 +92,7 @@ def describe_timeline(
             ranks.append(f"{trace.title} {shares}")
         size = f" ({(mine.end - mine.start) / longest:.0%} of the longest)" if together else ""
         told.append(f"{name}{size}: {'; '.join(ranks)}")
-    return f"{title.rstrip('.') or 'Timeline of a step'}. Shares of the step. {'. '.join(told)}."
+    return f"{head(title, 'Timeline of a step')} Shares of the step. {'. '.join(told)}."
 
 
 def window(traces: Sequence[RankTrace], step: int, within: str = "") -> Window:
@@ -102,12 +100,12 @@ def window(traces: Sequence[RankTrace], step: int, within: str = "") -> Window:
     steps = [activity for trace in traces for activity in trace.ranges if activity.name == f"{STEP}{step}"]
     if not steps:
         raise ValueError(f"the trace has no range {STEP}{step}; record it with tracing.record.")
-    start, end = intervals.hull(activity.interval for activity in steps)
+    start, end = hull(activity.interval for activity in steps)
     if within:
         inner = [a.interval for t in traces for a in t.ranges if a.name.startswith(within) and start <= a.start < end]
         if not inner:
             raise ValueError(f"{STEP}{step} has no range {within!r}.")
-        start, end = intervals.hull(inner)
+        start, end = hull(inner)
     return Window(start, end)
 
 
@@ -121,11 +119,11 @@ def _windows(panels: Mapping[str, Sequence[RankTrace]], step: int, within: str) 
 
 def ranges(trace: RankTrace, kind: str) -> list[Interval]:
     """Return when a rank's main thread was in the ranges of a kind, as a union."""
-    return intervals.union(activity.interval for activity in trace.ranges if activity.name in KINDS[kind][1])
+    return union(activity.interval for activity in trace.ranges if activity.name in KINDS[kind][1])
 
 
 def _covered(parts: Sequence[Interval], mine: Window) -> float:
-    return intervals.length(intervals.intersection(parts, [(mine.start, mine.end)])) / (mine.end - mine.start)
+    return length(intersection(parts, [(mine.start, mine.end)])) / (mine.end - mine.start)
 
 
 def _waits(traces: Sequence[RankTrace]) -> dict[int, float]:
@@ -139,7 +137,7 @@ def _waits(traces: Sequence[RankTrace]) -> dict[int, float]:
     return found
 
 
-def _parts(collective: Collective, waits: Mapping[int, float]) -> dict[str, Interval]:
+def _parts(collective: TracedCollective, waits: Mapping[int, float]) -> dict[str, Interval]:
     """Return what a rank did in a collective, and when: keys of SENT."""
     (start, end), arrived = collective.when.interval, waits.get(id(collective))
     return {"unknown": (start, end)} if arrived is None else {"waiting": (start, arrived), "transfer": (arrived, end)}
@@ -157,7 +155,7 @@ def _shown(traces: Sequence[RankTrace], mine: Window) -> set[str]:
     return {what for what, parts in found.items() if _covered(parts, mine)}
 
 
-def _lanes(collectives: Sequence[Collective]) -> list[tuple[Collective, int]]:
+def _lanes(collectives: Sequence[TracedCollective]) -> list[tuple[TracedCollective, int]]:
     """Return each collective with the first lane that is free when it begins."""
     free: list[float] = []
     found = []

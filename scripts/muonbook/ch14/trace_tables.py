@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from muonbook.measure import intervals
 from muonbook.measure.trace import RankTrace
-from muonbook.measure.trace_report import MS, meetings, range_times
+from muonbook.measure.trace_report import MS, length, meetings, range_times
 
 Found = Mapping[str, Any]
 PLACES = {"loopback": "loopback 2 x 1", "loopback_2x2": "loopback 2 x 2", "limited_link": "slow link 2 x 1"}
@@ -74,7 +73,7 @@ def wire_lines(synchronous: Sequence[RankTrace]) -> list[str]:
     lines = []
     for what, labels in (("all collectives", ("",)), ("those that a schedule can move", ("momentum", "parameters"))):
         sending = sum(
-            intervals.length(c.when.interval for c in rank.collectives if c.label.startswith(labels))
+            length(c.when.interval for c in rank.collectives if c.label.startswith(labels))
             for rank in synchronous
         )
         lines.append(f"{MS * sending / working:4.1f}  {what}")

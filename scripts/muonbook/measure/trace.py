@@ -45,7 +45,7 @@ class Activity(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Collective:
+class TracedCollective:
     """One execution of a collective on one rank.
 
     op: as the ledger names it, or else the profiler ("all_gather"). group: the global ranks in it; None where the
@@ -82,7 +82,7 @@ class RankTrace:
     rank: int
     title: str
     device: str
-    collectives: list[Collective] = field(default_factory=list)
+    collectives: list[TracedCollective] = field(default_factory=list)
     computation: list[Activity] = field(default_factory=list)
     ranges: list[Activity] = field(default_factory=list)
     shadows: list[Activity] = field(default_factory=list)
@@ -212,9 +212,9 @@ def _on_main_thread(events: Iterable[Event]) -> list[Event]:
     return max(by_thread.values(), key=len, default=[])
 
 
-def _numbered(sending: Iterable[Event], threads: dict[tuple[Any, Any], str]) -> list[Collective]:
+def _numbered(sending: Iterable[Event], threads: dict[tuple[Any, Any], str]) -> list[TracedCollective]:
     """Return the collectives in the order in which they began, counted per group."""
-    found: list[Collective] = []
+    found: list[TracedCollective] = []
     seen: Counter[tuple[Any, str]] = Counter()
     for event in sorted(sending, key=lambda event: event["ts"]):
         args = event.get("args", {})
@@ -226,7 +226,7 @@ def _numbered(sending: Iterable[Event], threads: dict[tuple[Any, Any], str]) -> 
         seen[group, queue] += 1
         op = args.get("Collective name") or re.sub("^gloo:", "", event["name"])
         found.append(
-            Collective(
+            TracedCollective(
                 op.strip("_"), _activity(event, _lane(event, threads)), group, queue, sequence, name,
                 args.get("Label", ""), args.get("Bytes"), args.get("Issued"),
             )

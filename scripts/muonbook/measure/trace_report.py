@@ -8,26 +8,77 @@
 A collective's duration is not its cost: nobody can finish before the last rank has come, so one that comes early waits.
 Only the traces of all ranks of the group can tell: waiting lasts until the last one has arrived, transfer from then to
 the end. Early ranks may have begun to send by then, so transfer is what was left of it.
-All times here are milliseconds.
+All times here are milliseconds, but intervals keep the trace's microseconds.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from muonbook.measure import intervals
-from muonbook.measure.trace import Collective, RankTrace
+from muonbook.measure.trace import RankTrace, TracedCollective
 
 MS = 1e-3  # of a microsecond
-OPTIMIZER = (
-    "Optimizer.step#",
-    "Muon_Step",
-    "AdamW_Step",
-)  # the range around an optimizer's step: torch's, the report's
+OPTIMIZER = ("Optimizer.step#", "Muon_Step", "AdamW_Step")  # ranges around an optimizer's step: torch's, the report's
 NAMES_MATCHED = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "reducescatter", "broadcast")
+Interval = tuple[float, float]  # start and end, in any unit of time, half open; an empty one (end <= start) vanishes
+
+
+# ---- Sets of moments: a total is the length of a union, overlap that of an intersection ----------------------
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return all moments that lie in at least one interval, as a sorted list of intervals that do not touch."""
+    found: list[Interval] = []
+    for start, end in sorted((start, end) for start, end in intervals if end > start):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def intersection(some: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+    """Return all moments that lie in both sets."""
+    found, mine, theirs = [], union(some), union(others)
+    i = j = 0
+    while i < len(mine) and j < len(theirs):
+        start, end = max(mine[i][0], theirs[j][0]), min(mine[i][1], theirs[j][1])
+        if start < end:
+            found.append((start, end))
+        if mine[i][1] < theirs[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def difference(some: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+    """Return all moments that lie in `some` and not in `others`."""
+    mine = union(some)
+    if not mine:
+        return []
+    first, last, free, at = mine[0][0], mine[-1][1], [], mine[0][0]
+    for start, end in intersection(others, [(first, last)]):
+        free.append((at, start))
+        at = end
+    return intersection(mine, [*free, (at, last)])
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Return how much time the intervals cover, however often."""
+    return sum(end - start for start, end in union(intervals))
+
+
+def hull(intervals: Iterable[Interval]) -> Interval:
+    """Return the span from the first start to the last end; (0, 0) if there is none."""
+    found = union(intervals)
+    return (found[0][0], found[-1][1]) if found else (0.0, 0.0)
+
+
+# ---- One rank --------------------------------------------------------------------------------------------
 
 
 class Summary(NamedTuple):
@@ -54,13 +105,13 @@ def summarize(trace: RankTrace) -> Summary:
     """Return what one rank's trace says by itself."""
     sending = [collective.when.interval for collective in trace.collectives]
     computing = [activity.interval for activity in trace.computation]
-    start, end = intervals.hull([*sending, *computing])
+    start, end = hull([*sending, *computing])
     found = [
-        intervals.length(sending),
+        length(sending),
         sum(end - start for start, end in sending),
-        intervals.length(computing),
-        intervals.length(intervals.intersection(sending, computing)),
-        intervals.length([*sending, *computing]),
+        length(computing),
+        length(intersection(sending, computing)),
+        length([*sending, *computing]),
         end - start,
     ]
     return Summary(len(sending), *(value * MS for value in found))
@@ -111,15 +162,15 @@ def _range_times(trace: RankTrace, names: tuple[str, ...], whole: bool) -> Range
         for activities in (trace.ranges, trace.shadows)
     )
     if not gpu:
-        return RangeTimes(len(host), intervals.length(host) * MS, None, None)
-    computing = intervals.intersection(gpu, (activity.interval for activity in trace.computation))
-    return RangeTimes(len(host), *(intervals.length(part) * MS for part in (host, gpu, computing)))
+        return RangeTimes(len(host), length(host) * MS, None, None)
+    computing = intersection(gpu, (activity.interval for activity in trace.computation))
+    return RangeTimes(len(host), *(length(part) * MS for part in (host, gpu, computing)))
 
 
 class Meeting(NamedTuple):
     """One collective as all ranks of its group lived through it, by global rank. arrivals, ends: microseconds."""
 
-    collective: Collective
+    collective: TracedCollective
     arrivals: dict[int, float]
     ends: dict[int, float]
 
@@ -161,7 +212,7 @@ def meetings(traces: Sequence[RankTrace]) -> list[Meeting]:
     return sorted(met, key=lambda meeting: min(meeting.arrivals.values()))
 
 
-def _queue(trace: RankTrace, group: tuple[int, ...], name: str) -> list[Collective]:
+def _queue(trace: RankTrace, group: tuple[int, ...], name: str) -> list[TracedCollective]:
     mine = (c for c in trace.collectives if (c.group, c.queue) == (group, name))
     return sorted(mine, key=lambda collective: collective.sequence)
 
@@ -192,7 +243,7 @@ def runs(files: Sequence[Sequence[RankTrace]]) -> list[list[RankTrace]]:
     for trace in single:
         for run in alone:
             apart = all(trace.rank != other.rank for other in run)
-            if apart and intervals.intersection([_hull(trace)], [_hull(run[0])]):
+            if apart and intersection([_hull(trace)], [_hull(run[0])]):
                 run.append(trace)
                 break
         else:
@@ -200,6 +251,6 @@ def runs(files: Sequence[Sequence[RankTrace]]) -> list[list[RankTrace]]:
     return found + alone
 
 
-def _hull(trace: RankTrace) -> intervals.Interval:
+def _hull(trace: RankTrace) -> Interval:
     work = itertools.chain(trace.computation, (collective.when for collective in trace.collectives))
-    return intervals.hull(activity.interval for activity in work)
+    return hull(activity.interval for activity in work)

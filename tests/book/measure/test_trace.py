@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from trace_cases import event, gloo, kernel, merged, nccl, trace
 
 from distmuon.launch.arguments import UsageError
-from muonbook.measure import intervals, results
+from muonbook.measure import results, trace_report
 from muonbook.measure.trace import RankTrace, parse, read
 from muonbook.measure.trace_report import (
     clocks_disagree,
@@ -43,20 +43,20 @@ def one(*events: Any) -> RankTrace:
 
 @given(MANY, MANY)
 def test_intervals_are_sets_of_moments(a: Any, b: Any) -> None:
-    assert moments(intervals.union(a)) == moments(a)
-    assert moments(intervals.intersection(a, b)) == moments(a) & moments(b)
-    assert moments(intervals.difference(a, b)) == moments(a) - moments(b)
-    assert intervals.length(a) == len(moments(a))
-    assert intervals.length([*a, *b]) == intervals.length(a) + intervals.length(intervals.difference(b, a))
+    assert moments(trace_report.union(a)) == moments(a)
+    assert moments(trace_report.intersection(a, b)) == moments(a) & moments(b)
+    assert moments(trace_report.difference(a, b)) == moments(a) - moments(b)
+    assert trace_report.length(a) == len(moments(a))
+    assert trace_report.length([*a, *b]) == trace_report.length(a) + trace_report.length(trace_report.difference(b, a))
 
 
 @given(MANY, MANY)
 def test_what_comes_back_is_sorted_and_apart(a: Any, b: Any) -> None:
-    for found in (intervals.union(a), intervals.intersection(a, b), intervals.difference(a, b)):
+    for found in (trace_report.union(a), trace_report.intersection(a, b), trace_report.difference(a, b)):
         ends = [moment for interval in found for moment in interval]
-        assert ends == sorted(set(ends)) or found == intervals.union(found)
+        assert ends == sorted(set(ends)) or found == trace_report.union(found)
         assert all(start < end for start, end in found)
-    low, high = intervals.hull(a)
+    low, high = trace_report.hull(a)
     assert (low, high) == ((min(moments(a)), max(moments(a)) + 1) if moments(a) else (0, 0))
 
 
