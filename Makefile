@@ -70,7 +70,7 @@ address: ## Point every link at the published repository: make address URL=https
 	@python3 scripts/tools set_address '$(URL)'
 
 clean: ## Remove _build, out and caches (book/results and .venv stay)
-	rm -rf _build out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf _build build out scripts/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find scripts tests book -type d -name __pycache__ -prune -exec rm -rf {} +
 
 clean-all: clean ## Remove .venv as well

@@ -1,1 +1,61 @@
-"""Distributed Muon: the code that the book "Muon at Scale" teaches. Every module's first line says what it is for."""
+"""Distributed Muon: ZeRO-1 shards on a DP x TP grid, nine moves around Newton–Schulz, and what proves a run.
+
+    from distmuon import DistributedMuon, Grid, launch, split_parameters
+
+    def work(world):  # runs on every rank
+        optimizer = DistributedMuon(split_parameters(model), Grid.of(world), lr=0.02)
+
+    launch.run(work, dp=4, tp=2)
+
+The rooms, each importing only those before it: launch, sharding, optim, models, verify. The names in `__all__` are for
+everyone; each is fetched when it is first asked for, because torch takes 2 s to import and this package should not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DistributedMuon",
+    "Grid",
+    "Muon",
+    "Zero1AdamW",
+    "launch",
+    "newton_schulz",
+    "plan",
+    "split_parameters",
+]
+
+if TYPE_CHECKING:
+    from distmuon import launch
+    from distmuon.optim.distributed_muon import DistributedMuon
+    from distmuon.optim.muon import Muon
+    from distmuon.optim.newton_schulz import newton_schulz
+    from distmuon.optim.routing import split_parameters
+    from distmuon.optim.sharded_optimizer import Zero1AdamW
+    from distmuon.sharding.grid import Grid
+    from distmuon.sharding.layout import plan
+else:  # hidden from type checkers, to which it would say that every name exists
+    _HOMES = {
+        "DistributedMuon": "optim.distributed_muon",
+        "Grid": "sharding.grid",
+        "Muon": "optim.muon",
+        "Zero1AdamW": "optim.sharded_optimizer",
+        "newton_schulz": "optim.newton_schulz",
+        "plan": "sharding.layout",
+        "split_parameters": "optim.routing",
+    }
+
+    def __getattr__(name: str) -> Any:
+        """Import what is asked for, once (PEP 562)."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{__name__}.{_HOMES.get(name, name)}")
+        value = globals()[name] = getattr(module, name) if name in _HOMES else module
+        return value
+
+    def __dir__() -> list[str]:
+        return [*__all__, "__version__"]

@@ -1,4 +1,4 @@
-"""What holds the repository together: one public address, exact pins, short modules, no path of one machine."""
+"""What holds the repository together: one public address, exact pins, no path of one machine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import distmuon
+import muonbook
 from tools import set_address
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -186,9 +188,27 @@ def test_every_requirement_is_an_exact_version_with_its_reason() -> None:
     assert {"torch", "numpy", "matplotlib", "scikit-learn", "tqdm", "jupyter-book", "pytest"} <= set(names)
 
 
-def test_pyproject_holds_settings_of_tools_and_nothing_to_install() -> None:
+def test_pyproject_packages_the_engine_alone_and_asks_for_what_a_clone_has_pinned() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert set(settings) == {"tool"}
+    assert settings["tool"]["setuptools"]["packages"]["find"] == {"where": ["scripts"], "include": ["distmuon*"]}
+    project = settings["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["data"], *settings["build-system"]["requires"]]
+    pinned = dict(line.split()[0].split("==") for line in requirement_lines())
+    for line in asked:
+        name, _, least = line.partition(">=")
+        assert numbers(pinned[name]) >= numbers(least or "0"), line
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def test_a_clone_installs_nothing_of_ours_and_runs_what_lies_in_it() -> None:
+    installed = re.findall(r"pip install (.+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert installed == ["--disable-pip-version-check -r requirements.txt"]
+    assert not any(line.startswith((".", "-", "distmuon")) for line in requirement_lines())
+    for package in (distmuon, muonbook):
+        assert Path(package.__file__ or "").is_relative_to(ROOT / "scripts")
 
 
 # --- What is in the tree ---
@@ -199,12 +219,6 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     for path, text in repository_texts().items():
         found = one_machine.search(text)
         assert found is None, f"{path}: {text[max(0, found.start() - 20) : found.end() + 20]!r}"
-
-
-def test_no_module_is_longer_than_one_sitting() -> None:
-    lengths = {path.name: path.read_text().count("\n") for path in (ROOT / "scripts/distmuon").rglob("*.py")}
-    assert lengths
-    assert {name: lines for name, lines in lengths.items() if lines > 260} == {}
 
 
 def test_every_worker_and_notebook_is_named_after_its_chapter() -> None:

@@ -1,0 +1,171 @@
+"""The engine as others install it: a wheel with nothing of the book, imported where there is nothing else."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import distmuon
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ENGINE = ROOT / "scripts" / "distmuon"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built offline from a copy: setuptools leaves its scraps beside what it builds."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
+    shutil.copytree(ROOT / "scripts", tree / "scripts", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, tree / name)
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    command = [sys.executable, "-m", "pip", "wheel", str(tree), *offline, "--wheel-dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that holds the unpacked wheel and nothing else."""
+    home = tmp_path_factory.mktemp("empty")
+    venv.create(home, with_pip=False, symlinks=True)
+    zipfile.ZipFile(wheel).extractall(next(home.glob("lib/python*/site-packages")))
+    return home / "bin" / "python"
+
+
+@pytest.fixture
+def with_torch(installed: Path) -> Iterator[Path]:
+    """The same, with the packages of this environment: torch and what it brings."""
+    site = next(installed.parents[1].glob("lib/python*/site-packages"))
+    (site / "others.pth").write_text(str(Path(torch.__file__).parents[1]))
+    yield installed
+    (site / "others.pth").unlink()
+
+
+def run(python: Path, *arguments: str, folder: Path | None = None) -> str:
+    """Run a Python that ignores its surroundings; return what it prints."""
+    done = subprocess.run([python, "-I", *arguments], capture_output=True, text=True, cwd=folder or python.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_wheel_holds_the_whole_engine_with_its_types_and_nothing_of_the_book(wheel: Path) -> None:
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    ours = {path.relative_to(ENGINE.parent).as_posix() for path in ENGINE.rglob("*.py")}
+    assert held == ours | {"distmuon/py.typed"}
+    assert wheel.name == f"distmuon-{distmuon.__version__}-py3-none-any.whl"
+
+
+def test_it_asks_for_torch_and_numpy_and_says_which_python(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = (name for name in file.namelist() if name.endswith("/METADATA"))
+        said = file.read(name).decode()
+    required = re.findall(r"^Requires-Dist: (.+)$", said, re.MULTILINE)
+    assert sorted(required) == ["numpy", 'scikit-learn; extra == "data"', "torch>=2.11"]
+    assert re.search(r"^Requires-Python: >=3\.11$", said, re.MULTILINE)
+    assert re.search(r"^License-Expression: MIT$", said, re.MULTILINE)
+
+
+def test_in_an_empty_environment_it_is_imported_at_once_and_starts_worlds_without_torch(installed: Path) -> None:
+    program = """
+import sys, time
+began = time.perf_counter()
+import distmuon
+print(time.perf_counter() - began < 0.5, "torch" in sys.modules, distmuon.__version__, *dir(distmuon))
+from distmuon import launch, plan
+try:
+    launch.run("distmuon.nothing:at_all")
+except launch.UsageError as error:
+    print(error)
+try:
+    distmuon.Muon
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    first, refused, missing = run(installed, "-c", program).splitlines()
+    names = [distmuon.__version__, "DistributedMuon", "Grid", "Muon", "Zero1AdamW", "__version__"]
+    names += ["launch", "newton_schulz", "plan", "split_parameters"]
+    assert first.split() == ["True", "False", *names]
+    assert refused.startswith("worker is 'distmuon.nothing:at_all'; give a function")
+    assert missing == "No module named 'torch'"
+
+
+def test_with_torch_every_public_name_is_what_it_says(with_torch: Path) -> None:
+    program = """
+import distmuon
+for name in distmuon.__all__:
+    print(name, type(getattr(distmuon, name)).__name__)
+from distmuon import launch, newton_schulz
+import distmuon.launch, distmuon.optim.newton_schulz, torch
+assert launch is distmuon.launch and newton_schulz is distmuon.newton_schulz
+print(torch.linalg.matrix_norm(newton_schulz(torch.eye(4), steps=12).float(), 2).item() < 1.5)
+from distmuon import *
+print(Muon is distmuon.Muon)
+try:
+    distmuon.typo
+except AttributeError as error:
+    print(error)
+"""
+    *public, orthogonal, starred, typo = run(with_torch, "-c", program).splitlines()
+    assert dict(line.split() for line in public) == {
+        "DistributedMuon": "type",
+        "Grid": "type",
+        "Muon": "type",
+        "Zero1AdamW": "type",
+        "launch": "module",
+        "newton_schulz": "function",
+        "plan": "function",
+        "split_parameters": "function",
+    }
+    assert (orthogonal, starred, typo) == ("True", "True", "module 'distmuon' has no attribute 'typo'")
+
+
+def test_the_readmes_example_trains_on_two_ranks_of_the_installed_engine(with_torch: Path, tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    (tmp_path / "train.py").write_text(example, encoding="utf-8")
+    first, last = ast.literal_eval(run(with_torch, "train.py", folder=tmp_path))
+    assert len(first) == len(last) == 2
+    assert max(last) < 0.5 * min(first)
+
+
+def test_type_checkers_see_the_types_of_every_public_name_and_no_other(installed: Path, tmp_path: Path) -> None:
+    lines = ["import distmuon", *(f"reveal_type(distmuon.{name})" for name in distmuon.__all__), "distmuon.typo"]
+    (tmp_path / "use.py").write_text("\n".join(lines))
+    (tmp_path / "mypy.ini").write_text("[mypy]\n")
+    options = [
+        "--python-executable",
+        str(installed),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--config-file",
+        "mypy.ini",
+    ]
+    command = [sys.executable, "-m", "mypy", *options, "use.py"]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout
+    revealed = re.findall(r'Revealed type is "(.+)"', said)
+    assert len(revealed) == len(distmuon.__all__), said
+    assert "Any" not in revealed
+    assert re.findall(r"error: (.+)", said) == ['Module has no attribute "typo"  [attr-defined]']
+
+
+def test_what_type_checkers_are_told_is_what_is_imported() -> None:
+    tree = ast.parse((ENGINE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    told = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    homes = {name: f"distmuon.{distmuon._HOMES[name]}" for name in distmuon._HOMES}  # type: ignore[attr-defined]
+    assert told == homes | {"launch": "distmuon"}
+    assert sorted(told) == sorted(distmuon.__all__)
