@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import runpy
+import importlib
 import sys
 from pathlib import Path
 
@@ -11,12 +11,12 @@ HERE = Path(__file__).resolve().parent
 
 
 def tools() -> dict[str, str]:
-    """Return name -> first line of the docstring, of every file here that can be run."""
+    """Return name -> first line of the docstring, of every module here that has a `main`."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(HERE.glob("[!_]*.py"))}
     return {
         name: (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
         for name, text in texts.items()
-        if "if __name__ ==" in text
+        if "\ndef main(" in text
     }
 
 
@@ -29,8 +29,11 @@ def main() -> None:
         print("\n".join(lines), file=sys.stderr if wrong else sys.stdout)
         sys.exit(2 if wrong else 0)
     sys.path[0] = str(HERE.parent)  # as for a worker: both packages, and this one
-    sys.argv[1:] = arguments
-    runpy.run_module(f"tools.{name}", run_name="__main__", alter_sys=True)
+    sys.argv = [f"{sys.argv[0]} {name}", *arguments]  # as --help shows it, and as a results file remembers it
+
+    from distmuon import launch
+
+    launch.command(importlib.import_module(f"tools.{name}").main)
 
 
 if __name__ == "__main__":

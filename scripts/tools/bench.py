@@ -31,13 +31,13 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "learning": (RACE, "--summary"),
 }
 MEASUREMENTS = {  # name, and that of its file in book/results -> what measures it
-    "bench": ("ground.py",),
+    "bench": ("tools", "overheads"),
     "bytes": ("12_bytes.py", "--measure"),
     "memory": ("13_memory.py", "--measure"),
     "traces": ("14_traces.py", "--measure"),
     "regimes": ("15_regimes.py", "--measure"),
     "worlds": ("15_regimes.py", "--worlds"),
-    "claims": ("claims.py",),
+    "claims": ("tools", "claims"),
     **LEARNING,
 }
 CHAPTERS = ("12", "13", "14", "15")  # whose pages show the other results
@@ -58,8 +58,8 @@ def redrawing(names):
     others = set(names) - LEARNING.keys() - {"bench", "claims"}
     chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
     return {
-        "chapters": ["scripts/tools run_notebooks", *chapters],
-        "pictures of pages": ["scripts/tools draw_pages"],
+        "chapters": ["scripts/tools", "run_notebooks", *chapters],
+        "pictures of pages": ["scripts/tools", "draw_pages"],
     }
 
 
@@ -103,7 +103,3 @@ def main():
     if failed:
         print(f"Failed: {', '.join(failed)}. Its own words stand above; the other results are not affected.")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    launch.command(main)

@@ -148,7 +148,3 @@ def main():
         print(f"{kind}: {count} of {found['matrices_handed_over'][kind]} weights are matrices to an optimizer")
     if arguments.json:
         results.write(arguments.json, found)
-
-
-if __name__ == "__main__":
-    launch.command(main)

@@ -1,15 +1,17 @@
 """Draw the pictures of the book's pages into book/figures: `make notebooks` calls it after the chapters have run.
 
 A chapter draws its own pictures; pages of prose cannot. Their alt text stands on the page; a test holds both equal.
+
+python scripts/tools draw_pages
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
+from distmuon import launch
 from muonbook.figures import style
 from tools import journey
 
@@ -28,16 +30,12 @@ def chapter_titles(notebooks: Path) -> dict[int, str]:
     return titles
 
 
-def main() -> int:
+def main() -> None:
     """Draw every picture and print where it lies, with its alt text."""
+    launch.parser(__doc__).parse_args()
     titles = chapter_titles(ROOT / "notebooks")
     target = ROOT / "book" / "figures" / "journey.png"
     target.parent.mkdir(exist_ok=True)
     alt = journey.describe_journey(titles)
     style.save(journey.draw_journey(titles), target, alt)
     print(f"{target.relative_to(ROOT)}: {alt}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -49,7 +49,3 @@ def main():
             remedy="try again, or name a copy: --from URL",
         )
         print(f"{name}: {path.stat().st_size:,} bytes, checked" if came else f"{name}: here already, checked")
-
-
-if __name__ == "__main__":
-    launch.command(main)

@@ -99,7 +99,3 @@ def main():
         )
     if arguments.json:
         results.write(arguments.json, {"start_seconds": starts, "step_ratio": steps})
-
-
-if __name__ == "__main__":
-    launch.command(main)

@@ -160,7 +160,3 @@ def main():
         waiting = [row for names, run in together for row in waiting_json(names, meetings(run))]
         found = {"traces": {name: as_json(trace) for name, trace in named.items()}, "waiting": waiting}
         results.write(arguments.json, {"command": " ".join(command)} | found)
-
-
-if __name__ == "__main__":
-    launch.command(main)

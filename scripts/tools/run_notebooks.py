@@ -1,13 +1,15 @@
-"""Run the chapters and store what they print and draw: `make notebooks`, or `python scripts/tools run_notebooks 07 12`.
+"""Run the chapters and store what they print and draw: `make notebooks`.
 
 Every chapter runs in a fresh kernel, in an empty folder beside copies of scripts/ and book/: nothing that it writes
 lands in the tree, and nothing that is not committed can help it. The file is rewritten only when every cell has run,
 and always to the same bytes: no times, no versions, no counts but 1..n.
+
+python scripts/tools run_notebooks
+python scripts/tools run_notebooks 07 12
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import re
@@ -22,6 +24,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
+from distmuon import launch
 from tools import set_address
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,11 +58,11 @@ class ChapterFailed(RuntimeError):
 
 
 def chapters(folder: Path, names: list[str]) -> list[Path]:
-    """Return the chapters in `folder`, or those that `names` begin: 07, 07_virtual_map. Raises ValueError."""
+    """Return the chapters in `folder`, or those that `names` begin: 07, 07_virtual_map. Raises UsageError."""
     found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
     unknown = [name for name in names if not any(path.stem.startswith(Path(name).stem) for path in found)]
     if unknown:
-        raise ValueError(
+        raise launch.UsageError(
             f"there is no chapter {unknown[0]}; there are {', '.join(path.stem for path in found) or 'none'}."
         )
     return [path for path in found if not names or any(path.stem.startswith(Path(name).stem) for name in names)]
@@ -170,23 +173,16 @@ def _plain(text: str) -> str:
 
 
 def main() -> int:
-    """Run what the command line names; return 0, 1 where a chapter failed, 2 where there is no such chapter."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Run what the command line names; return 0, or 1 where a chapter failed."""
+    parser = launch.parser(__doc__)
     parser.add_argument("names", nargs="*", help="chapters, by how their names begin: 07 (default: all)")
-    parser.add_argument("--folder", type=Path, default=ROOT / "notebooks", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, default=ROOT / "notebooks", help="where they lie (default: notebooks)")
     arguments = parser.parse_args()
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's python3 kernel, not one of the user's
     try:
         for path in chapters(arguments.folder, arguments.names):
             print(regenerate(path), flush=True)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except ChapterFailed as error:
         print(f"error: {error}\nThe file was left as it was.", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "_config.yml"
 PLACES = (CONFIG, "README.md", "CITATION.cff", "book/**/*.md", "notebooks/**/*.ipynb")
 
@@ -95,16 +96,12 @@ def set_address(root: Path, url: str) -> list[str]:
     return changed
 
 
-def main(arguments: list[str], root: Path) -> int:
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     """Do what the command line says; return the exit code."""
     try:
-        changed = set_address(root, " ".join(arguments))
+        changed = set_address(root, " ".join(sys.argv[1:] if arguments is None else arguments))
     except ValueError as error:
         print(f"set_address: {error}", file=sys.stderr)
         return 2
     print("\n".join(changed) or "Every link points there already.")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], Path(__file__).resolve().parents[2]))

@@ -2,12 +2,11 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import worlds
 from hypothesis import given
 from hypothesis import strategies as some
 from trace_cases import event, gloo, kernel, merged, nccl, trace
@@ -25,7 +24,6 @@ from muonbook.measure.trace_report import (
     summarize,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
 MANY = some.lists(some.tuples(some.integers(0, 30), some.integers(0, 30)), max_size=8)
 
 
@@ -223,17 +221,16 @@ def test_half_a_gzipped_file_is_one_sentence(tmp_path: Path) -> None:
             read(what)
 
 
-def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, str(ROOT / "scripts" / "read_trace.py"), *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60)
+def command(*arguments: Any) -> worlds.Ending:
+    return worlds.finish(str(worlds.ROOT / "scripts" / "tools"), "read_trace", *map(str, arguments))
 
 
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     first = write(tmp_path / "a.json", trace(nccl(0, 3000), kernel("gemm", 3000, 1000)))
     second = write(tmp_path / "b.json.gz", trace(nccl(2000, 1000), rank=1))
     done = command(first, second, "--json", tmp_path / "out.json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "dp [0, 1]                1     0       3.00       2.00       1.00" in done.stdout
+    assert (done.code, done.err) == (0, "")
+    assert "dp [0, 1]                1     0       3.00       2.00       1.00" in done.out
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["traces"]["a"]["communication_ms"] == 3.0
     assert [rank["waiting_ms"] for rank in found["waiting"][0]["ranks"]] == [2.0, 0.0]
@@ -242,14 +239,14 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
 
 def test_the_command_says_that_one_rank_cannot_tell_waiting(tmp_path: Path) -> None:
     done = command(write(tmp_path / "a.json", trace(nccl(0, 3000))))
-    assert done.returncode == 0
-    assert "Waiting, a: not known; one rank's trace cannot tell. The time of a kernel is not waiting" in done.stdout
+    assert done.code == 0
+    assert "Waiting, a: not known; one rank's trace cannot tell. The time of a kernel is not waiting" in done.out
 
 
 def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
     done = command(write(tmp_path / "a.json", b"[1]"))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "no trace" in done.stderr
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "no trace" in done.err
 
 
 def test_the_results_file_is_the_public_reports_and_names_no_folder() -> None:

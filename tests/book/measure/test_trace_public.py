@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import http.server
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import worlds
 
 from muonbook.measure import results
 from muonbook.measure.trace import read
 from muonbook.measure.trace_report import matched_by_name, meetings, optimizer_times, summarize
 from tools import fetch_traces
 
-ROOT = Path(__file__).resolve().parents[3]
-FETCHED = ROOT / fetch_traces.FOLDER
+TOOLS = str(worlds.ROOT / "scripts" / "tools")
+FETCHED = worlds.ROOT / fetch_traces.FOLDER
 # collectives, communication, sum, busy, span, overlap, optimizer on host and GPU, counted by name: ms of five steps
 KNOWN = {
     "trace_muon_FULLSTEP_dp2_tp2_rank0": (10, 68.73, 68.73, 406.07, 406.98, 0.00, 4.29, 248.45, 139.53),
@@ -154,6 +154,5 @@ def test_a_broken_connection_leaves_nothing(half: str, tmp_path: Path, monkeypat
 
 
 def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
-    line = [sys.executable, str(ROOT / "scripts" / "fetch_traces.py"), "--from", tmp_path.as_uri()]
-    done = subprocess.run([*line, "--to", str(tmp_path / "to")], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    done = worlds.finish(TOOLS, "fetch_traces", "--from", tmp_path.as_uri(), "--to", str(tmp_path / "to"))
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)

@@ -312,7 +312,7 @@ def test_a_chapter_that_fails_is_named_and_left_as_it_was(tmp_path: Path) -> Non
     notebook.cells = list(map(nbformat.v4.new_code_cell, cells))
     path.write_text(nbformat.writes(notebook), encoding="utf-8")
     before = path.read_bytes()
-    command = [sys.executable, str(ROOT / "scripts" / "run_notebooks.py"), "--folder", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "scripts" / "tools"), "run_notebooks", "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: 00_fails: ")

@@ -119,10 +119,11 @@ def test_every_results_file_is_listed_with_its_question_and_says_where_it_was_ta
 
 
 def test_bench_runs_each_measurement_alone_and_a_first_impression_leaves_the_results() -> None:
-    for name, (script, *_) in bench.MEASUREMENTS.items():
-        assert (ROOT / "scripts" / script).is_file(), name
+    for name, (script, *options) in bench.MEASUREMENTS.items():
+        file = f"tools/{options[0]}.py" if script == "tools" else script
+        assert (ROOT / "scripts" / file).is_file(), name
         full, quick = bench.command(name, quick=False), bench.command(name, quick=True)
-        assert full == [f"scripts/{script}", *bench.MEASUREMENTS[name][1:], "--json", f"book/results/{name}.json"]
+        assert full == [f"scripts/{script}", *options, "--json", f"book/results/{name}.json"]
         assert "--quick" in quick
         assert quick[-1] == f"out/quick/{name}.json"
 
@@ -138,7 +139,7 @@ def test_bench_names_what_failed_and_goes_on(capfd: pytest.CaptureFixture[str], 
 
 
 def test_bench_refuses_an_unknown_name_before_it_starts_anything() -> None:
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "bench.py", "byts"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "tools", "bench", "byts"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: there is no measurement 'byts'; there are {', '.join(bench.MEASUREMENTS)}.\n"
 
