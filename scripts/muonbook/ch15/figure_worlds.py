@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from muonbook.ch15.links import NODE
-from muonbook.figures.curves import card, head
+from muonbook.figures.plots import card, head
 from muonbook.figures.style import ACCENT, CARD, MARGIN, MUTED, PADDING, ROW, WIDTH, Block, box, ink_on, mix, put
 
 NAMES, CELL_HIGH, GAP = 50.0, 21.0, 2.0  # room for the names of worlds, height of a cell, between cells

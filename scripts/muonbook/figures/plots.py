@@ -1,8 +1,12 @@
-"""Measurements as cards: bars and matrices, and the curves of `figure_curves`, for what belongs to no rank."""
+"""Measurements as cards, for what belongs to no rank: curves and singular values, bars, matrices.
+
+Colour means DP rank in this book, so lines differ in lightness and dashes first and use one accent; their names stand
+at their ends. Every `describe_*` takes what its `draw_*` takes and tells the same numbers in words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -10,28 +14,196 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter, StrMethodFormatter
 
-from muonbook.figures.curves import (
-    card,
-    describe_curves,
-    describe_spectra,
-    draw_curves,
-    draw_spectra,
-    head,
-    short,
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, ROW, SMALL, WIDTH, Block
+
+from muonbook.figures.style import box, card, in_bytes, inset, mix, put, wide  # isort: skip
+
+Curve = tuple[Any, Any]  # x and y, sequences or arrays of one length
+HIGH, LABELS = 190.0, 40.0  # of the plotting area; room for the numbers on its left
+POLE, LONGEST = 16.0, 130.0  # to a name; of a name
+LINES: tuple[dict[str, Any], ...] = (
+    {"color": INK, "lw": 2.2, "ls": "-"},
+    {"color": ACCENT, "lw": 2.2, "ls": (0, (5, 1.6))},
+    {"color": mix(MUTED, CARD, 0.35), "lw": 2.8, "ls": "-"},
+    {"color": INK, "lw": 1.8, "ls": (0, (1, 1.4))},
+    {"color": mix(ACCENT, CARD, 0.4), "lw": 2.8, "ls": (0, (2.2, 0.7))},
+    {"color": MUTED, "lw": 1.8, "ls": (0, (6, 1.6, 1, 1.6))},
 )
-from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, Block
-
-from muonbook.figures.style import box, in_bytes, inset, mix, put, wide  # isort: skip
-
-__all__ = [
-    "describe_bars", "describe_curves", "describe_matrices", "describe_spectra",
-    "draw_bars", "draw_curves", "draw_matrices", "draw_spectra",
-]  # fmt: skip
-
 Parts = Mapping[str, float]
 SHADES = ((INK, ""), (mix(MUTED, CARD, 0.5), ""), (ACCENT, ""), (CARD, "////"), (mix(ACCENT, CARD, 0.6), ""))
 DIVERGING = LinearSegmentedColormap.from_list("diverging", [COLD, CARD, ACCENT])
+
+
+def head(title: str, kind: str) -> str:
+    """Return how alt text begins: the title, or else what kind of picture this is."""
+    return f"{title.rstrip('.')}." if title else f"{kind}."
+
+
+def short(value: float) -> str:
+    """Return a number with three digits."""
+    return f"{value:.3g}".replace("-", "−")
+
+
+# ---- Curves -----------------------------------------------------------------------------------------------
+
+
+def draw_curves(
+    series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", note: str = "",
+    log_x: bool = False, log_y: bool = False,
+    bands: Mapping[str, tuple[Any, Any, Any]] | None = None, marks: Sequence[tuple[float, str]] = (),
+) -> Figure:  # fmt: skip
+    """Draw up to six curves, each with its name at its end, or over the plot where a name is long.
+
+    series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
+    (x, text) of vertical lines. A value that is not finite, or not positive on a logarithmic axis, is left out.
+    Raises ValueError for no series, more than six, an empty one, x and y of different lengths, and an unknown band.
+    """
+    curves = _finite(series, log_x, log_y)
+    if unknown := set(bands or {}) - set(curves):
+        raise ValueError(f"bands {sorted(unknown)} belong to no series.")
+    styles = dict(zip(curves, LINES, strict=False))
+    named = max(map(_width, curves)) <= LONGEST
+    ends = POLE + 4 + max(map(_width, curves)) if named else 4.0
+
+    def paint(axes: Axes, top: float) -> None:
+        put(axes, MARGIN, top + 4, y_label, color=MUTED)
+        y_top = top + 10 + ROW + 14 * bool(marks)
+        plot = inset(axes, MARGIN + LABELS, y_top, WIDTH - 2 * MARGIN - LABELS - ends, HIGH)
+        for name, (x, low, high) in (bands or {}).items():
+            plot.fill_between(x, low, high, color=styles[name]["color"], alpha=0.16, lw=0, gid=f"band-{name}")
+        for name, (x, y) in curves.items():
+            dot: dict[str, Any] = {"marker": "o", "ms": 5} if len(x) == 1 else {}
+            plot.plot(x, y, gid=f"curve-{name}", **styles[name], **dot)
+        for x, text in marks:
+            plot.axvline(x, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
+            across = plot.get_xaxis_transform()
+            plot.text(x, 1.01, text, transform=across, parse_math=False, ha="center", va="bottom", color=MUTED)
+        plot.set_xlabel(x_label)
+        plot.margins(x=0.02)
+        whole_x = all(float(value).is_integer() for x, _ in curves.values() for value in x)
+        _scales(plot, log_x, log_y, whole_x)
+        if named:
+            _name_ends(plot, curves)
+
+    return card(title, note, *[_line_key(curves)] * (not named), (HIGH + 10 + ROW + 34 + 14 * bool(marks), paint))
+
+
+def describe_curves(series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", **_: Any) -> str:
+    """Return alt text for `draw_curves`: per series its first, last, least and greatest value."""
+    told = []
+    for name, (x, y) in _finite(series, False, False).items():
+        shape = f"from {short(y[0])} to {short(y[-1])}, least {short(y.min())}, greatest {short(y.max())}"
+        told.append(f"{name}: {shape}, for {x_label} {short(x[0])} to {short(x[-1])}")
+    return f"{head(title, 'Curves')} {y_label} over {x_label}. {'; '.join(told)}."
+
+
+def draw_spectra(spectra: Mapping[str, Any], title: str = "", note: str = "", log_y: bool = True) -> Figure:
+    """Draw singular values from the largest to the smallest, over the share of the index: matrices of any size compare.
+
+    Errors as for `draw_curves`.
+    """
+    return draw_curves(_sorted(spectra), "share of the singular values", "singular value", title, note, log_y=log_y)
+
+
+def describe_spectra(spectra: Mapping[str, Any], title: str = "", **_: Any) -> str:
+    """Return alt text for `draw_spectra`: per matrix the largest, the middle and the smallest singular value."""
+    told = []
+    for name, (_x, values) in _sorted(spectra).items():
+        middle = short(float(np.median(values)))
+        told.append(f"{name}: largest {short(values[0])}, median {middle}, smallest {short(values[-1])}")
+    return f"{head(title, 'Singular values')} {'; '.join(told)}."
+
+
+def _finite(series: Mapping[str, Curve], log_x: bool, log_y: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the points that can be drawn, as float64 arrays."""
+    if not 1 <= len(series) <= len(LINES):
+        raise ValueError(f"{len(series)} series; a picture has room for 1 to {len(LINES)}.")
+    curves = {}
+    for name, pair in series.items():
+        x, y = (np.asarray(values, dtype=float) for values in pair)
+        if x.ndim != 1 or x.shape != y.shape:
+            raise ValueError(f"series {name!r} has x of shape {x.shape} and y of shape {y.shape}.")
+        kept = np.isfinite(x) & np.isfinite(y) & ((x > 0) | (not log_x)) & ((y > 0) | (not log_y))
+        if not kept.any():
+            raise ValueError(f"series {name!r} has no point that can be drawn.")
+        curves[name] = (x[kept], y[kept])
+    return curves
+
+
+def _sorted(spectra: Mapping[str, Any]) -> dict[str, Curve]:
+    values = {name: np.sort(np.asarray(v, dtype=float).ravel())[::-1] for name, v in spectra.items()}
+    return {name: ((np.arange(len(v)) + 0.5) / max(len(v), 1), v) for name, v in values.items()}
+
+
+def _scales(plot: Axes, log_x: bool, log_y: bool, whole_x: bool) -> None:
+    plot.set_xscale("log" if log_x else "linear")
+    plot.set_yscale("log" if log_y else "linear")
+    plot.spines[["top", "right"]].set_visible(False)
+    for axis, log in ((plot.xaxis, log_x), (plot.yaxis, log_y)):
+        low, high = sorted(axis.get_view_interval())
+        if not log:
+            axis.set_major_locator(MaxNLocator(5, integer=axis is plot.xaxis and whole_x))
+            axis.set_major_formatter(ScalarFormatter(useOffset=False))
+            continue
+        axis.set_minor_locator(NullLocator())
+        if high > 100 * low:
+            axis.set_major_locator(LogLocator(numticks=6))
+        else:  # powers of ten alone would leave an axis with one number
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    plot.grid(axis="y", color=MUTED, alpha=0.15, lw=0.8)
+
+
+def _name_ends(plot: Axes, curves: Mapping[str, Curve]) -> None:
+    """Write every name beside the end of its curve, moved apart where ends are close."""
+    plot.set_ylim(plot.get_ylim())
+    ends = {name: (x[-1], y[-1]) for name, (x, y) in curves.items()}
+    heights = {name: float(plot.transAxes.inverted().transform(plot.transData.transform(end))[1]) * HIGH
+               for name, end in ends.items()}  # fmt: skip
+    width = plot.get_position().width * WIDTH
+    for name, at in apart(heights, 13.5, 4.0, HIGH - 4).items():
+        colour = LINES[list(curves).index(name)]["color"]
+        place = (1 + POLE / width, at / HIGH)
+        pole = {"arrowstyle": "-", "color": colour, "lw": 0.8, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
+        plot.annotate(name, ends[name], place, textcoords="axes fraction", arrowprops=pole, va="center", weight="bold",
+                      color=mix(colour, INK, 0.35), annotation_clip=False, parse_math=False)  # fmt: skip
+
+
+def _line_key(curves: Mapping[str, Curve]) -> Block:
+    """Return a line per curve, for names that are too long to stand at its end."""
+
+    def paint(axes: Axes, top: float) -> None:
+        for n, name in enumerate(curves):
+            y = top + 4 + n * (ROW + 1)
+            axes.plot([MARGIN, MARGIN + 30], [y + 6, y + 6], **LINES[n])
+            put(axes, MARGIN + 38, y, name)
+
+    return len(curves) * (ROW + 1) + 6, paint
+
+
+def _width(text: str) -> float:
+    """Return the width of a bold line of small type, in points."""
+    return TextPath((0, 0), text, SMALL, prop=FontProperties(family="DejaVu Sans", weight="bold")).get_extents().width
+
+
+def apart(wanted: Mapping[str, float], least: float, low: float, high: float) -> dict[str, float]:
+    """Return positions in [low, high] at least `least` apart, near the wanted ones and in their order."""
+    names = sorted(wanted, key=lambda name: wanted[name])
+    places = [min(max(wanted[name], low), high) for name in names]
+    for n in range(1, len(places)):  # push up
+        places[n] = max(places[n], places[n - 1] + least)
+    if places:
+        places[-1] = min(places[-1], high)
+    for n in range(len(places) - 2, -1, -1):  # push back down
+        places[n] = min(places[n], places[n + 1] - least)
+    return dict(zip(names, places, strict=True))
+
+
+# ---- Bars and matrices ------------------------------------------------------------------------------------
 
 
 def draw_bars(
@@ -73,7 +245,7 @@ def draw_bars(
                 x, y = (x, y + thick) if grouped else (x + width, y)
             top += pitch
 
-    return card(title, note, *_key(looks), (pitch * len(split), paint))
+    return card(title, note, *_part_key(looks), (pitch * len(split), paint))
 
 
 def describe_bars(rows: Mapping[str, float | Parts], title: str = "", unit: str = "B", **_: Any) -> str:
@@ -151,7 +323,7 @@ def _parts(rows: Mapping[str, float | Parts]) -> tuple[dict[str, Parts], list[st
     return split, parts
 
 
-def _key(looks: Mapping[str, tuple[str, str]]) -> list[Block]:
+def _part_key(looks: Mapping[str, tuple[str, str]]) -> list[Block]:
     """Return what the parts look like, in as many lines as they need; nothing for one part without a name."""
     if set(looks) == {""}:
         return []

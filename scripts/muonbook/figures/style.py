@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -102,6 +102,11 @@ def page(blocks: Sequence[Block]) -> Figure:
     return figure
 
 
+def card(title: str, note: str, *blocks: Block) -> Figure:
+    """Return a page with a title and a note, if there are any, over these blocks."""
+    return page([*[text_block(title, TITLE)] * bool(title), *[text_block(note)] * bool(note), *blocks])
+
+
 def text_block(text: str, size: float = SMALL, rest: str = "") -> Block:
     """Return wrapped text: bold where larger; with `rest`, cut after eight rows; a leading newline leaves room."""
     bold, room = size > SMALL, 12.0 * text.startswith("\n")
@@ -120,6 +125,12 @@ def put(axes: Axes, x: float, y: float, text: str, ha: str = "left", bold: bool 
     """Write one line of small type with its top at `y`."""
     looks = {"color": INK, "weight": "bold" if bold else "normal", **more}
     axes.text(x, y, text, ha=ha, va="top", parse_math=False, **looks)
+
+
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """Draw an arrow from one point to another."""
+    head = "-|>,head_length=7,head_width=3.5"
+    axes.add_patch(FancyArrowPatch(start, end, arrowstyle=head, color=INK, lw=1.6, shrinkA=0, shrinkB=0))
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, colour: str, **more: Any) -> None:
@@ -148,6 +159,11 @@ def ink_on(colour: str) -> str:
     """Return the colour of type that reads better on this one: dark or white."""
     r, g, b = (part / 12.92 if part <= 0.04 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour))
     return INK if 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.2 else "#FFFFFF"
+
+
+def hatch_on(colour: str) -> str:
+    """Return the colour of a hatch that shows on this one, and of its edge."""
+    return mix(colour, ink_on(colour), 0.5)
 
 
 def in_bytes(number: float) -> str:

@@ -1,7 +1,7 @@
 """A collective as tensors before and after: every value written in a cell that has the colour of the rank it came from.
 
-A sum is striped with the colours of all ranks that are in it. Values and origins are what the ranks of a real run
-reported; `origins.trace` measures both.
+A sum is striped with the colours of all ranks that are in it. Values and sources are what the ranks of a real run
+reported; `provenance.with_sources` measures both.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch
 
-from muonbook.figures.style import INK, MARGIN, MUTED, PADDING, ROW, TITLE, TP_HATCHES, WIDTH, Block
+from muonbook.figures.style import INK, MARGIN, MUTED, PADDING, ROW, TP_HATCHES, WIDTH, Block
 
-from muonbook.figures.style import box, dp_colour, ink_on, mix, page, put, text_block, wide  # isort: skip
+from muonbook.figures.style import arrow, box, card, dp_colour, hatch_on, ink_on, put, text_block, wide  # isort: skip
 
 PADDED = -1  # as a source: padding, which came from nobody
 HIGH, GAP, ARROW = 25.0, 9.0, 44.0  # of a cell, between ranks, the least room for an arrow
@@ -30,10 +29,10 @@ class Cell(NamedTuple):
     sources: tuple[int, ...] = ()
 
 
-Grid = tuple[tuple[Cell, ...], ...]  # rows of cells; none where a rank holds no tensor
+Rows = tuple[tuple[Cell, ...], ...]  # of what a rank holds; none where it holds no tensor
 
 
-def cells(values: Sequence[Any], sources: Sequence[Any] | None = None) -> list[Grid]:
+def cells(values: Sequence[Any], sources: Sequence[Any] | None = None) -> list[Rows]:
     """Return what each rank holds as rows of cells.
 
     values: per rank a nested list [n] or [rows, columns], or None for no tensor; an element None is undefined.
@@ -41,23 +40,23 @@ def cells(values: Sequence[Any], sources: Sequence[Any] | None = None) -> list[G
         from the rank that holds it.
     Raises ValueError for tensors of more than two dimensions or of no elements, and for sources of another shape.
     """
-    grids: list[Grid] = []
+    held: list[Rows] = []
     for rank, tensor in enumerate(values):
         if tensor is None:
-            grids.append(())
+            held.append(())
             continue
-        origin = sources[rank] if sources is not None else _like(tensor, rank)
+        source = sources[rank] if sources is not None else _like(tensor, rank)
         try:
             flat = not isinstance(next(iter(tensor), None), list | tuple)
-            rows, origins = ([tensor], [origin]) if flat else (tensor, origin)
-            grids.append(tuple(tuple(map(_cell, *pair)) for pair in zip(rows, origins, strict=True) if _even(*pair)))
+            rows, whose = ([tensor], [source]) if flat else (tensor, source)
+            held.append(tuple(tuple(map(_cell, *pair)) for pair in zip(rows, whose, strict=True) if _even(*pair)))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"rank {rank}: values {tensor!r} and sources {origin!r} do not match: {error}") from None
-    return grids
+            raise ValueError(f"rank {rank}: values {tensor!r} and sources {source!r} do not match: {error}") from None
+    return held
 
 
 def draw_collective(
-    before: Sequence[Grid], after: Sequence[Grid], title: str | None = None, caption: str = "", op: str = "",
+    before: Sequence[Rows], after: Sequence[Rows], title: str | None = None, caption: str = "", op: str = "",
     axis: str = "rank", dp_rank: int = 0,
 ) -> Figure:  # fmt: skip
     """Draw what each rank holds before and after a collective, one row of the picture per rank.
@@ -77,16 +76,15 @@ def draw_collective(
     if max(spans) > room:
         raise ValueError(f"{max(spans) / size:.0f} cells of {size:.0f} points do not fit a card of {WIDTH:.0f}.")
     look = _Look(axis, dp_rank, size)
-    blocks = [text_block(title or op or "Before and after", TITLE), *[text_block(caption)] * bool(caption)]
     if sum(spans) + ARROW <= room:
-        blocks.append(_side_by_side(before, after, look, op, left, spans))
+        blocks = [_side_by_side(before, after, look, op, left, spans)]
     else:
-        blocks += [_column(before, look, "before", left), _down(op, left), _column(after, look, "after", left)]
-    return page([*blocks, *_notes(everything, look)])
+        blocks = [_column(before, look, "before", left), _down(op, left), _column(after, look, "after", left)]
+    return card(title or op or "Before and after", caption, *blocks, *_notes(everything))
 
 
 def describe_collective(
-    before: Sequence[Grid], after: Sequence[Grid], title: str | None = None, caption: str = "", op: str = "",
+    before: Sequence[Rows], after: Sequence[Rows], title: str | None = None, caption: str = "", op: str = "",
     axis: str = "rank", dp_rank: int = 0,
 ) -> str:  # fmt: skip
     """Return alt text for `draw_collective`, with every value and where it came from."""
@@ -112,26 +110,26 @@ def _like(tensor: Any, rank: int) -> Any:
     return [_like(part, rank) for part in tensor] if isinstance(tensor, list | tuple) else rank
 
 
-def _even(row: Sequence[Any], origins: Sequence[Any]) -> bool:
-    if len(row) != len(origins) or not len(row):
-        raise ValueError(f"{len(row)} values and {len(origins)} sources in a row")
+def _even(row: Sequence[Any], sources: Sequence[Any]) -> bool:
+    if len(row) != len(sources) or not len(row):
+        raise ValueError(f"{len(row)} values and {len(sources)} sources in a row")
     return True
 
 
-def _cell(value: Any, origin: Any) -> Cell:
+def _cell(value: Any, source: Any) -> Cell:
     if isinstance(value, list | tuple):
         raise ValueError("a picture shows one or two dimensions")
-    ranks = (origin,) if isinstance(origin, int) else tuple(origin)
+    ranks = (source,) if isinstance(source, int) else tuple(source)
     if value is None or not ranks:
         return Cell("" if value is None else f"{value:g}")
     return Cell("" if ranks == (PADDED,) else f"{value:g}", ranks)
 
 
-def _high(grid: Grid) -> float:
+def _high(grid: Rows) -> float:
     return HIGH * max(len(grid), 1)
 
 
-def _rows(axes: Axes, side: Sequence[Grid], look: _Look, x: float, top: float, highs: Sequence[float]) -> None:
+def _rows(axes: Axes, side: Sequence[Rows], look: _Look, x: float, top: float, highs: Sequence[float]) -> None:
     """Draw one grid per rank from `top` downwards, each centred in its share of `highs`."""
     for grid, high in zip(side, highs, strict=True):
         y = top + (high - _high(grid)) / 2
@@ -151,9 +149,9 @@ def _paint(axes: Axes, x: float, y: float, cell: Cell, look: _Look) -> None:
         looks: dict[str, Any] = {"lw": 0.8, "ec": MUTED, "ls": "-" if several else (0, (2, 2))}
         box(axes, x + 1.4, y + 1.4, look.size - 2.8, HIGH - 2.8, "none", gid="sum" if several else "undefined", **looks)
     for n, (colour, hatch) in enumerate(fills):
-        edge = mix(colour, INK if ink_on(colour) == INK else "#FFFFFF", 0.5)
         left, low = x + 1 + n * across, y + (HIGH - 8 if several else 1)
-        box(axes, left, low, across, y + HIGH - 1 - low, colour, ec=edge, hatch=hatch, gid=f"source-{cell.sources[n]}")
+        looks = {"ec": hatch_on(colour), "hatch": hatch, "gid": f"source-{cell.sources[n]}"}
+        box(axes, left, low, across, y + HIGH - 1 - low, colour, **looks)
         if hatch and not several:  # type on hatches is hard to read
             plate = 7.0 * len(cell.text) + 2
             box(axes, x + (look.size - plate) / 2, y + 6, plate, HIGH - 12, colour)
@@ -168,7 +166,7 @@ def _labels(axes: Axes, look: _Look, top: float, highs: Sequence[float]) -> None
 
 
 def _side_by_side(
-    before: Sequence[Grid], after: Sequence[Grid], look: _Look, op: str, left: float, spans: Sequence[float]
+    before: Sequence[Rows], after: Sequence[Rows], look: _Look, op: str, left: float, spans: Sequence[float]
 ) -> Block:
     highs = [max(_high(a), _high(b)) for a, b in zip(before, after, strict=True)]
     height, start, end = sum(highs) + GAP * (len(highs) - 1), left + spans[0], WIDTH - MARGIN - spans[1]
@@ -184,14 +182,14 @@ def _side_by_side(
         _labels(axes, look, y, highs)
         _rows(axes, before, look, left, y, highs)
         _rows(axes, after, look, end, y, highs)
-        _arrow(axes, (start + 10, y + height / 2), (end - 10, y + height / 2))
+        arrow(axes, (start + 10, y + height / 2), (end - 10, y + height / 2))
         if named:
             put(axes, (start + end) / 2, y + height / 2 - 18, op, "center", True)
 
     return 6 + ROW + 3 + height + GAP, paint
 
 
-def _column(side: Sequence[Grid], look: _Look, name: str, left: float) -> Block:
+def _column(side: Sequence[Rows], look: _Look, name: str, left: float) -> Block:
     highs = [_high(grid) for grid in side]
 
     def paint(axes: Axes, top: float) -> None:
@@ -204,18 +202,13 @@ def _column(side: Sequence[Grid], look: _Look, name: str, left: float) -> Block:
 
 def _down(op: str, left: float) -> Block:
     def paint(axes: Axes, top: float) -> None:
-        _arrow(axes, (left + 14, top), (left + 14, top + 32))
+        arrow(axes, (left + 14, top), (left + 14, top + 32))
         put(axes, left + 28, top + 9, op, bold=True)
 
     return 34.0, paint
 
 
-def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    style = "-|>,head_length=7,head_width=3.5"
-    axes.add_patch(FancyArrowPatch(start, end, arrowstyle=style, color=INK, lw=1.6, shrinkA=0, shrinkB=0))
-
-
-def _notes(everything: Sequence[Cell], look: _Look) -> list[Block]:
+def _notes(everything: Sequence[Cell]) -> list[Block]:
     """Say only what this picture needs."""
     notes = {
         "Stripes: a sum of these ranks' values.": any(len(cell.sources) > 1 for cell in everything),
@@ -226,7 +219,7 @@ def _notes(everything: Sequence[Cell], look: _Look) -> list[Block]:
     return [text_block(text)] if text else []
 
 
-def _told(side: Sequence[Grid], axis: str) -> str:
+def _told(side: Sequence[Rows], axis: str) -> str:
     """Return what each rank holds in words; ranks that hold the same are named once."""
     own = all(set(cell.sources) <= {rank, PADDED} for rank, grid in enumerate(side) for row in grid for cell in row)
     held: dict[str, list[int]] = {}

@@ -9,8 +9,16 @@ from matplotlib.colors import to_hex
 
 from distmuon.sharding.layout import Layout, ParamSpec, Range, plan
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.ch10.figure_holdings import HOLDS, MOVES, Matrix, rectangles
-from muonbook.ch10.figure_step import describe_holdings, describe_step, draw_holdings, draw_step
+from muonbook.ch10.figure_step import (
+    HOLDS,
+    MOVES,
+    CutMatrix,
+    describe_held,
+    describe_step,
+    draw_held,
+    draw_step,
+    rectangles,
+)
 from muonbook.figures import style
 
 SPECS = [
@@ -28,7 +36,7 @@ CASES = [
 every_case = pytest.mark.parametrize(("layout", "tp", "name"), CASES)
 
 
-def covered(matrix: Matrix, move: str, dp_rank: int, tp_rank: int) -> np.ndarray:
+def covered(matrix: CutMatrix, move: str, dp_rank: int, tp_rank: int) -> np.ndarray:
     """Return [I, J] of 100 * (dp + 1) + tp for who each held element came from, 0 elsewhere; no element comes twice."""
     found = np.zeros(matrix.whole, dtype=int)
     for part in matrix.held(move, dp_rank, tp_rank):
@@ -71,7 +79,7 @@ def expected(layout: Layout, name: str, tp: int, move: str, dp_rank: int, tp_ran
 
 @every_case
 def test_every_rank_holds_what_the_layout_says(layout: Layout, tp: int, name: str) -> None:
-    matrix = Matrix.find(layout, name, tp)
+    matrix = CutMatrix.find(layout, name, tp)
     for move in HOLDS:
         for dp_rank in range(layout.dp):
             for tp_rank in range(tp):
@@ -103,13 +111,13 @@ def test_moves_are_those_of_the_step() -> None:
 def test_type_stays_on_the_card_and_apart(layout: Layout, tp: int, name: str) -> None:
     assert_readable(draw_step(layout, name, tp))
     for move in ("gradients", "dp_gather", "apply"):
-        assert_readable(draw_holdings(layout, name, tp, move))
+        assert_readable(draw_held(layout, name, tp, move))
 
 
 @pytest.mark.parametrize("move", list(HOLDS))
 def test_panels_are_true_to_scale_in_colours_and_hatches(move: str) -> None:
     layout, tp, name = CASES[0]
-    figure, matrix = draw_holdings(layout, name, tp, move), Matrix.find(layout, name, tp)
+    figure, matrix = draw_held(layout, name, tp, move), CutMatrix.find(layout, name, tp)
     outlines = [box for box in boxes(figure, "held-") if str(box.get_gid()).endswith("-whole")]
     assert len(outlines) == layout.dp * tp
     scale = outlines[0].get_width() / matrix.whole[1]
@@ -188,8 +196,8 @@ def test_a_step_that_cannot_be_drawn_says_why(name: str, options: Any, message: 
     ("dp", "tp", "move", "message"),
     [(4, 2, "gather", "move is 'gather'"), (9, 2, "apply", "9 DP"), (2, 5, "apply", "5 TP")],
 )
-def test_holdings_that_cannot_be_drawn_say_why(dp: int, tp: int, move: str, message: str) -> None:
-    for make in (draw_holdings, describe_holdings):
+def test_what_ranks_hold_that_cannot_be_drawn_say_why(dp: int, tp: int, move: str, message: str) -> None:
+    for make in (draw_held, describe_held):
         with pytest.raises(ValueError, match=message):
             make(plan(SPECS, dp, 150), "rows", tp, move)
 
@@ -199,11 +207,11 @@ def test_holdings_that_cannot_be_drawn_say_why(dp: int, tp: int, move: str, mess
 
 def test_alt_text_has_the_true_numbers() -> None:
     layout = plan([ParamSpec("w", (4, 6), "float32", 0), ParamSpec("v", (2, 6), "float32", 0)], 3)
-    assert describe_holdings(layout, "w", 2, "reduce_scatter") == (
+    assert describe_held(layout, "w", 2, "reduce_scatter") == (
         "w, 8 × 6, after reduce_scatter, on 3 DP × 2 TP ranks. Each TP rank of DP 0 12 elements from DP 0; "
         "DP 1 12 elements from DP 1; DP 2 nothing."
     )
-    assert describe_holdings(layout, "w", 2, "tp_gather").endswith(
+    assert describe_held(layout, "w", 2, "tp_gather").endswith(
         "Each TP rank of DP 0 48 elements from DP 0, 1; DP 1 48 elements from DP 0, 1; DP 2 nothing."
     )
     told = describe_step(layout, "w", 2)

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from muonbook.figures import style
-from muonbook.figures.curves import LINES, apart
 from muonbook.figures.plots import (
+    LINES,
+    apart,
     describe_bars,
     describe_curves,
     describe_matrices,

@@ -290,5 +290,5 @@ def test_bytes_are_decimal(number: float, text: str) -> None:
 
 def test_module_needs_neither_torch_nor_pyplot() -> None:
     code = "import sys; import muonbook.ch10.figure_run; print({'torch', 'matplotlib.pyplot'} & set(sys.modules))"
-    scripts = Path(style.__file__).parents[1]
+    scripts = Path(style.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=scripts, capture_output=True, text=True).stdout == "set()\n"
