@@ -14,8 +14,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
-from distmuon.optim.sharded_optimizer import Zero1AdamW
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.gather_all import GatherAll
+from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import mark
 
@@ -187,7 +188,7 @@ def fades(groups: int, first: int = 0) -> list[Any]:
     return [lambda step, fade=FADES[first + i]: fade**step for i in range(groups)]
 
 
-def build(case: Case, grid: Grid, **options: Any) -> tuple[dict[str, nn.Parameter], Zero1AdamW]:
+def build(case: Case, grid: Grid, **options: Any) -> tuple[dict[str, nn.Parameter], ShardedOptimizer]:
     """Return this rank's slices of the starting parameters, by name, and the sharded optimizer over them."""
     parameters = {
         w.name: mark(nn.Parameter(cut(whole_start(w, grid.tp.size), w.dim, grid.tp.size, grid.tp.rank)), w.dim)
@@ -228,11 +229,11 @@ def train_sharded(case: Case, grid: Grid, poisoned: bool = False, **options: Any
             poison_padding(optimizer)
         optimizer.step()
         scheduler.step()
-        norms.append(optimizer.summary.norm)
+        norms.append(optimizer.statistics.norm)
     return Outcome(values(parameters), norms)
 
 
-def poison_padding(optimizer: Zero1AdamW) -> None:
+def poison_padding(optimizer: ShardedOptimizer) -> None:
     """Fill the padding of parameters, gradients and master weights with NaN."""
     buffers = optimizer.buffers
     for bucket in buffers.buckets:

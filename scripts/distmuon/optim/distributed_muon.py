@@ -11,12 +11,12 @@
     all_gather            W[N_dp]           ->  W[I_tp, J]
 
 The signs are those of book/notation.md: _tp, _dp: cut over TP, DP; {U_dp}: not yet reduced over DP; N: a flat bucket.
-The outer moves are ZeRO-1's; the inner five belong to a strategy. Source: Moonlight (Liu et al. 2025), Algorithm 1.
+The outer moves are ZeRO-1's, in `sharded_optimizer`; the inner five belong to a strategy.
+Source: Moonlight (Liu et al. 2025), Algorithm 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -25,17 +25,18 @@ from torch import Tensor
 from distmuon.optim import strategies
 from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_muon_options, decay_, momentum_, scale
 from distmuon.optim.routing import check_muon_parameter
-from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, Zero1AdamW
-from distmuon.optim.strategies.strategy import Task, Wave
+from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, ShardedOptimizer
+from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.hooks import hooked
 
 
-class DistributedMuon(Zero1AdamW):
+class DistributedMuon(ShardedOptimizer):
     """Muon for the groups with `algorithm="muon"` (the default), AdamW for those with `algorithm="adamw"`.
 
-    params, grid, bucket_size, max_norm, on_nonfinite: see `Zero1AdamW`; `split_parameters` makes such groups.
-    strategy: a name from `strategies.names()`.
+    params, grid, bucket_size, max_norm, on_nonfinite: see `ShardedOptimizer`; `split_parameters` makes such groups.
+    strategy: a name from `strategies.names()`, or the path of a Python file with a strategy of your own.
     gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, as in the paper, and float64
         for float64 parameters.
     compute_dtype, batched: see `muon.orthogonalize` and `muon.batches`.
@@ -60,47 +61,41 @@ class DistributedMuon(Zero1AdamW):
             if dtype != default and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
                 raise TypeError(f"{name} is {dtype!r}; give {default!r} or a floating-point torch.dtype.")
         super().__init__(params, grid, **options)
-        muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
-        task = Task(self.buffers.layout, self.buffers.metas, grid, muon, gather_dtype, compute_dtype, batched)
-        self.muon, self.strategy = muon, chosen(task)
+        self.muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
+        layout, metas = self.buffers.layout, self.buffers.metas
+        self.strategy = chosen(StrategyContext(layout, metas, grid, self.muon, gather_dtype, compute_dtype, batched))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, refusing parameters and options that Muon cannot take; see `Zero1AdamW.add_param_group`."""
+        """Add a group, refusing parameters and options that Muon cannot take; see `ShardedOptimizer`."""
         super().add_param_group(param_group)
         if param_group["algorithm"] == "muon":
             check_muon_options(param_group)
             for name, parameter in zip(param_group["param_names"], param_group["params"], strict=True):
                 check_muon_parameter(name, parameter)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the parameters on all ranks; return the closure's loss, if one is given."""
-        loss = self._evaluate(closure)
-        for bucket in self.buckets:
-            self.reduce_scatter(bucket)
-        if self.gradients_agreed():
-            self.step_adamw()
-            for wave in self.strategy.waves():
-                self.move(wave)
-        self.zero_grad()
-        return loss
+    def update(self) -> None:
+        """Run AdamW on its pieces; then take Muon's, and everybody's parameters, one bucket group after the other."""
+        self.step_adamw()
+        for buckets in self.strategy.bucket_groups():
+            self.move(buckets)
 
-    def move(self, wave: Wave) -> None:
-        """Take the buckets of one wave from reduced gradients to new parameters, and free what that took."""
-        momentum = self.momentum(wave)
-        blocks = self.strategy.dp_gather(wave, momentum)
-        matrices = self.strategy.tp_gather(wave, blocks)
-        updates = self.strategy.newton_schulz(matrices)
-        blocks = self.strategy.tp_shard(wave, updates)
-        pieces = self.strategy.dp_shard(wave, blocks)
-        self.apply(wave, pieces)
-        for bucket in wave:
-            self.all_gather(bucket)
+    def move(self, buckets: BucketGroup) -> None:
+        """Take the buckets of one group from reduced gradients to new parameters, and free what that took."""
+        momentum = self.momentum(buckets)  # G[N_dp] -> M[N_dp]
+        blocks = self.strategy.dp_gather(buckets, momentum)  # -> M[I_tp, J]
+        matrices = self.strategy.tp_gather(buckets, blocks)  # -> M[I, J]
+        updates = self.strategy.newton_schulz(matrices)  # -> O[I, J]
+        update_blocks = self.strategy.tp_shard(buckets, updates)  # -> O[I_tp, J]
+        update_pieces = self.strategy.dp_shard(buckets, update_blocks)  # -> O[N_dp]
+        self.apply(buckets, update_pieces)  # -> W[N_dp]
+        for bucket in buckets:
+            self.all_gather(bucket)  # -> W[I_tp, J]
 
-    def momentum(self, wave: Wave) -> dict[int, Tensor]:
+    @hooked
+    def momentum(self, buckets: BucketGroup) -> dict[int, Tensor]:  # M[N_dp]
         """Update the momentum of this rank's pieces; return what Newton–Schulz is to be fed of them."""
         inputs = {}
-        for piece in self._moving(wave):
+        for piece in self._moving(buckets):
             group = self.muon[piece.index]
             buffer = self._momentum_buffer(piece)
             inputs[piece.index] = momentum_(
@@ -108,20 +103,25 @@ class DistributedMuon(Zero1AdamW):
             )
         return inputs
 
-    def apply(self, wave: Wave, updates: Mapping[int, Tensor]) -> None:
+    @hooked
+    def apply(
+        self,
+        buckets: BucketGroup,
+        updates: Tensors,  # O[N_dp]
+    ) -> None:
         """Decay and move the master weights of this rank's pieces; the scale is that of the whole matrix."""
-        for piece in self._moving(wave):
+        for piece in self._moving(buckets):
             group = self.muon[piece.index]
-            whole = self.buffers.layout.specs[piece.index].full_shape(self.grid.tp.size)
+            whole = self.buffers.layout.specs[piece.index].full_shape(self.grid.tp.size)  # [I, J]
             decay_(piece.weight, group["lr"], group["weight_decay"])
             apply_(piece.weight, updates[piece.index], group["lr"], scale(whole, group["scale"]))
 
-    def _moving(self, wave: Wave) -> list[Piece]:
+    def _moving(self, buckets: BucketGroup) -> list[Piece]:
         """Return this rank's Muon pieces that have a gradient on some rank."""
-        moving = self.summary.present & self.muon.keys()
-        return [piece for bucket in wave for piece in self.buffers.pieces[bucket] if piece.index in moving]
+        moving = self.statistics.present & self.muon.keys()
+        return [piece for bucket in buckets for piece in self.buffers.pieces[bucket] if piece.index in moving]
 
-    def _momentum_buffer(self, piece: Piece) -> Tensor:
+    def _momentum_buffer(self, piece: Piece) -> Tensor:  # [n]
         state = self.state[self.buffers.parameters[piece.index]]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(piece.gradient)

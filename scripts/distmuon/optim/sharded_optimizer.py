@@ -1,4 +1,11 @@
-"""The optimizer around the shards: ZeRO-1 AdamW, the baseline of every comparison and the base of distributed Muon."""
+"""The optimizer around the shards: buffers, gradients, groups, checkpoints, and the one `step` of them all.
+
+A step is ZeRO-1's two outer moves, and between them what a subclass does with its shards (Rajbhandari et al. 2020):
+
+    reduce_scatter   G[I_tp, J]{U_dp}  ->  G[N_dp]     the mean gradient of my shard
+    update                                             AdamW in `zero1_adamw`, Muon in `distributed_muon`
+    all_gather       W[N_dp]           ->  W[I_tp, J]
+"""
 
 from __future__ import annotations
 
@@ -12,14 +19,15 @@ from torch import Tensor, nn
 from distmuon.sharding import gradients
 from distmuon.sharding.buffers import ShardedBuffers
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket
 
 ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 NON_FINITE_CHOICES = ("raise", "skip")
 
 
-class Zero1AdamW(torch.optim.Optimizer):
-    """`torch.optim.AdamW` on this rank's flat shards. All ranks construct it, and call `step`, together.
+class ShardedOptimizer(torch.optim.Optimizer):
+    """What every optimizer on flat shards is made of. All ranks construct it, and call `step`, together.
 
     params: parameters, (name, parameter) pairs, or groups of them, TP-local; tensor-parallel layers have marked theirs
         with `tp_split_dim`. Names appear in tables, ledgers and errors.
@@ -36,7 +44,7 @@ class Zero1AdamW(torch.optim.Optimizer):
     DEFAULTS: ClassVar = {"adamw": ADAMW_DEFAULTS}  # per algorithm; a group that names none gets the first
 
     buffers: ShardedBuffers
-    summary: gradients.Summary  # of the latest step
+    statistics: gradients.GradientStatistics  # of the latest step
 
     def __init__(
         self,
@@ -91,13 +99,15 @@ class Zero1AdamW(torch.optim.Optimizer):
         """Update the parameters on all ranks; return the closure's loss, if one is given."""
         loss = self._evaluate(closure)
         for bucket in self.buckets:
-            self.reduce_scatter(bucket)
-        if self.gradients_agreed():
-            self.step_adamw()
-            for bucket in self.buckets:
-                self.all_gather(bucket)
+            self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
+        if self.check_and_clip():
+            self.update()  # W[N_dp] -> W[I_tp, J]
         self.zero_grad()
         return loss
+
+    def update(self) -> None:
+        """Turn reduced gradients into new parameters, on every rank: what a subclass is."""
+        raise NotImplementedError
 
     # ---- What a step is made of ---------------------------------------------------------------------------
 
@@ -105,27 +115,37 @@ class Zero1AdamW(torch.optim.Optimizer):
     def buckets(self) -> tuple[Bucket, ...]:
         return self.buffers.buckets
 
+    @hooked
     def reduce_scatter(self, bucket: Bucket) -> None:
-        """`G[I_tp, J]{U_dp}` becomes the mean gradient of this rank's shard."""
-        self.buffers.reduce_scatter(bucket)
+        """Replace this rank's shard of the bucket's gradients by their mean over the DP group."""
+        whole, shard = self.buffers.gradients_of(bucket)  # [padded], [shard_size]
+        self.grid.dp.reduce_scatter(whole, shard, f"gradients, {bucket.label}")
+        if self.grid.dp.size > 1:
+            shard.div_(self.grid.dp.size)
 
+    @hooked
     def all_gather(self, bucket: Bucket) -> None:
-        """The shards' master weights become the whole bucket's parameters, on every DP rank."""
-        self.buffers.all_gather(bucket)
+        """Fill the bucket's parameters, in the model's dtype, with every DP rank's master weights."""
+        whole, shard = self.buffers.parameters_of(bucket)  # [padded], [shard_size]
+        if self.buffers.masters[bucket].dtype != shard.dtype:
+            shard.copy_(self.buffers.masters[bucket])
+        self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", out=whole)
 
-    def gradients_agreed(self) -> bool:
-        """Summarize the reduced gradients over the grid and clip them; False if all ranks are to skip this step."""
-        self.summary = gradients.summarize(self.buffers, self.accumulator.present)
-        if self.summary.non_finite:
+    @hooked
+    def check_and_clip(self) -> bool:
+        """Measure the reduced gradients over the grid and clip them; False if all ranks are to skip this step."""
+        self.statistics = gradients.statistics(self.buffers, self.accumulator.present)
+        if self.statistics.non_finite:
             if self.on_nonfinite == "raise":
                 self.zero_grad()
-                gradients.require_finite(self.summary, self.buffers.names)
+                gradients.require_finite(self.statistics, self.buffers.names)
             self.skipped_steps += 1
             return False
         if self.max_norm is not None:
-            gradients.clip_(self.buffers, self.summary.norm, self.max_norm)
+            gradients.clip_(self.buffers, self.statistics.norm, self.max_norm)
         return True
 
+    @hooked
     def step_adamw(self) -> None:
         """Run AdamW on the pieces of its groups, with the groups' present learning rates."""
         if self.adamw is None:
@@ -133,7 +153,7 @@ class Zero1AdamW(torch.optim.Optimizer):
         for theirs, group in zip(self.adamw.param_groups, self._adamw_groups, strict=True):
             theirs.update({name: group[name] for name in ADAMW_DEFAULTS})
         for piece, weight in self._adamw_pieces:
-            weight.grad = piece.gradient if piece.index in self.summary.present else None
+            weight.grad = piece.gradient if piece.index in self.statistics.present else None
         self.adamw.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -32,15 +32,15 @@ def specs_of(named_parameters: Sequence[tuple[str, Tensor]]) -> list[ParamSpec]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one parameter that this rank owns, as flat views [meta.local_range.size].
+    """The part of one parameter that this rank owns: flat views, n = meta.local_range.size elements long.
 
-    weight: of the master weights, float32 or wider. gradient: of the reduced gradients, same dtype.
+    index: the parameter's place in the map.
     """
 
     index: int
     meta: DistMeta
-    weight: Tensor
-    gradient: Tensor
+    weight: Tensor  # [n] of the master weights, float32 or wider
+    gradient: Tensor  # [n] of the reduced gradients, same dtype
 
 
 class ShardedBuffers:
@@ -60,38 +60,30 @@ class ShardedBuffers:
         self.parameters = [p for _, p in named_parameters]
         self.layout: Layout = plan(specs_of(named_parameters), grid.dp.size, bucket_size)
         self.metas = self.layout.view(grid.dp.rank)
-        self.flat_parameters = [self._storage(b.size, b.param_dtype) for b in self.layout.buffers]
-        self.flat_gradients = [self._storage(b.size, b.grad_dtype) for b in self.layout.buffers]
+        self.flat_parameters = [self._storage(b.size, b.param_dtype) for b in self.layout.buffers]  # each [size]
+        self.flat_gradients = [self._storage(b.size, b.grad_dtype) for b in self.layout.buffers]  # each [size]
         for p, meta in zip(self.parameters, self.metas, strict=True):
             home = self.flat_parameters[meta.buffer_idx][meta.global_range.as_slice].view(meta.shape)
             p.data = home.copy_(p.data)
-        self.masters = {bucket: self._master(bucket) for bucket in self.layout.buckets}
+        self.masters = {bucket: self._master(bucket) for bucket in self.layout.buckets}  # each [shard_size]
         self.pieces = {bucket: self._pieces(bucket) for bucket in self.layout.buckets}
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         return self.layout.buckets
 
-    def reduce_scatter(self, bucket: Bucket) -> None:
-        """Replace this rank's shard of the bucket's gradients by their mean over the DP group."""
-        gradients = self.flat_gradients[bucket.buffer_idx]
-        shard = gradients[bucket.shard(self.grid.dp.rank).as_slice]
-        self.grid.dp.reduce_scatter(gradients[bucket.range.as_slice], shard, f"gradients, {bucket.label}")
-        if self.grid.dp.size > 1:
-            shard.div_(self.grid.dp.size)
+    def gradients_of(self, bucket: Bucket) -> tuple[Tensor, Tensor]:
+        """Return the bucket's flat gradients [padded], and the view of them that is this rank's shard [shard_size]."""
+        return self._whole_and_shard(self.flat_gradients, bucket)
 
-    def all_gather(self, bucket: Bucket) -> None:
-        """Fill the bucket's parameters, in the model's dtype, with every DP rank's master weights."""
-        parameters = self.flat_parameters[bucket.buffer_idx]
-        shard = parameters[bucket.shard(self.grid.dp.rank).as_slice]
-        if self.masters[bucket].dtype != shard.dtype:
-            shard.copy_(self.masters[bucket])
-        self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", out=parameters[bucket.range.as_slice])
+    def parameters_of(self, bucket: Bucket) -> tuple[Tensor, Tensor]:
+        """Return the bucket's flat parameters [padded], and the view of them that is this rank's shard [shard_size]."""
+        return self._whole_and_shard(self.flat_parameters, bucket)
 
     def refresh_masters(self) -> None:
         """Copy the model's parameters into the master weights, after something else has changed the model."""
         for bucket in self.buckets:
-            self.masters[bucket].copy_(self._shard_of_parameters(bucket))
+            self.masters[bucket].copy_(self.parameters_of(bucket)[1])
 
     def gradient_of(self, index: int) -> Tensor:
         """Return the whole, unreduced gradient of parameter `index` as this rank has accumulated it: TP-local shape."""
@@ -105,12 +97,13 @@ class ShardedBuffers:
     def _storage(self, size: int, dtype: str) -> Tensor:
         return torch.zeros(size, dtype=getattr(torch, dtype), device=self.grid.device)
 
-    def _shard_of_parameters(self, bucket: Bucket) -> Tensor:
-        return self.flat_parameters[bucket.buffer_idx][bucket.shard(self.grid.dp.rank).as_slice]
+    def _whole_and_shard(self, storages: list[Tensor], bucket: Bucket) -> tuple[Tensor, Tensor]:
+        flat = storages[bucket.buffer_idx]
+        return flat[bucket.range.as_slice], flat[bucket.shard(self.grid.dp.rank).as_slice]
 
     def _master(self, bucket: Bucket) -> Tensor:
         dtype = getattr(torch, self.layout.buffers[bucket.buffer_idx].grad_dtype)
-        return self._shard_of_parameters(bucket).to(dtype)  # the same tensor where the dtype is the same
+        return self.parameters_of(bucket)[1].to(dtype)  # the same tensor where the dtype is the same
 
     def _pieces(self, bucket: Bucket) -> list[Piece]:
         shard = bucket.shard(self.grid.dp.rank)

@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distmuon.sharding.hooks import hooked
 from distmuon.sharding.ledger import Ledger
 
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Flight:
+class PendingWork:
     """Collectives that were started and have not been waited for.
 
     It holds their tensors, too: a backend may read and write them until the wait, and nobody else has to keep them.
@@ -37,6 +38,7 @@ class Flight:
         """Remember a collective that was started with `async_op=True`, and the tensors it reads and writes."""
         self._started.append((work, tensors))
 
+    @hooked
     def wait(self) -> None:
         """Wait for all, oldest first: from here on what they bring is there. Raises RuntimeError where one fails."""
         while self._started:
@@ -60,40 +62,55 @@ class Group:
     process_group: Any = None
     ledger: Ledger = field(default_factory=Ledger)
     native_reduce_scatter: bool = False
-    _flight: Flight | None = None
+    _pending: PendingWork | None = None
 
     @contextlib.contextmanager
-    def starting(self) -> Iterator[Flight]:
-        """Inside the block, all_gather starts its collective and returns at once; the flight waits for all of them.
+    def starting(self) -> Iterator[PendingWork]:
+        """Inside the block, all_gather starts its collective and returns at once; the pending work waits for all.
 
         Until then its result must not be read; views of it may be made.
         """
-        outer, self._flight = self._flight, Flight()
+        outer, self._pending = self._pending, PendingWork()
         try:
-            yield self._flight
+            yield self._pending
         finally:
-            self._flight = outer
+            self._pending = outer
 
-    def all_gather(self, shard: Tensor, label: str, out: Tensor | None = None) -> Tensor:
-        """Return every rank's `shard` [len] in rank order: [n * len], in `out` if given; `shard` may lie in it."""
+    def all_gather(
+        self,
+        shard: Tensor,  # [len], contiguous; may lie in `out`
+        label: str,
+        out: Tensor | None = None,  # [n * len], contiguous
+    ) -> Tensor:  # [n * len]
+        """Return every rank's `shard` in rank order, in `out` if given."""
         if self.size == 1:
             return shard
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
         self._record("all_gather", out, label)
-        work = _all_gather_flat(out, shard, group=self.process_group, async_op=self._flight is not None)
-        if self._flight is not None:
-            self._flight.add(work, shard, out)
+        work = _all_gather_flat(out, shard, group=self.process_group, async_op=self._pending is not None)
+        if self._pending is not None:
+            self._pending.add(work, shard, out)
         return out
 
-    def all_gather_blocks(self, block: Tensor, dim: int, label: str) -> Tensor:
-        """Return every rank's `block` [a, b] concatenated along `dim`, contiguous: [n a, b] or [a, n b]."""
+    def all_gather_blocks(
+        self,
+        block: Tensor,  # [a, b]
+        dim: int,
+        label: str,
+    ) -> Tensor:  # [n a, b] for dim 0, [a, n b] for dim 1; contiguous
+        """Return every rank's `block` concatenated along `dim`."""
         if self.size == 1:
             return block
-        blocks = self.all_gather(block.reshape(-1), label).view(self.size, *block.shape)
+        blocks = self.all_gather(block.reshape(-1), label).view(self.size, *block.shape)  # [n, a, b]
         return blocks.movedim(0, dim).flatten(dim, dim + 1)  # for dim 0 a view, for dim 1 one copy
 
-    def reduce_scatter(self, full: Tensor, out: Tensor, label: str) -> Tensor:
-        """Fill `out` [len], this rank's part of `full` [n * len], with its sum over ranks; the rest of `full` stays.
+    def reduce_scatter(
+        self,
+        full: Tensor,  # [n * len], contiguous
+        out: Tensor,  # [len], this rank's part of `full`
+        label: str,
+    ) -> Tensor:  # [len]
+        """Fill `out` with its sum over ranks; the rest of `full` stays.
 
         The sum is taken in rank order, one addition per rank, unless the backend's own reduce-scatter is used.
         """
@@ -103,22 +120,22 @@ class Group:
         if self.native_reduce_scatter:
             _reduce_scatter_flat(out, full, group=self.process_group)
             return out
-        received = torch.empty_like(full)
-        dist.all_to_all_single(received, full, group=self.process_group)
-        first, *others = received.chunk(self.size)
+        first, *others = self._exchange(full).chunk(self.size)  # n parts [len]
         out.copy_(first)
         for other in others:
             out += other
         return out
 
-    def all_to_all(self, parcels: Tensor, label: str) -> Tensor:
-        """Send part r of `parcels` [n * len] to rank r; return what came for this rank, in rank order: [n * len]."""
+    def all_to_all(
+        self,
+        parcels: Tensor,  # [n * len], contiguous: part r is for rank r
+        label: str,
+    ) -> Tensor:  # [n * len]
+        """Return what came for this rank, in rank order."""
         if self.size == 1:
             return parcels
         self._record("all_to_all", parcels, label)
-        received = torch.empty_like(parcels)
-        dist.all_to_all_single(received, parcels, group=self.process_group)
-        return received
+        return self._exchange(parcels)
 
     def all_reduce(self, tensor: Tensor, label: str) -> Tensor:
         """Replace `tensor`, contiguous, by its sum over ranks."""
@@ -133,6 +150,11 @@ class Group:
             self._record("broadcast", tensor, label)
             dist.broadcast(tensor, group_src=0, group=self.process_group)
         return tensor
+
+    def _exchange(self, parcels: Tensor) -> Tensor:
+        received = torch.empty_like(parcels)
+        dist.all_to_all_single(received, parcels, group=self.process_group)
+        return received
 
     def _record(self, op: str, payload: Tensor, label: str) -> None:
         self.ledger.record(op, self.name, self.size, payload.numel() * payload.element_size(), label)

@@ -1,4 +1,4 @@
-"""Gradients on their way to the optimizer: accumulated in flat buffers, summarized, checked, clipped.
+"""Gradients on their way to the optimizer: accumulated in flat buffers, measured, checked, clipped.
 
 Ranks must agree before anyone touches its state: if one skipped a step because its shard holds a NaN while the others
 went on, parameters would differ for ever after. One small all-reduce per step settles three questions at once: the
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from distmuon.sharding.buffers import ShardedBuffers
 
-SUMMARY_LABEL = "gradient summary"
+STATISTICS_LABEL = "gradient summary"  # in ledgers, and in every stored one
 
 
 class NonFiniteGradient(FloatingPointError):
@@ -24,14 +24,14 @@ class NonFiniteGradient(FloatingPointError):
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What all ranks know after the all-reduce, and know alike.
+class GradientStatistics:
+    """What all ranks know of the P parameters' gradients after the all-reduce, and know alike.
 
-    squared_norms: per parameter, of the mean gradient over DP, whole over TP: [P] float64, on the CPU.
+    squared_norms: of the mean gradient over DP, whole over TP; float64, on the CPU.
     present: indices of the parameters that got a gradient on at least one rank.
     """
 
-    squared_norms: Tensor
+    squared_norms: Tensor  # [P]
     present: frozenset[int]
 
     @property
@@ -102,22 +102,22 @@ def refuse_claimed(name: str, parameter: Tensor) -> None:
         raise ValueError(f"parameter {name!r} already belongs to a distributed optimizer; call its close() first.")
 
 
-def summarize(buffers: ShardedBuffers, present: set[int]) -> Summary:
+def statistics(buffers: ShardedBuffers, present: set[int]) -> GradientStatistics:
     """Return what the reduced gradients amount to, over the whole grid: one all-reduce of 2 P float64.
 
     present: what this rank accumulated. Over DP the shards' squares add up. Over TP, split parameters add up too;
     replicated ones are the same on every TP rank and count on rank 0 alone (but a NaN counts anywhere: 0 * NaN).
     """
     count = len(buffers.parameters)
-    numbers = torch.zeros(2, count, dtype=torch.float64, device=buffers.grid.device)
+    numbers = torch.zeros(2, count, dtype=torch.float64, device=buffers.grid.device)  # [squares or presence, P]
     for pieces in buffers.pieces.values():
         for piece in pieces:
             square = torch.linalg.vector_norm(piece.gradient, dtype=torch.float64).square()
             counted_here = piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0
-            numbers[0, piece.index] = square * float(counted_here)
+            numbers[0, piece.index] = square if counted_here else square * 0.0
     numbers[1, sorted(present)] = 1.0
-    numbers = buffers.grid.world.all_reduce(numbers, SUMMARY_LABEL).cpu()
-    return Summary(numbers[0], frozenset(numbers[1].nonzero().flatten().tolist()))
+    numbers = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu()
+    return GradientStatistics(numbers[0], frozenset(numbers[1].nonzero().flatten().tolist()))
 
 
 def clip_(buffers: ShardedBuffers, norm: float, max_norm: float) -> None:
@@ -128,9 +128,9 @@ def clip_(buffers: ShardedBuffers, norm: float, max_norm: float) -> None:
             piece.gradient.mul_(coefficient)
 
 
-def require_finite(summary: Summary, names: list[str]) -> None:
+def require_finite(statistics: GradientStatistics, names: list[str]) -> None:
     """Raise NonFiniteGradient, naming the parameters, unless every gradient is finite."""
-    if bad := summary.non_finite:
+    if bad := statistics.non_finite:
         listed = ", ".join(names[index] for index in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
         raise NonFiniteGradient(
             f"the gradient of {listed} is not finite; the step was refused and nothing has changed. "

@@ -1,15 +1,20 @@
-"""Bytes before processes: what one step will send, per rank, bucket and collective, from the map alone."""
+"""Before processes: what one step will send and allocate, per rank, bucket and collective, from the map alone.
+
+ZeRO-1's outer moves are the same for every optimizer; between them each strategy has a prediction of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
-from distmuon.optim import strategies
-from distmuon.sharding.gradients import SUMMARY_LABEL
-from distmuon.sharding.layout import ITEM_BYTES, Layout
+from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label
+from distmuon.sharding.gradients import STATISTICS_LABEL
+from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
 
-SMALL_CHANGE = 128  # bytes per parameter: norms, counters, flags
+STATISTICS_BYTES = 128  # per parameter, an upper bound: norms, AdamW's counters, flags
 
 
 def predict_step(
@@ -24,14 +29,14 @@ def predict_step(
 
     layout: the map; its `dp` is D. tp: T. muon: indices of the parameters that go to Muon; none is ZeRO-1 AdamW.
     gather_dtype: as given to DistributedMuon, by name. Assumes that every parameter has a gradient.
+    Raises ValueError for a strategy that has no prediction here.
     """
     ledger = Ledger()
     for bucket in layout.buckets:
         grad_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
         ledger.record("reduce_scatter", "dp", layout.dp, bucket.padded * grad_bytes, f"gradients, {bucket.label}")
-    ledger.record("all_reduce", "world", layout.dp * tp, 2 * len(layout.specs) * 8, SUMMARY_LABEL)
-    item_bytes = ITEM_BYTES[gather_dtype] if gather_dtype else None
-    strategies.load(strategy).predict(ledger, layout, frozenset(muon), tp, dp_rank, item_bytes)
+    ledger.record("all_reduce", "world", layout.dp * tp, 2 * len(layout.specs) * 8, STATISTICS_LABEL)
+    of_strategy(strategy).sends(ledger, layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype))
     for bucket in layout.buckets:
         param_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype]
         ledger.record("all_gather", "dp", layout.dp, bucket.padded * param_bytes, f"parameters, {bucket.label}")
@@ -59,8 +64,115 @@ def predict_transient(
         adamw = max(adamw, 3 * grad_bytes * bucket.shard_size)
         if layout.dp > 1 and not native_reduce_scatter:
             exchange = max(exchange, grad_bytes * bucket.padded)
-    item_bytes = ITEM_BYTES[gather_dtype] if gather_dtype else None
-    moves = strategies.load(strategy).transient_bytes(
-        layout, frozenset(muon), tp, dp_rank, item_bytes, ITEM_BYTES[compute_dtype]
+    moves = of_strategy(strategy).allocates(
+        layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), ITEM_BYTES[compute_dtype]
     )
-    return max(exchange, adamw, moves) + SMALL_CHANGE * (len(layout.specs) + 1)
+    return max(exchange, adamw, moves) + STATISTICS_BYTES * (len(layout.specs) + 1)
+
+
+def more_transient(schedule: str, layout: Layout, muon: Collection[int], gather_dtype: str | None = None) -> int:
+    """Return by how many bytes a schedule's transient memory may exceed that of the synchronous step.
+
+        w b + m (b + B)     for each bucket group that is gathered while another is worked on
+
+    with the signs of `gather_all_allocates`: the momentum's pieces, the shard, the gathered bucket. Pipelined, that is
+    one group, the largest; naive, all of them. gather_dtype: as given to DistributedMuon, by name.
+    """
+    sizes = [0]
+    for bucket in layout.buckets:
+        if set(bucket.params) & set(muon):
+            momentum, gathered = _momentum_bytes(layout, bucket, _item_bytes(gather_dtype))
+            sizes.append(momentum * bucket.shard_size + gathered * (bucket.shard_size + bucket.padded))
+    return {"synchronous": 0, "naive": sum(sizes), "pipelined": max(sizes)}[schedule]
+
+
+# ---- gather_all -------------------------------------------------------------------------------------------
+
+
+def gather_all_sends(
+    ledger: Ledger, layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None
+) -> None:
+    """Add to `ledger` what DP rank `dp_rank` sends between momentum and apply in one step; see `StrategyPrediction`."""
+    for bucket in layout.buckets:
+        matrices = [index for index in bucket.params if index in muon]
+        if not matrices:
+            continue
+        _, size = _momentum_bytes(layout, bucket, item_bytes)
+        ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, momentum_label(bucket))
+        for index in matrices:
+            spec = layout.specs[index]
+            if spec.tp_split_dim is not None and dp_rank in layout.owners(bucket, index):
+                ledger.record("all_gather", "tp", tp, spec.numel * tp * size, f"momentum, {spec.name}")
+
+
+def gather_all_allocates(
+    layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None, compute_bytes: int
+) -> int:
+    """Return a bound, in bytes, of what one bucket group's moves allocate, for the worst bucket.
+
+    w b                            the momentum's pieces
+    + m (b + B)                    the shard, and the gathered bucket
+    + (2 m + max(p + c, 5 c)) F    whole matrices, their batch (which becomes their update), Newton–Schulz's own
+    + m L                          the copy that puts blocks cut along dimension 1 side by side
+
+    with B elements in the bucket (padded) and b = B / D in a shard; F in the whole matrices of which this rank owns a
+    part, L in the largest of them; w, m, c bytes per element of the momentum, the gather and Newton–Schulz; p of the
+    norm (float32 or wider). F <= T b + 2 L, for only the two matrices at the ends of a shard can stick out of it: the
+    bound grows with the bucket and the largest matrix, never with the model.
+    """
+    worst = 0
+    for bucket in layout.buckets:
+        specs = [layout.specs[i] for i in bucket.params if i in muon and dp_rank in layout.owners(bucket, i)]
+        whole = [math.prod(spec.full_shape(tp)) for spec in specs]
+        if not any(i in muon for i in bucket.params):
+            continue
+        w, m = _momentum_bytes(layout, bucket, item_bytes)
+        matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
+        worst = max(worst, w * bucket.shard_size + m * (bucket.shard_size + bucket.padded) + matrices)
+    return worst
+
+
+def whole_matrix_bytes(gathered: int, compute: int) -> int:
+    """Return a bound, per element, of what whole matrices take from their gather to their updates.
+
+    2 m + max(p + c, 5 c), with m = `gathered` and c = `compute` bytes per element; see `gather_all_allocates`.
+    """
+    return 2 * gathered + max(max(gathered, 4) + compute, 5 * compute)
+
+
+# ---- All strategies ---------------------------------------------------------------------------------------
+
+
+class StrategyPrediction(NamedTuple):
+    """What a strategy's moves, between momentum and apply, send and allocate on the ranks with one `dp_rank`.
+
+    sends: (ledger, layout, muon, tp, dp_rank, item_bytes) -> None; adds a step's collectives to the ledger.
+    allocates: (layout, muon, tp, dp_rank, item_bytes, compute_bytes) -> an upper bound of the bytes that the moves of
+        one bucket group allocate beyond state, parameters and gradients.
+
+    muon: indices of the Muon parameters. item_bytes: of the gather dtype; None: the default, per buffer.
+    compute_bytes: per element of Newton–Schulz's compute dtype.
+    """
+
+    sends: Callable[[Ledger, Layout, frozenset[int], int, int, int | None], None]
+    allocates: Callable[[Layout, frozenset[int], int, int, int | None, int], int]
+
+
+PREDICTIONS = {"gather_all": StrategyPrediction(gather_all_sends, gather_all_allocates)}
+
+
+def of_strategy(name: str) -> StrategyPrediction:
+    """Return the prediction of the strategy `name`; raises ValueError where there is none."""
+    if name not in PREDICTIONS:
+        raise ValueError(f"strategy is {name!r}, and predictions are known of {', '.join(PREDICTIONS)} only.")
+    return PREDICTIONS[name]
+
+
+def _item_bytes(gather_dtype: str | None) -> int | None:
+    return ITEM_BYTES[gather_dtype] if gather_dtype else None
+
+
+def _momentum_bytes(layout: Layout, bucket: Bucket, item_bytes: int | None) -> tuple[int, int]:
+    """Return bytes per element of the bucket's momentum as it is kept, and as it is gathered."""
+    grad_dtype = layout.buffers[bucket.buffer_idx].grad_dtype
+    return ITEM_BYTES[grad_dtype], item_bytes or ITEM_BYTES[gather_dtype_name(grad_dtype)]

@@ -21,7 +21,8 @@ from distmuon.models.networks import MLP, initial_weights
 from distmuon.models.recipe import Recipe
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import groups_for, plan_groups
-from distmuon.optim.sharded_optimizer import Zero1AdamW
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout
@@ -81,7 +82,7 @@ def train(
     return losses, statistics.median(seconds[1:] or seconds)
 
 
-def build(recipe: Recipe, grid: Grid, **options: Any) -> tuple[nn.Module, Zero1AdamW]:
+def build(recipe: Recipe, grid: Grid, **options: Any) -> tuple[nn.Module, ShardedOptimizer]:
     """Return this rank's slice of the model, from the seeded whole weights, and its sharded optimizer."""
     model = MLP(recipe.widths, grid.tp).to(device=grid.device, dtype=recipe.torch_dtype)
     load_slices(model, {name: w.to(grid.device) for name, w in initial_parameters(recipe).items()}, grid.tp)

@@ -19,7 +19,7 @@ from torch import Tensor
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import apply_, decay_, scale
 from distmuon.optim.strategies.gather_all import GatherAll
-from distmuon.optim.strategies.strategy import Wave
+from distmuon.optim.strategies.strategy import BucketGroup
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, plan
 
@@ -34,12 +34,12 @@ class StaleGroupParameters(DistributedMuon):
     Shows: with one Muon group nothing. With two, the first never moves and the second moves twice.
     """
 
-    def apply(self, wave: Wave, updates: Mapping[int, Tensor]) -> None:
+    def apply(self, buckets: BucketGroup, updates: Mapping[int, Tensor]) -> None:
         groups = [group for group in self.param_groups if group["algorithm"] == "muon"]
         for group in groups:  # in the original this loop updates the momentum
             params = {id(p) for p in group["params"]}
         for group in groups:  # and here `params = group["params"]` is missing
-            for piece in self._moving(wave):
+            for piece in self._moving(buckets):
                 if id(self.buffers.parameters[piece.index]) in params:
                     whole = self.buffers.layout.specs[piece.index].full_shape(self.grid.tp.size)
                     decay_(piece.weight, group["lr"], group["weight_decay"])
@@ -91,12 +91,12 @@ class WrongTPDimension(GatherAll):
     into pieces of the right length. (Where T does not divide a, shapes stop fitting and some ranks raise.)
     """
 
-    def tp_gather(self, wave: Wave, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def tp_gather(self, buckets: BucketGroup, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
         matrices = dict(blocks)
         for index, block in blocks.items():
-            spec = self.task.layout.specs[index]
+            spec = self.context.layout.specs[index]
             if spec.tp_split_dim is not None:
-                matrices[index] = self.task.grid.tp.all_gather_blocks(
+                matrices[index] = self.context.grid.tp.all_gather_blocks(
                     block, 1 - spec.tp_split_dim, f"momentum, {spec.name}"
                 )
         return matrices
@@ -109,10 +109,10 @@ class BlockWise(GatherAll):
     Shows: each block is orthogonal and the whole is not; nothing raises, and the TP gathers are missing in the ledger.
     """
 
-    def tp_gather(self, wave: Wave, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def tp_gather(self, buckets: BucketGroup, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
         return dict(blocks)
 
-    def tp_shard(self, wave: Wave, updates: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def tp_shard(self, buckets: BucketGroup, updates: Mapping[int, Tensor]) -> dict[int, Tensor]:
         return dict(updates)
 
 
@@ -124,11 +124,11 @@ class OwnedPieceOnly(GatherAll):
     Shows: matrices inside one shard are right and only those that straddle are wrong. All ranks still agree.
     """
 
-    def dp_gather(self, wave: Wave, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        (bucket,) = wave
+    def dp_gather(self, buckets: BucketGroup, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        (bucket,) = buckets
         shard = self.pack(bucket, momentum)
         alone = shard.new_zeros(bucket.padded)
-        alone[bucket.shard(self.task.grid.dp.rank).relative_to(bucket.offset).as_slice] = shard
+        alone[bucket.shard(self.context.grid.dp.rank).relative_to(bucket.offset).as_slice] = shard
         return self.unpack(bucket, alone, momentum.keys())
 
 
@@ -141,8 +141,8 @@ class SkipsWhenEmpty(GatherAll):
     stayed away: gloo aborts the ranks that came, because the sizes differ; where they do not, or on NCCL, they wait.
     """
 
-    def dp_gather(self, wave: Wave, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        return super().dp_gather(wave, momentum) if momentum else {}
+    def dp_gather(self, buckets: BucketGroup, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return super().dp_gather(buckets, momentum) if momentum else {}
 
 
 class GradientInsteadOfMomentum(DistributedMuon):
@@ -152,9 +152,9 @@ class GradientInsteadOfMomentum(DistributedMuon):
     Shows: the same bytes, and a first step that is right, because momentum then is a multiple of the gradient.
     """
 
-    def momentum(self, wave: Wave) -> dict[int, Tensor]:
-        super().momentum(wave)
-        return {piece.index: piece.gradient for piece in self._moving(wave)}
+    def momentum(self, buckets: BucketGroup) -> dict[int, Tensor]:
+        super().momentum(buckets)
+        return {piece.index: piece.gradient for piece in self._moving(buckets)}
 
 
 # ---- Newton–Schulz: the wrong number of times, or on rounded numbers --------------------------------------
@@ -238,5 +238,5 @@ def broken(name: str, params: Any, grid: Grid, **options: Any) -> DistributedMuo
     if issubclass(exhibit, DistributedMuon):
         return exhibit(params, grid, **options)
     optimizer = DistributedMuon(params, grid, **options)
-    optimizer.strategy = exhibit(optimizer.strategy.task)  # type: ignore[attr-defined]
+    optimizer.strategy = exhibit(optimizer.strategy.context)  # type: ignore[attr-defined]
     return optimizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmuon.sharding.gradients import SUMMARY_LABEL
+from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 from distmuon.sharding.ledger import Entry, Ledger
 from muonbook.measure import formulas
@@ -17,7 +17,7 @@ LARGE = Workload(width=1024, layers=12, heads=16, sequences=64, bucket_size=DEFA
 def purpose(entry: Entry) -> str:
     """Return what a collective is for; the few bytes of the gradients' norms count with the gradients."""
     kind = entry.label.partition(",")[0]
-    if entry.label == SUMMARY_LABEL or kind == GRADIENTS:
+    if entry.label == STATISTICS_LABEL or kind == GRADIENTS:
         return GRADIENTS
     if kind == PARAMETERS:
         return PARAMETERS

@@ -19,11 +19,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import BATCHED_ON_CPU
-from distmuon.optim.strategies.gather_all import whole_matrix_bytes
+from distmuon.verify.prediction import whole_matrix_bytes
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
 from distmuon.verify import model_states
-from distmuon.verify.prediction import SMALL_CHANGE, predict_transient
+from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient
 from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
 from muonbook.measure import hooks
 from muonbook.measure.baselines import CONTENDERS, Trainer
@@ -106,7 +106,7 @@ def compute_in(trainer: Trainer, dtype: torch.dtype) -> None:
         if isinstance(optimizer, Muon):
             optimizer.compute_dtype = dtype
         elif isinstance(optimizer, DistributedMuon):
-            optimizer.strategy.task = replace(optimizer.strategy.task, compute_dtype=dtype)  # type: ignore[attr-defined]
+            optimizer.strategy.context = replace(optimizer.strategy.context, compute_dtype=dtype)  # type: ignore[attr-defined]
 
 
 def _tokens(workload: Workload, grid: Grid) -> Tensor:
@@ -151,7 +151,7 @@ def predict_update(
     specs = [spec for index, spec in enumerate(layout.specs) if index not in muon]
     adamw = 3 * max(spec.numel * ITEM_BYTES[spec.dtype] for spec in specs)
     matrices = [layout.specs[index] for index in muon]
-    return max(adamw, _whole_matrices(matrices, ITEM_BYTES[compute_dtype])) + SMALL_CHANGE * (len(layout.specs) + 1)
+    return max(adamw, _whole_matrices(matrices, ITEM_BYTES[compute_dtype])) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
 
 def _whole_matrices(specs: list[ParamSpec], compute: int) -> int:

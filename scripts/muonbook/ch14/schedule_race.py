@@ -17,13 +17,14 @@ from torch import nn
 
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.routing import split_parameters
 from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch14 import tracing
 from muonbook.measure import results, trace, trace_report
 from muonbook.measure.baselines import sliced_model
-from muonbook.measure.workload import Workload, groups_of
+from muonbook.measure.workload import Workload
 
 RECORDS = 20_000  # ledger entries per round, to time one
 
@@ -34,7 +35,7 @@ class Racer:
     def __init__(self, workload: Workload, grid: Grid, schedule: str) -> None:
         self.model: nn.Module = sliced_model(workload, grid)
         options: dict[str, Any] = dict(bucket_size=workload.bucket_size, lr=workload.lr)
-        self.optimizer: DistributedMuon = SCHEDULES[schedule](groups_of(self.model, "muon"), grid, **options)
+        self.optimizer: DistributedMuon = SCHEDULES[schedule](split_parameters(self.model), grid, **options)
         self.grid, self.generator = grid, torch.Generator().manual_seed(grid.world.rank)
 
     def feed(self) -> None:
@@ -78,7 +79,7 @@ def race(world: World, workload: Workload, rounds: int, recordings: int) -> dict
     if everywhere is None:
         return None
     found: dict[str, Any] = {
-        "waves": len(racers["naive"].optimizer.strategy.waves()),
+        "waves": len(racers["naive"].optimizer.strategy.bucket_groups()),
         "equal_parameters": all(everywhere),
         "milliseconds": {name: 1e3 * results.spread(taken)["median"] for name, taken in seconds.items()},
         "ratio_to_synchronous": {name: ratio(taken, seconds["synchronous"]) for name, taken in seconds.items()},

@@ -15,11 +15,10 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
-from distmuon.verify.prediction import predict_step
+from distmuon.verify.prediction import of_strategy, predict_step
 from muonbook.measure.model_shapes import Shape
 
 # Elements per bucket. Megatron-LM: megatron/core/distributed/distributed_data_parallel_config.py, `bucket_size`.
@@ -162,14 +161,14 @@ class PlannedWorld:
     @property
     def transient_bytes(self) -> int:
         """Bound of what a step allocates besides, on the worst rank, with bf16 arithmetic: see the strategy's own."""
-        worst, strategy = 0, strategies.load("gather_all")
+        worst, allocates = 0, of_strategy("gather_all").allocates
         for bucket, rows in self.matrices:
             cut = [self.layout.specs[row.place].tp_split_dim is not None for row in rows]
             wholes = [row.numel * (self.tp if is_cut else 1) for row, is_cut in zip(rows, cut, strict=True)]
             sizes = {(sum(wholes[low:high]), max(wholes[low:high])): rank for rank, low, high in _runs(rows)}
             alone = _alone(self.layout, bucket)
             for size in _undominated(sizes):
-                found = strategy.transient_bytes(alone, self.muon, self.tp, sizes[size], None, 2)
+                found = allocates(alone, self.muon, self.tp, sizes[size], None, 2)
                 worst = max(worst, found)
         return worst
 

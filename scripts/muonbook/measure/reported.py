@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmuon.sharding.gradients import SUMMARY_LABEL
+from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.prediction import predict_step
@@ -61,4 +61,4 @@ def all_reduces(dp: int) -> int:
 
 
 def _norms(ledger: Ledger) -> int:
-    return ledger.total(label=SUMMARY_LABEL).sent_bytes
+    return ledger.total(label=STATISTICS_LABEL).sent_bytes

@@ -10,19 +10,18 @@ import torch
 import torch.distributed as dist
 
 from distmuon.launch import World
-from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import flops
+from distmuon.optim.routing import split_parameters
 from distmuon.sharding.grid import Grid
-from distmuon.verify.prediction import predict_step
-from muonbook.ch15.claimed_worlds import gather_cut_340m, moonlight, reported_world
+from distmuon.verify.prediction import of_strategy, predict_step
 from muonbook.ch15.cost_model import collectives_of, step_seconds
-from muonbook.ch15.links import CORNERS, FABRICS, NODE, Scale
-from muonbook.ch15.planned_steps import Timed, best, robustness, seconds, square_cost, sweet_spot
-from muonbook.ch15.worlds_survey import survey
+from muonbook.ch15.links import CORNERS, FABRICS, NODE, Factors
+from muonbook.ch15.planned_steps import TimedWorld, best, robustness, seconds, square_cost, sweet_spot
+from muonbook.ch15.worlds_survey import gather_cut_340m, moonlight, reported_world, survey
 from muonbook.measure.model_shapes import MODELS
 from muonbook.measure.planned_worlds import BUCKET_RULES, Load, PlannedWorld, grids, plan_world
-from muonbook.measure.workload import Workload, groups_of
+from muonbook.measure.workload import Workload
 
 SMALL = [
     ("gpt2", 16, 4, 3_000_000),
@@ -117,7 +116,7 @@ def test_waves_hold_the_slowest_rank_of_every_bucket(world: PlannedWorld) -> Non
 
 
 def test_transient_bytes_are_those_of_the_worst_rank(world: PlannedWorld) -> None:
-    bound = strategies.load("gather_all").transient_bytes
+    bound = of_strategy("gather_all").allocates
     worst = max(bound(world.layout, world.muon, world.tp, rank, None, 2) for rank in range(world.dp))
     assert world.transient_bytes == worst
 
@@ -180,7 +179,7 @@ def test_the_optimizer_sends_what_is_planned(fake_world: None, dp: int, tp: int,
     grid = Grid.of(native)
     job = Workload(vocabulary=64, width=64, layers=2, heads=16, context=16, bucket_size=30_011)
     model = job.model(grid.tp)
-    optimizer = DistributedMuon(groups_of(model, "muon"), grid, bucket_size=job.bucket_size)
+    optimizer = DistributedMuon(split_parameters(model), grid, bucket_size=job.bucket_size)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     grid.ledger.clear()
@@ -194,29 +193,29 @@ def test_the_optimizer_sends_what_is_planned(fake_world: None, dp: int, tp: int,
 
 def test_a_group_within_a_node_has_the_inside_wire() -> None:
     fabric = FABRICS["nvlink_infiniband"]
-    wires = fabric.wires(64, 8)
+    wires = fabric.links(64, 8)
     assert wires["tp"] == fabric.inside
-    assert fabric.wires(4, 2)["dp"] == fabric.inside
+    assert fabric.links(4, 2)["dp"] == fabric.inside
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32])
 def test_dp_groups_share_what_leaves_a_node(tp: int) -> None:
     fabric = FABRICS["nvlink_ethernet"]
-    wire = fabric.wires(4096 // tp, tp)["dp"]
+    wire = fabric.links(4096 // tp, tp)["dp"]
     assert wire.bytes_per_second * min(tp, NODE) == fabric.between.bytes_per_second
 
 
 def test_hops_inside_a_node_are_cheaper() -> None:
     fabric = FABRICS["nvlink_infiniband"]
     hops = 14 * fabric.inside.alpha_seconds + fabric.between.alpha_seconds  # a ring of 16 in two nodes
-    assert fabric.wires(16, 1)["dp"].alpha_seconds == pytest.approx(hops / 15)
+    assert fabric.links(16, 1)["dp"].alpha_seconds == pytest.approx(hops / 15)
 
 
 @pytest.mark.parametrize("name", FABRICS)
 def test_a_step_takes_what_the_cost_model_says(name: str) -> None:
     world = plan_world(MODELS["gpt2"], 16, 2, 10**9)  # one bucket: its slowest rank is a rank's whole step
-    wires = FABRICS[name].wires(16, 2)
-    step = Timed.of(world).step(FABRICS[name], 1 << 20)
+    wires = FABRICS[name].links(16, 2)
+    step = TimedWorld.of(world).step(FABRICS[name], 1 << 20)
     sizes = {"dp": 16, "tp": 2, "world": 32}
     took = []
     for rank in range(16):
@@ -232,8 +231,8 @@ def test_muon_of_no_matrices_would_be_adamw() -> None:
     world = plan_world(MODELS["gpt2"], 16, 2, 10**7)
     adamw = collectives_of(world.ledger(muon=False), {"dp": 16, "tp": 2, "world": 32})
     fabric = FABRICS["one_wire"]
-    step = Timed.of(world).step(fabric, 1 << 20)
-    dp_only = step_seconds(0.0, [row for row in adamw if row.group == "dp"], fabric.wires(16, 2))
+    step = TimedWorld.of(world).step(fabric, 1 << 20)
+    dp_only = step_seconds(0.0, [row for row in adamw if row.group == "dp"], fabric.links(16, 2))
     assert step.gradients + step.parameters == pytest.approx(dp_only)
 
 
@@ -252,9 +251,8 @@ def test_with_one_wire_the_sweet_spot_is_four_times_more_tp_than_dp(ranks: int) 
 
 
 def test_moonlight_on_one_wire_has_its_sweet_spot_where_the_closed_form_says() -> None:
-    by_t = {
-        tp: Timed.of(plan_world(MODELS["moonlight"], dp, tp, 40_000_000)) for dp, tp in grids(MODELS["moonlight"], 16)
-    }
+    shape = MODELS["moonlight"]
+    by_t = {tp: TimedWorld.of(plan_world(shape, dp, tp, 40_000_000)) for dp, tp in grids(shape, 16)}
     took = seconds(by_t, FABRICS["one_wire"], 1 << 22, "communication")
     assert best(took) == sweet_spot(16) == 8
     cost = square_cost(by_t, took)
@@ -263,18 +261,18 @@ def test_moonlight_on_one_wire_has_its_sweet_spot_where_the_closed_form_says() -
 
 
 def test_square_costs_nothing_where_it_is_best_and_is_none_where_heads_forbid_it() -> None:
-    by_t = {tp: Timed.of(plan_world(MODELS["gpt2"], 16 // tp, tp, 10**7)) for tp in (1, 2, 4)}
+    by_t = {tp: TimedWorld.of(plan_world(MODELS["gpt2"], 16 // tp, tp, 10**7)) for tp in (1, 2, 4)}
     assert square_cost(by_t, {1: 3.0, 2: 2.0, 4: 1.0}) == 0.0
     assert square_cost(by_t, {1: 1.0, 2: 2.0, 4: 3.0}) == 2.0
     assert square_cost({1: by_t[1]}, {1: 1.0}) is None
 
 
 def test_robustness_counts_the_assumptions_under_which_the_winner_stays() -> None:
-    by_t = {tp: Timed.of(plan_world(MODELS["gpt2"], 64 // tp, tp, 10**7)) for tp in (1, 2, 4)}
-    same = robustness(by_t, FABRICS["one_wire"], 1 << 22, "step", [Scale(), Scale()])
+    by_t = {tp: TimedWorld.of(plan_world(MODELS["gpt2"], 64 // tp, tp, 10**7)) for tp in (1, 2, 4)}
+    same = robustness(by_t, FABRICS["one_wire"], 1 << 22, "step", [Factors(), Factors()])
     assert same == (1.0, 0.0)
     assert len(set(CORNERS)) == 16
-    upset = robustness(by_t, FABRICS["nvlink_ethernet"], 1 << 22, "step", [Scale(), Scale(between=1e-3)])
+    upset = robustness(by_t, FABRICS["nvlink_ethernet"], 1 << 22, "step", [Factors(), Factors(between=1e-3)])
     assert upset.holds == 0.5
     assert upset.regret > 0
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.sharded_optimizer import Zero1AdamW
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.gradients import NonFiniteGradient
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import mark
@@ -85,11 +85,11 @@ def muon_facts(world: World) -> dict[str, Any]:
     }
 
 
-def pieces(optimizer: Zero1AdamW) -> list[Any]:
+def pieces(optimizer: ShardedOptimizer) -> list[Any]:
     return [piece for pieces in optimizer.buffers.pieces.values() for piece in pieces]
 
 
-def shape_of_map(optimizer: Zero1AdamW) -> dict[str, int]:
+def shape_of_map(optimizer: ShardedOptimizer) -> dict[str, int]:
     layout = optimizer.buffers.layout
     return {
         "buffers": len(layout.buffers),
@@ -201,7 +201,7 @@ def resume(case: Case, grid: Grid) -> bool:
 
 
 def go_on(
-    case: Case, grid: Grid, parameters: dict[str, nn.Parameter], optimizer: Zero1AdamW, steps: Sequence[int]
+    case: Case, grid: Grid, parameters: dict[str, nn.Parameter], optimizer: ShardedOptimizer, steps: Sequence[int]
 ) -> None:
     for step in steps:
         give(case, grid, parameters, step)

@@ -11,13 +11,13 @@ from torch import nn
 from distmuon.launch import World
 from distmuon.models.networks import MLP
 from distmuon.optim.routing import split_parameters
-from distmuon.optim.schedules import SCHEDULES, more_transient
+from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import mark
 from distmuon.verify.counter import CollectiveCounter
-from distmuon.verify.prediction import predict_transient
+from distmuon.verify.prediction import more_transient, predict_transient
 from distmuon.verify.storage_tracker import StorageTracker
 
 CASES: dict[str, Case] = {
@@ -60,7 +60,7 @@ def train_all(case: Case, grid: Grid) -> dict[str, Any]:
             "momentum": {n: optimizer.state[p].get("momentum_buffer") for n, p in parameters.items()},
             "ledger": rows,
             "dispatched": counter.ledger.total().calls,
-            "left": len(getattr(optimizer, "flights", [])),
+            "left": len(getattr(optimizer, "pending", [])),
         }
     return found
 
@@ -105,7 +105,7 @@ def compute_dtype(grid: Grid) -> str:
 
 
 def meet_trouble(grid: Grid, name: str) -> dict[str, Any]:
-    """Let Newton–Schulz fail on every rank in the second wave; say what is left, and whether the next step works."""
+    """Let Newton–Schulz fail on every rank in the second bucket group; say what is left, and if the next step works."""
     case = Case(tuple(Weight(f"w{i}", (4, 6), 0) for i in range(6)), (MUON,), steps=1, bucket_size=24)
     parameters, optimizer = make(case, grid, SCHEDULES[name])
     honest, calls = optimizer.strategy.newton_schulz, [0]
@@ -114,8 +114,8 @@ def meet_trouble(grid: Grid, name: str) -> dict[str, Any]:
     def fails(matrices: Any) -> Any:
         calls[0] += 1
         if calls[0] == 2:
-            landed.extend(work for flight in optimizer.flights for work, _ in flight._started)
-            raise Trouble("the second wave")
+            landed.extend(work for pending in optimizer.pending for work, _ in pending._started)
+            raise Trouble("the second bucket group")
         return honest(matrices)
 
     optimizer.strategy.newton_schulz = fails
@@ -125,7 +125,7 @@ def meet_trouble(grid: Grid, name: str) -> dict[str, Any]:
         optimizer.step()
     except Trouble as error:
         words = str(error)
-    left, mode = len(optimizer.flights), grid.dp._flight
+    left, mode = len(optimizer.pending), grid.dp._pending
     optimizer.strategy.newton_schulz = honest
     optimizer.zero_grad()
     give(case, grid, parameters, 0)
@@ -160,19 +160,19 @@ def start_and_read_later(world: World) -> dict[str, Any]:
     grid = Grid.of(world)
     group: Group = grid.world
     shards = [torch.full((3,), float(10 * world.rank + i)) for i in range(4)]
-    with group.starting() as flight:
+    with group.starting() as pending:
         found = [group.all_gather(shard, f"shard {i}") for i, shard in enumerate(shards)]
         with group.starting() as inner:
             nested = group.all_gather(shards[0], "nested")
         assert len(inner) == 1
         inner.wait()
-    assert len(flight) == 4
-    flight.wait()
+    assert len(pending) == 4
+    pending.wait()
     after = group.all_gather(shards[1], "after the block")  # waits again
     return {
         "found": [tensor.view(world.size, 3)[:, 0].tolist() for tensor in found],
         "nested": nested.view(world.size, 3)[:, 0].tolist(),
         "after": after.view(world.size, 3)[:, 0].tolist(),
-        "left": len(flight) + len(inner),
+        "left": len(pending) + len(inner),
         "calls": grid.ledger.total().calls,
     }

@@ -298,7 +298,7 @@ def test_zero_grad_drops_what_backward_has_accumulated() -> None:
     assert parameter.grad is None
     optimizer.step()
     assert torch.equal(parameter, before)
-    assert optimizer.summary.present == frozenset()
+    assert optimizer.statistics.present == frozenset()
 
 
 def test_a_second_optimizer_is_refused_until_the_first_is_closed() -> None:

@@ -10,11 +10,12 @@ from once import once
 from optimizer_cases import SMALL
 
 from distmuon import launch
-from distmuon.optim.schedules import SCHEDULES, PipelinedMuon, more_transient
+from distmuon.optim.schedules import SCHEDULES, PipelinedMuon
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.sharding.ledger import Ledger
+from distmuon.verify.prediction import more_transient
 
 on_every_grid = pytest.mark.parametrize(("dp", "tp"), [(2, 1), (4, 1), (2, 2), (4, 2)])
 OTHERS = ("naive", "pipelined")
@@ -78,7 +79,7 @@ def test_a_wave_ahead_takes_the_memory_of_one_gather_more(dp: int, tp: int) -> N
 def test_nothing_stays_under_way_after_an_error(dp: int, tp: int, schedule: str) -> None:
     for rank in facts(dp, tp):
         found = rank["trouble"][schedule]
-        assert found["words"] == "the second wave"
+        assert found["words"] == "the second bucket group"
         assert found["under way"] > 0 or schedule == "naive"  # naive has waited for everything by then
         assert found["completed"]
         assert found["left"] == 0
@@ -106,9 +107,9 @@ def test_on_a_grid_of_one_there_is_nothing_to_wait_for(schedule: str) -> None:
     assert grid.ledger == Ledger()
     for name, value in found["synchronous"]["values"].items():
         assert torch.equal(found[schedule]["values"][name], value)
-    with Group("dp").starting() as flight:
+    with Group("dp").starting() as pending:
         pass
-    assert len(flight) == 0
+    assert len(pending) == 0
 
 
 def test_a_strategy_that_reads_what_it_gathers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ def test_a_strategy_that_reads_what_it_gathers_is_refused(monkeypatch: pytest.Mo
     message(error)
 
 
-def test_the_memory_of_a_schedule_counts_waves_with_something_for_muon() -> None:
+def test_the_memory_of_a_schedule_counts_bucket_groups_with_something_for_muon() -> None:
     specs = [ParamSpec(name, (8, 8), "float32") for name in "abc"]
     layout = plan(specs, dp=4, bucket_size=64)
     one = 4 * 16 + 2 * (16 + 64)  # pieces in float32; shard and bucket in bf16

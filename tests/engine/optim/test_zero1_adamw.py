@@ -15,7 +15,7 @@ from optimizer_workers import same
 from torch import Tensor, nn
 
 from distmuon import launch
-from distmuon.optim.sharded_optimizer import Zero1AdamW
+from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.buffers import ShardedBuffers, dtype_name, specs_of
 from distmuon.sharding.grid import Grid
 

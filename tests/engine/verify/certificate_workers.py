@@ -19,7 +19,7 @@ from distmuon.models.networks import MLP, Transformer
 from distmuon.models.recipe import Recipe
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import split_parameters
-from distmuon.optim.sharded_optimizer import Zero1AdamW
+from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid

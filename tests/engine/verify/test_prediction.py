@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.sharding.collectives import Group
-from distmuon.sharding.gradients import SUMMARY_LABEL
+from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import ITEM_BYTES, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, Traffic
 from distmuon.verify.prediction import predict_step
@@ -76,7 +76,7 @@ def test_the_cases_hold_what_they_are_meant_to_hold() -> None:
     assert len(padding("transformer", 8)) > 1
     assert sum(padding("squares", 8)) == 0
     labels = {entry.label for entry, _ in predicted_here("transformer", 2, 4, 0)}
-    assert {SUMMARY_LABEL, "blocks.0.query", "blocks.1.down", "momentum, blocks.0.up.weight"} <= labels
+    assert {STATISTICS_LABEL, "blocks.0.query", "blocks.1.down", "momentum, blocks.0.up.weight"} <= labels
 
 
 @pytest.mark.parametrize("dp", [2, 4, 8])
@@ -88,7 +88,7 @@ def test_without_tp_and_padding_gather_all_costs_exactly_the_published_ratio(dp,
 
 
 def sent_for_matrices(ledger: Ledger) -> int:
-    return ledger.total().sent_bytes - ledger.total(label=SUMMARY_LABEL).sent_bytes
+    return ledger.total().sent_bytes - ledger.total(label=STATISTICS_LABEL).sent_bytes
 
 
 # ---- Predicted, against the formulas ----------------------------------------------------------------------

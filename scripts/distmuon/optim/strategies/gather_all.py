@@ -14,16 +14,21 @@ Source: the proof of concept of Moonlight (Liu et al. 2025), described in our wo
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from distmuon.optim.strategies.strategy import Task, Wave, gather_dtype_name
-from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
-from distmuon.sharding.ledger import Ledger
+from distmuon.optim.strategies.strategy import (
+    BucketGroup,
+    StrategyContext,
+    Tensors,
+    gather_dtype_name,
+    momentum_label,
+)
+from distmuon.sharding.hooks import hooked
+from distmuon.sharding.layout import Bucket
 
 
 class GatherAll:
@@ -31,127 +36,103 @@ class GatherAll:
 
     GATHERS_UNREAD: ClassVar = True
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, context: StrategyContext) -> None:
+        self.context = context
 
-    def waves(self) -> Sequence[Wave]:
-        """Return one wave per bucket: while one is gathered, no other takes up memory."""
-        return [(bucket,) for bucket in self.task.layout.buckets]
+    def bucket_groups(self) -> Sequence[BucketGroup]:
+        """Return one group per bucket: while one is gathered, no other takes up memory."""
+        return [(bucket,) for bucket in self.context.layout.buckets]
 
-    def dp_gather(self, wave: Wave, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    @hooked
+    def dp_gather(
+        self,
+        buckets: BucketGroup,
+        momentum: Tensors,  # M[N_dp]: this rank's pieces
+    ) -> dict[int, Tensor]:  # M[I_tp, J]
         """Pieces of matrices -> all-gather over DP -> the TP-local matrices of which this rank owns a piece."""
-        (bucket,) = wave
-        if not self.task.groups.keys() & set(bucket.params):
+        (bucket,) = buckets
+        if not self.context.groups.keys() & set(bucket.params):
             return {}  # nothing for Muon in this bucket, on any rank
-        gathered = self.task.grid.dp.all_gather(self.pack(bucket, momentum), momentum_label(bucket))
+        shard = self.pack(bucket, momentum)  # [shard_size]
+        gathered = self.context.grid.dp.all_gather(shard, momentum_label(bucket))  # [padded]
         return self.unpack(bucket, gathered, momentum.keys())
 
-    def tp_gather(self, wave: Wave, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    @hooked
+    def tp_gather(
+        self,
+        buckets: BucketGroup,
+        blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
+    ) -> dict[int, Tensor]:  # M[I, J]
         """TP-local matrices -> all-gather over TP along tp_split_dim -> whole matrices."""
         matrices = {}
         for index, block in blocks.items():
-            spec = self.task.layout.specs[index]
-            if spec.tp_split_dim is None or self.task.grid.tp.size == 1:
+            spec = self.context.layout.specs[index]
+            if spec.tp_split_dim is None or self.context.grid.tp.size == 1:
                 matrices[index] = block.clone()  # Newton–Schulz overwrites it; and its last bits depend on alignment
             else:
                 label = f"momentum, {spec.name}"
-                matrices[index] = self.task.grid.tp.all_gather_blocks(block, spec.tp_split_dim, label)
+                matrices[index] = self.context.grid.tp.all_gather_blocks(block, spec.tp_split_dim, label)
         return matrices
 
-    def newton_schulz(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    @hooked
+    def newton_schulz(
+        self,
+        matrices: Tensors,  # M[I, J]
+    ) -> dict[int, Tensor]:  # O[I, J]
         """Whole matrices -> their orthogonalized updates."""
-        return self.task.orthogonalize(matrices)
+        return self.context.orthogonalize(matrices)
 
-    def tp_shard(self, wave: Wave, updates: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    @hooked
+    def tp_shard(
+        self,
+        buckets: BucketGroup,
+        updates: Tensors,  # O[I, J]
+    ) -> dict[int, Tensor]:  # O[I_tp, J] or O[I, J_tp]
         """Whole updates -> this TP rank's block: the opposite arrow of tp_gather, without a collective."""
         blocks = {}
         for index, update in updates.items():
-            spec = self.task.layout.specs[index]
+            spec = self.context.layout.specs[index]
             if spec.tp_split_dim is None:
                 blocks[index] = update
             else:
-                blocks[index] = update.chunk(self.task.grid.tp.size, spec.tp_split_dim)[self.task.grid.tp.rank]
+                blocks[index] = update.chunk(self.context.grid.tp.size, spec.tp_split_dim)[self.context.grid.tp.rank]
         return blocks
 
-    def dp_shard(self, wave: Wave, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    @hooked
+    def dp_shard(
+        self,
+        buckets: BucketGroup,
+        blocks: Tensors,  # O[I_tp, J]
+    ) -> dict[int, Tensor]:  # O[N_dp]
         """TP-local updates -> the pieces that this rank owns: the opposite arrow of dp_gather, without a collective."""
-        return {i: block.reshape(-1)[self.task.metas[i].range_in_param.as_slice] for i, block in blocks.items()}
+        return {i: block.reshape(-1)[self.context.metas[i].range_in_param.as_slice] for i, block in blocks.items()}
 
-    def pack(self, bucket: Bucket, momentum: Mapping[int, Tensor]) -> Tensor:
-        """Return this rank's shard of the bucket [shard_size] in the gather dtype: pieces in place, zeros elsewhere."""
-        grad_dtype = self.task.layout.buffers[bucket.buffer_idx].grad_dtype
-        dtype = self.task.gather_dtype or getattr(torch, gather_dtype_name(grad_dtype))
-        shard = torch.zeros(bucket.shard_size, dtype=dtype, device=self.task.grid.device)
-        origin = bucket.shard(self.task.grid.dp.rank).start
+    def pack(
+        self,
+        bucket: Bucket,
+        momentum: Tensors,  # M[N_dp]
+    ) -> Tensor:  # [shard_size], in the gather dtype
+        """Return this rank's shard of the bucket: pieces in place, zeros elsewhere."""
+        grad_dtype = self.context.layout.buffers[bucket.buffer_idx].grad_dtype
+        dtype = self.context.gather_dtype or getattr(torch, gather_dtype_name(grad_dtype))
+        shard = torch.zeros(bucket.shard_size, dtype=dtype, device=self.context.grid.device)
+        origin = bucket.shard(self.context.grid.dp.rank).start
         for index, piece in momentum.items():
-            shard[self.task.metas[index].local_range.relative_to(origin).as_slice] = piece
+            shard[self.context.metas[index].local_range.relative_to(origin).as_slice] = piece
         return shard
 
-    def unpack(self, bucket: Bucket, gathered: Tensor, indices: Collection[int]) -> dict[int, Tensor]:
-        """Return the matrices `indices` as views of the gathered bucket [padded]: the opposite arrow of pack."""
+    def unpack(
+        self,
+        bucket: Bucket,
+        gathered: Tensor,  # [padded]
+        indices: Collection[int],
+    ) -> dict[int, Tensor]:  # M[I_tp, J]
+        """Return the matrices `indices` as views of the gathered bucket: the opposite arrow of pack."""
         blocks = {}
         for index in indices:
-            meta = self.task.metas[index]
+            meta = self.context.metas[index]
             blocks[index] = gathered[meta.global_range.relative_to(bucket.offset).as_slice].view(meta.shape)
         return blocks
-
-    @staticmethod
-    def predict(
-        ledger: Ledger, layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None
-    ) -> None:
-        """Add what one step of these moves sends; see `Strategy.predict`."""
-        for bucket in layout.buckets:
-            matrices = [index for index in bucket.params if index in muon]
-            if not matrices:
-                continue
-            size = item_bytes or ITEM_BYTES[gather_dtype_name(layout.buffers[bucket.buffer_idx].grad_dtype)]
-            ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, momentum_label(bucket))
-            for index in matrices:
-                spec = layout.specs[index]
-                if spec.tp_split_dim is not None and dp_rank in layout.owners(bucket, index):
-                    ledger.record("all_gather", "tp", tp, spec.numel * tp * size, f"momentum, {spec.name}")
-
-    @staticmethod
-    def transient_bytes(
-        layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None, compute_bytes: int
-    ) -> int:
-        """Return a bound of what one wave allocates, for the worst bucket; see `Strategy.transient_bytes`.
-
-        w b                            the momentum's pieces
-        + m (b + B)                    the shard, and the gathered bucket
-        + (2 m + max(p + c, 5 c)) F    whole matrices, their batch (which becomes their update), Newton–Schulz's own
-        + m L                          the copy that puts blocks cut along dimension 1 side by side
-
-        in bytes, with B elements in the bucket (padded) and b = B / D in a shard; F in the whole matrices of which this
-        rank owns a part, L in the largest of them; w, m, c bytes per element of the momentum, the gather and
-        Newton–Schulz; p of the norm (float32 or wider). F <= T b + 2 L, for only the two matrices at the ends of a
-        shard can stick out of it: the bound grows with the bucket and the largest matrix, never with the model.
-        """
-        worst = 0
-        for bucket in layout.buckets:
-            specs = [layout.specs[i] for i in bucket.params if i in muon and dp_rank in layout.owners(bucket, i)]
-            whole = [math.prod(spec.full_shape(tp)) for spec in specs]
-            if not any(i in muon for i in bucket.params):
-                continue
-            grad_dtype = layout.buffers[bucket.buffer_idx].grad_dtype
-            w = ITEM_BYTES[grad_dtype]
-            m = item_bytes or ITEM_BYTES[gather_dtype_name(grad_dtype)]
-            matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
-            worst = max(worst, w * bucket.shard_size + m * (bucket.shard_size + bucket.padded) + matrices)
-        return worst
-
-
-def whole_matrix_bytes(gathered: int, compute: int) -> int:
-    """Return a bound, per element, of what whole matrices take from their gather to their updates.
-
-    2 m + max(p + c, 5 c), with m = `gathered` and c = `compute` bytes per element; see `GatherAll.transient_bytes`.
-    """
-    return 2 * gathered + max(max(gathered, 4) + compute, 5 * compute)
-
-
-def momentum_label(bucket: Bucket) -> str:
-    """Return what the ledger calls the DP gather of this bucket's momentum."""
-    return f"momentum, {bucket.label}"
 
 
 STRATEGY = GatherAll

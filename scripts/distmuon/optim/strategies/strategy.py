@@ -2,13 +2,14 @@
 
 A strategy owns the five moves between momentum and update, mirror images around the mathematics:
 
-    dp_gather    {index: this rank's piece}      -> {index: TP-local matrix}
-    tp_gather    {index: TP-local matrix}        -> {index: whole matrix}
-    newton_schulz
-    tp_shard     {index: whole update}           -> {index: TP-local update}
-    dp_shard     {index: TP-local update}        -> {index: this rank's piece}
+    dp_gather       {index: M[N_dp]}     ->  {index: M[I_tp, J]}     this rank's pieces   ->  TP-local matrices
+    tp_gather       {index: M[I_tp, J]}  ->  {index: M[I, J]}        TP-local matrices    ->  whole matrices
+    newton_schulz   {index: M[I, J]}     ->  {index: O[I, J]}
+    tp_shard        {index: O[I, J]}     ->  {index: O[I_tp, J]}     whole updates        ->  TP-local updates
+    dp_shard        {index: O[I_tp, J]}  ->  {index: O[N_dp]}        TP-local updates     ->  this rank's pieces
 
-`index` is the parameter's place in the map. A *wave* is what travels together: the buckets of one round of moves.
+`index` is the parameter's place in the map. What travels together is a *bucket group*: the buckets of one round.
+A file with a strategy ends in `STRATEGY = TheClass`. What it sends and holds is predicted in `verify.prediction`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from torch import Tensor
 from distmuon.optim.muon import batches, orthogonalize
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Bucket, DistMeta, Layout
-from distmuon.sharding.ledger import Ledger
 
-Wave = tuple[Bucket, ...]
+BucketGroup = tuple[Bucket, ...]
+Tensors = Mapping[int, Tensor]  # by the parameter's place in the map
 
 
 @dataclass(frozen=True)
-class Task:
+class StrategyContext:
     """What every strategy is given.
 
     layout, metas: the map, and this rank's view of it. grid: for the collectives.
@@ -46,7 +47,7 @@ class Task:
     compute_dtype: torch.dtype | str
     batched: bool
 
-    def orthogonalize(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def orthogonalize(self, matrices: Tensors) -> dict[int, Tensor]:
         """Run Newton–Schulz on whole matrices; the same for every strategy that holds them whole."""
         indices, updates = list(matrices), {}
         groups = [self.groups[index] for index in indices]
@@ -61,37 +62,24 @@ class Strategy(Protocol):
     """The five moves, and the rounds in which they are made.
 
     GATHERS_UNREAD: dp_gather makes views of what it gathers and reads none of it, so that the gather need only have
-    been started (see `pipelining`).
+    been started (see `schedules`).
     """
 
     GATHERS_UNREAD: ClassVar[bool]
+    context: StrategyContext
 
-    def __init__(self, task: Task) -> None: ...
-    def waves(self) -> Sequence[Wave]: ...
-    def dp_gather(self, wave: Wave, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]: ...
-    def tp_gather(self, wave: Wave, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]: ...
-    def newton_schulz(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]: ...
-    def tp_shard(self, wave: Wave, updates: Mapping[int, Tensor]) -> dict[int, Tensor]: ...
-    def dp_shard(self, wave: Wave, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]: ...
+    def __init__(self, context: StrategyContext) -> None: ...
+    def bucket_groups(self) -> Sequence[BucketGroup]: ...
+    def dp_gather(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]: ...
+    def tp_gather(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
+    def newton_schulz(self, matrices: Tensors) -> dict[int, Tensor]: ...
+    def tp_shard(self, buckets: BucketGroup, updates: Tensors) -> dict[int, Tensor]: ...
+    def dp_shard(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
 
-    @staticmethod
-    def predict(
-        ledger: Ledger, layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None
-    ) -> None:
-        """Add to `ledger` what DP rank `dp_rank` sends between momentum and update in one step.
 
-        muon: indices of the Muon parameters. item_bytes: of the gather dtype; None: the default, per buffer.
-        """
-
-    @staticmethod
-    def transient_bytes(
-        layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None, compute_bytes: int
-    ) -> int:
-        """Return an upper bound of the bytes that one wave's moves allocate beyond state, parameters and gradients.
-
-        compute_bytes: per element of Newton–Schulz's compute dtype; the rest as in `predict`.
-        """
-        ...
+def momentum_label(bucket: Bucket) -> str:
+    """Return what the ledger calls the DP gather of this bucket's momentum."""
+    return f"momentum, {bucket.label}"
 
 
 def gather_dtype_name(grad_dtype: str) -> str:
