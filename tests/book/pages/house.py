@@ -68,8 +68,10 @@ class House:
                 module = self._absolute(importer, node)
                 for alias in node.names:
                     inner = f"{module}.{alias.name}"
-                    target = (inner, None) if inner in self.paths else (module, alias.name)
-                    yield Arrow(importer, *target, node.lineno)
+                    is_module = inner in self.paths
+                    yield Arrow(
+                        importer, inner if is_module else module, None if is_module else alias.name, node.lineno
+                    )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (job := JOB.fullmatch(node.value)):
                 yield Arrow(importer, job[1], job[2], node.lineno)
 

@@ -236,7 +236,7 @@ def test_a_rule_bites(rule: Callable[[House], list[str]], changed: dict[str, str
             house.strangers,
             {
                 "scripts/distmuon/verify/odd.py": "",
-                "notebooks/02_how.ipynb": "%load x\nfrom distmuon.verify import odd",
+                "notebooks/03_if.ipynb": "%load x\nfrom distmuon.verify import odd",
             },
         ),
         (
