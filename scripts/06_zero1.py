@@ -85,9 +85,9 @@ def follow(world):
     """Take a bucket of eight weights through one step, move by move; return what this rank held, and whose it was."""
     import torch
 
-    from distmuon.optim.sharded_optimizer import Zero1AdamW
+    from distmuon.optim.zero1_adamw import Zero1AdamW
     from distmuon.sharding.grid import Grid
-    from muonbook.provenance import trace
+    from muonbook.provenance import with_sources
 
     grid = Grid.of(world)
     rank, size = grid.dp.rank, grid.dp.size
@@ -109,12 +109,12 @@ def follow(world):
         optimizer.all_gather(bucket)
         return flat.clone()
 
-    mean, mean_sources = trace(reduce_scatter, gradient, rank, size)
+    mean, mean_sources = with_sources(reduce_scatter, gradient, rank, size)
     optimizer.zero_grad()
     weight.grad, old = gradient.clone(), flat[shard].tolist()
     optimizer.step()
     new = flat[shard].clone()
-    whole, whole_sources = trace(all_gather, new, rank, size)
+    whole, whole_sources = with_sources(all_gather, new, rank, size)
     return world.gather({
         "gradient": gradient.tolist(), "mean": mean, "mean_sources": mean_sources,
         "old": old, "new": new.tolist(), "whole": whole, "whole_sources": whole_sources,

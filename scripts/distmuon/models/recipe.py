@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from distmuon.launch import UsageError
+from distmuon.launch import UsageError, choices
 from distmuon.optim import strategies
 
 if TYPE_CHECKING:  # not at run time: a wrong argument is answered without importing torch
@@ -17,6 +18,16 @@ DTYPES = ("float32", "bfloat16", "float64")
 STRATEGIES = tuple(strategies.names())
 FLOAT64_BOUND, CONTROL_FACTOR = 1e-10, 4.0  # what a certificate allows: of the movement; times the control
 TRAINING_ROWS = 1500  # digits; the other 297 are held out
+ARGUMENTS: dict[str, tuple[type, str, str]] = {  # of a worker: type, what stands for a value in --help, words
+    "steps": (int, "N", "training steps"),
+    "batch": (int, "ROWS", "digits per step, over all ranks; a multiple of --micro-batches"),
+    "micro_batches": (int, "N", "pieces of a batch, over all ranks; a multiple of --dp"),
+    "optimizer": (str, choices(OPTIMIZERS), "for the hidden matrices; the rest always goes to AdamW"),
+    "dtype": (str, choices(DTYPES), "of the model; master weights are float32 or wider"),
+    "bucket_size": (int, "N", "elements in a bucket of the map"),
+    "lr": (float, "RATE", "learning rate, for Muon and AdamW alike"),
+    "seed": (int, "N", "of weights, batches and made-up gradients"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,12 @@ class Recipe:
     weight_decay: float = 0.1
     bucket_size: int = 16_384
     seed: int = 0
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, **fixed: Any) -> Recipe:
+        """Return the recipe that a worker's arguments ask for; what they leave open is the default, or `fixed`."""
+        chosen = {name: value for name, value in vars(arguments).items() if name in cls.__dataclass_fields__}
+        return cls(**chosen | fixed)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -102,3 +119,12 @@ class Recipe:
         micro_batches = dp * near(self.micro_batches / dp, TRAINING_ROWS // dp)
         batch = micro_batches * near(self.batch / micro_batches, TRAINING_ROWS // micro_batches)
         return f"--batch {batch} --micro-batches {micro_batches}"
+
+
+def add_arguments(group: argparse._ArgumentGroup, *names: str, **defaults: Any) -> None:
+    """Add these of the `ARGUMENTS` to a worker's parser. defaults: where this worker's are not the recipe's own."""
+    for name in names:
+        kind, metavar, words = ARGUMENTS[name]
+        default = defaults.get(name, getattr(Recipe, name))
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(option, type=kind, metavar=metavar, default=default, help=f"{words} (default: {default})")

@@ -12,21 +12,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from muonbook.figures.style import (
-    INK,
-    MARGIN,
-    MUTED,
-    ROW,
-    TITLE,
-    WIDTH,
-    Block,
-    box,
-    dp_colour,
-    mix,
-    page,
-    put,
-    text_block,
-)
+from muonbook.figures.style import INK, MARGIN, MUTED, ROW, WIDTH, Block, box, card, dp_colour, mix, put, text_block
 
 MOST = 5  # ranks that fit on a card
 LABELS, BETWEEN, HIGH = 54.0, 12.0, 24.0  # room for the names of moves, between ranks, of a chunk
@@ -62,14 +48,14 @@ def draw_ring(n: int) -> Figure:
         raise ValueError(f"a ring of {n} ranks: from 2 to {MOST} fit on the card.")
     states, moves = ring_states(n), n - 1
     across = min(28.0, (WIDTH - 2 * MARGIN - LABELS - (n - 1) * BETWEEN) / n**2)
-    blocks = [text_block(f"A ring of {n} ranks, move by move", TITLE), _heads(n, across)]
+    blocks = [_heads(n, across)]
     for number, state in enumerate(states):
         blocks.append(_row("start" if number == 0 else f"move {number}", state, across))
         if number == moves:
             blocks.append(text_block("↑ added up: one finished chunk per rank, as after reduce_scatter"))
     blocks.append(text_block("↑ handed on: every chunk finished on every rank, as after all_reduce"))
     blocks.append(text_block("A stripe: that rank is in the sum. Framed: goes right next."))
-    return page(blocks)
+    return card(f"A ring of {n} ranks, move by move", "", *blocks)
 
 
 def describe_ring(n: int) -> str:

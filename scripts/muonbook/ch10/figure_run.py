@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,22 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from distmuon.models.recipe import CONTROL_FACTOR, FLOAT64_BOUND
 from distmuon.sharding.layout import Layout
-from muonbook.figures.style import (
-    INK,
-    MARGIN,
-    MUTED,
-    TEXT,
-    TITLE,
-    WIDTH,
-    Block,
-    box,
-    count,
-    in_bytes,
-    inset,
-    page,
-    put,
-    text_block,
-)
+from muonbook.figures.style import INK, MARGIN, MUTED, TEXT, TITLE, WIDTH, Block, box, count, in_bytes, inset, page
+
+from muonbook.figures.style import put, save, text_block  # isort: skip
 from muonbook.figures.virtual_map import map_blocks
 
 
@@ -62,6 +50,12 @@ def describe_run(result: dict[str, Any]) -> str:
     loss = f"loss from {losses[0]:.4g} to {losses[-1]:.4g} in {count(len(losses), 'step')}" if losses else "no steps"
     counted, predicted = (in_bytes(sum(pair[part] for pair in sent)) for part in (0, 1))
     return f"{run}: {loss}; {_verdict(result)[0][2:]}. Each rank sends {counted} per step, predicted {predicted}."
+
+
+def save_run(result: dict[str, Any], layout: Layout, tp: int, path: str) -> None:
+    """Draw a run into the file `path`, whose folders are made; arguments and errors as for `draw_run`."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    save(draw_run(result, layout, tp), path, describe_run(result))
 
 
 def _verdict(result: dict[str, Any]) -> list[str]:

@@ -165,8 +165,8 @@ def paint_matrix(
     for part in parts:
         colour = dp_colour(part.dp)
         at = (x + part.column * scale, y + part.row * scale, part.columns * scale, part.rows * scale)
-        looks = {"ec": hatch_on(colour), "hatch": TP_HATCHES[part.tp % 8]}
-        box(axes, *at, colour, gid=f"{ident}-from-dp{part.dp}-tp{part.tp}", **looks)
+        gid, hatch = f"{ident}-from-dp{part.dp}-tp{part.tp}", TP_HATCHES[part.tp % 8]
+        box(axes, *at, colour, ec=hatch_on(colour), hatch=hatch, gid=gid)
 
 
 def rank_key(dp_ranks: Iterable[int], tp: int) -> Block:

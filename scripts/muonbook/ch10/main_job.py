@@ -1,9 +1,11 @@
-"""The main job's result, as one dictionary and as one page: what worker 10 prints, writes and draws."""
+"""The main job: what every rank runs, and its result as one dictionary, one page and one picture."""
 
 from __future__ import annotations
 
+import copy
 import os
 import textwrap
+from argparse import Namespace
 from typing import Any
 
 import torch
@@ -11,14 +13,47 @@ import torch
 from distmuon import launch
 from distmuon.launch import session
 from distmuon.models.digits import digits
-from distmuon.models.recipe import Recipe
+from distmuon.models.recipe import CONTROL_FACTOR, FLOAT64_BOUND, Recipe
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout
+from distmuon.sharding.ledger import Ledger
 from distmuon.verify import training
-from distmuon.verify.certificate import Certificate, judge
-from muonbook import report
+from distmuon.verify.certificate import EXACT_STEPS, Certificate, gather_evidence, judge
+from muonbook.report import machine, plural, progress
 
 FEW_STEPS = 10  # below, a control may not have flipped a single rounding to bf16 yet while the sharded run has
+
+
+def work(world: launch.World, recipe: Recipe) -> dict[str, Any] | None:
+    """Run on every rank: train, keep the ledger, and hand over to rank 0 what the certificate needs."""
+    grid = Grid.of(world)
+    grid.world.all_reduce(torch.zeros(1, device=grid.device), "first collective")
+    start_seconds = launch.seconds_since(world.started)
+    data, _ = digits(grid, recipe.seed)
+    grid.ledger.clear()
+    with progress(recipe.steps, world.rank) as tick:
+        run = training.train_on_grid(recipe, grid, data, tick)
+    ledgers = world.gather(copy.deepcopy(grid.ledger))
+    evidence = gather_evidence(recipe, grid, data, run)
+    if world.rank != 0:
+        return None
+    return {"evidence": evidence, "ledgers": ledgers, "start_seconds": start_seconds, "world": world}
+
+
+def tell(handed_over: dict[str, Any], recipe: Recipe, arguments: Namespace) -> tuple[bool, dict[str, Any]]:
+    """Judge the run; print its page and its verdict, and draw it where --figure asks for it."""
+    layout, _, _ = training.plan_run(recipe, arguments.dp, arguments.tp)
+    result, judged = summarize(recipe, handed_over, arguments.threads)
+    if not arguments.quiet:
+        print("\n".join(page(recipe, result, judged, layout)))
+    if arguments.figure:
+        from muonbook.ch10.figure_run import save_run  # not at the top: ranks need no matplotlib, and it takes a while
+
+        save_run(result, layout, arguments.tp, arguments.figure)
+        print(f"Picture: {arguments.figure}")
+    verdict = "Verified: the sharded run is the single-process run."
+    print(verdict if result["passed"] else "NOT verified: see FAIL above, or run again without --quiet.")
+    return result["passed"], result
 
 
 def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tuple[dict[str, Any], Certificate]:
@@ -43,7 +78,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         "strategy": recipe.strategy,
         "steps": recipe.steps,
         "seed": recipe.seed,
-        "machine": report.machine(),
+        "machine": machine(),
         "losses": evidence.run.losses,
         "reference_losses": judged.reference.losses,
         "accuracy": training.accuracy(recipe, evidence.run.parameters, held_out),
@@ -53,7 +88,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         "relative_difference": judged.relative_difference,
         "control_relative_difference": judged.control_relative_difference,
         "replicas_agree": judged.replicas_agree,
-        "ledger": report.ledger_rows(handed_over["ledgers"], predicted),
+        "ledger": ledger_rows(handed_over["ledgers"], predicted),
         "ledger_differences": [
             f"rank {rank}: {line}"
             for rank, (counted, expected) in enumerate(zip(handed_over["ledgers"], predicted, strict=True))
@@ -78,20 +113,20 @@ def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: La
         return f"loss {losses[0]:.2f} -> {losses[-1]:.2f}, held-out accuracy {accuracy:.0%}"
 
     return [
-        f"Grid: {dp} DP x {tp} TP = {report.plural(dp * tp, 'rank')}, {result['backend']} on {result['device']}, "
+        f"Grid: {dp} DP x {tp} TP = {plural(dp * tp, 'rank')}, {result['backend']} on {result['device']}, "
         f"{recipe.dtype}, {recipe.optimizer}.",
-        textwrap.fill(f"Virtual map: {report.map_in_words(layout, tp)}", 100, subsequent_indent="  "),
+        textwrap.fill(f"Virtual map: {map_in_words(layout, tp)}", 100, subsequent_indent="  "),
         "",
-        f"Training: {report.plural(recipe.steps, 'step')} of {recipe.batch} handwritten digits.",
+        f"Training: {plural(recipe.steps, 'step')} of {recipe.batch} handwritten digits.",
         f"  on the grid      {outcome(result['losses'], result['accuracy'])}",
         f"  in one process   {outcome(result['reference_losses'], result['reference_accuracy'])}",
         "",
         "Certificates: is it the same training?",
-        *report.certificate_lines(judged, recipe.steps, dp * tp),
+        *certificate_lines(judged, recipe.steps, dp * tp),
         *luck,
         "",
         "Bytes that a rank sends per step, mean over ranks:",
-        *report.byte_lines(result["ledger"], dp * tp, recipe.steps),
+        *byte_lines(result["ledger"], dp * tp, recipe.steps),
         *(wrong or ["  every rank, bucket and collective: counted = predicted"] * bool(result["ledger"])),
         "",
         _time(result),
@@ -103,7 +138,75 @@ def _time(result: dict[str, Any]) -> str:
     if result["reference_seconds_per_step"] is None:
         return "Time: not compared under torchrun, whose other ranks still run while one process trains."
     ratio = result["seconds_per_step"] / result["reference_seconds_per_step"]
-    caveat = f" ({report.plural(ranks, 'rank')} on {os.cpu_count()} cores, over loopback: no word on a cluster.)"
+    caveat = f" ({plural(ranks, 'rank')} on {os.cpu_count()} cores, over loopback: no word on a cluster.)"
     return f"Time: a step takes {ratio:.1f} x as long as in one process." + (
         caveat if result["device"] == "cpu" and ranks > 1 else ""
     )
+
+
+def ledger_rows(counted: list[Ledger], predicted: list[Ledger]) -> list[dict[str, Any]]:
+    """Return the JSON form of all ranks' ledgers: one row per rank, collective and group, labels summed."""
+    rows = []
+    for rank, (mine, theirs) in enumerate(zip(counted, predicted, strict=True)):
+        for op, group in dict.fromkeys([*theirs.by_collective(), *mine.by_collective()]):
+            traffic = mine.total(op=op, group=group)
+            rows.append({"rank": rank, "op": op, "group": group} | traffic._asdict()
+                        | {"predicted_sent_bytes": theirs.total(op=op, group=group).sent_bytes})  # fmt: skip
+    return rows
+
+
+def map_in_words(layout: Layout, tp: int) -> str:
+    """Return the virtual map in a sentence or two."""
+    padding = sum(bucket.padded - bucket.numel for bucket in layout.buckets)
+    numel = sum(bucket.numel for bucket in layout.buckets)
+    straddling = sum(len(layout.owners(bucket, i)) > 1 for bucket in layout.buckets for i in bucket.params)
+    sizes = ", ".join(f"{bucket.padded:,}" for bucket in layout.buckets)
+    where = f" on each of {tp} TP ranks" if tp > 1 else ""
+    shards = f"is cut into {layout.dp} shards" if layout.dp > 1 else "is one shard"
+    sentences = [
+        f"{plural(len(layout.specs), 'parameter')} of {numel:,} elements{where},",
+        f"laid out in {plural(len(layout.buffers), 'buffer')} and {plural(len(layout.buckets), 'bucket')} of {sizes};",
+        f"each bucket {shards}, with {plural(padding, 'element')} of padding in all.",
+        f"Straddling a shard boundary: {plural(straddling, 'parameter') if straddling else 'no parameter'}.",
+    ]
+    return " ".join(sentences)
+
+
+def certificate_lines(certificate: Certificate, steps: int, ranks: int) -> list[str]:
+    """Return one line per verdict: what was compared, what came out, what is allowed."""
+    c = certificate
+    texts = {
+        "exact": (f"{plural(EXACT_STEPS, 'step')} on the same gradients", "bitwise equal" if c.exact else "not equal"),
+        "float64": (
+            f"{plural(steps, 'step')}, difference / movement",
+            f"{c.float64_relative_difference:.0e}, at most {FLOAT64_BOUND:.0e}",
+        ),
+        c.dtype if c.dtype != "float64" else "": (
+            f"{plural(steps, 'step')}, difference / movement",
+            f"{c.relative_difference:.0e}, at most {CONTROL_FACTOR:g} x control ({c.control_relative_difference:.0e})",
+        ),
+        "replicas": (
+            f"whole parameters, as seen by {plural(ranks, 'rank')}",
+            "bitwise equal" if c.replicas_agree else "not equal",
+        ),
+    }
+    return [
+        f"  {name:9s} {texts[name][0]:37s} {texts[name][1]:35s} {'pass' if passed else 'FAIL'}"
+        for name, passed in sorted(c.verdicts.items(), key=lambda item: list(texts).index(item[0]))
+    ]
+
+
+def byte_lines(rows: list[dict[str, Any]], ranks: int, steps: int) -> list[str]:
+    """Return the byte table: what a rank sends per step, mean over ranks, predicted beside counted."""
+    if not rows:
+        return ["  none: one process has nobody to send to"]
+    lines = [f"  {'collective':16s}{'group':8s}{'calls':>8s}{'predicted':>14s}{'counted':>14s}"]
+    sums: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        total = sums.setdefault((row["op"], row["group"]), [0.0, 0.0, 0.0])
+        for position, key in enumerate(("calls", "predicted_sent_bytes", "sent_bytes")):
+            total[position] += row[key] / (ranks * steps)
+    for (op, group), (calls, predicted, counted) in sums.items():
+        lines.append(f"  {op:16s}{group:8s}{calls:8.1f}{predicted:14,.0f}{counted:14,.0f}")
+    predicted, counted = (sum(total[i] for total in sums.values()) for i in (1, 2))
+    return [*lines, f"  {'all':24s}{sum(t[0] for t in sums.values()):8.1f}{predicted:14,.0f}{counted:14,.0f}"]

@@ -11,29 +11,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from distmuon.sharding.layout import Bucket, Layout
-from muonbook.figures.style import (
-    CARD,
-    INK,
-    LEFT,
-    MARGIN,
-    MUTED,
-    PADDING,
-    ROW,
-    STRIP,
-    TEXT,
-    TITLE,
-    TP_HATCHES,
-    WIDTH,
-    Block,
-    box,
-    count,
-    dp_colour,
-    mix,
-    page,
-    put,
-    text_block,
-    wide,
-)
+from muonbook.figures.style import CARD, INK, LEFT, MARGIN, MUTED, PADDING, ROW, STRIP, TEXT, TITLE, TP_HATCHES, WIDTH
+
+from muonbook.figures.style import Block, box, count, dp_colour, mix, page, put, text_block, wide  # isort: skip
 
 MAX_STRIPS = 60  # buckets; a longer map is a table, see `Layout.table`
 
@@ -45,9 +25,8 @@ def draw_map(layout: Layout, tp: int = 1, focus: int | None = None, title: str |
     focus: a DP rank whose shards keep their colour while the others fade.
     Raises ValueError for an empty layout, more than 60 buckets, and a `tp` or `focus` that is off the grid.
     """
-    return page(
-        [text_block(title or f"The virtual map: {layout.dp} DP × {tp} TP", TITLE), *map_blocks(layout, tp, focus)]
-    )
+    title = title or f"The virtual map: {layout.dp} DP × {tp} TP"
+    return page([text_block(title, TITLE), *map_blocks(layout, tp, focus)])
 
 
 def describe_map(layout: Layout, tp: int = 1) -> str:
@@ -76,9 +55,8 @@ def map_blocks(layout: Layout, tp: int, focus: int | None) -> list[Block]:
     blocks = [text_block(_size(layout, tp))]
     for bucket in layout.buckets:
         if bucket.bucket_idx == 0:
-            blocks.append(
-                text_block(f"\nbuffer {bucket.buffer_idx}: {layout.buffers[bucket.buffer_idx].param_dtype}", TEXT)
-            )
+            dtype = layout.buffers[bucket.buffer_idx].param_dtype
+            blocks.append(text_block(f"\nbuffer {bucket.buffer_idx}: {dtype}", TEXT))
         blocks += _strip(layout, bucket, tp, focus, STRIP / longest)
     if any(bucket.padded > bucket.numel for bucket in layout.buckets):
         blocks.append(_note("padding, so that all shards of a bucket are equal", padding=True))

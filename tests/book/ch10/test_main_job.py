@@ -21,6 +21,7 @@ from distmuon.optim import strategies
 from distmuon.sharding import layout
 from distmuon.verify import certificate, training
 from muonbook import report
+from muonbook.ch10 import main_job
 
 JOB = str(worlds.ROOT / "scripts" / "10_dp_tp.py")
 SMALL = ["--dp", "2", "--tp", "2", "--steps", "4"]
@@ -328,7 +329,7 @@ def test_nccl_without_a_gpu_is_one_sentence() -> None:
 )  # fmt: skip
 def test_the_map_in_words_says_how_many_in_english(dp: int, tp: int, says: str) -> None:
     specs = [layout.ParamSpec("w", (9,), "float32"), layout.ParamSpec("b", (1,), "float32")]
-    assert report.map_in_words(layout.plan(specs, dp), tp) == says
+    assert main_job.map_in_words(layout.plan(specs, dp), tp) == says
 
 
 def test_the_strategies_that_a_command_accepts_are_those_there_are() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
-from muonbook.provenance import trace
+from muonbook.provenance import with_sources
 
 
 def collectives(world: World) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def collectives(world: World) -> dict[str, Any]:
         "on rank 0 alone": (mine, lambda x: group.all_reduce(x, "shown") if world.rank == 0 else _nothing(group, x)),
     }
     return {
-        name: (tensor.tolist(), *trace(collective, tensor, world.rank, world.size))
+        name: (tensor.tolist(), *with_sources(collective, tensor, world.rank, world.size))
         for name, (tensor, collective) in cases.items()
     }
 

@@ -1,4 +1,4 @@
-"""Collectives drawn as tensors: real values, measured origins, one colour per rank, one hatch per TP rank."""
+"""Collectives drawn as tensors: real values, measured sources, one colour per rank, one hatch per TP rank."""
 
 import json
 from itertools import pairwise
@@ -30,7 +30,7 @@ def reports() -> list[dict[str, Any]]:
 # Origins, measured
 
 
-def test_origins_of_a_gather_are_the_ranks_in_order() -> None:
+def test_sources_of_a_gather_are_the_ranks_in_order() -> None:
     for report in reports():
         _, values, sources = report["all_gather"]
         assert values == [10, 11, 20, 21, 30, 31]
@@ -169,7 +169,7 @@ def test_what_cannot_be_drawn_says_why(before: Any, after: Any, options: Any, me
         draw_collective(before, after, **options)
 
 
-def test_alt_text_tells_values_and_origins() -> None:
+def test_alt_text_tells_values_and_sources() -> None:
     assert describe_collective(cells(OWN), GATHERED, op="all_gather") == (
         "all_gather, drawn as tensors of 3 ranks. Before: rank 0: 10, 11; rank 1: 20, 21; rank 2: 30, 31. After: every "
         "rank holds 10, 11 from rank 0, 20, 21 from rank 1, 30, 31 from rank 2."
