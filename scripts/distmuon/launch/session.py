@@ -1,8 +1,8 @@
 """A run's footprint outside its own memory: one temporary directory, some environment, three signals. All put back.
 
 The directory is the hard part: its owner can be killed by SIGKILL at any moment, and then runs no `finally`. So a shell
-is started with it, the broom. It reads a pipe that only the owner holds; when the pipe closes, for whatever reason, it
-kills the fork server, which may still be importing torch and making files, and removes the directory.
+is started with it, the cleanup process. It reads a pipe that only the owner holds; when the pipe closes, for whatever
+reason, it kills the fork server, which may still be importing torch and making files, and removes the directory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 PRELOAD = ["torch", "torch.distributed.device_mesh", "torch._dynamo"]  # every optimizer imports the last: 1 s, once
-BROOM = """
+CLEANUP = """
 while read -r pid; do server=$pid; done
 kill -9 $server
 rm -rf "$0" || { sleep 1; rm -rf "$0"; }
@@ -43,7 +43,7 @@ def process_start() -> float:
 # ---- The directory ----------------------------------------------------------------------------------------
 
 _directory: str | None = None
-_broom: subprocess.Popen[str] | None = None
+_cleanup: subprocess.Popen[str] | None = None
 
 
 def directory() -> str:
@@ -51,22 +51,22 @@ def directory() -> str:
 
     It outlives a world because the fork server, which the next world reuses, keeps its socket in it.
     """
-    global _directory, _broom
+    global _directory, _cleanup
     if _directory is None or not os.path.isdir(_directory):
         with undisturbed():
             path = tempfile.mkdtemp(prefix="distmuon-")
-            _broom = subprocess.Popen(
-                ["/bin/sh", "-c", BROOM, path],
+            _cleanup = subprocess.Popen(
+                ["/bin/sh", "-c", CLEANUP, path],
                 text=True,
                 bufsize=1,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # whoever reads our output must not wait for the broom
+                stdout=subprocess.DEVNULL,  # whoever reads our output must not wait for it
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 start_new_session=True,  # signals to our process group or terminal must not reach it
             )
             # after multiprocessing's own clean-up at -100, which expects its part of the directory to be there
-            multiprocessing.util.Finalize(None, _broom.communicate, exitpriority=-200)
+            multiprocessing.util.Finalize(None, _cleanup.communicate, exitpriority=-200)
             _directory = path
     return _directory
 
@@ -108,8 +108,8 @@ def start_fork_server() -> None:
     with interrupts_blocked():
         forkserver.ensure_running()
         server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-        if _broom and _broom.stdin:  # there is one if `directory` was called, as it must be
-            _broom.stdin.write(f"{server}\n")
+        if _cleanup and _cleanup.stdin:  # there is one if `directory` was called, as it must be
+            _cleanup.stdin.write(f"{server}\n")
 
 
 # ---- Signals ----------------------------------------------------------------------------------------------

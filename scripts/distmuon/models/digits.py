@@ -17,10 +17,10 @@ DIGITS_ROWS, DIGITS_PIXELS = 1797, 64
 
 
 class Split(NamedTuple):
-    """Images [rows, pixels] with mean 0 and variance 1 over the training rows, and labels [rows] int64."""
+    """Images with mean 0 and variance 1 over the training rows, and their labels."""
 
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # [rows, pixels], float64
+    labels: Tensor  # [rows], int64
 
 
 def digits(grid: Grid, seed: int, held_out: int = DIGITS_ROWS - TRAINING_ROWS) -> tuple[Split, Split]:
@@ -28,7 +28,7 @@ def digits(grid: Grid, seed: int, held_out: int = DIGITS_ROWS - TRAINING_ROWS) -
 
     Rank 0 reads them and broadcasts: scikit-learn takes a second to import, which eight ranks need not all spend.
     """
-    table = torch.zeros(DIGITS_ROWS, DIGITS_PIXELS + 1, dtype=torch.float64, device=grid.device)
+    table = torch.zeros(DIGITS_ROWS, DIGITS_PIXELS + 1, dtype=torch.float64, device=grid.device)  # pixels, label
     if grid.world.rank == 0:
         from sklearn.datasets import load_digits
 
@@ -42,8 +42,8 @@ def digits(grid: Grid, seed: int, held_out: int = DIGITS_ROWS - TRAINING_ROWS) -
     return tuple(Split((t[:, :-1] - mean) / std, t[:, -1].long()) for t in (train, rest))  # type: ignore[return-value]
 
 
-def batch_rows(step: int, batch: int, rows: int, seed: int) -> Tensor:
-    """Return the row numbers [batch] of global batch `step`: the same on every rank and on every grid."""
+def batch_rows(step: int, batch: int, rows: int, seed: int) -> Tensor:  # [batch]
+    """Return the row numbers of global batch `step`: the same on every rank and on every grid."""
     per_epoch = rows // batch
     epoch, position = divmod(step, per_epoch)
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed + 1 + epoch))

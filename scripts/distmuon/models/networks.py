@@ -1,6 +1,6 @@
-"""The one MLP and the one transformer of the project, cut over TP by the layers of `tensor_parallel`, and a small CNN.
+"""The one MLP and the one transformer of the project, cut over TP by the layers of `tensor_parallel`.
 
-The first two are built on any grid from the same whole weights: `initial_weights` draws them once per seed, on every
+Both are built on any grid from the same whole weights: `initial_weights` draws them once per seed, on every
 rank alike.
 """
 
@@ -21,7 +21,7 @@ ALONE = Group("tp")  # T = 1: the layers are then plain linear layers
 
 
 class MLP(nn.Module):
-    """[rows, widths[0]] -> [rows, widths[-1]] with ReLU between.
+    """Linear layers with ReLU between.
 
     widths: features per layer, for instance (64, 256, 128, 128, 10). Hidden layers are cut over TP in pairs, column
     then row parallel; an odd one left over, and the head, are replicated.
@@ -42,7 +42,10 @@ class MLP(nn.Module):
         self.head = nn.Linear(widths[-2], widths[-1])
         mark_replicated(self)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,  # [rows, widths[0]]
+    ) -> Tensor:  # [rows, widths[-1]]
         for layer in self.layers:
             x = F.relu(layer(x))
         return self.head(x)
@@ -77,10 +80,13 @@ class Block(nn.Module):
         self.up = ColumnParallelLinear(width, 4 * width, tp, bias=False, name=f"{name}.up")
         self.down = RowParallelLinear(4 * width, width, tp, bias=False, name=f"{name}.down")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,  # [batch, length, width]
+    ) -> Tensor:  # [batch, length, width]
         batch, length, _ = x.shape
         y = self.query.copy_in(self.norm1(x))
-        q, k, v = (
+        q, k, v = (  # each [batch, heads / T, length, head width]
             layer(y, copied=True).view(batch, length, self.heads, -1).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
@@ -90,7 +96,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A small decoder-only transformer: token ids [batch, length] -> logits [batch, length, vocabulary].
+    """A small decoder-only transformer.
 
     Embeddings, norms and head are replicated over TP, blocks are cut. The head is not tied to the embedding.
     """
@@ -104,7 +110,10 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         mark_replicated(self)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,  # [batch, length], tokens
+    ) -> Tensor:  # [batch, length, vocabulary], logits
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
@@ -119,43 +128,8 @@ class Transformer(nn.Module):
                 ledger.record("all_reduce", "tp", tp, payload, layer.name)
 
 
-class Convolution(nn.Module):
-    """A convolution of 3 x 3 whose weight is held as the matrix [outputs, 9 inputs] that Muon takes it for.
-
-    [rows, inputs, height, width] -> [rows, outputs, height, width]
-    """
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, 9 * inputs))
-        self.bias = nn.Parameter(torch.empty(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(x, self.weight.view(len(self.weight), -1, 3, 3), self.bias, padding=1)
-
-
-class CNN(nn.Module):
-    """A small network for CIFAR-10: [rows, 3, 32, 32] -> [rows, 10]. Not cut over TP.
-
-    Three convolutions, each with ReLU and 2 x 2 max pooling, then two linear layers with dropout between: the sizes of
-    JenWei0312/Muon_Tutorial.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolutions = nn.ModuleList(Convolution(*sizes) for sizes in ((3, 32), (32, 64), (64, 128)))
-        self.hidden = nn.Linear(128 * 4 * 4, 512)
-        self.dropout = nn.Dropout(0.5)
-        self.head = nn.Linear(512, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for convolution in self.convolutions:
-            x = F.max_pool2d(F.relu(convolution(x)), 2)
-        return self.head(self.dropout(F.relu(self.hidden(x.flatten(1)))))
-
-
-def initial_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Return whole weights for `model`, built with T = 1: {name: float64}, the same for one seed on every rank.
+def initial_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:  # name -> W[I, J], float64
+    """Return whole weights for `model`, built with T = 1: the same for one seed on every rank.
 
     Matrices are normal with variance 1 / inputs (2 / inputs would suit ReLU better, but serves GELU worse), embeddings
     have standard deviation 0.02 (GPT-2), norms start at 1 and biases at 0.

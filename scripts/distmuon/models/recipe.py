@@ -80,9 +80,11 @@ class Recipe:
 
     def check(self, dp: int, tp: int) -> Recipe:
         """Return the recipe if it fits a dp x tp grid; raise UsageError, naming the value and the remedy, if not."""
-        for name, known in (("optimizer", OPTIMIZERS), ("dtype", DTYPES), ("strategy", STRATEGIES)):
+        for name, known in (("optimizer", OPTIMIZERS), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise UsageError(f"--{name} {getattr(self, name)} is unknown; choose one of {', '.join(known)}.")
+        if wrong := strategies.complaint(self.strategy):
+            raise UsageError(f"--strategy {self.strategy}: {wrong}.")
         if not 0 < self.lr < float("inf"):
             raise UsageError(f"--lr {self.lr:g}: must be a positive number.")
         if not 0 <= self.seed < 2**63:

@@ -38,15 +38,23 @@ MUON_DEFAULTS: dict[str, Any] = dict(
 # ---- The arithmetic ---------------------------------------------------------------------------------------
 
 
-def momentum_(buffer: Tensor, gradient: Tensor, momentum: float, nesterov: bool = True, kind: str = "sum") -> Tensor:
+def momentum_(
+    buffer: Tensor,  # M, [...]: a matrix or a flat shard of it; overwritten
+    gradient: Tensor,  # G, [...]
+    momentum: float,  # mu
+    nesterov: bool = True,
+    kind: str = "sum",
+) -> Tensor:  # U, [...]
     """Update the momentum `buffer` in place; return what Newton–Schulz is fed, a new tensor of the same shape.
 
     kind: "sum", M <- mu M + G (the paper), or "average", M <- mu M + (1 - mu) G (torch, Jordan's code). With Nesterov
     the second applies the same rule once more. The two differ by the factor 1 - mu, which Newton–Schulz divides out.
     """
     if kind == "average":
+        # M_t = mu M_{t-1} + (1 - mu) G_t;  U_t = mu M_t + (1 - mu) G_t
         buffer.lerp_(gradient, 1 - momentum)
         return gradient.lerp(buffer, momentum) if nesterov else buffer.clone()
+    # M_t = mu M_{t-1} + G_t;  U_t = mu M_t + G_t
     buffer.mul_(momentum).add_(gradient)
     return gradient.add(buffer, alpha=momentum) if nesterov else buffer.clone()
 
@@ -60,28 +68,43 @@ def scale(shape: Sequence[int], kind: str = "match_rms") -> float:
     """
     a, b = shape
     if kind == "match_rms":
+        # 0.2 sqrt(max(A, B))
         return 0.2 * math.sqrt(max(a, b))
+    # sqrt(max(1, A / B))
     return math.sqrt(max(1.0, a / b)) if b else 1.0
 
 
-def decay_(weight: Tensor, lr: float, weight_decay: float) -> None:
-    """Decoupled weight decay in place: W <- (1 - lr lambda) W."""
+def decay_(
+    weight: Tensor,  # W, [...]; overwritten
+    lr: float,
+    weight_decay: float,  # lambda
+) -> None:
+    """Take decoupled weight decay in place."""
+    # W <- (1 - lr lambda) W
     weight.mul_(1 - lr * weight_decay)
 
 
-def apply_(weight: Tensor, update: Tensor, lr: float, factor: float) -> None:
-    """Take the step in place: W <- W - lr factor O, in the dtype of `weight`."""
+def apply_(
+    weight: Tensor,  # W, [...]; overwritten
+    update: Tensor,  # O, [...], of any dtype
+    lr: float,
+    factor: float,  # scale(A, B)
+) -> None:
+    """Take the step in place, in the dtype of `weight`."""
+    # W <- W - lr scale(A, B) O
     weight.add_(update.to(weight.dtype), alpha=-lr * factor)
 
 
 def orthogonalize(
-    inputs: Sequence[Tensor], group: dict[str, Any], compute_dtype: torch.dtype | str = "auto"
-) -> Sequence[Tensor]:
+    inputs: Sequence[Tensor],  # n matrices [A, B]
+    group: dict[str, Any],
+    compute_dtype: torch.dtype | str = "auto",
+) -> Sequence[Tensor]:  # n matrices [A, B]
     """Run Newton–Schulz on whole matrices [A, B] of one shape, under one group's `ns_steps` and `ns_coefficients`.
 
     The inputs are used up: a matrix that comes alone is overwritten by its result.
     """
-    stack = torch.stack(list(inputs)) if len(inputs) > 1 else inputs[0].unsqueeze(0)
+    stack = torch.stack(list(inputs)) if len(inputs) > 1 else inputs[0].unsqueeze(0)  # [n, A, B]
     return newton_schulz_(stack, group["ns_steps"], group["ns_coefficients"], compute_dtype).unbind()
 
 
@@ -170,7 +193,11 @@ class Muon(torch.optim.Optimizer):
             decay_(p, group["lr"], group["weight_decay"])
             apply_(p, update, group["lr"], scale(p.shape, group["scale"]))
 
-    def _momentum(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+    def _momentum(
+        self,
+        p: Tensor,  # [A, B]
+        group: dict[str, Any],
+    ) -> Tensor:  # U, [A, B]
         """Update the momentum of `p`; return what Newton–Schulz is fed."""
         assert p.grad is not None
         state = self.state[p]

@@ -85,11 +85,11 @@ def fast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 
 
 def newton_schulz(
-    matrices: Tensor,
+    matrices: Tensor,  # [..., A, B]
     steps: int = 5,
     coefficients: str | Quintic | Sequence[Quintic] = "muon",
     compute_dtype: torch.dtype | str = "auto",
-) -> Tensor:
+) -> Tensor:  # [..., A, B]
     """Orthogonalize one matrix, or a batch of them: return about U V^T for each M = U S V^T.
 
     matrices: [..., A, B], real floating point; all leading dimensions are batch. Any of them may be 0.
@@ -107,11 +107,11 @@ def newton_schulz(
 
 
 def newton_schulz_(
-    matrices: Tensor,
+    matrices: Tensor,  # [..., A, B]; overwritten
     steps: int = 5,
     coefficients: str | Quintic | Sequence[Quintic] = "muon",
     compute_dtype: torch.dtype | str = "auto",
-) -> Tensor:
+) -> Tensor:  # [..., A, B], the same tensor
     """Orthogonalize in place, for callers who need the input no more: optimizers. See `newton_schulz`."""
     if matrices.ndim < 2:
         raise ValueError(f"Newton–Schulz needs matrices, got a tensor of shape {tuple(matrices.shape)}.")
@@ -129,8 +129,8 @@ def newton_schulz_(
         return matrices.copy_(x)
     x = x.to(dtype)  # X_0 = M / ||M||_F, so that every singular value is at most 1
     tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x  # X X^T is then the smaller Gram matrix
-    x = x.reshape(-1, *x.shape[-2:])
+    x = x.mT if tall else x  # [..., a, b], a <= b: X X^T is then the smaller Gram matrix
+    x = x.reshape(-1, *x.shape[-2:])  # [n, a, b]
     if len(x) == 1:
         x = _iterate(x[0], schedule)
     elif batching_pays(x[0]):
@@ -141,7 +141,9 @@ def newton_schulz_(
     return matrices.copy_(x.view(matrices.shape))
 
 
-def batching_pays(matrix: Tensor) -> bool:
+def batching_pays(
+    matrix: Tensor,  # [A, B]
+) -> bool:
     """Return whether several matrices of this size run faster as one batched product than one after the other.
 
     Small products are dominated by the cost of launching them. Large ones gain nothing, and stacking them is a copy.
@@ -149,20 +151,28 @@ def batching_pays(matrix: Tensor) -> bool:
     return matrix.numel() <= (BATCHED_ON_GPU if matrix.is_cuda else BATCHED_ON_CPU)
 
 
-def _iterate(x: Tensor, schedule: Sequence[Quintic]) -> Tensor:
-    """Apply the quintics to one matrix [a, b] or a batch [n, a, b], a <= b."""
+def _iterate(
+    x: Tensor,  # [a, b] or [n, a, b], a <= b
+    schedule: Sequence[Quintic],
+) -> Tensor:  # as x
+    """Apply the quintics to one matrix or a batch."""
     multiply_add = torch.addmm if x.ndim == 2 else torch.baddbmm
     for a, b, c in schedule:
-        gram = x @ x.mT  # A = X X^T
-        polynomial = multiply_add(gram, gram, gram, beta=b, alpha=c)  # b A + c A^2
-        x = multiply_add(x, polynomial, x, beta=a)  # a X + (b A + c A^2) X
+        # A = X X^T                     [n, a, a]
+        gram = x @ x.mT
+        # b A + c A^2                   [n, a, a]
+        polynomial = multiply_add(gram, gram, gram, beta=b, alpha=c)
+        # X <- a X + (b A + c A^2) X    [n, a, b]
+        x = multiply_add(x, polynomial, x, beta=a)
     return x
 
 
-def unit_frobenius_(x: Tensor) -> Tensor:
+def unit_frobenius_(
+    x: Tensor,  # [..., A, B], float32 or wider, not empty; overwritten
+) -> Tensor:  # [..., A, B], the same tensor
     """Divide each matrix by its Frobenius norm, in place, safe at any scale; zero stays zero, infinity becomes NaN.
 
-    x: [..., A, B], non-empty, float32 or wider. The squares of 1e-30 are below the smallest float32, and an epsilon in
+    The squares of 1e-30 are below the smallest float32, and an epsilon in
     their place would make the result depend on the scale. So the largest entry's power of two is divided out first,
     which rounds nothing. On a CPU that is left out where it is not needed; on a GPU looking would stall the stream.
     """
@@ -186,21 +196,27 @@ def flops(shape: Sequence[int], steps: int = 5) -> int:
 # ---- Diagnostics: slow, exact, for looking ----------------------------------------------------------------
 
 
-def singular_values(matrices: Tensor) -> Tensor:
-    """Return the singular values of [..., A, B], largest first, in float64: [..., min(A, B)]."""
+def singular_values(
+    matrices: Tensor,  # [..., A, B]
+) -> Tensor:  # [..., min(A, B)], float64
+    """Return the singular values, largest first."""
     return torch.linalg.svdvals(matrices.double())
 
 
-def orthogonality_error(matrices: Tensor) -> Tensor:
-    """Return ||X X^T - I||_F / sqrt(min(A, B)) of [..., A, B], rows and columns swapped if tall: [...], float64."""
+def orthogonality_error(
+    matrices: Tensor,  # X, [..., A, B]
+) -> Tensor:  # [...], float64
+    """Return ||X X^T - I||_F / sqrt(min(A, B)), rows and columns swapped if X is tall."""
     x = matrices.double()
     x = x.mT if x.shape[-2] > x.shape[-1] else x
     identity = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
     return torch.linalg.matrix_norm(x @ x.mT - identity) / max(x.shape[-2], 1) ** 0.5
 
 
-def polar_factor(matrices: Tensor) -> Tensor:
-    """Return U V^T by singular value decomposition, in float64: what Newton–Schulz approximates.
+def polar_factor(
+    matrices: Tensor,  # U S V^T, [..., A, B]
+) -> Tensor:  # U V^T, [..., A, B], float64
+    """Return the polar factor by singular value decomposition: what Newton–Schulz approximates.
 
     Singular values below 1e-9 of the largest stay 0, because their directions are chance: a row of zeros gives one.
     """
@@ -209,8 +225,11 @@ def polar_factor(matrices: Tensor) -> Tensor:
     return (u * spoken[..., None, :]) @ vt
 
 
-def cosine_to_polar(matrices: Tensor, orthogonalized: Tensor) -> Tensor:
-    """Return the cosine between `orthogonalized` and the exact polar factor of `matrices`: [...], float64."""
+def cosine_to_polar(
+    matrices: Tensor,  # [..., A, B]
+    orthogonalized: Tensor,  # [..., A, B]
+) -> Tensor:  # [...], float64
+    """Return the cosine between `orthogonalized` and the exact polar factor of `matrices`."""
     exact, found = polar_factor(matrices), orthogonalized.double()
     norms = torch.linalg.matrix_norm(exact) * torch.linalg.matrix_norm(found)
     return (exact * found).sum(dim=(-2, -1)) / norms

@@ -85,8 +85,8 @@ class ShardedBuffers:
         for bucket in self.buckets:
             self.masters[bucket].copy_(self.parameters_of(bucket)[1])
 
-    def gradient_of(self, index: int) -> Tensor:
-        """Return the whole, unreduced gradient of parameter `index` as this rank has accumulated it: TP-local shape."""
+    def gradient_of(self, index: int) -> Tensor:  # G[I_tp, J]{U_dp}
+        """Return the whole, unreduced gradient of parameter `index` as this rank has accumulated it."""
         meta = self.metas[index]
         return self.flat_gradients[meta.buffer_idx][meta.global_range.as_slice].view(meta.shape)
 

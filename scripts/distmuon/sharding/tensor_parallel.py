@@ -80,7 +80,11 @@ class ColumnParallelLinear(_SplitLinear):
     def copy_in(self, x: Tensor) -> Tensor:
         return CopyToTP.apply(x, self.group, self.name)
 
-    def forward(self, x: Tensor, copied: bool = False) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,  # [..., in]
+        copied: bool = False,
+    ) -> Tensor:  # [..., out / T]
         return F.linear(x if copied else self.copy_in(x), self.weight, self.bias)
 
 
@@ -89,7 +93,10 @@ class RowParallelLinear(_SplitLinear):
 
     split_dim = 1
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,  # [..., in / T]
+    ) -> Tensor:  # [..., out]
         y = SumOverTP.apply(F.linear(x, self.weight), self.group, self.name)
         return y if self.bias is None else y + self.bias
 
@@ -117,15 +124,19 @@ def tp_split_dim(parameter: Tensor) -> int | None:
     return getattr(parameter, "tp_split_dim", None)
 
 
-def load_slices(model: nn.Module, full: Mapping[str, Tensor], group: Group) -> None:
-    """Fill a TP-local model from the whole parameters `full`, {name: tensor}: this rank's slice of each."""
+def load_slices(
+    model: nn.Module,
+    full: Mapping[str, Tensor],  # name -> W[I, J]
+    group: Group,
+) -> None:
+    """Fill a TP-local model from whole parameters: this rank's slice of each."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             whole, dim = full[name], tp_split_dim(parameter)
             parameter.copy_(whole if dim is None else whole.chunk(group.size, dim)[group.rank])
 
 
-def whole_parameters(model: nn.Module, group: Group) -> dict[str, Tensor]:
+def whole_parameters(model: nn.Module, group: Group) -> dict[str, Tensor]:  # name -> W[I, J]
     """Return copies of the model's whole parameters, gathered over TP: the opposite arrow of `load_slices`."""
     whole = {}
     for name, parameter in model.named_parameters():

@@ -105,12 +105,19 @@ def train_control(recipe: Recipe, device: torch.device, data: Split) -> Run:
     return Run(losses, reference.whole(), seconds)
 
 
-def _in_halves(layer: Any, x: Tensor) -> Tensor:
+def _in_halves(
+    layer: Any,
+    x: Tensor,  # [..., in]
+) -> Tensor:  # [..., out]
     half = x.shape[-1] // 2
     return F.linear(x[..., :half], layer.weight[:, :half]) + F.linear(x[..., half:], layer.weight[:, half:], layer.bias)
 
 
-def difference(found: Mapping[str, Tensor], reference: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
+def difference(
+    found: Mapping[str, Tensor],  # name -> W[I, J]
+    reference: Mapping[str, Tensor],  # name -> W[I, J]
+    start: Mapping[str, Tensor],  # name -> W[I, J]
+) -> float:
     """Return ||found - reference|| / ||reference - start|| over all parameters, Frobenius, in float64."""
 
     def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
@@ -128,7 +135,7 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 # ---- The exact certificate --------------------------------------------------------------------------------
 
 
-def made_up_gradients(recipe: Recipe, step: int, dp_rank: int) -> dict[str, Tensor]:
+def made_up_gradients(recipe: Recipe, step: int, dp_rank: int) -> dict[str, Tensor]:  # name -> G[I, J]
     """Return whole random gradients for one step of one DP rank, in the run's dtype: the same wherever it is called."""
     generator = torch.Generator().manual_seed(((recipe.seed * 1_000_003 + step) * 1_000_003 + dp_rank) % 2**63)
     return {
@@ -137,7 +144,7 @@ def made_up_gradients(recipe: Recipe, step: int, dp_rank: int) -> dict[str, Tens
     }
 
 
-def exact_on_grid(recipe: Recipe, grid: Grid) -> dict[str, Tensor]:
+def exact_on_grid(recipe: Recipe, grid: Grid) -> dict[str, Tensor]:  # name -> W[I, J]
     """Feed made-up gradients, different on every DP rank, to the sharded optimizer; return the whole parameters."""
     options = {"batched": False} if recipe.optimizer == "muon" else {}
     model, optimizer = build(recipe, grid, **options)
@@ -151,7 +158,7 @@ def exact_on_grid(recipe: Recipe, grid: Grid) -> dict[str, Tensor]:
     return whole_parameters(model, replace(grid.tp, ledger=Ledger()))
 
 
-def exact_alone(recipe: Recipe, dp: int, device: torch.device) -> dict[str, Tensor]:
+def exact_alone(recipe: Recipe, dp: int, device: torch.device) -> dict[str, Tensor]:  # name -> W[I, J]
     """Feed the mean of the same D gradients to the reference: added in rank order, then divided, as the ranks do."""
     reference = Reference(recipe, device, batched=False)
     for step in range(EXACT_STEPS):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from distmuon.optim import strategies
 from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label
 from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
@@ -162,10 +163,22 @@ PREDICTIONS = {"gather_all": StrategyPrediction(gather_all_sends, gather_all_all
 
 
 def of_strategy(name: str) -> StrategyPrediction:
-    """Return the prediction of the strategy `name`; raises ValueError where there is none."""
-    if name not in PREDICTIONS:
-        raise ValueError(f"strategy is {name!r}, and predictions are known of {', '.join(PREDICTIONS)} only.")
-    return PREDICTIONS[name]
+    """Return the prediction of the strategy `name`; raises ValueError where there is none.
+
+    A file with a strategy of one's own may have one too: `PREDICTION = StrategyPrediction(sends, allocates)`.
+    """
+    own = getattr(strategies.module(name), "PREDICTION", None) if strategies.is_file(name) else PREDICTIONS.get(name)
+    if own is None:
+        raise ValueError(f"strategy is {name!r}, of which nothing is predicted; give its file a PREDICTION.")
+    return own
+
+
+def is_predicted(name: str) -> bool:
+    """Say whether there is a prediction of the strategy `name`."""
+    try:
+        return of_strategy(name) is not None
+    except ValueError:
+        return False
 
 
 def _item_bytes(gather_dtype: str | None) -> int | None:

@@ -1,25 +1,70 @@
-"""Strategies: ways to let Newton–Schulz see whole matrices. One file each; `load` finds it by name.
+"""Strategies: ways to let Newton–Schulz see whole matrices. One file each, here or anywhere; `load` finds it.
 
 What such a file holds stands in `strategy`. Nothing here imports torch before a strategy is loaded.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import pkgutil
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distmuon.optim.strategies.strategy import Strategy
 
+MOVES = ("bucket_groups", "dp_gather", "tp_gather", "newton_schulz", "tp_shard", "dp_shard")
+
 
 def names() -> list[str]:
-    """Return the strategies there are: the modules of this package."""
+    """Return the strategies that are here: the modules of this package."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "strategy")
 
 
+def is_file(name: str) -> bool:
+    """Say whether `name` is meant as the path of a file with a strategy of one's own."""
+    return name.endswith(".py")
+
+
+def complaint(name: str) -> str:
+    """Return what is wrong with the strategy `name` as far as can be told without importing it; "" for nothing."""
+    if not is_file(name):
+        known = ", ".join(names())
+        return "" if name in names() else f"choose one of {known}, or the path of a .py file with your own"
+    try:
+        tree = ast.parse(Path(name).read_text(encoding="utf-8"), name)
+    except OSError as error:
+        return f"that file cannot be read ({error.strerror}); write it first, or choose one of {', '.join(names())}"
+    except (SyntaxError, UnicodeDecodeError) as error:
+        return f"Python cannot read that file ({error}); mend it"
+    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    if not any(isinstance(target, ast.Name) and target.id == "STRATEGY" for target in targets):
+        return "that file names no strategy; end it with a line `STRATEGY = TheClass`"
+    return ""
+
+
+def module(name: str) -> ModuleType:
+    """Return the module of the strategy `name`, one of `names()` or a path; raises ValueError, saying what is wrong."""
+    if wrong := complaint(name):
+        raise ValueError(f"strategy is {name!r}; {wrong}.")
+    if not is_file(name):
+        return importlib.import_module(f"{__name__}.{name}")
+    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
 def load(name: str) -> type[Strategy]:
-    """Return the strategy `name`; raises ValueError, naming those there are, for an unknown one."""
-    if name not in names():
-        raise ValueError(f"strategy is {name!r}; choose one of {', '.join(names())}.")
-    return importlib.import_module(f"{__name__}.{name}").STRATEGY
+    """Return the strategy `name`; raises ValueError, saying what is wrong, for an unknown or an unfinished one."""
+    found = module(name).STRATEGY
+    if missing := [move for move in MOVES if not callable(getattr(found, move, None))]:
+        raise ValueError(
+            f"strategy is {name!r}; its class lacks {', '.join(missing)}: write them, or inherit GatherAll."
+        )
+    return found
