@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distmuon.optim.muon import Muon
     from distmuon.optim.newton_schulz import newton_schulz
     from distmuon.optim.routing import split_parameters
-    from distmuon.optim.sharded_optimizer import Zero1AdamW
+    from distmuon.optim.zero1_adamw import Zero1AdamW
     from distmuon.sharding.grid import Grid
     from distmuon.sharding.layout import plan
 else:  # hidden from type checkers, to which it would say that every name exists
@@ -43,7 +43,7 @@ else:  # hidden from type checkers, to which it would say that every name exists
         "DistributedMuon": "optim.distributed_muon",
         "Grid": "sharding.grid",
         "Muon": "optim.muon",
-        "Zero1AdamW": "optim.sharded_optimizer",
+        "Zero1AdamW": "optim.zero1_adamw",
         "newton_schulz": "optim.newton_schulz",
         "plan": "sharding.layout",
         "split_parameters": "optim.routing",

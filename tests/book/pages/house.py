@@ -203,7 +203,7 @@ def strangers(house: House) -> list[str]:
     """A module that only one room uses lives in that room or below it. Workers and notebooks use it too, tests do not.
 
     A worker and a notebook count as their chapter's room. A module of the engine may serve a single room of the engine
-    above its own, and whatever distmuon/__init__ names, or a notebook imports, is for everyone. A module that nobody
+    above its own, and whatever `distmuon` itself names, or a notebook imports, is for everyone. A module that nobody
     uses can go, unless it is run by name.
     """
     users: dict[str, set[str]] = {name: set() for name in house.paths}

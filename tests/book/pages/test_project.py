@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import io
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tokenize
 import tomllib
 from pathlib import Path
 
@@ -219,6 +223,39 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     for path, text in repository_texts().items():
         found = one_machine.search(text)
         assert found is None, f"{path}: {text[max(0, found.start() - 20) : found.end() + 20]!r}"
+
+
+def prose_of(path: Path, text: str) -> str:
+    """Return what a file tells its readers: a page, a notebook's Markdown, a module's comments and docstrings."""
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    if path.suffix != ".py":
+        return text
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    told = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return "\n".join([*told, *(token.string for token in tokens if token.type == tokenize.COMMENT)])
+
+
+def test_every_path_and_every_tool_that_is_told_of_exists() -> None:
+    known = {path.stem for path in (ROOT / "scripts" / "tools").glob("[!_]*.py")}
+    told = {".py", ".md", ".ipynb", ".yml", ".toml", ".cff", ""}
+    missing, checked = [], 0
+    for path, text in repository_texts().items():
+        if path.suffix not in told or "wrong_answers" in path.parts:
+            continue
+        prose = prose_of(path, text).replace("scripts/*.egg-info", "")  # made by pip, and removed
+        for named in re.findall(r"(?<![\w./-])((?:scripts|tests|distmuon|muonbook)/[\w./*-]*[\w*])", prose):
+            place = named if named.startswith(("scripts/", "tests/")) else f"scripts/{named}"
+            pattern = re.sub(r"NN_slug|NN", lambda found: "[0-9][0-9]" + "_*" * ("_" in found[0]), place)
+            checked += 1
+            missing += [] if any(ROOT.glob(pattern)) else [f"{path}: {named}"]
+        for tool in re.findall(r"(?:python3?|PY\)) scripts/tools (\w+)", prose):
+            checked += 1
+            missing += [] if tool in known or tool == "NAME" else [f"{path}: there is no tool {tool}"]
+    assert checked > 100
+    assert missing == [], "\n".join(missing)
 
 
 def test_every_worker_and_notebook_is_named_after_its_chapter() -> None:

@@ -52,9 +52,21 @@ def test_every_command_for_gpus_is_taken_and_fits_its_grid():
         recipe.Recipe().check(arguments.dp, arguments.tp)
 
 
-def test_every_module_is_on_the_readme_map():
+def test_every_room_is_on_the_readmes_map_and_every_room_of_the_map_exists():
     (tree,) = (block for block in BLOCKS if block.startswith("scripts/"))
-    for path in (ROOT / "scripts" / "distmuon").glob("[!_]*.py"):
-        assert re.search(rf"\b{path.stem}\b", tree), f"{path.name} is missing from the README's map of folders"
-    for path in (ROOT / "scripts").glob("[!_0-9]*.py"):  # NN_slug.py stands for the workers of all chapters
-        assert path.name in tree, path.name
+    shown, above = set(), [""] * 9
+    for indent, entry in re.findall(r"^( *)([\w.]+/)", tree, re.MULTILINE):
+        depth = len(indent) // 2
+        above[depth] = entry
+        shown.add("".join(above[: depth + 1]).removesuffix("/"))
+    rooms = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "scripts").rglob("*.py")}
+    assert shown - {"tests", "book", "notebooks"} == {re.sub(r"/ch\d\d\b", "/chNN", room) for room in rooms}
+    for room in ("tests/engine", "tests/book", "book", "notebooks"):
+        assert (ROOT / room).is_dir()
+
+
+def test_the_heart_of_the_engine_is_where_the_readme_says():
+    listed = re.findall(r"^\d\. `([\w/]+)`: ", README, re.MULTILINE)
+    assert len(listed) == 6
+    for module in listed:
+        assert (ROOT / "scripts" / "distmuon" / f"{module}.py").is_file(), module
