@@ -11,17 +11,14 @@ of 16 to 4,096 ranks; nothing is measured, and no process is started.
 """
 
 from distmuon import launch
-from distmuon.launch import hosts
 from muonbook.ch15 import puzzle as choose_grid
+from muonbook.ch15 import regimes
+from muonbook.measure import results
 from muonbook.puzzles import add_arguments, handle
-
-# torch is imported inside the functions: see scripts/10_dp_tp.py
 
 
 def print_skew():
-    """Run the workload on four grids and print what every contender sends: counted, and predicted."""
-    from muonbook.ch15 import regimes
-
+    """Run the workload on four grids and print what every variant sends: counted, and predicted."""
     rows = regimes.measure_skew(rounds=0)
     print(f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens")
     print("  dp x tp" + "".join(f"{name:>12s}" for name in regimes.SKEW) + "   muon / zero1   counted = predicted")
@@ -34,29 +31,9 @@ def print_skew():
 
 def plan(quick):
     """Return the survey of planned worlds."""
-    from muonbook.ch15.worlds_survey import survey
+    from muonbook.ch15.worlds_survey import survey  # and with it torch
 
     return survey(quick)
-
-
-def measure(quick):
-    """Return all that is stored of this chapter; "links" is None where ranks may have no networks of their own."""
-    obstacle = hosts.obstacle()
-    if obstacle is None:
-        hosts.become_switch()  # before torch is imported
-    else:
-        print(f"Links are left out: {obstacle}")
-
-    from muonbook.ch15 import regimes
-
-    if quick:
-        share, skew = regimes.measure_share(2, 1024), regimes.measure_skew(1, regimes.GRIDS[::2])
-    else:
-        share, skew = regimes.measure_share(8), regimes.measure_skew(8)
-    links = None
-    if obstacle is None:
-        links = regimes.measure_links(1, (100.0, None)) if quick else regimes.measure_links(8)
-    return {"share": share, "skew": skew, "links": links}
 
 
 def parse():
@@ -82,10 +59,7 @@ def main():
     if arguments.json is None:
         raise launch.UsageError("--measure and --worlds need --json FILE to write to; pages read book/results.")
     launch.check_writable("--json", arguments.json)
-    found = plan(arguments.quick) if arguments.worlds else measure(arguments.quick)
-
-    from muonbook.measure import results
-
+    found = plan(arguments.quick) if arguments.worlds else regimes.measure(arguments.quick)
     results.write(arguments.json, found)
     print(f"Results: {arguments.json}")
     return 0

@@ -108,17 +108,8 @@ def look(world):
     return {"fsdp1": dimensions(old), "fsdp2": dimensions(new)}
 
 
-def parse():
-    parser = launch.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="changes nothing: this takes seconds")
-    parser.add_argument("--json", metavar="FILE", help="write what was found to this file")
-    arguments = parser.parse_args()
-    launch.check_writable("--json", arguments.json)
-    return arguments
-
-
 def main():
-    arguments = parse()
+    arguments = results.parse(__doc__, quick="changes nothing: this takes seconds")
     ranks = launch.run(look, dp=2, tp=1)
     handed = {kind: [ndim for rank in ranks for ndim in rank[kind]] for kind in ranks[0]}
     found = {

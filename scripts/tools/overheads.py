@@ -1,4 +1,4 @@
-"""Measure the ground on which the book's other measurements stand.
+"""Measure what the book's other measurements stand on: our single-device step, and what it takes to start a world.
 
 Is our single-device Muon step as fast as torch's, in the same run; and how long does a world of eight ranks take from
 the command's start to its first collective. `make bench` calls it with the chapters' measurements.
@@ -11,11 +11,9 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from distmuon import launch
-from muonbook.measure import results
+from muonbook.measure import results, turns
 
 MODELS = {  # name -> shapes of the hidden matrices
     "large": [(512, 512)] * 16 + [(2048, 512)] * 4 + [(512, 2048)] * 4,  # 12.6M elements
@@ -44,19 +42,10 @@ def optimizers(shapes, seed=0):
 
 
 def step_ratio(shapes, rounds):
-    """Return the ratios ours / torch's of `rounds` pairs of steps, taken in turn so that both see the same machine."""
+    """Return the ratios ours / torch's of `rounds` pairs of steps."""
     ours, theirs = optimizers(shapes)
-    for optimizer in (ours, theirs):
-        optimizer.step()
-    ratios = []
-    for number in range(rounds):
-        seconds = {}
-        for optimizer in (ours, theirs) if number % 2 else (theirs, ours):
-            began = time.perf_counter()
-            optimizer.step()
-            seconds[optimizer] = time.perf_counter() - began
-        ratios.append(seconds[ours] / seconds[theirs])
-    return ratios
+    seconds = turns.take_turns({"ours": ours.step, "theirs": theirs.step}, rounds)
+    return turns.ratios(seconds["ours"], seconds["theirs"])
 
 
 def start_seconds(repeats):
@@ -72,17 +61,8 @@ def start_seconds(repeats):
     return found
 
 
-def parse():
-    parser = launch.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first impression")
-    parser.add_argument("--json", metavar="FILE", help="write what was measured to this file")
-    arguments = parser.parse_args()
-    launch.check_writable("--json", arguments.json)
-    return arguments
-
-
 def main():
-    arguments = parse()
+    arguments = results.parse(__doc__, quick="fewer rounds, for a first impression")
     rounds, repeats = (3, 2) if arguments.quick else (40, 5)
 
     starts = results.spread(start_seconds(repeats))

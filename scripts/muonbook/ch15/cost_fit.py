@@ -2,8 +2,8 @@
 
     seconds = computation + alpha x messages + sum over both patterns of bytes x max(copying, pattern / rate)
 
-A byte is copied while others are on the wire, so the slower of the two counts. Computation is measured with muted
-collectives; messages and bytes are predicted from the map. Fitted are four constants of this machine. Everything
+A byte is copied while others are on the link, so the slower of the two counts. Computation is measured without
+communication; messages and bytes are predicted from the map. Fitted are four constants of this machine. Everything
 follows from the stored measurements, so that the same file gives the same digits.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from muonbook.ch15.cost_model import Wire
+from muonbook.ch15.cost_model import LinkCost
 
 FITTED_RATES = (30.0, 300.0, None)  # Mbit/s; and of them the steps of
 FITTED_ENTRANTS = ("ddp", "zero1", "zero1_small")
@@ -69,9 +69,9 @@ class Constants:
         """Return the same of what is left without the computation, which is measured on both sides."""
         return (self.seconds(point) - point.computation_seconds) / (point.seconds - point.computation_seconds) - 1
 
-    def wire(self, rate_mbit: float | None) -> Wire:
-        """Return the wire that a ring sees over such a link."""
-        return Wire(self.alpha, 1 / self.per_byte(self.ring, rate_mbit))
+    def link(self, rate_mbit: float | None) -> LinkCost:
+        """Return what a ring pays over such a link."""
+        return LinkCost(self.alpha, 1 / self.per_byte(self.ring, rate_mbit))
 
 
 def points(links: Mapping[str, Any]) -> list[Point]:

@@ -19,9 +19,9 @@ LATENCIES = ("ring", "tree")
 
 
 @dataclass(frozen=True)
-class Wire:
-    """What joins the ranks of a group. alpha_seconds: what a message takes however short it is. bytes_per_second: of
-    one rank, each way, when all ranks of the group send at once."""
+class LinkCost:
+    """What a link costs. alpha_seconds: what a message takes however short it is. bytes_per_second: of one rank,
+    each way, when all ranks of the group send at once."""
 
     alpha_seconds: float
     bytes_per_second: float
@@ -57,34 +57,34 @@ def hops(op: str, group_size: int, latency: str = "ring") -> int:
     return CHUNKS_SENT[op] * (group_size - 1 if latency == "ring" else math.ceil(math.log2(group_size)))
 
 
-def collective_seconds(collective: Collective, wire: Wire, latency: str = "ring") -> float:
-    """Return seconds for all calls of one collective over one wire; none in a group of one rank."""
+def collective_seconds(collective: Collective, link: LinkCost, latency: str = "ring") -> float:
+    """Return seconds for all calls of one collective over one link; none in a group of one rank."""
     if collective.group_size == 1:
         return 0.0
     sent = ring_bytes(collective.op, collective.payload_bytes, collective.group_size)
-    each = hops(collective.op, collective.group_size, latency) * wire.alpha_seconds + sent / wire.bytes_per_second
+    each = hops(collective.op, collective.group_size, latency) * link.alpha_seconds + sent / link.bytes_per_second
     return collective.calls * each
 
 
 def step_seconds(
     computation_seconds: float,
     collectives: Iterable[Collective | Sequence],
-    wire_by_group: Mapping[str, Wire],
+    link_by_group: Mapping[str, LinkCost],
     latency: str = "ring",
 ) -> float:
     """Return seconds of one step.
 
-    collectives: those of one rank, as Collective or as (op, group, group_size, payload_bytes, calls). wire_by_group:
-    the wire of "dp", of "tp", and of "world", which without one of its own runs over that of "dp".
-    Raises ValueError for a group that has no wire.
+    collectives: those of one rank, as Collective or as (op, group, group_size, payload_bytes, calls). link_by_group:
+    the link of "dp", of "tp", and of "world", which without one of its own runs over that of "dp".
+    Raises ValueError for a group that has no link.
     """
     seconds = computation_seconds
     for row in collectives:
         collective = Collective(*row)
-        wire = wire_by_group.get(collective.group) or wire_by_group.get("dp" if collective.group == "world" else "")
-        if wire is None:
-            raise ValueError(f"group {collective.group!r} has no wire; only {[*wire_by_group]} have one.")
-        seconds += collective_seconds(collective, wire, latency)
+        link = link_by_group.get(collective.group) or link_by_group.get("dp" if collective.group == "world" else "")
+        if link is None:
+            raise ValueError(f"group {collective.group!r} has no link; only {[*link_by_group]} have one.")
+        seconds += collective_seconds(collective, link, latency)
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""The map of planned worlds: which T makes a step shortest, and what Muon adds there, over worlds and wires."""
+"""The map of planned worlds: which T makes a step shortest, and what Muon adds there, over worlds and links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPANS_NODES = "† T spans nodes, which nobody does: there is no pipeline here."
 
 
 def draw_worlds(found: dict[str, Any], tokens: int = 1 << 22, title: str = "", note: str = "") -> Figure:
-    """Draw one panel per model: worlds downwards, wires across; a cell holds the best T, and Muon's step over AdamW's.
+    """Draw one panel per model: worlds downwards, links across; a cell holds the best T, and Muon's step over AdamW's.
 
     found: what `planned_worlds.survey` returned. tokens: per step, one of those surveyed.
     Raises ValueError, naming those there are, for other tokens.

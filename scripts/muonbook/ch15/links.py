@@ -5,7 +5,7 @@
     +-----------------------------+            +-----------------------------+     == between: InfiniBand or Ethernet
 
 Ranks stand as on the grid of `grid`: a TP group is a run of neighbours, a DP group takes every T-th. A group within a
-node has the inside wire. A ring over several nodes enters and leaves each of them once, so the groups that pass through
+node has the inside link. A ring over several nodes enters and leaves each of them once, so the groups that pass through
 one node at the same moment share what joins it to the others: with T <= 8 they are T DP groups. Summed over them, the
 bytes that leave a node for DP do not depend on T, however much each rank's own share shrinks.
 
@@ -17,15 +17,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from muonbook.ch15.cost_model import Wire
+from muonbook.ch15.cost_model import LinkCost
 
 NODE = 8  # ranks
 
-NVLINK = Wire(3.4e-6, 450e9)
-PCIE = Wire(5.7e-6, 31.5e9)
-ADAPTER = Wire(9.6e-6, 50e9)  # InfiniBand, one
-INFINIBAND = Wire(ADAPTER.alpha_seconds, NODE * ADAPTER.bytes_per_second)  # a node's
-ETHERNET = Wire(9.6e-6, 12.5e9)  # a node's
+NVLINK = LinkCost(3.4e-6, 450e9)
+PCIE = LinkCost(5.7e-6, 31.5e9)
+ADAPTER = LinkCost(9.6e-6, 50e9)  # InfiniBand, one
+INFINIBAND = LinkCost(ADAPTER.alpha_seconds, NODE * ADAPTER.bytes_per_second)  # a node's
+ETHERNET = LinkCost(9.6e-6, 12.5e9)  # a node's
 PEAK_FLOPS = 989e12  # per second
 SUSTAINED = 0.4  # of the peak, in matrix products of the model and of Newton–Schulz alike
 SOURCES = {
@@ -42,43 +42,43 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Fabric:
-    """A cluster: `inside` is one rank's wire, `between` one node's, and what a rank computes per second.
+    """A cluster: `inside` is one rank's link, `between` one node's, and what a rank computes per second.
 
-    node: ranks per node; 1 where every rank has a wire of its own and no neighbours.
+    node: ranks per node; 1 where every rank has a link of its own and no neighbours.
     """
 
     title: str
-    inside: Wire
-    between: Wire
+    inside: LinkCost
+    between: LinkCost
     node: int = NODE
     flops_per_second: float = PEAK_FLOPS * SUSTAINED
 
-    def scaled(self, scale: Scale) -> Fabric:
+    def scaled(self, scale: Factors) -> Fabric:
         """Return the same cluster under other assumptions."""
         inside, between = self.inside, self.between
         return replace(
             self,
-            inside=Wire(inside.alpha_seconds * scale.alpha, inside.bytes_per_second * scale.inside),
-            between=Wire(between.alpha_seconds * scale.alpha, between.bytes_per_second * scale.between),
+            inside=LinkCost(inside.alpha_seconds * scale.alpha, inside.bytes_per_second * scale.inside),
+            between=LinkCost(between.alpha_seconds * scale.alpha, between.bytes_per_second * scale.between),
             flops_per_second=self.flops_per_second * scale.flops,
         )
 
-    def wires(self, dp: int, tp: int) -> dict[str, Wire]:
-        """Return the wire of each group on a dp x tp grid: "dp", "tp" and "world"."""
-        return {"dp": self._wire(dp, tp), "tp": self._wire(tp, 1), "world": self._wire(dp * tp, 1)}
+    def links(self, dp: int, tp: int) -> dict[str, LinkCost]:
+        """Return the link of each group on a dp x tp grid: "dp", "tp" and "world"."""
+        return {"dp": self._link(dp, tp), "tp": self._link(tp, 1), "world": self._link(dp * tp, 1)}
 
-    def _wire(self, size: int, stride: int) -> Wire:
-        """Return the wire of a group of `size` ranks, `stride` apart, while all groups like it send."""
+    def _link(self, size: int, stride: int) -> LinkCost:
+        """Return the link of a group of `size` ranks, `stride` apart, while all groups like it send."""
         together = max(1, min(size, self.node // stride))  # of its ranks in one node
         nodes = -(-size // together)
         if nodes == 1:
             return self.inside
         hops = (size - nodes) * self.inside.alpha_seconds + (nodes - 1) * self.between.alpha_seconds
         share = self.between.bytes_per_second / min(stride, self.node)
-        return Wire(hops / (size - 1), min(share, self.inside.bytes_per_second) if together > 1 else share)
+        return LinkCost(hops / (size - 1), min(share, self.inside.bytes_per_second) if together > 1 else share)
 
 
-class Scale(NamedTuple):
+class Factors(NamedTuple):
     """Factors on the assumptions: bandwidth inside and between nodes, latency, operations per second."""
 
     inside: float = 1.0
@@ -94,5 +94,5 @@ FABRICS: dict[str, Fabric] = {
     "one_wire": Fabric("one wire for all", ADAPTER, ADAPTER, node=1),
 }
 
-ONE_AT_A_TIME = {f"{field} x {factor:g}": Scale(**{field: factor}) for field in Scale._fields for factor in (0.5, 2.0)}
-CORNERS = [Scale(i, b, a, f) for i in (0.5, 2) for b in (0.5, 2) for a in (0.5, 2) for f in (0.5, 2)]
+ONE_AT_A_TIME = {f"{name} x {by:g}": Factors(**{name: by}) for name in Factors._fields for by in (0.5, 2.0)}
+CORNERS = [Factors(i, b, a, f) for i in (0.5, 2) for b in (0.5, 2) for a in (0.5, 2) for f in (0.5, 2)]

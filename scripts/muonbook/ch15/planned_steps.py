@@ -1,4 +1,4 @@
-"""How long a step of a planned world takes by the alpha-beta model, on assumed wires, and which T makes it shortest.
+"""How long a step of a planned world takes by the alpha-beta model, on assumed links, and which T makes it shortest.
 
     forward and backward    6 FLOPs per active parameter and token, over all ranks; attention's scores left out
     activations             4 all-reduces over TP per layer and 2 for embedding and head, sequence by sequence
@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from distmuon.sharding.gradients import SUMMARY_LABEL
+from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch15.cost_model import Wire, hops
-from muonbook.ch15.links import Fabric, Scale
+from muonbook.ch15.cost_model import LinkCost, hops
+from muonbook.ch15.links import Fabric, Factors
 from muonbook.measure.model_shapes import Shape
 from muonbook.measure.planned_worlds import Load, PlannedWorld
 
@@ -39,9 +39,9 @@ class Messages(NamedTuple):
     hops: int
     sent_bytes: float
 
-    def seconds(self, wires: Mapping[str, Wire]) -> float:
-        wire = wires[self.group]
-        return self.hops * wire.alpha_seconds + self.sent_bytes / wire.bytes_per_second
+    def seconds(self, links: Mapping[str, LinkCost]) -> float:
+        link = links[self.group]
+        return self.hops * link.alpha_seconds + self.sent_bytes / link.bytes_per_second
 
 
 class Step(NamedTuple):
@@ -92,7 +92,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Timed:
+class TimedWorld:
     """A planned world, reduced to what its seconds need: time it on any fabric, for any batch.
 
     parts: gradients, momentum, parameters, summary. waves: as in `PlannedWorld`. fits: Muon's state and transient bytes
@@ -109,11 +109,11 @@ class Timed:
     known: dict[Fabric, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, world: PlannedWorld) -> Timed:
+    def of(cls, world: PlannedWorld) -> TimedWorld:
         assert world.shape is not None
         ledger, sizes = world.ledger(), {"dp": world.dp, "tp": world.tp, "world": world.dp * world.tp}
         parts = {name: _messages(ledger, name, "dp", sizes) for name in ("gradients", "momentum", "parameters")}
-        parts["summary"] = _messages(ledger, SUMMARY_LABEL, "world", sizes, "tree")
+        parts["summary"] = _messages(ledger, STATISTICS_LABEL, "world", sizes, "tree")
         fits = world.state_bytes + world.transient_bytes <= MEMORY_BYTES
         adamw_fits = world.adamw_state_bytes <= MEMORY_BYTES
         return cls(world.shape, world.dp, world.tp, parts, world.waves, fits, adamw_fits)
@@ -132,10 +132,10 @@ class Timed:
         return Step(computation, sequences * each, **rest)
 
     def _whatever_the_batch(self, fabric: Fabric) -> dict[str, float]:
-        wires = fabric.wires(self.dp, self.tp)
-        found = {name: messages.seconds(wires) for name, messages in self.parts.items()}
-        found["sequence"] = self._activations().seconds(wires)
-        alpha, rate = hops("all_gather", self.tp) * wires["tp"].alpha_seconds, wires["tp"].bytes_per_second
+        links = fabric.links(self.dp, self.tp)
+        found = {name: messages.seconds(links) for name, messages in self.parts.items()}
+        found["sequence"] = self._activations().seconds(links)
+        alpha, rate = hops("all_gather", self.tp) * links["tp"].alpha_seconds, links["tp"].bytes_per_second
         found |= {"waves": 0.0, "tp_gather": 0.0}
         for loads, times in self.waves.items():
             gathers = [load.calls * alpha + load.sent_bytes / rate for load in loads]
@@ -159,7 +159,7 @@ def _messages(ledger: Ledger, label: str, group: str, sizes: Mapping[str, int], 
 
 # ---- Which T? ----------------------------------------------------------------------------------------------
 
-Grids = Mapping[int, Timed]  # by T
+Grids = Mapping[int, TimedWorld]  # by T
 AIMS: dict[str, Callable[[Step], float]] = {
     "step": lambda step: step.muon,
     "communication": lambda step: step.communication,
@@ -186,7 +186,7 @@ class Robustness(NamedTuple):
     regret: float
 
 
-def robustness(grids: Grids, fabric: Fabric, tokens: int, aim: str, scales: Iterable[Scale]) -> Robustness:
+def robustness(grids: Grids, fabric: Fabric, tokens: int, aim: str, scales: Iterable[Factors]) -> Robustness:
     """Return how far the winning T depends on assumptions that may be wrong by a factor of two."""
     chosen = best(seconds(grids, fabric, tokens, aim))
     took = [seconds(grids, fabric.scaled(scale), tokens, aim) for scale in scales]
@@ -205,7 +205,7 @@ def square_cost(grids: Grids, took: Mapping[int, float]) -> float | None:
 
 
 def sweet_spot(ranks: int, gradient: int = 4, parameter: int = 2, momentum: int = 2, spread: float = 1.0) -> float:
-    """Return the T at which gather_all sends least if every rank has one wire, for DP and TP alike: a closed form.
+    """Return the T at which gather_all sends least if every rank has one link, for DP and TP alike: a closed form.
 
         N ((g + w + m) (1/T - 1/R) + m s (T - 1) / R)  is least at  T = sqrt(R (g + w + m) / (m s))
 

@@ -5,33 +5,26 @@ The solution is `choose_grid`, at the end of this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from muonbook.ch15.cost_model import Collective, Wire, collective_seconds, collectives_of, step_seconds
-from muonbook.puzzles import Puzzle, insist
+from muonbook.ch15.cost_model import Collective, LinkCost, collective_seconds, collectives_of, step_seconds
+from muonbook.puzzles import CaseReport, Puzzle, require
 
 if TYPE_CHECKING:
-    from distmuon.launch import World
+    from distmuon.sharding.grid import Grid
 
 RANKS = 8  # of the world whose grid is to be chosen; four ranks do the choosing
 PROBES = 4  # per cluster
-CLUSTERS: tuple[dict[str, Wire], ...] = (
-    {"dp": Wire(1e-3, 1e9), "tp": Wire(1e-3, 1e9)},  # one wire, and messages are what costs
-    {"dp": Wire(1e-6, 1e7), "tp": Wire(1e-6, 1e7)},  # one wire, and bytes are what costs
-    {"dp": Wire(5e-5, 1e8), "tp": Wire(3e-6, 4e11)},  # neighbours talk fast
-    {"dp": Wire(1e-6, 1e10), "tp": Wire(1e-4, 1e8)},  # neighbours talk slowly
-    {"dp": Wire(1e-5, 1e8), "tp": Wire(2e-3, 1e11)},  # neighbours talk fast, but only after a pause
+CLUSTERS: tuple[dict[str, LinkCost], ...] = (
+    {"dp": LinkCost(1e-3, 1e9), "tp": LinkCost(1e-3, 1e9)},  # one wire, and messages are what costs
+    {"dp": LinkCost(1e-6, 1e7), "tp": LinkCost(1e-6, 1e7)},  # one wire, and bytes are what costs
+    {"dp": LinkCost(5e-5, 1e8), "tp": LinkCost(3e-6, 4e11)},  # neighbours talk fast
+    {"dp": LinkCost(1e-6, 1e10), "tp": LinkCost(1e-4, 1e8)},  # neighbours talk slowly
+    {"dp": LinkCost(1e-5, 1e8), "tp": LinkCost(2e-3, 1e11)},  # neighbours talk fast, but only after a pause
 )
 
 Grids = Mapping[tuple[int, int], Sequence[Collective]]
-
-
-class Seen(NamedTuple):
-    """What one rank saw for one cluster: its choice, and how often it probed."""
-
-    choice: tuple[int, int]
-    probes: int
 
 
 def forecasts() -> dict[tuple[int, int], list[Collective]]:
@@ -47,82 +40,68 @@ def forecasts() -> dict[tuple[int, int], list[Collective]]:
     return found
 
 
-def trial(world: World, solve: Callable[..., Any]) -> list[Seen]:
+def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
     """Call the reader's function once per cluster, with probes that really gather, and clocks that tell its wires."""
     import torch
 
-    from distmuon.sharding.grid import Grid
-
-    grid, seen, grids = Grid.of(world), [], forecasts()
-    for wires in CLUSTERS:
+    grids = forecasts()
+    for number, wires in enumerate(CLUSTERS, start=1):
         count = 0
 
-        def probe(group: str, payload_bytes: int, wires: dict[str, Wire] = wires) -> float:
+        def probe(group: str, payload_bytes: int, wires: dict[str, LinkCost] = wires) -> float:
             nonlocal count
             count += 1
-            wrong = (
-                f'probe({group!r}, {payload_bytes!r}): the first is "dp" or "tp", the second an even number of bytes'
-            )
             good = group in wires and isinstance(payload_bytes, int) and 2 <= payload_bytes <= 1 << 26
-            insist("" if good and payload_bytes % 2 == 0 else f"{wrong}, 2 to {1 << 26}.")
-            wire = grid.dp if group == "dp" else grid.tp
-            wire.all_gather(torch.zeros(payload_bytes // 2, dtype=torch.uint8), "probe")
+            require(
+                good and payload_bytes % 2 == 0,
+                f'probe({group!r}, {payload_bytes!r}): the first is "dp" or "tp", the second an even number of bytes, '
+                f"2 to {1 << 26}.",
+            )
+            between = grid.dp if group == "dp" else grid.tp
+            between.all_gather(torch.zeros(payload_bytes // 2, dtype=torch.uint8), "probe")
             return collective_seconds(Collective("all_gather", group, 2, payload_bytes), wires[group])
 
         choice = solve(probe, {shape: list(rows) for shape, rows in grids.items()})
         known = isinstance(choice, tuple) and choice in grids
-        insist("" if known else f"choose_grid returned {choice!r}, and one of {', '.join(map(str, grids))} is wanted.")
-        seen.append(Seen(choice, count))
-    return seen
+        require(known, f"choose_grid returned {choice!r}, and one of {', '.join(map(str, grids))} is wanted.")
 
-
-def costs(grids: Grids, wires: dict[str, Wire]) -> dict[tuple[int, int], float]:
-    """Return the seconds that each grid's collectives take."""
-    return {shape: step_seconds(0.0, rows, wires) for shape, rows in grids.items()}
-
-
-def judge(evidence: list[list[Seen]]) -> list[str]:
-    """Return what is wrong: ranks that disagree, then wrong choices, then too many probes."""
-    wrong, dear, grids = [], [], forecasts()
-    for number, (wires, seen) in enumerate(zip(CLUSTERS, zip(*evidence, strict=True), strict=True), start=1):
-        choices = [rank.choice for rank in seen]
+        split = wrong = dear = ""
+        shapes = list(grids)
+        choices = [shapes[i] for i in grid.world.all_gather(torch.tensor([shapes.index(choice)]), "choices").tolist()]
+        took = {shape: step_seconds(0.0, rows, wires) for shape, rows in grids.items()}
+        times = took[choice] / min(took.values())
         if len(set(choices)) > 1:
-            return [f"for cluster {number} the ranks chose {', '.join(map(str, choices))}; all must choose the same."]
-        took = costs(grids, wires)
-        best = min(took, key=lambda shape: took[shape])
-        if choices[0] != best:
-            times = took[choices[0]] / took[best]
-            wrong.append(
-                f"on cluster {number} your grid {choices[0]} communicates {times:.1f} times as long as the best."
-            )
-        if seen[0].probes > PROBES:
-            dear.append(f"over budget: {seen[0].probes} probes of cluster {number}, and {PROBES} are enough.")
-    return [*wrong[:1], *dear[:1]]
+            chosen = ", ".join(map(str, choices))
+            split = f"for cluster {number} the ranks chose {chosen}; all must choose the same."
+        elif times > 1:
+            wrong = f"on cluster {number} your grid {choice} communicates {times:.1f} times as long as the best."
+        if count > PROBES:
+            dear = f"over budget: {count} probes of cluster {number}, and {PROBES} are enough."
+        yield CaseReport([split, wrong, dear], (choice, count))
 
 
-def praise(evidence: list[list[Seen]]) -> str:
+def praise(facts: list[list[tuple[tuple[int, int], int]]]) -> str:
     """Return what was achieved, with the choices."""
-    chosen = ", ".join(f"{dp} x {tp}" for (dp, tp), _ in evidence[0])
-    probes = max(seen.probes for seen in evidence[0])
+    chosen = ", ".join(f"{dp} x {tp}" for (dp, tp), _ in facts[0])
+    probes = max(count for _, count in facts[0])
     return f"the best of four grids on each of {len(CLUSTERS)} clusters: {chosen}; {probes} probes at most."
 
 
 PUZZLE = Puzzle(
     name="choose the grid",
     function="choose_grid",
-    dp=2,
-    tp=2,
     trial=trial,
-    judge=judge,
     praise=praise,
     hints=(
         "A wire has two unknowns, so two probes of different sizes tell all about it. What does each of them cost "
         "between two ranks? `cost_model.collective_seconds` says it for a wire that is known.",
         "Between two ranks an all-gather is one message with half of the payload. So the difference between a large "
         "and a small probe is bytes over bandwidth, and what is left of the small one is alpha.",
-        "seconds(m) = alpha + (m / 2) / bandwidth, for m of 2 bytes and of some millions. Make a Wire of each group, "
-        "and let step_seconds(0.0, rows, wires) price every grid; return the cheapest.",
+        "seconds(m) = alpha + (m / 2) / bandwidth, for m of 2 bytes and of some millions. Make a LinkCost of each "
+        "group, and let step_seconds(0.0, rows, wires) price every grid; return the cheapest.",
     ),
+    dp=2,
+    tp=2,
 )
 
 
@@ -136,5 +115,5 @@ def choose_grid(probe: Callable[[str, int], float], grids: Grids) -> tuple[int, 
         small, large = 2, 1 << 24
         quick, slow = probe(group, small), probe(group, large)
         bytes_per_second = (large - small) / 2 / (slow - quick)
-        wires[group] = Wire(quick - small / 2 / bytes_per_second, bytes_per_second)
+        wires[group] = LinkCost(quick - small / 2 / bytes_per_second, bytes_per_second)
     return min(grids, key=lambda shape: step_seconds(0.0, grids[shape], wires))

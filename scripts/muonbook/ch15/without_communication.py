@@ -7,21 +7,18 @@ the first term of the cost model. Its numbers mean nothing, and stay finite.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from muonbook.measure.baselines import CONTENDERS, ONE_BUCKET, Trainer
-
-if TYPE_CHECKING:
-    from muonbook.measure.workload import Workload
+from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer
+from muonbook.measure.workload import Workload
 
 
 @dataclass
-class MutedGroup(Group):
+class GroupWithoutCommunication(Group):
     """A group of `size` ranks in which nobody hears anybody. Shapes and sums are those of Group; nothing is sent."""
 
     def all_gather(self, shard: Tensor, label: str, out: Tensor | None = None) -> Tensor:
@@ -30,30 +27,27 @@ class MutedGroup(Group):
             part.copy_(shard)
         return out
 
-    def reduce_scatter(self, full: Tensor, out: Tensor, label: str) -> Tensor:
-        first, *others = full.chunk(self.size)
-        out.copy_(first)
-        for other in others:
-            out += other
-        return out
-
-    def all_to_all(self, parcels: Tensor, label: str) -> Tensor:
-        return parcels.clone()
-
     def all_reduce(self, tensor: Tensor, label: str) -> Tensor:
         return tensor
 
     def broadcast(self, tensor: Tensor, label: str) -> Tensor:
         return tensor
 
+    def _exchange(self, parcels: Tensor) -> Tensor:
+        return parcels
 
-def muted_trainer(name: str, workload: Workload, grid: Grid) -> Trainer:
-    """Return the contender `name` on a grid of the same shape that is silent over DP; T must be 1.
+    def _record(self, op: str, payload: Tensor, label: str) -> None:
+        pass
 
-    What torch's DDP adds to a step is its all-reduce: muted, it is the bare model.
+
+def trainer_without_communication(name: str, workload: Workload, grid: Grid) -> Trainer:
+    """Return the baseline `name` on a grid of the same shape that is silent over DP; T must be 1.
+
+    What torch's DDP adds to a step is its all-reduce: without communication, it is the bare model.
     """
     if grid.tp.size != 1:
-        raise ValueError(f"T is {grid.tp.size}; only DP is muted, so take T = 1.")
-    dp = Group("dp") if CONTENDERS[name].ddp_alone else MutedGroup("dp", grid.dp.size, grid.dp.rank)
-    world = MutedGroup("world", grid.world.size, grid.world.rank)
-    return CONTENDERS[name].make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger), ONE_BUCKET)
+        raise ValueError(f"T is {grid.tp.size}; only DP falls silent, so take T = 1.")
+    silent = GroupWithoutCommunication("dp", grid.dp.size, grid.dp.rank)
+    dp = Group("dp") if BASELINES[name].ddp_alone else silent
+    world = GroupWithoutCommunication("world", grid.world.size, grid.world.rank)
+    return BASELINES[name].make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger), ONE_BUCKET)

@@ -1,4 +1,7 @@
-"""The survey of planned worlds: models x worlds x grids x wires x batches, as one dict for book/results/worlds.json."""
+"""The survey of planned worlds: models x worlds x grids x links x batches, as one dict for book/results/worlds.json.
+
+Beside it the worlds in which a claim was made: Moonlight's own batches, the report's ranks, and gather_cut.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from muonbook.ch15.claimed_worlds import gather_cut_340m, moonlight, reported_world, short
+from distmuon.sharding.layout import ParamSpec, plan
+from distmuon.verify.prediction import predict_step
+from muonbook.ch15.cost_model import collectives_of, step_seconds
 from muonbook.ch15.links import CORNERS, FABRICS, ONE_AT_A_TIME, PEAK_FLOPS, SOURCES, SUSTAINED
-from muonbook.ch15.planned_steps import Grids, Step, Timed, best, robustness, seconds, square_cost, sweet_spot
+from muonbook.ch15.planned_steps import Grids, Step, TimedWorld, best, robustness, seconds, square_cost, sweet_spot
+from muonbook.measure import reported
 from muonbook.measure.model_shapes import MODELS
 from muonbook.measure.planned_worlds import BUCKET_RULES, TIMED_RULE, PlannedWorld, grids, plan_world
 
@@ -16,6 +22,9 @@ SQUARES = (16, 64)  # for "DP = TP" alone
 WORLDS = (16, 32, 64, 128, 512, 1024, 4096)
 TOKENS = (1 << 20, 1 << 22, 1 << 24)  # of all ranks, per step
 QUICK = (("gpt2", "llama3_8b"), (32, 1024), (1 << 22,))
+MOONLIGHT_RANKS = (16, 32, 64, 128)
+MOONLIGHT_TOKENS = (2048 * 8192, 4096 * 8192)  # per step: Liu et al. 2025, section 3.3
+REPORTED_GRIDS = ((4, 1), (2, 2), (1, 4))  # of the report's four ranks
 
 
 def survey(quick: bool = False) -> dict[str, Any]:
@@ -32,7 +41,7 @@ def survey(quick: bool = False) -> dict[str, Any]:
                         place = {"model": model, "ranks": ranks, "dp": dp, "tp": tp, "rule": rule}
                         layouts.append(place | facts(world))
                     if rule == TIMED_RULE:
-                        by_t[tp] = Timed.of(world)
+                        by_t[tp] = TimedWorld.of(world)
             timed[model, ranks] = by_t
             cells += [cell for batch in tokens for cell in _cells(model, ranks, by_t, batch)]
     return {
@@ -48,15 +57,15 @@ def survey(quick: bool = False) -> dict[str, Any]:
 
 
 def assumptions() -> dict[str, Any]:
-    """Return what was assumed of wires and devices."""
-    wires = {
+    """Return what was assumed of links and devices."""
+    links = {
         name: {"title": f.title, "node": f.node, "inside": f.inside.__dict__, "between": f.between.__dict__}
         for name, f in FABRICS.items()
     }
     return {
         "peak_flops": PEAK_FLOPS,
         "sustained": SUSTAINED,
-        "fabrics": wires,
+        "fabrics": links,
         "sources": SOURCES,
         "timed_rule": TIMED_RULE,
     }
@@ -84,7 +93,7 @@ def _whole_flops(name: str) -> Iterable[float]:
 
 
 def facts(world: PlannedWorld) -> dict[str, Any]:
-    """Return what a planned layout says by itself, without wires: bytes per rank and step, work, memory."""
+    """Return what a planned layout says by itself, without links: bytes per rank and step, work, memory."""
     ledger, (mean, most), (redundancy, most_ranks) = world.ledger(), world.total_load(), world.redundancy
     zero1 = world.ledger(muon=False).total().sent_bytes
     same = ledger.total(group="dp").sent_bytes + ledger.total(group="world").sent_bytes
@@ -208,3 +217,69 @@ def _share(values: Iterable[float]) -> float | None:
 
 def _maybe(value: float | None) -> float | None:
     return None if value is None else short(value)
+
+
+def short(value: float) -> float:
+    """Four digits: the assumptions hold for fewer."""
+    return float(f"{value:.4g}")
+
+
+# ---- Worlds in which a claim was made ---------------------------------------------------------------------
+
+
+def moonlight() -> list[dict[str, Any]]:
+    """Return what Muon adds to Moonlight's own batches on NVLink and InfiniBand, by ranks, at the best T.
+
+    extra: over ZeRO-1 AdamW; optimizer: all that is not forward and backward. Both over forward and backward.
+    """
+    rows, fabric = [], FABRICS["nvlink_infiniband"]
+    for ranks in MOONLIGHT_RANKS:
+        sizes = {tp: (dp, BUCKET_RULES[TIMED_RULE](dp)) for dp, tp in grids(MODELS["moonlight"], ranks)}
+        worlds = {tp: TimedWorld.of(plan_world(MODELS["moonlight"], dp, tp, size)) for tp, (dp, size) in sizes.items()}
+        fitting = {tp: timed for tp, timed in worlds.items() if timed.fits}
+        for tokens in MOONLIGHT_TOKENS:
+            tp = best(seconds(fitting, fabric, tokens, "step"))
+            step = fitting[tp].step(fabric, tokens)
+            row = {"extra": short(step.extra), "optimizer": short(step.optimizer)}
+            rows.append({"ranks": ranks, "tokens": tokens, "tp": tp} | row)
+    return rows
+
+
+def reported_world() -> list[dict[str, Any]]:
+    """Return what the report's own five matrices ask of four ranks over PCIe, on each grid: see `reported`.
+
+    bytes: of the rank that sends most. seconds: of sending alone, over those of the quickest grid.
+    """
+    took = {}
+    for dp, tp in REPORTED_GRIDS:
+        layout = reported.plan_model(dp, tp)
+        links, sizes = FABRICS["pcie_ethernet"].links(dp, tp), {"dp": dp, "tp": tp, "world": dp * tp}
+        ledgers = [predict_step(layout, tp, rank, range(len(layout.specs))) for rank in range(dp)]
+        took[dp, tp] = max(step_seconds(0.0, collectives_of(ledger, sizes), links) for ledger in ledgers)
+    return [
+        {
+            "dp": dp,
+            "tp": tp,
+            "bytes": max(sent.muon for sent in reported.steps(dp, tp)),
+            "seconds": short(took[dp, tp] / min(took.values())),
+        }
+        for dp, tp in REPORTED_GRIDS
+    ]
+
+
+def gather_cut_340m() -> list[dict[str, Any]]:
+    """Return the arithmetic for gather_cut on 12 layers of width 1536 (48 matrices, qkv fused), one bucket, fp32."""
+    width, rows = 1536, []
+    shapes = {"qkv": (3, 1), "out": (1, 1), "up": (4, 1), "down": (1, 4)}
+    specs = [
+        ParamSpec(f"{layer}.{name}", (width * a, width * b), "float32")
+        for layer in range(12)
+        for name, (a, b) in shapes.items()
+    ]
+    for dp in (2, 8, 32, 64, 256):
+        muon = frozenset(range(len(specs)))
+        world = PlannedWorld(None, dp, 1, plan(specs, dp, sum(spec.numel for spec in specs)), muon)
+        zero1 = world.ledger(muon=False).total(group="dp").sent_bytes
+        ratio = (zero1 + world.gather_cut_bytes) / zero1
+        rows.append({"dp": dp, "bytes_over_zero1": round(ratio, 3), "redundancy": round(world.redundancy[0], 2)})
+    return rows

@@ -5,6 +5,7 @@ Chapters 4 and 12 to 15 and the claims page read numbers from book/results; noth
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from distmuon.launch.arguments import UsageError
+from distmuon import launch
 from muonbook.measure.turns import shuffled as shuffled  # until chapters 4, 14 and 15 ask turns themselves
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +25,7 @@ def load(name: str) -> dict[str, Any]:
     """Return book/results/{name}.json. Raises UsageError, naming the command that makes it, if it is not there."""
     path = FOLDER / f"{name}.json"
     if not path.exists():
-        raise UsageError(f"book/results/{name}.json is not there; `make bench` writes it.")
+        raise launch.UsageError(f"book/results/{name}.json is not there; `make bench` writes it.")
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -39,6 +40,16 @@ def write(path: str | Path, found: dict[str, Any]) -> None:
     if "--json" in words[:-1]:
         del words[(place := words.index("--json")) : place + 2]
     report.write_json(str(path), {"machine": report.machine(), "commit": commit(), "command": " ".join(words)} | found)
+
+
+def parse(doc: str | None, quick: str) -> argparse.Namespace:
+    """Return the arguments of a tool that only measures: --quick, with this help, and --json FILE, found writable."""
+    parser = launch.parser(doc)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", metavar="FILE", help="write what was measured to this file")
+    arguments = parser.parse_args()
+    launch.check_writable("--json", arguments.json)
+    return arguments
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

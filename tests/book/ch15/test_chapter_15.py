@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import worlds
 
 from distmuon import launch
 from distmuon.optim.newton_schulz import flops
-from muonbook.ch15 import regime_tables, regimes, world_tables
+from muonbook.ch15 import regime_tables, regimes, timed_steps
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants
 from muonbook.measure import results
+from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import SHAPES, TIMED, Workload
 
 WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
@@ -61,9 +63,11 @@ def test_batches_double() -> None:
 
 
 def test_a_share_is_measured_per_batch() -> None:
-    found = launch.run(regimes.optimizer_share, (32, 1024, 1))[0]
-    assert found["tokens"] == [64, 128, 256, 512, 1024]
-    assert all(len(found[name]) == 5 and min(row["median"] for row in found[name]) > 0 for name in ("muon", "adamw"))
+    found = launch.run(timed_steps.optimizer_share, (32, regimes.token_counts(1024), 1))[0]
+    assert found.keys() == {"muon", "adamw"}
+    assert all(
+        len(shares) == 5 and all(len(each) == 1 and min(each) > 0 for each in shares) for shares in found.values()
+    )
 
 
 def test_the_slowest_rank_of_a_round_counts_and_rounds_are_compared_in_pairs() -> None:
@@ -75,9 +79,15 @@ def test_the_slowest_rank_of_a_round_counts_and_rounds_are_compared_in_pairs() -
     assert regimes.ratios(ranks, "muon", "zero1") == {"median": 2, "quartiles": [2, 2.5], "count": 3, "range": [2, 3]}
 
 
-def test_what_a_step_asks_of_the_wire() -> None:
-    whole, cut = (regimes.demand(regimes.LINKS[name]) for name in ("zero1", "zero1_small"))
-    ddp = regimes.demand(regimes.LINKS["ddp"])
+def demand(baseline: str, bucket_size: int) -> dict[str, int]:
+    predict = BASELINES[baseline].predict
+    assert predict is not None
+    ledger = predict(replace(regimes.LINKED, bucket_size=bucket_size), regimes.RANKS, 1, 0)
+    return timed_steps.demand(ledger, {"dp": regimes.RANKS, "world": regimes.RANKS})
+
+
+def test_what_a_step_asks_of_the_link() -> None:
+    whole, cut, ddp = (demand(*regimes.LINKS[name]) for name in ("zero1", "zero1_small", "ddp"))
     assert ddp["exchange_bytes"] == 0
     assert ddp["messages"] == 2 * (regimes.RANKS - 1)
     assert whole["exchange_bytes"] == pytest.approx(ddp["ring_bytes"] / 2, rel=1e-3)
@@ -129,13 +139,13 @@ def test_of_few_rounds_the_range_is_shown_and_of_many_the_quartiles() -> None:
 
 @pytest.mark.parametrize("lines", ["world_lines", "latency_lines", "moonlight_lines", "reported_lines"])
 def test_the_planned_worlds_fit_the_page(lines: str) -> None:
-    printed = getattr(world_tables, lines)(results.load("worlds"))
+    printed = getattr(regime_tables, lines)(results.load("worlds"))
     assert len(printed) > 3
     assert max(map(len, printed)) <= 100
 
 
 def test_the_dearest_cells_have_rows_within_a_node() -> None:
-    printed = world_tables.dearest_lines(results.load("worlds"), 1 << 22, 4)
+    printed = regime_tables.dearest_lines(results.load("worlds"), 1 << 22, 4)
     assert len(printed) == 5
     assert max(map(len, printed)) <= 100
 

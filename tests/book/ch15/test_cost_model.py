@@ -1,4 +1,4 @@
-"""The cost model: by hand on small cases, its fit on steps whose constants are known, and a muted step."""
+"""The cost model by hand on small cases, its fit on steps with known constants, and a step without communication."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from helpers_math import message
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch15.cost_fit import Constants, Point, fit, points
-from muonbook.ch15.cost_model import Collective, Wire, collective_seconds, collectives_of, hops, step_seconds
-from muonbook.ch15.without_communication import MutedGroup, muted_trainer
+from muonbook.ch15.cost_model import Collective, LinkCost, collective_seconds, collectives_of, hops, step_seconds
+from muonbook.ch15.without_communication import GroupWithoutCommunication, trainer_without_communication
 from muonbook.measure.workload import SHAPES
 
-WIRE = Wire(alpha_seconds=0.5, bytes_per_second=100.0)
+LINK = LinkCost(alpha_seconds=0.5, bytes_per_second=100.0)
 KNOWN = Constants(alpha=1e-3, copying=4e-9, ring=1.05, exchange=1.4)
 
 
@@ -43,23 +43,23 @@ def test_what_is_unknown_is_refused_by_name(op: str, latency: str) -> None:
 
 def test_seconds_of_a_step_by_hand() -> None:
     gather = Collective("all_gather", "dp", 4, 400, calls=2)
-    assert collective_seconds(gather, WIRE) == 2 * (3 * 0.5 + 300 / 100)
-    assert collective_seconds(gather._replace(group_size=1), WIRE) == 0
+    assert collective_seconds(gather, LINK) == 2 * (3 * 0.5 + 300 / 100)
+    assert collective_seconds(gather._replace(group_size=1), LINK) == 0
     tp = ("all_reduce", "tp", 2, 100, 1)
-    wires = {"dp": WIRE, "tp": Wire(0.25, 50.0)}
-    assert step_seconds(1.0, [gather, tp], wires) == 1 + 9 + (2 * 0.25 + 100 / 50)
+    links = {"dp": LINK, "tp": LinkCost(0.25, 50.0)}
+    assert step_seconds(1.0, [gather, tp], links) == 1 + 9 + (2 * 0.25 + 100 / 50)
 
 
-def test_the_world_goes_over_dps_wire_and_no_other_group_does() -> None:
+def test_the_world_goes_over_dps_link_and_no_other_group_does() -> None:
     row = ("all_reduce", "world", 2, 100, 1)
-    assert step_seconds(0.0, [row], {"dp": WIRE}) == 2 * 0.5 + 100 / 100
-    assert step_seconds(0.0, [row], {"dp": WIRE, "world": Wire(0.0, 10.0)}) == 10
-    with pytest.raises(ValueError, match="'tp' has no wire"):
-        step_seconds(0.0, [("all_reduce", "tp", 2, 100, 1)], {"dp": WIRE})
+    assert step_seconds(0.0, [row], {"dp": LINK}) == 2 * 0.5 + 100 / 100
+    assert step_seconds(0.0, [row], {"dp": LINK, "world": LinkCost(0.0, 10.0)}) == 10
+    with pytest.raises(ValueError, match="'tp' has no link"):
+        step_seconds(0.0, [("all_reduce", "tp", 2, 100, 1)], {"dp": LINK})
 
 
 def test_half_of_a_message_of_half_size_is_waiting() -> None:
-    assert WIRE.alpha_seconds == WIRE.half_size / WIRE.bytes_per_second
+    assert LINK.alpha_seconds == LINK.half_size / LINK.bytes_per_second
 
 
 def test_a_ledger_becomes_collectives() -> None:
@@ -109,11 +109,11 @@ def test_too_few_points_are_refused() -> None:
         fit(timed()[:3])
 
 
-def test_a_byte_takes_the_slower_of_copy_and_wire() -> None:
+def test_a_byte_takes_the_slower_of_copy_and_link() -> None:
     assert KNOWN.per_byte(KNOWN.ring, None) == KNOWN.copying
     assert KNOWN.per_byte(KNOWN.ring, 1e6) == KNOWN.copying  # a terabit link waits for the copy
     assert KNOWN.per_byte(KNOWN.ring, 8.0) == pytest.approx(1.05e-6)
-    assert KNOWN.wire(8.0).bytes_per_second == pytest.approx(1 / 1.05e-6)
+    assert KNOWN.link(8.0).bytes_per_second == pytest.approx(1 / 1.05e-6)
 
 
 def test_stored_medians_become_points() -> None:
@@ -123,11 +123,11 @@ def test_stored_medians_become_points() -> None:
     assert points(links) == [Point("ddp", None, 2.0, 6, 70, 8, 2.0)]
 
 
-# ---- Muted ------------------------------------------------------------------------------------------------
+# ---- Without communication ----------------------------------------------------------------------------------
 
 
-def test_a_muted_group_returns_the_shapes_and_sums_of_ranks_that_all_say_the_same() -> None:
-    group = MutedGroup("dp", 3, 1)
+def test_a_group_without_communication_returns_the_shapes_and_sums_of_ranks_that_all_say_the_same() -> None:
+    group = GroupWithoutCommunication("dp", 3, 1)
     shard = torch.tensor([1.0, 2.0])
     assert group.all_gather(shard, "x").tolist() == [1, 2] * 3
     out = torch.empty(2)
@@ -140,19 +140,24 @@ def test_a_muted_group_returns_the_shapes_and_sums_of_ranks_that_all_say_the_sam
 
 
 @pytest.mark.parametrize("name", ["muon", "zero1", "ddp"])
-def test_a_muted_step_sends_nothing_and_stays_finite(name: str) -> None:
+def test_a_step_without_communication_sends_nothing_and_stays_finite(name: str) -> None:
     workload, grid = SHAPES["even"].shared_by(4), Grid.alone()
-    four = Grid(MutedGroup("dp", 4, 2), grid.tp, MutedGroup("world", 4, 2), grid.device, grid.ledger)
-    trainer = muted_trainer(name, workload, four)
+    four = Grid(
+        GroupWithoutCommunication("dp", 4, 2),
+        grid.tp,
+        GroupWithoutCommunication("world", 4, 2),
+        grid.device,
+        grid.ledger,
+    )
+    trainer = trainer_without_communication(name, workload, four)
     ids = torch.arange(64).view(1, 64) % 18
     for _ in range(2):
-        trainer.forward_backward(ids, ids)
-        trainer.update()
+        trainer.step((ids, ids))
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
 
 
-def test_only_dp_is_muted() -> None:
+def test_only_dp_falls_silent() -> None:
     alone = Grid.alone()
-    cut = Grid(alone.dp, MutedGroup("tp", 2), alone.world, alone.device, alone.ledger)
+    cut = Grid(alone.dp, GroupWithoutCommunication("tp", 2), alone.world, alone.device, alone.ledger)
     with pytest.raises(ValueError, match="T is 2"):
-        muted_trainer("muon", SHAPES["even"], cut)
+        trainer_without_communication("muon", SHAPES["even"], cut)
