@@ -7,15 +7,15 @@ solution is `direction`, at the end of this file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import Puzzle, bypassed, expect_tensor, insist
+from muonbook.puzzles import CaseReport, Puzzle, call, expect_tensor, insist, require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distmuon.launch import World
     from distmuon.sharding.collectives import Group
+    from distmuon.sharding.grid import Grid
 
 COLUMNS = 6
 CUTS = ((10, 13, 7, 20), (25, 0, 5, 10))  # rows of each process; one may have none
@@ -36,43 +36,23 @@ class AddUp:
             insist(expect_tensor("what you add up", x, (), torch.float64))
         self.calls += 1
         most = COLUMNS * COLUMNS
-        insist("over budget: add_up may be called once for each gradient." if self.calls > 1 else "")
-        insist(f"over budget: {x.numel()} numbers to add up; {most} are enough." if x.numel() > most else "")
+        require(self.calls == 1, "over budget: add_up may be called once for each gradient.")
+        require(x.numel() <= most, f"over budget: {x.numel()} numbers to add up; {most} are enough.")
         return self._group.all_reduce(x.clone(), "puzzle")
 
 
-class Seen(NamedTuple):
-    """A gradient and the answer to it, as the whole matrices that no process has seen.
-
-    gain: what a step of X promises, as a share of the most that is possible: -<G, X> / ||G||_nuclear, or 1 where the
-    gradient is zero. stretch: ||X||_spec.
-    """
-
-    name: str
-    gain: float
-    stretch: float
-
-
-def trial(world: World, direction: Callable[..., Any]) -> list[Seen]:
-    """Give each process its rows of several gradients; return, on rank 0, how good the rows make together."""
+def trial(grid: Grid, direction: Callable[..., Any]) -> Iterator[CaseReport]:
+    """Give each process its rows of several gradients; judge what the rows of all processes make together."""
     import torch
 
-    from distmuon.sharding.grid import Grid
-    from distmuon.verify.counter import CollectiveCounter
-
-    grid, evidence = Grid.of(world), []
     for number, (name, gradient) in enumerate(_gradients()):
-        rows = gradient.split(CUTS[number % len(CUTS)])[world.rank].clone()
-        add_up = AddUp(grid.world)
-        grid.ledger.clear()
-        with CollectiveCounter() as counter:
-            found = direction(rows, add_up)
-        insist(bypassed(counter, grid.ledger))
+        cuts = CUTS[number % len(CUTS)]
+        rows = gradient.split(cuts)[grid.world.rank]
+        found, _ = call(grid, direction, rows.clone(), AddUp(grid.world))
         insist(expect_tensor("direction's result", found, rows.shape, torch.float32))
-        pieces = world.gather(found.detach().double())
-        if pieces is not None:
-            evidence.append(_weigh(name, gradient.double(), torch.cat(pieces)))
-    return evidence
+        x = torch.zeros_like(gradient, dtype=torch.float64)
+        x.split(cuts)[grid.world.rank].copy_(found.detach())
+        yield CaseReport([_objection(name, gradient.double(), grid.world.all_reduce(x, "the whole X"))])
 
 
 def _gradients() -> Iterator[tuple[str, Tensor]]:
@@ -91,33 +71,26 @@ def _gradients() -> Iterator[tuple[str, Tensor]]:
     yield "a gradient of zeros", torch.zeros(rows, COLUMNS)
 
 
-def _weigh(name: str, gradient: Tensor, x: Tensor) -> Seen:
+def _objection(name: str, gradient: Tensor, x: Tensor) -> str:
+    """Return whether X is too large (||X||_spec > 1) or, if not, gains less than the most, -<G, X> = ||G||_nuclear."""
     import torch
 
     if not bool(x.isfinite().all()):
-        return Seen(name, float("nan"), float("nan"))
+        return f"for {name}, X is not finite; at most 1 is allowed."
     stretch = torch.linalg.matrix_norm(x, ord=2).item()
+    if stretch > 1 + TOLERANCE:
+        return f"for {name}, X stretches some input {stretch:.3f} times; at most 1 is allowed."
     nuclear = torch.linalg.svdvals(gradient).sum().item()
-    return Seen(name, -(gradient * x).sum().item() / nuclear + 0.0 if nuclear else 1.0, stretch)
-
-
-def judge(evidence: list[Any]) -> list[str]:
-    """Return what is wrong with the rows that all processes returned, put together: size first, then what they gain."""
-    complaints = []
-    for name, gain, stretch in evidence[0]:
-        if not stretch <= 1 + TOLERANCE:
-            how = f"stretches some input {stretch:.3f} times" if stretch == stretch else "is not finite"
-            complaints.append(f"for {name}, X {how}; at most 1 is allowed.")
-        elif not gain >= 1 - TOLERANCE:
-            complaints.append(f"for {name}, X gains {gain:.3f} of what is possible; there is a steeper one.")
-    return complaints
-
-
-def praise(evidence: list[Any]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    kinds = len(evidence[0])
+    gain = -(gradient * x).sum().item() / nuclear + 0.0 if nuclear else 1.0
     return (
-        f"the steepest X for all {kinds} gradients, put together from four processes that added up "
+        "" if gain >= 1 - TOLERANCE else f"for {name}, X gains {gain:.3f} of what is possible; there is a steeper one."
+    )
+
+
+def praise(facts: list[list[Any]]) -> str:
+    """Return what was achieved, with the numbers of the run."""
+    return (
+        f"the steepest X for all {len(facts[0])} gradients, put together from four processes that added up "
         f"{COLUMNS} x {COLUMNS} numbers."
     )
 
@@ -125,10 +98,7 @@ def praise(evidence: list[Any]) -> str:
 PUZZLE = Puzzle(
     name="the steepest step for a gradient in four pieces",
     function="direction",
-    dp=4,
-    tp=1,
     trial=trial,
-    judge=judge,
     praise=praise,
     hints=(
         "G = U S V^T. Then G^T G = V S^2 V^T: a small matrix that knows V and S, though nothing of U. "
@@ -138,6 +108,8 @@ PUZZLE = Puzzle(
         "X = -G V S^-1 V^T, with 0 in place of 1/s where s is 0 up to rounding: where s^2 is below 1e-12 of the "
         "largest. Compute in float64: the square of 1e-30 does not fit into float32.",
     ),
+    dp=4,
+    told=2,
 )
 
 

@@ -7,14 +7,15 @@ end of this file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import Puzzle, expect_tensor, insist
+from muonbook.puzzles import CaseReport, Puzzle, each_operator, expect_tensor, insist, require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distmuon.launch import World
+    from distmuon.sharding.grid import Grid
 
 SHAPES = (((48, 192), (32, 256)), ((40, 160), (24, 192)))  # of each process: 4 and 8 times as wide as high
 SHARE = 2 / 3  # of the standard form's operations
@@ -22,31 +23,29 @@ TOLERANCE = 1e-9  # of any element, which are below 1: rounding in float64 leave
 UNCOUNTED = ("linalg", "svd", "eig", "qr", "cholesky", "lu_", "solve", "inverse", "mv", "dot")  # parts of names
 
 
-class Seen(NamedTuple):
-    """What was seen of one matrix. operations: counted, of at most `budget`. error: of the worst element."""
-
-    shape: tuple[int, ...]
-    operations: int
-    budget: int
-    error: float
-
-
-def trial(world: World, orthogonalize: Callable[..., Any]) -> list[Seen]:
+def trial(grid: Grid, orthogonalize: Callable[..., Any]) -> Iterator[CaseReport]:
     """Give each process two unit matrices and their quintics; count what the reader's function multiplies."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     from distmuon.optim.newton_schulz import flops, newton_schulz, quintics
 
-    seen = []
-    for x, coefficients in _matrices(world.rank):
+    for x, coefficients in _matrices(grid.world.rank):
         schedule = quintics(coefficients, 5)
         with _only_counted(x.numel()), FlopCounterMode(display=False) as counter:
             found = orthogonalize(x.clone(), schedule)
         insist(expect_tensor("orthogonalize's result", found, x.shape, torch.float64))
         error = (found.detach() - newton_schulz(x, coefficients=schedule)).abs().max().item()
-        seen.append(Seen(tuple(x.shape), counter.get_total_flops(), int(SHARE * flops(x.shape)), error))
-    return seen
+        operations, standard = counter.get_total_flops(), flops(x.shape)
+
+        shape = f"{x.shape[0]} x {x.shape[1]}"
+        where, wrong, dear = f"rank {grid.world.rank}'s matrix of {shape}", "", ""
+        if not error <= TOLERANCE:
+            how = f"is off by {error:.1g}" if error == error else "has NaN in it"
+            wrong = f"the result for {where} {how}; at most {TOLERANCE:g} is allowed."
+        if operations > (budget := int(SHARE * standard)):
+            dear = f"{where} took {operations:,} operations, over the budget of {budget:,}."
+        yield CaseReport([wrong, dear], f"{operations / standard:.0%} for {shape}")
 
 
 def _matrices(rank: int) -> Iterator[tuple[Tensor, str]]:
@@ -63,52 +62,25 @@ def _matrices(rank: int) -> Iterator[tuple[Tensor, str]]:
 
 def _only_counted(largest: int) -> Any:
     """Return a context in which the products that the counter cannot see stop the trial."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class OnlyCounted(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-            name = func._schema.name.partition("::")[2]
-            hidden = "norm" not in name and any(part in name for part in UNCOUNTED)
-            insist(f"torch.{name.strip('_')} is work that the counter does not see; use matrix products." * hidden)
-            result = func(*args, **(kwargs or {}))
-            size = result.numel() if hasattr(result, "numel") else 0
-            insist(f"a tensor of {size:,} elements, more than the matrix has; make products with @." * (size > largest))
-            return result
+    def look(_: str, operator: str, result: Any) -> None:
+        hidden = "norm" not in operator and any(part in operator for part in UNCOUNTED)
+        require(not hidden, f"torch.{operator.strip('_')} is work that the counter does not see; use matrix products.")
+        size = result.numel() if hasattr(result, "numel") else 0
+        require(size <= largest, f"a tensor of {size:,} elements, more than the matrix has; make products with @.")
 
-    return OnlyCounted()
+    return each_operator(look)
 
 
-def judge(evidence: list[list[Seen]]) -> list[str]:
-    """Return what is wrong: results first, then costs."""
-    wrong, dear = [], []
-    for rank, seen in enumerate(evidence):
-        for shape, operations, budget, error in seen:
-            where = f"rank {rank}'s matrix of {shape[0]} x {shape[1]}"
-            if not error <= TOLERANCE:
-                how = f"is off by {error:.1g}" if error == error else "has NaN in it"
-                wrong.append(f"the result for {where} {how}; at most {TOLERANCE:g} is allowed.")
-            if operations > budget:
-                dear.append(f"{where} took {operations:,} operations, over the budget of {budget:,}.")
-    return [*wrong, *dear]
-
-
-def praise(evidence: list[list[Seen]]) -> str:
+def praise(facts: list[list[str]]) -> str:
     """Return what was achieved, with the operations of the run."""
-    parts = [
-        f"{operations / budget * SHARE:.0%} for {shape[0]} x {shape[1]}"
-        for seen in evidence
-        for shape, operations, budget, _ in seen
-    ]
-    return f"the same result for a part of the standard form's operations: {', '.join(parts)}."
+    return f"the same result for a part of the standard form's operations: {', '.join(chain.from_iterable(facts))}."
 
 
 PUZZLE = Puzzle(
     name="the same result for less",
     function="orthogonalize",
-    dp=2,
-    tp=1,
     trial=trial,
-    judge=judge,
     praise=praise,
     hints=(
         "Only a product that involves X costs 2 a^2 b, and b is the long side. How few of those are needed?",
@@ -117,6 +89,8 @@ PUZZLE = Puzzle(
         "X <- P X makes R <- P R P, as P is symmetric. So: R = X X^T once; in each step P from R, then Q <- P Q and "
         "R <- P R P; at the end Q X. The first Q is P itself, and the last R is never used.",
     ),
+    dp=2,
+    told=2,
 )
 
 

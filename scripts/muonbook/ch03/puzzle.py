@@ -6,18 +6,19 @@ Two processes try it at once, each with a model of its own. The solution is `ste
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import Puzzle, expect_tensor, insist
+from muonbook.puzzles import CaseReport, Puzzle, expect_tensor, insist, require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distmuon.launch import World
+    from distmuon.sharding.grid import Grid
 
 STEPS, TOLERANCE = 4, 1e-9  # of the movement, in float64
-OPTIONS: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.4}
+ADAMW_OPTIONS: dict[str, Any] = {"lr": 0.05, "weight_decay": 0.4}
+OPTIONS = {**ADAMW_OPTIONS, "momentum": 0.9}
 ADAMW = ("embedding", "head")  # beside everything that is not 2-D
 MODELS = (  # one per process: what holds for one shape by accident does not hold for two
     {"embedding.weight": (9, 6), "up.weight": (14, 6), "up.bias": (14,), "down.weight": (6, 14), "head.weight": (5, 6)},
@@ -29,14 +30,6 @@ MODELS = (  # one per process: what holds for one shape by accident does not hol
         "head.weight": (4, 8),
     },
 )
-
-
-class Off(NamedTuple):
-    """How far the reader's function is from the reference. distance: of the movement so far."""
-
-    step: int
-    name: str
-    distance: float
 
 
 class Tools:
@@ -53,103 +46,88 @@ class Tools:
 
         self._orthogonalized += 1
         if self._orthogonalized > len(self._hidden):
-            insist(
-                f"over budget: newton_schulz was called {self._orthogonalized} times in one step, "
-                f"and the model has {len(self._hidden)} hidden matrices."
-            )
+            insist(f"over budget: {self._count()}")
         return newton_schulz(matrix)
 
     def adamw(self, name: str, weight: Tensor, gradient: Tensor) -> None:
         """Take AdamW's step of the parameter `name` in place, weight decay included; it remembers its own state."""
         import torch
 
-        if name in self._hidden:
-            insist(f"adamw was given {name}, which is a hidden matrix.")
+        require(name not in self._hidden, f"adamw was given {name}, which is a hidden matrix.")
         self._left[name] += 1
         if name not in self._adamw:
             parameter = torch.nn.Parameter(weight.clone())
-            options = {key: OPTIONS[key] for key in ("lr", "weight_decay")}
-            self._adamw[name] = parameter, torch.optim.AdamW([parameter], **options)
+            self._adamw[name] = parameter, torch.optim.AdamW([parameter], **ADAMW_OPTIONS)
         parameter, optimizer = self._adamw[name]
-        with torch.no_grad():
-            parameter.copy_(weight)
-        parameter.grad = gradient.clone()
+        parameter.data, parameter.grad = weight, gradient.clone()
         optimizer.step()
-        with torch.no_grad():
-            weight.copy_(parameter)
 
-    def settle(self) -> str:
-        """Return what was left out or done twice in this step, or "", and begin the next."""
-        wrong = [name for name in self._others if self._left[name] != 1]
-        orthogonalized, left = self._orthogonalized, self._left
+    def settle(self) -> None:
+        """Stop the trial where something was left out or done twice in this step; begin the next."""
+        for name in self._others:
+            calls = self._left[name]
+            require(calls == 1, f"adamw was called {calls} times for {name} in one step; once is right.")
+        require(self._orthogonalized == len(self._hidden), self._count())
         self._orthogonalized, self._left = 0, Counter()
-        if wrong:
-            return f"adamw was called {left[wrong[0]]} times for {wrong[0]} in one step; once is right."
-        if orthogonalized != len(self._hidden):
-            return (
-                f"newton_schulz was called {orthogonalized} times in one step, "
-                f"and the model has {len(self._hidden)} hidden matrices."
-            )
-        return ""
+
+    def _count(self) -> str:
+        return (
+            f"newton_schulz was called {self._orthogonalized} times in one step, "
+            f"and the model has {len(self._hidden)} hidden matrices."
+        )
 
 
-def trial(world: World, step: Callable[..., Any]) -> list[Off]:
-    """Take the steps with the reader's function and with the reference; return where they part, first step first."""
+def _hidden(model: dict[str, tuple[int, ...]]) -> list[str]:
+    """Return the names of the matrices that Muon takes."""
+    return [name for name, shape in model.items() if len(shape) == 2 and not name.startswith(ADAMW)]
+
+
+def trial(grid: Grid, step: Callable[..., Any]) -> Iterator[CaseReport]:
+    """Take the steps with the reader's function and with the reference, and compare every weight after every step."""
     import torch
 
     from distmuon.optim.muon import Muon
 
-    shapes = MODELS[world.rank]
-    hidden = [name for name, shape in shapes.items() if len(shape) == 2 and not name.startswith(ADAMW)]
-    generator = torch.Generator().manual_seed(world.rank)
+    shapes = MODELS[grid.world.rank]
+    hidden = _hidden(shapes)
+    generator = torch.Generator().manual_seed(grid.world.rank)
     start = {name: torch.randn(*shape, generator=generator).double() for name, shape in shapes.items()}
     weights = {name: weight.clone() for name, weight in start.items()}
     reference = {name: torch.nn.Parameter(weight.clone()) for name, weight in start.items()}
-    others = {key: OPTIONS[key] for key in ("lr", "weight_decay")}
     optimizers = (
         Muon([reference[name] for name in hidden], batched=False, **OPTIONS),
-        torch.optim.AdamW([p for name, p in reference.items() if name not in hidden], **others),
+        torch.optim.AdamW([p for name, p in reference.items() if name not in hidden], **ADAMW_OPTIONS),
     )
     tools = Tools(list(shapes), hidden)
     state: dict[Any, Any] = {}
-    off: list[Off] = []
+    complaint = ""  # the first
     for number in range(1, STEPS + 1):
         gradients = {name: torch.randn(*shape, generator=generator).double() for name, shape in shapes.items()}
         given = {name: gradient.clone() for name, gradient in gradients.items()}
         step(weights, given, state, tools, **OPTIONS)
-        insist(tools.settle())
+        tools.settle()
         for name, parameter in reference.items():
             insist(expect_tensor(name, weights.get(name), shapes[name], torch.float64))
             parameter.grad = gradients[name]
-            if not torch.equal(given[name], gradients[name]):
-                insist(f"step {number} changed the gradient of {name}, which is not yours to change.")
+            changed = f"step {number} changed the gradient of {name}, which is not yours to change."
+            require(torch.equal(given[name], gradients[name]), changed)
         for optimizer in optimizers:
             optimizer.step()
         for name, parameter in reference.items():
             right = parameter.detach()
-            off.append(Off(number, name, float((weights[name] - right).norm() / (right - start[name]).norm())))
-    return [one for one in off if not one.distance < TOLERANCE]
+            off = float((weights[name] - right).norm() / (right - start[name]).norm())  # of the movement so far
+            if not complaint and not off < TOLERANCE:
+                where = f"rank {grid.world.rank}: after step {number}, {name} [{'x'.join(map(str, shapes[name]))}]"
+                before = " Until then all was right." if number > 1 else ""
+                complaint = f"{where} is off by {off:.2f} of its movement.{before}"
+    yield CaseReport([complaint])
 
 
-def judge(evidence: list[list[Off]]) -> list[str]:
-    """Return what is wrong: on each process the first weight that is off."""
-    complaints = []
-    for rank, off in enumerate(evidence):
-        if off:
-            step, name, distance = off[0]
-            shape = "x".join(map(str, MODELS[rank][name]))
-            before = " Until then all was right." if step > 1 else ""
-            complaints.append(
-                f"rank {rank}: after step {step}, {name} [{shape}] is off by {distance:.2f} of its movement.{before}"
-            )
-    return complaints
-
-
-def praise(evidence: list[list[Off]]) -> str:
+def praise(facts: list[list[Any]]) -> str:
     """Return what was achieved."""
-    matrices = sum(len(shape) == 2 and not name.startswith(ADAMW) for model in MODELS for name, shape in model.items())
+    matrices = sum(len(_hidden(model)) for model in MODELS)
     return (
-        f"{STEPS} steps of {len(evidence)} models, the same as Muon and AdamW take, "
+        f"{STEPS} steps of {len(facts)} models, the same as Muon and AdamW take, "
         f"with {matrices} calls of Newton–Schulz per step for {matrices} hidden matrices."
     )
 
@@ -157,10 +135,7 @@ def praise(evidence: list[list[Off]]) -> str:
 PUZZLE = Puzzle(
     name="write the step",
     function="step",
-    dp=2,
-    tp=1,
     trial=trial,
-    judge=judge,
     praise=praise,
     hints=(
         "Sort the names first: what is 1-D, or is called embedding or head, is one call of tools.adamw. For the rest, "
@@ -170,6 +145,8 @@ PUZZLE = Puzzle(
         "Multiply the weight by 1 - lr * weight_decay, and only then add the update times "
         "-lr * 0.2 * max(A, B) ** 0.5. All in place, by mul_ and add_. The gradient must survive.",
     ),
+    dp=2,
+    told=2,
 )
 
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muonbook.puzzles import Puzzle, insist
+from muonbook.puzzles import CaseReport, Puzzle, require
 
 if TYPE_CHECKING:
-    from distmuon.launch import World
+    from distmuon.sharding.grid import Grid
 
 LRS = tuple(0.001 * 2**n for n in range(8))
 BUDGET, UNEVEN, ENOUGH = 100, 1.25, 5  # runs per world; of one for each of the other's, at most; seeds to judge on
 ANSWERS = ("A", "B", "undecided")
 
 
-class Racer(NamedTuple):
+class NoisyOptimizer(NamedTuple):
     """A made-up optimizer. loss: its mean held-out loss in nats at its best lr. bend: what it loses per doubling away
     from there, squared. noise: its deviation from run to run. luck: what one run in eight is better by.
     """
@@ -34,14 +34,14 @@ class Racer(NamedTuple):
     diverges: float = math.inf  # from this learning rate on
 
 
-class Course(NamedTuple):
+class NoisyWorld(NamedTuple):
     """A made-up world. shared: noise that a seed gives to both. right: the answers to it. lesson: for the others.
 
     balanced: whom a seed's own noise favours alternates as the Thue–Morse sequence does, which never agrees three times
     in a row: equals then do not look different on any five consecutive seeds. falling: in what order lrs come.
     """
 
-    racers: dict[str, Racer]
+    optimizers: dict[str, NoisyOptimizer]
     shared: float
     right: tuple[str, ...]
     lesson: str
@@ -49,41 +49,41 @@ class Course(NamedTuple):
     falling: bool = False
 
 
-COURSES = (
-    Course(
-        {"A": Racer(1.5, 0.004, 0.02, 0.01), "B": Racer(1.4, 0.04, 0.2, 0.01)},
+WORLDS = (
+    NoisyWorld(
+        {"A": NoisyOptimizer(1.5, 0.004, 0.02, 0.01), "B": NoisyOptimizer(1.4, 0.04, 0.2, 0.01)},
         0.1,
         ("B",),
         "B is better, but its best learning rate is ten times A's: let each race at its own.",
     ),
-    Course(
-        {"A": Racer(1.4, 0.004, 0.03, 0.01), "B": Racer(1.5, 0.04, 0.1, 0.01)},
+    NoisyWorld(
+        {"A": NoisyOptimizer(1.4, 0.004, 0.03, 0.01), "B": NoisyOptimizer(1.5, 0.04, 0.1, 0.01)},
         0.2,
         ("A",),
         "A is better at its own best learning rate, and by more than noise if you compare the two seed by seed.",
     ),
-    Course(
-        {"A": Racer(1.4, 0.011, 0.05, 0.01), "B": Racer(1.45, 0.011, 0.02, 0.01, luck=0.2)},
+    NoisyWorld(
+        {"A": NoisyOptimizer(1.4, 0.011, 0.05, 0.01), "B": NoisyOptimizer(1.45, 0.011, 0.02, 0.01, luck=0.2)},
         0.0,
         ("A", "undecided"),
         "A is better, and now and then a run of B is lucky: the best single run of many tells of luck.",
     ),
-    Course(
-        {"A": Racer(1.4, 0.011, 0.02, 0.01), "B": Racer(1.5, 0.011, 0.001, 0.4)},
+    NoisyWorld(
+        {"A": NoisyOptimizer(1.4, 0.011, 0.02, 0.01), "B": NoisyOptimizer(1.5, 0.011, 0.001, 0.4)},
         0.0,
         ("A", "undecided"),
         "B is worse and noisier, and the best of many noisy numbers is flattered: choose the learning rate on some "
         "seeds, and judge on others.",
     ),
-    Course(
-        {"A": Racer(1.4, 0.011, 0.1, 0.2), "B": Racer(1.4, 0.011, 0.1, 0.2)},
+    NoisyWorld(
+        {"A": NoisyOptimizer(1.4, 0.011, 0.1, 0.2), "B": NoisyOptimizer(1.4, 0.011, 0.1, 0.2)},
         0.0,
         ("undecided",),
         "A and B are equally good there, and very noisy: claim nothing that some seeds contradict.",
         balanced=True,
     ),
-    Course(
-        {"A": Racer(1.5, 0.008, 0.05, 0.01), "B": Racer(1.4, 0.016, 0.05, 0.01, diverges=0.1)},
+    NoisyWorld(
+        {"A": NoisyOptimizer(1.5, 0.008, 0.05, 0.01), "B": NoisyOptimizer(1.4, 0.016, 0.05, 0.01, diverges=0.1)},
         0.1,
         ("B",),
         "B is better, and diverges at the largest learning rate: nothing is less than nan, so count it as infinity "
@@ -93,51 +93,39 @@ COURSES = (
 )
 
 
-class Seen(NamedTuple):
-    """What one world has seen. answer: the reader's. runs: (name, lr, seed), in order."""
-
-    answer: str
-    runs: list[tuple[str, float, int]]
-
-
 def loss_of(number: int, name: str, lr: float, seed: int) -> float:
     """Return the held-out loss of one run in world `number`: the same for the same run, nan where it diverges."""
-    course = COURSES[number]
-    racer = course.racers[name]
-    if lr >= racer.diverges:
+    world = WORLDS[number]
+    optimizer = world.optimizers[name]
+    if lr >= optimizer.diverges:
         return math.nan
     draw = random.Random(f"{number} {name} {lr!r} {seed}")  # the same in every process
-    noise = draw.gauss(0, racer.noise)
-    if course.balanced:
+    noise = draw.gauss(0, optimizer.noise)
+    if world.balanced:
         noise = math.copysign(noise, (-1) ** (seed.bit_count() + (name == "B")))
-    shared = random.Random(f"{number} {seed}").gauss(0, course.shared)
-    luck = racer.luck if draw.random() < 1 / 8 else 0.0
-    return racer.loss + racer.bend * math.log2(lr / racer.lr) ** 2 + noise + shared - luck
+    shared = random.Random(f"{number} {seed}").gauss(0, world.shared)
+    luck = optimizer.luck if draw.random() < 1 / 8 else 0.0
+    return optimizer.loss + optimizer.bend * math.log2(lr / optimizer.lr) ** 2 + noise + shared - luck
 
 
-def trial(world: World, fair_race: Callable[..., Any]) -> list[Seen]:
+def trial(grid: Grid, fair_race: Callable[..., Any]) -> Iterator[CaseReport]:
     """Let the reader's function race A against B in every world."""
-    seen = []
-    for number, course in enumerate(COURSES):
+    for number, world in enumerate(WORLDS):
         runs: list[tuple[str, float, int]] = []
 
         def train(name: str, lr: float, seed: int, number: int = number, runs: list = runs) -> float:
             good = name in ("A", "B") and lr in LRS and isinstance(seed, int)
             wanted = 'the name is "A" or "B", the learning rate one of lrs, the seed a whole number'
-            insist("" if good else f"train({name!r}, {lr!r}, {seed!r}): {wanted}.")
+            require(good, f"train({name!r}, {lr!r}, {seed!r}): {wanted}.")
             runs.append((name, lr, seed))
-            insist(
-                f"over budget: more than {BUDGET} runs in world {number + 1}; 64 are enough."
-                if len(runs) > BUDGET
-                else ""
-            )
+            most = f"over budget: more than {BUDGET} runs in world {number + 1}; 64 are enough."
+            require(len(runs) <= BUDGET, most)
             return loss_of(number, name, lr, seed)
 
-        answer = fair_race(train, list(LRS[::-1] if course.falling else LRS))
+        answer = fair_race(train, list(LRS[::-1] if world.falling else LRS))
         wanted = ", ".join(map(repr, ANSWERS))
-        insist("" if answer in ANSWERS else f"fair_race returned {answer!r}, and one of {wanted} is wanted.")
-        seen.append(Seen(answer, runs))
-    return seen
+        require(answer in ANSWERS, f"fair_race returned {answer!r}, and one of {wanted} is wanted.")
+        yield CaseReport(_objections(number, answer, runs), (answer, len(runs), len(fresh_seeds(runs))))
 
 
 def fresh_seeds(runs: list[tuple[str, float, int]]) -> list[int]:
@@ -149,52 +137,49 @@ def fresh_seeds(runs: list[tuple[str, float, int]]) -> list[int]:
     return [seed for seed in seeds if all(len(tried.get((seed, name), ())) == 1 for name in "AB")]
 
 
-def judge(evidence: list[list[Seen]]) -> list[str]:
-    """Return what is wrong: wrong winners, uneven tuning, claims on stale or few seeds, then timidity."""
-    wrong, uneven, stale, timid = [], [], [], []
-    for number, (course, (answer, runs)) in enumerate(zip(COURSES, evidence[0], strict=True), start=1):
-        counts = {name: sum(run[0] == name for run in runs) for name in "AB"}
-        fresh = len(fresh_seeds(runs))
-        if answer not in course.right:
-            if answer == "undecided":
-                timid.append(f'world {number}: you say "undecided". {course.lesson}')
-            else:
-                wrong.append(f"world {number}: you name {answer}. {course.lesson}")
-        if max(counts.values()) > UNEVEN * min(counts.values()):
-            more, less = sorted(counts, key=lambda name: -counts[name])
-            uneven.append(
-                f"world {number}: {counts[more]} runs for {more} and {counts[less]} for {less}; whoever is tuned "
-                "harder looks better, so spend the same on both."
-            )
-        elif answer != "undecided" and fresh == 0:
-            stale.append(
-                f"world {number}: you name {answer} on the seeds that its learning rate was chosen on, where luck "
-                "flatters it; judge on seeds that no choice has seen."
-            )
-        elif answer != "undecided" and fresh < ENOUGH:
-            chance = f"of equals, the same one wins on all of so few in 1 of {2 ** (fresh - 1)} races"
-            if fresh == 1:
-                chance = "even of equals, one wins there"
-            seeds = f"{fresh} fresh seed{'s' * (fresh > 1)}"
-            stale.append(f"world {number}: you name {answer} on {seeds}; {chance}, so judge on {ENOUGH} or more.")
-    return [*wrong[:1], *uneven[:1], *stale[:1], *timid[:1]]
+def _objections(number: int, answer: str, runs: list[tuple[str, float, int]]) -> tuple[str, str, str, str]:
+    """Return what is wrong: a wrong winner, uneven tuning, a claim on stale or few seeds, timidity."""
+    wrong = uneven = stale = timid = ""
+    world, where = WORLDS[number], f"world {number + 1}:"
+    counts = {name: sum(run[0] == name for run in runs) for name in "AB"}
+    fresh = len(fresh_seeds(runs))
+    if answer not in world.right:
+        if answer == "undecided":
+            timid = f'{where} you say "undecided". {world.lesson}'
+        else:
+            wrong = f"{where} you name {answer}. {world.lesson}"
+    if max(counts.values()) > UNEVEN * min(counts.values()):
+        more, less = sorted(counts, key=lambda name: -counts[name])
+        uneven = (
+            f"{where} {counts[more]} runs for {more} and {counts[less]} for {less}; whoever is tuned "
+            "harder looks better, so spend the same on both."
+        )
+    elif answer != "undecided" and fresh == 0:
+        stale = (
+            f"{where} you name {answer} on the seeds that its learning rate was chosen on, where luck "
+            "flatters it; judge on seeds that no choice has seen."
+        )
+    elif answer != "undecided" and fresh < ENOUGH:
+        chance = f"of equals, the same one wins on all of so few in 1 of {2 ** (fresh - 1)} races"
+        if fresh == 1:
+            chance = "even of equals, one wins there"
+        seeds = f"{fresh} fresh seed{'s' if fresh > 1 else ''}"
+        stale = f"{where} you name {answer} on {seeds}; {chance}, so judge on {ENOUGH} or more."
+    return wrong, uneven, stale, timid
 
 
-def praise(evidence: list[list[Seen]]) -> str:
+def praise(facts: list[list[tuple[str, int, int]]]) -> str:
     """Return what was achieved, with its numbers."""
-    named = ", ".join(answer for answer, _ in evidence[0])
-    most = max(len(runs) for _, runs in evidence[0])
-    judged = min(len(fresh_seeds(runs)) for answer, runs in evidence[0] if answer != "undecided")
-    return f"{len(COURSES)} worlds, {named}; {most} runs in each at most, and every claim made on {judged} fresh seeds."
+    named = ", ".join(answer for answer, _, _ in facts[0])
+    most = max(runs for _, runs, _ in facts[0])
+    judged = min(fresh for answer, _, fresh in facts[0] if answer != "undecided")
+    return f"{len(WORLDS)} worlds, {named}; {most} runs in each at most, and every claim made on {judged} fresh seeds."
 
 
 PUZZLE = Puzzle(
     name="a fair race",
     function="fair_race",
-    dp=1,
-    tp=1,
     trial=trial,
-    judge=judge,
     praise=praise,
     hints=(
         "Two questions, two sets of seeds: which learning rate suits each, and then who is better. What may a lucky "

@@ -6,15 +6,15 @@ The solution is `all_reduce`, at the end of this file.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import Puzzle, expect_tensor, first_difference, insist
+from muonbook.puzzles import CaseReport, Puzzle, each_operator, expect_tensor, first_difference, insist, require
 
 if TYPE_CHECKING:
     import torch
 
-    from distmuon.launch import World
+    from distmuon.sharding.grid import Grid
 
 RANKS = 4
 LENGTHS = (8, 10, 3)  # cut evenly among 4 ranks, not evenly, and fewer elements than ranks
@@ -37,16 +37,12 @@ class Ring:
         """
         import torch
 
-        insist("" if isinstance(chunk, torch.Tensor) else f"pass_on takes a tensor, not a {type(chunk).__name__}.")
-        insist("" if chunk.dim() == 1 else f"pass_on takes a 1-D tensor, not one of shape {tuple(chunk.shape)}.")
-        insist("" if chunk.dtype == torch.float32 else f"pass_on takes float32, not {chunk.dtype}.")
-        length = int(
-            self._swap(torch.tensor([len(chunk)]))
-        )  # first, because gloo ends a rank whose message does not fit
-        if length != len(chunk):
-            insist(
-                f"it passed on {len(chunk)} elements while its left neighbour passed on {length}: chunks must be alike."
-            )
+        require(isinstance(chunk, torch.Tensor), f"pass_on takes a tensor, not a {type(chunk).__name__}.")
+        require(chunk.dim() == 1, f"pass_on takes a 1-D tensor, not one of shape {tuple(chunk.shape)}.")
+        require(chunk.dtype == torch.float32, f"pass_on takes float32, not {chunk.dtype}.")
+        length, found = len(chunk), int(self._swap(torch.tensor([len(chunk)])))  # gloo ends a rank if they do not fit
+        unlike = f"it passed on {length} elements while its left neighbour passed on {found}: chunks must be alike."
+        require(length == found, unlike)
         self.calls += 1
         self.elements += len(chunk)
         return self._swap(chunk)
@@ -63,35 +59,37 @@ class Ring:
         return received
 
 
-class Seen(NamedTuple):
-    """What one rank saw with one length: its result and the right one, and how much it passed on."""
-
-    length: int
-    found: list[int]
-    wanted: list[int]
-    elements: int
-    calls: int
-
-
-def trial(world: World, all_reduce: Callable[..., Any]) -> list[Seen]:
+def trial(grid: Grid, all_reduce: Callable[..., Any]) -> Iterator[CaseReport]:
     """Call the reader's function with vectors of whole numbers, whose sum is exact in any order."""
     import torch
 
-    from muonbook.ch05._calls import Calls
-
-    seen = []
+    rank = grid.world.rank
     for length in LENGTHS:
-        ring = Ring(world.rank, world.size)
-        vectors = [torch.arange(length, dtype=torch.float32) * (rank + 1) + 10 * rank for rank in range(world.size)]
-        with Calls() as calls:
-            found = all_reduce(ring, vectors[world.rank].clone())
-        beside = calls.names - Counter(dict.fromkeys(("send", "recv_"), 2 * ring.calls))
-        insist(f"it asked torch.distributed for {min(beside)}; only ring.pass_on is allowed here." if beside else "")
+        ring = Ring(rank, RANKS)
+        vectors = [torch.arange(length, dtype=torch.float32) * (each + 1) + 10 * each for each in range(RANKS)]
+        asked: list[str] = []  # of torch.distributed, sends and receives included
+
+        def look(namespace: str, operator: str, _: object, asked: list[str] = asked) -> None:
+            asked += [operator] if namespace in ("c10d", "_c10d_functional") else []
+
+        with each_operator(look):
+            found = all_reduce(ring, vectors[rank].clone())
+        beside = Counter(asked) - Counter(dict.fromkeys(("send", "recv_"), 2 * ring.calls))
+        if beside:
+            insist(f"it asked torch.distributed for {min(beside)}; only ring.pass_on is allowed here.")
         insist(expect_tensor("all_reduce's result", found, [length], torch.float32))
-        wanted = torch.stack(vectors).sum(0)
-        whole = found.detach().nan_to_num(nan=-1.0).long().tolist()
-        seen.append(Seen(length, whole, wanted.long().tolist(), ring.elements, ring.calls))
-    return seen
+
+        where, dear = f"with {length} elements, rank {rank}", ""
+        sentence = f"{where} has {{found}} at index {{0}}, where the sum is {{wanted}}."
+        if ring.elements > (enough := budget(length, RANKS)):
+            dear = (
+                f"over budget: {where} passed on {ring.elements}, and {enough} are enough. "
+                "Does every rank need to see every whole vector?"
+            )
+        yield CaseReport(
+            [first_difference(found, torch.stack(vectors).sum(0), sentence), dear],
+            {"length": length, "elements": ring.elements, "calls": ring.calls},
+        )
 
 
 def budget(length: int, ranks: int) -> int:
@@ -99,30 +97,11 @@ def budget(length: int, ranks: int) -> int:
     return 2 * (ranks - 1) * -(-length // ranks)
 
 
-def judge(evidence: list[list[Seen]]) -> list[str]:
-    """Return what is wrong: sums first, then what was passed on in excess."""
-    wrong, dear = [], []
-    for rank, seen in enumerate(evidence):
-        for one in seen:
-            if (i := first_difference(one.found, one.wanted)) is not None:
-                wrong.append(
-                    f"with {one.length} elements, rank {rank} has {one.found[i]} at index {i}, "
-                    f"where the sum is {one.wanted[i]}."
-                )
-            enough = budget(one.length, len(evidence))
-            if one.elements > enough:
-                dear.append(
-                    f"over budget: with {one.length} elements, rank {rank} passed on {one.elements}, "
-                    f"and {enough} are enough. Does every rank need to see every whole vector?"
-                )
-    return [*wrong[:1], *dear[:1]]
-
-
-def praise(evidence: list[list[Seen]]) -> str:
+def praise(facts: list[list[dict[str, int]]]) -> str:
     """Return what was achieved, with the numbers of the run."""
-    passed = " and ".join(f"{one.elements} for {one.length}" for one in evidence[0][:2])
+    passed = " and ".join(f"{one['elements']} for {one['length']}" for one in facts[0][:2])
     return (
-        f"the exact sum on all {len(evidence)} ranks, in {evidence[0][0].calls} moves. Each rank passed on no more "
+        f"the exact sum on all {RANKS} ranks, in {facts[0][0]['calls']} moves. Each rank passed on no more "
         f"elements than an all-reduce needs: {passed}."
     )
 
@@ -130,10 +109,7 @@ def praise(evidence: list[list[Seen]]) -> str:
 PUZZLE = Puzzle(
     name="ring all-reduce",
     function="all_reduce",
-    dp=RANKS,
-    tp=1,
     trial=trial,
-    judge=judge,
     praise=praise,
     hints=(
         "Cut the vector into as many chunks as there are ranks, padded with zeros so that all are alike. In each move, "
@@ -143,6 +119,7 @@ PUZZLE = Puzzle(
         "Second half, n - 1 moves more: rank r holds the finished chunk (r + 1) % n. Pass it on, keep what arrives "
         "instead of adding, pass that on next. Then join the chunks and cut the padding off.",
     ),
+    dp=RANKS,
 )
 
 

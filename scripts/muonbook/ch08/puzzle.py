@@ -5,18 +5,18 @@ The solution is `gather_cut`, at the end of this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from distmuon.sharding.layout import Range
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.puzzles import Puzzle, bypassed, expect_tensor, insist
+from muonbook.puzzles import CaseReport, Puzzle, call, expect_tensor, first_difference, insist, require
 
 if TYPE_CHECKING:
     import torch
 
-    from distmuon.launch import World
     from distmuon.sharding.collectives import Group
+    from distmuon.sharding.grid import Grid
 
 RANKS, SHARD = 4, 20  # elements per shard
 CASES = (  # the matrices of one bucket, which is 80 elements long
@@ -27,93 +27,56 @@ CASES = (  # the matrices of one bucket, which is 80 elements long
 )
 
 
-class Seen(NamedTuple):
-    """What one rank saw in one case: the matrices that its function returned, and what it sent."""
-
-    found: dict[int, list[int]]
-    calls: int
-    sent_bytes: int
-
-
-def trial(world: World, solve: Callable[..., Any]) -> list[Seen]:
+def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
     """Call the reader's function once per case; elements hold their own number in the bucket, and NaN elsewhere."""
     import torch
 
-    from distmuon.sharding.grid import Grid
-    from distmuon.verify.counter import CollectiveCounter
-
-    grid, seen = Grid.of(world), []
-    for matrices in CASES:
-        grid.ledger.clear()
+    rank = grid.dp.rank
+    for number, matrices in enumerate(CASES, start=1):
         bucket = torch.full((RANKS * SHARD,), torch.nan)
         for place in matrices:
             bucket[place.as_slice] = torch.arange(*place, dtype=torch.float32)
-        shard = bucket.view(RANKS, SHARD)[grid.dp.rank].clone()
-        with CollectiveCounter() as counter:
-            found = solve(grid.dp, shard, list(matrices))
-        insist(bypassed(counter, grid.ledger))
-        insist("" if isinstance(found, dict) else f"gather_cut returned {type(found).__name__}, and a dict is wanted.")
+        found, cost = call(grid, solve, grid.dp, bucket.view(RANKS, SHARD)[rank].clone(), list(matrices))
+        require(isinstance(found, dict), f"gather_cut returned {type(found).__name__}, and a dict is wanted.")
         for index, matrix in found.items():
-            insist("" if index in range(len(matrices)) else f"gather_cut returned {index!r}, which numbers no matrix.")
+            require(index in range(len(matrices)), f"gather_cut returned {index!r}, which numbers no matrix.")
             insist(expect_tensor(f"matrix {index}", matrix, [matrices[index].size], torch.float32))
-        whole = {index: matrix.nan_to_num(nan=-1.0).long().tolist() for index, matrix in found.items()}
-        total = grid.ledger.total()
-        seen.append(Seen(whole, total.calls, total.sent_bytes))
-    return seen
+
+        where, wrong, needless, dear = f"in case {number}, rank {rank}", "", "", ""
+        mine = Range(rank * SHARD, (rank + 1) * SHARD)
+        for index, place in enumerate(matrices):
+            owned = place.intersect(mine).size > 0
+            if owned and index not in found:
+                wrong = wrong or f"{where} owns a piece of matrix {index} and did not return it."
+            elif owned:
+                sentence = f"{where} has {{found}} in matrix {index}, where element {{wanted}} belongs."
+                element = "element {:g} of the bucket"
+                wrong = wrong or first_difference(found[index], bucket[place.as_slice], sentence, element)
+            elif index in found:
+                needless = needless or f"{where} returned matrix {index}, of which it owns nothing: work for others."
+        longest = max(sum(piece.size for _, piece in cut_pieces(matrices, each, SHARD)) for each in range(RANKS))
+        enough = ring_bytes("all_gather", 4 * RANKS * longest, RANKS)
+        if cost.calls > 1:
+            dear = f"over budget: {where} made {cost.calls} collectives, and one is enough for all matrices."
+        elif cost.sent_bytes > enough:
+            dear = (
+                f"over budget: {where} sent {cost.sent_bytes} bytes, and {enough} are enough. "
+                "What a rank owns whole, nobody else needs."
+            )
+        yield CaseReport([wrong, needless, dear], cost.sent_bytes)
 
 
-def owned(matrices: Sequence[Range], rank: int) -> list[int]:
-    """Return which matrices this rank owns a piece of."""
-    shard = Range(rank * SHARD, (rank + 1) * SHARD)
-    return [index for index, place in enumerate(matrices) if place.intersect(shard).size]
-
-
-def longest_message(matrices: Sequence[Range]) -> int:
-    """Return how many elements of cut matrices the rank has that has most of them."""
-    return max(sum(piece.size for _, piece in cut_pieces(matrices, rank, SHARD)) for rank in range(RANKS))
-
-
-def judge(evidence: list[list[Seen]]) -> list[str]:
-    """Return what is wrong: missing and wrong matrices first, then those that are of no use, then calls and bytes."""
-    wrong, needless, dear = [], [], []
-    for rank, seen in enumerate(evidence):
-        for number, (matrices, one) in enumerate(zip(CASES, seen, strict=True), start=1):
-            where, mine = f"in case {number}, rank {rank}", owned(matrices, rank)
-            for index in mine:
-                place = matrices[index]
-                if index not in one.found:
-                    wrong.append(f"{where} owns a piece of matrix {index} and did not return it.")
-                elif one.found[index] != list(range(*place)):
-                    found = next(pair for pair in zip(range(*place), one.found[index], strict=True) if len({*pair}) > 1)
-                    had = "a NaN" if found[1] < 0 else f"element {found[1]} of the bucket"
-                    wrong.append(f"{where} has {had} in matrix {index}, where element {found[0]} belongs.")
-            for index in sorted(set(one.found) - set(mine)):
-                needless.append(f"{where} returned matrix {index}, of which it owns nothing: work for others.")
-            enough = ring_bytes("all_gather", 4 * RANKS * longest_message(matrices), RANKS)
-            if one.calls > 1:
-                dear.append(f"over budget: {where} made {one.calls} collectives, and one is enough for all matrices.")
-            elif one.sent_bytes > enough:
-                dear.append(
-                    f"over budget: {where} sent {one.sent_bytes} bytes, and {enough} are enough. "
-                    "What a rank owns whole, nobody else needs."
-                )
-    return [*wrong[:1], *needless[:1], *dear[:1]]
-
-
-def praise(evidence: list[list[Seen]]) -> str:
+def praise(facts: list[list[int]]) -> str:
     """Return what was achieved, with the numbers of the run."""
     bucket = ring_bytes("all_gather", 4 * RANKS * SHARD, RANKS)
-    sent = ", ".join(str(one.sent_bytes) for one in evidence[0])
+    sent = ", ".join(map(str, facts[0]))
     return f"whole matrices on all their owners, one call at most. Bytes sent: {sent}; gather_all: {bucket} each time."
 
 
 PUZZLE = Puzzle(
     name="gather only what is cut",
     function="gather_cut",
-    dp=RANKS,
-    tp=1,
     trial=trial,
-    judge=judge,
     praise=praise,
     hints=(
         "Chapter 7's puzzle fetched one matrix. Put the pieces of all cut matrices into one message: a rank has two at "
@@ -124,6 +87,7 @@ PUZZLE = Puzzle(
         "Afterwards walk through rank 0's message, then rank 1's, and append each piece to its matrix: ranks stand in "
         "the order of the bucket, so the pieces arrive in order too. Keep the matrices that you own a piece of.",
     ),
+    dp=RANKS,
 )
 
 

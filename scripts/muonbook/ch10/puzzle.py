@@ -5,39 +5,26 @@ The solution is `global_norm`, at the end of this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import Puzzle, bypassed, insist
+from muonbook.puzzles import CaseReport, Puzzle, call, require
 
 if TYPE_CHECKING:
     import torch
 
-    from distmuon.launch import World
     from distmuon.sharding.grid import Grid
 
 TOLERANCE = 1e-6  # of the norm: float32 would do, and adding in another order
 BUDGET = 8  # bytes of payload: one float64
 
 
-class Seen(NamedTuple):
-    """What one rank answered, and what its answer took."""
-
-    found: float
-    calls: int
-    payload_bytes: int
-    wanted: float
-
-
-def trial(world: World, global_norm: Callable[..., Any]) -> Seen:
+def trial(grid: Grid, global_norm: Callable[..., Any]) -> Iterator[CaseReport]:
     """Cut made-up gradients of a small model as its layout says, and call the reader's function on the pieces."""
     import torch
 
-    from distmuon.sharding.grid import Grid
     from distmuon.sharding.layout import ParamSpec, plan
-    from distmuon.verify.counter import CollectiveCounter
 
-    grid = Grid.of(world)
     model = [
         ParamSpec("up.weight", (6, 10), "float32", 0),
         ParamSpec("up.bias", (6,), "float32", 0),
@@ -54,42 +41,30 @@ def trial(world: World, global_norm: Callable[..., Any]) -> Seen:
         local = whole if spec.tp_split_dim is None else whole.chunk(grid.tp.size, spec.tp_split_dim)[grid.tp.rank]
         if meta.owned:
             pieces.append((local.reshape(-1)[meta.range_in_param.as_slice].clone(), spec.tp_split_dim))
-    grid.ledger.clear()
-    with CollectiveCounter() as counter:
-        found = global_norm(grid, pieces)
-    wrong_type = "" if isinstance(found, float) else f"global_norm returned a {type(found).__name__}, not a float."
-    insist(bypassed(counter, grid.ledger), wrong_type)
-    total = grid.ledger.total()
-    return Seen(found, total.calls, total.payload_bytes, squares**0.5)
+    found, cost = call(grid, global_norm, grid, pieces)
+    require(isinstance(found, float), f"global_norm returned a {type(found).__name__}, not a float.")
+
+    where, wanted, wrong, dear = f"rank {grid.world.rank}", squares**0.5, "", ""
+    if not abs(found - wanted) <= TOLERANCE * wanted:
+        ratio = f"{found**2 / squares:.2f} times the right sum of squares"
+        wrong = f"{where} finds a norm of {found:.4f}, and it is {wanted:.4f} ({ratio})."
+    if cost.calls > 1 or cost.payload_bytes > BUDGET:
+        dear = (
+            f"over budget: {where} made {cost.calls} collective(s) of {cost.payload_bytes} bytes in all; "
+            f"one of {BUDGET} bytes is enough."
+        )
+    yield CaseReport([wrong, dear], found)
 
 
-def judge(evidence: list[Seen]) -> list[str]:
-    """Return what is wrong: the norm first, then the budget."""
-    wrong, dear = [], []
-    for rank, seen in enumerate(evidence):
-        if not abs(seen.found - seen.wanted) <= TOLERANCE * seen.wanted:
-            ratio = f"{(seen.found / seen.wanted) ** 2:.2f} times the right sum of squares"
-            wrong.append(f"rank {rank} finds a norm of {seen.found:.4f}, and it is {seen.wanted:.4f} ({ratio}).")
-        if seen.calls > 1 or seen.payload_bytes > BUDGET:
-            dear.append(
-                f"over budget: rank {rank} made {seen.calls} collective(s) of {seen.payload_bytes} bytes in all; "
-                f"one of {BUDGET} bytes is enough."
-            )
-    return [*wrong[:1], *dear[:1]]
-
-
-def praise(evidence: list[Seen]) -> str:
+def praise(facts: list[list[float]]) -> str:
     """Return what was achieved, with the numbers of the run."""
-    return f"{evidence[0].found:.4f} on all {len(evidence)} ranks, from one all-reduce of one number."
+    return f"{facts[0][0]:.4f} on all {len(facts)} ranks, from one all-reduce of one number."
 
 
 PUZZLE = Puzzle(
     name="the norm of the whole gradient",
     function="global_norm",
-    dp=4,
-    tp=2,
     trial=trial,
-    judge=judge,
     praise=praise,
     hints=(
         "Which ranks hold parts that nobody else holds? Walk along a column of the grid, then along a row.",
@@ -97,6 +72,8 @@ PUZZLE = Puzzle(
         "it is not, all TP ranks hold the very same piece.",
         "Leave a piece out where tp_split_dim is None and grid.tp.rank is not 0. Then sum over the whole world.",
     ),
+    dp=4,
+    tp=2,
 )
 
 

@@ -5,26 +5,23 @@ The solution is `profiled.count_once`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from muonbook.measure.profiled import count_once, profiled
-from muonbook.puzzles import Puzzle, insist
+from muonbook.puzzles import CaseReport, Puzzle, require
 
 if TYPE_CHECKING:
-    from distmuon.launch import World
     from distmuon.sharding.grid import Grid
 
 __all__ = ["PUZZLE", "count_once"]
 SIZES = (24, 1000)  # elements of the matrices' bucket, in two steps
 
 
-def trial(world: World, solve: Callable[..., Any]) -> list[tuple[dict[str, int], dict[str, int]]]:
-    """Profile two steps' collectives; return what the reader's function found, and what the ledger says."""
-    from distmuon.sharding.grid import Grid
-
-    grid, evidence = Grid.of(world), []
-    for size in SIZES:
+def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
+    """Profile two steps' collectives; compare what the reader's function found with what the ledger says."""
+    for number, size in enumerate(SIZES, start=1):
         grid.ledger.clear()
         with profiled() as events:
             step(grid, size)
@@ -34,12 +31,18 @@ def trial(world: World, solve: Callable[..., Any]) -> list[tuple[dict[str, int],
             called[op] = called.get(op, 0) + traffic.payload_bytes
         found = solve(events)
         wanted = "a dict {collective: bytes} is wanted."
-        insist("" if isinstance(found, dict) else f"count_once returned {type(found).__name__}, and {wanted}")
+        require(isinstance(found, dict), f"count_once returned {type(found).__name__}, and {wanted}")
         for op, count in found.items():
-            right = isinstance(op, str) and isinstance(count, int)
-            insist("" if right else f"count_once returned {op!r}: {count!r}, and {wanted}")
-        evidence.append((found, called))
-    return evidence
+            good = isinstance(op, str) and isinstance(count, int)
+            require(good, f"count_once returned {op!r}: {count!r}, and {wanted}")
+        wrong = [
+            f"step {number}, rank {grid.world.rank}: {mine:,} bytes of {op}"
+            + (f", {mine / right:.3g} times as many" if right else "")
+            + f"; really called for: {right:,}."
+            for op in sorted({*found, *called})
+            if (mine := found.get(op, 0)) != (right := called.get(op, 0))
+        ]
+        yield CaseReport([*wrong, ""][:1], sum(called.values()))
 
 
 def step(grid: Grid, size: int) -> None:
@@ -59,33 +62,16 @@ def step(grid: Grid, size: int) -> None:
     grid.world.broadcast(torch.ones(3, 7), "data")
 
 
-def judge(evidence: list[Any]) -> list[str]:
-    """Return what is wrong with the first count that is."""
-    wrong = []
-    for rank, seen in enumerate(evidence):
-        for number, (found, called) in enumerate(seen, start=1):
-            for op in sorted({*found, *called}):
-                mine, right = found.get(op, 0), called.get(op, 0)
-                if mine != right:
-                    compared = f", {mine / right:.3g} times as many" if right else ""
-                    wrong.append(
-                        f"step {number}, rank {rank}: {mine:,} bytes of {op}{compared}; really called for: {right:,}."
-                    )
-    return wrong[:1]
-
-
-def praise(evidence: list[Any]) -> str:
-    sizes = sum(sum(called.values()) for seen in evidence for _, called in seen)
-    return f"{len(SIZES)} steps on {len(evidence)} ranks, {sizes:,} bytes of payload, each counted once."
+def praise(facts: list[list[int]]) -> str:
+    """Return what was achieved, with the numbers of the run."""
+    payload = sum(chain.from_iterable(facts))
+    return f"{len(SIZES)} steps on {len(facts)} ranks, {payload:,} bytes of payload, each counted once."
 
 
 PUZZLE = Puzzle(
     name="count once",
     function="count_once",
-    dp=2,
-    tp=2,
     trial=trial,
-    judge=judge,
     praise=praise,
     hints=(
         "Every collective left two records: `c10d::...` on the thread that called it, cat `cpu_op`, and `gloo:...` "
@@ -97,4 +83,6 @@ PUZZLE = Puzzle(
         "`gloo:broadcast` have dims and type of the very tensor, and there is one of them per call. So: all-gathers "
         "and all-to-alls from `c10d::`, all-reduces and broadcasts from `gloo:`.",
     ),
+    dp=2,
+    tp=2,
 )

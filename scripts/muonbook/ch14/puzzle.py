@@ -5,162 +5,132 @@ The solution is `look_ahead`, at the end of this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import Puzzle, bypassed, first_difference, insist
+from muonbook.puzzles import CaseReport, Puzzle, call, first_difference, require
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from distmuon.launch import World
-    from distmuon.sharding.collectives import Flight, Group
+    from distmuon.sharding.collectives import Group, PendingWork
+    from distmuon.sharding.grid import Grid
 
 RANKS, SHARD = 4, 3  # shard: elements per rank and wave
 WAVES = (1, 2, 5)  # of the three trials
 
 
-class Seen(NamedTuple):
-    """What one rank saw in one trial: what its work read, per wave; under which work the next gather was under way."""
-
-    waves: int
-    read: list[list[float]]
-    hidden: list[int]
-
-
-class Started:
+class StartedGather:
     """One gather that has been started; `wait` returns when its buffer is filled."""
 
-    def __init__(self, wave: int, flight: Flight, out: Tensor) -> None:
-        self.wave, self.out, self.landed = wave, out, False
-        self._flight = flight
+    def __init__(self, wave: int, pending: PendingWork, out: Tensor) -> None:
+        self.wave, self.out, self.filled = wave, out, False
+        self._pending = pending
 
     def wait(self) -> None:
-        self._flight.wait()
-        self.landed = True
+        self._pending.wait()
+        self.filled = True
 
 
-class Wire:
-    """Where gathers are started. rank, size: of this rank, and of its group."""
+class WaveGathers:
+    """Where gathers are started. rank, size: of this rank, and of its group.
+
+    read: what `work` found in its buffer, per wave. hidden: the waves under whose work the next gather was under way.
+    """
 
     def __init__(self, group: Group, waves: int, buffers: list[Tensor]) -> None:
         self.rank, self.size = group.rank, group.size
         self._group, self._waves, self._buffers = group, waves, buffers
-        self.started: list[Started] = []
-        self.read: list[list[float]] = []
+        self.started: list[StartedGather] = []
+        self.read: list[Tensor] = []
         self.hidden: list[int] = []
 
-    def start(self, wave: int, out: Tensor) -> Started:
+    def start(self, wave: int, out: Tensor) -> StartedGather:
         """Start the gather of a wave into one of the buffers; return at once."""
         expected = len(self.started)
-        insist(
-            "" if wave in range(self._waves) else f"there is no wave {wave}; there are {self._waves}, from 0 on.",
-            ""
-            if wave == expected
-            else f"wave {wave} was started where {expected} is next: a group pairs its n-th call on every rank, "
+        require(wave in range(self._waves), f"there is no wave {wave}; there are {self._waves}, from 0 on.")
+        require(
+            wave == expected,
+            f"wave {wave} was started where {expected} is next: a group pairs its n-th call on every rank, "
             "whatever it is for, so all ranks must start waves in one order; take 0, 1, 2 and so on.",
-            ""
-            if any(out is buffer for buffer in self._buffers)
-            else "start was given a tensor that is not one of the two buffers; two have to do.",
+        )
+        require(
+            any(out is buffer for buffer in self._buffers),
+            "start was given a tensor that is not one of the two buffers; two have to do.",
         )
         for earlier in self.started:
-            unread = earlier.wave >= len(self.read)
-            insist(
-                f"wave {wave} was started into the buffer of wave {earlier.wave}, "
-                + ("which work has not read yet." if earlier.landed else "which is still being filled.")
-                if earlier.out is out and (unread or not earlier.landed)
-                else ""
-            )
+            busy = "which work has not read yet." if earlier.filled else "which is still being filled."
+            free = earlier.out is not out or (earlier.filled and earlier.wave < len(self.read))
+            require(free, f"wave {wave} was started into the buffer of wave {earlier.wave}, {busy}")
         out.fill_(float("nan"))  # what was there before must not pass for what comes
-        with self._group.starting() as flight:
-            self._group.all_gather(shard_of(wave, self.rank), f"wave {wave}", out=out)
-        self.started.append(Started(wave, flight, out))
+        with self._group.starting() as pending:
+            self._group.all_gather(gathered(wave).view(RANKS, SHARD)[self.rank], f"wave {wave}", out=out)
+        self.started.append(StartedGather(wave, pending, out))
         return self.started[-1]
 
     def work(self, wave: int, buffer: Tensor) -> None:
         """Read a gathered wave, as Newton–Schulz would; waves come in order."""
         expected = len(self.read)
-        insist("" if wave == expected else f"work({wave}) was called where work({expected}) is next.")
-        mine = next((one for one in self.started if one.wave == wave), None)
-        if mine is None:
-            insist(f"work({wave}) was called before wave {wave} was started.")
-        assert mine is not None
-        insist(
-            "" if mine.landed else f"work({wave}) was called before the wait for wave {wave}: its buffer may hold "
+        require(wave == expected, f"work({wave}) was called where work({expected}) is next.")
+        require(wave < len(self.started), f"work({wave}) was called before wave {wave} was started.")
+        require(
+            self.started[wave].filled,
+            f"work({wave}) was called before the wait for wave {wave}: its buffer may hold "
             "anything, and what is right today need not be right tomorrow.",
-            "" if buffer is mine.out else f"work({wave}) was given the other buffer; wave {wave} is not in it.",
-        )  # fmt: skip
-        if any(one.wave == wave + 1 and not one.landed for one in self.started):
-            self.hidden.append(wave)
-        self.read.append(buffer.nan_to_num(nan=-1.0).tolist())
-
-
-def shard_of(wave: int, rank: int) -> torch.Tensor:
-    """Return a rank's shard of a wave [SHARD] float32: every element names its wave, its rank and its place."""
-    import torch
-
-    return 100.0 * wave + 10 * rank + torch.arange(SHARD)
-
-
-def trial(world: World, solve: Callable[..., Any]) -> list[Seen]:
-    """Run the reader's loop over one wave, two and five."""
-    import torch
-
-    from distmuon.sharding.grid import Grid
-    from distmuon.verify.counter import CollectiveCounter
-
-    grid, seen = Grid.of(world), []
-    for waves in WAVES:
-        buffers = [torch.zeros(world.size * SHARD) for _ in range(2)]
-        wire = Wire(grid.dp, waves, buffers)
-        grid.ledger.clear()
-        with CollectiveCounter() as counter:
-            solve(wire, buffers, waves, wire.work)
-        left = [one.wave for one in wire.started if not one.landed]
-        insist(
-            f"with {waves} wave(s), wave {left[0]} is still under way after the return." if left else "",
-            f"with {waves} wave(s), work({len(wire.read)}) was never called." if len(wire.read) < waves else "",
-            bypassed(counter, grid.ledger),
         )
-        seen.append(Seen(waves, wire.read, wire.hidden))
-    return seen
+        mine = buffer is self.started[wave].out
+        require(mine, f"work({wave}) was given the other buffer; wave {wave} is not in it.")
+        if any(not later.filled for later in self.started[wave + 1 : wave + 2]):
+            self.hidden.append(wave)
+        self.read.append(buffer.clone())
 
 
-def judge(evidence: list[list[Seen]]) -> list[str]:
-    """Return what is wrong: what was read first, then what was not hidden."""
-    wrong, exposed = [], []
-    for rank, seen in enumerate(evidence):
-        for one in seen:
-            for wave, found in enumerate(one.read):
-                wanted = [100.0 * wave + 10 * r + i for r in range(len(evidence)) for i in range(SHARD)]
-                if (i := first_difference(found, wanted)) is not None:
-                    wrong.append(f"rank {rank} read {found[i]:g} at index {i} of wave {wave}, not {wanted[i]:g}.")
-            missing = sorted(set(range(one.waves - 1)) - set(one.hidden))
-            if missing:
-                exposed.append(
-                    f"right, but with {one.waves} waves, while rank {rank} was at work({missing[0]}), wave "
-                    f"{missing[0] + 1} was not under way: the wire is idle while you work, and you while it is busy."
+def gathered(wave: int) -> Tensor:
+    """Return a wave from all ranks, [RANKS * SHARD] float32: every element names its wave, its rank and its place."""
+    import torch
+
+    return (100.0 * wave + 10 * torch.arange(RANKS)[:, None] + torch.arange(SHARD)).view(-1)
+
+
+def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
+    """Run the reader's loop over one wave, two and five; judge what was read, then what was not hidden."""
+    import torch
+
+    rank = grid.dp.rank
+    for waves in WAVES:
+        buffers = [torch.zeros(RANKS * SHARD) for _ in range(2)]
+        wire = WaveGathers(grid.dp, waves, buffers)
+        call(grid, solve, wire, buffers, waves, wire.work)
+        for gather in wire.started:
+            require(gather.filled, f"with {waves} wave(s), wave {gather.wave} is still under way after the return.")
+        done = len(wire.read)
+        require(done == waves, f"with {waves} wave(s), work({done}) was never called.")
+
+        wrong = exposed = ""
+        for wave, found in enumerate(wire.read):
+            sentence = f"rank {rank} read {{found}} at index {{0}} of wave {wave}, not {{wanted}}."
+            wrong = wrong or first_difference(found, gathered(wave), sentence)
+        for wave in range(waves - 1):
+            if wave not in wire.hidden and not exposed:
+                exposed = (
+                    f"right, but with {waves} waves, while rank {rank} was at work({wave}), wave {wave + 1} "
+                    "was not under way: the wire is idle while you work, and you while it is busy."
                 )
-    return [*wrong[:1], *exposed[:1]]
+        yield CaseReport([wrong, exposed], len(wire.hidden))
 
 
-def praise(evidence: list[list[Seen]]) -> str:
+def praise(facts: list[list[int]]) -> str:
     """Return what was achieved, with the numbers of the run."""
-    last = evidence[0][-1]
     return (
-        f"of {last.waves} waves, {len(last.hidden)} travelled under the work on the one before, through two buffers, "
-        f"in one order on all {len(evidence)} ranks."
+        f"of {WAVES[-1]} waves, {facts[0][-1]} travelled under the work on the one before, through two buffers, "
+        f"in one order on all {RANKS} ranks."
     )
 
 
 PUZZLE = Puzzle(
     name="look ahead",
     function="look_ahead",
-    dp=RANKS,
-    tp=1,
     trial=trial,
-    judge=judge,
     praise=praise,
     hints=(
         "What must be true when work(k) begins? Wave k has been waited for, and wave k + 1 has been started. So the "
@@ -170,13 +140,14 @@ PUZZLE = Puzzle(
         "Wave k lives in buffers[k % 2]: while work(k) reads one buffer, wave k + 1 fills the other, and wave k + 2 "
         "is started only after work(k) has let go of the first.",
     ),
+    dp=RANKS,
 )
 
 
 # ---- The solution -----------------------------------------------------------------------------------------
 
 
-def look_ahead(wire: Wire, buffers: list[Tensor], waves: int, work: Callable[[int, Tensor], None]) -> None:
+def look_ahead(wire: WaveGathers, buffers: list[Tensor], waves: int, work: Callable[[int, Tensor], None]) -> None:
     """Work on every wave in order, while the next one is gathered into the other buffer."""
     started = wire.start(0, buffers[0])
     for k in range(waves):

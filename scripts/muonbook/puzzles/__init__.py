@@ -3,8 +3,9 @@
     %%writefile my_05.py                                                      the starter, in a cell of the chapter
     !python ../scripts/05_processes_and_collectives.py --check my_05.py || true
 
-A chapter's puzzle is a `Puzzle` in a module of this package, beside its solution. `check` runs the reader's function on
-every rank, and answers in a sentence or two: what is wrong, on which rank, in which line of the reader's file.
+A chapter's puzzle is a `Puzzle` in the chapter's room, beside its solution. Its trial runs the reader's function on
+every rank, case by case, and yields a `CaseReport` of each: what is wrong with the result, what it cost too much, in
+sentences. `check` tells the reader the first of each kind.
 
 torch is imported inside functions: a missing file, a slip of the keyboard or a starter that nobody has filled in yet is
 answered before any process starts.
@@ -14,47 +15,61 @@ from __future__ import annotations
 
 import argparse
 import os
-import pickle
 import re
-import shutil
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distmuon import launch
-from distmuon.launch import rank, session, supervise
-from muonbook.puzzles import _answer, _attempt
+from muonbook.puzzles import runner
+from muonbook.puzzles.runner import Trial, Unsolved
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from distmuon.sharding.grid import Grid
+    from distmuon.sharding.ledger import Ledger, Traffic
 
 PATIENCE = 10.0  # seconds for a trial, which takes a fraction of one: a rank still at it then is stuck
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """What one rank has to say of one case.
+
+    complaints: one of each kind that the puzzle knows, gravest kind first; "" where there is none.
+    facts: plain data, of which the praise is made.
+    """
+
+    complaints: Sequence[str]
+    facts: Any = None
 
 
 @dataclass(frozen=True)
 class Puzzle:
     """What to write, how it is tried, and what is said of it.
 
-    name: "ring all-reduce". function: what the reader's file must define. dp, tp: the world that tries it.
-    trial: `(world, function) -> evidence` on every rank, evidence being plain data; a function at the top level of its
-        module, because ranks import it, and one that imports torch inside.
-    judge: every rank's evidence, in rank order -> what is wrong, worst first; [] where the puzzle is solved.
-    praise: every rank's evidence -> what the reader has achieved, with its numbers.
+    name: "ring all-reduce". function: what the reader's file must define.
+    trial: `(grid, function) -> Iterator[CaseReport]` on every rank; a function at the top level of its module, because
+        ranks import it, and one that imports torch inside.
+    praise: every rank's facts, case by case -> what the reader has achieved, with its numbers.
     hints: from a nudge to nearly the answer.
+    dp, tp: the world that tries it. told: how many complaints of one kind.
     """
 
     name: str
     function: str
-    dp: int
-    tp: int
-    trial: Callable[[launch.World, Callable[..., Any]], Any]
-    judge: Callable[[list[Any]], list[str]]
-    praise: Callable[[list[Any]], str]
+    trial: Trial
+    praise: Callable[[list[list[Any]]], str]
     hints: tuple[str, ...]
+    dp: int = 1
+    tp: int = 1
+    told: int = 1
 
 
 # ---- For a chapter's worker -------------------------------------------------------------------------------
@@ -85,37 +100,95 @@ def check(puzzle: Puzzle, path: str | Path, patience: float = PATIENCE) -> int:
     """
     if launch.under_torchrun():
         raise launch.UsageError("--check starts a world of its own; run it without torchrun.")
-    answer = _answer.read(path)
-    complaints = _answer.examine(answer, puzzle.function)
+    answer = runner.read(path)
+    reports: list[list[CaseReport]] = []
+    printed: list[str] = []
+    complaint = runner.examine(answer, puzzle.function)
+    if not complaint:
+        reports, complaint, printed = runner.run(puzzle.trial, puzzle.function, answer, puzzle.dp, puzzle.tp, patience)
+    complaints = [complaint] if complaint else judge(reports, puzzle.told)
     if complaints:
-        return _not_yet(complaints, [], puzzle)
-    folder = tempfile.mkdtemp(prefix="puzzle-", dir=session.directory())
-    try:
-        evidence, failure = _run(puzzle, answer, folder, patience)
-        records = _attempt.read_records(folder, puzzle.dp * puzzle.tp)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if failure is not None:
-        complaints = [_attempt.explain(records, str(failure), answer.name, patience)]
+        print("Not yet: " + "\n".join(map(_tidy, complaints[:2])))
+        if puzzle.hints:
+            print(f"Stuck? Add --hint 1 for the first of {len(puzzle.hints)} hints.")
     else:
-        complaints = puzzle.judge(evidence)
-    printed = [line for record in records if record is not None for line in record.printed]
-    if complaints:
-        return _not_yet(complaints, printed, puzzle)
-    print(f"Solved: {puzzle.praise(evidence)}")
-    _repeat(printed)
-    return 0
+        print(f"Solved: {puzzle.praise([[report.facts for report in cases] for cases in reports])}")
+    if printed:
+        print("\n".join(["Your function printed:", *printed]))
+    return 1 if complaints else 0
+
+
+def judge(reports: list[list[CaseReport]], told: int) -> list[str]:
+    """Return what is wrong, gravest kind first: the first `told` complaints of each, in order of ranks and cases."""
+    kinds = zip(*(report.complaints for report in chain.from_iterable(reports)), strict=True)
+    return list(chain.from_iterable(list(dict.fromkeys(filter(None, kind)))[:told] for kind in kinds))
+
+
+def _tidy(text: str) -> str:
+    """Return `text` without what differs from machine to machine: memory addresses, folders."""
+    text = re.sub(r"\b0x[0-9a-fA-F]+", "0x...", text)
+    return re.sub(rf"(?<![\w.:/]){re.escape(os.sep)}(?:[^\s/'\"]+/)+", "", text)
 
 
 # ---- For a puzzle's trial ---------------------------------------------------------------------------------
-
-Unsolved = _attempt.Unsolved
 
 
 def insist(*complaints: str) -> None:
     """Stop the trial, and give the first complaint that is not "" as the reason. For trials and what they hand out."""
     for complaint in filter(None, complaints):
         raise Unsolved(complaint)
+
+
+def require(condition: bool, complaint: str) -> None:
+    """Stop the trial with the complaint where the condition does not hold."""
+    insist("" if condition else complaint)
+
+
+def call(grid: Grid, function: Callable[..., Any], *given: Any) -> tuple[Any, Traffic]:
+    """Call the reader's function; return what it returns, and what it asked of the collectives it was given.
+
+    Stops the trial where the function went around them. `grid.ledger` then holds the rows of this call alone.
+    """
+    from distmuon.verify.counter import CollectiveCounter
+
+    grid.ledger.clear()
+    with CollectiveCounter() as counter:
+        found = function(*given)
+    insist(bypassed(counter.ledger, grid.ledger))
+    return found, grid.ledger.total()
+
+
+def bypassed(seen: Ledger, recorded: Ledger) -> str:
+    """Return what torch saw but our own objects did not record (or the reverse), or "": the ban on going around."""
+    theirs, ours = _calls(seen), _calls(recorded)
+    for op, group in dict.fromkeys([*theirs, *ours]):
+        if theirs[op, group] != ours[op, group]:
+            return (
+                f"torch saw {theirs[op, group]} {op} over {group}, the ledger {ours[op, group]}: "
+                "use the collectives that the function is given, so that every byte is recorded."
+            )
+    return ""
+
+
+def _calls(ledger: Ledger) -> Counter[tuple[str, str]]:
+    """Return calls per collective and group; on gloo our reduce-scatter is an all-to-all and a sum, so both are one."""
+    calls: Counter[tuple[str, str]] = Counter()
+    for (op, group), traffic in ledger.by_collective().items():
+        calls["all_to_all" if op == "reduce_scatter" else op, group] += traffic.calls
+    return calls
+
+
+def each_operator(look: Callable[[str, str, Any], None]) -> TorchDispatchMode:
+    """Return a context in which `look(namespace, operator, result)` sees all that torch carries out on this thread."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class EachOperator(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            look(func.namespace, func._schema.name.partition("::")[2], result)
+            return result
+
+    return EachOperator()
 
 
 def expect_tensor(name: str, found: object, shape: Iterable[int], dtype: torch.dtype) -> str:
@@ -125,87 +198,26 @@ def expect_tensor(name: str, found: object, shape: Iterable[int], dtype: torch.d
     """
     import torch
 
+    if found is None:
+        return f"{name} is nothing: is there a `return`?"
     if not isinstance(found, torch.Tensor):
-        what = (
-            "nothing: is there a `return`?" if found is None else f"{_attempt.a(type(found).__name__)}, not a tensor."
-        )
-        return f"{name} is {what}"
+        kind = type(found).__name__
+        return f"{name} is {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}, not a tensor."
     if tuple(found.shape) != tuple(shape):
         return f"{name} has shape {tuple(found.shape)}, and {tuple(shape)} is wanted."
     if found.dtype != dtype:
-        return f"{name} is {_plain(found.dtype)}, and {_plain(dtype)} is wanted."
+        plain, wanted = (str(one).removeprefix("torch.") for one in (found.dtype, dtype))
+        return f"{name} is {plain}, and {wanted} is wanted."
     return ""
 
 
-def first_difference(found: Sequence[Any], wanted: Sequence[Any]) -> int | None:
-    """Return the first index at which two sequences of one length differ, or None: the place to tell the reader of."""
-    return next((i for i, (mine, right) in enumerate(zip(found, wanted, strict=True)) if mine != right), None)
+def first_difference(found: Tensor, wanted: Tensor, sentence: str, element: str = "{:g}") -> str:
+    """Return `sentence` about the first element in which two tensors of one shape differ, or "".
 
-
-def bypassed(counter: Any, ledger: Any) -> str:
-    """Return what torch saw but the ledger did not (or the reverse), or "": the trial's ban on going around.
-
-    counter: a `distmuon.verify.counter.CollectiveCounter` that was entered around the reader's function.
-    ledger: a `distmuon.sharding.ledger.Ledger`: what the objects handed to the reader recorded meanwhile.
+    sentence: with {0}, {1} and so on for the place, {found} and {wanted}. element: how a found one is called.
     """
-    seen, recorded = _calls(counter.ledger), _calls(ledger)
-    for op, group in dict.fromkeys([*seen, *recorded]):
-        if seen[op, group] != recorded[op, group]:
-            return (
-                f"torch saw {seen[op, group]} {op} over {group}, the ledger {recorded[op, group]}: "
-                "use the collectives that the function is given, so that every byte is recorded."
-            )
-    return ""
-
-
-def _calls(ledger: Any) -> Counter[tuple[str, str]]:
-    """Return calls per collective and group; on gloo our reduce-scatter is an all-to-all and a sum, so both are one."""
-    calls: Counter[tuple[str, str]] = Counter()
-    for (op, group), traffic in ledger.by_collective().items():
-        calls["all_to_all" if op == "reduce_scatter" else op, group] += traffic.calls
-    return calls
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-# ---- The run and the verdict ------------------------------------------------------------------------------
-
-
-def _run(
-    puzzle: Puzzle, answer: _answer.Answer, folder: str, patience: float
-) -> tuple[list[Any], supervise.WorldError | None]:
-    """Return every rank's evidence, or the failure. Also a world of one runs apart: it may have to be stopped."""
-    size = puzzle.dp * puzzle.tp
-    # a rank's own watch ends its trial after `patience` and knows where it was; gloo's clock must not forestall it
-    limit = patience + launch.DEFAULT_TIMEOUT
-    world = launch.World(0, size, puzzle.dp, puzzle.tp, "gloo", "cpu", limit, 1, session.process_start())
-    given = (puzzle.trial, puzzle.function, answer.name, answer.text, folder, patience)
-    method = "forkserver" if sys.platform == "linux" else "spawn"
-    try:
-        payload = pickle.dumps((_attempt.attempt, given))
-        return supervise.run_local(rank.run_local, (world, payload), size, method, limit), None
-    except supervise.WorldError as failure:
-        return [], failure
-
-
-def _not_yet(complaints: list[str], printed: list[str], puzzle: Puzzle) -> int:
-    first, *more = (_tidy(complaint) for complaint in complaints[:2])
-    print("\n".join([f"Not yet: {first}", *more]))
-    if puzzle.hints:
-        print(f"Stuck? Add --hint 1 for the first of {len(puzzle.hints)} hints.")
-    _repeat(printed)
-    return 1
-
-
-def _tidy(text: str) -> str:
-    """Return `text` without what differs from machine to machine: memory addresses, folders."""
-    text = re.sub(r"\b0x[0-9a-fA-F]+", "0x...", text)
-    return re.sub(rf"(?<![\w.:/]){re.escape(os.sep)}(?:[^\s/'\"]+/)+", "", text)
-
-
-def _repeat(printed: list[str]) -> None:
-    """Print what the reader's function has printed, in rank order."""
-    if printed:
-        print("\n".join(["Your function printed:", *printed]))
+    places = (found != wanted).nonzero().tolist()
+    if not places:
+        return ""
+    mine, right = (tensor[tuple(places[0])].item() for tensor in (found, wanted))
+    return sentence.format(*places[0], found="a NaN" if mine != mine else element.format(mine), wanted=f"{right:g}")

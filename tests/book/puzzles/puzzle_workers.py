@@ -2,51 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from distmuon.launch import World
-from muonbook.puzzles import Puzzle, bypassed, expect_tensor, insist
+from muonbook import puzzles
+from muonbook.puzzles import CaseReport, Puzzle, expect_tensor, insist
 
-
-def call(world: World, solve: Callable[..., Any]) -> Any:
-    """Hand the rank to the reader's function, and what it returns to the judge."""
-    return solve(world.rank)
+if TYPE_CHECKING:
+    from distmuon.sharding.grid import Grid
 
 
-def call_and_meet(world: World, solve: Callable[..., Any]) -> Any:
+def call(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
+    """Hand the rank to the reader's function, which is to return "right"."""
+    rank = grid.world.rank
+    found = solve(rank)
+    yield CaseReport([f"rank {rank} says {found!r}." if found != "right" else ""])
+
+
+def call_and_meet(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
     """As `call`, and then wait for all ranks in a collective of the trial's own."""
     import torch.distributed as dist
 
-    found = solve(world.rank)
+    reports = list(call(grid, solve))
     dist.barrier()
-    return found
+    yield from reports
 
 
-def sum_with_the_ledger(world: World, solve: Callable[..., Any]) -> None:
+def sum_with_the_ledger(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
     """Let the reader's function add ones up, with a group that records what it does."""
     import torch
 
-    from distmuon.sharding.grid import Grid
-    from distmuon.verify.counter import CollectiveCounter
-
-    grid = Grid.of(world)
-    with CollectiveCounter() as counter:
-        found = solve(grid.world, torch.ones(3))
-    insist(expect_tensor("total's result", found, [3], torch.float32), bypassed(counter, grid.ledger))
+    found, _ = puzzles.call(grid, solve, grid.world, torch.ones(3))
+    insist(expect_tensor("total's result", found, [3], torch.float32))
+    yield CaseReport([])
 
 
-def _judge(evidence: list[Any]) -> list[str]:
-    return [f"rank {rank} says {found!r}." for rank, found in enumerate(evidence) if found != "right"]
-
-
-def _praise(evidence: list[Any]) -> str:
-    return f"{len(evidence)} right."
+def _praise(facts: list[list[Any]]) -> str:
+    return f"{len(facts)} right."
 
 
 def puzzle(trial: Callable[..., Any], ranks: int, function: str = "answer") -> Puzzle:
-    return Puzzle("test", function, ranks, 1, trial, _judge, _praise, hints=("think.", "think harder."))
+    return Puzzle("test", function, trial, _praise, ("think.", "think harder."), dp=ranks, told=2)
 
 
 def ledger_puzzle() -> Puzzle:
-    return Puzzle("sum", "total", 2, 1, sum_with_the_ledger, lambda _: [], lambda _: "recorded.", hints=())
+    return Puzzle("sum", "total", sum_with_the_ledger, lambda _: "recorded.", hints=(), dp=2)

@@ -23,7 +23,7 @@ import muonbook
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch05 import puzzle as ring_all_reduce
-from muonbook.puzzles import Puzzle
+from muonbook.puzzles import Puzzle, runner
 
 CHAPTERS = sorted(path.parent.name for path in Path(muonbook.__path__[0]).glob("ch*/puzzle.py"))
 WRONG = sorted(Path(__file__).resolve().parents[1].glob("ch*/wrong_answers/*.py"))
@@ -110,7 +110,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_can_be_seen_in_the_file_is_said_before_a_rank_is_started(
     text: str, says: str, answer: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(puzzles, "_run", lambda *_: pytest.fail("a world was started"))
+    monkeypatch.setattr(runner, "run", lambda *_: pytest.fail("a world was started"))
     answer.write_text(text)
     assert puzzles.check(workers.puzzle(workers.call, 4), answer) == 1
     first, second = capsys.readouterr().out.splitlines()
@@ -119,7 +119,7 @@ def test_what_can_be_seen_in_the_file_is_said_before_a_rank_is_started(
 
 
 def test_a_missing_or_unreadable_file_is_a_wrong_argument(answer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(puzzles, "_run", lambda *_: pytest.fail("a world was started"))
+    monkeypatch.setattr(runner, "run", lambda *_: pytest.fail("a world was started"))
     with pytest.raises(launch.UsageError, match=r"^--check my_99.py: there is no such file; run the cell that begins"):
         puzzles.check(ring_all_reduce.PUZZLE, answer)
     answer.mkdir()
@@ -315,7 +315,8 @@ def test_a_worker_with_a_puzzle_exits_as_the_check_does(tmp_path: Path) -> None:
     worker = tmp_path / "99_ring.py"
     worker.write_text(
         f"import sys\nsys.path.insert(0, {str(worlds.ROOT / 'scripts')!r})\n"
-        "import argparse\nfrom distmuon import launch, puzzles\nfrom muonbook.ch05.puzzle import PUZZLE\n"
+        "import argparse\nfrom distmuon import launch\nfrom muonbook import puzzles\n"
+        "from muonbook.ch05.puzzle import PUZZLE\n"
         "def main():\n    parser = argparse.ArgumentParser()\n    puzzles.add_arguments(parser)\n"
         "    return puzzles.handle(parser.parse_args(), PUZZLE)\n"
         "if __name__ == '__main__':\n    launch.command(main)\n"
