@@ -2,6 +2,7 @@
 
 python scripts/10_dp_tp.py --dp 4 --tp 2
 python scripts/10_dp_tp.py --dp 2 --tp 2 --dtype bfloat16 --json out/run.json --figure out/run.png
+python scripts/10_dp_tp.py --strategy my_strategy.py
 torchrun --nproc-per-node 8 scripts/10_dp_tp.py --dp 4 --tp 2 --backend nccl
 """
 
@@ -21,8 +22,8 @@ def parse():
 
     training, default = parser.add_argument_group("the training"), Recipe().strategy
     add_arguments(training, "steps", "batch", "micro_batches", "optimizer")
-    words = f"how Muon sees whole matrices (default: {default})"
-    training.add_argument("--strategy", metavar=launch.choices(STRATEGIES), default=default, help=words)
+    words = f"how Muon sees whole matrices; or a .py file with moves of your own (default: {default})"
+    training.add_argument("--strategy", metavar=launch.choices((*STRATEGIES, "FILE")), default=default, help=words)
     add_arguments(training, "dtype", "lr", "seed")
 
     output = parser.add_argument_group("the output")
@@ -42,8 +43,7 @@ def main():
     check_json(arguments)
     if launch.speaks():
         launch.check_writable("--figure", arguments.figure)
-    job = "muonbook.ch10.main_job:work", (recipe,), "muonbook.ch10.main_job:tell", recipe, arguments
-    return run_job(arguments, *job)
+    return run_job(arguments, "muonbook.ch10.main_job:work", (recipe,), recipe, arguments)
 
 
 if __name__ == "__main__":

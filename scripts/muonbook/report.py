@@ -1,7 +1,4 @@
-"""What every worker does alike: it runs a job on the ranks, tells of it, and writes a file of results.
-
-No torch before a job runs: a wrong argument is answered at once, and ranks start while nobody waits.
-"""
+"""What every worker does alike: it runs a job on the ranks, tells of it, and writes a file of results."""
 
 from __future__ import annotations
 
@@ -19,19 +16,18 @@ from distmuon import launch
 from distmuon.launch.rank import load
 
 
-def run_job(arguments: argparse.Namespace, work: str, given: Sequence[Any], tell: str, *more: Any) -> int:
+def run_job(arguments: argparse.Namespace, work: str, given: Sequence[Any] = (), *more: Any) -> int:
     """Run a job on the ranks that `arguments` describe, tell of it, and return the worker's exit code.
 
-    work: names the function `(world, *given)` that every rank runs; rank 0's result is what is found, and None where
-        there is nothing to tell: under torchrun, rank 0 alone goes on.
-    tell: names the function `(found, *more)` that prints, and returns whether all is well and what --json is to hold,
-        or None for nothing.
-    Both are named, "package.module:function", and imported when their time has come.
+    work: names the function `(world, *given)` that every rank runs, "package.module:function". What rank 0 returns is
+        found; None where there is nothing to tell: under torchrun, rank 0 alone goes on.
+    Beside it stands `tell(found, *more)`, which prints, and returns whether all is well, and what --json is to hold or
+        None. Named and not imported before: no torch while a wrong argument is answered, and while ranks start.
     """
     found = launch.run(work, given, **launch.options(arguments))[0]
     if found is None:
         return 0
-    well, result = load(tell)(found, *more)
+    well, result = load(f"{work.partition(':')[0]}:tell")(found, *more)
     if result is not None and arguments.json:
         write_json(arguments.json, result)
     return 0 if well else 1

@@ -82,8 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser, dp: int, tp: int) -> None:
 
 
 def options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the keyword arguments for `launch.run` that `add_arguments` parsed."""
-    return {name: getattr(arguments, name) for name in ("dp", "tp", "backend", "device", "timeout", "threads")}
+    """Return the keyword arguments for `launch.run` that were parsed: those of `add_arguments`, or some of them."""
+    names = ("dp", "tp", "backend", "device", "timeout", "threads")
+    return {name: getattr(arguments, name) for name in names if name in arguments}
 
 
 def check_writable(option: str, path: str | None) -> None:

@@ -18,9 +18,8 @@ Over TP, from blocks of matrices; `compare_blocks` takes the time:
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,6 +30,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Traffic
 from distmuon.verify import counter
+from muonbook.measure.turns import medians, take_turns
 
 ROUNDS = 12  # of which `compare` takes the median time
 
@@ -142,9 +142,9 @@ def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Fo
     whole = whole_numbers([(spec.numel,) for spec in specs])
     layouts = [plan(specs, grid.dp.size, way.bucket_size) for way in WAYS]
     shards = [[shard.to(grid.device) for shard in shards_of(layout, whole, grid.dp.rank)] for layout in layouts]
-    turns = list(zip(WAYS, layouts, shards, strict=True))
+    prepared = list(zip(WAYS, layouts, shards, strict=True))
     found: dict[str, Found | None] = {}
-    for way, layout, mine in turns:
+    for way, layout, mine in prepared:
         grid.ledger.clear()
         try:
             with counter.CollectiveCounter() as count:
@@ -154,20 +154,14 @@ def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Fo
             continue
         right = all(torch.equal(matrices[index].cpu(), matrix) for index, matrix in enumerate(whole))
         found[way.name] = Found(right, grid.ledger.total(), count.ledger.total(), 0.0)
-    seconds: dict[str, list[float]] = {name: [] for name, known in found.items() if known is not None}
-    for _ in range(ROUNDS * timed):
-        for way, layout, mine in turns:
-            if way.name in seconds:
-                began = time.perf_counter()
-                way.gather(grid.dp, layout, mine)
-                seconds[way.name].append(time.perf_counter() - began)
-    return {
-        name: known._replace(seconds=statistics.median(seconds[name])) if known is not None and timed else known
-        for name, known in found.items()
-    }
+    if not timed:
+        return found
+    acts = {way.name: partial(way.gather, grid.dp, layout, mine) for way, layout, mine in prepared if found[way.name]}
+    seconds = medians(take_turns(acts, ROUNDS, warm_up=0))
+    return {name: known._replace(seconds=seconds[name]) if known else None for name, known in found.items()}
 
 
-class Timed(NamedTuple):
+class GatherTimes(NamedTuple):
     """What one rank found for so many matrices, each [width, width], cut over TP along `dim`.
 
     right: whether both ways gave all of them bit for bit. one_by_one, in_one_bucket: median seconds.
@@ -181,27 +175,22 @@ class Timed(NamedTuple):
     in_one_bucket: float
 
 
-def compare_blocks(grid: Grid, count: int, width: int, dim: int, rounds: int) -> Timed:
+def compare_blocks(grid: Grid, count: int, width: int, dim: int, rounds: int) -> GatherTimes:
     """Gather whole-numbered bf16 matrices over TP in both ways, in turns, and take the time. Collective.
 
     width: a multiple of T.
     """
     whole = whole_numbers([(width, width)] * count)
     blocks = [matrix.chunk(grid.tp.size, dim)[grid.tp.rank].contiguous().to(grid.device) for matrix in whole]
-    ways = (one_by_one, in_one_bucket)
+    ways = {way.__name__: partial(way, grid.tp, blocks, dim) for way in (one_by_one, in_one_bucket)}
     right = all(
-        torch.equal(matrix.cpu(), wanted)
-        for way in ways
-        for matrix, wanted in zip(way(grid.tp, blocks, dim), whole, strict=True)
+        torch.equal(matrix.cpu(), wanted) for way in ways.values() for matrix, wanted in zip(way(), whole, strict=True)
     )
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for way, taken in zip(ways, seconds, strict=True):
-            grid.tp.all_reduce(torch.zeros(1, device=grid.device), "start together")
-            began = time.perf_counter()
-            way(grid.tp, blocks, dim)
-            taken.append(time.perf_counter() - began)
-    return Timed(count, width, dim, right, *map(statistics.median, seconds))
+
+    def start_together(name: str) -> None:
+        grid.tp.all_reduce(torch.zeros(1, device=grid.device), "start together")
+
+    return GatherTimes(count, width, dim, right, **medians(take_turns(ways, rounds, warm_up=0, before=start_together)))
 
 
 def whole_numbers(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
