@@ -74,7 +74,7 @@ def run_in_colab(notebook: Path, published: str, folder: Path) -> list[str]:
     home.mkdir()
     (content / notebook.name).write_bytes(notebook.read_bytes())
     environment = chapters.reader(home, published, colab=True)
-    for module, there in (("distmuon", False), ("google.colab", True)):
+    for module, there in (("distmuon", False), ("muonbook", False), ("google.colab", True)):
         tried = subprocess.run(
             [sys.executable, "-c", f"import {module}"], cwd=content, env=environment, capture_output=True
         )
