@@ -21,12 +21,13 @@ def draw_run(result: dict[str, Any], layout: Layout, tp: int) -> Figure:
     """Draw what a run shows: its certificate, its map, its losses over the reference's, and bytes per collective.
 
     result: the worker's report. A row of "ledger" holds one rank and all steps; bars are means over ranks and steps.
-        A check whose value is None was not made and is left out.
+        A check whose value is None was not made and is left out; so is a prediction.
     Raises ValueError as `draw_map` does.
     """
     verdict, *checks = _verdict(result)
     sent = _sent(result)
-    legend = "filled: counted; outline: predicted from the layout" if sent else "none: there is nobody to send to"
+    legend = "filled: counted; outline: predicted from the layout" if _predicted(result) else "counted; not predicted"
+    legend = legend if sent else "none: there is nobody to send to"
     blocks: list[Block] = [
         text_block(f"{layout.dp} DP × {tp} TP against one process", TITLE),
         text_block(verdict, TEXT),
@@ -38,7 +39,7 @@ def draw_run(result: dict[str, Any], layout: Layout, tp: int) -> Figure:
         (184.0, lambda axes, top: _losses(axes, top, result)),
         text_block("\nBytes each rank sends per step", TITLE),
         text_block(legend),
-        (5 + 40.0 * len(sent), lambda axes, top: _bars(axes, top + 5, sent)),
+        (5 + 40.0 * len(sent), lambda axes, top: _bars(axes, top + 5, sent, _predicted(result))),
     ]
     return page(blocks)
 
@@ -49,7 +50,8 @@ def describe_run(result: dict[str, Any]) -> str:
     run = f"{grid['dp']} DP × {grid['tp']} TP, {result['optimizer']}, {result['dtype']}, {result['backend']}"
     loss = f"loss from {losses[0]:.4g} to {losses[-1]:.4g} in {count(len(losses), 'step')}" if losses else "no steps"
     counted, predicted = (in_bytes(sum(pair[part] for pair in sent)) for part in (0, 1))
-    return f"{run}: {loss}; {_verdict(result)[0][2:]}. Each rank sends {counted} per step, predicted {predicted}."
+    foretold = f"predicted {predicted}" if _predicted(result) else "not predicted"
+    return f"{run}: {loss}; {_verdict(result)[0][2:]}. Each rank sends {counted} per step, {foretold}."
 
 
 def save_run(result: dict[str, Any], layout: Layout, tp: int, path: str) -> None:
@@ -72,11 +74,16 @@ def _verdict(result: dict[str, Any]) -> list[str]:
         checks.append((drift <= CONTROL_FACTOR * control, f"{result['dtype']}: {drift:.1e} apart, {allowed}"))
     if (replicas := result["replicas_agree"]) is not None:
         checks.append((replicas, f"replicas: ranks {'agree' if replicas else 'differ'} in their whole parameters"))
-    agree = all(row["sent_bytes"] == row["predicted_sent_bytes"] for row in result["ledger"])
-    checks.append((agree, f"bytes: counted and predicted {'agree' if agree else 'differ'}"))
+    if _predicted(result):
+        agree = all(row["sent_bytes"] == row["predicted_sent_bytes"] for row in result["ledger"])
+        checks.append((agree, f"bytes: counted and predicted {'agree' if agree else 'differ'}"))
     held = sum(ok for ok, _ in checks)
     verdict = f"{'✓' if held == len(checks) else '✗'} {held} of {len(checks)} checks hold"
     return [verdict, *(f"{'✓' if ok else '✗'} {line}" for ok, line in checks)]
+
+
+def _predicted(result: dict[str, Any]) -> bool:
+    return all(row["predicted_sent_bytes"] is not None for row in result["ledger"])
 
 
 def _losses(axes: Axes, top: float, result: dict[str, Any]) -> None:
@@ -98,16 +105,17 @@ def _sent(result: dict[str, Any]) -> dict[str, tuple[float, float]]:
     for row in result["ledger"]:
         label = f"{row['op']} over {row['group']}"
         counted, predicted = sums.get(label, (0, 0))
-        sums[label] = (counted + row["sent_bytes"], predicted + row["predicted_sent_bytes"])
+        sums[label] = (counted + row["sent_bytes"], predicted + (row["predicted_sent_bytes"] or 0))
     return {label: (counted * share, predicted * share) for label, (counted, predicted) in sums.items()}
 
 
-def _bars(axes: Axes, top: float, sent: dict[str, tuple[float, float]]) -> None:
+def _bars(axes: Axes, top: float, sent: dict[str, tuple[float, float]], are_predicted: bool) -> None:
     scale = (WIDTH - 2 * MARGIN) / max([1.0, *(value for pair in sent.values() for value in pair)])
     for n, (label, (counted, predicted)) in enumerate(sent.items()):
-        y, differ = top + 40 * n, counted != predicted
+        y, differ = top + 40 * n, are_predicted and counted != predicted
         value = in_bytes(counted) + f" counted, {in_bytes(predicted)} predicted" * differ
         put(axes, MARGIN, y, label)
         put(axes, WIDTH - MARGIN, y, value, "right", differ)
-        box(axes, MARGIN, y + 16, predicted * scale, 14, "none", ec=INK, lw=1.2, gid=f"predicted-{n}")
+        if are_predicted:
+            box(axes, MARGIN, y + 16, predicted * scale, 14, "none", ec=INK, lw=1.2, gid=f"predicted-{n}")
         box(axes, MARGIN, y + 19, counted * scale, 8, MUTED, gid=f"counted-{n}")

@@ -19,6 +19,7 @@ from distmuon.sharding.layout import Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify import training
 from distmuon.verify.certificate import EXACT_STEPS, Certificate, gather_evidence, judge
+from distmuon.verify.prediction import is_predicted
 from muonbook.report import machine, plural, progress
 
 FEW_STEPS = 10  # below, a control may not have flipped a single rounding to bf16 yet while the sharded run has
@@ -67,7 +68,9 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
     device = torch.device(world.device)
     with session.environment(session.directory()):
         judged = judge(recipe, evidence, world.dp, device)
-    predicted = [training.predict_run(recipe, world.dp, world.tp, rank // world.tp) for rank in range(world.size)]
+    predicted = None
+    if is_predicted(recipe.strategy):
+        predicted = [training.predict_run(recipe, world.dp, world.tp, rank // world.tp) for rank in range(world.size)]
     _, held_out = digits(Grid.alone(world.device), recipe.seed)
     result = {
         "grid": {"dp": world.dp, "tp": world.tp},
@@ -91,8 +94,8 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         "ledger": ledger_rows(handed_over["ledgers"], predicted),
         "ledger_differences": [
             f"rank {rank}: {line}"
-            for rank, (counted, expected) in enumerate(zip(handed_over["ledgers"], predicted, strict=True))
-            for line in counted.differences(expected)
+            for rank, expected in enumerate(predicted or ())
+            for line in handed_over["ledgers"][rank].differences(expected)
         ],
         "seconds_per_step": evidence.run.seconds_per_step,
         "reference_seconds_per_step": None if launch.under_torchrun() else judged.reference.seconds_per_step,
@@ -127,10 +130,18 @@ def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: La
         "",
         "Bytes that a rank sends per step, mean over ranks:",
         *byte_lines(result["ledger"], dp * tp, recipe.steps),
-        *(wrong or ["  every rank, bucket and collective: counted = predicted"] * bool(result["ledger"])),
+        *(wrong or _as_predicted(result)),
         "",
         _time(result),
     ]
+
+
+def _as_predicted(result: dict[str, Any]) -> list[str]:
+    if not result["ledger"]:
+        return []
+    if result["ledger"][0]["predicted_sent_bytes"] is None:
+        return [f"  {result['strategy']} has no PREDICTION, so these are counted only"]
+    return ["  every rank, bucket and collective: counted = predicted"]
 
 
 def _time(result: dict[str, Any]) -> str:
@@ -144,14 +155,17 @@ def _time(result: dict[str, Any]) -> str:
     )
 
 
-def ledger_rows(counted: list[Ledger], predicted: list[Ledger]) -> list[dict[str, Any]]:
+def ledger_rows(counted: list[Ledger], predicted: list[Ledger] | None) -> list[dict[str, Any]]:
     """Return the JSON form of all ranks' ledgers: one row per rank, collective and group, labels summed."""
     rows = []
-    for rank, (mine, theirs) in enumerate(zip(counted, predicted, strict=True)):
-        for op, group in dict.fromkeys([*theirs.by_collective(), *mine.by_collective()]):
+    for rank, mine in enumerate(counted):
+        theirs = predicted[rank] if predicted else None
+        for op, group in dict.fromkeys([*(theirs.by_collective() if theirs else ()), *mine.by_collective()]):
             traffic = mine.total(op=op, group=group)
-            rows.append({"rank": rank, "op": op, "group": group} | traffic._asdict()
-                        | {"predicted_sent_bytes": theirs.total(op=op, group=group).sent_bytes})  # fmt: skip
+            foretold = theirs.total(op=op, group=group).sent_bytes if theirs else None
+            rows.append(
+                {"rank": rank, "op": op, "group": group} | traffic._asdict() | {"predicted_sent_bytes": foretold}
+            )
     return rows
 
 
@@ -197,16 +211,18 @@ def certificate_lines(certificate: Certificate, steps: int, ranks: int) -> list[
 
 
 def byte_lines(rows: list[dict[str, Any]], ranks: int, steps: int) -> list[str]:
-    """Return the byte table: what a rank sends per step, mean over ranks, predicted beside counted."""
+    """Return the byte table: what a rank sends per step, mean over ranks, predicted ("-": nothing) beside counted."""
     if not rows:
         return ["  none: one process has nobody to send to"]
+    known = rows[0]["predicted_sent_bytes"] is not None
     lines = [f"  {'collective':16s}{'group':8s}{'calls':>8s}{'predicted':>14s}{'counted':>14s}"]
     sums: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         total = sums.setdefault((row["op"], row["group"]), [0.0, 0.0, 0.0])
         for position, key in enumerate(("calls", "predicted_sent_bytes", "sent_bytes")):
-            total[position] += row[key] / (ranks * steps)
-    for (op, group), (calls, predicted, counted) in sums.items():
-        lines.append(f"  {op:16s}{group:8s}{calls:8.1f}{predicted:14,.0f}{counted:14,.0f}")
-    predicted, counted = (sum(total[i] for total in sums.values()) for i in (1, 2))
-    return [*lines, f"  {'all':24s}{sum(t[0] for t in sums.values()):8.1f}{predicted:14,.0f}{counted:14,.0f}"]
+            total[position] += (row[key] or 0) / (ranks * steps)
+    everything = [sum(total[position] for total in sums.values()) for position in range(3)]
+    for (op, group), (calls, predicted, counted) in (sums | {("all", ""): everything}).items():
+        foretold = f"{predicted:,.0f}" if known else "-"
+        lines.append(f"  {op:16s}{group:8s}{calls:8.1f}{foretold:>14s}{counted:14,.0f}")
+    return lines

@@ -218,7 +218,7 @@ def test_only_rank_0_draws_a_progress_bar_and_only_on_a_terminal(
     [
         ("--optimizer sgd", "--optimizer sgd is unknown; choose one of muon, adamw."),
         ("--dtype float16", "--dtype float16 is unknown; choose one of float32, bfloat16, float64."),
-        ("--strategy gossip", "--strategy gossip is unknown; choose one of gather_all"),
+        ("--strategy gossip", "--strategy gossip: choose one of gather_all, or the path of a .py file with your own."),
         ("--backend mpi", "--backend mpi is unknown; choose one of gloo, nccl, auto."),
         ("--device tpu", "--device tpu is unknown; choose one of cpu, cuda."),
         ("--tp 3", "--tp 3 does not divide the layers' 256 features; choose one of 1, 2, 4, 8, 16, 32, 64, 128, 256."),
@@ -306,7 +306,7 @@ def test_help_explains_every_argument_and_shows_commands() -> None:
             )
     for shown in ("{muon,adamw}", "{float32,bfloat16,float64}", "{gloo,nccl,auto}", "{gather_all", "{cpu,cuda}"):
         assert shown in ending.out
-    assert ending.out.count("\n  python scripts/10_dp_tp.py ") == 2
+    assert ending.out.count("\n  python scripts/10_dp_tp.py ") == 3
     assert "\n  torchrun --nproc-per-node 8 scripts/10_dp_tp.py " in ending.out
 
 
@@ -334,3 +334,92 @@ def test_the_map_in_words_says_how_many_in_english(dp: int, tp: int, says: str) 
 
 def test_the_strategies_that_a_command_accepts_are_those_there_are() -> None:
     assert list(recipe.STRATEGIES) == strategies.names()
+
+
+# ---- A strategy of the reader's own -----------------------------------------------------------------------
+
+BACKWARDS = """
+from distmuon.optim.strategies.gather_all import GatherAll
+
+
+class Backwards(GatherAll):
+    def bucket_groups(self):
+        return [(bucket,) for bucket in reversed(self.context.layout.buckets)]
+
+
+STRATEGY = Backwards
+"""
+BLOCK_WISE = """
+from distmuon.optim.strategies.gather_all import GatherAll
+
+
+class BlockWise(GatherAll):
+    def tp_gather(self, buckets, blocks):
+        return {index: block.clone() for index, block in blocks.items()}
+
+    def tp_shard(self, buckets, updates):
+        return updates
+
+
+STRATEGY = BlockWise
+"""
+PREDICTED = """
+from distmuon.verify.prediction import PREDICTIONS
+
+PREDICTION = PREDICTIONS["gather_all"]
+"""
+OWN = ["--dp", "2", "--tp", "2", "--steps", "3", "--dtype", "float64"]
+
+
+def run_own(folder: Path, text: str) -> worlds.Ending:
+    (folder / "my_strategy.py").write_text(text)
+    return worlds.finish(JOB, *OWN, "--strategy", str(folder / "my_strategy.py"), "--figure", str(folder / "run.png"))
+
+
+def test_a_right_strategy_of_the_readers_own_is_verified_and_its_bytes_are_counted_only(tmp_path: Path) -> None:
+    ending = run_own(tmp_path, BACKWARDS)
+    assert ending.code == 0, ending
+    assert "has no PREDICTION, so these are counted only\n" in ending.out
+    assert re.search(r"^  all +\d+\.\d +- +[\d,]+$", ending.out, re.MULTILINE)
+    assert VERIFIED in ending.out
+
+
+def test_a_strategy_of_ones_own_may_predict_its_bytes(tmp_path: Path) -> None:
+    ending = run_own(tmp_path, BACKWARDS + PREDICTED)
+    assert ending.code == 0, ending
+    assert "every rank, bucket and collective: counted = predicted" in ending.out
+    wrong = run_own(tmp_path, BLOCK_WISE + PREDICTED)
+    assert wrong.code == 1
+    assert re.search(r"^  FAIL rank 0: all_gather over tp \(momentum, layers", wrong.out, re.MULTILINE)
+
+
+def test_a_wrong_strategy_is_told_how_wrong_it_is(tmp_path: Path) -> None:
+    ending = run_own(tmp_path, BLOCK_WISE)
+    assert ending.code == 1
+    assert re.search(r"^  exact .* not equal +FAIL$", ending.out, re.MULTILINE)
+    assert re.search(r"^  float64 .* [1-9]e-01, at most 1e-10 +FAIL$", ending.out, re.MULTILINE)
+    assert "NOT verified" in ending.out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "that file cannot be read (No such file or directory); write it first, or choose one of gather_all."),
+        ("class Mine:\n", "Python cannot read that file ("),
+        ("class Mine: pass\n", "that file names no strategy; end it with a line `STRATEGY = TheClass`."),
+    ],
+)
+def test_a_strategy_file_that_cannot_be_one_is_refused_at_once(tmp_path: Path, text: str | None, says: str) -> None:
+    file = tmp_path / "my_strategy.py"
+    if text is not None:
+        file.write_text(text)
+    ending = worlds.finish(JOB, "--strategy", str(file))
+    assert ending.code == 2
+    assert ending.err.startswith(f"error: --strategy {file}: {says}")
+    assert ending.err.count("\n") == 1
+
+
+def test_a_strategy_without_all_moves_is_refused_by_name(tmp_path: Path) -> None:
+    ending = run_own(tmp_path, "class Mine:\n    def dp_gather(self): ...\n\nSTRATEGY = Mine\n")
+    assert ending.code == 1
+    assert "its class lacks bucket_groups, tp_gather, newton_schulz, tp_shard, dp_shard: write them" in ending.err
