@@ -12,46 +12,21 @@ from typing import Any
 from distmuon import launch
 from distmuon.launch import hosts
 from muonbook.ch14 import puzzle as look_ahead
+from muonbook.measure import results, trace
+from muonbook.measure.hooks import MOVES
 from muonbook.measure.workload import SHAPES, TIMED
 from muonbook.puzzles import add_arguments, handle
 
-# torch is imported inside the functions: a wrong argument is answered at once, and ranks start while nobody waits.
-
-RATE = 500.0  # Mbit/s: chosen so that two ranks gain much by hiding; the page prints wire over Newton–Schulz
-SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more waves
+RATE = 500.0  # Mbit/s: chosen so that two ranks gain much by hiding; the page prints sending over Newton–Schulz
+SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
 STEP_TRACE = "step_trace.json.gz"
-
-
-def train_one_step(world):
-    """Train two steps, the second one under the profiler; return the merged trace and every rank's ledger of it."""
-    import copy
-
-    from distmuon.sharding.grid import Grid
-    from muonbook.ch14 import tracing
-    from muonbook.measure import baselines
-    from muonbook.measure.workload import batches, pixels
-
-    workload, grid = SHAPES["even"].shared_by(world.dp), Grid.of(world)
-    data = batches(workload, pixels(grid, workload.context), grid.dp.size, grid.dp.rank)
-    trainer = baselines.make_muon(workload, grid)
-
-    def train_step():
-        trainer.forward_backward(*next(data))
-        trainer.update()
-
-    train_step()
-    grid.ledger.clear()
-    mine = tracing.record(world, train_step, 1, trainer.optimizers[0], trainer)
-    traces, ledgers = world.gather(mine), world.gather(copy.deepcopy(grid.ledger))
-    return traces and (tracing.merge(traces), ledgers)
+TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_race:compare"
+RACE, OVERHEAD = "muonbook.ch14.schedule_race:race", "muonbook.ch14.schedule_race:ledger_overhead"
 
 
 def report_step(merged, ledgers):
     """Print what the trace holds, each collective once, and hold it against the ledger; return whether they agree."""
-    from muonbook.measure.hooks import INNER, OUTER, TITLES
-    from muonbook.measure.trace import parse
-
-    ranks = parse(merged)
+    ranks = trace.parse(merged)
     print("collectives, each once     dp    tp   all    sum")
     agreed = []
     for rank, ledger in zip(ranks, ledgers, strict=True):
@@ -61,46 +36,12 @@ def report_step(merged, ledgers):
         traced = [(c.name, c.label, c.bytes) for c in rank.collectives]
         told = [(e.group, e.label, t.payload_bytes // t.calls) for e, t in ledger for _ in range(t.calls)]
         agreed.append(sorted(traced, key=str) == sorted(told, key=str))
-    moves = {TITLES.get(name, name) for name in (*OUTER, *INNER)}
     named = sorted(ranks[0].ranges, key=lambda activity: activity.start)
-    in_order = list(dict.fromkeys(activity.name for activity in named if activity.name in moves))
+    in_order = list(dict.fromkeys(activity.name for activity in named if activity.name in MOVES))
     print("\nNamed ranges of the optimizer, as rank 0 first came to them:")
     print(f"  {' -> '.join(in_order[:6])}\n  -> {' -> '.join(in_order[6:])}")
     print(f"\nTrace = ledger, labels and bytes included: {all(agreed)}")
     return all(agreed)
-
-
-def race(world, workload, rounds, recordings):
-    from muonbook.ch14.schedule_race import race
-
-    return race(world, workload, rounds, recordings)
-
-
-def overhead(world, workload, rounds):
-    from muonbook.ch14.schedule_race import ledger_overhead
-
-    return ledger_overhead(world, workload, rounds)
-
-
-def compare_schedules(world):
-    """Take steps in all schedules on a small model; return per schedule parameters' equality, calls and peak memory."""
-    from distmuon.optim.schedules import SCHEDULES
-    from distmuon.sharding.grid import Grid
-    from distmuon.verify.storage_tracker import StorageTracker
-    from muonbook.ch14.schedule_race import Racer, alike
-
-    grid, racers, found = Grid.of(world), dict[str, Racer](), dict[str, Any]()
-    for name in SCHEDULES:
-        racer = racers[name] = Racer(SMALL, grid, name)
-        racer.step()
-        racer.feed()
-        grid.ledger.clear()
-        with StorageTracker() as tracker:
-            racer.optimizer.step()
-        total = grid.ledger.total()
-        equal = alike(racers["synchronous"].model, racer.model)
-        found[name] = {"equal": equal, "calls": total.calls, "bytes": total.sent_bytes, "peak": tracker.peak}
-    return world.gather(found)
 
 
 def report_schedules(ranks):
@@ -122,8 +63,6 @@ def report_schedules(ranks):
 
 def measure(path, quick, threads):
     """Take all of this chapter's stored measurements; write them, and the traces beside them."""
-    from muonbook.measure import results
-
     rounds, recordings = (6, 1) if quick else (30, 5)
     folder, options = Path(path).parent, dict(threads=threads, timeout=60.0)
     obstacle = hosts.obstacle()
@@ -131,27 +70,25 @@ def measure(path, quick, threads):
         hosts.become_switch()  # before any rank exists: they inherit it
     else:
         print(obstacle)
-    from muonbook.ch14 import tracing  # and with it torch
-
     found: dict[str, Any] = {
         "workload": {"width": TIMED.width, "layers": TIMED.layers, "bucket_size": TIMED.bucket_size}
     }
     print("Racing three schedules over loopback, 2 x 1 and 2 x 2 ranks ...", flush=True)
-    found["loopback"] = launch.run(race, (TIMED, rounds, 0), dp=2, **options)[0]
-    found["loopback_2x2"] = launch.run(race, (TIMED, rounds // 2, 0), dp=2, tp=2, **options)[0]
+    found["loopback"] = launch.run(RACE, (TIMED, rounds, 0), dp=2, **options)[0]
+    found["loopback_2x2"] = launch.run(RACE, (TIMED, rounds // 2, 0), dp=2, tp=2, **options)[0]
     found["limited_link"] = None
     if obstacle is None:
         print(f"The same over a link of {RATE:g} Mbit/s, 2 x 1 ranks ...", flush=True)
         link = hosts.Link(RATE)
-        limited = launch.run(race, (TIMED, rounds * 2 // 3, recordings), dp=2, link=link, **options)[0]
-        for name, trace in limited.pop("traces").items():
-            tracing.save(trace, folder / f"schedule_{name}.json.gz")
+        limited = launch.run(RACE, (TIMED, rounds * 2 // 3, recordings), dp=2, link=link, **options)[0]
+        for name, merged in limited.pop("traces").items():
+            trace.save(merged, folder / f"schedule_{name}.json.gz")
         found["limited_link"] = {"rate_mbit": RATE} | limited
     print("Timing the ledger ...", flush=True)
-    found["ledger_overhead"] = launch.run(overhead, (TIMED, rounds), dp=2, **options)[0]
+    found["ledger_overhead"] = launch.run(OVERHEAD, (TIMED, rounds), dp=2, **options)[0]
     print("Recording one training step on 2 x 2 ranks ...", flush=True)
-    merged, _ = launch.run(train_one_step, dp=2, tp=2, **options)[0]
-    tracing.save(merged, folder / STEP_TRACE)
+    merged, _ = launch.run(TRAIN, dp=2, tp=2, **options)[0]
+    trace.save(merged, folder / STEP_TRACE)
     results.write(path, found)
     for name in ("loopback", "loopback_2x2", "limited_link"):
         for schedule, row in (found[name] or {"ratio_to_synchronous": {}})["ratio_to_synchronous"].items():
@@ -190,17 +127,15 @@ def main():
     if arguments.dp * arguments.tp == 1:
         raise launch.UsageError("--dp 1 --tp 1: one rank sends nothing; choose 2 or more.")
     SHAPES["even"].shared_by(arguments.dp).check(arguments.dp, arguments.tp)
-    job = compare_schedules if arguments.schedules else train_one_step
-    handed_over = launch.run(job, **launch.options(arguments))[0]
+    job = (COMPARE, (SMALL,)) if arguments.schedules else (TRAIN, ())
+    handed_over = launch.run(*job, **launch.options(arguments))[0]
     if not handed_over:
         return 0  # under torchrun, rank 0 alone goes on
     if arguments.schedules:
         return 0 if report_schedules(handed_over) else 1
     well = report_step(*handed_over)
     if arguments.trace:
-        from muonbook.ch14 import tracing
-
-        tracing.save(handed_over[0], arguments.trace)
+        trace.save(handed_over[0], arguments.trace)
     return 0 if well else 1
 
 

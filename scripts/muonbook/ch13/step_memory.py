@@ -91,7 +91,7 @@ def weigh(
         with whole.during("forward"), _backward_after(trainer, whole):
             trainer.forward_backward(ids, ids)
         update = StorageTracker(_references(model_states.kept_by(trainer)))
-        with update, whole.during("update"), hooks.watched(trainer.optimizers, whole.during):
+        with update, whole.during("update"), hooks.named_moves(whole.during):
             trainer.update()
     return found._replace(stages=whole.peaks(), transient=update.peak, history=whole.history)
 

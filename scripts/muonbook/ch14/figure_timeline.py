@@ -13,16 +13,15 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from muonbook.figures.curves import card, head
+from muonbook.figures.plots import card, head
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, TP_HATCHES, WIDTH, Block
-from muonbook.measure.trace import RankTrace, TracedCollective
+from muonbook.measure.trace import STEP, RankTrace, TracedCollective
 from muonbook.measure.trace_report import Interval, hull, intersection, length, meetings, union
 
 from muonbook.figures.style import box, dp_colour, mix, put  # isort: skip
 
 NAMES, MOVES_HIGH, SENT_HIGH, GAP = 62.0, 17.0, 11.0, 7.0  # room for ranks' names; strips; between ranks
 PANEL = WIDTH - 2 * MARGIN - NAMES
-STEP = "step "
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {  # kind -> colour, ranges drawn in it
     "forward and backward": (mix(MUTED, CARD, 0.72), ("forward_backward",)),
     "ZeRO-1's moves": (mix(COLD, CARD, 0.05), ("reduce_scatter", "norms", "all_gather")),

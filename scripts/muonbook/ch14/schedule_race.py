@@ -1,15 +1,12 @@
 """What the three schedules cost: the same steps in turn, end to end, and what their traces show.
 
 Every schedule gets the same weights and the same made-up gradients, so that all must end with the same parameters, to
-the bit. Timed is the optimizer's step alone, from one meeting of all ranks to the next. In one round each schedule
-takes one step, in an order of its own; ratios are taken within the round.
+the bit. Timed is the optimizer's step alone, from one meeting of all ranks to the next.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,47 +14,44 @@ from torch import nn
 
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.routing import groups_for
 from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
+from distmuon.verify.storage_tracker import StorageTracker
 from muonbook.ch14 import tracing
-from muonbook.measure import results, trace, trace_report
+from muonbook.measure import results, trace, trace_report, turns
 from muonbook.measure.baselines import sliced_model
 from muonbook.measure.workload import Workload
 
 RECORDS = 20_000  # ledger entries per round, to time one
 
 
-class Racer:
-    """One schedule with a model of its own on this rank."""
+class ScheduledModel:
+    """A model of its own on this rank, and one schedule that updates it."""
 
     def __init__(self, workload: Workload, grid: Grid, schedule: str) -> None:
         self.model: nn.Module = sliced_model(workload, grid)
         options: dict[str, Any] = dict(bucket_size=workload.bucket_size, lr=workload.lr)
-        self.optimizer: DistributedMuon = SCHEDULES[schedule](split_parameters(self.model), grid, **options)
+        self.optimizer: DistributedMuon = SCHEDULES[schedule](groups_for(self.model, "muon"), grid, **options)
         self.grid, self.generator = grid, torch.Generator().manual_seed(grid.world.rank)
 
     def feed(self) -> None:
-        """Give every parameter the next made-up gradient; ranks differ, schedules do not."""
+        """Give every parameter the next made-up gradient; ranks differ, schedules do not. Then wait for all ranks."""
         for parameter in self.model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=self.generator).to(parameter.dtype)
         self.optimizer.accumulator.collect_all()
+        self.meet()
 
-    def step(self) -> float:
-        """Return the seconds of one optimizer step, from all ranks' start to the last one's end."""
-        self.feed()
-        meet(self.grid)
-        began = time.perf_counter()
+    def step(self) -> None:
+        """Take the optimizer's step, until the last rank has ended it."""
         self.optimizer.step()
-        meet(self.grid)
-        return time.perf_counter() - began
+        self.meet()
 
-
-def meet(grid: Grid) -> None:
-    """Wait for all ranks, unrecorded."""
-    if grid.world.size > 1:
-        torch.distributed.barrier()
+    def meet(self) -> None:
+        """Wait for all ranks, unrecorded."""
+        if self.grid.world.size > 1:
+            torch.distributed.barrier()
 
 
 def race(world: World, workload: Workload, rounds: int, recordings: int) -> dict[str, Any] | None:
@@ -66,32 +60,26 @@ def race(world: World, workload: Workload, rounds: int, recordings: int) -> dict
     rounds: timed ones, after one that warms up. recordings: one-step traces of each, taken after the race.
     """
     grid = Grid.of(world)
-    racers = {name: Racer(workload, grid, name) for name in SCHEDULES}
-    seconds: dict[str, list[float]] = {name: [] for name in racers}
-    for number in range(rounds + 1):
-        for name in results.shuffled(racers, number):
-            taken = racers[name].step()
-            if number:
-                seconds[name].append(taken)
-    equal = all(alike(racers["synchronous"].model, racer.model) for racer in racers.values())
-    shown = [{name: record(world, racer) for name, racer in racers.items()} for _ in range(recordings)]
+    models = {name: ScheduledModel(workload, grid, name) for name in SCHEDULES}
+    steps = {name: model.step for name, model in models.items()}
+    seconds = turns.take_turns(steps, rounds, before=lambda name: models[name].feed())
+    equal = all(alike(models["synchronous"].model, other.model) for other in models.values())
+    shown = [{name: record(world, model) for name, model in models.items()} for _ in range(recordings)]
     everywhere = world.gather(equal)
     if everywhere is None:
         return None
     found: dict[str, Any] = {
-        "waves": len(racers["naive"].optimizer.strategy.bucket_groups()),
+        "waves": len(models["naive"].optimizer.strategy.bucket_groups()),
         "equal_parameters": all(everywhere),
-        "milliseconds": {name: 1e3 * results.spread(taken)["median"] for name, taken in seconds.items()},
-        "ratio_to_synchronous": {name: ratio(taken, seconds["synchronous"]) for name, taken in seconds.items()},
+        "milliseconds": {name: 1e3 * median for name, median in turns.medians(seconds).items()},
+        "ratio_to_synchronous": {
+            name: results.spread(turns.ratios(taken, seconds["synchronous"])) for name, taken in seconds.items()
+        },
     }
     if recordings:
-        found["recorded"] = {name: read([one[name] for one in shown]) for name in racers}
+        found["recorded"] = {name: read([one[name] for one in shown]) for name in models}
         found["traces"] = shown[0]
     return found
-
-
-def ratio(mine: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    return results.spread([one / other for one, other in zip(mine, theirs, strict=True)])
 
 
 def alike(one: nn.Module, other: nn.Module) -> bool:
@@ -99,11 +87,10 @@ def alike(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def record(world: World, racer: Racer) -> dict[str, Any]:
+def record(world: World, model: ScheduledModel) -> dict[str, Any]:
     """Return a merged trace of one step; {} on other ranks than 0. Collective."""
-    racer.feed()
-    mine = tracing.record(world, racer.optimizer.step, 1, racer.optimizer)
-    everyone = world.gather(mine)
+    model.feed()
+    everyone = world.gather(tracing.record(world, model.optimizer.step, 1, model.grid))
     return {} if everyone is None else tracing.merge(everyone)
 
 
@@ -123,48 +110,54 @@ def read(recorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: round(results.spread([row[name] for row in rows])["median"], 3) for name in rows[0]}
 
 
+def compare(world: World, workload: Workload) -> list[dict[str, Any]] | None:
+    """Take two steps in all schedules; on rank 0, return per rank and schedule whether the parameters are those of the
+    synchronous one, and the calls, bytes sent and peak memory of the second step."""
+    grid, found = Grid.of(world), dict[str, Any]()
+    models = {name: ScheduledModel(workload, grid, name) for name in SCHEDULES}
+    for name, model in models.items():
+        for _ in range(2):
+            model.feed()
+            grid.ledger.clear()
+            with StorageTracker() as tracker:
+                model.step()
+        total = grid.ledger.total()
+        equal = alike(models["synchronous"].model, model.model)
+        found[name] = {"equal": equal, "calls": total.calls, "bytes": total.sent_bytes, "peak": tracker.peak}
+    return world.gather(found)
+
+
 # ---- What the ledger itself costs -------------------------------------------------------------------------
 
 
 def ledger_overhead(world: World, workload: Workload, rounds: int) -> dict[str, Any] | None:
     """Return what recording costs: one entry times the entries of a step, and steps with and without."""
     grid = Grid.of(world)
-    racer = Racer(workload, grid, "synchronous")
-    racer.step()
-    grid.ledger.clear()
-    racer.step()
+    model = ScheduledModel(workload, grid, "synchronous")
+    for _ in range(2):
+        model.feed()
+        grid.ledger.clear()
+        model.step()
     calls = grid.ledger.total().calls
-    seconds: dict[str, list[float]] = {"with": [], "without": []}
-    for number in range(rounds):
-        for name in results.shuffled(seconds, number):
-            with muted(grid.ledger, name == "without"):
-                seconds[name].append(racer.step())
-    entry = results.spread([_entry_seconds() for _ in range(5)])
+
+    def step_untold() -> None:
+        with tracing.told_instead(grid.ledger, lambda *_, **__: None):
+            model.step()
+
+    steps = {"with": model.step, "without": step_untold}
+    seconds = turns.take_turns(steps, rounds, warm_up=0, before=lambda _: model.feed())
+    entry = turns.medians({"entry": [turns.clocked(_fill_a_ledger) / RECORDS for _ in range(5)]})["entry"]
     if world.rank:
         return None
-    step = results.spread(seconds["with"])["median"]
     return {
         "calls_per_step": calls,
-        "microseconds_per_call": 1e6 * entry["median"],
-        "share_of_step": calls * entry["median"] / step,
-        "with_to_without": ratio(seconds["with"], seconds["without"]),
+        "microseconds_per_call": 1e6 * entry,
+        "share_of_step": calls * entry / turns.medians(seconds)["with"],
+        "with_to_without": results.spread(turns.ratios(seconds["with"], seconds["without"])),
     }
 
 
-@contextmanager
-def muted(ledger: Ledger, silent: bool) -> Iterator[None]:
-    """Let the ledger, inside the block, forget what it is told, if `silent`."""
-    if silent:
-        ledger.record = lambda *_, **__: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        vars(ledger).pop("record", None)
-
-
-def _entry_seconds() -> float:
+def _fill_a_ledger() -> None:
     ledger = Ledger()
-    began = time.perf_counter()
     for number in range(RECORDS):
         ledger.record("all_gather", "dp", 4, 1 << 20, "momentum, buffer 0 bucket 1" if number % 2 else "parameters")
-    return (time.perf_counter() - began) / RECORDS

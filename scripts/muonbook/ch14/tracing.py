@@ -1,92 +1,60 @@
 """Recording traces: one per rank with torch.profiler, the nine moves as named ranges, all ranks merged into one file.
 
-    mine = record(world, train_step, 2, optimizer, trainer)
+    mine = record(world, train_step, 2, grid)
     ranks = world.gather(mine)
-    if ranks is not None: save(merge(ranks), "out/trace.json.gz")   # open it in https://ui.perfetto.dev
+    if ranks is not None: trace.save(merge(ranks), "out/trace.json.gz")   # open it in https://ui.perfetto.dev
 
 Times: the profiler converts every rank's clock to that of the machine, so ranks of one machine can be compared, to
 within microseconds; ranks of several machines cannot. `trace_report.clocks_disagree` holds the trace itself to that.
 Recording takes time of its own, some microseconds per operator: a trace shows what happened when, not how fast.
+
+The profiler does not say to which group a range "gloo:all_gather" belongs: it runs on one of the two threads that gloo
+keeps per group. But the ledger is told just before every collective of ours, which leaves a mark, each group works its
+queue in order, and messages have sizes: only one way to deal the threads out to the groups explains them all.
 """
 
 from __future__ import annotations
 
-import gzip
+import itertools
 import json
+import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from distmuon.launch import World
-from distmuon.sharding.collectives import Flight
-from muonbook.ch14.trace_trim import STEP, mark, merge, trim
-from muonbook.measure.hooks import watched
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.ledger import Ledger
+from muonbook.measure.hooks import named_moves
 from muonbook.measure.profiled import hush
+from muonbook.measure.trace import GPU_WORK, STEP, Event, computing
 
-__all__ = ["merge", "named_moves", "record", "save"]
-
-GROUPS = ("dp", "tp", "world")
-
-
-@contextmanager
-def named_moves(optimizer: Any, trainer: Any = None, also: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Make a named range of each move, inside the block, and leave a mark of what the ledger is told.
-
-    optimizer: one of ours; torch's have no moves. trainer: adds "forward_backward". also: further methods of the
-    optimizer or its strategy, {method: name of its range}. Waiting for collectives that were started is a range "wait".
-    """
-    with ExitStack() as undo:
-        undo.enter_context(watched([optimizer], record_function))
-        for owner in (optimizer, getattr(optimizer, "strategy", None)):
-            for method, name in (also or {}).items():
-                _replace(undo, owner, method, partial(_in_range, name))
-        _replace(undo, trainer, "forward_backward", partial(_in_range, "forward_backward"))
-        _replace(undo, Flight, "wait", partial(_in_range, "wait"))
-        _replace(undo, getattr(getattr(optimizer, "grid", None), "ledger", None), "record", _marked)
-        yield
+MARK = "ledger "  # how the names of marks begin
+ABOUT = (
+    "Recorded by torch.profiler, which takes time itself. Processes are ranks of one machine, on its clock; ts and dur "
+    "are microseconds, ts from the first event."
+)
+MAIN, STREAMS = 1, 100  # thread numbers in a merged trace; gloo's are 2, 3, ..., stream 7 is 107
 
 
-def _replace(undo: ExitStack, owner: Any, name: str, change: Callable[[Any], Any]) -> None:
-    """Change a method of one object, or class, until `undo` closes; do nothing where there is none."""
-    if (original := getattr(owner, name, None)) is None:
-        return
-    undo.callback(*((setattr, owner, name, original) if name in vars(owner) else (delattr, owner, name)))
-    setattr(owner, name, change(original))
+# ---- Recording --------------------------------------------------------------------------------------------
 
 
-def _in_range(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with record_function(name):
-            return original(*args, **kwargs)
-
-    return call
-
-
-def _marked(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(op: str, group: str, group_size: int, payload_bytes: int, label: str, *rest: Any, **more: Any) -> Any:
-        with record_function(mark(op, group, payload_bytes, label)):
-            pass  # the collective follows at once; `trim` puts the two together
-        return original(op, group, group_size, payload_bytes, label, *rest, **more)
-
-    return call
-
-
-def record(
-    world: World, train_step: Callable[[], Any], steps: int, optimizer: Any = None, trainer: Any = None,
-    also: Mapping[str, str] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+def record(world: World, train_step: Callable[[], Any], steps: int, grid: Grid | None = None) -> dict[str, Any]:
     """Call `train_step()` `steps` times under the profiler; return this rank's trace, trimmed. Collective.
 
-    Each call is a range "step 0", "step 1", ...; all ranks enter the first one together. optimizer, trainer, also: see
-    `named_moves`. Take a step before: the first one is never like the others.
+    Each call is a range "step 0", "step 1", ...; all ranks enter the first one together. So is each move of our
+    optimizers, each forward and backward of a `baselines.Trainer`, and waiting for collectives that were started.
+    grid: whose ledger tells what a collective is for. Take a step before: the first one is never like the others.
     """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (world.device == "cuda")
     hush()
@@ -94,7 +62,7 @@ def record(
     profiler.start()
     if world.size > 1:
         dist.barrier()
-    with named_moves(optimizer, trainer, also):
+    with named_moves(record_function), _marks(grid.ledger) if grid is not None else nullcontext():
         for number in range(steps):
             with record_function(f"{STEP}{number}"):
                 train_step()
@@ -105,20 +73,197 @@ def record(
         path = os.path.join(folder, "trace.json")
         profiler.export_chrome_trace(path)
         exported = json.loads(Path(path).read_text(encoding="utf-8"))
-    grid = getattr(optimizer, "grid", None)
-    groups = {name: getattr(grid, name) for name in GROUPS if grid is not None}
-    members = {
-        name: dist.get_process_group_ranks(group.process_group) for name, group in groups.items() if group.size > 1
-    }
-    return trim(exported, world.rank, f"rank {world.rank} ({_place(world)})", members)
+    groups = [] if grid is None else [group for group in (grid.dp, grid.tp, grid.world) if group.size > 1]
+    members = {group.name: dist.get_process_group_ranks(group.process_group) for group in groups}
+    place = f"dp {world.rank // world.tp}, tp {world.rank % world.tp}"
+    return trim(exported, world.rank, f"rank {world.rank} ({place})", members)
 
 
-def _place(world: World) -> str:
-    return f"dp {world.rank // world.tp}, tp {world.rank % world.tp}"
+@contextmanager
+def told_instead(ledger: Ledger, listener: Callable[..., object]) -> Iterator[None]:
+    """Inside the block, call `listener` with what the ledger would have been told, and leave the ledger alone."""
+    ledger.record = listener  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        del ledger.record  # the class's own method shows again
 
 
-def save(trace: Mapping[str, Any], path: str | Path) -> None:
-    """Write a trace, gzipped if `path` ends in .gz, making the folder; the same trace gives the same bytes."""
-    path, text = Path(path), json.dumps(trace, separators=(",", ":"), ensure_ascii=False).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text, 9, mtime=0) if path.suffix == ".gz" else text)
+@contextmanager
+def _marks(ledger: Ledger) -> Iterator[None]:
+    """Inside the block, leave a mark of whatever the ledger is told."""
+    record = ledger.record
+
+    def mark_and_record(op: str, group: str, group_size: int, payload_bytes: int, label: str, *more: Any) -> None:
+        with record_function(mark(op, group, payload_bytes, label)):
+            pass  # the collective follows at once; `trim` puts the two together
+        record(op, group, group_size, payload_bytes, label, *more)
+
+    with told_instead(ledger, mark_and_record):
+        yield
+
+
+def mark(op: str, group: str, payload_bytes: int, label: str) -> str:
+    """Return the name of the range that says what the collective after it is for."""
+    return MARK + quote(json.dumps([op, group, payload_bytes, label]))  # the profiler writes names without escaping
+
+
+# ---- One rank's trace made small, several ranks' made one ------------------------------------------------
+
+
+def trim(trace: dict[str, Any], rank: int, title: str, groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Return one rank's trace with what belongs to its steps, as plain events that `merge` can put beside others.
+
+    trace: as exported by the profiler. groups: name -> global ranks in it. Kept are named ranges, the outermost
+    operators, collectives (their issue, and their execution with group, sequence, label and bytes), and the GPU's work.
+    Times are microseconds, on the machine's clock. Raises ValueError where there is no range "step 0".
+    """
+    origin = trace.get("baseTimeNanoseconds", 0) / 1e3
+    timed = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
+    steps = [e for e in timed if e.get("cat") == "user_annotation" and e["name"].startswith(STEP)]
+    if not steps:
+        raise ValueError('the trace has no range "step 0": record it with tracing.record.')
+    began, main = min(step["ts"] for step in steps), steps[0]["tid"]
+    timed = [event for event in timed if event["ts"] >= began]
+    marks = [event for event in timed if event["name"].startswith(MARK)]
+    gloo = [e for e in timed if e.get("cat") == "user_annotation" and e["name"].startswith("gloo:")]
+    executions = [event | {"sizes": _sizes(event)} for event in sorted(gloo, key=lambda event: event["ts"])]
+    issues = [event for event in timed if event.get("cat") == "cpu_op" and event["name"].startswith("c10d::")]
+    asked = _asked(marks, issues)
+    threads = _deal_out(asked, executions)
+    kept = [
+        _event(e, "cpu_op", MAIN, "Input Dims") for e in [*computing(e for e in timed if e["tid"] == main), *issues]
+    ]
+    kept += [
+        _event(event, "user_annotation", MAIN)
+        for event in timed
+        if event["tid"] == main
+        and event.get("cat") == "user_annotation"
+        and not event["name"].startswith((MARK, "gloo:", "nccl:"))
+    ]
+    names, lanes = {MAIN: "main"}, dict[Any, int]()
+    for tid in sorted(threads, key=lambda tid: (threads[tid], next(e["ts"] for e in executions if e["tid"] == tid))):
+        lanes[tid] = MAIN + 1 + len(lanes)
+        names[lanes[tid]] = f"gloo {threads[tid]}".strip()
+    for group, wanted in asked.items():
+        for event, request in _paired(wanted, _queue(executions, threads, group)):
+            kept.append(_executed(event, request, lanes[event["tid"]], groups.get(group), origin))
+    for event in timed:
+        if event.get("cat") in (*GPU_WORK, "gpu_user_annotation"):
+            kept.append(event | {"tid": STREAMS + event["tid"]})
+            names[STREAMS + event["tid"]] = f"stream {event['tid']}"
+    events = [event | {"pid": rank, "ts": event["ts"] + origin} for event in kept]
+    return {"rank": rank, "title": title, "threads": names, "events": events}
+
+
+def merge(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one Chrome trace of what `trim` returned on every rank: ranks are processes, times begin at 0.
+
+    The same traces give the same text: events are sorted, keys stand in one order, times are rounded to nanoseconds.
+    """
+    origin = min(event["ts"] for trace in traces for event in trace["events"])
+    events: list[Event] = []
+    timed: list[Event] = []
+    for trace in sorted(traces, key=lambda trace: trace["rank"]):
+        pid = trace["rank"]
+        names = [("process_name", 0, {"name": trace["title"]}), ("process_sort_index", 0, {"sort_index": pid})]
+        for tid, name in sorted(trace["threads"].items()):
+            names += [("thread_name", tid, {"name": name}), ("thread_sort_index", tid, {"sort_index": tid})]
+        events += [{"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args} for name, tid, args in names]
+    for event in [event for trace in traces for event in trace["events"]]:
+        placed = event | {"ts": round(event["ts"] - origin, 3), "dur": round(event["dur"], 3)}
+        if "Issued" in event.get("args", {}):
+            placed["args"] = event["args"] | {"Issued": round(event["args"]["Issued"] - origin, 3)}
+        timed.append(placed)
+    timed.sort(key=lambda e: (e["ts"], e["pid"], e["tid"], -e["dur"], e["name"]))
+    keys = ("ph", "bp", "id", "cat", "name", "pid", "tid", "ts", "dur", "args")
+    ordered = [{key: event[key] for key in keys if key in event} for event in [*events, *timed, *_arrows(timed)]]
+    return {"schemaVersion": 1, "displayTimeUnit": "ms", "merged": True, "about": ABOUT, "traceEvents": ordered}
+
+
+def _arrows(timed: Sequence[Event]) -> list[Event]:
+    """Return arrows, for Perfetto, from where the main thread asked for a collective to where it was executed."""
+    found = []
+    executed = [event for event in timed if "Issued" in event.get("args", {})]
+    for number, event in enumerate(executed):
+        both = {"id": number, "cat": "asked", "name": "asked", "pid": event["pid"]}
+        found.append(both | {"ph": "s", "tid": MAIN, "ts": event["args"]["Issued"]})
+        found.append(both | {"ph": "f", "bp": "e", "tid": event["tid"], "ts": event["ts"]})
+    return found
+
+
+def _event(event: Event, category: str, tid: int, *arguments: str) -> Event:
+    kept = {name: event["args"][name] for name in arguments if name in event.get("args", {})}
+    found = {"ph": "X", "cat": category, "name": event["name"], "tid": tid, "ts": event["ts"], "dur": event["dur"]}
+    return found | {"args": kept} if kept else found
+
+
+def _asked(marks: Sequence[Event], issues: Sequence[Event]) -> dict[str, list[Event]]:
+    """Return, per group, what was asked of it: the issuing operator, with what the ledger was told, in order."""
+    found: dict[str, list[Event]] = defaultdict(list)
+    told: dict[Any, Sequence[Any]] = {}  # per thread, the latest mark that no operator has followed yet
+    for event in sorted([*marks, *issues], key=lambda event: event["ts"]):
+        if event["name"].startswith(MARK):
+            told[event["tid"]] = json.loads(unquote(event["name"].removeprefix(MARK)))
+        else:
+            op, group, size, label = told.pop(event["tid"], (event["name"], "", None, ""))
+            about = {"op": op, "group": group, "sequence": len(found[group]), "bytes": size, "label": label}
+            found[group].append(about | {"ts": event["ts"], "sizes": _sizes(event)})
+    return dict(found)
+
+
+def _sizes(event: Event) -> set[int]:
+    """Return the numbers of elements of an event's inputs."""
+
+    def flat(dims: Any) -> Iterator[int]:
+        if dims and isinstance(dims[0], list):
+            for part in dims:
+                yield from flat(part)
+        elif dims:
+            yield math.prod(dims)
+
+    return set(flat(event.get("args", {}).get("Input Dims", [])))
+
+
+def _deal_out(asked: Mapping[str, Sequence[Event]], executions: Sequence[Event]) -> dict[Any, str]:
+    """Return the group of every gloo thread: the way of dealing them out that explains most executions."""
+    tids = sorted({event["tid"] for event in executions})
+    best, most = dict.fromkeys(tids, ""), 0
+    for choice in itertools.product(sorted(asked), repeat=len(tids)):
+        threads = dict(zip(tids, choice, strict=True))
+        pairs = [_paired(wanted, _queue(executions, threads, group)) for group, wanted in asked.items()]
+        explained = sum(wanted is not None for paired in pairs for _, wanted in paired)
+        if explained > most:
+            best, most = threads, explained
+    return best
+
+
+def _queue(executions: Sequence[Event], threads: Mapping[Any, str], group: str) -> list[Event]:
+    return [event for event in executions if threads[event["tid"]] == group]
+
+
+def _paired(asked: Sequence[Event], queue: Sequence[Event]) -> list[tuple[Event, Event | None]]:
+    """Return each execution, in the order in which they began, with the first request of its size not yet served.
+
+    Two threads may begin two requests in the other order, microseconds apart; the size then tells which is which.
+    """
+    open_, found = list(asked), []
+    for execution in queue:
+        fits = (n for n, a in enumerate(open_) if a["ts"] <= execution["ts"] and a["sizes"] & execution["sizes"])
+        number = next(fits, None)
+        found.append((execution, None if number is None else open_.pop(number)))
+    return found
+
+
+def _executed(event: Event, wanted: Event | None, tid: int, ranks: Sequence[int] | None, origin: float) -> Event:
+    """Return an execution with what was asked for: group, sequence, label and bytes."""
+    kept = _event(event, "user_annotation", tid, "Input Dims")
+    if wanted is None:
+        return kept
+    args = {"Collective name": wanted["op"], "Process Group Description": wanted["group"],
+            "Sequence": wanted["sequence"], "Issued": wanted["ts"] + origin}  # fmt: skip
+    if ranks is not None:
+        args["Process Group Ranks"] = list(ranks)
+    if wanted["bytes"] is not None:
+        args |= {"Label": wanted["label"], "Bytes": wanted["bytes"]}
+    return kept | {"args": args | kept.get("args", {})}

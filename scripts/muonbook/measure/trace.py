@@ -18,7 +18,7 @@ import json
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from distmuon.launch.arguments import UsageError
 
 Event = dict[str, Any]
+STEP = "step "  # how the names of a recorded step's range begins
 GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 COLLECTIVE = ("c10d::", "_c10d_functional::", "record_param_comms", "gloo:", "nccl:")  # how names of calls begin
 ENGINE = "autograd::engine"  # the engine at a node: hooks, and with them waiting, run in it as well
@@ -119,6 +120,13 @@ def read(path: str | Path) -> list[RankTrace]:
         return parse(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: a malformed event ({type(error).__name__}: {error}); export it again.") from None
+
+
+def save(trace: Mapping[str, Any], path: str | Path) -> None:
+    """Write a trace, gzipped if `path` ends in .gz, making the folder; the same trace gives the same bytes."""
+    path, text = Path(path), json.dumps(trace, separators=(",", ":"), ensure_ascii=False).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text, 9, mtime=0) if path.suffix == ".gz" else text)
 
 
 def parse(trace: dict[str, Any]) -> list[RankTrace]:

@@ -13,7 +13,7 @@ from distmuon import launch
 from distmuon.launch import hosts
 from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch14 import schedule_race
+from muonbook.ch14 import schedule_race, tracing
 from muonbook.measure import results, trace, trace_report
 from muonbook.measure.workload import Workload
 
@@ -62,12 +62,14 @@ def test_a_race_ends_with_equal_parameters_and_says_what_was_recorded() -> None:
     assert 0 < cost["share_of_step"] < 1
 
 
-def test_a_muted_ledger_forgets_and_then_remembers_again() -> None:
-    ledger = Ledger()
-    for silent in (True, False):
-        with schedule_race.muted(ledger, silent):
-            ledger.record("all_gather", "dp", 2, 8, "something")
-    ledger.record("all_gather", "dp", 2, 8, "something")
+def test_a_ledger_whose_listener_is_told_instead_forgets_and_then_remembers_again() -> None:
+    ledger, told = Ledger(), list[Any]()
+    entry = ("all_gather", "dp", 2, 8, "something")
+    with tracing.told_instead(ledger, lambda *entry: told.append(entry)):
+        ledger.record(*entry)
+    assert (ledger.total().calls, told) == (0, [entry])
+    for _ in range(2):
+        ledger.record(*entry)
     assert ledger.total().calls == 2
 
 

@@ -8,7 +8,7 @@ from trace_cases import event, gloo, merged
 
 from muonbook.ch14.figure_timeline import KINDS, describe_timeline, draw_timeline
 from muonbook.figures import style
-from muonbook.measure.hooks import INNER, OUTER, TITLES
+from muonbook.measure.hooks import MOVES
 from muonbook.measure.trace import parse
 
 LEFT, PANEL = style.MARGIN + 62.0, style.WIDTH - 2 * style.MARGIN - 62.0
@@ -62,7 +62,7 @@ def test_no_colour_of_a_move_is_a_ranks() -> None:
 def test_every_move_is_of_one_kind() -> None:
     names = [name for _, moves in KINDS.values() for name in moves]
     assert len(names) == len(set(names))
-    assert {TITLES.get(name, name) for name in (*OUTER, *INNER)} <= set(names)
+    assert set(MOVES) <= set(names)
 
 
 def test_panels_on_one_scale() -> None:

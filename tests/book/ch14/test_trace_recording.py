@@ -17,7 +17,7 @@ from distmuon import launch
 from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch14 import tracing
-from muonbook.ch14.trace_trim import mark, trim
+from muonbook.ch14.tracing import mark, trim
 from muonbook.measure import trace
 from muonbook.measure.hooks import INNER
 from muonbook.measure.trace_report import clocks_disagree, meetings
@@ -63,7 +63,7 @@ def test_every_move_is_a_range_on_the_main_thread(recorded: Any) -> None:
     for rank in trace.parse(merged):
         calls = Counter(activity.name for activity in rank.ranges)
         assert {calls[move] for move in MOVES} == {trace_workers.STEPS * len(layout.buckets)}
-        assert calls["forward_backward"] == calls["norms"] == calls["adamw"] == calls["agreed"] == trace_workers.STEPS
+        assert calls["forward_backward"] == calls["norms"] == calls["adamw"] == trace_workers.STEPS
         assert (calls["wait"] > 0) == (schedule != "synchronous")
         assert {activity.lane for activity in rank.ranges} == {"main"}
         assert calls["step 0"] == calls["step 1"] == 1
@@ -80,9 +80,9 @@ def test_the_merged_file_is_sorted_small_and_the_same_every_time(recorded: Any, 
     assert events[0]["ts"] == 0
     assert {e["cat"] for e in events} == {"cpu_op", "user_annotation"}
     again = tracing.merge([mine for mine, _, _ in reversed(found)])
-    tracing.save(merged, tmp_path / "new" / "a.json.gz")
-    tracing.save(again, tmp_path / "b.json.gz")
-    tracing.save(merged, tmp_path / "c.json")
+    trace.save(merged, tmp_path / "new" / "a.json.gz")
+    trace.save(again, tmp_path / "b.json.gz")
+    trace.save(merged, tmp_path / "c.json")
     assert (tmp_path / "new" / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
     assert gzip.decompress((tmp_path / "b.json.gz").read_bytes()) == (tmp_path / "c.json").read_bytes()
     assert len(trace.read(tmp_path / "b.json.gz")) == len(found)

@@ -5,12 +5,11 @@ from typing import Any
 from distmuon.launch import World
 from distmuon.optim.routing import split_parameters
 from distmuon.optim.schedules import SCHEDULES
-from distmuon.sharding.collectives import PendingWork
+from distmuon.sharding import hooks
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.tensor_parallel import load_slices
 from muonbook.ch14 import tracing
-from muonbook.measure.baselines import Trainer
+from muonbook.measure.baselines import Trainer, sliced_model
 from muonbook.measure.workload import Workload, batches, pixels
 
 TINY = Workload(width=32, heads=4, layers=1, context=16, sequences=4, bucket_size=5_003)
@@ -20,23 +19,17 @@ STEPS = 2
 def record(world: World, schedule: str) -> tuple[dict[str, Any], Ledger, list[str]]:
     """Return this rank's trace of two steps, what the ledger counted meanwhile, and what recording left behind."""
     grid = Grid.of(world)
-    model = TINY.model(grid.tp)
-    load_slices(model, TINY.weights(), grid.tp)
+    model, corpus = sliced_model(TINY, grid), pixels(grid, TINY.context)
     optimizer = SCHEDULES[schedule](split_parameters(model), grid, bucket_size=TINY.bucket_size)
-    trainer, corpus = Trainer(model, [optimizer]), pixels(grid, TINY.context)
+    trainer = Trainer(model, [optimizer])
     data = batches(TINY, corpus, grid.dp.size, grid.dp.rank)
-
-    def step() -> None:
-        trainer.forward_backward(*next(data))
-        trainer.update()
-
-    step()
+    trainer.step(next(data))
     objects = (optimizer, optimizer.strategy, trainer, grid.ledger)
-    before, wait = [set(vars(each)) for each in objects], PendingWork.wait
+    before = [set(vars(each)) for each in objects]
     grid.ledger.clear()
-    trace = tracing.record(world, step, STEPS, optimizer, trainer, also={"check_and_clip": "agreed"})
+    trace = tracing.record(world, lambda: trainer.step(next(data)), STEPS, grid)
     left = [name for each, names in zip(objects, before, strict=True) for name in set(vars(each)) - names]
-    return trace, grid.ledger, left + ["PendingWork.wait"] * (PendingWork.wait is not wait)
+    return trace, grid.ledger, left + ["a hook"] * len(hooks._hooks)
 
 
 def record_alone(world: World) -> dict[str, Any]:
