@@ -67,14 +67,13 @@ def recorded_lines(recorded: Found) -> list[str]:
     return [*lines, f"{naive:5.0%}{ahead:11.0%}  hidden under computation"]
 
 
-def wire_lines(synchronous: Sequence[RankTrace]) -> list[str]:
-    """Return how long a synchronous step's collectives are, over its Newton–Schulz: all, and those of the waves."""
+def sending_lines(synchronous: Sequence[RankTrace]) -> list[str]:
+    """Return how long a synchronous step's collectives are, over its Newton–Schulz: all, and the bucket groups'."""
     working = sum(range_times(rank)["newton_schulz"].host for rank in synchronous)
     lines = []
     for what, labels in (("all collectives", ("",)), ("those that a schedule can move", ("momentum", "parameters"))):
         sending = sum(
-            length(c.when.interval for c in rank.collectives if c.label.startswith(labels))
-            for rank in synchronous
+            length(c.when.interval for c in rank.collectives if c.label.startswith(labels)) for rank in synchronous
         )
         lines.append(f"{MS * sending / working:4.1f}  {what}")
     return lines

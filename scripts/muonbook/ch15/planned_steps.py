@@ -4,12 +4,12 @@
     activations             4 all-reduces over TP per layer and 2 for embedding and head, sequence by sequence
     gradients               reduce-scatter over DP, bucket by bucket
     momentum                all-gather over DP, bucket by bucket
-    waves                   TP gathers and Newton–Schulz of a bucket's slowest rank, for which all others wait
+    orthogonalizing         TP gathers and Newton–Schulz of a bucket's slowest rank, for which all others wait
     parameters              all-gather over DP, bucket by bucket
     summary                 one small all-reduce of everybody, down and up a tree
 
 One after the other: nothing overlaps, as in this book's optimizer. Elementwise arithmetic is left out. Without momentum
-and waves it is the step of ZeRO-1 AdamW on the same grid.
+and orthogonalizing it is the step of ZeRO-1 AdamW on the same grid.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class Messages(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Seconds of one step of Muon, part by part; `tp_gather` is a part of `waves`."""
+    """Seconds of one step of Muon, part by part; `tp_gather` is a part of `orthogonalizing`."""
 
     computation: float
     activations: float
     gradients: float
     momentum: float
-    waves: float
+    orthogonalizing: float
     tp_gather: float
     parameters: float
     summary: float
 
     @property
     def muon(self) -> float:
-        return self.adamw + self.momentum + self.waves
+        return self.adamw + self.momentum + self.orthogonalizing
 
     @property
     def adamw(self) -> float:
@@ -78,12 +78,12 @@ class Step(NamedTuple):
 
     @property
     def newton_schulz(self) -> float:
-        return self.waves - self.tp_gather
+        return self.orthogonalizing - self.tp_gather
 
     @property
     def extra(self) -> float:
         """What Muon adds to the step of ZeRO-1 AdamW, over forward and backward."""
-        return (self.momentum + self.waves) / (self.computation + self.activations)
+        return (self.momentum + self.orthogonalizing) / (self.computation + self.activations)
 
     @property
     def optimizer(self) -> float:
@@ -95,15 +95,15 @@ class Step(NamedTuple):
 class TimedWorld:
     """A planned world, reduced to what its seconds need: time it on any fabric, for any batch.
 
-    parts: gradients, momentum, parameters, summary. waves: as in `PlannedWorld`. fits: Muon's state and transient bytes
-    fit a device; adamw_fits: AdamW's state does. Activations are not counted in either.
+    parts: gradients, momentum, parameters, summary. bucket_groups: as in `PlannedWorld`. fits: Muon's state and
+    transient bytes fit a device; adamw_fits: AdamW's state does. Activations are not counted in either.
     """
 
     shape: Shape
     dp: int
     tp: int
     parts: dict[str, Messages]
-    waves: Counter[tuple[Load, ...]]
+    bucket_groups: Counter[tuple[Load, ...]]
     fits: bool
     adamw_fits: bool
     known: dict[Fabric, dict[str, float]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class TimedWorld:
         parts["summary"] = _messages(ledger, STATISTICS_LABEL, "world", sizes, "tree")
         fits = world.state_bytes + world.transient_bytes <= MEMORY_BYTES
         adamw_fits = world.adamw_state_bytes <= MEMORY_BYTES
-        return cls(world.shape, world.dp, world.tp, parts, world.waves, fits, adamw_fits)
+        return cls(world.shape, world.dp, world.tp, parts, world.bucket_groups, fits, adamw_fits)
 
     def admits(self, tokens: int) -> bool:
         """Say whether every DP rank gets at least one whole sequence of a batch of `tokens`."""
@@ -136,12 +136,12 @@ class TimedWorld:
         found = {name: messages.seconds(links) for name, messages in self.parts.items()}
         found["sequence"] = self._activations().seconds(links)
         alpha, rate = hops("all_gather", self.tp) * links["tp"].alpha_seconds, links["tp"].bytes_per_second
-        found |= {"waves": 0.0, "tp_gather": 0.0}
-        for loads, times in self.waves.items():
+        found |= {"orthogonalizing": 0.0, "tp_gather": 0.0}
+        for loads, times in self.bucket_groups.items():
             gathers = [load.calls * alpha + load.sent_bytes / rate for load in loads]
             ends = [g + load.flops / fabric.flops_per_second for g, load in zip(gathers, loads, strict=True)]
             found["tp_gather"] += times * max(gathers)
-            found["waves"] += times * max(ends)
+            found["orthogonalizing"] += times * max(ends)
         return found
 
     def _activations(self) -> Messages:

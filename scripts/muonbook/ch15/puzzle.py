@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from muonbook.ch15.cost_model import Collective, LinkCost, collective_seconds, collectives_of, step_seconds
-from muonbook.puzzles import CaseReport, Puzzle, require
+from muonbook.puzzles import CaseReport, Puzzle, require, unless
 
 if TYPE_CHECKING:
     from distmuon.sharding.grid import Grid
@@ -65,19 +65,20 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
         known = isinstance(choice, tuple) and choice in grids
         require(known, f"choose_grid returned {choice!r}, and one of {', '.join(map(str, grids))} is wanted.")
 
-        split = wrong = dear = ""
         shapes = list(grids)
         choices = [shapes[i] for i in grid.world.all_gather(torch.tensor([shapes.index(choice)]), "choices").tolist()]
+        chosen, alike = ", ".join(map(str, choices)), len(set(choices)) == 1
         took = {shape: step_seconds(0.0, rows, wires) for shape, rows in grids.items()}
         times = took[choice] / min(took.values())
-        if len(set(choices)) > 1:
-            chosen = ", ".join(map(str, choices))
-            split = f"for cluster {number} the ranks chose {chosen}; all must choose the same."
-        elif times > 1:
-            wrong = f"on cluster {number} your grid {choice} communicates {times:.1f} times as long as the best."
-        if count > PROBES:
-            dear = f"over budget: {count} probes of cluster {number}, and {PROBES} are enough."
-        yield CaseReport([split, wrong, dear], (choice, count))
+        complaints = [
+            unless(alike, f"for cluster {number} the ranks chose {chosen}; all must choose the same."),
+            unless(
+                times == 1 or not alike,
+                f"on cluster {number} your grid {choice} communicates {times:.1f} times as long as the best.",
+            ),
+            unless(count <= PROBES, f"over budget: {count} probes of cluster {number}, and {PROBES} are enough."),
+        ]
+        yield CaseReport(complaints, (choice, count))
 
 
 def praise(facts: list[list[tuple[tuple[int, int], int]]]) -> str:
@@ -88,7 +89,6 @@ def praise(facts: list[list[tuple[tuple[int, int], int]]]) -> str:
 
 
 PUZZLE = Puzzle(
-    name="choose the grid",
     function="choose_grid",
     trial=trial,
     praise=praise,

@@ -116,7 +116,7 @@ def skew_lines(found: Found) -> list[str]:
 
 
 def quickest_grids(found: Found) -> dict[str, str]:
-    """Return for each contender the grid on which its median step was shortest: "4 x 2"."""
+    """Return for each variant the grid on which its median step was shortest: "4 x 2"."""
     rows = {f"{row['dp']} x {row['tp']}": row for row in found["skew"]}
     return {name: min(rows, key=lambda grid: rows[grid][name]["seconds"]["median"]) for name in SKEW}
 

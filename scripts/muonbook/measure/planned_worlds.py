@@ -91,7 +91,7 @@ class PlannedWorld:
         return Load(int(gathered), sent, flops(whole))
 
     @cached_property
-    def waves(self) -> Counter[tuple[Load, ...]]:
+    def bucket_groups(self) -> Counter[tuple[Load, ...]]:
         """Buckets by their busiest ranks. A bucket's parameters are gathered when its slowest rank is ready, so only
         those ranks matter of which no other does as much in every respect. Equal buckets are counted together."""
         found: Counter[tuple[Load, ...]] = Counter()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from distmuon import launch
-from muonbook.measure.turns import shuffled as shuffled  # until chapters 4, 14 and 15 ask turns themselves
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "book" / "results"

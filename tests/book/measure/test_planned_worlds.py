@@ -104,7 +104,7 @@ def test_every_rank_of_a_planned_world_is_counted(world: PlannedWorld) -> None:
     assert list(most) == [max(column) for column in zip(*per_rank, strict=True)]
 
 
-def test_waves_hold_the_slowest_rank_of_every_bucket(world: PlannedWorld) -> None:
+def test_bucket_groups_hold_the_slowest_rank_of_every_bucket(world: PlannedWorld) -> None:
     everybody = list(zip(*(loads(world, rank) for rank in range(world.dp)), strict=True))  # by bucket
     for price in (Load(1, 0, 0), Load(0, 1, 0), Load(0, 0, 1), Load(10**9, 10, 1), Load(1, 10**5, 1)):
 
@@ -112,7 +112,7 @@ def test_waves_hold_the_slowest_rank_of_every_bucket(world: PlannedWorld) -> Non
             return sum(a * b for a, b in zip(load, price, strict=True))
 
         exhaustive = sum(max(map(cost, bucket)) for bucket in everybody)
-        assert sum(times * max(map(cost, kept)) for kept, times in world.waves.items()) == exhaustive
+        assert sum(times * max(map(cost, kept)) for kept, times in world.bucket_groups.items()) == exhaustive
 
 
 def test_transient_bytes_are_those_of_the_worst_rank(world: PlannedWorld) -> None:
@@ -224,7 +224,7 @@ def test_a_step_takes_what_the_cost_model_says(name: str) -> None:
         took.append(small + step_seconds(0.0, [row for row in rows if row.group != "world"], wires))
     assert step.communication == pytest.approx(max(took))
     assert step.muon > step.adamw > step.computation > 0
-    assert step.adamw + step.momentum + step.waves == step.muon
+    assert step.adamw + step.momentum + step.orthogonalizing == step.muon
 
 
 def test_muon_of_no_matrices_would_be_adamw() -> None:
