@@ -4,146 +4,10 @@ python scripts/01_why_orthogonalize.py
 python scripts/01_why_orthogonalize.py --seeds 5 --step 30 --save out/one_step.npz
 """
 
-from pathlib import Path
-
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch01 import puzzle as steepest_step
-
-LAYER = "layers.1.weight"  # [128, 256], in the middle of the network
-WIDTHS, BATCH, RATE, MOMENTUM = (64, 256, 128, 128, 10), 256, 0.02, 0.95
-WATCHED = (0, 20, 100, 200)  # steps before which the spectra are taken
-LENGTHS = tuple(0.025 * 2 ** (n / 2) for n in range(15))  # of the one step, as spectral norms: 0.025 to 3.2
-
-# torch is imported inside the functions: a wrong argument is answered at once.
-
-
-def train(model, optimizer, data, seed, steps):
-    """Train; yield (step, rows of its batch, loss) when the gradients of a step are there and it is not yet taken."""
-    from torch.nn import functional as F
-
-    from distmuon.models.digits import batch_rows
-
-    for step in range(steps):
-        rows = batch_rows(step, BATCH, len(data.labels), seed)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(data.images[rows]), data.labels[rows])
-        loss.backward()
-        yield step, rows, loss.item()
-        optimizer.step()
-
-
-def skew(matrix):
-    """Return what the 5 loudest directions of a matrix [A, B] have, and how many are effectively in use.
-
-    Each direction has the share s_i^2 / (s_1^2 + s_2^2 + ...) of the squared norm. The second number is
-    e to the power of the shares' entropy: exactly k where k directions share equally.
-    """
-    import torch
-
-    squares = torch.linalg.svdvals(matrix).square()
-    shares = squares / squares.sum()
-    return shares[:5].sum().item(), torch.special.entr(shares).sum().exp().item()
-
-
-def losses_after(model, weight, direction, parts):
-    """Return the loss on each part (a row) after a step of each length (a column).
-
-    W <- W - length * direction: only this one weight moves, and it is put back.
-    """
-    import torch
-    from torch.nn import functional as F
-
-    home, columns = weight.detach().clone(), []
-    with torch.no_grad():
-        for length in LENGTHS:
-            weight.copy_(home - length * direction)
-            losses = [F.cross_entropy(model(part.images), part.labels) for part in parts]
-            columns.append([loss.item() for loss in losses])
-        weight.copy_(home)
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def one_step(model, weight, matrix, parts):
-    """Return `losses_after` along `matrix` as it is, and along its polar factor."""
-    import torch
-
-    from distmuon.optim.newton_schulz import polar_factor
-
-    raw = matrix / torch.linalg.matrix_norm(matrix, ord=2)  # spectral norm 1
-    return [losses_after(model, weight, direction, parts) for direction in (raw, polar_factor(matrix))]
-
-
-def run_seed(seed, at, watched):
-    """Train until the last watched step or step `at`; return what was seen on the way."""
-    import torch
-
-    from distmuon.models.digits import Split, digits
-    from distmuon.models.networks import MLP, initial_weights
-    from distmuon.sharding.grid import Grid
-
-    data, held_out = digits(Grid.alone(), seed)
-    model = MLP(WIDTHS).double()  # float64: the numbers are the same on every processor
-    model.load_state_dict(initial_weights(model, seed))
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-    weight = model.get_parameter(LAYER)
-    skews, matrices, before, after = {}, {}, [], {}
-    for step, rows, loss in train(model, optimizer, data, seed, max(at, *watched) + 1):
-        assert weight.grad is not None
-        gradient = weight.grad.clone()
-        momentum = gradient + MOMENTUM * optimizer.state[weight].get("momentum_buffer", 0.0)
-        now = {"gradient": gradient, "momentum": momentum, "weight": weight.detach().clone()}
-        if step in watched:
-            skews[step] = [loss, *(number for matrix in now.values() for number in skew(matrix))]
-        if step == at:
-            matrices, parts = now, (Split(data.images[rows], data.labels[rows]), held_out)
-            before = [row[0] for row in losses_after(model, weight, 0 * momentum, parts)]
-            after = {name: one_step(model, weight, now[name], parts) for name in ("gradient", "momentum")}
-    return {"skew": skews, "matrices": matrices, "before": before, "after": after}
-
-
-def work(world, seeds, at):
-    """Run every seed, one after the other, in this one process."""
-    return [run_seed(seed, at, WATCHED if seed == 0 else (0,)) for seed in range(seeds)]
-
-
-def skew_table(run):
-    """Return lines: how skewed the layer's matrices are at the watched steps."""
-    yield f"{LAYER} has 128 directions: the share of the loudest five,"
-    yield "and how many are effectively in use"
-    yield "  step    loss       gradient        momentum          weight"
-    for step, (loss, *numbers) in run["skew"].items():
-        pairs = zip(numbers[::2], numbers[1::2], strict=True)
-        yield f"{step:6}{loss:8.3f}" + "".join(f"{share:9.0%}{rank:7.1f}" for share, rank in pairs)
-
-
-def step_table(runs, at):
-    """Return lines: the lowest loss that one step reaches, along each matrix and along its polar factor."""
-    yield f"One step of this layer alone, after {at} steps of training:"
-    yield f"the lowest loss that any of {len(LENGTHS)} lengths reaches"
-    yield "                 |    on its own batch     |   on held-out digits"
-    yield "  seed  along    |  start    raw    polar  |  start    raw    polar"
-    comparisons = []
-    for seed, run in enumerate(runs):
-        for name, after in run["after"].items():
-            line = f"{seed:6}  {name} "
-            for part, start in enumerate(run["before"]):
-                raw, polar = (min(losses[part]) for losses in after)
-                line += f"|{start:7.3f}{raw:8.3f}{polar:8.3f}  "
-                comparisons.append(polar < raw)
-            yield line.rstrip()
-    yield f"Along the polar factor it is lower in {sum(comparisons)} of {len(comparisons)} comparisons."
-
-
-def save(path, runs):
-    """Write the first seed's matrices and losses as a .npz file, for pictures."""
-    import numpy as np
-
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    first = runs[0]
-    arrays = {name: matrix.numpy() for name, matrix in first["matrices"].items()}
-    arrays |= {f"after_{name}": np.array(losses) for name, losses in first["after"].items()}
-    np.savez(path, lengths=LENGTHS, before=first["before"], **arrays)
+from muonbook.report import run_job
 
 
 def parse():
@@ -165,11 +29,8 @@ def main():
     if arguments.save is not None and not arguments.save.endswith(".npz"):
         raise launch.UsageError(f"--save {arguments.save}: arrays are saved as .npz; choose such a name.")
     launch.check_writable("--save", arguments.save)
-    runs = launch.run(work, (arguments.seeds, arguments.step))[0]
-    print("\n".join([*skew_table(runs[0]), "", *step_table(runs, arguments.step)]))
-    if arguments.save is not None:
-        save(arguments.save, runs)
-    return 0
+    given = arguments.seeds, arguments.step
+    return run_job(arguments, "muonbook.ch01.one_step:work", given, arguments.step, arguments.save)
 
 
 if __name__ == "__main__":

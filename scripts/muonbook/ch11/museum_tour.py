@@ -67,9 +67,9 @@ PLAIN_STEP = Scenario(steps=1, lr=1.0, weight_decay=0.0)  # the update itself is
 
 
 class Visit(NamedTuple):
-    """What one rank sees: whole parameters, how bytes differ from the prediction, and the error, if it came to one."""
+    """What one rank sees: whole parameters (none after an error), bytes that differ from the prediction, the error."""
 
-    parameters: dict[str, Tensor] | None
+    parameters: dict[str, Tensor]
     bytes: list[str]
     error: str
 
@@ -160,7 +160,7 @@ def take(name: str | None, label: str, grid: Grid) -> Visit:
     try:
         parameters, ledger = on_grid(name, scenario, grid)
     except (IndexError, RuntimeError) as error:
-        return Visit(None, [], f"{type(error).__name__}: {error}")
+        return Visit({}, [], f"{type(error).__name__}: {error}")
     return Visit(parameters, ledger.differences(predicted(scenario, grid)), "")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,9 @@ from torch import Tensor, nn
 
 from distmuon.models.digits import Split
 from distmuon.optim.newton_schulz import polar_factor, singular_values
-from muonbook.ch01 import figure_circle
+from muonbook.ch01 import figure_circle, one_step
 
-chapter = import_module("01_why_orthogonalize")
-WORKER = str(Path(chapter.__file__ or "").resolve())
+WORKER = str(worlds.ROOT / "scripts" / "01_why_orthogonalize.py")
 
 
 def rank_two() -> Tensor:
@@ -35,13 +33,13 @@ def rank_two() -> Tensor:
 @pytest.mark.parametrize("k", [1, 5, 8])
 def test_k_equal_directions_count_as_k(k: int) -> None:
     orthogonal = polar_factor(gaussian(12, 8, dtype=torch.float64))
-    share, used = chapter.skew(3.0 * orthogonal[:, :k] @ polar_factor(gaussian(k, 10, dtype=torch.float64)))
+    share, used = one_step.skew(3.0 * orthogonal[:, :k] @ polar_factor(gaussian(k, 10, dtype=torch.float64)))
     assert used == pytest.approx(k, abs=1e-6)
     assert share == pytest.approx(min(1.0, 5 / k))
 
 
 def test_directions_in_use_are_counted_by_their_shares_of_the_squares() -> None:
-    _, used = chapter.skew(torch.diag(torch.tensor([2.0, 1.0], dtype=torch.float64)))
+    _, used = one_step.skew(torch.diag(torch.tensor([2.0, 1.0], dtype=torch.float64)))
     assert used == pytest.approx(math.exp(-0.8 * math.log(0.8) - 0.2 * math.log(0.2)))
 
 
@@ -57,33 +55,33 @@ def test_one_step_compares_equal_spectral_norms_and_puts_the_weight_back(monkeyp
     before = model.weight.detach().clone()
     data = Split(gaussian(5, 9, dtype=torch.float64), torch.arange(5))
     directions: list[Tensor] = []
-    measure = chapter.losses_after
+    measure = one_step.losses_after
 
     def spy(model: nn.Module, weight: Tensor, direction: Tensor, parts: tuple[Split, ...]) -> list[list[float]]:
         directions.append(direction)
         return measure(model, weight, direction, parts)
 
-    monkeypatch.setattr(chapter, "losses_after", spy)
-    raw, polar = chapter.one_step(model, model.weight, rank_two(), (data, data))
+    monkeypatch.setattr(one_step, "losses_after", spy)
+    raw, polar = one_step.one_step(model, model.weight, rank_two(), (data, data))
     assert [singular_values(direction)[0].item() for direction in directions] == pytest.approx([1.0, 1.0])
     assert torch.equal(model.weight, before)
     for losses in (raw, polar):
-        assert len(losses[0]) == len(chapter.LENGTHS)
+        assert len(losses[0]) == len(one_step.LENGTHS)
         assert losses[0] == losses[1]
 
     with torch.no_grad():
-        model.weight -= chapter.LENGTHS[4] * directions[1]
+        model.weight -= one_step.LENGTHS[4] * directions[1]
     assert polar[0][4] == nn.functional.cross_entropy(model(data.images), data.labels).item()
 
 
 def test_the_gradients_are_those_of_the_step_that_follows() -> None:
-    run = chapter.run_seed(0, 1, (0, 1))
+    run = one_step.run_seed(0, 1, (0, 1))
     assert list(run["skew"]) == [0, 1]
-    first = chapter.run_seed(0, 0, (0,))["matrices"]
+    first = one_step.run_seed(0, 0, (0,))["matrices"]
     assert torch.equal(first["momentum"], first["gradient"]), "there is no past yet"
-    momentum = chapter.MOMENTUM * first["gradient"] + run["matrices"]["gradient"]
+    momentum = one_step.MOMENTUM * first["gradient"] + run["matrices"]["gradient"]
     assert distance(run["matrices"]["momentum"], momentum) < 1e-14
-    assert distance(run["matrices"]["weight"], first["weight"] - chapter.RATE * first["gradient"]) < 1e-14
+    assert distance(run["matrices"]["weight"], first["weight"] - one_step.RATE * first["gradient"]) < 1e-14
 
 
 # ---- The worker -------------------------------------------------------------------------------------------
@@ -98,7 +96,7 @@ def test_the_worker_prints_its_tables_and_saves_what_it_measured(tmp_path: Path)
     assert output.endswith("comparisons.\n")
     saved = np.load(path)
     assert saved["gradient"].shape == saved["momentum"].shape == saved["weight"].shape == (128, 256)
-    assert saved["after_gradient"].shape == (2, 2, len(chapter.LENGTHS))
+    assert saved["after_gradient"].shape == (2, 2, len(one_step.LENGTHS))
     assert f"{saved['after_gradient'][1, 1].min():.3f}" in output
 
 
