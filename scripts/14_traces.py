@@ -13,7 +13,6 @@ from distmuon import launch
 from distmuon.launch import hosts
 from muonbook.ch14 import puzzle as look_ahead
 from muonbook.measure import results, trace
-from muonbook.measure.hooks import MOVES
 from muonbook.measure.workload import SHAPES, TIMED
 from muonbook.puzzles import add_arguments, handle
 
@@ -37,7 +36,7 @@ def report_step(merged, ledgers):
         told = [(e.group, e.label, t.payload_bytes // t.calls) for e, t in ledger for _ in range(t.calls)]
         agreed.append(sorted(traced, key=str) == sorted(told, key=str))
     named = sorted(ranks[0].ranges, key=lambda activity: activity.start)
-    in_order = list(dict.fromkeys(activity.name for activity in named if activity.name in MOVES))
+    in_order = list(dict.fromkeys(activity.name for activity in named if activity.name in trace.MOVES))
     print("\nNamed ranges of the optimizer, as rank 0 first came to them:")
     print(f"  {' -> '.join(in_order[:6])}\n  -> {' -> '.join(in_order[6:])}")
     print(f"\nTrace = ledger, labels and bytes included: {all(agreed)}")

@@ -26,7 +26,7 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "race_fashion": (RACE, "--task", "fashion", "--if-here"),
     "race_mnist": (RACE, "--task", "mnist", "--if-here"),
     "step_times": (RACE, "--times"),
-    "sights": (RACE, "--sights"),
+    "sights": (RACE, "--ablations"),
     "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist", "--if-here"),
     "learning": (RACE, "--summary"),
 }

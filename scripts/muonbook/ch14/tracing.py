@@ -34,9 +34,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.measure.hooks import named_moves
 from muonbook.measure.profiled import hush
-from muonbook.measure.trace import GPU_WORK, STEP, Event, computing
+from muonbook.measure.trace import GPU_WORK, STEP, Event, computing, named_moves
 
 MARK = "ledger "  # how the names of marks begin
 ABOUT = (

@@ -18,17 +18,22 @@ import json
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from distmuon.launch.arguments import UsageError
+from distmuon.sharding.hooks import around_moves
 
 Event = dict[str, Any]
 STEP = "step "  # how the names of a recorded step's range begins
 GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 COLLECTIVE = ("c10d::", "_c10d_functional::", "record_param_comms", "gloo:", "nccl:")  # how names of calls begin
+INNER = ("dp_gather", "tp_gather", "newton_schulz", "tp_shard", "dp_shard")  # moves of a strategy
+MOVES = ("reduce_scatter", "norms", "adamw", "momentum", *INNER, "apply", "all_gather")  # in the order of a step
+TITLES = {"check_and_clip": "norms", "step_adamw": "adamw"}  # what a range is called, where not as the method
 ENGINE = "autograd::engine"  # the engine at a node: hooks, and with them waiting, run in it as well
 
 
@@ -94,6 +99,11 @@ class RankTrace:
         """DP rank and TP rank, where the title tells: "rank 3 (dp 1, tp 1)"."""
         told = re.search(r"dp (\d+), tp (\d+)", self.title)
         return (int(told[1]), int(told[2])) if told else None
+
+
+def named_moves(hook: Callable[[str], AbstractContextManager[Any]]) -> AbstractContextManager[None]:
+    """Enter `hook(name)` around every move that optimizers of ours make in this process, by the names of `MOVES`."""
+    return around_moves(lambda method: hook(TITLES.get(method, method)))
 
 
 def load(path: str | Path) -> dict[str, Any]:

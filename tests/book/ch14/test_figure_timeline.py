@@ -8,8 +8,7 @@ from trace_cases import event, gloo, merged
 
 from muonbook.ch14.figure_timeline import KINDS, describe_timeline, draw_timeline
 from muonbook.figures import style
-from muonbook.measure.hooks import MOVES
-from muonbook.measure.trace import parse
+from muonbook.measure.trace import MOVES, parse
 
 LEFT, PANEL = style.MARGIN + 62.0, style.WIDTH - 2 * style.MARGIN - 62.0
 

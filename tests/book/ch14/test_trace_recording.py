@@ -19,10 +19,9 @@ from distmuon.sharding.ledger import Ledger
 from muonbook.ch14 import tracing
 from muonbook.ch14.tracing import mark, trim
 from muonbook.measure import trace
-from muonbook.measure.hooks import INNER
 from muonbook.measure.trace_report import clocks_disagree, meetings
 
-MOVES = [*INNER, "reduce_scatter", "momentum", "apply", "all_gather"]
+MOVES = [*trace.INNER, "reduce_scatter", "momentum", "apply", "all_gather"]
 CASES = [("synchronous", 2, 2), ("naive", 2, 1), ("pipelined", 2, 1)]
 
 
