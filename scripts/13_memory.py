@@ -5,41 +5,15 @@ python scripts/13_memory.py --dp 2 --tp 4 --shape odd --json out/13.json
 python scripts/13_memory.py --measure --json book/results/memory.json
 """
 
+import os
 from dataclasses import replace
 
 from distmuon import launch
-from distmuon.models.recipe import DTYPES
+from distmuon.models.recipe import DTYPES, add_arguments
+from muonbook import puzzles
 from muonbook.ch13 import puzzle as step_in_waves
-from muonbook.ch13.memory_study import admitted, measure, numbers_compared, row_of, weigh_all
 from muonbook.measure.workload import SHAPES
-from muonbook.puzzles import add_arguments, handle
-
-# ---- One grid ---------------------------------------------------------------------------------------------
-
-
-def report(names, ranks, workload, dp, tp):
-    """Print what rank 0 keeps, per kind and contender; return the rows, and whether all was as predicted."""
-    from distmuon.verify.model_states import STATE
-    from muonbook.measure.baselines import CONTENDERS
-
-    rows = [row_of(name, [rank[number] for rank in ranks]) for number, name in enumerate(names)]
-    print(f"Bytes that rank 0 of {dp} DP x {tp} TP keeps, {workload.dtype}\n")
-    print(f"{'':<23}{'parameters':>11}{'gradients':>11}{'masters':>10}{'state':>11}{'all':>12}")
-    for row in rows:
-        state = sum(row["kept"][kind] for kind in STATE)
-        columns = [row["kept"][kind] for kind in ("parameters", "gradients", "masters")]
-        parts = "".join(f"{value:>{w},}" for value, w in zip([*columns, state], (11, 11, 10, 11), strict=True))
-        print(f"{CONTENDERS[row['contender']].title:<23}{parts}{sum(row['kept'].values()):>12,}")
-    numbers = numbers_compared(ranks)
-    well = numbers["equal"] == numbers["compared"]
-    print(f"\nEvery rank, contender and kind, counted = predicted to the byte: {well}")
-    print(f"({numbers['compared']} numbers, {numbers['nonzero']} of them not 0).")
-    held = all(row["under_bound"] is not False for row in rows)
-    print(f"Every update whose worst moment has a predicted bound stayed under it: {held}.")
-    return rows, well and held
-
-
-# ---- The command ------------------------------------------------------------------------------------------
+from muonbook.report import check_json, run_job
 
 
 def parse():
@@ -47,13 +21,11 @@ def parse():
     launch.add_arguments(parser, dp=4, tp=1)
     job = parser.add_argument_group("the job")
     job.add_argument("--shape", metavar=launch.choices(tuple(SHAPES)), default="even", help="(default: even)")
-    job.add_argument(
-        "--dtype", metavar=launch.choices(DTYPES), default="float32", help="of the model (default: float32)"
-    )
+    add_arguments(job, "dtype")
     job.add_argument("--measure", action="store_true", help="take all measurements of the chapter, on grids of its own")
     job.add_argument("--quick", action="store_true", help="with --measure: a few, for a first impression")
     job.add_argument("--json", metavar="FILE", help="write what was found here")
-    add_arguments(parser)
+    puzzles.add_arguments(parser)
     return parser.parse_args()
 
 
@@ -66,33 +38,25 @@ def checked(arguments):
         raise launch.UsageError("--measure writes a file; add --json FILE.")
     if arguments.quick and not arguments.measure:
         raise launch.UsageError("--quick goes with --measure; add it, or leave --quick out.")
-    if launch.speaks():
-        launch.check_writable("--json", arguments.json)
+    check_json(arguments)
     workload = replace(SHAPES[arguments.shape], dtype=arguments.dtype)
     return workload.shared_by(max(arguments.dp, 1)).check(arguments.dp, arguments.tp)
 
 
 def main():
     arguments = parse()
-    if (code := handle(arguments, step_in_waves.PUZZLE)) is not None:
+    if (code := puzzles.handle(arguments, step_in_waves.PUZZLE)) is not None:
         return code
     workload = checked(arguments)
-    if arguments.measure:
-        from muonbook.measure import results
+    if not arguments.measure:
+        place = workload, arguments.dp, arguments.tp
+        return run_job(arguments, "muonbook.ch13.memory_study:weigh_admitted", (workload,), *place)
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch reads it when it is imported; or its profiler talks on stderr
+    from muonbook.ch13.memory_study import measure
+    from muonbook.measure import results
 
-        results.write(arguments.json, measure(arguments.quick))
-        return 0
-    names = admitted(workload, arguments.dp, arguments.tp)
-    jobs = [(name, workload, True) for name in names]
-    ranks = launch.run(weigh_all, (jobs,), **launch.options(arguments))[0]
-    if ranks is None:
-        return 0  # under torchrun, rank 0 alone goes on
-    rows, well = report(names, ranks, workload, arguments.dp, arguments.tp)
-    if arguments.json:
-        from muonbook.report import write_json
-
-        write_json(arguments.json, {"rows": rows})
-    return 0 if well else 1
+    results.write(arguments.json, measure(arguments.quick))
+    return 0
 
 
 if __name__ == "__main__":

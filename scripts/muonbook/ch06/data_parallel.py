@@ -1,4 +1,4 @@
-"""Data parallelism and its relatives on one model: what a rank keeps and sends, counted and predicted.
+"""Variants of data parallelism on one model: what a rank keeps and sends, counted and predicted.
 
 DDP and FSDP2 are torch's own, ZeRO-1 is ours. Kept are bytes of storages that really exist, found by walking
 parameters, gradients and the optimizer's state; sent are those of the collectives that torch's dispatcher saw, by the
@@ -7,74 +7,43 @@ ring formula. Predictions come from shapes alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from distmuon.launch import World
 from distmuon.models.networks import MLP
 from distmuon.models.recipe import Recipe
-from distmuon.optim.sharded_optimizer import Zero1AdamW
-from distmuon.sharding.buffers import specs_of
+from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import ITEM_BYTES, Layout, ParamSpec
+from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.sharding.ledger import ring_bytes
-from distmuon.verify import model_states
 from distmuon.verify.counter import CollectiveCounter
+from distmuon.verify.model_states import ModelStates, count, predict_replicas, predict_rows, predict_shards
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.training import build, initial_parameters, plan_run
-
-KINDS = tuple(kind for kind in model_states.KINDS if kind != "momentum")  # nothing here is Muon
+from muonbook.measure.baselines import Trainer, data_parallel, shard_by_rows
 
 
 class Cost(NamedTuple):
     """What one rank keeps between steps, bytes per kind, and the bytes it sends in one step over the DP group."""
 
-    kept: dict[str, int]
+    states: ModelStates
     sent: int
 
 
-# ---- What is kept -----------------------------------------------------------------------------------------
-
-
-def held(
-    parameters: Iterable[Tensor], gradients: Iterable[Tensor], masters: Iterable[Tensor], state: Mapping[Any, Any]
-) -> dict[str, int]:
-    """Return bytes per kind, counted by `holdings.count`. state: an AdamW's, {parameter: its tensors}."""
-    moments = model_states.by_kind(state.values())
-    tensors = {"parameters": parameters, "gradients": gradients, "masters": masters} | moments
-    return model_states.count({kind: tensors[kind] for kind in KINDS})
-
-
-def held_by_zero1(optimizer: Zero1AdamW) -> dict[str, int]:
-    """Count what a Zero1AdamW and its model keep; `.grad` too, should one be left."""
-    buffers = optimizer.buffers
-    assert optimizer.adamw is not None
-    loose = [p.grad for p in buffers.parameters if p.grad is not None]
-    return held(buffers.parameters, buffers.flat_gradients + loose, buffers.masters.values(), optimizer.adamw.state)
-
-
-def predict_held(layout: Layout, dp_rank: int) -> dict[str, int]:
-    """Return what `held_by_zero1` will count on a rank, from the map alone; in a map for D = 1 nothing is cut."""
-    return _adamws(model_states.predict_shards(layout, dp_rank))
-
-
-def _adamws(kept: Mapping[str, int]) -> dict[str, int]:
-    return {kind: kept[kind] for kind in KINDS}
-
-
-# ---- The ways: each returns (counted, predicted) ----------------------------------------------------------
+# ---- The variants: each returns (counted, predicted) ------------------------------------------------------
 
 
 def zero1(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
     """ZeRO-1 AdamW: gradients are reduced in float32, parameters gathered in the model's dtype."""
     model, optimizer = build(recipe, grid)
-    sent = _take_steps(recipe, grid, model, optimizer.step, optimizer.zero_grad)
     layout, rank = plan_run(recipe, grid.dp.size, 1)[0], grid.dp.rank
-    predicted = predict_step(layout, 1, rank).total(group="dp").sent_bytes
-    return Cost(held_by_zero1(optimizer), sent), Cost(predict_held(layout, rank), predicted)
+    sent = predict_step(layout, 1, rank).total(group="dp").sent_bytes
+    return _count(Trainer(model, [optimizer]), recipe, grid), Cost(predict_shards(layout, rank), sent)
 
 
 def plain(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
@@ -82,65 +51,43 @@ def plain(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
     model = _model(recipe, grid)
     optimizer = Zero1AdamW(model.named_parameters(), Grid.alone(str(grid.device)))
 
-    def step() -> None:
+    def average() -> None:
         for flat in optimizer.buffers.flat_gradients:
             grid.dp.all_reduce(flat, "gradients").div_(grid.dp.size)
-        optimizer.step()
 
-    sent = _take_steps(recipe, grid, model, step, optimizer.zero_grad)
-    layout = optimizer.buffers.layout
-    predicted = sum(ring_bytes("all_reduce", b.size * ITEM_BYTES[b.grad_dtype], grid.dp.size) for b in layout.buffers)
-    return Cost(held_by_zero1(optimizer), sent), Cost(predict_held(layout, 0), predicted)
+    layout = optimizer.buffers.layout  # a map for D = 1
+    sent = sum(ring_bytes("all_reduce", b.size * ITEM_BYTES[b.grad_dtype], grid.dp.size) for b in layout.buffers)
+    return _count(Trainer(model, [optimizer]), recipe, grid, average), Cost(predict_shards(layout, 0), sent)
 
 
 def ddp(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
     """torch's DistributedDataParallel and AdamW: everything whole, and everything in the model's dtype."""
     model = _model(recipe, grid)
-    specs = specs_of(list(model.named_parameters()))
-    parallel = nn.parallel.DistributedDataParallel(
-        model, process_group=grid.dp.process_group, gradient_as_bucket_view=True
-    )
-    optimizer = torch.optim.AdamW(model.parameters())
-    sent = _take_steps(recipe, grid, parallel, optimizer.step, optimizer.zero_grad)
-    kept = _adamws(model_states.predict_whole(specs))
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    found = Cost(held(model.parameters(), gradients, (), optimizer.state), sent)
-    return found, Cost(kept, ring_bytes("all_reduce", kept["gradients"], grid.dp.size))
+    trainer = Trainer(data_parallel(model, grid), [torch.optim.AdamW(model.parameters())])
+    states = predict_replicas(plan_run(recipe, grid.dp.size, 1)[0])
+    return _count(trainer, recipe, grid), Cost(states, ring_bytes("all_reduce", states["gradients"], grid.dp.size))
 
 
 def fsdp2(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
-    """torch's FSDP2, layer by layer: float32 shards that are cast to the model's dtype when they are gathered."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    """torch's FSDP2, layer by layer: float32 shards that are cast to the model's dtype when they are gathered.
 
-    assert grid.mesh is not None
-    model = _model(recipe, grid).float()
-    layers = [*model.layers, model.head]
-    specs = [specs_of(list(layer.named_parameters())) for layer in layers]
+    A layer is gathered twice, its gradients are reduced once.
+    """
+    model, size, item = _model(recipe, grid).float(), grid.dp.size, recipe.torch_dtype.itemsize
     policy = MixedPrecisionPolicy(param_dtype=recipe.torch_dtype, reduce_dtype=torch.float32)
-    for part in (*layers, model):
-        fully_shard(part, mesh=grid.mesh["dp"], mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters())
-    sent = _take_steps(recipe, grid, model, optimizer.step, optimizer.zero_grad)
-    weights = list(model.parameters())
-    gradients = [p.grad for p in weights if p.grad is not None]
-    wide = recipe.dtype == "float32"  # else the float32 shards are the masters of what is gathered
-    kept = held(weights if wide else (), gradients, () if wide else weights, optimizer.state)
-    return Cost(kept, sent), _predict_fsdp2(specs, recipe.torch_dtype.itemsize, wide, grid)
+    shard_by_rows([*model.layers, model.head, model], grid, mp_policy=policy)
+    counted = _count(Trainer(model, [torch.optim.AdamW(model.parameters())]), recipe, grid)
+    states = predict_rows(plan_run(replace(recipe, dtype="float32"), size, 1)[0], grid.dp.rank)
+    padded = size * states["parameters"] // 4  # elements
+    sent = 2 * ring_bytes("all_gather", padded * item, size) + ring_bytes("reduce_scatter", padded * 4, size)
+    costs = counted, Cost(states, sent)
+    if recipe.dtype != "float32":  # the float32 shards are the masters of what is gathered
+        for cost in costs:
+            cost.states.update(parameters=0, masters=cost.states["parameters"])
+    return costs
 
 
-def _predict_fsdp2(layers: Sequence[Sequence[ParamSpec]], item: int, wide: bool, grid: Grid) -> Cost:
-    """Rows are dealt out in equal runs, the last ones padded; a layer is gathered twice, its gradients reduced once."""
-    size, kept, sent = grid.dp.size, dict.fromkeys(KINDS, 0), 0
-    for specs in layers:
-        shards = _adamws(model_states.predict_rows(specs, size, grid.dp.rank))
-        kept = {kind: kept[kind] + shards[kind] for kind in KINDS}
-        padded = shards["parameters"] // 4
-        sent += 2 * ring_bytes("all_gather", size * padded * item, size)
-        sent += ring_bytes("reduce_scatter", size * padded * 4, size)
-    return Cost(kept if wide else kept | {"parameters": 0, "masters": kept["parameters"]}, sent)
-
-
-WAYS: dict[tuple[str, str], Callable[[Recipe, Grid], tuple[Cost, Cost]]] = {
+VARIANTS: dict[tuple[str, str], Callable[[Recipe, Grid], tuple[Cost, Cost]]] = {
     ("float32", "DDP"): ddp,
     ("float32", "ZeRO-1"): zero1,
     ("float32", "FSDP2"): fsdp2,
@@ -151,9 +98,30 @@ WAYS: dict[tuple[str, str], Callable[[Recipe, Grid], tuple[Cost, Cost]]] = {
 }
 
 
-def compare(recipe: Recipe, grid: Grid) -> dict[tuple[str, str], tuple[Cost, Cost]]:
-    """Train a little in each of the WAYS; return what this rank counted, and what was predicted. Collective."""
-    return {key: way(replace(recipe, dtype=key[0], optimizer="adamw"), grid) for key, way in WAYS.items()}
+def compare(world: World, recipe: Recipe) -> list[dict[tuple[str, str], tuple[Cost, Cost]]] | None:
+    """Train a little in each variant; return, on rank 0, what every rank counted, and what was predicted."""
+    grid = Grid.of(world)
+    return world.gather({
+        (dtype, name): variant(replace(recipe, dtype=dtype), grid) for (dtype, name), variant in VARIANTS.items()
+    })  # fmt: skip
+
+
+def tell(ranks: list[dict[tuple[str, str], tuple[Cost, Cost]]], recipe: Recipe) -> tuple[bool, list[dict[str, Any]]]:
+    """Print bytes per parameter of every variant; return whether all that was counted was predicted, and rank 0's."""
+    parameters = sum(spec.numel for spec in plan_run(recipe, 1, 1)[0].specs)
+    rows: list[dict[str, Any]] = []
+    for (dtype, variant), (counted, _) in ranks[0].items():
+        kept = {k: size / parameters for k, size in counted.states.items() if k not in ("momentum", "counters")}
+        rows.append({"dtype": dtype, "way": variant, "kept": kept, "sent": counted.sent / parameters})
+    print(f"Bytes per parameter on rank 0 of {len(ranks)}")
+    print(f"{'':<26}params   grads masters   m, v    kept    sent")
+    for row in rows:
+        weights, gradients, masters, *moments = row["kept"].values()
+        columns = (weights, gradients, masters, sum(moments), sum(row["kept"].values()), row["sent"])
+        print(f"{row['dtype']:<9} {row['way']:<15}" + "".join(f"{value:>7.2f} " for value in columns).rstrip())
+    right = all(counted == predicted for rank in ranks for counted, predicted in rank.values())
+    print(f"Every rank, way and kind, counted = predicted to the byte: {right}.")
+    return right, rows
 
 
 def _model(recipe: Recipe, grid: Grid) -> MLP:
@@ -162,14 +130,17 @@ def _model(recipe: Recipe, grid: Grid) -> MLP:
     return model
 
 
-def _take_steps(
-    recipe: Recipe, grid: Grid, model: nn.Module, step: Callable[[], object], drop: Callable[[], object]
-) -> int:
-    """Take three steps on made-up data; return the bytes sent in the last, for DDP arranges itself in the first two."""
+def _count(trainer: Trainer, recipe: Recipe, grid: Grid, before_update: Callable[[], object] = lambda: None) -> Cost:
+    """Take three steps on made-up data; return the cost of the last, for DDP arranges itself in the first two."""
+    states: ModelStates = {}
+
+    def look() -> None:
+        before_update()
+        states.update(count(trainer.tensors()))
+
+    labels = torch.zeros(8, dtype=torch.int64, device=grid.device)
     for number in range(3):
-        drop()
-        x = torch.randn(8, recipe.widths[0], generator=torch.Generator().manual_seed(number))
+        x = torch.randn(len(labels), recipe.widths[0], generator=torch.Generator().manual_seed(number))
         with CollectiveCounter() as counter:
-            model(x.to(grid.device, recipe.torch_dtype)).square().mean().backward()
-            step()
-    return counter.ledger.total(group="dp").sent_bytes
+            trainer.step((x.to(grid.device, recipe.torch_dtype), labels), look)
+    return Cost(states, counter.ledger.total(group="dp").sent_bytes)

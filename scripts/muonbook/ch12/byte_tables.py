@@ -1,6 +1,6 @@
 """Chapter 12's tables in words, values first: on a telephone the right end of a line is off the screen.
 
-Rows are those of book/results/bytes.json; see `byte_results`.
+Rows are those of book/results/bytes.json; see `byte_counts`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from distmuon.verify.prediction import predict_step
-from muonbook.ch12.byte_results import TOLERANCE, G, M
+from muonbook.ch12.byte_counts import STEPS, G, M
 from muonbook.measure import formulas
-from muonbook.measure.baselines import CONTENDERS
+from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import SHAPES
 
 Rows = Sequence[Mapping[str, Any]]
+TOLERANCE = 0.03  # of what the ring formula says, beyond which the link disagrees with it
 BROADCASTS = ("torch_zero",)  # along a tree: only all ranks together send what the ring formula says
 
 
@@ -47,6 +48,17 @@ def ratio_lines(rows: Rows) -> list[str]:
     return lines
 
 
+def tell_ratios(rows: Rows) -> bool:
+    """Print Muon / ZeRO-1 AdamW on one grid, by formula and counted; return whether matrices have the same in both."""
+    print(f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, Muon / ZeRO-1 AdamW:")
+    print("formula  matrices  whole model")
+    for row in rows:
+        print(f"{row['formula']:>7.3f}{row['matrices']:>10.3f}{row['whole']:>13.3f}  {row['dtypes']}")
+    same = all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in rows)
+    print(f"For matrices, counted = formula: {same}.")
+    return same
+
+
 def fsdp2_lines(rows: Rows) -> list[str]:
     """Return what torch's Muon on FSDP2 calls, sends and comes to, beside gather_all; one line where ranks agree."""
     scopes = {
@@ -73,27 +85,53 @@ def stray_lines(rows: Rows) -> list[str]:
 
 
 def wire_lines(rows: Rows) -> list[str]:
-    """Return `wire_on`'s rows of several grids as a table: grids across, contenders down, then the verdicts."""
+    """Return `wire_on`'s rows of several grids as a table: grids across, baselines down, then the verdicts."""
     grids = list(dict.fromkeys((row["dp"], row["tp"]) for row in rows))
     lines = ["".join(f"{f'{dp} x {tp}':>7}" for dp, tp in grids) + "  DP x TP"]
-    for name, contender in CONTENDERS.items():
+    for name, baseline in BASELINES.items():
         ratios = {(row["dp"], row["tp"]): f"{row['ratio']:.3f}" for row in rows if row["contender"] == name}
-        lines.append("".join(f"{ratios.get(grid, '-'):>7}" for grid in grids) + f"  {contender.title}")
+        lines.append("".join(f"{ratios.get(grid, '-'):>7}" for grid in grids) + f"  {baseline.title}")
     return [*lines, *wire_verdicts(rows)]
 
 
 def wire_verdicts(rows: Rows) -> list[str]:
     """Return how near the wire is to the ring formula, in sum and on single ranks, for all that we predict."""
-    known = [row for row in rows if CONTENDERS[row["contender"]].predict is not None]
+    known = predicted(rows)
     lines = [f"Sum over ranks within {TOLERANCE:.0%}, for all that we predict: {near(known, ['ratio'])}."]
     for what, those in (
-        ("single ranks", [row for row in known if row["contender"] not in BROADCASTS]),
+        ("single ranks", without_broadcasts(known)),
         ("with broadcasts", [row for row in known if row["contender"] in BROADCASTS]),
     ):
         if those:
             least, most = min(row["least_rank"] for row in those), max(row["greatest_rank"] for row in those)
             lines.append(f"{least:.3f} to {most:.3f}  {what}")
     return lines
+
+
+def tell_wire(rows: Rows) -> bool:
+    """Print what the operating system counted on one grid, over what the ring formula says; return whether it is near.
+
+    Of a broadcast only the sum over ranks must be.
+    """
+    print(f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, {STEPS} steps:")
+    print("what left the interfaces, without headers, over the ring formula of the collectives called")
+    print("  sum   single ranks        formula")
+    for row in rows:
+        by_rank = f"{row['least_rank']:.3f} to {row['greatest_rank']:.3f}"
+        print(f"{row['ratio']:.3f} {by_rank} {row['ring']:>14,}  {BASELINES[row['contender']].title}")
+    known = predicted(rows)
+    well = near(known, ["ratio"]) and near(without_broadcasts(known), ["least_rank", "greatest_rank"])
+    print(f"Within 3 %, for every contender that we can predict (a broadcast's ranks only in sum): {well}.")
+    return well
+
+
+def predicted(rows: Rows) -> Rows:
+    """Return the rows of baselines whose collectives are known before they are called."""
+    return [row for row in rows if BASELINES[row["contender"]].predict is not None]
+
+
+def without_broadcasts(rows: Rows) -> Rows:
+    return [row for row in rows if row["contender"] not in BROADCASTS]
 
 
 def near(rows: Rows, keys: Sequence[str]) -> bool:

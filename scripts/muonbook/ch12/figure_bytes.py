@@ -1,4 +1,4 @@
-"""Rows for chapter 12's bars: what each contender sends, and what for; and Muon over AdamW, grid by grid."""
+"""Rows for chapter 12's bars: what each baseline sends, and what for; and Muon over AdamW, grid by grid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 from distmuon.sharding.ledger import Entry, Ledger
 from muonbook.measure import formulas
-from muonbook.measure.baselines import CONTENDERS
+from muonbook.measure.baselines import admitted
 from muonbook.measure.workload import Workload
 
 GRADIENTS, PARAMETERS, ACTIVATIONS = "gradients", "parameters", "activations, TP"
@@ -32,12 +32,12 @@ def sent_by_purpose(ledger: Ledger) -> dict[str, float]:
     return found
 
 
-def contender_rows(workload: Workload, dp: int, tp: int) -> dict[str, dict[str, float]]:
-    """Return what DP rank 0 sends in one step, by contender and purpose, for those that can be predicted."""
+def baseline_rows(workload: Workload, dp: int, tp: int) -> dict[str, dict[str, float]]:
+    """Return what DP rank 0 sends in one step, by baseline and purpose, for those that can be predicted."""
     return {
-        contender.title: sent_by_purpose(contender.predict(workload, dp, tp, 0))
-        for contender in CONTENDERS.values()
-        if contender.predict is not None and contender.admits(workload, dp, tp)
+        baseline.title: sent_by_purpose(baseline.predict(workload, dp, tp, 0))
+        for baseline in admitted(workload, dp, tp).values()
+        if baseline.predict is not None
     }
 
 

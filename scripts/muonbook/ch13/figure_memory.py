@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from distmuon.verify.model_states import ModelStates
 from distmuon.verify.storage_tracker import Moment
 from muonbook.figures.style import (
     ACCENT,
@@ -29,7 +30,6 @@ from muonbook.figures.style import (
     text_block,
 )
 
-Kept = Mapping[str, int]
 LABELS, HIGH, PITCH = 112.0, 150.0, 14.0  # room for the names of the moves; of the plot; from one move to the next
 GROUPS = {
     "parameters": ("parameters",),
@@ -45,7 +45,9 @@ SHADES = {
 }
 
 
-def draw_step_memory(steps: Mapping[str, tuple[Kept, Sequence[Moment]]], title: str = "", note: str = "") -> Figure:
+def draw_step_memory(
+    steps: Mapping[str, tuple[ModelStates, Sequence[Moment]]], title: str = "", note: str = ""
+) -> Figure:
     """Draw whole steps, one below the other on one scale of bytes.
 
     steps: name -> (bytes kept per kind, the step's history beyond them). To the right runs the number of operators, not
@@ -53,30 +55,32 @@ def draw_step_memory(steps: Mapping[str, tuple[Kept, Sequence[Moment]]], title: 
     """
     if not steps or not all(history for _, history in steps.values()):
         raise ValueError("a picture of memory needs a step, and a history of each.")
-    top_bytes = 1.08 * max(sum(kept.values()) + max(m.alive for m in history) for kept, history in steps.values())
+    top_bytes = 1.08 * max(sum(states.values()) + max(m.alive for m in history) for states, history in steps.values())
     blocks: list[Block] = [*[text_block(title, TITLE)] * bool(title), *[text_block(note)] * bool(note)]
-    everything = [kept for kept, _ in steps.values()]
-    blocks.append(_key([name for name, kinds in GROUPS.items() if any(kept[k] for kept in everything for k in kinds)]))
-    for name, (kept, history) in steps.items():
-        blocks += [text_block(f"\n{name}", TEXT), _plot(kept, history, top_bytes), _moves(history)]
+    everything = [states for states, _ in steps.values()]
+    blocks.append(
+        _key([name for name, kinds in GROUPS.items() if any(states[k] for states in everything for k in kinds)])
+    )
+    for name, (states, history) in steps.items():
+        blocks += [text_block(f"\n{name}", TEXT), _plot(states, history, top_bytes), _moves(history)]
     return page(blocks)
 
 
 def describe_step_memory(
-    steps: Mapping[str, tuple[Kept, Sequence[Moment]]], title: str = "Memory over one step", note: str = ""
+    steps: Mapping[str, tuple[ModelStates, Sequence[Moment]]], title: str = "Memory over one step", note: str = ""
 ) -> str:
     """Return alt text for `draw_step_memory`: what stands, and where the step is at its highest."""
     told = []
-    for name, (kept, history) in steps.items():
+    for name, (states, history) in steps.items():
         peak = max(history, key=lambda moment: moment.alive)
         told.append(
-            f"{name}: {in_bytes(sum(kept.values()))} stand, at most {in_bytes(peak.alive)} more, in {peak.stage}"
+            f"{name}: {in_bytes(sum(states.values()))} stand, at most {in_bytes(peak.alive)} more, in {peak.stage}"
         )
     return f"{title.rstrip('.')}. {'; '.join(told)}."
 
 
-def _key(kept: Sequence[str]) -> Block:
-    looks = {name: SHADES[name] for name in kept} | {"for a moment": ACCENT}
+def _key(names: Sequence[str]) -> Block:
+    looks = {name: SHADES[name] for name in names} | {"for a moment": ACCENT}
 
     def paint(axes: Axes, top: float) -> None:
         x = MARGIN
@@ -88,14 +92,14 @@ def _key(kept: Sequence[str]) -> Block:
     return ROW + 8, paint
 
 
-def _plot(kept: Kept, history: Sequence[Moment], top_bytes: float) -> Block:
+def _plot(states: ModelStates, history: Sequence[Moment], top_bytes: float) -> Block:
     """Stack what is kept, then what is alive beyond it, over the number of operators."""
 
     def paint(axes: Axes, top: float) -> None:
         plot = inset(axes, LABELS, top, WIDTH - LABELS - MARGIN, HIGH)
         level, x = 0, np.arange(len(history) + 1)
         for name, kinds in GROUPS.items():
-            size = sum(kept[kind] for kind in kinds)
+            size = sum(states[kind] for kind in kinds)
             plot.fill_between([0, len(history)], level, level + size, color=SHADES[name], lw=0)
             level += size
         alive = level + np.array([*(moment.alive for moment in history), history[-1].alive])

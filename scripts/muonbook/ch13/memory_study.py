@@ -1,25 +1,24 @@
-"""What chapter 13 stores: contenders weighed on every small grid, with many bucket and batch sizes, step by step.
+"""Chapter 13's counts: the baselines weighed on every small grid, with many bucket and batch sizes, step by step.
 
-Nothing here is a time: the same counts on every machine. torch is imported inside the functions, because the chapter's
-worker imports this module before it has looked at its arguments.
+Nothing here is a time: the same counts on every machine.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distmuon import launch
+from distmuon.launch import World
+from distmuon.sharding.grid import Grid
+from distmuon.verify.model_states import STATE
+from muonbook.ch13.step_memory import Weighed, cross_check, packed, weigh
+from muonbook.measure.baselines import BASELINES, admitted
 from muonbook.measure.profiled import hush
 from muonbook.measure.workload import SHAPES, TIMED, Workload
 
-if TYPE_CHECKING:
-    from distmuon.launch import World
-    from muonbook.ch13.step_memory import Weighed
-
-Job = tuple[str, Workload, bool]  # contender, what to train, whether to follow a whole step
+Job = tuple[str, Workload, bool]  # baseline, what to train, whether to follow a whole step
 Row = dict[str, Any]
 
 GRIDS = [(dp, tp) for tp in range(1, 9) for dp in range(1, 9) if dp * tp <= 8]
@@ -35,10 +34,7 @@ PICTURED = replace(TIMED, bucket_size=1 << 20).shared_by(4)  # three waves of ma
 
 
 def weigh_all(world: World, jobs: Sequence[Job]) -> list[list[Weighed]] | None:
-    """Weigh (contender, workload, tracked), one after the other; return every rank's list of what was found."""
-    from distmuon.sharding.grid import Grid
-    from muonbook.ch13.step_memory import weigh
-
+    """Weigh (baseline, workload, tracked), one after the other; return every rank's list of what was found."""
     grid, found = Grid.of(world), []
     for name, workload, tracked in jobs:
         one = weigh(name, workload, grid, tracked)
@@ -46,32 +42,47 @@ def weigh_all(world: World, jobs: Sequence[Job]) -> list[list[Weighed]] | None:
     return world.gather(found)
 
 
-def cross_check_all(world: World, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the peak of each contender's update as two counters saw it, on one rank."""
-    from distmuon.sharding.grid import Grid
-    from muonbook.ch13.step_memory import cross_check
+def weigh_admitted(world: World, workload: Workload) -> list[list[Weighed]] | None:
+    """Weigh every baseline that can train this workload here, and follow a whole step of each."""
+    return weigh_all(world, [(name, workload, True) for name in admitted(workload, world.dp, world.tp)])
 
+
+def cross_check_all(world: World, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the peak of each baseline's update as two counters saw it, on one rank."""
     return {name: cross_check(name, SHAPES["even"].shared_by(1), Grid.of(world)) for name in names}
 
 
 # ---- What was found ---------------------------------------------------------------------------------------
 
 
-def admitted(workload: Workload, dp: int, tp: int) -> list[str]:
-    """Return the names of the contenders that can train this workload on this grid."""
-    from muonbook.measure.baselines import CONTENDERS
-
-    return [name for name, contender in CONTENDERS.items() if contender.admits(workload, dp, tp)]
+def tell(ranks: list[list[Weighed]], workload: Workload, dp: int, tp: int) -> tuple[bool, dict[str, list[Row]]]:
+    """Print what rank 0 keeps, per kind and baseline; all is well if all was as predicted."""
+    names = list(admitted(workload, dp, tp))
+    rows = [row_of(name, [rank[number] for rank in ranks]) for number, name in enumerate(names)]
+    print(f"Bytes that rank 0 of {dp} DP x {tp} TP keeps, {workload.dtype}\n")
+    print(f"{'':<23}{'parameters':>11}{'gradients':>11}{'masters':>10}{'state':>11}{'all':>12}")
+    for row in rows:
+        state = sum(row["kept"][kind] for kind in STATE)
+        columns = [row["kept"][kind] for kind in ("parameters", "gradients", "masters")]
+        parts = "".join(f"{value:>{w},}" for value, w in zip([*columns, state], (11, 11, 10, 11), strict=True))
+        print(f"{BASELINES[row['contender']].title:<23}{parts}{sum(row['kept'].values()):>12,}")
+    numbers = numbers_compared(ranks)
+    well = numbers["equal"] == numbers["compared"]
+    print(f"\nEvery rank, contender and kind, counted = predicted to the byte: {well}")
+    print(f"({numbers['compared']} numbers, {numbers['nonzero']} of them not 0).")
+    bounded = all(row["under_bound"] is not False for row in rows)
+    print(f"Every update whose worst moment has a predicted bound stayed under it: {bounded}.")
+    return well and bounded, {"rows": rows}
 
 
 def row_of(name: str, ranks: Sequence[Weighed]) -> Row:
-    """Return what a results file holds of one contender: rank 0's bytes, and the worst rank's update."""
+    """Return what a results file holds of one baseline: rank 0's bytes, and the worst rank's update."""
     first = ranks[0]
     bounds = [(one.transient, one.bound) for one in ranks if one.bound is not None]
     worst = max(range(len(ranks)), key=lambda rank: ranks[rank].transient)
     return {
         "contender": name,
-        "kept": first.kept,
+        "kept": first.states,
         "standing": first.standing,
         "stages": first.stages,
         "peak": first.peak if first.stages else None,
@@ -83,7 +94,7 @@ def row_of(name: str, ranks: Sequence[Weighed]) -> Row:
 
 def numbers_compared(ranks: Sequence[Sequence[Weighed]]) -> Row:
     """Return how many counted numbers there are, how many of them are the predicted ones, and how many are not 0."""
-    pairs = [(size, one.predicted[kind]) for rank in ranks for one in rank for kind, size in one.kept.items()]
+    pairs = [(size, one.predicted[kind]) for rank in ranks for one in rank for kind, size in one.states.items()]
     equal = sum(counted == predicted for counted, predicted in pairs)
     return {"compared": len(pairs), "equal": equal, "nonzero": sum(map(any, pairs))}
 
@@ -97,7 +108,6 @@ def measure(quick: bool) -> Row:
     grids, tracked = (QUICK, QUICK[:1]) if quick else (GRIDS, TRACKED)
     sizes, batches = (BUCKETS[2:7:2], BATCHES[:1]) if quick else (BUCKETS, BATCHES)
     hush()
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # or the profiler talks on stderr all the same
     of_grids, sweep = measure_grids(grids, tracked, shapes, dtypes), measure_buckets(sizes)
     of_batches, timelines = measure_steps(batches)
     return {
@@ -113,10 +123,10 @@ def measure(quick: bool) -> Row:
 def measure_grids(
     grids: Sequence[tuple[int, int]], tracked: Sequence[tuple[int, int]], shapes: Sequence[str], dtypes: Sequence[str]
 ) -> Row:
-    """Weigh every contender on every grid, shape and dtype; on `tracked` grids follow steps of the first shape, too."""
+    """Weigh every baseline on every grid, shape and dtype; on `tracked` grids follow steps of the first shape, too."""
     rows: list[Row] = []
     halves: list[bool] = []
-    kept = {"grids": len(grids), "compared": 0, "equal": 0, "nonzero": 0}
+    numbers = {"grids": len(grids), "compared": 0, "equal": 0, "nonzero": 0}
     for dp, tp in grids:
         places, jobs = [], []
         for shape in shapes:
@@ -128,14 +138,14 @@ def measure_grids(
         if not jobs:
             continue
         ranks = launch.run(weigh_all, (jobs,), dp=dp, tp=tp)[0]
-        numbers = numbers_compared(ranks)
-        kept |= {name: kept[name] + number for name, number in numbers.items()}
+        here = numbers_compared(ranks)
+        numbers |= {name: numbers[name] + number for name, number in here.items()}
         found = [row_of(job[0], [rank[n] for rank in ranks]) for n, job in enumerate(jobs)]
         placed = [{"dp": dp, "tp": tp, "shape": s, "dtype": d} | row for (s, d), row in zip(places, found, strict=True)]
         halves += [is_half(*pair) for rank in ranks for pair in pairs_of(jobs, rank)]
         rows += [row for row in placed if row["stages"]]
-        print(f"  {dp} DP x {tp} TP: {numbers['equal']} of {numbers['compared']} numbers as predicted", flush=True)
-    return {"kept": kept | {"halves": len(halves), "exact_halves": sum(halves)}, "rows": rows}
+        print(f"  {dp} DP x {tp} TP: {here['equal']} of {here['compared']} numbers as predicted", flush=True)
+    return {"kept": numbers | {"halves": len(halves), "exact_halves": sum(halves)}, "rows": rows}
 
 
 def pairs_of(jobs: Sequence[Job], found: Sequence[Weighed]) -> Iterator[tuple[Weighed, Weighed]]:
@@ -148,8 +158,8 @@ def pairs_of(jobs: Sequence[Job], found: Sequence[Weighed]) -> Iterator[tuple[We
 
 def is_half(adamw: Weighed, muon: Weighed) -> bool:
     """Say whether Muon keeps exactly half of what AdamW kept for the matrices that changed hands."""
-    moved = [adamw.kept[kind] - muon.kept[kind] for kind in ("exp_avg", "exp_avg_sq")]
-    return sum(moved) == 2 * muon.kept["momentum"]
+    moved = [adamw.states[kind] - muon.states[kind] for kind in ("exp_avg", "exp_avg_sq")]
+    return sum(moved) == 2 * muon.states["momentum"]
 
 
 def measure_buckets(sizes: Sequence[int]) -> list[Row]:
@@ -158,7 +168,7 @@ def measure_buckets(sizes: Sequence[int]) -> list[Row]:
     rows, ranks = weigh_ours(workloads, 2)
     for number, row in enumerate(rows):
         each = [rank[number] for rank in ranks]
-        row["mean_kept"] = sum(sum(one.kept.values()) for one in each) // len(each)
+        row["mean_kept"] = sum(sum(one.states.values()) for one in each) // len(each)
         row["mean_transient"] = sum(one.transient for one in each) // len(each)
     for row, workload in zip(rows[::2], workloads, strict=True):
         row["largest_bucket"] = max(bucket.padded for bucket in workload.plan(2, 1)[0].buckets)
@@ -167,11 +177,9 @@ def measure_buckets(sizes: Sequence[int]) -> list[Row]:
 
 def measure_steps(batches: Sequence[int]) -> tuple[list[Row], Row]:
     """Weigh ours on 4 DP ranks with more and more tokens; return rows, and of the first a step, moment by moment."""
-    from muonbook.ch13.step_memory import packed
-
     rows, ranks = weigh_ours([PICTURED.shared_by(4, each) for each in batches], 4)
     pair = zip(("zero1", "muon"), ranks[0], strict=False)  # of the fewest tokens, which are PICTURED's
-    return rows, {name: {"kept": one.kept, "history": packed(one.history)} for name, one in pair}
+    return rows, {name: {"kept": one.states, "history": packed(one.history)} for name, one in pair}
 
 
 def weigh_ours(workloads: Sequence[Workload], dp: int) -> tuple[list[Row], list[list[Weighed]]]:

@@ -1,17 +1,23 @@
-"""Chapter 13's tables and curves, from book/results/memory.json and from maps alone: numbers first, names last."""
+"""Chapter 13's tables and curves, from book/results/memory.json and from maps alone: numbers first, names last.
+
+`plan_memory` says what the layout of a published model makes of one rank, AdamW beside Muon, both as ours are built:
+bf16 parameters whole on every rank, float32 gradients, masters and state in 1/D shards.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from distmuon.verify.model_states import KINDS, STATE, predict_kept
-from muonbook.ch13.memory_plan import plan_memory, share_of_matrices
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, plan
+from distmuon.verify.model_states import KINDS, STATE, ModelStates, predict_shards
+from distmuon.verify.prediction import predict_transient
 from muonbook.figures.style import in_bytes
-from muonbook.measure.baselines import CONTENDERS
-from muonbook.measure.model_shapes import MODELS
+from muonbook.measure.baselines import BASELINES
+from muonbook.measure.model_shapes import MODELS, Shape
 from muonbook.measure.planned_worlds import BUCKET_RULES
 from muonbook.measure.workload import SHAPES, Workload
 
@@ -21,6 +27,56 @@ SUMS: dict[str, Sequence[str]] = {"state": [*STATE], "+ masters": [*STATE, "mast
 OURS = ("zero1", "muon")  # AdamW and Muon on equal terms
 PUBLISHED_GRIDS = [(8, 1), (64, 1), (8, 8), (64, 8)]
 ACCELERATOR = 80 * 10**9  # bytes: what a rank keeps has to fit
+
+# ---- Planned models ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The rank whose update takes most memory, in bytes.
+
+    adamw, muon: what it keeps, per kind. adamw_transient, muon_transient: bounds of what the update takes besides,
+    under NCCL, whose reduce-scatter needs no room, and with Newton–Schulz in bf16.
+    """
+
+    adamw: ModelStates
+    muon: ModelStates
+    adamw_transient: int
+    muon_transient: int
+
+    @property
+    def saved(self) -> int:
+        """What Muon does not keep: one of AdamW's two moments, for the hidden matrices."""
+        return sum(self.adamw.values()) - sum(self.muon.values())
+
+    def eaten(self, loosest: float) -> str:
+        """Say whether Muon's update takes more, beyond AdamW's, than was saved: "yes", "no" or "perhaps".
+
+        loosest: by what factor a bound of Muon's update was found to exceed the measurement. "no" follows from the
+        bound; "yes" supposes that the update takes at least bound / loosest.
+        """
+        if self.muon_transient <= self.saved:
+            return "no"
+        return "yes" if self.muon_transient / loosest - self.adamw_transient > self.saved else "perhaps"
+
+
+def plan_memory(model: Shape, dp: int, tp: int = 1, bucket_size: int = DEFAULT_BUCKET_SIZE) -> MemoryPlan:
+    """Return the plan for a published model on a dp x tp grid. Raises ValueError where `tp` does not cut its heads."""
+    specs, muon = model.specs(tp)
+    layout, matrices = plan(specs, dp, bucket_size), frozenset(muon)
+
+    def transient(rank: int, muon: frozenset[int]) -> int:
+        return predict_transient(layout, tp, rank, muon, compute_dtype="bfloat16", native_reduce_scatter=True)
+
+    worst = max(range(dp), key=lambda rank: transient(rank, matrices))
+    adamw, muon_states = (predict_shards(layout, worst, chosen) for chosen in (frozenset(), matrices))
+    return MemoryPlan(adamw, muon_states, transient(worst, frozenset()), transient(worst, matrices))
+
+
+def share_of_matrices(model: Shape) -> float:
+    """Return which share of a model's parameters Muon moves."""
+    return sum(math.prod(weight.shape) for weight in model.weights() if weight.muon) / model.parameters
+
 
 # ---- What is saved ----------------------------------------------------------------------------------------
 
@@ -37,8 +93,8 @@ def share_lines() -> list[str]:
 
 
 def _share_of_shape(shape: Workload) -> float:
-    kept = predict_kept("muon", shape.shared_by(1), 1, 1, 0)
-    return kept["momentum"] / (kept["momentum"] + kept["exp_avg"])
+    states = BASELINES["muon"].predict_states(shape.shared_by(1), 1, 1, 0)
+    return states["momentum"] / (states["momentum"] + states["exp_avg"])
 
 
 def saving_lines(found: Found, shape: str = "even", dtype: str = "bfloat16") -> list[str]:
@@ -55,26 +111,26 @@ def saving_lines(found: Found, shape: str = "even", dtype: str = "bfloat16") -> 
 def _totals(name: str, shape: str, dtype: str, dp: int, tp: int) -> list[int]:
     """Return the bytes of SUMS, over all DP ranks."""
     workload = replace(SHAPES[shape], dtype=dtype).shared_by(dp)
-    ranks = [predict_kept(name, workload, dp, tp, rank) for rank in range(dp)]
-    return [sum(kept[kind] for kept in ranks for kind in kinds) for kinds in SUMS.values()]
+    ranks = [BASELINES[name].predict_states(workload, dp, tp, rank) for rank in range(dp)]
+    return [sum(states[kind] for states in ranks for kind in kinds) for kinds in SUMS.values()]
 
 
 # ---- What a step takes ------------------------------------------------------------------------------------
 
 
 def update_lines(found: Found, dtype: str = "bfloat16") -> list[str]:
-    """Return the worst moment of every contender's update on 4 DP ranks, beside its bound, in bytes."""
+    """Return the worst moment of every baseline's update on 4 DP ranks, beside its bound, in bytes."""
     lines = ["  measured         bound"]
     for row in found["rows"]:
         if (row["dp"], row["tp"], row["shape"], row["dtype"]) == (4, 1, "even", dtype):
             bound = "counted only" if row["bound"] is None else f"{row['bound']:,}"
-            lines.append(f"{row['transient']:>10,}{bound:>14}  {CONTENDERS[row['contender']].title}")
+            lines.append(f"{row['transient']:>10,}{bound:>14}  {BASELINES[row['contender']].title}")
     return lines
 
 
-def slack(found: Found, contender: str) -> tuple[float, float]:
-    """Return the least and the largest bound / measured of a contender's update, over all grids and buckets."""
-    rows = [row for row in [*found["rows"], *found["sweep"]] if row["contender"] == contender]
+def slack(found: Found, baseline: str) -> tuple[float, float]:
+    """Return the least and the largest bound / measured of a baseline's update, over all grids and buckets."""
+    rows = [row for row in [*found["rows"], *found["sweep"]] if row["contender"] == baseline]
     ratios = [row["bound"] / row["transient"] for row in rows]
     return min(ratios), max(ratios)
 
@@ -119,10 +175,10 @@ def published_lines(found: Found) -> list[str]:
     lines = ["   saved  update <=  eaten        kept"]
     for model in MODELS.values():
         for dp, tp in PUBLISHED_GRIDS:
-            plan = plan_memory(model, dp, tp, BUCKET_RULES["megatron"](dp)) if model.permits(tp) else None
-            if plan and (kept := sum(plan.adamw.values())) <= ACCELERATOR:
-                sizes = f"{in_bytes(plan.saved):>8}{in_bytes(plan.muon_transient):>11}"
-                lines.append(f"{sizes}  {plan.eaten(loosest):<7}{in_bytes(kept):>10}  {model.title}, {dp} x {tp}")
+            planned = plan_memory(model, dp, tp, BUCKET_RULES["megatron"](dp)) if model.permits(tp) else None
+            if planned and (kept := sum(planned.adamw.values())) <= ACCELERATOR:
+                sizes = f"{in_bytes(planned.saved):>8}{in_bytes(planned.muon_transient):>11}"
+                lines.append(f"{sizes}  {planned.eaten(loosest):<7}{in_bytes(kept):>10}  {model.title}, {dp} x {tp}")
     return lines
 
 

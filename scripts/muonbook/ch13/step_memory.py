@@ -1,8 +1,9 @@
-"""One training step on the scales: what a contender keeps, and what each stage of its step holds besides.
+"""One training step on the scales: what a baseline keeps, and what each stage of its step holds besides.
 
-Everything is counted on storages (`holdings`, `memory`) and, where a layout decides it, predicted before. Bytes do not
-depend on what the numbers are, so the tokens are made up. Newton–Schulz computes in float32 here unless told otherwise:
-by default it would take bf16 on processors that multiply it natively, and counts would differ between machines.
+Everything is counted on storages (`model_states`, `storage_tracker`) and, where a layout decides it, predicted before.
+Bytes do not depend on what the numbers are, so the tokens are made up. Newton–Schulz computes in float32 here unless
+told otherwise: by default it would take bf16 on processors that multiply it natively, and counts would differ between
+machines.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import BATCHED_ON_CPU
-from distmuon.verify.prediction import whole_matrix_bytes
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
-from distmuon.verify import model_states
-from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient
+from distmuon.verify.model_states import ModelStates, count, predict_rows, predict_shards
+from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient, whole_matrix_bytes
 from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
-from muonbook.measure import hooks
-from muonbook.measure.baselines import CONTENDERS, Trainer
+from muonbook.measure.baselines import BASELINES, Trainer
+from muonbook.measure.trace import named_moves
 from muonbook.measure.workload import Workload
 
 WARM = 2  # steps before the one that is weighed: state is made in the first, and DDP arranges itself
@@ -35,15 +35,15 @@ WARM = 2  # steps before the one that is weighed: state is made in the first, an
 class Weighed(NamedTuple):
     """One rank's step, in bytes.
 
-    kept: per kind, between backward pass and update. predicted: the same, from shapes alone. standing: what is there
+    states: per kind, between backward pass and update. predicted: the same, from shapes alone. standing: what is there
     before the step begins, and after it. bound: predicted for `transient`; None where torch's own planning decides.
 
     Of a step that was tracked: stages: the most that was alive beyond `standing`, per stage. transient: the most that
     the update allocated beyond what was there when it began. history: of the whole step, beyond `standing`.
     """
 
-    kept: dict[str, int]
-    predicted: dict[str, int]
+    states: ModelStates
+    predicted: ModelStates
     standing: int
     bound: int | None
     stages: dict[str, int]
@@ -55,49 +55,46 @@ class Weighed(NamedTuple):
         """The most that the rank held at any moment of the step."""
         return self.standing + max(self.stages.values())
 
-    @property
-    def state(self) -> int:
-        """The optimizer's state, without master weights."""
-        return sum(self.kept[kind] for kind in model_states.STATE)
-
 
 def weigh(
     name: str, workload: Workload, grid: Grid, tracked: bool = True, compute_dtype: str | None = "float32"
 ) -> Weighed:
-    """Train the contender `name` for a few steps and weigh the last. Collective.
+    """Train the baseline `name` for a few steps and weigh the last. Collective.
 
     tracked: follow a whole step, operator by operator; else only what is kept is counted. compute_dtype: of
     Newton–Schulz; None leaves it to the optimizer, and then there is no bound.
     """
-    trainer = CONTENDERS[name].make(workload, grid, None)
+    trainer = BASELINES[name].make(workload, grid, None)
     if compute_dtype:
         compute_in(trainer, getattr(torch, compute_dtype))
     ids = _tokens(workload, grid)
+    states, there = ModelStates(), list[StorageWeakRef]()
+
+    def look() -> None:
+        nonlocal states, there
+        states, there = count(trainer.tensors()), _references(trainer)
+
     for _ in range(WARM):
-        trainer.forward_backward(ids, ids)
-        held = model_states.kept_by(trainer)
-        kept, there = model_states.count(held), _references(held)
-        del held  # or it would keep the gradients
-        trainer.update()
+        trainer.step((ids, ids), look)
     there = [ref for ref in there if size_of(ref) is not None]  # without gradients that live from step to update
     standing = sum(size_of(ref) or 0 for ref in there)
     place = (grid.dp.size, grid.tp.size, grid.dp.rank)
-    predicted = model_states.predict_kept(name, workload, *place)
+    predicted = BASELINES[name].predict_states(workload, *place)
     bound = predict_update(name, workload, *place, compute_dtype) if compute_dtype else None
-    found = Weighed(kept, predicted, standing, bound, {}, 0, [])
+    found = Weighed(states, predicted, standing, bound, {}, 0, [])
     if not tracked:
         return found
     with StorageTracker([*there, *references([ids])]) as whole:
         with whole.during("forward"), _backward_after(trainer, whole):
             trainer.forward_backward(ids, ids)
-        update = StorageTracker(_references(model_states.kept_by(trainer)))
-        with update, whole.during("update"), hooks.named_moves(whole.during):
+        update = StorageTracker(_references(trainer))
+        with update, whole.during("update"), named_moves(whole.during):
             trainer.update()
     return found._replace(stages=whole.peaks(), transient=update.peak, history=whole.history)
 
 
-def _references(held: dict[str, list[Tensor]]) -> list[StorageWeakRef]:
-    return references(tensor for tensors in held.values() for tensor in tensors)
+def _references(trainer: Trainer) -> list[StorageWeakRef]:
+    return references(tensor for tensors in trainer.tensors().values() for tensor in tensors)
 
 
 def compute_in(trainer: Trainer, dtype: torch.dtype) -> None:
@@ -140,13 +137,13 @@ def predict_update(
 
     AdamW's temporaries are three of the largest parameter that it meets (the default on a CPU: one after the other).
     """
-    algorithm, laid_out = model_states.LAID_OUT[name]
-    layout, muon, _ = workload.plan(dp, tp, algorithm)
-    if laid_out is model_states.predict_shards:
+    baseline = BASELINES[name]
+    layout, muon, _ = workload.plan(dp, tp, baseline.algorithm)
+    if baseline.states is predict_shards:
         return predict_transient(
             layout, tp, dp_rank, muon, gather_dtype=workload.gather_dtype, compute_dtype=compute_dtype
         )
-    if laid_out is model_states.by_rows:
+    if baseline.states is predict_rows:
         return None
     specs = [spec for index, spec in enumerate(layout.specs) if index not in muon]
     adamw = 3 * max(spec.numel * ITEM_BYTES[spec.dtype] for spec in specs)
@@ -192,7 +189,7 @@ def allocated_peak(run: Callable[[], object], device: torch.device) -> int:
 
 def cross_check(name: str, workload: Workload, grid: Grid) -> tuple[int, int]:
     """Return the peak of an update, on a grid of one rank, by StorageTracker and by the allocator."""
-    trainer = CONTENDERS[name].make(workload, grid, None)
+    trainer = BASELINES[name].make(workload, grid, None)
     ids = _tokens(workload, grid)
     found = []
     for step in range(3):
@@ -202,7 +199,7 @@ def cross_check(name: str, workload: Workload, grid: Grid) -> tuple[int, int]:
         elif step == 1:
             found.append(allocated_peak(trainer.update, grid.device))
         else:
-            with StorageTracker(_references(model_states.kept_by(trainer))) as tracker:
+            with StorageTracker(_references(trainer)) as tracker:
                 trainer.update()
             found.append(tracker.peak)
     return found[1], found[0]

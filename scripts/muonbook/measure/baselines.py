@@ -1,6 +1,6 @@
-"""Six ways to train one model on one grid: what is compared throughout part III.
+"""Six baselines: ways to train one model on one grid, compared throughout part III. Chapter 6 wraps as they do.
 
-    contender   gradients       optimizer's state                     whose code
+    baseline    gradients       optimizer's state                     whose code
     ddp         all-reduced     whole on every rank, AdamW            torch: DistributedDataParallel
     zero1       reduce-scatter  1/D, AdamW                            ours
     torch_zero  all-reduced     whole parameters dealt out, AdamW     torch: ZeroRedundancyOptimizer
@@ -14,35 +14,52 @@ find out, know nothing of our TP layers: with T > 1 their Newton–Schulz would 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from distmuon.models.networks import Transformer
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
-from distmuon.optim.sharded_optimizer import Zero1AdamW
+from distmuon.optim.routing import groups_for
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import ITEM_BYTES
+from distmuon.sharding.hooks import hooked
+from distmuon.sharding.layout import ITEM_BYTES, Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import load_slices
+from distmuon.verify import model_states
+from distmuon.verify.model_states import ModelStates
 from distmuon.verify.prediction import predict_step
-from muonbook.measure.workload import Workload, groups_of
+from muonbook.measure.workload import Workload
 
 ONE_BUCKET = 1e4  # MB: larger than any gradient here, so that DDP sends all of it in one call
 
 
 @dataclass
 class Trainer:
-    """A contender at work on one rank. model: called with token ids. optimizers: stepped one after the other."""
+    """A baseline at work on one rank. model: called with token ids. optimizers: stepped one after the other."""
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
 
+    def step(self, batch: tuple[Tensor, Tensor], before_update: Callable[[], object] = lambda: None) -> Tensor:
+        """Take one training step on (inputs, targets); return this rank's mean loss.
+
+        before_update: called once gradients exist, and before anybody uses them.
+        """
+        loss = self.forward_backward(*batch)
+        before_update()
+        self.update()
+        return loss
+
+    @hooked
     def forward_backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Accumulate gradients of the mean loss over this rank's tokens; return that loss."""
         logits = self.model(inputs)
@@ -57,25 +74,75 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Return all tensors that the rank keeps between backward pass and update, by kind: `model_states.count`."""
+        weights: list[Tensor] = list(self.model.parameters())
+        found: dict[str, list[Tensor]] = {kind: [] for kind in model_states.KINDS}
+        found["parameters"] = weights
+        found["gradients"] = [p.grad for p in weights if p.grad is not None]
+        for optimizer in self.optimizers:
+            inner = [optimizer, getattr(optimizer, "optim", None)]  # the second: inside torch's ZeroRedundancyOptimizer
+            if isinstance(optimizer, ShardedOptimizer):
+                inner.append(optimizer.adamw)
+                found["gradients"] += optimizer.buffers.flat_gradients
+                found["masters"] += optimizer.buffers.masters.values()
+            for one in filter(None, inner):
+                for kind, tensors in model_states.by_kind(one.state.values()).items():
+                    found[kind] += tensors
+        return found
+
 
 @dataclass(frozen=True)
-class Contender:
+class Baseline:
     """One of the six.
 
-    title: for tables. make: (workload, grid, bucket_mb) -> Trainer; collective; bucket_mb is DDP's. predict: (workload,
-    dp, tp, dp_rank) -> Ledger of one step with one micro-batch; None where torch's own planning decides, so that its
-    collectives can only be counted. over_tp: may be cut over TP. ddp_alone: sends what DDP sends, and nothing else.
+    title: for tables. algorithm: "muon", or "adamw" for everything. make: (workload, grid, bucket_mb) -> Trainer;
+    collective; bucket_mb is DDP's. predict: (workload, dp, tp, dp_rank) -> Ledger of one step with one micro-batch;
+    None where torch's own planning decides, so that its collectives can only be counted. states: how it lays the model
+    out, one of the predictions of `model_states`. over_tp: may be cut over TP. ddp_alone: sends what DDP sends, and
+    nothing else.
     """
 
     title: str
+    algorithm: str
     make: Callable[[Workload, Grid, float | None], Trainer]
     predict: Callable[[Workload, int, int, int], Ledger] | None
-    over_tp: bool
+    states: Callable[[Layout, int, Collection[int]], ModelStates]
+    over_tp: bool = True
     ddp_alone: bool = False
 
     def admits(self, workload: Workload, dp: int, tp: int) -> bool:
-        """Say whether this contender can train `workload` on a dp x tp grid."""
+        """Say whether this baseline can train `workload` on a dp x tp grid."""
         return workload.fits(dp, tp) and (self.over_tp or tp == 1)
+
+    def predict_states(self, workload: Workload, dp: int, tp: int, dp_rank: int) -> ModelStates:
+        """Return what the ranks with this `dp_rank` will keep, bytes per kind; starts nothing."""
+        layout, muon, _ = workload.plan(dp, tp, self.algorithm)
+        return self.states(layout, dp_rank, muon)
+
+
+# ---- Wrapping what is torch's -----------------------------------------------------------------------------
+
+
+def data_parallel(model: nn.Module, grid: Grid, bucket_mb: float | None = None) -> nn.Module:
+    """Wrap in DDP over the DP group; with D = 1 there is nobody to average with."""
+    if grid.dp.size == 1:
+        return model
+    return nn.parallel.DistributedDataParallel(
+        model, process_group=grid.dp.process_group, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
+    )
+
+
+def shard_by_rows(parts: Iterable[nn.Module], grid: Grid, **options: Any) -> None:
+    """Let FSDP2 cut the parameters over the DP group, part by part, the whole model last; with D = 1 nothing is cut.
+
+    options: of `fully_shard`.
+    """
+    if grid.dp.size == 1:
+        return
+    assert grid.mesh is not None
+    for part in parts:
+        fully_shard(part, mesh=grid.mesh["dp"], **options)
 
 
 # ---- Making them ------------------------------------------------------------------------------------------
@@ -88,77 +155,58 @@ def sliced_model(workload: Workload, grid: Grid) -> Transformer:
     return model
 
 
-def _parallel(model: nn.Module, grid: Grid, bucket_mb: float | None) -> nn.Module:
-    """Wrap in DDP over the DP group; with D = 1 there is nobody to average with."""
-    if grid.dp.size == 1:
-        return model
-    return nn.parallel.DistributedDataParallel(
-        model, process_group=grid.dp.process_group, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
-    )
-
-
-def _adamw(workload: Workload, parameters: Any) -> torch.optim.AdamW:
-    return torch.optim.AdamW(parameters, lr=workload.lr, weight_decay=workload.weight_decay)
+def _adamw(workload: Workload, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters, **workload.hyperparameters)
 
 
 def _by_algorithm(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return (parameters for Muon, parameters for AdamW)."""
-    found: dict[str, list[nn.Parameter]] = {"muon": [], "adamw": []}
-    for group in groups_of(model, "muon"):
-        found[group["algorithm"]] = [parameter for _, parameter in group["params"]]
+    found = {group["algorithm"]: [parameter for _, parameter in group["params"]] for group in groups_for(model, "muon")}
     return found["muon"], found["adamw"]
 
 
-def make_ddp(workload: Workload, grid: Grid, bucket_mb: float | None) -> Trainer:
+def make_ddp(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
     model = sliced_model(workload, grid)
-    return Trainer(_parallel(model, grid, bucket_mb), [_adamw(workload, model.parameters())])
+    return Trainer(data_parallel(model, grid, bucket_mb), [_adamw(workload, model.parameters())])
 
 
 def make_zero1(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
     model = sliced_model(workload, grid)
-    options: dict[str, Any] = dict(bucket_size=workload.bucket_size, lr=workload.lr, weight_decay=workload.weight_decay)
-    return Trainer(model, [Zero1AdamW(groups_of(model, "adamw"), grid, **options)])
+    options: dict[str, Any] = workload.hyperparameters | {"bucket_size": workload.bucket_size}
+    return Trainer(model, [Zero1AdamW(groups_for(model, "adamw"), grid, **options)])
 
 
-def make_torch_zero(workload: Workload, grid: Grid, bucket_mb: float | None) -> Trainer:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
+def make_torch_zero(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # 0.4 s, and no other baseline needs it
 
-    model = sliced_model(workload, grid)
     if grid.dp.size == 1:
-        return Trainer(model, [_adamw(workload, model.parameters())])
-    options: dict[str, Any] = dict(lr=workload.lr, weight_decay=workload.weight_decay)
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), torch.optim.AdamW, process_group=grid.dp.process_group, **options
-    )
-    return Trainer(_parallel(model, grid, bucket_mb), [optimizer])
+        return make_ddp(workload, grid)
+    model = sliced_model(workload, grid)
+    options: dict[str, Any] = workload.hyperparameters | {"process_group": grid.dp.process_group}
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **options)
+    return Trainer(data_parallel(model, grid, bucket_mb), [optimizer])
 
 
 def make_muon(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
     model = sliced_model(workload, grid)
-    options: dict[str, Any] = dict(bucket_size=workload.bucket_size, lr=workload.lr, weight_decay=workload.weight_decay)
+    options: dict[str, Any] = workload.hyperparameters | {"bucket_size": workload.bucket_size}
     if workload.gather_dtype is not None:
         options["gather_dtype"] = getattr(torch, workload.gather_dtype)
-    return Trainer(model, [DistributedMuon(groups_of(model, "muon"), grid, **options)])
+    return Trainer(model, [DistributedMuon(groups_for(model, "muon"), grid, **options)])
 
 
-def make_muon_ddp(workload: Workload, grid: Grid, bucket_mb: float | None) -> Trainer:
+def make_muon_ddp(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
     model = sliced_model(workload, grid)
     matrices, rest = _by_algorithm(model)
-    muon = Muon(matrices, lr=workload.lr, weight_decay=workload.weight_decay, input_dtype=torch.bfloat16)
-    return Trainer(_parallel(model, grid, bucket_mb), [muon, _adamw(workload, rest)])
+    muon = Muon(matrices, input_dtype=torch.bfloat16, **workload.hyperparameters)
+    return Trainer(data_parallel(model, grid, bucket_mb), [muon, _adamw(workload, rest)])
 
 
 def make_muon_fsdp2(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
     model = sliced_model(workload, grid)
-    if grid.dp.size > 1:
-        from torch.distributed.fsdp import fully_shard
-
-        assert grid.mesh is not None
-        for part in (*model.blocks, model):
-            fully_shard(part, mesh=grid.mesh["dp"])
+    shard_by_rows([*model.blocks, model], grid)
     matrices, rest = _by_algorithm(model)
-    options: dict[str, Any] = dict(lr=workload.lr, weight_decay=workload.weight_decay)
-    muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **options)
+    muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **workload.hyperparameters)
     return Trainer(model, [muon, _adamw(workload, rest)])
 
 
@@ -201,11 +249,18 @@ def _predict_ours(algorithm: str) -> Callable[[Workload, int, int, int], Ledger]
 
 predict_zero1, predict_muon = _predict_ours("adamw"), _predict_ours("muon")
 
-CONTENDERS: dict[str, Contender] = {
-    "ddp": Contender("AdamW, DDP", make_ddp, predict_ddp, over_tp=True, ddp_alone=True),
-    "zero1": Contender("AdamW, ZeRO-1", make_zero1, predict_zero1, over_tp=True),
-    "torch_zero": Contender("AdamW, torch's ZeRO-1", make_torch_zero, predict_torch_zero, over_tp=True),
-    "muon": Contender("Muon, gather_all", make_muon, predict_muon, over_tp=True),
-    "muon_ddp": Contender("Muon, DDP", make_muon_ddp, predict_ddp, over_tp=False, ddp_alone=True),
-    "muon_fsdp2": Contender("torch Muon, FSDP2", make_muon_fsdp2, None, over_tp=False),
+SHARDS, REPLICAS = model_states.predict_shards, model_states.predict_replicas
+PARTITION, ROWS = model_states.predict_partition, model_states.predict_rows
+BASELINES: dict[str, Baseline] = {
+    "ddp": Baseline("AdamW, DDP", "adamw", make_ddp, predict_ddp, REPLICAS, ddp_alone=True),
+    "zero1": Baseline("AdamW, ZeRO-1", "adamw", make_zero1, predict_zero1, SHARDS),
+    "torch_zero": Baseline("AdamW, torch's ZeRO-1", "adamw", make_torch_zero, predict_torch_zero, PARTITION),
+    "muon": Baseline("Muon, gather_all", "muon", make_muon, predict_muon, SHARDS),
+    "muon_ddp": Baseline("Muon, DDP", "muon", make_muon_ddp, predict_ddp, REPLICAS, over_tp=False, ddp_alone=True),
+    "muon_fsdp2": Baseline("torch Muon, FSDP2", "muon", make_muon_fsdp2, None, ROWS, over_tp=False),
 }
+
+
+def admitted(workload: Workload, dp: int, tp: int) -> dict[str, Baseline]:
+    """Return the baselines that can train this workload on this grid."""
+    return {name: baseline for name, baseline in BASELINES.items() if baseline.admits(workload, dp, tp)}

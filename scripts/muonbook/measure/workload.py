@@ -1,4 +1,4 @@
-"""The job of part III: a small language model of pixels, the same for every contender, grid and link.
+"""The job of part III: a small language model of pixels, the same for every baseline, grid and link.
 
 The language is real and needs no download: each of scikit-learn's 1,797 handwritten digits, read row by row, is a
 sentence of 64 words, the intensities 0 to 16, behind a word that means "a new picture". The transformer of `models`
@@ -55,6 +55,11 @@ class Workload:
         return getattr(torch, self.dtype)
 
     @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """Of every optimizer, by the names that torch and ours give them."""
+        return {"lr": self.lr, "weight_decay": self.weight_decay}
+
+    @property
     def tokens(self) -> int:
         """Tokens per step, over all ranks."""
         return self.sequences * self.context
@@ -98,15 +103,12 @@ class Workload:
         """
         import torch
 
-        from distmuon.sharding.buffers import specs_of
+        from distmuon.optim.routing import groups_for, plan_groups
         from distmuon.sharding.collectives import Group
-        from distmuon.sharding.layout import plan
 
         with torch.device("meta"):
             model = self.model(Group("tp", tp))
-        named = [(pair, g["algorithm"]) for g in groups_of(model, algorithm) for pair in g["params"]]
-        layout = plan(specs_of([pair for pair, _ in named]), dp, self.bucket_size)
-        return layout, [index for index, (_, its) in enumerate(named) if its == "muon"], model
+        return *plan_groups(groups_for(model, algorithm), dp, self.bucket_size), model
 
 
 # Between them they can be cut over every T from 1 to 8. No bucket size is round: matrices straddle, and all are padded.
@@ -119,18 +121,10 @@ SHAPES: dict[str, Workload] = {
 TIMED = Workload(width=256, layers=4)  # 3.1 million elements in matrices: large enough that time is spent on them
 
 
-def groups_of(model: Any, algorithm: str) -> list[dict[str, Any]]:
-    """Return named parameter groups: hidden matrices to Muon and the rest to AdamW, or everything to AdamW."""
-    from distmuon.optim.routing import split_parameters
-
-    groups = split_parameters(model)
-    return groups if algorithm == "muon" else [group | {"algorithm": "adamw"} for group in groups]
-
-
 def pixels(grid: Grid, context: int) -> Tensor:
     """Return the corpus [windows, context + 1] int64, cut from one long row of pictures. Collective.
 
-    Rank 0 reads the pictures and broadcasts: see `data.digits`.
+    Rank 0 reads the pictures and broadcasts: see `digits.digits`.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Chapter 6's worker as its readers run it, and the comparison of ZeRO-1 with its relatives."""
+"""Chapter 6's worker as its readers run it, and the comparison of ZeRO-1 with other variants of data parallelism."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import worlds
 
 from distmuon.sharding.layout import ParamSpec, plan
+from distmuon.verify import model_states
 from muonbook.ch06 import data_parallel
 
 WORKER = str(worlds.ROOT / "scripts" / "06_zero1.py")
@@ -40,13 +41,13 @@ def test_following_a_bucket_tells_what_every_rank_held(tmp_path: Path) -> None:
         assert rank["whole_sources"] == [[0]] * 4 + [[1]] * 4
 
 
-def test_all_that_the_relatives_keep_and_send_is_predicted() -> None:
+def test_all_that_the_variants_keep_and_send_is_predicted() -> None:
     """On three ranks: rows of 10, 128 and 256 do not divide, so shards, rows and buckets are padded."""
     ending = worlds.finish(WORKER, "--compare", "--dp", "3")
     assert (ending.code, ending.err) == (0, "")
     assert "counted = predicted to the byte: True." in ending.out
     table = {(line[:9].strip(), line[10:26].strip()): line[26:].split() for line in ending.out.splitlines()[2:-1]}
-    assert list(table) == [(dtype, way) for dtype, way in data_parallel.WAYS]
+    assert list(table) == list(data_parallel.VARIANTS)
     assert table["float32", "DDP"] == ["4.00", "4.00", "0.00", "8.00", "16.00", "5.33"]
     assert table["bfloat16", "plain, masters"] == ["2.00", "4.00", "4.00", "8.00", "18.00", "5.33"]
     assert table["bfloat16", "ZeRO-1"] == ["2.00", "4.00", "1.33", "2.67", "10.00", "4.00"]
@@ -68,13 +69,15 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
 
 def test_a_storage_counts_once_and_whole() -> None:
     flat = torch.zeros(10)
-    kept = data_parallel.held([flat[:4], flat[4:]], [torch.zeros(3)], [flat[:2]], {})
-    assert kept == dict.fromkeys(data_parallel.KINDS, 0) | {"parameters": 40, "gradients": 12}
+    states = model_states.count({
+        "parameters": [flat[:4], flat[4:]], "gradients": [torch.zeros(3)], "masters": [flat[:2]], "momentum": []
+    })  # fmt: skip
+    assert states == {"parameters": 40, "gradients": 12, "masters": 0, "momentum": 0}
 
 
 def test_moments_and_masters_are_kept_for_the_shard_alone() -> None:
     layout = plan([ParamSpec("a", (3, 3), "bfloat16"), ParamSpec("b", (2,), "float32")], dp=4)
-    kept = [data_parallel.predict_held(layout, rank) for rank in range(4)]
-    assert [row["masters"] for row in kept] == [4 * 3] * 4  # a is padded to 12; b, float32, is its own master
-    assert [row["exp_avg"] for row in kept] == [4 * (3 + 1), 4 * (3 + 1), 4 * 3, 0]
-    assert [row["counters"] for row in kept] == [8, 8, 4, 0]
+    states = [model_states.predict_shards(layout, rank) for rank in range(4)]
+    assert [row["masters"] for row in states] == [4 * 3] * 4  # a is padded to 12; b, float32, is its own master
+    assert [row["exp_avg"] for row in states] == [4 * (3 + 1), 4 * (3 + 1), 4 * 3, 0]
+    assert [row["counters"] for row in states] == [8, 8, 4, 0]

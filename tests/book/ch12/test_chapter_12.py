@@ -9,9 +9,9 @@ import pytest
 import worlds
 
 from distmuon.launch import hosts
-from muonbook.ch12 import byte_results, byte_tables, figure_bytes
+from muonbook.ch12 import byte_counts, byte_tables, figure_bytes
 from muonbook.measure import profiled
-from muonbook.measure.baselines import CONTENDERS
+from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import SHAPES
 
 WORKER = str(worlds.ROOT / "scripts" / "12_bytes.py")
@@ -23,8 +23,8 @@ WORKER = str(worlds.ROOT / "scripts" / "12_bytes.py")
 def test_all_counts_of_a_step_are_printed_and_agree() -> None:
     ending = worlds.finish(WORKER, "--dp", "2", "--tp", "1", "--shape", "odd")
     assert (ending.code, ending.err) == (0, "")
-    titles = [line for line in ending.out.splitlines() if line in {c.title for c in CONTENDERS.values()}]
-    assert titles == [c.title for name, c in CONTENDERS.items() if name != "muon_fsdp2"]
+    titles = [line for line in ending.out.splitlines() if line in {c.title for c in BASELINES.values()}]
+    assert titles == [c.title for name, c in BASELINES.items() if name != "muon_fsdp2"]
     rows = re.findall(r"^ *[\d,]+ +([=-]) += +=  +\d+ \w+$", ending.out, re.MULTILINE)
     assert len(rows) == 10
     assert rows.count("=") == 6  # our own, which the ledger hears of
@@ -52,15 +52,15 @@ def test_the_operating_system_counts_or_says_why_not() -> None:
 
 
 def test_what_is_measured_is_written_or_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_results, "count_grids", lambda grids: {"grids": list(grids), "faults": [], "equal": True})
-    monkeypatch.setattr(byte_results, "ratios_on", lambda dp, tp: [{"dp": dp, "tp": tp}])
-    monkeypatch.setattr(byte_results, "fsdp2_on", lambda dp: {"dp": dp})
-    monkeypatch.setattr(byte_results, "wire_on", lambda dp, tp: [{"dp": dp, "tp": tp}])
-    refused = byte_results.measure(quick=True, obstacle="not here.")
+    monkeypatch.setattr(byte_counts, "counts_on", lambda grids: {"grids": list(grids), "faults": [], "equal": True})
+    monkeypatch.setattr(byte_counts, "ratios_on", lambda dp, tp: [{"dp": dp, "tp": tp}])
+    monkeypatch.setattr(byte_counts, "fsdp2_on", lambda dp: {"dp": dp})
+    monkeypatch.setattr(byte_counts, "wire_on", lambda dp, tp: [{"dp": dp, "tp": tp}])
+    refused = byte_counts.measure(quick=True, obstacle="not here.")
     assert (refused["wire"], refused["obstacle"]) == (None, "not here.")
-    full = byte_results.measure(quick=False, obstacle=None)
+    full = byte_counts.measure(quick=False, obstacle=None)
     assert len(full["counted"]["grids"]) == 20
-    assert [(row["dp"], row["tp"]) for row in full["wire"]] == byte_results.WIRE_GRIDS
+    assert [(row["dp"], row["tp"]) for row in full["wire"]] == byte_counts.WIRE_GRIDS
     assert set(refused) == set(full)
 
 
@@ -84,17 +84,17 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
 
 def test_the_stored_results_hold_what_the_chapter_says() -> None:
     found = json.loads((worlds.ROOT / "book" / "results" / "bytes.json").read_text())
-    assert {(row["dp"], row["tp"]) for row in found["counted"]["grids"]} == set(byte_results.GRIDS)
+    assert {(row["dp"], row["tp"]) for row in found["counted"]["grids"]} == set(byte_counts.GRIDS)
     assert found["counted"]["equal"]
-    assert {(row["dp"], row["tp"]) for row in found["ratios"]} == set(byte_results.RATIO_GRIDS)
+    assert {(row["dp"], row["tp"]) for row in found["ratios"]} == set(byte_counts.RATIO_GRIDS)
     assert all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in found["ratios"])
     for row in found["fsdp2"]:
         assert row["stray"] < row["rounding"]
     for row in found["wire"] or []:
-        if CONTENDERS[row["contender"]].predict is not None:
-            assert abs(row["ratio"] - 1) < byte_results.TOLERANCE
+        if BASELINES[row["contender"]].predict is not None:
+            assert abs(row["ratio"] - 1) < byte_tables.TOLERANCE
             if row["contender"] not in byte_tables.BROADCASTS:
-                assert max(abs(row[key] - 1) for key in ("least_rank", "greatest_rank")) < byte_results.TOLERANCE
+                assert max(abs(row[key] - 1) for key in ("least_rank", "greatest_rank")) < byte_tables.TOLERANCE
 
 
 def test_tables_say_what_the_rows_say() -> None:
@@ -154,11 +154,11 @@ def test_a_collective_that_the_reader_does_not_know_is_no_silent_gap() -> None:
 @pytest.mark.parametrize(("dp", "tp"), [(4, 2), (8, 1), (1, 4)])
 def test_every_predicted_byte_has_a_purpose(dp: int, tp: int) -> None:
     workload = SHAPES["even"].shared_by(dp)
-    rows = figure_bytes.contender_rows(workload, dp, tp)
-    for contender in CONTENDERS.values():
-        if contender.predict is not None and contender.admits(workload, dp, tp):
-            assert sum(rows[contender.title].values()) == contender.predict(workload, dp, tp, 0).total().sent_bytes
-            assert set(rows[contender.title]) <= set(figure_bytes.PURPOSES)
+    rows = figure_bytes.baseline_rows(workload, dp, tp)
+    for baseline in BASELINES.values():
+        if baseline.predict is not None and baseline.admits(workload, dp, tp):
+            assert sum(rows[baseline.title].values()) == baseline.predict(workload, dp, tp, 0).total().sent_bytes
+            assert set(rows[baseline.title]) <= set(figure_bytes.PURPOSES)
     assert (rows["Muon, gather_all"]["momentum, TP"] > 0) == (tp > 1)
 
 

@@ -17,10 +17,10 @@ from distmuon.verify import model_states
 from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
 from muonbook.ch13 import memory_tables
 from muonbook.ch13.figure_memory import describe_step_memory, draw_step_memory
-from muonbook.ch13.memory_plan import Plan, plan_memory, share_of_matrices
+from muonbook.ch13.memory_tables import MemoryPlan, plan_memory, share_of_matrices
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
 from muonbook.measure import results
-from muonbook.measure.baselines import CONTENDERS
+from muonbook.measure.baselines import BASELINES, admitted
 from muonbook.measure.model_shapes import MODELS
 from muonbook.measure.workload import SHAPES
 
@@ -31,8 +31,7 @@ TINY = replace(SHAPES["odd"], width=21, heads=7, vocabulary=23, context=8, bucke
 
 def weigh_tiny(world: launch.World, dtype: str) -> dict[str, Weighed]:
     grid, workload = Grid.of(world), replace(TINY, dtype=dtype).shared_by(world.dp)
-    admitted = [name for name, contender in CONTENDERS.items() if contender.admits(workload, world.dp, world.tp)]
-    return {name: weigh(name, workload, grid) for name in admitted}
+    return {name: weigh(name, workload, grid) for name in admitted(workload, world.dp, world.tp)}
 
 
 # ---- Counted against predicted ----------------------------------------------------------------------------
@@ -42,31 +41,31 @@ def weigh_tiny(world: launch.World, dtype: str) -> dict[str, Weighed]:
 def test_all_six_keep_what_was_predicted_and_stay_under_their_bounds(dp: int, tp: int, dtype: str) -> None:
     """On three ranks neither rows nor buckets divide, and FSDP2 pads."""
     for found in launch.run(weigh_tiny, (dtype,), dp=dp, tp=tp):
-        assert list(found) == list(CONTENDERS)
+        assert list(found) == list(BASELINES)
         for name, one in found.items():
-            assert one.kept == one.predicted, name
+            assert one.states == one.predicted, name
             assert one.bound is None if name == "muon_fsdp2" else one.transient <= one.bound, name
             assert one.transient <= max(one.stages.values()), name
-            assert one.peak >= sum(one.kept.values()), name
+            assert one.peak >= sum(one.states.values()), name
 
 
 def test_over_tp_ours_keep_what_was_predicted() -> None:
     for found in launch.run(weigh_tiny, ("bfloat16",), dp=1, tp=7):
         assert list(found) == ["ddp", "zero1", "torch_zero", "muon"]
-        assert all(one.kept == one.predicted for one in found.values())
+        assert all(one.states == one.predicted for one in found.values())
 
 
 def test_muons_momentum_is_half_of_what_adamw_kept_for_the_same_matrices() -> None:
     for rank in range(3):
-        adamw, muon = (model_states.predict_kept(name, TINY.shared_by(3), 3, 1, rank) for name in ("zero1", "muon"))
+        adamw, muon = (BASELINES[name].predict_states(TINY.shared_by(3), 3, 1, rank) for name in ("zero1", "muon"))
         assert adamw["exp_avg"] - muon["exp_avg"] == adamw["exp_avg_sq"] - muon["exp_avg_sq"] == muon["momentum"] > 0
 
 
 def test_torchs_zero_deals_the_largest_parameter_first() -> None:
     specs = [ParamSpec(name, (size,), "float32") for name, size in {"a": 5, "b": 9, "c": 4, "d": 1}.items()]
-    kept = [model_states.predict_dealt(specs, 2, rank) for rank in range(2)]
-    assert [row["exp_avg"] // 4 for row in kept] == [9 + 1, 5 + 4]  # b; a, c; d to either: the first
-    assert [row["counters"] for row in kept] == [8, 8]
+    states = [model_states.predict_partition(plan(specs, 2), rank) for rank in range(2)]
+    assert [row["exp_avg"] // 4 for row in states] == [9 + 1, 5 + 4]  # b; a, c; d to either: the first
+    assert [row["counters"] for row in states] == [8, 8]
 
 
 def test_state_under_an_unknown_name_is_not_passed_over() -> None:
@@ -122,14 +121,14 @@ def test_a_plan_saves_one_moment_of_the_matrices() -> None:
     model = MODELS["gpt2"]
     found = plan_memory(model, 1)
     assert found.saved == pytest.approx(4 * share_of_matrices(model) * model.parameters)
-    adamw, muon = (sum(kept[kind] for kind in model_states.STATE) for kept in (found.adamw, found.muon))
+    adamw, muon = (sum(states[kind] for kind in model_states.STATE) for states in (found.adamw, found.muon))
     assert 1 - muon / adamw == pytest.approx(share_of_matrices(model) / 2, rel=1e-2)
     assert sum(found.adamw.values()) == pytest.approx(18 * model.parameters, rel=1e-2)  # the vocabulary is padded
 
 
 def test_a_bound_says_no_or_perhaps_and_yes_only_with_its_slack() -> None:
     adamw, muon = dict.fromkeys(model_states.KINDS, 100), dict.fromkeys(model_states.KINDS, 100) | {"exp_avg": 0}
-    assert [Plan(adamw, muon, 10, bound).eaten(2.0) for bound in (100, 101, 220, 221)] == [
+    assert [MemoryPlan(adamw, muon, 10, bound).eaten(2.0) for bound in (100, 101, 220, 221)] == [
         "no",
         "perhaps",
         "perhaps",

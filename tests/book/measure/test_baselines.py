@@ -1,4 +1,4 @@
-"""The contenders: what each sends is what was predicted, in every count; and they are at the same job."""
+"""The baselines: what each sends is what was predicted, in every count; and they are at the same job."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,9 +10,9 @@ from once import once
 from distmuon import launch
 from distmuon.launch import UsageError
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch12 import byte_results
+from muonbook.ch12 import byte_counts
 from muonbook.ch12.byte_counts import Counted
-from muonbook.measure.baselines import CONTENDERS
+from muonbook.measure.baselines import BASELINES
 from muonbook.measure.profiled import Seen
 from muonbook.measure.workload import SHAPES
 
@@ -22,19 +22,19 @@ from muonbook.measure.workload import SHAPES
 @once
 def counted_by(size: int) -> dict[tuple[int, int], Any]:
     """Count on every grid of this many ranks, in one world: its ranks start, and import what they need, once."""
-    grids = [(dp, tp) for dp, tp in byte_results.GRIDS if dp * tp == size]
+    grids = [(dp, tp) for dp, tp in byte_counts.GRIDS if dp * tp == size]
     return launch.run(workers.count_on_grids, (grids,), dp=size)[0]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("dp", "tp"), byte_results.GRIDS)
-def test_every_contender_sends_what_was_predicted_in_every_count(dp: int, tp: int) -> None:
+@pytest.mark.parametrize(("dp", "tp"), byte_counts.GRIDS)
+def test_every_baseline_sends_what_was_predicted_in_every_count(dp: int, tp: int) -> None:
     """All shapes that fit this grid: ledger, dispatcher and profiler, per collective: calls, payload and sent."""
-    shapes, ranks = byte_results.shapes_on(dp, tp), counted_by(dp * tp)[dp, tp]
+    shapes, ranks = byte_counts.shapes_on(dp, tp), counted_by(dp * tp)[dp, tp]
     assert len(ranks) == dp * tp
     for number, rank in enumerate(ranks):
         assert {shape for shape, _ in rank} == set(shapes)
-        assert {name for _, name in rank} == set(CONTENDERS) - {"muon_fsdp2"} - ({"muon_ddp"} if tp > 1 else set())
+        assert {name for _, name in rank} == set(BASELINES) - {"muon_fsdp2"} - ({"muon_ddp"} if tp > 1 else set())
         for which, counted in rank.items():
             assert counted.faults() == [], f"rank {number}, {which}"
             assert (counted.predicted.total().calls > 0) == (dp * tp > 1)
@@ -43,10 +43,10 @@ def test_every_contender_sends_what_was_predicted_in_every_count(dp: int, tp: in
 
 
 def test_between_them_the_shapes_can_be_cut_over_every_grid() -> None:
-    assert len(byte_results.GRIDS) == 20
-    for dp, tp in byte_results.GRIDS:
-        assert byte_results.shapes_on(dp, tp), f"no shape for {dp} x {tp}"
-    covered = {shape for dp, tp in byte_results.GRIDS for shape in byte_results.shapes_on(dp, tp)}
+    assert len(byte_counts.GRIDS) == 20
+    for dp, tp in byte_counts.GRIDS:
+        assert byte_counts.shapes_on(dp, tp), f"no shape for {dp} x {tp}"
+    covered = {shape for dp, tp in byte_counts.GRIDS for shape in byte_counts.shapes_on(dp, tp)}
     assert covered == set(SHAPES)
 
 
@@ -56,7 +56,7 @@ def test_a_grid_that_a_shape_cannot_be_cut_over_is_refused_with_the_remedy() -> 
     with pytest.raises(UsageError, match="8 sequences cannot be shared out by --dp 3"):
         SHAPES["even"].check(3, 1)
     assert not SHAPES["even"].fits(3, 1)
-    assert not CONTENDERS["muon_ddp"].admits(SHAPES["even"], 2, 2)
+    assert not BASELINES["muon_ddp"].admits(SHAPES["even"], 2, 2)
 
 
 def test_every_kind_of_disagreement_is_a_fault() -> None:
@@ -108,7 +108,7 @@ def test_torchs_muon_on_fsdp2_strays_no_further_than_bf16_rounds() -> None:
 def test_all_start_from_the_same_weights_and_read_the_same_data() -> None:
     for losses in launch.run(workers.train, (3,), dp=2):
         first = losses["ddp"][0]
-        assert set(losses) == set(CONTENDERS)
+        assert set(losses) == set(BASELINES)
         assert all(abs(row[0] - first) < 1e-5 for row in losses.values())
         for alike in (("ddp", "zero1", "torch_zero"), ("muon", "muon_ddp")):  # one algorithm, whoever shards it
             assert all(losses[name] == pytest.approx(losses[alike[0]], abs=2e-3) for name in alike), losses

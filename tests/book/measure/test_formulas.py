@@ -7,7 +7,7 @@ import pytest
 
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec, plan
 from distmuon.verify.prediction import predict_step
-from muonbook.ch12.byte_results import DTYPES, GRIDS, M, shapes_on
+from muonbook.ch12.byte_counts import DTYPES, GRIDS, M, shapes_on
 from muonbook.measure import formulas, reported
 from muonbook.measure.workload import SHAPES
 
