@@ -14,34 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distmuon.sharding.ledger import Ledger
-
-# Whoever reads torch's collectives by their operators' names, at the dispatcher or in a trace, takes a name that is not
-# here for an error: a silent gap would make every count worthless. c10d is what torch calls its library of them.
-# Operator -> (collective, which argument holds the payload as the ledger defines it)
-OPERATORS = {
-    "c10d::allreduce_": ("all_reduce", "tensors"),
-    "c10d::_allgather_base_": ("all_gather", "output_tensor"),
-    "c10d::allgather_into_tensor_coalesced_": ("all_gather", "outputs"),
-    "c10d::allgather_": ("all_gather", "output_tensors"),
-    "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
-    "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors"),
-    "c10d::alltoall_base_": ("all_to_all", "input"),
-    "c10d::alltoall_": ("all_to_all", "input_tensors"),
-    "c10d::broadcast_": ("broadcast", "tensors"),
-    "_c10d_functional::all_reduce": ("all_reduce", "input"),
-    "_c10d_functional::all_reduce_": ("all_reduce", "input"),
-    "_c10d_functional::all_gather_into_tensor": ("all_gather", "returned"),
-    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input"),
-    "_c10d_functional::all_to_all_single": ("all_to_all", "input"),
-    "_c10d_functional::broadcast": ("broadcast", "input"),
-}
-WITHOUT_PAYLOAD = {
-    "c10d::barrier",
-    "c10d::monitored_barrier_",
-    "_c10d_functional::wait_tensor",
-    "_c10d_functional::_wrap_tensor_autograd",
-}
+from distmuon.sharding.ledger import OPERATORS, WITHOUT_PAYLOAD, Ledger
 
 
 class CollectiveCounter(TorchDispatchMode):
@@ -62,7 +35,7 @@ class CollectiveCounter(TorchDispatchMode):
         name = func._schema.name
         if func.namespace in ("c10d", "_c10d_functional") and name not in WITHOUT_PAYLOAD:
             if name not in OPERATORS:
-                raise RuntimeError(f"the collective counter does not know {name}; add it to counter.OPERATORS.")
+                raise RuntimeError(f"the collective counter does not know {name}; add it to ledger.OPERATORS.")
             given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
             given |= kwargs or {}
             op, payload = OPERATORS[name]

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from distmuon.verify.operators import OPERATORS, WITHOUT_PAYLOAD
+from distmuon.sharding.ledger import OPERATORS, WITHOUT_PAYLOAD
 from muonbook.measure.trace_report import NAMES_MATCHED
 
 ITEM_BYTES = {"double": 8, "float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "unsigned char": 1}
