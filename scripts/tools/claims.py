@@ -39,28 +39,27 @@ def update_rms():
     return found
 
 
-def update_rms_in_training(contender):
+def update_rms_in_training(baseline):
     """Return {"step", "least", "median", "most"} per watched step: RMS of the update per unit of learning rate, without
     weight decay, over the hidden matrices of the transformer of part III, trained in one process."""
     import torch
 
+    from distmuon.optim.routing import by_algorithm
     from distmuon.sharding.grid import Grid
     from muonbook.measure import workload
-    from muonbook.measure.baselines import CONTENDERS
+    from muonbook.measure.baselines import BASELINES
 
     torch.set_num_threads(1)  # the last bits depend on it
     job, grid = replace(workload.SHAPES["even"], lr=LR), Grid.alone("cpu")
-    trainer = CONTENDERS[contender].make(job, grid, None)
+    trainer = BASELINES[baseline].make(job, grid, None)
     for group in trainer.optimizers[0].param_groups:
         group["betas"] = BETAS
-    (group,) = (group for group in workload.groups_of(trainer.model, "muon") if group["algorithm"] == "muon")
-    matrices = [p for _, p in group["params"]]
+    matrices = by_algorithm(trainer.model)["muon"]
     batches = workload.batches(job, workload.pixels(grid, job.context), 1, 0)
     found = []
     for step in range(1, STEPS + 1):
-        trainer.forward_backward(*next(batches))
         before = [p.detach() * (1 - LR * job.weight_decay) for p in matrices]
-        trainer.update()
+        trainer.step(next(batches))
         if step in WATCHED:
             moved = zip(before, matrices, strict=True)
             sizes = sorted(float((old - p.detach()).square().mean().sqrt()) / LR for old, p in moved)
@@ -117,7 +116,7 @@ def main():
         "update_rms_least": min(one["least"] for one in rms.values()),
         "update_rms_most": max(one["most"] for one in rms.values()),
         "update_rms_in_training": {
-            name: update_rms_in_training(contender) for name, contender in (("muon", "muon"), ("adamw", "zero1"))
+            name: update_rms_in_training(baseline) for name, baseline in (("muon", "muon"), ("adamw", "zero1"))
         },
         "flops_share": flops_to_the_same_loss(),
         "reported_bytes": the_reported_run(),

@@ -11,21 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Ellipse
 
-from muonbook.figures.style import (
-    INK,
-    MARGIN,
-    MUTED,
-    SMALL,
-    TEXT,
-    TITLE,
-    TP_HATCHES,
-    Block,
-    box,
-    dp_colour,
-    page,
-    put,
-    text_block,
-)
+from muonbook.figures.style import INK, MARGIN, MUTED, SMALL, TEXT, TITLE, TP_HATCHES, Block
+
+from muonbook.figures.style import box, dp_colour, page, put, text_block  # isort: skip
 
 SIDE, STOP = 34.0, 54.0  # of an icon, from one stop to the next
 
@@ -195,20 +183,6 @@ def _crossing(axes: Axes, x: float, y: float) -> None:
     axes.plot([x + SIDE * 0.08, x + SIDE], [y + SIDE * 0.85, y + SIDE * 0.1], color=INK, lw=2.2, ls=(0, (3, 1.5)))
 
 
-ICONS: Mapping[int, Callable[[Axes, float, float], None]] = {
-    1: _skewed,
-    2: _round,
-    3: _step,
-    4: _race,
-    5: _processes,
-    6: _shards,
-    7: _map,
-    8: _bands,
-    9: _halves,
-    10: _grid,
-    11: _broken,
-    12: _weighed,
-    13: _peak,
-    14: _timeline,
-    15: _crossing,
-}
+DRAWN = (_skewed, _round, _step, _race, _processes, _shards, _map, _bands, _halves, _grid, _broken)
+MEASURED = (_weighed, _peak, _timeline, _crossing)
+ICONS: Mapping[int, Callable[[Axes, float, float], None]] = dict(enumerate(DRAWN + MEASURED, start=1))

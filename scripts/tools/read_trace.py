@@ -11,20 +11,14 @@ python scripts/tools read_trace out/report-traces/*.json --json out/report_trace
 from pathlib import Path
 
 from distmuon import launch
+from muonbook.measure import results
 from muonbook.measure.trace import read
-from muonbook.measure.trace_report import (
-    by_group,
-    clocks_disagree,
-    matched_by_name,
-    meetings,
-    optimizer_times,
-    range_times,
-    runs,
-    summarize,
-)
+from muonbook.measure.trace_report import by_group, clocks_disagree, matched_by_name, meetings, runs, summarize
 
-COLUMNS = ("communication", "communication_sum", "computation", "overlap", "exposed", "busy", "span", "idle")
-HEADS = ("comm.", "comm. sum", "comp.", "overlap", "exposed", "busy", "span", "idle")
+from muonbook.measure.trace_report import optimizer_times, range_times  # isort: skip
+
+COLUMNS = {"communication": "comm.", "communication_sum": "comm. sum", "computation": "comp."}
+COLUMNS |= {name: name for name in ("overlap", "exposed", "busy", "span", "idle")}
 
 
 def stem(path):
@@ -32,32 +26,28 @@ def stem(path):
     return Path(path).name.removesuffix(".gz").removesuffix(".json")
 
 
-def rounded(value):
-    return None if value is None else round(value, 3)
+def in_ms(**times):
+    """Return times under the names of a results file: `span` as span_ms; None, where there is none, stays."""
+    return {f"{name}_ms": None if time is None else round(time, 3) for name, time in times.items()}
+
+
+def host_and_gpu(times):
+    return {"cpu": times.host, "gpu": times.gpu, "gpu_computing": times.computing}
 
 
 def as_json(trace):
     """Return one rank's numbers for a results file."""
     summary, parts = summarize(trace), matched_by_name(trace)
-    optimizer = optimizer_times(trace)
+    optimizer = {f"optimizer_{name}": time for name, time in host_and_gpu(optimizer_times(trace)).items()}
     return {
         "rank": trace.rank,
         "device": trace.device,
         "collectives": summary.collectives,
-        **{f"{name}_ms": round(getattr(summary, name), 3) for name in COLUMNS},
-        "name_matched_ms": round(sum(time for _, time in parts), 3),
+        **in_ms(**{name: getattr(summary, name) for name in COLUMNS}, name_matched=sum(time for _, time in parts)),
         "name_matched_parts": [{"events": name, "ms": round(time, 3)} for name, time in parts],
-        "optimizer_cpu_ms": rounded(optimizer.host),
-        "optimizer_gpu_ms": rounded(optimizer.gpu),
-        "optimizer_gpu_computing_ms": rounded(optimizer.computing),
+        **in_ms(**optimizer),
         "ranges": [
-            {
-                "name": name,
-                "calls": times.calls,
-                "cpu_ms": rounded(times.host),
-                "gpu_ms": rounded(times.gpu),
-                "gpu_computing_ms": rounded(times.computing),
-            }
+            {"name": name, "calls": times.calls} | in_ms(**host_and_gpu(times))
             for name, times in range_times(trace).items()
         ],
     }
@@ -68,16 +58,11 @@ def waiting_json(names, met):
     found = []
     for mine in by_group(met):
         group = mine[0].group
-        per_rank = [
-            {
-                "rank": rank,
-                "trace": names[rank],
-                "inside_ms": round(sum(m.waiting[rank] + m.transfer[rank] for m in mine), 3),
-                "waiting_ms": round(sum(m.waiting[rank] for m in mine), 3),
-                "transfer_ms": round(sum(m.transfer[rank] for m in mine), 3),
-            }
-            for rank in group
-        ]
+        per_rank = []
+        for rank in group:
+            waiting, transfer = (sum(getattr(m, part)[rank] for m in mine) for part in ("waiting", "transfer"))
+            inside = in_ms(inside=waiting + transfer, waiting=waiting, transfer=transfer)
+            per_rank.append({"rank": rank, "trace": names[rank]} | inside)
         clocks = round(clocks_disagree(mine), 3)
         row = {"group": list(group), "name": mine[0].collective.name, "collectives": len(mine), "ranks": per_rank}
         found.append(row | {"clocks_disagree_ms": clocks})
@@ -87,7 +72,7 @@ def waiting_json(names, met):
 def table(traces):
     """Return one line per trace. traces: {name: RankTrace}."""
     width = max(len(name) for name in traces)
-    lines = [f"{'ms':{width}s} {'calls':>6s}" + "".join(f"{head:>11s}" for head in HEADS)]
+    lines = [f"{'ms':{width}s} {'calls':>6s}" + "".join(f"{head:>11s}" for head in COLUMNS.values())]
     for name, trace in traces.items():
         summary = summarize(trace)
         numbers = "".join(f"{getattr(summary, column):11.2f}" for column in COLUMNS)
@@ -154,9 +139,7 @@ def main():
     for names, run in together:
         print("\n".join(["", *waiting_lines(names, run)]))
     if arguments.json:
-        from muonbook.measure import results
-
-        command = ["read_trace.py", *(Path(path).name for path in [*arguments.files, "--json", arguments.json])]
+        command = ["tools read_trace", *(Path(path).name for path in [*arguments.files, "--json", arguments.json])]
         waiting = [row for names, run in together for row in waiting_json(names, meetings(run))]
         found = {"traces": {name: as_json(trace) for name, trace in named.items()}, "waiting": waiting}
         results.write(arguments.json, {"command": " ".join(command)} | found)
