@@ -11,188 +11,146 @@ Without --lr every optimizer is tuned on a grid of learning rates, weight decays
 settings race on fresh seeds. On two quiet cores the digits take a minute or two, the language about ten.
 """
 
+import argparse
+
 from distmuon import launch
-from muonbook.ch04 import puzzle as fair_race
-from muonbook.ch04.options import FETCHED, on_grid, parse
-from muonbook.puzzles import handle
+from muonbook import puzzles
+from muonbook.ch04.puzzle import PUZZLE
+from muonbook.measure import results
+from muonbook.report import check_json
 
-# torch, and what needs it, is imported inside the functions: a wrong argument is answered at once.
-
+# Named here as well as in muonbook.ch04, which needs torch: a wrong argument is answered at once.
+TASKS = ("digits", "language", "fashion", "mnist", "cifar10")
+FETCHED = TASKS[2:]
+OPTIMIZERS = ("sgd", "adamw", "muon")
+QUICK_STEPS, QUICK_SEEDS = 20, 5
+STORED = ("ablate", "time_steps", "sum_up")  # jobs that begin with what is stored
 PATIENCE = 6 * 3600.0  # seconds: a rank that has done its runs waits for those that have not
 
 
-# ---- What ranks do ----------------------------------------------------------------------------------------
+def parse():
+    """Return the checked arguments."""
+    parser = launch.parser(__doc__)
+    puzzles.add_arguments(parser)
+    launch.add_arguments(parser, dp=1, tp=1)
+    add = parser.add_argument
+    add("--task", nargs="+", default=["digits"], metavar="TASK", help=f"one of {', '.join(TASKS)} (default: digits)")
+    add("--optimizer", nargs="+", default=list(OPTIMIZERS), metavar="NAME", help="some of sgd, adamw, muon")
+    add("--lr", nargs="+", type=float, metavar="LR", help="do not tune: one for all, or one for each optimizer")
+    add("--weight-decay", type=float, metavar="X", help="with --lr (default: the larger of the optimizer's grid)")
+    add("--option", type=float, metavar="X", help="with --lr: momentum of sgd and muon, second beta of adamw")
+    add("--seeds", type=int, metavar="N", help="fresh seeds to race on (default: 8)")
+    add("--tuning-seeds", type=int, metavar="N", help="seeds to tune on, 1 to 3 (default: 3)")
+    add("--steps", type=int, metavar="N", help="of every run (default: the task's)")
+    add("--dtype", default="float32", metavar=launch.choices(("float32", "float64")), help="(default: %(default)s)")
+    add("--ranks", type=int, default=2, metavar="N", help="processes that share the runs (default: %(default)s)")
+    add("--recipe", metavar="original", help="a public tutorial's own recipe, as written and tuned")
+    add("--ablations", action="store_true", help="the studies beside the race: spectra, RMS, decay, batch and others")
+    add("--sights", dest="ablations", action="store_true", help=argparse.SUPPRESS)  # its name in stored commands
+    add("--times", action="store_true", help="what a step costs in time, where a race is stored")
+    add("--summary", action="store_true", help="what the claims page quotes, from the stored studies")
+    add("--quick", action="store_true", help="a first impression: few steps, few seeds")
+    add("--fetch", action="store_true", help="download the task's data into data/, and check every byte")
+    add("--if-here", action="store_true", help="where the task's data is missing, say so and do nothing")
+    add("--json", metavar="FILE", help="write everything that was found here")
+    return checked(parser.parse_args())
 
 
-def race(world, arguments):
-    """Tune and race; print; return what is stored."""
-    from muonbook.ch04 import race_tables, races, sweep
-
-    task, tuning = chosen_task(arguments, world.device), sweep.TUNING_SEEDS[: arguments.tuning_seeds]
-    found = races.stored_race(world, task, arguments.optimizer, tuning, range(arguments.seeds))
-    world.say("\n".join(race_tables.result_lines(found) + race_tables.verdict_lines(found)))
-    return found
-
-
-def train(world, arguments):
-    """Run every optimizer named at --lr, without tuning; print the held-out losses along the way."""
-    from muonbook.ch04 import race_tables, sweep
-
-    task = chosen_task(arguments, world.device)
-    run, settings = sweep.runner(world, task), [chosen_setting(arguments, name) for name in arguments.optimizer]
-    outcomes = run([(setting, seed) for setting in settings for seed in range(arguments.seeds)])
-    found = race_tables.stored_runs(task, outcomes)
-    world.say("\n".join(race_tables.run_lines(found)))
-    return found
-
-
-def compare(world, arguments):
-    """Train on the grid and in one process; print both curves."""
-    from muonbook.ch04 import on_grid
-
-    task, setting = chosen_task(arguments, world.device), chosen_setting(arguments, arguments.optimizer[0])
-    found = on_grid.compare(world, task, setting, seed=0)
-    if found is None:
-        return None
-    words = f"no loss differs by more than {on_grid.BOUND:g} of the movement: {found.difference <= on_grid.BOUND}"
-    if arguments.dtype != "float64":  # rounding is not the same on every machine
-        words = (
-            f"the largest difference is {found.difference:.0e} of the movement; --dtype float64 tells rounding apart"
+def checked(arguments):
+    """Return the arguments, or raise UsageError for those that cannot be; nothing heavy is imported for it."""
+    arguments.lr = arguments.lr or []
+    quick = {"steps": QUICK_STEPS, "seeds": QUICK_SEEDS, "tuning_seeds": 1} if arguments.quick else {}
+    for name, default in ({"seeds": 8, "tuning_seeds": 3} | quick).items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+    for option, names, known in (
+        ("--task", arguments.task, TASKS),
+        ("--optimizer", arguments.optimizer, OPTIMIZERS),
+        ("--dtype", [arguments.dtype], ("float32", "float64")),
+        ("--recipe", [arguments.recipe or "original"], ("original",)),
+    ):
+        if unknown := [name for name in names if name not in known]:
+            raise launch.UsageError(f"{option} {unknown[0]} is unknown; choose from {', '.join(known)}.")
+        if len(set(names)) < len(names):
+            raise launch.UsageError(f"{option} {' '.join(names)}: name each once.")
+    for option, value, least, most in (
+        ("--seeds", arguments.seeds, 1, 999),
+        ("--tuning-seeds", arguments.tuning_seeds, 1, 3),
+        ("--steps", 1 if arguments.steps is None else arguments.steps, 1, 10**7),
+        ("--ranks", arguments.ranks, 1, 999),
+        ("--weight-decay", arguments.weight_decay or 0, 0, 100),
+        ("--option", 0.5 if arguments.option is None else arguments.option, 0.01, 0.99999),
+    ):
+        if not least <= value <= most:
+            raise launch.UsageError(f"{option} {value:g}: must be from {least:g} to {most:g}.")
+    if arguments.fetch and (others := [task for task in arguments.task if task not in FETCHED]):
+        raise launch.UsageError(f"--fetch --task {others[0]}: it needs no download; run it.")
+    modes = [name for name in ("recipe", "ablations", "times", "summary") if getattr(arguments, name)]
+    if len(modes) > 1:
+        raise launch.UsageError(f"--{modes[0]} and --{modes[1]} are two jobs; choose one.")
+    if arguments.recipe is not None and (others := [task for task in arguments.task if task not in FETCHED]):
+        raise launch.UsageError(f"--recipe original --task {others[0]}: it is one for {', '.join(FETCHED)}.")
+    if len(arguments.task) > 1 and not arguments.fetch and arguments.recipe is None:
+        raise launch.UsageError(f"--task {' '.join(arguments.task)}: one race at a time; give one task.")
+    if len(arguments.lr) not in (0, 1, len(arguments.optimizer)) or not all(0 < lr < 1e9 for lr in arguments.lr):
+        given = " ".join(f"{lr:g}" for lr in arguments.lr)
+        raise launch.UsageError(f"--lr {given}: give one positive number, or one for each optimizer.")
+    if on_grid(arguments) and (not arguments.lr or len(arguments.optimizer) != 1):
+        raise launch.UsageError(
+            "--dp and --tp compare one training with one process; name one --optimizer and its --lr."
         )
-    world.say("\n".join([*found.lines(), words]))
-    return {"on_grid": found.on_grid.stored(), "alone": found.alone.stored(), "difference": found.difference}
+    if launch.under_torchrun() and not on_grid(arguments):
+        raise launch.UsageError("races start processes of their own; run without torchrun, with --ranks N.")
+    if modes and modes != ["recipe"] and (arguments.backend != "gloo" or arguments.device == "cuda"):
+        raise launch.UsageError(f"--{modes[0]} runs on the CPU; drop --backend and --device.")
+    return arguments
 
 
-def see(world, arguments):
-    """Take the studies beside the race, from the settings that the stored race tuned."""
-    from muonbook.ch04 import ablation_tables, ablations, race_tables
-
-    found = ablations.measure(world, race_tables.stored_settings("language"), arguments.quick)
-    for name, lines in ablation_tables.LINES.items():
-        world.say("\n".join([f"\n{name}", *lines(found[name])]))
-    return found
+def on_grid(arguments):
+    """Say whether one training is to be cut over a grid."""
+    return (arguments.dp, arguments.tp) != (1, 1)
 
 
-def repeat_originals(world, arguments):
-    """Run a public tutorial's recipe as written, and tuned."""
-    from muonbook.ch04 import originals, originals_tables
-
-    found = originals.study(world, arguments.task, range(5), arguments.quick)
-    world.say("\n".join(originals_tables.lines(found)))
-    return found
-
-
-def time_steps(world, arguments):
-    """Time a step of every optimizer against AdamW's, on the tasks whose race is stored."""
-    from muonbook.ch04 import race_tables, races, tasks
-
-    found = {}
-    for name, stored in race_tables.stored_races().items():
-        if missing := missing_data([name]):
-            world.say(missing)
-            continue
-        found[name] = races.times(tasks.TASKS[name], race_tables.stored_settings(name))
-        world.say("\n".join(race_tables.price_lines(stored, found[name])))
-    return found
-
-
-def sum_up(world, arguments):
-    """Draw the numbers that the claims page quotes from what is stored."""
-    from muonbook.ch04 import summary
-
-    return summary.summarize()
-
-
-# ---- What the command line chooses ------------------------------------------------------------------------
-
-
-def chosen_task(arguments, device):
-    """Return the task with what the command line changes of it."""
-    from dataclasses import replace
-
-    from muonbook.ch04 import sweep, tasks
-
-    task = replace(sweep.with_dtype(tasks.TASKS[arguments.task[0]], arguments.dtype), device=device)
-    return task if arguments.steps is None else task.shorter(arguments.steps)
-
-
-def chosen_setting(arguments, name):
-    """Return the setting of --lr, --weight-decay and --option, the last two by default the racer's own."""
-    from muonbook.ch04.baselines import RACERS, Setting
-
-    racer, lr = RACERS[name], arguments.lr[min(len(arguments.lr) - 1, arguments.optimizer.index(name))]
-    decay = racer.weight_decays[-1] if arguments.weight_decay is None else arguments.weight_decay
-    return Setting(name, lr, decay, racer.options[0] if arguments.option is None else arguments.option)
-
-
-def fetch(tasks):
-    """Download what is missing of the tasks' data."""
-    from muonbook.ch04 import datasets
-
-    for task in tasks:
-        if task not in FETCHED:
-            raise launch.UsageError(f"--fetch --task {task}: it needs no download; run it.")
-        datasets.fetch_all(task)
-
-
-def missing_data(tasks):
-    """Return the sentence that says which data is not here, or None if that of any of the tasks is."""
-    if set(tasks) - set(FETCHED):
-        return None
-    from muonbook.ch04 import datasets
-
-    missing = [datasets.missing(task) for task in tasks]
-    return missing[0] if all(missing) else None
+def job_of(arguments):
+    """Return the name of what was asked for, a function of muonbook.ch04.jobs."""
+    asked = {
+        "ablate": arguments.ablations,
+        "repeat_originals": arguments.recipe is not None,
+        "time_steps": arguments.times,
+        "sum_up": arguments.summary,
+        "compare": on_grid(arguments),
+        "train": bool(arguments.lr),
+        "race": True,
+    }
+    return next(job for job, wanted in asked.items() if wanted)
 
 
 def main():
-    arguments = parse(__doc__)
-    if (code := handle(arguments, fair_race.PUZZLE)) is not None:
+    arguments = parse()
+    if (code := puzzles.handle(arguments, PUZZLE)) is not None:
         return code
-    if launch.speaks():
-        launch.check_writable("--json", arguments.json)
-    if arguments.fetch:
-        fetch(arguments.task)
-        return 0
-    if missing := missing_data(arguments.task):
-        if not arguments.if_here:
-            raise launch.UsageError(missing)
-        print(missing)
-        return 0
-    found = started(arguments)
-    if arguments.json and launch.speaks():
-        from muonbook.measure import results
+    check_json(arguments)
+    job = job_of(arguments)
+    if set(arguments.task) <= set(FETCHED) or job in ("compare", *STORED):
+        from muonbook.ch04 import jobs  # and torch: only data, models and stored races tell whether this can be done
 
+        if arguments.fetch:
+            jobs.fetch(arguments.task)
+            return 0
+        if missing := jobs.missing_data(arguments.task):
+            if not arguments.if_here:
+                raise launch.UsageError(missing)
+            print(missing)
+            return 0
+        jobs.check(arguments, job)
+    options = launch.options(arguments)
+    if job != "compare":
+        alone = job in ("time_steps", "sum_up")
+        options |= {"dp": 1 if alone else arguments.ranks, "timeout": max(PATIENCE, arguments.timeout)}
+    found = launch.run(f"muonbook.ch04.jobs:{job}", (arguments,), **options)[0]
+    if arguments.json and launch.speaks():
         results.write(arguments.json, found)
     return 0
-
-
-def started(arguments):
-    """Run what was asked for in a world of its own; return what rank 0 found."""
-    asked = {
-        see: arguments.sights,
-        repeat_originals: arguments.recipe is not None,
-        time_steps: arguments.times,
-        sum_up: arguments.summary,
-        compare: on_grid(arguments),
-        train: bool(arguments.lr),
-        race: True,
-    }
-    worker = next(worker for worker, wanted in asked.items() if wanted)
-    options = launch.options(arguments)
-    if worker is compare:
-        from muonbook.ch04 import on_grid as grid_runs
-
-        task, setting = chosen_task(arguments, "cpu"), chosen_setting(arguments, arguments.optimizer[0])
-        grid_runs.check(task, setting, arguments.dp, arguments.tp)
-    elif worker in (see, time_steps, sum_up):
-        from muonbook.ch04 import race_tables
-
-        race_tables.stored_settings("language")  # raises UsageError, before anything is started
-    if worker is not compare:
-        alone = worker in (time_steps, sum_up)
-        options |= {"dp": 1 if alone else arguments.ranks, "timeout": max(PATIENCE, arguments.timeout)}
-    return launch.run(worker, (arguments,), **options)[0]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from distmuon import launch
-from muonbook.ch04 import download
+from muonbook import download
 
 COMMIT = "c3e149aa48e631d7ebd2a0c21dd20841e17819af"
 SOURCE = f"https://raw.githubusercontent.com/JenWei0312/muon-distributed-reproducibility/{COMMIT}/comparison"
@@ -40,12 +40,6 @@ def main():
     folder = Path(arguments.to)
     for name, wanted in SHA256.items():
         path = folder / name
-        # a file has 1 MB or so: nothing is left for another time, and so nothing lies about after a failure
-        came = download.fetch(
-            f"{arguments.source.rstrip('/')}/{name}",
-            path,
-            wanted,
-            resume=False,
-            remedy="try again, or name a copy: --from URL",
-        )
+        address = f"{arguments.source.rstrip('/')}/{name}"
+        came = download.fetch([address], path, wanted, remedy="try again, or name a copy: --from URL")
         print(f"{name}: {path.stat().st_size:,} bytes, checked" if came else f"{name}: here already, checked")

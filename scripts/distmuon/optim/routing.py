@@ -48,6 +48,13 @@ def groups_for(model: nn.Module, optimizer: str) -> list[dict]:
     return groups if optimizer == "muon" else [group | {"algorithm": "adamw"} for group in groups]
 
 
+def by_algorithm(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Return {"muon": hidden matrices, "adamw": all else} without names, for optimizers of one device."""
+    return {"muon": [], "adamw": []} | {
+        group["algorithm"]: [parameter for _, parameter in group["params"]] for group in split_parameters(model)
+    }
+
+
 def plan_groups(groups: Sequence[dict], dp: int, bucket_size: int) -> tuple[Layout, list[int]]:
     """Return the map of these named groups on `dp` ranks, and the indices in it of Muon's parameters; starts nothing.
 

@@ -1,4 +1,4 @@
-"""Chapter 3's experiments: Muon on one device, beside AdamW and beside torch's own Muon. What they return, it prints.
+"""Chapter 3's experiments: Muon on one device, beside AdamW and beside torch's own Muon; what the worker shows.
 
 All in float64, so that all processors print the same. `watched_run` trains the digits and looks at one matrix,
 `embedding_run` follows the rows of an embedding, and `oracle` changes one thing at a time.
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
+from distmuon.launch import World
 from distmuon.models.digits import Split, batch_rows, digits
 from distmuon.models.networks import MLP, Transformer, initial_weights
+from distmuon.optim.metrics import rms, spectral_norm, update_of
 from distmuon.optim.muon import Muon, scale
 from distmuon.optim.newton_schulz import orthogonality_error
 from distmuon.optim.routing import split_parameters
@@ -68,24 +70,9 @@ def fresh() -> tuple[MLP, Split, Split]:
 # ---- What to watch ----------------------------------------------------------------------------------------
 
 
-def update_of(before: Tensor, after: Tensor, lr: float, weight_decay: float) -> Tensor:
-    """Return the update of one step of a matrix [A, B]: decay and learning rate are taken out again."""
-    return ((1 - lr * weight_decay) * before - after) / lr
-
-
-def rms(update: Tensor) -> float:
-    """Return the root of the mean of all squares."""
-    return update.square().mean().sqrt().item()
-
-
 def not_orthogonal(update: Tensor, kind: str = "match_rms") -> float:
     """Return how far what Newton–Schulz returned is from semi-orthogonal: 0 where all singular values are 1."""
     return orthogonality_error(update / scale(update.shape, kind)).item()
-
-
-def spectral_norm(weight: Tensor) -> float:
-    """Return the largest factor by which `weight` stretches any input."""
-    return torch.linalg.matrix_norm(weight, ord=2).item()
 
 
 def ceiling(longer_side: int, weight_decay: float) -> float:
@@ -197,3 +184,104 @@ def on_digits(make: Callable[[Any], Optimizer], steps: int) -> Tensor:
     for _ in train(model, [make(params), adamw], data, steps):
         pass
     return torch.cat([p.detach().flatten() for p in params]) - start
+
+
+# ---- What is shown ----------------------------------------------------------------------------------------
+
+SHOWN = (1, 2, 5, 10, 20, 50, 100)  # the steps that are printed
+
+
+def show_training() -> dict[str, Any]:
+    """Train once with the hybrid; print the losses and three numbers that are worth a line in every log."""
+
+    def look(weight: Tensor, update: Tensor) -> tuple[float, float, float]:
+        return rms(update), not_orthogonal(update), spectral_norm(weight)
+
+    model, losses, seen = watched_run(hybrid, SHOWN[-1], look)
+    print(f"  step   loss   {WATCHED}: update RMS   orthogonality error   spectral norm")
+    for step in SHOWN:
+        size, error, norm = seen[step - 1]
+        print(f"{step:6}{losses[step - 1]:7.2f}{size:30.2f}{error:22.2f}{norm:16.2f}")
+    _, _, held_out = fresh()
+    right = model(held_out.images).argmax(dim=-1) == held_out.labels
+    print(f"accuracy on {len(right)} held-out digits: {right.double().mean():.2f}")
+    return {"loss": losses}
+
+
+def show_rms() -> dict[str, Any]:
+    """Train with AdamW alone and with Muon at two scales; print the RMS of one matrix's updates."""
+    original = partial(hybrid, scale="original")
+    runs: dict[str, Any] = {"AdamW": adamw_alone, "match_rms": hybrid, "original": original}
+    found = {name: watched_run(make, SHOWN[-1], lambda _, update: rms(update)) for name, make in runs.items()}
+    print(f"RMS of the update of {WATCHED}, per unit of learning rate (and the loss)")
+    print("  step" + "".join(f"{name:>16}" for name in found))
+    for step in SHOWN:
+        pairs = (f"{seen[step - 1]:.3f} ({losses[step - 1]:.2f})" for _, losses, seen in found.values())
+        print(f"{step:6}" + "".join(f"{pair:>16}" for pair in pairs))
+    return {name: seen for name, (_, _, seen) in found.items()}
+
+
+def show_decay() -> dict[str, Any]:
+    """Train at several strengths of weight decay; print the spectral norm of one matrix beside its ceiling."""
+    steps, lr, found = 120, 2 * LR, {}
+    print(f"Spectral norm of {WATCHED}, lr {lr}")
+    print("  decay   step 1   step 60   step 120   ceiling   mean of the last 20 losses")
+    for decay in (0.0, 0.1, 1.0, 3.0):
+        make = partial(hybrid, lr=lr, weight_decay=decay)
+        _, losses, norms = watched_run(make, steps, lambda weight, _: spectral_norm(weight))
+        top = f"{ceiling(256, decay):.2f}" if decay else "none"
+        print(f"{decay:7.1f}{norms[0]:9.2f}{norms[59]:10.2f}{norms[-1]:11.2f}{top:>10}{sum(losses[-20:]) / 20:29.2f}")
+        found[f"{decay:g}"] = norms
+    return found
+
+
+def show_embedding() -> dict[str, Any]:
+    """Follow rows of a transformer's embedding under AdamW and under Muon, without decay."""
+    runs = [embedding_run(make) for make in (AdamW, Muon)]
+    print(f"An embedding of {VOCABULARY} rows: how many move in a step, and the RMS of two rows' steps")
+    print("                  |         AdamW         |         Muon")
+    print("  step   in batch | moved  always   once  | moved  always   once")
+    for step in (*SHOWN[:-1], EMBEDDING_STEPS):
+        line = f"{step:6}{runs[0][1][step - 1]:11} "
+        for moved, _ in runs:
+            rows = moved[step - 1]
+            line += f"|{int((rows > 0).sum()):6}{rows[0]:8.3f}{rows[ONCE]:8.3f} "
+        print(line.rstrip())
+    still = all(rows[NEVER] == 0 for moved, _ in runs for rows in moved)
+    print(f"The row of the token that never came stayed where it was, with both: {still}")
+    named = {"always": 0, "once": ONCE}
+    return {
+        f"{name}, {which}": [rows[token].item() for rows in moved]
+        for name, (moved, _) in zip(("AdamW", "Muon"), runs, strict=True)
+        for which, token in named.items()
+    }
+
+
+def show_oracle() -> None:
+    """Repeat a short run with one thing changed at a time; print which share of the movement is different."""
+    print("10 steps beside ours, in float64: difference / movement")
+    print(f"{'':30}  made-up gradients   training on digits")
+    for name, shares in oracle(steps=10):
+        print(f"{name:30}" + "".join(f"{bounded(share):>19}" for share in shares))
+
+
+def bounded(share: float) -> str:
+    """Return a share as every processor would print it: what is rounding differs from one to the next."""
+    for low, high in ((0, 1e-9), (1e-9, 0.02), (0.02, 0.1)):
+        if share < high:
+            return f"{low:g} to {high:g}" if low > 1e-9 else f"below {high:g}"
+    return f"{share:.2f}"
+
+
+def show(world: World, name: str) -> dict[str, Any] | None:
+    """Show what was asked for, in this one process; return the curves behind it."""
+    return SHOWS[name]()
+
+
+SHOWS: dict[str, Callable[[], dict[str, Any] | None]] = {
+    "training": show_training,
+    "rms": show_rms,
+    "decay": show_decay,
+    "embedding": show_embedding,
+    "oracle": show_oracle,
+}

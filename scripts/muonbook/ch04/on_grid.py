@@ -19,14 +19,14 @@ from torch.optim import Optimizer
 from distmuon.launch import UsageError, World
 from distmuon.models.recipe import FLOAT64_BOUND
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import split_parameters
-from distmuon.optim.sharded_optimizer import Zero1AdamW
+from distmuon.optim.routing import groups_for
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import load_slices
-from muonbook.ch04.baselines import RACERS, Setting
-from muonbook.ch04.tasks import Examples, Task
-from muonbook.ch04.training import Course, Outcome, Run, train
+from muonbook.ch04.tasks import Examples, LearningTask
+from muonbook.ch04.training import CANDIDATES, LossCurve, Outcome, Setting, Training, train
 
 SHARDED = ("muon", "adamw")
 BOUND = FLOAT64_BOUND  # of the movement: what summing in another order may make of a training in float64
@@ -36,10 +36,10 @@ WIDEST = 16  # TP sizes up to this are named as remedies
 # ---- Before anything starts -------------------------------------------------------------------------------
 
 
-def check(task: Task, setting: Setting, dp: int, tp: int) -> None:
+def check(task: LearningTask, setting: Setting, dp: int, tp: int) -> None:
     """Raise UsageError where `setting` cannot be trained on `task` on a dp x tp grid as in one process."""
     if setting.optimizer not in SHARDED:
-        known = f"has no sharded form here{', only a single-process one' if setting.optimizer in RACERS else ''}"
+        known = f"has no sharded form here{', only a single-process one' if setting.optimizer in CANDIDATES else ''}"
         raise UsageError(f"optimizer {setting.optimizer!r} {known}; choose one of {', '.join(SHARDED)}.")
     if task.augment is not None or any(isinstance(module, nn.Dropout) for module in _planned(task, 1).modules()):
         raise UsageError(
@@ -59,13 +59,13 @@ def check(task: Task, setting: Setting, dp: int, tp: int) -> None:
         raise UsageError(f"--tp {tp} does not fit: {reason}; choose one of {fitting}.") from error
 
 
-def _planned(task: Task, tp: int) -> nn.Module:
+def _planned(task: LearningTask, tp: int) -> nn.Module:
     """Return the TP-local model without storage; raises ValueError where it cannot be cut."""
     with torch.device("meta"):
         return task.model(Group("tp", tp))
 
 
-def _fits(task: Task, tp: int) -> bool:
+def _fits(task: LearningTask, tp: int) -> bool:
     try:
         _planned(task, tp)
     except ValueError:
@@ -76,25 +76,26 @@ def _fits(task: Task, tp: int) -> bool:
 # ---- The run ----------------------------------------------------------------------------------------------
 
 
-def sharded_optimizer(model: nn.Module, setting: Setting, grid: Grid, gather_dtype: torch.dtype) -> Zero1AdamW:
-    """Return the racer's optimizer, its options included, on this rank's shards. Collective.
+def sharded_optimizer(model: nn.Module, setting: Setting, grid: Grid, gather_dtype: torch.dtype) -> ShardedOptimizer:
+    """Return the candidate's optimizer, its options included, on this rank's shards. Collective.
 
-    A gradient that is not finite ends the run, not the world: see `GridRun.step`.
+    A gradient that is not finite ends the run, not the world: see `GridTraining.step`.
     """
-    groups, tuned = split_parameters(model), {"lr": setting.lr, "weight_decay": setting.weight_decay}
-    options: dict[str, Any] = {"on_nonfinite": "skip", **tuned}
+    groups = groups_for(model, setting.optimizer)
+    options: dict[str, Any] = {"lr": setting.lr, "weight_decay": setting.weight_decay, "on_nonfinite": "skip"}
     if setting.optimizer == "adamw":
-        everything = [group | {"algorithm": "adamw"} for group in groups]
-        return Zero1AdamW(everything, grid, betas=(0.9, setting.option), **options)
+        return Zero1AdamW(groups, grid, betas=(0.9, setting.option), **options)
     return DistributedMuon(
         groups, grid, momentum=setting.option, betas=(0.9, 0.95), gather_dtype=gather_dtype, **options
     )
 
 
-class GridRun(Run):
+class GridTraining(Training):
     """This rank's part of a training: its rows of every batch, and of the held-out examples."""
 
-    def __init__(self, task: Task, model: nn.Module, optimizer: Zero1AdamW, seed: int, grid: Grid) -> None:
+    def __init__(
+        self, task: LearningTask, model: nn.Module, optimizer: ShardedOptimizer, seed: int, grid: Grid
+    ) -> None:
         optimizers: list[Optimizer] = [optimizer]
         super().__init__(task, model, optimizers, seed)
         self.sharded, self.grid = optimizer, grid
@@ -103,7 +104,7 @@ class GridRun(Run):
         self.weight = len(self.held_out) / every
 
     @classmethod
-    def of(cls, task: Task, setting: Setting, seed: int, grid: Grid) -> GridRun:
+    def of(cls, task: LearningTask, setting: Setting, seed: int, grid: Grid) -> GridTraining:
         """Return the run on this rank of `grid`, before its first step. Collective."""
         task = replace(task, device=str(grid.device))
         model = task.model(grid.tp).to(grid.device, task.dtype)
@@ -139,13 +140,13 @@ class GridRun(Run):
         return self.grid.dp.all_reduce(mine, "loss").item()
 
 
-def train_on_grid(world: World, task: Task, setting: Setting, seed: int) -> Outcome:
-    """Run `setting` on `task`, sharded over the world's grid; return the same outcome on every rank. Collective.
+def train_on_grid(world: World, task: LearningTask, setting: Setting, seed: int) -> Outcome:
+    """Training `setting` on `task`, sharded over the world's grid; return the same outcome on every rank. Collective.
 
     Raises UsageError before the grid is made where that cannot be (see `check`).
     """
     check(task, setting, world.dp, world.tp)
-    return Course(GridRun.of(task, setting, seed, Grid.of(world)), setting).outcome()
+    return LossCurve(GridTraining.of(task, setting, seed, Grid.of(world)), setting).outcome()
 
 
 # ---- Beside the single process ----------------------------------------------------------------------------
@@ -184,16 +185,16 @@ class Comparison:
         ]
 
 
-def compare(world: World, task: Task, setting: Setting, seed: int) -> Comparison | None:
+def compare(world: World, task: LearningTask, setting: Setting, seed: int) -> Comparison | None:
     """Train on the grid, and on rank 0 also in one process; return both there, None on other ranks. Collective.
 
     The two go in lockstep, so that the other ranks never wait longer than a step for rank 0, however long the run.
     """
     check(task, setting, world.dp, world.tp)
     grid = Grid.of(world)
-    course = Course(GridRun.of(task, setting, seed, grid), setting)
+    curve = LossCurve(GridTraining.of(task, setting, seed, grid), setting)
     if world.rank > 0:
-        course.outcome()
+        curve.outcome()
         return None
-    alone = train(replace(task, device=str(grid.device)), setting, seed, watch=lambda run, step: course.advance())
-    return Comparison(course.outcome(), alone)
+    alone = train(replace(task, device=str(grid.device)), setting, seed, watch=lambda run, step: curve.advance())
+    return Comparison(curve.outcome(), alone)

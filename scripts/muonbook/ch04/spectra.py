@@ -14,19 +14,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from distmuon.launch import World
 from distmuon.models import networks
-from muonbook.ch03.single_device import update_of
+from distmuon.optim.metrics import update_of
 from muonbook.ch04 import tasks
-from muonbook.ch04.baselines import Setting
 from muonbook.ch04.language import entropy
-from muonbook.ch04.runs import OUT, UP, state_of
-from muonbook.ch04.sweep import dealt_back, with_dtype
-from muonbook.ch04.training import Run, train
+from muonbook.ch04.sweep import shared_out
+from muonbook.ch04.training import Setting, Training, train
 
-WATCHED = {"up": UP, "out": OUT}
+WATCHED = {"up": "blocks.0.up.weight", "out": "blocks.1.out.weight"}  # [256, 64] and [64, 64]
 KINDS = ("weight", "momentum", "update")
 
 
@@ -56,7 +55,17 @@ def moments(steps: int) -> list[int]:
     return sorted({max(1, round(steps * share)) for share in (1 / steps, 1 / 8, 1 / 2, 7 / 8, 1)})
 
 
-def look(run: Run, before: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def state_of(optimizers: Sequence[Optimizer], parameter: nn.Parameter) -> tuple[Tensor, dict[str, Any]]:
+    """Return a parameter's momentum, [A, B], and the group it is in: its learning rate is that of the last step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if any(p is parameter for p in group["params"]):
+                state = optimizer.state[parameter]
+                return state["exp_avg" if "exp_avg" in state else "momentum_buffer"], group
+    raise ValueError(f"no optimizer moves this parameter of shape {tuple(parameter.shape)}.")
+
+
+def look(run: Training, before: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return {matrix: {kind: [A, B]}} after a step. before: the watched weights before it.
 
     SGD's decay goes through its momentum as a part of the gradient, so it stays in the update; the others' is taken
@@ -77,15 +86,14 @@ def watched(setting: Setting, seed: int, steps: int) -> dict[str, Any]:
 
     values: the singular values over the largest, from it down. ranks: the effective rank.
     """
-    task = with_dtype(tasks.speech(steps=steps), "float64")
+    task = tasks.speech(steps=steps).with_dtype("float64")
     model, last = task.fresh_model(seed), dict[str, Tensor]()
-    values: dict[str, dict[str, list[Any]]] = {name: {kind: [] for kind in KINDS} for name in WATCHED}
-    ranks: dict[str, dict[str, list[Any]]] = {name: {kind: [] for kind in KINDS} for name in WATCHED}
+    values, ranks = ({name: {kind: list[Any]() for kind in KINDS} for name in WATCHED} for _ in range(2))
 
     def remember() -> None:
         last.update({name: model.get_parameter(path).detach().clone() for name, path in WATCHED.items()})
 
-    def watch(run: Run, step: int) -> None:
+    def watch(run: Training, step: int) -> None:
         if step in moments(steps):
             for name, kinds in look(run, last).items():
                 for kind, matrix in kinds.items():
@@ -106,8 +114,8 @@ def study(world: World, best: Mapping[str, Setting], seeds: Sequence[int], steps
     {optimizer: {matrix: {kind: [seed][moment]}}}}, and the shapes of the matrices.
     """
     jobs = [(name, seed) for name in best for seed in seeds]
-    mine = [watched(best[name], seed, steps) for name, seed in jobs[world.rank :: world.size]]
-    found = dict(zip(jobs, dealt_back(world, mine, len(jobs)), strict=True))
+    runs = shared_out(world, jobs, lambda job: watched(best[job[0]], job[1], steps))
+    found = dict(zip(jobs, runs, strict=True))
     model = tasks.speech().model(networks.ALONE)
     return {
         "steps": moments(steps),

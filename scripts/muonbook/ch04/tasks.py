@@ -1,6 +1,6 @@
 """What is learned: handwritten digits, other people's images, and a language with a known limit.
 
-A task says how to make a model and where its batches come from; who trains it, and how, is for `racers` and `training`.
+A task says how to make a model and where its batches come from; who trains it, and how, is for `training`.
 One seed decides the initial weights, the order of the batches, and on digits which images are held out. So two
 optimizers under one seed differ in nothing but themselves, and their results may be compared in pairs.
 """
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from distmuon.models import digits, networks
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
+from muonbook.ch04 import datasets
 from muonbook.ch04.language import ALPHABET, Language
 
 HELD_OUT_WINDOWS = 256
@@ -42,7 +43,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Task:
+class LearningTask:
     """One thing to learn.
 
     model: TP group -> model whose logits are [..., classes]. examples: seed -> (training, held-out) examples in
@@ -52,7 +53,7 @@ class Task:
 
     name: str
     model: Callable[[Group], nn.Module]
-    examples: Callable[[Task, int], tuple[Examples, Examples]]
+    examples: Callable[[LearningTask, int], tuple[Examples, Examples]]
     batch: int
     steps: int
     dtype: torch.dtype = torch.float32
@@ -70,8 +71,12 @@ class Task:
         model.load_state_dict(self.weights(seed))
         return model
 
-    def shorter(self, steps: int) -> Task:
+    def shorter(self, steps: int) -> LearningTask:
         return replace(self, steps=steps)
+
+    def with_dtype(self, dtype: str) -> LearningTask:
+        """Return the task in "float32" or "float64"."""
+        return replace(self, dtype=getattr(torch, dtype))
 
 
 def loss_of(model: nn.Module, examples: Examples) -> Tensor:
@@ -105,7 +110,7 @@ def evaluated(
 _split_digits = functools.lru_cache(maxsize=32)(functools.partial(digits.digits, Grid.alone()))
 
 
-def _digits(task: Task, seed: int) -> tuple[Examples, Examples]:
+def _digits(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
     training, held_out = (Examples(split.images.to(task.dtype), split.labels) for split in _split_digits(seed))
     return training, held_out
 
@@ -113,11 +118,44 @@ def _digits(task: Task, seed: int) -> tuple[Examples, Examples]:
 # ---- Images that have to be fetched -----------------------------------------------------------------------
 
 
+class Convolution(nn.Module):
+    """A convolution of 3 x 3 whose weight is held as the matrix [outputs, 9 inputs] that Muon takes it for.
+
+    [rows, inputs, height, width] -> [rows, outputs, height, width]
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, 9 * inputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight.view(len(self.weight), -1, 3, 3), self.bias, padding=1)
+
+
+class CNN(nn.Module):
+    """A small network for CIFAR-10: [rows, 3, 32, 32] -> [rows, 10]. Not cut over TP.
+
+    Three convolutions, each with ReLU and 2 x 2 max pooling, then two linear layers with dropout between: the sizes of
+    JenWei0312/Muon_Tutorial.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(Convolution(*sizes) for sizes in ((3, 32), (32, 64), (64, 128)))
+        self.hidden = nn.Linear(128 * 4 * 4, 512)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(512, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for convolution in self.convolutions:
+            x = F.max_pool2d(F.relu(convolution(x)), 2)
+        return self.head(self.dropout(F.relu(self.hidden(x.flatten(1)))))
+
+
 @functools.lru_cache(maxsize=1)
 def _images(name: str, dtype: torch.dtype) -> tuple[Examples, Examples]:
     """Return (training, test) images as MNIST-like networks take them, scaled to mean 0 and variance 1."""
-    from muonbook.ch04 import datasets
-
     found = datasets.load(name)
     scaled = found.train_images.to(dtype)
     dims = (0, 2, 3)  # one mean and deviation per colour, of the training images
@@ -127,16 +165,13 @@ def _images(name: str, dtype: torch.dtype) -> tuple[Examples, Examples]:
     return training, test
 
 
-def _flat_images(name: str) -> Callable[[Task, int], tuple[Examples, Examples]]:
-    def examples(task: Task, seed: int) -> tuple[Examples, Examples]:
-        training, test = _images(name, task.dtype)
-        return Examples(training.inputs.flatten(1), training.targets), Examples(test.inputs.flatten(1), test.targets)
-
-    return examples
+def _flat_images(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
+    training, test = _images(task.name, task.dtype)
+    return Examples(training.inputs.flatten(1), training.targets), Examples(test.inputs.flatten(1), test.targets)
 
 
-def _colour_images(task: Task, seed: int) -> tuple[Examples, Examples]:
-    return _images("cifar10", task.dtype)
+def _colour_images(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
+    return _images(task.name, task.dtype)
 
 
 def shifted_and_flipped(images: Tensor) -> Tensor:
@@ -159,8 +194,8 @@ def _windows(count: int, seed: int, grammar_seed: int | None) -> Tensor:
     return language.write(count * (CONTEXT + 1), torch.Generator().manual_seed(seed)).view(count, CONTEXT + 1)
 
 
-def _speech(grammar_seed: int | None) -> Callable[[Task, int], tuple[Examples, Examples]]:
-    def examples(task: Task, seed: int) -> tuple[Examples, Examples]:
+def _speech(grammar_seed: int | None) -> Callable[[LearningTask, int], tuple[Examples, Examples]]:
+    def examples(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
         """Every window is read once: a run of this many steps never sees the same text again."""
         sets = (
             _windows(task.batch * task.steps, TEXT_SEED, grammar_seed),
@@ -179,23 +214,25 @@ def language_floor(grammar_seed: int | None = None) -> float:
     return float(Language.of(SPOKEN, grammar_seed=grammar_seed).floor(windows).mean())
 
 
-def speech(grammar_seed: int | None = None, batch: int = 16, steps: int = 300) -> Task:
+def speech(grammar_seed: int | None = None, batch: int = 16, steps: int = 300) -> LearningTask:
     """Return the language as a task. grammar_seed: the same words, following each other otherwise."""
 
     def model(tp: Group) -> nn.Module:
         return networks.Transformer(len(ALPHABET), width=64, layers=2, heads=4, context=CONTEXT, tp=tp)
 
-    return Task(
+    return LearningTask(
         "language", model, _speech(grammar_seed), batch, steps, floor=functools.partial(language_floor, grammar_seed)
     )
 
 
 # ---- All of them ------------------------------------------------------------------------------------------
 
-TASKS: dict[str, Task] = {
-    "digits": Task("digits", lambda tp: networks.MLP((64, 256, 128, 10), tp), _digits, batch=128, steps=110),
+TASKS: dict[str, LearningTask] = {
+    "digits": LearningTask("digits", lambda tp: networks.MLP((64, 256, 128, 10), tp), _digits, batch=128, steps=110),
     "language": speech(),
-    "fashion": Task("fashion", lambda tp: networks.MLP((784, 256, 128, 10), tp), _flat_images("fashion"), 128, 468),
-    "mnist": Task("mnist", lambda tp: networks.MLP((784, 256, 128, 10), tp), _flat_images("mnist"), 128, 468),
-    "cifar10": Task("cifar10", lambda tp: networks.CNN(), _colour_images, 128, 1950, augment=shifted_and_flipped),
+    **{
+        name: LearningTask(name, lambda tp: networks.MLP((784, 256, 128, 10), tp), _flat_images, batch=128, steps=468)
+        for name in ("fashion", "mnist")
+    },
+    "cifar10": LearningTask("cifar10", lambda tp: CNN(), _colour_images, 128, 1950, augment=shifted_and_flipped),
 }

@@ -1,25 +1,103 @@
-"""One run: a task, a setting and a seed in, the losses along the way out.
+"""One run: an optimizer at a setting, a task and a seed in, the losses along the way out.
 
-The schedule is the same for everybody: the learning rate rises over the first twentieth of the steps and falls along a
-cosine to zero. A run that diverges is kept, as infinite loss: to be unstable is a result.
+Nobody is compared at a setting that somebody else chose. Every optimizer gets a grid of learning rates (each twice the
+one before) and weight decays; SGD and AdamW get a second value for the option that matters most to them as well, so
+the baselines are tuned over twice as many settings as Muon. Schedule, model, data and seeds are the same for all.
+
+The schedule: the learning rate rises over the first twentieth of the steps and falls along a cosine to zero. A run that
+diverges is kept, as infinite loss: to be unstable is a result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from distmuon.models.digits import batch_rows
-from muonbook.ch04.baselines import RACERS, Setting
-from muonbook.ch04.tasks import Examples, Task, evaluated, loss_of
+from distmuon.optim.muon import Muon
+from distmuon.optim.routing import by_algorithm
+from muonbook.ch04.tasks import Examples, LearningTask, evaluated, loss_of
 
 LOOKS, APART = 20, 5  # held-out losses along a run, at most; steps between two of them, at least
+
+# ---- Who races --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run one optimizer. option: the value of its own option (see `Candidate.option`)."""
+
+    optimizer: str
+    lr: float
+    weight_decay: float
+    option: float
+
+    def at(self, lr: float) -> Setting:
+        return replace(self, lr=lr)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An optimizer and its grid.
+
+    lrs: a first guess at where the best learning rate lies; `sweep` goes on beyond either end if the best is at it.
+    option: the name of what else is tuned. build: (model, setting) -> optimizers, stepped one after the other.
+    """
+
+    title: str
+    lrs: tuple[float, ...]
+    weight_decays: tuple[float, ...]
+    option: str
+    options: tuple[float, ...]
+    build: Callable[[nn.Module, Setting], list[Optimizer]]
+
+    def settings(self, name: str, lr: float) -> list[Setting]:
+        """Return all settings at one learning rate."""
+        return [Setting(name, lr, decay, option) for decay in self.weight_decays for option in self.options]
+
+
+def doubling(low: float, count: int) -> tuple[float, ...]:
+    """Return `count` learning rates, each twice the one before."""
+    return tuple(low * 2**n for n in range(count))
+
+
+def _sgd(model: nn.Module, setting: Setting) -> list[Optimizer]:
+    options: dict[str, Any] = {"momentum": setting.option, "nesterov": True, "weight_decay": setting.weight_decay}
+    return [SGD(model.parameters(), lr=setting.lr, **options)]
+
+
+def _adamw(model: nn.Module, setting: Setting) -> list[Optimizer]:
+    options: dict[str, Any] = {"betas": (0.9, setting.option), "weight_decay": setting.weight_decay}
+    return [AdamW(model.parameters(), lr=setting.lr, **options)]
+
+
+def muon_and_adamw(params: Mapping[str, Sequence[nn.Parameter]], setting: Setting) -> list[Optimizer]:
+    """Return Muon for the one part and AdamW for the other, at one learning rate and decay, as the paper has it.
+
+    params: {"muon": matrices, "adamw": the rest}.
+    """
+    same: dict[str, Any] = {"lr": setting.lr, "weight_decay": setting.weight_decay}
+    return [Muon(params["muon"], momentum=setting.option, **same), AdamW(params["adamw"], betas=(0.9, 0.95), **same)]
+
+
+def _muon(model: nn.Module, setting: Setting) -> list[Optimizer]:
+    return muon_and_adamw(by_algorithm(model), setting)
+
+
+CANDIDATES: dict[str, Candidate] = {
+    "sgd": Candidate("SGD", doubling(0.025, 6), (0.0, 0.003), "momentum", (0.9, 0.95), _sgd),
+    "adamw": Candidate("AdamW", doubling(0.001, 6), (0.0, 0.1), "second beta", (0.95, 0.999), _adamw),
+    "muon": Candidate("Muon", doubling(0.004, 6), (0.0, 0.1), "momentum", (0.95,), _muon),
+}
+
+
+# ---- A run ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -41,9 +119,6 @@ class Outcome:
         """The held-out loss after the last step; infinite if the run diverged."""
         return self.held_out[-1]
 
-    def stored(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def share_of_lr(step: int, steps: int) -> float:
     """Return by what the learning rate is multiplied at `step`, 0 to steps - 1."""
@@ -59,10 +134,10 @@ def look_at(steps: int) -> list[int]:
     return [round(steps * n / count) for n in range(1, count + 1)]
 
 
-class Run:
+class Training:
     """A model in training. optimizers: at the learning rates that the schedule then scales."""
 
-    def __init__(self, task: Task, model: nn.Module, optimizers: Sequence[Optimizer], seed: int) -> None:
+    def __init__(self, task: LearningTask, model: nn.Module, optimizers: Sequence[Optimizer], seed: int) -> None:
         self.task, self.model, self.optimizers, self.seed = task, model, optimizers, seed
         torch.manual_seed(seed)  # dropout and shifted images draw from it
         self.examples, self.held_out = (examples.to(task.device) for examples in task.examples(task, seed))
@@ -105,21 +180,21 @@ class Run:
 
 
 def started(
-    task: Task,
+    task: LearningTask,
     setting: Setting,
     seed: int,
     build: Callable[[nn.Module, Setting], list[Optimizer]] | None = None,
     model: nn.Module | None = None,
-) -> Run:
+) -> Training:
     """Return the run of `setting` before its first step. build, model: see `train`."""
     model = task.fresh_model(seed) if model is None else model
-    return Run(task, model, (build or RACERS[setting.optimizer].build)(model, setting), seed)
+    return Training(task, model, (build or CANDIDATES[setting.optimizer].build)(model, setting), seed)
 
 
-class Course:
+class LossCurve:
     """A run and what it has shown so far."""
 
-    def __init__(self, run: Run, setting: Setting) -> None:
+    def __init__(self, run: Training, setting: Setting) -> None:
         self.run, self.setting, self.looks = run, setting, look_at(run.task.steps)
         self.training: list[float] = []
         self.held_out: list[float] = []
@@ -148,22 +223,22 @@ class Course:
 
 
 def train(
-    task: Task,
+    task: LearningTask,
     setting: Setting,
     seed: int,
     build: Callable[[nn.Module, Setting], list[Optimizer]] | None = None,
     model: nn.Module | None = None,
-    watch: Callable[[Run, int], object] = lambda run, step: None,
+    watch: Callable[[Training, int], object] = lambda run, step: None,
 ) -> Outcome:
     """Run `setting` on `task`.
 
-    build: of the optimizers, where it is not the racer's own. model: to go on with, instead of a fresh one. watch:
+    build: of the optimizers, where it is not the candidate's own. model: to go on with, instead of a fresh one. watch:
     called with the run and how many steps it has taken, after every step that has not diverged.
     """
     run = started(task, setting, seed, build, model)
-    course = Course(run, setting)
-    while not course.done:
-        course.advance()
-        if math.isfinite(course.training[-1]):
-            watch(run, len(course.training))
-    return course.outcome()
+    curve = LossCurve(run, setting)
+    while not curve.done:
+        curve.advance()
+        if math.isfinite(curve.training[-1]):
+            watch(run, len(curve.training))
+    return curve.outcome()

@@ -1,17 +1,16 @@
 """Chapter 3's worker: it trains, what it prints is what the chapter says of it, and wrong arguments get a sentence."""
 
 import json
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 import worlds
 
+from distmuon.optim.metrics import update_of
 from distmuon.optim.muon import Muon
 from muonbook.ch03 import single_device
 
-worker = import_module("03_muon")
 WORKER = "scripts/03_muon.py"
 
 
@@ -46,14 +45,14 @@ def test_hybrid_hands_its_options_to_the_right_optimizer() -> None:
 def test_the_update_is_what_the_step_subtracted() -> None:
     before, update = torch.randn(2, 6, 4, dtype=torch.float64).unbind()
     after = (1 - 0.1 * 0.2) * before - 0.1 * update
-    torch.testing.assert_close(single_device.update_of(before, after, 0.1, 0.2), update)
+    torch.testing.assert_close(update_of(before, after, 0.1, 0.2), update)
 
 
 @pytest.mark.parametrize(
     "share", [(0.0, "below 1e-09"), (0.0199, "below 0.02"), (0.05, "0.02 to 0.1"), (0.153, "0.15")]
 )
 def test_rounding_is_printed_as_a_range_and_anything_else_as_a_number(share: tuple[float, str]) -> None:
-    assert worker.bounded(share[0]) == share[1]
+    assert single_device.bounded(share[0]) == share[1]
 
 
 def test_two_pages_at_once_are_refused_in_a_sentence() -> None:

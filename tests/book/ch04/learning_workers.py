@@ -13,24 +13,22 @@ import torch
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from muonbook.ch04 import on_grid
-from muonbook.ch04.baselines import Setting
-from muonbook.ch04.on_grid import Comparison, GridRun
-from muonbook.ch04.sweep import with_dtype
-from muonbook.ch04.tasks import TASKS, Examples, Task
-from muonbook.ch04.training import Outcome, Run
+from muonbook.ch04.on_grid import Comparison, GridTraining
+from muonbook.ch04.tasks import TASKS, Examples, LearningTask
+from muonbook.ch04.training import LossCurve, Outcome, Setting, Training
 
 STEPS, WINDOWS, SEED = 12, 8, 3
 SETTINGS = {"muon": Setting("muon", 0.016, 0.1, 0.9), "adamw": Setting("adamw", 0.004, 0.1, 0.97)}
 DIVERGING = Setting("adamw", 1e200, 0.1, 0.97)
 
 
-def small(name: str, dtype: str = "float64", steps: int = STEPS) -> Task:
+def small(name: str, dtype: str = "float64", steps: int = STEPS) -> LearningTask:
     """Return a task of few steps; of the language, with few windows per batch and few held out."""
-    task = with_dtype(TASKS[name], dtype).shorter(steps)
+    task = TASKS[name].with_dtype(dtype).shorter(steps)
     if name != "language":
         return task
 
-    def examples(task: Task, seed: int) -> tuple[Examples, Examples]:
+    def examples(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
         training, held_out = TASKS[name].examples(task, seed)
         return training, held_out.rows(torch.arange(WINDOWS))
 
@@ -53,17 +51,17 @@ def compare_all(world: World, cases: list[tuple[str, str, str]]) -> Found:
     return Found(found, on_grid.train_on_grid(world, small("digits", "float32", 3), SETTINGS["muon"], SEED))
 
 
-def same_rows(run: GridRun, step: int) -> Examples:
+def same_rows(run: GridTraining, step: int) -> Examples:
     """Give every DP rank the first one's rows."""
-    batch = Run.batch(run, step)
+    batch = Training.batch(run, step)
     return batch.rows(torch.arange(len(batch) // run.grid.dp.size))
 
 
-def shuffled_apart(run: GridRun, step: int) -> Examples:
+def shuffled_apart(run: GridTraining, step: int) -> Examples:
     """Let every DP rank draw batches in an order of its own."""
     seed = run.seed
     run.seed += 1000 * run.grid.dp.rank
-    batch = run.share(Run.batch(run, step))
+    batch = run.share(Training.batch(run, step))
     run.seed = seed
     return batch
 
@@ -74,8 +72,8 @@ def in_bf16(optimizer: Callable[..., object]) -> Callable[..., object]:
 
 
 WRONG: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "same rows": lambda: mock.patch.object(GridRun, "batch", same_rows),
-    "shuffled apart": lambda: mock.patch.object(GridRun, "batch", shuffled_apart),
+    "same rows": lambda: mock.patch.object(GridTraining, "batch", same_rows),
+    "shuffled apart": lambda: mock.patch.object(GridTraining, "batch", shuffled_apart),
     "bf16 momentum": lambda: mock.patch.object(on_grid, "sharded_optimizer", in_bf16(on_grid.sharded_optimizer)),
 }
 
@@ -98,8 +96,8 @@ def lose_a_gradient(model: torch.nn.Module, at: int) -> None:
     model.get_parameter("head.weight").register_hook(lambda g: g * float("nan") if next(calls) == at else None)
 
 
-def course_of(run_task: Task, setting: Setting, lost_at: int) -> Outcome:
+def course_of(run_task: LearningTask, setting: Setting, lost_at: int) -> Outcome:
     """Return the outcome on the 1 x 1 grid, one gradient being lost on the way."""
-    run = GridRun.of(run_task, setting, SEED, Grid.alone())
+    run = GridTraining.of(run_task, setting, SEED, Grid.alone())
     lose_a_gradient(run.model, lost_at)
-    return on_grid.Course(run, setting).outcome()
+    return LossCurve(run, setting).outcome()

@@ -13,11 +13,10 @@ from once import once
 
 from distmuon import launch
 from distmuon.launch import World
-from muonbook.ch03.single_device import rms, update_of
-from muonbook.ch04 import ablation_tables, ablations, runs, spectra, sweep, tasks
-from muonbook.ch04.baselines import Setting
-from muonbook.ch04.runs import MATCHED, ROUTES, Lab, Trial, carry_out, retune
-from muonbook.ch04.training import look_at
+from distmuon.optim.metrics import rms, update_of
+from muonbook.ch04 import ablations, spectra, sweep, tables, tasks
+from muonbook.ch04.ablations import MATCHED, ROUTES, RunCache, RunSpec, carry_out, retune
+from muonbook.ch04.training import Setting, look_at
 from muonbook.figures import plots
 
 BEST = {
@@ -26,7 +25,7 @@ BEST = {
     "muon": Setting("muon", 0.008, 0.1, 0.95),
 }
 ALONE = World(0, 1, 1, 1, "gloo", "cpu", 60.0, 1, 0.0)
-SHORT = Trial(BEST["muon"], seed=0, steps=2)
+SHORT = RunSpec(BEST["muon"], seed=0, steps=2)
 
 
 @once
@@ -35,15 +34,15 @@ def measured() -> list[dict[str, Any]]:
     return launch.run(ablations.measure, (BEST, True), dp=2, timeout=170.0)
 
 
-# ---- What a trial changes ---------------------------------------------------------------------------------
+# ---- What a run changes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", ablations.FULL.levels)
 def test_muons_update_has_the_rms_asked_for_and_decays_as_before(level: float):
-    trial = replace(SHORT, rms=level)
-    model = trial.task.fresh_model(0).double()
-    muon, adamw = trial.optimizers(model, trial.setting)
-    lr, decay = trial.setting.lr, trial.setting.weight_decay
+    spec = replace(SHORT, rms=level)
+    model = spec.task.fresh_model(0).double()
+    muon, adamw = spec.optimizers(model, spec.setting)
+    lr, decay = spec.setting.lr, spec.setting.weight_decay
     matrices = muon.param_groups[0]["params"]
     before = [matrix.detach().clone() for matrix in matrices]
     for seed, matrix in enumerate(matrices):
@@ -79,14 +78,14 @@ def test_a_route_gives_muon_what_it_says_and_says_nothing_else(route: str, joini
 
 def test_sgd_and_adamw_are_the_races_own():
     for name in ("sgd", "adamw"):
-        trial = Trial(BEST[name], 0, 2, rms=0.8, route="all matrices")
-        (optimizer,) = trial.optimizers(trial.task.fresh_model(0), trial.setting)
+        spec = RunSpec(BEST[name], 0, 2, rms=0.8, route="all matrices")
+        (optimizer,) = spec.optimizers(spec.task.fresh_model(0), spec.setting)
         assert type(optimizer).__name__.lower() == name
-        assert len(optimizer.param_groups[0]["params"]) == len(list(trial.task.fresh_model(0).parameters()))
+        assert len(optimizer.param_groups[0]["params"]) == len(list(spec.task.fresh_model(0).parameters()))
 
 
 def test_a_run_that_diverges_is_kept_with_infinite_norms():
-    found, _ = carry_out(Trial(replace(BEST["sgd"], lr=1e9), 0, 6))
+    found, _ = carry_out(RunSpec(replace(BEST["sgd"], lr=1e9), 0, 6))
     assert found.gap == math.inf
     assert len(found.steps) == len(found.gaps) == len(found.spectral) == len(found.rms) == len(look_at(6))
     assert found.spectral[-1] == found.rms[-1] == math.inf
@@ -97,11 +96,11 @@ def test_a_run_that_diverges_is_kept_with_infinite_norms():
 
 
 def test_fine_tuning_starts_from_the_pretrained_weights_of_its_seed(one_thread: None):
-    still = Trial(replace(BEST["adamw"], lr=0.0), seed=0, steps=1, grammar_seed=ablations.GRAMMAR_SEED, before=SHORT)
-    lab = Lab(ALONE)
-    gaps = lab.gaps([still, still.at(0.0, 1)])
-    assert set(lab.weights) == {SHORT, SHORT.at(SHORT.setting.lr, 1)}
-    for (pretrained, weights), gap in zip(lab.weights.items(), gaps, strict=True):
+    still = RunSpec(replace(BEST["adamw"], lr=0.0), seed=0, steps=1, grammar_seed=ablations.GRAMMAR_SEED, before=SHORT)
+    cache = RunCache(ALONE)
+    gaps = cache.gaps([still, still.at(0.0, 1)])
+    assert set(cache.weights) == {SHORT, SHORT.at(SHORT.setting.lr, 1)}
+    for (pretrained, weights), gap in zip(cache.weights.items(), gaps, strict=True):
         _, again = carry_out(pretrained)
         assert all(torch.equal(weights[name], again[name]) for name in again)
         model = still.task.fresh_model(5)
@@ -117,29 +116,29 @@ def test_fine_tuning_starts_from_the_pretrained_weights_of_its_seed(one_thread: 
 def test_the_lab_carries_out_nothing_twice(monkeypatch: pytest.MonkeyPatch):
     done = []
 
-    def count(trial: Trial, start: runs.Weights | None = None) -> tuple[runs.Finding, runs.Weights]:
-        done.append(trial)
-        return runs.Finding([1], [trial.setting.lr], [1.0], [1.0]), {}
+    def count(spec: RunSpec, start: ablations.Weights | None = None) -> tuple[ablations.Finding, ablations.Weights]:
+        done.append(spec)
+        return ablations.Finding([1], [spec.setting.lr], [1.0], [1.0]), {}
 
-    monkeypatch.setattr(runs, "carry_out", count)
-    lab, after = Lab(ALONE), Trial(BEST["adamw"], 0, 1, before=SHORT)
-    assert lab.gaps([after, after.at(0.5, 0), after]) == [0.004, 0.5, 0.004]
-    assert lab.gaps([SHORT, after]) == [0.008, 0.004]
+    monkeypatch.setattr(ablations, "carry_out", count)
+    cache, after = RunCache(ALONE), RunSpec(BEST["adamw"], 0, 1, before=SHORT)
+    assert cache.gaps([after, after.at(0.5, 0), after]) == [0.004, 0.5, 0.004]
+    assert cache.gaps([SHORT, after]) == [0.008, 0.004]
     assert sorted(done, key=repr) == sorted([SHORT, after, after.at(0.5, 0)], key=repr)
 
 
 # ---- Retuning ---------------------------------------------------------------------------------------------
 
 
-class Valley(Lab):
-    """A lab in which `best` is the best learning rate."""
+class Valley(RunCache):
+    """A made-up cache in which `best` is the best learning rate."""
 
     def __init__(self, best: float) -> None:
         super().__init__(ALONE)
         self.best = best
 
-    def gaps(self, wanted: Sequence[Trial]) -> list[float]:
-        return [abs(math.log2(trial.setting.lr / self.best)) for trial in wanted]
+    def gaps(self, wanted: Sequence[RunSpec]) -> list[float]:
+        return [abs(math.log2(spec.setting.lr / self.best)) for spec in wanted]
 
 
 @pytest.mark.parametrize(
@@ -229,14 +228,14 @@ def test_every_rank_has_everything_and_it_is_plain_data():
 def test_two_ranks_find_what_one_finds(one_thread: None):
     data = measured()[0]
     seeds, matched = ablations.QUICK.seeds, ablations.QUICK.levels.index(MATCHED)
-    alone = Lab(ALONE).gaps([Trial(BEST["muon"], seed, ablations.QUICK.steps) for seed in seeds])
+    alone = RunCache(ALONE).gaps([RunSpec(BEST["muon"], seed, ablations.QUICK.steps) for seed in seeds])
     assert data["rms"]["rows"][matched]["gaps"] == pytest.approx(alone, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ablation_tables.LINES)
+@pytest.mark.parametrize("name", tables.LINES)
 def test_tables_fit_the_page(name: str):
     data = measured()[0]
-    lines = ablation_tables.LINES[name](data[name])
+    lines = tables.LINES[name](data[name])
     assert len(lines) >= 3
     assert max(map(len, lines)) <= 78
     assert lines == [line.rstrip() for line in lines]
@@ -245,11 +244,11 @@ def test_tables_fit_the_page(name: str):
 def test_figures_take_what_the_helpers_return():
     data = measured()[0]
     curves = [
-        ablation_tables.rms_curves(data["rms"]),
-        *(ablation_tables.decay_curves(data["decay"], "muon", what) for what in ("gaps", "spectral", "rms")),
+        tables.rms_curves(data["rms"]),
+        *(tables.decay_curves(data["decay"], "muon", what) for what in ("gaps", "spectral", "rms")),
     ]
     assert all(plots.describe_curves(found, "x", "y").count(":") >= len(found) for found in curves)
-    spectrum = ablation_tables.spectra_curves(data["spectra"], "out", "update")
+    spectrum = tables.spectra_curves(data["spectra"], "out", "update")
     assert "Muon: largest 1," in plots.describe_spectra(spectrum)
 
 
@@ -258,15 +257,15 @@ def test_figures_take_what_the_helpers_return():
 
 def test_only_all_of_five_seeds_are_a_claim():
     low, high = [0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.6]
-    assert ablation_tables.ahead("Muon", low, high) == "Muon ahead on 5 of 5: claimed"
-    assert ablation_tables.ahead("Muon", high, low) == "Muon behind on 5 of 5: claimed"
-    assert ablation_tables.ahead("Muon", low, [*high[:4], 0.4]) == "Muon ahead on 4 of 5: no claim"
-    assert ablation_tables.ahead("Muon", low[:4], high[:4]) == "Muon ahead on 4 of 4: no claim"
+    assert tables.ahead("Muon", low, high) == "Muon ahead on 5 of 5: claimed"
+    assert tables.ahead("Muon", high, low) == "Muon behind on 5 of 5: claimed"
+    assert tables.ahead("Muon", low, [*high[:4], 0.4]) == "Muon ahead on 4 of 5: no claim"
+    assert tables.ahead("Muon", low[:4], high[:4]) == "Muon ahead on 4 of 4: no claim"
 
 
 def test_the_batch_table_pairs_seeds():
     gaps = {"adamw": [0.2, 0.3, 0.8], "muon": [0.1, 0.1, 0.2]}
     rows = [{"optimizer": name, "batch": 4, "steps": 8, "lr": 0.004, "gaps": g} for name, g in gaps.items()]
-    lines = ablation_tables.batch_lines({"windows": 32, "rows": rows})
+    lines = tables.batch_lines({"windows": 32, "rows": rows})
     assert lines[2].split() == ["4", "8", "0.300", "[0.200,", "0.800]", "0.100", "[0.100,", "0.200]", "3.00"]
     assert lines[-1].strip() == "Muon ahead on 3 of 3: no claim"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import worlds
 
-from muonbook.ch04 import datasets, options, originals_tables, race_tables, sweep
+from muonbook.ch04 import datasets, jobs, sweep, tables, tasks, training
+from muonbook.ch04.originals import tables as originals_tables
 from muonbook.measure import results
 
 worker = import_module("04_does_it_learn")
@@ -42,7 +43,7 @@ def test_a_first_impression_of_a_race(tmp_path: Path) -> None:
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.startswith("digits, 3 steps of 128: held-out loss, median [range] of 5 fresh seeds\n")
     stored = json.loads(target.read_text())
-    assert set(stored["racers"]) == set(options.OPTIMIZERS)
+    assert set(stored["racers"]) == set(worker.OPTIMIZERS)
     assert len(re.findall(r"against", ending.out)) == 3
     assert stored["command"].startswith("04_does_it_learn.py --task digits")
 
@@ -63,8 +64,8 @@ def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(datasets, "ROOT", tmp_path)
-    assert worker.missing_data(["digits", "language"]) is None
-    said = worker.missing_data(["mnist"])
+    assert jobs.missing_data(["digits", "language"]) is None
+    said = jobs.missing_data(["mnist"])
     assert said is not None
     assert said.endswith("python scripts/04_does_it_learn.py --task mnist --fetch")
     monkeypatch.setattr("sys.argv", [WORKER, "--task", "cifar10", "--if-here"])
@@ -84,7 +85,7 @@ def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
         (["--seeds", "0"], "--seeds 0: must be from 1"),
         (["--tuning-seeds", "4"], "--tuning-seeds 4: must be from 1 to 3"),
         (["--optimizer", "muon", "muon"], "--optimizer muon muon: name each once"),
-        (["--sights", "--times"], "--sights and --times are two jobs"),
+        (["--ablations", "--times"], "--ablations and --times are two jobs"),
         (["--weight-decay", "-1"], "--weight-decay -1: must be from 0"),
         (["--option", "1"], "--option 1: must be from 0.01"),
         (["--tp", "0", "--optimizer", "muon", "--lr", "0.1"], "--tp 0: must be at least 1"),
@@ -106,6 +107,13 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
     assert ending.err.count("\n") == 1
 
 
+def test_the_command_line_knows_every_task_and_optimizer() -> None:
+    assert tuple(tasks.TASKS) == worker.TASKS
+    assert tuple(name for name in tasks.TASKS if name in datasets.SOURCES) == worker.FETCHED
+    assert set(worker.FETCHED) == set(datasets.SOURCES)
+    assert tuple(training.CANDIDATES) == worker.OPTIMIZERS
+
+
 def test_as_many_tuning_seeds_as_the_command_line_offers() -> None:
     assert len(sweep.TUNING_SEEDS) == 3
 
@@ -115,9 +123,9 @@ def test_as_many_tuning_seeds_as_the_command_line_offers() -> None:
 
 def test_what_the_page_says_of_the_races() -> None:
     digits, language = results.load("race_digits"), results.load("race_language")
-    assert not any(found.claimed for found in race_tables.verdicts(digits).values())
-    assert all(found.claimed for found in race_tables.verdicts(language).values())
-    muon, adamw = (race_tables.gaps(language, name) for name in ("muon", "adamw"))
+    assert not any(found.claimed for found in tables.verdicts(digits).values())
+    assert all(found.claimed for found in tables.verdicts(language).values())
+    muon, adamw = (tables.gaps(language, name) for name in ("muon", "adamw"))
     assert max(muon) < min(adamw)
     assert statistics.median(muon) < 0.5 * statistics.median(adamw)
     assert language["racers"]["muon"]["settings"] == 0.5 * language["racers"]["adamw"]["settings"]

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from distmuon import launch
-from muonbook.ch04 import race_tables, races, sweep, tasks
-from muonbook.ch04.baselines import RACERS, Setting
+from distmuon.models.networks import initial_weights
+from distmuon.optim import newton_schulz
+from muonbook.ch04 import sweep, tables, tasks
 from muonbook.ch04.tasks import TASKS
-from muonbook.ch04.training import Outcome, look_at, share_of_lr, train
+from muonbook.ch04.training import CANDIDATES, Outcome, Setting, look_at, share_of_lr, train
 from muonbook.measure import results
 
 DIGITS = replace(TASKS["digits"].shorter(12), dtype=torch.float64)
@@ -41,9 +42,9 @@ def test_the_last_step_is_always_looked_at():
     assert look_at(20) == [5, 10, 15, 20]
 
 
-@pytest.mark.parametrize("name", RACERS)
+@pytest.mark.parametrize("name", CANDIDATES)
 def test_every_racer_learns_and_one_seed_is_one_run(name: str):
-    setting = RACERS[name].settings(name, RACERS[name].lrs[3])[0]
+    setting = CANDIDATES[name].settings(name, CANDIDATES[name].lrs[3])[0]
     first, second = train(DIGITS, setting, 0), train(DIGITS, setting, 0)
     assert first == second
     assert first.final < 0.9 * math.log(10)
@@ -51,7 +52,7 @@ def test_every_racer_learns_and_one_seed_is_one_run(name: str):
 
 
 def test_seeds_decide_weights_order_and_split_and_the_optimizer_nothing():
-    runs = {name: train(DIGITS, RACERS[name].settings(name, 1e-9)[0], 3) for name in RACERS}
+    runs = {name: train(DIGITS, CANDIDATES[name].settings(name, 1e-9)[0], 3) for name in CANDIDATES}
     assert len({run.training[0] for run in runs.values()}) == 1
     assert max(run.final for run in runs.values()) == pytest.approx(min(run.final for run in runs.values()), abs=1e-5)
 
@@ -100,6 +101,26 @@ def is_crop(image: torch.Tensor, crop: torch.Tensor, flip: int) -> bool:
     return torch.equal(image, crop.flip(-1) if flip else crop)
 
 
+# ---- The network for CIFAR-10 -----------------------------------------------------------------------------
+
+
+def test_a_convolution_is_torchs_own_with_its_weight_held_as_a_matrix() -> None:
+    ours, torchs = tasks.Convolution(3, 8), torch.nn.Conv2d(3, 8, 3, padding=1)
+    assert torchs.bias is not None
+    ours.load_state_dict({"weight": torchs.weight.detach().flatten(1), "bias": torchs.bias.detach()})
+    images = torch.randn(5, 3, 6, 7)
+    torch.testing.assert_close(ours(images), torchs(images))
+
+
+def test_every_weight_of_the_cnn_is_a_matrix() -> None:
+    model = tasks.CNN()
+    model.load_state_dict(initial_weights(model, 0))
+    assert [tuple(p.shape) for name, p in model.named_parameters() if name.endswith("weight")] == [
+        (32, 27), (64, 288), (128, 576), (512, 2048), (10, 512),
+    ]  # fmt: skip
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
 # ---- Tuning -----------------------------------------------------------------------------------------------
 
 
@@ -126,9 +147,9 @@ def test_tuning_goes_on_while_the_best_learning_rate_is_at_an_end(best: float, f
 
 
 def test_nobody_is_tuned_harder_than_the_baselines():
-    counts = {name: len(racer.lrs) * len(racer.settings(name, 1.0)) for name, racer in RACERS.items()}
+    counts = {name: len(racer.lrs) * len(racer.settings(name, 1.0)) for name, racer in CANDIDATES.items()}
     assert counts["sgd"] >= counts["muon"] <= counts["adamw"]
-    for racer in RACERS.values():
+    for racer in CANDIDATES.values():
         assert [b / a for a, b in zip(racer.lrs, racer.lrs[1:], strict=False)] == [2.0] * (len(racer.lrs) - 1)
 
 
@@ -170,19 +191,19 @@ def test_verdicts_compare_seed_by_seed():
 
 def test_steps_to_a_target_are_read_off_the_median_curve():
     racer = {"looks": [10, 20, 30], "held_out": [[2.0, 1.0, 1.5], [2.2, 1.2, None], [9.0, 0.8, 1.0]]}
-    found = [race_tables.steps_until({"racers": {"muon": racer}}, "muon", target) for target in (2.5, 1.2, 0.5)]
+    found = [tables.steps_until({"racers": {"muon": racer}}, "muon", target) for target in (2.5, 1.2, 0.5)]
     assert found == [10, 20, None]
 
 
 def test_a_best_rate_at_an_end_of_its_grid_is_told():
     racer = {"curve": {"0.1": 1.0, "0.2": 0.5, "0.4": 2.0}, "best": {"lr": 0.2}}
-    assert not race_tables.at_an_end(racer)
-    assert race_tables.at_an_end(racer | {"best": {"lr": 0.4}})
+    assert not tables.at_an_end(racer)
+    assert tables.at_an_end(racer | {"best": {"lr": 0.4}})
 
 
 @pytest.mark.parametrize("name", ["digits", "language", "fashion"])
 def test_no_stored_race_stopped_tuning_at_an_end(name: str):
-    assert not any(race_tables.at_an_end(racer) for racer in results.load(f"race_{name}")["racers"].values())
+    assert not any(tables.at_an_end(racer) for racer in results.load(f"race_{name}")["racers"].values())
 
 
 # ---- Races ------------------------------------------------------------------------------------------------
@@ -201,13 +222,13 @@ def test_how_many_ranks_share_the_runs_does_not_matter(raced):
 def test_a_stored_race_holds_what_its_tables_print(raced):
     race = raced[0]
     assert race["task"] == "digits"
-    lines = "\n".join(race_tables.result_lines(race) + race_tables.verdict_lines(race))
+    lines = "\n".join(tables.result_lines(race) + tables.verdict_lines(race))
     for name, racer in race["racers"].items():
         assert f"lr {racer['best']['lr']:g}" in lines
         assert racer["runs"] == racer["settings"]  # one tuning seed
         assert len(racer["held_out"]) == len(racer["seeds"]) == 5
-        assert RACERS[name].title in lines
-    assert len(race_tables.verdicts(race)) == 3
+        assert CANDIDATES[name].title in lines
+    assert len(tables.verdicts(race)) == 3
 
 
 def test_prices_are_steps_operations_and_time(raced):
@@ -216,21 +237,19 @@ def test_prices_are_steps_operations_and_time(raced):
         assert racer["flops"]["model"] == race["racers"]["sgd"]["flops"]["model"] > 0
     assert race["racers"]["muon"]["flops"]["optimizer"] > 0 == race["racers"]["adamw"]["flops"]["optimizer"]
     times = {name: {"median": n + 1.0} for n, name in enumerate(("sgd", "adamw", "muon"))}
-    lines = race_tables.price_lines(race, times)
+    lines = tables.price_lines(race, times)
     (own,) = (line for line in lines[1:] if line.strip().startswith("AdamW"))
     steps, operations, seconds = map(float, own.split()[1:])
     assert steps == operations == seconds <= 1.0
 
 
 def test_muons_operations_are_those_of_newton_schulz():
-    from distmuon.optim.newton_schulz import flops
-
-    counted = races.flops(TASKS["digits"], MUON)["optimizer"]
-    assert counted == flops((256, 64)) + flops((128, 256))
+    counted = sweep.flops(TASKS["digits"], MUON)["optimizer"]
+    assert counted == newton_schulz.flops((256, 64)) + newton_schulz.flops((128, 256))
 
 
 def test_times_are_relative_to_adamw():
-    best = {name: racer.settings(name, 0.001)[0] for name, racer in RACERS.items()}
-    found = races.times(DIGITS, best, rounds=4)
+    best = {name: racer.settings(name, 0.001)[0] for name, racer in CANDIDATES.items()}
+    found = sweep.times(DIGITS, best, rounds=4)
     assert found["adamw"]["median"] == pytest.approx(1.0)
-    assert set(found) == set(RACERS)
+    assert set(found) == set(CANDIDATES)

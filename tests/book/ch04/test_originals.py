@@ -13,18 +13,27 @@ from torch.optim import SGD
 
 from distmuon import launch
 from distmuon.launch import UsageError, World
-from distmuon.models import networks
+from distmuon.models.networks import MLP
 from distmuon.optim import newton_schulz
-from muonbook.ch04 import datasets, originals, originals_tables
+from muonbook.ch04 import datasets
 from muonbook.ch04.datasets import Images
-from muonbook.ch04.originals import Job, Runs, run
-from muonbook.ch04.originals_recipes import RECIPES, Contender, Recipe, default_weights_, step_flops, tutorial_muon
+from muonbook.ch04.originals import study, tables
+from muonbook.ch04.originals.recipes import (
+    RECIPES,
+    TutorialOptimizer,
+    TutorialRecipe,
+    default_weights_,
+    step_flops,
+    tutorial_muon,
+)
+from muonbook.ch04.originals.study import Job, Runs, run
+from muonbook.ch04.tasks import CNN, Convolution
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small steps, for which threads cost more than they give
 
 MNIST, CIFAR = RECIPES["mnist"], RECIPES["cifar10"]
 QUICK_CIFAR = replace(CIFAR, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)))
-SMALL = replace(MNIST, model=partial(networks.MLP, (784, 16, 10)), epochs=2)
+SMALL = replace(MNIST, model=partial(MLP, (784, 16, 10)), epochs=2)
 
 
 def made_up(shape: Sequence[int] = (1, 28, 28), training: int = 200, test: int = 60) -> Images:
@@ -72,9 +81,9 @@ def rule(weights: list[Tensor], gradients: list[list[Tensor]], lr: float, dtype:
 def test_muon_moves_every_parameter_by_the_tutorials_rule(dtype: torch.dtype, tolerance: float) -> None:
     """Three steps, on wide, tall and convolving layers: they differ by at most `tolerance` of the distance moved."""
     torch.manual_seed(0)
-    layers = [networks.Convolution(3, 32), networks.Convolution(32, 8), nn.Linear(20, 48), nn.Linear(48, 10)]
+    layers = [Convolution(3, 32), Convolution(32, 8), nn.Linear(20, 48), nn.Linear(48, 10)]
     ours = default_weights_(nn.Sequential(*layers)).double()
-    convolutions = {id(m.weight) for m in ours.modules() if isinstance(m, networks.Convolution)}
+    convolutions = {id(m.weight) for m in ours.modules() if isinstance(m, Convolution)}
     parameters = list(ours.parameters())
     shapes = [(len(p), -1, 3, 3) if id(p) in convolutions else p.shape for p in parameters]
     before = [p.detach().clone().view(shape) for p, shape in zip(parameters, shapes, strict=True)]
@@ -103,8 +112,8 @@ def test_a_convolutions_factor_is_that_of_its_filter() -> None:
 
 def test_bf16_and_float32_newton_schulz_train_alike() -> None:
     def losses(dtype: torch.dtype) -> list[float]:
-        contender = Contender("Muon", 0.01, partial(tutorial_muon, compute_dtype=dtype))
-        return run(replace(SMALL, contenders={"muon": contender}), "muon", 0, DATA, lr=0.04, epochs=4)["training_loss"]
+        optimizer = TutorialOptimizer("Muon", 0.01, partial(tutorial_muon, compute_dtype=dtype))
+        return run(replace(SMALL, optimizers={"muon": optimizer}), "muon", 0, DATA, lr=0.04, epochs=4)["training_loss"]
 
     found = losses(torch.float32)
     assert found[-1] < 1.2  # far from where it began
@@ -152,7 +161,7 @@ class Spy(SGD):
 
 
 @pytest.mark.parametrize(("recipe", "shares"), [(MNIST, [1, 1, 1]), (QUICK_CIFAR, COSINE)])
-def test_epochs_batches_and_learning_rates_are_the_tutorials(recipe: Recipe, shares: list[float]) -> None:
+def test_epochs_batches_and_learning_rates_are_the_tutorials(recipe: TutorialRecipe, shares: list[float]) -> None:
     """The last batch is short and kept; the cosine moves once per epoch and ends above zero."""
     spies: list[Spy] = []
 
@@ -161,7 +170,7 @@ def test_epochs_batches_and_learning_rates_are_the_tutorials(recipe: Recipe, sha
         return [spies[0]]
 
     data = made_up(recipe.shape, test=10)  # 200 images: no multiple of either batch
-    found = run(replace(recipe, contenders={"spy": Contender("spy", 0.5, build)}), "spy", 0, data)
+    found = run(replace(recipe, optimizers={"spy": TutorialOptimizer("spy", 0.5, build)}), "spy", 0, data)
     per_epoch = math.ceil(200 / recipe.batch)
     expected = [0.5 * share for share in shares for _ in range(per_epoch)]
     assert spies[0].seen == pytest.approx(expected, rel=1e-5)
@@ -173,9 +182,7 @@ def test_an_epoch_shows_every_image_once_and_later_ones_in_another_order() -> No
     seen = []
     labels = torch.arange(200)
     for seed in (1, 1, 2):
-        batches = originals._batches(
-            MNIST, DATA._replace(train_labels=labels), torch.Generator().manual_seed(seed), "cpu"
-        )
+        batches = study._batches(MNIST, DATA._replace(train_labels=labels), torch.Generator().manual_seed(seed), "cpu")
         seen.append(torch.cat([numbers for _, numbers in batches]).tolist())
     assert sorted(seen[0]) == labels.tolist()
     assert seen[0] == seen[1] != seen[2]
@@ -184,10 +191,10 @@ def test_an_epoch_shows_every_image_once_and_later_ones_in_another_order() -> No
 # ---- A run ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", SMALL.contenders)
+@pytest.mark.parametrize("optimizer", SMALL.optimizers)
 def test_every_optimizer_learns_and_a_run_can_be_repeated(optimizer: str) -> None:
     found = run(
-        SMALL, optimizer, 0, DATA, lr=None if optimizer.startswith("muon") else 8 * SMALL.contenders[optimizer].lr
+        SMALL, optimizer, 0, DATA, lr=None if optimizer.startswith("muon") else 8 * SMALL.optimizers[optimizer].lr
     )
     again = run(SMALL, optimizer, 0, DATA, lr=found["lr"])
     assert found == again
@@ -197,7 +204,7 @@ def test_every_optimizer_learns_and_a_run_can_be_repeated(optimizer: str) -> Non
 
 def test_one_seed_means_the_same_weights_and_images_for_everybody() -> None:
     """With next to no learning rate, all see the same losses; another seed sees others."""
-    still = [run(SMALL, optimizer, 0, DATA, lr=1e-12)["training_loss"] for optimizer in SMALL.contenders]
+    still = [run(SMALL, optimizer, 0, DATA, lr=1e-12)["training_loss"] for optimizer in SMALL.optimizers]
     assert all(losses == pytest.approx(still[0], rel=1e-6) for losses in still)
     assert run(SMALL, "sgd", 1, DATA, lr=1e-12)["training_loss"] != pytest.approx(still[0], rel=1e-6)
 
@@ -208,7 +215,7 @@ def test_the_cnn_trains_in_training_mode_and_is_tested_without_dropout() -> None
     assert found == run(CIFAR, "adamw", 0, data, epochs=1)
     model = CIFAR.model()
     default_weights_(model)
-    assert originals.evaluate(CIFAR, model, data) == originals.evaluate(CIFAR, model, data)
+    assert study.evaluate(CIFAR, model, data) == study.evaluate(CIFAR, model, data)
     assert not model.training
 
 
@@ -226,7 +233,7 @@ def test_what_cannot_be_run_is_refused_with_the_remedy() -> None:
     with pytest.raises(UsageError, match=r"takes images of \(3, 32, 32\), not \(1, 28, 28\)"):
         run(CIFAR, "adamw", 0, DATA)
     with pytest.raises(UsageError, match="200 of 200 training images cannot be held out"):
-        originals.for_tuning(DATA, 200)
+        study.for_tuning(DATA, 200)
 
 
 def test_a_step_costs_what_its_products_cost() -> None:
@@ -245,29 +252,30 @@ def test_a_step_costs_what_its_products_cost() -> None:
 
 def test_tuning_doubles_until_the_best_rate_is_at_no_end() -> None:
     best = {"muon": 0.02, "sgd": 0.64}  # both begin at 0.01
-    recipe = replace(MNIST, contenders={name: MNIST.contenders[name] for name in best})
+    recipe = replace(MNIST, optimizers={name: MNIST.optimizers[name] for name in best})
     asked: list[Job] = []
 
     def run_all(jobs: Sequence[Job]) -> Runs:
         asked.extend(jobs)
         return {job: {"test_loss": [9.0, abs(math.log(job[1] / best[job[0]]))]} for job in jobs}
 
-    tried = originals.tune(recipe, run_all)
+    tried, curves = study.tune(recipe, run_all)
+    assert [list(curve) for curve in curves.values()] == [sorted(rates) for rates in tried.values()]
     assert sorted(tried["muon"]) == [0.005, 0.01, 0.02, 0.04]
     assert sorted(tried["sgd"]) == pytest.approx([0.005 * 2**n for n in range(9)])
-    assert len(set(asked)) == len(asked) == 13 * len(originals.TUNING_SEEDS)
-    assert max(originals.tune(recipe, run_all, farthest=2)["sgd"]) == pytest.approx(0.08)
+    assert len(set(asked)) == len(asked) == 13 * len(study.TUNING_SEEDS)
+    assert max(study.tune(recipe, run_all, farthest=2)[1]["sgd"]) == pytest.approx(0.08)
 
 
 def test_tuning_sees_no_test_image() -> None:
-    found = originals.for_tuning(DATA, 50)
+    found = study.for_tuning(DATA, 50)
     assert torch.equal(torch.cat([found.train_images, found.test_images]), DATA.train_images)
     assert torch.equal(torch.cat([found.train_labels, found.test_labels]), DATA.train_labels)
     assert len(found.test_labels) == 50
 
 
 def small_study(world: World) -> dict[str, Any]:
-    return originals.study_of(world, "fashion", SMALL, DATA, [0, 1], held_out=50, tuning_seeds=[9], farthest=1)
+    return study.study_of(world, "fashion", SMALL, DATA, [0, 1], held_out=50, tuning_seeds=[9], farthest=1)
 
 
 @pytest.fixture(scope="module")
@@ -281,12 +289,12 @@ def test_two_ranks_find_what_one_finds(found: dict[str, Any]) -> None:
 
 def test_a_study_races_everybody_at_the_rates_it_found(found: dict[str, Any]) -> None:
     assert list(found["as_written"]) == ["muon", "adamw", "sgd"]
-    assert list(found["tuned"]) == list(SMALL.contenders)
+    assert list(found["tuned"]) == list(SMALL.optimizers)
     for name, runs in found["tuned"].items():
         best = min(found["tuning"][name], key=lambda entry: entry["held_out"][0])
         assert [(r["optimizer"], r["lr"], r["seed"]) for r in runs] == [(name, best["lr"], 0), (name, best["lr"], 1)]
     for name, runs in found["as_written"].items():
-        assert [(r["lr"], r["seed"]) for r in runs] == [(SMALL.contenders[name].lr, 0), (SMALL.contenders[name].lr, 1)]
+        assert [(r["lr"], r["seed"]) for r in runs] == [(SMALL.optimizers[name].lr, 0), (SMALL.optimizers[name].lr, 1)]
     assert found["as_written"]["sgd"][0] == run(SMALL, "sgd", 0, DATA)
 
 
@@ -294,15 +302,15 @@ def test_a_study_says_what_is_missing_and_takes_what_is_there(monkeypatch: pytes
     monkeypatch.setattr(datasets, "missing", lambda name: None if name == "fashion" else f"{name} is not here.")
     monkeypatch.setattr(datasets, "load", lambda name: made_up(training=1300, test=600))
     monkeypatch.setitem(RECIPES, "mnist", SMALL)
-    (data,) = launch.run(originals.study, (["mnist", "fashion"], [0, 1, 2], True))
+    (data,) = launch.run(study.study, (["mnist", "fashion"], [0, 1, 2], True))
     assert data["mnist"] == {"missing": "mnist is not here."}
     assert (data["fashion"]["images"], data["fashion"]["epochs"]) == (1200, 1)
     assert len(data["fashion"]["tuned"]["adamw"]) == 2
-    told = originals_tables.lines(data)
+    told = tables.lines(data)
     assert told[0] == "MNIST: not run here; get the images with"
     assert [line for line in told if len(line) > 78] == []
     with pytest.raises(UsageError, match="no recipe for digits; choose from mnist, fashion, cifar10"):
-        originals.study(None, ["digits"], [0], True)  # type: ignore[arg-type]
+        study.study(None, ["digits"], [0], True)  # type: ignore[arg-type]
 
 
 # ---- Tables -----------------------------------------------------------------------------------------------
@@ -322,25 +330,25 @@ def test_tables_show_the_medians_the_wins_and_what_was_reported(found: dict[str,
 
     races = {"as_written": {"muon": runs(0.1, 0.9), "adamw": runs(0.2, 0.8), "sgd": runs(0.3, 0.9)}}
     data = found | races
-    told = "\n".join(originals_tables.lines({"mnist": data}))
+    told = "\n".join(tables.lines({"mnist": data}))
     assert "Muon          0.1200 [0.1000, 0.1400]  0.100 [0.100, 0.100]  90.0 [90.0, 90.0]" in told
     assert "  reported    0.0475" in told
     assert "-45 % here; -34 % in the tutorial" in told
     assert "Muon : AdamW" + " " * 24 + "       5 - 0 *       5 - 0 *       5 - 0 *" in told
     assert "Muon : SGD" + " " * 26 + "       5 - 0 *       5 - 0 *       0 - 0" in told
     assert "took 1.27 times as long" in told
-    other = "\n".join(originals_tables.lines({"fashion": data}))
+    other = "\n".join(tables.lines({"fashion": data}))
     assert other.startswith("Fashion-MNIST, by MNIST's recipe: 200 images, 8 steps in 2 epochs")
     assert "reported" not in other
 
 
 def test_what_the_tutorial_reports_of_cifar_is_told_beside_it(found: dict[str, Any]) -> None:
-    recipe = replace(CIFAR, model=lambda: networks.CNN())
-    names = [name for name, contender in recipe.contenders.items() if contender.written]
+    recipe = replace(CIFAR, model=lambda: CNN())
+    names = [name for name, optimizer in recipe.optimizers.items() if optimizer.written]
     runs = found["tuned"]["adamw"]
-    races = {"as_written": dict.fromkeys(names, runs), "tuned": dict.fromkeys(recipe.contenders, runs)}
-    told = originals_tables.lines({"cifar10": found | races | {"recipe": "cifar10"}})
+    races = {"as_written": dict.fromkeys(names, runs), "tuned": dict.fromkeys(recipe.optimizers, runs)}
+    told = tables.lines({"cifar10": found | races | {"recipe": "cifar10"}})
     assert any(line.startswith("  reported    0.6279") and line.endswith("80.8") for line in told)
     assert any("-30 % in the tutorial" in line for line in told)
     assert [line for line in told if len(line) > 78] == []
-    assert not any(c.verdicts["test loss"].claimed for c in originals_tables.verdicts(found))  # two seeds
+    assert not any(c.verdicts["test loss"].claimed for c in tables.verdicts(found))  # two seeds

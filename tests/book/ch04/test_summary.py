@@ -5,25 +5,25 @@ import statistics
 
 import pytest
 
-from muonbook.ch04 import race_tables, summary
+from muonbook.ch04 import jobs, tables
 from muonbook.measure import results
 
 
 def test_the_stored_summary_is_drawn_from_the_stored_studies() -> None:
     stored = {k: v for k, v in results.load("learning").items() if k not in ("machine", "commit", "command")}
-    assert stored == json.loads(json.dumps(summary.summarize()))
+    assert stored == json.loads(json.dumps(jobs.summarize()))
 
 
 def test_medians_and_wins_are_counted_over_seeds() -> None:
     race = results.load("race_language")
-    found = summary.of_race(race)
+    found = jobs.of_race(race)
     finals = [losses[-1] - race["floor"] for losses in race["racers"]["muon"]["held_out"]]
     assert found["median"]["muon"] == pytest.approx(statistics.median(finals))
-    assert set(found["pairs"]) == {f"{a}_{b}" for a, b in race_tables.verdicts(race)}
+    assert set(found["pairs"]) == {f"{a}_{b}" for a, b in tables.verdicts(race)}
     share = found["to_adamw"]
     muon, adamw = (sum(race["racers"][name]["flops"].values()) for name in ("muon", "adamw"))
     assert share["operations"] / share["steps"] == pytest.approx(muon / adamw)
 
 
 def test_wins_name_both_sides() -> None:
-    assert summary.wins([1, 1, 3], [2, 2, 2]) == {"wins": 2, "losses": 1, "seeds": 3, "claimed": False}
+    assert jobs.wins([1, 1, 3], [2, 2, 2]) == {"wins": 2, "losses": 1, "seeds": 3, "claimed": False}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distmuon import launch
-from distmuon.models.networks import ALONE, CNN, MLP, Convolution, Transformer, initial_weights
+from distmuon.models.networks import ALONE, MLP, Transformer, initial_weights
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -67,23 +67,6 @@ def test_the_mlp_is_linear_layers_with_relu_between() -> None:
     for i in range(5):
         y = F.relu(F.linear(y, weights[f"layers.{i}.weight"], weights[f"layers.{i}.bias"]))
     assert close(mlp(x), F.linear(y, weights["head.weight"], weights["head.bias"]))
-
-
-def test_a_convolution_is_torchs_own_with_its_weight_held_as_a_matrix() -> None:
-    ours, torchs = Convolution(3, 8), nn.Conv2d(3, 8, 3, padding=1)
-    assert torchs.bias is not None
-    ours.load_state_dict({"weight": torchs.weight.detach().flatten(1), "bias": torchs.bias.detach()})
-    images = torch.randn(5, 3, 6, 7)
-    torch.testing.assert_close(ours(images), torchs(images))
-
-
-def test_every_weight_of_the_cnn_is_a_matrix() -> None:
-    model = CNN()
-    model.load_state_dict(initial_weights(model, 0))
-    assert [tuple(p.shape) for name, p in model.named_parameters() if name.endswith("weight")] == [
-        (32, 27), (64, 288), (128, 576), (512, 2048), (10, 512),
-    ]  # fmt: skip
-    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_a_block_is_torchs_own_encoder_layer_with_a_causal_mask() -> None:

@@ -1,4 +1,4 @@
-"""What `originals.study` found, as lines of text; beside it, for the same images, what the tutorial reports."""
+"""What `study` found, as lines of text; beside it, for the same images, what the tutorial reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from muonbook.ch04.datasets import SOURCES, not_run_lines
-from muonbook.ch04.originals_recipes import RECIPES, Recipe, Reported
+from muonbook.ch04.originals.recipes import RECIPES, Reported, TutorialRecipe
 from muonbook.ch04.sweep import Verdict, span, verdict
 
 MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {  # the smaller the better
@@ -30,8 +30,8 @@ RACES = {"as_written": "As written", "tuned": "Tuned"}
 WIDTHS = (12, 23, 20, 17)  # with two spaces between: 78
 
 
-class Comparison(NamedTuple):
-    """Two contenders of one race, seed by seed. verdicts: by the names of MEASURES."""
+class PairVerdicts(NamedTuple):
+    """Two optimizers of one race, seed by seed. verdicts: by the names of MEASURES."""
 
     race: str
     first: str
@@ -39,10 +39,10 @@ class Comparison(NamedTuple):
     verdicts: dict[str, Verdict]
 
 
-def verdicts(found: dict[str, Any]) -> list[Comparison]:
-    """Compare all PAIRS that ran. found: of one data set, see `originals.study_of`."""
+def verdicts(found: dict[str, Any]) -> list[PairVerdicts]:
+    """Compare all PAIRS that ran. found: of one data set, see `study.study_of`."""
     return [
-        Comparison(race, first, second, _verdicts(found[race][first], found[race][second]))
+        PairVerdicts(race, first, second, _verdicts(found[race][first], found[race][second]))
         for race, pairs in PAIRS.items()
         for first, second in pairs
         if first in found[race] and second in found[race]
@@ -54,7 +54,7 @@ def _verdicts(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> dict
 
 
 def lines(data: dict[str, Any]) -> list[str]:
-    """Return the tables of all data sets, at most 78 characters wide. data: what `originals.study` returns."""
+    """Return the tables of all data sets, at most 78 characters wide. data: what `study.study` returns."""
     told = []
     for name, found in data.items():
         told += ["", *(not_run_lines(name) if "missing" in found else _tables(name, found))]
@@ -71,10 +71,10 @@ def _tables(name: str, found: dict[str, Any]) -> Iterator[str]:
     for race, title in RACES.items():
         yield ""
         yield _row(title, "training loss", "test loss", "test accuracy, %")
-        for contender, of in found[race].items():
-            yield _row(recipe.contenders[contender].title, *_medians(of))
+        for optimizer, of in found[race].items():
+            yield _row(recipe.optimizers[optimizer].title, *_medians(of))
             if same and race == "as_written":
-                yield _row("  reported", *_reported(recipe.reported[contender]))
+                yield _row("  reported", *_reported(recipe.reported[optimizer]))
     yield from ("", *_wins(recipe, found), "", *_rates(recipe, found), *_remarks(recipe, found, same))
 
 
@@ -93,28 +93,28 @@ def _reported(reported: Reported) -> list[str]:
     return [f"{reported.training_loss:.4f}", "not looked at" if not accuracy else "", accuracy]
 
 
-def _wins(recipe: Recipe, found: dict[str, Any]) -> Iterator[str]:
+def _wins(recipe: TutorialRecipe, found: dict[str, Any]) -> Iterator[str]:
     """Yield wins and losses of the first over the seeds; * where that may be claimed."""
     yield f"{'Seeds won - lost by the first':<36}" + "".join(f"{name:>14}" for name in MEASURES)
     for race, first, second, by in verdicts(found):
-        names = " : ".join(recipe.contenders[name].title for name in (first, second))
+        names = " : ".join(recipe.optimizers[name].title for name in (first, second))
         cells = (f"{v.wins} - {v.losses}{' *' if v.claimed else '  '}" for v in by.values())
         yield (f"{'tuned ' * (race == 'tuned')}{names}".ljust(36) + "".join(f"{cell:>14}" for cell in cells)).rstrip()
     yield "* claimed: the same one wins on every seed, and there are at least 5"
 
 
-def _rates(recipe: Recipe, found: dict[str, Any]) -> Iterator[str]:
+def _rates(recipe: TutorialRecipe, found: dict[str, Any]) -> Iterator[str]:
     """Yield which learning rates were tried, and found."""
     yield f"{'Learning rates':<14}{'as written':>12}{'tuned':>12}   out of"
-    for name, contender in recipe.contenders.items():
+    for name, optimizer in recipe.optimizers.items():
         tried = [entry["lr"] for entry in found["tuning"][name]]
-        written = f"{contender.lr:g}" if contender.written else "-"
+        written = f"{optimizer.lr:g}" if optimizer.written else "-"
         of = f"{len(tried)} from {min(tried):g} to {max(tried):g}"
-        yield f"{contender.title:<14}{written:>12}{found['tuned'][name][0]['lr']:>12g}   {of}"
+        yield f"{optimizer.title:<14}{written:>12}{found['tuned'][name][0]['lr']:>12g}   {of}"
     yield f"Tuned on {found['held_out']:,} held-out training images, on other seeds; the rates double."
 
 
-def _remarks(recipe: Recipe, found: dict[str, Any], same: bool) -> Iterator[str]:
+def _remarks(recipe: TutorialRecipe, found: dict[str, Any], same: bool) -> Iterator[str]:
     muon, adamw = (
         statistics.median(run["training_loss"][-1] for run in found["as_written"][name]) for name in ("muon", "adamw")
     )

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,14 +29,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from distmuon.models import networks
 from distmuon.optim.muon import Muon, scale
-from muonbook.ch04.baselines import Setting, by_algorithm, muon_and_adamw
-from muonbook.ch04.tasks import shifted_and_flipped
+from distmuon.optim.routing import by_algorithm
+from muonbook.ch04.tasks import CNN, Convolution, shifted_and_flipped
+from muonbook.ch04.training import Setting, muon_and_adamw
+
+Build = Callable[[nn.Module, float], list[Optimizer]]  # (model, learning rate) -> optimizers, stepped in turn
 
 # ---- The optimizers ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Contender:
+class TutorialOptimizer:
     """An optimizer and the learning rate to begin with. written: whether the tutorial ran it so.
 
     build: (model, learning rate) -> optimizers, stepped one after the other.
@@ -45,7 +47,7 @@ class Contender:
 
     title: str
     lr: float
-    build: Callable[[nn.Module, float], list[Optimizer]]
+    build: Build
     written: bool = True
 
 
@@ -69,20 +71,17 @@ def _extra_factor(module: nn.Module) -> float:
     """Return by how much our factor is greater than the tutorial's."""
     weight = module.weight
     assert isinstance(weight, Tensor)
-    return scale(weight.shape, "original") if isinstance(module, networks.Convolution) else 1.0
+    return scale(weight.shape, "original") if isinstance(module, Convolution) else 1.0
 
 
 def paper_muon(model: nn.Module, lr: float) -> list[Optimizer]:
     """Return Muon as the paper has it: head and biases to AdamW, updates matched to its RMS, one rate and decay."""
-    return muon_and_adamw(*by_algorithm(model), Setting("muon", lr, 0.1, 0.95))
+    return muon_and_adamw(by_algorithm(model), Setting("muon", lr, 0.1, 0.95))
 
 
-def _sgd(model: nn.Module, lr: float, **options: Any) -> list[Optimizer]:
-    return [SGD(model.parameters(), lr=lr, **options)]
-
-
-def _adamw(model: nn.Module, lr: float, weight_decay: float) -> list[Optimizer]:
-    return [AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)]
+def alone(kind: type[Optimizer], **options: Any) -> Build:
+    """Return what gives all parameters to one optimizer."""
+    return lambda model, lr: [kind(model.parameters(), lr=lr, **options)]  # type: ignore[call-arg]
 
 
 # ---- The recipes ------------------------------------------------------------------------------------------
@@ -97,19 +96,19 @@ class Reported(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TutorialRecipe:
     """How a network is trained, but for the optimizer.
 
     shape: of one image. cosine: whether the learning rate falls, once per epoch; else it is constant. mean, std: of the
     pixels from 0 to 1, one for each colour. augment: changes a training batch of uint8 images, by torch's generator.
-    contenders: by name; those whose steps cost most come first. reported: by name of a contender.
+    optimizers: by name; those whose steps cost most come first. reported: by name of an optimizer.
     """
 
     model: Callable[[], nn.Module]
     shape: tuple[int, int, int]
     batch: int
     epochs: int
-    contenders: dict[str, Contender]
+    optimizers: dict[str, TutorialOptimizer]
     reported: dict[str, Reported]
     cosine: bool = False
     mean: tuple[float, ...] = (0.0,)
@@ -127,18 +126,21 @@ class Recipe:
         return (1 + math.cos(math.pi * epoch / epochs)) / 2 if self.cosine else 1.0
 
 
-RECIPES: dict[str, Recipe] = {
-    "mnist": Recipe(
+MUON = {
+    "muon": TutorialOptimizer("Muon", 0.01, tutorial_muon),
+    "muon_adamw": TutorialOptimizer("Muon + AdamW", 0.002, paper_muon, written=False),
+}
+RECIPES: dict[str, TutorialRecipe] = {
+    "mnist": TutorialRecipe(
         lambda: networks.MLP((784, 256, 128, 10)),
         shape=(1, 28, 28),
         batch=64,
         epochs=3,
-        contenders={
-            "muon": Contender("Muon", 0.01, tutorial_muon),
-            "muon_adamw": Contender("Muon + AdamW", 0.002, paper_muon, written=False),
-            "adamw": Contender("AdamW", 0.001, partial(_adamw, weight_decay=0.01)),
-            "sgd": Contender("SGD", 0.01, _sgd),
-            "sgd_momentum": Contender("SGD momentum", 0.01, partial(_sgd, momentum=0.9), written=False),
+        optimizers=MUON
+        | {
+            "adamw": TutorialOptimizer("AdamW", 0.001, alone(AdamW, weight_decay=0.01)),
+            "sgd": TutorialOptimizer("SGD", 0.01, alone(SGD)),
+            "sgd_momentum": TutorialOptimizer("SGD momentum", 0.01, alone(SGD, momentum=0.9), written=False),
         },
         reported={
             "muon": Reported(0.0475, seconds=28.86),
@@ -146,16 +148,15 @@ RECIPES: dict[str, Recipe] = {
             "sgd": Reported(0.3931, seconds=21.84),
         },
     ),
-    "cifar10": Recipe(
-        networks.CNN,
+    "cifar10": TutorialRecipe(
+        CNN,
         shape=(3, 32, 32),
         batch=128,
         epochs=5,
-        contenders={
-            "muon": Contender("Muon", 0.01, tutorial_muon),
-            "muon_adamw": Contender("Muon + AdamW", 0.002, paper_muon, written=False),
-            "adamw": Contender("AdamW", 0.001, partial(_adamw, weight_decay=1e-4)),
-            "sgd_momentum": Contender("SGD momentum", 0.01, partial(_sgd, momentum=0.9, weight_decay=5e-4)),
+        optimizers=MUON
+        | {
+            "adamw": TutorialOptimizer("AdamW", 0.001, alone(AdamW, weight_decay=1e-4)),
+            "sgd_momentum": TutorialOptimizer("SGD momentum", 0.01, alone(SGD, momentum=0.9, weight_decay=5e-4)),
         },
         reported={
             "muon": Reported(0.6279, test_accuracy=0.8079),
@@ -168,6 +169,7 @@ RECIPES: dict[str, Recipe] = {
         augment=shifted_and_flipped,  # the padding is black, as in the tutorial, since pixels are scaled afterwards
     ),
 }
+
 
 # ---- Around a run -----------------------------------------------------------------------------------------
 
@@ -185,21 +187,21 @@ def default_weights_(model: nn.Module) -> nn.Module:
     return model
 
 
-def step_flops(recipe: Recipe) -> dict[str, int]:
+def step_flops(recipe: TutorialRecipe) -> dict[str, int]:
     """Return what one step costs in floating-point operations of matrix products and convolutions, as torch counts.
 
-    "network": forward and backward of a whole batch. The rest: each contender's update. SGD and AdamW have no products,
+    "network": forward and backward of a whole batch. The rest: each optimizer's update. SGD and AdamW have no products,
     so they count as 0; what they do element by element is not counted for anybody.
     """
     images, labels = torch.zeros(recipe.batch, *recipe.shape, dtype=torch.uint8), torch.zeros(recipe.batch).long()
     found: dict[str, int] = {}
-    for name, contender in recipe.contenders.items():
+    for name, optimizer in recipe.optimizers.items():
         model = default_weights_(recipe.model())
-        optimizers = contender.build(model, contender.lr)
+        optimizers = optimizer.build(model, optimizer.lr)
         with FlopCounterMode(display=False) as network:
             F.cross_entropy(model(recipe.inputs(images)), labels).backward()
         with FlopCounterMode(display=False) as update:
-            for optimizer in optimizers:
-                optimizer.step()
+            for one in optimizers:
+                one.step()
         found |= {"network": network.get_total_flops(), name: update.get_total_flops()}
     return found

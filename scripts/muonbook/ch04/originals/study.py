@@ -1,6 +1,6 @@
 """A public tutorial's recipes, run again: as written over several seeds, and with every learning rate tuned.
 
-The recipes and their source are in `originals_recipes`; `originals_tables` prints what is found here.
+The recipes and their source are in `recipes`; `tables` prints what is found here.
 
 A study takes, for each data set: first, the tuning of everybody's learning rate, on training images held out for it and
 on seeds of its own. The grid doubles, and goes on beyond either end while the best is there. Tuning runs are as long as
@@ -31,8 +31,8 @@ from distmuon.launch import UsageError, World
 from distmuon.optim.newton_schulz import fast_dtype
 from muonbook.ch04 import datasets
 from muonbook.ch04.datasets import Images
-from muonbook.ch04.originals_recipes import RECIPES, Recipe, default_weights_, step_flops
-from muonbook.ch04.sweep import beyond, dealt_back
+from muonbook.ch04.originals.recipes import RECIPES, TutorialRecipe, default_weights_, step_flops
+from muonbook.ch04.sweep import Curve, best_of, shared_out, try_rates
 from muonbook.ch04.tasks import Examples, evaluated
 
 RECIPE_OF = {"mnist": "mnist", "fashion": "mnist", "cifar10": "cifar10"}  # data set -> recipe
@@ -44,7 +44,7 @@ QUICK, QUICK_HELD_OUT = (1200, 500), 400  # training and test images; of the tra
 
 
 def run(
-    recipe: Recipe,
+    recipe: TutorialRecipe,
     optimizer: str,
     seed: int,
     data: Images,
@@ -59,10 +59,10 @@ def run(
     that diverges has infinite losses and accuracy 0 from that epoch on. lr, epochs: by default the recipe's.
     Raises UsageError, before anything is trained, for an unknown optimizer, impossible numbers or other images.
     """
-    if optimizer not in recipe.contenders:
-        raise UsageError(f"no optimizer here is called {optimizer}; choose one of {', '.join(recipe.contenders)}.")
-    contender = recipe.contenders[optimizer]
-    lr, epochs = contender.lr if lr is None else lr, recipe.epochs if epochs is None else epochs
+    if optimizer not in recipe.optimizers:
+        raise UsageError(f"no optimizer here is called {optimizer}; choose one of {', '.join(recipe.optimizers)}.")
+    chosen = recipe.optimizers[optimizer]
+    lr, epochs = chosen.lr if lr is None else lr, recipe.epochs if epochs is None else epochs
     if not 0 < lr < math.inf or epochs < 1:
         raise UsageError(f"lr {lr:g}, epochs {epochs}: lr must be a positive number, epochs at least 1.")
     if tuple(data.train_images.shape[1:]) != recipe.shape:
@@ -71,7 +71,7 @@ def run(
     model = recipe.model()
     torch.manual_seed(seed)  # here, so that the weights are those of torch's own layers under this seed
     model = default_weights_(model).to(device)
-    optimizers = contender.build(model, lr)
+    optimizers = chosen.build(model, lr)
     groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     looks = []
     for epoch in range(epochs):
@@ -88,7 +88,12 @@ def run(
 
 
 def _epoch(
-    recipe: Recipe, model: nn.Module, optimizers: list[Optimizer], data: Images, order: torch.Generator, device: str
+    recipe: TutorialRecipe,
+    model: nn.Module,
+    optimizers: list[Optimizer],
+    data: Images,
+    order: torch.Generator,
+    device: str,
 ) -> float:
     """Take an epoch's steps; return the mean of their losses, infinite as soon as one is not finite."""
     model.train()
@@ -105,7 +110,9 @@ def _epoch(
     return sum(losses) / len(losses)
 
 
-def _batches(recipe: Recipe, data: Images, order: torch.Generator, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(
+    recipe: TutorialRecipe, data: Images, order: torch.Generator, device: str
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield all training images once, shuffled; the last batch may be short."""
     for rows in torch.randperm(len(data.train_labels), generator=order).split(recipe.batch):
         images = data.train_images[rows]
@@ -113,7 +120,7 @@ def _batches(recipe: Recipe, data: Images, order: torch.Generator, device: str) 
         yield recipe.inputs(images.to(device)), data.train_labels[rows].to(device)
 
 
-def evaluate(recipe: Recipe, model: nn.Module, data: Images, device: str = "cpu") -> tuple[float, float]:
+def evaluate(recipe: TutorialRecipe, model: nn.Module, data: Images, device: str = "cpu") -> tuple[float, float]:
     """Return (mean loss, accuracy) on the test images."""
     test = Examples(data.test_images, data.test_labels)
     return evaluated(model, test, lambda images: recipe.inputs(images.to(device)))
@@ -121,7 +128,7 @@ def evaluate(recipe: Recipe, model: nn.Module, data: Images, device: str = "cpu"
 
 # ---- All runs ---------------------------------------------------------------------------------------------
 
-Job = tuple[str, float, int]  # contender, learning rate, seed
+Job = tuple[str, float, int]  # optimizer, learning rate, seed
 Runs = dict[Job, dict[str, Any]]
 
 
@@ -153,7 +160,7 @@ def study(world: World, names: Sequence[str], seeds: Sequence[int], quick: bool)
 def study_of(
     world: World,
     name: str,
-    recipe: Recipe,
+    recipe: TutorialRecipe,
     data: Images,
     seeds: Sequence[int],
     held_out: int = HELD_OUT,
@@ -163,28 +170,28 @@ def study_of(
     """Tune, then race; return plain data. Collective.
 
     held_out: the last training images, which tuning is judged on. farthest: see `tune`.
-    as_written, tuned: contender -> runs, by seed. tuning: contender -> the learning rates tried, rising, each with its
+    as_written, tuned: optimizer -> runs, by seed. tuning: optimizer -> the learning rates tried, rising, each with its
     held-out losses. compute_dtype: of Newton–Schulz. flops: see `step_flops`.
     """
 
-    def deal(stage: str, data: Images) -> Callable[[Sequence[Job]], Runs]:
+    def all_of(stage: str, data: Images) -> Callable[[Sequence[Job]], Runs]:
         def run_all(jobs: Sequence[Job]) -> Runs:
-            mine = []
-            for number, (optimizer, lr, seed) in enumerate(jobs):
-                if number % world.size == world.rank:
-                    title = recipe.contenders[optimizer].title
-                    world.say(f"{name}, {stage}, run {number + 1} of {len(jobs)}: {title}, lr {lr:g}, seed {seed}")
-                    mine.append(run(recipe, optimizer, seed, data, lr, device=world.device))
-            return dict(zip(jobs, dealt_back(world, mine, len(jobs)), strict=True))
+            def do(numbered: tuple[int, Job]) -> dict[str, Any]:
+                number, (optimizer, lr, seed) = numbered
+                title = recipe.optimizers[optimizer].title
+                world.say(f"{name}, {stage}, run {number} of {len(jobs)}: {title}, lr {lr:g}, seed {seed}")
+                return run(recipe, optimizer, seed, data, lr, device=world.device)
+
+            return dict(zip(jobs, shared_out(world, list(enumerate(jobs, 1)), do), strict=True))
 
         return run_all
 
-    tried = tune(recipe, deal("tuning", for_tuning(data, held_out)), tuning_seeds, farthest)
-    best = {optimizer: _best(medians(losses)) for optimizer, losses in tried.items()}
-    lrs = {"as_written": {o: c.lr for o, c in recipe.contenders.items() if c.written}, "tuned": best}
-    chosen = [(o, lr[o]) for o in recipe.contenders for lr in lrs.values() if o in lr]
+    tried, curves = tune(recipe, all_of("tuning", for_tuning(data, held_out)), tuning_seeds, farthest)
+    best = {optimizer: best_of(curve) for optimizer, curve in curves.items()}
+    lrs = {"as_written": {o: c.lr for o, c in recipe.optimizers.items() if c.written}, "tuned": best}
+    chosen = [(o, lr[o]) for o in recipe.optimizers for lr in lrs.values() if o in lr]
     jobs = dict.fromkeys((o, lr, seed) for o, lr in chosen for seed in seeds)  # what is tuned already is run once
-    runs = deal("race", data)(list(jobs))
+    runs = all_of("race", data)(list(jobs))
     races = {race: {o: [runs[o, lr, seed] for seed in seeds] for o, lr in of.items()} for race, of in lrs.items()}
     tuning = {o: [{"lr": lr, "held_out": losses[lr]} for lr in sorted(losses)] for o, losses in tried.items()}
     dtype = str(fast_dtype(torch.device(world.device), torch.float32)).removeprefix("torch.")
@@ -193,34 +200,25 @@ def study_of(
 
 
 def tune(
-    recipe: Recipe,
+    recipe: TutorialRecipe,
     run_all: Callable[[Sequence[Job]], Runs],
     seeds: Sequence[int] = TUNING_SEEDS,
     farthest: int = FARTHEST,
-) -> dict[str, dict[float, list[float]]]:
-    """Return contender -> learning rate -> held-out losses, by seed: three rates first, then beyond either end.
+) -> tuple[dict[str, dict[float, list[float]]], dict[str, Curve]]:
+    """Tune everybody's learning rate: three rates first, then beyond either end. farthest: how often, at most.
 
-    farthest: rates beyond the first three, at most.
+    Return optimizer -> learning rate -> held-out losses, by seed; and the same with their medians, rates rising.
     """
-    tried: dict[str, dict[float, list[float]]] = {optimizer: {} for optimizer in recipe.contenders}
-    todo = {optimizer: [c.lr / 2, c.lr, 2 * c.lr] for optimizer, c in recipe.contenders.items()}
-    for _ in range(farthest + 1):
-        jobs = [(optimizer, lr, seed) for optimizer, lrs in todo.items() for lr in lrs for seed in seeds]
-        for (optimizer, lr, _seed), found in run_all(jobs).items():
-            tried[optimizer].setdefault(lr, []).append(found["test_loss"][-1])
-        todo = {optimizer: further for optimizer, losses in tried.items() if (further := beyond(medians(losses)))}
-        if not todo:
-            break
-    return tried
+    tried: dict[str, dict[float, list[float]]] = {optimizer: {} for optimizer in recipe.optimizers}
 
+    def losses(points: Sequence[tuple[str, float]]) -> list[float]:
+        found = run_all([(optimizer, lr, seed) for optimizer, lr in points for seed in seeds])
+        for optimizer, lr in points:
+            tried[optimizer][lr] = [found[optimizer, lr, seed]["test_loss"][-1] for seed in seeds]
+        return [statistics.median(tried[optimizer][lr]) for optimizer, lr in points]
 
-def _best(curve: dict[float, float]) -> float:
-    return min(curve, key=lambda lr: curve[lr])
-
-
-def medians(losses: dict[float, list[float]]) -> dict[float, float]:
-    """Return learning rate -> median over its seeds."""
-    return {lr: statistics.median(of) for lr, of in losses.items()}
+    first = {name: [optimizer.lr / 2, optimizer.lr, 2 * optimizer.lr] for name, optimizer in recipe.optimizers.items()}
+    return tried, try_rates(first, losses, farthest)
 
 
 def for_tuning(data: Images, held_out: int) -> Images:

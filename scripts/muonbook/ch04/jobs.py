@@ -1,0 +1,197 @@
+"""What chapter 4's worker can be asked for: each job runs on every rank, prints, and returns what is stored.
+
+The last, `sum_up`, measures nothing: it draws the few numbers that the claims page quotes from the stored studies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from distmuon.launch import World
+from muonbook.ch04 import ablations, datasets, on_grid, sweep, tables, tasks
+from muonbook.ch04.originals import study as originals
+from muonbook.ch04.originals import tables as originals_tables
+from muonbook.ch04.tasks import LearningTask
+from muonbook.ch04.training import CANDIDATES, Setting
+from muonbook.measure import results
+
+Arguments = argparse.Namespace
+
+# ---- What the command line chooses ------------------------------------------------------------------------
+
+
+def chosen_task(arguments: Arguments, device: str) -> LearningTask:
+    """Return the task with what the command line changes of it."""
+    task = replace(tasks.TASKS[arguments.task[0]].with_dtype(arguments.dtype), device=device)
+    return task if arguments.steps is None else task.shorter(arguments.steps)
+
+
+def chosen_setting(arguments: Arguments, name: str) -> Setting:
+    """Return the setting of --lr, --weight-decay and --option, the last two by default the candidate's own."""
+    candidate, lr = CANDIDATES[name], arguments.lr[min(len(arguments.lr) - 1, arguments.optimizer.index(name))]
+    decay = candidate.weight_decays[-1] if arguments.weight_decay is None else arguments.weight_decay
+    return Setting(name, lr, decay, candidate.options[0] if arguments.option is None else arguments.option)
+
+
+def missing_data(names: Sequence[str]) -> str | None:
+    """Return the sentence that says which data is not here, or None if that of any of the tasks is."""
+    missing = [datasets.missing(name) if name in datasets.SOURCES else None for name in names]
+    return missing[0] if all(missing) else None
+
+
+def fetch(names: Sequence[str]) -> None:
+    """Download what is missing of these data sets."""
+    for name in names:
+        datasets.fetch_all(name)
+
+
+def check(arguments: Arguments, job: str) -> None:
+    """Raise UsageError, before anything is started, for what this job cannot do."""
+    if job == "compare":
+        task, setting = chosen_task(arguments, "cpu"), chosen_setting(arguments, arguments.optimizer[0])
+        on_grid.check(task, setting, arguments.dp, arguments.tp)
+    elif job in ("ablate", "time_steps", "sum_up"):
+        tables.stored_settings("language")
+
+
+# ---- Trainings --------------------------------------------------------------------------------------------
+
+
+def race(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Tune and race."""
+    task, tuning = chosen_task(arguments, world.device), sweep.TUNING_SEEDS[: arguments.tuning_seeds]
+    found = sweep.race(world, task, arguments.optimizer, tuning, range(arguments.seeds))
+    world.say("\n".join(tables.result_lines(found) + tables.verdict_lines(found)))
+    return found
+
+
+def train(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Run every optimizer named at --lr, without tuning; print the held-out losses along the way."""
+    task = chosen_task(arguments, world.device)
+    settings = [chosen_setting(arguments, name) for name in arguments.optimizer]
+    outcomes = sweep.runner(world, task)([(s, seed) for s in settings for seed in range(arguments.seeds)])
+    found = sweep.described(task) | {"runs": [asdict(outcome) for outcome in outcomes]}
+    world.say("\n".join(tables.run_lines(found)))
+    return found
+
+
+def compare(world: World, arguments: Arguments) -> dict[str, Any] | None:
+    """Train on the grid and in one process; print both curves."""
+    task, setting = chosen_task(arguments, world.device), chosen_setting(arguments, arguments.optimizer[0])
+    found = on_grid.compare(world, task, setting, seed=0)
+    if found is None:
+        return None
+    words = f"no loss differs by more than {on_grid.BOUND:g} of the movement: {found.difference <= on_grid.BOUND}"
+    if arguments.dtype != "float64":  # rounding is not the same on every machine
+        words = (
+            f"the largest difference is {found.difference:.0e} of the movement; --dtype float64 tells rounding apart"
+        )
+    world.say("\n".join([*found.lines(), words]))
+    return {"on_grid": asdict(found.on_grid), "alone": asdict(found.alone), "difference": found.difference}
+
+
+def ablate(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Take the studies beside the race, from the settings that the stored race tuned."""
+    found = ablations.measure(world, tables.stored_settings("language"), arguments.quick)
+    for name, lines in tables.LINES.items():
+        world.say("\n".join([f"\n{name}", *lines(found[name])]))
+    return found
+
+
+def repeat_originals(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Run a public tutorial's recipe as written, and tuned."""
+    found = originals.study(world, arguments.task, range(5), arguments.quick)
+    world.say("\n".join(originals_tables.lines(found)))
+    return found
+
+
+def time_steps(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Time a step of every optimizer against AdamW's, on the tasks whose race is stored."""
+    found = {}
+    for name, stored in tables.stored_races().items():
+        if missing := missing_data([name]):
+            world.say(missing)
+            continue
+        found[name] = sweep.times(tasks.TASKS[name], tables.stored_settings(name))
+        world.say("\n".join(tables.price_lines(stored, found[name])))
+    return found
+
+
+# ---- In a few numbers -------------------------------------------------------------------------------------
+
+
+def sum_up(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Draw the numbers that the claims page quotes from what is stored."""
+    return summarize()
+
+
+def summarize() -> dict[str, Any]:
+    """Return medians over seeds, and of every pair how many seeds the first one wins. Raises UsageError, see `load`."""
+    sights = results.load("sights")
+    return {
+        "races": {name: of_race(race) for name, race in tables.stored_races().items()},
+        "originals": {
+            name: found if "missing" in found else of_originals(found)
+            for name, found in results.load("originals").items()
+            if isinstance(found, dict) and ("missing" in found or "tuned" in found)
+        },
+        "finetune": {
+            f"{row['pretrained']}_{row['optimizer']}": statistics.median(row["gaps"])
+            for row in sights["finetune"]["rows"]
+        },
+        "finetune_muon_wins": {
+            first: wins(*(_gaps(sights["finetune"]["rows"], first, second) for second in ("muon", "adamw")))
+            for first in ("adamw", "muon")
+        },
+        "rms": {f"{row['rms']:g}": statistics.median(row["gaps"]) for row in sights["rms"]["rows"]},
+        "rms_tuned": {f"{row['rms']:g}": statistics.median(row["gaps"]) for row in sights["rms"]["tuned"]},
+    }
+
+
+def _gaps(rows: Sequence[Mapping[str, Any]], pretrained: str, optimizer: str) -> list[float]:
+    return next(row["gaps"] for row in rows if (row["pretrained"], row["optimizer"]) == (pretrained, optimizer))
+
+
+def wins(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
+    """Return on how many seeds the first has the smaller loss, and whether a difference may be claimed."""
+    found = sweep.verdict(first, second)
+    return {"wins": found.wins, "losses": found.losses, "seeds": found.seeds, "claimed": found.claimed}
+
+
+def of_race(race: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the medians of gaps (of losses, where no floor is known), the pairs, and what it takes to catch AdamW.
+
+    to_adamw: the share of AdamW's steps, and of its operations, after which Muon has AdamW's final loss; None if never.
+    """
+    pairs = {f"{a}_{b}": (tables.gaps(race, a), tables.gaps(race, b)) for a, b in tables.verdicts(race)}
+    return {
+        "median": {name: statistics.median(tables.gaps(race, name)) for name in race["racers"]},
+        "pairs": {names: wins(*both) for names, both in pairs.items()},
+        "to_adamw": tables.to_reach(race, "muon") or {"steps": None, "operations": None},
+    }
+
+
+def of_originals(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return, as written and tuned, every optimizer's medians and Muon's training loss over AdamW's."""
+    told: dict[str, Any] = {"flops_over_network": found["flops"]["muon"] / found["flops"]["network"]}
+    for race in ("as_written", "tuned"):
+        columns = {
+            optimizer: {
+                measure.replace(" ", "_"): [of(run) for run in runs]
+                for measure, of in originals_tables.MEASURES.items()
+            }
+            for optimizer, runs in found[race].items()
+        }
+        medians = {
+            optimizer: {measure: statistics.median(values) for measure, values in by.items()}
+            for optimizer, by in columns.items()
+        }
+        muon, adamw = columns["muon"], columns["adamw"]
+        ratio = medians["muon"]["training_loss"] / medians["adamw"]["training_loss"]
+        pairs = {measure: wins(muon[measure], adamw[measure]) for measure in muon}
+        told[race] = {"median": medians, "muon_over_adamw": {"training_loss": ratio}, "muon_against_adamw": pairs}
+    return told

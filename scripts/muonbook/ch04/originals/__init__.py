@@ -1,0 +1,1 @@
+"""A public tutorial's recipes, run again."""

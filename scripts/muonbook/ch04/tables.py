@@ -1,0 +1,342 @@
+"""What chapter 4 found, as lines of its page and as mappings for its figures. Nothing here measures anything.
+
+Every number is a median over seeds, with [least, greatest] beside it. Gaps are losses above the floor, in nats per
+letter. A difference is claimed as `sweep.verdict` says: on every seed, and at least 5 of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distmuon.launch import UsageError
+from muonbook.ch04.ablations import MATCHED
+from muonbook.ch04.datasets import SOURCES, not_run_lines
+from muonbook.ch04.sweep import Verdict, span, verdict
+from muonbook.ch04.tasks import TASKS
+from muonbook.ch04.training import CANDIDATES, Setting
+from muonbook.measure import results
+
+Data = Mapping[str, Any]  # what a study returned
+Curves = dict[str, tuple[list[float], list[float]]]  # for `draw_curves`: name -> (x, y)
+GAP = "gap [least, greatest]"
+
+
+def _title(name: str) -> str:
+    return CANDIDATES[name].title
+
+
+# ---- A race -----------------------------------------------------------------------------------------------
+
+
+def finals(racer: Mapping[str, Any]) -> list[float]:
+    """Return the final held-out loss of every seed; infinite where the run diverged."""
+    return by_look(racer)[-1]
+
+
+def gaps(race: Mapping[str, Any], name: str) -> list[float]:
+    """Return final losses over the floor, where there is one."""
+    return [loss - (race["floor"] or 0.0) for loss in finals(race["racers"][name])]
+
+
+def by_median(race: Mapping[str, Any]) -> list[str]:
+    """Return the racers' names, the least median first."""
+    return sorted(race["racers"], key=lambda name: statistics.median(gaps(race, name)))
+
+
+def result_lines(race: Mapping[str, Any], digits: int = 3) -> list[str]:
+    """Return the best settings, and what they reached on the fresh seeds."""
+    seeds = len(next(iter(race["racers"].values()))["seeds"])
+    measure = "gap to the floor" if race["floor"] is not None else "held-out loss"
+    lines = [
+        f"{race['task']}, {race['steps']} steps of {race['batch']}: {measure}, median [range] of {seeds} fresh seeds"
+    ]
+    for name in by_median(race):
+        racer, setting = race["racers"][name], race["racers"][name]["best"]
+        option = f"{CANDIDATES[name].option} {setting['option']:g}" + " (at an end of its grid)" * at_an_end(racer)
+        right = f"{statistics.median(racer['accuracy']):.1%}"
+        lines.append(
+            f"  {_title(name):6}{span(gaps(race, name), digits):24}{right:>6} right"
+            f"   lr {setting['lr']:g}, decay {setting['weight_decay']:g}, {option}"
+        )
+    if race["floor"] is not None:
+        lines.append(f"  floor {race['floor']:.3f} nats per letter: what the best predictor loses on these windows")
+    return lines
+
+
+def at_an_end(racer: Mapping[str, Any]) -> bool:
+    """Say whether the best learning rate is the least or the greatest that was tried: tuning then ended too early."""
+    tried = [float(lr) for lr in racer["curve"]]
+    return not min(tried) < racer["best"]["lr"] < max(tried)
+
+
+def verdicts(race: Mapping[str, Any]) -> dict[tuple[str, str], Verdict]:
+    """Return the verdict on every pair, the better median first."""
+    pairs = itertools.combinations(by_median(race), 2)
+    return {(a, b): verdict(gaps(race, a), gaps(race, b)) for a, b in pairs}
+
+
+def verdict_lines(race: Mapping[str, Any]) -> list[str]:
+    """Return one sentence per pair."""
+    lines = []
+    for (first, second), found in verdicts(race).items():
+        a, b = _title(first), _title(second)
+        seeds = f"smaller loss on {found.wins} of {found.seeds} seeds (chance {found.chance:.2g})"
+        lines.append(f"  {a} against {b}: {seeds}; " + (f"{a} is better" if found.claimed else "no difference claimed"))
+    return lines
+
+
+def image_lines(races: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return results and verdicts on every set of images whose race is stored, and what to do about the others."""
+    lines = []
+    for name in SOURCES:
+        if name in races:
+            lines += result_lines(races[name]) + verdict_lines(races[name])
+        else:
+            lines += not_run_lines(name)
+    return lines
+
+
+# ---- What it costs ----------------------------------------------------------------------------------------
+
+
+def by_look(racer: Mapping[str, Any]) -> list[list[float]]:
+    """Return the held-out losses [look][seed]; infinite where the run has diverged."""
+    return [[math.inf if v is None else v for v in column] for column in zip(*racer["held_out"], strict=True)]
+
+
+def steps_until(race: Mapping[str, Any], name: str, target: float) -> int | None:
+    """Return after how many steps the median curve is first at or below `target`; None if it never is."""
+    racer = race["racers"][name]
+    looks = zip(racer["looks"], by_look(racer), strict=True)
+    return next((step for step, losses in looks if statistics.median(losses) <= target), None)
+
+
+def to_reach(race: Mapping[str, Any], name: str, against: str = "adamw") -> dict[str, float] | None:
+    """Return which share of the steps and operations of `against` takes `name` to its final median loss; None if none.
+
+    Median curves are compared, look by look.
+    """
+    steps = steps_until(race, name, statistics.median(finals(race["racers"][against])))
+    if steps is None:
+        return None
+    mine, its = (sum(race["racers"][one]["flops"].values()) for one in (name, against))
+    share = steps / race["steps"]
+    return {"steps": share, "operations": share * mine / its}
+
+
+def price_lines(race: Mapping[str, Any], times: Mapping[str, Any], against: str = "adamw") -> list[str]:
+    """Return what each racer needs to reach the final median loss of `against`: steps, operations and time.
+
+    times: of this task, as `sweep.times` returns them.
+    """
+    lines = [f"  to reach {_title(against)}'s final loss:  steps   operations    time"]
+    for name in by_median(race):
+        share = to_reach(race, name, against)
+        if share is None:
+            lines.append(f"  {_title(name):28}{'not within the race':>28}")
+            continue
+        seconds = share["steps"] * times[name]["median"] / times[against]["median"]
+        lines.append(f"  {_title(name):28}{share['steps']:6.2f}{share['operations']:13.2f}{seconds:8.2f}")
+    return lines
+
+
+# ---- Runs without tuning ----------------------------------------------------------------------------------
+
+
+def run_lines(found: Mapping[str, Any], rows: int = 6) -> list[str]:
+    """Return the held-out losses along the way, one column per optimizer, medians over seeds."""
+    by_name: dict[str, list[Any]] = {}
+    for run in found["runs"]:
+        by_name.setdefault(run["setting"]["optimizer"], []).append(run)
+    floor = found["floor"]
+    what = "held-out loss" if floor is None else f"gap to the floor of {floor:.3f} nats per letter"
+    lines = [f"{found['task']}, {what}", "    step" + "".join(f"{_title(name):>10}" for name in by_name)]
+    looks = found["runs"][0]["steps"]
+    for n in sorted({round((len(looks) - 1) * row / (rows - 1)) for row in range(rows)}):
+        losses = (statistics.median(run["held_out"][n] for run in runs) for runs in by_name.values())
+        lines.append(f"{looks[n]:8}" + "".join(f"{loss - (floor or 0.0):10.2f}" for loss in losses))
+    return lines
+
+
+def stored_settings(task: str) -> dict[str, Setting]:
+    """Return {optimizer: the setting that won} of a stored race. Raises UsageError if it is not there, or not whole."""
+    racers = results.load(f"race_{task}")["racers"]
+    if absent := [name for name in CANDIDATES if name not in racers]:
+        raise UsageError(f"book/results/race_{task}.json is a race without {absent[0]}; `make bench` takes it again.")
+    return {name: Setting(**racer["best"]) for name, racer in racers.items()}
+
+
+def stored_races() -> dict[str, dict[str, Any]]:
+    """Return {task: race} for every race in book/results, in the order of TASKS."""
+    paths = {name: results.FOLDER / f"race_{name}.json" for name in TASKS}
+    return {name: results.load(path.stem) for name, path in paths.items() if path.exists()}
+
+
+# ---- One change at a time ---------------------------------------------------------------------------------
+
+
+def ahead(name: str, first: Sequence[float], second: Sequence[float]) -> str:
+    """Return on how many seeds the first, called `name`, has the smaller value or the greater, and if that is a claim.
+
+    Whichever of the two is seen more often is told.
+    """
+    found = verdict(first, second)
+    where, seeds = ("behind", found.losses) if found.losses > found.wins else ("ahead", found.wins)
+    return f"{name} {where} on {seeds} of {found.seeds}: {'claimed' if found.claimed else 'no claim'}"
+
+
+def _medians(rows: Sequence[Data]) -> list[float]:
+    return [statistics.median(row["gaps"]) for row in rows]
+
+
+def _by(rows: Sequence[Data], *keys: str) -> dict[Any, Data]:
+    """Return the rows by the value of one key, or by the values of several."""
+    return {row[keys[0]] if len(keys) == 1 else tuple(row[key] for key in keys): row for row in rows}
+
+
+def spectra_lines(data: Data) -> list[str]:
+    """Return effective ranks over the moments of training, and whose weights use more directions in the end."""
+    lines = []
+    for matrix, (rows, columns) in data["shapes"].items():
+        full = min(rows, columns)
+        lines.append(f"effective rank of {matrix} [{rows}, {columns}], at most {full}; after step")
+        lines.append(" " * 18 + "".join(f"{step:8d}" for step in data["steps"]) + "   in the end, range")
+        for name, kinds in data["ranks"].items():
+            for kind, seeds in kinds[matrix].items():
+                medians = "".join(f"{statistics.median(moment):8.1f}" for moment in zip(*seeds, strict=True))
+                last = [moments[-1] for moments in seeds]
+                lines.append(f"  {_title(name):6s}{kind:10s}{medians}   [{min(last):.1f}, {max(last):.1f}]")
+        ends = {name: [seed[-1] for seed in kinds[matrix]["weight"]] for name, kinds in data["ranks"].items()}
+        for other in (name for name in ends if name != "muon"):
+            found = verdict(ends[other], ends["muon"])
+            lines.append(
+                f"  Muon's weight ends with more than {_title(other)}'s on {found.wins} of {found.seeds} seeds"
+            )
+    return lines
+
+
+def rms_lines(data: Data) -> list[str]:
+    """Return what the RMS of Muon's update does: at one learning rate, and at the best one for each."""
+    lines = []
+    for told, rows in ((f"lr {data['lr']:g} throughout", data["rows"]), ("lr retuned", data["tuned"])):
+        lines.append(f"  RMS of Muon's update, {told:20s}{GAP}")
+        matched = _by(rows, "rms").get(MATCHED)
+        for row in rows:
+            lr = f"lr {row['lr']:g}" if "lr" in row else ""
+            words = "" if matched is None or row is matched else ahead(f"{MATCHED:g}", matched["gaps"], row["gaps"])
+            lines.append(f"  {row['rms']:6g}  {lr:14s}{span(row['gaps']):24s}{words}".rstrip())
+    return lines
+
+
+def decay_lines(data: Data) -> list[str]:
+    """Return what weight decay does in short and in long runs."""
+    lines = [f"  {'':6s}{'steps':>6s}{'decay':>7s}{'lr':>8s}  {GAP:22s}{'spectral norm':>14s}{'RMS':>7s}"]
+    for row in data["rows"]:
+        spectral, size = (statistics.median(row[key]) for key in ("spectral", "sizes"))
+        how = f"{_title(row['optimizer']):6s}{row['steps']:6d}{row['weight_decay']:7g}{row['lr']:8.3g}"
+        lines.append(f"  {how}  {span(row['gaps']):22s}{spectral:14.2f}{size:7.3f}")
+    rows = _by(data["rows"], "optimizer", "steps", "weight_decay")
+    none, some = min(key[2] for key in rows), max(key[2] for key in rows)
+    for name, steps in dict.fromkeys(key[:2] for key in rows):
+        words = ahead(f"decay {some:g}", rows[name, steps, some]["gaps"], rows[name, steps, none]["gaps"])
+        lines.append(f"  {_title(name)}, {steps} steps: {words}")
+    return lines
+
+
+def routing_lines(data: Data) -> list[str]:
+    """Return what comes of it when Muon gets more than the hidden matrices."""
+    hidden = data["rows"][0]
+    lines = [f"  {'Muon moves':20s}{'lr':>6s}  {GAP}  hidden alone is"]
+    for row in data["rows"]:
+        words = "" if row is hidden else ahead("hidden", hidden["gaps"], row["gaps"]).removeprefix("hidden ")
+        lines.append(f"  {row['route']:20s}{row['lr']:6.3g}  {span(row['gaps']):22s}{words}".rstrip())
+    return lines
+
+
+def batch_lines(data: Data) -> list[str]:
+    """Return how the gaps change with the batch, and their ratio: what AdamW has left over what Muon has."""
+    lines = [f"  {data['windows']} windows; gap [least, greatest], and AdamW's over Muon's"]
+    lines.append(f"  {'batch':>5s}{'steps':>7s}  {'AdamW':22s}{'Muon':22s}{'ratio':>5s}")
+    rows = _by(data["rows"], "optimizer", "batch")
+    for batch in dict.fromkeys(row["batch"] for row in data["rows"]):
+        adamw, muon = rows["adamw", batch], rows["muon", batch]
+        ratio = statistics.median(a / m for a, m in zip(adamw["gaps"], muon["gaps"], strict=True))
+        both = f"{span(adamw['gaps']):22s}{span(muon['gaps']):22s}"
+        lines.append(f"  {batch:5d}{adamw['steps']:7d}  {both}{ratio:5.2f}")
+        lines.append(f"{'':16s}lr {adamw['lr']:<19.3g}lr {muon['lr']:.3g}")
+        lines.append(f"{'':16s}{ahead('Muon', muon['gaps'], adamw['gaps'])}")
+    return lines
+
+
+def finetune_lines(data: Data) -> list[str]:
+    """Return the table of who pretrained and who fine-tuned, and who should have fine-tuned."""
+    lines = [f"  pretrained for {data['pretraining_steps']} steps, then {data['steps']} steps on another grammar"]
+    lines += [f"  {_title(name)} pretrains to {span(gaps)}" for name, gaps in data["pretrained"].items()]
+    lines.append(f"  {'pretrained':12s}{'fine-tuned':12s}{'lr':>8s}  {GAP}")
+    rows = _by(data["rows"], "pretrained", "optimizer")
+    for (first, second), row in rows.items():
+        lines.append(f"  {_title(first):12s}{_title(second):12s}{row['lr']:8.3g}  {span(row['gaps'])}")
+    for first in data["pretrained"]:
+        words = ahead("Muon", rows[first, "muon"]["gaps"], rows[first, "adamw"]["gaps"])
+        lines.append(f"  fine-tuning what {_title(first)} pretrained: {words}")
+    return lines
+
+
+LINES = {
+    "spectra": spectra_lines,
+    "rms": rms_lines,
+    "decay": decay_lines,
+    "routing": routing_lines,
+    "batch": batch_lines,
+    "finetune": finetune_lines,
+}
+
+
+# ---- For figures ------------------------------------------------------------------------------------------
+
+
+def rate_curves(race: Mapping[str, Any]) -> dict[str, Any]:
+    """Return optimizer -> (learning rates, least median loss there), where it is finite."""
+    curves = {}
+    for name, racer in race["racers"].items():
+        found = [(float(lr), loss) for lr, loss in racer["curve"].items() if loss is not None]
+        if found:
+            curves[_title(name)] = tuple(zip(*found, strict=True))
+    return curves
+
+
+def gap_curves(race: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return optimizer -> (steps, median gap), and optimizer -> (steps, least gap, greatest gap)."""
+    curves, bands, floor = {}, {}, race["floor"] or 0.0
+    for name in by_median(race):
+        racer = race["racers"][name]
+        columns = [[loss - floor for loss in losses] for losses in by_look(racer)]
+        curves[_title(name)] = (racer["looks"], [statistics.median(column) for column in columns])
+        bands[_title(name)] = (racer["looks"], [min(c) for c in columns], [max(c) for c in columns])
+    return curves, bands
+
+
+def spectra_curves(data: Data, matrix: str, kind: str, moment: int = -1) -> dict[str, list[float]]:
+    """Return optimizer -> singular values over the largest, for `draw_spectra`. moment: place in data["steps"]."""
+    return {_title(name): kinds[matrix][kind][moment] for name, kinds in data["values"].items()}
+
+
+def rms_curves(data: Data) -> Curves:
+    """Return (RMS, median gap) at one learning rate, and at the best one for each."""
+    kinds = {"lr unchanged": data["rows"], "lr retuned": data["tuned"]}
+    return {name: ([row["rms"] for row in rows], _medians(rows)) for name, rows in kinds.items()}
+
+
+def decay_curves(data: Data, optimizer: str, what: str = "gaps") -> Curves:
+    """Return decay -> (steps, values) along the long run of the first seed. what: "gaps", "spectral" or "rms"."""
+    rows = [row for row in data["rows"] if row["optimizer"] == optimizer]
+    long = max(row["steps"] for row in rows)
+    return {
+        f"decay {row['weight_decay']:g}": (row["on_the_way"]["steps"], row["on_the_way"][what])
+        for row in rows
+        if row["steps"] == long
+    }
