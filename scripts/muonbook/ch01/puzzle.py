@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import CaseReport, Puzzle, call, expect_tensor, insist, require
+from muonbook.puzzles import CaseReport, Puzzle, call, require, require_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class AddUp:
         import torch
 
         if not isinstance(x, torch.Tensor):
-            insist(expect_tensor("what you add up", x, (), torch.float64))
+            require_tensor("what you add up", x, (), torch.float64)
         self.calls += 1
         most = COLUMNS * COLUMNS
         require(self.calls == 1, "over budget: add_up may be called once for each gradient.")
@@ -49,7 +49,7 @@ def trial(grid: Grid, direction: Callable[..., Any]) -> Iterator[CaseReport]:
         cuts = CUTS[number % len(CUTS)]
         rows = gradient.split(cuts)[grid.world.rank]
         found, _ = call(grid, direction, rows.clone(), AddUp(grid.world))
-        insist(expect_tensor("direction's result", found, rows.shape, torch.float32))
+        require_tensor("direction's result", found, rows.shape, torch.float32)
         x = torch.zeros_like(gradient, dtype=torch.float64)
         x.split(cuts)[grid.world.rank].copy_(found.detach())
         yield CaseReport([_objection(name, gradient.double(), grid.world.all_reduce(x, "the whole X"))])
@@ -87,19 +87,13 @@ def _objection(name: str, gradient: Tensor, x: Tensor) -> str:
     )
 
 
-def praise(facts: list[list[Any]]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    return (
-        f"the steepest X for all {len(facts[0])} gradients, put together from four processes that added up "
-        f"{COLUMNS} x {COLUMNS} numbers."
-    )
-
-
 PUZZLE = Puzzle(
-    name="the steepest step for a gradient in four pieces",
     function="direction",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"the steepest X for all {len(facts[0])} gradients, put together from four processes that added up "
+        f"{COLUMNS} x {COLUMNS} numbers."
+    ),
     hints=(
         "G = U S V^T. Then G^T G = V S^2 V^T: a small matrix that knows V and S, though nothing of U. "
         "And G^T G is a sum over the rows of G.",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import CaseReport, Puzzle, each_operator, expect_tensor, insist, require
+from muonbook.puzzles import CaseReport, Puzzle, each_operator, require, require_tensor, unless
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,18 +34,18 @@ def trial(grid: Grid, orthogonalize: Callable[..., Any]) -> Iterator[CaseReport]
         schedule = quintics(coefficients, 5)
         with _only_counted(x.numel()), FlopCounterMode(display=False) as counter:
             found = orthogonalize(x.clone(), schedule)
-        insist(expect_tensor("orthogonalize's result", found, x.shape, torch.float64))
+        require_tensor("orthogonalize's result", found, x.shape, torch.float64)
         error = (found.detach() - newton_schulz(x, coefficients=schedule)).abs().max().item()
         operations, standard = counter.get_total_flops(), flops(x.shape)
 
         shape = f"{x.shape[0]} x {x.shape[1]}"
-        where, wrong, dear = f"rank {grid.world.rank}'s matrix of {shape}", "", ""
-        if not error <= TOLERANCE:
-            how = f"is off by {error:.1g}" if error == error else "has NaN in it"
-            wrong = f"the result for {where} {how}; at most {TOLERANCE:g} is allowed."
-        if operations > (budget := int(SHARE * standard)):
-            dear = f"{where} took {operations:,} operations, over the budget of {budget:,}."
-        yield CaseReport([wrong, dear], f"{operations / standard:.0%} for {shape}")
+        where, budget = f"rank {grid.world.rank}'s matrix of {shape}", int(SHARE * standard)
+        off = f"is off by {error:.1g}" if error == error else "has NaN in it"
+        complaints = [
+            unless(error <= TOLERANCE, f"the result for {where} {off}; at most {TOLERANCE:g} is allowed."),
+            unless(operations <= budget, f"{where} took {operations:,} operations, over the budget of {budget:,}."),
+        ]
+        yield CaseReport(complaints, f"{operations / standard:.0%} for {shape}")
 
 
 def _matrices(rank: int) -> Iterator[tuple[Tensor, str]]:
@@ -72,16 +72,12 @@ def _only_counted(largest: int) -> Any:
     return each_operator(look)
 
 
-def praise(facts: list[list[str]]) -> str:
-    """Return what was achieved, with the operations of the run."""
-    return f"the same result for a part of the standard form's operations: {', '.join(chain.from_iterable(facts))}."
-
-
 PUZZLE = Puzzle(
-    name="the same result for less",
     function="orthogonalize",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"the same result for a part of the standard form's operations: {', '.join(chain.from_iterable(facts))}."
+    ),
     hints=(
         "Only a product that involves X costs 2 a^2 b, and b is the long side. How few of those are needed?",
         "Every iteration multiplies X from the left by a small square matrix, P = a I + b R + c R^2 with R = X X^T. "

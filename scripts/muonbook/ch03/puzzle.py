@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import CaseReport, Puzzle, expect_tensor, insist, require
+from muonbook.puzzles import CaseReport, Puzzle, require, require_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,8 +45,7 @@ class Tools:
         from distmuon.optim.newton_schulz import newton_schulz
 
         self._orthogonalized += 1
-        if self._orthogonalized > len(self._hidden):
-            insist(f"over budget: {self._count()}")
+        require(self._orthogonalized <= len(self._hidden), f"over budget: {self._count()}")
         return newton_schulz(matrix)
 
     def adamw(self, name: str, weight: Tensor, gradient: Tensor) -> None:
@@ -77,11 +76,6 @@ class Tools:
         )
 
 
-def _hidden(model: dict[str, tuple[int, ...]]) -> list[str]:
-    """Return the names of the matrices that Muon takes."""
-    return [name for name, shape in model.items() if len(shape) == 2 and not name.startswith(ADAMW)]
-
-
 def trial(grid: Grid, step: Callable[..., Any]) -> Iterator[CaseReport]:
     """Take the steps with the reader's function and with the reference, and compare every weight after every step."""
     import torch
@@ -89,7 +83,7 @@ def trial(grid: Grid, step: Callable[..., Any]) -> Iterator[CaseReport]:
     from distmuon.optim.muon import Muon
 
     shapes = MODELS[grid.world.rank]
-    hidden = _hidden(shapes)
+    hidden = [name for name, shape in shapes.items() if len(shape) == 2 and not name.startswith(ADAMW)]
     generator = torch.Generator().manual_seed(grid.world.rank)
     start = {name: torch.randn(*shape, generator=generator).double() for name, shape in shapes.items()}
     weights = {name: weight.clone() for name, weight in start.items()}
@@ -107,7 +101,7 @@ def trial(grid: Grid, step: Callable[..., Any]) -> Iterator[CaseReport]:
         step(weights, given, state, tools, **OPTIONS)
         tools.settle()
         for name, parameter in reference.items():
-            insist(expect_tensor(name, weights.get(name), shapes[name], torch.float64))
+            require_tensor(name, weights.get(name), shapes[name], torch.float64)
             parameter.grad = gradients[name]
             changed = f"step {number} changed the gradient of {name}, which is not yours to change."
             require(torch.equal(given[name], gradients[name]), changed)
@@ -120,23 +114,16 @@ def trial(grid: Grid, step: Callable[..., Any]) -> Iterator[CaseReport]:
                 where = f"rank {grid.world.rank}: after step {number}, {name} [{'x'.join(map(str, shapes[name]))}]"
                 before = " Until then all was right." if number > 1 else ""
                 complaint = f"{where} is off by {off:.2f} of its movement.{before}"
-    yield CaseReport([complaint])
-
-
-def praise(facts: list[list[Any]]) -> str:
-    """Return what was achieved."""
-    matrices = sum(len(_hidden(model)) for model in MODELS)
-    return (
-        f"{STEPS} steps of {len(facts)} models, the same as Muon and AdamW take, "
-        f"with {matrices} calls of Newton–Schulz per step for {matrices} hidden matrices."
-    )
+    yield CaseReport([complaint], len(hidden))
 
 
 PUZZLE = Puzzle(
-    name="write the step",
     function="step",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"{STEPS} steps of {len(facts)} models, the same as Muon and AdamW take, with "
+        f"{(matrices := sum(map(sum, facts)))} calls of Newton–Schulz per step for {matrices} hidden matrices."
+    ),
     hints=(
         "Sort the names first: what is 1-D, or is called embedding or head, is one call of tools.adamw. For the rest, "
         "keep a momentum in `state` under the name; it begins as zeros.",

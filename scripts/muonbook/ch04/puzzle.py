@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muonbook.puzzles import CaseReport, Puzzle, require
+from muonbook.puzzles import CaseReport, Puzzle, require, unless
 
 if TYPE_CHECKING:
     from distmuon.sharding.grid import Grid
@@ -118,8 +118,7 @@ def trial(grid: Grid, fair_race: Callable[..., Any]) -> Iterator[CaseReport]:
             wanted = 'the name is "A" or "B", the learning rate one of lrs, the seed a whole number'
             require(good, f"train({name!r}, {lr!r}, {seed!r}): {wanted}.")
             runs.append((name, lr, seed))
-            most = f"over budget: more than {BUDGET} runs in world {number + 1}; 64 are enough."
-            require(len(runs) <= BUDGET, most)
+            require(len(runs) <= BUDGET, f"over budget: more than {BUDGET} runs in world {number + 1}; 64 are enough.")
             return loss_of(number, name, lr, seed)
 
         answer = fair_race(train, list(LRS[::-1] if world.falling else LRS))
@@ -137,47 +136,45 @@ def fresh_seeds(runs: list[tuple[str, float, int]]) -> list[int]:
     return [seed for seed in seeds if all(len(tried.get((seed, name), ())) == 1 for name in "AB")]
 
 
-def _objections(number: int, answer: str, runs: list[tuple[str, float, int]]) -> tuple[str, str, str, str]:
+def _objections(number: int, answer: str, runs: list[tuple[str, float, int]]) -> list[str]:
     """Return what is wrong: a wrong winner, uneven tuning, a claim on stale or few seeds, timidity."""
-    wrong = uneven = stale = timid = ""
     world, where = WORLDS[number], f"world {number + 1}:"
-    counts = {name: sum(run[0] == name for run in runs) for name in "AB"}
+    right, claims = answer in world.right, answer != "undecided"
+    fewer, more = sorted((sum(run[0] == name for run in runs), name) for name in "AB")
+    even = more[0] <= UNEVEN * fewer[0]
     fresh = len(fresh_seeds(runs))
-    if answer not in world.right:
-        if answer == "undecided":
-            timid = f'{where} you say "undecided". {world.lesson}'
-        else:
-            wrong = f"{where} you name {answer}. {world.lesson}"
-    if max(counts.values()) > UNEVEN * min(counts.values()):
-        more, less = sorted(counts, key=lambda name: -counts[name])
-        uneven = (
-            f"{where} {counts[more]} runs for {more} and {counts[less]} for {less}; whoever is tuned "
-            "harder looks better, so spend the same on both."
-        )
-    elif answer != "undecided" and fresh == 0:
-        stale = (
-            f"{where} you name {answer} on the seeds that its learning rate was chosen on, where luck "
+    chance = f"of equals, the same one wins on all of so few in 1 of {2 ** (fresh - 1)} races"
+    if fresh == 1:
+        chance = "even of equals, one wins there"
+    seeds = f"{fresh} fresh seed{'s' if fresh > 1 else ''}; {chance}, so judge on {ENOUGH} or more."
+    if fresh == 0:
+        seeds = (
+            "the seeds that its learning rate was chosen on, where luck "
             "flatters it; judge on seeds that no choice has seen."
         )
-    elif answer != "undecided" and fresh < ENOUGH:
-        chance = f"of equals, the same one wins on all of so few in 1 of {2 ** (fresh - 1)} races"
-        if fresh == 1:
-            chance = "even of equals, one wins there"
-        seeds = f"{fresh} fresh seed{'s' if fresh > 1 else ''}"
-        stale = f"{where} you name {answer} on {seeds}; {chance}, so judge on {ENOUGH} or more."
-    return wrong, uneven, stale, timid
+    return [
+        unless(right or not claims, f"{where} you name {answer}. {world.lesson}"),
+        unless(
+            even,
+            f"{where} {more[0]} runs for {more[1]} and {fewer[0]} for {fewer[1]}; whoever is tuned "
+            "harder looks better, so spend the same on both.",
+        ),
+        unless(fresh >= ENOUGH or not claims or not even, f"{where} you name {answer} on {seeds}"),
+        unless(right or claims, f'{where} you say "undecided". {world.lesson}'),
+    ]
 
 
 def praise(facts: list[list[tuple[str, int, int]]]) -> str:
     """Return what was achieved, with its numbers."""
-    named = ", ".join(answer for answer, _, _ in facts[0])
-    most = max(runs for _, runs, _ in facts[0])
-    judged = min(fresh for answer, _, fresh in facts[0] if answer != "undecided")
-    return f"{len(WORLDS)} worlds, {named}; {most} runs in each at most, and every claim made on {judged} fresh seeds."
+    named, runs, fresh = zip(*facts[0], strict=True)
+    judged = min(seeds for answer, seeds in zip(named, fresh, strict=True) if answer != "undecided")
+    return (
+        f"{len(WORLDS)} worlds, {', '.join(named)}; {max(runs)} runs in each at most, "
+        f"and every claim made on {judged} fresh seeds."
+    )
 
 
 PUZZLE = Puzzle(
-    name="a fair race",
     function="fair_race",
     trial=trial,
     praise=praise,

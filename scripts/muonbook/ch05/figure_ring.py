@@ -2,7 +2,7 @@
 
 Every rank cuts its tensor into n chunks. In a move each rank passes one chunk on to its right neighbour and takes one
 from its left. n - 1 moves add (reduce-scatter), n - 1 more hand finished sums on (all-gather). Source: Patarasuk and
-Yuan (2009); here as in `puzzles.ring_all_reduce`, where rank r begins with chunk r.
+Yuan (2009); here as in the `puzzle` beside it, where rank r begins with chunk r.
 """
 
 from __future__ import annotations

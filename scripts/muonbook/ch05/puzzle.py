@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import CaseReport, Puzzle, each_operator, expect_tensor, first_difference, insist, require
+from muonbook.puzzles import CaseReport, Puzzle, each_operator, first_difference, require, require_tensor, unless
 
 if TYPE_CHECKING:
     import torch
@@ -64,32 +64,33 @@ def trial(grid: Grid, all_reduce: Callable[..., Any]) -> Iterator[CaseReport]:
     import torch
 
     rank = grid.world.rank
+    asked: Counter[str] = Counter()  # of torch.distributed, sends and receives included
+
+    def look(namespace: str, operator: str, _: object) -> None:
+        asked.update([operator] if "c10d" in namespace else [])
+
     for length in LENGTHS:
         ring = Ring(rank, RANKS)
         vectors = [torch.arange(length, dtype=torch.float32) * (each + 1) + 10 * each for each in range(RANKS)]
-        asked: list[str] = []  # of torch.distributed, sends and receives included
-
-        def look(namespace: str, operator: str, _: object, asked: list[str] = asked) -> None:
-            asked += [operator] if namespace in ("c10d", "_c10d_functional") else []
-
+        asked.clear()
         with each_operator(look):
             found = all_reduce(ring, vectors[rank].clone())
-        beside = Counter(asked) - Counter(dict.fromkeys(("send", "recv_"), 2 * ring.calls))
-        if beside:
-            insist(f"it asked torch.distributed for {min(beside)}; only ring.pass_on is allowed here.")
-        insist(expect_tensor("all_reduce's result", found, [length], torch.float32))
+        beside = asked - Counter(dict.fromkeys(("send", "recv_"), 2 * ring.calls))
+        around = f"it asked torch.distributed for {min(beside, default='')}; only ring.pass_on is allowed here."
+        require(not beside, around)
+        require_tensor("all_reduce's result", found, [length], torch.float32)
 
-        where, dear = f"with {length} elements, rank {rank}", ""
+        where, enough = f"with {length} elements, rank {rank}", budget(length, RANKS)
         sentence = f"{where} has {{found}} at index {{0}}, where the sum is {{wanted}}."
-        if ring.elements > (enough := budget(length, RANKS)):
-            dear = (
+        complaints = [
+            first_difference(found, torch.stack(vectors).sum(0), sentence),
+            unless(
+                ring.elements <= enough,
                 f"over budget: {where} passed on {ring.elements}, and {enough} are enough. "
-                "Does every rank need to see every whole vector?"
-            )
-        yield CaseReport(
-            [first_difference(found, torch.stack(vectors).sum(0), sentence), dear],
-            {"length": length, "elements": ring.elements, "calls": ring.calls},
-        )
+                "Does every rank need to see every whole vector?",
+            ),
+        ]
+        yield CaseReport(complaints, (ring.calls, f"{ring.elements} for {length}"))
 
 
 def budget(length: int, ranks: int) -> int:
@@ -97,20 +98,13 @@ def budget(length: int, ranks: int) -> int:
     return 2 * (ranks - 1) * -(-length // ranks)
 
 
-def praise(facts: list[list[dict[str, int]]]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    passed = " and ".join(f"{one['elements']} for {one['length']}" for one in facts[0][:2])
-    return (
-        f"the exact sum on all {RANKS} ranks, in {facts[0][0]['calls']} moves. Each rank passed on no more "
-        f"elements than an all-reduce needs: {passed}."
-    )
-
-
 PUZZLE = Puzzle(
-    name="ring all-reduce",
     function="all_reduce",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"the exact sum on all {RANKS} ranks, in {facts[0][0][0]} moves. Each rank passed on no more "
+        f"elements than an all-reduce needs: {' and '.join(passed for _, passed in facts[0][:2])}."
+    ),
     hints=(
         "Cut the vector into as many chunks as there are ranks, padded with zeros so that all are alike. In each move, "
         "every rank passes on one chunk, and no two ranks the same one.",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.puzzles import CaseReport, Puzzle, call, expect_tensor, first_difference, insist
+from muonbook.puzzles import CaseReport, Puzzle, call, first_difference, require, require_tensor, unless
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
 
     for length in LENGTHS:
         where, shard = f"with {length} elements, rank {grid.dp.rank}", -(-length // RANKS)
-        allowed = budget(length, RANKS)
+        allowed = sum(ring_bytes(op, 4 * RANKS * shard, RANKS) for op in ("reduce_scatter", "all_gather"))
         parameters = 100.0 * torch.arange(1, length + 1)
         wanted, momentum = parameters.clone(), torch.zeros(length)
         state: dict[str, Any] = {}
@@ -36,24 +36,26 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
             gradients = [made_up(length, step, rank) for rank in range(RANKS)]
             momentum = MU * momentum + torch.stack(gradients).mean(0)
             wanted = wanted - LR * momentum
-            given = gradients[grid.dp.rank].clone(), parameters.clone(), state, LR, MU
-            parameters, cost = call(grid, solve, grid.dp, *given)
-            insist(expect_tensor("sharded_step's result", parameters, [length], torch.float32))
+            own = gradients[grid.dp.rank].clone()
+            parameters, cost = call(grid, solve, grid.dp, own, parameters.clone(), state, LR, MU)
+            require_tensor("sharded_step's result", parameters, [length], torch.float32)
             parameters, kept = parameters.detach(), _kept(state)
 
             sentence = f"{where} has {{found}} at index {{0}} after step {step + 1}, where one process has {{wanted}}."
-            large = dear = ""
-            if kept > shard:
-                large = (
+            complaints = [
+                first_difference(parameters, wanted, sentence),
+                unless(
+                    kept <= shard,
                     f"over budget: {where} keeps {kept} elements of state, and {shard} are enough. "
-                    "Memory counts whole: a view keeps all of what it is a view of."
-                )
-            if cost.sent_bytes > allowed or cost.calls > 2:
-                dear = (
+                    "Memory counts whole: a view keeps all of what it is a view of.",
+                ),
+                unless(
+                    cost.sent_bytes <= allowed and cost.calls <= 2,
                     f"over budget: {where} sent {cost.sent_bytes} bytes in {cost.calls} collectives per step; "
-                    f"{allowed} in 2 are enough."
-                )
-            yield CaseReport([first_difference(parameters, wanted, sentence), large, dear], f"{kept} of {length}")
+                    f"{allowed} in 2 are enough.",
+                ),
+            ]
+            yield CaseReport(complaints, f"{kept} of {length}")
 
 
 def made_up(length: int, step: int, rank: int) -> torch.Tensor:
@@ -68,32 +70,20 @@ def _kept(state: dict[str, Any]) -> int:
     """Return how many float32 the memory behind the state's tensors could hold, each storage counted once."""
     import torch
 
+    for value in state.values():
+        known = isinstance(value, torch.Tensor | int | float)
+        require(known, f"state holds {type(value).__name__}; keep tensors and numbers in it.")
     tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
-    odd = [value for value in state.values() if not isinstance(value, torch.Tensor | int | float)]
-    if odd:
-        insist(f"state holds {type(odd[0]).__name__}; keep tensors and numbers in it.")
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values()) // 4
 
 
-def budget(length: int, ranks: int) -> int:
-    """Return the bytes that one reduce-scatter and one all-gather of the padded float32 vector send."""
-    padded = 4 * ranks * -(-length // ranks)
-    return sum(ring_bytes(op, padded, ranks) for op in ("reduce_scatter", "all_gather"))
-
-
-def praise(facts: list[list[str]]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    return (
-        f"the parameters of one process after {STEPS} steps, exactly, on all {RANKS} ranks. "
-        f"Elements of momentum kept per rank: {' and '.join(facts[0][::STEPS][:2])}."
-    )
-
-
 PUZZLE = Puzzle(
-    name="a sharded step",
     function="sharded_step",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"the parameters of one process after {STEPS} steps, exactly, on all {RANKS} ranks. "
+        f"Elements of momentum kept per rank: {' and '.join(facts[0][::STEPS][:2])}."
+    ),
     hints=(
         "Three lines in the middle are ordinary SGD, on a shard. Before them a reduce-scatter makes the shard of the "
         "gradient, after them an all-gather makes parameters of shards. Both want vectors that divide by the ranks.",

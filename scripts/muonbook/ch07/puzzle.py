@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distmuon.sharding.layout import Range
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.puzzles import CaseReport, Puzzle, call, expect_tensor, first_difference, insist
+from muonbook.puzzles import CaseReport, Puzzle, call, first_difference, over_budget, require_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -33,41 +33,25 @@ def trial(grid: Grid, fetch: Callable[..., Any]) -> Iterator[CaseReport]:
 
     bucket = torch.arange(RANKS * SHARD, dtype=torch.float32)
     for place in PLACES:
-        shard = bucket.view(RANKS, SHARD)[grid.dp.rank].clone()
-        found, cost = call(grid, fetch, grid.dp, shard, place.start, place.end)
-        insist(expect_tensor("fetch's result", found, [place.size], torch.float32))
+        found, cost = call(grid, fetch, grid.dp, bucket.view(RANKS, SHARD)[grid.dp.rank].clone(), *place)
+        require_tensor("fetch's result", found, [place.size], torch.float32)
 
-        where, dear = f"with the matrix at {place.start}:{place.end}, rank {grid.dp.rank}", ""
-        wrong = first_difference(
-            found,
-            bucket[place.as_slice],
-            f"{where} has {{found}} at index {{0}}, not {{wanted}}.",
-            element="element {:g} of the bucket",
-        )
+        where = f"with the matrix at {place.start}:{place.end}, rank {grid.dp.rank}"
+        sentence = f"{where} has {{found}} at index {{0}}, not {{wanted}}."
+        wrong = first_difference(found, bucket[place.as_slice], sentence, "element {:g} of the bucket")
         longest = max(Range(SHARD * rank, SHARD * (rank + 1)).intersect(place).size for rank in range(RANKS))
         enough = ring_bytes("all_gather", 4 * RANKS * longest, RANKS)
-        if cost.calls > 1:
-            dear = f"over budget: {where} made {cost.calls} collectives, and one is enough."
-        elif cost.sent_bytes > enough:
-            dear = (
-                f"over budget: {where} sent {cost.sent_bytes} bytes. No rank owns more than {longest} of its "
-                f"elements, so {enough} bytes are enough."
-            )
-        yield CaseReport([wrong, dear], cost.sent_bytes)
-
-
-def praise(facts: list[list[int]]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    bucket = ring_bytes("all_gather", 4 * RANKS * SHARD, RANKS)
-    sent = ", ".join(map(str, facts[0]))
-    return f"every rank holds the whole matrix, wherever it lay. Bytes sent: {sent}; gathering the bucket: {bucket}."
+        sent = f". No rank owns more than {longest} of its elements, so {enough} bytes are enough."
+        yield CaseReport([wrong, over_budget(where, cost, enough, calls="", sent=sent)], str(cost.sent_bytes))
 
 
 PUZZLE = Puzzle(
-    name="fetch one matrix",
     function="fetch",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"every rank holds the whole matrix, wherever it lay. Bytes sent: {', '.join(facts[0])}; "
+        f"gathering the bucket: {ring_bytes('all_gather', 4 * RANKS * SHARD, RANKS)}."
+    ),
     hints=(
         "Every rank can work out every other rank's piece: shards are equally long, and you know where the matrix "
         "starts and ends. Range.intersect does it. Which piece is the longest?",

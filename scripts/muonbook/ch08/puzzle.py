@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distmuon.sharding.layout import Range
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.puzzles import CaseReport, Puzzle, call, expect_tensor, first_difference, insist, require
+from muonbook.puzzles import CaseReport, Puzzle, call, first_difference, over_budget, require, require_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +40,9 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
         require(isinstance(found, dict), f"gather_cut returned {type(found).__name__}, and a dict is wanted.")
         for index, matrix in found.items():
             require(index in range(len(matrices)), f"gather_cut returned {index!r}, which numbers no matrix.")
-            insist(expect_tensor(f"matrix {index}", matrix, [matrices[index].size], torch.float32))
+            require_tensor(f"matrix {index}", matrix, [matrices[index].size], torch.float32)
 
-        where, wrong, needless, dear = f"in case {number}, rank {rank}", "", "", ""
+        where, wrong, needless = f"in case {number}, rank {rank}", "", ""
         mine = Range(rank * SHARD, (rank + 1) * SHARD)
         for index, place in enumerate(matrices):
             owned = place.intersect(mine).size > 0
@@ -56,28 +56,18 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
                 needless = needless or f"{where} returned matrix {index}, of which it owns nothing: work for others."
         longest = max(sum(piece.size for _, piece in cut_pieces(matrices, each, SHARD)) for each in range(RANKS))
         enough = ring_bytes("all_gather", 4 * RANKS * longest, RANKS)
-        if cost.calls > 1:
-            dear = f"over budget: {where} made {cost.calls} collectives, and one is enough for all matrices."
-        elif cost.sent_bytes > enough:
-            dear = (
-                f"over budget: {where} sent {cost.sent_bytes} bytes, and {enough} are enough. "
-                "What a rank owns whole, nobody else needs."
-            )
-        yield CaseReport([wrong, needless, dear], cost.sent_bytes)
-
-
-def praise(facts: list[list[int]]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    bucket = ring_bytes("all_gather", 4 * RANKS * SHARD, RANKS)
-    sent = ", ".join(map(str, facts[0]))
-    return f"whole matrices on all their owners, one call at most. Bytes sent: {sent}; gather_all: {bucket} each time."
+        sent = f", and {enough} are enough. What a rank owns whole, nobody else needs."
+        dear = over_budget(where, cost, enough, calls=" for all matrices", sent=sent)
+        yield CaseReport([wrong, needless, dear], str(cost.sent_bytes))
 
 
 PUZZLE = Puzzle(
-    name="gather only what is cut",
     function="gather_cut",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"whole matrices on all their owners, one call at most. Bytes sent: {', '.join(facts[0])}; "
+        f"gather_all: {ring_bytes('all_gather', 4 * RANKS * SHARD, RANKS)} each time."
+    ),
     hints=(
         "Chapter 7's puzzle fetched one matrix. Put the pieces of all cut matrices into one message: a rank has two at "
         "most, one at each end of its shard. A matrix that lies inside one shard travels nowhere.",

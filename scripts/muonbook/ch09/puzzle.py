@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.puzzles import CaseReport, Puzzle, call, expect_tensor, first_difference, insist, require
+from muonbook.puzzles import CaseReport, Puzzle, call, first_difference, over_budget, require, require_tensor, unless
 
 if TYPE_CHECKING:
     import torch
@@ -32,37 +32,27 @@ def trial(grid: Grid, gram: Callable[..., Any]) -> Iterator[CaseReport]:
         pair = isinstance(found, tuple) and len(found) == 2
         require(pair, f"gram returned {type(found).__name__}, and a pair is wanted: the Gram matrix, the norm.")
         product, norm = found
-        insist(expect_tensor("the Gram matrix", product, [a, a], torch.float32))
+        require_tensor("the Gram matrix", product, [a, a], torch.float32)
         norm = norm.item() if isinstance(norm, torch.Tensor) and norm.numel() == 1 else norm
         require(isinstance(norm, int | float), f"the norm is a {type(norm).__name__}, and a number is wanted.")
 
-        where, length, dear = f"with a matrix of {a} x {b}, rank {grid.tp.rank}", "", ""
+        where, right = f"with a matrix of {a} x {b}, rank {grid.tp.rank}", whole.norm().item()
         sentence = f"{where} has {{found}} at [{{0}}, {{1}}], where row {{0}} times row {{1}} is {{wanted}}."
-        wrong = first_difference(product, whole @ whole.T, sentence)
-        if not abs(norm - (right := whole.norm().item())) <= 1e-5 * right:
-            length = f"{where} has norm {norm:.2f}, where it is {right:.2f}."
         enough = ring_bytes("all_reduce", 4 * a * a, RANKS)
-        if cost.calls > 1:
-            dear = f"over budget: {where} made {cost.calls} collectives, and one is enough for both answers."
-        elif cost.sent_bytes > enough:
-            dear = (
-                f"over budget: {where} sent {cost.sent_bytes} bytes, and {enough} are enough. "
-                "The answer is small; must the matrix travel?"
-            )
+        sent = f", and {enough} are enough. The answer is small; must the matrix travel?"
+        complaints = [
+            first_difference(product, whole @ whole.T, sentence),
+            unless(abs(norm - right) <= 1e-5 * right, f"{where} has norm {norm:.2f}, where it is {right:.2f}."),
+            over_budget(where, cost, enough, calls=" for both answers", sent=sent),
+        ]
         gather = ring_bytes("all_gather", 4 * a * b, RANKS)
-        yield CaseReport([wrong, length, dear], f"{cost.sent_bytes} for {a} x {b} (a gather: {gather})")
-
-
-def praise(facts: list[list[str]]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    return f"exact on all {RANKS} ranks, in one call. Bytes sent by each: {', '.join(facts[0])}."
+        yield CaseReport(complaints, f"{cost.sent_bytes} for {a} x {b} (a gather: {gather})")
 
 
 PUZZLE = Puzzle(
-    name="a Gram matrix without the matrix",
     function="gram",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: f"exact on all {RANKS} ranks, in one call. Bytes sent by each: {', '.join(facts[0])}.",
     hints=(
         "Write X as [X0 | X1 | X2 | X3]. Entry (i, j) of the Gram matrix is a sum over all columns. Which part of that "
         "sum can a rank compute alone?",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import CaseReport, Puzzle, call, require
+from muonbook.puzzles import CaseReport, Puzzle, call, require, unless
 
 if TYPE_CHECKING:
     import torch
@@ -44,28 +44,26 @@ def trial(grid: Grid, global_norm: Callable[..., Any]) -> Iterator[CaseReport]:
     found, cost = call(grid, global_norm, grid, pieces)
     require(isinstance(found, float), f"global_norm returned a {type(found).__name__}, not a float.")
 
-    where, wanted, wrong, dear = f"rank {grid.world.rank}", squares**0.5, "", ""
-    if not abs(found - wanted) <= TOLERANCE * wanted:
-        ratio = f"{found**2 / squares:.2f} times the right sum of squares"
-        wrong = f"{where} finds a norm of {found:.4f}, and it is {wanted:.4f} ({ratio})."
-    if cost.calls > 1 or cost.payload_bytes > BUDGET:
-        dear = (
+    where, wanted = f"rank {grid.world.rank}", squares**0.5
+    ratio = f"{found**2 / squares:.2f} times the right sum of squares"
+    complaints = [
+        unless(
+            abs(found - wanted) <= TOLERANCE * wanted,
+            f"{where} finds a norm of {found:.4f}, and it is {wanted:.4f} ({ratio}).",
+        ),
+        unless(
+            cost.calls <= 1 and cost.payload_bytes <= BUDGET,
             f"over budget: {where} made {cost.calls} collective(s) of {cost.payload_bytes} bytes in all; "
-            f"one of {BUDGET} bytes is enough."
-        )
-    yield CaseReport([wrong, dear], found)
-
-
-def praise(facts: list[list[float]]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    return f"{facts[0][0]:.4f} on all {len(facts)} ranks, from one all-reduce of one number."
+            f"one of {BUDGET} bytes is enough.",
+        ),
+    ]
+    yield CaseReport(complaints, found)
 
 
 PUZZLE = Puzzle(
-    name="the norm of the whole gradient",
     function="global_norm",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: f"{facts[0][0]:.4f} on all {len(facts)} ranks, from one all-reduce of one number.",
     hints=(
         "Which ranks hold parts that nobody else holds? Walk along a column of the grid, then along a row.",
         "Along a column, shards never overlap. Along a row they do not either where a parameter is cut over TP; where "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from muonbook.puzzles import CaseReport, Puzzle, require
+from muonbook.puzzles import CaseReport, Puzzle, require, unless
 
 if TYPE_CHECKING:
     import torch
@@ -31,24 +31,17 @@ def trial(grid: Grid, alarm: Callable[..., Any]) -> Iterator[CaseReport]:
             answer = alarm((before - after[key]).clone())
             require(isinstance(answer, bool), f"alarm returned a {type(answer).__name__}, not True or False.")
             rang += [key] if answer else []
-        false = silent = ""
-        if name is None and rang:
-            false = f"false alarm: it rings for {', '.join(rang)} of the healthy optimizer."
-        if name is not None and not rang:
-            silent = f"it stays silent although the optimizer has the exhibit {name!r} in it."
-        yield CaseReport([false, silent], f"{name}: {', '.join(rang)}")
-
-
-def praise(facts: list[list[str]]) -> str:
-    """Return what was achieved, with what rang for whom."""
-    return f"silent for the healthy optimizer, and it rings where it should ({'; '.join(facts[0][1:])})."
+        keys, healthy = ", ".join(rang), name is None
+        false = f"false alarm: it rings for {keys} of the healthy optimizer."
+        silent = f"it stays silent although the optimizer has the exhibit {name!r} in it."
+        complaints = [unless(not (healthy and rang), false), unless(bool(healthy or rang), silent)]
+        yield CaseReport(complaints, f"{name}: {keys}")
 
 
 PUZZLE = Puzzle(
-    name="an alarm without a reference",
     function="alarm",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: f"silent for the healthy optimizer, and it rings where it should ({'; '.join(facts[0][1:])}).",
     hints=(
         "What must be true of the singular values of a healthy update, whatever the gradient was?",
         "They are the scale, 0.2 * sqrt(max(A, B)), times what five quintics leave: something from about 0.7 to 1.2.",

@@ -5,12 +5,13 @@ The solution is `profiled.count_once`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from muonbook.measure.profiled import count_once, profiled
-from muonbook.puzzles import CaseReport, Puzzle, require
+from muonbook.puzzles import CaseReport, Puzzle, as_called, require
 
 if TYPE_CHECKING:
     from distmuon.sharding.grid import Grid
@@ -25,10 +26,9 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
         grid.ledger.clear()
         with profiled() as events:
             step(grid, size)
-        called: dict[str, int] = {}
-        for (op, _), traffic in grid.ledger.by_collective().items():
-            op = "all_to_all" if op == "reduce_scatter" else op  # on gloo that is how ours is called
-            called[op] = called.get(op, 0) + traffic.payload_bytes
+        called: Counter[str] = Counter()
+        for op, _, traffic in as_called(grid.ledger):
+            called[op] += traffic.payload_bytes
         found = solve(events)
         wanted = "a dict {collective: bytes} is wanted."
         require(isinstance(found, dict), f"count_once returned {type(found).__name__}, and {wanted}")
@@ -40,7 +40,7 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
             + (f", {mine / right:.3g} times as many" if right else "")
             + f"; really called for: {right:,}."
             for op in sorted({*found, *called})
-            if (mine := found.get(op, 0)) != (right := called.get(op, 0))
+            if (mine := found.get(op, 0)) != (right := called[op])
         ]
         yield CaseReport([*wrong, ""][:1], sum(called.values()))
 
@@ -62,17 +62,13 @@ def step(grid: Grid, size: int) -> None:
     grid.world.broadcast(torch.ones(3, 7), "data")
 
 
-def praise(facts: list[list[int]]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    payload = sum(chain.from_iterable(facts))
-    return f"{len(SIZES)} steps on {len(facts)} ranks, {payload:,} bytes of payload, each counted once."
-
-
 PUZZLE = Puzzle(
-    name="count once",
     function="count_once",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"{len(SIZES)} steps on {len(facts)} ranks, {sum(chain.from_iterable(facts)):,} bytes of payload, "
+        "each counted once."
+    ),
     hints=(
         "Every collective left two records: `c10d::...` on the thread that called it, cat `cpu_op`, and `gloo:...` "
         "on the thread that carried it out. Which of the two knows how long a *gathered* output is?",

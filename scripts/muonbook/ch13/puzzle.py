@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.puzzles import CaseReport, Puzzle, call, first_difference
+from muonbook.puzzles import CaseReport, Puzzle, call, first_difference, unless
 
 if TYPE_CHECKING:
     import torch
@@ -38,40 +38,33 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
 
         where = f"with shards of {size} elements and {room} bytes of room, rank {grid.dp.rank}"
         sentence = f"{where} has {{found}} at index {{0}} of the parameters, not {{wanted}}."
-        calls, enough = fewest_calls(size, room), ring_bytes("all_gather", 4 * RANKS * size, RANKS)
-        large = dear = ""
-        if tracker.peak > room:
-            large = (
+        calls = -(-size // min(size, room // (4 * RANKS)))  # a wave gathers 4 bytes of each element of its part
+        enough = ring_bytes("all_gather", 4 * RANKS * size, RANKS)
+        complaints = [
+            first_difference(parameters, wanted, sentence),
+            unless(
+                tracker.peak <= room,
                 f"over budget: {where} had {tracker.peak} bytes of new tensors alive at one moment. "
-                "A tensor lives as long as a name, or a view that has a name, holds it."
+                "A tensor lives as long as a name, or a view that has a name, holds it.",
+            ),
+            unless(
+                cost.calls <= calls, f"{where} made {cost.calls} collectives, and {calls} are enough: fill the room."
             )
-        if cost.calls > calls:
-            dear = f"{where} made {cost.calls} collectives, and {calls} are enough: fill the room."
-        elif cost.sent_bytes > enough:
-            dear = f"over budget: {where} sent {cost.sent_bytes} bytes, and {enough} are enough."
+            or unless(
+                cost.sent_bytes <= enough,
+                f"over budget: {where} sent {cost.sent_bytes} bytes, and {enough} are enough.",
+            ),
+        ]
         waves = f"{cost.calls} wave{'s' if cost.calls > 1 else ''}"
-        yield CaseReport(
-            [first_difference(parameters, wanted, sentence), large, dear],
-            f"{4 * RANKS * size} bytes of momentum through {tracker.peak} in {waves}",
-        )
-
-
-def fewest_calls(size: int, room: int) -> int:
-    """Return how many waves are needed: one gathers 4 bytes of each element of its part of all shards."""
-    part = min(size, room // (4 * RANKS))
-    return -(-size // part)
-
-
-def praise(facts: list[list[str]]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    return f"every rank has the right parameters, and never had more than its room: {', '.join(facts[0])}."
+        yield CaseReport(complaints, f"{4 * RANKS * size} bytes of momentum through {tracker.peak} in {waves}")
 
 
 PUZZLE = Puzzle(
-    name="a step in waves",
     function="step_in_waves",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"every rank has the right parameters, and never had more than its room: {', '.join(facts[0])}."
+    ),
     hints=(
         "Gather a part of every shard at a time. How many elements of each shard fit, if what is gathered is 4 bytes "
         "for each of them on each of the ranks?",

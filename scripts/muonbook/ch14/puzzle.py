@@ -23,8 +23,8 @@ WAVES = (1, 2, 5)  # of the three trials
 class StartedGather:
     """One gather that has been started; `wait` returns when its buffer is filled."""
 
-    def __init__(self, wave: int, pending: PendingWork, out: Tensor) -> None:
-        self.wave, self.out, self.filled = wave, out, False
+    def __init__(self, pending: PendingWork, out: Tensor) -> None:
+        self.out, self.filled = out, False
         self._pending = pending
 
     def wait(self) -> None:
@@ -58,14 +58,14 @@ class WaveGathers:
             any(out is buffer for buffer in self._buffers),
             "start was given a tensor that is not one of the two buffers; two have to do.",
         )
-        for earlier in self.started:
+        for before, earlier in enumerate(self.started):
             busy = "which work has not read yet." if earlier.filled else "which is still being filled."
-            free = earlier.out is not out or (earlier.filled and earlier.wave < len(self.read))
-            require(free, f"wave {wave} was started into the buffer of wave {earlier.wave}, {busy}")
+            free = earlier.out is not out or (earlier.filled and before < len(self.read))
+            require(free, f"wave {wave} was started into the buffer of wave {before}, {busy}")
         out.fill_(float("nan"))  # what was there before must not pass for what comes
         with self._group.starting() as pending:
             self._group.all_gather(gathered(wave).view(RANKS, SHARD)[self.rank], f"wave {wave}", out=out)
-        self.started.append(StartedGather(wave, pending, out))
+        self.started.append(StartedGather(pending, out))
         return self.started[-1]
 
     def work(self, wave: int, buffer: Tensor) -> None:
@@ -101,8 +101,8 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
         buffers = [torch.zeros(RANKS * SHARD) for _ in range(2)]
         wire = WaveGathers(grid.dp, waves, buffers)
         call(grid, solve, wire, buffers, waves, wire.work)
-        for gather in wire.started:
-            require(gather.filled, f"with {waves} wave(s), wave {gather.wave} is still under way after the return.")
+        for wave, gather in enumerate(wire.started):
+            require(gather.filled, f"with {waves} wave(s), wave {wave} is still under way after the return.")
         done = len(wire.read)
         require(done == waves, f"with {waves} wave(s), work({done}) was never called.")
 
@@ -119,19 +119,13 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
         yield CaseReport([wrong, exposed], len(wire.hidden))
 
 
-def praise(facts: list[list[int]]) -> str:
-    """Return what was achieved, with the numbers of the run."""
-    return (
-        f"of {WAVES[-1]} waves, {facts[0][-1]} travelled under the work on the one before, through two buffers, "
-        f"in one order on all {RANKS} ranks."
-    )
-
-
 PUZZLE = Puzzle(
-    name="look ahead",
     function="look_ahead",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"of {WAVES[-1]} waves, {facts[0][-1]} travelled under the work on the one before, through two buffers, "
+        f"in one order on all {RANKS} ranks."
+    ),
     hints=(
         "What must be true when work(k) begins? Wave k has been waited for, and wave k + 1 has been started. So the "
         "start of k + 1 stands between that wait and that work. And who starts wave 0?",

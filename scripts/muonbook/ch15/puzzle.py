@@ -78,20 +78,16 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
             ),
             unless(count <= PROBES, f"over budget: {count} probes of cluster {number}, and {PROBES} are enough."),
         ]
-        yield CaseReport(complaints, (choice, count))
-
-
-def praise(facts: list[list[tuple[tuple[int, int], int]]]) -> str:
-    """Return what was achieved, with the choices."""
-    chosen = ", ".join(f"{dp} x {tp}" for (dp, tp), _ in facts[0])
-    probes = max(count for _, count in facts[0])
-    return f"the best of four grids on each of {len(CLUSTERS)} clusters: {chosen}; {probes} probes at most."
+        yield CaseReport(complaints, ("{} x {}".format(*choice), count))
 
 
 PUZZLE = Puzzle(
     function="choose_grid",
     trial=trial,
-    praise=praise,
+    praise=lambda facts: (
+        f"the best of four grids on each of {len(CLUSTERS)} clusters: {', '.join(grid for grid, _ in facts[0])}; "
+        f"{max(count for _, count in facts[0])} probes at most."
+    ),
     hints=(
         "A wire has two unknowns, so two probes of different sizes tell all about it. What does each of them cost "
         "between two ranks? `cost_model.collective_seconds` says it for a wire that is known.",

@@ -17,7 +17,7 @@ import argparse
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -54,7 +54,7 @@ class CaseReport:
 class Puzzle:
     """What to write, how it is tried, and what is said of it.
 
-    name: "ring all-reduce". function: what the reader's file must define.
+    function: what the reader's file must define.
     trial: `(grid, function) -> Iterator[CaseReport]` on every rank; a function at the top level of its module, because
         ranks import it, and one that imports torch inside.
     praise: every rank's facts, case by case -> what the reader has achieved, with its numbers.
@@ -62,7 +62,6 @@ class Puzzle:
     dp, tp: the world that tries it. told: how many complaints of one kind.
     """
 
-    name: str
     function: str
     trial: Trial
     praise: Callable[[list[list[Any]]], str]
@@ -86,11 +85,9 @@ def handle(arguments: argparse.Namespace, puzzle: Puzzle) -> int | None:
     if arguments.hint is not None and arguments.hint < 1:
         raise launch.UsageError(f"--hint {arguments.hint}: hints are counted from 1 to {len(puzzle.hints)}.")
     code = None if arguments.check is None else check(puzzle, arguments.check)
-    if arguments.hint is None:
-        return code
-    for number, hint in enumerate(puzzle.hints[: arguments.hint], start=1):
+    for number, hint in enumerate(puzzle.hints[: arguments.hint or 0], start=1):
         print(f"Hint {number} of {len(puzzle.hints)}: {hint}")
-    return code or 0
+    return code if arguments.hint is None else code or 0
 
 
 def check(puzzle: Puzzle, path: str | Path, patience: float = PATIENCE) -> int:
@@ -133,15 +130,10 @@ def _tidy(text: str) -> str:
 # ---- For a puzzle's trial ---------------------------------------------------------------------------------
 
 
-def insist(*complaints: str) -> None:
-    """Stop the trial, and give the first complaint that is not "" as the reason. For trials and what they hand out."""
-    for complaint in filter(None, complaints):
-        raise Unsolved(complaint)
-
-
 def require(condition: bool, complaint: str) -> None:
     """Stop the trial with the complaint where the condition does not hold."""
-    insist("" if condition else complaint)
+    if not condition:
+        raise Unsolved(complaint)
 
 
 def call(grid: Grid, function: Callable[..., Any], *given: Any) -> tuple[Any, Traffic]:
@@ -154,28 +146,24 @@ def call(grid: Grid, function: Callable[..., Any], *given: Any) -> tuple[Any, Tr
     grid.ledger.clear()
     with CollectiveCounter() as counter:
         found = function(*given)
-    insist(bypassed(counter.ledger, grid.ledger))
+    seen, recorded = _calls(counter.ledger), _calls(grid.ledger)
+    for op, group in [*seen, *recorded]:
+        require(
+            seen[op, group] == recorded[op, group],
+            f"torch saw {seen[op, group]} {op} over {group}, the ledger {recorded[op, group]}: "
+            "use the collectives that the function is given, so that every byte is recorded.",
+        )
     return found, grid.ledger.total()
 
 
-def bypassed(seen: Ledger, recorded: Ledger) -> str:
-    """Return what torch saw but our own objects did not record (or the reverse), or "": the ban on going around."""
-    theirs, ours = _calls(seen), _calls(recorded)
-    for op, group in dict.fromkeys([*theirs, *ours]):
-        if theirs[op, group] != ours[op, group]:
-            return (
-                f"torch saw {theirs[op, group]} {op} over {group}, the ledger {ours[op, group]}: "
-                "use the collectives that the function is given, so that every byte is recorded."
-            )
-    return ""
-
-
 def _calls(ledger: Ledger) -> Counter[tuple[str, str]]:
-    """Return calls per collective and group; on gloo our reduce-scatter is an all-to-all and a sum, so both are one."""
-    calls: Counter[tuple[str, str]] = Counter()
+    return Counter((op, group) for op, group, traffic in as_called(ledger) for _ in range(traffic.calls))
+
+
+def as_called(ledger: Ledger) -> Iterator[tuple[str, str, Traffic]]:
+    """Yield (collective, group, traffic); on gloo our reduce-scatter is an all-to-all and a sum, so both are one."""
     for (op, group), traffic in ledger.by_collective().items():
-        calls["all_to_all" if op == "reduce_scatter" else op, group] += traffic.calls
-    return calls
+        yield "all_to_all" if op == "reduce_scatter" else op, group, traffic
 
 
 def each_operator(look: Callable[[str, str, Any], None]) -> TorchDispatchMode:
@@ -191,23 +179,38 @@ def each_operator(look: Callable[[str, str, Any], None]) -> TorchDispatchMode:
     return EachOperator()
 
 
-def expect_tensor(name: str, found: object, shape: Iterable[int], dtype: torch.dtype) -> str:
-    """Return what is wrong with `found`, which should be a tensor of this shape and dtype, or "".
+def require_tensor(name: str, found: object, shape: Iterable[int], dtype: torch.dtype) -> None:
+    """Stop the trial where `found` is not a tensor of this shape and dtype.
 
     name: what the sentence calls it, such as "all_reduce's result".
     """
     import torch
 
-    if found is None:
-        return f"{name} is nothing: is there a `return`?"
-    if not isinstance(found, torch.Tensor):
-        kind = type(found).__name__
-        return f"{name} is {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}, not a tensor."
-    if tuple(found.shape) != tuple(shape):
-        return f"{name} has shape {tuple(found.shape)}, and {tuple(shape)} is wanted."
-    if found.dtype != dtype:
-        plain, wanted = (str(one).removeprefix("torch.") for one in (found.dtype, dtype))
-        return f"{name} is {plain}, and {wanted} is wanted."
+    require(found is not None, f"{name} is nothing: is there a `return`?")
+    kind = type(found).__name__
+    article = "an" if kind[0].lower() in "aeiou" else "a"
+    require(isinstance(found, torch.Tensor), f"{name} is {article} {kind}, not a tensor.")
+    assert isinstance(found, torch.Tensor)
+    given, wanted = tuple(found.shape), tuple(shape)
+    require(given == wanted, f"{name} has shape {given}, and {wanted} is wanted.")
+    complaint = f"{name} is {found.dtype}, and {dtype} is wanted."
+    require(found.dtype == dtype, complaint.replace("torch.", ""))
+
+
+def unless(condition: bool, complaint: str) -> str:
+    """Return the complaint where the condition does not hold, else ""."""
+    return "" if condition else complaint
+
+
+def over_budget(where: str, cost: Traffic, bytes_enough: int, *, calls: str, sent: str) -> str:
+    """Return what is wrong with more than one collective, or more bytes sent by this rank than are enough, or "".
+
+    calls, sent: how the sentences about the one and about the other end.
+    """
+    if cost.calls > 1:
+        return f"over budget: {where} made {cost.calls} collectives, and one is enough{calls}."
+    if cost.sent_bytes > bytes_enough:
+        return f"over budget: {where} sent {cost.sent_bytes} bytes{sent}"
     return ""
 
 

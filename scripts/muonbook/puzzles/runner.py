@@ -20,7 +20,6 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ OTHERS = 0.4  # seconds that a rank stays after its failure, so that the others 
 LINES = 12  # of what a rank's function prints are repeated
 LOST = "Connection|connectFullMesh|Broken pipe|closed by"  # a peer has gone: a consequence, never the cause
 CALLED = re.compile(r"distmuon|torch.distributed")  # in a frame's file: what a reader's function waits in
-
 
 # (grid, the reader's function) -> what a rank has to say, case by case; picklable, and at the top level of its module
 Trial = Callable[..., Iterator[Any]]
@@ -48,8 +46,7 @@ class AnswerFile(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class AttemptRecord:
+class AttemptRecord(NamedTuple):
     """How a rank's attempt ended.
 
     kind: "returned", "unwritten", "unsolved", "raised", "lost", "waiting" (in a collective) or "busy".
@@ -117,11 +114,10 @@ def _unwritten(function: str) -> str:
 
 def _is_starter(function: ast.FunctionDef) -> bool:
     """Return whether nothing stands in the function but documentation and `raise NotImplementedError`."""
-    body = [node for node in function.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
-    if len(body) != 1 or not isinstance(body[0], ast.Raise):
+    *documented, last = function.body
+    if any(not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) for node in documented):
         return False
-    raised = body[0].exc.func if isinstance(body[0].exc, ast.Call) else body[0].exc
-    return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+    return re.fullmatch(r"raise NotImplementedError(\(.*\))?", ast.unparse(last), re.DOTALL) is not None
 
 
 def _bindings(tree: ast.Module) -> Iterator[str]:
@@ -151,13 +147,12 @@ def attempt(
     own_thread = threading.get_ident()
 
     def leave(kind: str, words: str = "", line: int | None = None) -> None:
-        path = os.path.join(folder, str(world.rank))
+        path = Path(folder, str(world.rank))
         with lock:
-            if not os.path.exists(path):
+            if not path.exists():
                 record = AttemptRecord(kind, words, line, tuple(_excerpt(printed.getvalue(), world)))
-                with open(path + ".part", "wb") as file:
-                    pickle.dump(record, file)
-                os.replace(path + ".part", path)
+                path.with_suffix(".part").write_bytes(pickle.dumps(record))
+                path.with_suffix(".part").replace(path)
 
     def give_up() -> None:
         leave(*_whereabouts(sys._current_frames()[own_thread], answer))
@@ -245,14 +240,10 @@ def run(
             yielded = supervise.run_local(rank.run_local, (world, payload), size, method, limit)
         except supervise.WorldError as failure:
             failed = str(failure)
-        records = [_read_record(Path(folder, str(number))) for number in range(size)]
+        left = [Path(folder, str(number)) for number in range(size)]
+        records = [pickle.loads(path.read_bytes()) if path.exists() else None for path in left]
     printed = [line for record in records if record is not None for line in record.printed]
     return yielded, failed and _explain(records, failed, answer.name, patience), printed
-
-
-def _read_record(path: Path) -> AttemptRecord | None:
-    """Return a rank's record; None for a rank that could not leave one."""
-    return pickle.loads(path.read_bytes()) if path.exists() else None
 
 
 def _explain(records: list[AttemptRecord | None], failure: str, name: str, patience: float) -> str:
@@ -262,8 +253,9 @@ def _explain(records: list[AttemptRecord | None], failure: str, name: str, patie
         first = next((record for record in records if record is not None and record.kind == kind), None)
         if first is not None:
             alike = _ranks(records, kind=kind, words=first.words, line=first.line)
+            who = f"{_names(alike, size)}: " if size > 1 else ""
             place = f" ({name}, line {first.line})" if first.line else ""
-            return _sentence(f"{_who(alike, size)}{first.words.rstrip('.')}{place}")
+            return _sentence(f"{who}{first.words.rstrip('.')}{place}")
     stuck = {(r.kind, r.line) for r in records if r is not None and r.kind in ("waiting", "busy")}
     if stuck:
         return _stuck(records, sorted(stuck, key=lambda at: (at[0] == "busy", at[1] or sys.maxsize)), name, patience)
@@ -279,8 +271,9 @@ def _stuck(records: list[AttemptRecord | None], stuck: list[tuple[str, int | Non
     for kind, line in stuck:
         ranks = _ranks(records, kind=kind, line=line)
         place = f"in {name}, line {line}" if line else "after your function"
-        did = "waited in vain for the others" if kind == "waiting" and size > 1 else "was still computing"
-        parts.append(f"{_names(ranks, size)} {_plural(did, ranks, size)} {place}")
+        were = "were" if 1 < len(ranks) < size else "was"
+        did = "waited in vain for the others" if kind == "waiting" and size > 1 else f"{were} still computing"
+        parts.append(f"{_names(ranks, size)} {did} {place}")
     returned = _ranks(records, kind="returned")
     if returned:
         parts.append(f"{_names(returned, size)} had already returned")
@@ -290,7 +283,7 @@ def _stuck(records: list[AttemptRecord | None], stuck: list[tuple[str, int | Non
 
 def _ranks(records: list[AttemptRecord | None], **like: object) -> list[int]:
     """Return the ranks whose records have these values."""
-    return [number for number, record in enumerate(records) if record and like.items() <= vars(record).items()]
+    return [number for number, record in enumerate(records) if record and like.items() <= record._asdict().items()]
 
 
 def _sentence(words: str) -> str:
@@ -305,11 +298,3 @@ def _names(ranks: list[int], size: int) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-def _plural(did: str, ranks: list[int], size: int) -> str:
-    return did.replace("was ", "were ") if 1 < len(ranks) < size else did
-
-
-def _who(ranks: list[int], size: int) -> str:
-    return "" if size == 1 else f"{_names(ranks, size)}: "

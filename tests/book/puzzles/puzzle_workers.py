@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from muonbook import puzzles
-from muonbook.puzzles import CaseReport, Puzzle, expect_tensor, insist
+from muonbook.puzzles import CaseReport, Puzzle, require_tensor
 
 if TYPE_CHECKING:
     from distmuon.sharding.grid import Grid
@@ -33,7 +33,7 @@ def sum_with_the_ledger(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseR
     import torch
 
     found, _ = puzzles.call(grid, solve, grid.world, torch.ones(3))
-    insist(expect_tensor("total's result", found, [3], torch.float32))
+    require_tensor("total's result", found, [3], torch.float32)
     yield CaseReport([])
 
 
@@ -42,8 +42,8 @@ def _praise(facts: list[list[Any]]) -> str:
 
 
 def puzzle(trial: Callable[..., Any], ranks: int, function: str = "answer") -> Puzzle:
-    return Puzzle("test", function, trial, _praise, ("think.", "think harder."), dp=ranks, told=2)
+    return Puzzle(function, trial, _praise, ("think.", "think harder."), dp=ranks, told=2)
 
 
 def ledger_puzzle() -> Puzzle:
-    return Puzzle("sum", "total", sum_with_the_ledger, lambda _: "recorded.", hints=(), dp=2)
+    return Puzzle("total", sum_with_the_ledger, lambda _: "recorded.", hints=(), dp=2)
