@@ -18,24 +18,21 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.measure.profiled import hush
-from muonbook.measure.trace import GPU_WORK, STEP, Event, computing, named_moves
+from muonbook.measure.profiled import exported
+from muonbook.measure.trace import GPU_WORK, STEP, Event, computing, gloo_ranges, named_moves, named_ranges
 
 MARK = "ledger "  # how the names of marks begin
 ABOUT = (
@@ -55,27 +52,20 @@ def record(world: World, train_step: Callable[[], Any], steps: int, grid: Grid |
     optimizers, each forward and backward of a `baselines.Trainer`, and waiting for collectives that were started.
     grid: whose ledger tells what a collective is for. Take a step before: the first one is never like the others.
     """
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (world.device == "cuda")
-    hush()
-    profiler = profile(activities=activities, record_shapes=True)
-    profiler.start()
-    if world.size > 1:
-        dist.barrier()
-    with named_moves(record_function), _marks(grid.ledger) if grid is not None else nullcontext():
-        for number in range(steps):
-            with record_function(f"{STEP}{number}"):
-                train_step()
-    if world.device == "cuda":
-        torch.cuda.synchronize()
-    profiler.stop()
-    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
-        path = os.path.join(folder, "trace.json")
-        profiler.export_chrome_trace(path)
-        exported = json.loads(Path(path).read_text(encoding="utf-8"))
+    on_gpu = world.device == "cuda"
+    with exported(cuda=on_gpu) as trace:
+        if world.size > 1:
+            dist.barrier()
+        with named_moves(record_function), _marks(grid.ledger) if grid is not None else nullcontext():
+            for number in range(steps):
+                with record_function(f"{STEP}{number}"):
+                    train_step()
+        if on_gpu:
+            torch.cuda.synchronize()
     groups = [] if grid is None else [group for group in (grid.dp, grid.tp, grid.world) if group.size > 1]
     members = {group.name: dist.get_process_group_ranks(group.process_group) for group in groups}
     place = f"dp {world.rank // world.tp}, tp {world.rank % world.tp}"
-    return trim(exported, world.rank, f"rank {world.rank} ({place})", members)
+    return trim(trace, world.rank, f"rank {world.rank} ({place})", members)
 
 
 @contextmanager
@@ -119,27 +109,21 @@ def trim(trace: dict[str, Any], rank: int, title: str, groups: Mapping[str, Sequ
     """
     origin = trace.get("baseTimeNanoseconds", 0) / 1e3
     timed = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
-    steps = [e for e in timed if e.get("cat") == "user_annotation" and e["name"].startswith(STEP)]
+    steps = [event for event in named_ranges(timed) if event["name"].startswith(STEP)]
     if not steps:
         raise ValueError('the trace has no range "step 0": record it with tracing.record.')
     began, main = min(step["ts"] for step in steps), steps[0]["tid"]
     timed = [event for event in timed if event["ts"] >= began]
     marks = [event for event in timed if event["name"].startswith(MARK)]
-    gloo = [e for e in timed if e.get("cat") == "user_annotation" and e["name"].startswith("gloo:")]
-    executions = [event | {"sizes": _sizes(event)} for event in sorted(gloo, key=lambda event: event["ts"])]
+    gloo = sorted(gloo_ranges(timed), key=lambda event: event["ts"])
+    executions = [event | {"sizes": _sizes(event)} for event in gloo]
     issues = [event for event in timed if event.get("cat") == "cpu_op" and event["name"].startswith("c10d::")]
     asked = _asked(marks, issues)
     threads = _deal_out(asked, executions)
-    kept = [
-        _event(e, "cpu_op", MAIN, "Input Dims") for e in [*computing(e for e in timed if e["tid"] == main), *issues]
-    ]
-    kept += [
-        _event(event, "user_annotation", MAIN)
-        for event in timed
-        if event["tid"] == main
-        and event.get("cat") == "user_annotation"
-        and not event["name"].startswith((MARK, "gloo:", "nccl:"))
-    ]
+    on_main = [event for event in timed if event["tid"] == main]
+    ranges = [event for event in named_ranges(on_main) if not event["name"].startswith(MARK)]
+    kept = [_event(event, "cpu_op", MAIN, "Input Dims") for event in [*computing(on_main), *issues]]
+    kept += [_event(event, "user_annotation", MAIN) for event in ranges]
     names, lanes = {MAIN: "main"}, dict[Any, int]()
     for tid in sorted(threads, key=lambda tid: (threads[tid], next(e["ts"] for e in executions if e["tid"] == tid))):
         lanes[tid] = MAIN + 1 + len(lanes)

@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from distmuon.sharding.ledger import OPERATORS, WITHOUT_PAYLOAD
@@ -80,22 +81,26 @@ def _carries(event: Mapping[str, Any], collective: str, dims: Sequence[int]) -> 
 # ---- Making such a trace ----------------------------------------------------------------------------------
 
 
-def hush() -> None:
-    """Keep the profiler's starts and stops off standard error; to be called before the first of them."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+@contextmanager
+def exported(cuda: bool = False) -> Iterator[dict[str, Any]]:
+    """Profile what happens inside, shapes included; the dict then holds the trace as the profiler exports it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before its first start: it tells standard error of each
+    trace: dict[str, Any] = {}
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+    with profile(activities=activities, record_shapes=True) as profiler:
+        yield trace
+    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        trace.update(json.loads(path.read_text(encoding="utf-8")))
 
 
 @contextmanager
 def profiled() -> Iterator[list[dict[str, Any]]]:
-    """Profile what happens inside; the list then holds the trace's events, shapes included."""
-    from torch.profiler import ProfilerActivity, profile
-
-    hush()
+    """Profile what happens inside; the list then holds the trace's events."""
     events: list[dict[str, Any]] = []
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+    with exported() as trace:
         yield events
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "trace.json")
-        profiler.export_chrome_trace(path)
-        with open(path, encoding="utf-8") as file:
-            events += json.load(file)["traceEvents"]
+    events += trace["traceEvents"]

@@ -169,18 +169,13 @@ def _parse_rank(rank: int, title: str, events: Sequence[Event], threads: dict[tu
     work = [event for event in events if event.get("cat") in GPU_WORK]
     found = RankTrace(rank, title, "gpu" if work else "cpu", by_name=dict(by_name))
     found.shadows = [_activity(e, _lane(e, threads)) for e in events if e.get("cat") == "gpu_user_annotation"]
-    found.ranges = [
-        _activity(event, _lane(event, threads))
-        for event in events
-        if event.get("cat") == "user_annotation" and not event["name"].startswith(("gloo:", "nccl:"))
-    ]
+    found.ranges = [_activity(event, _lane(event, threads)) for event in named_ranges(events)]
     if work:
         sending = [event for event in work if event["name"].lower().startswith("nccl")]
-        found.computation = [
-            _activity(event, _lane(event, threads)) for event in work if not event["name"].lower().startswith("nccl")
-        ]
+        others = [event for event in work if not event["name"].lower().startswith("nccl")]
+        found.computation = [_activity(event, _lane(event, threads)) for event in others]
     else:
-        sending = [e for e in events if e.get("cat") == "user_annotation" and e["name"].startswith("gloo:")]
+        sending = gloo_ranges(events)
         found.computation = [_activity(event, "main") for event in computing(_on_main_thread(events))]
     found.collectives = _numbered(sending, threads)
     return found
@@ -193,6 +188,16 @@ def _lane(event: Event, threads: dict[tuple[Any, Any], str]) -> str:
 
 def _activity(event: Event, lane: str) -> Activity:
     return Activity(event["name"], lane, event["ts"], event["ts"] + event["dur"])
+
+
+def named_ranges(events: Iterable[Event]) -> list[Event]:
+    """Return the ranges that somebody named, without those in which a backend carries out a collective."""
+    return [e for e in events if e.get("cat") == "user_annotation" and not e["name"].startswith(("gloo:", "nccl:"))]
+
+
+def gloo_ranges(events: Iterable[Event]) -> list[Event]:
+    """Return the ranges in which gloo carried out a collective."""
+    return [e for e in events if e.get("cat") == "user_annotation" and e["name"].startswith("gloo:")]
 
 
 def computing(events: Iterable[Event]) -> list[Event]:
