@@ -51,7 +51,7 @@ def main():
     if not arguments.measure:
         place = workload, arguments.dp, arguments.tp
         return run_job(arguments, "muonbook.ch13.memory_study:weigh_admitted", (workload,), *place)
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch reads it when it is imported; or its profiler talks on stderr
+    os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # before torch: its profiler talks
     from muonbook.ch13.memory_study import measure
     from muonbook.measure import results
 

@@ -15,7 +15,6 @@ from distmuon.sharding.grid import Grid
 from distmuon.verify.model_states import STATE
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, weigh
 from muonbook.measure.baselines import BASELINES, admitted
-from muonbook.measure.profiled import hush
 from muonbook.measure.workload import SHAPES, TIMED, Workload
 
 Job = tuple[str, Workload, bool]  # baseline, what to train, whether to follow a whole step
@@ -107,7 +106,6 @@ def measure(quick: bool) -> Row:
     shapes, dtypes = (["even"], ["float32"]) if quick else (list(SHAPES), ["float32", "bfloat16"])
     grids, tracked = (QUICK, QUICK[:1]) if quick else (GRIDS, TRACKED)
     sizes, batches = (BUCKETS[2:7:2], BATCHES[:1]) if quick else (BUCKETS, BATCHES)
-    hush()
     of_grids, sweep = measure_grids(grids, tracked, shapes, dtypes), measure_buckets(sizes)
     of_batches, timelines = measure_steps(batches)
     return {

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from distmuon.models.networks import Transformer
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
-from distmuon.optim.routing import groups_for
+from distmuon.optim.routing import by_algorithm, groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
@@ -159,12 +159,6 @@ def _adamw(workload: Workload, parameters: Iterable[nn.Parameter]) -> torch.opti
     return torch.optim.AdamW(parameters, **workload.hyperparameters)
 
 
-def _by_algorithm(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return (parameters for Muon, parameters for AdamW)."""
-    found = {group["algorithm"]: [parameter for _, parameter in group["params"]] for group in groups_for(model, "muon")}
-    return found["muon"], found["adamw"]
-
-
 def make_ddp(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
     model = sliced_model(workload, grid)
     return Trainer(data_parallel(model, grid, bucket_mb), [_adamw(workload, model.parameters())])
@@ -197,17 +191,17 @@ def make_muon(workload: Workload, grid: Grid, bucket_mb: float | None = None) ->
 
 def make_muon_ddp(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
     model = sliced_model(workload, grid)
-    matrices, rest = _by_algorithm(model)
-    muon = Muon(matrices, input_dtype=torch.bfloat16, **workload.hyperparameters)
-    return Trainer(data_parallel(model, grid, bucket_mb), [muon, _adamw(workload, rest)])
+    chosen = by_algorithm(model)
+    muon = Muon(chosen["muon"], input_dtype=torch.bfloat16, **workload.hyperparameters)
+    return Trainer(data_parallel(model, grid, bucket_mb), [muon, _adamw(workload, chosen["adamw"])])
 
 
 def make_muon_fsdp2(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
     model = sliced_model(workload, grid)
     shard_by_rows([*model.blocks, model], grid)
-    matrices, rest = _by_algorithm(model)
-    muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **workload.hyperparameters)
-    return Trainer(model, [muon, _adamw(workload, rest)])
+    chosen = by_algorithm(model)
+    muon = torch.optim.Muon(chosen["muon"], adjust_lr_fn="match_rms_adamw", **workload.hyperparameters)
+    return Trainer(model, [muon, _adamw(workload, chosen["adamw"])])
 
 
 # ---- Predicting what they send ----------------------------------------------------------------------------

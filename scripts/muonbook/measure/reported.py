@@ -35,7 +35,7 @@ def plan_model(dp: int, tp: int) -> Layout:
 
 
 @dataclass(frozen=True)
-class Sent:
+class StepBytes:
     """Bytes that one rank sends per step. gathers: of Muon's momentum alone. adamw, muon: whole ZeRO-1 steps."""
 
     gathers: int
@@ -43,7 +43,7 @@ class Sent:
     muon: int
 
 
-def steps(dp: int, tp: int) -> list[Sent]:
+def steps(dp: int, tp: int) -> list[StepBytes]:
     """Return what each DP rank sends on a dp x tp grid: gradients, momentum and parameters; without the norms."""
     layout = plan_model(dp, tp)
     everything = range(len(layout.specs))
@@ -51,7 +51,7 @@ def steps(dp: int, tp: int) -> list[Sent]:
     for rank in range(dp):
         muon, adamw = predict_step(layout, tp, rank, everything), predict_step(layout, tp, rank)
         gathers = sum(t.sent_bytes for entry, t in muon if entry.label.startswith("momentum"))
-        found.append(Sent(gathers, *(ledger.total().sent_bytes - _norms(ledger) for ledger in (adamw, muon))))
+        found.append(StepBytes(gathers, *(ledger.total().sent_bytes - _norms(ledger) for ledger in (adamw, muon))))
     return found
 
 
