@@ -14,7 +14,11 @@ from muonbook.ch05 import mistakes
 from muonbook.ch05.puzzle import PUZZLE
 from muonbook.report import check_json, run_job
 
-SHOWS = {"ranks": (), "collectives": (1_200_000,), "groups": ()}  # what every rank runs, and with what
+SHOWS = {  # what every rank runs, and with what
+    "ranks": ("muonbook.ch05.shows:ranks", ()),
+    "collectives": ("muonbook.ch05.shows:collectives", (1_200_000,)),
+    "groups": ("muonbook.ch05.shows:groups", ()),
+}
 
 
 def parse():
@@ -53,8 +57,7 @@ def main():
         return code
     check(arguments)
     if not arguments.mistake:
-        job, given = f"muonbook.ch05.shows:{arguments.show}", SHOWS[arguments.show]
-        return run_job(arguments, job, given, arguments.show, arguments.json)
+        return run_job(arguments, *SHOWS[arguments.show], arguments.show, arguments.json)
     made = (arguments.mistake, arguments.timeout)  # the world itself keeps the usual timeout
     options = launch.options(arguments) | {"timeout": launch.DEFAULT_TIMEOUT}
     told = launch.run("muonbook.ch05.mistakes:make", made, **options)

@@ -30,7 +30,7 @@ class CertifiedRun(NamedTuple):
     device: torch.device
 
 
-class Verdict(NamedTuple):
+class Checked(NamedTuple):
     """exact: bitwise equal to one process. as_predicted: every rank's ledger is the one in `predicted`."""
 
     exact: bool
@@ -54,8 +54,8 @@ def train(world: World, recipe: Recipe, grid: Grid) -> CertifiedRun | None:
     return None if ledgers is None else CertifiedRun(run.losses, ledgers, agree, exact, grid.device)
 
 
-def judge(run: CertifiedRun, recipe: Recipe, dp: int, tp: int, threads: int) -> Verdict:
+def judge(run: CertifiedRun, recipe: Recipe, dp: int, tp: int, threads: int) -> Checked:
     """Make the certificate's single-process side here, and predict every ledger. threads: as many as a rank had."""
     exact = exact_verdict(run.exact, recipe, dp, run.device, threads)
     predicted = [predict_run(recipe, dp, tp, rank // tp) for rank in range(dp * tp)]
-    return Verdict(exact, predicted == run.ledgers, predicted)
+    return Checked(exact, predicted == run.ledgers, predicted)

@@ -21,7 +21,7 @@ LAYER = "layers.1.weight"  # [128, 256], in the middle of the network
 WIDTHS, BATCH, RATE, MOMENTUM = (64, 256, 128, 128, 10), 256, 0.02, 0.95
 WATCHED = (0, 20, 100, 200)  # steps before which the spectra are taken
 LENGTHS = tuple(0.025 * 2 ** (n / 2) for n in range(15))  # of the one step, as spectral norms: 0.025 to 3.2
-Parts = Sequence[Split]
+Splits = Sequence[Split]
 
 
 def train(
@@ -48,7 +48,7 @@ def skew(matrix: Tensor) -> tuple[float, float]:
     return shares[:5].sum().item(), torch.special.entr(shares).sum().exp().item()
 
 
-def losses_after(model: nn.Module, weight: Tensor, direction: Tensor, parts: Parts) -> list[list[float]]:
+def losses_after(model: nn.Module, weight: Tensor, direction: Tensor, parts: Splits) -> list[list[float]]:
     """Return the loss on each part (a row) after a step of each length (a column).
 
     W <- W - length * direction: only this one weight moves, and it is put back.
@@ -63,7 +63,7 @@ def losses_after(model: nn.Module, weight: Tensor, direction: Tensor, parts: Par
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def one_step(model: nn.Module, weight: Tensor, matrix: Tensor, parts: Parts) -> list[list[list[float]]]:
+def one_step(model: nn.Module, weight: Tensor, matrix: Tensor, parts: Splits) -> list[list[list[float]]]:
     """Return `losses_after` along `matrix` as it is, and along its polar factor."""
     raw = matrix / torch.linalg.matrix_norm(matrix, ord=2)  # spectral norm 1
     return [losses_after(model, weight, direction, parts) for direction in (raw, polar_factor(matrix))]

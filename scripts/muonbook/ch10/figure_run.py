@@ -11,10 +11,11 @@ from matplotlib.ticker import MaxNLocator
 
 from distmuon.models.recipe import CONTROL_FACTOR, FLOAT64_BOUND
 from distmuon.sharding.layout import Layout
-from muonbook.figures.style import INK, MARGIN, MUTED, TEXT, TITLE, WIDTH, Block, box, count, in_bytes, inset, page
+from muonbook.figures.style import INK, MARGIN, MUTED, TEXT, TITLE, WIDTH, Block, box, in_bytes, inset, page
 
 from muonbook.figures.style import put, save, text_block  # isort: skip
 from muonbook.figures.virtual_map import map_blocks
+from muonbook.report import plural
 
 
 def draw_run(result: dict[str, Any], layout: Layout, tp: int) -> Figure:
@@ -48,7 +49,7 @@ def describe_run(result: dict[str, Any]) -> str:
     """Return alt text for `draw_run`, computed from the result."""
     grid, losses, sent = result["grid"], result["losses"], _sent(result).values()
     run = f"{grid['dp']} DP × {grid['tp']} TP, {result['optimizer']}, {result['dtype']}, {result['backend']}"
-    loss = f"loss from {losses[0]:.4g} to {losses[-1]:.4g} in {count(len(losses), 'step')}" if losses else "no steps"
+    loss = f"loss from {losses[0]:.4g} to {losses[-1]:.4g} in {plural(len(losses), 'step')}" if losses else "no steps"
     counted, predicted = (in_bytes(sum(pair[part] for pair in sent)) for part in (0, 1))
     foretold = f"predicted {predicted}" if _predicted(result) else "not predicted"
     return f"{run}: {loss}; {_verdict(result)[0][2:]}. Each rank sends {counted} per step, {foretold}."

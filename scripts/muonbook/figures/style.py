@@ -170,8 +170,3 @@ def in_bytes(number: float) -> str:
     """Return a number of bytes in decimal units and three digits: "42.5 kB"."""
     power = next((power for power in range(4) if number < 999.5 * 1000**power), 4)
     return f"{number / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return "1 step", "1,024 steps"."""
-    return f"{number:,} {noun}" + "s" * (number != 1)

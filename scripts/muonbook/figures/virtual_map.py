@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 
 from distmuon.sharding.layout import Bucket, Layout
 from muonbook.figures.style import CARD, INK, LEFT, MARGIN, MUTED, PADDING, ROW, STRIP, TEXT, TITLE, TP_HATCHES, WIDTH
+from muonbook.report import plural
 
-from muonbook.figures.style import Block, box, count, dp_colour, mix, page, put, text_block, wide  # isort: skip
+from muonbook.figures.style import Block, box, dp_colour, mix, page, put, text_block, wide  # isort: skip
 
 MAX_STRIPS = 60  # buckets; a longer map is a table, see `Layout.table`
 
@@ -39,8 +40,8 @@ def describe_map(layout: Layout, tp: int = 1) -> str:
 
 def _size(layout: Layout, tp: int) -> str:
     padded, numel = (sum(getattr(bucket, part) for bucket in layout.buckets) for part in ("padded", "numel"))
-    elements = f"{count(numel, 'element')} + {padded - numel:,} padding" + " per TP rank" * (tp > 1)
-    return f"{count(len(layout.specs), 'parameter')}, {elements}, {count(len(layout.buckets), 'bucket')}"
+    elements = f"{plural(numel, 'element')} + {padded - numel:,} padding" + " per TP rank" * (tp > 1)
+    return f"{plural(len(layout.specs), 'parameter')}, {elements}, {plural(len(layout.buckets), 'bucket')}"
 
 
 def map_blocks(layout: Layout, tp: int, focus: int | None) -> list[Block]:
@@ -100,7 +101,7 @@ def _strip(layout: Layout, bucket: Bucket, tp: int, focus: int | None, scale: fl
     high = {1: 30.0, 2: 22.0}.get(rows, 17.0)
     levels = [label.level for label in labels] or [1]
     lowest, head = min(levels), 26 + ROW * (1 + max(levels) - min(levels))  # head: from the block's top to the strip
-    size = count(bucket.numel, "element") + f" + {padding:,} padding" * (padding > 0)
+    size = plural(bucket.numel, "element") + f" + {padding:,} padding" * (padding > 0)
 
     def paint(axes: Axes, top: float) -> None:
         y, end, right = top + head, top + head + rows * high, LEFT + bucket.padded * scale
