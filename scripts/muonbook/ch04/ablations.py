@@ -359,7 +359,7 @@ QUICK = StudySize(
 
 
 def measure(world: World, best: Best, quick: bool = False, scale: StudySize | None = None) -> dict[str, Any]:
-    """Training every study; return {study: its data, "best": the settings}. Collective; every rank gets everything.
+    """Run every study; return {study: its data, "best": the settings}. Collective; every rank gets everything.
 
     quick: the same shape of data in seconds, which says nothing about any optimizer. scale: instead of either.
     """

@@ -47,12 +47,11 @@ class Images(NamedTuple):
 
 
 class File(NamedTuple):
-    """One file: its name, bytes and SHA-256; debian: the SHA-256 of the same contents in Debian's packing."""
+    """One file: its name, bytes and SHA-256."""
 
     name: str
     size: int
     sha256: str
-    debian: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,8 @@ class Source:
     """Where a data set comes from, and what must be in it.
 
     mirrors: addresses of folders. files: IDX in this order, or one archive. train, test: images in each.
-    shape: (channels, height, width) of one. package: the folder into which Debian's package puts the files.
+    shape: (channels, height, width) of one. package: the folder into which Debian's package puts the files; packed:
+    their SHA-256 in Debian's packing.
     """
 
     title: str
@@ -70,6 +70,7 @@ class Source:
     test: int
     shape: tuple[int, int, int]
     package: Path | None = None
+    packed: tuple[str, ...] = ()
 
 
 SOURCES = {
@@ -94,35 +95,21 @@ SOURCES = {
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         ),
         (
-            File(
-                IDX[0],
-                26_421_880,
-                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-                "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
-            ),
-            File(
-                IDX[1],
-                29_515,
-                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-                "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
-            ),
-            File(
-                IDX[2],
-                4_422_102,
-                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-                "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
-            ),
-            File(
-                IDX[3],
-                5_148,
-                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-                "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
-            ),
+            File(IDX[0], 26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+            File(IDX[1], 29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+            File(IDX[2], 4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+            File(IDX[3], 5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
         ),
         train=60_000,
         test=10_000,
         shape=(1, 28, 28),
         package=Path("/usr/share/datasets/fashion-mnist"),
+        packed=(
+            "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
+            "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
+            "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
+            "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
+        ),
     ),
     "cifar10": Source(
         "CIFAR-10",
@@ -181,9 +168,11 @@ def _folder(name: str, folder: str | Path | None) -> Path:
 
 
 def _whole(name: str, file: File, folder: str | Path | None) -> Path | None:
-    """Return where this file lies with one of the sums known, or None."""
-    for place in (_folder(name, folder), SOURCES[name].package):
-        if place and download.is_whole(place / file.name, file.sha256, *filter(None, [file.debian])):
+    """Return where this file lies with a sum that is known, or None."""
+    source = SOURCES[name]
+    packed = dict(zip(source.files, source.packed, strict=False)).get(file)
+    for place in (_folder(name, folder), source.package):
+        if place and download.is_whole(place / file.name, file.sha256, *filter(None, [packed])):
             return place / file.name
     return None
 

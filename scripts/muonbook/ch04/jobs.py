@@ -131,7 +131,7 @@ def sum_up(world: World, arguments: Arguments) -> dict[str, Any]:
 
 def summarize() -> dict[str, Any]:
     """Return medians over seeds, and of every pair how many seeds the first one wins. Raises UsageError, see `load`."""
-    sights = results.load("sights")
+    studies = results.load("sights")
     return {
         "races": {name: of_race(race) for name, race in tables.stored_races().items()},
         "originals": {
@@ -141,14 +141,14 @@ def summarize() -> dict[str, Any]:
         },
         "finetune": {
             f"{row['pretrained']}_{row['optimizer']}": statistics.median(row["gaps"])
-            for row in sights["finetune"]["rows"]
+            for row in studies["finetune"]["rows"]
         },
         "finetune_muon_wins": {
-            first: wins(*(_gaps(sights["finetune"]["rows"], first, second) for second in ("muon", "adamw")))
+            first: wins(*(_gaps(studies["finetune"]["rows"], first, second) for second in ("muon", "adamw")))
             for first in ("adamw", "muon")
         },
-        "rms": {f"{row['rms']:g}": statistics.median(row["gaps"]) for row in sights["rms"]["rows"]},
-        "rms_tuned": {f"{row['rms']:g}": statistics.median(row["gaps"]) for row in sights["rms"]["tuned"]},
+        "rms": {f"{row['rms']:g}": statistics.median(row["gaps"]) for row in studies["rms"]["rows"]},
+        "rms_tuned": {f"{row['rms']:g}": statistics.median(row["gaps"]) for row in studies["rms"]["tuned"]},
     }
 
 

@@ -141,7 +141,7 @@ class GridTraining(Training):
 
 
 def train_on_grid(world: World, task: LearningTask, setting: Setting, seed: int) -> Outcome:
-    """Training `setting` on `task`, sharded over the world's grid; return the same outcome on every rank. Collective.
+    """Run `setting` on `task`, sharded over the world's grid; return the same outcome on every rank. Collective.
 
     Raises UsageError before the grid is made where that cannot be (see `check`).
     """

@@ -101,7 +101,7 @@ def small(name: str, files: dict[str, bytes], mirror: Path, **changes: Any) -> d
     sizes: dict[str, Any] = dict(train=TRAIN, test=TEST, shape=(1, HEIGHT, WIDTH))
     if name == "cifar10":
         sizes = dict(train=5 * BATCH, test=BATCH, shape=(3, SIDE, SIDE))
-    return replace(SOURCES[name], files=known, mirrors=(mirror.as_uri(),), package=None, **(sizes | changes))
+    return replace(SOURCES[name], files=known, mirrors=(mirror.as_uri(),), package=None, packed=(), **(sizes | changes))
 
 
 @pytest.fixture
@@ -201,8 +201,8 @@ def test_a_package_is_used_where_it_has_what_is_known(
     package, source = world / "package", SOURCES["fashion"]
     repacked = {name: gzip.compress(gzip.decompress(content), 1, mtime=1) for name, content in idx_files().items()}
     store(package, repacked)
-    files = tuple(file._replace(debian=hashlib.sha256(repacked[file.name]).hexdigest()) for file in source.files)
-    monkeypatch.setitem(SOURCES, "fashion", replace(source, files=files, package=package, mirrors=()))
+    packed_sums = tuple(hashlib.sha256(content).hexdigest() for content in repacked.values())
+    monkeypatch.setitem(SOURCES, "fashion", replace(source, package=package, packed=packed_sums, mirrors=()))
     assert datasets.missing("fashion", world / "home") is None
     assert datasets.load("fashion", world / "home").train_labels.tolist() == list(labels(TRAIN))
     datasets.fetch_all("fashion", world / "home")
@@ -231,9 +231,10 @@ def test_the_default_folder_is_named_without_the_path_of_this_machine(monkeypatc
 def test_the_table_of_sources_is_complete() -> None:
     for source in SOURCES.values():
         assert all(place.startswith("http") and not place.endswith("/") for place in source.mirrors)
-        for file in source.files:
-            for known in filter(None, (file.sha256, file.debian)):
-                assert len(bytes.fromhex(known)) == 32
+        assert all(
+            len(bytes.fromhex(known)) == 32 for known in (*(file.sha256 for file in source.files), *source.packed)
+        )
+        assert len(source.packed) == (0 if source.package is None else len(source.files))
     sums = [file.sha256 for source in SOURCES.values() for file in source.files]
     assert len(set(sums)) == len(sums) == 9
 
