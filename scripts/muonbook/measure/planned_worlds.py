@@ -19,6 +19,7 @@ from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
 from distmuon.verify.prediction import of_strategy, predict_step
+from muonbook.measure.formulas import mean_owners
 from muonbook.measure.model_shapes import Shape
 
 # Elements per bucket. Megatron-LM: megatron/core/distributed/distributed_data_parallel_config.py, `bucket_size`.
@@ -129,8 +130,7 @@ class PlannedWorld:
     @property
     def spread(self) -> float:
         """s: the mean number of DP ranks that own a part of a matrix, weighted by its size."""
-        rows = [row for _, rows in self.matrices for row in rows]
-        return sum(len(row.owners) * row.numel for row in rows) / sum(row.numel for row in rows)
+        return float(mean_owners(self.layout, self.muon))
 
     @property
     def gather_cut_bytes(self) -> float:
