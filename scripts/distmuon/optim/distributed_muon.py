@@ -86,6 +86,7 @@ class DistributedMuon(ShardedOptimizer):
         matrices = self.strategy.tp_gather(buckets, blocks)  # -> M[I, J]
         updates = self.strategy.newton_schulz(matrices)  # -> O[I, J]
         update_blocks = self.strategy.tp_shard(buckets, updates)  # -> O[I_tp, J]
+        del blocks  # and with them the gathered bucket
         update_pieces = self.strategy.dp_shard(buckets, update_blocks)  # -> O[N_dp]
         self.apply(buckets, update_pieces)  # -> W[N_dp]
         for bucket in buckets:

@@ -114,7 +114,7 @@ def statistics(buffers: ShardedBuffers, present: set[int]) -> GradientStatistics
         for piece in pieces:
             square = torch.linalg.vector_norm(piece.gradient, dtype=torch.float64).square()
             counted_here = piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0
-            numbers[0, piece.index] = square if counted_here else square * 0.0
+            numbers[0, piece.index] = square * float(counted_here)
     numbers[1, sorted(present)] = 1.0
     numbers = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu()
     return GradientStatistics(numbers[0], frozenset(numbers[1].nonzero().flatten().tolist()))

@@ -53,8 +53,7 @@ class GatherAll:
         (bucket,) = buckets
         if not self.context.groups.keys() & set(bucket.params):
             return {}  # nothing for Muon in this bucket, on any rank
-        shard = self.pack(bucket, momentum)  # [shard_size]
-        gathered = self.context.grid.dp.all_gather(shard, momentum_label(bucket))  # [padded]
+        gathered = self.context.grid.dp.all_gather(self.pack(bucket, momentum), momentum_label(bucket))  # [padded]
         return self.unpack(bucket, gathered, momentum.keys())
 
     @hooked
