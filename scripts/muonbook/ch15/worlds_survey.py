@@ -74,7 +74,8 @@ def assumptions() -> dict[str, Any]:
 def _model(name: str) -> dict[str, Any]:
     shape = MODELS[name]
     specs, muon = shape.specs(1)
-    once = sum(load for load in _whole_flops(name))
+    whole = plan_world(shape, 1, 1, BUCKET_RULES["ours"](1))
+    once = sum(row.load.flops for _, rows in whole.matrices for row in rows)
     return {
         "title": shape.title,
         "source": shape.source,
@@ -85,11 +86,6 @@ def _model(name: str) -> dict[str, Any]:
         # Newton–Schulz of every matrix once, over forward and backward of a million tokens: what gather_all repeats
         "newton_schulz_once_per_million_tokens": short(once / (6 * shape.active * 1e6)),
     }
-
-
-def _whole_flops(name: str) -> Iterable[float]:
-    world = plan_world(MODELS[name], 1, 1, BUCKET_RULES["ours"](1))
-    return (row.load.flops for _, rows in world.matrices for row in rows)
 
 
 def facts(world: PlannedWorld) -> dict[str, Any]:
@@ -138,8 +134,8 @@ def _cells(model: str, ranks: int, by_t: Grids, tokens: int) -> Iterable[dict[st
                 "tp_for_communication": chosen["communication"],
                 "tp_for_adamw": chosen["adamw"],
                 "tp_overlapped": chosen["overlapped"],
-                "square_cost": _maybe(square_cost(fitting, took["step"])),
-                "square_cost_communication": _maybe(square_cost(fitting, took["communication"])),
+                "square_cost": short(square_cost(fitting, took["step"])),
+                "square_cost_communication": short(square_cost(fitting, took["communication"])),
                 "over_best_adamw": short(step.muon / min(took["adamw"].values())),
                 "holds": short(sure.holds),
                 "regret": short(sure.regret),
@@ -148,7 +144,7 @@ def _cells(model: str, ranks: int, by_t: Grids, tokens: int) -> Iterable[dict[st
         )
 
 
-def _shares(step: Step) -> dict[str, float]:
+def _shares(step: Step) -> dict[str, Any]:
     return {
         "over_adamw": short(step.muon / step.adamw),
         "over_forward_backward": short(step.extra),
@@ -215,13 +211,9 @@ def _share(values: Iterable[float]) -> float | None:
     return short(sum(found) / len(found)) if found else None
 
 
-def _maybe(value: float | None) -> float | None:
-    return None if value is None else short(value)
-
-
-def short(value: float) -> float:
-    """Four digits: the assumptions hold for fewer."""
-    return float(f"{value:.4g}")
+def short(value: float | None) -> float | None:
+    """Return a number with four digits, for the assumptions hold for fewer; None stays."""
+    return None if value is None else float(f"{value:.4g}")
 
 
 # ---- Worlds in which a claim was made ---------------------------------------------------------------------

@@ -55,18 +55,6 @@ def intersection(some: Iterable[Interval], others: Iterable[Interval]) -> list[I
     return found
 
 
-def difference(some: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """Return all moments that lie in `some` and not in `others`."""
-    mine = union(some)
-    if not mine:
-        return []
-    first, last, free, at = mine[0][0], mine[-1][1], [], mine[0][0]
-    for start, end in intersection(others, [(first, last)]):
-        free.append((at, start))
-        at = end
-    return intersection(mine, [*free, (at, last)])
-
-
 def length(intervals: Iterable[Interval]) -> float:
     """Return how much time the intervals cover, however often."""
     return sum(end - start for start, end in union(intervals))

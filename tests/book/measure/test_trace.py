@@ -43,14 +43,14 @@ def one(*events: Any) -> RankTrace:
 def test_intervals_are_sets_of_moments(a: Any, b: Any) -> None:
     assert moments(trace_report.union(a)) == moments(a)
     assert moments(trace_report.intersection(a, b)) == moments(a) & moments(b)
-    assert moments(trace_report.difference(a, b)) == moments(a) - moments(b)
     assert trace_report.length(a) == len(moments(a))
-    assert trace_report.length([*a, *b]) == trace_report.length(a) + trace_report.length(trace_report.difference(b, a))
+    both = trace_report.length(trace_report.intersection(a, b))
+    assert trace_report.length([*a, *b]) == trace_report.length(a) + trace_report.length(b) - both
 
 
 @given(MANY, MANY)
 def test_what_comes_back_is_sorted_and_apart(a: Any, b: Any) -> None:
-    for found in (trace_report.union(a), trace_report.intersection(a, b), trace_report.difference(a, b)):
+    for found in (trace_report.union(a), trace_report.intersection(a, b)):
         ends = [moment for interval in found for moment in interval]
         assert ends == sorted(set(ends)) or found == trace_report.union(found)
         assert all(start < end for start, end in found)
