@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import stored_pages
 import worlds
 
 from distmuon import launch
@@ -127,15 +128,18 @@ def test_the_order_mistake_is_silent_and_wrong() -> None:
 
 
 def test_torchs_own_check_names_the_culprit_except_for_order() -> None:
-    checked = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "FATAL"}
-    skip, shapes, order = (
-        worlds.finish(WORKER, "--mistake", mistake, "--timeout", "3", **checked) for mistake in mistakes.MISTAKES
+    detail, make = "TORCH_DISTRIBUTED_DEBUG=DETAIL", "python ../scripts/05_processes_and_collectives.py --mistake"
+    commands = (
+        f"{detail} TORCH_CPP_LOG_LEVEL=FATAL {make} skip --timeout 3",
+        f"{detail} {make} shapes --timeout 3",
+        f"{detail} {make} order",
     )
-    assert skip.out.splitlines()[0] == "rank 0: RuntimeError: rank 2 did not come"
-    assert len(shapes.out.splitlines()) == 4
-    for line in shapes.out.splitlines():
+    skip, shapes, order = (stored_pages.printed("05_processes_and_collectives", command) for command in commands)
+    assert skip.splitlines()[0] == "rank 0: RuntimeError: rank 2 did not come"
+    assert len(shapes.splitlines()) == 4
+    for line in shapes.splitlines():
         assert re.search(r"rank \d ALLREDUCE \[[48]\], but rank [01] ALLREDUCE \[[48]\]$", line)
-    assert order.out.count("no error") == 4
+    assert order.count("no error") == 4
 
 
 def test_a_digest_leaves_out_what_differs_from_run_to_run() -> None:

@@ -1,0 +1,25 @@
+"""What a chapter's page shows a command to print: the answer of worlds that `make test` starts anyway.
+
+`test_a_chapter_prints_in_colab_what_it_shows` runs every chapter anew and holds each output against the stored one. A
+test that asks something of such an output reads it here, instead of starting the same worlds a second time.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_COMPARED = "nbval-ignore-output"
+
+
+def printed(chapter: str, command: str) -> str:
+    """Return the stored output of the cell of notebooks/`chapter`.ipynb that is `!command`, its error stream included.
+
+    Raises LookupError where no cell, or more than one, runs this command, or where nobody compares what it prints.
+    """
+    cells = json.loads((ROOT / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8"))["cells"]
+    found = [cell for cell in cells if "".join(cell["source"]).strip() == f"!{command}"]
+    if len(found) != 1 or NOT_COMPARED in found[0]["metadata"].get("tags", []):
+        raise LookupError(f"chapter {chapter} does not show once, to be compared, what `{command}` prints.")
+    return "".join("".join(output["text"]) for output in found[0]["outputs"])
