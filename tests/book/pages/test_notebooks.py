@@ -131,7 +131,7 @@ def test_the_tiny_notebook_runs_in_colab_and_in_a_clone(tiny: Path, published: s
         ({"import sys; print('The": "import sys; sys.exit(1); print('The"}, ["WorkerFailed"]),
         (
             {'"execution_count": 3,\n   "id"': '"execution_count": null,\n   "id"'},
-            ["5 code cells, 4 with stored outputs"],
+            ["Unrun reference cell", "5 code cells, 4 with stored outputs"],
         ),
     ],
     ids=["a printed digit, a description and a returned digit", "a failing command", "a cell that was never run"],
