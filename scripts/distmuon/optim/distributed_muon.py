@@ -74,13 +74,13 @@ class DistributedMuon(ShardedOptimizer):
                 check_muon_parameter(name, parameter)
 
     def update(self) -> None:
-        """Run AdamW on its pieces; then take Muon's, and everybody's parameters, one bucket group after the other."""
+        """Run AdamW on its pieces; then move one bucket group after the other."""
         self.step_adamw()
         for buckets in self.strategy.bucket_groups():
             self.move(buckets)
 
     def move(self, buckets: BucketGroup) -> None:
-        """Take the buckets of one group from reduced gradients to new parameters, and free what that took."""
+        """Take a bucket group from reduced gradients to new parameters; free what it took."""
         momentum = self.momentum(buckets)  # G[N_dp] -> M[N_dp]
         blocks = self.strategy.dp_gather(buckets, momentum)  # -> M[I_tp, J]
         matrices = self.strategy.tp_gather(buckets, blocks)  # -> M[I, J]
@@ -94,7 +94,7 @@ class DistributedMuon(ShardedOptimizer):
 
     @hooked
     def momentum(self, buckets: BucketGroup) -> dict[int, Tensor]:  # M[N_dp]
-        """Update the momentum of this rank's pieces; return what Newton–Schulz is to be fed of them."""
+        """Update the momentum of this rank's pieces; return what Newton–Schulz is fed."""
         inputs = {}
         for piece in self._moving(buckets):
             group = self.muon[piece.index]
@@ -110,7 +110,7 @@ class DistributedMuon(ShardedOptimizer):
         buckets: BucketGroup,
         updates: Tensors,  # O[N_dp]
     ) -> None:
-        """Decay and move the master weights of this rank's pieces; the scale is that of the whole matrix."""
+        """Decay and move this rank's master weights; the scale is that of whole matrices."""
         for piece in self._moving(buckets):
             group = self.muon[piece.index]
             whole = self.buffers.layout.specs[piece.index].full_shape(self.grid.tp.size)  # [I, J]
