@@ -128,11 +128,12 @@ class GridTraining(Training):
         """Take one step; return the loss before it, of the global batch. Collective."""
         return math.inf if self.diverged else self._sum_over_dp(super().step(step) / self.grid.dp.size)
 
-    def held_out_loss(self) -> float:
-        return math.inf if self.diverged else self._sum_over_dp(super().held_out_loss() * self.weight)
-
-    def accuracy(self) -> float:
-        return self._sum_over_dp(super().accuracy() * self.weight)
+    def look(self) -> tuple[float, float]:
+        """Return loss and accuracy on all held-out examples: (inf, 0) where the loss is not finite. Collective."""
+        if self.diverged:
+            return math.inf, 0.0
+        loss, accuracy = (self._sum_over_dp(value * self.weight) for value in super().look())
+        return (loss, accuracy) if math.isfinite(loss) else (math.inf, 0.0)
 
     def _sum_over_dp(self, value: float) -> float:
         """Return the sum over DP in float64: the same number on every rank."""

@@ -166,17 +166,11 @@ class Training:
         loss.backward()
         return loss.item()
 
-    def held_out_loss(self) -> float:
-        loss, _ = self._evaluated()
-        return loss if math.isfinite(loss) else math.inf
-
-    def accuracy(self) -> float:
-        return self._evaluated()[1]
-
-    def _evaluated(self) -> tuple[float, float]:
-        found = evaluated(self.model, self.held_out)
+    def look(self) -> tuple[float, float]:
+        """Return loss and accuracy on the held-out examples: (inf, 0) where the loss is not finite."""
+        loss, accuracy = evaluated(self.model, self.held_out)
         self.model.train()
-        return found
+        return (loss, accuracy) if math.isfinite(loss) else (math.inf, 0.0)
 
 
 def started(
@@ -198,6 +192,7 @@ class LossCurve:
         self.run, self.setting, self.looks = run, setting, look_at(run.task.steps)
         self.training: list[float] = []
         self.held_out: list[float] = []
+        self.accuracy = 0.0  # at the latest look
 
     @property
     def done(self) -> bool:
@@ -211,15 +206,16 @@ class LossCurve:
         self.training.append(loss if math.isfinite(loss) else math.inf)
         if not math.isfinite(loss):  # nothing comes back from there
             self.held_out += [math.inf] * (len(self.looks) - len(self.held_out))
+            self.accuracy = 0.0
         elif len(self.training) in self.looks:
-            self.held_out.append(self.run.held_out_loss())
+            loss, self.accuracy = self.run.look()
+            self.held_out.append(loss)
 
     def outcome(self) -> Outcome:
         """Go on to the end; return what the run leaves."""
         while not self.done:
             self.advance()
-        accuracy = self.run.accuracy() if math.isfinite(self.held_out[-1]) else 0.0
-        return Outcome(self.setting, self.run.seed, self.looks, self.held_out, self.training, accuracy)
+        return Outcome(self.setting, self.run.seed, self.looks, self.held_out, self.training, self.accuracy)
 
 
 def train(
