@@ -3,7 +3,7 @@
     predicted     from the map and the model's description, before any process exists
     ledger        rows written by our own collectives as they are called
     dispatched    what torch's dispatcher sees being called, whoever calls it     (counter.CollectiveCounter)
-    recorded      what torch.profiler writes into a trace                         (profiled.count_once)
+    recorded      what torch.profiler writes into a trace                         (profiler.count_once)
 
 and below them all, where that is permitted, what the operating system counts at each rank's network interface
 (`hosts.sent`). Calls and payload are counted anew on every floor; bytes *sent* follow from them by one ring formula
@@ -34,7 +34,7 @@ from distmuon.sharding.ledger import Ledger, Traffic
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.measure import formulas
 from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, admitted, predict_muon
-from muonbook.measure.profiled import Seen, profiled, seen, sounding_right
+from muonbook.measure.profiler import Seen, profiled, seen, sounding_right
 from muonbook.measure.workload import SHAPES, Workload, batches, pixels
 
 Grids = Sequence[tuple[int, int]]

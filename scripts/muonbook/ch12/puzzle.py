@@ -1,6 +1,6 @@
 """Chapter 12's puzzle: read a profiler's trace of a real step, and count every collective once.
 
-The solution is `profiled.count_once`.
+The solution is `profiler.count_once`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from muonbook.measure.profiled import count_once, profiled
+from muonbook.measure.profiler import count_once, profiled
 from muonbook.puzzles import CaseReport, Puzzle, as_called, require
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ def window(traces: Sequence[RankTrace], step: int, within: str = "") -> Window:
     """Return the hull of the ranks' ranges "step {step}", or of those `within` it. Errors as for `draw_timeline`."""
     steps = [activity for trace in traces for activity in trace.ranges if activity.name == f"{STEP}{step}"]
     if not steps:
-        raise ValueError(f"the trace has no range {STEP}{step}; record it with tracing.record.")
+        raise ValueError(f"the trace has no range {STEP}{step}; record it with recording.record.")
     start, end = hull(activity.interval for activity in steps)
     if within:
         inner = [a.interval for t in traces for a in t.ranges if a.name.startswith(within) and start <= a.start < end]

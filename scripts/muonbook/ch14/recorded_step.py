@@ -9,7 +9,7 @@ from typing import Any
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch14 import tracing
+from muonbook.ch14 import recording
 from muonbook.measure import baselines
 from muonbook.measure.workload import SHAPES, batches, pixels
 
@@ -22,6 +22,6 @@ def train(world: World) -> tuple[dict[str, Any], list[Ledger]] | None:
     trainer = baselines.make_muon(workload, grid)
     trainer.step(next(data))
     grid.ledger.clear()
-    mine = tracing.record(world, partial(trainer.step, next(data)), 1, grid)
+    mine = recording.record(world, partial(trainer.step, next(data)), 1, grid)
     traces, ledgers = world.gather(mine), world.gather(copy.deepcopy(grid.ledger))
-    return None if traces is None or ledgers is None else (tracing.merge(traces), ledgers)
+    return None if traces is None or ledgers is None else (recording.merge(traces), ledgers)

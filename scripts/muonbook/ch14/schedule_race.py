@@ -19,7 +19,7 @@ from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.storage_tracker import StorageTracker
-from muonbook.ch14 import tracing
+from muonbook.ch14 import recording
 from muonbook.measure import results, trace, trace_report, turns
 from muonbook.measure.baselines import sliced_model
 from muonbook.measure.workload import Workload
@@ -90,8 +90,8 @@ def alike(one: nn.Module, other: nn.Module) -> bool:
 def record(world: World, model: ScheduledModel) -> dict[str, Any]:
     """Return a merged trace of one step; {} on other ranks than 0. Collective."""
     model.feed()
-    everyone = world.gather(tracing.record(world, model.optimizer.step, 1, model.grid))
-    return {} if everyone is None else tracing.merge(everyone)
+    everyone = world.gather(recording.record(world, model.optimizer.step, 1, model.grid))
+    return {} if everyone is None else recording.merge(everyone)
 
 
 def read(recorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def ledger_overhead(world: World, workload: Workload, rounds: int) -> dict[str, 
     calls = grid.ledger.total().calls
 
     def step_untold() -> None:
-        with tracing.told_instead(grid.ledger, lambda *_, **__: None):
+        with recording.told_instead(grid.ledger, lambda *_, **__: None):
             model.step()
 
     steps = {"with": model.step, "without": step_untold}

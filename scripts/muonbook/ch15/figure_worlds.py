@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from muonbook.ch15.links import NODE
+from muonbook.ch15.link_costs import NODE
 from muonbook.figures.plots import card, head
 from muonbook.figures.style import ACCENT, CARD, MARGIN, MUTED, PADDING, ROW, WIDTH, Block, box, ink_on, mix, put
 

@@ -24,7 +24,7 @@ from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch15.cost_model import LinkCost, hops
-from muonbook.ch15.links import Fabric, Factors
+from muonbook.ch15.link_costs import Fabric, Factors
 from muonbook.measure.model_shapes import Shape
 from muonbook.measure.planned_worlds import Load, PlannedWorld
 

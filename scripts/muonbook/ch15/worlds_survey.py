@@ -12,7 +12,7 @@ from typing import Any
 from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.verify.prediction import predict_step
 from muonbook.ch15.cost_model import collectives_of, step_seconds
-from muonbook.ch15.links import CORNERS, FABRICS, ONE_AT_A_TIME, PEAK_FLOPS, SOURCES, SUSTAINED
+from muonbook.ch15.link_costs import CORNERS, FABRICS, ONE_AT_A_TIME, PEAK_FLOPS, SOURCES, SUSTAINED
 from muonbook.ch15.planned_steps import Grids, Step, TimedWorld, best, robustness, seconds, square_cost, sweet_spot
 from muonbook.measure import reported
 from muonbook.measure.model_shapes import MODELS

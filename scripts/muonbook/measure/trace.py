@@ -4,7 +4,7 @@ A collective appears in a trace four or five times, under names that all match: 
 the annotation around that, as the annotation's shadow on the GPU, as the kernel. Only one of them is its execution:
 
     NCCL    the kernel (cat "kernel", name "nccl...") on a stream; its arguments name the group's ranks
-    gloo    the range "gloo:..." on one of gloo's threads; `tracing` adds group, label and bytes to its arguments
+    gloo    the range "gloo:..." on one of gloo's threads; `ch14.recording` adds group, label and bytes to its arguments
 
 Everything else on a GPU stream, copies and memsets included, is computation. On a CPU, computation is the operators of
 the main thread, without those that call a collective.
@@ -57,7 +57,7 @@ class TracedCollective:
     op: as the ledger names it, or else the profiler ("all_gather"). group: the global ranks in it; None where the
     profiler does not tell. queue: tells groups of the same ranks apart; sequence: place in that queue on this rank.
     name: the group's name, if it has one.
-    label: what it is for, by the ledger; bytes: payload; both only in traces recorded by `tracing`.
+    label: what it is for, by the ledger; bytes: payload; both only in traces recorded by `ch14.recording`.
     issued: when the main thread asked for it, where known.
     """
 

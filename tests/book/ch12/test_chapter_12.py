@@ -11,7 +11,7 @@ import worlds
 
 from distmuon.launch import hosts
 from muonbook.ch12 import byte_counts, byte_tables, figure_bytes
-from muonbook.measure import profiled
+from muonbook.measure import profiler
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import SHAPES
 
@@ -136,15 +136,15 @@ TRACE = [
 
 
 def test_every_collective_is_counted_once() -> None:
-    assert profiled.count_once(TRACE) == {"all_gather": 16, "all_to_all": 40, "all_reduce": 92}
-    assert profiled.seen(TRACE)["all_reduce"] == profiled.Seen(calls=2, payload_bytes=92)
-    assert profiled.sounding_right(TRACE) == 8
-    assert profiled.count_once([]) == {}
+    assert profiler.count_once(TRACE) == {"all_gather": 16, "all_to_all": 40, "all_reduce": 92}
+    assert profiler.seen(TRACE)["all_reduce"] == profiler.Seen(calls=2, payload_bytes=92)
+    assert profiler.sounding_right(TRACE) == 8
+    assert profiler.count_once([]) == {}
 
 
 def test_a_collective_that_the_reader_does_not_know_is_no_silent_gap() -> None:
     with pytest.raises(ValueError, match="c10d::gather_ is a collective that this reader does not know"):
-        profiled.count_once([operator("c10d::gather_", [], [])])
+        profiler.count_once([operator("c10d::gather_", [], [])])
 
 
 # ---- The rows of the figures ------------------------------------------------------------------------------

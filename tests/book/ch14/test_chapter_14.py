@@ -14,7 +14,7 @@ from distmuon import launch
 from distmuon.launch import hosts
 from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch14 import schedule_race, tracing
+from muonbook.ch14 import recording, schedule_race
 from muonbook.measure import results, trace, trace_report
 from muonbook.measure.workload import Workload
 
@@ -65,7 +65,7 @@ def test_a_race_ends_with_equal_parameters_and_says_what_was_recorded() -> None:
 def test_a_ledger_whose_listener_is_told_instead_forgets_and_then_remembers_again() -> None:
     ledger, told = Ledger(), list[Any]()
     entry = ("all_gather", "dp", 2, 8, "something")
-    with tracing.told_instead(ledger, lambda *entry: told.append(entry)):
+    with recording.told_instead(ledger, lambda *entry: told.append(entry)):
         ledger.record(*entry)
     assert (ledger.total().calls, told) == (0, [entry])
     for _ in range(2):

@@ -16,8 +16,8 @@ from worlds import ROOT
 from distmuon import launch
 from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch14 import tracing
-from muonbook.ch14.tracing import mark, trim
+from muonbook.ch14 import recording
+from muonbook.ch14.recording import mark, trim
 from muonbook.measure import trace
 from muonbook.measure.trace_report import clocks_disagree, meetings
 
@@ -30,7 +30,7 @@ def recorded(request: pytest.FixtureRequest) -> Any:
     """Return (schedule, what every rank handed over, the merged trace) of a small world."""
     schedule, dp, tp = request.param
     found = launch.run(trace_workers.record, (schedule,), dp=dp, tp=tp)
-    return schedule, found, tracing.merge([mine for mine, _, _ in found])
+    return schedule, found, recording.merge([mine for mine, _, _ in found])
 
 
 def test_the_trace_holds_what_the_ledger_counted(recorded: Any) -> None:
@@ -78,7 +78,7 @@ def test_the_merged_file_is_sorted_small_and_the_same_every_time(recorded: Any, 
     assert [e["ts"] for e in events] == sorted(e["ts"] for e in events)
     assert events[0]["ts"] == 0
     assert {e["cat"] for e in events} == {"cpu_op", "user_annotation"}
-    again = tracing.merge([mine for mine, _, _ in reversed(found)])
+    again = recording.merge([mine for mine, _, _ in reversed(found)])
     trace.save(merged, tmp_path / "new" / "a.json.gz")
     trace.save(again, tmp_path / "b.json.gz")
     trace.save(merged, tmp_path / "c.json")
@@ -99,7 +99,7 @@ def test_arrows_lead_from_asking_to_executing(recorded: Any) -> None:
 
 def test_one_process_and_no_optimizer() -> None:
     (mine,) = launch.run(trace_workers.record_alone, ())
-    (rank,) = trace.parse(tracing.merge([mine]))
+    (rank,) = trace.parse(recording.merge([mine]))
     assert [activity.name for activity in rank.ranges] == ["step 0", "step 1", "step 2"]
     assert sum(activity.name == "aten::matmul" for activity in rank.computation) == 3
     assert rank.collectives == []
@@ -132,7 +132,7 @@ def done(start: float, size: int, tid: int) -> Any:
 
 def trimmed(*events: Any) -> list[Any]:
     whole = [event("user_annotation", "step 0", 0, 1000), *events]
-    (rank,) = trace.parse(tracing.merge([trim({"traceEvents": whole}, 0, "rank 0", {"dp": [0, 2], "tp": [0, 1]})]))
+    (rank,) = trace.parse(recording.merge([trim({"traceEvents": whole}, 0, "rank 0", {"dp": [0, 2], "tp": [0, 1]})]))
     return [(c.name, c.group, c.sequence, c.label, c.when.lane) for c in rank.collectives]
 
 
@@ -172,7 +172,7 @@ def test_a_gpus_work_keeps_its_streams() -> None:
         event("kernel", "gemm", 40, 30, 7, 0),
         nccl(60, 40, 20),
     ]
-    (rank,) = trace.parse(tracing.merge([trim({"traceEvents": whole}, 1, "rank 1 (dp 1, tp 0)", {"dp": [0, 1]})]))
+    (rank,) = trace.parse(recording.merge([trim({"traceEvents": whole}, 1, "rank 1 (dp 1, tp 0)", {"dp": [0, 1]})]))
     assert (rank.rank, rank.device) == (1, "gpu")
     assert [(a.name, a.lane) for a in rank.computation] == [("gemm", "stream 7")]
     assert [(c.group, c.name, c.when.lane) for c in rank.collectives] == [((0, 1), "dp", "stream 20")]

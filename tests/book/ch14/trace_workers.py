@@ -8,7 +8,7 @@ from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding import hooks
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch14 import tracing
+from muonbook.ch14 import recording
 from muonbook.measure.baselines import Trainer, sliced_model
 from muonbook.measure.workload import Workload, batches, pixels
 
@@ -27,7 +27,7 @@ def record(world: World, schedule: str) -> tuple[dict[str, Any], Ledger, list[st
     objects = (optimizer, optimizer.strategy, trainer, grid.ledger)
     before = [set(vars(each)) for each in objects]
     grid.ledger.clear()
-    trace = tracing.record(world, lambda: trainer.step(next(data)), STEPS, grid)
+    trace = recording.record(world, lambda: trainer.step(next(data)), STEPS, grid)
     left = [name for each, names in zip(objects, before, strict=True) for name in set(vars(each)) - names]
     return trace, grid.ledger, left + ["a hook"] * len(hooks._hooks)
 
@@ -36,4 +36,4 @@ def record_alone(world: World) -> dict[str, Any]:
     """Return the trace of something that is no optimizer of ours."""
     import torch
 
-    return tracing.record(world, lambda: torch.ones(8, 8) @ torch.ones(8, 8), 3)
+    return recording.record(world, lambda: torch.ones(8, 8) @ torch.ones(8, 8), 3)

@@ -13,7 +13,7 @@ from distmuon.sharding.ledger import Ledger
 from muonbook.ch12 import byte_counts
 from muonbook.ch12.byte_counts import Counted
 from muonbook.measure.baselines import BASELINES
-from muonbook.measure.profiled import Seen
+from muonbook.measure.profiler import Seen
 from muonbook.measure.workload import SHAPES
 
 # ---- Counted = predicted ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from distmuon.optim.routing import split_parameters
 from distmuon.sharding.grid import Grid
 from distmuon.verify.prediction import of_strategy, predict_step
 from muonbook.ch15.cost_model import collectives_of, step_seconds
-from muonbook.ch15.links import CORNERS, FABRICS, NODE, Factors
+from muonbook.ch15.link_costs import CORNERS, FABRICS, NODE, Factors
 from muonbook.ch15.planned_steps import TimedWorld, best, robustness, seconds, square_cost, sweet_spot
 from muonbook.ch15.worlds_survey import gather_cut_340m, moonlight, reported_world, survey
 from muonbook.measure.model_shapes import MODELS

@@ -31,7 +31,7 @@ from torch.profiler import record_function
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.measure.profiled import exported
+from muonbook.measure.profiler import exported
 from muonbook.measure.trace import GPU_WORK, STEP, Event, computing, gloo_ranges, named_moves, named_ranges
 
 MARK = "ledger "  # how the names of marks begin
@@ -111,7 +111,7 @@ def trim(trace: dict[str, Any], rank: int, title: str, groups: Mapping[str, Sequ
     timed = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
     steps = [event for event in named_ranges(timed) if event["name"].startswith(STEP)]
     if not steps:
-        raise ValueError('the trace has no range "step 0": record it with tracing.record.')
+        raise ValueError('the trace has no range "step 0": record it with recording.record.')
     began, main = min(step["ts"] for step in steps), steps[0]["tid"]
     timed = [event for event in timed if event["ts"] >= began]
     marks = [event for event in timed if event["name"].startswith(MARK)]

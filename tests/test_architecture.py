@@ -6,19 +6,19 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import house
+import architecture
 import pytest
-from house import House
+from architecture import House
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 RULES = (
-    house.upward,
-    house.circles,
-    house.unresolved,
-    house.strangers,
-    house.crowded,
-    house.long,
-    house.namesakes,
+    architecture.upward,
+    architecture.circles,
+    architecture.unresolved,
+    architecture.strangers,
+    architecture.crowded,
+    architecture.long,
+    architecture.namesakes,
 )
 
 SOUND = {  # a house in which every rule is kept
@@ -62,31 +62,31 @@ def check(breaches: list[str]) -> None:
 
 
 def test_arrows_run_downward_only_and_chapters_do_not_know_each_other(ours: House) -> None:
-    check(house.upward(ours))
+    check(architecture.upward(ours))
 
 
 def test_there_is_no_circle_of_modules_or_rooms(ours: House) -> None:
-    check(house.circles(ours))
+    check(architecture.circles(ours))
 
 
 def test_every_import_and_every_named_worker_exists(ours: House) -> None:
-    check(house.unresolved(ours))
+    check(architecture.unresolved(ours))
 
 
 def test_what_one_room_alone_uses_lives_there(ours: House) -> None:
-    check(house.strangers(ours))
+    check(architecture.strangers(ours))
 
 
 def test_no_folder_is_crowded(ours: House) -> None:
-    check(house.crowded(ours))
+    check(architecture.crowded(ours))
 
 
 def test_no_module_is_longer_than_one_idea(ours: House) -> None:
-    check(house.long(ours))
+    check(architecture.long(ours))
 
 
 def test_a_class_name_means_one_thing(ours: House) -> None:
-    check(house.namesakes(ours))
+    check(architecture.namesakes(ours))
 
 
 def test_a_sound_house_breaks_no_rule(tmp_path: Path) -> None:
@@ -98,57 +98,57 @@ def test_a_sound_house_breaks_no_rule(tmp_path: Path) -> None:
     ("rule", "changed", "says"),
     [
         (
-            house.upward,
+            architecture.upward,
             {"scripts/distmuon/sharding/grid.py": "def f():\n    from distmuon.optim.muon import Muon\n"},
             "scripts/distmuon/sharding/grid.py:2 imports distmuon.optim.muon, which stands above it",
         ),
         (
-            house.upward,
+            architecture.upward,
             {"scripts/distmuon/optim/muon.py": "if TYPE_CHECKING:\n    import muonbook.notebook\n"},
             "scripts/distmuon/optim/muon.py:2 imports muonbook.notebook, which stands above it",
         ),
         (
-            house.upward,
+            architecture.upward,
             {"scripts/distmuon/optim/muon.py": "from ..verify import proof\n", "scripts/distmuon/verify/proof.py": ""},
             "scripts/distmuon/optim/muon.py:1 imports distmuon.verify.proof, which stands above it",
         ),
         (
-            house.upward,
+            architecture.upward,
             {"scripts/muonbook/figures/style.py": "from muonbook.ch01 import figure\n"},
             "scripts/muonbook/figures/style.py:1 imports muonbook.ch01.figure, which stands above it",
         ),
         (
-            house.upward,
+            architecture.upward,
             {"scripts/muonbook/notebook.py": "from tools import bench\n"},
             "scripts/muonbook/notebook.py:1 imports tools.bench, which stands above it",
         ),
         (
-            house.upward,
+            architecture.upward,
             {"scripts/muonbook/ch02/figure.py": "from muonbook.ch01 import figure\n"},
             "scripts/muonbook/ch02/figure.py:1 imports muonbook.ch01.figure: chapters do not know each other",
         ),
         (
-            house.upward,
+            architecture.upward,
             {"scripts/02_how.py": 'JOB = "muonbook.ch01.job:train"\n'},
             "scripts/02_how.py:1 imports muonbook.ch01.job: chapters do not know each other",
         ),
         (
-            house.upward,
+            architecture.upward,
             {"scripts/02_how.py": "from tools import bench\n"},
             "scripts/02_how.py:1 imports tools.bench: a worker needs no tool",
         ),
         (
-            house.upward,
+            architecture.upward,
             {"scripts/muonbook/ch01/job.py": "from distmuon import Muon\n"},
             "scripts/muonbook/ch01/job.py:1 imports distmuon: those names are for others",
         ),
         (
-            house.circles,
+            architecture.circles,
             {"scripts/distmuon/launch/start.py": "def run():\n    from distmuon.launch import run\n"},
             "distmuon.launch -> distmuon.launch.start -> distmuon.launch: a circle of modules",
         ),
         (
-            house.circles,
+            architecture.circles,
             {
                 "scripts/muonbook/figures/style.py": "from muonbook.measure import results\n",
                 "scripts/muonbook/measure/hooks.py": "if TYPE_CHECKING:\n    from muonbook.figures import style\n",
@@ -157,57 +157,57 @@ def test_a_sound_house_breaks_no_rule(tmp_path: Path) -> None:
             "muonbook.figures -> muonbook.measure -> muonbook.figures: a circle of rooms",
         ),
         (
-            house.unresolved,
+            architecture.unresolved,
             {"scripts/muonbook/ch01/job.py": "from distmuon.optim import muons\n"},
             "scripts/muonbook/ch01/job.py:1 imports muons, which distmuon.optim does not have",
         ),
         (
-            house.unresolved,
+            architecture.unresolved,
             {"scripts/muonbook/ch01/job.py": "from distmuon.optim.muon import Moun\n"},
             "scripts/muonbook/ch01/job.py:1 imports Moun, which distmuon.optim.muon does not have",
         ),
         (
-            house.unresolved,
+            architecture.unresolved,
             {"scripts/01_why.py": 'JOB = "muonbook.ch01.job:trian"\n'},
             "scripts/01_why.py:1 imports trian, which muonbook.ch01.job does not have",
         ),
         (
-            house.unresolved,
+            architecture.unresolved,
             {"notebooks/02_how.ipynb": "x = 1\nfrom muonbook.notebooks import start"},
             "notebooks/02_how.ipynb imports muonbook.notebooks, which does not exist",
         ),
         (
-            house.strangers,
+            architecture.strangers,
             {"scripts/muonbook/ch02/figure.py": ""},
             "scripts/muonbook/figures/style.py is used by muonbook.ch01 alone; move it there",
         ),
         (
-            house.strangers,
+            architecture.strangers,
             {"scripts/muonbook/ch01/job.py": "from distmuon.verify import odd\n", "scripts/distmuon/verify/odd.py": ""},
             "scripts/distmuon/verify/odd.py is used by muonbook.ch01 alone; move it there",
         ),
         (
-            house.strangers,
+            architecture.strangers,
             {"scripts/muonbook/ch01/rest.py": "", "tests/book/ch01/test_one.py": "from muonbook.ch01 import rest\n"},
             "scripts/muonbook/ch01/rest.py is used by nobody; remove it",
         ),
         (
-            house.crowded,
+            architecture.crowded,
             {f"scripts/muonbook/ch02/m{number}.py": "" for number in range(12)},
             "scripts/muonbook/ch02 has 13 entries, more than 12",
         ),
         (
-            house.crowded,
+            architecture.crowded,
             {f"tests/engine/room{number}/test_it.py": "" for number in range(13)},
             "tests/engine has 13 entries, more than 12",
         ),
         (
-            house.long,
+            architecture.long,
             {"scripts/01_why.py": "\n" * 401},
             "scripts/01_why.py has 401 lines, more than 400",
         ),
         (
-            house.namesakes,
+            architecture.namesakes,
             {"scripts/02_how.py": "def f():\n    class Muon: ...\n"},
             "class Muon is defined in scripts/02_how.py and scripts/distmuon/optim/muon.py; rename one",
         ),
@@ -221,11 +221,11 @@ def test_a_rule_bites(rule: Callable[[House], list[str]], changed: dict[str, str
 @pytest.mark.parametrize(
     ("rule", "harmless"),
     [
-        (house.crowded, {f"scripts/muonbook/ch{number}/__init__.py": "" for number in range(10, 30)}),
-        (house.crowded, {f"scripts/muonbook/ch01/{number}_it.py": "" for number in range(10, 30)}),
-        (house.long, {"scripts/01_why.py": "\n" * 400}),
+        (architecture.crowded, {f"scripts/muonbook/ch{number}/__init__.py": "" for number in range(10, 30)}),
+        (architecture.crowded, {f"scripts/muonbook/ch01/{number}_it.py": "" for number in range(10, 30)}),
+        (architecture.long, {"scripts/01_why.py": "\n" * 400}),
         (
-            house.strangers,
+            architecture.strangers,
             {
                 "scripts/distmuon/sharding/ledger.py": "",
                 "scripts/distmuon/optim/__init__.py": "",
@@ -233,14 +233,14 @@ def test_a_rule_bites(rule: Callable[[House], list[str]], changed: dict[str, str
             },
         ),
         (
-            house.strangers,
+            architecture.strangers,
             {
                 "scripts/distmuon/verify/odd.py": "",
                 "notebooks/03_if.ipynb": "%load x\nfrom distmuon.verify import odd",
             },
         ),
         (
-            house.unresolved,
+            architecture.unresolved,
             {"scripts/muonbook/ch01/job.py": "import torch\nfrom numpy import nothing\n\ndef train(): ...\n"},
         ),
     ],
