@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Polygon
 
-from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, TITLE, WIDTH, mix, page, put, text_block
+from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, heading, mix, page, put
 
 PANELS = (("inputs", "v{0}"), ("after M", "s{0}u{0}"), ("after U Vᵀ", "u{0}"))  # what the arrows are called
 ROOM = (WIDTH - 2 * MARGIN) / 3  # across, of a panel
@@ -35,8 +35,7 @@ def draw_circle(matrix: Sequence[Sequence[float]], title: str = "", note: str = 
             put(axes, centre[0], top + height - ROW, f"{lengths[0]:.2f} and {lengths[1]:.2f} long", "center")
             _panel(axes, centre, unit, image, vt, letters)
 
-    head = [text_block(title, TITLE)] * bool(title)
-    return page([*head, (height + 2, paint), *[text_block(note)] * bool(note)])
+    return page([*heading(title, ""), (height + 2, paint), *heading("", note)])
 
 
 def describe_circle(matrix: Sequence[Sequence[float]], title: str = "") -> str:

@@ -109,7 +109,7 @@ def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: La
     """Return the printed page, line by line."""
     dp, tp = result["grid"]["dp"], result["grid"]["tp"]
     lucky = recipe.steps < FEW_STEPS and not judged.verdicts.get(recipe.dtype, True)
-    luck = [f"  In so few steps luck decides how far rounding moves a control: try {FEW_STEPS} or more."] * lucky
+    luck = f"  In so few steps luck decides how far rounding moves a control: try {FEW_STEPS} or more."
     wrong = [f"  FAIL {line}" for line in result["ledger_differences"][:10]]
 
     def outcome(losses: list[float], accuracy: float) -> str:
@@ -126,7 +126,7 @@ def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: La
         "",
         "Certificates: is it the same training?",
         *certificate_lines(judged, recipe.steps, dp * tp),
-        *luck,
+        *([luck] if lucky else []),
         "",
         "Bytes that a rank sends per step, mean over ranks:",
         *byte_lines(result["ledger"], dp * tp, recipe.steps),

@@ -145,7 +145,8 @@ def predicted(scenario: Scenario, grid: Grid) -> Ledger:
     """Return the ledger that the healthy code will have filled on this rank."""
     shapes = {n: [m // TP if a == dim else m for a, m in enumerate(shape)] for n, (shape, dim) in SHAPES.items()}
     specs = [ParamSpec(name, tuple(shape), "float32", SHAPES[name][1]) for name, shape in shapes.items()]
-    specs += [ParamSpec("vector", (scenario.vector,), "float32")] * bool(scenario.vector)
+    if scenario.vector:
+        specs.append(ParamSpec("vector", (scenario.vector,), "float32"))
     ledger = Ledger()
     ledger.add(predict_step(plan(specs, DP, BUCKET_SIZE), TP, grid.dp.rank, range(len(SHAPES))), scenario.steps)
     return ledger

@@ -18,10 +18,10 @@ from muonbook.figures.style import (
     MUTED,
     ROW,
     TEXT,
-    TITLE,
     WIDTH,
     Block,
     box,
+    heading,
     in_bytes,
     inset,
     mix,
@@ -56,7 +56,7 @@ def draw_step_memory(
     if not steps or not all(history for _, history in steps.values()):
         raise ValueError("a picture of memory needs a step, and a history of each.")
     top_bytes = 1.08 * max(sum(states.values()) + max(m.alive for m in history) for states, history in steps.values())
-    blocks: list[Block] = [*[text_block(title, TITLE)] * bool(title), *[text_block(note)] * bool(note)]
+    blocks = heading(title, note)
     everything = [states for states, _ in steps.values()]
     blocks.append(
         _key([name for name, kinds in GROUPS.items() if any(states[k] for states in everything for k in kinds)])

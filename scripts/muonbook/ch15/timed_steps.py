@@ -53,7 +53,8 @@ def _shares(
     def make_gradients(name: str) -> None:
         many = passes if name == "muon" else 1  # both have the same model, so one of them is timed
         took = [turns.clocked(partial(trainers[name].forward_backward, *next(data))) for _ in range(many)]
-        backward.extend([sum(took)] * (name == "muon"))
+        if name == "muon":
+            backward.append(sum(took))
 
     updates = {name: trainer.update for name, trainer in trainers.items()}
     seconds = turns.take_turns(updates, rounds, warm_up, make_gradients)

@@ -89,7 +89,8 @@ def draw_curves(
         if named:
             _name_ends(plot, curves)
 
-    return card(title, note, *[_line_key(curves)] * (not named), (HIGH + 10 + ROW + 34 + 14 * bool(marks), paint))
+    key = [] if named else [_line_key(curves)]
+    return card(title, note, *key, (HIGH + 10 + ROW + 34 + 14 * bool(marks), paint))
 
 
 def describe_curves(series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", **_: Any) -> str:

@@ -104,7 +104,12 @@ def page(blocks: Sequence[Block]) -> Figure:
 
 def card(title: str, note: str, *blocks: Block) -> Figure:
     """Return a page with a title and a note, if there are any, over these blocks."""
-    return page([*[text_block(title, TITLE)] * bool(title), *[text_block(note)] * bool(note), *blocks])
+    return page([*heading(title, note), *blocks])
+
+
+def heading(title: str, note: str) -> list[Block]:
+    """Return the blocks of a title and of a note; of neither where it is empty."""
+    return [text_block(text, size) for text, size in ((title, TITLE), (note, SMALL)) if text]
 
 
 def text_block(text: str, size: float = SMALL, rest: str = "") -> Block:

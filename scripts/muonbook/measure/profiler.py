@@ -88,7 +88,7 @@ def exported(cuda: bool = False) -> Iterator[dict[str, Any]]:
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before its first start: it tells standard error of each
     trace: dict[str, Any] = {}
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities, record_shapes=True) as profiler:
         yield trace
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
