@@ -68,7 +68,9 @@ traces: $(READY) ## Fetch the report's public traces, check every byte, and read
 	$(PY) scripts/tools read_trace out/report-traces/*.json --json book/results/report_traces.json
 
 address: ## Point every link at the published repository: make address URL=https://github.com/me/muon-at-scale
-	@python3 scripts/tools set_address '$(URL)'
+	@for python in $(PY) $(PYTHON); do \
+	  if "$$python" -c '$(FIT)' 2>/dev/null; then exec "$$python" scripts/tools set_address '$(URL)'; fi; \
+	done; echo "Needs Python 3.11 or newer (tried: $(PYTHON)); name one: make address PYTHON=/path/to/python" >&2; exit 1
 
 clean: ## Remove _build, out and caches (book/results and .venv stay)
 	rm -rf _build build out scripts/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
