@@ -6,12 +6,16 @@ D=4, T=2:   0 1
             2 3                  neighbours in a row have neighbouring ranks, because TP talks most and should
             4 5                  stay inside one host, on the fast links
             6 7
+
+`Grid.of` takes a world of our launcher, or what any other program has: a DeviceMesh, or a process group.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from distmuon.launch import World
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
+
+DIMENSIONS = ("dp", "tp")
 
 
 @dataclass(frozen=True)
@@ -36,34 +42,154 @@ class Grid:
     @classmethod
     def alone(cls, device: str = "cpu") -> Grid:
         """Return the 1 x 1 grid: every collective is skipped and no process group is needed."""
-        return cls(Group("dp"), Group("tp"), Group("world"), torch.device(device), Ledger())
+        ledger = Ledger()
+        dp, tp, world = (Group(name, ledger=ledger) for name in (*DIMENSIONS, "world"))
+        return cls(dp, tp, world, _with_index(device), ledger)
 
     @classmethod
-    def of(cls, world: World) -> Grid:
-        """Build the grid of `world`. Collective: every rank must call it. Groups get the world's timeout.
+    def of(cls, where: World | DeviceMesh | dist.ProcessGroup | Grid) -> Grid:
+        """Return the grid of a world, of a mesh, or of one process group, which becomes the DP group.
 
-        The timeout is passed on explicitly because `new_group` does not inherit it: a mistake in a subgroup would
-        otherwise hang for 30 minutes.
+        Collective: every rank of the grid must call it. A grid is returned as it is. A mesh has the dimensions "dp" and
+        "tp", in either order, or one of them. Raises TypeError for anything else, ValueError for another mesh.
         """
+        if isinstance(where, Grid):
+            return where
+        if isinstance(where, World):
+            return cls._of_world(where)
+        if isinstance(where, DeviceMesh):
+            _check(where)
+            return cls._on(where, where.device_type)
+        if isinstance(where, dist.ProcessGroup) or where is dist.GroupMember.NON_GROUP_MEMBER:
+            return cls.of_groups(dp=where)
+        raise TypeError(
+            f"a grid is made of a World, a DeviceMesh with dimensions dp and tp, or a process group, not of {where!r}; "
+            "one process alone is Grid.alone()."
+        )
+
+    @classmethod
+    def of_groups(
+        cls, dp: dist.ProcessGroup | None = None, tp: dist.ProcessGroup | None = None, device: str | None = None
+    ) -> Grid:
+        """Return the grid with this rank in column `dp` and row `tp`; None: the rank is alone there. Collective.
+
+        device: where tensors live; "cuda" if not given and NCCL carries GPU tensors, else "cpu".
+        Raises ValueError if the groups of all ranks do not make a grid.
+        """
+        given = {name: group for name, group in (("dp", dp), ("tp", tp)) if group is not None}
+        if not given:
+            raise ValueError("give a process group as dp, as tp, or one for each; one process alone is Grid.alone().")
+        for name, group in given.items():
+            if group is dist.GroupMember.NON_GROUP_MEMBER:
+                raise ValueError(f"rank {dist.get_rank()} is in no {name} group; only members may make the grid.")
+        if device is None:
+            nccl = torch.cuda.is_available() and all(_backend(group, "cuda") == "nccl" for group in given.values())
+            device = "cuda" if nccl else "cpu"
+        ranks = torch.tensor(_ranks(list(given.values())))  # [D, T], or one dimension of it
+        mesh = DeviceMesh.from_group(
+            list(given.values()), torch.device(device).type, mesh=ranks, mesh_dim_names=tuple(given)
+        )
+        return cls._on(mesh, device)
+
+    def in_rank_order(self) -> Grid:
+        """Return this grid with reduce-scatter adding in rank order on every backend, so that sums are reproducible.
+
+        The same groups, ledger and bytes; on NCCL slower than its own. All-reduce stays the backend's: one result for
+        all ranks, but not in rank order. It settles the gradient norm, by which clipping scales, and TP's activations:
+        where bits are compared with another grid's, there must be neither.
+        """
+        return replace(self, dp=_in_order(self.dp), tp=_in_order(self.tp), world=_in_order(self.world))
+
+    @classmethod
+    def _of_world(cls, world: World) -> Grid:
+        """Groups get the world's timeout, explicitly: `new_group` does not inherit it; a mistake would hang 30 min."""
         if world.size == 1:
             return cls.alone(world.device)
         ranks = torch.arange(world.size).view(world.dp, world.tp)
         limit = timedelta(seconds=world.timeout)
-        native = world.backend == "nccl"
-        ledger = Ledger()
-        groups, handles = {}, []
+        handles = []
         for name, lines in (("dp", ranks.T.tolist()), ("tp", ranks.tolist())):
             for line in lines:  # every rank creates every group, in the same order, or creation hangs
                 handle = dist.new_group(line, timeout=limit, group_desc=name)
                 if world.rank in line:
                     handles.append(handle)
-                    groups[name] = Group(name, len(line), line.index(world.rank), handle, ledger, native)
-        mesh = DeviceMesh.from_group(handles, world.device, mesh=ranks, mesh_dim_names=("dp", "tp"))
-        everyone = Group("world", world.size, world.rank, dist.group.WORLD, ledger, native)
-        return cls(groups["dp"], groups["tp"], everyone, _device(world), ledger, mesh)
+        mesh = DeviceMesh.from_group(handles, world.device, mesh=ranks, mesh_dim_names=DIMENSIONS)
+        return cls._on(mesh, world.device, native=world.backend == "nccl")
+
+    @classmethod
+    def _on(cls, mesh: DeviceMesh, device: str, native: bool | None = None) -> Grid:
+        assert mesh.mesh_dim_names is not None
+        handles = {name: mesh.get_group(name) for name in mesh.mesh_dim_names}
+        handles["world"] = _everyone(mesh, list(handles.values()))
+        if native is None:
+            native = _backend(handles["world"], mesh.device_type) == "nccl"
+        ledger = Ledger()
+        groups = {name: Group(name, ledger=ledger) for name in DIMENSIONS}
+        for name, handle in handles.items():
+            groups[name] = Group(name, dist.get_world_size(handle), dist.get_rank(handle), handle, ledger, native)
+        return cls(groups["dp"], groups["tp"], groups["world"], _with_index(device), ledger, mesh)
 
 
-def _device(world: World) -> torch.device:
-    if world.device == "cuda":
+def _check(mesh: DeviceMesh) -> None:
+    """Raise ValueError, on every rank alike where they can know, unless the mesh is a grid with this rank on it."""
+    names = mesh.mesh_dim_names
+    if names is None:
+        raise ValueError('the mesh has no dimension names; make it with mesh_dim_names=("dp", "tp").')
+    if others := [name for name in names if name not in DIMENSIONS]:
+        ours = ", ".join(f'"{name}"' for name in names if name in DIMENSIONS)
+        raise ValueError(
+            f"the mesh has dimension(s) {', '.join(others)} besides dp and tp; "
+            + (f"give its part mesh[{ours}]." if ours else "give Grid.of_groups(dp=mesh.get_group(...), tp=...).")
+        )
+    ranks = mesh.mesh
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"rank {dist.get_rank()} is not on the mesh {ranks.tolist()}; only its ranks make the grid.")
+    if any((ranks.diff(dim=dim) < 0).any() for dim in range(ranks.ndim)):  # torch sorts the members of every group
+        raise ValueError(f"the mesh {ranks.tolist()} lists ranks out of order; let them ascend along every dimension.")
+
+
+def _ranks(groups: list[dist.ProcessGroup]) -> list[Any]:
+    """Return the ranks of one group, or of the grid [D][T] of a DP and a TP group. Collective."""
+    if len(groups) == 1:
+        return dist.get_process_group_ranks(groups[0])
+    column, row = map(dist.get_process_group_ranks, groups)
+    rows: list[Any] = [None] * len(column)
+    dist.all_gather_object(rows, row, groups[0])
+    seen: list[Any] = [None] * len(row)
+    dist.all_gather_object(seen, (column, rows), groups[1])  # what every rank of this row sees
+    if seen != [(list(line), rows) for line in zip_longest(*rows)]:
+        raise ValueError(
+            f"the DP group {column} and the TP group {row} are no column and row of one grid; "
+            "make the groups from the columns and rows of torch.arange(D * T).view(D, T)."
+        )
+    return rows
+
+
+def _everyone(mesh: DeviceMesh, handles: list[dist.ProcessGroup]) -> dist.ProcessGroup:
+    """Return the group of all ranks of the mesh: an old one if there is one, else one that only they make."""
+    ranks = sorted(mesh.mesh.flatten().tolist())
+    config = dist.get_backend_config(handles[0])
+    known = [group for group in (dist.group.WORLD, *handles) if group and dist.get_backend_config(group) == config]
+    for group in known:
+        if dist.get_world_size(group) == len(ranks):
+            return group
+    # torch gives a new group its own timeout, half an hour, and has no public way to ask for that of an old one
+    limit = known[0]._get_backend(torch.device(mesh.device_type)).options._timeout
+    return dist.new_group(ranks, timeout=limit, backend=config, use_local_synchronization=True, group_desc="world")
+
+
+def _backend(group: dist.ProcessGroup, device_type: str) -> str | None:
+    """Return what carries the group's tensors on such a device: "nccl" of "cpu:gloo,cuda:nccl"."""
+    return dict(pair.split(":") for pair in dist.get_backend_config(group).split(",")).get(device_type)
+
+
+def _in_order(group: Group) -> Group:
+    return replace(group, native_reduce_scatter=False)
+
+
+def _with_index(device: str) -> torch.device:
+    """Return the device as tensors on it name it: this process's own GPU where only "cuda" is said."""
+    named = torch.device(device)
+    if named.type == "cuda" and named.index is None:
         return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    return named
