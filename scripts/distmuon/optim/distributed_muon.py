@@ -23,24 +23,24 @@ import torch
 from torch import Tensor
 
 from distmuon.optim import strategies
-from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_muon_options, decay_, momentum_, scale
+from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_dtype, check_muon_options, decay_, momentum_, scale
 from distmuon.optim.routing import check_muon_parameter
 from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors
 from distmuon.sharding.buffers import Piece
-from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 
 
 class DistributedMuon(ShardedOptimizer):
     """Muon for the groups with `algorithm="muon"` (the default), AdamW for those with `algorithm="adamw"`.
 
-    params, grid, bucket_size, max_norm, on_nonfinite: see `ShardedOptimizer`; `split_parameters` makes such groups.
+    params, grid, lr, bucket_size, max_norm, on_nonfinite: see `ShardedOptimizer`; `split_parameters` makes such groups.
     strategy: a name from `strategies.names()`, or the path of a Python file with a strategy of your own.
     gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, as in the paper, and float64
         for float64 parameters.
-    compute_dtype, batched: see `muon.orthogonalize` and `muon.batches`.
     options: defaults of the groups: those of `muon.Muon` and of AdamW.
+
+    state: as in `ShardedOptimizer`, and for Muon's parameters momentum_buffer [n], in the gradient's dtype.
     """
 
     DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
@@ -48,22 +48,19 @@ class DistributedMuon(ShardedOptimizer):
     def __init__(
         self,
         params: Any,
-        grid: Grid,
+        grid: Any,
+        lr: float | Tensor | None = None,
         *,
         strategy: str = "gather_all",
         gather_dtype: torch.dtype | None = None,
-        compute_dtype: torch.dtype | str = "auto",
-        batched: bool = True,
         **options: Any,
     ) -> None:
         chosen = strategies.load(strategy)
-        for name, dtype, default in (("gather_dtype", gather_dtype, None), ("compute_dtype", compute_dtype, "auto")):
-            if dtype != default and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-                raise TypeError(f"{name} is {dtype!r}; give {default!r} or a floating-point torch.dtype.")
-        super().__init__(params, grid, **options)
+        check_dtype("gather_dtype", gather_dtype, None)
+        super().__init__(params, grid, lr, **options)
         self.muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
         layout, metas = self.buffers.layout, self.buffers.metas
-        self.strategy = chosen(StrategyContext(layout, metas, grid, self.muon, gather_dtype, compute_dtype, batched))
+        self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; see `ShardedOptimizer`."""

@@ -12,17 +12,18 @@ Newton–Schulz touches one element at a time, which is why ZeRO-1 can run it on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from distmuon.optim.newton_schulz import batching_pays, newton_schulz_, quintics
-from distmuon.optim.routing import check_muon_parameter
+from distmuon.optim.newton_schulz import COMPUTE_DTYPES, batching_pays, newton_schulz_, quintics
+from distmuon.optim.routing import check_muon_parameter, refuse_unknown, refuse_unknown_in_group
 
 MOMENTA = ("sum", "average")
 SCALES = ("match_rms", "original")
+MOMENTUM_DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # hold a momentum of any size; float16 ends at 65504
 
 MUON_DEFAULTS: dict[str, Any] = dict(
     lr=0.02,
@@ -33,7 +34,11 @@ MUON_DEFAULTS: dict[str, Any] = dict(
     scale="match_rms",
     ns_steps=5,
     ns_coefficients="muon",
+    compute_dtype="auto",
+    batched=True,
 )  # fmt: skip
+
+NEWTON_SCHULZ = ("ns_steps", "ns_coefficients", "compute_dtype")  # the options that `newton_schulz` takes, in order
 
 # ---- The arithmetic ---------------------------------------------------------------------------------------
 
@@ -97,32 +102,30 @@ def apply_(
 
 def orthogonalize(
     inputs: Sequence[Tensor],  # n matrices [A, B]
-    group: dict[str, Any],
-    compute_dtype: torch.dtype | str = "auto",
+    group: Mapping[str, Any],
 ) -> Sequence[Tensor]:  # n matrices [A, B]
-    """Run Newton–Schulz on whole matrices [A, B] of one shape, under one group's `ns_steps` and `ns_coefficients`.
+    """Run Newton–Schulz on whole matrices [A, B] of one shape, under one group's options.
 
     The inputs are used up: a matrix that comes alone is overwritten by its result.
     """
     stack = torch.stack(list(inputs)) if len(inputs) > 1 else inputs[0].unsqueeze(0)  # [n, A, B]
-    return newton_schulz_(stack, group["ns_steps"], group["ns_coefficients"], compute_dtype).unbind()
+    return newton_schulz_(stack, *(group[name] for name in NEWTON_SCHULZ)).unbind()
 
 
-def batches(matrices: Sequence[Tensor], groups: Sequence[dict[str, Any]], batched: bool = True) -> list[list[int]]:
+def batches(matrices: Sequence[Tensor], groups: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Return which matrices to orthogonalize together: small ones of equal shape under equal options.
 
-    groups: the parameter group of each matrix.
-    batched: False keeps every matrix alone, which is what a bitwise comparison needs: a batched product may be summed
-        in another order than a single one.
+    groups: the parameter group of each matrix. One with `batched=False` keeps its matrices alone, which is what a
+        bitwise comparison needs: a batched product may be summed in another order than a single one.
     """
     found: dict[tuple[Any, ...], list[int]] = {}
     for index, (matrix, group) in enumerate(zip(matrices, groups, strict=True)):
-        alike = (matrix.shape, matrix.dtype, matrix.device, group["ns_steps"], str(group["ns_coefficients"]))
-        found.setdefault(alike if batched and batching_pays(matrix) else (index,), []).append(index)
+        alike = (matrix.shape, matrix.dtype, matrix.device, *(str(group[name]) for name in NEWTON_SCHULZ))
+        found.setdefault(alike if group["batched"] and batching_pays(matrix) else (index,), []).append(index)
     return list(found.values())
 
 
-def check_muon_options(group: dict[str, Any]) -> None:
+def check_muon_options(group: Mapping[str, Any]) -> None:
     """Raise ValueError, naming the value and what is allowed, for options that Muon does not have."""
     if group["momentum_kind"] not in MOMENTA:
         raise ValueError(f"momentum_kind is {group['momentum_kind']!r}; choose one of {', '.join(MOMENTA)}.")
@@ -134,6 +137,13 @@ def check_muon_options(group: dict[str, Any]) -> None:
             "lr and weight_decay must be 0 or more, momentum in [0, 1)."
         )
     quintics(group["ns_coefficients"], group["ns_steps"])
+    check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)
+
+
+def check_dtype(name: str, dtype: Any, default: Any, allowed: Sequence[torch.dtype] = MOMENTUM_DTYPES) -> None:
+    """Raise TypeError, naming what is allowed, if the option `name` is neither its default nor such a dtype."""
+    if dtype != default and dtype not in allowed:
+        raise TypeError(f"{name} is {dtype!r}; give {default!r} or one of {', '.join(map(str, allowed))}.")
 
 
 # ---- The single-device optimizer --------------------------------------------------------------------------
@@ -143,34 +153,39 @@ class Muon(torch.optim.Optimizer):
     """Muon for whole matrices on one device. Other parameters belong to `torch.optim.AdamW`.
 
     params: as for any torch optimizer; every parameter is a matrix [A, B].
-    lr, momentum, nesterov, momentum_kind, weight_decay, scale, ns_steps, ns_coefficients: per group; see the
-        functions above.
+    Everything else is an option of each group, as torch has it, and what is given here is its default:
+    lr, momentum, nesterov, momentum_kind, weight_decay, scale, ns_steps, ns_coefficients, compute_dtype, batched: see
+        the functions above and `newton_schulz`.
     input_dtype: round what Newton–Schulz is fed to this dtype first; None keeps it. A distributed run gathers the
         momentum in bf16, so the reference it is held against must round in the same place.
-    compute_dtype, batched: see `newton_schulz` and `orthogonalize`.
+
+    state: `momentum_buffer`, [A, B], in the parameter's dtype. Raises ValueError for a wrong value or parameter,
+    TypeError for an unknown option; maximize, foreach, fused, capturable and differentiable do not exist.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        *,
-        input_dtype: torch.dtype | None = None,
-        compute_dtype: torch.dtype | str = "auto",
-        batched: bool = True,
-        **options: Any,
-    ) -> None:
-        if unknown := set(options) - set(MUON_DEFAULTS):
-            raise TypeError(f"unknown option(s) {sorted(unknown)}; Muon has {', '.join(MUON_DEFAULTS)}.")
-        super().__init__(params, MUON_DEFAULTS | options)
-        self.input_dtype, self.compute_dtype, self.batched = input_dtype, compute_dtype, batched
+    DEFAULTS: ClassVar = MUON_DEFAULTS | {"input_dtype": None}
+
+    def __init__(self, params: Any, lr: float | Tensor = MUON_DEFAULTS["lr"], **options: Any) -> None:
+        refuse_unknown(options, self.DEFAULTS, "Muon")
+        super().__init__(params, self.DEFAULTS | {"lr": lr} | options)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a copied, unpickled or loaded state; options that it is too old to have get their defaults."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, default in self.DEFAULTS.items():
+                group.setdefault(name, default)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; torch calls it for every group."""
+        if isinstance(param_group, dict):  # what else is wrong with it, torch will say
+            refuse_unknown_in_group(param_group, (*self.DEFAULTS, "algorithm"), "Muon")
         super().add_param_group(param_group)
-        check_muon_options(param_group)
-        names = param_group.get("param_names") or [f"#{i}" for i in range(len(param_group["params"]))]
-        for name, parameter in zip(names, param_group["params"], strict=True):
-            check_muon_parameter(name, parameter)
+        try:
+            self._check(param_group)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -179,16 +194,41 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        moving = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        moving = [(p, group) for group in self.param_groups for p in self._moving(group)]
         parameters, groups = [p for p, _ in moving], [group for _, group in moving]
-        for batch in batches(parameters, groups, self.batched):
+        for batch in batches(parameters, groups):
             self._move([parameters[i] for i in batch], [groups[i] for i in batch])
         return loss
+
+    def _check(self, group: dict[str, Any]) -> None:
+        """Raise ValueError or TypeError, naming what is wrong with the options or parameters of a group."""
+        if group.get("algorithm", "muon") != "muon":
+            raise ValueError(
+                f"a group has algorithm={group['algorithm']!r}; Muon on one device runs 'muon' alone: give this group "
+                "to torch.optim.AdamW, or all groups to DistributedMuon."
+            )
+        check_muon_options(group)
+        check_dtype("input_dtype", group["input_dtype"], None)
+        for name, parameter in _named(group):
+            check_muon_parameter(name, parameter)
+            if parameter.dtype not in MOMENTUM_DTYPES:
+                raise ValueError(
+                    f"parameter {name!r} is {parameter.dtype}, which holds no momentum (it ends at 65504); "
+                    "train it in bfloat16 or float32, and let torch.autocast compute in float16."
+                )
+
+    def _moving(self, group: dict[str, Any]) -> Iterator[Tensor]:
+        """Return the parameters of a group that have a gradient."""
+        for name, p in _named(group):
+            if p.grad is not None and p.grad.is_sparse:
+                raise RuntimeError(f"parameter {name!r} has a sparse gradient; Muon takes dense ones (sparse=False).")
+            if p.grad is not None:
+                yield p
 
     def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         """Update the matrices of one batch, and free what that took."""
         inputs = [self._momentum(p, group) for p, group in zip(parameters, groups, strict=True)]
-        updates = orthogonalize(inputs, groups[0], self.compute_dtype)
+        updates = orthogonalize(inputs, groups[0])
         for p, group, update in zip(parameters, groups, updates, strict=True):
             decay_(p, group["lr"], group["weight_decay"])
             apply_(p, update, group["lr"], scale(p.shape, group["scale"]))
@@ -205,4 +245,10 @@ class Muon(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(p)
         buffer = state["momentum_buffer"]
         u = momentum_(buffer, p.grad, group["momentum"], group["nesterov"], group["momentum_kind"])
-        return u if self.input_dtype is None else u.to(self.input_dtype)
+        return u if group["input_dtype"] is None else u.to(group["input_dtype"])
+
+
+def _named(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Return a group's parameters with their names, or with their places in it."""
+    params = group["params"]
+    return zip(group.get("param_names") or [f"#{i}" for i in range(len(params))], params, strict=True)

@@ -38,6 +38,8 @@ BATCHED_ON_CPU, BATCHED_ON_GPU = 2**17, 2**21  # elements: see `batching_pays`
 
 COEFFICIENTS = ("muon", "polar_express")  # the names that `quintics` knows
 
+COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # in which Newton–Schulz computes
+
 
 def quintics(coefficients: str | Quintic | Sequence[Quintic], steps: int) -> list[Quintic]:
     """Return the `steps` quintics (a, b, c) that a run of Newton–Schulz applies.
@@ -121,8 +123,10 @@ def newton_schulz_(
     if matrices.numel() == 0:
         return matrices
     dtype = fast_dtype(matrices.device, matrices.dtype) if compute_dtype == "auto" else compute_dtype
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"compute_dtype is {compute_dtype!r}; give 'auto' or a floating-point torch.dtype.")
+    if dtype not in COMPUTE_DTYPES:
+        raise TypeError(
+            f"compute_dtype is {compute_dtype!r}; give 'auto' or one of {', '.join(map(str, COMPUTE_DTYPES))}."
+        )
 
     x = unit_frobenius_(matrices.to(torch.promote_types(matrices.dtype, torch.float32)))
     if not schedule:
@@ -157,13 +161,14 @@ def _iterate(
 ) -> Tensor:  # as x
     """Apply the quintics to one matrix or a batch."""
     multiply_add = torch.addmm if x.ndim == 2 else torch.baddbmm
-    for a, b, c in schedule:
-        # A = X X^T                     [n, a, a]
-        gram = x @ x.mT
-        # b A + c A^2                   [n, a, a]
-        polynomial = multiply_add(gram, gram, gram, beta=b, alpha=c)
-        # X <- a X + (b A + c A^2) X    [n, a, b]
-        x = multiply_add(x, polynomial, x, beta=a)
+    with torch.autocast(x.device.type, enabled=False):  # which would choose the products' dtype for us
+        for a, b, c in schedule:
+            # A = X X^T                     [n, a, a]
+            gram = x @ x.mT
+            # b A + c A^2                   [n, a, a]
+            polynomial = multiply_add(gram, gram, gram, beta=b, alpha=c)
+            # X <- a X + (b A + c A^2) X    [n, a, b]
+            x = multiply_add(x, polynomial, x, beta=a)
     return x
 
 

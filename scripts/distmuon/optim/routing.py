@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,21 @@ from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.layout import Layout, plan
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-EMBEDDING_NAME = re.compile(r"(^|\.)(embed\w*|\w*embedding\w*|wte|wpe|lm_head|unembed\w*)(\.|$)")
+EMBEDDING_NAME = re.compile(
+    r"(^|\.)((embed\w*|\w*embedding\w*|wte|wpe|lm_head|unembed\w*)(\.|$)|(head|classifier)(\.weight)?$)"
+)
+# What a group may carry besides its options: its parameters, a name, and what torch's schedulers note there.
+GROUP_NOTES = (
+    "params",
+    "param_names",
+    "name",
+    "initial_lr",
+    "min_lr",
+    "max_lr",
+    "swa_lr",
+    "base_momentum",
+    "max_momentum",
+)
 
 
 def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[str] = ("head", "lm_head")) -> list[dict]:
@@ -75,12 +90,28 @@ def _choose(module_name: str, parameter: Tensor, is_table: bool, heads: tuple[st
     return "muon", "hidden matrix"
 
 
+def refuse_unknown(options: Mapping[str, Any], known: Iterable[str], who: str) -> None:
+    """Raise TypeError, naming each of `options` that `who` does not have, and those that it has."""
+    if unknown := {name: value for name, value in options.items() if name not in known}:
+        found = ", ".join(f"{name!r} ({value!r})" for name, value in unknown.items())
+        raise TypeError(f"unknown option(s) {found}; {who} has {', '.join(known)}.")
+
+
+def refuse_unknown_in_group(group: Mapping[str, Any], known: Iterable[str], who: str) -> None:
+    """Raise TypeError as `refuse_unknown` does; parameters, names and schedulers' notes are no options."""
+    refuse_unknown(
+        {name: value for name, value in group.items() if name not in GROUP_NOTES}, known, f"a group of {who}"
+    )
+
+
 def check_muon_parameter(name: str, parameter: Tensor) -> None:
     """Raise ValueError, naming the parameter and the remedy, if Newton–Schulz cannot or should not take it.
 
     An embedding or output head, recognised by its name, only gets a warning: it runs, but not well.
     """
     problem = None
+    if parameter.is_meta:
+        raise ValueError(f"parameter {name!r} is on the meta device; give it storage first (to_empty), then values.")
     if parameter.layout != torch.strided:
         problem = f"is sparse ({parameter.layout})"
     elif not parameter.is_floating_point():

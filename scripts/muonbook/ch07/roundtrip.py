@@ -31,7 +31,7 @@ def work(world: World, bucket_size: int) -> list[dict[str, Any]] | None:
     pieces = {i: whole[i][metas[i].range_in_param.as_slice] for i in MATRICES if metas[i].owned}
 
     groups: dict[int, dict[str, Any]] = {i: {} for i in MATRICES}
-    strategy = GatherAll(StrategyContext(layout, metas, grid, groups, torch.float32, "auto", batched=False))
+    strategy = GatherAll(StrategyContext(layout, metas, grid, groups, torch.float32))
     gathered: dict[int, Tensor] = {}
     returned: dict[int, Tensor] = {}
     for buckets in strategy.bucket_groups():

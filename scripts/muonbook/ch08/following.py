@@ -28,8 +28,8 @@ def follow(world: World) -> list[dict[str, Any]] | None:
     whole = torch.randint(-9, 10, SMALL[B].shape, generator=torch.Generator().manual_seed(8)).float()
     mine = metas[B].range_in_param
     piece = whole.flatten()[mine.as_slice]
-    groups = {0: MUON_DEFAULTS, B: MUON_DEFAULTS}
-    moves = GatherAll(StrategyContext(layout, metas, grid, groups, None, torch.float32, batched=False))
+    options = MUON_DEFAULTS | dict(compute_dtype=torch.float32, batched=False)
+    moves = GatherAll(StrategyContext(layout, metas, grid, {0: options, B: options}, None))
 
     def dp_gather(piece: Tensor) -> dict[int, Tensor]:
         return moves.dp_gather(buckets, {B: piece} if mine.size else {})

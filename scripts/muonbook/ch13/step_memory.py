@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import BATCHED_ON_CPU
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
@@ -100,10 +97,9 @@ def _references(trainer: Trainer) -> list[StorageWeakRef]:
 def compute_in(trainer: Trainer, dtype: torch.dtype) -> None:
     """Let Newton–Schulz of our own optimizers compute in `dtype`; torch's computes in bf16, whatever one wants."""
     for optimizer in trainer.optimizers:
-        if isinstance(optimizer, Muon):
-            optimizer.compute_dtype = dtype
-        elif isinstance(optimizer, DistributedMuon):
-            optimizer.strategy.context = replace(optimizer.strategy.context, compute_dtype=dtype)  # type: ignore[attr-defined]
+        for group in optimizer.param_groups:
+            if "compute_dtype" in group:
+                group["compute_dtype"] = dtype
 
 
 def _tokens(workload: Workload, grid: Grid) -> Tensor:

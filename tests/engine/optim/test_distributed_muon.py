@@ -364,7 +364,7 @@ def named(name: str, tensor: Tensor) -> list[tuple[str, nn.Parameter]]:
         (ValueError, "lr=-1", build([matrix()], lr=-1)),
         (ValueError, "coefficients are 'gold'", build([matrix()], ns_coefficients="gold")),
         (ValueError, "bucket_size=0", build([matrix()], bucket_size=0)),
-        (TypeError, "gather_dtype is 'bf16'.*torch.dtype", build([matrix()], gather_dtype="bf16")),
+        (TypeError, "gather_dtype is 'bf16'.*torch.bfloat16", build([matrix()], gather_dtype="bf16")),
         (TypeError, "compute_dtype is torch.int32.*'auto'", build([matrix()], compute_dtype=torch.int32)),
         (ValueError, "AdamW refuses its group: .*1.5",
          build([{"params": [matrix()], "algorithm": "adamw", "betas": (0.9, 1.5)}])),

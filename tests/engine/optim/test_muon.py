@@ -223,7 +223,7 @@ def test_batching_changes_nothing_but_rounding() -> None:
 
 
 def test_only_small_matrices_of_equal_shape_dtype_and_options_go_together() -> None:
-    plain = dict(ns_steps=5, ns_coefficients="muon")
+    plain = dict(ns_steps=5, ns_coefficients="muon", compute_dtype="auto", batched=True)
     rows: list[tuple[Tensor, dict[str, Any]]] = [
         (gaussian(4, 6), plain),
         (gaussian(6, 4), plain),
@@ -236,11 +236,12 @@ def test_only_small_matrices_of_equal_shape_dtype_and_options_go_together() -> N
     ]
     matrices, groups = [row[0] for row in rows], [row[1] for row in rows]
     assert batches(matrices, groups) == [[0, 2], [1], [3], [4], [5], [6], [7]]
-    assert batches(matrices, groups, batched=False) == [[index] for index in range(len(rows))]
+    alone = [group | dict(batched=False) for group in groups]
+    assert batches(matrices, alone) == [[index] for index in range(len(rows))]
 
 
 def test_a_batch_is_orthogonalized_like_its_matrices_alone() -> None:
-    group = dict(ns_steps=5, ns_coefficients="polar_express")
+    group = MUON_DEFAULTS | dict(ns_coefficients="polar_express")
     inputs = [gaussian(4, 6, seed=seed) for seed in range(3)]
     for result, matrix in zip(orthogonalize(inputs, group), inputs, strict=True):
         alone = newton_schulz(matrix, 5, "polar_express")

@@ -36,7 +36,6 @@ class StrategyContext:
     layout, metas: the map, and this rank's view of it. grid: for the collectives.
     groups: the Muon parameters: index -> parameter group.
     gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, float64 for float64 models.
-    compute_dtype, batched: see `muon.orthogonalize` and `muon.batches`.
     """
 
     layout: Layout
@@ -44,16 +43,14 @@ class StrategyContext:
     grid: Grid
     groups: Mapping[int, dict[str, Any]]
     gather_dtype: torch.dtype | None
-    compute_dtype: torch.dtype | str
-    batched: bool
 
     def orthogonalize(self, matrices: Tensors) -> dict[int, Tensor]:
         """Run Newton–Schulz on whole matrices; the same for every strategy that holds them whole."""
         indices, updates = list(matrices), {}
         groups = [self.groups[index] for index in indices]
-        for batch in batches(list(matrices.values()), groups, self.batched):
+        for batch in batches(list(matrices.values()), groups):
             inputs = [matrices[indices[i]] for i in batch]
-            found = orthogonalize(inputs, groups[batch[0]], self.compute_dtype)
+            found = orthogonalize(inputs, groups[batch[0]])
             updates.update({indices[i]: update for i, update in zip(batch, found, strict=True)})
         return updates
 
