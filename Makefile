@@ -5,12 +5,16 @@ PYTHON ?= python3.11 python3.12 python3.13 python3 python
 
 PY    := .venv/bin/python
 READY := .venv/.ready
+COLAB := .venv-colab
+
+# Colab's own version first. Name another: make colab COLAB_PYTHON=/path/to/python
+COLAB_PYTHON ?= python3.13 python3.12 python3.11
 
 # Workers start other processes by the plain name `python`: that must be ours.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint notebooks book links bench traces address clean clean-all
+.PHONY: help setup demo test lint notebooks colab book links bench traces address clean clean-all
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +58,18 @@ notebooks: $(READY) ## Run the chapters, store what they print and draw, draw th
 	$(PY) scripts/tools run_notebooks $(NAMES)
 	$(PY) scripts/tools draw_pages
 
+colab: $(READY) $(COLAB)/.ready ## Run the chapters on what Colab ships, compare with what is stored (NAMES="07 10": these alone)
+	$(PY) scripts/tools run_in_colab --python $(COLAB)/bin/python $(NAMES)
+
+$(COLAB)/.ready: .ci/colab.txt
+	@rm -rf $(COLAB); for python in $(COLAB_PYTHON); do \
+	  if "$$python" -c '$(FIT)' 2>/dev/null; then "$$python" -m venv $(COLAB) && break; fi; \
+	done; test -x $(COLAB)/bin/python || { \
+	  echo "Colab's stack needs Python 3.13, 3.12 or 3.11 with its venv module (tried: $(COLAB_PYTHON)); name one: make colab COLAB_PYTHON=/path/to/python" >&2; \
+	  exit 1; }
+	$(COLAB)/bin/python -m pip install --disable-pip-version-check -r .ci/colab.txt
+	@touch $@
+
 book: $(READY) ## Build the book into _build/html; any warning is an error
 	.venv/bin/jupyter-book build . --all -W -n --keep-going
 
@@ -72,9 +88,9 @@ address: ## Point every link at the published repository: make address URL=https
 	  if "$$python" -c '$(FIT)' 2>/dev/null; then exec "$$python" scripts/tools set_address '$(URL)'; fi; \
 	done; echo "Needs Python 3.11 or newer (tried: $(PYTHON)); name one: make address PYTHON=/path/to/python" >&2; exit 1
 
-clean: ## Remove _build, out and caches (book/results and .venv stay)
+clean: ## Remove _build, out and caches (book/results and the environments stay)
 	rm -rf _build build out scripts/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find scripts tests book -type d -name __pycache__ -prune -exec rm -rf {} +
 
-clean-all: clean ## Remove .venv as well
-	rm -rf .venv
+clean-all: clean ## Remove .venv and .venv-colab as well
+	rm -rf .venv $(COLAB)

@@ -16,7 +16,7 @@ import pytest
 from chapters import CHAPTERS, PICTURE, ROOT
 from nbformat import NotebookNode
 
-from tools import run_notebooks
+from tools import run_in_colab, run_notebooks
 
 by_name = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 
@@ -24,7 +24,7 @@ by_name = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a repository that holds the working tree as it stands."""
-    return chapters.publish(tmp_path_factory.mktemp("published")).as_uri()
+    return run_in_colab.publish(tmp_path_factory.mktemp("published")).as_uri()
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ def test_a_chapter_is_stored_as_make_notebooks_stores_it(path: Path) -> None:
 @pytest.mark.timeout(900)
 @by_name
 def test_a_chapter_prints_in_colab_what_it_shows(path: Path, published: str, tmp_path: Path) -> None:
-    assert run_in_colab(path, published, tmp_path) == []
+    assert run_in_colab.in_colab(path, published, tmp_path / "reader") == []
 
 
 @pytest.mark.timeout(900)
@@ -66,32 +66,14 @@ def test_a_chapter_in_a_clone_fetches_nothing(tmp_path: Path) -> None:
 # ---- A reader's machine -----------------------------------------------------------------------------------
 
 
-def run_in_colab(notebook: Path, published: str, folder: Path) -> list[str]:
-    """Run `notebook` alone in an empty folder, where `google.colab` exists and our scripts can only be fetched."""
-    content, home = folder / "content", folder / "home"
-    content.mkdir(parents=True)
-    home.mkdir()
-    (content / notebook.name).write_bytes(notebook.read_bytes())
-    environment = chapters.reader(home, published, colab=True)
-    for module, there in (("distmuon", False), ("muonbook", False), ("google.colab", True)):
-        tried = subprocess.run(
-            [sys.executable, "-c", f"import {module}"], cwd=content, env=environment, capture_output=True
-        )
-        assert (tried.returncode == 0) == there, module
-    found = chapters.complaints(content / notebook.name, home, environment)
-    if not found:
-        assert (content / "muon-at-scale" / "scripts" / "distmuon").is_dir(), "nothing was fetched"
-    return found
-
-
 def run_in_clone(notebook: Path, folder: Path) -> list[str]:
     """Run `notebook` in a copy of the tree, where git can fetch nothing."""
     home, tree = folder / "home", folder / "a clone"
     home.mkdir(parents=True)
-    chapters.copy_tree(tree)
+    run_in_colab.copy_tree(tree)
     (tree / "notebooks" / notebook.name).write_bytes(notebook.read_bytes())
-    environment = chapters.reader(home, chapters.NOWHERE, colab=False)
-    found = chapters.complaints(tree / "notebooks" / notebook.name, home, environment)
+    environment = run_in_colab.reader(home, run_in_colab.NOWHERE, colab=False)
+    found = run_in_colab.complaints(tree / "notebooks" / notebook.name, home, environment)
     assert not (tree / "notebooks" / "muon-at-scale").exists()
     return found
 
@@ -113,7 +95,7 @@ def edited(tiny: Path, tmp_path: Path) -> Callable[[dict[str, str]], Path]:
 
 
 def test_the_tiny_notebook_runs_in_colab_and_in_a_clone(tiny: Path, published: str, tmp_path: Path) -> None:
-    assert run_in_colab(tiny, published, tmp_path) == []
+    assert run_in_colab.in_colab(tiny, published, tmp_path / "colab") == []
     assert run_in_clone(tiny, tmp_path / "local") == []
 
 
@@ -139,17 +121,17 @@ def test_the_tiny_notebook_runs_in_colab_and_in_a_clone(tiny: Path, published: s
 def test_the_comparison_bites(
     changes: dict[str, str], says: list[str], edited: Callable[[dict[str, str]], Path], published: str, tmp_path: Path
 ) -> None:
-    found = run_in_colab(edited(changes), published, tmp_path / "reader")
+    found = run_in_colab.in_colab(edited(changes), published, tmp_path / "reader")
     for fault, words in zip(found, says, strict=True):
         assert words in fault
 
 
 def test_in_a_clone_the_shared_cell_would_notice_that_it_cannot_fetch(tiny: Path, tmp_path: Path) -> None:
-    environment = chapters.reader(tmp_path, chapters.NOWHERE, colab=True)
+    environment = run_in_colab.reader(tmp_path, run_in_colab.NOWHERE, colab=True)
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / tiny.name).write_bytes(tiny.read_bytes())
-    assert "CalledProcessError" in "\n".join(chapters.complaints(alone / tiny.name, tmp_path, environment))
+    assert "CalledProcessError" in "\n".join(run_in_colab.complaints(alone / tiny.name, tmp_path, environment))
 
 
 def test_the_shared_cell_can_be_run_twice(published: str, tmp_path: Path) -> None:
@@ -160,7 +142,7 @@ def test_the_shared_cell_can_be_run_twice(published: str, tmp_path: Path) -> Non
         "assert (os.getcwd(), os.environ['PATH']) == (place, path)\nos.chdir('../..')\nexec(cell)\n"
         "assert os.getcwd() == place, 'a restarted kernel begins where it began'\nprint(os.path.relpath(place, home))"
     )
-    environment = chapters.reader(home, published, colab=True)
+    environment = run_in_colab.reader(home, published, colab=True)
     done = subprocess.run(
         [sys.executable, "-c", f"home = {str(home)!r}\n{script}"],
         cwd=home, env=environment, capture_output=True, text=True,
@@ -303,7 +285,7 @@ def test_what_is_stored_is_tidy(tiny: Path) -> None:
     assert text.endswith("}\n")
     assert text.startswith('{\n "cells": [')
     assert dict(stored.metadata) == run_notebooks.METADATA
-    run, write, draw, value = chapters.code_cells(tiny)[1:]
+    run, write, draw, value = run_in_colab.code_cells(tiny)[1:]
     assert [(output.name, output.text) for output in run.outputs] == [("stdout", "The answer is 42\naside\n")]
     assert write.outputs[0].text == "Writing my_00.py\n"
     assert len(draw.outputs[0].data["text/plain"]) > 20  # the figure's alt text, which the book takes from here

@@ -18,6 +18,7 @@ import pytest
 
 import distmuon
 import muonbook
+from muonbook import notebook
 from tools import set_address
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -178,18 +179,25 @@ def test_make_address_without_an_address_says_what_is_missing() -> None:
 # --- What is installed ---
 
 
-def requirement_lines() -> list[str]:
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+def requirement_lines(file: str = "requirements.txt") -> list[str]:
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def test_every_requirement_is_an_exact_version_with_its_reason() -> None:
-    lines = requirement_lines()
+@pytest.mark.parametrize(
+    ("file", "at_least"),
+    [
+        ("requirements.txt", {"torch", "numpy", "matplotlib", "scikit-learn", "tqdm", "jupyter-book", "pytest"}),
+        (".ci/colab.txt", {"torch", "numpy", "matplotlib", "scikit-learn", "tqdm", "ipython", "ipykernel"}),
+    ],
+)
+def test_every_requirement_is_an_exact_version_with_its_reason(file: str, at_least: set[str]) -> None:
+    lines = requirement_lines(file)
     for line in lines:
         assert re.fullmatch(r"[\w.-]+==\d[\w.]* +# \S.*", line), line
     names = [re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines]
     assert len(names) == len(set(names)), "a package is listed twice"
-    assert {"torch", "numpy", "matplotlib", "scikit-learn", "tqdm", "jupyter-book", "pytest"} <= set(names)
+    assert at_least <= set(names)
 
 
 def test_pyproject_packages_the_engine_alone_and_asks_for_what_a_clone_has_pinned() -> None:
@@ -209,7 +217,7 @@ def numbers(version: str) -> list[int]:
 
 def test_a_clone_installs_nothing_of_ours_and_runs_what_lies_in_it() -> None:
     installed = re.findall(r"pip install (.+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    assert installed == ["--disable-pip-version-check -r requirements.txt"]
+    assert installed == [f"--disable-pip-version-check -r {file}" for file in ("requirements.txt", ".ci/colab.txt")]
     assert not any(line.startswith((".", "-", "distmuon")) for line in requirement_lines())
     for package in (distmuon, muonbook):
         assert Path(package.__file__ or "").is_relative_to(ROOT / "scripts")
@@ -275,7 +283,8 @@ def test_make_alone_lists_every_target() -> None:
     phony = re.search(r"^\.PHONY:(.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert phony is not None
     assert set(re.findall(r"^  make ([a-z-]+)", done.stdout, re.MULTILINE)) == set(phony[1].split())
-    assert {"setup", "demo", "test", "book", "bench", "traces", "clean", "help", "address"} <= set(phony[1].split())
+    targets = {"setup", "demo", "test", "book", "bench", "traces", "clean", "help", "address", "colab"}
+    assert targets <= set(phony[1].split())
 
 
 def test_setup_names_the_version_it_needs_when_there_is_no_python_for_it(tmp_path: Path) -> None:
@@ -285,6 +294,21 @@ def test_setup_names_the_version_it_needs_when_there_is_no_python_for_it(tmp_pat
     assert done.returncode == 2
     assert "needs Python 3.11 or newer" in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_colab_names_the_versions_it_needs_when_there_is_no_python_for_it(tmp_path: Path) -> None:
+    shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "colab.txt").touch()
+    done = make(".venv-colab/.ready", "COLAB_PYTHON=no-such-python", folder=tmp_path)
+    assert done.returncode == 2
+    assert "needs Python 3.13, 3.12 or 3.11 with its venv module (tried: no-such-python)" in done.stderr
+    assert not (tmp_path / ".venv-colab").exists()
+
+
+def test_colabs_torch_is_the_oldest_that_a_chapter_takes() -> None:
+    pinned = dict(line.split()[0].split("==") for line in requirement_lines(".ci/colab.txt"))
+    assert tuple(numbers(pinned["torch"])[:2]) == notebook.TORCH_FLOOR
 
 
 def test_continuous_integration_runs_the_readmes_test_command() -> None:

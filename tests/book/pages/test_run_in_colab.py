@@ -1,0 +1,82 @@
+"""`make colab`: the chapters run in the environment that it is given, and what is not as stored is named."""
+
+from __future__ import annotations
+
+import re
+import site
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import chapters
+import nbformat
+from chapters import ROOT
+
+from tools import run_in_colab
+
+NAMED = ("torch", "numpy", "matplotlib", "IPython", "ipykernel")
+
+
+def in_another_environment(folder: Path, said: str) -> tuple[Path, Path]:
+    """Return a Python of its own with our packages, and a folder with a notebook that names it as `said`."""
+    venv.create(folder / "another", symlinks=True)
+    (packages,) = (folder / "another").glob("lib/python*/site-packages")
+    (packages / "ours.pth").write_text("\n".join(site.getsitepackages()))
+    name = "import os, sys; print(os.path.basename(sys.prefix))"
+    stored = [nbformat.v4.new_output("stream", text=f"{said}\n")]
+    cells = [nbformat.v4.new_code_cell(chapters.FIRST_CELL, execution_count=1)]
+    cells += [nbformat.v4.new_code_cell(name, execution_count=2, outputs=stored)]
+    cells += [nbformat.v4.new_code_cell(f'!python -c "{name}"', execution_count=3, outputs=stored)]
+    (folder / "00_named.ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook(cells=cells)), encoding="utf-8")
+    return folder / "another" / "bin" / "python", folder
+
+
+def make_colab(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "tools"), "run_in_colab", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_make_colab_runs_cells_and_their_commands_in_the_environment_it_is_given(tmp_path: Path) -> None:
+    python, folder = in_another_environment(tmp_path, said="another")
+    done = make_colab("--python", str(python), "--folder", str(folder), "00")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *rest = done.stdout.splitlines()
+    assert re.fullmatch(
+        r"Python 3\.\d+\.\d+, torch 2\.\S+, numpy \S+, matplotlib \S+, IPython \S+, ipykernel \S+", first
+    )
+    assert rest == [
+        "00_named: every cell ran and printed what is stored",
+        "1 of 1 chapters run there as they are stored.",
+    ]
+
+
+def test_make_colab_names_the_cells_that_are_not_as_stored(tmp_path: Path) -> None:
+    python, folder = in_another_environment(tmp_path, said="ours")
+    done = make_colab("--python", str(python), "--folder", str(folder))
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[1:] == [
+        "00_named: 2 of 3 code cells are not as stored",
+        "0 of 1 chapters run there as they are stored.",
+    ]
+    assert done.stderr.count("another") >= 2
+
+
+def test_make_colab_refuses_an_interpreter_without_colabs_packages(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    for python, says in (
+        (tmp_path / "bare" / "bin" / "python", "No package metadata was found for torch"),
+        (tmp_path / "nowhere", "cannot be started: No such file or directory"),
+    ):
+        done = make_colab("--python", str(python))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert says in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_an_environment_that_holds_our_packages_is_not_colabs(tmp_path: Path) -> None:
+    python, folder = in_another_environment(tmp_path, said="")
+    (packages,) = (tmp_path / "another").glob("lib/python*/site-packages")
+    (packages / "scripts.pth").write_text(str(ROOT / "scripts"))
+    found = run_in_colab.in_colab(folder / "00_named.ipynb", run_in_colab.NOWHERE, tmp_path / "reader", str(python))
+    assert found == ["distmuon can be imported before anything is fetched"]
