@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.optim import newton_schulz as ns
-from muonbook.measure.turns import ratios, take_turns
+from muonbook.measure.turns import ended, ratios, take_turns
 
 SVD_SIZE, SIDE, SHARE_SHAPES, SMALL, MANY = 512, 1024, ((512, 512), (512, 2048)), (64, 128), 32
 
@@ -19,12 +19,8 @@ SVD_SIZE, SIDE, SHARE_SHAPES, SMALL, MANY = 512, 1024, ((512, 512), (512, 2048))
 def ratio(world: World, rounds: int, first: Callable[[], object], second: Callable[[], object]) -> float:
     """Return seconds of `first()` / seconds of `second()`, the median of `rounds` pairs."""
 
-    def ended(act: Callable[[], object]) -> None:
-        act()
-        if world.device == "cuda":
-            torch.cuda.synchronize()
-
-    seconds = take_turns({"first": partial(ended, first), "second": partial(ended, second)}, rounds)
+    acts = {"first": ended(first, world.device), "second": ended(second, world.device)}
+    seconds = take_turns(acts, rounds)
     return median(ratios(seconds["first"], seconds["second"]))
 
 

@@ -27,7 +27,7 @@ def work(world: World, bucket_size: int) -> list[dict[str, Any]] | None:
     grid = Grid.of(world)
     layout = plan(MODEL, grid.dp.size, bucket_size)  # no rank asks another: same input, same map
     metas = layout.view(grid.dp.rank)
-    whole = {index: torch.arange(MODEL[index].numel) + 100.0 * (index + 1) for index in MATRICES}
+    whole = {i: torch.arange(MODEL[i].numel, device=grid.device) + 100.0 * (i + 1) for i in MATRICES}
     pieces = {i: whole[i][metas[i].range_in_param.as_slice] for i in MATRICES if metas[i].owned}
 
     groups: dict[int, dict[str, Any]] = {i: {} for i in MATRICES}

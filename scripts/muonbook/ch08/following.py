@@ -25,7 +25,7 @@ def follow(world: World) -> list[dict[str, Any]] | None:
     grid = Grid.of(world)
     layout = plan(SMALL, grid.dp.size)
     metas, buckets = layout.view(grid.dp.rank), layout.buckets[:1]
-    whole = torch.randint(-9, 10, SMALL[B].shape, generator=torch.Generator().manual_seed(8)).float()
+    whole = torch.randint(-9, 10, SMALL[B].shape, generator=torch.Generator().manual_seed(8)).float().to(grid.device)
     mine = metas[B].range_in_param
     piece = whole.flatten()[mine.as_slice]
     options = MUON_DEFAULTS | dict(compute_dtype=torch.float32, batched=False)

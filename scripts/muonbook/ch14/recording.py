@@ -32,7 +32,7 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.measure.profiler import exported
-from muonbook.measure.trace import GPU_WORK, STEP, Event, computing, gloo_ranges, named_moves, named_ranges
+from muonbook.measure.trace import GPU_WORK, STEP, Event, computing, gloo_ranges, is_nccl, named_moves, named_ranges
 
 MARK = "ledger "  # how the names of marks begin
 ABOUT = (
@@ -131,8 +131,11 @@ def trim(trace: dict[str, Any], rank: int, title: str, groups: Mapping[str, Sequ
     for group, wanted in asked.items():
         for event, request in _paired(wanted, _queue(executions, threads, group)):
             kept.append(_executed(event, request, lanes[event["tid"]], groups.get(group), origin))
-    for event in timed:
+    open_ = {group: iter(wanted) for group, wanted in asked.items()}
+    for event in sorted(timed, key=lambda event: event["ts"]):
         if event.get("cat") in (*GPU_WORK, "gpu_user_annotation"):
+            if event["cat"] in GPU_WORK and is_nccl(event):
+                event = _carried_out(event, open_, groups, origin)
             kept.append(event | {"tid": STREAMS + event["tid"]})
             names[STREAMS + event["tid"]] = f"stream {event['tid']}"
     events = [event | {"pid": rank, "ts": event["ts"] + origin} for event in kept]
@@ -241,12 +244,24 @@ def _paired(asked: Sequence[Event], queue: Sequence[Event]) -> list[tuple[Event,
 def _executed(event: Event, wanted: Event | None, tid: int, ranks: Sequence[int] | None, origin: float) -> Event:
     """Return an execution with what was asked for: group, sequence, label and bytes."""
     kept = _event(event, "user_annotation", tid, "Input Dims")
-    if wanted is None:
-        return kept
+    return kept if wanted is None else kept | {"args": _about(wanted, ranks, origin) | kept.get("args", {})}
+
+
+def _carried_out(
+    event: Event, open_: Mapping[str, Iterator[Event]], groups: Mapping[str, Sequence[int]], origin: float
+) -> Event:
+    """Return NCCL's kernel with what was asked for. It names its group, and each group's run in the order of calls."""
+    group = event.get("args", {}).get("Process Group Description", "")
+    group = "world" if group == "default_pg" else group
+    wanted = next(open_.get(group, iter(())), None)
+    return event if wanted is None else event | {"args": event["args"] | _about(wanted, groups.get(group), origin)}
+
+
+def _about(wanted: Event, ranks: Sequence[int] | None, origin: float) -> dict[str, Any]:
     args = {"Collective name": wanted["op"], "Process Group Description": wanted["group"],
             "Sequence": wanted["sequence"], "Issued": wanted["ts"] + origin}  # fmt: skip
     if ranks is not None:
         args["Process Group Ranks"] = list(ranks)
     if wanted["bytes"] is not None:
         args |= {"Label": wanted["label"], "Bytes": wanted["bytes"]}
-    return kept | {"args": args | kept.get("args", {})}
+    return args

@@ -30,7 +30,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Traffic
 from distmuon.verify import counter
-from muonbook.measure.turns import medians, take_turns
+from muonbook.measure.turns import ended, medians, take_turns
 
 ROUNDS = 12  # of which `compare` takes the median time
 
@@ -156,7 +156,11 @@ def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Fo
         found[way.name] = Found(right, grid.ledger.total(), count.ledger.total(), 0.0)
     if not timed:
         return found
-    acts = {way.name: partial(way.gather, grid.dp, layout, mine) for way, layout, mine in prepared if found[way.name]}
+    acts = {
+        way.name: ended(partial(way.gather, grid.dp, layout, mine), grid.device.type)
+        for way, layout, mine in prepared
+        if found[way.name]
+    }
     seconds = medians(take_turns(acts, ROUNDS, warm_up=0))
     return {name: known._replace(seconds=seconds[name]) if known else None for name, known in found.items()}
 
@@ -188,9 +192,10 @@ def compare_blocks(grid: Grid, count: int, width: int, dim: int, rounds: int) ->
     )
 
     def start_together(name: str) -> None:
-        grid.tp.all_reduce(torch.zeros(1, device=grid.device), "start together")
+        grid.tp.all_reduce(torch.zeros(1, device=grid.device), "start together").item()  # come, on a GPU too
 
-    return GatherTimes(count, width, dim, right, **medians(take_turns(ways, rounds, warm_up=0, before=start_together)))
+    acts = {name: ended(way, grid.device.type) for name, way in ways.items()}
+    return GatherTimes(count, width, dim, right, **medians(take_turns(acts, rounds, warm_up=0, before=start_together)))
 
 
 def whole_numbers(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

@@ -43,7 +43,7 @@ def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
     events: of one rank, as in the trace's "traceEvents". An operator that takes a list of tensors does not say of what
     dtype they are; the annotation of its backend does, which has the same dimensions.
-    Raises ValueError on an operator that it does not know, because a silent gap would make every count worthless.
+    Raises ValueError on an operator or a dtype that it does not know: a silent gap would make every count worthless.
     """
     bytes_of: dict[str, int] = {}
     for event in filter(_is_operator, events):
@@ -53,7 +53,10 @@ def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         dims, dtype = (event["args"][key][INPUTS[argument]] for key in ("Input Dims", "Input type"))
         if dtype == "TensorList":
             (dims,) = dims  # each of our calls has one tensor
-            dtype = next(e["args"]["Input type"][0] for e in events if _carries(e, collective, dims))
+            carried = [e["args"]["Input type"][0] for e in events if _carries(e, collective, dims)]
+            if not carried:
+                raise ValueError(f"no annotation of gloo or nccl says of what dtype the {collective} of {dims} is.")
+            dtype = carried[0]
         bytes_of[collective] = bytes_of.get(collective, 0) + math.prod(dims) * ITEM_BYTES[dtype]
     return bytes_of
 
@@ -75,7 +78,8 @@ def _is_operator(event: Mapping[str, Any]) -> bool:
 
 
 def _carries(event: Mapping[str, Any], collective: str, dims: Sequence[int]) -> bool:
-    return event.get("name") == f"gloo:{collective}" and event["args"]["Input Dims"] == [dims]
+    named = event.get("name") in (f"gloo:{collective}", f"nccl:{collective}")
+    return named and event.get("args", {}).get("Input Dims") == [dims]  # nccl's shadow on the GPU has no shapes
 
 
 # ---- Making such a trace ----------------------------------------------------------------------------------

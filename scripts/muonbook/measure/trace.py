@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from distmuon.launch.arguments import UsageError
 from distmuon.sharding.hooks import around_moves
+from muonbook import report
 
 Event = dict[str, Any]
 STEP = "step "  # how the names of a recorded step's range begins
@@ -134,9 +135,9 @@ def read(path: str | Path) -> list[RankTrace]:
 
 def save(trace: Mapping[str, Any], path: str | Path) -> None:
     """Write a trace, gzipped if `path` ends in .gz, making the folder; the same trace gives the same bytes."""
-    path, text = Path(path), json.dumps(trace, separators=(",", ":"), ensure_ascii=False).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text, 9, mtime=0) if path.suffix == ".gz" else text)
+    path, text = Path(path), report.to_json(trace, separators=(",", ":")).encode()
+    content = gzip.compress(text, 9, mtime=0) if path.suffix == ".gz" else text
+    report.write_file("--trace", path, lambda file: file.write_bytes(content))
 
 
 def parse(trace: dict[str, Any]) -> list[RankTrace]:
@@ -171,9 +172,8 @@ def _parse_rank(rank: int, title: str, events: Sequence[Event], threads: dict[tu
     found.shadows = [_activity(e, _lane(e, threads)) for e in events if e.get("cat") == "gpu_user_annotation"]
     found.ranges = [_activity(event, _lane(event, threads)) for event in named_ranges(events)]
     if work:
-        sending = [event for event in work if event["name"].lower().startswith("nccl")]
-        others = [event for event in work if not event["name"].lower().startswith("nccl")]
-        found.computation = [_activity(event, _lane(event, threads)) for event in others]
+        sending = [event for event in work if is_nccl(event)] or gloo_ranges(events)
+        found.computation = [_activity(event, _lane(event, threads)) for event in work if not is_nccl(event)]
     else:
         sending = gloo_ranges(events)
         found.computation = [_activity(event, "main") for event in computing(_on_main_thread(events))]
@@ -198,6 +198,11 @@ def named_ranges(events: Iterable[Event]) -> list[Event]:
 def gloo_ranges(events: Iterable[Event]) -> list[Event]:
     """Return the ranges in which gloo carried out a collective."""
     return [e for e in events if e.get("cat") == "user_annotation" and e["name"].startswith("gloo:")]
+
+
+def is_nccl(event: Event) -> bool:
+    """Say whether an event of a GPU's stream is a collective: NCCL's kernel carries it out."""
+    return event["name"].lower().startswith("nccl")
 
 
 def computing(events: Iterable[Event]) -> list[Event]:

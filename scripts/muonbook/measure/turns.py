@@ -1,7 +1,7 @@
 """Take turns on the clock: acts that are timed in one run, round by round, so that all of them see the same machine.
 
 Kept are ratios within a round, and medians over rounds: what slows the machine down for a while slows all of them down.
-Needs no torch.
+Needs no torch, but for a GPU's turn.
 """
 
 from __future__ import annotations
@@ -30,6 +30,19 @@ def clocked(act: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def ended(act: Callable[[], object], device: str) -> Callable[[], object]:
+    """Return `act`, ended when it returns: on "cuda" it only asks for work, and the clock would stop before that."""
+    if device != "cuda":
+        return act
+    import torch
+
+    def to_the_end() -> None:
+        act()
+        torch.cuda.synchronize()
+
+    return to_the_end
+
+
 def take_turns(
     acts: Mapping[str, Callable[[], object]],
     rounds: int,
@@ -40,7 +53,7 @@ def take_turns(
 
     warm_up: rounds before those, which are forgotten. before: called with the act's name ahead of its turn, while the
     clock stands: the place for a barrier, or for the gradients of the next step. What must have ended when the clock
-    stops (a barrier, `torch.cuda.synchronize`) belongs into the act. With ranks, all call this together.
+    stops belongs into the act (a barrier; a GPU's work, by `ended`). With ranks, all call this together.
     """
     seconds: dict[str, list[float]] = {name: [] for name in acts}
     for number in range(warm_up + rounds):

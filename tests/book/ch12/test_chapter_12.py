@@ -142,6 +142,14 @@ def test_every_collective_is_counted_once() -> None:
     assert profiler.count_once([]) == {}
 
 
+def test_on_nccl_the_dtype_is_its_annotations_and_not_that_of_its_shadow_on_the_gpu() -> None:
+    shadow = {"name": "nccl:all_reduce", "cat": "gpu_user_annotation", "args": {"External id": 7}}
+    there = [shadow, *(event | {"name": event["name"].replace("gloo:", "nccl:")} for event in TRACE)]
+    assert profiler.count_once(there) == profiler.count_once(TRACE)
+    with pytest.raises(ValueError, match=r"of what dtype the all_reduce of \[3\] is"):
+        profiler.count_once([operator("c10d::allreduce_", [[[3]], []], ["TensorList", ""]), shadow])
+
+
 def test_a_collective_that_the_reader_does_not_know_is_no_silent_gap() -> None:
     with pytest.raises(ValueError, match="c10d::gather_ is a collective that this reader does not know"):
         profiler.count_once([operator("c10d::gather_", [], [])])

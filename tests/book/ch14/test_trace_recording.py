@@ -178,6 +178,26 @@ def test_a_gpus_work_keeps_its_streams() -> None:
     assert [(c.group, c.name, c.when.lane) for c in rank.collectives] == [((0, 1), "dp", "stream 20")]
 
 
+def of_nccl(start: float, group: str, stream: int) -> Any:
+    about = {"Process Group Description": group, "Process Group Ranks": "[0, 2]", "Collective name": "_all_gather_base"}
+    return event("kernel", "ncclDevKernel_AllGather_RING_LL", start, 10, stream, **about)
+
+
+def test_nccls_kernels_are_what_each_group_was_asked_for_in_turn() -> None:
+    found = trimmed(
+        *asked(10, "dp", 8, "a"), *asked(20, "world", 4, "b"), *asked(30, "dp", 6, "c"),
+        of_nccl(40, "dp", 20), of_nccl(41, "default_pg", 21), of_nccl(60, "dp", 20), of_nccl(80, "dp", 20),
+    )  # fmt: skip
+    assert [(name, sequence, label) for name, _, sequence, label, _ in found] == [
+        ("dp", 0, "a"), ("world", 0, "b"), ("dp", 1, "c"), ("dp", 2, ""),
+    ]  # fmt: skip
+
+
+def test_gloo_carries_a_gpus_collectives_too() -> None:
+    found = trimmed(*asked(10, "dp", 8, "a"), done(25, 8, 71), event("kernel", "gemm", 40, 30, 7, 0))
+    assert [(name, label, lane) for name, _, _, label, lane in found] == [("dp", "a", "gloo dp")]
+
+
 def test_a_trace_without_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="record it with"):
         trim({"traceEvents": []}, 0, "rank 0", {})

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 
 import pytest
+import torch
 
 from muonbook.measure import turns
 
@@ -37,6 +38,15 @@ def test_the_clock_runs_during_the_act_alone():
     middle = turns.medians(seconds)
     assert middle["short"] < 0.02 < 0.05 <= middle["long"]
     assert min(turns.ratios(seconds["long"], seconds["short"])) > 1
+
+
+def test_on_a_gpu_the_clock_stops_when_the_work_is_done(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("done"))
+    turns.ended(lambda: told.append("asked"), "cuda")()
+    assert told == ["asked", "done"]
+    turns.ended(lambda: told.append("on a CPU"), "cpu")()
+    assert told[2:] == ["on a CPU"]
 
 
 def test_ratios_are_taken_within_a_round():
