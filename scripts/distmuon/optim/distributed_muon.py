@@ -27,6 +27,7 @@ from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_dtype, check_muon_o
 from distmuon.optim.routing import check_muon_parameter
 from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors
+from distmuon.sharding.agreement import agree
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.hooks import hooked
 
@@ -59,6 +60,8 @@ class DistributedMuon(ShardedOptimizer):
         check_dtype("gather_dtype", gather_dtype, None)
         super().__init__(params, grid, lr, **options)
         self.muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
+        choices = [("strategy", chosen.__name__), ("gather_dtype", repr(gather_dtype))]
+        agree(self.grid, "choices", choices, "give every rank the same")
         layout, metas = self.buffers.layout, self.buffers.metas
         self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype))
 

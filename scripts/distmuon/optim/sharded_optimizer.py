@@ -9,72 +9,95 @@ A step is ZeRO-1's two outer moves, and between them what a subclass does with i
 
 from __future__ import annotations
 
-import copy
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim.adamw import adamw
 
+from distmuon.optim.routing import refuse_unknown, refuse_unknown_in_group
+from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
-from distmuon.sharding.buffers import ShardedBuffers
+from distmuon.sharding.agreement import agree, broadcast_values, check_values
+from distmuon.sharding.buffers import ShardedBuffers, specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket
+from distmuon.sharding.tensor_parallel import tp_split_dim
 
 ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 NON_FINITE_CHOICES = ("raise", "skip")
 
 
-class ShardedOptimizer(torch.optim.Optimizer):
+class ShardedOptimizer(ShardedState):
     """What every optimizer on flat shards is made of. All ranks construct it, and call `step`, together.
+
+    Gradients are reduced in `step`, not in `backward`: until then `.grad` is this rank's own, a view of the flat
+    buffer, float32 or wider. `backward` called several times adds micro-batches up; what was dropped (`zero_grad`,
+    `p.grad = None`) does not count, what was set counts as it is. `step` uses gradients up: `.grad` is None afterwards.
+    Clip with `max_norm` or `clip_grad_norm_`: torch's function would see one rank's gradients only.
 
     params: parameters, (name, parameter) pairs, or groups of them, TP-local; tensor-parallel layers have marked theirs
         with `tp_split_dim`. Names appear in tables, ledgers and errors.
-    grid: the DP x TP grid. bucket_size: elements per bucket, before padding.
+    grid: a `Grid`, or what `Grid.of` makes one of: a DeviceMesh with dimensions "dp" and "tp", a process group.
+    bucket_size: elements per bucket, before padding.
     max_norm: clip the global gradient norm to this; None never clips.
     on_nonfinite: "raise" NonFiniteGradient on every rank, or "skip" the step and count it in `skipped_steps` (which is
-        not saved). Either way parameters and state stay as they were, and the gradients are dropped.
-    options: defaults of the groups: lr, betas, eps, weight_decay.
+        not saved), as under a GradScaler always. Parameters and state stay as they were, the gradients are dropped.
+    broadcast: begin with rank 0's values everywhere, as DDP does. Otherwise ranks that do not hold the same values
+        raise Disagreement together, as they do for other shapes, names, orders or options, then or at any step.
+    check_every: compare the parameters of all ranks after every so many steps; 0 never does.
+    lr, options: defaults of the groups: lr, betas, eps, weight_decay.
 
-    `backward` moves gradients out of `.grad` into the flat buffers (see `gradients.Accumulator`): calling it several
-    times before `step` accumulates micro-batches in float32. `step` consumes them.
+    state: of every parameter of which this rank owns a piece, n elements: AdamW's step, exp_avg [n], exp_avg_sq [n],
+    and master_weight [n] in float32 where the parameter is narrower.
     """
 
     DEFAULTS: ClassVar = {"adamw": ADAMW_DEFAULTS}  # per algorithm; a group that names none gets the first
+    _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
 
-    buffers: ShardedBuffers
     statistics: gradients.GradientStatistics  # of the latest step
+    grad_scale: Tensor | None = None  # set by a GradScaler for the length of a step
 
     def __init__(
         self,
         params: Any,
-        grid: Grid,
+        grid: Any,
+        lr: float | Tensor | None = None,
         *,
         bucket_size: int = DEFAULT_BUCKET_SIZE,
         max_norm: float | None = None,
         on_nonfinite: str = "raise",
+        broadcast: bool = False,
+        check_every: int = 0,
         **options: Any,
     ) -> None:
         if on_nonfinite not in NON_FINITE_CHOICES:
             raise ValueError(f"on_nonfinite is {on_nonfinite!r}; choose one of {', '.join(NON_FINITE_CHOICES)}.")
-        known = {name for defaults in self.DEFAULTS.values() for name in defaults}
-        if unknown := set(options) - known:
-            raise TypeError(
-                f"unknown option(s) {sorted(unknown)}; {type(self).__name__} has {', '.join(sorted(known))}."
-            )
-        self.grid, self.max_norm, self.on_nonfinite = grid, max_norm, on_nonfinite
-        self.skipped_steps = 0
-        self._options, self._laid_out = options, False
+        if max_norm is not None:
+            _check_max_norm(max_norm)
+        known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
+        refuse_unknown(options, known, type(self).__name__)
+        self.grid, self.max_norm, self.on_nonfinite = Grid.of(grid), max_norm, on_nonfinite
+        self.steps, self.skipped_steps, self.check_every = 0, 0, check_every
+        self._options, self._laid_out = options | ({} if lr is None else {"lr": lr}), False
         super().__init__(params, {})
+        first = next(iter(self.DEFAULTS.values()))
+        self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
         groups = self.param_groups
         named = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
-        self.buffers, self._laid_out = ShardedBuffers(named, grid, bucket_size), True
-        self.accumulator = gradients.Accumulator(self.buffers)
-        of_parameter = {id(p): group for group in self.param_groups for p in group["params"]}
+        self._agree_at_start(named, bucket_size, broadcast)
+        self.buffers, self._laid_out = ShardedBuffers(named, self.grid, bucket_size), True
+        self.gradients = gradients.GradientViews(self.buffers)
+        of_parameter = {id(p): group for group in groups for p in group["params"]}
         self.group_of = [of_parameter[id(p)] for p in self.buffers.parameters]  # by index in the map
-        self._adamw_groups = [group for group in self.param_groups if group["algorithm"] == "adamw"]
-        self.adamw = self._make_adamw() if self._adamw_groups else None
+        self.save_by_shard()
+        self._ready: bool | None = None  # whether to update; None: the gradients are not reduced yet
+        self._reduced: list[object] = []  # the gradients' state when they were
+        self._warned = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with its algorithm's defaults; only the constructor may, because the map is laid out once."""
@@ -84,6 +107,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if algorithm not in self.DEFAULTS:
             raise ValueError(f"algorithm is {algorithm!r}; choose one of {', '.join(self.DEFAULTS)}.")
         defaults = self.DEFAULTS[algorithm]
+        refuse_unknown_in_group(param_group, (*defaults, "algorithm"), f"{algorithm} in {type(self).__name__}")
         for name, value in defaults.items():
             param_group.setdefault(name, self._options.get(name, value))
         if algorithm == "adamw":
@@ -97,11 +121,19 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the parameters on all ranks; return the closure's loss, if one is given."""
-        loss = self._evaluate(closure)
-        for bucket in self.buckets:
-            self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
-        if self.check_and_clip():
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.reduce(self.max_norm):
+            self.buffers.refresh_masters()
             self.update()  # W[N_dp] -> W[I_tp, J]
+            torch.autograd.graph.increment_version(self.buffers.parameters)  # backward through old values is refused
+        self.steps += 1
+        if self.check_every and self.steps % self.check_every == 0:
+            self._check_values(
+                self.buffers.names, self.buffers.parameters, "replicas have drifted apart; go back to a checkpoint"
+            )
         self.zero_grad()
         return loss
 
@@ -109,11 +141,50 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Turn reduced gradients into new parameters, on every rank: what a subclass is."""
         raise NotImplementedError
 
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Reduce the gradients and clip their global norm, as torch's function would; return the norm from before.
+
+        To be called on every rank, between the last backward and `step`, which then reduces no more.
+        Raises ValueError for a negative max_norm, RuntimeError if called twice before a step.
+        """
+        _check_max_norm(max_norm)
+        if self._ready is not None:
+            raise RuntimeError("the gradients of this step are clipped already; call step() or zero_grad() next.")
+        self.reduce(max_norm if self.max_norm is None else min(max_norm, self.max_norm))
+        return torch.tensor(self.statistics.norm, device=self.grid.device)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, reduced or not; or set them to zero, as torch does."""
+        self._ready = None
+        super().zero_grad(set_to_none)
+
     # ---- What a step is made of ---------------------------------------------------------------------------
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         return self.buffers.buckets
+
+    def reduce(self, max_norm: float | None) -> bool:
+        """Reduce, measure and clip the gradients, once in a step; return whether the ranks are to update."""
+        if self._ready is not None:
+            if self.gradients.state() != self._reduced:
+                self.zero_grad()
+                raise RuntimeError(
+                    "gradients were changed after clip_grad_norm_ had reduced them; call backward, clip_grad_norm_ "
+                    "and step in this order. They are dropped now, and nothing else has changed."
+                )
+            return self._ready
+        self.buffers.follow()
+        self._warn_of_local_clipping()
+        self._present = self.gradients.collect()
+        if self.grad_scale is not None:
+            self.gradients.unscale(self.grad_scale)
+        for bucket in self.buckets:
+            self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
+        self._ready = self.check_and_clip(max_norm)
+        self._reduced = self.gradients.state()
+        return self._ready
 
     @hooked
     def reduce_scatter(self, bucket: Bucket) -> None:
@@ -132,62 +203,54 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", out=whole)
 
     @hooked
-    def check_and_clip(self) -> bool:
+    def check_and_clip(self, max_norm: float | None) -> bool:
         """Measure the reduced gradients over the grid and clip them; False if all ranks are to skip this step."""
-        self.statistics = gradients.statistics(self.buffers, self.accumulator.present)
+        options = [*self._options_now(), ("max_norm", repr(max_norm))]
+        self.statistics = gradients.statistics(self.buffers, self._present, options)
+        if not self.statistics.agreed:
+            agree(self.grid, "options", options, "set them alike on every rank")
         if self.statistics.non_finite:
-            if self.on_nonfinite == "raise":
+            if self.on_nonfinite == "raise" and not hasattr(self, "found_inf"):  # with it, a GradScaler waits
                 self.zero_grad()
                 gradients.require_finite(self.statistics, self.buffers.names)
             self.skipped_steps += 1
             return False
-        if self.max_norm is not None:
-            gradients.clip_(self.buffers, self.statistics.norm, self.max_norm)
+        if max_norm is not None:
+            gradients.clip_(self.buffers, self.statistics.norm, max_norm)
         return True
 
     @hooked
     def step_adamw(self) -> None:
-        """Run AdamW on the pieces of its groups, with the groups' present learning rates."""
-        if self.adamw is None:
-            return
-        for theirs, group in zip(self.adamw.param_groups, self._adamw_groups, strict=True):
-            theirs.update({name: group[name] for name in ADAMW_DEFAULTS})
-        for piece, weight in self._adamw_pieces:
-            weight.grad = piece.gradient if piece.index in self.statistics.present else None
-        self.adamw.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients, accumulated or not."""
-        self.accumulator.clear()
-
-    def close(self) -> None:
-        """Let the parameters go: they stay where they are, and another optimizer may take them."""
-        self.accumulator.close()
-
-    def _evaluate(self, closure: Callable[[], float] | None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.accumulator.collect_all()
-        return loss
-
-    def _make_adamw(self) -> torch.optim.AdamW:
-        pieces = [piece for pieces in self.buffers.pieces.values() for piece in pieces]
-        self._adamw_pieces = [
-            (piece, nn.Parameter(piece.weight))
-            for piece in pieces
-            if self.group_of[piece.index]["algorithm"] == "adamw"
-        ]
-        return torch.optim.AdamW(
-            [
-                {"params": [weight for piece, weight in self._adamw_pieces if self.group_of[piece.index] is group]}
-                for group in self._adamw_groups
-            ]
-        )
+        """Run torch's AdamW on the pieces of its groups that have a gradient on some rank."""
+        moving = [p for pieces in self.buffers.pieces.values() for p in pieces if p.index in self.statistics.present]
+        for group in self.param_groups:
+            pieces = [piece for piece in moving if self.group_of[piece.index] is group]
+            if group["algorithm"] != "adamw" or not pieces:
+                continue
+            states = [self.state[self.buffers.parameters[piece.index]] for piece in pieces]
+            for piece, state in zip(pieces, states, strict=True):
+                if "step" not in state:
+                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(piece.weight) for _ in range(2))
+            beta1, beta2 = group["betas"]
+            adamw(
+                params=[piece.weight for piece in pieces],
+                grads=[piece.gradient for piece in pieces],
+                exp_avgs=[state["exp_avg"] for state in states],
+                exp_avg_sqs=[state["exp_avg_sq"] for state in states],
+                max_exp_avg_sqs=[],
+                state_steps=[state["step"] for state in states],
+                amsgrad=False,
+                beta1=group.get("momentum", beta1),  # where a scheduler cycles the momentum of all groups
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
 
     def _name_parameters(self, group: dict[str, Any]) -> None:
-        """Make (name, parameter) pairs of the group's parameters; refuse one that is in use already.
+        """Make (name, parameter) pairs of the group's parameters; refuse what cannot be laid out.
 
         torch wants names from all groups or from none. What is wrong with the group otherwise, torch will say.
         """
@@ -203,64 +266,64 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if id(p) in first:
                 raise ValueError(f"parameter {name!r} is given twice (also as {first[id(p)]!r}); give it once.")
             first[id(p)] = name
-            gradients.refuse_claimed(name, p)
+            if is_lazy(p):
+                raise ValueError(f"parameter {name!r} has no shape yet; let the model run once before.")
+            if type(p.data) is not Tensor:
+                raise ValueError(
+                    f"parameter {name!r} is a {type(p.data).__name__}; the virtual map takes plain tensors, TP-local."
+                )
+            if p.is_meta:
+                raise ValueError(f"parameter {name!r} is on the meta device; give it storage and values first.")
             if self.grid.tp.size > 1 and not hasattr(p, "tp_split_dim"):
                 raise ValueError(
                     f"parameter {name!r} does not say how it is cut over TP, and a wrong guess would go unnoticed; "
                     "mark it (tensor_parallel.mark or mark_replicated). copy.deepcopy and to_empty lose marks."
                 )
 
-    # ---- Saving and loading -------------------------------------------------------------------------------
+    # ---- Agreement between ranks --------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's shard of the state, plus where it belongs. No collective: any rank may call it alone.
+    def _agree_at_start(self, named: list[tuple[str, Any]], bucket_size: int, broadcast: bool) -> None:
+        """Raise Disagreement on all ranks unless they can be one model; all ranks or none goes on. Collective."""
+        settings = {"bucket_size": bucket_size, "on_nonfinite": self.on_nonfinite, "broadcast": broadcast}
+        settings |= {"optimizer": type(self).__name__, "max_norm": self.max_norm, "check_every": self.check_every}
+        lines = [(name, repr(value)) for name, value in settings.items()]
+        agree(self.grid, "settings", [*lines, *self._options_now()], "give every rank the same")
+        parameters = [(spec.name, f"{list(spec.shape)} {spec.dtype}, tp_split_dim {spec.tp_split_dim}")
+                      for spec in specs_of(named)]  # fmt: skip
+        agree(self.grid, "parameters", parameters, "build the same model, in the same order, on every rank")
+        tensors = [p for _, p in named]
+        if broadcast:
+            broadcast_values(self.grid, tensors, [tp_split_dim(p) is None for p in tensors])
+        self._check_values([name for name, _ in named], tensors, "begin alike, or pass broadcast=True")
 
-        The model's own `state_dict` holds the parameters; master weights are in here where their dtype differs.
-        """
-        masters = {
-            bucket.label: master
-            for bucket, master in self.buffers.masters.items()
-            if master.dtype != self.buffers.flat_parameters[bucket.buffer_idx].dtype
-        }
-        adamw = self.adamw.state_dict() if self.adamw else None
-        return super().state_dict() | {
-            "place": self._place(),
-            "adamw": adamw,
-            "masters": masters,
-        }
+    def _options_now(self) -> list[tuple[str, str]]:
+        """Return what the groups say at present, line by line; schedulers' notes are no options."""
+        return [
+            (f"group {number}", ", ".join(f"{name}={_plain(group[name])!r}" for name in ("algorithm", *names)))
+            for number, group in enumerate(self.param_groups)
+            for names in [self.DEFAULTS[group["algorithm"]]]
+        ]
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned on the same rank of the same grid, with the same map.
+    def _check_values(self, names: list[str], tensors: list[Any], remedy: str) -> None:
+        check_values(self.grid, names, tensors, [tp_split_dim(p) is None for p in tensors], remedy)
 
-        Raises ValueError, saying what differs, for anything else: a shard of another map is not this rank's state.
-        """
-        saved, mine = state_dict.get("place", {}), self._place()
-        if saved != mine:
-            key = next(key for key in mine if saved.get(key) != mine[key])
-            short = f": {saved.get(key)} instead of {mine[key]}" if key in ("grid", "rank") else ""
-            raise ValueError(
-                f"this state belongs elsewhere, it has another {key}{short}; load it where it was saved, "
-                "on the same rank of the same grid, with the same parameters and bucket size."
+    def _warn_of_local_clipping(self) -> None:
+        """Warn, once, where gradients were written to after backward, as torch's clipping does."""
+        driven = hasattr(self, "found_inf")  # by a GradScaler, which writes as well, and may
+        if self.grid.world.size > 1 and not driven and not self._warned and self.gradients.changed_since_backward():
+            self._warned = True
+            warnings.warn(
+                "gradients were changed in place after backward, where they are still this rank's own. If that was "
+                "torch's clip_grad_norm_, it did not see the global norm: call the optimizer's clip_grad_norm_ or "
+                "give it max_norm. If it was DistributedDataParallel, the model does not need that here.",
+                stacklevel=3,
             )
-        state_dict = copy.deepcopy(state_dict)
-        for group, theirs in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update({name: value for name, value in theirs.items() if name != "params"})
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        self.state.clear()  # not super().load_state_dict: it would round float32 momentum to a bf16 parameter's dtype
-        self.state.update({parameters[index]: state for index, state in state_dict["state"].items()})
-        if self.adamw:
-            self.adamw.load_state_dict(state_dict["adamw"])
-        self.buffers.refresh_masters()
-        for bucket in self.buckets:
-            if bucket.label in state_dict["masters"]:
-                self.buffers.masters[bucket].copy_(state_dict["masters"][bucket.label])
 
-    def _place(self) -> dict[str, Any]:
-        layout, grid = self.buffers.layout, self.grid
-        return {
-            "grid": (grid.dp.size, grid.tp.size),
-            "rank": (grid.dp.rank, grid.tp.rank),
-            "set of parameters": [tuple(spec) for spec in layout.specs],
-            "division into groups": [(group["algorithm"], len(group["params"])) for group in self.param_groups],
-            "global buffer size": layout.global_buffer_size,
-        }
+
+def _plain(option: Any) -> Any:
+    return option.tolist() if isinstance(option, Tensor) else option
+
+
+def _check_max_norm(max_norm: float) -> None:
+    if not max_norm >= 0:
+        raise ValueError(f"max_norm is {max_norm}; give 0 or more, or None to leave gradients as they are.")

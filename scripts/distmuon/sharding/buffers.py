@@ -7,6 +7,7 @@ all-reduce moves, and the optimizer's state is D times smaller. Source: ZeRO (Ra
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Bucket, DistMeta, Layout, ParamSpec, plan
+
+_numbers = itertools.count()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -46,12 +49,13 @@ class Piece:
 class ShardedBuffers:
     """The flat storages of one rank, laid out by the virtual map.
 
-    Parameters become views of one flat storage per buffer, so that the last all-gather writes them in place.
-    Gradients are accumulated in float32 (or wider) in a second one, as soon as autograd has produced them: a bf16
-    model sums its micro-batches in float32 and keeps no bf16 copy. Master weights are this rank's shard in float32;
-    where the model is in that dtype already they *are* the rank's part of the parameters and cost nothing.
+    Every parameter and every gradient has its home there: a tensor of the parameter's shape in the flat storage's
+    memory, so that collectives read and write it in place. Gradients are float32 (or wider), also those of a bf16
+    model, and are added up in that dtype. Master weights are this rank's shard in the same dtype; where the model is
+    in it already, they *are* the rank's part of the parameters and cost nothing.
 
-    named_parameters: TP-local, in the order of the map.
+    named_parameters: TP-local, in the order of the map. They move into their homes; whoever had them before, loses
+    them: `follow` tells.
     """
 
     def __init__(self, named_parameters: Sequence[tuple[str, nn.Parameter]], grid: Grid, bucket_size: int) -> None:
@@ -62,9 +66,12 @@ class ShardedBuffers:
         self.metas = self.layout.view(grid.dp.rank)
         self.flat_parameters = [self._storage(b.size, b.param_dtype) for b in self.layout.buffers]  # each [size]
         self.flat_gradients = [self._storage(b.size, b.grad_dtype) for b in self.layout.buffers]  # each [size]
-        for p, meta in zip(self.parameters, self.metas, strict=True):
-            home = self.flat_parameters[meta.buffer_idx][meta.global_range.as_slice].view(meta.shape)
+        self.parameter_homes = [_home(self.flat_parameters, meta) for meta in self.metas]  # each W[I_tp, J]
+        self.gradient_homes = [_home(self.flat_gradients, meta) for meta in self.metas]  # each G[I_tp, J]{U_dp}
+        self._number = next(_numbers)
+        for p, home in zip(self.parameters, self.parameter_homes, strict=True):
             p.data = home.copy_(p.data)
+            p.sharded_by = self._number  # type: ignore[attr-defined]
         self.masters = {bucket: self._master(bucket) for bucket in self.layout.buckets}  # each [shard_size]
         self.pieces = {bucket: self._pieces(bucket) for bucket in self.layout.buckets}
 
@@ -80,19 +87,35 @@ class ShardedBuffers:
         """Return the bucket's flat parameters [padded], and the view of them that is this rank's shard [shard_size]."""
         return self._whole_and_shard(self.flat_parameters, bucket)
 
+    def own(self, parameter: Tensor) -> bool:
+        """Return whether the parameter is still here, and not with buffers that were made later."""
+        return getattr(parameter, "sharded_by", None) == self._number
+
+    def follow(self) -> None:
+        """Take home parameters that were moved out, with the values that they have now.
+
+        Raises RuntimeError, naming the parameter, for one that has another shape, dtype or device than it had, and for
+        one that belongs to a later optimizer.
+        """
+        for name, p, home in zip(self.names, self.parameters, self.parameter_homes, strict=True):
+            if not self.own(p):
+                raise RuntimeError(f"parameter {name!r} belongs to an optimizer that was made later; use that one.")
+            if (p.data_ptr(), *_looks(p)) == (home.data_ptr(), *_looks(home)):
+                continue
+            if p.shape != home.shape or p.dtype != home.dtype or p.device != home.device:
+                now, before = [f"{list(t.shape)} {dtype_name(t.dtype)} on {t.device}" for t in (p, home)]
+                raise RuntimeError(
+                    f"parameter {name!r} is now {now}, and was {before} when the optimizer was made; "
+                    "change the model first, then make its optimizer."
+                )
+            p.data = home.copy_(p.data.clone())
+
     def refresh_masters(self) -> None:
-        """Copy the model's parameters into the master weights, after something else has changed the model."""
-        for bucket in self.buckets:
-            self.masters[bucket].copy_(self.parameters_of(bucket)[1])
-
-    def gradient_of(self, index: int) -> Tensor:  # G[I_tp, J]{U_dp}
-        """Return the whole, unreduced gradient of parameter `index` as this rank has accumulated it."""
-        meta = self.metas[index]
-        return self.flat_gradients[meta.buffer_idx][meta.global_range.as_slice].view(meta.shape)
-
-    def zero_gradients(self) -> None:
-        for flat in self.flat_gradients:
-            flat.zero_()
+        """Where a parameter is no longer what its master weight rounds to, somebody has written it: let it count."""
+        for bucket, master in self.masters.items():
+            shard = self.parameters_of(bucket)[1]
+            if master.dtype != shard.dtype:
+                torch.where(master.to(shard.dtype) == shard, master, shard, out=master)
 
     def _storage(self, size: int, dtype: str) -> Tensor:
         return torch.zeros(size, dtype=getattr(torch, dtype), device=self.grid.device)
@@ -115,3 +138,19 @@ class ShardedBuffers:
                 gradient = self.flat_gradients[bucket.buffer_idx][meta.local_range.as_slice]
                 pieces.append(Piece(index, meta, weight, gradient))
         return pieces
+
+
+def _looks(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _home(
+    flats: Sequence[Tensor],  # each [size]
+    meta: DistMeta,
+) -> Tensor:  # [I_tp, J]
+    """Return the parameter's place in its flat storage: the same memory, but a storage and a version of its own.
+
+    A plain view would not do: saving one layer would save the flat storage with it, and a write to one `.grad` would
+    count as a write to all of them.
+    """
+    return torch.from_dlpack(flats[meta.buffer_idx][meta.global_range.as_slice].view(meta.shape))

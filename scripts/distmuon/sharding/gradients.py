@@ -1,4 +1,4 @@
-"""Gradients on their way to the optimizer: accumulated in flat buffers, measured, checked, clipped.
+"""Gradients on their way to the optimizer: added up in flat buffers, measured, checked, clipped.
 
 Ranks must agree before anyone touches its state: if one skipped a step because its shard holds a NaN while the others
 went on, parameters would differ for ever after. One small all-reduce per step settles three questions at once: the
@@ -8,19 +8,22 @@ global norm, which parameter is not finite, and which parameters have a gradient
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
+from distmuon.sharding.agreement import Lines, ballot, unanimous
 from distmuon.sharding.buffers import ShardedBuffers
 
 STATISTICS_LABEL = "gradient summary"  # in ledgers, and in every stored one
 
 
 class NonFiniteGradient(FloatingPointError):
-    """A gradient holds a NaN or an infinity. Raised on every rank, before any state has changed."""
+    """A gradient, or its square, is not finite. Raised on every rank, before any state has changed."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,15 @@ class GradientStatistics:
     """What all ranks know of the P parameters' gradients after the all-reduce, and know alike.
 
     squared_norms: of the mean gradient over DP, whole over TP; float64, on the CPU.
+    largest: the largest square that the gradient's dtype holds.
     present: indices of the parameters that got a gradient on at least one rank.
+    agreed: whether all ranks have the same options.
     """
 
     squared_norms: Tensor  # [P]
+    largest: Tensor  # [P], float64
     present: frozenset[int]
+    agreed: bool
 
     @property
     def norm(self) -> float:
@@ -41,83 +48,112 @@ class GradientStatistics:
 
     @property
     def non_finite(self) -> list[int]:
-        """Indices of the parameters whose gradient has a NaN or an infinity, or overflows when squared."""
-        return (~torch.isfinite(self.squared_norms)).nonzero().flatten().tolist()
+        """Indices of the parameters whose gradient has a NaN, an infinity, or a norm whose square overflows.
+
+        The last is 1.8e19 in float32. Such a gradient is finite, but AdamW's second moment and a sum of momentum that
+        it enters are not.
+        """
+        return (~(self.squared_norms <= self.largest)).nonzero().flatten().tolist()
 
 
-class Accumulator:
-    """Moves every gradient into the flat buffers as soon as autograd has finished it, and frees it.
+class GradientViews:
+    """Lets autograd add gradients up in the flat buffers: a parameter's `.grad`, once there is one, is its home there.
 
-    A parameter belongs to one accumulator at a time, for the second would find nothing: see `refuse_claimed`.
+    `.grad` stays what torch users expect: None until a backward pass reaches the parameter, and again once somebody
+    has dropped it. A hook on the parameter's node of the graph offers the home, emptied, where autograd would
+    otherwise make a tensor. The home may be wider than the parameter: a bf16 model adds its micro-batches in float32.
     """
 
     def __init__(self, buffers: ShardedBuffers) -> None:
         self.buffers = buffers
-        self.present: set[int] = set()
-        self._handles = [
-            p.register_post_accumulate_grad_hook(self._hook(index))
-            for index, p in enumerate(buffers.parameters)
-            if p.requires_grad
-        ]
-        for p in buffers.parameters:
-            p._has_accumulator = True  # type: ignore[attr-defined]
+        self._nodes: list[Any] = [None] * len(buffers.parameters)  # alive as long as this is, and the hooks with them
+        self._versions = [0] * len(buffers.parameters)  # of the homes, after the latest backward pass
+        for index, (p, home) in enumerate(zip(buffers.parameters, buffers.gradient_homes, strict=True)):
+            gradient, p.grad = p.grad, None
+            p.grad_dtype = None  # any: the home's may differ from the parameter's
+            if gradient is not None:
+                p.grad = home.copy_(gradient)
+            self._watch(index)
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
-        return lambda parameter: self.collect(index, parameter)
+    def collect(self) -> set[int]:
+        """Bring every gradient home; return the indices of the parameters that have one.
 
-    @torch.no_grad()
-    def collect(self, index: int, parameter: Tensor) -> None:
-        """Add `parameter.grad` to the flat gradients, in their dtype, and set it to None."""
-        if parameter.grad is None:
+        A `.grad` that is the home is there already. None was never there, or was dropped: zeros. Any other tensor,
+        such as one that was set by hand, takes the home's place.
+        """
+        present = set()
+        for index, (p, home) in enumerate(zip(self.buffers.parameters, self.buffers.gradient_homes, strict=True)):
+            self._watch(index)
+            if p.grad is None:
+                home.zero_()
+                continue
+            present.add(index)
+            if p.grad is not home:
+                home.copy_(p.grad.detach().to_dense() if p.grad.is_sparse else p.grad.detach())
+        return present
+
+    def unscale(self, scale: Tensor) -> None:
+        """Divide all gradients, after `collect`, by the `scale` of this rank's loss."""
+        for flat in self.buffers.flat_gradients:
+            flat.mul_(scale.double().reciprocal().to(flat.dtype))
+
+    def state(self) -> list[object]:
+        """Return something that is equal to itself until a gradient is added to, changed, dropped or set."""
+        return [p.grad if p.grad is None else (id(p.grad), p.grad._version) for p in self.buffers.parameters]
+
+    def changed_since_backward(self) -> bool:
+        """Return whether somebody has written into a gradient, in place, after autograd."""
+        pairs = zip(self.buffers.parameters, self.buffers.gradient_homes, self._versions, strict=True)
+        return any(p.grad is home and home._version > version for p, home, version in pairs)
+
+    def offer_home(self, index: int) -> None:
+        """Let `.grad`, where there is none, be the parameter's home in the flat gradients, emptied."""
+        p, home = self.buffers.parameters[index], self.buffers.gradient_homes[index]
+        if not self.buffers.own(p):
             return
-        if parameter.grad.layout != torch.strided:
-            raise ValueError(f"parameter {self.buffers.names[index]!r} has a sparse gradient; use sparse=False.")
-        self.buffers.gradient_of(index).add_(parameter.grad)
-        parameter.grad = None
-        self.present.add(index)
+        if p.grad is None:
+            p.grad = home.zero_()
+        self._versions[index] = home._version + 1  # autograd's addition follows
 
-    def collect_all(self) -> None:
-        """Collect gradients that somebody has set by hand, without a backward pass."""
-        for index, p in enumerate(self.buffers.parameters):
-            self.collect(index, p)
-
-    def clear(self) -> None:
-        """Forget everything accumulated so far."""
-        self.present.clear()
-        self.buffers.zero_gradients()
-        for p in self.buffers.parameters:
-            p.grad = None
-
-    def close(self) -> None:
-        """Remove the hooks: the parameters may then go to another optimizer."""
-        for handle in self._handles:
-            handle.remove()
-        for p in self.buffers.parameters:
-            p._has_accumulator = False  # type: ignore[attr-defined]
+    def _watch(self, index: int) -> None:
+        """Hook the parameter's node, if it is not hooked already: a change of dtype gives it a new one."""
+        p = self.buffers.parameters[index]
+        frozen = not p.requires_grad
+        node = get_gradient_edge(p.requires_grad_(True)).node  # the node stays when the parameter is frozen again
+        p.requires_grad_(not frozen)
+        if node is not self._nodes[index]:
+            me = weakref.ref(self)  # the node may outlive the optimizer
+            node.register_prehook(lambda _: views.offer_home(index) if (views := me()) else None)
+            self._nodes[index] = node
 
 
-def refuse_claimed(name: str, parameter: Tensor) -> None:
-    """Raise ValueError if an accumulator has the parameter. To be asked before anything is done to it."""
-    if getattr(parameter, "_has_accumulator", False):
-        raise ValueError(f"parameter {name!r} already belongs to a distributed optimizer; call its close() first.")
+def statistics(buffers: ShardedBuffers, present: set[int], options: Lines) -> GradientStatistics:
+    """Return what the reduced gradients amount to, over the whole grid: one all-reduce of 2 P + 2 float64.
 
-
-def statistics(buffers: ShardedBuffers, present: set[int]) -> GradientStatistics:
-    """Return what the reduced gradients amount to, over the whole grid: one all-reduce of 2 P float64.
-
-    present: what this rank accumulated. Over DP the shards' squares add up. Over TP, split parameters add up too;
-    replicated ones are the same on every TP rank and count on rank 0 alone (but a NaN counts anywhere: 0 * NaN).
+    present: indices of the parameters that have a gradient on this rank. Over DP the shards' squares add up. Over TP,
+    split parameters add up too; replicated ones are the same on every TP rank and count on rank 0 alone (but a NaN
+    counts anywhere: 0 * NaN). options: what the groups say on this rank; the last two numbers are its ballot.
     """
-    count = len(buffers.parameters)
-    numbers = torch.zeros(2, count, dtype=torch.float64, device=buffers.grid.device)  # [squares or presence, P]
+    count, ranks = len(buffers.parameters), buffers.grid.world.size
+    numbers = torch.zeros(2 * count + 2, dtype=torch.float64, device=buffers.grid.device)
+    squares, presence, votes = numbers.split([count, count, 2])
     for pieces in buffers.pieces.values():
         for piece in pieces:
             square = torch.linalg.vector_norm(piece.gradient, dtype=torch.float64).square()
             counted_here = piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0
-            numbers[0, piece.index] = square * float(counted_here)
-    numbers[1, sorted(present)] = 1.0
-    numbers = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu()
-    return GradientStatistics(numbers[0], frozenset(numbers[1].nonzero().flatten().tolist()))
+            squares[piece.index] = square * float(counted_here)
+    presence[sorted(present)] = 1.0
+    votes.copy_(torch.tensor(ballot(options, ranks), dtype=torch.float64))
+    squares, presence, votes = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu().split([count, count, 2])
+    largest = torch.tensor([torch.finfo(home.dtype).max for home in buffers.gradient_homes], dtype=torch.float64)
+    return GradientStatistics(
+        squares, largest, frozenset(presence.nonzero().flatten().tolist()), unanimous(votes.tolist(), ranks)
+    )
+
+
+def statistics_bytes(parameters: int) -> int:
+    """Return the payload of that all-reduce."""
+    return 8 * (2 * parameters + 2)
 
 
 def clip_(buffers: ShardedBuffers, norm: float, max_norm: float) -> None:
@@ -133,6 +169,6 @@ def require_finite(statistics: GradientStatistics, names: list[str]) -> None:
     if bad := statistics.non_finite:
         listed = ", ".join(names[index] for index in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
         raise NonFiniteGradient(
-            f"the gradient of {listed} is not finite; the step was refused and nothing has changed. "
-            'Lower the learning rate, or pass on_nonfinite="skip".'
+            f"the gradient of {listed} is not finite, or its square is not; the step was refused and nothing has "
+            'changed. Lower the learning rate, or pass on_nonfinite="skip".'
         )

@@ -40,12 +40,13 @@ def count(tensors: Mapping[str, Iterable[Tensor]]) -> ModelStates:
 
 
 def by_kind(states: Iterable[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
-    """Return the tensors of an optimizer's state by the kinds of STATE; raise RuntimeError for one of another name."""
-    found: dict[str, list[Tensor]] = {kind: [] for kind in STATE}
+    """Return the tensors of an optimizer's state by kind; raise RuntimeError for one of another name."""
+    names = STATE | {"masters": "master_weight"}
+    found: dict[str, list[Tensor]] = {kind: [] for kind in names}
     for state in states:
-        if unknown := set(state) - set(STATE.values()):
+        if unknown := set(state) - set(names.values()):
             raise RuntimeError(f"the optimizer's state has {sorted(unknown)}, which nobody counts; add it to STATE.")
-        for kind, name in STATE.items():
+        for kind, name in names.items():
             found[kind] += [state[name]] if name in state else []
     return found
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from distmuon.optim import strategies
 from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label
-from distmuon.sharding.gradients import STATISTICS_LABEL
+from distmuon.sharding.gradients import STATISTICS_LABEL, statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
 
@@ -36,7 +36,7 @@ def predict_step(
     for bucket in layout.buckets:
         grad_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
         ledger.record("reduce_scatter", "dp", layout.dp, bucket.padded * grad_bytes, f"gradients, {bucket.label}")
-    ledger.record("all_reduce", "world", layout.dp * tp, 2 * len(layout.specs) * 8, STATISTICS_LABEL)
+    ledger.record("all_reduce", "world", layout.dp * tp, statistics_bytes(len(layout.specs)), STATISTICS_LABEL)
     of_strategy(strategy).sends(ledger, layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype))
     for bucket in layout.buckets:
         param_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype]

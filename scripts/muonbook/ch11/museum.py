@@ -194,23 +194,23 @@ class OncePerMicroBatch(DistributedMuon):
 
     def __init__(self, params: Any, grid: Grid, **options: Any) -> None:
         super().__init__(params, grid, **options)
-        self.micro_batches: list[dict[int, Tensor]] = []
-        self.accumulator.collect = self.keep_apart  # type: ignore[method-assign]
+        self.micro_batches: list[dict[Tensor, Tensor]] = []
+        for parameter in self.buffers.parameters:
+            parameter.register_post_accumulate_grad_hook(self.keep_apart)
 
-    def keep_apart(self, index: int, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            if not self.micro_batches or index in self.micro_batches[-1]:
-                self.micro_batches.append({})  # this parameter comes again: a new micro-batch has begun
-            self.micro_batches[-1][index] = parameter.grad
-            parameter.grad = None
+    def keep_apart(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if not self.micro_batches or parameter in self.micro_batches[-1]:
+            self.micro_batches.append({})  # this parameter comes again: a new micro-batch has begun
+        self.micro_batches[-1][parameter] = parameter.grad.clone()
+        parameter.grad = None
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = self._evaluate(closure)
+        loss = None if closure is None else closure()
         micro_batches, self.micro_batches = self.micro_batches, []
         for gradients in micro_batches:
-            for index, gradient in gradients.items():
-                self.buffers.gradient_of(index).add_(gradient)
-            self.accumulator.present.update(gradients)
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
             super().step()
         return loss
 

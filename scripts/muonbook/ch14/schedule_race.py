@@ -39,8 +39,7 @@ class ScheduledModel:
     def feed(self) -> None:
         """Give every parameter the next made-up gradient; ranks differ, schedules do not. Then wait for all ranks."""
         for parameter in self.model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=self.generator).to(parameter.dtype)
-        self.optimizer.accumulator.collect_all()
+            parameter.grad = torch.randn(parameter.shape, generator=self.generator).to(parameter)
         self.meet()
 
     def step(self) -> None:
@@ -49,7 +48,9 @@ class ScheduledModel:
         self.meet()
 
     def meet(self) -> None:
-        """Wait for all ranks, unrecorded."""
+        """Wait for all ranks, and for what their GPUs have been asked; unrecorded."""
+        if self.grid.device.type == "cuda":
+            torch.cuda.synchronize()
         if self.grid.world.size > 1:
             torch.distributed.barrier()
 

@@ -83,8 +83,8 @@ class Trainer:
         for optimizer in self.optimizers:
             inner = [optimizer, getattr(optimizer, "optim", None)]  # the second: inside torch's ZeroRedundancyOptimizer
             if isinstance(optimizer, ShardedOptimizer):
-                inner.append(optimizer.adamw)
-                found["gradients"] += optimizer.buffers.flat_gradients
+                found["parameters"] = list(optimizer.buffers.flat_parameters)
+                found["gradients"] = list(optimizer.buffers.flat_gradients)
                 found["masters"] += optimizer.buffers.masters.values()
             for one in filter(None, inner):
                 for kind, tensors in model_states.by_kind(one.state.values()).items():

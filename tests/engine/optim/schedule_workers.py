@@ -90,7 +90,6 @@ def memory(grid: Grid, name: str) -> tuple[int, int]:
     for _ in range(2):
         for p in model.parameters():
             p.grad = torch.randn_like(p)
-        optimizer.accumulator.collect_all()
         with StorageTracker() as tracker:
             optimizer.step()
     layout, muon = optimizer.buffers.layout, list(optimizer.muon)

@@ -90,7 +90,7 @@ def test_an_empty_parameter_is_no_obstacle(dp: int, tp: int) -> None:
 
 @on_every_grid
 @pytest.mark.parametrize("name", CASES)
-def test_parameters_stay_contiguous_views_of_the_flat_storage(dp: int, tp: int, name: str) -> None:
+def test_parameters_stay_in_the_flat_storage(dp: int, tp: int, name: str) -> None:
     assert all(found["homes"][name] for found in facts(dp, tp))
 
 
@@ -146,15 +146,19 @@ def test_a_parameter_of_any_strides_keeps_its_values() -> None:
     assert torch.equal(strided, expected)
 
 
-def test_masters_follow_a_model_that_was_changed_from_outside() -> None:
+def test_masters_follow_a_model_that_was_changed_from_outside_and_only_there() -> None:
     w = parameter(3, 4, dtype=torch.bfloat16)
-    steps = optimizer(("w", w), lr=0.0)
-    with torch.no_grad():
-        w.fill_(3.0)
+    steps = optimizer(("w", w), lr=1e-4, weight_decay=0.0)
+    for _ in range(3):  # until masters hold digits that the model has not
+        w.grad = torch.ones_like(w)
+        steps.step()
+    (master,) = steps.buffers.masters.values()
+    before = master.clone()
+    w.data[1] = 3.0  # `.data` is what no version counter sees
     steps.buffers.refresh_masters()
-    w.grad = torch.ones_like(w)
-    steps.step()
-    assert torch.equal(w, torch.full_like(w, 3.0))
+    assert torch.equal(master.view(3, 4)[1], torch.full((4,), 3.0))
+    assert torch.equal(master.view(3, 4)[::2], before.view(3, 4)[::2])
+    assert not torch.equal(master.view(3, 4)[::2], w[::2].float())
 
 
 # ---- Gradients on their way -------------------------------------------------------------------------------
@@ -169,38 +173,8 @@ def test_micro_batches_of_a_bf16_model_add_up_in_float32() -> None:
         (plain.sum() * gradient).backward()
     assert plain.grad is not None
     assert torch.equal(plain.grad, torch.full_like(plain, 256.0))
-    assert steps.buffers.gradient_of(0).dtype == torch.float32
-    assert torch.equal(steps.buffers.gradient_of(0), torch.full((2, 2), 264.0))
-
-
-def test_backward_leaves_no_gradient_on_the_parameter() -> None:
-    w = parameter(3, 4)
-    steps = optimizer(("w", w))
-    w.square().sum().backward()
-    assert w.grad is None
-    assert torch.equal(steps.buffers.gradient_of(0), 2 * w)
-    assert steps.accumulator.present == {0}
-
-
-def test_a_gradient_set_by_hand_adds_to_what_backward_left() -> None:
-    w = parameter(3, 4)
-    steps = optimizer(("w", w))
-    w.square().sum().backward()
-    w.grad = torch.ones_like(w)
-    steps.accumulator.collect_all()
-    assert w.grad is None
-    assert torch.equal(steps.buffers.gradient_of(0), 2 * w + 1)
-
-
-def test_a_step_uses_up_the_gradients() -> None:
-    w = parameter(3, 4)
-    steps = optimizer(("w", w))
-    w.square().sum().backward()
-    steps.step()
-    assert not steps.buffers.gradient_of(0).any()
-    before = w.detach().clone()
-    steps.step()
-    assert torch.equal(w, before)
+    assert w.grad is steps.buffers.gradient_homes[0]
+    assert torch.equal(w.grad, torch.full((2, 2), 264.0))
 
 
 def test_a_frozen_parameter_may_come_along_and_stays() -> None:
@@ -210,23 +184,8 @@ def test_a_frozen_parameter_may_come_along_and_stays() -> None:
     before = frozen.detach().clone()
     (w @ frozen).sum().backward()
     steps.step()
+    assert not frozen.requires_grad
     assert torch.equal(frozen, before)
-
-
-def test_after_close_gradients_stay_where_autograd_puts_them() -> None:
-    w = parameter(3, 4)
-    optimizer(("w", w)).close()
-    w.square().sum().backward()
-    assert w.grad is not None
-    assert torch.equal(w.grad, 2 * w)
-
-
-def test_a_sparse_gradient_is_refused_by_name() -> None:
-    table = nn.Embedding(5, 3, sparse=True)
-    optimizer(("table", table.weight))
-    with pytest.raises(ValueError, match="'table' has a sparse gradient; use sparse=False") as error:
-        table(torch.tensor([1, 2])).sum().backward()
-    message(error)
 
 
 # ---- The optimizer ----------------------------------------------------------------------------------------
@@ -248,7 +207,7 @@ def build(params: Any, **options: Any) -> Callable[[], Zero1AdamW]:
 @pytest.mark.parametrize(
     ("kind", "words", "attempt"),
     [
-        (TypeError, r"\['momentum'\]; Zero1AdamW has betas, eps, lr, weight_decay", build([parameter(2)], momentum=0)),
+        (TypeError, r"'momentum' \(0\); Zero1AdamW has lr, betas, eps, weight_decay", build([parameter(2)], momentum=0)),
         (ValueError, "algorithm is 'muon'; choose one of adamw",
          build([{"params": [parameter(2)], "algorithm": "muon"}])),
         (ValueError, "dtype 'int64'", build([("count", nn.Parameter(torch.ones(2, dtype=torch.int64), False))])),
