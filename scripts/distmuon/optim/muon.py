@@ -131,6 +131,8 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
         raise ValueError(f"momentum_kind is {group['momentum_kind']!r}; choose one of {', '.join(MOMENTA)}.")
     if group["scale"] not in SCALES:
         raise ValueError(f"scale is {group['scale']!r}; choose one of {', '.join(SCALES)}.")
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise ValueError(f"lr is a tensor of {group['lr'].numel()} elements; give one.")
     if not group["lr"] >= 0 or not group["weight_decay"] >= 0 or not 0 <= group["momentum"] < 1:
         raise ValueError(
             f"lr={group['lr']}, weight_decay={group['weight_decay']}, momentum={group['momentum']}: "

@@ -400,6 +400,81 @@ def test_an_embedding_gets_a_warning_by_name_and_a_hidden_matrix_none() -> None:
         Muon(parameters())
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("compute_dtype", torch.int32, "'auto'.*float16"),
+        ("compute_dtype", torch.float8_e4m3fn, "'auto'.*float16"),
+        ("compute_dtype", "bf16", "'auto'.*torch.bfloat16"),
+        ("input_dtype", torch.float16, "None.*torch.bfloat16"),
+        ("input_dtype", "bfloat16", "None.*torch.bfloat16"),
+    ],
+)
+def test_a_dtype_that_cannot_be_is_refused_when_the_optimizer_is_made(option: str, value: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=f"{option} is {value!r}; give {says}") as error:
+        Muon([{"params": parameters(), option: value}])
+    message(error)
+
+
+def test_float16_is_refused_where_a_momentum_would_live_in_it() -> None:
+    with pytest.raises(ValueError, match=r"'up' is torch\.float16.*bfloat16 or float32") as error:
+        Muon([("up", nn.Parameter(gaussian(4, 6).half()))])
+    message(error)
+
+
+@pytest.mark.parametrize("magnitude", [1e-7, 6e4])
+def test_a_model_narrowed_to_float16_halfway_trains_on_at_every_size_of_gradient(magnitude: float) -> None:
+    weights = [nn.Parameter(gaussian(6, 8).half().float()) for _ in range(2)]
+    optimizers = [Muon([w], lr=0.2, **exact()) for w in weights]
+    for step in range(8):
+        gradient = (gaussian(6, 8, seed=step + 1) * magnitude).half().clamp(-6e4, 6e4)
+        for w, optimizer in zip(weights, optimizers, strict=True):
+            w.grad = gradient.to(w.dtype)
+            optimizer.step()
+        if step == 0:
+            weights[1].data = weights[1].data.half()
+    assert torch.isfinite(weights[1]).all()
+    assert weights[1].dtype == torch.float16
+    assert distance(weights[1] - gaussian(6, 8), weights[0] - gaussian(6, 8)) < 1e-2
+
+
+def test_a_group_says_whose_it_is() -> None:
+    Muon([{"params": parameters(), "algorithm": "muon"}])
+    with pytest.raises(ValueError, match=r"algorithm='adamw'.*torch\.optim\.AdamW.*DistributedMuon") as error:
+        Muon([{"params": parameters(), "algorithm": "adamw"}])
+    message(error)
+
+
+def test_a_sparse_gradient_is_refused_by_name_before_anything_moves() -> None:
+    first, table = parameters([(4, 4), (5, 3)])
+    before = first.detach().clone()
+    optimizer = Muon([("first", first), ("table", table)])
+    first.grad, table.grad = gaussian(4, 4), gaussian(5, 3).to_sparse()
+    with pytest.raises(RuntimeError, match=r"'table' has a sparse gradient") as error:
+        optimizer.step()
+    message(error)
+    assert torch.equal(first.detach(), before)
+
+
+def test_a_state_from_before_an_option_existed_gets_its_default() -> None:
+    saved = Muon(parameters(), lr=0.3).state_dict()
+    del saved["param_groups"][0]["compute_dtype"], saved["param_groups"][0]["batched"]
+    resumed = Muon(parameters())
+    resumed.load_state_dict(saved)
+    assert resumed.param_groups[0]["lr"] == 0.3
+    train(resumed, 1)
+
+
+def test_a_step_can_be_compiled() -> None:
+    plain, compiled = (Muon(parameters(SHAPES[:1])) for _ in range(2))
+    move = torch.compile(compiled.step, backend="eager")
+    for optimizer, take in ((plain, plain.step), (compiled, move)):
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = gaussian(*p.shape, seed=7)
+        take()
+    assert torch.equal(moved(plain), moved(compiled))
+
+
 def test_torch_speaks_up_when_a_parameter_is_given_twice() -> None:
     (weight,) = parameters([(4, 4)])
     with pytest.warns(UserWarning, match="duplicate parameters"):

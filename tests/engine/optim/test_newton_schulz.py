@@ -228,6 +228,16 @@ def test_auto_computes_in_the_fast_dtype(monkeypatch: pytest.MonkeyPatch, featur
         assert torch.equal(newton_schulz(matrix), newton_schulz(matrix, compute_dtype=fast))
 
 
+@pytest.mark.parametrize("compute", [torch.float32, torch.float64, torch.float16])
+def test_autocast_does_not_choose_another_dtype_to_compute_in(compute: torch.dtype) -> None:
+    matrix, batch = gaussian(8, 12), gaussian(3, 8, 12, seed=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (matrix @ matrix.mT).dtype == torch.bfloat16
+        found = [newton_schulz(m, compute_dtype=compute) for m in (matrix, batch)]
+    for m, result in zip((matrix, batch), found, strict=True):
+        assert torch.equal(result, newton_schulz(m, compute_dtype=compute))
+
+
 # ---- Batches, zeros, NaN, empty shapes --------------------------------------------------------------------
 
 
@@ -369,8 +379,8 @@ def test_numbers_that_are_not_real_floats_are_refused(dtype: torch.dtype) -> Non
     message(error)
 
 
-@pytest.mark.parametrize("compute", ["bf16", torch.int32, torch.complex64])
-def test_a_compute_dtype_that_is_not_floating_point_is_refused_by_value(compute: Any) -> None:
+@pytest.mark.parametrize("compute", ["bf16", torch.int32, torch.complex64, torch.float8_e4m3fn])
+def test_a_compute_dtype_in_which_nothing_multiplies_is_refused_by_value(compute: Any) -> None:
     with pytest.raises(TypeError, match="compute_dtype is") as error:
         newton_schulz(gaussian(3, 4), compute_dtype=compute)
     assert str(compute) in message(error)

@@ -7,7 +7,7 @@ import torch
 from helpers_math import message
 from torch import nn
 
-from distmuon.optim.routing import check_muon_parameter, split_parameters
+from distmuon.optim.routing import check_muon_parameter, refuse_unknown, refuse_unknown_in_group, split_parameters
 
 
 class Tiny(nn.Module):
@@ -135,15 +135,46 @@ def test_what_newton_schulz_cannot_take_is_refused_with_its_name_and_a_remedy(
     assert "AdamW" in message(error)
 
 
+def test_a_parameter_without_storage_is_refused_with_its_name_and_a_remedy() -> None:
+    with pytest.raises(ValueError, match=r"'up\.weight' is on the meta device.*to_empty") as error:
+        check_muon_parameter("up.weight", torch.zeros(2, 2, device="meta"))
+    message(error)
+
+
+def test_what_a_group_does_not_have_is_refused_by_name_and_value_and_its_notes_are_not() -> None:
+    group = {"params": [], "param_names": [], "lr": 0.1, "initial_lr": 0.1, "name": "hidden", "max_momentum": 0.9}
+    refuse_unknown_in_group(group, ["lr"], "Muon")
+    with pytest.raises(TypeError, match=r"'momentun' \(0\.5\), 'maximize' \(False\).*a group of Muon has lr, momentum"):
+        refuse_unknown_in_group(group | {"momentun": 0.5, "maximize": False}, ["lr", "momentum"], "Muon")
+    with pytest.raises(TypeError, match=r"'name' \('hidden'\); Muon has lr\.$") as error:
+        refuse_unknown({"lr": 0.1, "name": "hidden"}, ["lr"], "Muon")
+    message(error)
+
+
 @pytest.mark.parametrize(
-    "name", ["embed.weight", "model.embed_tokens.weight", "token_embedding.weight", "wte.weight", "h.wpe", "lm_head"]
+    "name",
+    [
+        "embed.weight",
+        "model.embed_tokens.weight",
+        "token_embedding.weight",
+        "wte.weight",
+        "h.wpe",
+        "lm_head",
+        "head.weight",
+        "model.head",
+        "heads.head.weight",
+        "classifier.weight",
+    ],
 )
 def test_what_looks_like_an_embedding_or_head_gets_a_warning_by_name(name: str) -> None:
     with pytest.warns(UserWarning, match=f"'{name}' looks like an embedding"):
         check_muon_parameter(name, torch.zeros(2, 2))
 
 
-@pytest.mark.parametrize("name", ["fc1.weight", "blocks.0.attention.qkv.weight", "overhead.weight", "#0"])
+@pytest.mark.parametrize(
+    "name",
+    ["fc1.weight", "blocks.0.attention.qkv.weight", "overhead.weight", "classifier.0.weight", "heads.weight", "#0"],
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_hidden_matrix_is_taken_silently(name: str, dtype: torch.dtype) -> None:
     with warnings.catch_warnings():

@@ -1,0 +1,426 @@
+"""torch's conventions for optimizers, asked of ours: what trains torch's trains ours alike, or is refused aloud."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conventions import PROGRAMS, Net, loss_of, step, train
+from helpers_math import distance, gaussian, message
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.muon import Muon
+from distmuon.optim.zero1_adamw import Zero1AdamW
+from distmuon.sharding.grid import Grid
+
+ADAMW: dict[str, Any] = dict(lr=0.02, weight_decay=0.1)
+MUON: dict[str, Any] = dict(
+    lr=0.02, weight_decay=0.1, momentum_kind="average", compute_dtype=torch.float32, batched=False
+)
+OURS: dict[str, Callable[..., Optimizer]] = {
+    "Muon": lambda params, **options: Muon(params, **MUON | options),
+    "Zero1AdamW": lambda params, **options: Zero1AdamW(params, Grid.alone(), **ADAMW | options),
+    "DistributedMuon": lambda params, **options: DistributedMuon(
+        params, Grid.alone(), gather_dtype=torch.float32, **MUON | options
+    ),
+}
+SHARDED = ("Zero1AdamW", "DistributedMuon")
+# torch's Muon multiplies in bf16; and a DistributedMuon on a grid of one rank is a Muon, which the first row judges
+ORACLES: dict[str, tuple[Callable[..., Optimizer], float]] = {
+    "Muon": (lambda params: torch.optim.Muon(params, lr=0.02, adjust_lr_fn="match_rms_adamw"), 0.05),
+    "Zero1AdamW": (lambda params: torch.optim.AdamW(params, **ADAMW), 1e-5),
+    "DistributedMuon": (OURS["Muon"], 1e-5),
+}
+each = pytest.mark.parametrize("kind", OURS)
+each_sharded = pytest.mark.parametrize("kind", SHARDED)
+
+
+def start(kind: str, **options: Any) -> tuple[Net, Optimizer]:
+    model = Net()
+    return model, OURS[kind](model.parameters(), **options)
+
+
+def state_of(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])[: 8 * 6 + 4 * 8]
+
+
+START = state_of(Net())
+
+
+@each
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.filterwarnings("error", "ignore:Using backward.. with create_graph=True")
+def test_a_program_of_torchs_users_trains_alike(kind: str, name: str) -> None:
+    oracle, tolerance = ORACLES[kind]
+    expected, saw = PROGRAMS[name](lambda model: oracle(model.parameters()))
+    found, sees = PROGRAMS[name](lambda model: OURS[kind](model.parameters()))
+    assert distance(state_of(found) - START, state_of(expected) - START) < tolerance
+    flat, expected_flat = (
+        [x for row in rows for x in (row if isinstance(row, list) else [row])] for rows in (sees, saw)
+    )
+    assert flat == pytest.approx(expected_flat, rel=tolerance, abs=1e-9, nan_ok=True)
+
+
+# ---- Copies and states ------------------------------------------------------------------------------------
+
+
+def through_pickle(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
+def test_a_copied_muon_trains_its_copied_model_on_to_the_bit(copied: Callable[[Any], Any]) -> None:
+    model, optimizer = start("Muon", nesterov=False, input_dtype=torch.bfloat16)
+    train(model, optimizer, 2)
+    twin, theirs = copied((model, optimizer))
+    lone = copied(optimizer)
+    assert lone.defaults.items() >= optimizer.defaults.items()
+    train(model, optimizer, 2, first=2)
+    assert not torch.equal(state_of(model), state_of(twin))
+    train(twin, theirs, 2, first=2)
+    assert torch.equal(state_of(model), state_of(twin))
+    theirs.add_param_group({"params": [nn.Parameter(gaussian(3, 3))]})
+
+
+@each_sharded
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_sharded_optimizer_refuses_to_be_copied_and_names_what_works(kind: str, copied: Callable[[Any], Any]) -> None:
+    model, optimizer = start(kind)
+    with pytest.raises(TypeError, match="state_dict") as error:
+        copied(optimizer)
+    message(error)
+    train(model, optimizer, 1)
+
+
+STATE = {"Muon": {"momentum_buffer"}, "Zero1AdamW": {"step", "exp_avg", "exp_avg_sq"}}
+
+
+@each
+def test_the_state_is_where_torch_has_it(kind: str) -> None:
+    model, optimizer = start(kind)
+    assert not any(optimizer.state[p] for p in model.parameters())
+    optimizer.state.clear()
+    model.second.requires_grad_(False)
+    step(model, optimizer, 0)
+    names = STATE.get(kind, STATE["Muon"])
+    assert optimizer.state[model.first.weight].keys() == names
+    assert not optimizer.state.get(model.second.weight)
+    moment = optimizer.state[model.first.weight][max(names - {"step", "exp_avg_sq"})]
+    assert moment.numel() == model.first.weight.numel()
+    saved = optimizer.state_dict()
+    assert saved.keys() >= {"state", "param_groups"}
+    assert saved["param_groups"][0]["params"] == [0, 1]
+    assert saved["state"][0].keys() == names
+
+
+@each
+@pytest.mark.parametrize(("saves", "loads"), [(True, True), (True, False), (False, True)])
+def test_a_state_goes_through_a_file_with_names_or_without(kind: str, saves: bool, loads: bool) -> None:
+    def over(model: nn.Module, named: bool, **options: Any) -> Optimizer:
+        return OURS[kind](model.named_parameters() if named else model.parameters(), **options)
+
+    model, other, file = Net(), Net(), io.BytesIO()
+    optimizer = over(model, saves, lr=0.05)
+    train(model, optimizer, 2)
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(model.state_dict())
+    resumed = over(other, loads)
+    resumed.load_state_dict(torch.load(file))  # weights_only, torch's default
+    assert resumed.param_groups[0]["lr"] == 0.05
+    train(model, optimizer, 2, first=2)
+    train(other, resumed, 2, first=2)
+    assert torch.equal(state_of(model), state_of(other))
+
+
+@each
+def test_a_state_of_other_groups_is_refused(kind: str) -> None:
+    _, optimizer = start(kind)
+    saved = optimizer.state_dict()
+    other = OURS[kind]([{"params": [p]} for p in Net().parameters()])
+    with pytest.raises(ValueError, match=r"group"):
+        other.load_state_dict(saved)
+    fewer = OURS[kind]([gaussian(8, 6).requires_grad_()])
+    with pytest.raises(ValueError, match=r"group|parameters"):
+        fewer.load_state_dict(saved)
+
+
+@each
+def test_hooks_of_saving_and_loading_run_and_may_replace_the_state(kind: str) -> None:
+    model, optimizer = start(kind)
+    seen: list[str] = []
+
+    def tagged(o: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        seen.append("saved")
+        return state | {"tag": 7}
+
+    def relaxed(o: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        seen.append(f"loads tag {state['tag']}")
+        state = {**copy.deepcopy(state)}
+        del state["tag"]
+        state["param_groups"][0]["lr"] = 0.25
+        return state
+
+    optimizer.register_state_dict_pre_hook(lambda o: seen.append("saves"))
+    optimizer.register_state_dict_post_hook(tagged)
+    optimizer.register_load_state_dict_pre_hook(relaxed)
+    optimizer.register_load_state_dict_post_hook(lambda o: seen.append(f"loaded {o.param_groups[0]['lr']}"))
+    train(model, optimizer, 1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == ["saves", "saved", "loads tag 7", "loaded 0.25"]
+    train(model, optimizer, 1)
+
+
+@each
+def test_a_saved_layer_takes_no_more_room_than_the_layer(kind: str) -> None:
+    model = Net()
+    wide = nn.Parameter(gaussian(300, 200))
+    OURS[kind]([*model.parameters(), wide])
+    file = io.BytesIO()
+    torch.save(model.first.state_dict(), file)
+    assert len(file.getvalue()) < 20_000
+
+
+# ---- Groups and options -----------------------------------------------------------------------------------
+
+
+@each
+@pytest.mark.parametrize(
+    "option", ["maximize", "foreach", "fused", "capturable", "differentiable", "amsgrad", "momentun"]
+)
+def test_an_option_that_does_not_exist_is_refused_wherever_it_is_given(kind: str, option: str) -> None:
+    for attempt in (
+        lambda: OURS[kind](Net().parameters(), **{option: True}),
+        lambda: OURS[kind]([{"params": Net().parameters(), option: True}]),
+    ):
+        with pytest.raises(TypeError, match=f"'{option}'") as error:
+            attempt()
+        assert "weight_decay" in message(error)
+
+
+@each
+@pytest.mark.parametrize("option", ["lr", "weight_decay"])
+@pytest.mark.parametrize("value", [-0.5, math.nan])
+def test_a_value_that_cannot_be_is_refused_wherever_it_is_given(kind: str, option: str, value: float) -> None:
+    for attempt in (
+        lambda: OURS[kind](Net().parameters(), **{option: value}),
+        lambda: OURS[kind]([{"params": Net().parameters(), option: value}]),
+    ):
+        with pytest.raises(ValueError, match=str(value)) as error:
+            attempt()
+        message(error)
+
+
+@each
+def test_what_no_optimizer_takes_is_refused_as_torch_refuses_it(kind: str) -> None:
+    p = nn.Parameter(gaussian(3, 4))
+    refused: list[tuple[Callable[[], Any], type[Exception]]] = [
+        (list, ValueError),
+        (lambda: p, TypeError),
+        (lambda: [{"params": {p}}], TypeError),
+        (lambda: ["weight"], TypeError),
+        (lambda: [p * 2], ValueError),
+        (lambda: [{"params": [p]}, {"params": [p]}], ValueError),
+        (lambda: [{"lr": 0.1}], KeyError),
+    ]
+    for params, error in refused:
+        for make in (torch.optim.AdamW, OURS[kind]):
+            with pytest.raises(error):
+                make(params())
+
+
+@each
+def test_the_learning_rate_stands_where_torch_has_it(kind: str) -> None:
+    kinds: dict[str, Callable[..., Optimizer]] = {
+        "Muon": Muon,
+        "Zero1AdamW": lambda params, lr: Zero1AdamW(params, Grid.alone(), lr),
+        "DistributedMuon": lambda params, lr: DistributedMuon(params, Grid.alone(), lr),
+    }
+    optimizer = kinds[kind](Net().parameters(), 0.125)
+    assert optimizer.param_groups[0]["lr"] == optimizer.defaults["lr"] == 0.125
+    with pytest.raises(ValueError, match=r"2|1-element"):
+        kinds[kind](Net().parameters(), torch.tensor([0.1, 0.2]))
+
+
+@each
+def test_every_group_has_its_options_and_keeps_what_schedulers_note(kind: str) -> None:
+    model = Net()
+    groups = [
+        {"params": [model.first.weight], "lr": 0.3, "initial_lr": 0.3, "name": "first"},
+        {"params": [model.second.weight], "weight_decay": 0.0, "initial_lr": 0.02},
+    ]
+    optimizer = OURS[kind](groups)
+    assert [g["lr"] for g in optimizer.param_groups] == [0.3, 0.02]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
+    assert optimizer.param_groups[0]["name"] == "first"
+    scheduler = lr_scheduler.StepLR(optimizer, 2, 0.1, last_epoch=3)  # wants `initial_lr` in every group
+    train(model, optimizer, 1)
+    scheduler.step()
+    assert "weight_decay: 0.0" in repr(optimizer)
+
+
+def test_a_group_may_join_muon_later_and_leaves_no_trace_if_refused() -> None:
+    model, optimizer = start("Muon")
+    train(model, optimizer, 1)
+    late = nn.Parameter(gaussian(3, 5))
+    for group in (
+        {"params": [nn.Parameter(torch.ones(3))]},
+        {"params": [late], "lr": -1.0},
+        {"params": [late], "l": 1},
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            optimizer.add_param_group(group)
+        assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [late], "lr": 0.5})
+    before, late.grad = late.detach().clone(), gaussian(3, 5)
+    optimizer.step()
+    assert not torch.equal(before, late.detach())
+
+
+@each_sharded
+def test_a_group_cannot_join_a_sharded_optimizer_later(kind: str) -> None:
+    model, optimizer = start(kind)
+    with pytest.raises(RuntimeError, match="constructor") as error:
+        optimizer.add_param_group({"params": [nn.Parameter(gaussian(3, 5))]})
+    message(error)
+    assert len(optimizer.param_groups) == 1
+    train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR"])
+def test_schedules_move_both_algorithms_of_a_distributed_muon(schedule: str) -> None:
+    model = Net()
+    groups = [
+        {"params": [model.first.weight], "algorithm": "muon"},
+        {"params": [model.second.weight], "algorithm": "adamw"},
+    ]
+    optimizer = DistributedMuon(groups, Grid.alone())
+    scheduler = {
+        "OneCycleLR": lambda: lr_scheduler.OneCycleLR(optimizer, [0.3, 0.03], total_steps=9),
+        "CyclicLR": lambda: lr_scheduler.CyclicLR(optimizer, [0.1, 0.01], [0.3, 0.03], step_size_up=4),
+    }[schedule]()
+    seen = []
+    for i in range(3):
+        step(model, optimizer, i)
+        scheduler.step()
+        seen.append(
+            [optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"], optimizer.param_groups[1]["lr"]]
+        )
+    assert all(len(set(column)) == 3 for column in zip(*seen, strict=True)), seen
+
+
+# ---- What a model goes through ----------------------------------------------------------------------------
+
+
+@each
+def test_a_graph_from_before_the_step_is_refused_as_torch_refuses_it(kind: str) -> None:
+    for make in (torch.optim.AdamW, OURS[kind]):
+        model = Net()
+        optimizer = make(model.parameters())
+        loss = loss_of(model, 0)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@each_sharded
+def test_a_step_uses_the_gradients_up(kind: str) -> None:
+    model, optimizer = start(kind)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    assert all(p.grad is None for p in model.parameters())
+    before = state_of(model).clone()
+    optimizer.step()
+    assert torch.equal(state_of(model), before)
+
+
+@each
+def test_parameters_have_two_muons_or_one_sharded_optimizer_the_later(kind: str) -> None:
+    model, first = start(kind)
+    train(model, first, 1)
+    second = OURS[kind](model.parameters())
+    before = state_of(model).clone()
+    train(model, second, 1)
+    assert not torch.equal(state_of(model), before)
+    if kind == "Muon":
+        train(model, first, 1)
+    else:
+        with pytest.raises(RuntimeError, match=r"another|later|taken") as error:
+            step(model, first, 0)
+        message(error)
+        train(model, second, 1)
+
+
+@each_sharded
+def test_weights_loaded_into_a_bf16_model_after_construction_are_trained(kind: str) -> None:
+    weights = {name: 0.3 * gaussian(*p.shape, seed=70).bfloat16() for name, p in Net().state_dict().items()}
+    ends = []
+    for late in (True, False):
+        model = Net().bfloat16()
+        if not late:
+            model.load_state_dict(weights)
+        optimizer = OURS[kind](model.parameters())
+        if late:
+            model.load_state_dict(weights)
+        train(model, optimizer, 3)
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+
+
+@each_sharded
+def test_a_narrow_parameter_has_a_wide_gradient_and_takes_one_of_either_dtype(kind: str) -> None:
+    ends = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = Net().bfloat16()
+        optimizer = OURS[kind](model.parameters())
+        for i in range(3):
+            loss_of(model, i).backward()
+            for p in model.parameters():
+                assert p.grad is not None
+                assert p.grad.dtype == torch.float32
+                p.grad = (2 * p.grad.bfloat16()).to(dtype)
+            optimizer.step()
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0], START.bfloat16())
+
+
+@each_sharded
+def test_a_parameter_of_another_dtype_than_before_is_refused_by_name(kind: str) -> None:
+    model = Net()
+    optimizer = OURS[kind](model.named_parameters())
+    model.second.double()
+    model.first.weight.grad = torch.ones(8, 6)
+    with pytest.raises(RuntimeError, match=r"'second\.weight'.*float64") as error:
+        optimizer.step()
+    message(error)
+
+
+@each
+def test_a_gradient_that_is_no_number_is_known(kind: str) -> None:
+    """torch writes it into the weights, and so does our Muon; a sharded optimizer raises and changes nothing."""
+    model, optimizer = start(kind)
+    before = state_of(model).clone()
+    (loss_of(model, 0) * math.nan).backward()
+    if kind == "Muon":
+        optimizer.step()
+        assert state_of(model).isnan().all()
+        return
+    with pytest.raises(FloatingPointError):
+        optimizer.step()
+    assert torch.equal(state_of(model), before)
+    patient = OURS[kind](model.parameters(), on_nonfinite="skip")
+    (loss_of(model, 0) * math.nan).backward()
+    patient.step()
+    assert torch.equal(state_of(model), before)
+    train(model, patient, 1)
+    assert not torch.equal(state_of(model), before)
