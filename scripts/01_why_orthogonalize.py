@@ -23,9 +23,7 @@ def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, steepest_step.PUZZLE)) is not None:
         return code
-    for name, least, most in (("seeds", 1, 100), ("step", 0, 1000)):
-        if not least <= getattr(arguments, name) <= most:
-            raise launch.UsageError(f"--{name} {getattr(arguments, name)}: must be from {least} to {most}.")
+    launch.check_range(arguments, seeds=(1, 100), step=(0, 1000))
     if arguments.save is not None and not arguments.save.endswith(".npz"):
         raise launch.UsageError(f"--save {arguments.save}: arrays are saved as .npz; choose such a name.")
     launch.check_writable("--save", arguments.save)

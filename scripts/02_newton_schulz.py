@@ -10,11 +10,14 @@ from muonbook import puzzles
 from muonbook.ch02 import puzzle as fewer_flops
 from muonbook.report import run_job
 
+TIMED = ("svd", "share", "rounds", "threads", "device")
+TAKES = {"": ("shape", "device"), "--svd": TIMED, "--share": TIMED}  # job -> its options
+
 
 def shape_of(text):
     """Return (rows, columns) of text like 256x64."""
     sides = text.lower().split("x")
-    if len(sides) != 2 or not all(side.isdecimal() and 0 < int(side) <= 4096 for side in sides):
+    if len(sides) != 2 or not all(side.isdecimal() and len(side) <= 4 and 0 < int(side) <= 4096 for side in sides):
         raise launch.UsageError(f"--shape {text}: write rows x columns, each from 1 to 4096, as in 256x64.")
     return int(sides[0]), int(sides[1])
 
@@ -35,8 +38,8 @@ def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, fewer_flops.PUZZLE)) is not None:
         return code
-    if not 1 <= arguments.rounds <= 1000:
-        raise launch.UsageError(f"--rounds {arguments.rounds}: must be from 1 to 1000.")
+    launch.chosen_job(arguments, TAKES)
+    launch.check_range(arguments, rounds=(1, 1000))
     if arguments.svd:
         run_job(arguments, "muonbook.ch02.speed:against_svd", (arguments.rounds,))
     if arguments.share:

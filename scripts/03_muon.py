@@ -18,13 +18,14 @@ SHOWS = {  # what muonbook.ch03.single_device can show besides a training
     "embedding": "Follow rows of a transformer's embedding under AdamW and under Muon, without decay.",
     "oracle": "Repeat a short run with one thing changed at a time; print which share of the movement is different.",
 }
+TAKES = {"": ("json",), "--rms": ("json",), "--decay": ("json",), "--embedding": ("json",), "--oracle": ()}
 
 
 def parse():
     parser = launch.parser(__doc__)
     which = parser.add_mutually_exclusive_group()
     for name, what in SHOWS.items():
-        which.add_argument(f"--{name}", dest="show", action="store_const", const=name, default="training", help=what)
+        which.add_argument(f"--{name}", action="store_true", help=what)
     parser.add_argument("--json", metavar="FILE", help="write the curves behind the page here")
     puzzles.add_arguments(parser)
     return parser.parse_args()
@@ -34,8 +35,9 @@ def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, PUZZLE)) is not None:
         return code
+    job = launch.chosen_job(arguments, TAKES)
     check_json(arguments)
-    curves = launch.run("muonbook.ch03.single_device:show", (arguments.show,))[0]
+    curves = launch.run("muonbook.ch03.single_device:show", (job.removeprefix("--") or "training",))[0]
     if arguments.json:
         write_json(arguments.json, curves)
     return 0

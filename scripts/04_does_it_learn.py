@@ -24,12 +24,34 @@ TASKS = ("digits", "language", "fashion", "mnist", "cifar10")
 FETCHED = TASKS[2:]
 OPTIMIZERS = ("sgd", "adamw", "muon")
 QUICK_STEPS, QUICK_SEEDS = 20, 5
-STORED = ("ablate", "time_steps", "sum_up")  # jobs that begin with what is stored
+MANY = ("ranks", "threads", "quick", "json")  # runs, shared out
+TRAINING = ("task", "if_here", "optimizer", "steps", "dtype", "backend", "device")
+TUNED = ("lr", "weight_decay", "option")
+GRID = "--dp and --tp"
+TAKES = {  # job -> its options
+    "": (*MANY, *TRAINING, "seeds", "tuning_seeds"),
+    "--lr": (*MANY, *TRAINING, *TUNED, "seeds"),
+    GRID: (*launch.WORLD, *TRAINING, *TUNED, "quick", "json"),
+    "--recipe": (*MANY, "task", "if_here", "backend", "device"),
+    "--ablations": MANY,
+    "--times": ("threads", "json"),
+    "--summary": ("json",),
+    "--fetch": ("task",),
+}
+FUNCTIONS = {  # of muonbook.ch04.jobs
+    "": "race",
+    "--lr": "train",
+    GRID: "compare",
+    "--recipe": "repeat_originals",
+    "--ablations": "ablate",
+    "--times": "time_steps",
+    "--summary": "sum_up",
+}
+STORED = ("--ablations", "--times", "--summary")  # jobs that begin with what is stored
 PATIENCE = 6 * 3600.0  # seconds: a rank that has done its runs waits for those that have not
 
 
 def parse():
-    """Return the checked arguments."""
     parser = launch.parser(__doc__)
     puzzles.add_arguments(parser)
     launch.add_arguments(parser, dp=1, tp=1)
@@ -53,11 +75,12 @@ def parse():
     add("--fetch", action="store_true", help="download the task's data into data/, and check every byte")
     add("--if-here", action="store_true", help="where the task's data is missing, say so and do nothing")
     add("--json", metavar="FILE", help="write everything that was found here")
-    return checked(parser.parse_args())
+    return parser.parse_args()
 
 
 def checked(arguments):
-    """Return the arguments, or raise UsageError for those that cannot be; nothing heavy is imported for it."""
+    """Return the job, the arguments complete; raise UsageError for those that cannot be. Imports nothing heavy."""
+    job = launch.chosen_job(arguments, TAKES, job_of(arguments))
     arguments.lr = arguments.lr or []
     quick = {"steps": QUICK_STEPS, "seeds": QUICK_SEEDS, "tuning_seeds": 1} if arguments.quick else {}
     for name, default in ({"seeds": 8, "tuning_seeds": 3} | quick).items():
@@ -73,21 +96,12 @@ def checked(arguments):
             raise launch.UsageError(f"{option} {unknown[0]} is unknown; choose from {', '.join(known)}.")
         if len(set(names)) < len(names):
             raise launch.UsageError(f"{option} {' '.join(names)}: name each once.")
-    for option, value, least, most in (
-        ("--seeds", arguments.seeds, 1, 999),
-        ("--tuning-seeds", arguments.tuning_seeds, 1, 3),
-        ("--steps", 1 if arguments.steps is None else arguments.steps, 1, 10**7),
-        ("--ranks", arguments.ranks, 1, 999),
-        ("--weight-decay", arguments.weight_decay or 0, 0, 100),
-        ("--option", 0.5 if arguments.option is None else arguments.option, 0.01, 0.99999),
-    ):
-        if not least <= value <= most:
-            raise launch.UsageError(f"{option} {value:g}: must be from {least:g} to {most:g}.")
+    launch.check_range(arguments, seeds=(1, 999), tuning_seeds=(1, 3), steps=(1, 10**7), ranks=(1, 256))
+    launch.check_range(arguments, weight_decay=(0, 100), option=(0.01, 0.99999))
     if arguments.fetch and (others := [task for task in arguments.task if task not in FETCHED]):
         raise launch.UsageError(f"--fetch --task {others[0]}: it needs no download; run it.")
-    modes = [name for name in ("recipe", "ablations", "times", "summary") if getattr(arguments, name)]
-    if len(modes) > 1:
-        raise launch.UsageError(f"--{modes[0]} and --{modes[1]} are two jobs; choose one.")
+    if arguments.if_here and not set(arguments.task) & set(FETCHED):
+        raise launch.UsageError(f"--if-here --task {arguments.task[0]}: its data is always here; leave --if-here out.")
     if arguments.recipe is not None and (others := [task for task in arguments.task if task not in FETCHED]):
         raise launch.UsageError(f"--recipe original --task {others[0]}: it is one for {', '.join(FETCHED)}.")
     if len(arguments.task) > 1 and not arguments.fetch and arguments.recipe is None:
@@ -95,43 +109,30 @@ def checked(arguments):
     if len(arguments.lr) not in (0, 1, len(arguments.optimizer)) or not all(0 < lr < 1e9 for lr in arguments.lr):
         given = " ".join(f"{lr:g}" for lr in arguments.lr)
         raise launch.UsageError(f"--lr {given}: give one positive number, or one for each optimizer.")
-    if on_grid(arguments) and (not arguments.lr or len(arguments.optimizer) != 1):
+    if job == GRID and (not arguments.lr or len(arguments.optimizer) != 1):
         raise launch.UsageError(
             "--dp and --tp compare one training with one process; name one --optimizer and its --lr."
         )
-    if launch.under_torchrun() and not on_grid(arguments):
+    if launch.under_torchrun() and job != GRID:
         raise launch.UsageError("races start processes of their own; run without torchrun, with --ranks N.")
-    if modes and modes != ["recipe"] and (arguments.backend != "gloo" or arguments.device == "cuda"):
-        raise launch.UsageError(f"--{modes[0]} runs on the CPU; drop --backend and --device.")
-    return arguments
-
-
-def on_grid(arguments):
-    """Say whether one training is to be cut over a grid."""
-    return (arguments.dp, arguments.tp) != (1, 1)
+    return job
 
 
 def job_of(arguments):
-    """Return the name of what was asked for, a function of muonbook.ch04.jobs."""
-    asked = {
-        "ablate": arguments.ablations,
-        "repeat_originals": arguments.recipe is not None,
-        "time_steps": arguments.times,
-        "sum_up": arguments.summary,
-        "compare": on_grid(arguments),
-        "train": bool(arguments.lr),
-        "race": True,
-    }
-    return next(job for job, wanted in asked.items() if wanted)
+    """Return what was asked for, a key of TAKES."""
+    alone = ("fetch", "recipe", "ablations", "times", "summary")
+    if chosen := next((name for name in alone if getattr(arguments, name)), None):
+        return f"--{chosen}"
+    return GRID if (arguments.dp, arguments.tp) != (1, 1) else "--lr" if arguments.lr else ""
 
 
 def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, PUZZLE)) is not None:
         return code
+    job = checked(arguments)
     check_json(arguments)
-    job = job_of(arguments)
-    if set(arguments.task) <= set(FETCHED) or job in ("compare", *STORED):
+    if set(arguments.task) <= set(FETCHED) or job in (GRID, *STORED):
         from muonbook.ch04 import jobs  # and torch: only data, models and stored races tell whether this can be done
 
         if arguments.fetch:
@@ -142,12 +143,11 @@ def main():
                 raise launch.UsageError(missing)
             print(missing)
             return 0
-        jobs.check(arguments, job)
+        jobs.check(arguments, FUNCTIONS[job])
     options = launch.options(arguments)
-    if job != "compare":
-        alone = job in ("time_steps", "sum_up")
-        options |= {"dp": 1 if alone else arguments.ranks, "timeout": max(PATIENCE, arguments.timeout)}
-    found = launch.run(f"muonbook.ch04.jobs:{job}", (arguments,), **options)[0]
+    if job != GRID:
+        options |= {"dp": 1 if job in ("--times", "--summary") else arguments.ranks, "timeout": PATIENCE}
+    found = launch.run(f"muonbook.ch04.jobs:{FUNCTIONS[job]}", (arguments,), **options)[0]
     if arguments.json and launch.speaks():
         results.write(arguments.json, found)
     return 0

@@ -19,6 +19,13 @@ SHOWS = {  # what every rank runs, and with what
     "collectives": ("muonbook.ch05.shows:collectives", (1_200_000,)),
     "groups": ("muonbook.ch05.shows:groups", ()),
 }
+SEEN = (*launch.WORLD, "json")
+TAKES = {  # job -> its options
+    "--show ranks": launch.WORLD,
+    "--show collectives": SEEN,
+    "--show groups": SEEN,
+    "--mistake": ("dp", "tp", "timeout", "threads"),
+}
 
 
 def parse():
@@ -38,14 +45,11 @@ def check(arguments):
     for option, name, known in (("--show", show, SHOWS), ("--mistake", mistake, mistakes.MISTAKES)):
         if name is not None and name not in known:
             raise launch.UsageError(f"{option} {name} is unknown; choose one of {', '.join(known)}.")
-    if mistake and (world != mistakes.RANKS or arguments.backend != "gloo" or launch.under_torchrun()):
+    launch.chosen_job(arguments, TAKES, "--mistake" if mistake else f"--show {show}")
+    if mistake and (world != mistakes.RANKS or launch.under_torchrun()):
         raise launch.UsageError(f"--mistake {mistake} is made by {mistakes.RANKS} ranks on gloo, without torchrun.")
-    if mistake and arguments.timeout <= 0:
-        raise launch.UsageError(f"--timeout {arguments.timeout:g}: it must be positive.")
-    if arguments.json and (mistake or show == "ranks"):
-        raise launch.UsageError(
-            "--json goes with --show collectives and --show groups; the others have nothing to write."
-        )
+    if mistake:
+        launch.check_range(arguments, timeout=(0.1, 3600))
     if world == 1 and show != "ranks":
         raise launch.UsageError(f"--show {show}: one rank has nobody to talk to; choose --dp 2 or more.")
     check_json(arguments)

@@ -12,6 +12,8 @@ from muonbook.ch06 import puzzle as sharded_step
 from muonbook.report import check_json, run_job
 
 TINY = 8  # elements of the bucket to follow
+SEEN = (*launch.WORLD, "json")
+TAKES = {"": (*launch.WORLD, "steps", "dtype"), "--follow": SEEN, "--compare": SEEN}  # job -> its options
 
 
 def parse():
@@ -31,13 +33,15 @@ def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, sharded_step.PUZZLE)) is not None:
         return code
+    launch.chosen_job(arguments, TAKES)
+    launch.check_range(arguments, steps=(1, 10**7))
     if arguments.tp != 1:
         raise launch.UsageError(f"--tp {arguments.tp}: this chapter has DP ranks only; chapter 9 adds TP.")
     if (arguments.follow or arguments.compare) and arguments.dp == 1:
         raise launch.UsageError("--dp 1: one rank has nobody to share with; choose 2 or more.")
-    if arguments.follow and TINY % arguments.dp:
+    if arguments.follow and TINY % max(arguments.dp, 1):
         raise launch.UsageError(f"--follow --dp {arguments.dp}: {TINY} weights are shared by 2, 4 or 8 ranks.")
-    check_json(arguments, written=arguments.follow or arguments.compare)
+    check_json(arguments)
     if arguments.follow:
         return run_job(arguments, "muonbook.ch06.following:follow", (TINY,))
     recipe = Recipe.of(arguments, optimizer="adamw").shared_by(arguments.dp).check(arguments.dp, arguments.tp)

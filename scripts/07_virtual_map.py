@@ -21,8 +21,9 @@ def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, fetch_matrix.PUZZLE)) is not None:
         return code
-    if arguments.bucket_size < 1:
-        raise launch.UsageError(f"--bucket-size {arguments.bucket_size}: a bucket holds at least 1 element.")
+    launch.check_range(arguments, bucket_size=(1, 10**9))
+    if arguments.tp != 1:
+        raise launch.UsageError(f"--tp {arguments.tp}: this chapter has DP ranks only; chapter 9 adds TP.")
     return run_job(arguments, "muonbook.ch07.roundtrip:work", (arguments.bucket_size,))
 
 

@@ -11,6 +11,13 @@ from muonbook import puzzles
 from muonbook.ch08 import puzzle as gather_cut
 from muonbook.report import check_json, run_job
 
+TAKES = {  # job -> its options
+    "": (*launch.WORLD, "steps", "dtype", "bucket_size"),
+    "--follow": (*launch.WORLD, "json"),
+    "--ways": launch.WORLD,
+    "--time": launch.WORLD,
+}
+
 
 def parse():
     parser = launch.parser(__doc__)
@@ -30,11 +37,13 @@ def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, gather_cut.PUZZLE)) is not None:
         return code
+    launch.chosen_job(arguments, TAKES)
+    launch.check_range(arguments, steps=(1, 10**7), bucket_size=(1, 10**9))
     if arguments.tp != 1:
         raise launch.UsageError(f"--tp {arguments.tp}: this chapter has DP ranks only; chapter 9 adds TP.")
     if (arguments.ways or arguments.time) and arguments.dp == 1:
         raise launch.UsageError("--dp 1: one rank has nothing to gather; choose 2 or more.")
-    check_json(arguments, written=arguments.follow)
+    check_json(arguments)
     if arguments.follow:
         return run_job(arguments, "muonbook.ch08.following:follow")
     if arguments.ways or arguments.time:

@@ -11,6 +11,12 @@ from muonbook import puzzles
 from muonbook.ch09 import puzzle as column_gram
 from muonbook.report import check_json, run_job
 
+TAKES = {  # job -> its options
+    "": (*launch.WORLD, "steps", "dtype"),
+    "--small": (*launch.WORLD, "json"),
+    "--time": launch.WORLD,
+}
+
 
 def parse():
     parser = launch.parser(__doc__)
@@ -29,11 +35,13 @@ def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, column_gram.PUZZLE)) is not None:
         return code
+    launch.chosen_job(arguments, TAKES)
+    launch.check_range(arguments, steps=(1, 10**7))
     if arguments.dp != 1:
         raise launch.UsageError(f"--dp {arguments.dp}: this chapter has TP ranks only; chapter 10 has both.")
     if (arguments.small or arguments.time) and arguments.tp not in (2, 4):
         raise launch.UsageError(f"--tp {arguments.tp}: these small matrices are cut in 2 or 4; choose one of them.")
-    check_json(arguments, written=arguments.small)
+    check_json(arguments)
     recipe = Recipe.of(arguments).check(1, arguments.tp)
     if arguments.small:
         return run_job(arguments, "muonbook.ch09.small_layers:run")

@@ -36,9 +36,9 @@ def parse():
 
 def main():
     arguments = parse()
-    check_json(arguments)
     if (code := puzzles.handle(arguments, update_alarm.PUZZLE)) is not None:
         return code
+    check_json(arguments)
     from muonbook.ch11.museum import EXHIBITS  # imports torch: only now
 
     names = [None, *EXHIBITS]

@@ -13,6 +13,14 @@ from muonbook.ch12 import puzzle as count_once
 from muonbook.measure.workload import SHAPES
 from muonbook.report import run_job
 
+GRID = ("dp", "tp", "shape")
+TAKES = {  # job -> its options
+    "": (*launch.WORLD, "shape"),
+    "--ratios": GRID,
+    "--hosts": GRID,
+    "--measure": ("quick", "json"),
+}
+
 
 def parse():
     parser = launch.parser(__doc__)
@@ -33,22 +41,19 @@ def parse():
 
 def check(arguments):
     """Raise UsageError for what does not fit together."""
-    dp, tp, shape = arguments.dp, arguments.tp, arguments.shape
+    job, dp, tp, shape = launch.chosen_job(arguments, TAKES), arguments.dp, arguments.tp, arguments.shape
     if shape not in SHAPES:
         raise launch.UsageError(f"--shape {shape} is unknown; choose one of {', '.join(SHAPES)}.")
+    if job:
+        launch.check_range(arguments, dp=(1, 256), tp=(1, 256))
     if dp >= 1:
         SHAPES[shape].shared_by(dp).check(dp, tp)
     if arguments.ratios and dp == 1:
         raise launch.UsageError("--ratios --dp 1: with one DP rank AdamW sends nothing; choose 2 or more.")
     if arguments.hosts and dp * tp == 1:
         raise launch.UsageError("--hosts: one rank has nobody to send to; choose more.")
-    local = arguments.backend == "gloo" and not launch.under_torchrun()
-    if (arguments.ratios or arguments.hosts or arguments.measure) and not local:
-        raise launch.UsageError(
-            "--ratios, --hosts and --measure start local worlds on gloo; drop torchrun and --backend."
-        )
-    if (arguments.quick or arguments.json) and not arguments.measure:
-        raise launch.UsageError("--quick and --json go with --measure.")
+    if job and launch.under_torchrun():
+        raise launch.UsageError(f"{job} starts local worlds on gloo; run it without torchrun.")
 
 
 def measure(arguments):

@@ -15,6 +15,8 @@ from muonbook.ch13 import puzzle as step_in_waves
 from muonbook.measure.workload import SHAPES
 from muonbook.report import check_json, run_job
 
+TAKES = {"": (*launch.WORLD, "shape", "dtype", "json"), "--measure": ("quick", "json")}  # job -> its options
+
 
 def parse():
     parser = launch.parser(__doc__)
@@ -31,13 +33,14 @@ def parse():
 
 def checked(arguments):
     """Return the workload; raise launch.UsageError for arguments that do not fit."""
+    launch.chosen_job(arguments, TAKES)
     for option, value, known in (("shape", arguments.shape, tuple(SHAPES)), ("dtype", arguments.dtype, DTYPES)):
         if value not in known:
             raise launch.UsageError(f"--{option} {value}: choose one of {', '.join(known)}.")
     if arguments.measure and not arguments.json:
         raise launch.UsageError("--measure writes a file; add --json FILE.")
-    if arguments.quick and not arguments.measure:
-        raise launch.UsageError("--quick goes with --measure; add it, or leave --quick out.")
+    if arguments.measure and launch.under_torchrun():
+        raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
     check_json(arguments)
     workload = replace(SHAPES[arguments.shape], dtype=arguments.dtype)
     return workload.shared_by(max(arguments.dp, 1)).check(arguments.dp, arguments.tp)

@@ -20,6 +20,12 @@ RATE = 500.0  # Mbit/s: chosen so that two ranks gain much by hiding; the page p
 SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
 STEP_TRACE = "step_trace.json.gz"
 TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_race:compare"
+TAKES = {  # job -> its options
+    "": launch.WORLD,
+    "--trace": launch.WORLD,
+    "--schedules": launch.WORLD,
+    "--measure": ("quick", "json", "threads"),
+}
 RACE, OVERHEAD = "muonbook.ch14.schedule_race:race", "muonbook.ch14.schedule_race:ledger_overhead"
 
 
@@ -113,8 +119,9 @@ def main():
     arguments = parse()
     if (code := handle(arguments, look_ahead.PUZZLE)) is not None:
         return code
-    if arguments.measure != (arguments.json is not None):
-        raise launch.UsageError("--measure and --json FILE go together; give both or neither.")
+    launch.chosen_job(arguments, TAKES)
+    if arguments.measure and arguments.json is None:
+        raise launch.UsageError("--measure writes a file; add --json FILE.")
     if arguments.measure and launch.under_torchrun():
         raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
     if launch.speaks():

@@ -16,6 +16,8 @@ from muonbook.ch15 import regimes
 from muonbook.measure import results
 from muonbook.puzzles import add_arguments, handle
 
+TAKES = {"--skew": (), "--measure": ("quick", "json"), "--worlds": ("quick", "json")}  # job -> its options
+
 
 def print_skew():
     """Run the workload on four grids and print what every variant sends: counted, and predicted."""
@@ -53,6 +55,7 @@ def main():
         return code
     if arguments.measure + arguments.skew + arguments.worlds != 1:
         raise launch.UsageError("choose one of --skew, --measure, --worlds, --check and --hint.")
+    launch.chosen_job(arguments, TAKES)
     if arguments.skew:
         print_skew()
         return 0

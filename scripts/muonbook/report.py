@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,10 @@ def run_job(arguments: argparse.Namespace, work: str, given: Sequence[Any] = (),
     return 0 if well else 1
 
 
-def check_json(arguments: argparse.Namespace, written: bool = True) -> None:
-    """Raise UsageError where --json cannot be written. written: whether this job has something to write."""
+def check_json(arguments: argparse.Namespace) -> None:
+    """Raise UsageError where --json cannot be written."""
     if launch.speaks():
-        launch.check_writable("--json", arguments.json if written else None)
+        launch.check_writable("--json", arguments.json)
 
 
 @contextlib.contextmanager
@@ -70,10 +72,82 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_json(path: str, result: dict[str, Any]) -> None:
-    """Write a worker's results, making the folder if need be."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+# ---- Files ------------------------------------------------------------------------------------------------
+
+NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
+def to_json(value: Any, **layout: Any) -> str:
+    """Return `value` as JSON that every reader takes. layout: as for `json.dumps`.
+
+    JSON has no number for a training that has diverged: infinities and NaN become the strings "Infinity", "-Infinity"
+    and "NaN", as in the JSON of protocol buffers. A null would not tell them apart, nor from a None.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, **layout)
+    except ValueError:
+        return json.dumps(_in_words(value), ensure_ascii=False, allow_nan=False, **layout)
+
+
+def from_json(text: str) -> Any:
+    """Return what `to_json` was given, infinities and NaN included."""
+    return _in_numbers(json.loads(text))
+
+
+def _in_words(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _in_words(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_words(one) for one in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _in_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _in_numbers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_in_numbers(one) for one in value]
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def write_json(path: str | Path, result: Any) -> None:
+    """Write a worker's results where --json says; see `to_json` and `write_file`."""
+    text = f"{to_json(result, indent=1)}\n"
+    write_file("--json", path, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def write_file(option: str, path: str | Path, write: Callable[[Path], object]) -> None:
+    """Make the folder of the file that `option` asked for, and call `write` with its path.
+
+    Raises launch.OutputError where that fails after all, a disk being full. The work is done by then, so `write` is
+    called once more, with a temporary file, which the sentence names.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path)
+    except OSError as error:
+        kept = _keep(path.suffix, write)
+        words = f"what it was to hold is in {kept}" if kept else "there is no room for a temporary file either"
+        raise launch.OutputError(f"{option} {path}: cannot be written ({error.strerror}); {words}.") from error
+
+
+def _keep(suffix: str, write: Callable[[Path], object]) -> Path | None:
+    """Let `write` write a temporary file, and return its path; None where that fails, too."""
+    try:
+        number, name = tempfile.mkstemp(suffix, "muonbook-")
+    except OSError:
+        return None
+    os.close(number)
+    kept = Path(name)
+    try:
+        write(kept)
+    except OSError:
+        kept.unlink()
+        return None
+    return kept
 
 
 def plural(number: int, noun: str) -> str:

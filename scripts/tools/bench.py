@@ -40,6 +40,7 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "claims": ("tools", "claims"),
     **LEARNING,
 }
+SHORT = ("step_times", "learning")  # which have no --quick
 CHAPTERS = ("12", "13", "14", "15")  # whose pages show the other results
 
 
@@ -47,7 +48,8 @@ def command(name, quick):
     """Return the command that takes this measurement."""
     script, *options = MEASUREMENTS[name]
     target = results.ROOT / QUICK if quick else results.FOLDER
-    options += ["--quick"] * quick + ["--json", str((target / f"{name}.json").relative_to(results.ROOT))]
+    options += ["--quick"] * (quick and name not in SHORT)
+    options += ["--json", str((target / f"{name}.json").relative_to(results.ROOT))]
     return [f"scripts/{script}", *options]
 
 

@@ -8,10 +8,14 @@ This package imports torch only when a rank starts, so that a wrong argument is 
 
 from distmuon.launch.arguments import (
     DEFAULT_TIMEOUT,
+    WORLD,
+    OutputError,
     UsageError,
     add_arguments,
+    check_range,
     check_writable,
     choices,
+    chosen_job,
     options,
     parser,
 )
@@ -20,6 +24,7 @@ from distmuon.launch.supervise import WorldError
 from distmuon.launch.world import World, seconds_since, under_torchrun
 
 __all__ = [
-    "DEFAULT_TIMEOUT", "UsageError", "World", "WorldError", "add_arguments", "check_writable", "choices", "command",
-    "options", "parser", "run", "seconds_since", "speaks", "under_torchrun",
+    "DEFAULT_TIMEOUT", "WORLD", "OutputError", "UsageError", "World", "WorldError", "add_arguments", "check_range",
+    "check_writable", "choices", "chosen_job", "command", "options", "parser", "run", "seconds_since", "speaks",
+    "under_torchrun",
 ]  # fmt: skip

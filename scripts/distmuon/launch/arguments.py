@@ -2,7 +2,9 @@
 
     parser = launch.parser(__doc__)                  # the first paragraph describes; its command lines are examples
     launch.add_arguments(parser, dp=4, tp=2)         # --dp --tp --backend --device --timeout --threads
-    arguments = parser.parse_args()
+    arguments = parser.parse_args()                  # arguments.given: the names of those on the command line
+    job = launch.chosen_job(arguments, TAKES)        # an option that would do nothing is refused
+    launch.check_range(arguments, steps=(1, 1000))
     launch.check_writable("--json", arguments.json)  # before anything is started, not after the training
 
 `launch` passes all of it on, so that a worker imports one module.
@@ -13,11 +15,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 import textwrap
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 BACKENDS = ("gloo", "nccl", "auto")
 DEVICES = ("cpu", "cuda")
+WORLD = ("dp", "tp", "backend", "device", "timeout", "threads")  # what `add_arguments` adds and `options` returns
 DEFAULT_TIMEOUT = 60.0  # seconds; NCCL's own default of 10 minutes turns every mistake into a coffee break
 
 
@@ -25,8 +29,27 @@ class UsageError(ValueError):
     """A wrong argument. `launch.command` prints it as one sentence and exits with code 2; nothing was started."""
 
 
+class OutputError(RuntimeError):
+    """Results could not be written, after the work. `launch.command` prints one sentence and exits with code 1."""
+
+
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises UsageError, where argparse prints a page of usage and exits."""
+    """An ArgumentParser that raises UsageError, where argparse prints a page of usage and exits.
+
+    What it returns has one attribute more, `given`: the names of the arguments that were on the command line.
+    """
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        found = super().parse_args(args, namespace)
+        defaults = {action: action.default for action in self._actions}
+        for action in defaults:
+            action.default = argparse.SUPPRESS
+        try:
+            found.given = frozenset(vars(super().parse_args(args)))
+        finally:
+            for action, default in defaults.items():
+                action.default = default
+        return found
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message.rstrip('.')}; see --help.")
@@ -83,8 +106,40 @@ def add_arguments(parser: argparse.ArgumentParser, dp: int, tp: int) -> None:
 
 def options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments for `launch.run` that were parsed: those of `add_arguments`, or some of them."""
-    names = ("dp", "tp", "backend", "device", "timeout", "threads")
-    return {name: getattr(arguments, name) for name in names if name in arguments}
+    return {name: getattr(arguments, name) for name in WORLD if name in arguments}
+
+
+def chosen_job(arguments: argparse.Namespace, takes: Mapping[str, Collection[str]], job: str | None = None) -> str:
+    """Return which of a worker's jobs is asked for; raise UsageError for an option given that does nothing in it.
+
+    takes: job -> names of the arguments that it uses. A job is called by its option, "--follow"; "" is that of none.
+    job: where options alone do not tell; else it is the first one whose option was given.
+    """
+    if job is None:
+        job = next((name for name in takes if name and _name(name) in arguments.given), "")
+    for name in sorted(arguments.given - {_name(job), *takes[job]}):
+        others = [other for other in takes if name in takes[other]]
+        remedy = f"it goes with {' or '.join(others)}" if others and "" not in others else "leave one of the two out"
+        raise UsageError(f"{_option(name)} does nothing {f'with {job}' if job else 'by itself'}; {remedy}.")
+    return job
+
+
+def check_range(arguments: argparse.Namespace, **ranges: tuple[float, float]) -> None:
+    """Raise UsageError where an argument is not within its (least, most), NaN included; None is fine."""
+    for name, (least, most) in ranges.items():
+        value = getattr(arguments, name)
+        if value is not None and not least <= value <= most:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise UsageError(f"{_option(name)} {shown}: must be from {least:,} to {most:,}.")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _name(option: str) -> str:
+    """Return the name of the argument that the first word of `option` sets."""
+    return option.partition(" ")[0].removeprefix("--").replace("-", "_")
 
 
 def check_writable(option: str, path: str | None) -> None:

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from distmuon.launch import rank, session, supervise
-from distmuon.launch.arguments import DEFAULT_TIMEOUT, UsageError
+from distmuon.launch.arguments import DEFAULT_TIMEOUT, OutputError, UsageError
 from distmuon.launch.hosts import Link
 from distmuon.launch.rank import Worker
 from distmuon.launch.supervise import WorldError
@@ -70,8 +70,9 @@ def run(
 
 
 def command(main: Callable[[], int | None]) -> None:
-    """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError; 130 on Ctrl-C;
-    128 + the signal's number on SIGTERM or SIGHUP; 141, without a word, when nobody reads the output any more (| head).
+    """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError or an OutputError;
+    130 on Ctrl-C; 128 + the signal's number on SIGTERM or SIGHUP; 141, without a word, when nobody reads the output any
+    more (| head).
     """
     atexit.register(session.ignore_interrupts)  # a second Ctrl-C must find no half-closed interpreter to complain in
     # torchrun stops its ranks by SIGTERM, and a rank blocked in a collective could not run a Python handler
@@ -81,6 +82,8 @@ def command(main: Callable[[], int | None]) -> None:
             sys.stdout.flush()  # here, not at the interpreter's end: a closed pipe is still an exception
         except UsageError as error:
             code = _complain(error, 2)
+        except OutputError as error:
+            code = _complain(error, 1)
         except (WorldError, BrokenPipeError) as error:
             if _reader_left(error):
                 code = READER_LEFT

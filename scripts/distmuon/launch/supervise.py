@@ -41,6 +41,7 @@ from distmuon.launch import session
 GRACE = 1.0  # seconds that the others get, after the first failure, to fail by themselves and say why
 PLUMBING = [os.path.join(os.path.dirname(__file__), name) for name in ("supervise.py", "rank.py")]  # left out of stacks
 FORK_SERVER_GONE = 255  # the exit code that multiprocessing makes up when nobody can tell it the true one
+SERVER_GONE = "the process that ranks are forked from has ended; every rank was stopped."
 ANSWER = 0.5  # seconds that a rank which is still running gets to say where it is
 
 
@@ -76,7 +77,10 @@ def run_local(
                     for rank in range(size):
                         given = (rank, directory, home, dict(os.environ), target, arguments)
                         ranks.append(context.Process(target=_rank_process, args=given, name=f"rank {rank}"))
-                        ranks[-1].start()
+                        try:
+                            ranks[-1].start()
+                        except (EOFError, ConnectionError) as error:  # it took the order, or not even that
+                            raise WorldError(SERVER_GONE, None) from error
             failure = _watch(ranks, directory, timeout)
             if failure:
                 raise failure
@@ -139,7 +143,7 @@ def _end_with_launcher(directory: str, home: str) -> None:
     assert launcher is not None
     while launcher.is_alive() and os.path.isdir(directory):
         launcher.join(1.0)
-    if not launcher.is_alive():
+    if os.path.isdir(directory):  # a launcher that lives removes it before it lets go of its end of our pipe
         shutil.rmtree(home, ignore_errors=True)
     os._exit(1)
 
@@ -182,7 +186,7 @@ def _first_failure(ranks: list[Any], directory: str, timeout: float, alive: list
     """
     failures = {r: _read(directory, "failure", r) for r in range(len(ranks)) if _has(directory, "failure", r)}
     if not alive and all(process.exitcode == FORK_SERVER_GONE for process in ranks):
-        return WorldError("the process that ranks are forked from has ended; every rank was stopped.", None)
+        return WorldError(SERVER_GONE, None)
     for rank, process in enumerate(ranks):
         if rank not in alive and rank not in failures and not _has(directory, "result", rank):
             code = process.exitcode or 0

@@ -10,6 +10,9 @@ from typing import Any
 from distmuon.launch.arguments import BACKENDS, DEVICES, UsageError
 from distmuon.launch.hosts import Link, is_switch
 
+MOST_RANKS = 256  # on one machine: every gloo group opens a socket to every peer, and a process has some 1,000 in all
+MOST_THREADS = 1024
+
 
 @dataclass(frozen=True)
 class World:
@@ -54,7 +57,7 @@ class World:
 
 
 def under_torchrun() -> bool:
-    """Say whether torchrun has started this process, as one rank of many."""
+    """Say whether torchrun has started this process, as one rank of many, or somebody who sets what torchrun sets."""
     return os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -68,6 +71,19 @@ def validated(world: World, launched: int | None) -> World:
         raise UsageError(f"--device {world.device} is unknown; choose one of {', '.join(DEVICES)}.")
     if not 0 < world.timeout < 1e9 or world.threads < 1:
         raise UsageError(f"--timeout {world.timeout:g} --threads {world.threads}: both must be positive.")
+    if world.threads > MOST_THREADS:
+        raise UsageError(f"--threads {world.threads}: a rank gets at most {MOST_THREADS}; choose about one per core.")
+    if launched is None and world.size > MOST_RANKS:
+        raise UsageError(
+            f"--dp {world.dp} --tp {world.tp}: one machine gets at most {MOST_RANKS} ranks; "
+            "choose fewer, or start them on several with torchrun."
+        )
+    if launched is None and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        raise UsageError(
+            f"srun started {os.environ['SLURM_STEP_NUM_TASKS']} processes that do not know their rank; let it start "
+            "one torchrun per node, or export RANK=$SLURM_PROCID, WORLD_SIZE=$SLURM_NTASKS, LOCAL_RANK=$SLURM_LOCALID, "
+            "MASTER_ADDR and MASTER_PORT in each."
+        )
     if launched is not None and launched != world.size:
         raise UsageError(
             f"torchrun started {launched} ranks, but --dp {world.dp} --tp {world.tp} makes {world.size}; "
@@ -79,13 +95,14 @@ def validated(world: World, launched: int | None) -> World:
         raise UsageError("a network for each rank needs a switch; call hosts.become_switch() before the world starts.")
     if world.backend == "gloo" and world.device != "cuda":
         return replace(world, device="cpu")
-    return _with_gpus(world, world.size if launched is None else int(os.environ.get("LOCAL_WORLD_SIZE", launched)))
+    return _with_gpus(world, launched)
 
 
-def _with_gpus(world: World, local_ranks: int) -> World:
+def _with_gpus(world: World, launched: int | None) -> World:
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    local_ranks = world.size if launched is None else _ranks_here(launched, gpus)
     if world.backend == "auto":
         fits = gpus >= local_ranks and world.device != "cpu"
         world = replace(world, backend="nccl" if fits else "gloo", device="cuda" if fits else world.device or "cpu")
@@ -102,6 +119,15 @@ def _with_gpus(world: World, local_ranks: int) -> World:
             )
         return replace(world, device="cuda")
     return world
+
+
+def _ranks_here(launched: int, gpus: int) -> int:
+    """Return how many of the ranks that somebody else has started share the `gpus` that this process sees."""
+    if gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:
+        return 1  # a scheduler gave this rank a GPU of its own: device 0, whatever LOCAL_RANK is
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    return int(os.environ.get("LOCAL_RANK", launched - 1)) + 1  # srun: at least those up to this one
 
 
 def seconds_since(started: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from distmuon.models.digits import Split, batch_rows, digits
 from distmuon.models.networks import MLP, initial_weights
 from distmuon.optim.newton_schulz import polar_factor
 from distmuon.sharding.grid import Grid
+from muonbook.report import write_file
 
 LAYER = "layers.1.weight"  # [128, 256], in the middle of the network
 WIDTHS, BATCH, RATE, MOMENTUM = (64, 256, 128, 128, 10), 256, 0.02, 0.95
@@ -137,8 +137,8 @@ def step_table(runs: list[dict[str, Any]], at: int) -> Iterator[str]:
 
 def save(path: str, runs: list[dict[str, Any]]) -> None:
     """Write the first seed's matrices and losses as a .npz file, for pictures."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     first = runs[0]
     arrays = {name: matrix.numpy() for name, matrix in first["matrices"].items()}
     arrays |= {f"after_{name}": np.array(losses) for name, losses in first["after"].items()}
-    np.savez(path, lengths=LENGTHS, before=first["before"], **arrays)
+    arrays |= {"lengths": np.array(LENGTHS), "before": np.array(first["before"])}
+    write_file("--save", path, lambda file: np.savez(file, **arrays))

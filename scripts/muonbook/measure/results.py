@@ -6,7 +6,6 @@ Chapters 4 and 12 to 15 and the claims page read numbers from book/results; noth
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distmuon import launch
+from muonbook import report
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "book" / "results"
@@ -25,7 +25,7 @@ def load(name: str) -> dict[str, Any]:
     path = FOLDER / f"{name}.json"
     if not path.exists():
         raise launch.UsageError(f"book/results/{name}.json is not there; `make bench` writes it.")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return report.from_json(path.read_text(encoding="utf-8"))
 
 
 def write(path: str | Path, found: dict[str, Any]) -> None:
@@ -33,8 +33,6 @@ def write(path: str | Path, found: dict[str, Any]) -> None:
 
     The command is stored without the file's own name, which may be a path of one machine.
     """
-    from muonbook import report
-
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if "--json" in words[:-1]:
         del words[(place := words.index("--json")) : place + 2]

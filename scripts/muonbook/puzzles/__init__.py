@@ -82,6 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def handle(arguments: argparse.Namespace, puzzle: Puzzle) -> int | None:
     """Do what `--check` and `--hint` ask for; return the exit code, or None where the worker is to do its own work."""
+    asked = next((name for name in ("check", "hint") if name in arguments.given), None)
+    if asked is not None:
+        launch.chosen_job(arguments, {"--check": ("hint",), "--hint": ("check",)}, f"--{asked}")
     if arguments.hint is not None and arguments.hint < 1:
         raise launch.UsageError(f"--hint {arguments.hint}: hints are counted from 1 to {len(puzzle.hints)}.")
     code = None if arguments.check is None else check(puzzle, arguments.check)

@@ -293,7 +293,7 @@ def test_the_rings_budget_is_that_of_the_ring_formula(length: int, elements: int
 
 
 def parse(*given: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = launch.parser(None)
     puzzles.add_arguments(parser)
     return parser.parse_args(given)
 
@@ -318,9 +318,9 @@ def test_a_worker_with_a_puzzle_exits_as_the_check_does(tmp_path: Path) -> None:
     worker = tmp_path / "99_ring.py"
     worker.write_text(
         f"import sys\nsys.path.insert(0, {str(worlds.ROOT / 'scripts')!r})\n"
-        "import argparse\nfrom distmuon import launch\nfrom muonbook import puzzles\n"
+        "from distmuon import launch\nfrom muonbook import puzzles\n"
         "from muonbook.ch05.puzzle import PUZZLE\n"
-        "def main():\n    parser = argparse.ArgumentParser()\n    puzzles.add_arguments(parser)\n"
+        "def main():\n    parser = launch.parser(None)\n    puzzles.add_arguments(parser)\n"
         "    return puzzles.handle(parser.parse_args(), PUZZLE)\n"
         "if __name__ == '__main__':\n    launch.command(main)\n"
     )

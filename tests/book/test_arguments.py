@@ -1,0 +1,193 @@
+"""The command lines of all workers: what cannot be, and what would do nothing, is one sentence, and nothing starts."""
+
+import argparse
+import functools
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import worlds
+
+from distmuon import launch
+from distmuon.launch import hosts, rank, supervise
+from distmuon.launch.arguments import Parser
+from muonbook.ch12 import byte_counts
+from muonbook.ch15 import worlds_survey
+
+WORKERS = sorted((worlds.ROOT / "scripts").glob("[0-9][0-9]_*.py"))
+JOBS = {  # where the name of a job is not how it is asked for
+    ("04", "--lr"): "--lr 0.1 --optimizer muon",
+    ("04", "--dp and --tp"): "--dp 2 --lr 0.1 --optimizer muon",
+    ("04", "--recipe"): "--recipe original --task mnist",
+    ("04", "--fetch"): "--fetch --task mnist",
+    ("05", "--mistake"): "--mistake skip",
+    ("13", "--measure"): "--measure --json out/x.json",
+    ("14", "--trace"): "--trace out/x.json.gz",
+    ("14", "--measure"): "--measure --json out/x.json",
+    ("15", "--measure"): "--measure --json out/x.json",
+    ("15", "--worlds"): "--worlds --json out/x.json",
+}
+PUZZLE = ("check", "hint")
+HUGE = "99999999999999999999"
+
+
+class Started(Exception):
+    """A world, a download or a measurement would have begun."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Started
+
+    for module, name in (
+        (supervise, "run_local"),
+        (rank, "run_alone"),
+        (byte_counts, "ratios_on"),
+        (byte_counts, "wire_on"),
+        (worlds_survey, "survey"),
+    ):
+        monkeypatch.setattr(module, name, refuse)
+    monkeypatch.setattr(hosts, "become_switch", lambda: None)
+    monkeypatch.setattr(hosts, "obstacle", lambda: None)
+    for name in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")  # worker 13 sets them: put back afterwards
+    monkeypatch.chdir(tmp_path)
+
+
+@functools.cache
+def worker(number: str) -> ModuleType:
+    """Return the worker's module, imported and not run."""
+    (path,) = (path for path in WORKERS if path.name.startswith(number))
+    spec = importlib.util.spec_from_file_location(f"worker_{number}", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def actions(number: str) -> dict[str, argparse.Action]:
+    """Return the worker's options by name, without those of its puzzle."""
+    found: list[Parser] = []
+
+    def remember(self: Parser) -> None:
+        found.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parser, "parse_args", remember)
+        worker(number).parse()
+    return {a.dest: a for a in found[0]._actions if a.help not in (None, argparse.SUPPRESS) and a.dest != "help"}
+
+
+def said(monkeypatch: pytest.MonkeyPatch, number: str, *given: str) -> str:
+    """Return the sentence with which a worker refuses a command line, or "" where it goes on."""
+    monkeypatch.setattr(sys, "argv", [f"{number}.py", *given])
+    words = ""
+    try:
+        worker(number).main()
+    except Started:
+        pass
+    except launch.UsageError as error:
+        words = str(error)
+    assert re.fullmatch(r"|.+(\.|--fetch)", words)
+    return words
+
+
+def asked(number: str, job: str) -> list[str]:
+    return JOBS.get((number, job), job).split()
+
+
+def given(number: str, name: str) -> list[str]:
+    """Return the words that give an option on a command line."""
+    return [f"--{name.replace('_', '-')}", *([] if actions(number)[name].nargs == 0 else ["1"])]
+
+
+def jobs(number: str) -> dict[str, tuple[str, ...]]:
+    """Return the worker's jobs with the options of each; one job takes them all where there is no table."""
+    return getattr(worker(number), "TAKES", {"": tuple(name for name in actions(number) if name not in PUZZLE)})
+
+
+NUMBERS = [path.name[:2] for path in WORKERS]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_an_option_that_does_nothing_is_refused_in_every_job(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    options, table = actions(number), jobs(number)
+    chooses = {job[2:].partition(" ")[0] for job in table} | ({"dp", "tp"} if number == "04" else set())
+    assert set().union(*table.values(), chooses) >= set(options) - {*PUZZLE, "ablations"}
+    for job, takes in table.items():
+        for name in set(options) - {*PUZZLE, *chooses}:
+            words = said(monkeypatch, number, *asked(number, job), *given(number, name))
+            nothing = f"--{name} does nothing {f'with {job}' if job else 'by itself'}; ".replace("_", "-")
+            assert words.startswith(nothing) == (name not in takes), (job, name, words)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    for name in set(actions(number)) - set(PUZZLE):
+        for puzzle in (["--check", "mine.py"], ["--hint", "1"], ["--hint", "1", "--check", "mine.py"]):
+            words = said(monkeypatch, number, *puzzle, *given(number, name))
+            assert "does nothing with --" in words, (name, words)
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "says"),
+    [
+        ("03", "--oracle --json x", "--json does nothing with --oracle; leave one of the two out."),
+        ("04", "--lr 0.1 --tuning-seeds 2", "--tuning-seeds does nothing with --lr; leave one of the two out."),
+        ("04", "--times --ablations", "--times does nothing with --ablations; leave one of the two out."),
+        ("04", "--option 0.9", "--option does nothing by itself; it goes with --lr or --dp and --tp."),
+        ("04", "--if-here", "--if-here --task digits: its data is always here; leave --if-here out."),
+        ("05", "--mistake skip --show ranks", "--show does nothing with --mistake; leave one of the two out."),
+        ("06", "--json /proc/x", "--json does nothing by itself; it goes with --follow or --compare."),
+        ("10", "--optimizer adamw --strategy owner", "--strategy does nothing with --optimizer adamw; leave one of"),
+        ("15", "--skew --quick", "--quick does nothing with --skew; it goes with --measure or --worlds."),
+    ],
+)
+def test_what_does_nothing_is_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, number: str, line: str, says: str
+) -> None:
+    assert said(monkeypatch, number, *line.split()).startswith(says)
+
+
+# ---- Numbers ----------------------------------------------------------------------------------------------
+
+ZERO = {("01", "step"), ("04", "weight_decay"), ("10", "seed")}  # where 0 is a number like others
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_no_number_that_cannot_be_is_accepted(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    for name, action in actions(number).items():
+        if action.type not in (int, float) or name in PUZZLE:
+            continue
+        for job, takes in jobs(number).items():
+            if name in takes:
+                for value in ("-1", "0", "nan", "inf", "-inf", "1e400", "many", "", HUGE):
+                    words = said(monkeypatch, number, *asked(number, job), f"--{name.replace('_', '-')}={value}")
+                    fine = value == "0" and (number, name) in ZERO
+                    assert (words == "") == fine, (job, name, value, words)
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "says"),
+    [
+        ("02", "--shape 99999999999x4", "--shape 99999999999x4: write rows x columns, each from 1 to 4096"),
+        ("02", "--share --threads 99999999999", "--threads 99999999999: a rank gets at most 1024; choose about one"),
+        ("04", "--ranks 999", "--ranks 999: must be from 1 to 256."),
+        ("05", "--dp 1000000", "--dp 1000000 --tp 1: one machine gets at most 256 ranks; choose fewer, or start them"),
+        ("07", f"--dp {HUGE}", f"--dp {HUGE} --tp 1: one machine gets at most 256 ranks"),
+        ("07", "--tp 3", "--tp 3: this chapter has DP ranks only; chapter 9 adds TP."),
+        ("05", "--mistake skip --timeout nan", "--timeout nan: must be from 0.1 to 3,600."),
+        ("13", f"--tp {HUGE}", f"--tp {HUGE} does not divide the model's 8 heads"),
+    ],
+)
+def test_a_number_out_of_bounds_is_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, number: str, line: str, says: str
+) -> None:
+    assert said(monkeypatch, number, *line.split()).startswith(says)
