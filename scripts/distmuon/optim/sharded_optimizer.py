@@ -60,7 +60,6 @@ class ShardedOptimizer(ShardedState):
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
 
     statistics: gradients.GradientStatistics  # of the latest step
-    grad_scale: Tensor | None = None  # set by a GradScaler for the length of a step
 
     def __init__(
         self,
@@ -178,8 +177,8 @@ class ShardedOptimizer(ShardedState):
         self.buffers.follow()
         self._warn_of_local_clipping()
         self._present = self.gradients.collect()
-        if self.grad_scale is not None:
-            self.gradients.unscale(self.grad_scale)
+        if (scale := getattr(self, "grad_scale", None)) is not None:  # of a GradScaler, for the length of this step
+            self.gradients.unscale(scale)
         for bucket in self.buckets:
             self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
         self._ready = self.check_and_clip(max_norm)
@@ -262,7 +261,7 @@ class ShardedOptimizer(ShardedState):
             params = list(zip(names, params, strict=True))
         group |= {"params": params, "param_names": []}
         first = {id(p): name for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)}
-        for name, p in [pair for pair in params if isinstance(pair, tuple)]:
+        for name, p in [pair for pair in params if isinstance(pair, tuple) and isinstance(pair[1], Tensor)]:
             if id(p) in first:
                 raise ValueError(f"parameter {name!r} is given twice (also as {first[id(p)]!r}); give it once.")
             first[id(p)] = name
