@@ -9,6 +9,7 @@ The ledger counts what a step moves; what is exchanged here is not part of one, 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,6 +60,22 @@ def agree(grid: Grid, topic: str, lines: Lines, remedy: str) -> None:
         f"the {topic} of {_listed(differing, grid)} differ from those of {first}: "
         f"{_difference(ours, theirs, first, other)}; {remedy}."
     )
+
+
+@contextlib.contextmanager
+def together(grid: Grid, action: str, remedy: str) -> Iterator[None]:
+    """Let all ranks fail where some do: with Disagreement, unless all raise the same. Collective: one `agree`.
+
+    Without it, a rank that raises leaves the others waiting in the next collective. action: names the block: "setup".
+    No collective inside the block: where one rank has raised, the others would wait in it.
+    """
+    try:
+        yield
+    except Exception as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        agree(grid, "outcomes", [(action, words)], remedy)
+        raise
+    agree(grid, "outcomes", [(action, "fine")], remedy)
 
 
 def _tensor(text: bytes, grid: Grid) -> Tensor:  # [len(text)], uint8

@@ -92,6 +92,13 @@ def facts(world: World) -> dict[str, Any]:
         "turned": {
             name: spoil(turned, *spoilt) for turned in [turn(grid)] for name, spoilt in spoilers(turned).items()
         },
+        "outcomes": {
+            "fine": fate(grid, {}),
+            "one fails": fate(grid, {last: "lr is -1."}),
+            "all but rank 0 fail": fate(grid, dict.fromkeys(range(1, world.size), "lr is -1.")),
+            "all fail alike": fate(grid, dict.fromkeys(range(world.size), "lr is -1.")),
+            "each fails otherwise": fate(grid, {rank: f"lr\nis -{rank}." for rank in range(world.size)}),
+        },
         "ballots": [vote(grid, set(range(culprits))) for culprits in range(world.size + 1)],
         "silent": len(list(grid.ledger)) == 0,
     }
@@ -105,6 +112,17 @@ def facts(world: World) -> dict[str, Any]:
 def differ(grid: Grid, other: list[tuple[str, str]], culprits: set[int]) -> str | None:
     lines = other if grid.world.rank in culprits else LINES
     return heard(lambda: agreement.agree(grid, "options", lines, "give every rank the same"))
+
+
+def fate(grid: Grid, failures: dict[int, str]) -> str:
+    """Return what this rank raises in the end, after some have raised a ValueError."""
+    try:
+        with agreement.together(grid, "setup", "give every rank the same"):
+            if grid.world.rank in failures:
+                raise ValueError(failures[grid.world.rank])
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 def vote(grid: Grid, culprits: set[int]) -> bool:

@@ -1,6 +1,7 @@
 """Ranks that hold something else are found out, on all ranks alike; other values can be mended."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import agreement_workers as work
@@ -16,6 +17,7 @@ from torch import Tensor
 from distmuon import launch
 from distmuon.sharding import agreement
 from distmuon.sharding.agreement import ballot, fingerprints, unanimous
+from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.verify.storage_tracker import StorageTracker
 
@@ -80,6 +82,19 @@ def test_where_rank_0_differs_all_others_are_named(what: str) -> None:
     assert four.endswith(REMEDY)
     assert "\n" not in four
     assert four.partition(": ")[2] == two.partition(": ")[2]
+
+
+@on_every_grid
+def test_where_one_rank_fails_all_do_with_the_same_words(dp: int, tp: int) -> None:
+    last = dp * tp - 1
+    says = "'setup' is ValueError: lr is -1 on rank {r}, and fine on rank 0" + REMEDY
+    assert alike(dp, tp, "outcomes", "fine") == "nothing"
+    one = alike(dp, tp, "outcomes", "one fails")
+    assert one == f"Disagreement: the outcomes of rank {last} differ from those of rank 0: {says.format(r=last)}"
+    assert alike(dp, tp, "outcomes", "all but rank 0 fail").endswith(says.format(r=1))
+    assert alike(dp, tp, "outcomes", "all fail alike") == "ValueError: lr is -1."
+    others = alike(dp, tp, "outcomes", "each fails otherwise")
+    assert others.endswith(f"'setup' is ValueError: lr is -1 on rank 1, and ValueError: lr is -0 on rank 0{REMEDY}")
 
 
 @on_every_grid
@@ -156,6 +171,29 @@ def test_ranks_may_be_counted_along_dp_first() -> None:
     assert all(found["after"] is None and all(found["mended"]) for found in turned.values())
     assert turned["a seed for each DP rank"]["before"] == differ("'rows' and of 5 more", "1 (DP 1, TP 0)", ON_RANK_0)
     assert "rank 2 (DP 0, TP 1) does not hold what rank 0" in turned["a seed for each TP rank"]["before"]
+
+
+def test_small_tensors_travel_together_and_a_large_one_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Tensor] = []
+
+    def broadcast(group: Group, tensor: Tensor, label: str) -> Tensor:
+        sent.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(Group, "broadcast", broadcast)
+    monkeypatch.setattr(agreement, "PIECE_BYTES", 1000)
+    pair = Group("dp", 2, 0)
+    grid = replace(Grid.alone(), dp=pair, world=pair)
+    small = [torch.zeros(50, dtype=dtype) for dtype in [torch.float32, torch.bfloat16] * 8]  # 1,600 and 800 bytes
+    large = torch.zeros(30, 20)
+    agreement.broadcast_values(grid, [*small, large], [False] * 17)
+    assert [(t.dtype, t.nbytes) for t in sent] == [
+        (torch.float32, 1000),
+        (torch.float32, 600),
+        (torch.float32, 2400),
+        (torch.bfloat16, 800),
+    ]
+    assert sent[2].data_ptr() == large.data_ptr()
 
 
 # ---- Fingerprints -----------------------------------------------------------------------------------------
