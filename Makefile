@@ -14,7 +14,7 @@ COLAB_PYTHON ?= python3.13 python3.12 python3.11
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint notebooks colab book links bench traces address clean clean-all
+.PHONY: help setup demo test gpu lint notebooks colab book links bench traces address clean clean-all
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ test: lint ## Check style and types, then run every test (PYTEST_ARGS="-k layout
 	case $$most in 0|1|5) ;; *) exit $$most ;; esac; \
 	$(PY) -m pytest -m alone $(PYTEST_ARGS); rest=$$?; \
 	case $$rest in 5) exit $$most ;; esac; case $$most in 1) exit 1 ;; esac; exit $$rest
+
+gpu: $(READY) ## Run every worker and the engine on the GPUs that are here; store what came of it (no part of make test)
+	OMP_NUM_THREADS=1 $(PY) tests/gpu/run_on_gpus.py book/results/gpu.json
 
 lint: $(READY) ## Check style and types only
 	$(PY) -m ruff check .

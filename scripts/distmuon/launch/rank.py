@@ -33,8 +33,11 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
 
     work = load(worker)
     torch.set_num_threads(world.threads)
-    if world.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", world.rank)) % torch.cuda.device_count())
+    gpu = None
+    if world.device == "cuda":  # of several, or the only one that this process is shown
+        gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", world.rank)) % torch.cuda.device_count())
+        torch.cuda.set_device(gpu)
+        torch.set_float32_matmul_precision("highest")  # torch's default, which some containers change to TF32
     if world.size == 1 and world.backend == "gloo":
         return work(world, *arguments)  # a world of one needs no process group, and no collective is called
     if world.link is not None:
@@ -42,11 +45,12 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
     elif world.size > 1 and (directory is not None or os.environ.get("LOCAL_WORLD_SIZE") == str(world.size)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")  # one host only
     store = dist.FileStore(os.path.join(directory, "store"), world.size) if directory is not None else None
-    limit = timedelta(seconds=world.timeout)
-    if store is None:
-        dist.init_process_group(world.backend, timeout=limit)
-    else:
-        dist.init_process_group(world.backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
+    options: dict[str, Any] = {"timeout": timedelta(seconds=world.timeout)}
+    if store is not None:
+        options |= {"store": store, "rank": world.rank, "world_size": world.size}
+    if world.backend == "nccl":
+        options["device_id"] = gpu  # or NCCL guesses by rank: every barrier, and every collective of objects
+    dist.init_process_group(world.backend, **options)
     try:
         result = work(world, *arguments)
     except BaseException:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -224,6 +225,32 @@ def test_backend_device_and_start_method_follow_from_the_gpus(monkeypatch, optio
     monkeypatch.setattr(supervise, "run_local", lambda target, given, size, start, timeout: [given[0], start])
     world, start = launch.run(worlds.who, **options)
     assert (world.backend, world.device, start) == becomes
+
+
+@pytest.mark.parametrize(("gpus", "mine"), [(8, 5), (1, 0)])  # a node's GPUs, and one that a scheduler gave this rank
+@pytest.mark.parametrize(("backend", "told"), [("nccl", True), ("gloo", False)])
+def test_a_rank_takes_its_gpu_and_tells_nccl(monkeypatch, gpus: int, mine: int, backend: str, told: bool) -> None:
+    class Joined(Exception):
+        pass
+
+    def join(*given: Any, **options: Any) -> None:
+        raise Joined(*given, options.get("device_id"), options["timeout"].total_seconds())
+
+    chosen: list[torch.device] = []
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", join)
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")  # as some containers have it
+    try:
+        with pytest.raises(Joined) as joined:
+            rank.run(World(5, 8, 8, 1, backend, "cuda", 9.0, threads, 0.0), None, worlds.who, ())
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert chosen == [torch.device("cuda", mine)]
+    assert joined.value.args == (backend, chosen[0] if told else None, 9.0)
 
 
 @pytest.mark.usefixtures("nothing_starts")

@@ -1,0 +1,67 @@
+"""On GPUs: every worker's jobs, and the engine in a program of one's own. Where there is none, these tests are skipped.
+
+`make gpu` runs them and stores what came of it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import gpu_jobs
+import gpu_workers
+import pytest
+import torch
+import worlds
+
+from distmuon import launch
+from distmuon.optim.newton_schulz import newton_schulz
+
+MINUTES = 5  # for one command: ranks are spawned, and each makes a CUDA context
+needs_a_gpu = pytest.mark.skipif(gpu_jobs.GPUS < 1, reason="needs a GPU, and torch sees none here.")
+
+
+def test_every_job_that_takes_a_device_is_tried() -> None:
+    tried = {(job.worker, job.job) for job in gpu_jobs.JOBS}
+    assert gpu_jobs.takers() == tried | gpu_jobs.ELSEWHERE
+    assert not tried & gpu_jobs.ELSEWHERE
+    assert len({run.name for run in gpu_jobs.runs()}) == len(gpu_jobs.runs())
+
+
+@pytest.mark.timeout(60 * MINUTES + 30)
+@pytest.mark.parametrize("run", gpu_jobs.runs(), ids=lambda run: run.name)
+def test_a_worker_ends_well(run: gpu_jobs.Run) -> None:
+    if run.gpus > gpu_jobs.GPUS:
+        pytest.skip(f"needs {run.gpus} GPU{'s' * (run.gpus > 1)}, and torch sees {gpu_jobs.GPUS or 'none'} here.")
+    done = subprocess.run(
+        [sys.executable, *run.words], cwd=worlds.ROOT, capture_output=True, text=True, timeout=60 * MINUTES
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@needs_a_gpu
+@pytest.mark.parametrize(("backend", "ranks"), [("nccl", 1), ("gloo", 2)])
+def test_a_mesh_of_gpus_trains_as_our_world_does(backend: str, ranks: int) -> None:
+    for found in launch.run(gpu_workers.train_twice, dp=ranks, backend=backend, device="cuda"):
+        assert found["equal"]
+        assert found["moved"]
+        assert found["at home"]
+        assert found["native"] == (backend == "nccl")
+        assert found["precision"] == "highest"
+
+
+@pytest.mark.skipif(gpu_jobs.GPUS < 4, reason="needs 4 GPUs: the order of a sum shows from the third rank on.")
+def test_nccl_adds_in_rank_order_when_it_is_told_to() -> None:
+    for found in launch.run(gpu_workers.add_in_rank_order, dp=4, backend="nccl"):
+        assert found == [1.0, 1.0]  # ((1e8 + 1) - 1e8) + 1 in float32
+
+
+@needs_a_gpu
+def test_a_gpu_orthogonalizes_as_the_processor_does() -> None:
+    matrix = torch.randn(3, 48, 80, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    here, there = (
+        newton_schulz(matrix, compute_dtype=torch.float64),
+        newton_schulz(matrix.cuda(), compute_dtype=torch.float64),
+    )
+    assert there.device.type == "cuda"
+    torch.testing.assert_close(there.cpu(), here, rtol=0, atol=1e-10)
