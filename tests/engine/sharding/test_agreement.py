@@ -277,6 +277,22 @@ def test_a_fingerprint_of_a_large_tensor_takes_little_memory(dtype: torch.dtype)
     assert tracker.peak < 4 * 8 * agreement.PIECE_NUMEL
 
 
+def test_the_mixing_is_splitmix64_and_its_weights_are_odd() -> None:
+    """One to one, and odd: without that a changed bit may be lost, too seldom for any other test here to see."""
+
+    def mixed(z: int) -> int:
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    numbers = [0, 1, -1, 2**63 - 1, -(2**63), *torch.randint(-(2**63), 2**63 - 1, (100,)).tolist()]
+    found = agreement._mixed(torch.tensor(numbers)).tolist()
+    assert [z % 2**64 for z in found] == [mixed(z % 2**64) for z in numbers]
+    weights = agreement._odd(1000, torch.device("cpu"))
+    assert weights.remainder(2).eq(1).all()
+    assert len(weights.unique()) == 1000
+
+
 # ---- Ballots ----------------------------------------------------------------------------------------------
 
 
