@@ -49,7 +49,7 @@ class ShardedOptimizer(ShardedState):
         not saved), as under a GradScaler always. Parameters and state stay as they were, the gradients are dropped.
     broadcast: begin with rank 0's values everywhere, as DDP does. Otherwise ranks that do not hold the same values
         raise Disagreement together, as they do for other shapes, names, orders or options, then or at any step.
-    check_every: compare the parameters of all ranks after every so many steps; 0 never does.
+    check_every: compare the parameters of all ranks before every so many steps; 0 never does.
     lr, options: defaults of the groups: lr, betas, eps, weight_decay.
 
     state: of every parameter of which this rank owns a piece, n elements: AdamW's step, exp_avg [n], exp_avg_sq [n],
@@ -90,7 +90,7 @@ class ShardedOptimizer(ShardedState):
         named = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
         self._agree_at_start(named, bucket_size, broadcast)
         self.buffers, self._laid_out = ShardedBuffers(named, self.grid, bucket_size), True
-        self.gradients = gradients.GradientViews(self.buffers)
+        self.gradient_views = gradients.GradientViews(self.buffers)
         of_parameter = {id(p): group for group in groups for p in group["params"]}
         self.group_of = [of_parameter[id(p)] for p in self.buffers.parameters]  # by index in the map
         self.save_by_shard()
@@ -124,15 +124,14 @@ class ShardedOptimizer(ShardedState):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.check_every and self.steps % self.check_every == 0:
+            remedy = "go back to a checkpoint: replicas have drifted apart"
+            self._check_values(self.buffers.names, self.buffers.parameters, remedy)
+        self.steps += 1
         if self.reduce(self.max_norm):
             self.buffers.refresh_masters()
             self.update()  # W[N_dp] -> W[I_tp, J]
             torch.autograd.graph.increment_version(self.buffers.parameters)  # backward through old values is refused
-        self.steps += 1
-        if self.check_every and self.steps % self.check_every == 0:
-            self._check_values(
-                self.buffers.names, self.buffers.parameters, "replicas have drifted apart; go back to a checkpoint"
-            )
         self.zero_grad()
         return loss
 
@@ -167,7 +166,7 @@ class ShardedOptimizer(ShardedState):
     def reduce(self, max_norm: float | None) -> bool:
         """Reduce, measure and clip the gradients, once in a step; return whether the ranks are to update."""
         if self._ready is not None:
-            if self.gradients.state() != self._reduced:
+            if self.gradient_views.state() != self._reduced:
                 self.zero_grad()
                 raise RuntimeError(
                     "gradients were changed after clip_grad_norm_ had reduced them; call backward, clip_grad_norm_ "
@@ -176,13 +175,13 @@ class ShardedOptimizer(ShardedState):
             return self._ready
         self.buffers.follow()
         self._warn_of_local_clipping()
-        self._present = self.gradients.collect()
+        self._present = self.gradient_views.collect()
         if (scale := getattr(self, "grad_scale", None)) is not None:  # of a GradScaler, for the length of this step
-            self.gradients.unscale(scale)
+            self.gradient_views.unscale(scale)
         for bucket in self.buckets:
             self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
         self._ready = self.check_and_clip(max_norm)
-        self._reduced = self.gradients.state()
+        self._reduced = self.gradient_views.state()
         return self._ready
 
     @hooked
@@ -309,7 +308,12 @@ class ShardedOptimizer(ShardedState):
     def _warn_of_local_clipping(self) -> None:
         """Warn, once, where gradients were written to after backward, as torch's clipping does."""
         driven = hasattr(self, "found_inf")  # by a GradScaler, which writes as well, and may
-        if self.grid.world.size > 1 and not driven and not self._warned and self.gradients.changed_since_backward():
+        if (
+            self.grid.world.size > 1
+            and not driven
+            and not self._warned
+            and self.gradient_views.changed_since_backward()
+        ):
             self._warned = True
             warnings.warn(
                 "gradients were changed in place after backward, where they are still this rank's own. If that was "

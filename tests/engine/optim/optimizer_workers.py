@@ -264,7 +264,7 @@ def reduce_each_bucket(grid: Grid) -> dict[str, tuple[slice, Tensor]]:
     """Return, per parameter that this rank owns a piece of, where the piece lies and its reduced gradient."""
     parameters, optimizer = build(ADAMW_ONLY, grid)
     give(ADAMW_ONLY, grid, parameters, 0)
-    optimizer.gradients.collect()
+    optimizer.gradient_views.collect()
     for bucket in optimizer.buckets:
         optimizer.reduce_scatter(bucket)
     return {
