@@ -17,18 +17,8 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 EMBEDDING_NAME = re.compile(
     r"(^|\.)((embed\w*|\w*embedding\w*|wte|wpe|lm_head|unembed\w*)(\.|$)|(head|classifier)(\.weight)?$)"
 )
-# What a group may carry besides its options: its parameters, a name, and what torch's schedulers note there.
-GROUP_NOTES = (
-    "params",
-    "param_names",
-    "name",
-    "initial_lr",
-    "min_lr",
-    "max_lr",
-    "swa_lr",
-    "base_momentum",
-    "max_momentum",
-)
+SCHEDULED = ("initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum")  # by torch's schedulers
+GROUP_NOTES = ("params", "param_names", "name", *SCHEDULED)  # what a group may carry besides its options
 
 
 def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[str] = ("head", "lm_head")) -> list[dict]:

@@ -7,6 +7,7 @@ on the way: losses, learning rates, scales. Nothing in it knows which optimizer 
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from helpers_math import gaussian
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.nn.utils import prune
 from torch.optim import Optimizer, lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint
 
@@ -234,6 +237,56 @@ def backward_makes_a_graph(make: Make) -> Seen:
 
 
 @program
+def gradients_are_there_before_the_optimizer(make: Make) -> Seen:
+    model = Net()
+    loss_of(model, 0).backward()
+    optimizer = make(model)
+    loss_of(model, 1).backward()
+    optimizer.step()
+    return model, train(model, optimizer)
+
+
+@program
+def backward_names_its_inputs(make: Make) -> Seen:
+    model = Net()
+    optimizer = make(model)
+    for i in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, i).backward(inputs=[model.first.weight] if i % 2 else list(model.parameters()))
+        optimizer.step()
+    return model, []
+
+
+@program
+def a_gradient_of_zero_still_decays(make: Make) -> Seen:
+    model = Net()
+    optimizer = make(model)
+    seen = train(model, optimizer, 2)
+    for _ in range(3):
+        loss_of(model, 0).backward()
+        optimizer.zero_grad(set_to_none=False)
+        optimizer.step()
+        seen += sizes(model)
+    return model, seen
+
+
+@program
+def a_penalty_is_added_by_hand(make: Make) -> Seen:
+    model = Net()
+    optimizer = make(model)
+    for i in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, i).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad += 0.1 * p
+                p.grad.add_(gaussian(*p.shape, seed=i), alpha=0.01)
+        optimizer.step()
+    return model, []
+
+
+@program
 def steps_without_any_gradient(make: Make) -> Seen:
     model = Net()
     optimizer = make(model)
@@ -288,6 +341,45 @@ def a_layer_is_frozen_and_thawed(make: Make) -> Seen:
         model.first.requires_grad_(i not in (0, 2, 3))
         seen += [step(model, optimizer, i), *sizes(model)]
     return model, seen
+
+
+@program
+def a_layer_is_frozen_before_there_is_an_optimizer(make: Make) -> Seen:
+    model = Net()
+    model.first.requires_grad_(False)
+    optimizer = make(model)
+    seen = [*train(model, optimizer, 2), *sizes(model)]
+    model.first.requires_grad_(True)
+    return model, seen + train(model, optimizer, 2, first=2)
+
+
+@program
+def a_layer_is_used_now_and_then(make: Make) -> Seen:
+    class Skips(Net):
+        skips = True
+
+        def forward(self, x: Tensor) -> Tensor:  # [n, 6] -> [n, 4]
+            self.skips = not self.skips
+            return self.second(torch.cat([x, x[:, :2]], 1) if self.skips else self.first(x).tanh())
+
+    model = Skips()
+    optimizer = make(model)
+    return model, [x for i in range(6) for x in (step(model, optimizer, i), *sizes(model))]
+
+
+@programs(
+    {
+        "weight_norm": nn.utils.parametrizations.weight_norm,
+        "spectral_norm": nn.utils.parametrizations.spectral_norm,
+        "pruning": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    }
+)
+def a_layer_is_reparametrized_by(make: Make, choice: Callable[[nn.Module], Any]) -> Seen:
+    model = Net()
+    choice(model.second)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # power iterations
+        return model, train(model, make(model))
 
 
 @program
@@ -359,6 +451,21 @@ def weights_are_set_by(make: Make, choice: Callable[[nn.Parameter, Tensor], Any]
     for seed, p in enumerate(model.parameters()):
         with torch.no_grad():
             choice(p, gaussian(*p.shape, seed=40 + seed))
+    return model, seen + train(model, optimizer, 2, first=2)
+
+
+@program
+def parameters_are_swapped(make: Make) -> Seen:
+    model = Net()
+    optimizer = make(model)
+    seen = train(model, optimizer, 2)
+    model.zero_grad()
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double().float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
     return model, seen + train(model, optimizer, 2, first=2)
 
 
@@ -496,6 +603,48 @@ def a_run_is_resumed_from_its_state(make: Make) -> Seen:
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q)
     return other, [*seen, *options_of(resumed)]
+
+
+@program
+def a_run_goes_back_to_where_it_was(make: Make) -> Seen:
+    model = Net()
+    optimizer = make(model)
+    train(model, optimizer, 2)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    seen = train(model, optimizer, 2, first=2)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    again = train(model, optimizer, 2, first=2)
+    assert again == seen
+    return model, seen
+
+
+@programs(
+    {
+        "clear": lambda optimizer: optimizer.state.clear(),
+        "assignment": lambda optimizer: setattr(optimizer, "state", defaultdict(dict)),
+        "zero_": lambda optimizer: [x.zero_() for state in optimizer.state.values() for x in state.values()],
+    }
+)
+def the_state_is_reset_by(make: Make, choice: Callable[[Optimizer], Any]) -> Seen:
+    model = Net()
+    optimizer = make(model)
+    seen = train(model, optimizer, 2)
+    choice(optimizer)
+    return model, seen + train(model, optimizer, 2, first=2)
+
+
+@program
+def the_distributed_checkpoints_state_by_names(make: Make) -> Seen:
+    model, other = Net(), Net()
+    optimizer = make(model)
+    seen = train(model, optimizer, 2)
+    saved = copy.deepcopy(get_state_dict(model, optimizer))
+    resumed = make(other)
+    set_state_dict(other, resumed, model_state_dict=saved[0], optim_state_dict=saved[1])
+    seen += train(other, resumed, 2, first=2)
+    assert seen[2:] == train(model, optimizer, 2, first=2)
+    return other, seen
 
 
 @program

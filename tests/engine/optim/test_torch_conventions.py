@@ -15,6 +15,7 @@ from conventions import PROGRAMS, Net, loss_of, step, train
 from helpers_math import distance, gaussian, message
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
@@ -39,6 +40,10 @@ ORACLES: dict[str, tuple[Callable[..., Optimizer], float]] = {
     "Zero1AdamW": (lambda params: torch.optim.AdamW(params, **ADAMW), 1e-5),
     "DistributedMuon": (OURS["Muon"], 1e-5),
 }
+REFUSED = {  # what a sharded optimizer cannot do as torch's do; it says so
+    "parameters are swapped": (RuntimeError, "parameter 'group0.0'.*optimizer"),
+    "the distributed checkpoints state by names": (ValueError, "this state belongs elsewhere"),
+}
 each = pytest.mark.parametrize("kind", OURS)
 each_sharded = pytest.mark.parametrize("kind", SHARDED)
 
@@ -59,6 +64,12 @@ START = state_of(Net())
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("error", "ignore:Using backward.. with create_graph=True")
 def test_a_program_of_torchs_users_trains_alike(kind: str, name: str) -> None:
+    if kind in SHARDED and name in REFUSED:
+        refusal, words = REFUSED[name]
+        with pytest.raises(refusal, match=words) as error:
+            PROGRAMS[name](lambda model: OURS[kind](model.parameters()))
+        message(error)
+        return
     oracle, tolerance = ORACLES[kind]
     expected, saw = PROGRAMS[name](lambda model: oracle(model.parameters()))
     found, sees = PROGRAMS[name](lambda model: OURS[kind](model.parameters()))
@@ -79,6 +90,7 @@ def through_pickle(thing: Any) -> Any:
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
 def test_a_copied_muon_trains_its_copied_model_on_to_the_bit(copied: Callable[[Any], Any]) -> None:
     model, optimizer = start("Muon", nesterov=False, input_dtype=torch.bfloat16)
+    lr_scheduler.ConstantLR(optimizer)  # wraps `step`, which no copy may inherit
     train(model, optimizer, 2)
     twin, theirs = copied((model, optimizer))
     lone = copied(optimizer)
@@ -219,6 +231,14 @@ def test_a_value_that_cannot_be_is_refused_wherever_it_is_given(kind: str, optio
         message(error)
 
 
+def test_float16_is_refused_where_momentum_travels() -> None:
+    with pytest.raises(
+        TypeError, match=r"gather_dtype is torch\.float16; give None or one of torch\.bfloat16"
+    ) as error:
+        DistributedMuon(Net().parameters(), Grid.alone(), gather_dtype=torch.float16)
+    message(error)
+
+
 @each
 def test_what_no_optimizer_takes_is_refused_as_torch_refuses_it(kind: str) -> None:
     p = nn.Parameter(gaussian(3, 4))
@@ -246,6 +266,9 @@ def test_the_learning_rate_stands_where_torch_has_it(kind: str) -> None:
     }
     optimizer = kinds[kind](Net().parameters(), 0.125)
     assert optimizer.param_groups[0]["lr"] == optimizer.defaults["lr"] == 0.125
+    model = Net()
+    train(model, kinds[kind](model.parameters(), torch.tensor(0.125)), 1)
+    assert not torch.equal(state_of(model), START)
     with pytest.raises(ValueError, match=r"2|1-element"):
         kinds[kind](Net().parameters(), torch.tensor([0.1, 0.2]))
 
@@ -330,6 +353,29 @@ def test_a_graph_from_before_the_step_is_refused_as_torch_refuses_it(kind: str) 
         optimizer.step()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+@each
+def test_a_gradient_that_does_not_fit_is_refused_by_torch(kind: str) -> None:
+    model, _ = start(kind)
+    for gradient in (torch.ones(6, 8), torch.ones(8, 6, device="meta")):
+        with pytest.raises(RuntimeError):
+            model.first.weight.grad = gradient
+
+
+@each
+def test_hooks_on_every_optimizers_step_run_for_ours(kind: str) -> None:
+    model, optimizer = start(kind)
+    seen = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda o, args, kwargs: seen.append(("before", o))),
+        register_optimizer_step_post_hook(lambda o, args, kwargs: seen.append(("after", o))),
+    ]
+    step(model, optimizer, 0)
+    for handle in handles:
+        handle.remove()
+    step(model, optimizer, 1)
+    assert seen == [("before", optimizer), ("after", optimizer)]
 
 
 @each_sharded
