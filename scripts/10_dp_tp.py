@@ -3,6 +3,7 @@
 python scripts/10_dp_tp.py --dp 4 --tp 2
 python scripts/10_dp_tp.py --dp 2 --tp 2 --dtype bfloat16 --json out/run.json --figure out/run.png
 python scripts/10_dp_tp.py --strategy my_strategy.py
+python scripts/10_dp_tp.py --mutants --dp 2 --tp 2
 torchrun --nproc-per-node 8 scripts/10_dp_tp.py --dp 4 --tp 2 --backend nccl
 """
 
@@ -14,12 +15,17 @@ from muonbook import puzzles
 from muonbook.ch10 import puzzle as global_norm
 from muonbook.report import check_json, run_job
 
+TRAINING = ("steps", "batch", "micro_batches", "optimizer", "strategy", "dtype", "lr", "seed")
+TAKES = {"": (*launch.WORLD, *TRAINING, "json", "figure", "quiet"), "--mutants": (*launch.WORLD, "json")}
+
 
 def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=4, tp=2)
     puzzles.add_arguments(parser)
 
+    words = "put the certificate on trial: optimizers with one small mistake each"
+    parser.add_argument_group("the job").add_argument("--mutants", action="store_true", help=words)
     training, default = parser.add_argument_group("the training"), Recipe().strategy
     add_arguments(training, "steps", "batch", "micro_batches", "optimizer")
     words = f"how Muon sees whole matrices; or a .py file with moves of your own (default: {default})"
@@ -37,13 +43,30 @@ def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, global_norm.PUZZLE)) is not None:
         return code
+    launch.chosen_job(arguments, TAKES)
+    if arguments.mutants:
+        return try_certificate(arguments)
+    if "strategy" in arguments.given and arguments.optimizer == "adamw":
+        raise launch.UsageError("--strategy does nothing with --optimizer adamw; leave one of the two out.")
     recipe = Recipe.of(arguments).check(arguments.dp, arguments.tp)
+    launch.check_range(arguments, steps=(1, 10**7), lr=(1e-30, 10**9))
     if arguments.figure is not None and Path(arguments.figure).suffix not in (".png", ".svg"):
         raise launch.UsageError(f"--figure {arguments.figure}: figures are saved as .png or .svg; choose such a name.")
     check_json(arguments)
     if launch.speaks():
         launch.check_writable("--figure", arguments.figure)
     return run_job(arguments, "muonbook.ch10.main_job:work", (recipe,), recipe, arguments)
+
+
+def try_certificate(arguments):
+    dp, tp = arguments.dp, arguments.tp
+    if min(dp, tp) < 2:
+        raise launch.UsageError(
+            f"--mutants --dp {dp} --tp {tp}: most mistakes need both cuts; choose 2 or more of each."
+        )
+    recipe = Recipe(steps=4, batch=64).shared_by(dp).check(dp, tp)
+    check_json(arguments)
+    return run_job(arguments, "muonbook.ch10.mutant_trial:work", (recipe,), recipe, dp, tp, arguments.threads)
 
 
 if __name__ == "__main__":

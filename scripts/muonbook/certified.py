@@ -8,32 +8,39 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distmuon.launch import World
+from distmuon.launch import World, session
 from distmuon.models.digits import digits
 from distmuon.models.recipe import Recipe
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from distmuon.verify.certificate import exact_on_grid, exact_verdict, replicas_agree
+from distmuon.verify.certificate import References, exact_on_grid, identical, replicas_agree
 from distmuon.verify.training import Run, predict_run, train_on_grid
 
 
 class CertifiedRun(NamedTuple):
     """What rank 0 has in hand after a training. ledgers: one per rank. replicas_agree: on whole parameters, bitwise.
 
-    exact: whole parameters after the exact certificate's steps, on `device`.
+    exact, unrounded: whole parameters after the exact certificate's steps, and after the training of
+        `recipe.unrounded`, on `device`.
     """
 
     losses: list[float]
     ledgers: list[Ledger]
     replicas_agree: bool
     exact: dict[str, Tensor]
+    unrounded: dict[str, Tensor]
     device: torch.device
 
 
 class Checked(NamedTuple):
-    """exact: bitwise equal to one process. as_predicted: every rank's ledger is the one in `predicted`."""
+    """What the judge says. as_predicted: every rank's ledger is the one in `predicted`.
+
+    exact: bitwise equal to one process. unrounded: trained in float32 throughout, not further from one process than
+        its control allows.
+    """
 
     exact: bool
+    unrounded: bool
     as_predicted: bool
     predicted: list[Ledger]
 
@@ -47,15 +54,22 @@ def counted(recipe: Recipe, grid: Grid) -> tuple[Run, Ledger]:
 
 
 def train(world: World, recipe: Recipe, grid: Grid) -> CertifiedRun | None:
-    """Train, then take the exact certificate's steps on made-up gradients; None on all ranks but 0. Collective."""
+    """Train, then make the certificate's own runs; None on all ranks but 0. Collective."""
     run, ledger = counted(recipe, grid)
     ledgers, agree = world.gather(ledger), replicas_agree(run.parameters, grid)
     exact = exact_on_grid(recipe, grid)
-    return None if ledgers is None else CertifiedRun(run.losses, ledgers, agree, exact, grid.device)
+    unrounded = run if recipe.unrounded == recipe else counted(recipe.unrounded, grid)[0]
+    if ledgers is None:
+        return None
+    return CertifiedRun(run.losses, ledgers, agree, exact, unrounded.parameters, grid.device)
 
 
 def judge(run: CertifiedRun, recipe: Recipe, dp: int, tp: int, threads: int) -> Checked:
     """Make the certificate's single-process side here, and predict every ledger. threads: as many as a rank had."""
-    exact = exact_verdict(run.exact, recipe, dp, run.device, threads)
+    torch.set_num_threads(threads)  # or the last bits may differ
+    with session.environment(session.directory()):  # torch leaves a folder behind, which must be one of ours
+        references = References.make(recipe, dp, run.device, full=False)
+    exact = identical(run.exact, references.exact)
+    unrounded = references.drift(recipe.unrounded, run.unrounded).passed is True
     predicted = [predict_run(recipe, dp, tp, rank // tp) for rank in range(dp * tp)]
-    return Checked(exact, predicted == run.ledgers, predicted)
+    return Checked(exact, unrounded, predicted == run.ledgers, predicted)

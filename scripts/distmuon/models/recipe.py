@@ -17,6 +17,8 @@ OPTIMIZERS = ("muon", "adamw")
 DTYPES = ("float32", "bfloat16", "float64")
 STRATEGIES = tuple(strategies.names())
 FLOAT64_BOUND, CONTROL_FACTOR = 1e-10, 4.0  # what a certificate allows: of the movement; times the control
+POWERLESS = 0.3  # of the movement: a bound this wide holds nothing back
+FEW_STEPS = 10  # rounding to bf16 may not have begun to tell before; what is not rounded needs no more
 TRAINING_ROWS = 1500  # digits; the other 297 are held out
 ARGUMENTS: dict[str, tuple[type, str, str]] = {  # of a worker: type, what stands for a value in --help, words
     "steps": (int, "N", "training steps"),
@@ -37,6 +39,7 @@ class Recipe:
     widths: features per layer, input and output included. batch: rows per step, over all ranks, cut into micro_batches
     of which every DP rank runs its share. bucket_size: elements. dtype: of the model; master weights are float32 or
     wider. lr, weight_decay: for Muon and AdamW alike, which the scale 0.2 sqrt(max(A, B)) makes possible.
+    wire: dtype in which momentum travels and Newton–Schulz computes; "auto": as `DistributedMuon` does by default.
     """
 
     widths: tuple[int, ...] = (64, 256, 128, 128, 10)
@@ -50,6 +53,7 @@ class Recipe:
     weight_decay: float = 0.1
     bucket_size: int = 16_384
     seed: int = 0
+    wire: str = "auto"
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, **fixed: Any) -> Recipe:
@@ -73,10 +77,22 @@ class Recipe:
 
     @property
     def gather_dtype(self) -> torch.dtype:
-        """The dtype in which Newton–Schulz sees the momentum: bf16, as in the paper, or float64."""
+        """The dtype in which Newton–Schulz sees the momentum: bf16, as in the paper, or float64; or that of `wire`."""
         import torch
 
-        return torch.float64 if self.dtype == "float64" else torch.bfloat16
+        default = "float64" if self.dtype == "float64" else "bfloat16"
+        return getattr(torch, default if self.wire == "auto" else self.wire)
+
+    @property
+    def compute_dtype(self) -> torch.dtype | str:
+        """The dtype in which Newton–Schulz computes."""
+        return "auto" if self.wire == "auto" else self.gather_dtype
+
+    @property
+    def unrounded(self) -> Recipe:
+        """The same training in float32 throughout, of a few steps; the recipe itself if it rounds nothing to bf16."""
+        rounds = self.dtype == "bfloat16" or (self.optimizer == "muon" and self.gather_dtype.itemsize == 2)
+        return replace(self, dtype="float32", wire="float32", steps=min(self.steps, FEW_STEPS)) if rounds else self
 
     def check(self, dp: int, tp: int) -> Recipe:
         """Return the recipe if it fits a dp x tp grid; raise UsageError, naming the value and the remedy, if not."""

@@ -1,10 +1,19 @@
-"""The equivalence certificate: is the sharded run the single-process run? Three answers, never mixed.
+"""The equivalence certificate: is the sharded run the single-process run? Rows that are never mixed.
 
-exact          The same gradients are fed to both. Everything after them must agree to the last bit.
+exact          The same gradients are fed to both, two micro-batches on every DP rank. Everything after them must agree
+               to the last bit: accumulation, reduction, the moves, the rounding of master weights.
 float64        The same training in float64, momentum gather included. Different summation orders of matrix products
                are all that is left: at most 1e-10 of the movement.
-real dtype     The same training in the run's dtype, beside a *control*: one process again, with nothing but the order
-               of sums changed. Rounding alone moves the result that far; at most 4 times that is allowed.
+unrounded      The same training in float32 throughout, beside a *control*: one process again, with nothing but the
+               order of sums changed. At most 4 times as far as the control, which is about 1e-6 of the movement.
+real dtype     The same in the run's own dtypes. What is rounded to bf16 moves the control by 1e-2 and more, and small
+               mistakes hide in that: this row sees large ones. Where even 4 times the control is no bound, it says so.
+
+`unrounded` trains a bf16 model in float32 too: with a bf16 forward pass its control would be as coarse as the last
+row's. What a bf16 model has of its own, float32 accumulation and master weights, `exact` holds to the bit.
+
+Exact sums need an order. gloo's are taken in that of the ranks; NCCL chooses its own, so that on NCCL the exact row
+brings a reduction of its own (`Grid.in_rank_order`), and says nothing about NCCL's. The other rows use NCCL's.
 
 The reference is plain single-device code: `muon.Muon`, `torch.optim.AdamW`, master weights, no map, no shard, no group.
 """
@@ -22,18 +31,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distmuon.launch import session
 from distmuon.models.digits import Split, digits
 from distmuon.models.networks import MLP
-from distmuon.models.recipe import CONTROL_FACTOR, FLOAT64_BOUND, Recipe
+from distmuon.models.recipe import FLOAT64_BOUND, Recipe
 from distmuon.optim.muon import Muon
 from distmuon.optim.routing import groups_for
+from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import tp_split_dim, whole_parameters
-from distmuon.verify.training import Run, build, initial_parameters, train, train_on_grid
+from distmuon.verify.drift import Drift
+from distmuon.verify.training import Build, Run, build, initial_parameters, train, train_on_grid
 
-EXACT_STEPS = 3
+EXACT_STEPS, EXACT_MICRO_BATCHES = 3, 2  # the second: of every DP rank, in every step
 
 
 class Reference:
@@ -53,7 +63,8 @@ class Reference:
         for group in groups_for(self.model, recipe.optimizer):
             masters = [(name, self.masters[name]) for name, _ in group["params"]]
             if group["algorithm"] == "muon":
-                self.optimizers.append(Muon(masters, input_dtype=recipe.gather_dtype, batched=batched, **options))
+                dtypes: dict[str, Any] = {"input_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
+                self.optimizers.append(Muon(masters, batched=batched, **dtypes, **options))
             else:
                 self.optimizers.append(torch.optim.AdamW(masters, **options))
 
@@ -135,48 +146,69 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 # ---- The exact certificate --------------------------------------------------------------------------------
 
 
-def made_up_gradients(recipe: Recipe, step: int, dp_rank: int) -> dict[str, Tensor]:  # name -> G[I, J]
-    """Return whole random gradients for one step of one DP rank, in the run's dtype: the same wherever it is called."""
-    generator = torch.Generator().manual_seed(((recipe.seed * 1_000_003 + step) * 1_000_003 + dp_rank) % 2**63)
+def made_up_gradients(
+    recipe: Recipe, step: int, dp_rank: int, micro_batch: int = 0
+) -> dict[str, Tensor]:  # name -> G[I, J]
+    """Return whole random gradients, in the run's dtype: the same wherever this is called."""
+    seed = recipe.seed
+    for number in (step, dp_rank, micro_batch):
+        seed = (seed * 1_000_003 + number) % 2**63
+    generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(w.shape, generator=generator, dtype=torch.float64).to(recipe.torch_dtype)
         for name, w in initial_parameters(recipe).items()
     }
 
 
-def exact_on_grid(recipe: Recipe, grid: Grid) -> dict[str, Tensor]:  # name -> W[I, J]
-    """Feed made-up gradients, different on every DP rank, to the sharded optimizer; return the whole parameters."""
+def backward(
+    model: nn.Module,
+    gradients: Mapping[str, Tensor],  # name -> G[I, J], whole
+    tp: Group | None = None,
+) -> None:
+    """Let autograd bring these gradients to the model's parameters, cut over `tp`, as a loss would.
+
+    The gradient of sum(p * g) is g, to the bit; how it is added to what is there already is the model's affair.
+    """
+    products = []
+    for name, parameter in model.named_parameters():
+        gradient, dim = gradients[name].to(parameter.device), tp_split_dim(parameter)
+        if tp is not None and dim is not None:
+            gradient = gradient.chunk(tp.size, dim)[tp.rank]
+        products.append((parameter * gradient).sum())
+    torch.stack(products).sum().backward()
+
+
+def exact_on_grid(recipe: Recipe, grid: Grid, make: Build = build) -> dict[str, Tensor]:  # name -> W[I, J]
+    """Feed made-up gradients, different on every DP rank, to the sharded optimizer; return the whole parameters.
+
+    make: as for `train_on_grid`.
+    """
     options = {"batched": False} if recipe.optimizer == "muon" else {}
-    model, optimizer = build(recipe, grid, **options)
+    model, optimizer = make(recipe, grid.in_rank_order(), **options)
     for step in range(EXACT_STEPS):
-        gradients = made_up_gradients(recipe, step, grid.dp.rank)
-        for name, parameter in model.named_parameters():
-            gradient, dim = gradients[name], tp_split_dim(parameter)
-            mine = gradient if dim is None else gradient.chunk(grid.tp.size, dim)[grid.tp.rank]
-            parameter.grad = mine.to(grid.device)
+        for micro_batch in range(EXACT_MICRO_BATCHES):
+            backward(model, made_up_gradients(recipe, step, grid.dp.rank, micro_batch), grid.tp)
         optimizer.step()
     return whole_parameters(model, replace(grid.tp, ledger=Ledger()))
 
 
 def exact_alone(recipe: Recipe, dp: int, device: torch.device) -> dict[str, Tensor]:  # name -> W[I, J]
-    """Feed the mean of the same D gradients to the reference: added in rank order, then divided, as the ranks do."""
+    """Feed the mean of the same gradients to the reference: each rank's accumulated, these added in rank order."""
     reference = Reference(recipe, device, batched=False)
     for step in range(EXACT_STEPS):
-        copies = [made_up_gradients(recipe, step, rank) for rank in range(dp)]
+        totals: dict[str, Tensor] = {}
+        for rank in range(dp):
+            for micro_batch in range(EXACT_MICRO_BATCHES):
+                backward(reference.model, made_up_gradients(recipe, step, rank, micro_batch))
+                reference.accumulate()
+            for name, master in reference.masters.items():
+                assert master.grad is not None
+                totals[name] = totals[name] + master.grad if rank else master.grad
+                master.grad = None
         for name, master in reference.masters.items():
-            total = copies[0][name].to(master.dtype)
-            for copy in copies[1:]:
-                total += copy[name].to(master.dtype)
-            master.grad = (total / dp).to(device)
+            master.grad = totals[name] / dp
         reference.step()
     return reference.whole()
-
-
-def exact_verdict(found: Mapping[str, Tensor], recipe: Recipe, dp: int, device: torch.device, threads: int) -> bool:
-    """Return whether `found`, the exact run on a grid, is bitwise this process's. threads: as many as a rank had."""
-    torch.set_num_threads(threads)  # or the last bits may differ
-    with session.environment(session.directory()):  # torch leaves a folder behind, which must be one of ours
-        return identical(found, exact_alone(recipe, dp, device))
 
 
 def replicas_agree(parameters: Mapping[str, Tensor], grid: Grid) -> bool:
@@ -191,62 +223,112 @@ def replicas_agree(parameters: Mapping[str, Tensor], grid: Grid) -> bool:
     return digests is None or len(set(digests)) == 1
 
 
-# ---- All three --------------------------------------------------------------------------------------------
+# ---- All of them ------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Evidence:
-    """What the ranks hand over to the judge: whole parameters after each kind of run. run: in the run's dtype."""
+    """What the ranks hand over to the judge: whole parameters after each kind of run. run: in the run's dtype.
+
+    unrounded: None where nothing is rounded in `run` itself.
+    """
 
     run: Run
     exact: dict[str, Tensor]
     float64: dict[str, Tensor]
+    unrounded: dict[str, Tensor] | None
     replicas_agree: bool
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The verdicts; differences are relative to the movement. reference: the single-process run, for its losses."""
+    """The verdicts; differences are relative to the movement. reference: the single-process run, for its losses.
 
-    dtype: str
+    drifts: of the runs that are held against a control, by row: "unrounded", and the run's dtype. A float64 run has
+    none, and one in which nothing is rounded no second one.
+    """
+
     exact: bool
     float64_relative_difference: float
-    relative_difference: float
-    control_relative_difference: float
+    drifts: dict[str, Drift]
     replicas_agree: bool
     reference: Run
 
     @property
-    def verdicts(self) -> dict[str, bool]:
-        verdicts = {
+    def verdicts(self) -> dict[str, bool | None]:
+        """What each row says, in the order of the page; None: it has no power here."""
+        return {
             "exact": self.exact,
             "float64": self.float64_relative_difference <= FLOAT64_BOUND,
+            **{row: drift.passed for row, drift in self.drifts.items()},
             "replicas": self.replicas_agree,
         }
-        if self.dtype != "float64":
-            verdicts[self.dtype] = self.relative_difference <= CONTROL_FACTOR * self.control_relative_difference
-        return verdicts
+
+    @property
+    def passed(self) -> bool:
+        """Whether no row fails. Three rows always have power: exact, float64, replicas."""
+        return False not in self.verdicts.values()
 
 
-def gather_evidence(recipe: Recipe, grid: Grid, data: Split, run: Run) -> Evidence:
-    """Make the runs on the grid that the judge will need besides `run`. Collective."""
-    exact = exact_on_grid(recipe, grid)
-    float64 = run if recipe.dtype == "float64" else train_on_grid(replace(recipe, dtype="float64"), grid, data)
-    return Evidence(run, exact, float64.parameters, replicas_agree(run.parameters, grid))
+def gather_evidence(recipe: Recipe, grid: Grid, data: Split, run: Run, make: Build = build) -> Evidence:
+    """Make the runs on the grid that the judge will need besides `run`. Collective. make: as for `train_on_grid`."""
+    wide = replace(recipe, dtype="float64")
+    return Evidence(
+        run,
+        exact_on_grid(recipe, grid, make),
+        run.parameters if recipe.dtype == "float64" else train_on_grid(wide, grid, data, make=make).parameters,
+        None if recipe.unrounded == recipe else train_on_grid(recipe.unrounded, grid, data, make=make).parameters,
+        replicas_agree(run.parameters, grid),
+    )
+
+
+@dataclass(frozen=True)
+class References:
+    """What one process makes of a recipe: its runs, those beside a control with it, and the exact row's steps."""
+
+    runs: dict[Recipe, Run]
+    controls: dict[Recipe, Run]
+    exact: dict[str, Tensor]
+
+    @classmethod
+    def make(cls, recipe: Recipe, dp: int, device: torch.device, full: bool = True) -> References:
+        """Train here, alone; call it where no process group is left waiting.
+
+        full: for all rows, not for exact and unrounded alone.
+        """
+        data, _ = digits(Grid.alone(str(device)), recipe.seed)
+        trained = {recipe.unrounded} | ({recipe, replace(recipe, dtype="float64")} if full else set())
+        return cls(
+            {each: train_alone(each, device, data) for each in trained},
+            {each: train_control(each, device, data) for each in trained if each.dtype != "float64"},
+            exact_alone(recipe, dp, device),
+        )
+
+    def distance(self, recipe: Recipe, found: Mapping[str, Tensor]) -> float:
+        """Return how far `found` is from this process's run of the recipe, in units of that run's movement."""
+        return difference(found, self.runs[recipe].parameters, initial_parameters(recipe))
+
+    def drift(self, recipe: Recipe, found: Mapping[str, Tensor]) -> Drift:
+        """Return the same beside the control's."""
+        return Drift(self.distance(recipe, found), self.distance(recipe, self.controls[recipe].parameters))
+
+
+def compare(recipe: Recipe, evidence: Evidence, references: References) -> Certificate:
+    """Hold what the ranks have handed over against what one process has made."""
+    drifts = {}
+    if evidence.unrounded is not None:
+        drifts["unrounded"] = references.drift(recipe.unrounded, evidence.unrounded)
+    if recipe.dtype != "float64":
+        drifts[recipe.dtype] = references.drift(recipe, evidence.run.parameters)
+    return Certificate(
+        exact=identical(evidence.exact, references.exact),
+        float64_relative_difference=references.distance(replace(recipe, dtype="float64"), evidence.float64),
+        drifts=drifts,
+        replicas_agree=evidence.replicas_agree,
+        reference=references.runs[recipe],
+    )
 
 
 def judge(recipe: Recipe, evidence: Evidence, dp: int, device: torch.device) -> Certificate:
-    """Make every reference run in this process, alone, and compare. Call it where no process group is left waiting."""
-    data, _ = digits(Grid.alone(str(device)), recipe.seed)
-    wide = replace(recipe, dtype="float64")
-    reference, control = train_alone(recipe, device, data), train_control(recipe, device, data)
-    wide_reference = reference if recipe.dtype == "float64" else train_alone(wide, device, data)
-    return Certificate(
-        dtype=recipe.dtype,
-        exact=identical(evidence.exact, exact_alone(recipe, dp, device)),
-        float64_relative_difference=difference(evidence.float64, wide_reference.parameters, initial_parameters(wide)),
-        relative_difference=difference(evidence.run.parameters, reference.parameters, initial_parameters(recipe)),
-        control_relative_difference=difference(control.parameters, reference.parameters, initial_parameters(recipe)),
-        replicas_agree=evidence.replicas_agree,
-        reference=reference,
-    )
+    """Make the references and compare: see both."""
+    return compare(recipe, evidence, References.make(recipe, dp, device))

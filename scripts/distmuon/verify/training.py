@@ -23,6 +23,7 @@ from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import groups_for, plan_groups
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.zero1_adamw import Zero1AdamW
+from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout
@@ -82,20 +83,34 @@ def train(
     return losses, statistics.median(seconds[1:] or seconds)
 
 
-def build(recipe: Recipe, grid: Grid, **options: Any) -> tuple[nn.Module, ShardedOptimizer]:
-    """Return this rank's slice of the model, from the seeded whole weights, and its sharded optimizer."""
+def build(
+    recipe: Recipe, grid: Grid, muon: Callable[..., ShardedOptimizer] = DistributedMuon, **options: Any
+) -> tuple[nn.Module, ShardedOptimizer]:
+    """Return this rank's slice of the model, from the seeded whole weights, and its sharded optimizer.
+
+    muon: another than ours, taking the same arguments, may be put under certificate.
+    """
     model = MLP(recipe.widths, grid.tp).to(device=grid.device, dtype=recipe.torch_dtype)
     load_slices(model, {name: w.to(grid.device) for name, w in initial_parameters(recipe).items()}, grid.tp)
     options = {"bucket_size": recipe.bucket_size, "lr": recipe.lr, "weight_decay": recipe.weight_decay} | options
     groups = groups_for(model, recipe.optimizer)
     if recipe.optimizer == "adamw":
         return model, Zero1AdamW(groups, grid, **options)
-    return model, DistributedMuon(groups, grid, strategy=recipe.strategy, **options)
+    dtypes = {"gather_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
+    return model, muon(groups, grid, strategy=recipe.strategy, **dtypes, **options)
 
 
-def train_on_grid(recipe: Recipe, grid: Grid, data: Split, tick: Callable[[], object] = lambda: None) -> Run:
-    """Train on this grid; all ranks call it together. Losses are means over the global batch, on every rank."""
-    model, optimizer = build(recipe, grid)
+Build = Callable[..., tuple[nn.Module, ShardedOptimizer]]  # (recipe, grid, **options), as `build`
+
+
+def train_on_grid(
+    recipe: Recipe, grid: Grid, data: Split, tick: Callable[[], object] = lambda: None, make: Build = build
+) -> Run:
+    """Train on this grid; all ranks call it together. Losses are means over the global batch, on every rank.
+
+    make: `build`, or as `build`, with another optimizer in it.
+    """
+    model, optimizer = make(recipe, grid)
     each = recipe.micro_batches // grid.dp.size
     mine = range(grid.dp.rank * each, (grid.dp.rank + 1) * each)
     losses, seconds = train(
@@ -130,7 +145,7 @@ def plan_run(recipe: Recipe, dp: int, tp: int) -> tuple[Layout, list[int], MLP]:
 def predict_run(recipe: Recipe, dp: int, tp: int, dp_rank: int) -> Ledger:
     """Return the ledger that `train_on_grid` will have filled on every rank with this `dp_rank`; starts nothing."""
     layout, muon, model = plan_run(recipe, dp, tp)
-    step = predict_step(layout, tp, dp_rank, muon, recipe.strategy)
+    step = predict_step(layout, tp, dp_rank, muon, recipe.strategy, dtype_name(recipe.gather_dtype))
     for _ in range(recipe.micro_batches // dp):
         rows = recipe.batch // recipe.micro_batches
         model.predict_activations(step, rows, recipe.torch_dtype.itemsize, tp)

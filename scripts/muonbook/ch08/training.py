@@ -32,6 +32,7 @@ def tell(found: tuple[list[Ledger], CertifiedRun], recipe: Recipe, dp: int, thre
     falling = muon.losses[-1] < muon.losses[0]
     print(f"Muon on {dp} DP ranks, {recipe.dtype}, {recipe.steps} steps: the loss has fallen: {falling}.")
     print(f"Same gradients, sharded and in one process, bitwise equal parameters: {verdict.exact}.")
+    print(f"Trained in float32 throughout, within 4 x the control of one process: {verdict.unrounded}.")
     print(f"Every rank ends with the same parameters: {muon.replicas_agree}.\n")
     theirs, ours = (_sent(ledgers[0], recipe.steps) for ledgers in (adamw, muon.ledgers))
     print("Bytes that a rank sends per step    ZeRO-1 AdamW        Muon")
@@ -40,7 +41,7 @@ def tell(found: tuple[list[Ledger], CertifiedRun], recipe: Recipe, dp: int, thre
     if theirs["all"]:
         print(f"  Muon / ZeRO-1 AdamW{ours['all'] / theirs['all']:>39.3f}")
     print(f"Every rank, bucket and collective, counted = predicted: {as_predicted}.")
-    return verdict.exact and muon.replicas_agree and as_predicted, None
+    return verdict.exact and verdict.unrounded and muon.replicas_agree and as_predicted, None
 
 
 def _sent(ledger: Ledger, steps: int) -> dict[str, int]:

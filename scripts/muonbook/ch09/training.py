@@ -19,6 +19,7 @@ def tell(run: CertifiedRun, recipe: Recipe, tp: int, threads: int) -> tuple[bool
     verdict = certified.judge(run, recipe, 1, tp, threads)
     print(f"Muon on {tp} TP ranks, {recipe.dtype}: loss {run.losses[0]:.2f} -> {run.losses[-1]:.2f}.")
     print(f"Same gradients, cut over TP and in one process, bitwise equal parameters: {verdict.exact}.")
+    print(f"Trained in float32 throughout, within 4 x the control of one process: {verdict.unrounded}.")
     print(f"Every rank sees the same whole parameters: {run.replicas_agree}.\n")
     print("A rank sends, per step                          calls   predicted     counted")
     counted = dict(run.ledgers[0])
@@ -28,4 +29,4 @@ def tell(run: CertifiedRun, recipe: Recipe, tp: int, threads: int) -> tuple[bool
         mine = counted[entry].sent_bytes // recipe.steps if entry in counted else 0
         print(f"  {entry.op:<12}{what:<34}{calls:>5}{sent:>12,}{mine:>12,}")
     print(f"Every rank and collective, counted = predicted: {verdict.as_predicted}.")
-    return verdict.exact and run.replicas_agree and verdict.as_predicted, None
+    return verdict.exact and verdict.unrounded and run.replicas_agree and verdict.as_predicted, None

@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from distmuon.models.recipe import CONTROL_FACTOR, FLOAT64_BOUND
 from distmuon.sharding.layout import Layout
+from distmuon.verify.drift import Drift
 from muonbook.figures.style import INK, MARGIN, MUTED, TEXT, TITLE, WIDTH, Block, box, in_bytes, inset, page
 
 from muonbook.figures.style import put, save, text_block  # isort: skip
@@ -62,25 +63,27 @@ def save_run(result: dict[str, Any], layout: Layout, tp: int, path: str) -> None
 
 
 def _verdict(result: dict[str, Any]) -> list[str]:
-    """Return the verdict and one line per check that was made, each led by a tick or a cross."""
+    """Return the verdict and one line per check, each led by a tick or a cross, or a dash where it has no power."""
     exact, wide = result["exact"], result["float64_relative_difference"]
-    drift, control = result["relative_difference"], result["control_relative_difference"]
-    checks: list[tuple[bool, str]] = []
+    checks: list[tuple[bool | None, str]] = []
     if exact is not None:
         checks.append((exact, f"exact: same gradients in, {'' if exact else 'not '}bitwise equal out"))
     if wide is not None:
         checks.append((wide <= FLOAT64_BOUND, f"float64: {wide:.1e} of the movement apart, at most {FLOAT64_BOUND:g}"))
-    if drift is not None and control is not None and result["dtype"] != "float64":
-        allowed = f"at most {CONTROL_FACTOR:g} × its control's {control:.1e}"
-        checks.append((drift <= CONTROL_FACTOR * control, f"{result['dtype']}: {drift:.1e} apart, {allowed}"))
+    for row, kind in (("unrounded", "unrounded_"), (result["dtype"], "")):
+        apart, control = result[f"{kind}relative_difference"], result[f"{kind}control_relative_difference"]
+        if apart is not None and control is not None:
+            passed, allowed = Drift(apart, control).passed, f"at most {CONTROL_FACTOR:g} × its control's {control:.1e}"
+            checks.append((passed, f"{row}: {apart:.1e} apart, {'no power here' if passed is None else allowed}"))
     if (replicas := result["replicas_agree"]) is not None:
         checks.append((replicas, f"replicas: ranks {'agree' if replicas else 'differ'} in their whole parameters"))
     if _predicted(result):
         agree = all(row["sent_bytes"] == row["predicted_sent_bytes"] for row in result["ledger"])
         checks.append((agree, f"bytes: counted and predicted {'agree' if agree else 'differ'}"))
-    held = sum(ok for ok, _ in checks)
-    verdict = f"{'✓' if held == len(checks) else '✗'} {held} of {len(checks)} checks hold"
-    return [verdict, *(f"{'✓' if ok else '✗'} {line}" for ok, line in checks)]
+    held, made = (sum(ok in counted for ok, _ in checks) for counted in ((True,), (True, False)))
+    verdict = f"{'✓' if held == made else '✗'} {held} of {made} checks hold"
+    marks = {True: "✓", False: "✗", None: "–"}
+    return [verdict, *(f"{marks[ok]} {line}" for ok, line in checks)]
 
 
 def _predicted(result: dict[str, Any]) -> bool:

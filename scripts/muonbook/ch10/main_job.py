@@ -13,16 +13,15 @@ import torch
 from distmuon import launch
 from distmuon.launch import session
 from distmuon.models.digits import digits
-from distmuon.models.recipe import CONTROL_FACTOR, FLOAT64_BOUND, Recipe
+from distmuon.models.recipe import CONTROL_FACTOR, FEW_STEPS, FLOAT64_BOUND, Recipe
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify import training
 from distmuon.verify.certificate import EXACT_STEPS, Certificate, gather_evidence, judge
+from distmuon.verify.drift import Drift
 from distmuon.verify.prediction import is_predicted
 from muonbook.report import machine, plural, progress
-
-FEW_STEPS = 10  # below, a control may not have flipped a single rounding to bf16 yet while the sharded run has
 
 
 def work(world: launch.World, recipe: Recipe) -> dict[str, Any] | None:
@@ -72,6 +71,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
     if is_predicted(recipe.strategy):
         predicted = [training.predict_run(recipe, world.dp, world.tp, rank // world.tp) for rank in range(world.size)]
     _, held_out = digits(Grid.alone(world.device), recipe.seed)
+    own, unrounded = judged.drifts.get(recipe.dtype), judged.drifts.get("unrounded")
     result = {
         "grid": {"dp": world.dp, "tp": world.tp},
         "backend": world.backend,
@@ -88,9 +88,12 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         "reference_accuracy": training.accuracy(recipe, judged.reference.parameters, held_out),
         "exact": judged.exact,
         "float64_relative_difference": judged.float64_relative_difference,
-        "relative_difference": judged.relative_difference,
-        "control_relative_difference": judged.control_relative_difference,
+        "relative_difference": own and own.difference,
+        "control_relative_difference": own and own.control,
+        "unrounded_relative_difference": unrounded and unrounded.difference,
+        "unrounded_control_relative_difference": unrounded and unrounded.control,
         "replicas_agree": judged.replicas_agree,
+        "verdicts": judged.verdicts,
         "ledger": ledger_rows(handed_over["ledgers"], predicted),
         "ledger_differences": [
             f"rank {rank}: {line}"
@@ -101,14 +104,15 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         "reference_seconds_per_step": None if launch.under_torchrun() else judged.reference.seconds_per_step,
         "start_seconds": handed_over["start_seconds"],
     }
-    passed = all(judged.verdicts.values()) and not result["ledger_differences"]
+    passed = judged.passed and not result["ledger_differences"]
     return result | {"passed": passed}, judged
 
 
 def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: Layout) -> list[str]:
     """Return the printed page, line by line."""
     dp, tp = result["grid"]["dp"], result["grid"]["tp"]
-    lucky = recipe.steps < FEW_STEPS and not judged.verdicts.get(recipe.dtype, True)
+    # a control may not have flipped a single rounding to bf16 yet while the sharded run has
+    lucky = recipe.steps < FEW_STEPS and judged.verdicts.get(recipe.dtype) is False
     luck = f"  In so few steps luck decides how far rounding moves a control: try {FEW_STEPS} or more."
     wrong = [f"  FAIL {line}" for line in result["ledger_differences"][:10]]
 
@@ -125,7 +129,7 @@ def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: La
         f"  in one process   {outcome(result['reference_losses'], result['reference_accuracy'])}",
         "",
         "Certificates: is it the same training?",
-        *certificate_lines(judged, recipe.steps, dp * tp),
+        *certificate_lines(judged, recipe, dp * tp),
         *([luck] if lucky else []),
         "",
         "Bytes that a rank sends per step, mean over ranks:",
@@ -186,27 +190,31 @@ def map_in_words(layout: Layout, tp: int) -> str:
     return " ".join(sentences)
 
 
-def certificate_lines(certificate: Certificate, steps: int, ranks: int) -> list[str]:
+def certificate_lines(certificate: Certificate, recipe: Recipe, ranks: int) -> list[str]:
     """Return one line per verdict: what was compared, what came out, what is allowed."""
     c = certificate
+
+    def moved(steps: int, found: float, allowed: str) -> tuple[str, str]:
+        return f"{plural(steps, 'step')}, difference / movement", f"{found:.0e}, at most {allowed}"
+
+    def beside(steps: int, drift: Drift) -> tuple[str, str]:
+        return moved(steps, drift.difference, f"{CONTROL_FACTOR:g} x control ({drift.control:.0e})")
+
+    def bitwise(what: str, equal: bool) -> tuple[str, str]:
+        return what, "bitwise equal" if equal else "not equal"
+
     texts = {
-        "exact": (f"{plural(EXACT_STEPS, 'step')} on the same gradients", "bitwise equal" if c.exact else "not equal"),
-        "float64": (
-            f"{plural(steps, 'step')}, difference / movement",
-            f"{c.float64_relative_difference:.0e}, at most {FLOAT64_BOUND:.0e}",
-        ),
-        c.dtype if c.dtype != "float64" else "": (
-            f"{plural(steps, 'step')}, difference / movement",
-            f"{c.relative_difference:.0e}, at most {CONTROL_FACTOR:g} x control ({c.control_relative_difference:.0e})",
-        ),
-        "replicas": (
-            f"whole parameters, as seen by {plural(ranks, 'rank')}",
-            "bitwise equal" if c.replicas_agree else "not equal",
-        ),
+        "exact": bitwise(f"{plural(EXACT_STEPS, 'step')} on the same gradients", c.exact),
+        "float64": moved(recipe.steps, c.float64_relative_difference, f"{FLOAT64_BOUND:.0e}"),
+        **{
+            row: beside((recipe.unrounded if row == "unrounded" else recipe).steps, drift)
+            for row, drift in c.drifts.items()
+        },
+        "replicas": bitwise(f"whole parameters, as seen by {plural(ranks, 'rank')}", c.replicas_agree),
     }
+    outcomes = {True: "pass", False: "FAIL", None: "no power here"}
     return [
-        f"  {name:9s} {texts[name][0]:37s} {texts[name][1]:35s} {'pass' if passed else 'FAIL'}"
-        for name, passed in sorted(c.verdicts.items(), key=lambda item: list(texts).index(item[0]))
+        f"  {row:9s} {texts[row][0]:37s} {texts[row][1]:35s} {outcomes[passed]}" for row, passed in c.verdicts.items()
     ]
 
 

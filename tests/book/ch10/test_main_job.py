@@ -57,7 +57,9 @@ def test_the_page_tells_everything_and_ends_with_the_verdict(first: tuple[worlds
         "every rank, bucket and collective: counted = predicted",
     ):
         assert words in page
-    for name, allowed in {"float64": "at most 1e-10", "float32": "at most 4 x control", "replicas": "equal"}.items():
+    control = "at most 4 x control"
+    rows = {"float64": "at most 1e-10", "unrounded": control, "float32": control, "replicas": "equal"}
+    for name, allowed in rows.items():
         assert re.search(rf"^  {name} .*{allowed}.* pass$", ending.out, re.MULTILINE), name
     rows = re.findall(r"^  (\w+) +(\w+) +[\d.]+ +([\d,]+) +([\d,]+)$", ending.out, re.MULTILINE)
     assert {(op, group) for op, group, _, _ in rows} == {
@@ -83,6 +85,8 @@ def test_the_json_file_holds_all_that_was_promised(first: tuple[worlds.Ending, P
     assert 0.3 < result["accuracy"] <= 1
     assert 0 <= result["float64_relative_difference"] <= 1e-10
     assert 0 < result["relative_difference"] <= 4 * result["control_relative_difference"] < 1
+    assert 0 < result["unrounded_relative_difference"] <= 4 * result["unrounded_control_relative_difference"] < 1e-4
+    assert result["verdicts"] == dict.fromkeys(("exact", "float64", "unrounded", "float32", "replicas"), True)
     assert all(0 < result[key] < 600 for key in SECONDS)
     assert result["machine"]["torch"] == torch.__version__
     assert {row["rank"] for row in result["ledger"]} == {0, 1, 2, 3}
@@ -128,6 +132,8 @@ def test_quiet_says_the_verdict_alone_for_adamw_and_bf16_as_well(tmp_path: Path)
     assert "adamw, bfloat16" in picture.read_text()
     result = json.loads((tmp_path / "run.json").read_text())
     assert (result["optimizer"], result["dtype"], result["passed"]) == ("adamw", "bfloat16", True)
+    assert result["verdicts"]["bfloat16"] is None  # its control moves so far that its bound would be none
+    assert result["control_relative_difference"] > 0.3 / 4
     assert not [row for row in result["ledger"] if row["group"] == "tp"]
 
 
@@ -306,7 +312,7 @@ def test_help_explains_every_argument_and_shows_commands() -> None:
             )
     for shown in ("{muon,adamw}", "{float32,bfloat16,float64}", "{gloo,nccl,auto}", "{gather_all", "{cpu,cuda}"):
         assert shown in ending.out
-    assert ending.out.count("\n  python scripts/10_dp_tp.py ") == 3
+    assert ending.out.count("\n  python scripts/10_dp_tp.py ") == 4
     assert "\n  torchrun --nproc-per-node 8 scripts/10_dp_tp.py " in ending.out
 
 

@@ -70,8 +70,8 @@ def report(dp: int = 2, tp: int = 2, steps: int = 3, wrong: int = 0, **changes: 
     return {
         "grid": {"dp": dp, "tp": tp}, "backend": "gloo", "dtype": "float32", "optimizer": "muon", "steps": steps,
         "losses": losses, "reference_losses": [loss + 1e-3 for loss in losses], "ledger": ledger, "exact": True,
-        "float64_relative_difference": 3e-15, "relative_difference": 2e-6, "control_relative_difference": 1e-6,
-        "replicas_agree": True,
+        "float64_relative_difference": 3e-15, "relative_difference": 2e-2, "control_relative_difference": 1e-2,
+        "unrounded_relative_difference": 2e-6, "unrounded_control_relative_difference": 1e-6, "replicas_agree": True,
     } | changes  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def test_a_map_that_cannot_be_drawn_says_why(layout: Layout, options: dict[str, 
 
 def test_bars_are_means_over_ranks_and_steps() -> None:
     figure = figure_run.draw_run(report(), LAYOUTS["demo"][0], 2)
-    assert {"all_gather over dp", "1 kB", "all_gather over tp", "500 B", "✓ 5 of 5 checks hold"} <= set(texts(figure))
+    assert {"all_gather over dp", "1 kB", "all_gather over tp", "500 B", "✓ 6 of 6 checks hold"} <= set(texts(figure))
     counted, predicted = (list(boxes(figure, kind).values()) for kind in ("counted", "predicted"))
     assert counted[1].get_width() / counted[0].get_width() == pytest.approx(500 / 1001.5)
     assert [box.get_width() for box in counted] == [box.get_width() for box in predicted]
@@ -188,7 +188,7 @@ def test_bars_are_means_over_ranks_and_steps() -> None:
 def test_a_wrong_prediction_is_seen_and_said() -> None:
     figure = figure_run.draw_run(report(wrong=1200), LAYOUTS["demo"][0], 2)
     assert "1 kB counted, 1.1 kB predicted" in texts(figure)
-    assert "✗ 4 of 5 checks hold" in texts(figure)
+    assert "✗ 5 of 6 checks hold" in texts(figure)
     assert boxes(figure, "counted-0")["counted-0"].get_width() < boxes(figure, "predicted-0")["predicted-0"].get_width()
 
 
@@ -207,18 +207,24 @@ def test_loss_panel_shows_both_runs() -> None:
         ({"float64_relative_difference": 2e-10}, "✗ float64: 2.0e-10 of the movement apart, at most 1e-10"),
         ({"float64_relative_difference": float("nan")}, "✗ float64: nan of the movement apart, at most 1e-10"),
         ({"replicas_agree": False}, "✗ replicas: ranks differ in their whole parameters"),
-        ({"relative_difference": 5e-6}, "✗ float32: 5.0e-06 apart, at most 4 × its control's 1.0e-06"),
+        ({"unrounded_relative_difference": 5e-6}, "✗ unrounded: 5.0e-06 apart, at most 4 × its control's 1.0e-06"),
+        ({"relative_difference": 5e-2}, "✗ float32: 5.0e-02 apart, at most 4 × its control's 1.0e-02"),
     ],
 )
 def test_each_check_can_fail(changes: dict[str, Any], line: str) -> None:
     assert line in texts(figure_run.draw_run(report(**changes), LAYOUTS["demo"][0], 2))
-    assert "4 of 5 checks hold" in figure_run.describe_run(report(**changes))
+    assert "5 of 6 checks hold" in figure_run.describe_run(report(**changes))
+
+
+def test_a_check_without_power_is_shown_and_not_counted() -> None:
+    coarse = report(relative_difference=0.4, control_relative_difference=0.1)
+    assert "– float32: 4.0e-01 apart, no power here" in texts(figure_run.draw_run(coarse, LAYOUTS["demo"][0], 2))
+    assert "; 5 of 5 checks hold" in figure_run.describe_run(coarse)
 
 
 def test_checks_not_made_are_left_out() -> None:
-    changes: dict[str, Any] = dict.fromkeys(
-        ["exact", "float64_relative_difference", "relative_difference", "replicas_agree"]
-    )
+    kinds = [f"{kind}relative_difference" for kind in ("float64_", "unrounded_", "")]
+    changes: dict[str, Any] = dict.fromkeys(["exact", *kinds, "replicas_agree"])
     assert "; 1 of 1 checks hold" in figure_run.describe_run(report(**changes))
 
 
@@ -276,7 +282,7 @@ def test_alt_text_has_the_true_numbers() -> None:
         "each of one shard. On more than one DP rank: no parameter."
     )
     assert figure_run.describe_run(report()) == (
-        "2 DP × 2 TP, muon, float32, gloo: loss from 2.5 to 1.5 in 3 steps; 5 of 5 checks hold. "
+        "2 DP × 2 TP, muon, float32, gloo: loss from 2.5 to 1.5 in 3 steps; 6 of 6 checks hold. "
         "Each rank sends 1.5 kB per step, predicted 1.5 kB."
     )
 

@@ -58,20 +58,24 @@ class Witness(NamedTuple):
 
 
 def bear_witness(world: World, recipes: Mapping[str, Recipe], cases: bool = True) -> Witness:
-    """Train every recipe and make every counted step. Recipes that differ only in dtype share the float64 run."""
+    """Train every recipe and make every counted step. Recipes that differ only in dtype share what is not theirs."""
     grid = Grid.of(world)
     data, _ = digits(grid, seed=0)
     evidence: dict[str, Evidence] = {}
     trained: dict[str, Ledger] = {}
-    float64: dict[Recipe, dict[str, Tensor]] = {}
+    shared: dict[Recipe, dict[str, Tensor]] = {}
     for name, recipe in recipes.items():
         grid.ledger.clear()
         run = train_on_grid(recipe, grid, data)
         trained[name] = copy.deepcopy(grid.ledger)
+        shared[recipe] = run.parameters
         wide = replace(recipe, dtype="float64")
-        if wide not in float64:
-            float64[wide] = train_on_grid(wide, grid, data).parameters
-        found = Evidence(run, exact_on_grid(recipe, grid), float64[wide], replicas_agree(run.parameters, grid))
+        for other in (wide, recipe.unrounded):
+            if other not in shared:
+                shared[other] = train_on_grid(other, grid, data).parameters
+        unrounded = None if recipe.unrounded == recipe else shared[recipe.unrounded]
+        agree = replicas_agree(run.parameters, grid)
+        found = Evidence(run, exact_on_grid(recipe, grid), shared[wide], unrounded, agree)
         if world.rank == 0:
             evidence[name] = found
     return Witness(

@@ -1,0 +1,110 @@
+"""The certificate on trial: healthy Muon and every mutant come before it, and it must tell which is which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from distmuon.launch import World, session
+from distmuon.models.digits import digits
+from distmuon.models.recipe import CONTROL_FACTOR, FLOAT64_BOUND, Recipe
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.sharding.grid import Grid
+from distmuon.verify import certificate
+from distmuon.verify.certificate import Certificate, Evidence
+from distmuon.verify.training import build, train_on_grid
+from muonbook.ch10.mutants import MUTANTS
+
+HEALTHY = "none"
+COLUMNS = ("exact", "exact bf16", "float64", "unrounded", "float32", "replicas")
+MARKS = {True: "pass", False: "FAIL", None: "no power"}
+
+
+class Testimony(NamedTuple):
+    """What rank 0 knows of one optimizer: all evidence from a float32 model, and the exact row's from a bf16 model."""
+
+    evidence: Evidence
+    exact_bf16: dict[str, Tensor]
+
+
+class Judged(NamedTuple):
+    certificate: Certificate
+    exact_bf16: bool
+
+    @property
+    def verdicts(self) -> dict[str, bool | None]:
+        """One per column of the table."""
+        found = self.certificate.verdicts | {"exact bf16": self.exact_bf16}
+        return {column: found[column] for column in COLUMNS}
+
+    @property
+    def differences(self) -> dict[str, tuple[float, float]]:
+        """The difference and its bound, both of the movement, for each row that has them."""
+        drifts = self.certificate.drifts.items()
+        return {"float64": (self.certificate.float64_relative_difference, FLOAT64_BOUND)} | {
+            row: (drift.difference, CONTROL_FACTOR * drift.control) for row, drift in drifts
+        }
+
+
+def work(world: World, recipe: Recipe) -> tuple[dict[str, Testimony], torch.device] | None:
+    """Put every optimizer to the certificate's runs, one after the other in one world; None on all ranks but 0.
+
+    recipe: of a float32 model.
+    """
+    grid = Grid.of(world)
+    data, _ = digits(grid, recipe.seed)
+    heard: dict[str, Testimony] = {}
+    for name, muon in ({HEALTHY: DistributedMuon} | MUTANTS).items():
+        make = partial(build, muon=muon)
+        run = train_on_grid(recipe, grid, data, make=make)
+        evidence = certificate.gather_evidence(recipe, grid, data, run, make)
+        heard[name] = Testimony(evidence, certificate.exact_on_grid(_bf16(recipe), grid, make))
+    return (heard, grid.device) if world.rank == 0 else None
+
+
+def tell(
+    found: tuple[dict[str, Testimony], torch.device], recipe: Recipe, dp: int, tp: int, threads: int
+) -> tuple[bool, dict[str, Any]]:
+    """Judge them all; print which row notices which mistake. All is well if the healthy one passes, and no other."""
+    judged = judge(*found, recipe, dp, threads)
+    verdicts = {name: one.verdicts for name, one in judged.items()}
+    unnoticed = [name for name, rows in verdicts.items() if name != HEALTHY and False not in rows.values()]
+    healthy = False not in verdicts[HEALTHY].values()
+    print(f"{len(MUTANTS)} mistakes, one at a time, on {dp} DP x {tp} TP ranks; what each row of the certificate says:")
+    print("\n".join(table(verdicts)))
+    print(f"Every mistake is noticed by some row: {not unnoticed}. Without one, no row fails: {healthy}.")
+    differences = {name: one.differences for name, one in judged.items()}
+    result = {"grid": {"dp": dp, "tp": tp}, "verdicts": verdicts, "differences and bounds": differences}
+    return healthy and not unnoticed, result
+
+
+def judge(
+    heard: dict[str, Testimony], device: torch.device, recipe: Recipe, dp: int, threads: int
+) -> dict[str, Judged]:
+    """Make the references once, and hold every optimizer against them. threads: as many as a rank had."""
+    torch.set_num_threads(threads)  # or the last bits may differ
+    with session.environment(session.directory()):
+        references = certificate.References.make(recipe, dp, device)
+        exact_bf16 = certificate.exact_alone(_bf16(recipe), dp, device)
+    return {
+        name: Judged(
+            certificate.compare(recipe, one.evidence, references), certificate.identical(one.exact_bf16, exact_bf16)
+        )
+        for name, one in heard.items()
+    }
+
+
+def table(verdicts: dict[str, dict[str, bool | None]]) -> list[str]:
+    """Return the printed table, line by line."""
+    lines = [f"  {'mistake':<35}" + "".join(f"{column:<11}" for column in COLUMNS).rstrip()]
+    for name, rows in verdicts.items():
+        lines.append(f"  {name:<35}" + "".join(f"{MARKS[rows[column]]:<11}" for column in COLUMNS).rstrip())
+    return lines
+
+
+def _bf16(recipe: Recipe) -> Recipe:
+    return replace(recipe, dtype="bfloat16")
