@@ -104,7 +104,7 @@ def test_the_worker_prints_its_tables_and_saves_what_it_measured(tmp_path: Path)
     ("arguments", "says"),
     [
         (("--seeds", "0"), "--seeds 0: must be from 1 to 100."),
-        (("--step", "-1"), "--step -1: must be from 0 to 1000."),
+        (("--step", "-1"), "--step -1: must be from 0 to 1,000."),
         (("--save", "numbers.txt"), "--save numbers.txt: arrays are saved as .npz; choose such a name."),
     ],
 )

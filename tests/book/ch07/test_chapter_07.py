@@ -36,4 +36,4 @@ def test_each_rank_owns_what_the_map_says_and_gets_its_pieces_back(
 def test_a_bucket_of_nothing_is_refused() -> None:
     done = run("--bucket-size", "0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --bucket-size 0: a bucket holds at least 1 element.\n"
+    assert done.stderr == "error: --bucket-size 0: must be from 1 to 1,000,000,000.\n"

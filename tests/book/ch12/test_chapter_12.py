@@ -70,8 +70,8 @@ def test_what_is_measured_is_written_or_null(tmp_path: Path, monkeypatch: pytest
         (["--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
         (["--ratios", "--dp", "1"], "--ratios --dp 1: with one DP rank AdamW sends nothing"),
         (["--hosts", "--dp", "1", "--tp", "1"], "--hosts: one rank has nobody to send to"),
-        (["--hosts", "--backend", "nccl"], "drop torchrun and --backend"),
-        (["--json", "x.json"], "--quick and --json go with --measure"),
+        (["--hosts", "--backend", "nccl"], "--backend does nothing with --hosts"),
+        (["--json", "x.json"], "--json does nothing by itself; it goes with --measure"),
         (["--dp", "0"], "--dp 0 --tp 2: both must be at least 1"),
     ],
 )

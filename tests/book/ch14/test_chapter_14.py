@@ -85,8 +85,8 @@ def test_models_that_differ_in_one_bit_are_not_alike() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--measure"], "--measure and --json FILE go together"),
-        (["--json", "x.json"], "--measure and --json FILE go together"),
+        (["--measure"], "--measure writes a file; add --json FILE"),
+        (["--json", "x.json"], "--json does nothing by itself; it goes with --measure"),
         (["--dp", "1", "--tp", "1"], "one rank sends nothing; choose 2 or more"),
         (["--dp", "1", "--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
         (["--trace", "/proc/nowhere/step.json.gz"], "--trace /proc/nowhere/step.json.gz: cannot be written"),

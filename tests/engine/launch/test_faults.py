@@ -3,11 +3,13 @@
 Under torchrun, its own log folders stay: it never removes them.
 """
 
+import gc
 import os
 import re
 import signal
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -139,12 +141,37 @@ def test_a_result_that_is_false_is_a_result() -> None:
 
 @linux
 def test_ranks_end_when_the_fork_server_is_killed_and_the_next_world_gets_a_new_one(tmp_path: Path) -> None:
+    home = session.directory()
     with pytest.raises(WorldError, match="the process that ranks are forked from has ended") as error:
         launch.run(worlds.orphan, (str(tmp_path),), dp=2, timeout=TIMEOUT)
     assert error.value.rank is None
+    del error
+    gc.collect()  # ours are the last words that the ranks hear: they must not take them for the launcher's end
     pids = [entry.name for entry in tmp_path.iterdir()]
     assert len(pids) == 2
     assert worlds.eventually(lambda: not any(Path("/proc", pid).exists() for pid in pids))
+    assert os.path.isdir(home)  # what the next world and this process's end will use
+    assert launch.run(worlds.misbehave, ("nothing", ()), dp=2) == [False, False]
+    worlds.assert_worlds_left_nothing()
+
+
+@linux
+def test_a_fork_server_that_is_killed_while_ranks_start_is_said_to_have_ended(monkeypatch) -> None:
+    ensure_running, started = forkserver._forkserver.ensure_running, []  # type: ignore[attr-defined]
+
+    def killed_before_the_second_rank() -> None:
+        ensure_running()
+        started.append(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+        if len(started) == 3:  # asked once when the server starts, then by each rank
+            os.kill(started[-1], signal.SIGKILL)
+            os.waitid(os.P_PID, started[-1], os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(forkserver._forkserver, "ensure_running", killed_before_the_second_rank)  # type: ignore[attr-defined]
+    monkeypatch.setattr(forkserver, "ensure_running", killed_before_the_second_rank)
+    with pytest.raises(WorldError, match="the process that ranks are forked from has ended") as error:
+        launch.run(worlds.misbehave, ("nothing", ()), dp=2)
+    assert error.value.rank is None
+    monkeypatch.undo()
     assert launch.run(worlds.misbehave, ("nothing", ()), dp=2) == [False, False]
     worlds.assert_worlds_left_nothing()
 

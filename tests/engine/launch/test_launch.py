@@ -179,6 +179,9 @@ def nothing_starts(monkeypatch) -> None:
         ({"timeout": float("nan")}, "--timeout nan --threads 1: both must be positive."),
         ({"timeout": float("inf")}, "--timeout inf"),
         ({"threads": 0}, "--timeout 60 --threads 0: both must be positive."),
+        ({"threads": 99999999999}, "--threads 99999999999: a rank gets at most 1024; choose about one per core."),
+        ({"dp": 1_000_000}, "--dp 1000000 --tp 1: one machine gets at most 256 ranks; choose fewer, or start them on"),
+        ({"dp": 10**20, "tp": 10**20}, "000: one machine gets at most 256 ranks"),
         ({"backend": "mpi"}, "--backend mpi is unknown; choose one of gloo, nccl, auto."),
         ({"device": "tpu"}, "--device tpu is unknown; choose one of cpu, cuda."),
         ({"backend": "nccl"}, "--backend nccl on GPUs needs CUDA, and torch sees no GPU here; use --backend gloo."),
@@ -206,6 +209,67 @@ def test_nccl_wants_a_gpu_for_every_rank(monkeypatch, options: dict, says: str) 
     with pytest.raises(UsageError) as error:
         launch.run(worlds.who, backend="nccl", **options)
     assert message(error) == says
+
+
+@pytest.fixture
+def as_one_of_four(monkeypatch) -> None:
+    """Stand where somebody has started four ranks, of which this process is the last."""
+    for name in ("LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("as_one_of_four")
+@pytest.mark.parametrize("backend", ["nccl", "auto"])
+@pytest.mark.parametrize(
+    ("gpus", "surroundings", "fits"),
+    [
+        (4, {"LOCAL_WORLD_SIZE": "4"}, True),
+        (2, {"LOCAL_WORLD_SIZE": "4"}, False),
+        (1, {"LOCAL_WORLD_SIZE": "4"}, False),
+        (1, {"LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "3"}, True),  # SLURM: each task is shown its own
+        (2, {"LOCAL_RANK": "1"}, True),  # srun: two on each of two machines, and nobody says how many are here
+        (2, {"LOCAL_RANK": "2"}, False),
+    ],
+)
+def test_a_rank_among_others_needs_a_gpu_that_no_other_rank_uses(
+    monkeypatch, backend: str, gpus: int, surroundings: dict, fits: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(rank, "run", lambda world, *_: world)
+    for name, value in surroundings.items():
+        monkeypatch.setenv(name, value)
+    if backend == "nccl" and not fits:
+        with pytest.raises(UsageError, match="nccl needs one GPU per rank"):
+            launch.run(worlds.who, dp=4, backend=backend)
+    else:
+        (world,) = launch.run(worlds.who, dp=4, backend=backend)
+        assert (world.backend, world.device) == (("nccl", "cuda") if fits else ("gloo", "cpu"))
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_processes_that_srun_started_and_that_do_not_know_their_rank_are_told_what_to_export(monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(UsageError) as error:
+        launch.run(worlds.who, dp=4)
+    assert message(error) == (
+        "srun started 4 processes that do not know their rank; let it start one torchrun per node, or export "
+        "RANK=$SLURM_PROCID, WORLD_SIZE=$SLURM_NTASKS, LOCAL_RANK=$SLURM_LOCALID, MASTER_ADDR and MASTER_PORT in each."
+    )
+
+
+@pytest.mark.usefixtures("as_one_of_four")
+def test_srun_may_start_ranks_that_know_their_place_and_a_batch_script_a_local_world(monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setattr(rank, "run", lambda world, *_: world)
+    monkeypatch.setattr(supervise, "run_local", lambda target, given, *_: [given[0]])
+    with monkeypatch.context() as step:
+        step.setenv("SLURM_STEP_NUM_TASKS", "4")
+        assert launch.run(worlds.who, dp=4)[0].rank == 3
+    monkeypatch.delenv("RANK")  # in a batch script SLURM_NTASKS and SLURM_PROCID are set, too, but there is no step
+    assert launch.run(worlds.who, dp=4)[0].size == 4
 
 
 @linux
