@@ -21,7 +21,7 @@ from torch.optim.adamw import adamw
 from distmuon.optim.routing import refuse_unknown, refuse_unknown_in_group
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
-from distmuon.sharding.agreement import agree, broadcast_values, check_values
+from distmuon.sharding.agreement import agree, broadcast_values, check_values, together
 from distmuon.sharding.buffers import ShardedBuffers, specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
@@ -83,7 +83,8 @@ class ShardedOptimizer(ShardedState):
         self.grid, self.max_norm, self.on_nonfinite = Grid.of(grid), max_norm, on_nonfinite
         self.steps, self.skipped_steps, self.check_every = 0, 0, check_every
         self._options, self._laid_out = options | ({} if lr is None else {"lr": lr}), False
-        super().__init__(params, {})
+        with together(self.grid, "the groups", "build the same ones on every rank"):
+            super().__init__(params, {})
         first = next(iter(self.DEFAULTS.values()))
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
         groups = self.param_groups

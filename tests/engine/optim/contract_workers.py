@@ -232,31 +232,32 @@ def disagreements_at_start(grid: Grid, world: World) -> dict[str, str]:
     """Return what is said, on this rank, when the last rank makes an optimizer that differs in one thing."""
     last = world.rank == world.size - 1
 
-    def make(
-        seed: str = "start", reverse: bool = False, extra: bool = False, wide: bool = False, **options: Any
-    ) -> str:
-        net: nn.Module = model(grid, seed)
-        if wide:
+    def make(seed: str = "start", what: str = "", **options: Any) -> str:
+        net = model(grid, seed)
+        if what == "wide":
             net[0] = nn.Linear(6, 7).double()
             for p in net.parameters():
                 mark(p, None)
         theirs = groups(net)
-        if reverse:
+        if what == "reversed":
             theirs[0]["params"].reverse()
-        if extra:
+        if what == "one more":
             theirs[1]["params"].append(("more", mark(nn.Parameter(torch.ones(2).double()), None)))
-        return words(lambda: DistributedMuon(theirs, grid, **more))
+        if what == "three dimensions":
+            theirs[0]["params"].append(("odd", mark(nn.Parameter(torch.ones(2, 2, 2).double()), None)))
+        return words(lambda: DistributedMuon(theirs, grid, **options))
 
     differences: dict[str, dict[str, Any]] = {
         "nothing": {},
         "values": {"seed": "another"},
-        "order": {"reverse": True},
-        "one more": {"extra": True},
-        "shape": {"wide": True},
+        "order": {"what": "reversed"},
+        "one more": {"what": "one more"},
+        "shape": {"what": "wide"},
         "learning rate": {"lr": 0.5},
         "bucket size": {"bucket_size": 11},
         "max_norm": {"max_norm": 3.0},
         "strategy's choices": {"gather_dtype": torch.float32},
+        "a refusal": {"what": "three dimensions"},
     }
     return {what: make(**(options if last else {})) for what, options in differences.items()}
 

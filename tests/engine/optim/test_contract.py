@@ -113,6 +113,7 @@ def test_a_model_that_was_moved_and_came_back_trains_on(dp: int, tp: int) -> Non
         ("learning rate", r"'group 0' is .*lr=0\.5.* on rank 3, and .*lr=0\.02"),
         ("bucket size", "'bucket_size' is 11 on rank 3, and [0-9]+ on rank 0"),
         ("max_norm", r"'max_norm' is 3\.0 on rank 3, and None on rank 0"),
+        ("a refusal", "'the groups' is ValueError: parameter 'odd' .*3 dimension.* on rank 3, and fine on rank 0"),
         ("strategy's choices", r"'gather_dtype' is torch\.float32 on rank 3, and None on rank 0"),
     ],
 )
