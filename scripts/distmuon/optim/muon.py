@@ -172,11 +172,14 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, self.DEFAULTS | {"lr": lr} | options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a copied, unpickled or loaded state; options that it is too old to have get their defaults."""
+        """Take a copied, unpickled or loaded state, if Muon made it: another's momentum may mean something else."""
+        for group in state["param_groups"]:
+            if missing := [name for name in self.DEFAULTS if name not in group]:
+                raise ValueError(
+                    f"this state's groups lack {', '.join(missing)}; another optimizer saved it, or an older Muon: add "
+                    "them by register_load_state_dict_pre_hook, if you know them."
+                )
         super().__setstate__(state)
-        for group in self.param_groups:
-            for name, default in self.DEFAULTS.items():
-                group.setdefault(name, default)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; torch calls it for every group."""

@@ -456,10 +456,24 @@ def test_a_sparse_gradient_is_refused_by_name_before_anything_moves() -> None:
     assert torch.equal(first.detach(), before)
 
 
-def test_a_state_from_before_an_option_existed_gets_its_default() -> None:
+@pytest.mark.parametrize("other", [torch.optim.Muon, torch.optim.AdamW])
+def test_the_state_of_another_optimizer_is_refused_and_changes_nothing(other: Any) -> None:
+    theirs, ours, undisturbed = other(parameters()), Muon(parameters()), Muon(parameters())
+    train(theirs, 2)
+    train(ours, 2)
+    train(undisturbed, 4)
+    with pytest.raises(ValueError, match=r"lack momentum_kind|lack momentum, .*momentum_kind") as error:
+        ours.load_state_dict(theirs.state_dict())
+    message(error)
+    train(ours, 2, first=2)
+    assert torch.equal(moved(ours), moved(undisturbed))
+
+
+def test_a_state_that_lacks_an_option_can_be_loaded_with_a_hook() -> None:
     saved = Muon(parameters(), lr=0.3).state_dict()
-    del saved["param_groups"][0]["compute_dtype"], saved["param_groups"][0]["batched"]
+    del saved["param_groups"][0]["batched"]
     resumed = Muon(parameters())
+    resumed.register_load_state_dict_pre_hook(lambda _, state: state["param_groups"][0].update(batched=True))
     resumed.load_state_dict(saved)
     assert resumed.param_groups[0]["lr"] == 0.3
     train(resumed, 1)
