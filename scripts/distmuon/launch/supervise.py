@@ -247,7 +247,12 @@ def _has(directory: str, kind: str, rank: int) -> bool:
 def _write(directory: str, kind: str, rank: int, value: Any) -> None:
     path = _path(directory, kind, rank)
     with open(path + ".part", "wb") as file:
-        pickle.dump(value, file)
+        try:
+            pickle.dump(value, file)
+        except Exception as error:  # its words differ from one Python to the next
+            raise TypeError(
+                f"Python can't pickle what this rank returned ({error}); return plain data, arrays or tensors."
+            ) from None
     os.replace(path + ".part", path)  # a rank killed while writing leaves no half record
 
 
