@@ -1,4 +1,4 @@
-"""Distributed Muon: ZeRO-1 shards on a DP x TP grid, nine moves around Newton–Schulz, and what proves a run.
+"""Distributed Muon: ZeRO-1 shards on a DP x TP grid, nine moves around Newton–Schulz, and what certifies a run.
 
     from distmuon import DistributedMuon, Grid, launch, split_parameters
 

@@ -1,1 +1,1 @@
-"""How anyone proves a run: certificates, predictions, and counts that do not trust the ledger."""
+"""How anyone certifies a run: certificates, predictions, and counts that do not trust the ledger."""

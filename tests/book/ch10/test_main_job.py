@@ -58,8 +58,8 @@ def test_the_page_tells_everything_and_ends_with_the_verdict(first: tuple[worlds
     ):
         assert words in page
     control = "at most 4 x control"
-    rows = {"float64": "at most 1e-10", "unrounded": control, "float32": control, "replicas": "equal"}
-    for name, allowed in rows.items():
+    bounds = {"float64": "at most 1e-10", "unrounded": control, "float32": control, "replicas": "equal"}
+    for name, allowed in bounds.items():
         assert re.search(rf"^  {name} .*{allowed}.* pass$", ending.out, re.MULTILINE), name
     rows = re.findall(r"^  (\w+) +(\w+) +[\d.]+ +([\d,]+) +([\d,]+)$", ending.out, re.MULTILINE)
     assert {(op, group) for op, group, _, _ in rows} == {
