@@ -71,9 +71,11 @@ def run_alone(world: World, worker: Worker, arguments: Sequence[Any]) -> Any:
     """Run the only rank in this process, and leave the process as it was."""
     import torch
 
-    home, threads = session.directory(), torch.get_num_threads()
+    home, threads, precision = session.directory(), torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         with session.environment(home), tempfile.TemporaryDirectory(prefix="world-", dir=home) as directory:
             return run(world, directory, worker, arguments)
     finally:
         torch.set_num_threads(threads)
+        if world.device == "cuda":
+            torch.set_float32_matmul_precision(precision)

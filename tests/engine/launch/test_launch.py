@@ -317,6 +317,19 @@ def test_a_rank_takes_its_gpu_and_tells_nccl(monkeypatch, gpus: int, mine: int, 
     assert joined.value.args == (backend, chosen[0] if told else None, 9.0)
 
 
+def test_a_single_rank_on_a_gpu_leaves_the_precision_of_products_as_it_was(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        world = World(0, 1, 1, 1, "gloo", "cuda", 9.0, torch.get_num_threads(), 0.0)
+        assert rank.run_alone(world, lambda world: torch.get_float32_matmul_precision(), ()) == "highest"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_worker_that_no_other_process_can_find_is_refused(monkeypatch) -> None:
     def local(world: World) -> None: ...
