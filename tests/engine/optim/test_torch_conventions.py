@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
+from distmuon.optim.newton_schulz import fast_dtype
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 
@@ -288,6 +289,21 @@ def test_every_group_has_its_options_and_keeps_what_schedulers_note(kind: str) -
     train(model, optimizer, 1)
     scheduler.step()
     assert "weight_decay: 0.0" in repr(optimizer)
+
+
+def test_a_group_of_a_distributed_muon_computes_in_its_own_dtype() -> None:
+    ends = []
+    for kind, dtype in (("Muon", torch.bfloat16), ("DistributedMuon", torch.bfloat16), ("DistributedMuon", "auto")):
+        model = Net()
+        groups = [
+            {"params": [model.first.weight], "compute_dtype": dtype, "ns_steps": 3},
+            {"params": [model.second.weight], "compute_dtype": torch.float64, "batched": True},
+        ]
+        train(model, OURS[kind](groups, compute_dtype=torch.float64), 2)
+        ends.append(model)
+    narrow, same, auto = (state_of(model) - START for model in ends)
+    assert distance(same, narrow) < 1e-6
+    assert (distance(auto, narrow) > 1e-4) == (fast_dtype(torch.device("cpu"), torch.float32) != torch.bfloat16)
 
 
 def test_a_group_may_join_muon_later_and_leaves_no_trace_if_refused() -> None:
