@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,7 +15,7 @@ from muonbook.figures.style import INK, MARGIN, MUTED, TEXT, TITLE, WIDTH, Block
 
 from muonbook.figures.style import put, save, text_block  # isort: skip
 from muonbook.figures.virtual_map import map_blocks
-from muonbook.report import plural
+from muonbook.report import plural, write_file
 
 
 def draw_run(result: dict[str, Any], layout: Layout, tp: int) -> Figure:
@@ -57,9 +56,9 @@ def describe_run(result: dict[str, Any]) -> str:
 
 
 def save_run(result: dict[str, Any], layout: Layout, tp: int, path: str) -> None:
-    """Draw a run into the file `path`, whose folders are made; arguments and errors as for `draw_run`."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    save(draw_run(result, layout, tp), path, describe_run(result))
+    """Draw a run into the file `path`; arguments and errors as for `draw_run` and `report.write_file`."""
+    figure, words = draw_run(result, layout, tp), describe_run(result)
+    write_file("--figure", path, lambda file: save(figure, file, words))
 
 
 def _verdict(result: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import textwrap
 from argparse import Namespace
 from typing import Any
@@ -46,14 +47,19 @@ def tell(handed_over: dict[str, Any], recipe: Recipe, arguments: Namespace) -> t
     result, judged = summarize(recipe, handed_over, arguments.threads)
     if not arguments.quiet:
         print("\n".join(page(recipe, result, judged, layout)))
+    drawn = True
     if arguments.figure:
         from muonbook.ch10.figure_run import save_run  # not at the top: ranks need no matplotlib, and it takes a while
 
-        save_run(result, layout, arguments.tp, arguments.figure)
-        print(f"Picture: {arguments.figure}")
+        try:
+            save_run(result, layout, arguments.tp, arguments.figure)
+            print(f"Picture: {arguments.figure}")
+        except launch.OutputError as error:  # what --json asked for is still to be written
+            print(f"error: {error}", file=sys.stderr)
+            drawn = False
     verdict = "Verified: the sharded run is the single-process run."
     print(verdict if result["passed"] else "NOT verified: see FAIL above, or run again without --quiet.")
-    return result["passed"], result
+    return result["passed"] and drawn, result
 
 
 def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tuple[dict[str, Any], Certificate]:

@@ -3,8 +3,10 @@
 import importlib.util
 import io
 import json
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -152,6 +154,24 @@ def job(monkeypatch) -> Iterator[ModuleType]:
     threads = torch.get_num_threads()
     yield module
     torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_picture_for_which_the_disk_is_full_takes_nothing_else_with_it(
+    job: ModuleType, monkeypatch, capsys, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "full.png").symlink_to("/dev/full")
+    files = ["--figure", str(tmp_path / "full.png"), "--json", str(tmp_path / "run.json")]
+    monkeypatch.setattr(sys, "argv", [*sys.argv, *files])
+    assert job.main() == 1
+    said = capsys.readouterr()
+    kept = re.fullmatch(r"error: --figure .*\(No space left on device\); what it was to hold is in (\S+)\.\n", said.err)
+    assert kept
+    assert Path(kept[1]).read_bytes().startswith(b"\x89PNG")
+    assert said.out.endswith(VERIFIED)
+    assert "Picture" not in said.out
+    assert json.loads((tmp_path / "run.json").read_text())["passed"]
 
 
 def test_one_rank_in_float64_is_its_own_reference(job: ModuleType, capsys) -> None:
