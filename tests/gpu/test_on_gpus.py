@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import gpu_jobs
 import gpu_workers
@@ -26,6 +28,16 @@ def test_every_job_that_takes_a_device_is_tried() -> None:
     assert gpu_jobs.takers() == tried | gpu_jobs.ELSEWHERE
     assert not tried & gpu_jobs.ELSEWHERE
     assert len({run.name for run in gpu_jobs.runs()}) == len(gpu_jobs.runs())
+
+
+@pytest.mark.skipif(gpu_jobs.GPUS > 0, reason="there is a GPU here, so the commands themselves are run.")
+def test_where_there_is_no_gpu_nothing_else_is_wrong_with_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(worlds.ROOT)
+    for run in gpu_jobs.runs():
+        monkeypatch.setattr(sys, "argv", run.words)
+        worker = importlib.import_module(Path(run.words[0]).stem)
+        with pytest.raises(launch.UsageError, match=r"on GPUs needs CUDA, and torch sees no GPU here"):
+            worker.main()
 
 
 @pytest.mark.timeout(60 * MINUTES + 30)
