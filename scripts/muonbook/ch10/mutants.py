@@ -124,7 +124,7 @@ class StaleRank(DistributedMuon):
             shard.copy_(mine)
 
 
-class BlockWise(GatherAll):
+class OwnBlocks(GatherAll):
     """Every TP rank orthogonalizes its own block."""
 
     def tp_gather(self, buckets: BucketGroup, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -168,6 +168,6 @@ MUTANTS: dict[str, Make] = {
     "accumulation in the model's dtype": AccumulatesInModelDtype,
     "last micro-batch alone": LastMicroBatch,
     "another rank's momentum": moving_by(WrongPiece),
-    "Newton–Schulz on blocks": moving_by(BlockWise),
+    "Newton–Schulz on blocks": moving_by(OwnBlocks),
     "stale parameters on one rank": StaleRank,
 }

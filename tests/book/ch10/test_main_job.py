@@ -21,7 +21,7 @@ from distmuon import launch
 from distmuon.models import recipe
 from distmuon.optim import strategies
 from distmuon.sharding import layout
-from distmuon.verify import certificate, training
+from distmuon.verify import certificate, drift, training
 from muonbook import report
 from muonbook.ch10 import main_job
 
@@ -196,7 +196,7 @@ def test_a_failed_certificate_is_said_and_exits_with_1(job: ModuleType, capsys, 
 @pytest.mark.parametrize(("steps", "lucky"), [("2", True), ("12", False)])
 def test_a_control_that_may_have_been_lucky_is_said(job, capsys, monkeypatch, steps: str, lucky: bool) -> None:
     monkeypatch.setattr(sys, "argv", [JOB, "--dp", "1", "--tp", "1", "--steps", steps])
-    monkeypatch.setattr(certificate, "CONTROL_FACTOR", -1.0)
+    monkeypatch.setattr(drift, "CONTROL_FACTOR", -1.0)
     assert job.main() == 1
     out = capsys.readouterr().out
     assert re.search("^  float32 .*FAIL$", out, re.MULTILINE)
@@ -326,7 +326,7 @@ def test_help_explains_every_argument_and_shows_commands() -> None:
     ending = worlds.finish(JOB, "--help", COLUMNS="200")
     assert (ending.code, ending.err) == (0, "")
     for option in ("dp", "tp", "backend", "device", "timeout", "threads", *recipe.Recipe.__dataclass_fields__):
-        if option not in ("widths", "weight_decay", "bucket_size"):
+        if option not in ("widths", "weight_decay", "bucket_size", "wire"):
             assert re.search(rf"^  --{option.replace('_', '-')} \S+\s+\w.*\(default: ", ending.out, re.MULTILINE), (
                 option
             )
