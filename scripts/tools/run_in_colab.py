@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -122,7 +123,7 @@ def complaints(notebook: Path, home: Path, environment: dict[str, str]) -> list[
         return [done.stdout + done.stderr]
     cases = list(ElementTree.parse(report).iter("testcase"))
     found = [
-        f"{case.get('name')}: {outcome.tag} {outcome.get('message', '')}\n{outcome.text or ''}"
+        re.sub(r"(\x1b|#x1B)\[[0-9;]*m", "", f"{case.get('name')}: {outcome.text or outcome.get('message')}").rstrip()
         for case in cases
         for outcome in case
         if outcome.tag in ("failure", "error", "skipped")  # an expected failure is reported as skipped

@@ -172,7 +172,8 @@ def allocated_peak(run: Callable[[], object], device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.memory_stats(device)["allocated_bytes.all.peak"] - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profiler:  # else 2.11 warns
         run()
     records = profiler.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in records if event.name() == "[memory]")

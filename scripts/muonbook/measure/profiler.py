@@ -93,7 +93,7 @@ def exported(cuda: bool = False) -> Iterator[dict[str, Any]]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before its first start: it tells standard error of each
     trace: dict[str, Any] = {}
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities, record_shapes=True) as profiler:
+    with profile(activities=activities, record_shapes=True, acc_events=True) as profiler:  # else torch 2.11 warns
         yield trace
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
         path = Path(folder) / "trace.json"
