@@ -49,7 +49,8 @@ class ShardedOptimizer(ShardedState):
         not saved), as under a GradScaler always. Parameters and state stay as they were, the gradients are dropped.
     broadcast: begin with rank 0's values everywhere, as DDP does. Otherwise ranks that do not hold the same values
         raise Disagreement together, as they do for other shapes, names, orders or options, then or at any step.
-    check_every: compare the parameters of all ranks before every so many steps; 0 never does.
+    check_every: compare the parameters of all ranks before every so many steps; 0 does where one was seen to be written
+        to, `.data` apart. The model's buffers (running means) are nobody's business here: DDP would broadcast them.
     lr, options: defaults of the groups: lr, betas, eps, weight_decay.
 
     state: of every parameter of which this rank owns a piece, n elements: AdamW's step, exp_avg [n], exp_avg_sq [n],
@@ -128,11 +129,11 @@ class ShardedOptimizer(ShardedState):
         if self.check_every and self.steps % self.check_every == 0:
             remedy = "go back to a checkpoint: replicas have drifted apart"
             self._check_values(self.buffers.names, self.buffers.parameters, remedy)
-        self.steps += 1
         if self.reduce(self.max_norm):
             self.buffers.refresh_masters()
             self.update()  # W[N_dp] -> W[I_tp, J]
-            torch.autograd.graph.increment_version(self.buffers.parameters)  # backward through old values is refused
+            self.buffers.seal()
+            self.steps += 1
         self.zero_grad()
         return loss
 
@@ -174,7 +175,7 @@ class ShardedOptimizer(ShardedState):
                     "and step in this order. They are dropped now, and nothing else has changed."
                 )
             return self._ready
-        self.buffers.follow()
+        self._touched = self.buffers.follow()
         self._warn_of_local_clipping()
         self._present = self.gradient_views.collect()
         if (scale := getattr(self, "grad_scale", None)) is not None:  # of a GradScaler, for the length of this step
@@ -204,10 +205,12 @@ class ShardedOptimizer(ShardedState):
     @hooked
     def check_and_clip(self, max_norm: float | None) -> bool:
         """Measure the reduced gradients over the grid and clip them; False if all ranks are to skip this step."""
-        options = [*self._options_now(), ("max_norm", repr(max_norm))]
-        self.statistics = gradients.statistics(self.buffers, self._present, options)
+        options = self._options_now(max_norm)
+        self.statistics = gradients.statistics(self.buffers, self._present, options, self._touched)
         if not self.statistics.agreed:
-            agree(self.grid, "options", options, "set them alike on every rank")
+            agree(self.grid, "options", options, "set or load them alike on every rank")
+        if self.statistics.touched:
+            self._check_values(self.buffers.names, self.buffers.parameters, "change parameters alike on every rank")
         if self.statistics.non_finite:
             if self.on_nonfinite == "raise" and not hasattr(self, "found_inf"):  # with it, a GradScaler waits
                 self.zero_grad()
@@ -267,6 +270,11 @@ class ShardedOptimizer(ShardedState):
             first[id(p)] = name
             if is_lazy(p):
                 raise ValueError(f"parameter {name!r} has no shape yet; let the model run once before.")
+            if getattr(p, "tp_size", self.grid.tp.size) != self.grid.tp.size:
+                raise ValueError(
+                    f"parameter {name!r} belongs to a layer cut over {p.tp_size} TP ranks, but the grid has "  # type: ignore[attr-defined]
+                    f"{self.grid.tp.size}; make both of one mesh."
+                )
             if type(p.data) is not Tensor:
                 raise ValueError(
                     f"parameter {name!r} is a {type(p.data).__name__}; the virtual map takes plain tensors, TP-local."
@@ -283,25 +291,31 @@ class ShardedOptimizer(ShardedState):
 
     def _agree_at_start(self, named: list[tuple[str, Any]], bucket_size: int, broadcast: bool) -> None:
         """Raise Disagreement on all ranks unless they can be one model; all ranks or none goes on. Collective."""
-        settings = {"bucket_size": bucket_size, "on_nonfinite": self.on_nonfinite, "broadcast": broadcast}
-        settings |= {"optimizer": type(self).__name__, "max_norm": self.max_norm, "check_every": self.check_every}
-        lines = [(name, repr(value)) for name, value in settings.items()]
-        agree(self.grid, "settings", [*lines, *self._options_now()], "give every rank the same")
-        parameters = [(spec.name, f"{list(spec.shape)} {spec.dtype}, tp_split_dim {spec.tp_split_dim}")
-                      for spec in specs_of(named)]  # fmt: skip
+        lines = [("optimizer", type(self).__name__), ("bucket_size", str(bucket_size)), ("broadcast", str(broadcast))]
+        agree(self.grid, "options", [*lines, *self._options_now(self.max_norm)], "give every rank the same")
+        in_group = {id(p): number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        parameters = [
+            (
+                spec.name,
+                f"{list(spec.shape)} {spec.dtype}, cut over TP along {spec.tp_split_dim}, in group {in_group[id(p)]}, "
+                f"{'trained' if p.requires_grad else 'frozen'}",
+            )
+            for spec, (_, p) in zip(specs_of(named), named, strict=True)
+        ]
         agree(self.grid, "parameters", parameters, "build the same model, in the same order, on every rank")
         tensors = [p for _, p in named]
         if broadcast:
             broadcast_values(self.grid, tensors, [tp_split_dim(p) is None for p in tensors])
         self._check_values([name for name, _ in named], tensors, "begin alike, or pass broadcast=True")
 
-    def _options_now(self) -> list[tuple[str, str]]:
-        """Return what the groups say at present, line by line; schedulers' notes are no options."""
-        return [
-            (f"group {number}", ", ".join(f"{name}={_plain(group[name])!r}" for name in ("algorithm", *names)))
-            for number, group in enumerate(self.param_groups)
-            for names in [self.DEFAULTS[group["algorithm"]]]
-        ]
+    def _options_now(self, max_norm: float | None) -> list[tuple[str, str]]:
+        """Return what must be alike on all ranks in a step, line by line; schedulers' notes are no options."""
+        mine = {"step": self.steps, "max_norm": max_norm, "on_nonfinite": self.on_nonfinite}
+        mine |= {"check_every": self.check_every}
+        for number, group in enumerate(self.param_groups):
+            names = ("algorithm", *self.DEFAULTS[group["algorithm"]])
+            mine |= {f"{name} of group {number}": _plain(group[name]) for name in names}
+        return [(name, repr(value)) for name, value in mine.items()]
 
     def _check_values(self, names: list[str], tensors: list[Any], remedy: str) -> None:
         check_values(self.grid, names, tensors, [tp_split_dim(p) is None for p in tensors], remedy)

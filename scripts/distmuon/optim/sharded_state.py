@@ -1,7 +1,7 @@
 """A rank's shard of an optimizer's state: what is in it, and how it is saved and loaded.
 
     {"state": {number of the parameter: {name: tensor}}, "param_groups": [...],     as in torch
-     "place": the grid, the rank and the map that it belongs to}
+     "place": the grid, the rank and the map that it belongs to, "steps": updates made}
 
 Of a parameter, a rank keeps what belongs to its piece of n elements; of one that it owns nothing of, nothing.
 """
@@ -25,6 +25,7 @@ class ShardedState(torch.optim.Optimizer):
 
     grid: Grid
     buffers: ShardedBuffers
+    steps: int  # updates made so far, skipped steps apart
 
     def save_by_shard(self) -> None:
         """Let `state_dict` and `load_state_dict` deal in shards from now on."""
@@ -80,7 +81,7 @@ class ShardedState(torch.optim.Optimizer):
 
 
 def _add_place(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    state_dict["place"] = optimizer._place()
+    state_dict |= {"place": optimizer._place(), "steps": optimizer.steps}
 
 
 def _set_state_aside(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -94,6 +95,7 @@ def _set_state_aside(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, An
             "on the same rank of the same grid, with the same parameters and bucket size."
         )
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]  # in the order of the map
+    optimizer.steps = state_dict["steps"]
     optimizer._incoming = [copy.deepcopy(state_dict["state"].get(number, {})) for number in numbers]
     return state_dict | {"state": {}}
 

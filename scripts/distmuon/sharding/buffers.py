@@ -55,10 +55,11 @@ class ShardedBuffers:
     in it already, they *are* the rank's part of the parameters and cost nothing.
 
     named_parameters: TP-local, in the order of the map. They move into their homes; whoever had them before, loses
-    them: `follow` tells.
+    them: `follow` tells. Raises ValueError for two that share memory, because each gets a home of its own.
     """
 
     def __init__(self, named_parameters: Sequence[tuple[str, nn.Parameter]], grid: Grid, bucket_size: int) -> None:
+        _refuse_shared_memory(named_parameters)
         self.grid = grid
         self.names = [name for name, _ in named_parameters]
         self.parameters = [p for _, p in named_parameters]
@@ -72,6 +73,7 @@ class ShardedBuffers:
         for p, home in zip(self.parameters, self.parameter_homes, strict=True):
             p.data = home.copy_(p.data)
             p.sharded_by = self._number  # type: ignore[attr-defined]
+        self.seal()
         self.masters = {bucket: self._master(bucket) for bucket in self.layout.buckets}  # each [shard_size]
         self.pieces = {bucket: self._pieces(bucket) for bucket in self.layout.buckets}
 
@@ -91,12 +93,18 @@ class ShardedBuffers:
         """Return whether the parameter is still here, and not with buffers that were made later."""
         return getattr(parameter, "sharded_by", None) == self._number
 
-    def follow(self) -> None:
-        """Take home parameters that were moved out, with the values that they have now.
+    def seal(self) -> None:
+        """Note that the parameters are as a step has left them; a backward pass through older values is refused."""
+        torch.autograd.graph.increment_version(self.parameters)
+        self._versions = [p._version for p in self.parameters]
 
-        Raises RuntimeError, naming the parameter, for one that has another shape, dtype or device than it had, and for
-        one that belongs to a later optimizer.
+    def follow(self) -> bool:
+        """Take home parameters that were moved out; return whether one was moved, or written to, since `seal`.
+
+        What is written through `.data` does not show here. Raises RuntimeError, naming the parameter, for one that has
+        another shape, dtype or device than it had, and for one that belongs to a later optimizer.
         """
+        touched = self._versions != [p._version for p in self.parameters]
         for name, p, home in zip(self.names, self.parameters, self.parameter_homes, strict=True):
             if not self.own(p):
                 raise RuntimeError(f"parameter {name!r} belongs to an optimizer that was made later; use that one.")
@@ -109,6 +117,8 @@ class ShardedBuffers:
                     "change the model first, then make its optimizer."
                 )
             p.data = home.copy_(p.data.clone())
+            touched = True
+        return touched
 
     def refresh_masters(self) -> None:
         """Where a parameter is no longer what its master weight rounds to, somebody has written it: let it count."""
@@ -138,6 +148,16 @@ class ShardedBuffers:
                 gradient = self.flat_gradients[bucket.buffer_idx][meta.local_range.as_slice]
                 pieces.append(Piece(index, meta, weight, gradient))
         return pieces
+
+
+def _refuse_shared_memory(named_parameters: Sequence[tuple[str, Tensor]]) -> None:
+    first: dict[int, str] = {}
+    for name, p in named_parameters:
+        if p.numel() and first.setdefault(p.data_ptr(), name) != name:
+            raise ValueError(
+                f"parameters {first[p.data_ptr()]!r} and {name!r} share memory, and would not any more; "
+                "use one Parameter in both places."
+            )
 
 
 def _looks(tensor: Tensor) -> tuple[object, ...]:

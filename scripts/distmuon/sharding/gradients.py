@@ -33,13 +33,14 @@ class GradientStatistics:
     squared_norms: of the mean gradient over DP, whole over TP; float64, on the CPU.
     largest: the largest square that the gradient's dtype holds.
     present: indices of the parameters that got a gradient on at least one rank.
-    agreed: whether all ranks have the same options.
+    agreed: whether all ranks have the same options. touched: whether any rank's parameters were written to in between.
     """
 
     squared_norms: Tensor  # [P]
     largest: Tensor  # [P], float64
     present: frozenset[int]
     agreed: bool
+    touched: bool
 
     @property
     def norm(self) -> float:
@@ -127,33 +128,33 @@ class GradientViews:
             self._nodes[index] = node
 
 
-def statistics(buffers: ShardedBuffers, present: set[int], options: Lines) -> GradientStatistics:
-    """Return what the reduced gradients amount to, over the whole grid: one all-reduce of 2 P + 2 float64.
+def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touched: bool) -> GradientStatistics:
+    """Return what the reduced gradients amount to, over the whole grid: one all-reduce of 2 P + 3 float64.
 
     present: indices of the parameters that have a gradient on this rank. Over DP the shards' squares add up. Over TP,
     split parameters add up too; replicated ones are the same on every TP rank and count on rank 0 alone (but a NaN
-    counts anywhere: 0 * NaN). options: what the groups say on this rank; the last two numbers are its ballot.
+    counts anywhere: 0 * NaN). options, touched: of this rank; the last three numbers are its vote.
     """
     count, ranks = len(buffers.parameters), buffers.grid.world.size
-    numbers = torch.zeros(2 * count + 2, dtype=torch.float64, device=buffers.grid.device)
-    squares, presence, votes = numbers.split([count, count, 2])
+    numbers = torch.zeros(2 * count + 3, dtype=torch.float64, device=buffers.grid.device)
+    squares, presence, votes = numbers.split([count, count, 3])
     for pieces in buffers.pieces.values():
         for piece in pieces:
             square = torch.linalg.vector_norm(piece.gradient, dtype=torch.float64).square()
             counted_here = piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0
             squares[piece.index] = square * float(counted_here)
     presence[sorted(present)] = 1.0
-    votes.copy_(torch.tensor(ballot(options, ranks), dtype=torch.float64))
-    squares, presence, votes = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu().split([count, count, 2])
+    votes.copy_(torch.tensor([*ballot(options, ranks), touched], dtype=torch.float64))
+    squares, presence, votes = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu().split([count, count, 3])
     largest = torch.tensor([torch.finfo(home.dtype).max for home in buffers.gradient_homes], dtype=torch.float64)
-    return GradientStatistics(
-        squares, largest, frozenset(presence.nonzero().flatten().tolist()), unanimous(votes.tolist(), ranks)
-    )
+    *ballots, touches = votes.tolist()
+    with_gradient = frozenset(presence.nonzero().flatten().tolist())
+    return GradientStatistics(squares, largest, with_gradient, unanimous(ballots, ranks), touches > 0)
 
 
 def statistics_bytes(parameters: int) -> int:
     """Return the payload of that all-reduce."""
-    return 8 * (2 * parameters + 2)
+    return 8 * (2 * parameters + 3)
 
 
 def clip_(buffers: ShardedBuffers, norm: float, max_norm: float) -> None:

@@ -7,8 +7,9 @@ Put one after the other they need one all-reduce in each direction. Source: Mega
 3). torch's `parallelize_module` does the same with DTensor weights, and hides the collectives that this book counts.
 
 Every parameter carries a mark, `tp_split_dim`: the dimension cut over TP, or None where all TP ranks hold the same
-values. Marks are plain attributes; `copy.deepcopy` of a parameter and `to_empty` lose them, and then the optimizer
-refuses the model. (A whole layer cannot be copied in a real world: its process group cannot.)
+values; those of a layer also `tp_size`, T. Marks are plain attributes; `copy.deepcopy` of a parameter and `to_empty`
+lose them, and then the optimizer refuses the model. (A whole layer cannot be copied in a real world: its process group
+cannot.)
 Weights are [out, in], as in `nn.Linear`.
 """
 
@@ -66,6 +67,8 @@ class _SplitLinear(nn.Module):
         self.weight = mark(nn.Parameter(torch.zeros(shape)), self.split_dim)
         split_bias = 0 if self.split_dim == 0 else None
         self.bias = mark(nn.Parameter(torch.zeros(shape[0])), split_bias) if bias else None
+        for parameter in self.parameters():
+            parameter.tp_size = group.size  # type: ignore[attr-defined]
 
 
 class ColumnParallelLinear(_SplitLinear):

@@ -91,7 +91,7 @@ def beside(layout: Layout, tp: int, muon: Collection[int], m: int = 0) -> dict[s
         found["AdamW's parameters"] += sent_share(layout.dp) * (bucket.numel - n) * each
         found["padding"] += sent_share(layout.dp) * (bucket.padded - bucket.numel) * each
     ranks = layout.dp * tp
-    chunk = -(-(16 * len(layout.specs) + 16) // ranks)  # two float64 per parameter and two more, over all ranks
+    chunk = -(-(16 * len(layout.specs) + 24) // ranks)  # two float64 per parameter and three more, over all ranks
     return {**found, "norms of the gradients": Fraction(2 * (ranks - 1) * chunk)}
 
 

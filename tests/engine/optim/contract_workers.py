@@ -75,6 +75,8 @@ def contract_facts(world: World) -> dict[str, Any]:
         "moved": moved(grid),
         "start": disagreements_at_start(grid, world),
         "later": disagreements_later(grid, world),
+        "written": written_on_one(grid, world),
+        "loaded": loaded_on_one(grid, world),
         "broadcast": begin_with_rank_0(grid, world),
         "drift": drift(grid, world),
     }
@@ -241,6 +243,12 @@ def disagreements_at_start(grid: Grid, world: World) -> dict[str, str]:
         theirs = groups(net)
         if what == "reversed":
             theirs[0]["params"].reverse()
+        if what == "another group":
+            theirs.append({"params": [theirs[0]["params"].pop()], "algorithm": "muon"})
+        else:
+            theirs.append({"params": [("last", mark(nn.Parameter(torch.ones(2, 2).double()), None))]})
+        if what == "frozen":
+            net.get_parameter("0.bias").requires_grad_(False)
         if what == "one more":
             theirs[1]["params"].append(("more", mark(nn.Parameter(torch.ones(2).double()), None)))
         if what == "three dimensions":
@@ -255,6 +263,8 @@ def disagreements_at_start(grid: Grid, world: World) -> dict[str, str]:
         "shape": {"what": "wide"},
         "learning rate": {"lr": 0.5},
         "bucket size": {"bucket_size": 11},
+        "group": {"what": "another group"},
+        "frozen": {"what": "frozen"},
         "max_norm": {"max_norm": 3.0},
         "strategy's choices": {"gather_dtype": torch.float32},
         "a refusal": {"what": "three dimensions"},
@@ -279,6 +289,33 @@ def disagreements_later(grid: Grid, world: World) -> dict[str, Any]:
     loss_of(net, grid, 0).backward()
     clip = words(lambda: optimizer.clip_grad_norm_(1.0 if world.rank else 2.0))
     return {"said": said, "untouched": untouched, "again": again, "clip": clip}
+
+
+def written_on_one(grid: Grid, world: World) -> dict[str, str]:
+    """Return what the next step says after the last rank alone, or all ranks, have loaded other weights."""
+    found = {}
+    for who, ranks in (("all", range(world.size)), ("one", [world.size - 1])):
+        net = model(grid)
+        optimizer = DistributedMuon(groups(net), grid)
+        if world.rank in ranks:
+            net.load_state_dict(model(grid, "another").state_dict())
+        loss_of(net, grid, 0).backward()
+        found[who] = words(optimizer.step)
+    return found
+
+
+def loaded_on_one(grid: Grid, world: World) -> str:
+    """Return what the next step says after the last rank alone has loaded an older state of the optimizer."""
+    net = model(grid)
+    optimizer = DistributedMuon(groups(net), grid)
+    saved = optimizer.state_dict()
+    for step in range(2):
+        loss_of(net, grid, step).backward()
+        optimizer.step()
+    if world.rank == world.size - 1:
+        optimizer.load_state_dict(saved)
+    loss_of(net, grid, 2).backward()
+    return words(optimizer.step)
 
 
 def begin_with_rank_0(grid: Grid, world: World) -> dict[str, Tensor]:

@@ -110,7 +110,9 @@ def test_a_model_that_was_moved_and_came_back_trains_on(dp: int, tp: int) -> Non
         ("order", r"the parameters of rank 3 differ .* has '2\.weight' in the place of '0\.weight'"),
         ("one more", "the parameters of rank 3 differ .* rank 3 has 'more', which rank 0 has not"),
         ("shape", r"'0\.weight' is \[7, 6\] float64.* on rank 3, and \[7, 5\] float64"),
-        ("learning rate", r"'group 0' is .*lr=0\.5.* on rank 3, and .*lr=0\.02"),
+        ("learning rate", r"'lr of group 0' is 0\.5 on rank 3, and 0\.02 on rank 0"),
+        ("group", "the parameters of rank 3 differ"),
+        ("frozen", r"'0\.bias' is \[7\].*, in group 1, frozen on rank 3, and .*trained on rank 0"),
         ("bucket size", "'bucket_size' is 11 on rank 3, and [0-9]+ on rank 0"),
         ("max_norm", r"'max_norm' is 3\.0 on rank 3, and None on rank 0"),
         ("a refusal", "'the groups' is ValueError: parameter 'odd' .*3 dimension.* on rank 3, and fine on rank 0"),
@@ -129,7 +131,7 @@ def test_ranks_that_are_alike_start(dp: int, tp: int) -> None:
 
 @on_every_grid
 def test_an_option_that_changes_on_one_rank_stops_all_before_anything_has_changed(dp: int, tp: int) -> None:
-    assert "'group 1' is algorithm='adamw', lr=0.5" in one_sentence(dp, tp, "later", "said")
+    assert "'lr of group 1' is 0.5 on rank" in one_sentence(dp, tp, "later", "said")
     assert all(rank["later"]["untouched"] for rank in facts(dp, tp))
     assert {rank["later"]["again"] for rank in facts(dp, tp)} == {"nothing"}
     assert "'max_norm' is 1.0 on rank 1, and 2.0 on rank 0" in one_sentence(dp, tp, "later", "clip")
@@ -148,3 +150,15 @@ def test_replicas_that_drift_are_found_by_the_next_check(dp: int, tp: int) -> No
         assert rank["drift"][:2] == ["nothing", "nothing"]
         assert rank["drift"][2].startswith("Disagreement: the values of '2.weight'")
         assert rank["drift"][2].endswith("go back to a checkpoint: replicas have drifted apart.")
+
+
+@on_every_grid
+def test_weights_that_only_one_rank_has_loaded_are_found_in_the_next_step(dp: int, tp: int) -> None:
+    assert {rank["written"]["all"] for rank in facts(dp, tp)} == {"nothing"}
+    assert "change parameters alike on every rank" in one_sentence(dp, tp, "written", "one")
+
+
+@on_every_grid
+def test_a_state_that_only_one_rank_has_loaded_is_found_in_the_next_step(dp: int, tp: int) -> None:
+    last = f"rank {dp * tp - 1}"
+    assert f"'step' is 1 on {last}, and 3 on rank 0; set or load them alike" in one_sentence(dp, tp, "loaded")

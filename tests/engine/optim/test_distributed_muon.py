@@ -308,7 +308,8 @@ def test_a_later_optimizer_takes_the_parameters_and_the_earlier_one_says_so() ->
     gradient = parameter.grad
     second = DistributedMuon([parameter], Grid.alone())
     before = parameter.detach().clone()
-    assert gradient is not None and parameter.grad is not None
+    assert gradient is not None
+    assert parameter.grad is not None
     assert torch.equal(parameter.grad, 2 * before)  # which backward left before
     with pytest.raises(RuntimeError, match="'hidden' belongs to an optimizer that was made later") as error:
         first.step()

@@ -200,6 +200,9 @@ def test_the_learning_rate_of_the_moment_counts() -> None:
     assert not same(cases.values(parameters), faded.values)
 
 
+SHARED = parameter(2, 3)
+
+
 def build(params: Any, **options: Any) -> Callable[[], Zero1AdamW]:
     return lambda: Zero1AdamW(params, Grid.alone(), **options)
 
@@ -207,9 +210,12 @@ def build(params: Any, **options: Any) -> Callable[[], Zero1AdamW]:
 @pytest.mark.parametrize(
     ("kind", "words", "attempt"),
     [
-        (TypeError, r"'momentum' \(0\); Zero1AdamW has lr, betas, eps, weight_decay", build([parameter(2)], momentum=0)),
+        (TypeError, r"'momentum' \(0\); Zero1AdamW has lr, betas, eps, weight_decay",
+         build([parameter(2)], momentum=0)),
         (ValueError, "algorithm is 'muon'; choose one of adamw",
          build([{"params": [parameter(2)], "algorithm": "muon"}])),
+        (ValueError, "'a' and 'b' share memory, and would not any more; use one Parameter",
+         build([("a", SHARED), ("b", nn.Parameter(SHARED.data))])),
         (ValueError, "dtype 'int64'", build([("count", nn.Parameter(torch.ones(2, dtype=torch.int64), False))])),
     ],
 )  # fmt: skip
