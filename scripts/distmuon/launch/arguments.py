@@ -45,7 +45,8 @@ class Parser(argparse.ArgumentParser):
         for action in defaults:
             action.default = argparse.SUPPRESS
         try:
-            found.given = frozenset(vars(super().parse_args(args)))
+            named = {action.dest for action in defaults}  # and not what only `set_defaults` knows of
+            found.given = frozenset(vars(super().parse_args(args))) & named
         finally:
             for action, default in defaults.items():
                 action.default = default
