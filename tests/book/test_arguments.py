@@ -3,8 +3,11 @@
 import argparse
 import functools
 import importlib.util
+import json
 import re
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +18,10 @@ import worlds
 from distmuon import launch
 from distmuon.launch import hosts, rank, supervise
 from distmuon.launch.arguments import Parser
+from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
 from muonbook.ch15 import worlds_survey
+from tools import bench
 
 WORKERS = sorted((worlds.ROOT / "scripts").glob("[0-9][0-9]_*.py"))
 JOBS = {  # where the name of a job is not how it is asked for
@@ -47,6 +52,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for module, name in (
         (supervise, "run_local"),
         (rank, "run_alone"),
+        (ch04_jobs, "fetch"),
         (byte_counts, "ratios_on"),
         (byte_counts, "wire_on"),
         (worlds_survey, "survey"),
@@ -191,3 +197,35 @@ def test_a_number_out_of_bounds_is_told_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, number: str, line: str, says: str
 ) -> None:
     assert said(monkeypatch, number, *line.split()).startswith(says)
+
+
+# ---- What the book itself asks ----------------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Yield (number, words) of every worker's command in chapters, pages, workers' help and `make bench`."""
+    root, texts = worlds.ROOT, [path.read_text(encoding="utf-8") for path in WORKERS]
+    for path in sorted((root / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    texts += [path.read_text(encoding="utf-8") for path in (root / "README.md", *(root / "book").glob("*.md"))]
+    for text in texts:
+        for number, line in re.findall(r"scripts/(\d\d)_\w+\.py((?: [^\n`|#\\;&]*)?)", text):
+            if "[" not in line and "…" not in line:
+                yield number, shlex.split(re.sub(r"\d?>\S*", "", line.replace("{dp}", "2").replace("{tp}", "2")))
+    for name in bench.MEASUREMENTS:
+        for quick in (False, True):
+            script, *words = bench.command(name, quick)
+            if "tools" not in script:
+                yield Path(script).name[:2], words
+
+
+def test_no_command_of_the_book_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for = list(dict.fromkeys((number, *words) for number, words in commands()))
+    assert len(asked_for) > 60
+    expected = "there is no such file|is not here|my_strategy.py|sees no GPU"
+    expected += "|expected at least one"  # a line that goes on
+    for number, *words in asked_for:
+        if "--help" not in words:
+            answer = said(monkeypatch, number, *words)
+            assert re.search(expected, answer) or not answer, (number, words, answer)
