@@ -79,6 +79,7 @@ class ShardedOptimizer(ShardedState):
             raise ValueError(f"on_nonfinite is {on_nonfinite!r}; choose one of {', '.join(NON_FINITE_CHOICES)}.")
         if max_norm is not None:
             _check_max_norm(max_norm)
+        _refuse_inference_mode()
         known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
         refuse_unknown(options, known, type(self).__name__)
         self.grid, self.max_norm, self.on_nonfinite = Grid.of(grid), max_norm, on_nonfinite
@@ -175,6 +176,9 @@ class ShardedOptimizer(ShardedState):
                     "and step in this order. They are dropped now, and nothing else has changed."
                 )
             return self._ready
+        _refuse_inference_mode()
+        if [id(p) for group in self.param_groups for p in group["params"]] != [*map(id, self.buffers.parameters)]:
+            raise RuntimeError("the groups hold other parameters than at construction; make a new optimizer for them.")
         self._touched = self.buffers.follow()
         self._warn_of_local_clipping()
         self._present = self.gradient_views.collect()
@@ -340,6 +344,11 @@ class ShardedOptimizer(ShardedState):
 
 def _plain(option: Any) -> Any:
     return option.tolist() if isinstance(option, Tensor) else option
+
+
+def _refuse_inference_mode() -> None:
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("under torch.inference_mode nothing can be trained; use torch.no_grad, or leave it.")
 
 
 def _check_max_norm(max_norm: float) -> None:

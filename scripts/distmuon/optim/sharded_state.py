@@ -86,7 +86,9 @@ def _add_place(optimizer: Any, state_dict: dict[str, Any]) -> None:
 
 def _set_state_aside(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Check where the state belongs; keep it from torch, which would round it to the parameters' dtype."""
-    saved, mine = state_dict.get("place", {}), optimizer._place()
+    if "place" not in state_dict:
+        raise ValueError("this is no state of a sharded optimizer, which knows its rank; train on from one that is.")
+    saved, mine = state_dict["place"], optimizer._place()
     if saved != mine:
         key = next(key for key in mine if saved.get(key) != mine[key])
         short = f": {saved.get(key)} instead of {mine[key]}" if key in ("grid", "rank") else ""

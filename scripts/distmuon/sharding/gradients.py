@@ -68,12 +68,14 @@ class GradientViews:
     def __init__(self, buffers: ShardedBuffers) -> None:
         self.buffers = buffers
         self._nodes: list[Any] = [None] * len(buffers.parameters)  # alive as long as this is, and the hooks with them
-        self._versions = [0] * len(buffers.parameters)  # of the homes, after the latest backward pass
+        self._offered: list[Any] = [lambda: None] * len(buffers.parameters)  # weak: the latest `.grad` at each home
+        self._versions = [0] * len(buffers.parameters)  # of those, after the latest backward pass
         for index, (p, home) in enumerate(zip(buffers.parameters, buffers.gradient_homes, strict=True)):
             gradient, p.grad = p.grad, None
             p.grad_dtype = None  # any: the home's may differ from the parameter's
             if gradient is not None:
-                p.grad = home.copy_(gradient)
+                self._move_in(index)
+                home.copy_(gradient)
             self._watch(index)
 
     def collect(self) -> set[int]:
@@ -82,15 +84,21 @@ class GradientViews:
         A `.grad` that is the home is there already. None was never there, or was dropped: zeros. Any other tensor,
         such as one that was set by hand, takes the home's place.
         """
-        present = set()
+        present, guests = set(), {}
         for index, (p, home) in enumerate(zip(self.buffers.parameters, self.buffers.gradient_homes, strict=True)):
             self._watch(index)
             if p.grad is None:
-                home.zero_()
+                self._empty(index)
                 continue
             present.add(index)
-            if p.grad is not home:
-                home.copy_(p.grad.detach().to_dense() if p.grad.is_sparse else p.grad.detach())
+            if not _same_place(p.grad, home):
+                guest = p.grad.detach().to_dense() if p.grad.is_sparse else p.grad.detach()
+                flats = self.buffers.flat_gradients
+                lodges = any(0 <= guest.data_ptr() - flat.data_ptr() < flat.nbytes for flat in flats)
+                guests[index] = guest.clone() if lodges else guest  # out of a home that is about to be filled
+        for index, guest in guests.items():
+            self._empty(index)
+            self.buffers.gradient_homes[index].copy_(guest)
         return present
 
     def unscale(self, scale: Tensor) -> None:
@@ -104,17 +112,34 @@ class GradientViews:
 
     def changed_since_backward(self) -> bool:
         """Return whether somebody has written into a gradient, in place, after autograd."""
-        pairs = zip(self.buffers.parameters, self.buffers.gradient_homes, self._versions, strict=True)
-        return any(p.grad is home and home._version > version for p, home, version in pairs)
+        rows = zip(self.buffers.parameters, self._offered, self._versions, strict=True)
+        return any(
+            p.grad is not None and p.grad is offered() and p.grad._version > version for p, offered, version in rows
+        )
 
     def offer_home(self, index: int) -> None:
         """Let `.grad`, where there is none, be the parameter's home in the flat gradients, emptied."""
-        p, home = self.buffers.parameters[index], self.buffers.gradient_homes[index]
+        p = self.buffers.parameters[index]
         if not self.buffers.own(p):
             return
         if p.grad is None:
-            p.grad = home.zero_()
-        self._versions[index] = home._version + 1  # autograd's addition follows
+            self._empty(index)
+            self._move_in(index)
+        assert p.grad is not None
+        self._versions[index] = p.grad._version + 1  # autograd's addition follows
+
+    def _move_in(self, index: int) -> None:
+        """Let `.grad` be the home, by a tensor of its own: `p.grad.data = t` moves that one out, not the home."""
+        p, home = self.buffers.parameters[index], self.buffers.gradient_homes[index]
+        p.grad = home.data
+        self._offered[index] = weakref.ref(p.grad)
+
+    def _empty(self, index: int) -> None:
+        """Fill the home with zeros. A dropped `.grad` that somebody still holds keeps its values, as torch's does."""
+        held, home = self._offered[index](), self.buffers.gradient_homes[index]
+        if held is not None and held is not self.buffers.parameters[index].grad and _same_place(held, home):
+            held.data = held.clone()
+        home.zero_()
 
     def _watch(self, index: int) -> None:
         """Hook the parameter's node, if it is not hooked already: a change of dtype gives it a new one."""
@@ -126,6 +151,11 @@ class GradientViews:
             me = weakref.ref(self)  # the node may outlive the optimizer
             node.register_prehook(lambda _: views.offer_home(index) if (views := me()) else None)
             self._nodes[index] = node
+
+
+def _same_place(tensor: Tensor, home: Tensor) -> bool:
+    """Return whether both are the same elements of the same storage."""
+    return tensor.data_ptr() == home.data_ptr() and tensor.stride() == home.stride() and tensor.dtype == home.dtype
 
 
 def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touched: bool) -> GradientStatistics:

@@ -81,10 +81,11 @@ def weigh(
     found = Weighed(states, predicted, standing, bound, {}, 0, [])
     if not tracked:
         return found
-    with StorageTracker([*there, *references([ids])]) as whole:
+    homes = references(home for optimizer in trainer.optimizers for home in _homes(optimizer))
+    with StorageTracker([*there, *homes, *references([ids])]) as whole:
         with whole.during("forward"), _backward_after(trainer, whole):
             trainer.forward_backward(ids, ids)
-        update = StorageTracker(_references(trainer))
+        update = StorageTracker([*_references(trainer), *homes])
         with update, whole.during("update"), named_moves(whole.during):
             trainer.update()
     return found._replace(stages=whole.peaks(), transient=update.peak, history=whole.history)
@@ -92,6 +93,12 @@ def weigh(
 
 def _references(trainer: Trainer) -> list[StorageWeakRef]:
     return references(tensor for tensors in trainer.tensors().values() for tensor in tensors)
+
+
+def _homes(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the tensors by which parameters and gradients lie in flat storages: other storages, the same memory."""
+    buffers = getattr(optimizer, "buffers", None)
+    return [*buffers.parameter_homes, *buffers.gradient_homes] if buffers else []
 
 
 def compute_in(trainer: Trainer, dtype: torch.dtype) -> None:

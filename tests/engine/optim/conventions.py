@@ -236,6 +236,50 @@ def backward_makes_a_graph(make: Make) -> Seen:
     return model, []
 
 
+@programs({"dropped": lambda o: o.zero_grad(), "stepped over": lambda o: o.step()})
+def gradients_that_are_held_keep_their_values_when(make: Make, choice: Callable[[Optimizer], Any]) -> Seen:
+    model, seen = Net(), []
+    optimizer = make(model)
+    for i in range(STEPS):
+        loss_of(model, i).backward()
+        held = [p.grad for p in model.parameters()]
+        choice(optimizer)
+        optimizer.zero_grad()
+        loss_of(model, 50 + i).backward()
+        seen += [float(grad.norm()) for grad in held if grad is not None]
+        for p, grad in zip(model.parameters(), held, strict=True):
+            assert p.grad is not None
+            assert grad is not None
+            p.grad = grad - 0.5 * p.grad
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, seen
+
+
+def swap_gradients(p: Tensor, q: Tensor) -> None:
+    p.grad, q.grad = q.grad, p.grad
+
+
+@programs(
+    {
+        "grad.data =": lambda p, q: setattr(p.grad, "data", 0.1 - p.grad.data),
+        "one another's": swap_gradients,
+        "their transposes": lambda p, q: setattr(p, "grad", p.grad.t()),
+    }
+)
+def square_gradients_become(make: Make, choice: Callable[[Tensor, Tensor], Any]) -> Seen:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False), nn.Linear(6, 4, bias=False))
+    refill(model)
+    optimizer = make(model)
+    for i in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, i).backward()
+        if i % 2 == 0:
+            choice(model.get_parameter("0.weight"), model.get_parameter("1.weight"))
+        optimizer.step()
+    return model, sizes(model)
+
+
 @program
 def gradients_are_there_before_the_optimizer(make: Make) -> Seen:
     model = Net()

@@ -161,4 +161,4 @@ def test_weights_that_only_one_rank_has_loaded_are_found_in_the_next_step(dp: in
 @on_every_grid
 def test_a_state_that_only_one_rank_has_loaded_is_found_in_the_next_step(dp: int, tp: int) -> None:
     last = f"rank {dp * tp - 1}"
-    assert f"'step' is 1 on {last}, and 3 on rank 0; set or load them alike" in one_sentence(dp, tp, "loaded")
+    assert f"'step' is 0 on {last}, and 2 on rank 0; set or load them alike" in one_sentence(dp, tp, "loaded")

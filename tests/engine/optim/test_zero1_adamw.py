@@ -173,7 +173,8 @@ def test_micro_batches_of_a_bf16_model_add_up_in_float32() -> None:
         (plain.sum() * gradient).backward()
     assert plain.grad is not None
     assert torch.equal(plain.grad, torch.full_like(plain, 256.0))
-    assert w.grad is steps.buffers.gradient_homes[0]
+    assert w.grad is not None
+    assert w.grad.data_ptr() == steps.buffers.gradient_homes[0].data_ptr()
     assert torch.equal(w.grad, torch.full((2, 2), 264.0))
 
 
@@ -225,3 +226,25 @@ def test_what_adamw_cannot_take_is_refused_in_one_sentence(
     with pytest.raises(kind, match=words) as error:
         attempt()
     message(error)
+
+
+def test_other_parameters_in_the_groups_are_refused() -> None:
+    w = parameter(2, 3)
+    steps = optimizer(("w", w))
+    for params in ([w, parameter(2, 3)], [parameter(2, 3)], []):
+        steps.param_groups[0]["params"] = params
+        with pytest.raises(RuntimeError, match="groups hold other parameters than at construction") as error:
+            steps.step()
+        message(error)
+
+
+def test_inference_mode_is_refused() -> None:
+    w = parameter(2, 3)
+    steps = optimizer(("w", w))
+    for attempt in (steps.step, lambda: optimizer(("w", w))):
+        with (
+            torch.inference_mode(),
+            pytest.raises(RuntimeError, match="inference_mode nothing can be trained") as error,
+        ):
+            attempt()
+        message(error)
