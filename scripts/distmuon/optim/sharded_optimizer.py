@@ -127,11 +127,7 @@ class ShardedOptimizer(ShardedState):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.check_every and self.steps % self.check_every == 0:
-            remedy = "go back to a checkpoint: replicas have drifted apart"
-            self._check_values(self.buffers.names, self.buffers.parameters, remedy)
-        if self.reduce(self.max_norm):
-            self.buffers.refresh_masters()
+        if self.reduce(self.max_norm):  # .grad -> G[N_dp]
             self.update()  # W[N_dp] -> W[I_tp, J]
             self.buffers.seal()
             self.steps += 1
@@ -168,27 +164,34 @@ class ShardedOptimizer(ShardedState):
 
     def reduce(self, max_norm: float | None) -> bool:
         """Reduce, measure and clip the gradients, once in a step; return whether the ranks are to update."""
-        if self._ready is not None:
-            if self.gradient_views.state() != self._reduced:
-                self.zero_grad()
-                raise RuntimeError(
-                    "gradients were changed after clip_grad_norm_ had reduced them; call backward, clip_grad_norm_ "
-                    "and step in this order. They are dropped now, and nothing else has changed."
-                )
-            return self._ready
+        if self._ready is None:
+            self.collect()  # .grad -> G[I_tp, J]{U_dp}
+            for bucket in self.buckets:
+                self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
+            self._ready = self.check_and_clip(max_norm)
+            self._reduced = self.gradient_views.state()
+        elif self.gradient_views.state() != self._reduced:
+            self.zero_grad()
+            raise RuntimeError(
+                "gradients were changed after clip_grad_norm_ had reduced them; call backward, clip_grad_norm_ "
+                "and step in this order. They are dropped now, and nothing else has changed."
+            )
+        return self._ready
+
+    def collect(self) -> None:
+        """Bring gradients and parameters home, as they are at present; say so where they cannot be trained on."""
         _refuse_inference_mode()
         if [id(p) for group in self.param_groups for p in group["params"]] != [*map(id, self.buffers.parameters)]:
             raise RuntimeError("the groups hold other parameters than at construction; make a new optimizer for them.")
         self._touched = self.buffers.follow()
+        self.buffers.refresh_masters()
+        if self.check_every and self.steps % self.check_every == 0:
+            remedy = "go back to a checkpoint: replicas have drifted apart"
+            self._check_values(self.buffers.names, self.buffers.parameters, remedy)
         self._warn_of_local_clipping()
         self._present = self.gradient_views.collect()
         if (scale := getattr(self, "grad_scale", None)) is not None:  # of a GradScaler, for the length of this step
             self.gradient_views.unscale(scale)
-        for bucket in self.buckets:
-            self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
-        self._ready = self.check_and_clip(max_norm)
-        self._reduced = self.gradient_views.state()
-        return self._ready
 
     @hooked
     def reduce_scatter(self, bucket: Bucket) -> None:

@@ -17,7 +17,7 @@ WORKER = str(worlds.ROOT / "scripts" / "08_muon_over_dp.py")
 def test_muon_is_certified_and_its_bytes_are_those_predicted() -> None:
     ending = worlds.finish(WORKER, "--dp", "2", "--steps", "2")
     assert (ending.code, ending.err) == (0, "")
-    assert ending.out.count("True.") == 4
+    assert ending.out.count("True.") == 5
     rows = dict(re.findall(r"^  (gradients|momentum|parameters) +[\d,]+ +([\d,]+)$", ending.out, re.MULTILINE))
     sent = {name: int(number.replace(",", "")) for name, number in rows.items()}
     assert sent["gradients"] == sent["parameters"]
@@ -28,7 +28,7 @@ def test_ranks_that_do_not_divide_eight_get_a_batch_that_fits_them() -> None:
     ending = worlds.finish(WORKER, "--dp", "3", "--steps", "2")
     assert (ending.code, ending.err) == (0, "")
     assert "Muon on 3 DP ranks, float32, 2 steps" in ending.out
-    assert ending.out.count("True.") == 4
+    assert ending.out.count("True.") == 5
 
 
 def test_following_a_matrix_tells_what_every_rank_held(tmp_path: Path) -> None:

@@ -143,13 +143,13 @@ def test_a_result_that_is_false_is_a_result() -> None:
 def test_ranks_end_when_the_fork_server_is_killed_and_the_next_world_gets_a_new_one(tmp_path: Path) -> None:
     home, said = session.directory(), ""
     try:  # pytest.raises would keep the error, and with it our ends of the ranks' pipes
-        launch.run(worlds.orphan, (str(tmp_path),), dp=2, timeout=TIMEOUT)
+        launch.run(worlds.orphan, (str(tmp_path),), dp=4, timeout=TIMEOUT)
     except WorldError as error:
         said, culprit = str(error), error.rank
     assert (said, culprit) == (supervise.SERVER_GONE, None)
     gc.collect()  # closes them, which the ranks must not take for the launcher's end
     pids = [entry.name for entry in tmp_path.iterdir()]
-    assert len(pids) == 2
+    assert len(pids) == 4
     assert worlds.eventually(lambda: not any(Path("/proc", pid).exists() for pid in pids))
     assert os.path.isdir(home)  # what the next world and this process's end will use
     assert launch.run(worlds.misbehave, ("nothing", ()), dp=2) == [False, False]
