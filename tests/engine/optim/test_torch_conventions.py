@@ -357,6 +357,19 @@ def test_schedules_move_both_algorithms_of_a_distributed_muon(schedule: str) -> 
     assert all(len(set(column)) == 3 for column in zip(*seen, strict=True)), seen
 
 
+def test_momentum_that_a_schedule_sets_is_adamws_first_beta() -> None:
+    ends = []
+    for option in ("momentum", "betas"):
+        model = Net()
+        optimizer = Zero1AdamW(model.parameters(), Grid.alone(), lr=0.1)
+        for i in range(3):
+            optimizer.param_groups[0][option] = 0.5 if option == "momentum" else (0.5, 0.999)
+            step(model, optimizer, i)
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0], START)
+
+
 # ---- What a model goes through ----------------------------------------------------------------------------
 
 

@@ -201,6 +201,10 @@ def test_the_learning_rate_of_the_moment_counts() -> None:
     assert not same(cases.values(parameters), faded.values)
 
 
+class Wrapped(Tensor):
+    """A tensor of another kind, as DTensor is."""
+
+
 SHARED = parameter(2, 3)
 
 
@@ -217,6 +221,12 @@ def build(params: Any, **options: Any) -> Callable[[], Zero1AdamW]:
          build([{"params": [parameter(2)], "algorithm": "muon"}])),
         (ValueError, "'a' and 'b' share memory, and would not any more; use one Parameter",
          build([("a", SHARED), ("b", nn.Parameter(SHARED.data))])),
+        (ValueError, "max_norm is -1", build([parameter(2)], max_norm=-1.0)),
+        (ValueError, "max_norm is nan; give 0 or more", build([parameter(2)], max_norm=float("nan"))),
+        (ValueError, "'w' is on the meta device", build([("w", nn.Parameter(torch.ones(2, device="meta")))])),
+        (ValueError, "'w' has no shape yet", build([("w", nn.parameter.UninitializedParameter())])),
+        (ValueError, "'w' is a Wrapped; the virtual map takes plain tensors",
+         build([("w", nn.Parameter(torch.ones(2).as_subclass(Wrapped)))])),
         (ValueError, "dtype 'int64'", build([("count", nn.Parameter(torch.ones(2, dtype=torch.int64), False))])),
     ],
 )  # fmt: skip
