@@ -296,6 +296,8 @@ class References:
 
         full: for all rows, not for exact and unrounded alone.
         """
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("highest")  # as on the ranks
         data, _ = digits(Grid.alone(str(device)), recipe.seed)
         trained = {recipe.unrounded} | ({recipe, replace(recipe, dtype="float64")} if full else set())
         return cls(
