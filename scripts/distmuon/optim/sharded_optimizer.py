@@ -168,7 +168,11 @@ class ShardedOptimizer(ShardedState):
             self.collect()  # .grad -> G[I_tp, J]{U_dp}
             for bucket in self.buckets:
                 self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
-            self._ready = self.check_and_clip(max_norm)
+            try:
+                self._ready = self.check_and_clip(max_norm)
+            except Exception:
+                self.zero_grad()  # or what is reduced already would be reduced again
+                raise
             self._reduced = self.gradient_views.state()
         elif self.gradient_views.state() != self._reduced:
             self.zero_grad()
@@ -220,7 +224,6 @@ class ShardedOptimizer(ShardedState):
             self._check_values(self.buffers.names, self.buffers.parameters, "change parameters alike on every rank")
         if self.statistics.non_finite:
             if self.on_nonfinite == "raise" and not hasattr(self, "found_inf"):  # with it, a GradScaler waits
-                self.zero_grad()
                 gradients.require_finite(self.statistics, self.buffers.names)
             self.skipped_steps += 1
             return False
