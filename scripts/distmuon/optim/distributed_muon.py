@@ -27,7 +27,7 @@ from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_dtype, check_muon_o
 from distmuon.optim.routing import check_muon_parameter
 from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors
-from distmuon.sharding.agreement import agree, together
+from distmuon.sharding.agreement import together
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
@@ -61,10 +61,9 @@ class DistributedMuon(ShardedOptimizer):
         with together(grid, "the strategy", "give every rank the same"):
             chosen = strategies.load(strategy)
             check_dtype("gather_dtype", gather_dtype, None)
+        self._choices = (("strategy", chosen.__name__), ("gather_dtype", repr(gather_dtype)))
         super().__init__(params, grid, lr, **options)
         self.muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
-        choices = [("strategy", chosen.__name__), ("gather_dtype", repr(gather_dtype))]
-        agree(self.grid, "choices", choices, "give every rank the same")
         layout, metas = self.buffers.layout, self.buffers.metas
         self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype))
 

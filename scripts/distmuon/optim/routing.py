@@ -27,6 +27,8 @@ def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[st
     Muon's step is steepest descent for a map between hidden vectors. Embeddings and output heads have one-hot
     vectors on one side, norms and biases are not maps at all: the paper leaves all of them to AdamW.
 
+    Frozen parameters (`requires_grad=False`) are left out: unfrozen later, they stay as they are.
+
     heads: last name of the modules that map to the outputs.
     explain: print one line per parameter with the reason.
     Returns [{"params": [(name, parameter)], "algorithm": "muon"}, {..., "algorithm": "adamw"}], without empty groups.
@@ -111,7 +113,10 @@ def check_muon_parameter(name: str, parameter: Tensor) -> None:
     elif parameter.numel() == 0:
         problem = f"is empty, shape {tuple(parameter.shape)}"
     if problem:
-        raise ValueError(f"parameter {name!r} {problem}; Muon takes dense real 2-D matrices. Put it in an AdamW group.")
+        raise ValueError(
+            f"parameter {name!r} {problem}; Muon takes dense real 2-D matrices. Put it in an AdamW group; "
+            "split_parameters(model) makes both."
+        )
     if EMBEDDING_NAME.search(name):
         warnings.warn(
             f"parameter {name!r} looks like an embedding or output head; the paper gives those to AdamW.", stacklevel=3

@@ -22,7 +22,7 @@ from distmuon.optim.routing import refuse_unknown, refuse_unknown_in_group
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
 from distmuon.sharding.agreement import agree, broadcast_values, check_values, together
-from distmuon.sharding.buffers import ShardedBuffers, specs_of
+from distmuon.sharding.buffers import ShardedBuffers, refuse_shared_memory, specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket
@@ -61,6 +61,7 @@ class ShardedOptimizer(ShardedState):
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
 
     statistics: gradients.GradientStatistics  # of the latest step
+    _choices: tuple[tuple[str, str], ...] = ()  # what else ranks are to have alike: (name, value)
 
     def __init__(
         self,
@@ -75,30 +76,23 @@ class ShardedOptimizer(ShardedState):
         check_every: int = 0,
         **options: Any,
     ) -> None:
-        if on_nonfinite not in NON_FINITE_CHOICES:
-            raise ValueError(f"on_nonfinite is {on_nonfinite!r}; choose one of {', '.join(NON_FINITE_CHOICES)}.")
-        if max_norm is not None:
-            _check_max_norm(max_norm)
-        _refuse_inference_mode()
-        known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
-        refuse_unknown(options, known, type(self).__name__)
         self.grid, self.max_norm, self.on_nonfinite = Grid.of(grid), max_norm, on_nonfinite
         self.steps, self.skipped_steps, self.check_every = 0, 0, check_every
         self._options, self._laid_out = options | ({} if lr is None else {"lr": lr}), False
-        with together(self.grid, "the groups", "build the same ones on every rank"):
+        with together(self.grid, "the optimizer", "make the same one on every rank"):
+            self._check_arguments()
             super().__init__(params, {})
+            refuse_shared_memory(self._named())
         first = next(iter(self.DEFAULTS.values()))
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
-        groups = self.param_groups
-        named = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
-        self._agree_at_start(named, bucket_size, broadcast)
-        self.buffers, self._laid_out = ShardedBuffers(named, self.grid, bucket_size), True
+        self._agree_at_start(bucket_size, broadcast)
+        self.buffers, self._laid_out = ShardedBuffers(self._named(), self.grid, bucket_size), True
         self.gradient_views = gradients.GradientViews(self.buffers)
-        of_parameter = {id(p): group for group in groups for p in group["params"]}
+        of_parameter = {id(p): group for group in self.param_groups for p in group["params"]}
         self.group_of = [of_parameter[id(p)] for p in self.buffers.parameters]  # by index in the map
         self.save_by_shard()
         self._ready: bool | None = None  # whether to update; None: the gradients are not reduced yet
-        self._reduced: list[object] = []  # the gradients' state when they were
+        self._reduced: gradients.Versions = []  # the gradients when they were
         self._warned = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -127,11 +121,19 @@ class ShardedOptimizer(ShardedState):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.reduce(self.max_norm):  # .grad -> G[N_dp]
-            self.update()  # W[N_dp] -> W[I_tp, J]
-            self.buffers.seal()
-            self.steps += 1
-        self.zero_grad()
+        try:
+            if self.reduce(self.max_norm):  # .grad -> G[N_dp]
+                self.update()  # W[N_dp] -> W[I_tp, J]
+                self.buffers.seal()
+                self.steps += 1
+            else:
+                self._skip()
+        except BaseException:
+            for name in ("grad_scale", "found_inf"):  # which a GradScaler takes back only from a step that returns
+                self.__dict__.pop(name, None)
+            raise
+        finally:
+            self.zero_grad()
         return loss
 
     def update(self) -> None:
@@ -142,8 +144,9 @@ class ShardedOptimizer(ShardedState):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Reduce the gradients and clip their global norm, as torch's function would; return the norm from before.
 
-        To be called on every rank, between the last backward and `step`, which then reduces no more.
-        Raises ValueError for a negative max_norm, RuntimeError if called twice before a step.
+        To be called on every rank, after the last backward (and a scaler's `unscale_`); `step` then reduces no more. A
+        gradient that is not finite gives such a norm, and `step` refuses it or skips. Raises ValueError for a negative
+        max_norm, RuntimeError if called twice before a step.
         """
         _check_max_norm(max_norm)
         if self._ready is not None:
@@ -153,7 +156,7 @@ class ShardedOptimizer(ShardedState):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients, reduced or not; or set them to zero, as torch does."""
-        self._ready = None
+        self._ready, self._reduced = None, []
         super().zero_grad(set_to_none)
 
     # ---- What a step is made of ---------------------------------------------------------------------------
@@ -163,39 +166,41 @@ class ShardedOptimizer(ShardedState):
         return self.buffers.buckets
 
     def reduce(self, max_norm: float | None) -> bool:
-        """Reduce, measure and clip the gradients, once in a step; return whether the ranks are to update."""
+        """Reduce, measure and clip the gradients, once in a step; return whether all of them are finite."""
         if self._ready is None:
-            self.collect()  # .grad -> G[I_tp, J]{U_dp}
+            self._refusal = self.collect()  # .grad -> G[I_tp, J]{U_dp}
             for bucket in self.buckets:
                 self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
-            try:
-                self._ready = self.check_and_clip(max_norm)
-            except Exception:
-                self.zero_grad()  # or what is reduced already would be reduced again
-                raise
-            self._reduced = self.gradient_views.state()
-        elif self.gradient_views.state() != self._reduced:
-            self.zero_grad()
+            self._ready = self.check_and_clip(max_norm)
+            self._reduced = self.gradient_views.versions()
+        elif not self.gradient_views.are(self._reduced):
             raise RuntimeError(
                 "gradients were changed after clip_grad_norm_ had reduced them; call backward, clip_grad_norm_ "
                 "and step in this order. They are dropped now, and nothing else has changed."
             )
+        elif self._scale is not None:
+            raise RuntimeError(
+                "gradients were clipped before they were unscaled; call scaler.unscale_(optimizer) before "
+                "clip_grad_norm_. They are dropped now, and nothing else has changed."
+            )
         return self._ready
 
-    def collect(self) -> None:
-        """Bring gradients and parameters home, as they are at present; say so where they cannot be trained on."""
-        _refuse_inference_mode()
-        if [id(p) for group in self.param_groups for p in group["params"]] != [*map(id, self.buffers.parameters)]:
-            raise RuntimeError("the groups hold other parameters than at construction; make a new optimizer for them.")
-        self._touched = self.buffers.follow()
+    def collect(self) -> RuntimeError | None:
+        """Bring gradients and parameters home; return why they cannot be trained on, for all ranks to hear of it."""
+        try:
+            _refuse_inference_mode()
+            if [id(p) for g in self.param_groups for p in g["params"]] != [*map(id, self.buffers.parameters)]:
+                raise RuntimeError("the groups hold other parameters than at construction; make a new optimizer.")
+            self._touched = self.buffers.follow()
+        except RuntimeError as error:
+            self._touched, self._present = False, set()
+            return error
         self.buffers.refresh_masters()
-        if self.check_every and self.steps % self.check_every == 0:
-            remedy = "go back to a checkpoint: replicas have drifted apart"
-            self._check_values(self.buffers.names, self.buffers.parameters, remedy)
         self._warn_of_local_clipping()
         self._present = self.gradient_views.collect()
-        if (scale := getattr(self, "grad_scale", None)) is not None:  # of a GradScaler, for the length of this step
-            self.gradient_views.unscale(scale)
+        if self._scale is not None:
+            self.gradient_views.unscale(self._scale)
+        return None
 
     @hooked
     def reduce_scatter(self, bucket: Bucket) -> None:
@@ -215,17 +220,17 @@ class ShardedOptimizer(ShardedState):
 
     @hooked
     def check_and_clip(self, max_norm: float | None) -> bool:
-        """Measure the reduced gradients over the grid and clip them; False if all ranks are to skip this step."""
-        options = self._options_now(max_norm)
+        """Let all ranks agree on the step, measure the reduced gradients and clip them; False if one is not finite."""
+        options = [*self._options_now(max_norm), ("what is trained", str(self._refusal or "fine"))]
         self.statistics = gradients.statistics(self.buffers, self._present, options, self._touched)
         if not self.statistics.agreed:
-            agree(self.grid, "options", options, "set or load them alike on every rank")
-        if self.statistics.touched:
-            self._check_values(self.buffers.names, self.buffers.parameters, "change parameters alike on every rank")
+            agree(self.grid, "options", options, "set, load and keep them alike on every rank")
+        if self._refusal:
+            raise self._refusal
+        due = self.check_every and self.steps % self.check_every == 0
+        if due or self.statistics.touched:
+            self._check_values("change parameters alike on every rank, or go back to a checkpoint")
         if self.statistics.non_finite:
-            if self.on_nonfinite == "raise" and not hasattr(self, "found_inf"):  # with it, a GradScaler waits
-                gradients.require_finite(self.statistics, self.buffers.names)
-            self.skipped_steps += 1
             return False
         if max_norm is not None:
             gradients.clip_(self.buffers, self.statistics.norm, max_norm)
@@ -260,6 +265,31 @@ class ShardedOptimizer(ShardedState):
                 eps=group["eps"],
                 maximize=False,
             )
+
+    def _skip(self) -> None:
+        """Count a step in which a gradient is not finite; raise NonFiniteGradient where that is wanted."""
+        if self.on_nonfinite == "raise" and not hasattr(self, "found_inf"):  # with it, a GradScaler expects a skip
+            gradients.require_finite(self.statistics, self.buffers.names)
+        self.skipped_steps += 1
+
+    @property
+    def _scale(self) -> Tensor | None:
+        """By what a GradScaler, for the length of a step, has scaled this rank's loss."""
+        return getattr(self, "grad_scale", None)
+
+    def _named(self) -> list[tuple[str, Any]]:
+        return [pair for g in self.param_groups for pair in zip(g["param_names"], g["params"], strict=True)]
+
+    def _check_arguments(self) -> None:
+        if self.on_nonfinite not in NON_FINITE_CHOICES:
+            raise ValueError(f"on_nonfinite is {self.on_nonfinite!r}; choose one of {', '.join(NON_FINITE_CHOICES)}.")
+        if self.max_norm is not None:
+            _check_max_norm(self.max_norm)
+        if not isinstance(self.check_every, int) or self.check_every < 0:
+            raise ValueError(f"check_every is {self.check_every!r}; give a number of steps, or 0 for never.")
+        known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
+        refuse_unknown(self._options, known, type(self).__name__)
+        _refuse_inference_mode()
 
     def _name_parameters(self, group: dict[str, Any]) -> None:
         """Make (name, parameter) pairs of the group's parameters; refuse what cannot be laid out.
@@ -299,10 +329,16 @@ class ShardedOptimizer(ShardedState):
 
     # ---- Agreement between ranks --------------------------------------------------------------------------
 
-    def _agree_at_start(self, named: list[tuple[str, Any]], bucket_size: int, broadcast: bool) -> None:
+    def _agree_at_start(self, bucket_size: int, broadcast: bool) -> None:
         """Raise Disagreement on all ranks unless they can be one model; all ranks or none goes on. Collective."""
+        named = self._named()
         lines = [("optimizer", type(self).__name__), ("bucket_size", str(bucket_size)), ("broadcast", str(broadcast))]
-        agree(self.grid, "options", [*lines, *self._options_now(self.max_norm)], "give every rank the same")
+        agree(
+            self.grid,
+            "options",
+            [*lines, *self._choices, *self._options_now(self.max_norm)],
+            "give every rank the same",
+        )
         in_group = {id(p): number for number, group in enumerate(self.param_groups) for p in group["params"]}
         parameters = [
             (
@@ -313,37 +349,33 @@ class ShardedOptimizer(ShardedState):
             for spec, (_, p) in zip(specs_of(named), named, strict=True)
         ]
         agree(self.grid, "parameters", parameters, "build the same model, in the same order, on every rank")
-        tensors = [p for _, p in named]
         if broadcast:
+            tensors = [p for _, p in named]
             broadcast_values(self.grid, tensors, [tp_split_dim(p) is None for p in tensors])
-        self._check_values([name for name, _ in named], tensors, "begin alike, or pass broadcast=True")
+        else:
+            self._check_values("begin alike, or pass broadcast=True")
 
     def _options_now(self, max_norm: float | None) -> list[tuple[str, str]]:
         """Return what must be alike on all ranks in a step, line by line; schedulers' notes are no options."""
         mine = {"step": self.steps, "max_norm": max_norm, "on_nonfinite": self.on_nonfinite}
         mine |= {"check_every": self.check_every}
         for number, group in enumerate(self.param_groups):
-            names = ("algorithm", *self.DEFAULTS[group["algorithm"]])
+            names = ("algorithm", *self.DEFAULTS[group["algorithm"]], *({"momentum"} & group.keys()))
             mine |= {f"{name} of group {number}": _plain(group[name]) for name in names}
         return [(name, repr(value)) for name, value in mine.items()]
 
-    def _check_values(self, names: list[str], tensors: list[Any], remedy: str) -> None:
+    def _check_values(self, remedy: str) -> None:
+        names, tensors = [name for name, _ in self._named()], [p for _, p in self._named()]
         check_values(self.grid, names, tensors, [tp_split_dim(p) is None for p in tensors], remedy)
 
     def _warn_of_local_clipping(self) -> None:
         """Warn, once, where gradients were written to after backward, as torch's clipping does."""
-        driven = hasattr(self, "found_inf")  # by a GradScaler, which writes as well, and may
-        if (
-            self.grid.world.size > 1
-            and not driven
-            and not self._warned
-            and self.gradient_views.changed_since_backward()
-        ):
+        if self.grid.world.size > 1 and not self._warned and self.gradient_views.changed_since_backward():
             self._warned = True
             warnings.warn(
                 "gradients were changed in place after backward, where they are still this rank's own. If that was "
                 "torch's clip_grad_norm_, it did not see the global norm: call the optimizer's clip_grad_norm_ or "
-                "give it max_norm. If it was DistributedDataParallel, the model does not need that here.",
+                "give it max_norm. DistributedDataParallel around the model does it too, and is not needed here.",
                 stacklevel=3,
             )
 

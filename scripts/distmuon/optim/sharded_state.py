@@ -96,8 +96,11 @@ def _set_state_aside(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, An
             f"this state belongs elsewhere, it has another {key}{short}; load it where it was saved, "
             "on the same rank of the same grid, with the same parameters and bucket size."
         )
+    for group in state_dict["param_groups"]:
+        if missing := [name for name in optimizer.DEFAULTS[group["algorithm"]] if name not in group]:
+            raise ValueError(f"a group of this state lacks {', '.join(missing)}; load one that was saved here.")
+    optimizer._incoming_steps = state_dict["steps"]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]  # in the order of the map
-    optimizer.steps = state_dict["steps"]
     optimizer._incoming = [copy.deepcopy(state_dict["state"].get(number, {})) for number in numbers]
     return state_dict | {"state": {}}
 
@@ -117,4 +120,5 @@ def _take_state(optimizer: Any) -> None:
             here = {name: value if name == "step" else value.to(piece.weight.device) for name, value in state.items()}
             optimizer.state[optimizer.buffers.parameters[piece.index]].update(here)
     optimizer._list_masters()
-    del optimizer._incoming
+    optimizer.steps = optimizer._incoming_steps
+    del optimizer._incoming, optimizer._incoming_steps

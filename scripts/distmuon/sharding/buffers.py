@@ -55,11 +55,10 @@ class ShardedBuffers:
     in it already, they *are* the rank's part of the parameters and cost nothing.
 
     named_parameters: TP-local, in the order of the map. They move into their homes; whoever had them before, loses
-    them: `follow` tells. Raises ValueError for two that share memory, because each gets a home of its own.
+    them: `follow` tells.
     """
 
     def __init__(self, named_parameters: Sequence[tuple[str, nn.Parameter]], grid: Grid, bucket_size: int) -> None:
-        _refuse_shared_memory(named_parameters)
         self.grid = grid
         self.names = [name for name, _ in named_parameters]
         self.parameters = [p for _, p in named_parameters]
@@ -150,7 +149,8 @@ class ShardedBuffers:
         return pieces
 
 
-def _refuse_shared_memory(named_parameters: Sequence[tuple[str, Tensor]]) -> None:
+def refuse_shared_memory(named_parameters: Sequence[tuple[str, Tensor]]) -> None:
+    """Raise ValueError for two parameters on one memory, because each would get a home of its own."""
     first: dict[int, str] = {}
     for name, p in named_parameters:
         if p.numel() and first.setdefault(p.data_ptr(), name) != name:

@@ -64,6 +64,10 @@ class Group:
     native_reduce_scatter: bool = False
     _pending: PendingWork | None = None
 
+    def __deepcopy__(self, memo: Any) -> Group:
+        """Return the group itself: a copied layer, such as an average of weights, talks over the same wires."""
+        return self
+
     @contextlib.contextmanager
     def starting(self) -> Iterator[PendingWork]:
         """Inside the block, all_gather starts its collective and returns at once; the pending work waits for all.

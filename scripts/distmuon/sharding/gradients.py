@@ -57,6 +57,9 @@ class GradientStatistics:
         return (~(self.squared_norms <= self.largest)).nonzero().flatten().tolist()
 
 
+Versions = list[tuple[Tensor | None, int]]  # (gradient, its version) per parameter
+
+
 class GradientViews:
     """Lets autograd add gradients up in the flat buffers: a parameter's `.grad`, once there is one, is its home there.
 
@@ -91,8 +94,8 @@ class GradientViews:
                 self._empty(index)
                 continue
             present.add(index)
-            if not _same_place(p.grad, home):
-                guest = p.grad.detach().to_dense() if p.grad.is_sparse else p.grad.detach()
+            guest = p.grad.detach().to_dense() if p.grad.is_sparse else p.grad.detach()
+            if not _same_place(guest, home):
                 flats = self.buffers.flat_gradients
                 lodges = any(0 <= guest.data_ptr() - flat.data_ptr() < flat.nbytes for flat in flats)
                 guests[index] = guest.clone() if lodges else guest  # out of a home that is about to be filled
@@ -106,9 +109,14 @@ class GradientViews:
         for flat in self.buffers.flat_gradients:
             flat.mul_(scale.double().reciprocal().to(flat.dtype))
 
-    def state(self) -> list[object]:
-        """Return something that is equal to itself until a gradient is added to, changed, dropped or set."""
-        return [p.grad if p.grad is None else (id(p.grad), p.grad._version) for p in self.buffers.parameters]
+    def versions(self) -> Versions:
+        """Return the gradients of this moment, for `are` to tell whether they have changed."""
+        return [(p.grad, 0 if p.grad is None else p.grad._version) for p in self.buffers.parameters]
+
+    def are(self, before: Versions) -> bool:
+        """Return whether no gradient was added to, dropped or set since these `versions`."""
+        pairs = zip(before, self.versions(), strict=True)
+        return all(old is new and version == now for (old, version), (new, now) in pairs)
 
     def changed_since_backward(self) -> bool:
         """Return whether somebody has written into a gradient, in place, after autograd."""

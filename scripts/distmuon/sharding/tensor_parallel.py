@@ -8,8 +8,7 @@ Put one after the other they need one all-reduce in each direction. Source: Mega
 
 Every parameter carries a mark, `tp_split_dim`: the dimension cut over TP, or None where all TP ranks hold the same
 values; those of a layer also `tp_size`, T. Marks are plain attributes; `copy.deepcopy` of a parameter and `to_empty`
-lose them, and then the optimizer refuses the model. (A whole layer cannot be copied in a real world: its process group
-cannot.)
+lose them, and then the optimizer refuses the model. (A copied layer shares its process group.)
 Weights are [out, in], as in `nn.Linear`.
 """
 

@@ -71,6 +71,9 @@ def contract_facts(world: World) -> dict[str, Any]:
         "local clipping": local_clipping(grid),
         "huge": {value: huge(grid, value) for value in (3e38, 2e19, 1e18)},
         "scaler": scaled(grid),
+        "scaled clipping": scaled_clipping(grid),
+        "dropped after clipping": dropped_after_clipping(grid),
+        "refused on one": refused_on_one(grid, world),
         "ddp": within_ddp(grid),
         "moved": moved(grid),
         "start": disagreements_at_start(grid, world),
@@ -192,6 +195,74 @@ def scaled(grid: Grid) -> dict[str, Any]:
             scaler.step(optimizer)
             scaler.update()
         found[way] = {"values": values(net), "skipped": optimizer.skipped_steps, "scale": scaler.get_scale()}
+    return found
+
+
+def scaled_clipping(grid: Grid) -> dict[str, Any]:
+    """Follow torch's recipe for clipping under a GradScaler, with an infinity in step 1; and leave `unscale_` out."""
+    ends: dict[str, Any] = {}
+    for way in ("scaled", "plain"):
+        net = model(grid)
+        optimizer = DistributedMuon(groups(net), grid, lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=way == "scaled")
+        norms = []
+        for step in range(4):
+            if way == "plain" and step == 1:
+                continue
+            last = grid.world.rank == grid.world.size - 1
+            scaler.scale(loss_of(net, grid, step) * (torch.inf if step == 1 and last else 1.0)).backward()
+            scaler.unscale_(optimizer)
+            norms.append(float(optimizer.clip_grad_norm_(0.1)))
+            scaler.step(optimizer)
+            scaler.update()
+        ends[way] = {"values": values(net), "skipped": optimizer.skipped_steps, "norms": norms}
+    net = model(grid)
+    optimizer, scaler = DistributedMuon(groups(net), grid), torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(loss_of(net, grid, 0)).backward()
+    optimizer.clip_grad_norm_(0.1)
+    ends["not unscaled"] = words(lambda: scaler.step(optimizer))
+    for p in net.parameters():
+        p.grad = torch.full_like(p, torch.nan)
+    ends["afterwards"] = words(optimizer.step)  # no scaler drives this one
+    return ends
+
+
+def dropped_after_clipping(grid: Grid) -> set[str]:
+    """Return what is said, in many tries, where gradients are dropped and made anew after clipping."""
+    said = set()
+    for _ in range(20):
+        net = model(grid)
+        optimizer = DistributedMuon(groups(net), grid)
+        loss_of(net, grid, 0).backward()
+        optimizer.clip_grad_norm_(1.0)
+        net.zero_grad()
+        loss_of(net, grid, 1).backward()
+        said.add(words(optimizer.step).split(";")[0])
+    return said
+
+
+def refused_on_one(grid: Grid, world: World) -> dict[str, str]:
+    """Return what is said where the last rank alone has something to refuse."""
+    last, found = world.rank == world.size - 1, {}
+    net = model(grid)
+    found["max_norm"] = words(lambda: DistributedMuon(groups(net), grid, max_norm=-1.0 if last else 1.0))
+    found["strategy"] = words(lambda: DistributedMuon(groups(net), grid, strategy="gossip" if last else "gather_all"))
+    optimizer, before = DistributedMuon(groups(net), grid), values(net)
+    loss_of(net, grid, 0).backward()
+    if last:
+        net.float()
+    found["moved"] = words(optimizer.step)
+    if last:
+        net.double()
+    found["kept"] = str(all(torch.allclose(p, before[name]) for name, p in net.named_parameters()))
+    checked = DistributedMuon(groups(net), grid, check_every=2, broadcast=True)
+    saved = checked.state_dict()
+    loss_of(net, grid, 0).backward()
+    checked.step()
+    if last:
+        checked.load_state_dict(saved)
+    loss_of(net, grid, 1).backward()
+    found["older state"] = words(checked.step)
     return found
 
 

@@ -1,5 +1,6 @@
 """On real worlds: dropped gradients, clipping, scalers, DDP, and ranks that do not hold the same thing."""
 
+import math
 import re
 from typing import Any
 
@@ -90,6 +91,42 @@ def test_an_infinity_on_one_rank_lets_all_scalers_skip_that_step(dp: int, tp: in
 
 
 @on_every_grid
+def test_clipping_under_a_scaler_is_torchs_recipe(dp: int, tp: int) -> None:
+    for rank in facts(dp, tp):
+        found = rank["scaled clipping"]
+        assert found["scaled"]["skipped"] == 1
+        first, overflow, *others = found["scaled"]["norms"]
+        assert not math.isfinite(overflow)
+        assert [first, *others] == found["plain"]["norms"]
+        for name, value in found["plain"]["values"].items():
+            assert torch.equal(found["scaled"]["values"][name], value)
+        assert "gradients were clipped before they were unscaled; call scaler.unscale_" in found["not unscaled"]
+        assert found["afterwards"].startswith("NonFiniteGradient: ")
+
+
+@on_every_grid
+def test_gradients_made_anew_after_clipping_are_noticed_every_time(dp: int, tp: int) -> None:
+    for rank in facts(dp, tp):
+        assert rank["dropped after clipping"] == {
+            "RuntimeError: gradients were changed after clip_grad_norm_ had reduced them"
+        }
+
+
+@on_every_grid
+def test_what_one_rank_refuses_all_refuse_with_the_same_words(dp: int, tp: int) -> None:
+    last = f"rank {dp * tp - 1}"
+    assert f"max_norm is -1.0; give 0 or more, or None to leave gradients as they are on {last}" in one_sentence(
+        dp, tp, "refused on one", "max_norm"
+    )
+    assert f"or the path of a .py file with your own on {last}, and fine on rank 0" in one_sentence(
+        dp, tp, "refused on one", "strategy"
+    )
+    assert "parameter '0.weight' is now [7, 5] float32" in one_sentence(dp, tp, "refused on one", "moved")
+    assert f"'step' is 0 on {last}, and 1 on rank 0" in one_sentence(dp, tp, "refused on one", "older state")
+    assert {rank["refused on one"]["kept"] for rank in facts(dp, tp)} == {"True"}
+
+
+@on_every_grid
 def test_ddp_may_stay_around_the_model(dp: int, tp: int) -> None:
     for rank in facts(dp, tp):
         for way in ("with", "with views"):
@@ -115,7 +152,7 @@ def test_a_model_that_was_moved_and_came_back_trains_on(dp: int, tp: int) -> Non
         ("frozen", r"'0\.bias' is \[7\].*, in group 1, frozen on rank 3, and .*trained on rank 0"),
         ("bucket size", "'bucket_size' is 11 on rank 3, and [0-9]+ on rank 0"),
         ("max_norm", r"'max_norm' is 3\.0 on rank 3, and None on rank 0"),
-        ("a refusal", "'the groups' is ValueError: parameter 'odd' .*3 dimension.* on rank 3, and fine on rank 0"),
+        ("a refusal", "'the optimizer' is ValueError: parameter 'odd' .*3 dimension.* on rank 3, and fine on rank 0"),
         ("strategy's choices", r"'gather_dtype' is torch\.float32 on rank 3, and None on rank 0"),
     ],
 )
@@ -149,7 +186,7 @@ def test_replicas_that_drift_are_found_by_the_next_check(dp: int, tp: int) -> No
     for rank in facts(dp, tp):
         assert rank["drift"][:2] == ["nothing", "nothing"]
         assert rank["drift"][2].startswith("Disagreement: the values of '2.weight'")
-        assert rank["drift"][2].endswith("go back to a checkpoint: replicas have drifted apart.")
+        assert rank["drift"][2].endswith("change parameters alike on every rank, or go back to a checkpoint.")
 
 
 @on_every_grid
@@ -161,4 +198,4 @@ def test_weights_that_only_one_rank_has_loaded_are_found_in_the_next_step(dp: in
 @on_every_grid
 def test_a_state_that_only_one_rank_has_loaded_is_found_in_the_next_step(dp: int, tp: int) -> None:
     last = f"rank {dp * tp - 1}"
-    assert f"'step' is 0 on {last}, and 2 on rank 0; set or load them alike" in one_sentence(dp, tp, "loaded")
+    assert f"'step' is 0 on {last}, and 2 on rank 0; set, load and keep them alike" in one_sentence(dp, tp, "loaded")
