@@ -135,8 +135,9 @@ def check_values(
     table = _silent(grid.world).all_gather(mine, "agreement").view(grid.world.size, -1).cpu()  # [W, 2 + P]
     places = [(dp, tp) for dp, tp in table[:, :2].tolist()]
     at = {place: rank for rank, place in enumerate(places)}
-    columns = [at[0, tp] for _, tp in places]  # whom each rank is compared with
-    corner = [at[0, 0]] * len(places)
+    # Whom each rank is compared with: itself where nobody is found, in a world whose collectives do nothing.
+    columns = [at.get((0, tp), rank) for rank, (_, tp) in enumerate(places)]
+    corner = [at.get((0, 0), rank) for rank in range(len(places))]
     whole = torch.tensor(list(replicated_over_tp), dtype=torch.bool)  # [P]
     values = table[:, 2:]
     different = values != torch.where(whole, values[corner], values[columns])  # [W, P]

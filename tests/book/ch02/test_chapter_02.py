@@ -46,7 +46,7 @@ def test_ratios_are_printed_and_no_times() -> None:
     [
         (["--shape", "256"], "write rows x columns"),
         (["--shape", "0x8"], "each from 1 to 4096"),
-        (["--svd", "--rounds", "0"], "--rounds 0: must be from 1 to 1000"),
+        (["--svd", "--rounds", "0"], "--rounds 0: must be from 1 to 1,000"),
         (["--share", "--device", "tpu"], "--device tpu is unknown"),
     ],
 )
