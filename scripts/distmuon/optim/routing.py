@@ -96,14 +96,19 @@ def refuse_unknown_in_group(group: Mapping[str, Any], known: Iterable[str], who:
     )
 
 
+def refuse_meta(name: str, parameter: Tensor) -> None:
+    """Raise ValueError, naming the parameter and the remedy, if it has no storage."""
+    if parameter.is_meta:
+        raise ValueError(f"parameter {name!r} is on the meta device; give it storage first (to_empty), then values.")
+
+
 def check_muon_parameter(name: str, parameter: Tensor) -> None:
     """Raise ValueError, naming the parameter and the remedy, if Newton–Schulz cannot or should not take it.
 
     An embedding or output head, recognised by its name, only gets a warning: it runs, but not well.
     """
     problem = None
-    if parameter.is_meta:
-        raise ValueError(f"parameter {name!r} is on the meta device; give it storage first (to_empty), then values.")
+    refuse_meta(name, parameter)
     if parameter.layout != torch.strided:
         problem = f"is sparse ({parameter.layout})"
     elif not parameter.is_floating_point():

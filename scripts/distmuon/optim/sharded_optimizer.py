@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.adamw import adamw
 
-from distmuon.optim.routing import refuse_unknown, refuse_unknown_in_group
+from distmuon.optim.routing import refuse_meta, refuse_unknown, refuse_unknown_in_group
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
 from distmuon.sharding.agreement import agree, broadcast_values, check_values, together
@@ -319,8 +319,7 @@ class ShardedOptimizer(ShardedState):
                 raise ValueError(
                     f"parameter {name!r} is a {type(p.data).__name__}; the virtual map takes plain tensors, TP-local."
                 )
-            if p.is_meta:
-                raise ValueError(f"parameter {name!r} is on the meta device; give it storage and values first.")
+            refuse_meta(name, p)
             if self.grid.tp.size > 1 and not hasattr(p, "tp_split_dim"):
                 raise ValueError(
                     f"parameter {name!r} does not say how it is cut over TP, and a wrong guess would go unnoticed; "
@@ -350,8 +349,7 @@ class ShardedOptimizer(ShardedState):
         ]
         agree(self.grid, "parameters", parameters, "build the same model, in the same order, on every rank")
         if broadcast:
-            tensors = [p for _, p in named]
-            broadcast_values(self.grid, tensors, [tp_split_dim(p) is None for p in tensors])
+            broadcast_values(self.grid, *self._replicas())
         else:
             self._check_values("begin alike, or pass broadcast=True")
 
@@ -365,8 +363,12 @@ class ShardedOptimizer(ShardedState):
         return [(name, repr(value)) for name, value in mine.items()]
 
     def _check_values(self, remedy: str) -> None:
-        names, tensors = [name for name, _ in self._named()], [p for _, p in self._named()]
-        check_values(self.grid, names, tensors, [tp_split_dim(p) is None for p in tensors], remedy)
+        check_values(self.grid, [name for name, _ in self._named()], *self._replicas(), remedy)
+
+    def _replicas(self) -> tuple[list[Any], list[bool]]:
+        """Return the parameters, and which of them are the same on all TP ranks."""
+        tensors = [p for _, p in self._named()]
+        return tensors, [tp_split_dim(p) is None for p in tensors]
 
     def _warn_of_local_clipping(self) -> None:
         """Warn, once, where gradients were written to after backward, as torch's clipping does."""

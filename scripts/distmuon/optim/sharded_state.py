@@ -99,9 +99,9 @@ def _set_state_aside(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, An
     for group in state_dict["param_groups"]:
         if missing := [name for name in optimizer.DEFAULTS[group["algorithm"]] if name not in group]:
             raise ValueError(f"a group of this state lacks {', '.join(missing)}; load one that was saved here.")
-    optimizer._incoming_steps = state_dict["steps"]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]  # in the order of the map
-    optimizer._incoming = [copy.deepcopy(state_dict["state"].get(number, {})) for number in numbers]
+    states = [copy.deepcopy(state_dict["state"].get(number, {})) for number in numbers]
+    optimizer._incoming = states, state_dict["steps"]
     return state_dict | {"state": {}}
 
 
@@ -112,13 +112,13 @@ def _take_state(optimizer: Any) -> None:
         group.clear()
         group.update(loaded | kept)
     optimizer.param_groups = optimizer._groups
+    states, optimizer.steps = optimizer._incoming
     for pieces in optimizer.buffers.pieces.values():
         for piece in pieces:
-            state = optimizer._incoming[piece.index]
+            state = states[piece.index]
             if "master_weight" in state:
                 piece.weight.copy_(state.pop("master_weight"))
             here = {name: value if name == "step" else value.to(piece.weight.device) for name, value in state.items()}
             optimizer.state[optimizer.buffers.parameters[piece.index]].update(here)
     optimizer._list_masters()
-    optimizer.steps = optimizer._incoming_steps
-    del optimizer._incoming, optimizer._incoming_steps
+    del optimizer._incoming
