@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distmuon.launch import World, session
+from distmuon.launch import World
 from distmuon.models.digits import digits
 from distmuon.models.recipe import Recipe
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from distmuon.verify.certificate import References, exact_on_grid, identical, replicas_agree
+from distmuon.verify.certificate import References, exact_on_grid, identical, judging, replicas_agree
 from distmuon.verify.training import Run, predict_run, train_on_grid
 
 
@@ -66,8 +66,7 @@ def train(world: World, recipe: Recipe, grid: Grid) -> CertifiedRun | None:
 
 def judge(run: CertifiedRun, recipe: Recipe, dp: int, tp: int, threads: int) -> Checked:
     """Make the certificate's single-process side here, and predict every ledger. threads: as many as a rank had."""
-    torch.set_num_threads(threads)  # or the last bits may differ
-    with session.environment(session.directory()):  # torch leaves a folder behind, which must be one of ours
+    with judging(run.device, threads):
         references = References.make(recipe, dp, run.device, full=False)
     exact = identical(run.exact, references.exact)
     unrounded = references.drift(recipe.unrounded, run.unrounded).passed is True

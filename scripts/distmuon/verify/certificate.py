@@ -20,8 +20,9 @@ The reference is plain single-device code: `muon.Muon`, `torch.optim.AdamW`, mas
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distmuon.launch import session
 from distmuon.models.digits import Split, digits
 from distmuon.models.networks import MLP
 from distmuon.models.recipe import FLOAT64_BOUND, Recipe
@@ -282,6 +284,16 @@ def gather_evidence(recipe: Recipe, grid: Grid, data: Split, run: Run, make: Bui
     )
 
 
+@contextlib.contextmanager
+def judging(device: torch.device, threads: int) -> Iterator[None]:
+    """Compute here as a rank did, or the last bits may differ. threads: as many as it had; they stay set."""
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest")
+    with session.environment(session.directory()):  # torch leaves a folder behind, which must be one of ours
+        yield
+
+
 @dataclass(frozen=True)
 class References:
     """What one process makes of a recipe: its runs, those beside a control with it, and the exact row's steps."""
@@ -296,8 +308,6 @@ class References:
 
         full: for all rows, not for exact and unrounded alone.
         """
-        if device.type == "cuda":
-            torch.set_float32_matmul_precision("highest")  # as on the ranks
         data, _ = digits(Grid.alone(str(device)), recipe.seed)
         trained = {recipe.unrounded} | ({recipe, replace(recipe, dtype="float64")} if full else set())
         return cls(

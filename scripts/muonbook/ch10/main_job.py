@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from distmuon import launch
-from distmuon.launch import session
 from distmuon.models.digits import digits
 from distmuon.models.recipe import CONTROL_FACTOR, FEW_STEPS, FLOAT64_BOUND, Recipe
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify import training
-from distmuon.verify.certificate import EXACT_STEPS, Certificate, gather_evidence, judge
+from distmuon.verify.certificate import EXACT_STEPS, Certificate, gather_evidence, judge, judging
 from distmuon.verify.drift import Drift
 from distmuon.verify.prediction import is_predicted
 from muonbook.report import machine, plural, progress
@@ -69,9 +68,8 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
     None.
     """
     world, evidence = handed_over["world"], handed_over["evidence"]
-    torch.set_num_threads(threads)  # as many as a rank had, or the last bits may differ
     device = torch.device(world.device)
-    with session.environment(session.directory()):
+    with judging(device, threads):
         judged = judge(recipe, evidence, world.dp, device)
     predicted = None
     if is_predicted(recipe.strategy):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from distmuon.launch import World, session
+from distmuon.launch import World
 from distmuon.models.digits import digits
 from distmuon.models.recipe import CONTROL_FACTOR, FLOAT64_BOUND, Recipe
 from distmuon.optim.distributed_muon import DistributedMuon
@@ -86,8 +86,7 @@ def judge(
     heard: dict[str, Testimony], device: torch.device, recipe: Recipe, dp: int, threads: int
 ) -> dict[str, Judged]:
     """Make the references once, and hold every optimizer against them. threads: as many as a rank had."""
-    torch.set_num_threads(threads)  # or the last bits may differ
-    with session.environment(session.directory()):
+    with certificate.judging(device, threads):
         references = certificate.References.make(recipe, dp, device)
         exact_bf16 = certificate.exact_alone(_bf16(recipe), dp, device)
     return {
