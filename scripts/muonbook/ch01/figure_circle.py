@@ -1,54 +1,46 @@
-"""What a 2 x 2 matrix does to the circle of all inputs of length 1, and what its polar factor does to it."""
+"""What a 2 x 2 matrix does to the circle of all inputs of length 1, and how Newton–Schulz takes the stretching out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Polygon
 
+from muonbook.figures.player import Frame
 from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, heading, mix, page, put
 
-PANELS = (("inputs", "v{0}"), ("after M", "s{0}u{0}"), ("after U Vᵀ", "u{0}"))  # what the arrows are called
-ROOM = (WIDTH - 2 * MARGIN) / 3  # across, of a panel
+CLASSIC = (15 / 8, -10 / 8, 3 / 8)  # the quintic that ends at 1; chapter 2 derives it
+HIGHEST = 250.0  # points, of the room for the ellipse
+THINNEST = 0.02  # s2 / s1: a thinner ellipse is a line
+NEAR = 0.005  # of 1: the iteration has arrived
 LIGHT = mix(PADDING, "#FFFFFF", 0.55)
 
 
-def draw_circle(matrix: Sequence[Sequence[float]], title: str = "", note: str = "") -> Figure:
-    """Draw the unit circle, its image under M and its image under the polar factor U V^T, at one scale.
+class Scene(NamedTuple):
+    """One frame: its title, the image of the circle, what the two arrows are called, what there is to say."""
 
-    matrix: 2 x 2. An arrow shows where each of the two singular directions of the inputs goes.
-    Raises ValueError for another shape and for a matrix without two positive singular values.
+    title: str
+    image: np.ndarray  # [2, 2]
+    letters: str
+    caption: str
+
+
+def frames_of_circle(matrix: Sequence[Sequence[float]]) -> list[Frame]:
+    """Return a moving picture: the circle of inputs, stretched and turned by M, then rounded to the polar factor.
+
+    matrix: 2 x 2. Arrows show where the two singular directions of the inputs go. Raises ValueError for another shape
+    and for a matrix that makes a line of the circle, or nearly one.
     """
     u, s, vt = _decompose(matrix)
-    images = (np.eye(2), u @ np.diag(s) @ vt, u @ vt)
-    unit = (ROOM / 2 - 20) / max(1.0, float(s[0]))  # points; 20 for the letters at the arrows' heads
-    height = 2 * unit * max(1.0, *(float(np.abs(_outline(image)[1]).max()) for image in images)) + 2 * ROW + 34
-
-    def paint(axes: Axes, top: float) -> None:
-        for n, ((name, letters), image) in enumerate(zip(PANELS, images, strict=True)):
-            centre = (MARGIN + (n + 0.5) * ROOM, top + ROW + 12 + (height - 2 * ROW - 20) / 2)
-            put(axes, centre[0], top, name, "center", bold=True)
-            lengths = (1.0, 1.0) if n != 1 else tuple(map(float, s))
-            put(axes, centre[0], top + height - ROW, f"{lengths[0]:.2f} and {lengths[1]:.2f} long", "center")
-            _panel(axes, centre, unit, image, vt, letters)
-
-    return page([*heading(title, ""), (height + 2, paint), *heading("", note)])
-
-
-def describe_circle(matrix: Sequence[Sequence[float]], title: str = "") -> str:
-    """Return alt text for `draw_circle`, computed from the matrix. Raises ValueError as it does."""
-    u, s, vt = _decompose(matrix)
-    rotation = u @ vt
-    turn = np.degrees(np.arctan2(rotation[1, 0], rotation[0, 0]))
-    kind = f"turned by {turn:.0f} degrees" if np.linalg.det(rotation) > 0 else "mirrored"
-    return (
-        f"{title or 'A matrix and its polar factor'}. Three panels: a circle of inputs of length 1; its image under M, "
-        f"an ellipse with half-axes {s[0]:.2f} and {s[1]:.2f}; its image under the polar factor, the same circle, "
-        f"{kind}."
-    )
+    scenes = _scenes(u, s, vt)
+    half_width, half_height = (max(float(np.abs(_outline(scene.image)[k]).max()) for scene in scenes) for k in (0, 1))
+    unit = min((WIDTH / 2 - MARGIN - 32) / half_width, (HIGHEST / 2 - 22) / half_height)  # room for the letters
+    height = 2 * unit * half_height + 44
+    return [Frame(_draw(scene, vt, unit, height), _describe(scene, vt), scene.caption) for scene in scenes]
 
 
 def _decompose(matrix: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -56,18 +48,73 @@ def _decompose(matrix: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarra
     if m.shape != (2, 2):
         raise ValueError(f"the matrix has shape {m.shape}; a circle can be drawn for 2 x 2.")
     u, s, vt = np.linalg.svd(m)
-    if s[1] < 1e-9 * s[0] or s[0] == 0:
-        raise ValueError(f"the singular values are {s[0]:g} and {s[1]:g}; without two there is no unique polar factor.")
+    if not s[1] >= THINNEST * s[0] > 0:
+        raise ValueError(f"the singular values are {s[0]:g} and {s[1]:g}; that ellipse is a line, or nearly one.")
     signs = np.where(vt[:, 0] + 1e-9 * vt[:, 1] < 0, -1.0, 1.0)  # the same arrows on every machine: pointing right
     return u * signs, s, vt * signs[:, None]
 
 
+def _scenes(u: np.ndarray, s: np.ndarray, vt: np.ndarray) -> list[Scene]:
+    """Return the story: nothing, stretched halfway, stretched, turned, divided by the norm, then each iteration."""
+
+    def stretched(lengths: np.ndarray) -> np.ndarray:
+        return vt.T @ np.diag(lengths) @ vt
+
+    def lengths(s: np.ndarray) -> str:
+        return f"{s[0]:.2f} and {s[1]:.2f}"
+
+    rotation = u @ vt
+    degrees = round(float(np.degrees(np.arctan2(rotation[1, 0], rotation[0, 0]))))
+    turned = f"turns it by {degrees} degrees" if np.linalg.det(rotation) > 0 else "mirrors it"
+    axes = f"An ellipse. Its half-axes are as long as the singular values: {lengths(s)}."
+    scenes = [
+        Scene("All inputs of length 1", np.eye(2), "v{0}", "Every input of length 1. What does the matrix M do to it?"),
+        Scene("M stretches", stretched(np.sqrt(s)), "", "M stretches along v₁ by one factor, along v₂ by another."),
+        Scene("M stretches", stretched(s), "", axes),
+        Scene("M stretches, then turns", rotation @ stretched(s), "s{0}u{0}", f"Then M {turned}. It does no more."),
+    ]
+    s = s / np.sqrt((s**2).sum())
+    small = f"Divided by its Frobenius norm, M fits into the circle: {lengths(s)}."
+    scenes.append(Scene("M, made smaller", u @ np.diag(s) @ vt, "", small))
+    a, b, c = CLASSIC
+    count = 0
+    while abs(s - 1).max() > NEAR:
+        s, count = a * s + b * s**3 + c * s**5, count + 1
+        caption = f"Three matrix products later: {lengths(s)}. The directions stay."
+        scenes.append(Scene(f"Newton–Schulz, iteration {count}", u @ np.diag(s) @ vt, "", caption))
+    end = f"{lengths(s)}: a circle again. The stretch is gone, the turn is left: the polar factor."
+    return [*scenes[:-1], Scene("U Vᵀ, the polar factor", scenes[-1].image, "u{0}", end)]
+
+
+def _draw(scene: Scene, vt: np.ndarray, unit: float, height: float) -> Figure:
+    """Draw one frame: the image of the circle, the circle itself dashed, and the lengths of both arrows."""
+    lengths = [float(np.linalg.norm(scene.image @ v)) for v in vt]
+
+    def paint(axes: Axes, top: float) -> None:
+        _ellipse(axes, (WIDTH / 2, top + (height - ROW) / 2), unit, scene.image, vt, scene.letters)
+        for x, colour, name, length in zip((0.3, 0.7), (INK, ACCENT), ("s₁", "s₂"), lengths, strict=True):
+            put(axes, x * WIDTH, top + height - ROW, f"{name} = {length:.2f}", "center", bold=True, color=colour)
+
+    return page([*heading(scene.title, ""), (height + 2, paint)])
+
+
+def _describe(scene: Scene, vt: np.ndarray) -> str:
+    longer, shorter = (float(np.linalg.norm(scene.image @ v)) for v in vt)
+    shape = "a circle" if longer - shorter < 2 * NEAR else "an ellipse"
+    (x, y) = scene.image @ vt[0]
+    direction = round(float(np.degrees(np.arctan2(y, x))))
+    return (
+        f"{scene.title}: {shape} with half-axes {longer:.2f} and {shorter:.2f}; the first points {direction} degrees "
+        f"above the horizontal. Behind it, dashed, the circle of inputs."
+    )
+
+
 def _outline(image: np.ndarray) -> np.ndarray:
-    angle = np.linspace(0, 2 * np.pi, 181)
+    angle = np.linspace(0, 2 * np.pi, 73)
     return image @ np.array([np.cos(angle), np.sin(angle)])
 
 
-def _panel(
+def _ellipse(
     axes: Axes, centre: tuple[float, float], unit: float, image: np.ndarray, vt: np.ndarray, letters: str
 ) -> None:
     """Paint one image of the circle, with the circle itself behind it; y points up."""
@@ -76,11 +123,14 @@ def _panel(
     def at(points: np.ndarray) -> np.ndarray:
         return np.stack([x0 + unit * points[0], y0 - unit * points[1]], axis=-1)
 
-    axes.add_patch(Polygon(at(_outline(image)), closed=True, fc=LIGHT, ec=INK, lw=1.4))
-    axes.add_patch(Polygon(at(_outline(np.eye(2))), closed=True, fc="none", ec=MUTED, lw=0.9, ls=(0, (2, 2))))
+    axes.add_patch(Polygon(at(_outline(image)), closed=True, fc=LIGHT, ec=INK, lw=1.6, gid="image"))
+    axes.add_patch(
+        Polygon(at(_outline(np.eye(2))), closed=True, fc="none", ec=MUTED, lw=1, ls=(0, (3, 2)), gid="inputs")
+    )
     for n, colour in enumerate((INK, ACCENT)):
         head = image @ vt[n]
-        (x, y), (lx, ly) = at(head[:, None])[0], at((head * (1 + 10 / (unit * np.linalg.norm(head))))[:, None])[0]
-        axes.add_patch(FancyArrowPatch((x0, y0), (x, y), arrowstyle="-|>", mutation_scale=9, color=colour, lw=1.8,
+        (x, y), (lx, ly) = at(head[:, None])[0], at((head * (1 + 13 / (unit * np.linalg.norm(head))))[:, None])[0]
+        axes.add_patch(FancyArrowPatch((x0, y0), (x, y), arrowstyle="-|>", mutation_scale=11, color=colour, lw=2.2,
                                        shrinkA=0, shrinkB=0))  # fmt: skip
-        put(axes, lx, ly - 6, letters.format("₁₂"[n]), "left" if lx > x + 6 else "center", color=colour)
+        if letters:
+            put(axes, lx, ly - 7, letters.format("₁₂"[n]), "left" if lx > x + 6 else "center", True, color=colour)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 import worlds
+from figure_helpers import assert_readable, texts
 from helpers_math import distance, gaussian
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from distmuon.models.digits import Split
@@ -114,28 +116,60 @@ def test_a_wrong_argument_is_one_sentence(arguments: tuple[str, ...], says: str)
 
 # ---- The circle -------------------------------------------------------------------------------------------
 
-
-def test_the_circle_is_described_by_its_numbers() -> None:
-    told = figure_circle.describe_circle([[0.0, -2.0], [0.5, 0.0]], "A quarter turn")
-    assert told.startswith("A quarter turn. Three panels")
-    assert "half-axes 2.00 and 0.50" in told
-    assert told.endswith("turned by 90 degrees.")
-    assert figure_circle.describe_circle([[2.0, 0.0], [0.0, -0.5]]).endswith("mirrored.")
+QUARTER_TURN = [[0.0, -2.0], [0.5, 0.0]]
 
 
-def test_the_circle_is_drawn_to_scale() -> None:
-    figure = figure_circle.draw_circle([[0.0, -2.0], [0.5, 0.0]], "A quarter turn", "A note.")
-    written = [text.get_text() for text in figure.axes[0].texts]
-    assert {"A quarter turn", "A note.", "2.00 and 0.50 long", "s₁u₁", "v₂"} <= set(written)
-    outlines = [np.asarray(patch.get_path().vertices) for patch in figure.axes[0].patches]
-    images = [points for points in outlines if len(points) > 150][::2]  # every other one is the dashed circle
-    unit = float(np.ptp(images[0][:, 0]))
-    assert [float(np.ptp(points[:, 0])) / unit for points in images] == pytest.approx([1, 2, 1], rel=1e-3)
-    assert [float(np.ptp(points[:, 1])) / unit for points in images] == pytest.approx([1, 0.5, 1], rel=1e-3)
+def image_of(figure: Figure) -> np.ndarray:
+    """Return the outline of the circle's image, in units of the circle behind it: [points, 2]."""
+    inputs, image = (
+        next(np.asarray(p.get_path().vertices) for p in figure.axes[0].patches if p.get_gid() == name)
+        for name in ("inputs", "image")
+    )
+    return (image - inputs.mean(axis=0)) / (np.ptp(inputs[:, 0]) / 2)
 
 
-@pytest.mark.parametrize("matrix", [[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[1.0, 2.0], [2.0, 4.0]], [[0.0, 0.0]] * 2])
+def test_the_circle_is_stretched_turned_made_smaller_and_rounded_again() -> None:
+    frames = figure_circle.frames_of_circle(QUARTER_TURN)
+    sizes = [np.ptp(image_of(frame.figure), axis=0) / 2 for frame in frames]  # [across, up]
+    norm = math.hypot(2, 0.5)
+    expected = [(1, 1), (0.5**0.5, 2**0.5), (0.5, 2), (2, 0.5), (2 / norm, 0.5 / norm)]
+    assert np.array(sizes[:5]) == pytest.approx(np.array(expected), rel=2e-3)
+    assert sizes[-1] == pytest.approx([1, 1], rel=1e-2)
+    up = [size[1] for size in sizes[4:]]
+    assert up == sorted(up)
+    assert len({tuple(frame.figure.get_size_inches()) for frame in frames}) == 1
+
+
+def test_the_frames_tell_their_numbers() -> None:
+    frames = figure_circle.frames_of_circle(QUARTER_TURN)
+    assert {"M stretches, then turns", "s₁ = 2.00", "s₂ = 0.50", "s₁u₁"} <= set(texts(frames[3].figure))
+    assert "v₂" in texts(frames[0].figure)
+    assert "half-axes 2.00 and 0.50" in frames[3].alt
+    assert "turns it by 90 degrees" in frames[3].caption
+    assert "a circle with half-axes 1.00 and 1.00" in frames[-1].alt
+    assert "mirrors it" in figure_circle.frames_of_circle([[2.0, 0.0], [0.0, -0.5]])[3].caption
+    assert [frame.caption for frame in frames if "iteration" in frame.alt] == [
+        f"Three matrix products later: {alt_lengths(frame.alt)}. The directions stay."
+        for frame in frames
+        if "iteration" in frame.alt
+    ]
+    for frame in frames:
+        assert_readable(frame.figure)
+
+
+def alt_lengths(alt: str) -> str:
+    return re.search(r"half-axes (\d\.\d\d and \d\.\d\d)", alt)[1]  # type: ignore[index]
+
+
+def test_a_thin_ellipse_takes_more_iterations_and_no_more_frames_than_fit() -> None:
+    assert 9 <= len(figure_circle.frames_of_circle([[1.2, 0.9], [0.1, 0.7]])) <= 10
+    assert len(figure_circle.frames_of_circle([[1.0, 0.0], [0.0, 0.02]])) <= 14
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[1.0, 2.0], [2.0, 4.0]], [[0.0, 0.0]] * 2, [[1.0, 0.0], [0.0, 0.01]]],
+)
 def test_a_matrix_without_an_ellipse_is_refused(matrix: list[list[float]]) -> None:
-    for function in (figure_circle.draw_circle, figure_circle.describe_circle):
-        with pytest.raises(ValueError, match=r"2 x 2|singular values"):
-            function(matrix)
+    with pytest.raises(ValueError, match=r"2 x 2|singular values"):
+        figure_circle.frames_of_circle(matrix)
