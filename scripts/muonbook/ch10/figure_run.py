@@ -34,7 +34,6 @@ def draw_run(result: dict[str, Any], layout: Layout, tp: int) -> Figure:
         text_block(verdict, TEXT),
         *map(text_block, checks),
         text_block("\nThe virtual map", TITLE),
-        *[text_block("One scale for all strips: a small bucket is short.")] * (len(layout.buckets) > 1),
         *map_blocks(layout, tp, None),
         text_block("\nLoss", TITLE),
         (184.0, lambda axes, top: _losses(axes, top, result)),

@@ -17,11 +17,13 @@ from muonbook.report import plural
 from muonbook.figures.style import Block, box, dp_colour, mix, page, put, text_block, wide  # isort: skip
 
 MAX_STRIPS = 60  # buckets; a longer map is a table, see `Layout.table`
+SLIVER = 0.25  # of the longest strip: a shorter one is stretched to its length, under a bar of its true length
 
 
 def draw_map(layout: Layout, tp: int = 1, focus: int | None = None, title: str | None = None) -> Figure:
     """Draw the virtual map: one strip per bucket, true to scale in elements, every shard in its owner's colour.
 
+    A bucket that would be a sliver is stretched, and a bar over it has its true length.
     tp: T. Every TP rank holds the same map with its own slice: one hatched row of each strip, up to eight.
     focus: a DP rank whose shards keep their colour while the others fade.
     Raises ValueError for an empty layout, more than 60 buckets, and a `tp` or `focus` that is off the grid.
@@ -32,10 +34,15 @@ def draw_map(layout: Layout, tp: int = 1, focus: int | None = None, title: str |
 
 def describe_map(layout: Layout, tp: int = 1) -> str:
     """Return alt text for `draw_map`, computed from the layout."""
-    cut = [layout.specs[i].name for b in layout.buckets for i in b.params if len(layout.owners(b, i)) > 1]
+    cut = straddlers(layout)
     names = ", ".join(cut[:3]) + f" and {len(cut) - 3} more" * (len(cut) > 3)
     shards = f"{layout.dp} equal shards, one per DP rank" if layout.dp > 1 else "one shard"
     return f"Virtual map of {_size(layout, tp)}, each of {shards}. On more than one DP rank: {names or 'no parameter'}."
+
+
+def straddlers(layout: Layout) -> list[str]:
+    """Return the names of the parameters that more than one DP rank owns a piece of."""
+    return [layout.specs[i].name for b in layout.buckets for i in b.params if len(layout.owners(b, i)) > 1]
 
 
 def _size(layout: Layout, tp: int) -> str:
@@ -58,10 +65,11 @@ def map_blocks(layout: Layout, tp: int, focus: int | None) -> list[Block]:
         if bucket.bucket_idx == 0:
             dtype = layout.buffers[bucket.buffer_idx].param_dtype
             blocks.append(text_block(f"\nbuffer {bucket.buffer_idx}: {dtype}", TEXT))
-        blocks += _strip(layout, bucket, tp, focus, STRIP / longest)
+        stretch = longest / bucket.padded if bucket.padded < SLIVER * longest else 1.0
+        blocks += _strip(layout, bucket, tp, focus, STRIP / longest, stretch)
     if any(bucket.padded > bucket.numel for bucket in layout.buckets):
         blocks.append(_note("padding, so that all shards of a bucket are equal", padding=True))
-    if any(len(layout.owners(bucket, i)) > 1 for bucket in layout.buckets for i in bucket.params):
+    if straddlers(layout):
         blocks.append(_note("owned by more than one DP rank"))
     if layout.dp > 8:
         blocks.append(text_block("Colours repeat every 8 DP ranks: lighter, then darker."))
@@ -88,8 +96,14 @@ def _brackets(axes: Axes, spans: Iterable[tuple[float, float]], y: float, gid: s
     axes.add_collection(LineCollection(lines, colors=INK, linewidths=2.4, gid=gid), autolim=False)
 
 
-def _strip(layout: Layout, bucket: Bucket, tp: int, focus: int | None, scale: float) -> list[Block]:
-    """Draw one bucket at `scale` points per element, and under it list its parameters if not all names found room."""
+def _strip(
+    layout: Layout, bucket: Bucket, tp: int, focus: int | None, true_scale: float, stretch: float
+) -> list[Block]:
+    """Draw one bucket, and under it list its parameters if not all names found room.
+
+    true_scale: points per element of a bucket that is not stretched.
+    """
+    scale = true_scale * stretch
     names = [layout.specs[i].name for i in bucket.params]
     cut = [len(layout.owners(bucket, i)) > 1 for i in bucket.params]
     ranges = [layout.global_ranges[i].relative_to(bucket.offset) for i in bucket.params]
@@ -100,13 +114,19 @@ def _strip(layout: Layout, bucket: Bucket, tp: int, focus: int | None, scale: fl
     rows, ident = min(tp, 8), f"{bucket.buffer_idx}.{bucket.bucket_idx}"
     high = {1: 30.0, 2: 22.0}.get(rows, 17.0)
     levels = [label.level for label in labels] or [1]
-    lowest, head = min(levels), 26 + ROW * (1 + max(levels) - min(levels))  # head: from the block's top to the strip
-    size = plural(bucket.numel, "element") + f" + {padding:,} padding" * (padding > 0)
+    top_rows = 1 + (stretch > 1) + 1 + max(levels) - min(levels)
+    lowest, head = min(levels), 11 + ROW * top_rows  # head: from the block's top to the strip
+    size = f"{bucket.numel:,} + {padding:,} padding" if padding else plural(bucket.numel, "element")
 
     def paint(axes: Axes, top: float) -> None:
         y, end, right = top + head, top + head + rows * high, LEFT + bucket.padded * scale
         put(axes, MARGIN, top, f"bucket {bucket.bucket_idx}")
-        put(axes, WIDTH - MARGIN, top, f"{size}, {bucket.shard_size:,} per shard", "right", color=MUTED)
+        put(axes, WIDTH - MARGIN, top, f"{size} = {layout.dp} × {bucket.shard_size:,}", "right", color=MUTED)
+        if stretch > 1:
+            true = bucket.padded * true_scale
+            box(axes, LEFT, top + ROW + 4, true, 7, INK, gid=f"true-length-{ident}")
+            note = f"its true length; stretched {stretch:.0f} times:"
+            put(axes, LEFT + true + 6, top + ROW, note, color=MUTED)
         for n, at, side, level in labels:
             text_y = y - 8 - ROW * (level - lowest + 1)
             if level:
@@ -119,7 +139,7 @@ def _strip(layout: Layout, bucket: Bucket, tp: int, focus: int | None, scale: fl
                 tone = mix(colour, "#FFFFFF" if sum(to_rgb(colour)) < 1 else INK, 0.5)
                 gid = f"shard-{ident}-dp{r}-tp{row}"
                 box(axes, LEFT + a, row_y, b - a, high, colour, gid=gid, ec=tone, hatch=TP_HATCHES[row])
-            gid, edge = f"padding-{ident}-tp{row}", 1.5 * (padding > 0)  # seen even where it is a hair wide
+            gid, edge = f"padding-{ident}-tp{row}", 1.5 * (0 < padding * scale < 2)  # seen even where a hair wide
             box(axes, right - padding * scale, row_y, padding * scale, high, PADDING, gid=gid, ec=PADDING, lw=edge)
             if tp > 1:
                 put(axes, LEFT - 8, row_y + high / 2 - 6, f"TP {row}", "right")
@@ -160,7 +180,7 @@ def _labels(names: Sequence[str], spans: Sequence[tuple[float, float]]) -> list[
         for level, (side, text) in ((level, item) for level in range(4) for item in sides.items()):
             claims = [*[(at - 2, at + 2)] * level, text]
             free = all(b <= c or d <= a for (a, b), row in zip(claims, claimed, strict=False) for c, d in row)
-            if free and text[0] >= LEFT - 2 and text[1] <= WIDTH - MARGIN:
+            if free and text[0] >= LEFT - 2 and text[1] <= WIDTH - MARGIN + 2:
                 for claim, row in zip(claims, claimed, strict=False):
                     row.append(claim)
                 flags.append(_Label(n, at, side, level + 1))
