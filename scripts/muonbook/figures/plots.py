@@ -1,12 +1,13 @@
 """Measurements as cards, for what belongs to no rank: curves and singular values, bars, matrices.
 
-Colour means DP rank in this book, so lines differ in lightness and dashes first and use one accent; their names stand
-at their ends. Every `describe_*` takes what its `draw_*` takes and tells the same numbers in words.
+A series that is an optimizer looks as `OPTIMIZERS` says; all others differ in lightness and dashes first and use one
+accent, because colour means DP rank in this book. Names of lines stand at their ends. Every `describe_*` takes what
+its `draw_*` takes and tells the same numbers in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -14,17 +15,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter, StrMethodFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, ROW, SMALL, WIDTH, Block
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, OPTIMIZERS, PADDING, ROW, WIDTH, Block
 
-from muonbook.figures.style import box, card, in_bytes, inset, mix, put, wide  # isort: skip
+from muonbook.figures.style import box, card, in_bytes, inset, mix, optimizer_of, put, wide  # isort: skip
 
 Curve = tuple[Any, Any]  # x and y, sequences or arrays of one length
-HIGH, LABELS = 190.0, 40.0  # of the plotting area; room for the numbers on its left
-POLE, LONGEST = 16.0, 130.0  # to a name; of a name
+HIGH, LABELS = 190.0, 42.0  # of the plotting area; room for the numbers on its left
+POLE, LONGEST = 14.0, 84.0  # to a name; of a name
 LINES: tuple[dict[str, Any], ...] = (
     {"color": INK, "lw": 2.2, "ls": "-"},
     {"color": ACCENT, "lw": 2.2, "ls": (0, (5, 1.6))},
@@ -33,6 +32,7 @@ LINES: tuple[dict[str, Any], ...] = (
     {"color": mix(ACCENT, CARD, 0.4), "lw": 2.8, "ls": (0, (2.2, 0.7))},
     {"color": MUTED, "lw": 1.8, "ls": (0, (6, 1.6, 1, 1.6))},
 )
+HUED = (LINES[1], LINES[4])  # not beside an optimizer, as long as there are others
 Parts = Mapping[str, float]
 SHADES = ((INK, ""), (mix(MUTED, CARD, 0.5), ""), (ACCENT, ""), (CARD, "////"), (mix(ACCENT, CARD, 0.6), ""))
 DIVERGING = LinearSegmentedColormap.from_list("diverging", [COLD, CARD, ACCENT])
@@ -65,14 +65,15 @@ def draw_curves(
     curves = _finite(series, log_x, log_y)
     if unknown := set(bands or {}) - set(curves):
         raise ValueError(f"bands {sorted(unknown)} belong to no series.")
-    styles = dict(zip(curves, LINES, strict=False))
-    named = max(map(_width, curves)) <= LONGEST
-    ends = POLE + 4 + max(map(_width, curves)) if named else 4.0
+    styles, longest = line_styles(curves), max(map(wide, curves))
+    named = longest <= LONGEST
+    ends = POLE + 4 + longest if named else 4.0
+    across = WIDTH - 2 * MARGIN - LABELS - ends
 
     def paint(axes: Axes, top: float) -> None:
         put(axes, MARGIN, top + 4, y_label, color=MUTED)
         y_top = top + 10 + ROW + 14 * bool(marks)
-        plot = inset(axes, MARGIN + LABELS, y_top, WIDTH - 2 * MARGIN - LABELS - ends, HIGH)
+        plot = inset(axes, MARGIN + LABELS, y_top, across, HIGH)
         for name, (x, low, high) in (bands or {}).items():
             plot.fill_between(x, low, high, color=styles[name]["color"], alpha=0.16, lw=0, gid=f"band-{name}")
         for name, (x, y) in curves.items():
@@ -80,17 +81,36 @@ def draw_curves(
             plot.plot(x, y, gid=f"curve-{name}", **styles[name], **dot)
         for x, text in marks:
             plot.axvline(x, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
-            across = plot.get_xaxis_transform()
-            plot.text(x, 1.01, text, transform=across, parse_math=False, ha="center", va="bottom", color=MUTED)
-        plot.set_xlabel(x_label)
+            above = plot.get_xaxis_transform()
+            plot.text(x, 1.01, text, transform=above, parse_math=False, ha="center", va="bottom", color=MUTED)
+        half = wide(x_label, bold=False) / 2  # below the middle, but on the card
+        middle = max(half, min(LABELS + across / 2, WIDTH - 2 * MARGIN - half))
+        plot.set_xlabel(x_label, x=(middle - LABELS) / across)
         plot.margins(x=0.02)
         whole_x = all(float(value).is_integer() for x, _ in curves.values() for value in x)
         _scales(plot, log_x, log_y, whole_x)
         if named:
-            _name_ends(plot, curves)
+            _name_ends(plot, curves, styles)
 
-    key = [] if named else [_line_key(curves)]
+    key = [] if named else [_line_key(styles)]
     return card(title, note, *key, (HIGH + 10 + ROW + 34 + 14 * bool(marks), paint))
+
+
+def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return how the line of each name is drawn: an optimizer as ever, a second line of it paler."""
+    of = {name: optimizer_of(name) for name in names}
+    seen: list[str] = []
+    others = iter(sorted(LINES, key=lambda look: look in HUED) if any(of.values()) else LINES)
+    styles = {}
+    for name, optimizer in of.items():
+        if optimizer is None:
+            styles[name] = next(others)
+            continue
+        styles[name] = look = dict(OPTIMIZERS[optimizer])
+        if optimizer in seen:
+            look.update(color=mix(look["color"], CARD, 0.55), lw=0.75 * look["lw"])
+        seen.append(optimizer)
+    return styles
 
 
 def describe_curves(series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", **_: Any) -> str:
@@ -151,44 +171,48 @@ def _scales(plot: Axes, log_x: bool, log_y: bool, whole_x: bool) -> None:
             axis.set_major_formatter(ScalarFormatter(useOffset=False))
             continue
         axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
         if high > 100 * low:
-            axis.set_major_locator(LogLocator(numticks=6))
+            axis.set_major_locator(LogLocator(numticks=6 if axis is plot.yaxis else 5))
         else:  # powers of ten alone would leave an axis with one number
             axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
-            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     plot.grid(axis="y", color=MUTED, alpha=0.15, lw=0.8)
 
 
-def _name_ends(plot: Axes, curves: Mapping[str, Curve]) -> None:
+def power(value: float) -> str:
+    """Return a number along a logarithmic axis, short and without small type: "0.01", "500", "20k", "1M"."""
+    if value < 1e-4:
+        return f"{value:.0e}".replace("e-0", "e−").replace("e-", "e−")
+    steps = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
+    least, unit = next(((least, unit) for least, unit in steps if value >= 0.999 * least), (1.0, ""))
+    return f"{value / (1e3 if unit == 'k' else least):g}{unit}" if unit else f"{value:,g}"
+
+
+def _name_ends(plot: Axes, curves: Mapping[str, Curve], styles: Mapping[str, Mapping[str, Any]]) -> None:
     """Write every name beside the end of its curve, moved apart where ends are close."""
     plot.set_ylim(plot.get_ylim())
     ends = {name: (x[-1], y[-1]) for name, (x, y) in curves.items()}
     heights = {name: float(plot.transAxes.inverted().transform(plot.transData.transform(end))[1]) * HIGH
                for name, end in ends.items()}  # fmt: skip
     width = plot.get_position().width * WIDTH
-    for name, at in apart(heights, 13.5, 4.0, HIGH - 4).items():
-        colour = LINES[list(curves).index(name)]["color"]
+    for name, at in apart(heights, 14.5, 4.0, HIGH - 4).items():
+        colour = styles[name]["color"]
         place = (1 + POLE / width, at / HIGH)
         pole = {"arrowstyle": "-", "color": colour, "lw": 0.8, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
         plot.annotate(name, ends[name], place, textcoords="axes fraction", arrowprops=pole, va="center", weight="bold",
                       color=mix(colour, INK, 0.35), annotation_clip=False, parse_math=False)  # fmt: skip
 
 
-def _line_key(curves: Mapping[str, Curve]) -> Block:
+def _line_key(styles: Mapping[str, Mapping[str, Any]]) -> Block:
     """Return a line per curve, for names that are too long to stand at its end."""
 
     def paint(axes: Axes, top: float) -> None:
-        for n, name in enumerate(curves):
+        for n, (name, look) in enumerate(styles.items()):
             y = top + 4 + n * (ROW + 1)
-            axes.plot([MARGIN, MARGIN + 30], [y + 6, y + 6], **LINES[n])
+            axes.plot([MARGIN, MARGIN + 30], [y + 6, y + 6], **look)
             put(axes, MARGIN + 38, y, name)
 
-    return len(curves) * (ROW + 1) + 6, paint
-
-
-def _width(text: str) -> float:
-    """Return the width of a bold line of small type, in points."""
-    return TextPath((0, 0), text, SMALL, prop=FontProperties(family="DejaVu Sans", weight="bold")).get_extents().width
+    return len(styles) * (ROW + 1) + 6, paint
 
 
 def apart(wanted: Mapping[str, float], least: float, low: float, high: float) -> dict[str, float]:
@@ -219,11 +243,13 @@ def draw_bars(
     split, parts = _parts(rows)
     total = max(max(p.values()) if grouped else sum(p.values()) for p in split.values()) or 1.0
     scale, thick = (WIDTH - 2 * MARGIN) / total, 9.0 if grouped and len(parts) > 1 else 15.0
-    looks = {"": (MUTED, "")} if parts == [""] else dict(zip(parts, SHADES, strict=False))
+    looks = {"": (MUTED, "")} if parts == [""] else _part_looks(parts)
     pitch = ROW + 12 + thick * (len(parts) if grouped else 1)
 
     def bar(axes: Axes, x: float, y: float, label: str, part: str) -> float:
         colour, hatch = looks[part]
+        if not part and (optimizer := optimizer_of(label)):
+            colour = OPTIMIZERS[optimizer]["color"]
         width = split[label].get(part, 0.0) * scale
         box(axes, x, y, width, thick - 1, colour, hatch=hatch, ec=INK, lw=0.8 * bool(hatch), gid=f"bar-{label}-{part}")
         return width
@@ -322,6 +348,15 @@ def _parts(rows: Mapping[str, float | Parts]) -> tuple[dict[str, Parts], list[st
         if bad := [value for value in values.values() if not (isfinite(value) and value >= 0)]:
             raise ValueError(f"bar {label!r} is {bad[0]}; a bar has a length, 0 or more.")
     return split, parts
+
+
+def _part_looks(parts: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return colour and hatch of each part: an optimizer's own, or one of the shades."""
+    shades, looks = iter(SHADES), {}
+    for part in parts:
+        optimizer = optimizer_of(part)
+        looks[part] = (OPTIMIZERS[optimizer]["color"], "") if optimizer else next(shades)
+    return looks
 
 
 def _part_key(looks: Mapping[str, tuple[str, str]]) -> list[Block]:

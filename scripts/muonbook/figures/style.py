@@ -1,16 +1,17 @@
 """What all pictures share: a light card of their own, one palette, type for a phone. The only place that knows them.
 
-One colour per DP rank, one hatch per TP rank, one grey for padding, in every chapter. Figures are plain `Figure`
-objects, without pyplot: nothing needs a screen or stays open, and a reader's own style does not change them. Lengths
-are points (1/72 inch), y downwards. A card is 432 wide: on a phone, type of 10.5 points is still 9 pixels high.
+One colour per DP rank, one hatch per TP rank, one grey for padding, one colour and dash per optimizer, in every
+chapter. Figures are plain `Figure` objects, without pyplot: nothing needs a screen or stays open, and a reader's own
+style does not change them. Lengths are points (1/72 inch), y downwards. A card is 360 wide, which is about a pixel per
+point on a phone, so the smallest type is 11 pixels high there; what has smaller type is not saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from io import BytesIO
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from matplotlib import style
@@ -18,7 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.text import Text
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -28,10 +31,17 @@ DP_COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", 
 TP_HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oo", "++++")
 PADDING, CARD, CARD_EDGE, INK, MUTED = "#C4C4C4", "#FCFBF8", "#DEDBD3", "#1D2029", "#555A66"
 ACCENT, COLD = "#A8173A", "#24476B"  # for what is no rank: one strong colour, and its opposite on a diverging scale
-TITLE, TEXT, SMALL = 14.0, 12.0, 10.5
+# A curve's or a bar's looks, wherever it is an optimizer's; told apart by dash too, and no rank has these colours.
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "Muon": {"color": ACCENT, "lw": 2.6, "ls": "-"},
+    "AdamW": {"color": COLD, "lw": 2.4, "ls": (0, (4.5, 1.8))},
+    "SGD": {"color": MUTED, "lw": 2.4, "ls": (0, (1, 1.3))},
+}
+TITLE, TEXT, SMALL = 14.0, 12.5, 11.25
 
-WIDTH, MARGIN, LEFT = 432.0, 14.0, 56.0  # of the card, around its content, left of the strips
-STRIP, ROW = WIDTH - LEFT - MARGIN, 15.0  # the longest strip, a line of small type
+WIDTH, MARGIN, LEFT = 360.0, 14.0, 58.0  # of the card, around its content, left of the strips
+STRIP, ROW = WIDTH - LEFT - MARGIN, 16.0  # the longest strip, a line of small type
+DPI = 216  # 1080 pixels across: the book shows a card 540 wide, on screens of up to two pixels for one
 _FONT = {"font.family": "DejaVu Sans", "font.size": SMALL, "axes.edgecolor": INK, "legend.frameon": False}
 _STYLE: list[Any] = ["default", {**_FONT, "hatch.linewidth": 0.8, "svg.hashsalt": "distmuon"}]
 Block = tuple[float, Callable[[Axes, float], None]]  # height, and what paints it below a given top
@@ -43,10 +53,16 @@ def dp_colour(dp_rank: int) -> str:
     return (base, mix(base, "#FFFFFF", 0.55), mix(base, "#000000", 0.35))[dp_rank // 8 % 3]
 
 
-def save(figure: Figure, path: str | Path, alt: str) -> Path:
-    """Write `figure` as .png (160 dpi) or .svg with its alt text inside; the same figure gives the same bytes.
+def optimizer_of(name: str) -> str | None:
+    """Return the optimizer that a series is of, by its name: "Muon", or "Muon, DDP"; None where it is of none."""
+    first = name.split(",")[0]
+    return first if first in OPTIMIZERS else None
 
-    Raises ValueError for an empty `alt` and for any other suffix.
+
+def save(figure: Figure, path: str | Path, alt: str) -> Path:
+    """Write `figure` as .png or .svg with its alt text inside; the same figure gives the same bytes.
+
+    Raises ValueError for an empty `alt`, for type that is too small, and for any other suffix.
     """
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
@@ -54,21 +70,21 @@ def save(figure: Figure, path: str | Path, alt: str) -> Path:
     if path.suffix == ".png":
         path.write_bytes(png(figure, alt))
         return path
-    _require(alt)
+    require_readable(figure, alt)
     with style.context(_STYLE):
         figure.savefig(path, metadata={"Title": alt, "Date": None})
     return path
 
 
 def png(figure: Figure, alt: str) -> bytes:
-    """Return `figure` as PNG (160 dpi, 128 colours, which makes a page three times lighter) with its alt text inside.
+    """Return `figure` as PNG (128 colours, which makes a page three times lighter) with its alt text inside.
 
-    Raises ValueError for an empty `alt`.
+    Raises ValueError for an empty `alt`, and for type that is too small.
     """
-    _require(alt)
+    require_readable(figure, alt)
     drawn, packed = BytesIO(), BytesIO()
     with style.context(_STYLE):
-        figure.savefig(drawn, format="png", dpi=160)
+        figure.savefig(drawn, format="png", dpi=DPI)
     described = PngInfo()
     described.add_text("Description", alt)
     image = Image.open(drawn).quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
@@ -78,9 +94,30 @@ def png(figure: Figure, alt: str) -> bytes:
     return packed.getvalue()
 
 
-def _require(alt: str) -> None:
+def vector(figure: Figure, alt: str) -> bytes:
+    """Return `figure` as SVG whose text stays text, without a date: what player.py makes a frame of.
+
+    Raises ValueError for an empty `alt`, and for type that is too small.
+    """
+    require_readable(figure, alt)
+    drawn = BytesIO()
+    with style.context([*_STYLE, {"svg.fonttype": "none"}]):
+        figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return drawn.getvalue()
+
+
+def require_readable(figure: Figure, alt: str) -> None:
+    """Raise ValueError for an empty `alt`, and for any type below `SMALL`, which a phone would show too small."""
     if not alt.strip():
         raise ValueError("a figure needs alt text that is not empty; the describe functions write it.")
+    with style.context(_STYLE):
+        figure.draw_without_rendering()  # the numbers along axes exist from here on
+    for text in figure.findobj(Text):
+        words, size = text.get_text(), text.get_fontsize()  # type: ignore[attr-defined]
+        if text.get_parse_math() and words.count("$") > 1 and set(words) & {"^", "_"}:  # type: ignore[attr-defined]
+            size *= 0.7  # what matplotlib makes of 10⁻² with a formula
+        if words.strip() and text.get_visible() and size < SMALL - 1e-6:
+            raise ValueError(f"{words!r} is written in {size:.4g} points; the smallest type for a phone is {SMALL:g}.")
 
 
 # ---- The page: blocks from top to bottom, on one pair of axes that covers the card ----
@@ -115,8 +152,7 @@ def heading(title: str, note: str) -> list[Block]:
 def text_block(text: str, size: float = SMALL, rest: str = "") -> Block:
     """Return wrapped text: bold where larger; with `rest`, cut after eight rows; a leading newline leaves room."""
     bold, room = size > SMALL, 12.0 * text.startswith("\n")
-    width = int((580 if bold else 720) / size)  # characters
-    rows = wrap(text.lstrip(), width, max_lines=8 if rest else None, placeholder=rest, break_on_hyphens=False)
+    rows = wrapped(text, WIDTH - 2 * MARGIN, size, bold, rest)
 
     def paint(axes: Axes, top: float) -> None:
         for n, row in enumerate(rows):
@@ -124,6 +160,23 @@ def text_block(text: str, size: float = SMALL, rest: str = "") -> Block:
             put(axes, MARGIN, top + room + 1.4 * size * n, row, bold=bold, color=colour, size=size)
 
     return room + 1.4 * size * len(rows) + (10 if rest else 2), paint
+
+
+def wrapped(text: str, room: float, size: float = SMALL, bold: bool = False, rest: str = "") -> list[str]:
+    """Return the rows of a text that is to be at most `room` points wide; with `rest`, eight rows that end in it."""
+    rows: list[str] = []
+    for word in text.split():
+        longer = f"{rows[-1]} {word}" if rows else word
+        if rows and wide(longer, size, bold) <= room:
+            rows[-1] = longer
+        else:
+            rows.append(word)
+    if rest and len(rows) > 8:
+        last = rows[7].split()
+        while last and wide(" ".join(last) + rest, size, bold) > room:
+            last.pop()
+        rows[7:] = [" ".join(last) + rest]
+    return rows
 
 
 def put(axes: Axes, x: float, y: float, text: str, ha: str = "left", bold: bool = False, **more: Any) -> None:
@@ -149,9 +202,17 @@ def inset(axes: Axes, x: float, y: float, width: float, height: float) -> Axes:
     return axes.figure.add_axes((x / WIDTH, 1 - (y + height) / total, width / WIDTH, height / total), facecolor="none")
 
 
-def wide(text: str) -> float:
-    """Return about how wide a bold line of small type is, in points."""
-    return 7.0 * len(text)  # bold small type, on average
+def wide(text: str, size: float = SMALL, bold: bool = True) -> float:
+    """Return how wide a line of type is, in points; bold small type if nothing else is said."""
+    return size * sum(_advance(letter, bold) for letter in text)
+
+
+@cache
+def _advance(letter: str, bold: bool) -> float:
+    """Return how far a letter moves the pen, in units of the size of the type."""
+    font = get_font(findfont(FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")))
+    font.set_size(100, 72)
+    return float(font.load_char(ord(letter)).linearHoriAdvance) / 65536 / 100
 
 
 def mix(colour: str, other: str, share: float) -> str:

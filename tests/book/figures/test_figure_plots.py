@@ -22,7 +22,10 @@ from muonbook.figures.plots import (
     draw_curves,
     draw_matrices,
     draw_spectra,
+    line_styles,
+    power,
 )
+from muonbook.figures.style import OPTIMIZERS
 
 X = np.arange(1, 101)
 LOSS = {"Muon": (X, 2 * np.exp(-X / 20) + 0.1), "AdamW": (X, 2 * np.exp(-X / 30) + 0.11), "SGD": (X, 3 - X / 100)}
@@ -56,6 +59,35 @@ def test_six_lines_look_different_without_colour_and_none_is_a_ranks() -> None:
         looks.add((shade, str(line["ls"])))
         assert to_hex(line["color"]).upper() not in {style.dp_colour(r).upper() for r in range(24)}
     assert len(looks) == len(LINES) == 6
+
+
+def test_an_optimizer_looks_the_same_in_every_picture() -> None:
+    ours = {name: (look["color"], look["ls"]) for name, look in OPTIMIZERS.items()}
+    assert len({colour for colour, _ in ours.values()}) == len({dashes for _, dashes in ours.values()}) == 3
+    assert not {to_hex(colour).upper() for colour, _ in ours.values()} & {style.dp_colour(r).upper() for r in range(24)}
+    for names in (["SGD", "AdamW", "Muon"], ["the floor", "Muon", "AdamW, DDP"], ["Muon"]):
+        styles = line_styles(names)
+        for name in set(names) - {"the floor"}:
+            assert (styles[name]["color"], styles[name]["ls"]) == ours[name.split(",")[0]]
+    beside = line_styles(["Muon, always", "Muon, once", *(f"other {n}" for n in range(4))])
+    colours = [look["color"] for look in beside.values()]
+    assert colours[0] == OPTIMIZERS["Muon"]["color"] != colours[1]
+    assert colours[0] not in colours[1:]
+    assert line_styles(["Muon's bytes"])["Muon's bytes"] == LINES[0]  # not an optimizer's line
+
+
+def test_bars_of_optimizers_have_their_colours() -> None:
+    (muon,) = boxes(draw_bars({"Muon": 3.0, "rest": 1.0}), "bar-Muon-")
+    (part,) = boxes(draw_bars({"step": {"AdamW": 3.0, "rest": 1.0}}), "bar-step-AdamW")
+    assert to_hex(muon.get_facecolor()).upper() == OPTIMIZERS["Muon"]["color"].upper()
+    assert to_hex(part.get_facecolor()).upper() == OPTIMIZERS["AdamW"]["color"].upper()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(1e-5, "1e−5"), (2e-4, "0.0002"), (0.5, "0.5"), (1e3, "1,000"), (2e4, "20k"), (1e8, "100M")]
+)
+def test_numbers_along_a_logarithmic_axis_need_no_small_type(value: float, told: str) -> None:
+    assert power(value) == told
 
 
 @pytest.mark.parametrize("log", [(False, False), (True, True)])
