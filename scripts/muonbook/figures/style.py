@@ -113,7 +113,7 @@ def require_readable(figure: Figure, alt: str) -> None:
     with style.context(_STYLE):
         figure.draw_without_rendering()  # the numbers along axes exist from here on
     for text in figure.findobj(Text):
-        words, size = text.get_text(), text.get_fontsize()  # type: ignore[attr-defined]
+        words, size = text.get_text(), float(text.get_fontsize())  # type: ignore[attr-defined]
         if text.get_parse_math() and words.count("$") > 1 and set(words) & {"^", "_"}:  # type: ignore[attr-defined]
             size *= 0.7  # what matplotlib makes of 10⁻² with a formula
         if words.strip() and text.get_visible() and size < SMALL - 1e-6:
