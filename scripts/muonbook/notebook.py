@@ -1,4 +1,4 @@
-"""What every chapter does in the same way: start, run a worker, show the source that runs, show a picture, fold.
+"""What every chapter does in the same way: start, run a worker, show the source that runs, show pictures, fold.
 
 A notebook calls `start()` in its first cell. Nothing here is needed outside notebooks, and only notebooks import it.
 """
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
-from muonbook.figures import style
+from muonbook.figures import player, style
 
 TORCH_FLOOR = (2, 11)  # what Colab ships; a floor, never a pin: replacing Colab's torch breaks the rest of it
 SCRIPTS = Path(__file__).resolve().parents[1]
@@ -99,6 +100,14 @@ def picture(figure: Figure, alt: str) -> None:
     """Show a figure with its description for those who cannot see it: the alt text of the book's page."""
     image = style.png(figure, alt)
     display({"image/png": image, "text/plain": alt}, raw=True)
+
+
+def moving(name: str, frames: Sequence[player.Frame]) -> None:
+    """Show frames one after the other, with Back, Step, Play and a slider; their alt texts are its words.
+
+    name: its own on the page; see muonbook.figures.player.
+    """
+    display({"text/html": player.html(name, frames), "text/plain": player.words(frames)}, raw=True)
 
 
 def _listing(thing: Any) -> str:
