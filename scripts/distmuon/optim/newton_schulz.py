@@ -70,9 +70,10 @@ def quintics(coefficients: str | Quintic | Sequence[Quintic], steps: int) -> lis
 def fast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that "auto" computes in, for an input of `dtype` on `device`.
 
-    float64 stays float64, because whoever asks for it wants the digits. Everything else is computed in bf16 where
-    the hardware multiplies bf16 natively (a GPU since Ampere; a CPU with AVX512-BF16 or AMX), and in fp32 elsewhere:
-    emulated bf16 is slower than fp32. fp16 is never chosen; on a CPU it is slower by two orders of magnitude.
+    float64 stays float64, because whoever asks for it wants the digits. Everything else is
+    computed in bf16 where the hardware multiplies bf16 natively (a GPU since Ampere; a CPU
+    with AVX512-BF16 or AMX), and in fp32 elsewhere: emulated bf16 is slower than fp32. fp16
+    is never chosen; on a CPU it is slower by two orders of magnitude.
     """
     if dtype == torch.float64:
         return torch.float64
@@ -114,26 +115,29 @@ def newton_schulz_(
     coefficients: str | Quintic | Sequence[Quintic] = "muon",
     compute_dtype: torch.dtype | str = "auto",
 ) -> Tensor:  # [..., A, B], the same tensor
-    """Orthogonalize in place, for callers who need the input no more: optimizers. See `newton_schulz`."""
+    """Orthogonalize in place, for callers who need the input no more. See `newton_schulz`."""
     if matrices.ndim < 2:
-        raise ValueError(f"Newton–Schulz needs matrices, got a tensor of shape {tuple(matrices.shape)}.")
+        shape = tuple(matrices.shape)
+        raise ValueError(f"Newton–Schulz needs matrices, got a tensor of shape {shape}.")
     if not matrices.is_floating_point():
-        raise TypeError(f"Newton–Schulz needs real floating-point matrices, got {matrices.dtype}.")
+        given = matrices.dtype
+        raise TypeError(f"Newton–Schulz needs real floating-point matrices, got {given}.")
     schedule = quintics(coefficients, steps)
     if matrices.numel() == 0:
         return matrices
-    dtype = fast_dtype(matrices.device, matrices.dtype) if compute_dtype == "auto" else compute_dtype
+    dtype = compute_dtype
+    if compute_dtype == "auto":
+        dtype = fast_dtype(matrices.device, matrices.dtype)
     if dtype not in COMPUTE_DTYPES:
-        raise TypeError(
-            f"compute_dtype is {compute_dtype!r}; give 'auto' or one of {', '.join(map(str, COMPUTE_DTYPES))}."
-        )
+        known = "'auto' or one of " + ", ".join(map(str, COMPUTE_DTYPES))
+        raise TypeError(f"compute_dtype is {compute_dtype!r}; give {known}.")
 
     x = unit_frobenius_(matrices.to(torch.promote_types(matrices.dtype, torch.float32)))
     if not schedule:
         return matrices.copy_(x)
     x = x.to(dtype)  # X_0 = M / ||M||_F, so that every singular value is at most 1
     tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x  # [..., a, b], a <= b: X X^T is then the smaller Gram matrix
+    x = x.mT if tall else x  # [..., a, b], a <= b: X X^T is the smaller Gram matrix
     x = x.reshape(-1, *x.shape[-2:])  # [n, a, b]
     if len(x) == 1:
         x = _iterate(x[0], schedule)
@@ -141,7 +145,8 @@ def newton_schulz_(
         x = _iterate(x, schedule)
     else:
         x = torch.stack([_iterate(one, schedule) for one in x])
-    x = x.mT.contiguous() if tall else x  # copied twice, and yet faster than one copy across both strides and dtypes
+    # copied twice, and yet faster than one copy across both strides and dtypes
+    x = x.mT.contiguous() if tall else x
     return matrices.copy_(x.view(matrices.shape))
 
 
@@ -161,7 +166,7 @@ def _iterate(
 ) -> Tensor:  # as x
     """Apply the quintics to one matrix or a batch."""
     multiply_add = torch.addmm if x.ndim == 2 else torch.baddbmm
-    with torch.autocast(x.device.type, enabled=False):  # which would choose the products' dtype for us
+    with torch.autocast(x.device.type, enabled=False):  # it would choose the dtype for us
         for a, b, c in schedule:
             # A = X X^T                     [n, a, a]
             gram = x @ x.mT
@@ -175,18 +180,21 @@ def _iterate(
 def unit_frobenius_(
     x: Tensor,  # [..., A, B], float32 or wider, not empty; overwritten
 ) -> Tensor:  # [..., A, B], the same tensor
-    """Divide each matrix by its Frobenius norm, in place, safe at any scale; zero stays zero, infinity becomes NaN.
+    """Divide each matrix by its Frobenius norm, in place, safe at any scale.
 
-    The squares of 1e-30 are below the smallest float32, and an epsilon in
-    their place would make the result depend on the scale. So the largest entry's power of two is divided out first,
-    which rounds nothing. On a CPU that is left out where it is not needed; on a GPU looking would stall the stream.
+    Zero stays zero, infinity becomes NaN. The squares of 1e-30 are below the smallest
+    float32, and an epsilon in their place would make the result depend on the scale. So the
+    largest entry's power of two is divided out first, which rounds nothing. On a CPU that is
+    left out where it is not needed; on a GPU looking would stall the stream.
     """
     both = (-2, -1)
     norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
     if x.is_cuda or not bool(((norm > 1e-15) & (norm < 1e15)).all()):
-        largest = torch.maximum(x.amax(dim=both, keepdim=True), -x.amin(dim=both, keepdim=True))
-        bound = 126 if x.dtype == torch.float32 else 1022  # beyond it, 2**exponent itself overflows
-        x.mul_(torch.exp2(-torch.frexp(largest).exponent.clamp(-bound, bound).to(x.dtype)))
+        high, low = x.amax(dim=both, keepdim=True), x.amin(dim=both, keepdim=True)
+        largest = torch.maximum(high, -low)
+        bound = 126 if x.dtype == torch.float32 else 1022  # beyond, 2**exponent overflows
+        exponent = torch.frexp(largest).exponent.clamp(-bound, bound)
+        x.mul_(torch.exp2(-exponent.to(x.dtype)))
         norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
     inverse = torch.where(torch.isfinite(norm), 1 / norm, torch.nan)
     return x.mul_(torch.where(norm == 0, 1.0, inverse))
@@ -221,9 +229,10 @@ def orthogonality_error(
 def polar_factor(
     matrices: Tensor,  # U S V^T, [..., A, B]
 ) -> Tensor:  # U V^T, [..., A, B], float64
-    """Return the polar factor by singular value decomposition: what Newton–Schulz approximates.
+    """Return the polar factor by a decomposition: what Newton–Schulz approximates.
 
-    Singular values below 1e-9 of the largest stay 0, because their directions are chance: a row of zeros gives one.
+    Singular values below 1e-9 of the largest stay 0, because their directions are chance: a
+    row of zeros gives one.
     """
     u, s, vt = torch.linalg.svd(matrices.double(), full_matrices=False)
     spoken = s > 1e-9 * s[..., :1]

@@ -19,7 +19,9 @@ LOOKS = ((INK, "o"), (ACCENT, "D"))  # of the first schedule and of the second
 BAND = (0.68, 1.20)  # where Muon's quintic keeps what has arrived
 
 
-def frames_of_iterations(values: Sequence[float], schedules: Mapping[str, Sequence[Quintic]]) -> list[Frame]:
+def frames_of_iterations(
+    values: Sequence[float] | np.ndarray, schedules: Mapping[str, Sequence[Quintic]]
+) -> list[Frame]:
     """Return a moving picture: singular values, divided by the Frobenius norm, before and after each quintic.
 
     values: of one matrix, largest first. schedules: name -> its quintics; one or two, of one length. Dots on the curve
@@ -34,7 +36,7 @@ def frames_of_iterations(values: Sequence[float], schedules: Mapping[str, Sequen
     ]
 
 
-def trail_of(values: Sequence[float], schedule: Sequence[Quintic]) -> np.ndarray:
+def trail_of(values: Sequence[float] | np.ndarray, schedule: Sequence[Quintic]) -> np.ndarray:
     """Return the singular values, divided by the Frobenius norm, after 0, 1, 2, ... quintics: [steps + 1, values]."""
     s = np.asarray(values, dtype=float)
     seen = [s / np.sqrt((s**2).sum())]

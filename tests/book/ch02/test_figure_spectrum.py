@@ -31,7 +31,7 @@ def test_a_frame_shows_the_values_and_where_on_the_curve_they_came_from() -> Non
     for n, schedule in enumerate(BOTH.values()):
         trail = trail_of(VALUES, schedule)
         assert dots(frames[2].figure, f"values-{n}")[:, 1] == pytest.approx(trail[2])
-        assert dots(frames[2].figure, f"on-curve-{n}") == pytest.approx(np.stack(trail[1:3], axis=-1))
+        assert dots(frames[2].figure, f"on-curve-{n}") == pytest.approx(trail[1:3].T)
         a, b, c = schedule[1]
         s, after = dots(frames[2].figure, f"curve-{n}").T
         assert after == pytest.approx(a * s + b * s**3 + c * s**5)
