@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 
 from distmuon.sharding.layout import Bucket, Layout
 from muonbook.figures.style import CARD, INK, LEFT, MARGIN, MUTED, PADDING, ROW, STRIP, TEXT, TITLE, TP_HATCHES, WIDTH
 from muonbook.report import plural
 
-from muonbook.figures.style import Block, box, dp_colour, mix, page, put, text_block, wide  # isort: skip
+from muonbook.figures.style import Block, box, dp_colour, hatch_on, mix, page, put, text_block, wide  # isort: skip
+
+Fill = tuple[str, str]  # colour and hatch of an element
 
 MAX_STRIPS = 60  # buckets; a longer map is a table, see `Layout.table`
 SLIVER = 0.25  # of the longest strip: a shorter one is stretched to its length, under a bar of its true length
@@ -83,13 +88,13 @@ def _note(text: str, padding: bool = False) -> Block:
         if padding:
             box(axes, MARGIN, top + 1, 22, 10, PADDING)
         else:
-            _brackets(axes, [(MARGIN, MARGIN + 22)], top + 10)
+            brackets(axes, [(MARGIN, MARGIN + 22)], top + 10)
         put(axes, MARGIN + 30, top, text, color=MUTED)
 
     return ROW + 1, paint
 
 
-def _brackets(axes: Axes, spans: Iterable[tuple[float, float]], y: float, gid: str | None = None) -> None:
+def brackets(axes: Axes, spans: Iterable[tuple[float, float]], y: float, gid: str | None = None) -> None:
     """Draw bold brackets over `y`, a little shorter than their spans, so that neighbours stay apart."""
     inner = [(a + min(1.5, (b - a) / 4), b - min(1.5, (b - a) / 4)) for a, b in spans]
     lines = [[(a, y - 1), (a, y - 5), (b, y - 5), (b, y - 1)] for a, b in inner]
@@ -148,7 +153,7 @@ def _strip(
             axes.vlines([LEFT + r * pitch for r in range(1, layout.dp)], y, end, CARD, lw=1)
         edges = [*(a for a, _ in spans), right - padding * scale]
         axes.vlines(edges, y - 3, end, INK, lw=min(1.0, 0.2 + 0.2 * (right - LEFT) / len(edges)))
-        _brackets(axes, (span for span, several in zip(spans, cut, strict=True) if several), y, f"straddlers-{ident}")
+        brackets(axes, (span for span, several in zip(spans, cut, strict=True) if several), y, f"straddlers-{ident}")
         _rank_labels(axes, end + 3, layout.dp, pitch, focus)
 
     block = (head + rows * high + ROW + 14, paint)
@@ -202,3 +207,30 @@ def _rank_labels(axes: Axes, y: float, dp: int, pitch: float, focus: int | None)
     for r in range(0, dp, stride):
         colour = INK if focus in (None, r) else MUTED
         put(axes, LEFT + (r + 0.5) * pitch, y, f"DP {r}" if full else f"{r}", "center", r == focus, color=colour)
+
+
+def paint_run(axes: Axes, x: float, y: float, width: float, height: float, fill: Fill) -> None:
+    """Paint a rectangle in a colour and a hatch."""
+    colour, hatch = fill
+    looks = {"hatch": hatch, "ec": hatch_on(colour)} if hatch else {}
+    box(axes, x, y, width, height, colour, **looks)
+
+
+def paint_elements(axes: Axes, x: float, y: float, size: float, rows: Sequence[Sequence[Fill | None]]) -> None:
+    """Paint a matrix, or a row of a buffer, as squares of `size` points; where there is no fill, the card shows.
+
+    Runs of one fill are one rectangle, and all lines between squares one path: a frame of a moving picture stays light.
+    """
+    across, down = len(rows[0]) * size, len(rows) * size
+    for n, row in enumerate(rows):
+        left = x
+        for fill, run in groupby(row):
+            right = left + size * len(list(run))
+            if fill is not None:
+                paint_run(axes, left, y + n * size, right - left, size, fill)
+            left = right
+    ends = [((x + n * size, y), (x + n * size, y + down)) for n in range(1, len(rows[0]))]
+    ends += [((x, y + n * size), (x + across, y + n * size)) for n in range(1, len(rows))]
+    if ends:
+        path = Path([end for pair in ends for end in pair], [Path.MOVETO, Path.LINETO] * len(ends))
+        axes.add_patch(PathPatch(path, fc="none", ec=CARD, lw=0.7))

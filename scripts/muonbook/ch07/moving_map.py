@@ -1,0 +1,217 @@
+"""The virtual map as it is made, frame by frame: poured, cut into buckets, padded, shared out, and shared out anew.
+
+Above, the parameters in their shapes; below, the buckets they lie in. Every colour and every caption comes from the
+`Layout` that the engine plans with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+
+from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan
+from muonbook.ch07.roundtrip import owned_runs
+from muonbook.figures.player import Frame
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, PADDING, TP_HATCHES, WIDTH
+
+from muonbook.figures.style import box, dp_colour, ink_on, mix, page, put  # isort: skip
+from muonbook.figures.virtual_map import Fill, brackets, paint_elements, paint_run, straddlers
+from muonbook.report import plural
+
+SQUARE, HIGH, PITCH = 11.5, 26.0, 56.0  # of an element above, of a strip below, from one strip to the next
+STRIPS, LEFT, LEGEND = 156.0, 70.0, 296.0  # top of the strips below the first line, their left, that of the ranks
+UNOWNED = mix(COLD, CARD, 0.35)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one frame shows of a layout.
+
+    whole: the parameters before TP cuts them. made: how far the map is: 0 nothing, 1 poured, 2 buckets, 3 padding,
+    4 shards, 5 brackets over what straddles. changed: the knob that was turned. focus: the rank that keeps its colour.
+    """
+
+    whole: Sequence[ParamSpec]
+    layout: Layout
+    bucket_size: int
+    tp: int = 1
+    made: int = 5
+    changed: str = ""
+    focus: int | None = None
+
+
+def frames_of_map(
+    model: Sequence[ParamSpec], dp: int, bucket_sizes: Sequence[int], tp_split_dims: Mapping[str, int]
+) -> list[Frame]:
+    """Return the frames: the map of `model` as it is made, then other maps of it, then one rank's share of the first.
+
+    bucket_sizes: the first map's, a smaller one, a larger one. tp_split_dims: of the parameters that T = 2 cuts, by
+    name. One bucket of the first map must need padding.
+    """
+    size, smaller, larger = bucket_sizes
+    first, half, small, large = (
+        plan(model, *knobs) for knobs in ((dp, size), (dp // 2, size), (dp, smaller), (dp, larger))
+    )
+    buffer = plan(model, dp, sum(spec.numel for spec in model))
+    cut = plan([_half(spec, tp_split_dims.get(spec.name)) for spec in model], dp, size)
+    closed = ", then ".join(str(bucket.numel) for bucket in first.buckets)
+    short = next(bucket for bucket in first.buckets if bucket.padded > bucket.numel)
+    padding = plural(short.padded - short.numel, "element")
+    owners = [len(layout.owners(layout.buckets[0], 0)) for layout in (small, first)]
+    frames = {
+        f"{plural(len(model), 'parameter')}, {buffer.buckets[0].numel} elements, {dp} ranks, equal shares. "
+        "Who keeps what?": Stage(model, first, size, made=0),
+        "Pour them out, end to end, in order: that is the buffer.": Stage(model, buffer, size, made=1),
+        f"Close a bucket as soon as it holds {size} elements. They hold {closed}.": Stage(model, first, size, made=2),
+        f"{short.numel} is no multiple of {dp}: {padding} of padding make it {short.padded}.": Stage(
+            model, first, size, made=3
+        ),
+        f"Cut every bucket into {dp} equal shards, one per rank. The cuts fall where they fall.": Stage(
+            model, first, size, made=4
+        ),
+        f"A bracket: more than one rank owns a piece. {_straddling(first)}": Stage(model, first, size),
+        f"D = {half.dp}: longer shards, fewer cuts. {_straddling(half)}": Stage(model, half, size, changed="D"),
+        f"Bucket size {smaller}: shorter shards. {model[0].name} has {owners[0]} owners instead of {owners[1]}.": Stage(
+            model, small, smaller, changed="bucket size"
+        ),
+        f"Bucket size {larger}: one bucket for all. {_straddling(large)}": Stage(
+            model, large, larger, changed="bucket size"
+        ),
+        f"T = 2 (chapter 9) halves matrices first, and each TP rank maps its half. {_straddling(cut)}": Stage(
+            model, cut, size, tp=2, changed="T"
+        ),
+        f"Back to the first map. Rank 1 keeps {owned_runs(first, 1).replace(' ', ', ')}.": Stage(
+            model, first, size, focus=1
+        ),
+    }
+    layouts = [stage.layout for stage in frames.values()]
+    scale = (WIDTH - MARGIN - LEFT) / max(bucket.padded for layout in layouts for bucket in layout.buckets)
+    strips = max(len(layout.buckets) for layout in layouts)
+    return [_frame(stage, caption, scale, strips) for caption, stage in frames.items()]
+
+
+def _half(spec: ParamSpec, dim: int | None) -> ParamSpec:
+    shape = tuple(n // 2 if d == dim else n for d, n in enumerate(spec.shape))
+    return spec._replace(shape=shape, tp_split_dim=dim)
+
+
+def _straddling(layout: Layout) -> str:
+    names = straddlers(layout)
+    if len(names) in (0, len(layout.specs)):
+        return f"{'Every' if names else 'No'} parameter straddles."
+    return f"Only {' and '.join(names)} {'straddle' if len(names) > 1 else 'straddles'}."
+
+
+def _frame(stage: Stage, caption: str, scale: float, strips: int) -> Frame:
+    def paint(axes: Axes, top: float) -> None:
+        _knobs(axes, top, stage)
+        _shapes(axes, top + 26, stage)
+        _strips(axes, top + STRIPS, stage, scale)
+
+    figure = page([(STRIPS + strips * PITCH, paint)])
+    return Frame(figure, f"{caption}{_shares(stage)}", caption)
+
+
+def _shares(stage: Stage) -> str:
+    """Return who owns what, for the alt text of a frame that shows it."""
+    if stage.made < 4 or stage.focus is not None:
+        return ""
+    runs = "; ".join(f"DP {rank}: {owned_runs(stage.layout, rank)}" for rank in range(stage.layout.dp))
+    return f" {'On every TP rank, ' * (stage.tp > 1)}{runs}."
+
+
+def _knobs(axes: Axes, top: float, stage: Stage) -> None:
+    knobs = {"D": stage.layout.dp, "T": stage.tp, "bucket size": stage.bucket_size}
+    for x, (name, value) in zip((MARGIN, MARGIN + 52, MARGIN + 104), knobs.items(), strict=True):
+        put(axes, x, top, f"{name} = {value}", bold=True, color=ACCENT if name == stage.changed else INK)
+
+
+def _fill(stage: Stage, bucket: Bucket, place: int, tp_rank: int = 0) -> Fill:
+    """Return how the element at `place` of a bucket is painted: in its owner's colour, if it has an owner yet."""
+    if stage.made < 4:
+        return UNOWNED, ""
+    rank = place // bucket.shard_size
+    colour = dp_colour(rank) if stage.focus in (None, rank) else mix(dp_colour(rank), CARD, 0.8)
+    return colour, TP_HATCHES[tp_rank]
+
+
+def _elements(stage: Stage, bucket: Bucket, index: int) -> list[list[Fill | None]]:
+    """Return how a parameter is painted, in the shape it has before TP cuts it; a vector stands upright."""
+    local = stage.layout.specs[index]
+    start = stage.layout.global_ranges[index].start - bucket.offset
+    columns = local.shape[1] if len(local.shape) > 1 else 1
+    full = [*stage.whole[index].shape, 1][:2]
+    rows: list[list[Fill | None]] = []
+    for i in range(full[0]):
+        row: list[Fill | None] = []
+        for j in range(full[1]):
+            at = [i, j]
+            tp_rank = 0
+            if local.tp_split_dim is not None:
+                tp_rank, at[local.tp_split_dim] = divmod(at[local.tp_split_dim], local.shape[local.tp_split_dim])
+            row.append(_fill(stage, bucket, start + at[0] * columns + at[1], tp_rank))
+        rows.append(row)
+    return rows
+
+
+def _shapes(axes: Axes, top: float, stage: Stage) -> None:
+    """Draw every parameter as the matrix or the vector that it is, and the colours of the ranks beside them."""
+    lefts, x = [], MARGIN
+    for spec in stage.whole:
+        lefts.append(x)
+        x += max(SQUARE * [*spec.shape, 1][1], 30.0) + 16
+    for bucket in stage.layout.buckets:
+        for index in bucket.params:
+            spec = stage.whole[index]
+            put(axes, lefts[index], top, f"{spec.name}: {' × '.join(map(str, spec.shape))}")
+            paint_elements(axes, lefts[index], top + 17, SQUARE, _elements(stage, bucket, index))
+    for rank in range(stage.layout.dp):
+        box(axes, LEGEND, top + 17 + 20 * rank, 13, 13, dp_colour(rank))
+        put(axes, LEGEND + 18, top + 17 + 20 * rank, f"DP {rank}", bold=rank == stage.focus)
+    if stage.tp > 1:
+        paint_run(axes, LEGEND, top + 97, 13, 13, (CARD, TP_HATCHES[1]))
+        put(axes, LEGEND + 18, top + 97, "TP 1")
+
+
+def _strips(axes: Axes, top: float, stage: Stage, scale: float) -> None:
+    if stage.made == 0:
+        _question(axes, top, stage.layout.dp)
+        return
+    for n, bucket in enumerate(stage.layout.buckets):
+        y = top + 17 + n * PITCH
+        put(axes, MARGIN, y + HIGH / 2 - 6, f"bucket {n}" if stage.made > 1 else "buffer")
+        _strip(axes, y, stage, bucket, scale)
+
+
+def _question(axes: Axes, top: float, dp: int) -> None:
+    across = (WIDTH - 2 * MARGIN + 8) / dp
+    for rank in range(dp):
+        x, colour = MARGIN + rank * across, dp_colour(rank)
+        box(axes, x, top + 20, across - 8, 60, colour)
+        put(axes, x + (across - 8) / 2, top + 26, f"DP {rank}", "center", color=ink_on(colour))
+        put(axes, x + (across - 8) / 2, top + 44, "?", "center", True, color=ink_on(colour), size=20)
+
+
+def _strip(axes: Axes, y: float, stage: Stage, bucket: Bucket, scale: float) -> None:
+    """Draw a bucket: its parameters, cut at the ends of shards, and its padding."""
+    layout, end = stage.layout, LEFT + bucket.numel * scale
+    spans = []
+    for index in bucket.params:
+        whole = layout.global_ranges[index]
+        owners = layout.owners(bucket, index)
+        for rank in owners:
+            piece = layout.meta(bucket, index, rank).local_range.relative_to(bucket.offset)
+            for row in range(stage.tp):
+                fill, high = _fill(stage, bucket, piece.start, row), HIGH / stage.tp
+                paint_run(axes, LEFT + piece.start * scale, y + row * high, piece.size * scale, high, fill)
+        a, b = (LEFT + edge * scale for edge in whole.relative_to(bucket.offset))
+        cut = stage.made >= 5 and len(owners) > 1
+        spans += [(a, b)] * cut
+        put(axes, (a + b) / 2, y - 21, layout.specs[index].name, "center", cut)
+        axes.vlines(a, y - 2, y + HIGH, INK, lw=0.9)
+    axes.vlines(end, y - 2, y + HIGH, INK, lw=0.9)
+    if stage.made >= 3:
+        box(axes, end, y, (bucket.padded - bucket.numel) * scale, HIGH, PADDING)
+    brackets(axes, spans, y)
