@@ -83,10 +83,12 @@ def test_every_element_is_drawn_once_in_its_owners_colour(layout: Layout, tp: in
     drawn = boxes(virtual_map.draw_map(layout, tp), "shard-") | boxes(virtual_map.draw_map(layout, tp), "padding-")
     left = min(box.get_x() for box in drawn.values())
     right = max(box.get_x() + box.get_width() for box in drawn.values())
-    scale = (right - left) / max(bucket.padded for bucket in layout.buckets)
+    longest = max(bucket.padded for bucket in layout.buckets)
     rows = min(tp, 8)
     assert len(drawn) == len(layout.buckets) * rows * (layout.dp + 1)
     for bucket in layout.buckets:
+        stretched = bucket.padded < virtual_map.SLIVER * longest  # drawn as long as the longest
+        scale = (right - left) / (bucket.padded if stretched else longest)
         for row in range(rows):
             ident = f"{bucket.buffer_idx}.{bucket.bucket_idx}"
             shards = [drawn[f"shard-{ident}-dp{r}-tp{row}"] for r in range(layout.dp)]
@@ -123,6 +125,19 @@ def test_straddlers_have_a_bracket_and_a_bold_name(layout: Layout, tp: int) -> N
 @every_layout
 def test_text_stays_on_the_card_and_never_collides(layout: Layout, tp: int) -> None:
     assert_readable(virtual_map.draw_map(layout, tp))
+
+
+def test_a_stretched_bucket_stands_under_a_bar_of_its_true_length() -> None:
+    layout, _ = LAYOUTS["demo"]
+    figure = virtual_map.draw_map(layout)
+    drawn, bars = boxes(figure, "shard-0.0"), boxes(figure, "true-length-")
+    first, _, last = layout.buckets  # of 24,704, 16,512 and 1,290 elements
+    scale = sum(box.get_width() for box in drawn.values()) / first.numel
+    assert {name: box.get_width() / scale for name, box in bars.items()} == {
+        "true-length-0.2": pytest.approx(last.padded)
+    }
+    assert "its true length; stretched 19 times:" in texts(figure)
+    assert "stretched" not in " ".join(texts(virtual_map.draw_map(LAYOUTS["200 parameters"][0])))
 
 
 def test_names_stand_over_the_map_or_are_listed_under_it() -> None:
@@ -228,12 +243,6 @@ def test_checks_not_made_are_left_out() -> None:
     assert "; 1 of 1 checks hold" in figure_run.describe_run(report(**changes))
 
 
-def test_a_run_says_why_a_small_bucket_is_short() -> None:
-    note = "One scale for all strips: a small bucket is short."
-    assert note in texts(figure_run.draw_run(report(), *LAYOUTS["demo"]))
-    assert note not in texts(figure_run.draw_run(report(), *LAYOUTS["one element"]))
-
-
 def test_one_process_sends_nothing() -> None:
     result = report(1, 1) | {"ledger": []}
     assert "none: there is nobody to send to" in texts(figure_run.draw_run(result, LAYOUTS["one process"][0], 1))
@@ -257,7 +266,7 @@ def test_alt_text_travels_in_the_file(tmp_path: Path) -> None:
     figure, alt = virtual_map.draw_map(*LAYOUTS["one element"]), "one < two × three"
     with Image.open(style.save(figure, tmp_path / "map.png", alt)) as image:
         assert image.info["Description"] == alt
-        assert image.width == 960
+        assert image.width == 1080
         opacity = image.convert("RGBA").getchannel("A")
         assert (opacity.getpixel((0, 0)), opacity.getpixel((480, 10))) == (0, 255)  # a card with round corners
     title = "<title>one &lt; two × three</title>"
