@@ -256,8 +256,8 @@ def _paint_matrix(axes: Axes, x: float, y: float, matrix: CutMatrix, parts: list
 
 
 def _exchange(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    looks = {"arrowstyle": "<|-|>,head_length=5,head_width=3", "color": INK, "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
-    axes.add_patch(FancyArrowPatch(start, end, **looks))
+    heads = "<|-|>,head_length=5,head_width=3"
+    axes.add_patch(FancyArrowPatch(start, end, arrowstyle=heads, color=INK, lw=1.6, shrinkA=0, shrinkB=0))
 
 
 def _bus(axes: Axes, x: float, end: float, levels: list[float], is_sum: bool) -> None:
@@ -336,8 +336,9 @@ def _moves(here: set[str]) -> Block:
 
     def name(axes: Axes, move: str, x: float, y: float, width: float, height: float) -> None:
         fill, ink = (INK, "#FFFFFF") if move in here else (mix(CARD, MUTED, 0.1), INK)
-        looks = {"fc": fill, "ec": "none", "gid": f"move-{move}" + "-here" * (move in here)}
-        axes.add_patch(FancyBboxPatch((x, y), width, height, "round,pad=0,rounding_size=5", **looks))
+        gid = f"move-{move}" + "-here" * (move in here)
+        shape = "round,pad=0,rounding_size=5"
+        axes.add_patch(FancyBboxPatch((x, y), width, height, shape, fc=fill, ec="none", gid=gid))
         first, _, second = move.partition("_") if move in ("reduce_scatter", "newton_schulz") else (move, "", "")
         lines = [first + "_", second] if second else [move]
         for n, line in enumerate(lines):

@@ -5,7 +5,7 @@ import pytest
 from figure_helpers import assert_readable, boxes, texts
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Polygon
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Polygon
 
 from distmuon.sharding.layout import Layout, ParamSpec, Range, plan
 from distmuon.sharding.ledger import ring_bytes
@@ -239,9 +239,8 @@ def test_the_strip_names_all_moves_and_highlights_where_a_chapter_is(here: set[s
 
 def test_a_move_stands_above_its_mirror_image() -> None:
     figure = draw_strip({"apply"})
-    places = {
-        str(p.get_gid()).split("-")[1]: p.get_bbox() for p in figure.axes[0].patches if "move-" in str(p.get_gid())
-    }
+    chips = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyBboxPatch) and patch.get_gid()]
+    places = {str(chip.get_gid()).split("-")[1]: chip.get_bbox() for chip in chips}
     for move, mirror in zip(GATHERING, SHARDING, strict=True):
         assert places[move].x0 == places[mirror].x0
         assert places[move].y1 < places[mirror].y1
