@@ -1,0 +1,96 @@
+"""The page of chapter 0 is the engine: the same bits on the same gradients; and it runs, judges and refuses as it says."""
+
+import importlib
+import re
+from typing import Any
+
+import pytest
+import torch
+import worlds
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from distmuon import launch
+from distmuon.launch import World
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.tensor_parallel import mark
+
+page: Any = importlib.import_module("00_one_page")
+
+PAGE = str(worlds.ROOT / "scripts" / "00_one_page.py")
+STEPS = 4
+
+
+def beside_the_engine(world: World) -> list[bool]:
+    """Train by the page and by the engine, on the page's gradients; return whether they are equal after every step."""
+    images, digits = load_digits(return_X_y=True)
+    x, labels = torch.from_numpy(images / 16), torch.from_numpy(digits)
+    mine = page.Rank(world.rank, world.dp, world.tp, torch.device("cpu"))
+    copies = [torch.nn.Parameter(weight.clone()) for weight in mine.weights]
+    if world.tp > 1:
+        for copy, cut in zip(copies, page.CUTS, strict=True):
+            mark(copy, cut)
+    options = {"lr": page.LR, "momentum": page.MU, "weight_decay": page.DECAY, "batched": False}
+    engine = DistributedMuon(copies, Grid.of(world), bucket_size=10_000, **options)  # its own buckets: several
+    equal = []
+    for n in range(STEPS):
+        rows = (torch.arange(n * page.BATCH, (n + 1) * page.BATCH) % len(x)).chunk(world.dp)[mine.dp]
+        _, gradients = page.gradients(mine.weights, x[rows], labels[rows], mine.tp_group)
+        for copy, gradient in zip(copies, gradients, strict=True):
+            copy.grad = gradient.clone()
+        mine.step(gradients)
+        engine.step()
+        equal.append(all(torch.equal(a, b) for a, b in zip(mine.weights, copies, strict=True)))
+    return equal
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(4, 2), (5, 1), (1, 2)])
+def test_the_page_takes_the_engines_steps_to_the_bit(dp: int, tp: int) -> None:
+    assert launch.run(beside_the_engine, dp=dp, tp=tp) == [[True] * STEPS] * (dp * tp)
+
+
+def test_eight_processes_are_one_and_leave_nothing() -> None:
+    ending = worlds.finish(PAGE)
+    assert (ending.code, ending.err) == (0, "")
+    *kept, alone, verdict = ending.out.splitlines()
+    assert kept[0] == "rank 0 (dp 0, tp 0) keeps momentum for 4,608 of gate"
+    assert kept[3] == "rank 3 (dp 1, tp 1) keeps momentum for 1,536 of gate and 3,072 of up"  # across a boundary
+    owned = sum(int(n.replace(",", "")) for line in kept for n in re.findall(r"([\d,]+) of", line))
+    assert len(kept) == 8
+    assert owned == sum(a * b for a, b in page.MATRICES.values())  # every number has one owner
+    assert re.fullmatch(r"one process, 20 steps: loss 2\.\d\d -> 0\.\d\d", alone)
+    assert verdict == "the grid: the same weights, to ten digits of the way they went"
+
+
+def test_a_grid_that_goes_elsewhere_is_told_apart() -> None:
+    alone: list[Tensor] = [torch.zeros(shape, dtype=torch.float64) for shape in page.MATRICES.values()]
+    page.report([w + 1e-12 for w in alone], [2.5, 0.5], alone)
+    with pytest.raises(SystemExit, match="not the same optimizer"):
+        page.report([w + 1e-9 for w in alone], [2.5, 0.5], alone)
+    with pytest.raises(SystemExit, match="nan"):
+        page.report([w * torch.nan for w in alone], [2.5, 0.5], alone)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--dp", "7"), "--dp must divide 480 images"),
+        (("--tp", "5"), "--tp 192 neurons"),
+        (("--steps", "0"), "--steps be 1 or more"),
+        (("--dp", "-1"), "--dp must divide"),
+        (("--backend", "nccl", "--dp", "40"), "a GPU for each of 80 ranks"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_a_sentence(arguments: tuple[str, ...], says: str) -> None:
+    ending = worlds.finish(PAGE, *arguments)
+    assert (ending.code, ending.out) == (2, "")
+    assert says in ending.err.splitlines()[-1]
+
+
+def test_nothing_of_this_project_is_imported() -> None:
+    source = (worlds.ROOT / "scripts" / "00_one_page.py").read_text(encoding="utf-8")
+    modules = re.findall(r"^\s*(?:import|from) ([\w.]+)", source, re.MULTILINE)
+    assert {name.partition(".")[0] for name in modules} <= {
+        "argparse", "os", "sys", "tempfile", "datetime", "torch", "sklearn",
+    }  # fmt: skip
