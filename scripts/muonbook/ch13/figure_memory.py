@@ -30,7 +30,7 @@ from muonbook.figures.style import (
     text_block,
 )
 
-LABELS, HIGH, PITCH = 112.0, 150.0, 14.0  # room for the names of the moves; of the plot; from one move to the next
+LABELS, HIGH, PITCH = 112.0, 132.0, 15.0  # room for the names of the moves; of the plot; from one move to the next
 GROUPS = {
     "parameters": ("parameters",),
     "gradients": ("gradients",),
@@ -83,13 +83,12 @@ def _key(names: Sequence[str]) -> Block:
     looks = {name: SHADES[name] for name in names} | {"for a moment": ACCENT}
 
     def paint(axes: Axes, top: float) -> None:
-        x = MARGIN
-        for name, colour in looks.items():
-            box(axes, x, top + 5, 12, 10, colour)
-            put(axes, x + 16, top + 3, name)
-            x += 28 + 6.6 * len(name)
+        for n, (name, colour) in enumerate(looks.items()):
+            x, y = MARGIN + 110 * (n % 3), top + ROW * (n // 3)
+            box(axes, x, y + 5, 12, 10, colour)
+            put(axes, x + 17, y + 3, name)
 
-    return ROW + 8, paint
+    return ROW * -(-len(looks) // 3) + 8, paint
 
 
 def _plot(states: ModelStates, history: Sequence[Moment], top_bytes: float) -> Block:
@@ -120,14 +119,14 @@ def _moves(history: Sequence[Moment]) -> Block:
 
     def paint(axes: Axes, top: float) -> None:
         for row, stage in enumerate(stages):
-            y = top + 6 + PITCH * row
+            y = top + 12 + PITCH * row
             put(axes, LABELS - 6, y, stage, "right", color=MUTED)
             box(axes, LABELS, y + 5, WIDTH - LABELS - MARGIN, 1, mix(MUTED, CARD, 0.8))
             for start, end in _runs([moment.stage == stage for moment in history]):
                 box(axes, LABELS + start * scale, y + 1, max((end - start) * scale, 1.0), 9, INK)
-        put(axes, (LABELS + WIDTH - MARGIN) / 2, top + 8 + PITCH * len(stages), "operators", "center", color=MUTED)
+        put(axes, (LABELS + WIDTH - MARGIN) / 2, top + 14 + PITCH * len(stages), "operators", "center", color=MUTED)
 
-    return 12 + PITCH * len(stages) + ROW, paint
+    return 18 + PITCH * len(stages) + ROW, paint
 
 
 def _runs(inside: Sequence[bool]) -> list[tuple[int, int]]:

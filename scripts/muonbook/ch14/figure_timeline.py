@@ -215,16 +215,16 @@ def _edge(colour: str) -> float:
 
 def _key(heading: str, looks: Sequence[tuple[str, str, str]]) -> Block:
     """Return a part of the key. looks: name, colour, hatch."""
-    columns = (MARGIN, MARGIN + 136, MARGIN + 272)
+    columns = (MARGIN, WIDTH / 2 + 4)
 
     def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top + 4, heading)
+        put(axes, MARGIN, top + 4, heading, bold=True)
         for n, (name, colour, hatch) in enumerate(looks):
-            x, y = columns[n % 3], top + 6 + ROW * (1 + n // 3)
+            x, y = columns[n % 2], top + 6 + ROW * (1 + n // 2)
             box(axes, x, y + 1, 11, 10, colour, hatch=hatch, ec=MUTED, lw=_edge(colour), gid=f"key-{name}")
             put(axes, x + 15, y, name, color=MUTED)
 
-    return 8 + ROW * (1 + -(-len(looks) // 3)), paint
+    return 8 + ROW * (1 + -(-len(looks) // 2)), paint
 
 
 def _axis(label: str) -> Block:

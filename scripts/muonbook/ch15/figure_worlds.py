@@ -12,11 +12,13 @@ from muonbook.ch15.link_costs import NODE
 from muonbook.figures.plots import card, head
 from muonbook.figures.style import ACCENT, CARD, MARGIN, MUTED, PADDING, ROW, WIDTH, Block, box, ink_on, mix, put
 
-NAMES, CELL_HIGH, GAP = 50.0, 21.0, 2.0  # room for the names of worlds, height of a cell, between cells
+NAMES, CELL_HIGH, GAP = 44.0, 23.0, 2.0  # room for the names of worlds, height of a cell, between cells
 DARKEST = 3.0  # times AdamW's step: the end of the scale
 SCALE = (1.0, 1.1, 1.3, 2.0, 3.0)
-NOTHING = {"no batch": "< 1 sequence", "no room": "no room"}
-SPANS_NODES = "† T spans nodes, which nobody does: there is no pipeline here."
+NOTHING = {"no batch": "no batch", "no room": "no room"}
+CELL = "In a cell: the T of the shortest step, and how much longer Muon's is than ZeRO-1 AdamW's."
+SPANS_NODES = "† T spans nodes, which nobody does."
+NO_BATCH = "No batch: less than one sequence for a rank."
 
 
 def draw_worlds(found: dict[str, Any], tokens: int = 1 << 22, title: str = "", note: str = "") -> Figure:
@@ -28,8 +30,10 @@ def draw_worlds(found: dict[str, Any], tokens: int = 1 << 22, title: str = "", n
     cells = _cells(found, tokens)
     fabrics = [each["title"] for each in found["assumptions"]["fabrics"].values()]
     panels = [_panel(found["models"][model]["title"], rows) for model, rows in cells.items()]
-    spans = any((cell["tp"] or 0) > NODE for worlds in cells.values() for row in worlds.values() for cell in row)
-    return card(title, f"{note} {SPANS_NODES * spans}".strip(), _heads(fabrics), *panels, _scale())
+    every = [cell for worlds in cells.values() for row in worlds.values() for cell in row]
+    spans, lacks = any((c["tp"] or 0) > NODE for c in every), any(c.get("why") == "no batch" for c in every)
+    told = " ".join(filter(None, [note, CELL, SPANS_NODES * spans, NO_BATCH * lacks]))
+    return card(title, told, _heads(fabrics), *panels, _scale())
 
 
 def describe_worlds(found: dict[str, Any], tokens: int = 1 << 22, title: str = "") -> str:
@@ -63,7 +67,7 @@ def _words(cell: dict[str, Any]) -> str:
 
 
 def _tp(cell: dict[str, Any]) -> str:
-    return f"T {cell['tp']}" + " †" * (cell["tp"] > NODE)
+    return f"T {cell['tp']}" + "†" * (cell["tp"] > NODE)
 
 
 def _times(ratio: float) -> str:
@@ -110,20 +114,20 @@ def _paint_cell(axes: Axes, x: float, y: float, wide: float, cell: dict[str, Any
     name = f"cell-{cell['model']}-{cell['ranks']}-{cell['fabric']}"
     if cell["tp"] is None:
         box(axes, x, y, wide, CELL_HIGH - GAP, CARD, ec=PADDING, lw=0.6, gid=name)
-        put(axes, x + wide / 2, y + 3.5, NOTHING[cell["why"]], "center", color=MUTED)
+        put(axes, x + wide / 2, y + 4, NOTHING[cell["why"]], "center", color=MUTED)
         return
     colour = _colour(cell["over_adamw"])
     box(axes, x, y, wide, CELL_HIGH - GAP, colour, ec=PADDING, lw=0.6, gid=name)
-    put(axes, x + 5, y + 3.5, _tp(cell), color=ink_on(colour))
-    put(axes, x + wide - 5, y + 3.5, _times(cell["over_adamw"]), "right", bold=True, color=ink_on(colour))
+    put(axes, x + 5, y + 4, _tp(cell).removeprefix("T "), color=ink_on(colour))
+    put(axes, x + wide - 5, y + 4, _times(cell["over_adamw"]), "right", color=ink_on(colour))
 
 
 def _scale() -> Block:
     def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top + 7, "Muon's step over AdamW's:", color=MUTED)
+        put(axes, MARGIN, top + 4, "Muon's step over AdamW's:", color=MUTED)
         for n, ratio in enumerate(SCALE):
-            x, label = 186.0 + 46 * n, f"{ratio:g}×" + "+" * (ratio == DARKEST)
-            box(axes, x, top + 4, 44, CELL_HIGH - GAP, _colour(ratio), ec=PADDING, lw=0.6, gid=f"scale-{ratio:g}")
-            put(axes, x + 22, top + 7.5, label, "center", color=ink_on(_colour(ratio)))
+            x, y, label = MARGIN + 46 * n, top + ROW + 7, f"{ratio:g}×" + "+" * (ratio == DARKEST)
+            box(axes, x, y, 44, CELL_HIGH - GAP, _colour(ratio), ec=PADDING, lw=0.6, gid=f"scale-{ratio:g}")
+            put(axes, x + 22, y + 4, label, "center", color=ink_on(_colour(ratio)))
 
-    return CELL_HIGH + 8, paint
+    return ROW + CELL_HIGH + 8, paint

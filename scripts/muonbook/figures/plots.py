@@ -32,6 +32,7 @@ LINES: tuple[dict[str, Any], ...] = (
     {"color": mix(ACCENT, CARD, 0.4), "lw": 2.8, "ls": (0, (2.2, 0.7))},
     {"color": MUTED, "lw": 1.8, "ls": (0, (6, 1.6, 1, 1.6))},
 )
+AGAIN = (0, (1.6, 0.7))  # the dashes of an optimizer's second line in a picture
 HUED = (LINES[1], LINES[4])  # not beside an optimizer, as long as there are others
 Parts = Mapping[str, float]
 SHADES = ((INK, ""), (mix(MUTED, CARD, 0.5), ""), (ACCENT, ""), (CARD, "////"), (mix(ACCENT, CARD, 0.6), ""))
@@ -97,7 +98,7 @@ def draw_curves(
 
 
 def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return how the line of each name is drawn: an optimizer as ever, a second line of it paler."""
+    """Return how the line of each name is drawn: an optimizer as ever, a second line of it paler, in short dashes."""
     of = {name: optimizer_of(name) for name in names}
     seen: list[str] = []
     others = iter(sorted(LINES, key=lambda look: look in HUED) if any(of.values()) else LINES)
@@ -108,7 +109,7 @@ def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
             continue
         styles[name] = look = dict(OPTIMIZERS[optimizer])
         if optimizer in seen:
-            look.update(color=mix(look["color"], CARD, 0.55), lw=0.75 * look["lw"])
+            look.update(color=mix(look["color"], CARD, 0.4), ls=AGAIN)
         seen.append(optimizer)
     return styles
 
