@@ -115,7 +115,7 @@ def newton_schulz_(
     coefficients: str | Quintic | Sequence[Quintic] = "muon",
     compute_dtype: torch.dtype | str = "auto",
 ) -> Tensor:  # [..., A, B], the same tensor
-    """Orthogonalize in place, for callers who need the input no more. See `newton_schulz`."""
+    """Orthogonalize in place, for who needs the input no more. See `newton_schulz`."""
     if matrices.ndim < 2:
         shape = tuple(matrices.shape)
         raise ValueError(f"Newton–Schulz needs matrices, got a tensor of shape {shape}.")
@@ -184,8 +184,8 @@ def unit_frobenius_(
 
     Zero stays zero, infinity becomes NaN. The squares of 1e-30 are below the smallest
     float32, and an epsilon in their place would make the result depend on the scale. So the
-    largest entry's power of two is divided out first, which rounds nothing. On a CPU that is
-    left out where it is not needed; on a GPU looking would stall the stream.
+    largest entry's power of two is divided out first, which rounds nothing. On a CPU that
+    is left out where it is not needed; on a GPU looking would stall the stream.
     """
     both = (-2, -1)
     norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)

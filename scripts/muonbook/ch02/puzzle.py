@@ -94,7 +94,7 @@ PUZZLE = Puzzle(
 
 
 def orthogonalize(x: Tensor, schedule: Sequence[tuple[float, float, float]]) -> Tensor:
-    """Return what the quintics (a, b, c) of `schedule`, one after the other, make of x: [A, B], A < B, float64."""
+    """Return what the quintics (a, b, c) of `schedule`, in order, make of x: [A, B], A < B."""
     import torch
 
     identity = torch.eye(len(x), dtype=x.dtype)
