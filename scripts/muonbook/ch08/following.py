@@ -16,7 +16,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ParamSpec, plan
 from muonbook.provenance import with_sources
 
-SMALL = (ParamSpec("A", (3, 4), "float32"), ParamSpec("B", (4, 5), "float32"), ParamSpec("b", (4,), "float32"))
+SMALL = (ParamSpec("A", (3, 4), "float32"), ParamSpec("B", (4, 5), "float32"), ParamSpec("b", (3,), "float32"))
 B = 1  # the matrix to follow
 
 

@@ -9,6 +9,9 @@ import torch
 import worlds
 
 from distmuon.sharding.layout import ParamSpec, plan
+from muonbook.ch08 import moving_gather
+from muonbook.ch08.following import SMALL
+from muonbook.figures import player
 from muonbook.measure import coalescing
 
 WORKER = str(worlds.ROOT / "scripts" / "08_muon_over_dp.py")
@@ -40,6 +43,16 @@ def test_following_a_matrix_tells_what_every_rank_held(tmp_path: Path) -> None:
     assert ranks[0]["after"] is None
     owners = [source for row in ranks[1]["sources"] for leaf in row for source in leaf]
     assert owners == [1] * 6 + [2] * 9 + [3] * 5
+
+
+def test_the_moving_gather_holds_what_the_ranks_of_a_run_hold() -> None:
+    frames = moving_gather.frames_of_gather(plan(SMALL, 4), muon=(0, 1), followed=1)
+    held = [[int(n) for n in re.findall(r"\d+", frame.alt.rpartition(" hold ")[2])] for frame in frames]
+    before, after, whole = [0, 6, 9, 5], [20] * 4, [0, 20, 20, 20]  # as the worker counts, in the test above
+    assert [held[0], held[1], held[4], held[5], held[6], held[7]] == [before, before, after, whole, whole, before]
+    assert held[2] == [5, 6, 15, 14]  # each shard, and its left neighbour's
+    assert "Each has sent 54 bytes" in frames[4].caption  # as the worker counts, too
+    assert len(player.html("gather", frames)) < 60_000
 
 
 def test_all_ways_to_gather_give_the_same_matrices() -> None:
