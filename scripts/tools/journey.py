@@ -5,33 +5,33 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from textwrap import wrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Ellipse
 
-from muonbook.figures.style import INK, MARGIN, MUTED, SMALL, TEXT, TITLE, TP_HATCHES, Block
+from muonbook.figures.style import INK, MARGIN, MUTED, OPTIMIZERS, TEXT, TITLE, TP_HATCHES, WIDTH, Block
 
-from muonbook.figures.style import box, dp_colour, page, put, text_block  # isort: skip
+from muonbook.figures.style import box, dp_colour, page, put, text_block, wrapped  # isort: skip
 
-SIDE, STOP = 34.0, 54.0  # of an icon, from one stop to the next
+SIDE, LEFT, ROW = 36.0, 64.0, 16.0  # of an icon; where words begin; from one row of them to the next
 
 # part -> chapter number -> the question that it answers
 STOPS: Mapping[str, Mapping[int, str]] = {
+    "At a glance": {0: "How does all of it look in one file?"},
     "One device": {
         1: "Why should a step treat all directions alike?",
-        2: "How do matrix products alone find the polar factor?",
-        3: "What else does the optimizer need, and for which parameters?",
+        2: "How do matrix products find the polar factor?",
+        3: "What else is in a step, and for which matrices?",
         4: "Does it learn better, and how would one know?",
     },
     "Many processes": {
-        5: "How do processes that share nothing work together?",
+        5: "How do they work together, sharing nothing?",
         6: "Who keeps the optimizer's state?",
         7: "Which rank owns which element?",
-        8: "How does a matrix in pieces become whole for a moment?",
+        8: "How are pieces made whole for a moment?",
         9: "And if the layer itself is cut?",
-        10: "Does it all fit together, and is it the same optimizer?",
+        10: "Does it fit together? Is it the same optimizer?",
         11: "How does it break, and which alarm rings?",
     },
     "Measured": {
@@ -47,10 +47,8 @@ def draw_journey(titles: Mapping[int, str]) -> Figure:
     """Draw the path through the book. titles: chapter number -> title; chapters without one are left out."""
     blocks = [text_block("From one matrix to eight processes", TITLE)]
     for part, questions in STOPS.items():
-        blocks.append(text_block(f"\n{part}", TEXT))
-        blocks += [
-            _stop(number, titles[number], question) for number, question in questions.items() if number in titles
-        ]
+        stops = [_stop(number, titles[number], question) for number, question in questions.items() if number in titles]
+        blocks += [text_block(f"\n{part}", TEXT), *stops] * bool(stops)
     return page(blocks)
 
 
@@ -59,19 +57,22 @@ def describe_journey(titles: Mapping[int, str]) -> str:
     parts = []
     for part, questions in STOPS.items():
         stops = [f"{n}. {titles[n]}: {question}" for n, question in questions.items() if n in titles]
-        parts.append(f"{part}. " + " ".join(stops))
+        parts += [f"{part}. " + " ".join(stops)] * bool(stops)
     return "The path through the book, with a question at every stop. " + " ".join(parts)
 
 
 def _stop(number: int, title: str, question: str) -> Block:
+    room = WIDTH - MARGIN - LEFT
+    names, asked = wrapped(f"{number}. {title}", room, TEXT, bold=True), wrapped(question, room)
+
     def paint(axes: Axes, top: float) -> None:
         ICONS[number](axes, MARGIN, top + 9)
-        left = MARGIN + SIDE + 18
-        put(axes, left, top + 7, f"{number}. {title}", bold=True, size=TEXT)
-        for row, line in enumerate(wrap(question, 58)):
-            put(axes, left, top + 26 + 15 * row, line, color=MUTED, size=SMALL)
+        for row, line in enumerate(names):
+            put(axes, LEFT, top + 7 + ROW * row, line, bold=True, size=TEXT)
+        for row, line in enumerate(asked):
+            put(axes, LEFT, top + 10 + ROW * (len(names) + row), line, color=MUTED)
 
-    return STOP, paint
+    return max(SIDE, ROW * (len(names) + len(asked))) + 20, paint
 
 
 # ---- Icons, SIDE wide and high, with their upper left corner at (x, y) ------------------------------------
@@ -79,6 +80,13 @@ def _stop(number: int, title: str, question: str) -> Block:
 
 def _outline(axes: Axes, x: float, y: float, width: float = SIDE, height: float = SIDE) -> None:
     box(axes, x, y, width, height, "none", ec=INK, lw=1.2)
+
+
+def _file(axes: Axes, x: float, y: float) -> None:
+    _outline(axes, x + SIDE * 0.12, y, SIDE * 0.76)
+    for row, length in enumerate((0.35, 0.5, 0.25, 0.45)):
+        place = (x + SIDE * 0.24, y + SIDE * (0.16 + 0.2 * row))
+        box(axes, *place, SIDE * length, SIDE * 0.1, dp_colour(row))
 
 
 def _skewed(axes: Axes, x: float, y: float) -> None:
@@ -98,9 +106,10 @@ def _step(axes: Axes, x: float, y: float) -> None:
 
 def _race(axes: Axes, x: float, y: float) -> None:
     across = [n / 12 for n in range(13)]
-    for decay, width, dashes in ((2.0, 1.4, (0, (1, 1.2))), (3.5, 1.6, (0, (4, 2))), (7.0, 2.2, "-")):
+    for decay, optimizer in ((2.0, "SGD"), (3.5, "AdamW"), (7.0, "Muon")):
         heights = [0.1 + 0.72 * (1 - math.exp(-decay * t)) for t in across]
-        axes.plot([x + SIDE * t for t in across], [y + SIDE * h for h in heights], color=INK, lw=width, ls=dashes)
+        look = {**OPTIMIZERS[optimizer], "lw": 1.8}
+        axes.plot([x + SIDE * t for t in across], [y + SIDE * h for h in heights], **look)
     axes.plot([x, x + SIDE], [y + SIDE * 0.95] * 2, color=MUTED, lw=1.4)
 
 
@@ -179,10 +188,11 @@ def _timeline(axes: Axes, x: float, y: float) -> None:
 
 def _crossing(axes: Axes, x: float, y: float) -> None:
     axes.plot([x, x, x + SIDE], [y, y + SIDE, y + SIDE], color=INK, lw=1.4)
-    axes.plot([x + SIDE * 0.08, x + SIDE], [y + SIDE * 0.25, y + SIDE * 0.7], color=INK, lw=2.2)
-    axes.plot([x + SIDE * 0.08, x + SIDE], [y + SIDE * 0.85, y + SIDE * 0.1], color=INK, lw=2.2, ls=(0, (3, 1.5)))
+    lines = {"Muon": (0.25, 0.7), "AdamW": (0.85, 0.1)}
+    for optimizer, (start, end) in lines.items():
+        axes.plot([x + SIDE * 0.08, x + SIDE], [y + SIDE * start, y + SIDE * end], **OPTIMIZERS[optimizer])
 
 
-DRAWN = (_skewed, _round, _step, _race, _processes, _shards, _map, _bands, _halves, _grid, _broken)
+DRAWN = (_file, _skewed, _round, _step, _race, _processes, _shards, _map, _bands, _halves, _grid, _broken)
 MEASURED = (_weighed, _peak, _timeline, _crossing)
-ICONS: Mapping[int, Callable[[Axes, float, float], None]] = dict(enumerate(DRAWN + MEASURED, start=1))
+ICONS: Mapping[int, Callable[[Axes, float, float], None]] = dict(enumerate(DRAWN + MEASURED))
