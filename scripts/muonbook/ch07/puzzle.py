@@ -31,9 +31,12 @@ def trial(grid: Grid, fetch: Callable[..., Any]) -> Iterator[CaseReport]:
     """Call the reader's function once for every place; elements hold their own number in the bucket."""
     import torch
 
+    from muonbook.puzzles.equal_pieces import EqualPieces
+
     bucket = torch.arange(RANKS * SHARD, dtype=torch.float32)
+    group = EqualPieces.of(grid.dp)
     for place in PLACES:
-        found, cost = call(grid, fetch, grid.dp, bucket.view(RANKS, SHARD)[grid.dp.rank].clone(), *place)
+        found, cost = call(grid, fetch, group, bucket.view(RANKS, SHARD)[grid.dp.rank].clone(), *place)
         require_tensor("fetch's result", found, [place.size], torch.float32)
 
         where = f"with the matrix at {place.start}:{place.end}, rank {grid.dp.rank}"

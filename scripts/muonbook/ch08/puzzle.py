@@ -31,12 +31,14 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
     """Call the reader's function once per case; elements hold their own number in the bucket, and NaN elsewhere."""
     import torch
 
-    rank = grid.dp.rank
+    from muonbook.puzzles.equal_pieces import EqualPieces
+
+    group, rank = EqualPieces.of(grid.dp), grid.dp.rank
     for number, matrices in enumerate(CASES, start=1):
         bucket = torch.full((RANKS * SHARD,), torch.nan)
         for place in matrices:
             bucket[place.as_slice] = torch.arange(*place, dtype=torch.float32)
-        found, cost = call(grid, solve, grid.dp, bucket.view(RANKS, SHARD)[rank].clone(), list(matrices))
+        found, cost = call(grid, solve, group, bucket.view(RANKS, SHARD)[rank].clone(), list(matrices))
         require(isinstance(found, dict), f"gather_cut returned {type(found).__name__}, and a dict is wanted.")
         for index, matrix in found.items():
             require(index in range(len(matrices)), f"gather_cut returned {index!r}, which numbers no matrix.")

@@ -1,4 +1,4 @@
-# expect: own_length.py, line 15: do all ranks hand over the same shape and dtype there?
+# expect: unequal pieces: ranks 0 to 3 hand over 8, 14, 5 and 0 elements, and an all-gather wants as many from each.
 # Pieces are sent as long as they are, and an all-gather wants them equally long.
 import torch
 
