@@ -12,8 +12,9 @@ import re
 from pathlib import Path
 
 from distmuon import launch
-from muonbook.figures import style
+from muonbook.figures import player, style
 from tools import journey
+from tools.cuts import moving, prices
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,12 +31,20 @@ def chapter_titles(notebooks: Path) -> dict[int, str]:
     return titles
 
 
+def draw(target: Path) -> dict[str, str]:
+    """Draw every picture into the folder `target`; return file -> its alt text, or how often it moves."""
+    titles, frames = chapter_titles(ROOT / "notebooks"), moving.moving_cuts()
+    described = {"journey.png": journey.describe_journey(titles), "cut_prices.png": prices.describe_prices()}
+    for name, figure in (("journey.png", journey.draw_journey(titles)), ("cut_prices.png", prices.draw_prices())):
+        style.save(figure, target / name, described[name])
+    (target / "seven_cuts.html").write_text(player.html("seven-cuts", frames), encoding="utf-8")
+    return {**described, "seven_cuts.html": f"{len(frames)} frames, each with its own alt text"}
+
+
 def main() -> None:
     """Draw every picture and print where it lies, with its alt text."""
     launch.parser(__doc__).parse_args()
-    titles = chapter_titles(ROOT / "notebooks")
-    target = ROOT / "book" / "figures" / "journey.png"
-    target.parent.mkdir(exist_ok=True)
-    alt = journey.describe_journey(titles)
-    style.save(journey.draw_journey(titles), target, alt)
-    print(f"{target.relative_to(ROOT)}: {alt}")
+    target = ROOT / "book" / "figures"
+    target.mkdir(exist_ok=True)
+    for name, alt in draw(target).items():
+        print(f"{target.relative_to(ROOT) / name}: {alt}")

@@ -1,0 +1,1 @@
+"""The pictures of the page on seven ways to cut."""

@@ -1,0 +1,142 @@
+"""What each way to cut costs Muon: a published model on 64 ranks, planned as every world that is too large to start."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from distmuon.optim.newton_schulz import flops
+from distmuon.sharding.layout import plan
+from distmuon.sharding.ledger import ring_bytes
+from muonbook.figures.style import MARGIN, MUTED, OPTIMIZERS, ROW, WIDTH, Block, box, card, in_bytes, put
+from muonbook.measure.model_shapes import MODELS
+from muonbook.measure.planned_worlds import BUCKET_RULES, MOMENTUM_BYTES, TIMED_RULE, PlannedWorld
+
+WORLD, WAYS = 64, 8
+MODEL = MODELS["moonlight"]
+
+
+class Price(NamedTuple):
+    """What Muon costs the busiest rank: bytes of momentum kept (float32), of it sent (bf16), operations."""
+
+    kept: float
+    sent: float
+    flops: float
+
+
+@cache
+def prices() -> dict[str, Price]:
+    """Return cut -> what it costs, on 64 ranks, with ZeRO-1 over the DP group in all rows but the first and third."""
+    matrices = [weight.shape for weight in MODEL.weights() if weight.muon]
+    size, everything = sum(map(math.prod, matrices)), sum(map(flops, matrices))
+    by_rows = sum(ring_bytes("all_gather", MOMENTUM_BYTES * math.prod(shape), WORLD) for shape in matrices)
+    dp = WORLD // WAYS
+    zero1 = _price(WORLD)
+    stages = [_price(dp, names=partial(_in_stage, stage)) for stage in range(WAYS)]
+    experts = [_price(dp, names=partial(_in_expert_rank, rank)) for rank in range(WAYS)]
+    no_experts = _price(WORLD, names=lambda name: _expert(name) is None)
+    return {
+        f"DP {WORLD}, momentum not cut": Price(4 * size, 0, everything),
+        f"DP {WORLD}, ZeRO-1 or -2": zero1,
+        f"DP {WORLD}, FSDP2 (all gather all)": Price(4 * size / WORLD, by_rows, everything),
+        f"DP {dp} × TP {WAYS}": _price(dp, WAYS),
+        f"DP {dp} × PP {WAYS}": _busiest(stages),
+        f"DP {WORLD}, with EP {WAYS} inside": Price(*map(sum, zip(no_experts, _busiest(experts), strict=True))),
+        f"DP {dp} × CP {WAYS}": zero1,  # gradients are summed, and state is cut, over both
+    }
+
+
+def _busiest(prices: Sequence[Price]) -> Price:
+    return Price(*map(max, zip(*prices, strict=True)))
+
+
+def _price(dp: int, tp: int = 1, names: Callable[[str], bool] = lambda name: True) -> Price:
+    """Return what the parameters with such names cost on dp x tp ranks that have no others: ZeRO-1, `gather_all`."""
+    specs, muon = MODEL.specs(tp)
+    held = [index for index, spec in enumerate(specs) if names(spec.name)]
+    layout = plan([specs[index] for index in held], dp, BUCKET_RULES[TIMED_RULE](dp))
+    ours = frozenset(place for place, index in enumerate(held) if index in set(muon))
+    world = PlannedWorld(None, dp, tp, layout, ours)
+    by_dp = [world.ledger(muon=muon).total(group="dp").sent_bytes for muon in (True, False)]
+    largest = world.total_load()[1]
+    size = sum(layout.specs[place].numel for place in ours)
+    return Price(4 * size / dp, by_dp[0] - by_dp[1] + largest.sent_bytes, largest.flops)
+
+
+def _block(name: str) -> int | None:
+    found = re.match(r"blocks\.(\d+)\.", name)
+    return int(found[1]) if found else None
+
+
+def _in_stage(stage: int, name: str) -> bool:
+    """Return whether a pipeline stage has this parameter: about as many blocks as the others, all whole."""
+    block, last = _block(name), WAYS - 1
+    mine = 0 if name == "tokens" else last if block is None else block * WAYS // MODEL.layers
+    return mine == stage
+
+
+def _expert(name: str) -> int | None:
+    found = re.search(r"\.experts\.(\d+)\.", name)
+    return int(found[1]) if found else None
+
+
+def _in_expert_rank(rank: int, name: str) -> bool:
+    """Return whether this is a routed expert of one of `WAYS` ranks, which share them out evenly."""
+    expert = _expert(name)
+    assert MODEL.experts is not None
+    return expert is not None and expert * WAYS // MODEL.experts.routed == rank
+
+
+def draw_prices() -> Figure:
+    """Draw what each cut costs Muon on the busiest rank of 64."""
+    found = prices()
+    tops = _busiest(list(found.values()))
+    blocks = [_heads(), *(_price_row(name, price, tops) for name, price in found.items())]
+    return card(f"{MODEL.title} on {WORLD} ranks: what Muon adds", "A step, on the busiest rank.", *blocks)
+
+
+def describe_prices() -> str:
+    """Return alt text for `draw_prices`."""
+    rows = "; ".join(f"{name}: {', '.join(_written(price))}" for name, price in prices().items())
+    who = f"What Muon adds to a step of {MODEL.title} on the busiest of {WORLD} ranks"
+    return f"{who}: momentum kept, momentum sent, Newton–Schulz. {rows}."
+
+
+def _written(price: Price) -> tuple[str, str, str]:
+    return in_bytes(price.kept), in_bytes(price.sent) if price.sent else "nothing", f"{price.flops / 1e12:.3g} TFLOP"
+
+
+THIRD = (WIDTH - 2 * MARGIN) / 3
+HEADS = ("momentum kept", "momentum sent", "Newton–Schulz")
+
+
+def _heads() -> Block:
+    def paint(axes: Axes, top: float) -> None:
+        for column, head in enumerate(HEADS):
+            put(axes, MARGIN + column * THIRD, top + 6, head, color=MUTED)
+
+    return ROW + 6, paint
+
+
+def _price_row(name: str, price: Price, tops: Price) -> Block:
+    def paint(axes: Axes, top: float) -> None:
+        put(axes, MARGIN, top + 8, name, bold=True)
+        for column, (amount, most, text) in enumerate(zip(price, tops, _written(price), strict=True)):
+            left, room = MARGIN + column * THIRD, 36.0
+            box(
+                axes,
+                left,
+                top + 8 + ROW,
+                max(room * amount / most, 0.8 * (amount > 0)),
+                11,
+                OPTIMIZERS["Muon"]["color"],
+            )
+            put(axes, left + room * amount / most + 4, top + 7 + ROW, text)
+
+    return 2 * ROW + 10, paint
