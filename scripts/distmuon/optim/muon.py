@@ -50,10 +50,11 @@ def momentum_(
     nesterov: bool = True,
     kind: str = "sum",
 ) -> Tensor:  # U, [...]
-    """Update the momentum `buffer` in place; return what Newton–Schulz is fed, a new tensor of the same shape.
+    """Update the momentum `buffer` in place; return what Newton–Schulz is fed, a new tensor.
 
-    kind: "sum", M <- mu M + G (the paper), or "average", M <- mu M + (1 - mu) G (torch, Jordan's code). With Nesterov
-    the second applies the same rule once more. The two differ by the factor 1 - mu, which Newton–Schulz divides out.
+    kind: "sum", M <- mu M + G (the paper), or "average", M <- mu M + (1 - mu) G (torch,
+    Jordan's code). With Nesterov the second applies the same rule once more. The two differ
+    by the factor 1 - mu, which Newton–Schulz divides out.
     """
     if kind == "average":
         # M_t = mu M_{t-1} + (1 - mu) G_t;  U_t = mu M_t + (1 - mu) G_t
@@ -65,11 +66,11 @@ def momentum_(
 
 
 def scale(shape: Sequence[int], kind: str = "match_rms") -> float:
-    """Return the factor on the orthogonalized update of a matrix of the *full* shape [A, B].
+    """Return the factor on the orthogonalized update of a matrix, from its *full* shape [A, B].
 
-    "match_rms": 0.2 sqrt(max(A, B)); a semi-orthogonal [A, B] has RMS 1/sqrt(max(A, B)) (Moonlight, Lemma 1), so the
-    update's RMS becomes 0.2, about AdamW's, whose learning rate and decay can then be reused.
-    "original": sqrt(max(1, A / B)) (Jordan et al. 2024).
+    "match_rms": 0.2 sqrt(max(A, B)); a semi-orthogonal [A, B] has RMS 1/sqrt(max(A, B))
+    (Moonlight, Lemma 1), so the update's RMS becomes 0.2, about AdamW's, whose learning rate
+    and decay can then be reused. "original": sqrt(max(1, A / B)) (Jordan et al. 2024).
     """
     a, b = shape
     if kind == "match_rms":

@@ -40,15 +40,25 @@ def adamw_alone(model: nn.Module) -> list[Optimizer]:
     return [AdamW(model.parameters(), lr=LR, weight_decay=DECAY)]
 
 
-def hybrid(model: nn.Module, lr: float = LR, weight_decay: float = DECAY, **options: Any) -> tuple[Muon, AdamW]:
-    """Return Muon for the hidden matrices of `model` and AdamW for all else, at one learning rate and decay."""
+def hybrid(
+    model: nn.Module,
+    lr: float = LR,
+    weight_decay: float = DECAY,
+    **options: Any,
+) -> tuple[Muon, AdamW]:
+    """Return Muon for the hidden matrices and AdamW for all else, at one rate and one decay."""
     params = {group["algorithm"]: group["params"] for group in split_parameters(model)}
     muon = Muon(params["muon"], lr=lr, weight_decay=weight_decay, **options)
     adamw = AdamW(params["adamw"], lr=lr, weight_decay=weight_decay)
     return muon, adamw
 
 
-def train(model: nn.Module, optimizers: Sequence[Optimizer], data: Split, steps: int) -> Iterator[float]:
+def train(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    data: Split,
+    steps: int,
+) -> Iterator[float]:
     """Train; yield the loss after every step."""
     for step in range(steps):
         rows = batch_rows(step, BATCH, len(data.labels), SEED)
@@ -211,13 +221,13 @@ def show_training() -> dict[str, Any]:
 def show_rms() -> dict[str, Any]:
     """Train with AdamW alone and with Muon at two scales; print the RMS of one matrix's updates."""
     original = partial(hybrid, scale="original")
-    runs: dict[str, Any] = {"AdamW": adamw_alone, "match_rms": hybrid, "original": original}
+    runs: dict[str, Any] = {"AdamW": adamw_alone, "Muon, match_rms": hybrid, "Muon, original": original}
     found = {name: watched_run(make, SHOWN[-1], lambda _, update: rms(update)) for name, make in runs.items()}
     print(f"RMS of the update of {WATCHED}, per unit of learning rate (and the loss)")
-    print("  step" + "".join(f"{name:>16}" for name in found))
+    print("  step" + "".join(f"{name:>17}" for name in found))
     for step in SHOWN:
         pairs = (f"{seen[step - 1]:.3f} ({losses[step - 1]:.2f})" for _, losses, seen in found.values())
-        print(f"{step:6}" + "".join(f"{pair:>16}" for pair in pairs))
+        print(f"{step:6}" + "".join(f"{pair:>17}" for pair in pairs))
     return {name: seen for name, (_, _, seen) in found.items()}
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import worlds
+from figure_helpers import assert_readable, boxes
 
 from distmuon.optim.metrics import update_of
 from distmuon.optim.muon import Muon
-from muonbook.ch03 import single_device
+from muonbook.ch03 import figure_step, single_device
+from muonbook.figures import player
 
 WORKER = "scripts/03_muon.py"
 
@@ -59,3 +61,51 @@ def test_two_pages_at_once_are_refused_in_a_sentence() -> None:
     ending = worlds.finish(WORKER, "--rms", "--decay")
     assert ending.code == 2
     assert "--decay: not allowed with argument --rms" in ending.err
+
+
+# ---- The step as a picture that moves ---------------------------------------------------------------------
+
+
+def test_the_picture_ends_where_the_optimizer_ends() -> None:
+    *_, weights, _, applied = figure_step.lines()
+    weight = torch.nn.Parameter(weights.matrix.clone())
+    options = {"lr": figure_step.LR, "momentum": figure_step.MOMENTUM, "weight_decay": figure_step.DECAY}
+    optimizer = Muon([weight], **options)
+    for step in range(figure_step.STEPS):
+        weight.data = weights.matrix.clone()  # only the last step is drawn
+        weight.grad = figure_step.gradient(step)
+        optimizer.step()
+    assert torch.equal(weight.data, applied.matrix)
+
+
+def test_what_a_cell_is_made_from_is_what_the_frame_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, gradient = figure_step.lines(), figure_step.gradient
+
+    def another(step: int) -> torch.Tensor:
+        changed = gradient(step)
+        changed[2, 3] += 0.5
+        return changed
+
+    monkeypatch.setattr(figure_step, "gradient", another)
+    mixed = False
+    for old, new in zip(before, figure_step.lines(), strict=True):
+        mixed = mixed or old.needs == figure_step.WHOLE
+        if old.title in ("The weights", "Decay"):
+            assert torch.equal(old.matrix, new.matrix)  # no gradient comes into them
+        else:
+            moved = (old.matrix != new.matrix).nonzero().tolist()
+            assert len(moved) == old.matrix.numel() if mixed else moved == [[2, 3]]
+    assert [line.needs for line in before].count(figure_step.WHOLE) == 1
+
+
+def test_the_frames_can_be_read_and_shown_one_after_the_other() -> None:
+    frames = figure_step.frames_of_step()
+    assert len(player.html("one-step", frames)) < 100_000
+    for line, frame in zip(figure_step.lines(), frames, strict=True):
+        assert_readable(frame.figure)
+        marked = [(b.get_width(), b.get_height()) for b in boxes(frame.figure, "needs")]
+        cells = {"": [], figure_step.CELL: [1], figure_step.WHOLE: [line.matrix.numel()]}[line.needs]
+        assert [round(w * h / figure_step.ACROSS / figure_step.HIGH) for w, h in marked] == cells
+        values = torch.linalg.svdvals(line.matrix)
+        bars = torch.tensor([b.get_width() for b in boxes(frame.figure, "value-")], dtype=torch.float64)
+        torch.testing.assert_close(bars / bars[0], values / values[0])

@@ -1,0 +1,120 @@
+"""One step of Muon as a picture that moves: a small matrix after every line, with its singular values.
+
+Cells show size and sign; under them stand the singular values, as long as their share of the largest. A frame around
+one cell or around all says what a new cell is made from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from distmuon.optim.muon import MUON_DEFAULTS, apply_, decay_, momentum_, orthogonalize, scale
+from distmuon.optim.newton_schulz import singular_values
+from muonbook.figures.player import Frame
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, TEXT, TITLE, WIDTH, Block, box
+
+from muonbook.figures.style import ink_on, mix, page, put, text_block  # isort: skip
+
+ROWS, COLUMNS = 4, 6
+CELL, WHOLE = "A cell is made from this cell alone.", "Every cell is made from the whole matrix."
+LR, MOMENTUM, DECAY = 0.5, 0.95, 0.4  # rate and decay larger than in life, or one step would show nothing
+STEPS = 4  # whose gradients are in the momentum
+ACROSS, HIGH = (WIDTH - 2 * MARGIN) / COLUMNS, 30.0  # of a cell
+NAMES, BAR, PITCH = 46.0, 13.0, 19.0  # room for numbers; thickness of a bar, from one to the next
+
+
+class Line(NamedTuple):
+    """A line of the step: its name, its formula, what it leaves, what a cell is made from, what there is to see."""
+
+    title: str
+    formula: str
+    matrix: Tensor
+    needs: str  # CELL, WHOLE or nothing
+    caption: str
+
+
+def gradient(step: int) -> Tensor:
+    """Return the gradient of one step [ROWS, COLUMNS], in float64: one loud direction, and a batch's noise."""
+    loud = torch.outer(torch.tensor([3.0, -2.0, 1.0, 2.0]), torch.tensor([1.0, 2.0, -1.0, 1.0, -2.0, 1.0]))
+    rows, columns = torch.arange(ROWS)[:, None], torch.arange(COLUMNS)
+    noise = (7 * rows + 5 * columns * columns + 3 * step * (rows + 1) + columns * step) % 7 - 3
+    return (loud.double() + 0.4 * noise) / 4
+
+
+def lines() -> list[Line]:
+    """Return the lines of step `STEPS`, each with the matrix that it leaves, computed by the optimizer's functions."""
+    rows, columns = torch.arange(ROWS)[:, None], torch.arange(COLUMNS)
+    weight = ((5 * rows * rows + 3 * columns + rows * columns) % 7 - 3).double() / 2
+    momentum = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
+    for step in range(STEPS):
+        newest = gradient(step)
+        fed = momentum_(momentum, newest, MOMENTUM)
+    (update,) = orthogonalize([fed.clone()], MUON_DEFAULTS)
+    factor = scale(weight.shape)
+    shrunk, moved = weight.clone(), weight.clone()
+    decay_(shrunk, LR, DECAY)
+    moved.copy_(shrunk)
+    apply_(moved, update, LR, factor)
+    return [
+        Line("The gradient", "G", newest, "", "One direction drowns all others. What will the step make of it?"),
+        Line("Remember", "M ← 0.95 M + G", momentum, CELL, "Earlier batches are still heard, a little fainter each."),
+        Line("Look ahead", "U = 0.95 M + G", fed, CELL, "The newest batch counts once more. Still one direction."),
+        Line("Orthogonalize", "O = NewtonSchulz(U)", update, WHOLE, "Now every direction is about equally loud."),
+        Line("Scale", "s O,  s = 0.2 √6", factor * update, CELL, "A length that does not depend on the shape."),
+        Line("The weights", "W", weight, "", "Waiting for their step."),
+        Line("Decay", "W ← (1 − 0.2) W", shrunk, CELL, "They shrink a little, whatever the gradient says."),
+        Line("Apply", "W ← W − 0.5 s O", moved, CELL, "Done. Of six lines, one has looked at more than a cell."),
+    ]
+
+
+def frames_of_step() -> list[Frame]:
+    """Return the step as frames, one per line."""
+    return [Frame(_draw(line), _describe(line), line.caption) for line in lines()]
+
+
+def _draw(line: Line) -> Figure:
+    return page([text_block(line.title, TITLE), text_block(line.formula, TEXT), _cells(line), _bars(line)])
+
+
+def _describe(line: Line) -> str:
+    values = ", ".join(f"{value:.2f}" for value in singular_values(line.matrix).tolist())
+    size = f"a matrix of {ROWS} by {COLUMNS} with singular values {values}"
+    return " ".join(filter(None, [f"{line.title}: {line.formula}, {size}.", line.needs, line.caption]))
+
+
+def _cells(line: Line) -> Block:
+    loudest = float(line.matrix.abs().max())
+
+    def paint(axes: Axes, top: float) -> None:
+        top += 4
+        for row, cells in enumerate(line.matrix.tolist()):
+            for column, value in enumerate(cells):
+                x, y = MARGIN + column * ACROSS, top + row * HIGH
+                colour = mix(CARD, ACCENT if value > 0 else COLD, abs(value) / loudest)
+                box(axes, x, y, ACROSS, HIGH, colour, ec=PADDING, lw=0.6)
+                put(axes, x + ACROSS / 2, y + 8.5, f"{value:.2f}".replace("-", "−"), "center", color=ink_on(colour))
+        if line.needs:
+            size = (COLUMNS * ACROSS, ROWS * HIGH) if line.needs == WHOLE else (ACROSS, HIGH)
+            box(axes, MARGIN, top, *size, "none", ec=INK, lw=2.6, gid="needs")
+            put(axes, MARGIN, top + ROWS * HIGH + 6, line.needs)
+
+    return 4 + ROWS * HIGH + 30, paint
+
+
+def _bars(line: Line) -> Block:
+    values = singular_values(line.matrix).tolist()
+
+    def paint(axes: Axes, top: float) -> None:
+        put(axes, MARGIN, top, "singular values", color=MUTED)
+        longest = WIDTH - 2 * MARGIN - NAMES
+        for n, value in enumerate(values):
+            y = top + 20 + n * PITCH
+            box(axes, MARGIN, y, longest * value / values[0], BAR, MUTED, gid=f"value-{n}")
+            put(axes, WIDTH - MARGIN, y, f"{value:.2f}", "right", bold=True)
+
+    return 20 + ROWS * PITCH, paint
