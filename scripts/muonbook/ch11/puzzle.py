@@ -5,7 +5,7 @@ The solution is `alarm`, at the end of this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from muonbook.puzzles import CaseReport, Puzzle, require, unless
@@ -26,16 +26,30 @@ def trial(grid: Grid, alarm: Callable[..., Any]) -> Iterator[CaseReport]:
     start = museum_tour.initial()
     for name in SUSPECTS:
         after, _ = museum_tour.on_grid(name, museum_tour.PLAIN_STEP, grid)
+        updates = {key: before - after[key] for key, before in start.items()}
         rang = []
-        for key, before in start.items():
-            answer = alarm((before - after[key]).clone())
+        for key, update in updates.items():
+            answer = alarm(update.clone())
             require(isinstance(answer, bool), f"alarm returned a {type(answer).__name__}, not True or False.")
             rang += [key] if answer else []
         keys, healthy = ", ".join(rang), name is None
-        false = f"false alarm: it rings for {keys} of the healthy optimizer."
-        silent = f"it stays silent although the optimizer has the exhibit {name!r} in it."
+        seen = extremes([updates[key] for key in (rang if healthy and rang else updates)])
+        false = f"false alarm: it rings for {keys} of the healthy optimizer.\n{seen}"
+        silent = f"it stays silent although the optimizer has the exhibit {name!r} in it.\n{seen}"
         complaints = [unless(not (healthy and rang), false), unless(bool(healthy or rang), silent)]
         yield CaseReport(complaints, f"{name}: {keys}")
+
+
+def extremes(updates: Sequence[torch.Tensor]) -> str:
+    """Say how far the singular values of these updates reach, and how far healthy ones do."""
+    import torch
+
+    reach = [torch.linalg.svdvals(update.double()) / (0.2 * max(update.shape) ** 0.5) for update in updates]
+    low, high = min(values.min().item() for values in reach), max(values.max().item() for values in reach)
+    return (
+        f"Its singular values, divided by 0.2 * sqrt(max(A, B)), go from {low:.1g} to {high:.2g}; "
+        "healthy ones from about 0.7 to 1.2."
+    )
 
 
 PUZZLE = Puzzle(

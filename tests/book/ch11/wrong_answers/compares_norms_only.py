@@ -1,4 +1,4 @@
-# expect: it stays silent
+# expect: healthy ones from about 0.7 to 1.2
 
 
 def alarm(update):

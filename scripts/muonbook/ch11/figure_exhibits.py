@@ -1,0 +1,308 @@
+"""Right beside wrong, one thumbnail per exhibit: the whole museum on a card, or one exhibit with words.
+
+What a thumbnail shows is computed by the real code on a tiny tensor wherever it has numbers in it; tests hold the rest
+to what the exhibits do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, FancyArrowPatch
+
+from distmuon.optim.newton_schulz import newton_schulz, singular_values
+from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, TP_HATCHES, WIDTH, Block
+
+from muonbook.figures.style import box, card, dp_colour, hatch_on, mix, put, wrapped  # isort: skip
+
+GAP, LOW, HIGH = 10.0, 44.0, 78.0  # between right and wrong; the height of a thumbnail, of an exhibit's own picture
+LIGHT = mix(PADDING, "#FFFFFF", 0.5)
+BAND = (0.68, 1.20)  # of healthy singular values, chapter 2
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A rectangle of the card to draw in, with coordinates from 0 to 1, y downwards."""
+
+    axes: Axes
+    x: float
+    y: float
+    width: float
+    height: float
+    wrong: bool
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        return self.x + x * self.width, self.y + y * self.height
+
+    def box(self, x: float, y: float, width: float, height: float, colour: str = LIGHT, hatch: str = "") -> None:
+        look: dict[str, Any] = {"hatch": hatch, "ec": hatch_on(colour) if hatch else INK, "lw": 0.8}
+        box(self.axes, *self.at(x, y), width * self.width, height * self.height, colour, **look)
+
+    def cells(self, x: float, y: float, rows: int, columns: int, colours: Sequence[str], side: float) -> None:
+        """Draw a matrix of square cells, `side` points each, in rows."""
+        left, top = self.at(x, y)
+        for n in range(rows * columns):
+            place = (left + n % columns * side, top + n // columns * side)
+            box(self.axes, *place, side, side, colours[n % len(colours)], ec=INK, lw=0.6)
+
+    def matrix(self, rows: int, columns: int, colours: Sequence[str]) -> None:
+        """Draw a matrix of square cells in the middle, as large as fits."""
+        side = min(0.95 * self.width / columns, 0.9 * self.height / rows)
+        left, top = 0.5 - columns * side / 2 / self.width, 0.5 - rows * side / 2 / self.height
+        self.cells(left, top, rows, columns, colours, side)
+
+    def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str = INK, lw: float = 1.5) -> None:
+        self.axes.add_patch(FancyArrowPatch(self.at(*start), self.at(*end), arrowstyle="-|>", mutation_scale=9,
+                                            color=colour, lw=lw, shrinkA=0, shrinkB=0))  # fmt: skip
+
+    def disc(self, x: float, y: float, colour: str, absent: bool = False) -> None:
+        look = {"fc": "none", "ls": (0, (2, 2)), "ec": MUTED} if absent else {"fc": colour, "ec": INK}
+        self.axes.add_patch(Circle(self.at(x, y), 0.2 * self.height, lw=1, **look))
+
+    def line(self, *points: tuple[float, float], colour: str = ACCENT) -> None:
+        self.axes.plot(*zip(*(self.at(*point) for point in points), strict=True), color=colour, lw=1.6)
+
+    def say(self, x: float, y: float, text: str, colour: str = INK, ground: str = "none") -> None:
+        left, top = self.at(x, y)
+        around = {"boxstyle": "square,pad=0.15", "fc": ground, "ec": "none"}
+        put(self.axes, left, top - 7, text, "center", True, color=colour, bbox=around)
+
+    def bars(self, values: Sequence[float], top: float) -> None:
+        """Draw singular values, and the band that healthy ones keep to."""
+        low, high = (1 - value / top for value in BAND)
+        left, above = self.at(0, high)
+        box(self.axes, left, above, self.width, (low - high) * self.height, PADDING, alpha=0.6)
+        for n, value in enumerate(values):
+            healthy = BAND[0] - 0.02 < value < BAND[1] + 0.02
+            tall = value / top
+            self.box((n + 0.15) / len(values), 1 - tall, 0.7 / len(values), tall, MUTED if healthy else ACCENT)
+
+
+class Label(NamedTuple):
+    """What a thumbnail is called, what is right, what is wrong, and how both are drawn."""
+
+    title: str
+    right: str
+    wrong: str
+    paint: Callable[[Thumbnail], None]
+
+
+# ---- One function per exhibit -----------------------------------------------------------------------------
+
+
+def _stale_loop(thumb: Thumbnail) -> None:
+    """Two groups of parameters, and the steps that each takes."""
+    for group, steps in enumerate((0, 2) if thumb.wrong else (1, 1)):
+        y = 0.12 + 0.46 * group
+        thumb.box(0.02, y, 0.2, 0.32)
+        for step in range(steps):
+            thumb.arrow((0.26 + 0.36 * step, y + 0.16), (0.6 + 0.36 * step, y + 0.16))
+        if not steps:
+            thumb.say(0.62, y + 0.16, "stays", ACCENT)
+
+
+def _flat_view(thumb: Thumbnail) -> None:
+    matrix = torch.empty(3, 4)
+    seen = matrix.view(-1) if thumb.wrong else matrix
+    rows, columns = (1, *seen.shape)[-2:]
+    thumb.matrix(rows, columns, [LIGHT])
+
+
+def _padding(thumb: Thumbnail) -> None:
+    """A bucket of five elements for two ranks."""
+    padded = 5 if thumb.wrong else 6
+    side = thumb.width / 6.4
+    owners = [PADDING if n == 5 else dp_colour(2 * n // padded) for n in range(padded)]
+    if thumb.wrong:
+        owners[2] = LIGHT
+    thumb.cells(0.03, 0.5 - side / 2 / thumb.height, 1, padded, owners, side)
+    cut = 0.03 + side * padded / 2 / thumb.width
+    thumb.line((cut, 0.05), (cut, 0.95), colour=ACCENT if thumb.wrong else INK)
+
+
+def _wrong_dimension(thumb: Thumbnail) -> None:
+    """Two blocks [2, 3] of a matrix [4, 3], put together."""
+    down, across = (0, 1) if thumb.wrong else (1, 0)
+    unit_x, unit_y = 0.15, 0.23
+    left, top = 0.5 - unit_x * 3 * (1 + across) / 2, 0.5 - unit_y * (1 + down)
+    for rank in (0, 1):
+        place = (left + 3 * unit_x * rank * across, top + 2 * unit_y * rank * down)
+        thumb.box(*place, 3 * unit_x, 2 * unit_y, LIGHT, TP_HATCHES[rank])
+
+
+def _blocks(thumb: Thumbnail) -> None:
+    thumb.bars(spectrum_of("blocks" if thumb.wrong else "whole"), 1.55)
+
+
+def _no_newton_schulz(thumb: Thumbnail) -> None:
+    thumb.bars(spectrum_of("momentum" if thumb.wrong else "whole"), 1.55)
+
+
+def _owned_piece(thumb: Thumbnail) -> None:
+    """A matrix that begins in the shard of DP rank 0 and ends in that of rank 1."""
+    thumb.matrix(4, 5, [dp_colour(0)] * 9 + ["#FFFFFF" if thumb.wrong else dp_colour(1)] * 11)
+
+
+def _empty_shard(thumb: Thumbnail) -> None:
+    thumb.disc(0.15, 0.5, dp_colour(0))
+    thumb.disc(0.85, 0.5, dp_colour(1), absent=thumb.wrong)
+    thumb.arrow((0.32, 0.5), (0.5, 0.5))
+    if thumb.wrong:
+        thumb.say(0.6, 0.5, "?", ACCENT)
+    else:
+        thumb.arrow((0.68, 0.5), (0.5, 0.5))
+
+
+def _gradient(thumb: Thumbnail) -> None:
+    """Three gradients, and the direction that is gathered: their decaying sum, or the last one alone."""
+    gradients = np.array([[0.5, -0.3], [0.55, 0.1], [0.3, 0.38]])
+    momentum = (gradients * 0.95 ** np.arange(2, -1, -1)[:, None]).sum(axis=0)
+    chosen = gradients[-1] if thumb.wrong else momentum / np.linalg.norm(momentum) * 0.8
+    for x, y in gradients:
+        thumb.arrow((0.1, 0.5), (0.1 + x, 0.5 + y), PADDING)
+    thumb.arrow((0.1, 0.5), (0.1 + chosen[0], 0.5 + chosen[1]), ACCENT if thumb.wrong else INK, 2.4)
+
+
+def _early_cast(thumb: Thumbnail) -> None:
+    """A gradient of a million, in fp16 and then divided by its norm, or the other way round."""
+    loud = torch.tensor([[1e6, -2e6, 5e5, 1e6], [3e6, 4e5, -1e6, 2e6], [-5e5, 1e6, 2e6, -3e6]])
+    fed = loud.half().float() if thumb.wrong else loud / loud.norm()
+    shades = [mix(INK, "#FFFFFF", 1 - abs(float(v))) if torch.isfinite(v) else "#FFFFFF" for v in fed.flatten()]
+    thumb.matrix(3, 4, shades)
+    if newton_schulz(fed).isnan().all():
+        thumb.say(0.5, 0.5, "NaN", ACCENT, "#FFFFFF")
+
+
+def _micro_batches(thumb: Thumbnail) -> None:
+    """Two micro-batches, and the steps taken."""
+    for n, y in enumerate((0.08, 0.6)):
+        thumb.box(0.02, y, 0.2, 0.32)
+        if thumb.wrong:
+            thumb.arrow((0.28, y + 0.16), (0.95, y + 0.16), ACCENT)
+        else:
+            thumb.line((0.24, y + 0.16), (0.46, 0.5), colour=INK)
+            if n:
+                thumb.arrow((0.46, 0.5), (0.95, 0.5))
+
+
+@cache
+def spectrum_of(what: str) -> list[float]:
+    """Return six singular values of an 8 x 8 matrix: orthogonalized whole, in two blocks, or not at all.
+
+    What is not orthogonalized is scaled to a largest singular value of 1.5, as there is no natural scale.
+    """
+    matrix = torch.from_numpy(np.random.default_rng(2).standard_normal((8, 8)))
+    made = {
+        "whole": lambda: newton_schulz(matrix, compute_dtype=torch.float64),
+        "blocks": lambda: torch.cat([newton_schulz(block, compute_dtype=torch.float64) for block in matrix.chunk(2)]),
+        "momentum": lambda: 1.5 * matrix / singular_values(matrix)[0],
+    }[what]()
+    values = singular_values(made)
+    return [float(values[n]) for n in (0, 1, 3, 4, 6, 7)]
+
+
+LABELS: dict[str, Label] = {
+    "stale group parameters": Label(
+        "stale loop variable", "Two groups, a step each.", "The first never moves, the second twice.", _stale_loop
+    ),
+    "1-D view": Label("flat view", "A matrix.", "One long row, which is only normalized.", _flat_view),
+    "block-wise Newton–Schulz": Label(
+        "one block per rank", "The whole: singular values near 1.", "Two halves, stacked: too long, and lost.", _blocks
+    ),
+    "owned piece only": Label(
+        "owner's piece alone", "All of the matrix.", "This rank's piece, zeros for the rest.", _owned_piece
+    ),
+    "wrong tp dim": Label("wrong dimension", "Blocks below each other.", "Blocks side by side.", _wrong_dimension),
+    "gradient instead of momentum": Label(
+        "gradient for momentum", "The sum of what came before.", "The last gradient alone.", _gradient
+    ),
+    "no Newton–Schulz": Label(
+        "no Newton–Schulz", "Singular values near 1.", "Singular values as they came.", _no_newton_schulz
+    ),
+    "once per micro-batch": Label(
+        "once per micro-batch", "Two micro-batches, one step.", "Two micro-batches, two steps.", _micro_batches
+    ),
+    "cast before normalizing": Label(
+        "early cast", "Norm first, then fp16.", "fp16 first: infinity, then NaN.", _early_cast
+    ),
+    "empty shard": Label(
+        "empty shard", "Both ranks come to the gather.", "One has nothing, and stays away.", _empty_shard
+    ),
+    "missing padding": Label(
+        "missing padding", "Padded, two equal shards.", "Five elements, two ranks, one torn.", _padding
+    ),
+}
+
+
+# ---- The card ---------------------------------------------------------------------------------------------
+
+
+def draw_museum(title: str, dare: str) -> Figure:
+    """Draw all exhibits, two in a row, right beside wrong; the dare stands in the place that stays empty."""
+    half = (WIDTH - 2 * MARGIN - 2 * GAP) / 2
+    thumb = (half - GAP) / 2
+
+    def heads(axes: Axes, top: float) -> None:
+        for column in (0, 1):
+            left = MARGIN + column * (half + 2 * GAP)
+            put(axes, left + thumb / 2, top + 2, "right", "center", color=MUTED)
+            put(axes, left + thumb * 1.5 + GAP, top + 2, "wrong", "center", color=ACCENT)
+
+    def row(labels: Sequence[Label]) -> Block:
+        def paint(axes: Axes, top: float) -> None:
+            for column, label in enumerate(labels):
+                left = MARGIN + column * (half + 2 * GAP)
+                put(axes, left, top + 4, label.title, bold=True)
+                _pair(axes, label, left, top + ROW + 6, thumb, LOW)
+            if len(labels) == 1:
+                for line, words in enumerate(wrapped(dare, half, bold=True)):
+                    put(axes, MARGIN + half + 2 * GAP, top + ROW + 12 + line * ROW, words, bold=True, color=ACCENT)
+
+        return LOW + ROW + 16, paint
+
+    labels = list(LABELS.values())
+    return card(title, "", (ROW + 6, heads), *(row(labels[n : n + 2]) for n in range(0, len(labels), 2)))
+
+
+def describe_museum(title: str) -> str:
+    """Return alt text for `draw_museum`."""
+    told = " ".join(f"{label.title}: {label.right} Broken: {label.wrong}" for label in LABELS.values())
+    return f"{title}. {len(LABELS)} pairs of small drawings, right beside wrong. {told}"
+
+
+def draw_exhibit(name: str) -> Figure:
+    """Draw one exhibit, with words. Raises KeyError for an unknown name."""
+    label = LABELS[name]
+    width = (WIDTH - 2 * MARGIN - 3 * GAP) / 2
+    rows = max(len(wrapped(text, width)) for text in (label.right, label.wrong))
+
+    def paint(axes: Axes, top: float) -> None:
+        _pair(axes, label, MARGIN, top + 4, width, HIGH, 3 * GAP)
+        for n, (text, colour) in enumerate(((label.right, INK), (label.wrong, ACCENT))):
+            for line, words in enumerate(wrapped(text, width)):
+                left = MARGIN + n * (width + 3 * GAP)
+                put(axes, left, top + HIGH + 12 + line * ROW, words, color=colour)
+
+    return card("", "", (HIGH + 14 + rows * ROW, paint))
+
+
+def describe_exhibit(name: str) -> str:
+    """Return alt text for `draw_exhibit`."""
+    label = LABELS[name]
+    return f"{label.title}. Right: {label.right} Wrong: {label.wrong}"
+
+
+def _pair(axes: Axes, label: Label, left: float, top: float, width: float, height: float, gap: float = GAP) -> None:
+    for wrong in (False, True):
+        x = left + wrong * (width + gap)
+        frame = {"ec": ACCENT if wrong else MUTED, "lw": 1.2}
+        box(axes, x, top, width, height, "#FFFFFF", **frame)
+        inner = (x + 0.06 * width, top + 0.08 * height, 0.88 * width, 0.84 * height)
+        label.paint(Thumbnail(axes, *inner, wrong))

@@ -1,0 +1,87 @@
+"""The museum's pictures: one pair for every exhibit, with what the exhibits really do in it."""
+
+import pytest
+from figure_helpers import assert_readable, texts
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+
+from distmuon.sharding.layout import ParamSpec, plan
+from muonbook.ch11.figure_exhibits import BAND, LABELS, describe_exhibit, describe_museum, draw_exhibit, draw_museum
+
+from muonbook.ch11.figure_exhibits import spectrum_of  # isort: skip
+from muonbook.ch11.museum import EXHIBITS, plan_without_padding
+from muonbook.figures.style import ACCENT, MUTED, PADDING
+
+
+def halves(name: str) -> list[list[Rectangle]]:
+    """Return the boxes in the right frame of an exhibit's picture, and those in the wrong one."""
+    boxes = [patch for patch in draw_exhibit(name).axes[0].patches if isinstance(patch, Rectangle)]
+    frames = {to_hex(box.get_edgecolor()).upper(): box for box in boxes if box.get_linewidth() == 1.2}
+    inside = []
+    for frame in (frames[MUTED], frames[ACCENT]):
+        low, high = frame.get_x(), frame.get_x() + frame.get_width()
+        inside.append([box for box in boxes if box is not frame and low <= box.get_x() < high])
+    return inside
+
+
+def test_every_exhibit_has_a_pair_and_no_other_has() -> None:
+    assert set(LABELS) == set(EXHIBITS)
+    figure = draw_museum("The museum", "Which one?")
+    assert {label.title for label in LABELS.values()} < set(texts(figure))
+    assert "Which one?" in texts(figure)
+    assert_readable(figure)
+    told = describe_museum("The museum")
+    assert told.startswith("The museum. 11 pairs of small drawings, right beside wrong.")
+    assert all(label.wrong in told for label in LABELS.values())
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_an_exhibit_says_what_is_right_and_what_is_wrong(name: str) -> None:
+    figure, label = draw_exhibit(name), LABELS[name]
+    assert_readable(figure)
+    assert " ".join(texts(figure)).count(label.wrong.split()[0]) >= 1
+    assert describe_exhibit(name) == f"{label.title}. Right: {label.right} Wrong: {label.wrong}"
+
+
+def test_orthogonalized_whole_singular_values_keep_to_the_band_and_otherwise_they_do_not() -> None:
+    low, high = BAND[0] - 0.02, BAND[1] + 0.02
+    assert all(low < value < high for value in spectrum_of("whole"))
+    for what in ("blocks", "momentum"):
+        values = spectrum_of(what)
+        assert values[0] > high
+        assert values[-1] < low
+    blocks = halves("block-wise Newton–Schulz")
+    heights = [[-box.get_height() if box.get_height() < 0 else box.get_height() for box in half] for half in blocks]
+    assert len(heights[0]) == len(heights[1]) == 7  # the band, and six values
+    assert heights[1][1] / heights[0][1] == pytest.approx(spectrum_of("blocks")[0] / spectrum_of("whole")[0])
+
+
+def test_a_bucket_without_padding_is_the_one_that_the_exhibit_plans() -> None:
+    spec = ParamSpec("w", (5, 1), "float32")
+    padded, bare = (planned([spec], 2).buffers[0].buckets[0].padded for planned in (plan, plan_without_padding))
+    right, wrong = halves("missing padding")
+    assert (len(right), len(wrong)) == (padded, bare) == (6, 5)
+    assert [to_hex(box.get_facecolor()).upper() for box in right].count(PADDING) == 1
+
+
+def test_the_flat_view_is_one_row_of_as_many_elements() -> None:
+    right, wrong = halves("1-D view")
+    assert len(right) == len(wrong) == 12
+    assert len({round(box.get_y(), 3) for box in right}) == 3
+    assert len({round(box.get_y(), 3) for box in wrong}) == 1
+
+
+def test_the_early_cast_is_nan_and_the_late_one_is_not() -> None:
+    written = texts(draw_exhibit("cast before normalizing"))
+    assert written.count("NaN") == 1
+    right, wrong = halves("cast before normalizing")
+    assert len({to_hex(box.get_facecolor()) for box in right}) > 3
+    assert {to_hex(box.get_facecolor()) for box in wrong} == {"#ffffff"}
+
+
+def test_blocks_along_the_wrong_dimension_are_as_large() -> None:
+    right, wrong = halves("wrong tp dim")
+    areas = [sum(box.get_width() * box.get_height() for box in half) for half in (right, wrong)]
+    assert areas[0] == pytest.approx(areas[1])
+    assert right[0].get_x() == right[1].get_x()
+    assert wrong[0].get_y() == wrong[1].get_y()

@@ -1,0 +1,6 @@
+# expect: go from 0.07 to 1.5; healthy ones from about 0.7 to 1.2.
+import torch
+
+
+def alarm(update):
+    return bool(torch.linalg.matrix_norm(update, 2) > 5)
