@@ -1,6 +1,7 @@
 """Chapter 5: what a rank is, what each collective does to real tensors, what it sends, and how a hang is read.
 
 python scripts/05_processes_and_collectives.py --show ranks
+python scripts/05_processes_and_collectives.py --show ranks --start spawn
 python scripts/05_processes_and_collectives.py --show collectives --json out/05.json
 python scripts/05_processes_and_collectives.py --show groups --dp 2 --tp 2
 python scripts/05_processes_and_collectives.py --mistake skip --timeout 3
@@ -12,7 +13,7 @@ from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch05 import mistakes
 from muonbook.ch05.puzzle import PUZZLE
-from muonbook.report import check_json, run_job
+from muonbook.report import check_json, run_job, write_json
 
 SHOWS = {  # what every rank runs, and with what
     "ranks": ("muonbook.ch05.shows:ranks", ()),
@@ -20,11 +21,12 @@ SHOWS = {  # what every rank runs, and with what
     "groups": ("muonbook.ch05.shows:groups", ()),
 }
 SEEN = (*launch.WORLD, "json")
+STARTS = ("launcher", "spawn")
 TAKES = {  # job -> its options
-    "--show ranks": launch.WORLD,
+    "--show ranks": (*launch.WORLD, "start"),
     "--show collectives": SEEN,
     "--show groups": SEEN,
-    "--mistake": ("dp", "tp", "timeout", "threads"),
+    "--mistake": ("dp", "tp", "timeout", "threads", "json"),
 }
 
 
@@ -34,6 +36,12 @@ def parse():
     shows, made = launch.choices(tuple(SHOWS)), launch.choices(tuple(mistakes.MISTAKES))
     parser.add_argument("--show", metavar=shows, default="collectives", help="what to run (default: %(default)s)")
     parser.add_argument("--mistake", metavar=made, help="make this mistake instead; --timeout is for its group alone")
+    parser.add_argument(
+        "--start",
+        metavar=launch.choices(STARTS),
+        default="launcher",
+        help="what starts the ranks: ours, or torch.multiprocessing.spawn (default: %(default)s)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write what every rank saw here")
     puzzles.add_arguments(parser)
     return parser.parse_args()
@@ -46,6 +54,10 @@ def check(arguments):
         if name is not None and name not in known:
             raise launch.UsageError(f"{option} {name} is unknown; choose one of {', '.join(known)}.")
     launch.chosen_job(arguments, TAKES, "--mistake" if mistake else f"--show {show}")
+    if arguments.start not in STARTS:
+        raise launch.UsageError(f"--start {arguments.start} is unknown; choose one of {', '.join(STARTS)}.")
+    if arguments.start == "spawn" and launch.under_torchrun():
+        raise launch.UsageError("--start spawn: torchrun has started the ranks; leave one of the two out.")
     if mistake and (world != mistakes.RANKS or launch.under_torchrun()):
         raise launch.UsageError(f"--mistake {mistake} is made by {mistakes.RANKS} ranks on gloo, without torchrun.")
     if mistake:
@@ -60,12 +72,19 @@ def main():
     if (code := puzzles.handle(arguments, PUZZLE)) is not None:
         return code
     check(arguments)
+    if arguments.start == "spawn":
+        from muonbook.ch05 import spawned  # torch, and only here
+
+        spawned.start(SHOWS[arguments.show][0], **launch.options(arguments))
+        return 0
     if not arguments.mistake:
         return run_job(arguments, *SHOWS[arguments.show], arguments.show, arguments.json)
     made = (arguments.mistake, arguments.timeout)  # the world itself keeps the usual timeout
     options = launch.options(arguments) | {"timeout": launch.DEFAULT_TIMEOUT}
     told = launch.run("muonbook.ch05.mistakes:make", made, **options)
     print("\n".join(f"rank {rank}: {words}" for rank, words in enumerate(told) if words is not None))
+    if arguments.json:
+        write_json(arguments.json, told)
     return 0
 
 

@@ -27,6 +27,24 @@ def with_sources(collective: Callable[[Any], Any], tensor: Any, rank: int, size:
     return values.tolist(), _collect([part.tolist() for part in marked])
 
 
+def with_origins(collective: Callable[[Any], Any], tensor: Any, rank: int, size: int) -> tuple[Any, Any]:
+    """Return (values, origins) of `collective(tensor)` on this rank: as `with_sources`, to the element.
+
+    tensor: 1-D, equally long on all ranks. Each leaf of origins lists the [rank, element] that are in the value. It
+    runs 1 + `size` times the tensor's length times: for small ones.
+    """
+    every = [[source, element] for source in range(size) for element in range(len(tensor))]
+
+    def mark(origin: list[int]) -> Any:
+        marked = tensor * 0
+        marked[origin[1]] = int(rank == origin[0])
+        return collective(marked)
+
+    values = collective(tensor.clone()).tolist()
+    found = _collect([mark(origin).tolist() for origin in every])
+    return values, [[every[n] for n in leaf] for leaf in found]
+
+
 def _collect(marked: list[Any]) -> Any:
     """Return nested lists with, at each leaf, the positions in `marked` whose leaf is not zero."""
     if isinstance(marked[0], list):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
-from muonbook.provenance import with_sources
+from muonbook.provenance import with_origins
 
-whiteboard = "nothing"  # a module-level variable: every process that imports this file has its own
+whiteboard: Tensor | None = None  # a module-level variable: every process that imports this file has its own
 NATIVE = "native reduce_scatter"
 
 
@@ -24,14 +23,15 @@ NATIVE = "native reduce_scatter"
 
 
 def ranks(world: World) -> None:
-    """Write on the whiteboard, wait until all have written, and read it."""
+    """Write on the whiteboard; then rank 0 sends what it wrote, and all others receive it."""
     global whiteboard
-    whiteboard = f"rank {world.rank}"
+    whiteboard = torch.arange(4, device=world.device) + 10 * world.rank
+    wrote = whiteboard.tolist()
     if world.size > 1:
-        dist.barrier()  # nobody passes this line before everybody has reached it
-    world.report(f"I am rank {world.rank} of {world.size}. On the whiteboard I read: {whiteboard}.")
+        dist.broadcast(whiteboard, src=0)
+    world.report(f"rank {world.rank} of {world.size} wrote {wrote}, now reads {whiteboard.tolist()}")
     processes = world.gather(os.getpid())
-    world.say(f"Different processes: {len(set(processes or []))}.")
+    world.say(f"different processes: {len(set(processes or []))}")
 
 
 def collectives(world: World, elements: int) -> list[dict[str, Any]] | None:
@@ -51,8 +51,8 @@ def collectives(world: World, elements: int) -> list[dict[str, Any]] | None:
     }
     seen = {}
     for op, (move, parts) in moves.items():
-        small = torch.arange(max(parts, 2), device=grid.device) + 10 * group.rank  # 21: rank 2's element 1
-        values, sources = with_sources(move, small, group.rank, n)
+        small = torch.arange(parts, device=grid.device) + 10 * group.rank  # 21: rank 2's element 1
+        values, origins = with_origins(move, small, group.rank, n)
         large = torch.ones(elements // n * parts, device=grid.device)
         dist.barrier()
         grid.ledger.clear()
@@ -62,7 +62,7 @@ def collectives(world: World, elements: int) -> list[dict[str, Any]] | None:
         after = bytes_written()
         left = None if before is None or after is None else after - before
         counted = grid.ledger.total()
-        seen[op] = {"before": small.tolist(), "after": values, "sources": sources}
+        seen[op] = {"before": small.tolist(), "after": values, "origins": origins}
         seen[op] |= {"payload": counted.payload_bytes, "ledger": counted.sent_bytes, "socket": left}
     x = torch.arange(2 * n, device=grid.device) * (group.rank + 1)
     two = group.all_gather(group.reduce_scatter(x, x.new_empty(2), "first half"), "second half")
@@ -75,8 +75,7 @@ def groups(world: World) -> list[dict[str, Any]] | None:
     grid, found = Grid.of(world), {}
     for name in ("dp", "tp"):
         group, mine = getattr(grid, name), torch.tensor([world.rank], device=grid.device)
-        values, sources = with_sources(partial(group.all_gather, label="who is here?"), mine, group.rank, group.size)
-        found[name] = {"rank": group.rank, "before": [world.rank], "after": values, "sources": sources}
+        found[name] = {"rank": group.rank, "met": group.all_gather(mine, "who is here?").tolist()}
     return world.gather(found)
 
 
@@ -113,6 +112,6 @@ def collectives_page(seen: list[dict[str, Any]]) -> tuple[list[str], bool]:
 
 def groups_page(seen: list[dict[str, Any]]) -> tuple[list[str], bool]:
     """Return whom each rank met in its two groups, as lines, and whether it alone was in both."""
-    met = [(found["dp"]["after"], found["tp"]["after"]) for found in seen]
+    met = [(found["dp"]["met"], found["tp"]["met"]) for found in seen]
     lines = [f"rank {rank}: DP group {column}, TP group {row}" for rank, (column, row) in enumerate(met)]
     return lines, all(set(column) & set(row) == {rank} for rank, (column, row) in enumerate(met))

@@ -18,7 +18,8 @@ from muonbook.figures.style import INK, MARGIN, MUTED, PADDING, ROW, TP_HATCHES,
 from muonbook.figures.style import arrow, box, card, dp_colour, hatch_on, ink_on, put, text_block, wide  # isort: skip
 
 PADDED = -1  # as a source: padding, which came from nobody
-HIGH, GAP, ARROW = 25.0, 9.0, 44.0  # of a cell, between ranks, the least room for an arrow
+NAMES, DIGIT = 46.0, 7.3  # room for the ranks' names, for a character of small type
+HIGH, GAP, ARROW = 26.0, 9.0, 40.0  # of a cell, between ranks, the least room for an arrow
 AXES = {"rank": "rank", "dp": "DP", "tp": "TP"}
 
 
@@ -70,8 +71,8 @@ def draw_collective(
     if len(before) != len(after) or not any(before) or not any(after):
         raise ValueError(f"{len(before)} ranks before and {len(after)} after; both need the same ranks, and a tensor.")
     everything = [cell for grid in (*before, *after) for row in grid for cell in row]
-    size = max(26.0, 7.2 * max(len(cell.text) for cell in everything) + 8)
-    left, room = MARGIN + 50, WIDTH - 2 * MARGIN - 50
+    size = max(24.0, DIGIT * max(len(cell.text) for cell in everything) + 6)
+    left, room = MARGIN + NAMES, WIDTH - 2 * MARGIN - NAMES
     spans = [size * max(len(row) for grid in side for row in grid) for side in (before, after)]
     if max(spans) > room:
         raise ValueError(f"{max(spans) / size:.0f} cells of {size:.0f} points do not fit a card of {WIDTH:.0f}.")
@@ -153,7 +154,7 @@ def _paint(axes: Axes, x: float, y: float, cell: Cell, look: _Look) -> None:
         looks = {"ec": hatch_on(colour), "hatch": hatch, "gid": f"source-{cell.sources[n]}"}
         box(axes, left, low, across, y + HIGH - 1 - low, colour, **looks)
         if hatch and not several:  # type on hatches is hard to read
-            plate = 7.0 * len(cell.text) + 2
+            plate = DIGIT * len(cell.text) + 2
             box(axes, x + (look.size - plate) / 2, y + 6, plate, HIGH - 12, colour)
     ink = INK if several or not fills else ink_on(fills[0][0])
     put(axes, x + look.size / 2, y + (3 if several else HIGH / 2 - 6), cell.text, "center", color=ink)

@@ -1,6 +1,7 @@
-"""Chapter 5: the worker's pages and arguments, what really leaves a process, the mistakes, and the ring's picture."""
+"""Chapter 5: the worker's pages and arguments, what really leaves a process, the mistakes, and the pictures."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -8,11 +9,15 @@ from pathlib import Path
 import pytest
 import stored_pages
 import worlds
+from figure_helpers import assert_readable, texts
+from matplotlib.collections import LineCollection
 
 from distmuon import launch
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.ch05 import mistakes
-from muonbook.ch05.figure_ring import MOST, describe_ring, draw_ring, ring_states
+from muonbook.ch05 import mistakes, overheard
+from muonbook.ch05.figure_collectives import SAID, frames_of_collectives
+from muonbook.ch05.figure_hang import describe_hang, draw_hang
+from muonbook.ch05.figure_ring import MOST, frames_of_ring, ring_states, value
 
 WORKER = str(worlds.ROOT / "scripts" / "05_processes_and_collectives.py")
 MISMATCH = (
@@ -25,11 +30,13 @@ MISMATCH = (
 # ---- The worker -------------------------------------------------------------------------------------------
 
 
-def test_every_rank_reads_what_it_wrote_itself() -> None:
-    ending = worlds.finish(WORKER, "--show", "ranks", "--dp", "3")
-    lines = [f"I am rank {rank} of 3. On the whiteboard I read: rank {rank}." for rank in range(3)]
+@pytest.mark.parametrize("start", [[], ["--start", "spawn"]])
+def test_every_rank_writes_on_its_own_whiteboard_and_reads_what_rank_0_sent(start: list[str]) -> None:
+    ending = worlds.finish(WORKER, "--show", "ranks", "--dp", "3", *start)
+    wrote = [[10 * rank, 10 * rank + 1, 10 * rank + 2, 10 * rank + 3] for rank in range(3)]
+    lines = [f"rank {rank} of 3 wrote {wrote[rank]}, now reads {wrote[0]}" for rank in range(3)]
     assert (ending.code, ending.err) == (0, "")
-    assert ending.out.splitlines() == [*lines, "Different processes: 3."]
+    assert ending.out.splitlines() == [*lines, "different processes: 3"]
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +54,25 @@ def test_collectives_do_what_the_chapter_says_and_come_from_whom_it_says(seen: l
     after = {
         "broadcast": [[0, 1, 2, 3]] * 4,
         "all_reduce": [total] * 4,
-        "all_gather": [[0, 1, 10, 11, 20, 21, 30, 31]] * 4,
+        "all_gather": [[0, 10, 20, 30]] * 4,
         "reduce_scatter": [[part] for part in total],
         "native reduce_scatter": [[part] for part in total],
         "all_to_all": [[r, 10 + r, 20 + r, 30 + r] for r in range(4)],
     }
-    sources = {
-        "broadcast": [[0]] * 4,
-        "all_reduce": [[0, 1, 2, 3]] * 4,
-        "all_gather": [[rank] for rank in range(4) for _ in range(2)],
-        "reduce_scatter": [[0, 1, 2, 3]],
-        "native reduce_scatter": [[0, 1, 2, 3]],
-        "all_to_all": [[rank] for rank in range(4)],
+
+    def terms(element: int) -> list[list[int]]:
+        return [[rank, element] for rank in range(4)]
+
+    origins = {
+        "broadcast": [[[[0, n]] for n in range(4)]] * 4,
+        "all_reduce": [[terms(n) for n in range(4)]] * 4,
+        "all_gather": [[[[rank, 0]] for rank in range(4)]] * 4,
+        "reduce_scatter": [[terms(rank)] for rank in range(4)],
+        "native reduce_scatter": [[terms(rank)] for rank in range(4)],
+        "all_to_all": [[[[source, rank]] for source in range(4)] for rank in range(4)],
     }
     assert {op: [rank["moves"][op]["after"] for rank in seen] for op in after} == after
-    for rank in seen:
-        assert {op: move["sources"] for op, move in rank["moves"].items()} == sources
+    assert {op: [rank["moves"][op]["origins"] for rank in seen] for op in origins} == origins
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process has written")
@@ -93,11 +103,13 @@ def test_groups_are_columns_and_rows(tmp_path: Path) -> None:
     ("given", "words"),
     [
         (["--show", "everything"], "--show everything is unknown; choose one of ranks, collectives, groups."),
+        (["--show", "ranks", "--start", "fork"], "--start fork is unknown; choose one of launcher, spawn."),
+        (["--start", "spawn"], "--start does nothing with --show collectives; it goes with --show ranks."),
         (["--mistake", "typo"], "--mistake typo is unknown; choose one of skip, shapes, order."),
         (["--mistake", "skip", "--dp", "2"], "--mistake skip is made by 4 ranks on gloo, without torchrun."),
         (["--mistake", "skip", "--timeout", "0"], "--timeout 0: must be from 0.1 to 3,600."),
         (["--show", "groups", "--dp", "1"], "one rank has nobody to talk to; choose --dp 2 or more."),
-        (["--show", "ranks", "--json", "x.json"], "it goes with --show collectives or --show groups."),
+        (["--show", "ranks", "--json", "x.json"], "it goes with --show collectives or --show groups or --mistake."),
         (["--json", "."], "--json .: that is a folder; name a file in it."),
         (["--hint", "0"], "--hint 0: hints are counted from 1 to 3."),
     ],
@@ -152,7 +164,42 @@ def test_a_digest_leaves_out_what_differs_from_run_to_run() -> None:
         mistakes.digest("out of memory")
 
 
-# ---- The ring ---------------------------------------------------------------------------------------------
+# ---- A cell has no file -----------------------------------------------------------------------------------
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/usr/lib/python3.13/multiprocessing/spawn.py", line 132, in _main
+    self = reduction.pickle.load(from_parent)
+           ~~~~~~~~~~~~~~~~~~~~~^^^^^^^^^^^^^
+AttributeError: Can't get attribute 'hello' on <module '__main__' {described}>
+
+"""
+
+
+@pytest.mark.parametrize("described", ["(built-in)", "(<class '_frozen_importlib.BuiltinImporter'>)"])
+def test_last_words_are_those_of_the_other_process_without_what_differs_between_machines(
+    described: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with overheard.last_words():
+        os.write(2, TRACEBACK.replace("{described}", described).encode())
+        raise RuntimeError("process 0 terminated with exit code 1\n")
+    os.write(2, b"heard again")
+    assert capfd.readouterr() == (
+        "in the new process:\n"
+        "    self = reduction.pickle.load(from_parent)\n"
+        "    AttributeError: Can't get attribute 'hello' on <module '__main__'>\n"
+        "in this notebook:\n"
+        "    RuntimeError: process 0 terminated with exit code 1\n",
+        "heard again",
+    )
+
+
+def test_an_interrupt_is_not_taken_for_last_words(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), overheard.last_words():
+        raise KeyboardInterrupt
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- Pictures ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", range(2, 9))
@@ -167,18 +214,49 @@ def test_a_ring_reduces_then_gathers_and_every_rank_passes_one_chunk_per_move(n:
 
 
 @pytest.mark.parametrize("n", range(2, MOST + 1))
-def test_the_picture_shows_every_rank_that_is_in_a_chunk(n: int) -> None:
-    states = ring_states(n)
-    painted = [patch.get_gid() for patch in draw_ring(n).axes[0].patches if patch.get_gid()]
-    for rank in range(n):
-        wanted = sum(rank in chunk for state in states for held in state.holds for chunk in held)
-        assert painted.count(f"source-{rank}") == wanted
-    assert painted.count("passed on") == n * 2 * (n - 1)
-    assert f"{2 * (n - 1)} moves" in describe_ring(n)
-    assert describe_ring(n).count("; after move") == 2 * (n - 1)
+def test_a_frame_for_every_move_of_the_ring_and_a_rest_before_between_and_after(n: int) -> None:
+    frames, states = frames_of_ring(n, 1_200_000 * n), ring_states(n)
+    resting = {0: 0, n: n - 1, len(frames) - 1: 2 * (n - 1)}  # frame -> state
+    assert len(frames) == len(states) + 2
+    for number, frame in enumerate(frames):
+        moves = number - (number > n)
+        holds, passes = states[resting.get(number, moves - 1)]
+        painted = [patch.get_gid() for patch in frame.figure.axes[0].patches]
+        underway = [] if number in resting else [holds[rank][chunk] for rank, chunk in enumerate(passes)]
+        for rank in range(n):
+            wanted = sum(rank in chunk for chunk in (*(chunk for held in holds for chunk in held), *underway))
+            assert painted.count(f"source-{rank}") == wanted
+        assert [painted.count(gid) for gid in ("passed on", "on its way", "comes next")] == [len(underway)] * 3
+        assert_readable(frame.figure)
+        for rank, chunks in enumerate(holds):
+            assert f"Rank {rank} holds {', '.join(str(value(c, n)) for n, c in enumerate(chunks))}" in frame.alt
+    assert f"{2 * (n - 1)} chunks of 1.2 MB = {1.2 * 2 * (n - 1):.1f} MB." in frames[-1].caption
 
 
 @pytest.mark.parametrize("n", [1, MOST + 1])
 def test_a_ring_that_does_not_fit_is_refused(n: int) -> None:
     with pytest.raises(ValueError, match=f"a ring of {n} ranks"):
-        draw_ring(n)
+        frames_of_ring(n, 100)
+
+
+def test_a_line_for_every_term_of_every_value(seen: list[dict]) -> None:
+    frames = frames_of_collectives([rank["moves"] for rank in seen])
+    assert len(frames) == 1 + 2 * len(SAID)
+    wires = [[drawn for drawn in frame.figure.axes[0].collections if drawn.get_gid()] for frame in frames]
+    assert all(isinstance(wire, LineCollection) for each in wires for wire in each)
+    lines = [sum(len(wire.get_paths()) for wire in each) for each in wires]
+    assert lines == [0, 16, 16, 64, 64, 16, 16, 16, 16, 16, 16]
+    for frame in frames:
+        assert_readable(frame.figure)
+    assert frames[4].alt.endswith("Every rank holds 60, 64, 68, 72.")
+    assert "Lines lead to rank 3 from element 3 of rank 0, 1, 2, 3." in frames[5].alt
+
+
+def test_who_has_left_is_the_one_without_a_word() -> None:
+    told = ["waited", None, "waited"]
+    figure = draw_hang(told)
+    assert_readable(figure)
+    assert [patch.get_gid() for patch in figure.axes[0].patches if patch.get_gid()] == ["waits", "left", "waits"]
+    assert texts(figure).count("complains") == 2
+    assert "Ranks 0, 2 reach" in describe_hang(told)
+    assert "Rank 1 has left" in describe_hang(told)
