@@ -19,9 +19,11 @@ from torch import Tensor
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import apply_, decay_, scale
 from distmuon.optim.strategies.gather_all import GatherAll
-from distmuon.optim.strategies.strategy import BucketGroup
+from distmuon.optim.strategies.strategy import BucketGroup, Tensors
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, plan
+
+Closure = Callable[[], float] | None
 
 # ---- Bookkeeping: the right arithmetic on the wrong elements ----------------------------------------------
 
@@ -41,9 +43,11 @@ class StaleGroupParameters(DistributedMuon):
         for group in groups:  # and here `params = group["params"]` is missing
             for piece in self._moving(buckets):
                 if id(self.buffers.parameters[piece.index]) in params:
-                    whole = self.buffers.layout.specs[piece.index].full_shape(self.grid.tp.size)
-                    decay_(piece.weight, group["lr"], group["weight_decay"])
-                    apply_(piece.weight, updates[piece.index], group["lr"], scale(whole, group["scale"]))
+                    spec, lr = self.buffers.layout.specs[piece.index], group["lr"]
+                    whole = spec.full_shape(self.grid.tp.size)
+                    decay_(piece.weight, lr, group["weight_decay"])
+                    update = updates[piece.index]
+                    apply_(piece.weight, update, lr, scale(whole, group["scale"]))
 
 
 class OneDimensionalView(GatherAll):
@@ -54,8 +58,14 @@ class OneDimensionalView(GatherAll):
     raises: a batch of one flat matrix looks to Newton–Schulz like one long row, which it merely normalizes.
     """
 
-    def unpack(self, bucket: Bucket, gathered: Tensor, indices: Collection[int]) -> dict[int, Tensor]:
-        return {index: block.view(-1) for index, block in super().unpack(bucket, gathered, indices).items()}
+    def unpack(
+        self,
+        bucket: Bucket,
+        gathered: Tensor,
+        indices: Collection[int],
+    ) -> dict[int, Tensor]:
+        blocks = super().unpack(bucket, gathered, indices)
+        return {index: block.view(-1) for index, block in blocks.items()}
 
 
 class MissingPadding(DistributedMuon):
@@ -70,12 +80,18 @@ class MissingPadding(DistributedMuon):
             super().__init__(params, grid, **options)
 
 
-def plan_without_padding(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_SIZE) -> Layout:
+def plan_without_padding(
+    specs: Iterable[ParamSpec],
+    dp: int,
+    bucket_size: int = DEFAULT_BUCKET_SIZE,
+) -> Layout:
     """Return the map with every bucket as long as its parameters."""
     layout, buffers = plan(specs, dp, bucket_size), []
     for buffer in layout.buffers:
-        offsets = [sum(b.numel for b in buffer.buckets[:position]) for position in range(len(buffer.buckets))]
-        buckets = [replace(b, offset=o, padded=b.numel) for b, o in zip(buffer.buckets, offsets, strict=True)]
+        buckets, offset = [], 0
+        for bucket in buffer.buckets:
+            buckets.append(replace(bucket, offset=offset, padded=bucket.numel))
+            offset += bucket.numel
         buffers.append(replace(buffer, buckets=tuple(buckets)))
     return replace(layout, buffers=tuple(buffers))
 
@@ -91,14 +107,14 @@ class WrongTPDimension(GatherAll):
     into pieces of the right length. (Where T does not divide a, shapes stop fitting and some ranks raise.)
     """
 
-    def tp_gather(self, buckets: BucketGroup, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def tp_gather(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]:
         matrices = dict(blocks)
         for index, block in blocks.items():
             spec = self.context.layout.specs[index]
             if spec.tp_split_dim is not None:
-                matrices[index] = self.context.grid.tp.all_gather_blocks(
-                    block, 1 - spec.tp_split_dim, f"momentum, {spec.name}"
-                )
+                other, label = 1 - spec.tp_split_dim, f"momentum, {spec.name}"
+                gather = self.context.grid.tp.all_gather_blocks
+                matrices[index] = gather(block, other, label)
         return matrices
 
 
@@ -109,39 +125,43 @@ class BlockWise(GatherAll):
     Shows: each block is orthogonal and the whole is not; nothing raises, and the TP gathers are missing in the ledger.
     """
 
-    def tp_gather(self, buckets: BucketGroup, blocks: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def tp_gather(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]:
         return dict(blocks)
 
-    def tp_shard(self, buckets: BucketGroup, updates: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def tp_shard(self, buckets: BucketGroup, updates: Tensors) -> dict[int, Tensor]:
         return dict(updates)
 
 
 class OwnedPieceOnly(GatherAll):
-    """A matrix that straddles a shard boundary is orthogonalized from this rank's piece, with zeros for the rest.
+    """A matrix that straddles a shard boundary is orthogonalized from this rank's piece alone.
 
-    Seen: DeepSpeed #7807, ZeRO-1 and 2 with reduce-scatter (reported; there the rest was this rank's own unreduced
-    gradient); refused since #8090, repaired in #8141.
-    Shows: matrices inside one shard are right and only those that straddle are wrong. All ranks still agree.
+    The rest is zeros.
+    Seen: DeepSpeed #7807, ZeRO-1 and 2 with reduce-scatter (reported; there the rest was this
+    rank's own unreduced gradient); refused since #8090, repaired in #8141.
+    Shows: matrices inside one shard are right and only those that straddle are wrong. All ranks
+    still agree.
     """
 
-    def dp_gather(self, buckets: BucketGroup, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def dp_gather(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]:
         (bucket,) = buckets
         shard = self.pack(bucket, momentum)
         alone = shard.new_zeros(bucket.padded)
-        alone[bucket.shard(self.context.grid.dp.rank).relative_to(bucket.offset).as_slice] = shard
+        mine = bucket.shard(self.context.grid.dp.rank).relative_to(bucket.offset)
+        alone[mine.as_slice] = shard
         return self.unpack(bucket, alone, momentum.keys())
 
 
 class SkipsWhenEmpty(GatherAll):
     """A rank that owns nothing for Muon in a bucket does not come to its gather.
 
-    Seen: nowhere in public that we know of. Akin to dion #74 (reported; mended): there all ranks came, but with empty
-    shards they disagreed about sizes, and waited.
-    Shows: nothing, as long as every rank owns a piece. Otherwise its gather meets the next collective of the rank that
-    stayed away: gloo aborts the ranks that came, because the sizes differ; where they do not, or on NCCL, they wait.
+    Seen: nowhere in public that we know of. Akin to dion #74 (reported; mended): there all ranks
+    came, but with empty shards they disagreed about sizes, and waited.
+    Shows: nothing, as long as every rank owns a piece. Otherwise its gather meets the next
+    collective of the rank that stayed away: gloo aborts the ranks that came, because the sizes
+    differ; where they do not, or on NCCL, they wait.
     """
 
-    def dp_gather(self, buckets: BucketGroup, momentum: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def dp_gather(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]:
         return super().dp_gather(buckets, momentum) if momentum else {}
 
 
@@ -181,15 +201,17 @@ class CastBeforeNormalizing(GatherAll):
     """
 
     def newton_schulz(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        return super().newton_schulz({index: m.to(torch.float16).to(m.dtype) for index, m in matrices.items()})
+        cast = {index: m.to(torch.float16).to(m.dtype) for index, m in matrices.items()}
+        return super().newton_schulz(cast)
 
 
 class OncePerMicroBatch(DistributedMuon):
-    """Every micro-batch gets a step of its own: momentum advances, and partial gradients are orthogonalized.
+    """Every micro-batch gets a step: momentum advances, and partial gradients are orthogonalized.
 
-    Seen: DeepSpeed #8443, ZeRO-3 (reported), whose gradient reduction ran Muon; #8600 proposes the repair.
-    Shows: with one micro-batch nothing. With n, n times the steps and the bytes, and another result: Newton–Schulz of a
-    sum is not the sum of Newton–Schulz.
+    Seen: DeepSpeed #8443, ZeRO-3 (reported), whose gradient reduction ran Muon; #8600 proposes
+    the repair.
+    Shows: with one micro-batch nothing. With n, n times the steps and the bytes, and another
+    result: Newton–Schulz of a sum is not the sum of Newton–Schulz.
     """
 
     def __init__(self, params: Any, grid: Grid, **options: Any) -> None:
@@ -201,11 +223,11 @@ class OncePerMicroBatch(DistributedMuon):
     def keep_apart(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
         if not self.micro_batches or parameter in self.micro_batches[-1]:
-            self.micro_batches.append({})  # this parameter comes again: a new micro-batch has begun
+            self.micro_batches.append({})  # this parameter comes again: a new micro-batch
         self.micro_batches[-1][parameter] = parameter.grad.clone()
         parameter.grad = None
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
         loss = None if closure is None else closure()
         micro_batches, self.micro_batches = self.micro_batches, []
         for gradients in micro_batches:
