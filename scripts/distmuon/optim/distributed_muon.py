@@ -100,10 +100,9 @@ class DistributedMuon(ShardedOptimizer):
         inputs = {}
         for piece in self._moving(buckets):
             group = self.muon[piece.index]
+            settings = (group["momentum"], group["nesterov"], group["momentum_kind"])
             buffer = self._momentum_buffer(piece)
-            inputs[piece.index] = momentum_(
-                buffer, piece.gradient, group["momentum"], group["nesterov"], group["momentum_kind"]
-            )
+            inputs[piece.index] = momentum_(buffer, piece.gradient, *settings)
         return inputs
 
     @hooked
@@ -115,9 +114,10 @@ class DistributedMuon(ShardedOptimizer):
         """Decay and move this rank's master weights; the scale is that of whole matrices."""
         for piece in self._moving(buckets):
             group = self.muon[piece.index]
-            whole = self.buffers.layout.specs[piece.index].full_shape(self.grid.tp.size)  # [I, J]
-            decay_(piece.weight, group["lr"], group["weight_decay"])
-            apply_(piece.weight, updates[piece.index], group["lr"], scale(whole, group["scale"]))
+            spec, lr = self.buffers.layout.specs[piece.index], group["lr"]
+            whole = spec.full_shape(self.grid.tp.size)  # [I, J]
+            decay_(piece.weight, lr, group["weight_decay"])
+            apply_(piece.weight, updates[piece.index], lr, scale(whole, group["scale"]))
 
     def _moving(self, buckets: BucketGroup) -> list[Piece]:
         """Return this rank's Muon pieces that have a gradient on some rank."""

@@ -115,7 +115,9 @@ class ShardedOptimizer(ShardedState):
         super().add_param_group(param_group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """Update the parameters on all ranks; return the closure's loss, if one is given."""
         loss = None
         if closure is not None:
@@ -129,7 +131,7 @@ class ShardedOptimizer(ShardedState):
             else:
                 self._skip()
         except BaseException:
-            for name in ("grad_scale", "found_inf"):  # which a GradScaler takes back only from a step that returns
+            for name in ("grad_scale", "found_inf"):  # a GradScaler takes them back after a step
                 self.__dict__.pop(name, None)
             raise
         finally:
@@ -204,7 +206,7 @@ class ShardedOptimizer(ShardedState):
 
     @hooked
     def reduce_scatter(self, bucket: Bucket) -> None:
-        """Replace this rank's shard of the bucket's gradients by their mean over the DP group."""
+        """Replace this rank's shard of the bucket's gradients by their mean over DP."""
         whole, shard = self.buffers.gradients_of(bucket)  # [padded], [shard_size]
         self.grid.dp.reduce_scatter(whole, shard, f"gradients, {bucket.label}")
         if self.grid.dp.size > 1:
@@ -212,7 +214,7 @@ class ShardedOptimizer(ShardedState):
 
     @hooked
     def all_gather(self, bucket: Bucket) -> None:
-        """Fill the bucket's parameters, in the model's dtype, with every DP rank's master weights."""
+        """Fill the bucket's parameters, in the model's dtype, from all DP ranks' masters."""
         whole, shard = self.buffers.parameters_of(bucket)  # [padded], [shard_size]
         if self.buffers.masters[bucket].dtype != shard.dtype:
             shard.copy_(self.buffers.masters[bucket])

@@ -102,18 +102,23 @@ class Grid:
 
     @classmethod
     def _of_world(cls, world: World) -> Grid:
-        """Groups get the world's timeout, explicitly: `new_group` does not inherit it; a mistake would hang 30 min."""
+        """Groups get the world's timeout: `new_group` does not inherit it, and would hang 30 min."""
         if world.size == 1:
             return cls.alone(world.device)
         ranks = torch.arange(world.size).view(world.dp, world.tp)
         limit = timedelta(seconds=world.timeout)
         handles = []
         for name, lines in (("dp", ranks.T.tolist()), ("tp", ranks.tolist())):
-            for line in lines:  # every rank creates every group, in the same order, or creation hangs
+            for line in lines:  # every rank creates every group, in the same order, or all hang
                 handle = dist.new_group(line, timeout=limit, group_desc=name)
                 if world.rank in line:
                     handles.append(handle)
-        mesh = DeviceMesh.from_group(handles, world.device, mesh=ranks, mesh_dim_names=DIMENSIONS)
+        mesh = DeviceMesh.from_group(
+            handles,
+            world.device,
+            mesh=ranks,
+            mesh_dim_names=DIMENSIONS,
+        )
         return cls._on(mesh, world.device, native=world.backend == "nccl")
 
     @classmethod

@@ -23,6 +23,8 @@ from distmuon.verify.drift import Drift
 from distmuon.verify.prediction import is_predicted
 from muonbook.report import machine, plural, progress
 
+LINE = 92  # characters of a printed line: more are cut off in the book
+
 
 def work(world: launch.World, recipe: Recipe) -> dict[str, Any] | None:
     """Run on every rank: train, keep the ledger, and hand over to rank 0 what the certificate needs."""
@@ -127,7 +129,7 @@ def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: La
     return [
         f"Grid: {dp} DP x {tp} TP = {plural(dp * tp, 'rank')}, {result['backend']} on {result['device']}, "
         f"{recipe.dtype}, {recipe.optimizer}.",
-        textwrap.fill(f"Virtual map: {map_in_words(layout, tp)}", 100, subsequent_indent="  "),
+        textwrap.fill(f"Virtual map: {map_in_words(layout, tp)}", LINE, subsequent_indent="  "),
         "",
         f"Training: {plural(recipe.steps, 'step')} of {recipe.batch} handwritten digits.",
         f"  on the grid      {outcome(result['losses'], result['accuracy'])}",
@@ -158,10 +160,9 @@ def _time(result: dict[str, Any]) -> str:
     if result["reference_seconds_per_step"] is None:
         return "Time: not compared under torchrun, whose other ranks still run while one process trains."
     ratio = result["seconds_per_step"] / result["reference_seconds_per_step"]
-    caveat = f" ({plural(ranks, 'rank')} on {os.cpu_count()} cores, over loopback: no word on a cluster.)"
-    return f"Time: a step takes {ratio:.1f} x as long as in one process." + (
-        caveat if result["device"] == "cpu" and ranks > 1 else ""
-    )
+    where = f" ({plural(ranks, 'rank')} on {os.cpu_count()} cores; not a cluster)"
+    caveat = where if result["device"] == "cpu" and ranks > 1 else ""
+    return f"Time: a step takes {ratio:.1f} x as long as in one process{caveat}."
 
 
 def ledger_rows(counted: list[Ledger], predicted: list[Ledger] | None) -> list[dict[str, Any]]:

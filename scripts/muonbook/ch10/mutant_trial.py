@@ -99,9 +99,10 @@ def judge(
 
 def table(verdicts: dict[str, dict[str, bool | None]]) -> list[str]:
     """Return the printed table, line by line."""
-    lines = [f"  {'mistake':<35}" + "".join(f"{column:<11}" for column in COLUMNS).rstrip()]
+    lines = [f"  {'mistake':<34}" + "  ".join(COLUMNS)]
     for name, rows in verdicts.items():
-        lines.append(f"  {name:<35}" + "".join(f"{MARKS[rows[column]]:<11}" for column in COLUMNS).rstrip())
+        marks = "".join(f"{MARKS[rows[column]]:<{len(column) + 2}}" for column in COLUMNS)
+        lines.append(f"  {name:<34}{marks}".rstrip())
     return lines
 
 
