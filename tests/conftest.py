@@ -47,6 +47,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 TOGETHER = {
     "test_browser": "test_book",
+    "test_pages": "test_book",
     "test_certificate": "test_prediction",
 }  # they look at the same books, and worlds
 APART = ("test_a_chapter_prints_in_colab_what_it_shows",)  # these take long and share nothing

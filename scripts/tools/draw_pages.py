@@ -14,7 +14,7 @@ from pathlib import Path
 from distmuon import launch
 from muonbook.figures import player, style
 from tools import journey
-from tools.cuts import moving, prices
+from tools.cuts import marks, moving, prices
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,10 +34,15 @@ def chapter_titles(notebooks: Path) -> dict[int, str]:
 def draw(target: Path) -> dict[str, str]:
     """Draw every picture into the folder `target`; return file -> its alt text, or how often it moves."""
     titles, frames = chapter_titles(ROOT / "notebooks"), moving.moving_cuts()
-    described = {"journey.png": journey.describe_journey(titles), "cut_prices.png": prices.describe_prices()}
-    for name, figure in (("journey.png", journey.draw_journey(titles)), ("cut_prices.png", prices.draw_prices())):
-        style.save(figure, target / name, described[name])
+    still = {
+        "journey.png": (journey.draw_journey(titles), journey.describe_journey(titles)),
+        "cut_prices.png": (prices.draw_prices(), prices.describe_prices()),
+        "marks.png": (marks.draw_marks(), marks.describe_marks()),
+    }
+    for name, (figure, alt) in still.items():
+        style.save(figure, target / name, alt)
     (target / "seven_cuts.html").write_text(player.html("seven-cuts", frames), encoding="utf-8")
+    described = {name: alt for name, (_, alt) in still.items()}
     return {**described, "seven_cuts.html": f"{len(frames)} frames, each with its own alt text"}
 
 

@@ -31,7 +31,7 @@ EVERYTHING = range(RANKS)
 # ---- The little model -------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class TinyParameter(NamedTuple):
     """A parameter of the little model: its place in the square of its row, in elements, and its cut over TP."""
 
     name: str
@@ -43,23 +43,23 @@ class Part(NamedTuple):
 
 
 SIDE = 8  # elements along a layer's square
-EXPERTS = tuple(Part(f"expert {n}", 2, 4 * (n % 2), 4 * (n // 2), (4, 4), 0) for n in range(RANKS))
-NORMS = Part("norms", RANKS, 0, 0, (RANKS, SIDE), None)  # one per layer, drawn as one thing
+EXPERTS = tuple(TinyParameter(f"expert {n}", 2, 4 * (n % 2), 4 * (n // 2), (4, 4), 0) for n in range(RANKS))
+NORMS = TinyParameter("norms", RANKS, 0, 0, (RANKS, SIDE), None)  # one per layer, drawn as one thing
 PARTS = (
-    Part("layer 1", 0, 0, 0, (SIDE, SIDE), 0),
-    Part("layer 2", 1, 0, 0, (SIDE, SIDE), 1),
+    TinyParameter("layer 1", 0, 0, 0, (SIDE, SIDE), 0),
+    TinyParameter("layer 2", 1, 0, 0, (SIDE, SIDE), 1),
     *EXPERTS,
-    Part("layer 4", 3, 0, 0, (SIDE, SIDE), 0),
+    TinyParameter("layer 4", 3, 0, 0, (SIDE, SIDE), 0),
     NORMS,
 )
 MUON = tuple(index for index, part in enumerate(PARTS) if part is not NORMS)
 ROW_NAMES = ("layer 1", "layer 2", "experts", "layer 4", "norms")
 
 
-class Piece(NamedTuple):
+class HeldBlock(NamedTuple):
     """Rows and columns of a part."""
 
-    part: Part
+    part: TinyParameter
     rows: range
     columns: range
 
@@ -68,42 +68,42 @@ class Piece(NamedTuple):
         return len(self.rows) * len(self.columns)
 
 
-def _of(part: Part, share: int | None = None, dim: int = 0) -> Piece:
+def _of(part: TinyParameter, share: int | None = None, dim: int = 0) -> HeldBlock:
     """Return a part, or the `share`-th quarter of it along `dim`."""
     sides = [range(n) for n in part.shape]
     if share is not None:
         length = part.shape[dim] // RANKS
         sides[dim] = range(share * length, (share + 1) * length)
-    return Piece(part, *sides)
+    return HeldBlock(part, *sides)
 
 
-def _whole(rank: int) -> list[Piece]:
+def _whole(rank: int) -> list[HeldBlock]:
     return [_of(part) for part in PARTS]
 
 
-def _shard(rank: int) -> list[Piece]:
+def _shard(rank: int) -> list[HeldBlock]:
     """Return what a rank's shard of the one bucket holds; its boundaries fall between rows."""
     found = []
     for part, meta in zip(PARTS, _layout(RANKS).view(rank), strict=True):
         start, end = (Fraction(n, part.shape[1]) for n in meta.range_in_param)
         assert start.denominator == end.denominator == 1, part.name
-        found.append(Piece(part, range(int(start), int(end)), range(part.shape[1])))
+        found.append(HeldBlock(part, range(int(start), int(end)), range(part.shape[1])))
     return [piece for piece in found if piece.numel]
 
 
-def _rows(rank: int) -> list[Piece]:
+def _rows(rank: int) -> list[HeldBlock]:
     return [_of(part, rank) for part in PARTS]
 
 
-def _blocks(rank: int) -> list[Piece]:
+def _blocks(rank: int) -> list[HeldBlock]:
     return [_of(part) if part.tp_dim is None else _of(part, rank, part.tp_dim) for part in PARTS]
 
 
-def _stage(rank: int) -> list[Piece]:
+def _stage(rank: int) -> list[HeldBlock]:
     return [_of(NORMS, rank) if part is NORMS else _of(part) for part in PARTS if part is NORMS or part.row == rank]
 
 
-def _own_expert(rank: int) -> list[Piece]:
+def _own_expert(rank: int) -> list[HeldBlock]:
     return [_of(part) for part in PARTS if part not in EXPERTS or part is EXPERTS[rank]]
 
 
@@ -117,7 +117,7 @@ def _layout(dp: int, tp: int = 1) -> Layout:
 
 # ---- The seven cuts ---------------------------------------------------------------------------------------
 
-Holding = Callable[[int], list[Piece]]  # rank -> what it keeps
+Holding = Callable[[int], list[HeldBlock]]  # rank -> what it keeps
 TENSORS = ("W", "G", "M")  # weights, gradients, momentum
 
 
@@ -275,8 +275,8 @@ def _devices(cut: Cut, ranks: Sequence[int]) -> Block:
     return 8 + ROW + RANKS * CELL[1] + 6 + ROW + LOW[-1] + 12, paint
 
 
-def _tensor(axes: Axes, left: float, top: float, pieces: Sequence[Piece], colour: str, hatch: str) -> None:
-    def place(part: Part, row: int = 0, column: int = 0) -> tuple[float, float]:
+def _tensor(axes: Axes, left: float, top: float, pieces: Sequence[HeldBlock], colour: str, hatch: str) -> None:
+    def place(part: TinyParameter, row: int = 0, column: int = 0) -> tuple[float, float]:
         return left + (part.x + column) * UNIT, top + LOW[part.row] + (part.y + row) * UNIT
 
     for part, rows, columns in pieces:
