@@ -1,0 +1,198 @@
+"""Pictures that move, in a real browser: what a click, a drag, a key and a wait do; on a phone, on paper, unscripted.
+
+The page lies in a file and holds two players, as a page of the book does, inside what the theme puts around an output.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from test_browser import BROWSERS, DESK, PHONE, QUIET
+
+from muonbook.figures import player, style
+
+# What the theme does to the output of a cell: a light slab with dark words in dark mode, room around figures.
+THEME = """
+html[data-theme=dark] body { background: #121212; color: #ced6dd; }
+html[data-theme=dark] .bd-content div.cell_output .text_html:not(:has(table.dataframe)) {
+  background-color: #ced6dd; color: #222832; padding: .5rem; }
+figure { padding: 8px; }
+"""
+
+
+def frame(number: int) -> player.Frame:
+    def paint(axes: Axes, top: float) -> None:
+        style.box(axes, 40 * number, top, 34, 34, style.dp_colour(number), hatch="....")
+
+    return player.Frame(style.card(f"Frame {number}", "", (200.0, paint)), f"A box at {number}.", f"Caption {number}.")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page with a player of four frames and one of two, by its address on the disk."""
+    path = tmp_path_factory.mktemp("player") / "page.html"
+    players = (player.html(name, [frame(n + 1) for n in range(count)]) for name, count in (("long", 4), ("short", 2)))
+    outputs = "".join(f'<div class="cell_output"><div class="output text_html">{each}</div></div>' for each in players)
+    head = f'<meta name="viewport" content="width=device-width"><style>{THEME}</style>'
+    path.write_text(f'<!doctype html><html data-theme="dark">{head}<body class="bd-content">{outputs}', "utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("no Chromium here; test_browser.py says how to get one")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium: Browser, place: str) -> Iterator[Page]:
+    """The page on a desk, without a network; a fault of the script, or a request, fails the test."""
+    context = chromium.new_context(viewport=DESK, offline=True)
+    page, trouble = context.new_page(), []
+    page.on("pageerror", lambda error: trouble.append(str(error)))
+    page.on("request", lambda request: None if request.url == place else trouble.append(request.url))
+    page.clock.install()
+    page.goto(place)
+    yield page
+    context.close()
+    assert trouble == []
+
+
+def shown(page: Page, name: str) -> str:
+    """Return the label of the one frame that can be seen."""
+    seen = page.locator(f"#moving-{name} .moving-frames svg").locator("visible=true")
+    (label,) = seen.evaluate_all("drawings => drawings.map(drawing => drawing.getAttribute('aria-label'))")
+    return str(label)
+
+
+def button(page: Page, words: str, name: str = "long") -> Locator:
+    return page.locator(f"#moving-{name}").get_by_role("button", name=words, exact=True)
+
+
+def test_a_click_moves_it_and_the_ends_are_ends(tab: Page) -> None:
+    assert shown(tab, "long") == "A box at 1."
+    button(tab, "Back").click(force=True)  # playwright waits for what is dimmed
+    assert shown(tab, "long") == "A box at 1."
+    for number in (2, 3, 4, 4):
+        button(tab, "Step").click(force=True)
+        assert shown(tab, "long") == f"A box at {number}."
+    expect(button(tab, "Step")).to_have_attribute("aria-disabled", "true")
+    expect(tab.locator("#moving-long output")).to_have_text("4 / 4")
+    expect(tab.locator("#moving-long .moving-said")).to_have_text("Caption 4.")
+    button(tab, "Back").click()
+    assert shown(tab, "long") == "A box at 3."
+
+
+def test_two_players_know_nothing_of_each_other(tab: Page) -> None:
+    button(tab, "Step").click()
+    assert (shown(tab, "long"), shown(tab, "short")) == ("A box at 2.", "A box at 1.")
+    button(tab, "Step", "short").click()
+    button(tab, "Back").click()
+    assert (shown(tab, "long"), shown(tab, "short")) == ("A box at 1.", "A box at 2.")
+
+
+def test_the_slider_moves_it_and_follows_it(tab: Page) -> None:
+    slider = tab.locator("#moving-long input")
+    slider.fill("3")
+    assert shown(tab, "long") == "A box at 3."
+    button(tab, "Step").click()
+    expect(slider).to_have_value("4")
+    expect(slider).to_have_attribute("aria-valuetext", "4 of 4")
+
+
+@pytest.mark.parametrize("focused", [".moving-frames", "input", "button >> nth=0"])
+def test_keys_move_it_wherever_the_focus_is(focused: str, tab: Page) -> None:
+    tab.locator("#moving-long").locator(focused).focus()
+    for key, number in (("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", 4), ("Home", 1)):
+        tab.keyboard.press(key)
+        assert shown(tab, "long") == f"A box at {number}.", key
+    assert shown(tab, "short") == "A box at 1."
+
+
+def test_it_plays_when_asked_and_stops_at_the_end(tab: Page) -> None:
+    tab.clock.run_for(60_000)
+    assert shown(tab, "long") == "A box at 1.", "nothing moves by itself"
+    button(tab, "Play").click()
+    expect(button(tab, "Pause")).to_be_visible()
+    tab.clock.run_for(1_500)
+    assert shown(tab, "long") == "A box at 2."
+    button(tab, "Pause").click()
+    tab.clock.run_for(60_000)
+    assert shown(tab, "long") == "A box at 2."
+    tab.locator("#moving-long .moving-frames").focus()
+    tab.keyboard.press(" ")
+    tab.clock.run_for(60_000)
+    assert shown(tab, "long") == "A box at 4."
+    button(tab, "Play").click()
+    assert shown(tab, "long") == "A box at 1.", "played again, it begins anew"
+
+
+def test_one_step_by_hand_ends_the_playing(tab: Page) -> None:
+    button(tab, "Play").click()
+    button(tab, "Step").click()
+    tab.clock.run_for(60_000)
+    assert shown(tab, "long") == "A box at 2."
+
+
+def test_who_wants_no_motion_is_offered_none(chromium: Browser, place: str) -> None:
+    context = chromium.new_context(reduced_motion="reduce")
+    page = context.new_page()
+    page.goto(place)
+    expect(button(page, "Step")).to_be_visible()
+    assert page.get_by_text("Play", exact=True).locator("visible=true").count() == 0
+    page.locator("#moving-long .moving-frames").focus()
+    page.keyboard.press(" ")
+    assert shown(page, "long") == "A box at 1."
+    context.close()
+
+
+def test_without_a_script_the_first_frame_is_a_picture(chromium: Browser, place: str) -> None:
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(place)
+    frames = page.locator("#moving-long .moving-frames > div")
+    assert [each.is_visible() for each in frames.all()] == [True, False, False, False]
+    assert page.get_by_role("button").count() == 0
+    context.close()
+
+
+def test_on_a_phone_it_fits_and_can_be_touched(chromium: Browser, place: str) -> None:
+    context = chromium.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(place)
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    parts = page.locator("#moving-long").locator("button, input")
+    boxes = [box for box in (part.bounding_box() for part in parts.all()) if box]
+    assert len(boxes) == 4
+    assert min(min(box["width"], box["height"]) for box in boxes) >= 40
+    assert len({round(box["y"]) for box in boxes}) == 1, "one line of controls"
+    button(page, "Step").tap()
+    assert shown(page, "long") == "A box at 2."
+    context.close()
+
+
+def test_in_dark_mode_the_card_is_light_and_the_words_around_it_are_too(tab: Page) -> None:
+    output = tab.locator(".output").first
+    looks = "node => [getComputedStyle(node).backgroundColor, getComputedStyle(node).color]"
+    assert output.evaluate(looks) == ["rgba(0, 0, 0, 0)", "rgb(206, 214, 221)"]
+    assert button(tab, "Step").evaluate(looks) == ["rgba(0, 0, 0, 0)", "rgb(206, 214, 221)"]
+    box = tab.locator("#moving-long .moving-frames svg").first.bounding_box()
+    assert box is not None
+    assert box["width"] == 540
+
+
+def test_on_paper_every_frame_is_there(tab: Page, tmp_path: Path) -> None:
+    tab.emulate_media(media="print")
+    for number in (1, 2, 3, 4):
+        expect(tab.locator("#moving-long").get_by_role("img", name=f"A box at {number}.")).to_be_visible()
+    expect(button(tab, "Step")).to_have_count(0)
