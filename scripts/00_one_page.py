@@ -157,12 +157,14 @@ def train(rank: int, D: int, T: int, steps: int, backend: str, folder: str, imag
     dist.init_process_group(backend, f"file://{folder}/meet", timedelta(seconds=60), D * T, rank)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     x, labels = torch.from_numpy(images).to(device), torch.from_numpy(digits).to(device)
-    me = Rank(rank, D, T, device)
+    me, losses = Rank(rank, D, T, device), torch.zeros(steps, dtype=torch.float64, device=device)
     for n in range(steps):
         rows = (torch.arange(n * BATCH, (n + 1) * BATCH) % len(x)).chunk(D)[me.dp]  # DP cuts the batch
-        me.step(gradients(me.weights, x[rows], labels[rows], me.tp_group)[1])
+        losses[n], grads = gradients(me.weights, x[rows], labels[rows], me.tp_group)
+        me.step(grads)
 
     trained = [torch.cat(all_gather(w, me.tp_group), cut) for w, cut in zip(me.weights, CUTS)]
+    dist.all_reduce(losses)
     held: list = [None] * (D * T)
     mine = [f"{len(piece):,} of {name}" for name, piece in zip(MATRICES, me.pieces) if piece]
     dist.all_gather_object(held, " and ".join(mine))
@@ -170,17 +172,19 @@ def train(rank: int, D: int, T: int, steps: int, backend: str, folder: str, imag
     if rank == 0:
         for r, pieces in enumerate(held):
             print(f"rank {r} (dp {r // T}, tp {r % T}) keeps momentum for {pieces}")
-        report(trained, *one_process(steps, x, labels))
+        losses_alone, alone = one_process(steps, x, labels)
+        print(f"{D * T} processes: loss {losses[0] / (D * T):.2f} -> {losses[-1] / (D * T):.2f}")
+        print(f"1 process:   loss {losses_alone[0]:.2f} -> {losses_alone[-1]:.2f}")
+        compare(trained, alone)
 
 
-def report(trained: list[Tensor], losses: list[float], alone: list[Tensor]) -> None:
-    """Say how far the grid's weights are from those of one process. Anything beyond rounding is an error."""
+def compare(trained: list[Tensor], alone: list[Tensor]) -> None:
+    """Say whether the grid's weights are those of one process. Anything beyond rounding is an error."""
     moved = sum((w.cpu() - initial(n, *w.shape)).square().sum() for n, w in enumerate(alone)) ** 0.5
     apart = sum((t - w).square().sum() for t, w in zip(trained, alone)) ** 0.5
-    print(f"one process, {len(losses)} steps: loss {losses[0]:.2f} -> {losses[-1]:.2f}")
     if not apart <= 1e-10 * moved:
-        sys.exit(f"The grid ended elsewhere, {apart / moved:.0e} of the way apart: it is not the same optimizer.")
-    print("the grid: the same weights, to ten digits of the way they went")
+        sys.exit(f"They end {apart / moved:.0%} of the way apart: it is not the same optimizer.")
+    print("They end with the same weights, to ten digits of the way.")
 
 
 if __name__ == "__main__":
@@ -201,4 +205,7 @@ if __name__ == "__main__":
     images, digits = load_digits(return_X_y=True)
     with tempfile.TemporaryDirectory() as folder:
         job = (args.dp, args.tp, args.steps, args.backend, folder, images / 16, digits)
-        mp.spawn(train, job, nprocs=world)  # `world` new processes, and in number r a call of train(r, *job)
+        try:
+            mp.spawn(train, job, nprocs=world)  # as many new processes; number r calls train(r, *job)
+        except mp.ProcessExitedException as ended:  # which has said why
+            sys.exit(ended.exit_code)

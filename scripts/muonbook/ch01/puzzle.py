@@ -76,7 +76,7 @@ def _objection(name: str, gradient: Tensor, x: Tensor) -> str:
     import torch
 
     if not bool(x.isfinite().all()):
-        return f"for {name}, X is not finite; at most 1 is allowed."
+        return f"for {name}, X holds an infinity or a NaN: is something divided by a singular value of 0?"
     stretch = torch.linalg.matrix_norm(x, ord=2).item()
     if stretch > 1 + TOLERANCE:
         return f"for {name}, X stretches some input {stretch:.3f} times; at most 1 is allowed."

@@ -1,7 +1,8 @@
-"""The page of chapter 0 is the engine: the same bits on the same gradients; and it runs, judges and refuses as it says."""
+"""The page of chapter 0 takes the steps of the engine, to the bit; it runs, judges and refuses as it says."""
 
 import importlib
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,23 +54,32 @@ def test_the_page_takes_the_engines_steps_to_the_bit(dp: int, tp: int) -> None:
 def test_eight_processes_are_one_and_leave_nothing() -> None:
     ending = worlds.finish(PAGE)
     assert (ending.code, ending.err) == (0, "")
-    *kept, alone, verdict = ending.out.splitlines()
+    *kept, eight, alone, verdict = ending.out.splitlines()
     assert kept[0] == "rank 0 (dp 0, tp 0) keeps momentum for 4,608 of gate"
     assert kept[3] == "rank 3 (dp 1, tp 1) keeps momentum for 1,536 of gate and 3,072 of up"  # across a boundary
     owned = sum(int(n.replace(",", "")) for line in kept for n in re.findall(r"([\d,]+) of", line))
     assert len(kept) == 8
     assert owned == sum(a * b for a, b in page.MATRICES.values())  # every number has one owner
-    assert re.fullmatch(r"one process, 20 steps: loss 2\.\d\d -> 0\.\d\d", alone)
-    assert verdict == "the grid: the same weights, to ten digits of the way they went"
+    assert re.fullmatch(r"8 processes: loss 2\.\d\d -> 0\.\d\d", eight)
+    assert alone.split()[2:] == eight.split()[2:]
+    assert verdict == "They end with the same weights, to ten digits of the way."
 
 
-def test_a_grid_that_goes_elsewhere_is_told_apart() -> None:
+def test_a_page_that_goes_elsewhere_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    text = Path(PAGE).read_text(encoding="utf-8")
+    cheat = tmp_path / "cheat.py"
+    cheat.write_text(text.replace("o = newton_schulz(whole)", "o = whole / whole.norm()"), encoding="utf-8")
+    ending = worlds.finish(str(cheat), "--dp", "2", "--tp", "1", "--steps", "3")
+    assert ending.code == 1
+    assert re.fullmatch(r"They end \d+% of the way apart: it is not the same optimizer\.\n", ending.err)
+
+
+def test_rounding_passes_and_nothing_else() -> None:
     alone: list[Tensor] = [torch.zeros(shape, dtype=torch.float64) for shape in page.MATRICES.values()]
-    page.report([w + 1e-12 for w in alone], [2.5, 0.5], alone)
-    with pytest.raises(SystemExit, match="not the same optimizer"):
-        page.report([w + 1e-9 for w in alone], [2.5, 0.5], alone)
-    with pytest.raises(SystemExit, match="nan"):
-        page.report([w * torch.nan for w in alone], [2.5, 0.5], alone)
+    page.compare([w + 1e-12 for w in alone], alone)
+    for wrong in (1e-9, torch.nan):
+        with pytest.raises(SystemExit, match="not the same optimizer"):
+            page.compare([w + wrong for w in alone], alone)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-# expect: X is not finite; at most 1 is allowed.
+# expect: X holds an infinity or a NaN: is something divided by a singular value of 0?
 import torch
 
 

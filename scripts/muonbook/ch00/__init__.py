@@ -1,0 +1,1 @@
+"""Chapter 0: the whole machine on one page."""
