@@ -13,8 +13,7 @@ from pathlib import Path
 
 from distmuon import launch
 from muonbook.figures import player, style
-from tools import journey
-from tools.cuts import marks, moving, prices
+from tools.pages import journey, marks, moving, prices
 
 ROOT = Path(__file__).resolve().parents[2]
 

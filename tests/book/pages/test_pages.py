@@ -9,8 +9,8 @@ from PIL import Image, ImageChops
 from sphinx.search.en import SearchEnglish
 
 from muonbook.figures import style
-from tools import draw_pages, journey
-from tools.cuts import moving, prices
+from tools import draw_pages
+from tools.pages import journey, moving, prices
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -106,6 +106,8 @@ def test_the_bill_says_what_the_page_says_of_it() -> None:
     assert tp.flops > zero1.flops
     assert cp == zero1
     assert fsdp2.flops == alone.flops
+    blocks = [sum(prices.in_stage(stage, f"blocks.{n}.out") for n in range(27)) for stage in range(8)]
+    assert sorted(blocks) == [3, 3, 3, 3, 3, 4, 4, 4]
 
 
 # --- Names ---

@@ -38,7 +38,7 @@ def prices() -> dict[str, Price]:
     by_rows = sum(ring_bytes("all_gather", MOMENTUM_BYTES * math.prod(shape), WORLD) for shape in matrices)
     dp = WORLD // WAYS
     zero1 = _price(WORLD)
-    stages = [_price(dp, names=partial(_in_stage, stage)) for stage in range(WAYS)]
+    stages = [_price(dp, names=partial(in_stage, stage)) for stage in range(WAYS)]
     experts = [_price(dp, names=partial(_in_expert_rank, rank)) for rank in range(WAYS)]
     no_experts = _price(WORLD, names=lambda name: _expert(name) is None)
     return {
@@ -74,7 +74,7 @@ def _block(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _in_stage(stage: int, name: str) -> bool:
+def in_stage(stage: int, name: str) -> bool:
     """Return whether a pipeline stage has this parameter: about as many blocks as the others, all whole."""
     block, last = _block(name), WAYS - 1
     mine = 0 if name == "tokens" else last if block is None else block * WAYS // MODEL.layers

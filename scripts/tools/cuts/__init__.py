@@ -1,1 +1,0 @@
-"""The pictures of the page on seven ways to cut."""

@@ -1,0 +1,1 @@
+"""The pictures of the pages of prose."""
