@@ -131,7 +131,7 @@ class ShardedOptimizer(ShardedState):
             else:
                 self._skip()
         except BaseException:
-            for name in ("grad_scale", "found_inf"):  # a GradScaler takes them back after a step
+            for name in ("grad_scale", "found_inf"):  # a GradScaler resets them after a step
                 self.__dict__.pop(name, None)
             raise
         finally:

@@ -102,7 +102,7 @@ class Grid:
 
     @classmethod
     def _of_world(cls, world: World) -> Grid:
-        """Groups get the world's timeout: `new_group` does not inherit it, and would hang 30 min."""
+        """Groups get the world's timeout: `new_group` does not inherit it."""
         if world.size == 1:
             return cls.alone(world.device)
         ranks = torch.arange(world.size).view(world.dp, world.tp)

@@ -25,7 +25,7 @@ from distmuon.sharding.collectives import Group
 
 
 class CopyToTP(torch.autograd.Function):
-    """Identity forward; backward, the sum over TP of the gradients that each rank's slice of the layer sends back."""
+    """Identity forward; backward, the sum over TP of what each rank's slice sends back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, label: str) -> Tensor:
@@ -34,7 +34,8 @@ class CopyToTP(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.group.all_reduce(gradients[0].contiguous().clone(), ctx.label), None, None
+        summed = ctx.group.all_reduce(gradients[0].contiguous().clone(), ctx.label)
+        return summed, None, None
 
 
 class SumOverTP(torch.autograd.Function):

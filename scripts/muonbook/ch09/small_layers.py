@@ -28,12 +28,18 @@ def nonzero_digits(*shape: int, seed: int) -> Tensor:
     return torch.randint(1, 4, shape, generator=random) * (2.0 * torch.randint(0, 2, shape, generator=random) - 1)
 
 
+def whole_numbers() -> list[Tensor]:
+    """Return X, W1, W2 and the gradient of Y."""
+    shapes = {"W1": (HIDDEN, INPUTS), "W2": (OUTPUTS, HIDDEN), "X": (ROWS, INPUTS), "dY": (ROWS, OUTPUTS)}
+    made = {name: nonzero_digits(*shape, seed=n) for n, (name, shape) in enumerate(shapes.items(), SEED)}
+    return [made[name] for name in ("X", "W1", "W2", "dY")]
+
+
 def run(world: World) -> list[dict[str, Any]] | None:
     """Run the layers and the gathers; return what every rank held, and whether it is right."""
     grid = Grid.of(world)
     tp = grid.tp
-    shapes = ((HIDDEN, INPUTS), (OUTPUTS, HIDDEN), (ROWS, INPUTS), (ROWS, OUTPUTS))
-    W1, W2, X, dY = (nonzero_digits(*shape, seed=n).to(grid.device) for n, shape in enumerate(shapes, SEED))
+    X, W1, W2, dY = (made.to(grid.device) for made in whole_numbers())
 
     def passed(first: nn.Module, second: nn.Module) -> tuple[Any, Tensor, Tensor, int]:
         """Take X forward through two layers and dY back; return X, H, Y and the number of calls so far, forward."""

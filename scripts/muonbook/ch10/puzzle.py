@@ -79,11 +79,11 @@ PUZZLE = Puzzle(
 
 
 def global_norm(grid: Grid, pieces: list[tuple[torch.Tensor, int | None]]) -> float:
-    """Return the norm of the whole gradient. pieces: flat parts, and how each is cut over TP."""
+    """Return the norm of the whole gradient. pieces: (flat part, tp_split_dim)."""
     import torch
 
     squares = torch.zeros((), dtype=torch.float64, device=grid.device)
     for gradient, tp_split_dim in pieces:
-        if tp_split_dim is not None or grid.tp.rank == 0:  # what all TP ranks hold counts once
+        if tp_split_dim is not None or grid.tp.rank == 0:  # what all hold counts once
             squares += gradient.double().square().sum()
     return grid.world.all_reduce(squares, "squares").sqrt().item()

@@ -21,8 +21,8 @@ def whole(
     dim: int,  # along which TP cut
 ) -> Tensor:
     """Return the matrix."""
-    blocks = [torch.cat(list(pieces)).view(block) for pieces in shards]  # over DP: dp_gather
-    return torch.cat(blocks, dim)  # over TP: tp_gather
+    blocks = [torch.cat(list(pieces)).view(block) for pieces in shards]  # over DP
+    return torch.cat(blocks, dim)  # over TP
 
 
 WHOLE = FiveMinutes(

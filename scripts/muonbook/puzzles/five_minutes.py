@@ -28,11 +28,14 @@ from __future__ import annotations
 
 import copy
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+LINE = 92  # characters that the page shows of a line
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class FiveMinutes:
 
 def check(puzzle: FiveMinutes, answer: Callable[..., Any]) -> None:
     """Try `answer` on every case, each time on arguments of its own, and print one line: right, or what is not."""
-    print(verdict(puzzle, answer))
+    print(textwrap.fill(verdict(puzzle, answer), LINE))
 
 
 def verdict(puzzle: FiveMinutes, answer: Callable[..., Any]) -> str:

@@ -67,10 +67,11 @@ class GatherAll:
         for index, block in blocks.items():
             spec = self.context.layout.specs[index]
             if spec.tp_split_dim is None or self.context.grid.tp.size == 1:
-                matrices[index] = block.clone()  # Newton–Schulz overwrites it; and its last bits depend on alignment
+                matrices[index] = block.clone()  # Newton–Schulz overwrites it; and it is aligned
             else:
-                label = f"momentum, {spec.name}"
-                matrices[index] = self.context.grid.tp.all_gather_blocks(block, spec.tp_split_dim, label)
+                matrices[index] = self.context.grid.tp.all_gather_blocks(
+                    block, spec.tp_split_dim, label=f"momentum, {spec.name}"
+                )
         return matrices
 
     @hooked
@@ -87,14 +88,14 @@ class GatherAll:
         buckets: BucketGroup,
         updates: Tensors,  # O[I, J]
     ) -> dict[int, Tensor]:  # O[I_tp, J] or O[I, J_tp]
-        """Whole updates -> this TP rank's block: the opposite arrow of tp_gather, without a collective."""
-        blocks = {}
+        """Whole updates -> this TP rank's block: the opposite arrow, without a collective."""
+        blocks, tp = {}, self.context.grid.tp
         for index, update in updates.items():
             spec = self.context.layout.specs[index]
             if spec.tp_split_dim is None:
                 blocks[index] = update
             else:
-                blocks[index] = update.chunk(self.context.grid.tp.size, spec.tp_split_dim)[self.context.grid.tp.rank]
+                blocks[index] = update.chunk(tp.size, spec.tp_split_dim)[tp.rank]
         return blocks
 
     @hooked
