@@ -1,0 +1,62 @@
+"""Chapter 9's moving pictures: the pair of layers shows what its ranks hold, and the blocks what they come to."""
+
+import numpy as np
+import pytest
+import torch
+from figure_helpers import assert_readable, boxes, texts
+
+from muonbook.ch09.figure_blocks import ANGLES, frames_of_blocks, rows_at, strengths
+from muonbook.ch09.figure_pair import RANKS, frames_of_pair, pair
+from muonbook.ch09.small_layers import whole_numbers
+from muonbook.figures import player
+
+
+def test_the_pair_is_what_autograd_says() -> None:
+    found, (X, W1, W2, dY) = pair(), whole_numbers()
+    x = X.clone().requires_grad_()
+    y = torch.relu(x @ W1.T) @ W2.T
+    y.backward(dY)
+    assert torch.equal(found["Y"], y.detach())
+    assert torch.equal(found["dX"], x.grad)
+    for name in ("Y", "dX"):
+        assert torch.equal(found[name], sum(found[f"{name}{rank}"] for rank in range(RANKS)))
+
+
+def test_the_pair_shows_every_number_and_whose_it_is() -> None:
+    frames = frames_of_pair()
+    for frame in frames:
+        assert_readable(frame.figure)
+    whole, cut, *_, summed = (frames[n].figure for n in (0, 1, 4))
+    found = pair()
+    for name in ("X", "W1", "H", "W2", "Y"):
+        assert {f"{value:g}" for value in found[name].flatten().tolist()} <= set(texts(whole))
+    assert len(boxes(whole, "both")) == sum(found[name].numel() for name in ("X", "W1", "H", "W2", "Y"))
+    assert not boxes(whole, "tp")
+    for rank in range(RANKS):  # half of both weights
+        assert len(boxes(cut, f"tp{rank}")) == (found["W1"].numel() + found["W2"].numel()) // RANKS
+    assert len(boxes(summed, "sum")) == found["Y"].numel()
+
+
+def test_captions_name_the_bytes_that_the_worker_counts() -> None:
+    captions = [frame.caption for frame in frames_of_pair()]
+    assert "Each rank sends 24 bytes." in captions[4]  # 2 (T - 1) / T of 2 x 3 in float32
+    assert "one all-reduce, 32 bytes." in captions[6]  # and of 2 x 4
+
+
+@pytest.mark.parametrize("angle", ANGLES)
+def test_blocks_come_to_the_singular_values_of_unit_rows_with_their_angle(angle: int) -> None:
+    values = np.linalg.svd(np.array(rows_at(angle)), compute_uv=False)
+    assert values == pytest.approx(strengths(angle))
+    assert strengths(90) == pytest.approx((1, 1))
+
+
+def test_bars_are_as_long_as_singular_values() -> None:
+    for angle, frame in zip(ANGLES, frames_of_blocks(), strict=True):
+        assert_readable(frame.figure)
+        widths = [bar.get_width() for bar in boxes(frame.figure, "strength")]
+        assert widths == pytest.approx([80 * value for value in (*strengths(angle), 1, 1)])
+
+
+def test_the_moving_pictures_are_light() -> None:
+    frames = {"pair": frames_of_pair(), "blocks": frames_of_blocks()}
+    assert sum(len(player.html(name, each)) for name, each in frames.items()) < 200_000
