@@ -29,6 +29,7 @@ from tools import run_notebooks, set_address
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "file:///nowhere/"  # a fetch from here fails at once
 SHOWN = ("torch", "numpy", "matplotlib", "IPython", "ipykernel")  # versions, in the report's first line
+UNDRAWN = "regex: (?s)<svg .*?</svg>\nreplace: a picture\n"  # for nbval
 STRANGE = ("GIT_", "JUPYTER_", "PYTEST_", "PYTHON", "JPY_", "COV_", "IPYTHON")  # ours, and not a reader's
 
 
@@ -107,16 +108,20 @@ def reader(folder: Path, source: str, colab: bool, python: str = sys.executable)
     }
 
 
-def complaints(notebook: Path, home: Path, environment: dict[str, str]) -> list[str]:
+def complaints(notebook: Path, home: Path, environment: dict[str, str], drawn_alike: bool = True) -> list[str]:
     """Run `notebook` where it lies and compare every output with the stored one; return what is not as it should be.
 
-    home: the folder that `reader` made `environment` for, not the notebook's. [] means: every code cell ran, was
-    compared, and agreed.
+    home: the folder that `reader` made `environment` for, not the notebook's. drawn_alike: whether the same matplotlib
+    draws; another puts the same words a hair beside, so pictures that move are then compared by their words. [] means:
+    every code cell ran, was compared, and agreed.
     """
     (home / "pytest.ini").write_text("[pytest]\n")  # instead of any that lies in a folder above
     report = home / f"{notebook.stem}.xml"
     options = ["--nbval", "--nbval-kernel-name", "reader", "--nbval-cell-timeout", "600", "-p", "nbval.plugin"]
     options += ["-p", "no:cacheprovider", "-c", str(home / "pytest.ini"), "--rootdir", str(notebook.parent)]
+    if not drawn_alike:
+        (home / "sanitize.cfg").write_text(UNDRAWN)
+        options += ["--nbval-sanitize-with", str(home / "sanitize.cfg")]
     command = [sys.executable, "-m", "pytest", *options, "-q", f"--junit-xml={report}", notebook.name]
     done = subprocess.run(command, cwd=notebook.parent, env=environment, capture_output=True, text=True)
     if not report.exists():
@@ -152,7 +157,7 @@ def in_colab(notebook: Path, published: str, folder: Path, python: str = sys.exe
         tried = subprocess.run([python, "-c", f"import {module}"], cwd=content, env=environment, capture_output=True)
         if (tried.returncode == 0) != there:
             return [f"{module} can{'not' if there else ''} be imported before anything is fetched"]
-    found = complaints(content / notebook.name, home, environment)
+    found = complaints(content / notebook.name, home, environment, drawn_alike=python == sys.executable)
     if not found and not (content / "muon-at-scale" / "scripts" / "distmuon").is_dir():
         found.append("nothing was fetched")
     return found

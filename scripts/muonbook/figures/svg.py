@@ -117,7 +117,7 @@ def _by_sides(corners: re.Match[str]) -> str:
 
 
 def _looks(css: str) -> dict[str, str]:
-    looks = {}
+    looks: dict[str, str] = {}
     for part in css.split(";"):
         key, _, value = (piece.strip() for piece in part.partition(":"))
         if key == "font":  # how older matplotlib says it: 700 14px 'DejaVu Sans'

@@ -62,6 +62,23 @@ def test_make_colab_names_the_cells_that_are_not_as_stored(tmp_path: Path) -> No
     assert done.stderr.count("another") >= 2
 
 
+def test_another_matplotlib_may_draw_beside_but_not_say_otherwise(tmp_path: Path) -> None:
+    python, folder = in_another_environment(tmp_path, said="another")
+    cells = [nbformat.v4.new_code_cell(chapters.FIRST_CELL, execution_count=1)]
+    pictures = ("<svg x='1'>\na</svg><p>one</p>", "<svg x='2'>\na</svg><p>one</p>", "<svg x='1'>\na</svg><p>two</p>")
+    for count, drawn in enumerate(pictures, 2):
+        data = {"text/html": pictures[0], "text/plain": "words"}
+        stored = [nbformat.v4.new_output("display_data", data)]
+        source = f"display({data | {'text/html': drawn}!r}, raw=True)"
+        cells.append(nbformat.v4.new_code_cell(source, execution_count=count, outputs=stored))
+    path = folder / "00_drawn.ipynb"
+    path.write_text(nbformat.writes(nbformat.v4.new_notebook(cells=cells)), encoding="utf-8")
+    (tmp_path / "published").mkdir()
+    published = run_in_colab.publish(tmp_path / "published").as_uri()
+    found = run_in_colab.in_colab(path, published, tmp_path / "reader", str(python))
+    assert ["<p>two" in complaint for complaint in found] == [True], found
+
+
 def test_make_colab_refuses_an_interpreter_without_colabs_packages(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
     for python, says in (

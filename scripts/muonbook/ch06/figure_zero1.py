@@ -1,0 +1,146 @@
+"""ZeRO-1 as a picture that moves: what four ranks keep for every parameter, and what becomes of it in a step.
+
+A strip is one rank's memory, as wide as its bytes. What all ranks hold alike is pale blue; what a rank alone holds or
+has made has its colour, and a mean of all ranks has the stripes of all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from muonbook.figures.player import Frame
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, TEXT, WIDTH
+
+from muonbook.figures.style import box, card, dp_colour, mix, put  # isort: skip
+
+KINDS = {"w": 2, "g": 4, "master": 4, "m": 4, "v": 4}  # bytes per parameter: bf16, then float32
+CUT = ("master", "m", "v")
+ALIKE, GAP, NAMES, HIGH, STEP = mix(COLD, CARD, 0.6), 6.0, 40.0, 26.0, 34.0
+SCALE = (WIDTH - 2 * MARGIN - NAMES - GAP * (len(KINDS) - 1)) / sum(KINDS.values())  # points per byte
+
+WHOLE, OWN, SHARD, MEAN, MIXED, JOINED = "whole", "own", "shard", "mean", "mixed", "joined"  # how a kind is held
+
+
+class Moment(NamedTuple):
+    """What the ranks hold at one moment. held: kind -> how; framed: the kinds to look at; sent: bytes so far."""
+
+    title: str
+    caption: str
+    held: dict[str, str]
+    framed: tuple[str, ...] = ()
+    sent: float = 0.0
+
+
+def sent_bytes(D: int) -> tuple[float, float, float]:
+    """Return what a rank sends per parameter: reduce-scatter of gradients, all-gather of parameters, an all-reduce."""
+    f = (D - 1) / D
+    return f * KINDS["g"], f * KINDS["w"], 2 * f * KINDS["g"]
+
+
+def kept_bytes(held: dict[str, str], D: int) -> float:
+    """Return what a rank keeps per parameter; the gradient's buffer is there, whatever is in it."""
+    return sum(size / (D if held[kind] == SHARD else 1) for kind, size in KINDS.items())
+
+
+def _moments(D: int) -> list[Moment]:
+    plain = {"w": WHOLE, "g": OWN, "master": WHOLE, "m": WHOLE, "v": WHOLE}
+    cut = plain | dict.fromkeys(CUT, SHARD)
+    reduce, gather, all_reduce = sent_bytes(D)
+    mean, share = cut | {"g": MEAN}, f"1/{D}"
+    all_, ours = kept_bytes(plain, D), kept_bytes(cut, D)
+    return [
+        Moment(
+            "Which of this need exist only once?", f"Plain data parallelism: each rank keeps {all_:g} bytes per parameter.", plain
+        ),
+        Moment("The same, over and over", f"Master, m and v are the same numbers on all {D} ranks.", plain, CUT),
+        Moment(f"Keep {share} of them", f"ZeRO-1: each rank keeps {share} of master, m and v. But who steps the rest?", cut),
+        Moment("A step: backward", "Each rank has a gradient g of its own data. AdamW wants their mean.", cut, ("g",)),
+        Moment(
+            "reduce_scatter", f"Each rank gets the mean for the {share} that it owns, and nothing else.", mean, ("g",), reduce
+        ),
+        Moment("AdamW, on a shard", f"Each rank steps its {share}: mean, m, v and master are all there.", mean, CUT, reduce),
+        Moment("A new piece of w", f"Rounded to bf16: {share} of w is new, the rest still old.", mean | {"w": MIXED}, ("w",), reduce),
+        Moment(
+            "all_gather", "The new pieces go round, and every rank has all of w again.", mean | {"w": JOINED}, ("w",), reduce + gather
+        ),
+        Moment(
+            "Half the memory, for less traffic",
+            f"{ours:g} bytes kept, not {all_:g}; {reduce + gather:g} sent, where an all-reduce of g sends {all_reduce:g}.",
+            mean | {"w": JOINED},
+            (),
+            reduce + gather,
+        ),
+    ]  # fmt: skip
+
+
+def frames_of_zero1(D: int = 4) -> list[Frame]:
+    """Return the frames: a step of plain data parallelism, what it wastes, and ZeRO-1's step with bytes."""
+    return [
+        Frame(_draw(moment, D), f"{moment.title.rstrip('?')}: {describe(moment, D)}", moment.caption)
+        for moment in _moments(D)
+    ]
+
+
+def describe(moment: Moment, D: int) -> str:
+    """Return what every rank holds at a moment, in words."""
+    words = {
+        WHOLE: "whole and the same on every rank",
+        OWN: "whole, of each rank's own data",
+        SHARD: f"a shard of 1/{D} on each rank",
+        MEAN: f"on each rank the mean over all ranks for its own 1/{D}",
+        MIXED: f"new in each rank's own 1/{D}, old in the rest",
+        JOINED: "whole and new, every part from the rank that owns it",
+    }
+    by_way: dict[str, list[str]] = {}
+    for kind, way in moment.held.items():
+        by_way.setdefault(way, []).append(kind)
+    held = "; ".join(f"{', '.join(kinds)}: {words[way]}" for way, kinds in by_way.items())
+    framed = f" Marked: {', '.join(moment.framed)}." if moment.framed else ""
+    return f"{held}.{framed} {'. '.join(_bytes(moment, D))}."
+
+
+def _bytes(moment: Moment, D: int) -> tuple[str, str]:
+    kept = f"A rank keeps {kept_bytes(moment.held, D):g} B per parameter"
+    return kept, f"It has sent {moment.sent:g} B per parameter"
+
+
+def _draw(moment: Moment, D: int) -> Figure:
+    def paint(axes: Axes, top: float) -> None:
+        left = MARGIN + NAMES
+        for kind, size in KINDS.items():
+            across = size * SCALE
+            put(axes, left + across / 2, top, kind, "center", True)
+            put(axes, left + across / 2, top + 15, f"{size} B", "center", color=MUTED)
+            for rank in range(D):
+                _strip(axes, left, top + 36 + STEP * rank, across, moment.held[kind], rank, D)
+            if kind in moment.framed:
+                box(axes, left - 2.5, top + 33, across + 5, STEP * (D - 1) + HIGH + 6, "none", lw=2.0, ec=ACCENT)
+            left += across + GAP
+        for rank in range(D):
+            put(axes, MARGIN, top + 42 + STEP * rank, f"DP {rank}", bold=True)
+        for row, line in enumerate(_bytes(moment, D)):
+            put(axes, MARGIN, top + 46 + 18 * row + STEP * D, line, size=TEXT, bold=True)
+
+    return card(moment.title, "", (82 + STEP * D, paint))
+
+
+def _strip(axes: Axes, x: float, y: float, across: float, way: str, rank: int, D: int) -> None:
+    """Paint one kind on one rank, as its way says."""
+    part = across / D
+    if way in (WHOLE, MIXED):
+        box(axes, x, y, across, HIGH, ALIKE)
+    elif way == OWN:
+        box(axes, x, y, across, HIGH, dp_colour(rank))
+    elif way == JOINED:
+        for owner in range(D):
+            box(axes, x + owner * part, y, part, HIGH, dp_colour(owner))
+    if way in (SHARD, MIXED):
+        box(axes, x + rank * part, y, part, HIGH, dp_colour(rank))
+    if way == MEAN:
+        for source in range(D):
+            box(axes, x + rank * part, y + source * HIGH / D, part, HIGH / D, dp_colour(source))
+    edge = {"ec": INK, "lw": 0.8} if way not in (SHARD, MEAN) else {"ec": MUTED, "lw": 0.8, "ls": (0, (2, 2))}
+    box(axes, x, y, across, HIGH, "none", **edge)
