@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from distmuon import launch
+from muonbook.ch11.museum import EXHIBITS
 from muonbook.ch11.museum_tour import DP, SCENARIOS, TP, Scenario, Visit, moved, visit
 
 RIGHT = "right, to the last bit"
@@ -28,6 +30,12 @@ def tell(ranks: Ranks, names: Sequence[Exhibit]) -> tuple[bool, dict[str, list[s
     if list(names) == ["empty shard"]:
         show_lonely("empty shard")
     return True, labels
+
+
+def provenance(name: str, width: int = 88) -> str:
+    """Return whose bug this is and how far we know it, from the exhibit's own docstring, in lines of this width."""
+    told = (EXHIBITS[name].__doc__ or "").partition("Seen: ")[2].partition("Shows: ")[0]
+    return textwrap.fill("Seen: " + " ".join(told.split()), width, subsequent_indent="  ")
 
 
 def verdict(visit: Visit, scenario: Scenario) -> str:

@@ -168,7 +168,8 @@ class SkipsWhenEmpty(GatherAll):
 class GradientInsteadOfMomentum(DistributedMuon):
     """The gradient is gathered and orthogonalized; momentum is kept up to date, and never used.
 
-    Seen: a reading of the paper's Algorithm 1, whose line 6 calls the gathered tensor G (see Moonlight #38).
+    Seen: a reading of the paper's Algorithm 1, whose line 6 calls the gathered tensor G. Jen Wei worked out what must
+    be meant, and proposed a clearer letter (Moonlight #38).
     Shows: the same bytes, and a first step that is right, because momentum then is a multiple of the gradient.
     """
 
@@ -195,7 +196,7 @@ class NoNewtonSchulz(GatherAll):
 class CastBeforeNormalizing(GatherAll):
     """What Newton–Schulz is fed passes through fp16 before it is normalized.
 
-    Seen: DeepSpeed #8533, in the Gram form (reported): a loss scale of 1e4 was enough.
+    Seen: DeepSpeed #8533, in the Gram form (reported; mended there): a loss scale of 1e4 was enough.
     Shows: nothing at ordinary sizes. Above 65,504 the matrix becomes infinite and its update NaN; below 6e-8 it becomes
     zero and stands still.
     """

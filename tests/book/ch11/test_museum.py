@@ -7,6 +7,7 @@ from distmuon import launch
 from distmuon.sharding.grid import Grid
 from distmuon.verify.certificate import difference, identical
 from muonbook.ch11 import museum_tour as workers
+from muonbook.ch11.labels import provenance
 from muonbook.ch11.museum import EXHIBITS, broken
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -114,6 +115,15 @@ def test_a_rank_that_owns_nothing_ends_the_world_of_those_who_wait_for_it() -> N
 def test_casting_first_turns_loud_gradients_into_nan(visits) -> None:
     parameters = visits[0]["cast before normalizing", "loud gradients"].parameters
     assert all(value.isnan().all() for value in parameters.values())
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_every_exhibit_says_where_it_was_seen(name: str) -> None:
+    told = provenance(name)
+    assert told.startswith("Seen: ")
+    assert "Shows" not in told
+    assert any(word in told for word in ("run)", "(read)", "reported", "nowhere in public", "reading of the paper"))
+    assert max(map(len, told.splitlines())) <= 88
 
 
 def test_an_unknown_exhibit_is_a_key_error() -> None:
