@@ -35,17 +35,21 @@ METADATA = {
     "language_info": {"name": "python", "pygments_lexer": "ipython3"},  # the book colours `!python` by the latter
 }
 CELL_METADATA = {"tags"}  # what a chapter's author writes; editors and Colab leave more behind
+# What a cell tagged `hide-input` gets besides, so that it is folded in Colab (which shows `# @title` above it) and in
+# Jupyter as well; the book shows the comment that it begins with.
+FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}
 
 # The first code cell of every chapter, kept alike by `regenerate`; {url} is `repository.url` of _config.yml. The
 # folder's name is given, because the repository may be called otherwise one day.
 FIRST_CELL = """\
-# In an empty folder, as in Colab, fetch the project first; nothing is installed. In a clone it is here already.
+# @title Run this first: it fetches the project where it is missing, and installs nothing
 import os, subprocess, sys
 
 if not os.path.exists("../scripts/distmuon"):
     if not os.path.exists("muon-at-scale"):
         address = "{url}"
-        subprocess.run(["git", "clone", "--quiet", "--depth=1", address, "muon-at-scale"], check=True)
+        command = ["git", "clone", "--quiet", "--depth=1", address, "muon-at-scale"]
+        subprocess.run(command, check=True)
     os.chdir("muon-at-scale/notebooks")
 sys.path.insert(0, os.path.abspath("../scripts"))
 from muonbook import notebook
@@ -140,7 +144,9 @@ def normalize(chapter: NotebookNode) -> None:
         name = hashlib.sha256(f"{cell.cell_type}:{cell.source}".encode()).hexdigest()[:8]
         seen[name] = seen.get(name, 0) + 1
         cell["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
-        cell.metadata = NotebookNode({key: value for key, value in cell.metadata.items() if key in CELL_METADATA})
+        kept = {key: value for key, value in cell.metadata.items() if key in CELL_METADATA}
+        folded = FOLDED if "hide-input" in kept.get("tags", []) else {}
+        cell.metadata = nbformat.from_dict({**folded, **kept})
         if cell.cell_type != "code":
             continue
         count += 1

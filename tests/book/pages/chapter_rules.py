@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -12,6 +13,8 @@ HEADINGS = ("Quick questions", "Puzzle", "Takeaways", "Where this stops being tr
 IGNORED = "nbval-ignore-output"  # the tag of a cell whose output differs from run to run, such as a timing
 MOST_IGNORED = 2  # cells of a chapter
 SHORTEST_ALT = 20  # characters
+LONGEST_LINE = 100  # characters of code or of what it prints: what the page shows whole at 1300 pixels (book.css)
+FOLD, REMOVE = "hide-input", "remove-input"
 
 NEVER_PRINTED = {
     "a carriage return": r"\r",
@@ -26,7 +29,14 @@ MYST = {"a role": r"(?<!`)\{[\w:+-]+\}`[^`\n]+`", "a directive": r"^\s*(?::::+|`
 
 def faults(chapter: NotebookNode, stem: str) -> list[str]:
     """Return one phrase for each rule that the chapter breaks. stem: its file's name, without the ending."""
-    return [*_opening(chapter, stem), *_prose(chapter), *_runs(chapter, stem), *_outputs(chapter)]
+    return [
+        *_opening(chapter, stem),
+        *_prose(chapter),
+        *_runs(chapter, stem),
+        *_folds(chapter),
+        *_widths(chapter),
+        *_outputs(chapter),
+    ]
 
 
 def _opening(chapter: NotebookNode, stem: str) -> Iterator[str]:
@@ -75,6 +85,55 @@ def _runs(chapter: NotebookNode, stem: str) -> Iterator[str]:
         yield "a cell is excused from running"
     if any(re.search(r"^\s*#\s*NBVAL_", cell.source, re.MULTILINE) for cell in code):
         yield "a comment excuses a cell from being compared; use a tag, which is counted"
+
+
+def _folds(chapter: NotebookNode) -> Iterator[str]:
+    """What is no reading for the reader is out of sight: cells that draw are folded, cells that only show are gone."""
+    for cell in chapter.cells:
+        if cell.cell_type != "code":
+            continue
+        tags, first = cell.metadata.get("tags", []), cell.source.partition("\n")[0]
+        draws = bool(re.search(r"\bnotebook\.(picture|moving)\(", cell.source))
+        if draws and FOLD not in tags:
+            yield f"a cell that draws is not tagged {FOLD}: {first!r}"
+        if FOLD in tags and not re.match(r"# Drawing: \S" if draws else r"# \S", first):
+            yield f"a folded cell does not begin with a comment{' `# Drawing: ...`' * draws}: {first!r}"
+        if only_shows(cell.source) != (REMOVE in tags):
+            wrong = "does more than show sources" if REMOVE in tags else "only shows sources"
+            yield f"a cell {wrong} and is{' not' * (REMOVE not in tags)} tagged {REMOVE}: {first!r}"
+
+
+def only_shows(source: str) -> bool:
+    """Say whether a cell consists of imports and calls of notebook.source or notebook.side_by_side, one at least."""
+    try:
+        lines = ast.parse(source).body
+    except SyntaxError:  # a command after `!`, or a `%%writefile`
+        return False
+    calls = [
+        ast.unparse(line.value.func)
+        for line in lines
+        if isinstance(line, ast.Expr) and isinstance(line.value, ast.Call)
+    ]
+    imports = sum(isinstance(line, ast.Import | ast.ImportFrom) for line in lines)
+    shown = sum(call in ("notebook.source", "notebook.side_by_side") for call in calls)
+    return shown > 0 and shown + imports == len(lines)
+
+
+def _widths(chapter: NotebookNode) -> Iterator[str]:
+    for cell in chapter.cells:
+        shown = re.findall(r"^```[^\n]*\n(.*?)^```", cell.source, re.DOTALL | re.MULTILINE)
+        if cell.cell_type == "code":
+            shown = [] if REMOVE in cell.metadata.get("tags", []) else [cell.source]
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            shown += re.findall(r"^```[^\n]*\n(.*?)^```", data.get("text/markdown", ""), re.DOTALL | re.MULTILINE)
+            shown += [data["text/plain"] if set(data) == {"text/plain"} else ""]
+            shown += re.split(r"^(?=Not yet: )", output.get("text", ""))[
+                :1
+            ]  # a checker's sentence wraps; tables do not
+        for line in "\n".join(shown).splitlines():
+            if len(line) > LONGEST_LINE:
+                yield f"a line of {len(line)} characters, more than {LONGEST_LINE}: {line.strip()[:60]!r}"
 
 
 def _outputs(chapter: NotebookNode) -> Iterator[str]:

@@ -19,7 +19,9 @@ from matplotlib.figure import Figure
 from muonbook.figures import style
 
 figure = Figure(figsize=(2, 1))
-figure.subplots().plot(np.arange(4.0))
+axes = figure.subplots()
+axes.tick_params(labelsize=style.SMALL)
+axes.plot(np.arange(4.0))
 notebook.picture(figure, "A line that rises from 0 to 3, drawn to see that pictures are stored.")"""
 
 

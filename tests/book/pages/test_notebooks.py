@@ -177,8 +177,10 @@ def good_chapter() -> NotebookNode:
         nbformat.v4.new_markdown_cell(prose),
         nbformat.v4.new_code_cell(chapters.FIRST_CELL, execution_count=1),
         nbformat.v4.new_code_cell("!python ../scripts/07_virtual_map.py --dp 4", execution_count=2),
-        nbformat.v4.new_code_cell("notebook.picture(figure, alt)", execution_count=3),
+        nbformat.v4.new_code_cell("# Drawing: a row of shards\nnotebook.picture(figure, alt)", execution_count=3),
+        nbformat.v4.new_code_cell("from muonbook import x\n\nnotebook.source(x.y)", execution_count=4),
     ]
+    chapter.cells[3].metadata["tags"], chapter.cells[4].metadata["tags"] = ["hide-input"], ["remove-input"]
     chapter.cells[2].outputs = [nbformat.v4.new_output("stream", text="4 ranks, 3 steps, 1/2 of DP / TP.\n")]
     alt = {"image/png": "AAAA", "text/plain": "Four shards in a row, then padding."}
     chapter.cells[3].outputs = [nbformat.v4.new_output("display_data", data=alt)]
@@ -205,6 +207,12 @@ def test_a_good_chapter_has_no_faults() -> None:
         (2, "07_virtual_map", "10_dp_tp", "never runs its own worker"),
         (2, "--dp 4", "--check my_07.py", "checker did not answer"),
         (2, "!python", "# NBVAL_IGNORE_OUTPUT\n!python", "a comment excuses a cell"),
+        (2, "!python", "x = 1\nnotebook.moving('row', frames)\n!python", "draws is not tagged hide-input: 'x = 1'"),
+        (2, "--dp 4", "--dp 4" + " " * 80 + "--tp 2", "a line of 1.. characters, more than 100: '!python"),
+        (3, "# Drawing: a", "# a", "does not begin with a comment `# Drawing: ...`: '# a row"),
+        (4, "notebook.source", "print(1)\nnotebook.source", "does more than show sources and is tagged remove-input"),
+        (4, "notebook.source", "notebook.picture", "a cell does more than show sources"),
+        (0, "## Takeaways", "```python\n" + 101 * "x" + "\n```\n## Takeaways", "a line of 101 characters"),
     ],
 )
 def test_the_rules_bite_on_sources(cell: int, old: str, new: str, says: str) -> None:
@@ -242,19 +250,26 @@ def test_the_rules_bite_on_counts_tags_errors_and_descriptions() -> None:
             chapter.cells[2].execution_count = None
         elif how == 1:
             chapter.cells[3].outputs[0].data["text/plain"] = "<Figure>"
+        elif how == 5:
+            del chapter.cells[4].metadata["tags"]
+        elif how == 6:
+            chapter.cells[2].outputs[0].text = "x" * 101
+        elif how == 7:
+            listing = nbformat.v4.new_output("display_data", {"text/markdown": f"```python\n{'y' * 101}\n```"})
+            chapter.cells[4].outputs = [listing]
         elif how == 2:
             chapter.cells[3].outputs = [nbformat.v4.new_output("error", ename="KeyError", evalue="", traceback=[])]
         elif how == 3:
-            chapter.cells[3].metadata["tags"] = ["nbval-skip"]
+            chapter.cells[3].metadata["tags"] += ["nbval-skip"]
         else:
             for _ in range(3):
                 extra = copy.deepcopy(chapter.cells[3])
                 extra.execution_count = len(chapter.cells)
-                extra.metadata["tags"] = [chapter_rules.IGNORED]
+                extra.metadata["tags"] = ["hide-input", chapter_rules.IGNORED]
                 chapter.cells.append(extra)
 
     said = []
-    for how in range(5):
+    for how in range(8):
         chapter = good_chapter()
         spoil(chapter, how)
         said += chapter_rules.faults(chapter, "07_virtual_map")
@@ -264,6 +279,9 @@ def test_the_rules_bite_on_counts_tags_errors_and_descriptions() -> None:
         "a cell raised KeyError",
         "a cell is excused from running",
         "3 cells are tagged nbval-ignore-output, more than 2",
+        "a cell only shows sources and is not tagged remove-input",
+        "a line of 101 characters, more than 100",
+        "a line of 101 characters, more than 100",
     ]
 
 
@@ -360,5 +378,6 @@ def test_normalizing_keeps_what_authors_write_and_drops_the_rest() -> None:
     assert [cell.id for cell in chapter.cells[1:]] == [name, f"{name}-2", f"{name}-3"]
     assert [cell.execution_count for cell in chapter.cells[1:]] == [1, 2, 3]
     assert chapter.cells[1].outputs[0].text == "20%\ndone\n"
-    assert chapter.cells[1].metadata == {"tags": ["hide-input"]}
+    folded = {"tags": ["hide-input"], "cellView": "form", "jupyter": {"source_hidden": True}}  # in Colab, in Jupyter
+    assert [cell.metadata for cell in chapter.cells] == [{}, folded, {}, {}]
     nbformat.validate(chapter)
