@@ -75,7 +75,7 @@ class ScheduledMuon(DistributedMuon):
 
     @contextlib.contextmanager
     def waiting_at_the_end(self) -> Iterator[None]:
-        """Leave nothing under way at the end of the block, not even after an error, which stays the first one."""
+        """Leave nothing under way at the end of the block, nor after an error, which stays the first."""
         try:
             yield
             for pending in filter(len, self.pending):
@@ -104,7 +104,7 @@ class NaiveMuon(ScheduledMuon):
 
 
 class PipelinedMuon(ScheduledMuon):
-    """Under the work on bucket group k, group k + 1 is gathered and the parameters of k - 1 travel."""
+    """Under the work on bucket group k, group k + 1 is gathered, the parameters of k - 1 travel."""
 
     def make_moves(self, groups: Sequence[BucketGroup]) -> None:
         ahead = self.start(groups[0])

@@ -25,7 +25,8 @@ _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.redu
 class PendingWork:
     """Collectives that were started and have not been waited for.
 
-    It holds their tensors, too: a backend may read and write them until the wait, and nobody else has to keep them.
+    It holds their tensors, too: a backend may read and write them until the wait, and nobody else
+    has to keep them.
     """
 
     def __init__(self) -> None:
@@ -35,12 +36,15 @@ class PendingWork:
         return len(self._started)
 
     def add(self, work: Any, *tensors: Tensor) -> None:
-        """Remember a collective that was started with `async_op=True`, and the tensors it reads and writes."""
+        """Remember a collective started with `async_op=True`, and the tensors it reads and writes."""
         self._started.append((work, tensors))
 
     @hooked
     def wait(self) -> None:
-        """Wait for all, oldest first: from here on what they bring is there. Raises RuntimeError where one fails."""
+        """Wait for all, oldest first: from here on what they bring is there.
+
+        Raises RuntimeError where one fails.
+        """
         while self._started:
             self._started[0][0].wait()
             del self._started[0]
@@ -91,7 +95,8 @@ class Group:
             return shard
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
         self._record("all_gather", out, label)
-        work = _all_gather_flat(out, shard, group=self.process_group, async_op=self._pending is not None)
+        started = self._pending is not None
+        work = _all_gather_flat(out, shard, group=self.process_group, async_op=started)
         if self._pending is not None:
             self._pending.add(work, shard, out)
         return out

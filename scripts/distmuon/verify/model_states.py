@@ -30,7 +30,7 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage:
 
 
 def count(tensors: Mapping[str, Iterable[Tensor]]) -> ModelStates:
-    """Return bytes per kind of the storages behind these tensors, each counted once, where it is first met."""
+    """Return bytes per kind of the storages behind these tensors, each counted where it is first met."""
     states, seen = dict.fromkeys(tensors, 0), set()
     for kind, theirs in tensors.items():
         for storage in map(storage_of, theirs):
@@ -55,9 +55,9 @@ def by_kind(states: Iterable[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
 
 
 def predict_shards(layout: Layout, dp_rank: int, muon: Collection[int] = ()) -> ModelStates:
-    """Return what our optimizers keep: whole parameters and gradients, masters and state of the shards.
+    """Return what our optimizers keep.
 
-    In a map for D = 1 nothing is cut.
+    Whole parameters and gradients, masters and state of the shards. In a map for D = 1 nothing is cut.
     """
     states, metas = dict.fromkeys(KINDS, 0), layout.view(dp_rank)
     for bucket in layout.buckets:
@@ -68,7 +68,8 @@ def predict_shards(layout: Layout, dp_rank: int, muon: Collection[int] = ()) -> 
         if buffer.grad_dtype != buffer.param_dtype:  # else the parameters are their own masters
             states["masters"] += bucket.shard_size * item
         for index in bucket.params:
-            _add_state(states, metas[index].local_range.size * item, index in muon, metas[index].owned)
+            meta = metas[index]
+            _add_state(states, meta.local_range.size * item, index in muon, meta.owned)
     return states
 
 
@@ -109,7 +110,7 @@ def predict_rows(layout: Layout, dp_rank: int, muon: Collection[int] = ()) -> Mo
 
 
 def _add_state(states: ModelStates, size: int, is_muon: bool, stepped: bool) -> None:
-    """Add one parameter's state of `size` bytes: one buffer for Muon, two and a step number for AdamW."""
+    """Add one parameter's state of `size` bytes: a buffer for Muon, two and a step number for AdamW."""
     for kind in ("momentum",) if is_muon else ("exp_avg", "exp_avg_sq"):
         states[kind] += size
     states["counters"] += 4 * (stepped and not is_muon)

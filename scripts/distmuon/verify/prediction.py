@@ -107,36 +107,46 @@ def gather_all_sends(
 
 
 def gather_all_allocates(
-    layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None, compute_bytes: int
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
 ) -> int:
     """Return a bound, in bytes, of what one bucket group's moves allocate, for the worst bucket.
 
     w b                            the momentum's pieces
     + m (b + B)                    the shard, and the gathered bucket
-    + (2 m + max(p + c, 5 c)) F    whole matrices, their batch (which becomes their update), Newton–Schulz's own
+    + (2 m + max(p + c, 5 c)) F    whole matrices, their batch (it becomes their update),
+                                   Newton–Schulz's own
     + m L                          the copy that puts blocks cut along dimension 1 side by side
 
-    with B elements in the bucket (padded) and b = B / D in a shard; F in the whole matrices of which this rank owns a
-    part, L in the largest of them; w, m, c bytes per element of the momentum, the gather and Newton–Schulz; p of the
-    norm (float32 or wider). F <= T b + 2 L, for only the two matrices at the ends of a shard can stick out of it: the
-    bound grows with the bucket and the largest matrix, never with the model.
+    with B elements in the bucket (padded) and b = B / D in a shard; F in the whole matrices of
+    which this rank owns a part, L in the largest of them; w, m, c bytes per element of the
+    momentum, the gather and Newton–Schulz; p of the norm (float32 or wider). F <= T b + 2 L, for
+    only the two matrices at the ends of a shard can stick out of it: the bound grows with the
+    bucket and the largest matrix, never with the model.
     """
     worst = 0
     for bucket in layout.buckets:
-        specs = [layout.specs[i] for i in bucket.params if i in muon and dp_rank in layout.owners(bucket, i)]
+        mine = [i for i in bucket.params if i in muon and dp_rank in layout.owners(bucket, i)]
+        specs = [layout.specs[i] for i in mine]
         whole = [math.prod(spec.full_shape(tp)) for spec in specs]
         if not any(i in muon for i in bucket.params):
             continue
         w, m = _momentum_bytes(layout, bucket, item_bytes)
         matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
-        worst = max(worst, w * bucket.shard_size + m * (bucket.shard_size + bucket.padded) + matrices)
+        flat = w * bucket.shard_size + m * (bucket.shard_size + bucket.padded)
+        worst = max(worst, flat + matrices)
     return worst
 
 
 def whole_matrix_bytes(gathered: int, compute: int) -> int:
     """Return a bound, per element, of what whole matrices take from their gather to their updates.
 
-    2 m + max(p + c, 5 c), with m = `gathered` and c = `compute` bytes per element; see `gather_all_allocates`.
+    2 m + max(p + c, 5 c), with m = `gathered` and c = `compute` bytes per element; see
+    `gather_all_allocates`.
     """
     return 2 * gathered + max(max(gathered, 4) + compute, 5 * compute)
 

@@ -30,8 +30,9 @@ KINDS = ("weight", "momentum", "update")
 
 
 def effective_rank(matrix: Tensor) -> float:
-    """Return the effective rank of a matrix [A, B]: k if k directions share equally, between 1 and min(A, B).
+    """Return the effective rank of a matrix [A, B]: k if k directions share equally.
 
+    It lies between 1 and min(A, B).
     Raises ValueError for a matrix of zeros, or one that is not finite.
     """
     return _effective(_singular_values(matrix))

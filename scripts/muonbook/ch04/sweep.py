@@ -230,8 +230,9 @@ def times(task: LearningTask, best: Mapping[str, Setting], rounds: int = 40) -> 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of two optimizers under the same seeds. wins, losses: seeds on which the first has the smaller, greater loss.
+    """Of two optimizers under the same seeds.
 
+    wins, losses: seeds on which the first has the smaller, greater loss.
     chance: how likely it is that equals come out so lopsided, either way (a two-sided sign test).
     """
 
@@ -242,7 +243,7 @@ class Verdict:
 
     @property
     def claimed(self) -> bool:
-        """Whether a difference may be claimed: the same one wins on every seed, and there are at least 5."""
+        """Whether a difference may be claimed: one wins on every seed, and there are at least 5."""
         return self.seeds >= 5 and self.seeds in (self.wins, self.losses)
 
 

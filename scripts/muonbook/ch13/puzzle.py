@@ -80,10 +80,16 @@ PUZZLE = Puzzle(
 # ---- The solution -----------------------------------------------------------------------------------------
 
 
-def step_in_waves(group: Group, momentum: torch.Tensor, parameters: torch.Tensor, lr: float, room: int) -> None:
-    """Take parameters -= lr * (everybody's momentum) in place, with at most `room` bytes of new tensors at a time.
+def step_in_waves(
+    group: Group,
+    momentum: torch.Tensor,  # [n], this rank's shard, float32
+    parameters: torch.Tensor,  # [group.size * n], float32, the same on every rank
+    lr: float,
+    room: int,
+) -> None:
+    """Take parameters -= lr * (everybody's momentum) in place.
 
-    momentum: this rank's shard [n], float32. parameters: [group.size * n], float32, the same on every rank.
+    At most `room` bytes of new tensors are alive at a time.
     """
     rows = parameters.view(group.size, -1)
     part = room // (4 * group.size)

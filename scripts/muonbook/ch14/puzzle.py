@@ -141,7 +141,12 @@ PUZZLE = Puzzle(
 # ---- The solution -----------------------------------------------------------------------------------------
 
 
-def look_ahead(wire: WaveGathers, buffers: list[Tensor], waves: int, work: Callable[[int, Tensor], None]) -> None:
+def look_ahead(
+    wire: WaveGathers,
+    buffers: list[Tensor],
+    waves: int,
+    work: Callable[[int, Tensor], None],
+) -> None:
     """Work on every wave in order, while the next one is gathered into the other buffer."""
     started = wire.start(0, buffers[0])
     for k in range(waves):

@@ -53,7 +53,8 @@ class Constants:
 
     def seconds(self, point: Point) -> float:
         """Return the model's step time; `point.seconds` is not looked at."""
-        ring, exchange = (self.per_byte(pattern, point.rate_mbit) for pattern in (self.ring, self.exchange))
+        ring = self.per_byte(self.ring, point.rate_mbit)
+        exchange = self.per_byte(self.exchange, point.rate_mbit)
         moving = self.alpha * point.messages + ring * point.ring_bytes + exchange * point.exchange_bytes
         return point.computation_seconds + moving
 

@@ -48,13 +48,16 @@ class Collective(NamedTuple):
 def hops(op: str, group_size: int, latency: str = "ring") -> int:
     """Return how many messages, one after the other, a collective among `group_size` ranks takes.
 
-    latency: "ring", n - 1 of them, an all-reduce twice that; "tree", the logarithm of n to base 2, rounded up, in place
-    of n - 1, as recursive doubling and NCCL's trees do. The bytes are those of the ring in either case.
+    latency: "ring", n - 1 of them, an all-reduce twice that; "tree", the logarithm of n to base 2,
+    rounded up, in place of n - 1, as recursive doubling and NCCL's trees do. The bytes are those
+    of the ring in either case.
     Raises ValueError for an unknown collective or latency.
     """
     if op not in CHUNKS_SENT or latency not in LATENCIES:
-        raise ValueError(f"no cost for {op!r} by {latency!r}; known: {', '.join(CHUNKS_SENT)}; {', '.join(LATENCIES)}.")
-    return CHUNKS_SENT[op] * (group_size - 1 if latency == "ring" else math.ceil(math.log2(group_size)))
+        known = f"{', '.join(CHUNKS_SENT)}; {', '.join(LATENCIES)}"
+        raise ValueError(f"no cost for {op!r} by {latency!r}; known: {known}.")
+    once = group_size - 1 if latency == "ring" else math.ceil(math.log2(group_size))
+    return CHUNKS_SENT[op] * once
 
 
 def collective_seconds(collective: Collective, link: LinkCost, latency: str = "ring") -> float:
@@ -62,8 +65,8 @@ def collective_seconds(collective: Collective, link: LinkCost, latency: str = "r
     if collective.group_size == 1:
         return 0.0
     sent = ring_bytes(collective.op, collective.payload_bytes, collective.group_size)
-    each = hops(collective.op, collective.group_size, latency) * link.alpha_seconds + sent / link.bytes_per_second
-    return collective.calls * each
+    waiting = hops(collective.op, collective.group_size, latency) * link.alpha_seconds
+    return collective.calls * (waiting + sent / link.bytes_per_second)
 
 
 def step_seconds(
@@ -74,16 +77,18 @@ def step_seconds(
 ) -> float:
     """Return seconds of one step.
 
-    collectives: those of one rank, as Collective or as (op, group, group_size, payload_bytes, calls). link_by_group:
-    the link of "dp", of "tp", and of "world", which without one of its own runs over that of "dp".
+    collectives: those of one rank, as Collective or as (op, group, group_size, payload_bytes, calls).
+    link_by_group: the link of "dp", of "tp", and of "world", which without one of its own runs over
+    that of "dp".
     Raises ValueError for a group that has no link.
     """
     seconds = computation_seconds
     for row in collectives:
         collective = Collective(*row)
-        link = link_by_group.get(collective.group) or link_by_group.get("dp" if collective.group == "world" else "")
+        group = collective.group
+        link = link_by_group.get(group) or link_by_group.get("dp" if group == "world" else "")
         if link is None:
-            raise ValueError(f"group {collective.group!r} has no link; only {[*link_by_group]} have one.")
+            raise ValueError(f"group {group!r} has no link; only {[*link_by_group]} have one.")
         seconds += collective_seconds(collective, link, latency)
     return seconds
 

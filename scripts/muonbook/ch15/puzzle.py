@@ -105,7 +105,7 @@ PUZZLE = Puzzle(
 
 
 def choose_grid(probe: Callable[[str, int], float], grids: Grids) -> tuple[int, int]:
-    """Return the (dp, tp) whose collectives take least, on wires that are known only by four probes."""
+    """Return the (dp, tp) whose collectives take least, on wires known only by four probes."""
     wires = {}
     for group in ("dp", "tp"):
         small, large = 2, 1 << 24

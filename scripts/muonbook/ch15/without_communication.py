@@ -19,7 +19,10 @@ from muonbook.measure.workload import Workload
 
 @dataclass
 class GroupWithoutCommunication(Group):
-    """A group of `size` ranks in which nobody hears anybody. Shapes and sums are those of Group; nothing is sent."""
+    """A group of `size` ranks in which nobody hears anybody.
+
+    Shapes and sums are those of Group; nothing is sent.
+    """
 
     def all_gather(self, shard: Tensor, label: str, out: Tensor | None = None) -> Tensor:
         out = shard.new_empty(self.size * shard.numel()) if out is None else out

@@ -24,6 +24,8 @@ from fractions import Fraction
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
 
+Exact = Fraction | int
+
 
 def sent_share(dp: int) -> Fraction:
     """Return f = (D - 1) / D."""
@@ -40,18 +42,21 @@ def zero1_adamw(dp: int, n: int, g: int, w: int) -> Fraction:
     return sent_share(dp) * n * (g + w)
 
 
-def gather_all_muon(dp: int, tp: int, n: int, g: int, w: int, m: int, s: Fraction | int) -> Fraction:
-    """Return f n (g + w + m) + (T - 1) m n s / D: ZeRO-1, the DP gather, and the TP gather by all who own a piece."""
+def gather_all_muon(dp: int, tp: int, n: int, g: int, w: int, m: int, s: Exact) -> Fraction:
+    """Return f n (g + w + m) + (T - 1) m n s / D.
+
+    ZeRO-1, the DP gather, and the TP gather by all who own a piece.
+    """
     return sent_share(dp) * n * (g + w + m) + Fraction((tp - 1) * m * n, dp) * s
 
 
-def ratio(dp: int, tp: int, g: int, w: int, m: int, s: Fraction | int) -> Fraction:
+def ratio(dp: int, tp: int, g: int, w: int, m: int, s: Exact) -> Fraction:
     """Return gather_all Muon / ZeRO-1 AdamW: 1 + m / (g + w) + m (T - 1) s / (D f (g + w)).
 
     Raises ValueError for D = 1, where AdamW sends nothing and there is no ratio.
     """
     if dp == 1:
-        raise ValueError("with one DP rank ZeRO-1 AdamW sends nothing, so nothing can be compared with it.")
+        raise ValueError("with one DP rank ZeRO-1 AdamW sends nothing: there is nothing to compare with.")
     return 1 + Fraction(m, g + w) + Fraction(m * (tp - 1), (dp - 1) * (g + w)) * s
 
 

@@ -39,23 +39,25 @@ class Seen(NamedTuple):
 
 
 def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return {collective: payload bytes} of a trace made with `record_shapes=True`, every collective counted once.
+    """Return {collective: payload bytes} of a trace made with `record_shapes=True`, each counted once.
 
-    events: of one rank, as in the trace's "traceEvents". An operator that takes a list of tensors does not say of what
-    dtype they are; the annotation of its backend does, which has the same dimensions.
-    Raises ValueError on an operator or a dtype that it does not know: a silent gap would make every count worthless.
+    events: of one rank, as in the trace's "traceEvents". An operator that takes a list of tensors
+    does not say of what dtype they are; the annotation of its backend does, which has the same
+    dimensions. Raises ValueError on an operator or a dtype that it does not know: a silent gap
+    would make every count worthless.
     """
     bytes_of: dict[str, int] = {}
     for event in filter(_is_operator, events):
         collective, argument = OPERATORS.get(event["name"], ("", ""))
         if argument not in INPUTS:
-            raise ValueError(f"{event['name']} is a collective that this reader does not know; teach it.")
+            raise ValueError(f"{event['name']}: this reader does not know this collective; teach it.")
         dims, dtype = (event["args"][key][INPUTS[argument]] for key in ("Input Dims", "Input type"))
         if dtype == "TensorList":
             (dims,) = dims  # each of our calls has one tensor
             carried = [e["args"]["Input type"][0] for e in events if _carries(e, collective, dims)]
             if not carried:
-                raise ValueError(f"no annotation of gloo or nccl says of what dtype the {collective} of {dims} is.")
+                what = f"the {collective} of {dims}"
+                raise ValueError(f"no annotation of gloo or nccl says of what dtype {what} is.")
             dtype = carried[0]
         bytes_of[collective] = bytes_of.get(collective, 0) + math.prod(dims) * ITEM_BYTES[dtype]
     return bytes_of
@@ -74,12 +76,14 @@ def sounding_right(events: Sequence[Mapping[str, Any]]) -> int:
 
 def _is_operator(event: Mapping[str, Any]) -> bool:
     name = event.get("name", "")
-    return event.get("cat") == "cpu_op" and name.startswith("c10d::") and name not in WITHOUT_PAYLOAD
+    ours = name.startswith("c10d::") and name not in WITHOUT_PAYLOAD
+    return ours and event.get("cat") == "cpu_op"
 
 
 def _carries(event: Mapping[str, Any], collective: str, dims: Sequence[int]) -> bool:
     named = event.get("name") in (f"gloo:{collective}", f"nccl:{collective}")
-    return named and event.get("args", {}).get("Input Dims") == [dims]  # nccl's shadow on the GPU has no shapes
+    # nccl's shadow on the GPU has no shapes
+    return named and event.get("args", {}).get("Input Dims") == [dims]
 
 
 # ---- Making such a trace ----------------------------------------------------------------------------------
