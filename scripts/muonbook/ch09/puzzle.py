@@ -68,6 +68,6 @@ PUZZLE = Puzzle(
 
 
 def gram(group: Group, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return X X^T [a, a] and the norm of X [a, b], of which every rank holds `block` [a, b / T]."""
+    """Return X X^T [a, a] and the norm of X [a, b], cut into one `block` [a, b / T] per rank."""
     whole = group.all_reduce(block @ block.T, "gram")
     return whole, whole.trace().sqrt()
