@@ -37,12 +37,12 @@ class Range(NamedTuple):
         return self.end - self.start
 
     def intersect(self, other: Range) -> Range:
-        """Return the common part; where there is none, an empty range that still lies inside `self`."""
+        """Return the common part; where there is none, an empty range inside `self`."""
         start = min(max(self.start, other.start), self.end)
         return Range(start, max(start, min(self.end, other.end)))
 
     def relative_to(self, origin: int) -> Range:
-        """Return the same run counted from `origin`: the one operation that pack and unpack are made of."""
+        """Return the same run counted from `origin`: what pack and unpack are made of."""
         return Range(self.start - origin, self.end - origin)
 
     @property
@@ -184,7 +184,7 @@ class Layout:
         return [[(b.padded, b.offset) for b in buffer.buckets] for buffer in self.buffers]
 
     def meta(self, bucket: Bucket, index: int, dp_rank: int) -> DistMeta:
-        """Return `dist_meta` of parameter `index`, which lives in `bucket`, as `dp_rank` sees it."""
+        """Return `dist_meta` of parameter `index`, of `bucket`, as `dp_rank` sees it."""
         spec, where = self.specs[index], self.global_ranges[index]
         return DistMeta(bucket.buffer_idx, bucket.bucket_idx, spec.shape, spec.tp_split_dim,
                         where, where.intersect(bucket.shard(dp_rank)))  # fmt: skip
@@ -244,7 +244,11 @@ def plan(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_
 
 
 def _buckets(
-    specs: Sequence[ParamSpec], indices: list[int], buffer_idx: int, dp: int, bucket_size: int
+    specs: Sequence[ParamSpec],
+    indices: list[int],
+    buffer_idx: int,
+    dp: int,
+    bucket_size: int,
 ) -> list[Bucket]:
     buckets: list[Bucket] = []
     run: list[int] = []
@@ -254,6 +258,7 @@ def _buckets(
         filled += specs[index].numel
         if filled >= bucket_size or index == indices[-1]:
             padded = -(-filled // dp) * dp
-            buckets.append(Bucket(buffer_idx, len(buckets), tuple(run), offset, filled, padded, dp))
+            place = buffer_idx, len(buckets)
+            buckets.append(Bucket(*place, tuple(run), offset, filled, padded, dp))
             run, offset, filled = [], offset + padded, 0
     return buckets

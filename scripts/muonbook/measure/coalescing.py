@@ -50,13 +50,14 @@ def by_piece(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[int
     found = {}
     for bucket, shard in zip(layout.buckets, shards, strict=True):
         for index in bucket.params:
-            pieces = [layout.meta(bucket, index, rank).local_range for rank in range(layout.dp)]
-            longest = max(piece.size for piece in pieces)
-            mine = pieces[group.rank].relative_to(bucket.shard(group.rank).start)
+            metas = [layout.meta(bucket, index, rank) for rank in range(layout.dp)]
+            longest = max(meta.local_range.size for meta in metas)
+            mine = metas[group.rank].local_range.relative_to(bucket.shard(group.rank).start)
             message = shard.new_zeros(longest)
             message[: mine.size] = shard[mine.as_slice]
             rows = group.all_gather(message, "momentum").view(layout.dp, longest)
-            found[index] = torch.cat([row[: piece.size] for row, piece in zip(rows, pieces, strict=True)])
+            pieces = [row[: meta.local_range.size] for row, meta in zip(rows, metas, strict=True)]
+            found[index] = torch.cat(pieces)
     return found
 
 
@@ -68,13 +69,13 @@ def by_bucket(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[in
 def coalesced(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[int, Tensor]:
     """Ask for each bucket in a call, and let torch make one of them all.
 
-    Raises ImportError where torch has no coalescing manager: its name is private, and may go.
+    Raises ImportError where torch has no coalescing manager: its name is private.
     """
     from torch.distributed.distributed_c10d import _coalescing_manager
 
     with _coalescing_manager(group=group.process_group):
         flats = [group.all_gather(shard, "momentum") for shard in shards]
-    return cut_out(layout, flats)  # not before the manager has closed: until then the outputs are empty
+    return cut_out(layout, flats)  # not before the manager has closed: they are empty until then
 
 
 def cut_out(layout: Layout, flats: Sequence[Tensor]) -> dict[int, Tensor]:

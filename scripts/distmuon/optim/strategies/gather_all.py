@@ -49,11 +49,14 @@ class GatherAll:
         buckets: BucketGroup,
         momentum: Tensors,  # M[N_dp]: this rank's pieces
     ) -> dict[int, Tensor]:  # M[I_tp, J]
-        """Pieces of matrices -> all-gather over DP -> the TP-local matrices of which this rank owns a piece."""
+        """Pieces -> all-gather over DP -> the TP-local matrices that this rank owns pieces of."""
         (bucket,) = buckets
         if not self.context.groups.keys() & set(bucket.params):
             return {}  # nothing for Muon in this bucket, on any rank
-        gathered = self.context.grid.dp.all_gather(self.pack(bucket, momentum), momentum_label(bucket))  # [padded]
+        gathered = self.context.grid.dp.all_gather(  # [padded]
+            self.pack(bucket, momentum),
+            momentum_label(bucket),
+        )
         return self.unpack(bucket, gathered, momentum.keys())
 
     @hooked
@@ -104,8 +107,9 @@ class GatherAll:
         buckets: BucketGroup,
         blocks: Tensors,  # O[I_tp, J]
     ) -> dict[int, Tensor]:  # O[N_dp]
-        """TP-local updates -> the pieces that this rank owns: the opposite arrow of dp_gather, without a collective."""
-        return {i: block.reshape(-1)[self.context.metas[i].range_in_param.as_slice] for i, block in blocks.items()}
+        """TP-local updates -> this rank's pieces: the opposite arrow, without a collective."""
+        own = {index: self.context.metas[index].range_in_param for index in blocks}
+        return {i: block.reshape(-1)[own[i].as_slice] for i, block in blocks.items()}
 
     def pack(
         self,
@@ -127,11 +131,12 @@ class GatherAll:
         gathered: Tensor,  # [padded]
         indices: Collection[int],
     ) -> dict[int, Tensor]:  # M[I_tp, J]
-        """Return the matrices `indices` as views of the gathered bucket: the opposite arrow of pack."""
+        """Return the matrices `indices` as views of the gathered bucket: pack's opposite."""
         blocks = {}
         for index in indices:
             meta = self.context.metas[index]
-            blocks[index] = gathered[meta.global_range.relative_to(bucket.offset).as_slice].view(meta.shape)
+            where = meta.global_range.relative_to(bucket.offset)
+            blocks[index] = gathered[where.as_slice].view(meta.shape)
         return blocks
 
 
