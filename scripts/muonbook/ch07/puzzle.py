@@ -44,7 +44,7 @@ def trial(grid: Grid, fetch: Callable[..., Any]) -> Iterator[CaseReport]:
         wrong = first_difference(found, bucket[place.as_slice], sentence, "element {:g} of the bucket")
         longest = max(Range(SHARD * rank, SHARD * (rank + 1)).intersect(place).size for rank in range(RANKS))
         enough = ring_bytes("all_gather", 4 * RANKS * longest, RANKS)
-        sent = f". No rank owns more than {longest} of its elements, so {enough} bytes are enough."
+        sent = f".\nNo rank owns more than {longest} of its elements, so {enough} bytes are enough."
         yield CaseReport([wrong, over_budget(where, cost, enough, calls="", sent=sent)], str(cost.sent_bytes))
 
 
@@ -71,11 +71,12 @@ PUZZLE = Puzzle(
 
 
 def fetch(group: Group, shard: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Return elements start:end of the gathered bucket on every rank: [end - start], from one short all-gather."""
+    """Return elements start:end of the gathered bucket on every rank, from one short all-gather."""
     import torch
 
     size = len(shard)
-    pieces = [Range(rank * size, (rank + 1) * size).intersect(Range(start, end)) for rank in range(group.size)]
+    shards = [Range(rank * size, (rank + 1) * size) for rank in range(group.size)]
+    pieces = [shard_range.intersect(Range(start, end)) for shard_range in shards]
     longest = max(piece.size for piece in pieces)
 
     mine = pieces[group.rank].relative_to(group.rank * size)

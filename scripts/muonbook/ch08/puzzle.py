@@ -58,7 +58,7 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
                 needless = needless or f"{where} returned matrix {index}, of which it owns nothing: work for others."
         longest = max(sum(piece.size for _, piece in cut_pieces(matrices, each, SHARD)) for each in range(RANKS))
         enough = ring_bytes("all_gather", 4 * RANKS * longest, RANKS)
-        sent = f", and {enough} are enough. What a rank owns whole, nobody else needs."
+        sent = f", and {enough} are enough.\nWhat a rank owns whole, nobody else needs."
         dear = over_budget(where, cost, enough, calls=" for all matrices", sent=sent)
         yield CaseReport([wrong, needless, dear], str(cost.sent_bytes))
 
@@ -87,13 +87,16 @@ PUZZLE = Puzzle(
 
 
 def cut_pieces(matrices: Sequence[Range], rank: int, size: int) -> list[tuple[int, Range]]:
-    """Return (matrix, piece) for every piece that this rank owns of a matrix that it does not own whole."""
-    pieces = [(i, place.intersect(Range(rank * size, (rank + 1) * size))) for i, place in enumerate(matrices)]
+    """Return (matrix, piece) for every piece that this rank owns of a matrix that is cut."""
+    mine = Range(rank * size, (rank + 1) * size)
+    pieces = [(i, place.intersect(mine)) for i, place in enumerate(matrices)]
     return [(i, piece) for i, piece in pieces if 0 < piece.size < matrices[i].size]
 
 
-def gather_cut(group: Group, shard: torch.Tensor, matrices: Sequence[Range]) -> dict[int, torch.Tensor]:
-    """Return {number: elements} of every matrix of which this rank owns a piece, from one all-gather of cut pieces."""
+def gather_cut(
+    group: Group, shard: torch.Tensor, matrices: Sequence[Range]
+) -> dict[int, torch.Tensor]:  # fmt: skip
+    """Return {number: elements} of every matrix of which this rank owns a piece."""
     import torch
 
     size, origin = len(shard), group.rank * len(shard)
