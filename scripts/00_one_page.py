@@ -77,7 +77,7 @@ def one_process(steps: int, x: Tensor, labels: Tensor) -> tuple[list, list[Tenso
 # ---- Many processes ----------------------------------------------------------------------------------------
 
 
-def all_gather(x: Tensor, group) -> list[Tensor]:  # what every rank of the group passes in, in their order
+def all_gather(x: Tensor, group) -> list[Tensor]:  # what every rank of the group has, in order
     gathered = [torch.empty_like(x).contiguous() for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, x.contiguous(), group=group)
     return gathered
@@ -103,7 +103,7 @@ class Rank:
         for weight, part in zip(self.weights, parts):
             weight.copy_(part)
 
-        # ZeRO-1 cuts the bucket into D equal shards, wherever that falls. I keep momentum for one of them.
+        # ZeRO-1 cuts the bucket into D equal shards, wherever that falls. I keep momentum for one.
         n = len(self.bucket) // D
         self.shard = slice(self.dp * n, (self.dp + 1) * n)
         self.momentum = torch.zeros(n, dtype=torch.float64, device=device)  # M[N_dp]

@@ -12,7 +12,9 @@ import re
 from pathlib import Path
 
 from distmuon import launch
-from muonbook.figures import player, style
+from distmuon.models.recipe import Recipe
+from distmuon.verify.training import plan_run
+from muonbook.figures import nine_moves, player, style
 from tools.pages import journey, marks, moving, prices
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,17 +34,25 @@ def chapter_titles(notebooks: Path) -> dict[int, str]:
 
 def draw(target: Path) -> dict[str, str]:
     """Draw every picture into the folder `target`; return file -> its alt text, or how often it moves."""
-    titles, frames = chapter_titles(ROOT / "notebooks"), moving.moving_cuts()
+    titles = chapter_titles(ROOT / "notebooks")
     still = {
         "journey.png": (journey.draw_journey(titles), journey.describe_journey(titles)),
         "cut_prices.png": (prices.draw_prices(), prices.describe_prices()),
         "marks.png": (marks.draw_marks(), marks.describe_marks()),
     }
+    layout, _, _ = plan_run(Recipe(), dp=4, tp=2)  # of `make demo`
+    moves = {
+        "seven-cuts": moving.moving_cuts(),
+        "nine-moves": nine_moves.frames_of_step(layout, "layers.1.weight", tp=2),
+    }
+    described = {name: alt for name, (_, alt) in still.items()}
     for name, (figure, alt) in still.items():
         style.save(figure, target / name, alt)
-    (target / "seven_cuts.html").write_text(player.html("seven-cuts", frames), encoding="utf-8")
-    described = {name: alt for name, (_, alt) in still.items()}
-    return {**described, "seven_cuts.html": f"{len(frames)} frames, each with its own alt text"}
+    for name, frames in moves.items():
+        file = f"{name.replace('-', '_')}.html"
+        (target / file).write_text(player.html(name, frames), encoding="utf-8")
+        described[file] = f"{len(frames)} frames, each with its own alt text"
+    return described
 
 
 def main() -> None:

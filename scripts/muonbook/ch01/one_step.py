@@ -22,6 +22,7 @@ WIDTHS, BATCH, RATE, MOMENTUM = (64, 256, 128, 128, 10), 256, 0.02, 0.95
 WATCHED = (0, 20, 100, 200)  # steps before which the spectra are taken
 LENGTHS = tuple(0.025 * 2 ** (n / 2) for n in range(15))  # of the one step, as spectral norms: 0.025 to 3.2
 Splits = Sequence[Split]
+Losses = list[list[float]]  # [parts, lengths]
 
 
 def train(
@@ -38,17 +39,17 @@ def train(
 
 
 def skew(matrix: Tensor) -> tuple[float, float]:
-    """Return what the 5 loudest directions of a matrix [A, B] have, and how many are effectively in use.
+    """Return what the 5 loudest directions of a matrix [A, B] have, and how many are in use.
 
-    Each direction has the share s_i^2 / (s_1^2 + s_2^2 + ...) of the squared norm. The second number is
-    e to the power of the shares' entropy: exactly k where k directions share equally.
+    Each direction has the share s_i^2 / (s_1^2 + s_2^2 + ...) of the squared norm. The second
+    number is e to the power of the shares' entropy: k where k directions share equally.
     """
     squares = torch.linalg.svdvals(matrix).square()
     shares = squares / squares.sum()
     return shares[:5].sum().item(), torch.special.entr(shares).sum().exp().item()
 
 
-def losses_after(model: nn.Module, weight: Tensor, direction: Tensor, parts: Splits) -> list[list[float]]:
+def losses_after(model: nn.Module, weight: Tensor, direction: Tensor, parts: Splits) -> Losses:
     """Return the loss on each part (a row) after a step of each length (a column).
 
     W <- W - length * direction: only this one weight moves, and it is put back.
@@ -63,10 +64,11 @@ def losses_after(model: nn.Module, weight: Tensor, direction: Tensor, parts: Spl
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def one_step(model: nn.Module, weight: Tensor, matrix: Tensor, parts: Splits) -> list[list[list[float]]]:
+def one_step(model: nn.Module, weight: Tensor, matrix: Tensor, parts: Splits) -> list[Losses]:
     """Return `losses_after` along `matrix` as it is, and along its polar factor."""
     raw = matrix / torch.linalg.matrix_norm(matrix, ord=2)  # spectral norm 1
-    return [losses_after(model, weight, direction, parts) for direction in (raw, polar_factor(matrix))]
+    directions = raw, polar_factor(matrix)
+    return [losses_after(model, weight, direction, parts) for direction in directions]
 
 
 def run_seed(seed: int, at: int, watched: tuple[int, ...]) -> dict[str, Any]:

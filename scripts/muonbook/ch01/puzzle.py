@@ -113,13 +113,13 @@ PUZZLE = Puzzle(
 def direction(rows: Tensor, add_up: Callable[[Tensor], Tensor]) -> Tensor:
     """Return this process's rows of the X that minimises <G, X> among all with ||X||_spec <= 1.
 
-    rows: [n, 6] float32, this process's rows of G. add_up(x): the sum of all processes' x, on each of them.
+    rows: [n, 6] float32, this process's rows of G. add_up(x): the sum of all processes' x.
     """
     import torch
 
     g = rows.double()
     gram = add_up(g.mT @ g)  # G^T G = V S^2 V^T, [6, 6]: a sum over rows, wherever they are
     squares, v = torch.linalg.eigh(gram)
-    present = squares > 1e-12 * squares[-1]  # the others are 0 but for rounding: no direction, no step
+    present = squares > 1e-12 * squares[-1]  # the others are 0 but for rounding
     v, squares = v[:, present], squares[present]
-    return (-(g @ v) @ (v / squares.sqrt()).mT).to(rows.dtype)  # -U V^T, for our rows of U = G V S^-1
+    return (-(g @ v) @ (v / squares.sqrt()).mT).to(rows.dtype)  # -U V^T, our rows: U = G V S^-1

@@ -6,13 +6,13 @@ from muonbook.puzzles.five_minutes import FiveMinutes
 
 
 def typical_entry(rows: int, columns: int) -> float:
-    """Return the root mean square of the entries of a polar factor [rows, columns], no direction missing."""
-    squares = min(rows, columns)  # of the Frobenius norm: as many singular values as the shorter side is long, all 1
+    """Return the RMS of the entries of a polar factor [rows, columns], no direction missing."""
+    squares = min(rows, columns)  # of the Frobenius norm: so many singular values, all 1
     return (squares / (rows * columns)) ** 0.5  # = 1 / sqrt(max(rows, columns))
 
 
 TYPICAL_ENTRY = FiveMinutes(
     typical_entry,
     cases=((128, 256), (64, 64), (1000, 10)),
-    nudge="How many singular values are there, and over how many entries are their squares spread?",
+    nudge="How many ones are spread over how many entries?",
 )

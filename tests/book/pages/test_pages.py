@@ -56,10 +56,11 @@ def test_links_between_pages_and_chapters_name_the_right_numbers() -> None:
 # --- Seven ways to cut ---
 
 
-def test_the_cuts_are_drawn_as_the_code_draws_them_today(tmp_path: Path) -> None:
+def test_pictures_of_pages_are_drawn_as_the_code_draws_them_today(tmp_path: Path) -> None:
     stored, drawn = ROOT / "book" / "figures", draw_pages.draw(tmp_path)
-    written = [(folder / "seven_cuts.html").read_text(encoding="utf-8") for folder in (stored, tmp_path)]
-    assert written[0] == written[1], "run `make notebooks`: the stored picture is another one"
+    for name in ("seven_cuts.html", "nine_moves.html"):
+        written = [(folder / name).read_text(encoding="utf-8") for folder in (stored, tmp_path)]
+        assert written[0] == written[1], f"run `make notebooks`: the stored {name} is another one"
     for name, shown_on in (("cut_prices.png", "seven_cuts.md"), ("marks.png", "notation.md")):
         page = (ROOT / "book" / shown_on).read_text(encoding="utf-8")
         assert f"![{drawn[name]}](figures/{name})" in page, f"copy the alt text of {name} into book/{shown_on}"
