@@ -15,7 +15,7 @@ from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, WID
 
 AXIS = 34.0  # points, for the numbers left of a plot
 SPECTRUM, CURVE = 150.0, 122.0  # heights of the two plots
-LOOKS = ((INK, "o"), (ACCENT, "D"))  # of the first schedule and of the second
+LOOKS = ((ACCENT, "o"), (INK, "D"))  # of the first schedule and of the second
 BAND = (0.68, 1.20)  # where Muon's quintic keeps what has arrived
 
 
