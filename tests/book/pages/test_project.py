@@ -26,6 +26,7 @@ ELSEWHERE = "https://github.com/some-one/muon.book-2"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PACKAGES = ("chromium", "iproute2")  # of the system; everything else comes from requirements.txt
 CHAPTERS = {
+    "00_one_page",
     "01_why_orthogonalize",
     "02_newton_schulz",
     "03_muon",
@@ -42,7 +43,7 @@ CHAPTERS = {
     "14_traces",
     "15_regimes",
     "16_owner",
-    "17_fsdp2_muonw",
+    "17_muonw",
     "18_beyond_one_machine",
 }
 
