@@ -212,7 +212,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     texts += [path.read_text(encoding="utf-8") for path in (root / "README.md", *(root / "book").glob("*.md"))]
     for text in texts:
         for number, line in re.findall(r"scripts/(\d\d)_\w+\.py((?: [^\n`|#\\;&]*)?)", text):
-            if "[" not in line and "…" not in line:
+            if "[" not in line and "…" not in line and not PAGE.startswith(number):
                 yield number, shlex.split(re.sub(r"\d?>\S*", "", line.replace("{dp}", "2").replace("{tp}", "2")))
     for name in bench.MEASUREMENTS:
         for quick in (False, True):
