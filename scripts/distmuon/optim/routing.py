@@ -74,7 +74,7 @@ def plan_groups(groups: Sequence[dict], dp: int, bucket_size: int) -> tuple[Layo
 
 def _choose(module_name: str, parameter: Tensor, is_table: bool, heads: tuple[str, ...]) -> tuple[str, str]:
     if is_table:  # wherever it is held: a tied output layer may come first
-        return "adamw", "embedding: a table of rows, each looked up on its own"
+        return "adamw", "embedding: a table of rows, looked up one by one"
     if module_name.rsplit(".", 1)[-1] in heads:
         return "adamw", "output head: its rows are separate classes"
     if parameter.ndim != 2:
