@@ -30,8 +30,8 @@ class Moment(NamedTuple):
     title: str
     caption: str
     held: dict[str, str]
-    framed: tuple[str, ...] = ()
-    sent: float = 0.0
+    framed: tuple[str, ...]
+    sent: float
 
 
 def sent_bytes(D: int) -> tuple[float, float, float]:
@@ -49,37 +49,38 @@ def _moments(D: int) -> list[Moment]:
     plain = {"w": WHOLE, "g": OWN, "master": WHOLE, "m": WHOLE, "v": WHOLE}
     cut = plain | dict.fromkeys(CUT, SHARD)
     reduce, gather, all_reduce = sent_bytes(D)
-    mean, share = cut | {"g": MEAN}, f"1/{D}"
-    all_, ours = kept_bytes(plain, D), kept_bytes(cut, D)
-    return [
-        Moment(
-            "Which of this need exist only once?", f"Plain data parallelism: each rank keeps {all_:g} bytes per parameter.", plain
-        ),
-        Moment("The same, over and over", f"Master, m and v are the same numbers on all {D} ranks.", plain, CUT),
-        Moment(f"Keep {share} of them", f"ZeRO-1: each rank keeps {share} of master, m and v. But who steps the rest?", cut),
-        Moment("A step: backward", "Each rank has a gradient g of its own data. AdamW wants their mean.", cut, ("g",)),
-        Moment(
-            "reduce_scatter", f"Each rank gets the mean for the {share} that it owns, and nothing else.", mean, ("g",), reduce
-        ),
-        Moment("AdamW, on a shard", f"Each rank steps its {share}: mean, m, v and master are all there.", mean, CUT, reduce),
-        Moment("A new piece of w", f"Rounded to bf16: {share} of w is new, the rest still old.", mean | {"w": MIXED}, ("w",), reduce),
-        Moment(
-            "all_gather", "The new pieces go round, and every rank has all of w again.", mean | {"w": JOINED}, ("w",), reduce + gather
-        ),
-        Moment(
-            "Half the memory, for less traffic",
-            f"{ours:g} bytes kept, not {all_:g}; {reduce + gather:g} sent, where an all-reduce of g sends {all_reduce:g}.",
-            mean | {"w": JOINED},
-            (),
-            reduce + gather,
-        ),
-    ]  # fmt: skip
+    mean, part = cut | {"g": MEAN}, f"1/{D}"
+    mixed, joined = mean | {"w": MIXED}, mean | {"w": JOINED}
+    all_, ours, both = kept_bytes(plain, D), kept_bytes(cut, D), reduce + gather
+    said = (
+        f"Plain data parallelism: each rank keeps {all_:g} bytes per parameter.",
+        f"Master, m and v are the same numbers on all {D} ranks.",
+        f"ZeRO-1: each rank keeps {part} of master, m and v. But who steps the rest?",
+        "Each rank has a gradient g of its own data. AdamW wants their mean.",
+        f"Each rank gets the mean for the {part} that it owns, and nothing else.",
+        f"Each rank steps its {part}: mean, m, v and master are all there.",
+        f"Rounded to bf16: {part} of w is new, the rest still old.",
+        "The new pieces go round, and every rank has all of w again.",
+        f"{ours:g} bytes kept, not {all_:g}; {both:g} sent, where an all-reduce of g sends {all_reduce:g}.",
+    )
+    shown: list[tuple[str, tuple[dict[str, str], tuple[str, ...], float]]] = [
+        ("Which of this need exist only once?", (plain, (), 0.0)),
+        ("The same, over and over", (plain, CUT, 0.0)),
+        (f"Keep {part} of them", (cut, (), 0.0)),
+        ("A step: backward", (cut, ("g",), 0.0)),
+        ("reduce_scatter", (mean, ("g",), reduce)),
+        ("AdamW, on a shard", (mean, CUT, reduce)),
+        ("A new piece of w", (mixed, ("w",), reduce)),
+        ("all_gather", (joined, ("w",), both)),
+        ("Half the memory, for less traffic", (joined, (), both)),
+    ]
+    return [Moment(title, line, *rest) for line, (title, rest) in zip(said, shown, strict=True)]
 
 
 def frames_of_zero1(D: int = 4) -> list[Frame]:
     """Return the frames: a step of plain data parallelism, what it wastes, and ZeRO-1's step with bytes."""
     return [
-        Frame(_draw(moment, D), f"{moment.title.rstrip('?')}: {describe(moment, D)}", moment.caption)
+        Frame(_draw(moment, D), f"{moment.title.rstrip('?')}. {describe(moment, D)}", moment.caption)
         for moment in _moments(D)
     ]
 

@@ -1,0 +1,71 @@
+"""The moving picture of ZeRO-1: its bytes are those of the ring formula, and every frame paints what it says."""
+
+from __future__ import annotations
+
+import pytest
+from figure_helpers import assert_readable, texts
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+
+from distmuon.sharding.ledger import ring_bytes
+from muonbook.ch06 import small_puzzles
+from muonbook.ch06.figure_zero1 import ALIKE, KINDS, frames_of_zero1, sent_bytes
+from muonbook.figures.player import Frame
+from muonbook.figures.style import dp_colour
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def told(request: pytest.FixtureRequest) -> tuple[int, list[Frame]]:
+    return request.param, frames_of_zero1(request.param)
+
+
+def coloured(frame: Frame, colour: str) -> float:
+    """Return the area that a colour covers on the card."""
+    boxes = [box for box in frame.figure.axes[0].patches if isinstance(box, Rectangle)]
+    return sum(box.get_width() * box.get_height() for box in boxes if to_hex(box.get_facecolor()) == colour.lower())
+
+
+@pytest.mark.parametrize("D", [2, 4, 8])
+def test_what_is_sent_is_the_ring_formulas(D: int) -> None:
+    elements = 100 * D
+    ops = (("reduce_scatter", "g"), ("all_gather", "w"), ("all_reduce", "g"))
+    counted = [ring_bytes(op, elements * KINDS[kind], D) / elements for op, kind in ops]
+    assert list(sent_bytes(D)) == counted
+
+
+def test_kept_and_sent_stand_on_every_card(told: tuple[int, list[Frame]]) -> None:
+    D, frames = told
+    kept = [small_puzzles.kept_bytes(0 if n < 2 else 1, D) for n in range(len(frames))]
+    reduce, gather, all_reduce = sent_bytes(D)
+    sent = [0, 0, 0, 0, reduce, reduce, reduce, reduce + gather, reduce + gather]
+    for frame, each_kept, each_sent in zip(frames, kept, sent, strict=True):
+        lines = [f"A rank keeps {each_kept:g} B per parameter", f"It has sent {each_sent:g} B per parameter"]
+        assert texts(frame.figure)[-2:] == lines
+        assert all(f"{line}." in frame.alt for line in lines)
+    assert f"sends {all_reduce:g}." in frames[-1].caption
+
+
+def test_what_a_rank_throws_away_is_no_longer_painted(told: tuple[int, list[Frame]]) -> None:
+    D, frames = told
+    before, after = frames[1], frames[2]
+    alike = sum(KINDS.values()) - KINDS["g"]
+    assert coloured(after, ALIKE) / coloured(before, ALIKE) == pytest.approx(KINDS["w"] / alike)
+    for rank in range(D):
+        own = coloured(after, dp_colour(rank)) / coloured(before, dp_colour(rank))
+        assert own == pytest.approx(1 + 3 / D), "its gradient, and a shard of master, m and v"
+
+
+def test_a_mean_has_a_stripe_of_every_rank_and_the_gathered_weights_a_part(told: tuple[int, list[Frame]]) -> None:
+    D, frames = told
+    means, joined = frames[4], frames[7]
+    areas = [coloured(means, dp_colour(rank)) for rank in range(D)]
+    assert areas == pytest.approx([areas[0]] * D)
+    assert coloured(joined, ALIKE) == 0
+    assert coloured(frames[6], ALIKE) > 0, "old weights are still there before the all-gather"
+
+
+def test_every_frame_can_be_read_and_says_something_new(told: tuple[int, list[Frame]]) -> None:
+    _, frames = told
+    for frame in frames:
+        assert_readable(frame.figure)
+    assert len({frame.alt for frame in frames}) == len({frame.caption for frame in frames}) == len(frames)
