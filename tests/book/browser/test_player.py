@@ -196,3 +196,23 @@ def test_on_paper_every_frame_is_there(tab: Page, tmp_path: Path) -> None:
     for number in (1, 2, 3, 4):
         expect(tab.locator("#moving-long").get_by_role("img", name=f"A box at {number}.")).to_be_visible()
     expect(button(tab, "Step")).to_have_count(0)
+
+
+def test_a_notebook_may_put_it_in_later_and_run_the_script_again(tab: Page) -> None:
+    """As Colab and Jupyter do: the HTML first, and each script once more as a new element."""
+    later = player.html("later", [frame(1), frame(2)])
+    put_in = """html => {
+        const output = document.body.appendChild(document.createElement("div"));
+        output.innerHTML = html;
+        for (const script of output.querySelectorAll("script")) {
+            const again = document.createElement("script");
+            again.textContent = script.textContent;
+            script.replaceWith(again);
+        }
+    }"""
+    button(tab, "Step").click()
+    tab.evaluate(put_in, later)
+    assert (shown(tab, "long"), shown(tab, "later")) == ("A box at 2.", "A box at 1.")
+    button(tab, "Step", "later").click()
+    button(tab, "Step").click()
+    assert (shown(tab, "long"), shown(tab, "later")) == ("A box at 3.", "A box at 2.")
