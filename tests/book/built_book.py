@@ -29,6 +29,7 @@ def refuse(*_, **__):
 socket.create_connection = socket.getaddrinfo = socket.socket.connect = refuse
 """
 
+FOLDED = {"tags": ["hide-input"]}
 GLOSSARY = """# Glossary
 
 The words of this small book: a shard, a bucket.
@@ -155,6 +156,9 @@ def write_sample(folder: Path, repository: str) -> Path:
         new_markdown_cell(OPENING.format(repository=repository)),
         new_code_cell("!python worker.py", execution_count=1, outputs=[wide], id="run"),
         new_code_cell("show()", execution_count=2, outputs=[_picture("First"), _picture("Second")], id="see"),
+        new_code_cell(
+            "# Drawing: a table & more\nx()", execution_count=3, outputs=[_html()], id="fold", metadata=FOLDED
+        ),
     ]
     language = {"name": "python", "pygments_lexer": "ipython3"}
     notebook = new_notebook(cells=cells, metadata={"language_info": language})
@@ -168,6 +172,11 @@ def _picture(name: str) -> nbformat.NotebookNode:
     alt = f'{name} picture: a card that says "{name}" & nothing else.'
     image = base64.b64encode(style.png(_card(name), alt)).decode()
     return new_output("display_data", {"image/png": image, "text/plain": alt})
+
+
+def _html() -> nbformat.NotebookNode:
+    """Return an output that comes as HTML, large enough to be a slab."""
+    return new_output("display_data", {"text/html": "<p>A paragraph of HTML.</p>" * 3, "text/plain": "Paragraphs."})
 
 
 def _card(name: str) -> Figure:

@@ -1,7 +1,8 @@
-"""The book in a real browser: every page loads clean and alone, shows its formulas, and fits a phone.
+"""The book in a real browser: every page loads clean and alone, shows its formulas, cuts nothing off, and fits a phone.
 
-Each page is opened once and asked everything. What needs content that may not be written yet (a glossary, wide tables,
-pictures) is tested on a small book built with the same settings, extensions and style.
+Each page is opened once and asked everything: on a desk in light and dark, then at the width of a phone. What needs
+content that may not be written yet (a glossary, wide tables, pictures) is tested on a small book built with the same
+settings, extensions and style.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ from built_book import ROOT
 from PIL import Image
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
+from muonbook.figures import style
 from tools import set_address
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
-DESK, PHONE = ViewportSize(width=1280, height=900), ViewportSize(width=390, height=844)
+# 1300 pixels, less a scrollbar, which Chromium shows to people only
+DESK, PHONE = ViewportSize(width=1285, height=900), ViewportSize(width=390, height=844)
+CARD = 540  # pixels: how wide a figure is on a desk
+READABLE = 11  # pixels: the smallest type of a figure on a phone
 CHAPTER = "notebooks/07_virtual_map.html"
 
 # Text that a reader sees outside of code and of formulas that were rendered, where no formula may be left raw.
@@ -49,6 +54,45 @@ BARE_CODE = """() =>
     [...document.querySelectorAll("div.cell_input div.highlight, div.highlight-python, div.highlight-sh")]
     .filter(box => !box.querySelector("button.copybtn")).map(box => box.textContent.slice(0, 60))"""
 
+# Everything below is asked with all folds open.
+OPEN = """() => document.querySelectorAll("article details").forEach(box => { box.open = true; })"""
+# Listings, outputs, tables and formulas that scroll, or are cut off: the end of them is out of sight.
+CLIPPED = """() =>
+    [...document.querySelectorAll("article :is(pre, table, mjx-container, .pst-scrollable-table-container)")]
+    .filter(box => box.checkVisibility()).filter(box => {
+        const formula = box.querySelector(":scope > mjx-math");
+        if (formula) return formula.getBoundingClientRect().width > box.getBoundingClientRect().width + 1;
+        return box.scrollWidth > box.clientWidth + 1;
+    }).map(box => `${box.tagName} ${box.scrollWidth} > ${box.clientWidth}: ${box.textContent.trim().slice(0, 60)}`)"""
+# What is nearly white in dark mode, beside the cards of figures. Small things may be: a button's dot, a mark in a text.
+SLABS = """() => {
+    document.documentElement.dataset.theme = "dark";
+    return [...document.querySelectorAll("article, article *")].filter(box => !box.closest("img, svg")).filter(box => {
+        const { width, height } = box.getBoundingClientRect();
+        if (width < 60 || height < 30) return false;
+        const [red, green, blue, alpha = 1] = getComputedStyle(box).backgroundColor.match(/[\\d.]+/g).map(Number);
+        return alpha > 0.3 && 0.2126 * red + 0.7152 * green + 0.0722 * blue > 160;
+    }).map(box => `${box.tagName} ${box.className}: ${box.textContent.trim().slice(0, 40)}`);
+}"""
+UNBOXED = """() => [...document.querySelectorAll("article table:not(.genindextable, .indextable)")].filter(table => {
+        for (let box = table; box.tagName !== "ARTICLE"; box = box.parentElement)
+            if (["auto", "scroll"].includes(getComputedStyle(box).overflowX)) return false;
+        return true;
+    }).map(table => table.textContent.trim().slice(0, 60))"""
+# How wide every figure is on the page, and how wide it was drawn, in points.
+FIGURES = """dpi => [...document.querySelectorAll("article :is(img, .moving-frames svg)")]
+    .map(figure => [figure.getBoundingClientRect().width,
+        figure.tagName === "IMG" ? figure.naturalWidth / dpi * 72 : figure.viewBox.baseVal.width,
+        figure.alt ?? figure.getAttribute("aria-label")])"""
+
+
+class Figure(NamedTuple):
+    """A figure of a page: pixels across, points across as it was drawn, and what it says in words."""
+
+    shown: float
+    drawn: float
+    alt: str
+
 
 class Visit(NamedTuple):
     """What one page did and showed: on a desk first, then at the width of a phone."""
@@ -59,6 +103,11 @@ class Visit(NamedTuple):
     too_wide: list[str]
     bare_code: list[str]
     colab: list[str]
+    clipped: list[str]  # on a desk
+    slabs: list[str]  # in dark mode
+    unboxed: list[str]  # tables that would take the phone's page along when they are scrolled
+    on_desk: list[Figure]
+    on_phone: list[Figure]
 
 
 class Silent(SimpleHTTPRequestHandler):
@@ -129,8 +178,23 @@ def visit(page: Page, url: str, home: str) -> Visit:
     formulas = tuple(page.evaluate(FORMULAS))
     colab = page.eval_on_selector_all("a[href*='colab.research']", "links => links.map(link => link.href)")
     prose, bare_code = page.evaluate(PROSE), page.evaluate(BARE_CODE)
+    page.evaluate(OPEN)
+    clipped, on_desk = page.evaluate(CLIPPED), page.evaluate(FIGURES, style.DPI)
+    slabs = page.evaluate(SLABS)
     page.set_viewport_size(PHONE)
-    return Visit(trouble, prose, formulas, page.evaluate(TOO_WIDE), bare_code, colab)
+    return Visit(
+        trouble,
+        prose,
+        formulas,
+        page.evaluate(TOO_WIDE),
+        bare_code,
+        colab,
+        clipped,
+        slabs,
+        page.evaluate(UNBOXED),
+        [Figure(*each) for each in on_desk],
+        [Figure(*each) for each in page.evaluate(FIGURES, style.DPI)],
+    )
 
 
 def visit_all(browser: Browser, folder: Path, home: str) -> dict[str, Visit]:
@@ -175,6 +239,32 @@ def test_no_page_is_wider_than_a_phone(visits: dict[str, Visit]) -> None:
     assert {name: found.too_wide for name, found in visits.items() if found.too_wide} == {}
 
 
+def test_nothing_is_clipped_on_a_desk(visits: dict[str, Visit]) -> None:
+    assert {name: found.clipped for name, found in visits.items() if found.clipped} == {}
+
+
+def test_a_table_scrolls_in_its_own_box(visits: dict[str, Visit]) -> None:
+    assert {name: found.unboxed for name, found in visits.items() if found.unboxed} == {}
+
+
+def test_the_dark_mode_has_no_white_slabs(visits: dict[str, Visit]) -> None:
+    assert {name: found.slabs for name, found in visits.items() if found.slabs} == {}
+
+
+def test_the_smallest_type_of_a_figure_can_be_read_on_a_phone(visits: dict[str, Visit]) -> None:
+    """A figure has no type below style.SMALL, or it could not be drawn."""
+    for name, found in visits.items():
+        small = [figure for figure in found.on_phone if style.SMALL * figure.shown / figure.drawn < READABLE]
+        assert small == [], name
+        assert [figure for figure in found.on_desk if figure.shown > CARD] == [], name
+    assert sum(len(found.on_phone) for found in visits.values()) > 1
+
+
+def test_a_folded_cell_says_what_is_inside(visits: dict[str, Visit]) -> None:
+    for name, found in visits.items():
+        assert not re.search(r"(?:Show|Hide) code cell", found.prose), name
+
+
 def test_code_can_be_copied(visits: dict[str, Visit]) -> None:
     assert {name: found.bare_code for name, found in visits.items() if found.bare_code} == {}
 
@@ -215,7 +305,7 @@ def said(path: Path) -> str:
 def test_the_dark_mode_keeps_the_cards_of_figures_light(place: str, page: Page, small: str) -> None:
     page.goto(small + place)
     figure = page.locator("article img").first
-    assert figure.evaluate("image => image.complete && image.clientWidth") == 640
+    assert figure.evaluate("image => image.complete && image.clientWidth") == CARD
     modes, corners, cards = [], set(), []
     for _ in range(3):
         page.locator("button.theme-switch-button").locator("visible=true").click()

@@ -144,6 +144,11 @@ def test_a_picture_in_an_output_takes_the_text_beside_it_for_its_description(sam
     assert alts == [f'{name} picture: a card that says "{name}" & nothing else.' for name in ("First", "Second")]
 
 
+def test_a_folded_cell_shows_the_comment_it_begins_with(chapter: str) -> None:
+    titles = re.findall(r'<p class="(?:collapsed|expanded) admonition-title">(.*?)</p>', chapter)
+    assert titles == ["Drawing: a table &amp; more"] * 2
+
+
 def test_a_chapter_is_introduced_by_its_first_sentence_and_its_first_figure(sample: Path) -> None:
     meta = Page(sample / "notebooks" / "07_virtual_map.html").meta
     assert meta["og:description"].startswith("Every bucket is cut into shards, and a shard goes to one rank.")
