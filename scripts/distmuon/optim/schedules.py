@@ -75,7 +75,7 @@ class ScheduledMuon(DistributedMuon):
 
     @contextlib.contextmanager
     def waiting_at_the_end(self) -> Iterator[None]:
-        """Leave nothing under way at the end of the block, nor after an error, which stays the first."""
+        """Leave nothing under way at the block's end, nor after an error, which stays the first."""
         try:
             yield
             for pending in filter(len, self.pending):

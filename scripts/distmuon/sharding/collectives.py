@@ -36,7 +36,7 @@ class PendingWork:
         return len(self._started)
 
     def add(self, work: Any, *tensors: Tensor) -> None:
-        """Remember a collective started with `async_op=True`, and the tensors it reads and writes."""
+        """Remember a collective that was started, and the tensors it reads and writes."""
         self._started.append((work, tensors))
 
     @hooked
@@ -121,7 +121,8 @@ class Group:
     ) -> Tensor:  # [len]
         """Fill `out` with its sum over ranks; the rest of `full` stays.
 
-        The sum is taken in rank order, one addition per rank, unless the backend's own reduce-scatter is used.
+        The sum is taken in rank order, one addition per rank, unless the backend's own
+        reduce-scatter is used.
         """
         if self.size == 1:
             return out

@@ -30,7 +30,7 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage:
 
 
 def count(tensors: Mapping[str, Iterable[Tensor]]) -> ModelStates:
-    """Return bytes per kind of the storages behind these tensors, each counted where it is first met."""
+    """Return bytes per kind of the storages behind these tensors, each where it is first met."""
     states, seen = dict.fromkeys(tensors, 0), set()
     for kind, theirs in tensors.items():
         for storage in map(storage_of, theirs):
@@ -57,7 +57,7 @@ def by_kind(states: Iterable[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
 def predict_shards(layout: Layout, dp_rank: int, muon: Collection[int] = ()) -> ModelStates:
     """Return what our optimizers keep.
 
-    Whole parameters and gradients, masters and state of the shards. In a map for D = 1 nothing is cut.
+    Whole parameters and gradients, masters and state of the shards. For D = 1 nothing is cut.
     """
     states, metas = dict.fromkeys(KINDS, 0), layout.view(dp_rank)
     for bucket in layout.buckets:
@@ -110,7 +110,7 @@ def predict_rows(layout: Layout, dp_rank: int, muon: Collection[int] = ()) -> Mo
 
 
 def _add_state(states: ModelStates, size: int, is_muon: bool, stepped: bool) -> None:
-    """Add one parameter's state of `size` bytes: a buffer for Muon, two and a step number for AdamW."""
+    """Add one parameter's state of `size` bytes: one buffer; for AdamW two and a step number."""
     for kind in ("momentum",) if is_muon else ("exp_avg", "exp_avg_sq"):
         states[kind] += size
     states["counters"] += 4 * (stepped and not is_muon)

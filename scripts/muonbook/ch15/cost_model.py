@@ -77,7 +77,7 @@ def step_seconds(
 ) -> float:
     """Return seconds of one step.
 
-    collectives: those of one rank, as Collective or as (op, group, group_size, payload_bytes, calls).
+    collectives: those of one rank, as Collective or (op, group, group_size, payload_bytes, calls).
     link_by_group: the link of "dp", of "tp", and of "world", which without one of its own runs over
     that of "dp".
     Raises ValueError for a group that has no link.

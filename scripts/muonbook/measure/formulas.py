@@ -56,7 +56,7 @@ def ratio(dp: int, tp: int, g: int, w: int, m: int, s: Exact) -> Fraction:
     Raises ValueError for D = 1, where AdamW sends nothing and there is no ratio.
     """
     if dp == 1:
-        raise ValueError("with one DP rank ZeRO-1 AdamW sends nothing: there is nothing to compare with.")
+        raise ValueError("with one DP rank AdamW sends nothing: there is nothing to compare with.")
     return 1 + Fraction(m, g + w) + Fraction(m * (tp - 1), (dp - 1) * (g + w)) * s
 
 

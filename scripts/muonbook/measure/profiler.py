@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
 
 def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return {collective: payload bytes} of a trace made with `record_shapes=True`, each counted once.
+    """Return {collective: payload bytes} of a trace with `record_shapes=True`, each counted once.
 
     events: of one rank, as in the trace's "traceEvents". An operator that takes a list of tensors
     does not say of what dtype they are; the annotation of its backend does, which has the same
@@ -50,7 +50,8 @@ def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     for event in filter(_is_operator, events):
         collective, argument = OPERATORS.get(event["name"], ("", ""))
         if argument not in INPUTS:
-            raise ValueError(f"{event['name']}: this reader does not know this collective; teach it.")
+            name = event["name"]
+            raise ValueError(f"{name} is a collective that this reader does not know; teach it.")
         dims, dtype = (event["args"][key][INPUTS[argument]] for key in ("Input Dims", "Input type"))
         if dtype == "TensorList":
             (dims,) = dims  # each of our calls has one tensor

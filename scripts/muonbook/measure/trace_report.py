@@ -30,7 +30,7 @@ Interval = tuple[float, float]  # start and end, in any unit of time, half open;
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return all moments that lie in an interval, as a sorted list of intervals that do not touch."""
+    """Return all moments in any interval, as a sorted list of intervals that do not touch."""
     found: list[Interval] = []
     for start, end in sorted((start, end) for start, end in intervals if end > start):
         if found and start <= found[-1][1]:
