@@ -86,9 +86,8 @@ class Thumbnail:
 
 
 class Label(NamedTuple):
-    """What a thumbnail is called, what is right, what is wrong, and how both are drawn."""
+    """What is right, what is wrong, and how both are drawn."""
 
-    title: str
     right: str
     wrong: str
     paint: Callable[[Thumbnail], None]
@@ -208,37 +207,24 @@ def spectrum_of(what: str) -> list[float]:
     return [float(values[n]) for n in (0, 1, 3, 4, 6, 7)]
 
 
-LABELS: dict[str, Label] = {
+LABELS = {
     "stale group parameters": Label(
-        "stale loop variable", "Two groups, a step each.", "The first never moves, the second twice.", _stale_loop
+        "Two groups, a step each.", "The first never moves, the second twice.", _stale_loop
     ),
-    "1-D view": Label("flat view", "A matrix.", "One long row, which is only normalized.", _flat_view),
+    "1-D view": Label("A matrix.", "One long row, which is only normalized.", _flat_view),
     "block-wise Newton–Schulz": Label(
-        "one block per rank", "The whole: singular values near 1.", "Two halves, stacked: too long, and lost.", _blocks
+        "The whole: singular values near 1.", "Two halves, stacked: too long, and lost.", _blocks
     ),
-    "owned piece only": Label(
-        "owner's piece alone", "All of the matrix.", "This rank's piece, zeros for the rest.", _owned_piece
-    ),
-    "wrong tp dim": Label("wrong dimension", "Blocks below each other.", "Blocks side by side.", _wrong_dimension),
-    "gradient instead of momentum": Label(
-        "gradient for momentum", "The sum of what came before.", "The last gradient alone.", _gradient
-    ),
-    "no Newton–Schulz": Label(
-        "no Newton–Schulz", "Singular values near 1.", "Singular values as they came.", _no_newton_schulz
-    ),
-    "once per micro-batch": Label(
-        "once per micro-batch", "Two micro-batches, one step.", "Two micro-batches, two steps.", _micro_batches
-    ),
-    "cast before normalizing": Label(
-        "early cast", "Norm first, then fp16.", "fp16 first: infinity, then NaN.", _early_cast
-    ),
-    "empty shard": Label(
-        "empty shard", "Both ranks come to the gather.", "One has nothing, and stays away.", _empty_shard
-    ),
-    "missing padding": Label(
-        "missing padding", "Padded, two equal shards.", "Five elements, two ranks, one torn.", _padding
-    ),
+    "owned piece only": Label("All of the matrix.", "This rank's piece, zeros for the rest.", _owned_piece),
+    "wrong tp dim": Label("Blocks below each other.", "Blocks side by side.", _wrong_dimension),
+    "gradient instead of momentum": Label("The sum of what came before.", "The last gradient alone.", _gradient),
+    "no Newton–Schulz": Label("Singular values near 1.", "Singular values as they came.", _no_newton_schulz),
+    "once per micro-batch": Label("Two micro-batches, one step.", "Two micro-batches, two steps.", _micro_batches),
+    "cast before normalizing": Label("Norm first, then fp16.", "fp16 first: infinity, then NaN.", _early_cast),
+    "empty shard": Label("Both ranks come to the gather.", "One has nothing, and stays away.", _empty_shard),
+    "missing padding": Label("Padded, two equal shards.", "Five elements, two ranks, one torn.", _padding),
 }
+SHORTER = {"gradient instead of momentum": "gradient, not momentum"}  # where a name does not fit over its pair
 
 
 # ---- The card ---------------------------------------------------------------------------------------------
@@ -255,25 +241,25 @@ def draw_museum(title: str, dare: str) -> Figure:
             put(axes, left + thumb / 2, top + 2, "right", "center", color=MUTED)
             put(axes, left + thumb * 1.5 + GAP, top + 2, "wrong", "center", color=ACCENT)
 
-    def row(labels: Sequence[Label]) -> Block:
+    def row(names: Sequence[str]) -> Block:
         def paint(axes: Axes, top: float) -> None:
-            for column, label in enumerate(labels):
+            for column, name in enumerate(names):
                 left = MARGIN + column * (half + 2 * GAP)
-                put(axes, left, top + 4, label.title, bold=True)
-                _pair(axes, label, left, top + ROW + 6, thumb, LOW)
-            if len(labels) == 1:
+                put(axes, left, top + 4, SHORTER.get(name, name), bold=True)
+                _pair(axes, LABELS[name], left, top + ROW + 6, thumb, LOW)
+            if len(names) == 1:
                 for line, words in enumerate(wrapped(dare, half, bold=True)):
                     put(axes, MARGIN + half + 2 * GAP, top + ROW + 12 + line * ROW, words, bold=True, color=ACCENT)
 
         return LOW + ROW + 16, paint
 
-    labels = list(LABELS.values())
-    return card(title, "", (ROW + 6, heads), *(row(labels[n : n + 2]) for n in range(0, len(labels), 2)))
+    names = list(LABELS)
+    return card(title, "", (ROW + 6, heads), *(row(names[n : n + 2]) for n in range(0, len(names), 2)))
 
 
 def describe_museum(title: str) -> str:
     """Return alt text for `draw_museum`."""
-    told = " ".join(f"{label.title}: {label.right} Broken: {label.wrong}" for label in LABELS.values())
+    told = " ".join(f"{name}: {label.right} Broken: {label.wrong}" for name, label in LABELS.items())
     return f"{title}. {len(LABELS)} pairs of small drawings, right beside wrong. {told}"
 
 
@@ -296,7 +282,7 @@ def draw_exhibit(name: str) -> Figure:
 def describe_exhibit(name: str) -> str:
     """Return alt text for `draw_exhibit`."""
     label = LABELS[name]
-    return f"{label.title}. Right: {label.right} Wrong: {label.wrong}"
+    return f"{name}. Right: {label.right} Wrong: {label.wrong}"
 
 
 def _pair(axes: Axes, label: Label, left: float, top: float, width: float, height: float, gap: float = GAP) -> None:

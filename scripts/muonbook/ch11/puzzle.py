@@ -71,7 +71,7 @@ PUZZLE = Puzzle(
 
 
 def alarm(update: torch.Tensor) -> bool:
-    """Return whether `update` [A, B], learning rate taken out, is not what orthogonalization leaves."""
+    """Return whether `update` [A, B] is not what orthogonalization leaves."""
     import torch
 
     stretches = torch.linalg.svdvals(update.double()) / (0.2 * max(update.shape) ** 0.5)

@@ -8,7 +8,7 @@ from matplotlib.patches import Rectangle
 from distmuon.sharding.layout import ParamSpec, plan
 from muonbook.ch11.figure_exhibits import BAND, LABELS, describe_exhibit, describe_museum, draw_exhibit, draw_museum
 
-from muonbook.ch11.figure_exhibits import spectrum_of  # isort: skip
+from muonbook.ch11.figure_exhibits import SHORTER, spectrum_of  # isort: skip
 from muonbook.ch11.museum import EXHIBITS, plan_without_padding
 from muonbook.figures.style import ACCENT, MUTED, PADDING
 
@@ -27,7 +27,7 @@ def halves(name: str) -> list[list[Rectangle]]:
 def test_every_exhibit_has_a_pair_and_no_other_has() -> None:
     assert set(LABELS) == set(EXHIBITS)
     figure = draw_museum("The museum", "Which one?")
-    assert {label.title for label in LABELS.values()} < set(texts(figure))
+    assert {SHORTER.get(name, name) for name in LABELS} < set(texts(figure))
     assert "Which one?" in texts(figure)
     assert_readable(figure)
     told = describe_museum("The museum")
@@ -40,7 +40,7 @@ def test_an_exhibit_says_what_is_right_and_what_is_wrong(name: str) -> None:
     figure, label = draw_exhibit(name), LABELS[name]
     assert_readable(figure)
     assert " ".join(texts(figure)).count(label.wrong.split()[0]) >= 1
-    assert describe_exhibit(name) == f"{label.title}. Right: {label.right} Wrong: {label.wrong}"
+    assert describe_exhibit(name) == f"{name}. Right: {label.right} Wrong: {label.wrong}"
 
 
 def test_orthogonalized_whole_singular_values_keep_to_the_band_and_otherwise_they_do_not() -> None:
