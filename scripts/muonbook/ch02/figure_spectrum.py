@@ -63,7 +63,8 @@ def _arrived(values: np.ndarray) -> int:
 def _caption(step: int, trails: Mapping[str, np.ndarray]) -> str:
     if not step:
         first = next(iter(trails.values()))[0]
-        return f"{len(first)} singular values {_range(first)}. Where do the products take them?"
+        question = "Where do the products take them?" if len(trails) == 1 else "Which way is better?"
+        return f"{len(first)} singular values {_range(first)}. {question}"
     if len(trails) == 1:
         (trail,) = trails.values()
         arrived = _arrived(trail[step])
