@@ -35,9 +35,9 @@ def specs_of(named_parameters: Sequence[tuple[str, Tensor]]) -> list[ParamSpec]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one parameter that this rank owns: flat views, n = meta.local_range.size elements long.
+    """The part of one parameter that this rank owns, as flat views.
 
-    index: the parameter's place in the map.
+    n = meta.local_range.size elements long. index: the parameter's place in the map.
     """
 
     index: int

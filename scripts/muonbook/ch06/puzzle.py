@@ -102,9 +102,14 @@ PUZZLE = Puzzle(
 
 
 def sharded_step(
-    group: Group, gradient: torch.Tensor, parameters: torch.Tensor, state: dict[str, Any], lr: float, mu: float
+    group: Group,
+    gradient: torch.Tensor,
+    parameters: torch.Tensor,
+    state: dict[str, Any],
+    lr: float,
+    mu: float,
 ) -> torch.Tensor:
-    """Return the parameters [n] after one step of SGD with momentum, of which each rank updates one shard."""
+    """Return the parameters [n] after a step of SGD with momentum; each rank updates a shard."""
     import torch
 
     n, size = len(parameters), -(-len(parameters) // group.size)

@@ -22,7 +22,7 @@ SHARD = FiveMinutes(
 
 
 def kept_bytes(stage: int, ranks: int) -> float:
-    """Return the bytes that one rank keeps per parameter, under ZeRO of this stage; stage 0 cuts nothing."""
+    """Return the bytes per parameter that one rank keeps; stage 0 cuts nothing."""
     parameters, gradients, optimizer = 2.0, 4.0, 12.0  # bf16, float32, and float32 masters, m and v
     if stage >= 1:
         optimizer /= ranks
