@@ -53,7 +53,8 @@ WITHOUT_PAYLOAD = {
 def ring_bytes(op: str, payload_bytes: int, group_size: int) -> int:
     """Return the bytes one rank sends for one collective, by the ring formula."""
     if op not in CHUNKS_SENT:
-        raise ValueError(f"no ring formula for {op!r}; known collectives: {', '.join(CHUNKS_SENT)}.")
+        known = ", ".join(CHUNKS_SENT)
+        raise ValueError(f"no ring formula for {op!r}; known collectives: {known}.")
     chunk = -(-payload_bytes // group_size)
     return CHUNKS_SENT[op] * (group_size - 1) * chunk
 

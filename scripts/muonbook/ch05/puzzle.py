@@ -121,17 +121,17 @@ PUZZLE = Puzzle(
 
 
 def all_reduce(ring: Ring, x: torch.Tensor) -> torch.Tensor:
-    """Return the sum of all ranks' x, [length] float32: reduce-scatter around the ring, then all-gather around it."""
+    """Return the sum of all ranks' x, [length] float32: twice around the ring."""
     import torch
 
     n = ring.size
     width = -(-len(x) // n)  # the length divided by n, rounded up
     padding = x.new_zeros(n * width - len(x))
     chunks = list(torch.cat([x, padding]).split(width))
-    for move in range(n - 1):  # a sum grows while it travels; rank r starts the sum of chunk r
+    for move in range(n - 1):  # a sum grows as it travels; rank r starts that of chunk r
         outgoing, incoming = (ring.rank - move) % n, (ring.rank - move - 1) % n
         chunks[incoming] = chunks[incoming] + ring.pass_on(chunks[outgoing])
-    for move in range(n - 1):  # rank r now holds the whole sum of chunk r + 1; finished sums travel on
+    for move in range(n - 1):  # rank r holds the finished sum of chunk r + 1; sums travel on
         outgoing, incoming = (ring.rank + 1 - move) % n, (ring.rank - move) % n
         chunks[incoming] = ring.pass_on(chunks[outgoing])
     return torch.cat(chunks)[: len(x)]

@@ -29,7 +29,8 @@ def ranks(world: World) -> None:
     wrote = whiteboard.tolist()
     if world.size > 1:
         dist.broadcast(whiteboard, src=0)
-    world.report(f"rank {world.rank} of {world.size} wrote {wrote}, now reads {whiteboard.tolist()}")
+    reads = whiteboard.tolist()
+    world.report(f"rank {world.rank} of {world.size} wrote {wrote}, now reads {reads}")
     processes = world.gather(os.getpid())
     world.say(f"different processes: {len(set(processes or []))}")
 

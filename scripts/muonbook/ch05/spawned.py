@@ -28,7 +28,7 @@ def start(worker: str, dp: int, tp: int, **options: Any) -> None:
 
 
 def spawn(world: World, worker: str, directory: str) -> None:
-    """Start the ranks and wait for them. directory: where they leave their addresses for each other."""
+    """Start all ranks and wait. directory: where they leave their addresses."""
     mp.spawn(be_rank, args=(world, worker, directory), nprocs=world.size)
 
 

@@ -140,7 +140,7 @@ def test_the_order_mistake_is_silent_and_wrong() -> None:
 
 
 def test_torchs_own_check_names_the_culprit_except_for_order() -> None:
-    detail, make = "TORCH_DISTRIBUTED_DEBUG=DETAIL", "python ../scripts/05_processes_and_collectives.py --mistake"
+    detail, make = "TORCH_DISTRIBUTED_DEBUG=DETAIL", "python {worker} --mistake"
     commands = (
         f"{detail} TORCH_CPP_LOG_LEVEL=FATAL {make} skip --timeout 3",
         f"{detail} {make} shapes --timeout 3",
