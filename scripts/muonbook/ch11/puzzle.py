@@ -46,10 +46,8 @@ def extremes(updates: Sequence[torch.Tensor]) -> str:
 
     reach = [torch.linalg.svdvals(update.double()) / (0.2 * max(update.shape) ** 0.5) for update in updates]
     low, high = min(values.min().item() for values in reach), max(values.max().item() for values in reach)
-    return (
-        f"Its singular values, divided by 0.2 * sqrt(max(A, B)), go from {low:.1g} to {high:.2g}; "
-        "healthy ones from about 0.7 to 1.2."
-    )
+    healthy = "healthy: from about 0.7 to 1.2"
+    return f"Singular values / (0.2 sqrt(max(A, B))): from {low:.1g} to {high:.2g}; {healthy}."
 
 
 PUZZLE = Puzzle(

@@ -1,4 +1,4 @@
-# expect: healthy ones from about 0.7 to 1.2
+# expect: healthy: from about 0.7 to 1.2.
 
 
 def alarm(update):

@@ -1,4 +1,4 @@
-# expect: go from 0.07 to 1.5; healthy ones from about 0.7 to 1.2.
+# expect: from 0.07 to 1.5; healthy: from about 0.7 to 1.2.
 import torch
 
 
