@@ -193,7 +193,7 @@ PUZZLE = Puzzle(
 
 
 def fair_race(train: Callable[[str, float, int], float], lrs: Sequence[float]) -> str:
-    """Return "A" or "B", whichever has the smaller loss on every fresh seed, each at its best rate."""
+    """Return "A" or "B", whichever loses less on every fresh seed, each at its best rate."""
 
     def loss(name: str, lr: float, seed: int) -> float:
         found = train(name, lr, seed)
