@@ -24,8 +24,8 @@ SCALE = (WIDTH - 2 * MARGIN - NAMES - GAP * (len(KINDS) - 1)) / sum(KINDS.values
 WHOLE, OWN, SHARD, MEAN, MIXED, JOINED = "whole", "own", "shard", "mean", "mixed", "joined"  # how a kind is held
 
 
-class Moment(NamedTuple):
-    """What the ranks hold at one moment. held: kind -> how; framed: the kinds to look at; sent: bytes so far."""
+class Instant(NamedTuple):
+    """What the ranks hold at one instant. held: kind -> how; framed: the kinds to look at; sent: bytes so far."""
 
     title: str
     caption: str
@@ -45,7 +45,7 @@ def kept_bytes(held: dict[str, str], D: int) -> float:
     return sum(size / (D if held[kind] == SHARD else 1) for kind, size in KINDS.items())
 
 
-def _moments(D: int) -> list[Moment]:
+def _instants(D: int) -> list[Instant]:
     plain = {"w": WHOLE, "g": OWN, "master": WHOLE, "m": WHOLE, "v": WHOLE}
     cut = plain | dict.fromkeys(CUT, SHARD)
     reduce, gather, all_reduce = sent_bytes(D)
@@ -74,18 +74,18 @@ def _moments(D: int) -> list[Moment]:
         ("all_gather", (joined, ("w",), both)),
         ("Half the memory, for less traffic", (joined, (), both)),
     ]
-    return [Moment(title, line, *rest) for line, (title, rest) in zip(said, shown, strict=True)]
+    return [Instant(title, line, *rest) for line, (title, rest) in zip(said, shown, strict=True)]
 
 
 def frames_of_zero1(D: int = 4) -> list[Frame]:
     """Return the frames: a step of plain data parallelism, what it wastes, and ZeRO-1's step with bytes."""
     return [
-        Frame(_draw(moment, D), f"{moment.title.rstrip('?')}. {describe(moment, D)}", moment.caption)
-        for moment in _moments(D)
+        Frame(_draw(instant, D), f"{instant.title.rstrip('?')}. {describe(instant, D)}", instant.caption)
+        for instant in _instants(D)
     ]
 
 
-def describe(moment: Moment, D: int) -> str:
+def describe(instant: Instant, D: int) -> str:
     """Return what every rank holds at a moment, in words."""
     words = {
         WHOLE: "whole and the same on every rank",
@@ -96,19 +96,19 @@ def describe(moment: Moment, D: int) -> str:
         JOINED: "whole and new, every part from the rank that owns it",
     }
     by_way: dict[str, list[str]] = {}
-    for kind, way in moment.held.items():
+    for kind, way in instant.held.items():
         by_way.setdefault(way, []).append(kind)
     held = "; ".join(f"{', '.join(kinds)}: {words[way]}" for way, kinds in by_way.items())
-    framed = f" Marked: {', '.join(moment.framed)}." if moment.framed else ""
-    return f"{held}.{framed} {'. '.join(_bytes(moment, D))}."
+    framed = f" Marked: {', '.join(instant.framed)}." if instant.framed else ""
+    return f"{held}.{framed} {'. '.join(_bytes(instant, D))}."
 
 
-def _bytes(moment: Moment, D: int) -> tuple[str, str]:
-    kept = f"A rank keeps {kept_bytes(moment.held, D):g} B per parameter"
-    return kept, f"It has sent {moment.sent:g} B per parameter"
+def _bytes(instant: Instant, D: int) -> tuple[str, str]:
+    kept = f"A rank keeps {kept_bytes(instant.held, D):g} B per parameter"
+    return kept, f"It has sent {instant.sent:g} B per parameter"
 
 
-def _draw(moment: Moment, D: int) -> Figure:
+def _draw(instant: Instant, D: int) -> Figure:
     def paint(axes: Axes, top: float) -> None:
         left = MARGIN + NAMES
         for kind, size in KINDS.items():
@@ -116,16 +116,16 @@ def _draw(moment: Moment, D: int) -> Figure:
             put(axes, left + across / 2, top, kind, "center", True)
             put(axes, left + across / 2, top + 15, f"{size} B", "center", color=MUTED)
             for rank in range(D):
-                _strip(axes, left, top + 36 + STEP * rank, across, moment.held[kind], rank, D)
-            if kind in moment.framed:
+                _strip(axes, left, top + 36 + STEP * rank, across, instant.held[kind], rank, D)
+            if kind in instant.framed:
                 box(axes, left - 2.5, top + 33, across + 5, STEP * (D - 1) + HIGH + 6, "none", lw=2.0, ec=ACCENT)
             left += across + GAP
         for rank in range(D):
             put(axes, MARGIN, top + 42 + STEP * rank, f"DP {rank}", bold=True)
-        for row, line in enumerate(_bytes(moment, D)):
+        for row, line in enumerate(_bytes(instant, D)):
             put(axes, MARGIN, top + 46 + 18 * row + STEP * D, line, size=TEXT, bold=True)
 
-    return card(moment.title, "", (82 + STEP * D, paint))
+    return card(instant.title, "", (82 + STEP * D, paint))
 
 
 def _strip(axes: Axes, x: float, y: float, across: float, way: str, rank: int, D: int) -> None:
