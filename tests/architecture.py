@@ -93,7 +93,8 @@ def _notebook_tree(path: Path) -> ast.Module:
     """Return the code cells as one module; what only a notebook understands is left out."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    lines = [line for source in sources for line in source.splitlines() if not re.match(r"\s*[!%]", line)]
+    unbroken = [source.replace("\\\n", " ") for source in sources]  # a command may go on in the next line
+    lines = [line for source in unbroken for line in source.splitlines() if not re.match(r"\s*[!%]", line)]
     return ast.parse("\n".join(lines))
 
 
