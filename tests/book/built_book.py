@@ -154,7 +154,7 @@ def write_sample(folder: Path, repository: str) -> Path:
     wide = new_output("stream", name="stdout", text="rank 0  " + "0123456789 " * 30 + "\n")
     cells = [
         new_markdown_cell(OPENING.format(repository=repository)),
-        new_code_cell("!python worker.py", execution_count=1, outputs=[wide], id="run"),
+        new_code_cell("!python worker.py \\\n    --dp 4", execution_count=1, outputs=[wide], id="run"),
         new_code_cell("show()", execution_count=2, outputs=[_picture("First"), _picture("Second")], id="see"),
         new_code_cell(
             "# Drawing: a table & more\nx()", execution_count=3, outputs=[_html()], id="fold", metadata=FOLDED
