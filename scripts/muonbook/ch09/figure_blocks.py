@@ -17,7 +17,7 @@ from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, ROW, WIDTH, Block
 
 from muonbook.figures.style import box, card, put  # isort: skip
 
-ANGLES = (90, 75, 60, 45, 30, 20, 10, 5)  # degrees, between the rows
+ANGLES = (5, 10, 20, 30, 45, 60, 75, 90)  # degrees, between the rows
 HALF = (WIDTH - 2 * MARGIN) / 2
 RADIUS, BAR = 104.0, 80.0  # of length 1, as an arrow and as a bar
 Rows = tuple[tuple[float, float], tuple[float, float]]
@@ -35,16 +35,16 @@ def strengths(angle: float) -> tuple[float, float]:
 
 
 def frames_of_blocks() -> list[Frame]:
-    """Return the update of two blocks and of the whole, for rows that turn from right angles towards each other."""
+    """Return the update of two blocks and of the whole, for rows that turn away from each other, to right angles."""
     frames = []
     for angle in ANGLES:
         large, small = strengths(angle)
         line = f"{angle}° between the rows of two ranks: "
         if angle == 90:
-            line += "block by block or as a whole, the same update. A cut would do no harm."
+            line += "block by block or as a whole, the same update. Here a cut does no harm."
         else:
             line += f"blocks give {large:.2f} and {small:.2f}, the whole 1 and 1."
-        if angle == ANGLES[-1]:
+        if angle == ANGLES[0]:
             line += " What both share comes out at √2, the rest fades."
         alt = f"{line} Arrows of the blocks' update stay {angle}° apart, those of the whole are at right angles."
         frames.append(Frame(_draw(angle), alt, line))

@@ -34,7 +34,7 @@ def draw_run(result: dict[str, Any], layout: Layout, tp: int) -> Figure:
         text_block(verdict, TEXT),
         *map(text_block, checks),
         text_block("\nThe virtual map", TITLE),
-        *map_blocks(layout, tp, None),
+        *map_blocks(layout, tp),
         text_block("\nLoss", TITLE),
         (184.0, lambda axes, top: _losses(axes, top, result)),
         text_block("\nBytes each rank sends per step", TITLE),

@@ -25,16 +25,15 @@ MAX_STRIPS = 60  # buckets; a longer map is a table, see `Layout.table`
 SLIVER = 0.25  # of the longest strip: a shorter one is stretched to its length, under a bar of its true length
 
 
-def draw_map(layout: Layout, tp: int = 1, focus: int | None = None, title: str | None = None) -> Figure:
+def draw_map(layout: Layout, tp: int = 1, title: str | None = None) -> Figure:
     """Draw the virtual map: one strip per bucket, true to scale in elements, every shard in its owner's colour.
 
     A bucket that would be a sliver is stretched, and a bar over it has its true length.
     tp: T. Every TP rank holds the same map with its own slice: one hatched row of each strip, up to eight.
-    focus: a DP rank whose shards keep their colour while the others fade.
-    Raises ValueError for an empty layout, more than 60 buckets, and a `tp` or `focus` that is off the grid.
+    Raises ValueError for an empty layout, more than 60 buckets, and a `tp` below 1.
     """
     title = title or f"The virtual map: {layout.dp} DP × {tp} TP"
-    return page([text_block(title, TITLE), *map_blocks(layout, tp, focus)])
+    return page([text_block(title, TITLE), *map_blocks(layout, tp)])
 
 
 def describe_map(layout: Layout, tp: int = 1) -> str:
@@ -56,22 +55,22 @@ def _size(layout: Layout, tp: int) -> str:
     return f"{plural(len(layout.specs), 'parameter')}, {elements}, {plural(len(layout.buckets), 'bucket')}"
 
 
-def map_blocks(layout: Layout, tp: int, focus: int | None) -> list[Block]:
+def map_blocks(layout: Layout, tp: int) -> list[Block]:
     """Return the map as blocks of a page; arguments and errors as in `draw_map`."""
     longest = max((bucket.padded for bucket in layout.buckets), default=0)
     if longest == 0:
         raise ValueError("this layout holds no elements, so there is nothing to draw.")
     if len(layout.buckets) > MAX_STRIPS:
         raise ValueError(f"{len(layout.buckets)} buckets do not fit a page of {MAX_STRIPS}; use a larger bucket_size.")
-    if tp < 1 or not 0 <= (focus or 0) < layout.dp:
-        raise ValueError(f"tp={tp} and focus={focus} do not fit a grid of {layout.dp} DP ranks and 1 TP rank or more.")
+    if tp < 1:
+        raise ValueError(f"tp={tp}; a grid has 1 TP rank or more.")
     blocks = [text_block(_size(layout, tp))]
     for bucket in layout.buckets:
         if bucket.bucket_idx == 0:
             dtype = layout.buffers[bucket.buffer_idx].param_dtype
             blocks.append(text_block(f"\nbuffer {bucket.buffer_idx}: {dtype}", TEXT))
         stretch = longest / bucket.padded if bucket.padded < SLIVER * longest else 1.0
-        blocks += _strip(layout, bucket, tp, focus, STRIP / longest, stretch)
+        blocks += _strip(layout, bucket, tp, STRIP / longest, stretch)
     if any(bucket.padded > bucket.numel for bucket in layout.buckets):
         blocks.append(_note("padding, so that all shards of a bucket are equal", padding=True))
     if straddlers(layout):
@@ -102,7 +101,7 @@ def brackets(axes: Axes, spans: Iterable[tuple[float, float]], y: float, gid: st
 
 
 def _strip(
-    layout: Layout, bucket: Bucket, tp: int, focus: int | None, true_scale: float, stretch: float
+    layout: Layout, bucket: Bucket, tp: int, true_scale: float, stretch: float
 ) -> list[Block]:
     """Draw one bucket, and under it list its parameters if not all names found room.
 
@@ -114,7 +113,7 @@ def _strip(
     ranges = [layout.global_ranges[i].relative_to(bucket.offset) for i in bucket.params]
     spans = [(LEFT + r.start * scale, LEFT + r.end * scale) for r in ranges]
     labels = _labels(names, spans)
-    colours = [dp_colour(r) if focus in (None, r) else mix(dp_colour(r), CARD, 0.8) for r in range(layout.dp)]
+    colours = [dp_colour(r) for r in range(layout.dp)]
     pitch, padding = bucket.shard_size * scale, bucket.padded - bucket.numel
     rows, ident = min(tp, 8), f"{bucket.buffer_idx}.{bucket.bucket_idx}"
     high = {1: 30.0, 2: 22.0}.get(rows, 17.0)
@@ -154,7 +153,7 @@ def _strip(
         edges = [*(a for a, _ in spans), right - padding * scale]
         axes.vlines(edges, y - 3, end, INK, lw=min(1.0, 0.2 + 0.2 * (right - LEFT) / len(edges)))
         brackets(axes, (span for span, several in zip(spans, cut, strict=True) if several), y, f"straddlers-{ident}")
-        _rank_labels(axes, end + 3, layout.dp, pitch, focus)
+        _rank_labels(axes, end + 3, layout.dp, pitch)
 
     block = (head + rows * high + ROW + 14, paint)
     every = text_block("From left: " + ", ".join(names), rest=f" … {len(names)} in all")
@@ -195,7 +194,7 @@ def _labels(names: Sequence[str], spans: Sequence[tuple[float, float]]) -> list[
     return over + flags
 
 
-def _rank_labels(axes: Axes, y: float, dp: int, pitch: float, focus: int | None) -> None:
+def _rank_labels(axes: Axes, y: float, dp: int, pitch: float) -> None:
     """Write DP ranks under their shards: all, or every second, fourth, eighth, ... where shards are narrow."""
     full = wide(f"DP {dp - 1}") <= pitch
     stride = 1 if full else next(s for s in (2**k for k in range(64)) if s >= dp or s * pitch >= wide(f"{dp}") + 2)
@@ -205,8 +204,7 @@ def _rank_labels(axes: Axes, y: float, dp: int, pitch: float, focus: int | None)
     if not full:
         put(axes, LEFT - 8, y, "DP", "right")
     for r in range(0, dp, stride):
-        colour = INK if focus in (None, r) else MUTED
-        put(axes, LEFT + (r + 0.5) * pitch, y, f"DP {r}" if full else f"{r}", "center", r == focus, color=colour)
+        put(axes, LEFT + (r + 0.5) * pitch, y, f"DP {r}" if full else f"{r}", "center")
 
 
 def paint_run(axes: Axes, x: float, y: float, width: float, height: float, fill: Fill) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distmuon.sharding.grid import Grid
     from distmuon.sharding.ledger import Ledger, Traffic
 
-PATIENCE = 10.0  # seconds for a trial, which takes a fraction of one: a rank still at it then is stuck
+PATIENCE = 20.0  # seconds for a trial, which takes a fraction of one: a rank still at it then is stuck
 
 
 @dataclass(frozen=True)

@@ -160,13 +160,6 @@ def test_legend_says_only_what_the_map_needs() -> None:
     assert "TP ranks 8 to 11 hold the same map" in notes(plan(specs(8), 4), tp=12)
 
 
-def test_focus_fades_the_others() -> None:
-    drawn = boxes(virtual_map.draw_map(LAYOUTS["demo"][0], focus=2), "shard-0.0")
-    colours = [to_hex(box.get_facecolor()) for box in drawn.values()]
-    kept = [r for r, colour in enumerate(colours) if colour == to_hex(style.dp_colour(r))]
-    assert kept == [2]
-
-
 def test_colours_are_distinct_and_none_is_padding() -> None:
     colours = [style.dp_colour(r).lower() for r in range(24)]
     assert len({*colours, style.PADDING.lower(), style.CARD.lower()}) == 26
@@ -181,7 +174,6 @@ def test_colours_are_distinct_and_none_is_padding() -> None:
         (plan([ParamSpec("none", (0,), "float32")], 2), {}, "no elements"),
         (plan(specs(*[4] * 61), 2, bucket_size=1), {}, "61 buckets"),
         (plan(specs(4), 2), {"tp": 0}, "tp=0"),
-        (plan(specs(4), 2), {"focus": 2}, "focus=2"),
     ],
 )
 def test_a_map_that_cannot_be_drawn_says_why(layout: Layout, options: dict[str, Any], message: str) -> None:
