@@ -60,8 +60,8 @@ def length(shape: tuple[int, ...]) -> float:  # of a step: makes it as long as o
 
 
 def one_process(steps: int, x: Tensor, labels: Tensor) -> tuple[list, list[Tensor]]:
-    """Train without any distribution; return losses and weights. Muon is the four lines at the end."""
-    weights = [initial(n, *shape).to(x.device) for n, shape in enumerate(MATRICES.values())]
+    """Train without any distribution; return losses and weights. Muon is the three lines at the end."""
+    weights = [initial(n, *shape) for n, shape in enumerate(MATRICES.values())]
     momenta, losses = [torch.zeros_like(w) for w in weights], []
     for n in range(steps):
         rows = torch.arange(n * BATCH, (n + 1) * BATCH) % len(x)
@@ -116,7 +116,8 @@ class Rank:
         for (a, b), grad in zip(self.places, grads):
             flat[a:b] = grad.flatten()
 
-        # 1 reduce_scatter -> G[N_dp]: my column's gradients for my shard come to me; their mean
+        # 1 reduce_scatter -> G[N_dp]: my column's gradients for my shard come to me; their mean.
+        #   As an all-to-all and a sum, which gloo does faster, and always in the same order
         received = torch.empty_like(flat)
         dist.all_to_all_single(received, flat, group=self.dp_group)
         g, *others = received.chunk(self.D)
@@ -152,10 +153,12 @@ class Rank:
 
 
 def train(rank: int, D: int, T: int, steps: int, backend: str, folder: str, images, digits) -> None:
-    """What every process does: meet the others, train with them; rank 0 reports."""
+    """What every process does: meet the others, train with them; rank 0 leaves the result."""
     torch.set_num_threads(1)
     dist.init_process_group(backend, f"file://{folder}/meet", timedelta(seconds=60), D * T, rank)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(device)  # else all ranks would send objects by way of the first GPU
     x, labels = torch.from_numpy(images).to(device), torch.from_numpy(digits).to(device)
     me, losses = Rank(rank, D, T, device), torch.zeros(steps, dtype=torch.float64, device=device)
     for n in range(steps):
@@ -165,31 +168,24 @@ def train(rank: int, D: int, T: int, steps: int, backend: str, folder: str, imag
 
     trained = [torch.cat(all_gather(w, me.tp_group), cut) for w, cut in zip(me.weights, CUTS)]
     dist.all_reduce(losses)
-    held: list = [None] * (D * T)
+    kept: list = [None] * (D * T)
     mine = [f"{len(piece):,} of {name}" for name, piece in zip(MATRICES, me.pieces) if piece]
-    dist.all_gather_object(held, " and ".join(mine))
-    dist.destroy_process_group()
+    dist.all_gather_object(kept, " and ".join(mine))
     if rank == 0:
-        for r, pieces in enumerate(held):
-            print(f"rank {r} (dp {r // T}, tp {r % T}) keeps momentum for {pieces}")
-        losses_alone, alone = one_process(steps, x, labels)
-        print(f"{D * T} processes: loss {losses[0] / (D * T):.2f} -> {losses[-1] / (D * T):.2f}")
-        print(f"1 process:   loss {losses_alone[0]:.2f} -> {losses_alone[-1]:.2f}")
-        compare(trained, alone)
+        torch.save((trained, losses / (D * T), kept), f"{folder}/trained.pt")
+    dist.destroy_process_group()
 
 
 def compare(trained: list[Tensor], alone: list[Tensor]) -> None:
     """Say whether the grid's weights are those of one process. Anything beyond rounding is an error."""
-    moved = sum((w.cpu() - initial(n, *w.shape)).square().sum() for n, w in enumerate(alone)) ** 0.5
+    moved = sum((w - initial(n, *w.shape)).square().sum() for n, w in enumerate(alone)) ** 0.5
     apart = sum((t - w).square().sum() for t, w in zip(trained, alone)) ** 0.5
     if not apart <= 1e-10 * moved:
         sys.exit(f"They end {apart / moved:.0%} of the way apart: it is not the same optimizer.")
-    print("They end with the same weights, to ten digits of the way.")
+    print("They end with the same weights: less than a ten-billionth of the way apart.")
 
 
 if __name__ == "__main__":
-    from sklearn.datasets import load_digits  # here, because every new process reads this file again from the top
-
     parser = argparse.ArgumentParser(description="Distributed Muon on one page, compared with one process.")
     parser.add_argument("--dp", type=int, default=4, help="ranks among which batch and momentum are cut (4)")
     parser.add_argument("--tp", type=int, default=2, help="ranks among which every matrix is cut (2)")
@@ -202,10 +198,16 @@ if __name__ == "__main__":
     if args.backend == "nccl" and torch.cuda.device_count() < world:
         parser.error(f"nccl wants a GPU for each of {world} ranks; {torch.cuda.device_count()} are here.")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")  # stay on this machine
+    from sklearn.datasets import load_digits  # here: every new process reads this file from the top
+
     images, digits = load_digits(return_X_y=True)
     with tempfile.TemporaryDirectory() as folder:
         job = (args.dp, args.tp, args.steps, args.backend, folder, images / 16, digits)
-        try:
-            mp.spawn(train, job, nprocs=world)  # as many new processes; number r calls train(r, *job)
-        except mp.ProcessExitedException as ended:  # which has said why
-            sys.exit(ended.exit_code)
+        mp.spawn(train, job, nprocs=world)  # as many new processes; number r calls train(r, *job)
+        trained, losses, kept = torch.load(f"{folder}/trained.pt", map_location="cpu")
+    for r, pieces in enumerate(kept):
+        print(f"rank {r} (dp {r // args.tp}, tp {r % args.tp}) keeps momentum for {pieces}")
+    losses_alone, alone = one_process(args.steps, torch.from_numpy(images / 16), torch.from_numpy(digits))
+    print(f"{world} processes: loss {losses[0]:.2f} -> {losses[-1]:.2f}")
+    print(f"1 process:   loss {losses_alone[0]:.2f} -> {losses_alone[-1]:.2f}")
+    compare(trained, alone)

@@ -52,6 +52,18 @@ def test_a_worker_ends_well(run: gpu_jobs.Run) -> None:
 
 
 @needs_a_gpu
+@pytest.mark.timeout(60 * MINUTES + 30)
+@pytest.mark.parametrize("grid", [("1", "1"), ("2", "1"), ("2", "2")], ids="x".join)
+def test_the_one_page_equals_one_process(grid: tuple[str, str]) -> None:
+    dp, tp = grid
+    if int(dp) * int(tp) > gpu_jobs.GPUS:
+        pytest.skip(f"needs {int(dp) * int(tp)} GPUs, and torch sees {gpu_jobs.GPUS} here.")
+    words = [sys.executable, "scripts/00_one_page.py", "--backend", "nccl", "--dp", dp, "--tp", tp]
+    done = subprocess.run(words, cwd=worlds.ROOT, capture_output=True, text=True, timeout=60 * MINUTES)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@needs_a_gpu
 @pytest.mark.parametrize(("backend", "ranks"), [("nccl", 1), ("gloo", 2)])
 def test_a_mesh_of_gpus_trains_as_our_world_does(backend: str, ranks: int) -> None:
     for found in launch.run(gpu_workers.train_twice, dp=ranks, backend=backend, device="cuda"):

@@ -28,14 +28,13 @@ from __future__ import annotations
 
 import copy
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-LINE = 92  # characters that the page shows of a line
+from muonbook.puzzles import in_lines
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class FiveMinutes:
 
 def check(puzzle: FiveMinutes, answer: Callable[..., Any]) -> None:
     """Try `answer` on every case, each time on arguments of its own, and print one line: right, or what is not."""
-    print(textwrap.fill(verdict(puzzle, answer), LINE))
+    print(in_lines(verdict(puzzle, answer)))
 
 
 def verdict(puzzle: FiveMinutes, answer: Callable[..., Any]) -> str:
@@ -83,6 +82,8 @@ def same(found: Any, wanted: Any, tolerance: float) -> bool:
         return alike and all(same(a, b, tolerance) for a, b in zip(found, wanted, strict=True))
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         found = found.item()
+    if getattr(found, "ndim", 0):
+        return False  # an array where a number or a word is wanted
     if isinstance(wanted, float) and isinstance(found, int | float):
         return math.isclose(found, wanted, rel_tol=tolerance, abs_tol=tolerance)
     return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)

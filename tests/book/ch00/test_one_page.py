@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,7 @@ def test_eight_processes_are_one_and_leave_nothing() -> None:
     assert owned == sum(a * b for a, b in page.MATRICES.values())  # every number has one owner
     assert re.fullmatch(r"8 processes: loss 2\.\d\d -> 0\.\d\d", eight)
     assert alone.split()[2:] == eight.split()[2:]
-    assert verdict == "They end with the same weights, to ten digits of the way."
+    assert verdict == "They end with the same weights: less than a ten-billionth of the way apart."
 
 
 def test_a_page_that_goes_elsewhere_says_so_and_leaves_nothing(tmp_path: Path) -> None:
@@ -92,10 +94,14 @@ def test_rounding_passes_and_nothing_else() -> None:
         (("--backend", "nccl", "--dp", "40"), "a GPU for each of 80 ranks"),
     ],
 )
-def test_a_wrong_argument_is_refused_in_a_sentence(arguments: tuple[str, ...], says: str) -> None:
-    ending = worlds.finish(PAGE, *arguments)
-    assert (ending.code, ending.out) == (2, "")
-    assert says in ending.err.splitlines()[-1]
+def test_a_wrong_argument_is_refused_in_a_sentence(
+    arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [PAGE, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(PAGE, run_name="__main__")
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_nothing_of_this_project_is_imported() -> None:

@@ -17,9 +17,10 @@ def test_the_pair_is_what_autograd_says() -> None:
     y = torch.relu(x @ W1.T) @ W2.T
     y.backward(dY)
     assert torch.equal(found["Y"], y.detach())
+    assert x.grad is not None
     assert torch.equal(found["dX"], x.grad)
     for name in ("Y", "dX"):
-        assert torch.equal(found[name], sum(found[f"{name}{rank}"] for rank in range(RANKS)))
+        assert torch.equal(found[name], torch.stack([found[f"{name}{rank}"] for rank in range(RANKS)]).sum(0))
 
 
 def test_the_pair_shows_every_number_and_whose_it_is() -> None:

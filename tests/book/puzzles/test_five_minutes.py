@@ -6,6 +6,7 @@ import pkgutil
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import worlds
@@ -60,6 +61,7 @@ def test_an_answer_cannot_spoil_the_arguments_of_the_next_case() -> None:
         (None, 1.0, False), (torch.tensor(2.0), 2.0, True), (torch.tensor([1.0, 2.0]), [1.0, 2.0], False),
         ([1, (2, 3)], (1, [2, 3]), True), ([1], [1, 2], False), ({"a": 1}, {"a": 1}, True), ({"b": 1}, {"a": 1}, False),
         (torch.ones(2), torch.ones(2), True), (torch.ones(2, 1), torch.ones(2), False), ("dp", "dp", True),
+        (torch.ones(2), 1.0, False), (np.arange(3), 2, False), (np.float64(2.0), 2.0, True),
         (2, 2, True), (2.0, 2, True), (1, True, False), (torch.zeros(0), torch.zeros(0), True),
     ],
 )  # fmt: skip
