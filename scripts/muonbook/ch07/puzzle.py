@@ -44,7 +44,7 @@ def trial(grid: Grid, fetch: Callable[..., Any]) -> Iterator[CaseReport]:
         wrong = first_difference(found, bucket[place.as_slice], sentence, "element {:g} of the bucket")
         longest = max(Range(SHARD * rank, SHARD * (rank + 1)).intersect(place).size for rank in range(RANKS))
         enough = ring_bytes("all_gather", 4 * RANKS * longest, RANKS)
-        sent = f".\nNo rank owns more than {longest} of its elements, so {enough} bytes are enough."
+        sent = f". No rank owns more than {longest} of its elements, so {enough} bytes are enough."
         yield CaseReport([wrong, over_budget(where, cost, enough, calls="", sent=sent)], str(cost.sent_bytes))
 
 

@@ -58,7 +58,7 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
                 needless = needless or f"{where} returned matrix {index}, of which it owns nothing: work for others."
         longest = max(sum(piece.size for _, piece in cut_pieces(matrices, each, SHARD)) for each in range(RANKS))
         enough = ring_bytes("all_gather", 4 * RANKS * longest, RANKS)
-        sent = f", and {enough} are enough.\nWhat a rank owns whole, nobody else needs."
+        sent = f", and {enough} are enough. What a rank owns whole, nobody else needs."
         dear = over_budget(where, cost, enough, calls=" for all matrices", sent=sent)
         yield CaseReport([wrong, needless, dear], str(cost.sent_bytes))
 

@@ -39,7 +39,7 @@ def trial(grid: Grid, gram: Callable[..., Any]) -> Iterator[CaseReport]:
         where, right = f"with a matrix of {a} x {b}, rank {grid.tp.rank}", whole.norm().item()
         sentence = f"{where} has {{found}} at [{{0}}, {{1}}], where row {{0}} times row {{1}} is {{wanted}}."
         enough = ring_bytes("all_reduce", 4 * a * a, RANKS)
-        sent = f", and {enough} are enough.\nThe answer is small; must the matrix travel?"
+        sent = f", and {enough} are enough. The answer is small; must the matrix travel?"
         complaints = [
             first_difference(product, whole @ whole.T, sentence),
             unless(abs(norm - right) <= 1e-5 * right, f"{where} has norm {norm:.2f}, where it is {right:.2f}."),

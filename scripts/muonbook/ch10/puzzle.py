@@ -49,7 +49,7 @@ def trial(grid: Grid, global_norm: Callable[..., Any]) -> Iterator[CaseReport]:
     complaints = [
         unless(
             abs(found - wanted) <= TOLERANCE * wanted,
-            f"{where} finds a norm of {found:.4f}, and it is {wanted:.4f}\n({ratio}).",
+            f"{where} finds a norm of {found:.4f}, and it is {wanted:.4f} ({ratio}).",
         ),
         unless(
             cost.calls <= 1 and cost.payload_bytes <= BUDGET,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from distmuon.sharding.grid import Grid
     from distmuon.sharding.ledger import Ledger, Traffic
 
+LINE = 92  # characters that the page shows of a line
 PATIENCE = 20.0  # seconds for a trial, which takes a fraction of one: a rank still at it then is stuck
 
 
@@ -108,7 +110,7 @@ def check(puzzle: Puzzle, path: str | Path, patience: float = PATIENCE) -> int:
         reports, complaint, printed = runner.run(puzzle.trial, puzzle.function, answer, puzzle.dp, puzzle.tp, patience)
     complaints = [complaint] if complaint else judge(reports, puzzle.told)
     if complaints:
-        print("Not yet: " + "\n".join(map(_tidy, complaints[:2])))
+        print("\n".join(map(in_lines, map(_tidy, [f"Not yet: {complaints[0]}", *complaints[1:2]]))))
         if puzzle.hints:
             print(f"Stuck? Add --hint 1 for the first of {len(puzzle.hints)} hints.")
     else:
@@ -122,6 +124,11 @@ def judge(reports: list[list[CaseReport]], told: int) -> list[str]:
     """Return what is wrong, gravest kind first: the first `told` complaints of each, in order of ranks and cases."""
     kinds = zip(*(report.complaints for report in chain.from_iterable(reports)), strict=True)
     return list(chain.from_iterable(list(dict.fromkeys(filter(None, kind)))[:told] for kind in kinds))
+
+
+def in_lines(text: str) -> str:
+    """Return a verdict in lines that the page shows whole, broken between words alone."""
+    return textwrap.fill(text, LINE, break_on_hyphens=False)
 
 
 def _tidy(text: str) -> str:
