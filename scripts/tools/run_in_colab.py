@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from importlib.metadata import version
 from pathlib import Path
 
 import nbformat
@@ -157,7 +158,8 @@ def in_colab(notebook: Path, published: str, folder: Path, python: str = sys.exe
         tried = subprocess.run([python, "-c", f"import {module}"], cwd=content, env=environment, capture_output=True)
         if (tried.returncode == 0) != there:
             return [f"{module} can{'not' if there else ''} be imported before anything is fetched"]
-    found = complaints(content / notebook.name, home, environment, drawn_alike=python == sys.executable)
+    alike = versions(python)["matplotlib"] == version("matplotlib")
+    found = complaints(content / notebook.name, home, environment, drawn_alike=alike)
     if not found and not (content / "muon-at-scale" / "scripts" / "distmuon").is_dir():
         found.append("nothing was fetched")
     return found
@@ -166,10 +168,11 @@ def in_colab(notebook: Path, published: str, folder: Path, python: str = sys.exe
 # ---- The report -------------------------------------------------------------------------------------------
 
 
-def versions(python: str) -> str:
-    """Return what stands behind the verdicts, in one line: Python's version and those of `SHOWN`. Raises UsageError."""
-    look = "import sys; from importlib.metadata import version\nprint('Python', sys.version.split()[0], end='')\n"
-    look += f"for name in {SHOWN!r}: print(',', name, version(name), end='')"
+def versions(python: str) -> dict[str, str]:
+    """Return what stands behind the verdicts: Python's version and those of `SHOWN`, by name. Raises UsageError."""
+    look = "import json, sys; from importlib.metadata import version\n"
+    look += f"found = {{name: version(name) for name in {SHOWN!r}}}\n"
+    look += "print(json.dumps({'Python': sys.version.split()[0], **found}))"
     try:
         done = subprocess.run([python, "-c", look], capture_output=True, text=True)
     except OSError as error:
@@ -177,7 +180,7 @@ def versions(python: str) -> str:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise launch.UsageError(f"--python {python} lacks what Colab ships ({last}); `make colab` installs it.")
-    return done.stdout
+    return dict(json.loads(done.stdout))
 
 
 def main() -> int:
@@ -189,7 +192,7 @@ def main() -> int:
     arguments = parser.parse_args()
     python = os.path.abspath(arguments.python)  # not resolved: a link is how an environment knows its packages
     chosen = run_notebooks.chapters(arguments.folder, arguments.names)
-    print(versions(python), flush=True)
+    print(", ".join(f"{name} {found}" for name, found in versions(python).items()), flush=True)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="colab-") as directory:
         published = publish(Path(directory)).as_uri()

@@ -64,6 +64,7 @@ def test_make_colab_names_the_cells_that_are_not_as_stored(tmp_path: Path) -> No
 
 def test_another_matplotlib_may_draw_beside_but_not_say_otherwise(tmp_path: Path) -> None:
     python, folder = in_another_environment(tmp_path, said="another")
+    (packages,) = (tmp_path / "another").glob("lib/python*/site-packages")
     cells = [nbformat.v4.new_code_cell(chapters.FIRST_CELL, execution_count=1)]
     pictures = ("<svg x='1'>\na</svg><p>one</p>", "<svg x='2'>\na</svg><p>one</p>", "<svg x='1'>\na</svg><p>two</p>")
     for count, drawn in enumerate(pictures, 2):
@@ -76,6 +77,10 @@ def test_another_matplotlib_may_draw_beside_but_not_say_otherwise(tmp_path: Path
     (tmp_path / "published").mkdir()
     published = run_in_colab.publish(tmp_path / "published").as_uri()
     found = run_in_colab.in_colab(path, published, tmp_path / "reader", str(python))
+    assert len(found) == 2, "the same matplotlib draws the same"
+    (packages / "matplotlib-1.0.dist-info").mkdir()
+    (packages / "matplotlib-1.0.dist-info" / "METADATA").write_text("Name: matplotlib\nVersion: 1.0\n")
+    found = run_in_colab.in_colab(path, published, tmp_path / "another reader", str(python))
     assert ["<p>two" in complaint for complaint in found] == [True], found
 
 
