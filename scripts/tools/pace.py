@@ -63,7 +63,7 @@ def pace(chapter: NotebookNode) -> Pace:
             continue
         if first_run is None and RUN.search(cell.source):
             first_run = read - folded
-        kinds = [_kind(output) for output in cell.get("outputs", [])]
+        kinds = [run_notebooks.picture_kind(output) for output in cell.get("outputs", [])]
         moving += kinds.count("moving")
         pictures += len(kinds) - kinds.count("")
         if first_picture is None and pictures:
@@ -71,13 +71,6 @@ def pace(chapter: NotebookNode) -> Pace:
         if not OUT_OF_SIGHT & set(cell.metadata.get("tags", [])):
             code_lines += sum(bool(line.strip()) for line in cell.source.splitlines())
     return Pace(read, folded, pictures, moving, first_picture, first_run, code_lines)
-
-
-def _kind(output: NotebookNode) -> str:
-    data = output.get("data", {})
-    if re.search(r'class="moving"', data.get("text/html", "")):
-        return "moving"
-    return "still" if "image/png" in data or "image/svg+xml" in data else ""
 
 
 def main() -> None:
