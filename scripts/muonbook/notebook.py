@@ -91,9 +91,9 @@ def source(*objects: Any, fold: str = "") -> None:
 
 def side_by_side(left: Any, right: Any) -> None:
     """Show the source of two functions beside each other, or below each other where the page is narrow."""
-    columns = "".join(f'<div style="min-width:0">\n\n{_listing(thing)}\n\n</div>\n' for thing in (left, right))
-    grid = "display:grid;gap:1em;grid-template-columns:repeat(auto-fit,minmax(min(100%,26em),1fr))"
-    display(Markdown(f'<div class="side-by-side" style="{grid}">\n{columns}</div>'))
+    room = "flex:1 1 max-content;max-width:100%;min-width:0"
+    columns = "".join(f'<div style="{room}">\n\n{_listing(thing)}\n\n</div>\n' for thing in (left, right))
+    display(Markdown(f'<div style="display:flex;flex-wrap:wrap;gap:1em">\n{columns}</div>'))
 
 
 def picture(figure: Figure, alt: str) -> None:
