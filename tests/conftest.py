@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import built_book
+import chromium
 import pytest
 import torch
+from playwright.sync_api import Browser
 from xdist.scheduler import LoadScopeScheduling
 
 from tools import set_address
@@ -43,11 +45,16 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built_book.build(source, tmp_path_factory.mktemp("sample-book"))
 
 
+@pytest.fixture(scope="module")  # no longer: while it runs, so does an event loop, and kernels want one of their own
+def browser() -> Iterator[Browser]:
+    with chromium.started() as started:
+        yield started
+
+
 # ---- Side by side -----------------------------------------------------------------------------------------
 
 TOGETHER = {
     "test_browser": "test_book",
-    "test_pages": "test_book",
     "test_certificate": "test_prediction",
 }  # they look at the same books, and worlds
 APART = ("test_a_chapter_prints_in_colab_what_it_shows",)  # these take long and share nothing

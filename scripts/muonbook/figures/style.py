@@ -67,12 +67,7 @@ def save(figure: Figure, path: str | Path, alt: str) -> Path:
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
         raise ValueError(f"figures are saved as .png or .svg, not {path.suffix!r}.")
-    if path.suffix == ".png":
-        path.write_bytes(png(figure, alt))
-        return path
-    require_readable(figure, alt)
-    with style.context(_STYLE):
-        figure.savefig(path, metadata={"Title": alt, "Date": None})
+    path.write_bytes(png(figure, alt) if path.suffix == ".png" else vector(figure, alt, letters="path"))
     return path
 
 
@@ -94,15 +89,17 @@ def png(figure: Figure, alt: str) -> bytes:
     return packed.getvalue()
 
 
-def vector(figure: Figure, alt: str) -> bytes:
-    """Return `figure` as SVG whose text stays text, without a date: what player.py makes a frame of.
+def vector(figure: Figure, alt: str, letters: str = "none") -> bytes:
+    """Return `figure` as SVG with its alt text as the title, and nothing of when and by what it was drawn.
 
-    Raises ValueError for an empty `alt`, and for type that is too small.
+    letters: "none": text stays text, for a page that names other fonts (svg.py); "path": shapes, which every viewer
+    shows alike. Raises ValueError for an empty `alt`, and for type that is too small.
     """
     require_readable(figure, alt)
     drawn = BytesIO()
-    with style.context([*_STYLE, {"svg.fonttype": "none"}]):
-        figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    with style.context([*_STYLE, {"svg.fonttype": letters}]):
+        unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(drawn, format="svg", metadata={**unsaid, "Title": alt})
     return drawn.getvalue()
 
 

@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|-?\d+e-?\d+")
 _REFERENCE = re.compile(r'(url\(#|href="#)([^)"]+)')
 _RECTANGLE = re.compile(r"M(\S+) (\S+)L(\S+) \2L\3 (\S+)L\1 \4(?:L\1 \2)?z")
 _DEFINED = ("clipPath", "pattern", "path")  # what has a name that is referred to
-_ROUNDED = ("d", "x", "y", "width", "height", "transform", "x1", "x2", "y1", "y2", "cx", "cy", "r", "points")
+_ROUNDED = ("d", "x", "y", "width", "height", "transform")
 _UNSAID = {  # what SVG assumes anyway, or our root says once
     "stroke-dashoffset": "0", "stroke-width": "1", "text-anchor": "start", "opacity": "1", "font-style": "normal",
     "font-weight": "400", "stroke-linejoin": "round", "stroke-linecap": "butt", "fill": "#000000",
@@ -148,7 +148,7 @@ def _written(node: Element, names: dict[str, str]) -> str:
     tag = _tag(node)
     node.attrib.pop("id", None)  # what is referred to has gone to the definitions
     invisible = tag == "path" and node.get("fill") == "none" and "stroke" not in node.attrib
-    if tag == "style" or invisible:
+    if tag in ("style", "title", "metadata") or invisible:  # the alt text is an attribute of our root
         return ""
     own = escape(node.text or "", quote=False) if tag in ("text", "tspan") and (node.text or "").strip() else ""
     content, attributes = own + "".join(_written(child, names) for child in node), _attributes(node, names)

@@ -7,9 +7,7 @@ settings, extensions and style.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,16 +20,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from built_book import ROOT
+from chromium import DESK, PHONE
 from PIL import Image
-from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from muonbook.figures import style
 from tools import set_address
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
-# 1300 pixels, less a scrollbar, which Chromium shows to people only
-DESK, PHONE = ViewportSize(width=1285, height=900), ViewportSize(width=390, height=844)
 CARD = 540  # pixels: how wide a figure is on a desk
 READABLE = 11  # pixels: the smallest type of a figure on a phone
 CHAPTER = "notebooks/07_virtual_map.html"
@@ -124,18 +119,6 @@ def serve(folder: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        missing = "Looking at the book needs Chromium or Chrome on the PATH (Debian, Ubuntu: apt-get install chromium)."
-        pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=QUIET)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

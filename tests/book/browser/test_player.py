@@ -5,19 +5,20 @@ The page lies in a file and holds two players, as a page of the book does, insid
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from built_book import ROOT
+from chromium import DESK, PHONE
 from matplotlib.axes import Axes
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
-from test_browser import BROWSERS, DESK, PHONE, QUIET
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from muonbook.figures import player, style
 
-# What the theme does to the output of a cell: a light slab with dark words in dark mode, room around figures.
+# What the theme does: what is hidden is gone, in dark mode outputs lie on a light slab, figures have room around them.
 THEME = """
+[hidden] { display: none !important; }
 html[data-theme=dark] body { background: #121212; color: #ced6dd; }
 html[data-theme=dark] .bd-content div.cell_output .text_html:not(:has(table.dataframe)) {
   background-color: #ced6dd; color: #222832; padding: .5rem; }
@@ -25,39 +26,32 @@ figure { padding: 8px; }
 """
 
 
-def frame(number: int) -> player.Frame:
+def frame(number: int, caption: str = "") -> player.Frame:
     def paint(axes: Axes, top: float) -> None:
         style.box(axes, 40 * number, top, 34, 34, style.dp_colour(number), hatch="....")
 
-    return player.Frame(style.card(f"Frame {number}", "", (200.0, paint)), f"A box at {number}.", f"Caption {number}.")
+    return player.Frame(style.card(f"Frame {number}", "", (200.0, paint)), f"A box at {number}.", caption)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A page with a player of four frames and one of two, by its address on the disk."""
+    """A page with a player of four frames and one of two without captions, by its address on the disk."""
     path = tmp_path_factory.mktemp("player") / "page.html"
-    players = (player.html(name, [frame(n + 1) for n in range(count)]) for name, count in (("long", 4), ("short", 2)))
+    captions = [f"Caption {number}.{' It goes on.' * 20 * (number == 2)}" for number in (1, 2, 3, 4)]
+    frames = {"long": [frame(*each) for each in enumerate(captions, 1)], "short": [frame(1), frame(2)]}
+    players = [player.html(name, each) for name, each in frames.items()]
     outputs = "".join(f'<div class="cell_output"><div class="output text_html">{each}</div></div>' for each in players)
-    head = f'<meta name="viewport" content="width=device-width"><style>{THEME}</style>'
-    path.write_text(f'<!doctype html><html data-theme="dark">{head}<body class="bd-content">{outputs}', "utf-8")
+    css = (ROOT / "book" / "_static" / "book.css").read_text(encoding="utf-8")
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><style>{THEME}{css}</style>'
+    body = f'<body class="bd-content"><article class="bd-article">{outputs}'
+    path.write_text(f'<!doctype html><html data-theme="dark">{head}{body}', "utf-8")
     return path.as_uri()
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip("no Chromium here; test_browser.py says how to get one")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=QUIET)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def tab(chromium: Browser, place: str) -> Iterator[Page]:
+def tab(browser: Browser, place: str) -> Iterator[Page]:
     """The page on a desk, without a network; a fault of the script, or a request, fails the test."""
-    context = chromium.new_context(viewport=DESK, offline=True)
+    context = browser.new_context(viewport=DESK, offline=True)
     page, trouble = context.new_page(), []
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("request", lambda request: None if request.url == place else trouble.append(request.url))
@@ -93,6 +87,23 @@ def test_a_click_moves_it_and_the_ends_are_ends(tab: Page) -> None:
     assert shown(tab, "long") == "A box at 3."
 
 
+def test_the_page_below_it_stays_where_it_is(tab: Page) -> None:
+    stage = tab.locator("#moving-long .moving-frames")
+    heights = []
+    for number in (1, 2, 3):
+        assert shown(tab, "long") == f"A box at {number}."
+        heights.append(stage.evaluate("node => node.getBoundingClientRect().height"))
+        button(tab, "Step").click()
+    captions = stage.locator("p").evaluate_all("texts => texts.map(text => text.getBoundingClientRect().height)")
+    assert captions[1] > 3 * captions[0]
+    assert heights == heights[:1] * 3
+
+
+def test_a_frame_without_a_caption_is_announced_by_its_alt_text(tab: Page) -> None:
+    button(tab, "Step", "short").click()
+    expect(tab.locator("#moving-short .moving-said")).to_have_text("A box at 2.")
+
+
 def test_two_players_know_nothing_of_each_other(tab: Page) -> None:
     button(tab, "Step").click()
     assert (shown(tab, "long"), shown(tab, "short")) == ("A box at 2.", "A box at 1.")
@@ -117,6 +128,30 @@ def test_keys_move_it_wherever_the_focus_is(focused: str, tab: Page) -> None:
         tab.keyboard.press(key)
         assert shown(tab, "long") == f"A box at {number}.", key
     assert shown(tab, "short") == "A box at 1."
+
+
+def test_the_stage_says_what_it_is(tab: Page) -> None:
+    stage = tab.get_by_role("group", name="Frames: arrow keys move them")
+    expect(stage).to_have_count(2)
+    expect(stage.first).to_have_attribute("tabindex", "0")
+
+
+def test_keys_that_mean_something_else_are_left_alone(tab: Page) -> None:
+    tab.locator("#moving-long .moving-frames").focus()
+    for modifier in ("Shift", "Control", "Alt", "Meta"):
+        tab.keyboard.press(f"{modifier}+ArrowRight")
+        assert shown(tab, "long") == "A box at 1.", modifier
+
+
+def test_space_held_down_is_pressed_once(tab: Page) -> None:
+    tab.locator("#moving-long .moving-frames").focus()
+    for _ in range(4):  # from the second on, the browser says that the key repeats
+        tab.keyboard.down(" ")
+        expect(button(tab, "Pause")).to_be_visible()
+    tab.keyboard.up(" ")
+    tab.keyboard.press(" ")
+    expect(button(tab, "Play")).to_be_visible()
+    assert tab.evaluate("scrollY") == 0
 
 
 def test_it_plays_when_asked_and_stops_at_the_end(tab: Page) -> None:
@@ -144,8 +179,8 @@ def test_one_step_by_hand_ends_the_playing(tab: Page) -> None:
     assert shown(tab, "long") == "A box at 2."
 
 
-def test_who_wants_no_motion_is_offered_none(chromium: Browser, place: str) -> None:
-    context = chromium.new_context(reduced_motion="reduce")
+def test_who_wants_no_motion_is_offered_none(browser: Browser, place: str) -> None:
+    context = browser.new_context(reduced_motion="reduce")
     page = context.new_page()
     page.goto(place)
     expect(button(page, "Step")).to_be_visible()
@@ -156,8 +191,8 @@ def test_who_wants_no_motion_is_offered_none(chromium: Browser, place: str) -> N
     context.close()
 
 
-def test_without_a_script_the_first_frame_is_a_picture(chromium: Browser, place: str) -> None:
-    context = chromium.new_context(java_script_enabled=False)
+def test_without_a_script_the_first_frame_is_a_picture(browser: Browser, place: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(place)
     frames = page.locator("#moving-long .moving-frames > div")
@@ -166,8 +201,8 @@ def test_without_a_script_the_first_frame_is_a_picture(chromium: Browser, place:
     context.close()
 
 
-def test_on_a_phone_it_fits_and_can_be_touched(chromium: Browser, place: str) -> None:
-    context = chromium.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
+def test_on_a_phone_it_fits_and_can_be_touched(browser: Browser, place: str) -> None:
+    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
     page = context.new_page()
     page.goto(place)
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]

@@ -84,6 +84,11 @@ def test_only_the_first_frame_is_shown_before_the_script_runs() -> None:
     assert re.findall(r"<div( hidden)?><svg", page) == ["", " hidden", " hidden"]
 
 
+def test_a_notebook_leaves_it_its_keys() -> None:
+    """JupyterLab takes the keys of whatever has the focus in an output, unless an element around it says not to."""
+    assert re.search(r'<figure class="moving"[^>]* data-lm-suppress-shortcuts="true">', player.html("keys", frames(2)))
+
+
 def test_numbers_have_two_decimals_and_colours_are_left_alone() -> None:
     def paint(axes: Axes, top: float) -> None:
         axes.plot([20, 20 + 100 / 3], [top, top + 10 / 3], color="#1e2029")  # not a number, though it looks like 1e2029

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from built_book import ROOT, Page, read_pages
+from sphinx.search.en import SearchEnglish
 
 from tools import set_address
 
@@ -168,3 +169,38 @@ def test_a_chapter_is_introduced_by_its_first_sentence_and_its_first_figure(samp
     assert meta["og:image:alt"].startswith("First picture")
     image = meta["og:image"].removeprefix(f"https://{set_address.current(ROOT).pages}/")
     assert (sample / image).is_file()
+
+
+# --- Names ---
+
+# what a reader of the originals types; each leads to a page, and the names of other code to the page of names
+TYPED = """
+    dist_group; tp_group; tensor_model_parallel; partition_dim; param_to_bucket; zeropower_via_newtonschulz5;
+    _zeropower_via_newtonschulz; all_gather_into_tensor; reduce_scatter_tensor; MuonW; MuonWithAuxAdam; use_muon;
+    MoE; mixture of experts; mixture-of-experts; PolarExpress; Polar Express; polar_express; bucket; buffer; shard;
+    dist_meta; dist_metas; MuonDistMeta; global buffer; global_buffer_sizes; virtual map; virtual buffer; ns_steps;
+    backend_steps; ns_coefficients; matched_adamw_rms; match_rms_adamw; matched adamw rms; adjust_lr_fn;
+    normalize_range; enable_distributed_mode; buffer_idx; bucket_idx; muon_buffer; momentum_buffer; coalesced;
+    distributed optimizer; fully_shard; FSDP2; reshard_after_forward; DeviceMesh; tp_split_dim; owned;
+    LayerWiseDistributedOptimizer; muon_tp_mode; duplicated; blockwise; distributed_mesh; dion; DeepSpeed;
+    reduce_bucket_size; expert parallelism; pipeline parallelism; context parallelism; expert_tp; aisles; pallets;
+    Turtle Speed; No-BS glossary; MomentUm Orthogonalized by Newton-Schulz; gbuf; pad_batch; HSDP
+"""
+
+
+def test_whatever_a_reader_of_the_originals_types_leads_to_the_page_of_names(site: Path) -> None:
+    written = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(written.removeprefix("Search.setIndex(").removesuffix(")"))
+    language = SearchEnglish({})
+
+    def found_on(query: str) -> set[str]:
+        """Return the pages with all words of a query, as Sphinx's search finds them: stemmed, without stopwords."""
+        words = [word.lower() for word in re.split(r"\W+", query) if word and word.lower() not in language.stopwords]
+        hits = []
+        for word in map(language.stem, words):
+            listed = [index[kind].get(word, []) for kind in ("terms", "titleterms")]
+            hits.append({page for one in listed for page in (one if isinstance(one, list) else [one])})
+        return {index["docnames"][page] for page in set.intersection(*hits)}
+
+    queries = " ".join(TYPED.split()).split("; ")
+    assert [typed for typed in queries if "book/names" not in found_on(typed)] == []

@@ -6,36 +6,51 @@ from pathlib import Path
 
 import pytest
 from PIL import Image, ImageChops
-from sphinx.search.en import SearchEnglish
 
-from muonbook.figures import style
 from tools import draw_pages
 from tools.pages import journey, moving, prices
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture
-def titles() -> dict[int, str]:
-    return draw_pages.chapter_titles(ROOT / "notebooks")
+STORED = ROOT / "book" / "figures"
 
 
-def test_the_journey_is_the_one_that_the_chapters_make_today(titles: dict[int, str], tmp_path: Path) -> None:
-    alt = journey.describe_journey(titles)
-    index = (ROOT / "book" / "index.md").read_text(encoding="utf-8")
-    assert f"![{alt}](figures/journey.png)" in index, (
-        "copy the alt text that `make notebooks` prints into book/index.md"
-    )
-    fresh = style.save(journey.draw_journey(titles), tmp_path / "journey.png", alt)
-    with Image.open(ROOT / "book" / "figures" / "journey.png") as stored, Image.open(fresh) as drawn:
-        assert stored.info["Description"] == alt
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder with the pictures as the code draws them today, and file -> alt text."""
+    folder = tmp_path_factory.mktemp("drawn")
+    return folder, draw_pages.draw(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "page"), [("journey.png", "index.md"), ("cut_prices.png", "seven_cuts.md"), ("marks.png", "notation.md")]
+)
+def test_a_picture_and_its_words_are_those_of_today(name: str, page: str, drawn: tuple[Path, dict[str, str]]) -> None:
+    folder, alts = drawn
+    text = (ROOT / "book" / page).read_text(encoding="utf-8")
+    assert f"![{alts[name]}](figures/{name})" in text, f"copy the alt text of {name} into book/{page}"
+    with Image.open(STORED / name) as stored, Image.open(folder / name) as fresh:
+        assert stored.info["Description"] == alts[name]
+        assert stored.size == fresh.size
         difference = ImageChops.difference(
-            *(image.convert("RGBA").convert("RGB") for image in (stored, drawn))
+            *(image.convert("RGBA").convert("RGB") for image in (stored, fresh))
         ).convert("L")
-        assert sum(difference.histogram()[64:]) < 100, "run `make notebooks`: the stored picture is another one"
+        assert sum(difference.histogram()[64:]) < 100, f"run `make notebooks`: the stored {name} is another one"
 
 
-def test_every_chapter_has_its_stop_and_its_icon(titles: dict[int, str]) -> None:
+@pytest.mark.parametrize("name", ["seven_cuts.html", "nine_moves.html"])
+def test_a_picture_that_moves_is_that_of_today(name: str, drawn: tuple[Path, dict[str, str]]) -> None:
+    stored, fresh = ((folder / name).read_text(encoding="utf-8") for folder in (STORED, drawn[0]))
+    assert stored == fresh, f"run `make notebooks`: the stored {name} is another one"
+
+
+def test_all_that_is_drawn_is_compared(drawn: tuple[Path, dict[str, str]]) -> None:
+    assert set(drawn[1]) == {"journey.png", "cut_prices.png", "marks.png", "seven_cuts.html", "nine_moves.html"}
+
+
+def test_every_chapter_has_its_stop_and_its_icon() -> None:
+    titles = draw_pages.chapter_titles(ROOT / "notebooks")
     stops = [number for questions in journey.STOPS.values() for number in questions]
     assert set(titles) <= set(stops)
     assert set(stops) == set(journey.ICONS)
@@ -54,18 +69,6 @@ def test_links_between_pages_and_chapters_name_the_right_numbers() -> None:
 
 
 # --- Seven ways to cut ---
-
-
-def test_pictures_of_pages_are_drawn_as_the_code_draws_them_today(tmp_path: Path) -> None:
-    stored, drawn = ROOT / "book" / "figures", draw_pages.draw(tmp_path)
-    for name in ("seven_cuts.html", "nine_moves.html"):
-        written = [(folder / name).read_text(encoding="utf-8") for folder in (stored, tmp_path)]
-        assert written[0] == written[1], f"run `make notebooks`: the stored {name} is another one"
-    for name, shown_on in (("cut_prices.png", "seven_cuts.md"), ("marks.png", "notation.md")):
-        page = (ROOT / "book" / shown_on).read_text(encoding="utf-8")
-        assert f"![{drawn[name]}](figures/{name})" in page, f"copy the alt text of {name} into book/{shown_on}"
-        with Image.open(stored / name) as image:
-            assert image.info["Description"] == drawn[name]
 
 
 @pytest.mark.parametrize(
@@ -109,38 +112,3 @@ def test_the_bill_says_what_the_page_says_of_it() -> None:
     assert fsdp2.flops == alone.flops
     blocks = [sum(prices.in_stage(stage, f"blocks.{n}.out") for n in range(27)) for stage in range(8)]
     assert sorted(blocks) == [3, 3, 3, 3, 3, 4, 4, 4]
-
-
-# --- Names ---
-
-# what a reader of the originals types; each leads to a page, and the names of other code to the page of names
-TYPED = """
-    dist_group; tp_group; tensor_model_parallel; partition_dim; param_to_bucket; zeropower_via_newtonschulz5;
-    _zeropower_via_newtonschulz; all_gather_into_tensor; reduce_scatter_tensor; MuonW; MuonWithAuxAdam; use_muon;
-    MoE; mixture of experts; mixture-of-experts; PolarExpress; Polar Express; polar_express; bucket; buffer; shard;
-    dist_meta; dist_metas; MuonDistMeta; global buffer; global_buffer_sizes; virtual map; virtual buffer; ns_steps;
-    backend_steps; ns_coefficients; matched_adamw_rms; match_rms_adamw; matched adamw rms; adjust_lr_fn;
-    normalize_range; enable_distributed_mode; buffer_idx; bucket_idx; muon_buffer; momentum_buffer; coalesced;
-    distributed optimizer; fully_shard; FSDP2; reshard_after_forward; DeviceMesh; tp_split_dim; owned;
-    LayerWiseDistributedOptimizer; muon_tp_mode; duplicated; blockwise; distributed_mesh; dion; DeepSpeed;
-    reduce_bucket_size; expert parallelism; pipeline parallelism; context parallelism; expert_tp; aisles; pallets;
-    Turtle Speed; No-BS glossary; MomentUm Orthogonalized by Newton-Schulz; gbuf; pad_batch; HSDP
-"""
-
-
-def test_whatever_a_reader_of_the_originals_types_leads_to_the_page_of_names(site: Path) -> None:
-    written = (site / "searchindex.js").read_text(encoding="utf-8")
-    index = json.loads(written.removeprefix("Search.setIndex(").removesuffix(")"))
-    language = SearchEnglish({})
-
-    def pages(query: str) -> set[str]:
-        """Return the pages with all words of a query, as Sphinx's search finds them: stemmed, without stopwords."""
-        words = [word.lower() for word in re.split(r"\W+", query) if word and word.lower() not in language.stopwords]
-        hits = []
-        for word in map(language.stem, words):
-            listed = [index[kind].get(word, []) for kind in ("terms", "titleterms")]
-            hits.append({page for one in listed for page in (one if isinstance(one, list) else [one])})
-        return {index["docnames"][page] for page in set.intersection(*hits)}
-
-    queries = " ".join(TYPED.split()).split("; ")
-    assert [typed for typed in queries if "book/names" not in pages(typed)] == []
