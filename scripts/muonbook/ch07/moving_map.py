@@ -21,7 +21,8 @@ from muonbook.figures.virtual_map import Fill, brackets, paint_elements, paint_r
 from muonbook.report import plural
 
 SQUARE, HIGH, PITCH = 11.5, 26.0, 56.0  # of an element above, of a strip below, from one strip to the next
-STRIPS, LEFT, LEGEND = 156.0, 70.0, 296.0  # top of the strips below the first line, their left, that of the ranks
+STRIPS, STRIPS_LEFT = 156.0, 70.0  # top of the strips below the first line, and their left
+LEGEND = 296.0  # left of the ranks
 UNOWNED = mix(COLD, CARD, 0.35)
 
 
@@ -60,36 +61,48 @@ def frames_of_map(
     short = next(bucket for bucket in first.buckets if bucket.padded > bucket.numel)
     padding = plural(short.padded - short.numel, "element")
     owners = [len(layout.owners(layout.buckets[0], 0)) for layout in (small, first)]
-    frames = {
-        f"{plural(len(model), 'parameter')}, {buffer.buckets[0].numel} elements, {dp} ranks, equal shares. "
-        "Who keeps what?": Stage(model, first, size, made=0),
-        "Pour them out, end to end, in order: that is the buffer.": Stage(model, buffer, size, made=1),
-        f"Close a bucket as soon as it holds {size} elements. They hold {closed}.": Stage(model, first, size, made=2),
-        f"{short.numel} is no multiple of {dp}: {padding} of padding make it {short.padded}.": Stage(
-            model, first, size, made=3
+    frames = [
+        (
+            f"{plural(len(model), 'parameter')}, {buffer.buckets[0].numel} elements, {dp} ranks, equal shares. "
+            "Who keeps what?",
+            Stage(model, first, size, made=0),
         ),
-        f"Cut every bucket into {dp} equal shards, one per rank. The cuts fall where they fall.": Stage(
-            model, first, size, made=4
+        ("Pour them out, end to end, in order: that is the buffer.", Stage(model, buffer, size, made=1)),
+        (
+            f"Close a bucket as soon as it holds {size} elements. They hold {closed}.",
+            Stage(model, first, size, made=2),
         ),
-        f"A bracket: more than one rank owns a piece. {_straddling(first)}": Stage(model, first, size),
-        f"D = {half.dp}: longer shards, fewer cuts. {_straddling(half)}": Stage(model, half, size, changed="D"),
-        f"Bucket size {smaller}: shorter shards. {model[0].name} has {owners[0]} owners instead of {owners[1]}.": Stage(
-            model, small, smaller, changed="bucket size"
+        (
+            f"{short.numel} is no multiple of {dp}: {padding} of padding make it {short.padded}.",
+            Stage(model, first, size, made=3),
         ),
-        f"Bucket size {larger}: one bucket for all. {_straddling(large)}": Stage(
-            model, large, larger, changed="bucket size"
+        (
+            f"Cut every bucket into {dp} equal shards, one per rank. The cuts fall where they fall.",
+            Stage(model, first, size, made=4),
         ),
-        f"T = 2 (chapter 9) halves matrices first, and each TP rank maps its half. {_straddling(cut)}": Stage(
-            model, cut, size, tp=2, changed="T"
+        (f"A bracket: more than one rank owns a piece. {_straddling(first)}", Stage(model, first, size)),
+        (f"D = {half.dp}: longer shards, fewer cuts. {_straddling(half)}", Stage(model, half, size, changed="D")),
+        (
+            f"Bucket size {smaller}: shorter shards. {model[0].name} has {owners[0]} owners instead of {owners[1]}.",
+            Stage(model, small, smaller, changed="bucket size"),
         ),
-        f"Back to the first map. Rank 1 keeps {owned_runs(first, 1).replace(' ', ', ')}.": Stage(
-            model, first, size, focus=1
+        (
+            f"Bucket size {larger}: one bucket for all. {_straddling(large)}",
+            Stage(model, large, larger, changed="bucket size"),
         ),
-    }
-    layouts = [stage.layout for stage in frames.values()]
-    scale = (WIDTH - MARGIN - LEFT) / max(bucket.padded for layout in layouts for bucket in layout.buckets)
+        (
+            f"T = 2 (chapter 9) halves matrices first, and each TP rank maps its half. {_straddling(cut)}",
+            Stage(model, cut, size, tp=2, changed="T"),
+        ),
+        (
+            f"Back to the first map. Rank 1 keeps {owned_runs(first, 1).replace(' ', ', ')}.",
+            Stage(model, first, size, focus=1),
+        ),
+    ]
+    layouts = [stage.layout for _, stage in frames]
+    scale = (WIDTH - MARGIN - STRIPS_LEFT) / max(bucket.padded for layout in layouts for bucket in layout.buckets)
     strips = max(len(layout.buckets) for layout in layouts)
-    return [_frame(stage, caption, scale, strips) for caption, stage in frames.items()]
+    return [_frame(stage, caption, scale, strips) for caption, stage in frames]
 
 
 def _half(spec: ParamSpec, dim: int | None) -> ParamSpec:
@@ -196,7 +209,7 @@ def _question(axes: Axes, top: float, dp: int) -> None:
 
 def _strip(axes: Axes, y: float, stage: Stage, bucket: Bucket, scale: float) -> None:
     """Draw a bucket: its parameters, cut at the ends of shards, and its padding."""
-    layout, end = stage.layout, LEFT + bucket.numel * scale
+    layout, end = stage.layout, STRIPS_LEFT + bucket.numel * scale
     spans = []
     for index in bucket.params:
         whole = layout.global_ranges[index]
@@ -205,8 +218,8 @@ def _strip(axes: Axes, y: float, stage: Stage, bucket: Bucket, scale: float) -> 
             piece = layout.meta(bucket, index, rank).local_range.relative_to(bucket.offset)
             for row in range(stage.tp):
                 fill, high = _fill(stage, bucket, piece.start, row), HIGH / stage.tp
-                paint_run(axes, LEFT + piece.start * scale, y + row * high, piece.size * scale, high, fill)
-        a, b = (LEFT + edge * scale for edge in whole.relative_to(bucket.offset))
+                paint_run(axes, STRIPS_LEFT + piece.start * scale, y + row * high, piece.size * scale, high, fill)
+        a, b = (STRIPS_LEFT + edge * scale for edge in whole.relative_to(bucket.offset))
         cut = stage.made >= 5 and len(owners) > 1
         spans += [(a, b)] * cut
         put(axes, (a + b) / 2, y - 21, layout.specs[index].name, "center", cut)

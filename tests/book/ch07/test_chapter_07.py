@@ -58,7 +58,8 @@ def test_the_moving_map_gives_every_element_to_its_owner_above_and_below() -> No
         layout = plan(MODEL, dp, size)
         owned = {rank: sum(meta.local_range.size for meta in layout.view(rank)) for rank in range(dp)}
         above, below = Counter[int](), Counter[int]()
-        scale = (style.WIDTH - style.MARGIN - moving_map.LEFT) / 112  # 110 elements and 2 of padding: the longest strip
+        longest = 112  # the longest strip: 110 elements and 2 of padding
+        scale = (style.WIDTH - style.MARGIN - moving_map.STRIPS_LEFT) / longest
         boxes = [patch for patch in frames[number].figure.axes[0].patches if isinstance(patch, Rectangle)]
         for box in boxes:
             owner = colours.get(to_hex(box.get_facecolor()))
