@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator, StrMethodFormatter
 
 from distmuon.optim.newton_schulz import Quintic
+from muonbook.figures.healthy import HEALTHY, is_healthy
 from muonbook.figures.player import Frame
 from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, Block, card, inset, put
 
 AXIS = 34.0  # points, for the numbers left of a plot
 SPECTRUM, CURVE = 150.0, 122.0  # heights of the two plots
 LOOKS = ((ACCENT, "o"), (INK, "D"))  # of the first schedule and of the second
-BAND = (0.68, 1.20)  # where Muon's quintic keeps what has arrived
 
 
 def frames_of_iterations(
@@ -57,7 +57,7 @@ def _told(step: int, trails: Mapping[str, np.ndarray]) -> str:
 
 
 def _arrived(values: np.ndarray) -> int:
-    return int(((values > BAND[0] - 0.005) & (values < BAND[1] + 0.005)).sum())
+    return int(is_healthy(values).sum())
 
 
 def _caption(step: int, trails: Mapping[str, np.ndarray]) -> str:
@@ -88,9 +88,9 @@ def _key(axes: Axes, top: float, names: Sequence[str]) -> None:
 
 def _spectrum(axes: Axes, top: float, step: int, trails: Mapping[str, np.ndarray]) -> None:
     """Paint the values, in the order that they had at the start, on a logarithmic scale."""
-    put(axes, MARGIN, top, f"singular values (grey: {BAND[0]:.2f} to {BAND[1]:.2f})", color=MUTED)
+    put(axes, MARGIN, top, f"singular values (grey: {HEALTHY[0]:.2f} to {HEALTHY[1]:.2f})", color=MUTED)
     plot = inset(axes, MARGIN + AXIS, top + ROW + 6, WIDTH - 2 * MARGIN - AXIS, SPECTRUM)
-    plot.axhspan(*BAND, color=PADDING, alpha=0.45, lw=0)
+    plot.axhspan(*HEALTHY, color=PADDING, alpha=0.45, lw=0)
     shift = 0.16 * (len(trails) - 1)
     for n, ((colour, marker), trail) in enumerate(zip(LOOKS, trails.values(), strict=False)):
         places = np.arange(trail.shape[1]) + shift * (2 * n - 1)

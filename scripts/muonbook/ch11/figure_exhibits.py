@@ -18,13 +18,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch
 
 from distmuon.optim.newton_schulz import newton_schulz, singular_values
+from muonbook.figures.healthy import HEALTHY, is_healthy
 from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, TP_HATCHES, WIDTH, Block
 
 from muonbook.figures.style import box, card, dp_colour, hatch_on, mix, put, wrapped  # isort: skip
 
 GAP, LOW, HIGH = 10.0, 44.0, 78.0  # between right and wrong; the height of a thumbnail, of an exhibit's own picture
 LIGHT = mix(PADDING, "#FFFFFF", 0.5)
-BAND = (0.68, 1.20)  # of healthy singular values, chapter 2
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,12 @@ class Thumbnail:
 
     def bars(self, values: Sequence[float], top: float) -> None:
         """Draw singular values, and the band that healthy ones keep to."""
-        low, high = (1 - value / top for value in BAND)
+        low, high = (1 - value / top for value in HEALTHY)
         left, above = self.at(0, high)
         box(self.axes, left, above, self.width, (low - high) * self.height, PADDING, alpha=0.6)
         for n, value in enumerate(values):
-            healthy = BAND[0] - 0.02 < value < BAND[1] + 0.02
-            tall = value / top
-            self.box((n + 0.15) / len(values), 1 - tall, 0.7 / len(values), tall, MUTED if healthy else ACCENT)
+            tall, colour = value / top, MUTED if is_healthy(value) else ACCENT
+            self.box((n + 0.15) / len(values), 1 - tall, 0.7 / len(values), tall, colour)
 
 
 class Label(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from muonbook.figures.healthy import HEALTHY
 from muonbook.puzzles import CaseReport, Puzzle, require, unless
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def extremes(updates: Sequence[torch.Tensor]) -> str:
 
     reach = [torch.linalg.svdvals(update.double()) / (0.2 * max(update.shape) ** 0.5) for update in updates]
     low, high = min(values.min().item() for values in reach), max(values.max().item() for values in reach)
-    healthy = "healthy: from about 0.7 to 1.2"
+    healthy = f"healthy: from about {HEALTHY[0]:.1f} to {HEALTHY[1]:.1f}"
     return f"Singular values / (0.2 sqrt(max(A, B))): from {low:.1g} to {high:.2g}; {healthy}."
 
 
@@ -56,7 +57,8 @@ PUZZLE = Puzzle(
     praise=lambda facts: f"silent for the healthy optimizer, and it rings where it should ({'; '.join(facts[0][1:])}).",
     hints=(
         "What must be true of the singular values of a healthy update, whatever the gradient was?",
-        "They are the scale, 0.2 * sqrt(max(A, B)), times what five quintics leave: something from about 0.7 to 1.2.",
+        "They are the scale, 0.2 * sqrt(max(A, B)), times what five quintics leave: something from about "
+        f"{HEALTHY[0]:.1f} to {HEALTHY[1]:.1f}.",
         "Divide the update by the scale, take torch.linalg.svdvals, and ring if the smallest is below 0.5 or the "
         "largest above 1.35. A bound on one side only lets some of the exhibits through.",
     ),
