@@ -1,4 +1,4 @@
-"""Measurements as cards, for what belongs to no rank: curves and singular values, bars, matrices.
+"""Measurements as cards, for what belongs to no rank: curves, singular values and bars.
 
 A series that is an optimizer looks as `OPTIMIZERS` says; all others differ in lightness and dashes first and use one
 accent, because colour means DP rank in this book. Names of lines stand at their ends. Every `describe_*` takes what
@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, OPTIMIZERS, PADDING, ROW, WIDTH, Block
+from muonbook.figures.style import ACCENT, CARD, INK, MARGIN, MUTED, OPTIMIZERS, ROW, WIDTH, Block
 
 from muonbook.figures.style import box, card, in_bytes, inset, mix, optimizer_of, put, wide  # isort: skip
 
@@ -36,7 +35,6 @@ AGAIN = (0, (1.6, 0.7))  # the dashes of an optimizer's second line in a picture
 HUED = (LINES[1], LINES[4])  # not beside an optimizer, as long as there are others
 Parts = Mapping[str, float]
 SHADES = ((INK, ""), (mix(MUTED, CARD, 0.5), ""), (ACCENT, ""), (CARD, "////"), (mix(ACCENT, CARD, 0.6), ""))
-DIVERGING = LinearSegmentedColormap.from_list("diverging", [COLD, CARD, ACCENT])
 
 
 def head(title: str, kind: str) -> str:
@@ -229,7 +227,7 @@ def apart(wanted: Mapping[str, float], least: float, low: float, high: float) ->
     return dict(zip(names, places, strict=True))
 
 
-# ---- Bars and matrices ------------------------------------------------------------------------------------
+# ---- Bars -------------------------------------------------------------------------------------------------
 
 
 def draw_bars(
@@ -258,15 +256,9 @@ def draw_bars(
     def paint(axes: Axes, top: float) -> None:
         for label, values in split.items():
             put(axes, MARGIN, top + 6, label)
-            amounts = " / ".join(_amount(v, unit) for v in values.values())
-            put(
-                axes,
-                WIDTH - MARGIN,
-                top + 6,
-                amounts if grouped else _amount(sum(values.values()), unit),
-                "right",
-                True,
-            )
+            amounts = values.values() if grouped else [sum(values.values())]
+            told = " / ".join(_amount(value, unit) for value in amounts)
+            put(axes, WIDTH - MARGIN, top + 6, told, "right", True)
             x, y = MARGIN, top + 6 + ROW
             for part in parts:
                 width = bar(axes, x, y, label, part)
@@ -284,53 +276,6 @@ def describe_bars(rows: Mapping[str, float | Parts], title: str = "", unit: str 
         inner = ", ".join(f"{part} {_amount(value, unit)}" for part, value in values.items())
         told.append(f"{label}: {inner if len(parts) > 1 else _amount(sum(values.values()), unit)}")
     return f"{head(title, 'Bars')} {'; '.join(told)}."
-
-
-def draw_matrices(matrices: Mapping[str, Any], title: str = "", note: str = "", shared: bool = True) -> Figure:
-    """Draw up to four matrices side by side as heat maps: negative cold, zero blank, positive warm.
-
-    shared: one scale for all, which ends at the largest magnitude; otherwise each has its own, written over it.
-
-    Raises ValueError for no matrices, more than four, and what is not a finite matrix.
-    """
-    arrays = _matrices(matrices)
-    across = (WIDTH - 2 * MARGIN - 10 * (len(arrays) - 1)) / len(arrays)
-    scale = min(min(across / a.shape[1], 240 / a.shape[0]) for a in arrays.values())
-    tallest = scale * max(a.shape[0] for a in arrays.values())
-    limits = {name: float(np.abs(a).max()) or 1.0 for name, a in arrays.items()}
-    if shared:
-        limits = dict.fromkeys(limits, max(limits.values()))
-    head_high = 8 + ROW * (1 if shared else 2)
-
-    def paint(axes: Axes, top: float) -> None:
-        for n, (name, array) in enumerate(arrays.items()):
-            x, rows, columns = MARGIN + n * (across + 10), *array.shape
-            put(axes, x, top + 4, name, bold=True)
-            if not shared:
-                put(axes, x, top + 4 + ROW, f"± {short(limits[name])}", color=MUTED)
-            inner = inset(axes, x, top + head_high, columns * scale, rows * scale)
-            inner.imshow(
-                array, cmap=DIVERGING, vmin=-limits[name], vmax=limits[name], aspect="auto", interpolation="nearest"
-            )
-            inner.set(xticks=[], yticks=[])
-            inner.spines[:].set(color=PADDING, lw=0.8)
-        told = "from − to +" if not shared else f"−{short(max(limits.values()))} to {short(max(limits.values()))}"
-        y = top + head_high + tallest + 12
-        bar = inset(axes, MARGIN, y, 120, 9)
-        bar.imshow(np.linspace(-1, 1, 128)[None], cmap=DIVERGING, aspect="auto")
-        bar.set(xticks=[], yticks=[])
-        put(axes, MARGIN + 130, y - 3, f"{told}, blank is zero", color=MUTED)
-
-    return card(title, note, (head_high + tallest + 12 + ROW, paint))
-
-
-def describe_matrices(matrices: Mapping[str, Any], title: str = "", **_: Any) -> str:
-    """Return alt text for `draw_matrices`: per matrix its shape, its least and its greatest element."""
-    told = [
-        f"{name}: {a.shape[0]:,} × {a.shape[1]:,}, from {short(a.min())} to {short(a.max())}"
-        for name, a in _matrices(matrices).items()
-    ]
-    return f"{head(title, 'Matrices')} {'; '.join(told)}."
 
 
 def _amount(value: float, unit: str) -> str:
@@ -378,13 +323,3 @@ def _part_key(looks: Mapping[str, tuple[str, str]]) -> list[Block]:
             put(axes, x + 20, top + y, part)
 
     return [(y + ROW + 4, paint)]
-
-
-def _matrices(matrices: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    if not 1 <= len(matrices) <= 4:
-        raise ValueError(f"{len(matrices)} matrices; a picture has room for 1 to 4.")
-    arrays = {name: np.asarray(matrix, dtype=float) for name, matrix in matrices.items()}
-    for name, array in arrays.items():
-        if array.ndim != 2 or not array.size or not np.isfinite(array).all():
-            raise ValueError(f"{name!r} has shape {array.shape}; a heat map is of a finite matrix.")
-    return arrays

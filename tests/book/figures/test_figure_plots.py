@@ -16,11 +16,9 @@ from muonbook.figures.plots import (
     apart,
     describe_bars,
     describe_curves,
-    describe_matrices,
     describe_spectra,
     draw_bars,
     draw_curves,
-    draw_matrices,
     draw_spectra,
     line_styles,
     power,
@@ -190,7 +188,7 @@ def test_bars_that_cannot_be_drawn_say_why(rows: Any) -> None:
         draw_bars(rows)
 
 
-# Spectra and matrices
+# Spectra
 
 
 def test_spectra_of_any_size_share_an_axis() -> None:
@@ -200,25 +198,6 @@ def test_spectra_of_any_size_share_an_axis() -> None:
     assert np.asarray(line.get_ydata()).tolist() == [3.0, 1.0]
     assert figure.axes[1].get_yscale() == "log"
     assert_readable(figure)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_heat_maps_hold_the_numbers_on_a_scale_around_zero(shared: bool) -> None:
-    matrices = {"M": np.arange(12.0).reshape(3, 4) - 5, "O": np.eye(3) / 2}
-    figure = draw_matrices(matrices, "Two", shared=shared)
-    for array, axes, own in zip(matrices.values(), figure.axes[1:], (6.0, 0.5), strict=False):
-        (image,) = axes.images
-        assert np.array_equal(np.asarray(image.get_array()), array)
-        assert image.get_clim() == ((-6.0, 6.0) if shared else (-own, own))
-    assert ("−6 to 6, blank is zero" in texts(figure)) == shared
-    assert ("± 0.5" in texts(figure)) != shared
-    assert_readable(figure)
-
-
-@pytest.mark.parametrize("matrices", [{}, {f"{n}": [[1]] for n in range(5)}, {"a": [1]}, {"a": [[float("inf")]]}])
-def test_matrices_that_cannot_be_drawn_say_why(matrices: Any) -> None:
-    with pytest.raises(ValueError, match=r"matrices|finite"):
-        draw_matrices(matrices)
 
 
 # Alt text
@@ -233,4 +212,3 @@ def test_alt_text_has_the_true_numbers() -> None:
     )
     assert describe_bars({"a": 0.5}, "Ratios", unit="×") == "Ratios. a: 0.5 ×."
     assert describe_spectra({"M": [1, 4, 2]}) == "Singular values. M: largest 4, median 2, smallest 1."
-    assert describe_matrices({"M": [[1, -2]]}, "One") == "One. M: 1 × 2, from −2 to 1."
