@@ -11,6 +11,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from distmuon.sharding.ledger import ring_bytes
 from muonbook.figures.player import Frame
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, TEXT, WIDTH
 
@@ -36,11 +37,12 @@ class Instant(NamedTuple):
 
 def sent_bytes(D: int) -> tuple[float, float, float]:
     """Return what a rank sends per parameter: reduce-scatter of gradients, all-gather of parameters, an all-reduce."""
-    f = (D - 1) / D
-    return f * KINDS["g"], f * KINDS["w"], 2 * f * KINDS["g"]
+    ways = (("reduce_scatter", "g"), ("all_gather", "w"), ("all_reduce", "g"))
+    reduce, gather, all_reduce = (ring_bytes(op, D * KINDS[kind], D) / D for op, kind in ways)
+    return reduce, gather, all_reduce
 
 
-def kept_bytes(held: dict[str, str], D: int) -> float:
+def bytes_on_a_rank(held: dict[str, str], D: int) -> float:
     """Return what a rank keeps per parameter; the gradient's buffer is there, whatever is in it."""
     return sum(size / (D if held[kind] == SHARD else 1) for kind, size in KINDS.items())
 
@@ -51,7 +53,7 @@ def _instants(D: int) -> list[Instant]:
     reduce, gather, all_reduce = sent_bytes(D)
     mean, part = cut | {"g": MEAN}, f"1/{D}"
     mixed, joined = mean | {"w": MIXED}, mean | {"w": JOINED}
-    all_, ours, both = kept_bytes(plain, D), kept_bytes(cut, D), reduce + gather
+    all_, ours, both = bytes_on_a_rank(plain, D), bytes_on_a_rank(cut, D), reduce + gather
     said = (
         f"Plain data parallelism: each rank keeps {all_:g} bytes per parameter.",
         f"Master, m and v are the same numbers on all {D} ranks.",
@@ -104,7 +106,7 @@ def describe(instant: Instant, D: int) -> str:
 
 
 def _bytes(instant: Instant, D: int) -> tuple[str, str]:
-    kept = f"A rank keeps {kept_bytes(instant.held, D):g} B per parameter"
+    kept = f"A rank keeps {bytes_on_a_rank(instant.held, D):g} B per parameter"
     return kept, f"It has sent {instant.sent:g} B per parameter"
 
 

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from matplotlib.axes import Axes
 
-from distmuon.sharding.layout import Bucket, Layout
+from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import ring_bytes
 from muonbook.figures.player import Frame
 from muonbook.figures.style import INK, MARGIN, MUTED, PADDING, TEXT
@@ -20,10 +20,9 @@ from muonbook.figures.style import INK, MARGIN, MUTED, PADDING, TEXT
 from muonbook.figures.style import box, dp_colour, page, put  # isort: skip
 from muonbook.figures.virtual_map import Fill, paint_elements, paint_run
 
-LEFT, ELEMENT, HIGH, SQUARE = 58.0, 4.0, 16.0, 10.0  # the bucket's left; of an element of it; of one of a matrix
+BUCKET_LEFT, ELEMENT, HIGH, SQUARE = 58.0, 4.0, 16.0, 10.0  # the bucket's left; of an element of it; of one of a matrix
 LANES, PITCH = 60.0, 50.0  # top of the first lane below the title, from one to the next
 ZERO: Fill = ("#FFFFFF", "")
-BF16 = 2  # bytes
 
 
 @dataclass
@@ -42,7 +41,7 @@ def frames_of_gather(layout: Layout, muon: Sequence[int], followed: int) -> list
     (bucket,), dp = layout.buckets, layout.dp
     name, numel = layout.specs[followed].name, layout.specs[followed].numel
     owners = {index: list(layout.owners(bucket, index)) for index in muon}
-    sent = ring_bytes("all_gather", BF16 * bucket.padded, dp)
+    sent = ring_bytes("all_gather", ITEM_BYTES["bfloat16"] * bucket.padded, dp)
     others = [layout.specs[index].name for index in bucket.params if index not in muon]
 
     start = [_pieces(layout, bucket, muon, rank) for rank in range(dp)]
@@ -123,10 +122,10 @@ def _frame(
 ) -> Frame:
     def paint(axes: Axes, top: float) -> None:
         put(axes, MARGIN, top, title, bold=True, size=TEXT)
-        put(axes, LEFT, top + 23, "in the bucket", color=MUTED)
+        put(axes, BUCKET_LEFT, top + 23, "in the bucket", color=MUTED)
         for index in bucket.params:
             start, end = layout.global_ranges[index].relative_to(bucket.offset)
-            put(axes, LEFT + ELEMENT * (start + end) / 2, top + 42, layout.specs[index].name, "center")
+            put(axes, BUCKET_LEFT + ELEMENT * (start + end) / 2, top + 42, layout.specs[index].name, "center")
         if any(held.matrices for held in lanes):
             put(axes, _lefts(layout, bucket, muon)[muon[0]], top + 23, "as matrices", color=MUTED)
             for index, x in _lefts(layout, bucket, muon).items():
@@ -151,13 +150,13 @@ def _lane(axes: Axes, y: float, layout: Layout, bucket: Bucket, muon: Sequence[i
     for fill, run in groupby(held.bucket):
         several = len(list(run))
         if fill is not None:
-            paint_run(axes, LEFT + ELEMENT * place, middle, ELEMENT * several, HIGH, fill)
+            paint_run(axes, BUCKET_LEFT + ELEMENT * place, middle, ELEMENT * several, HIGH, fill)
         if fill == ZERO:
-            put(axes, LEFT + ELEMENT * (place + several / 2), middle + 2, "0", "center")
+            put(axes, BUCKET_LEFT + ELEMENT * (place + several / 2), middle + 2, "0", "center")
         place += several
-    box(axes, LEFT, middle, across, HIGH, "none", ec=MUTED, lw=0.8)
-    edges = [LEFT + ELEMENT * layout.global_ranges[index].relative_to(bucket.offset).end for index in bucket.params]
-    axes.vlines(edges, middle - 3, middle + HIGH + 3, INK, lw=0.8)
+    box(axes, BUCKET_LEFT, middle, across, HIGH, "none", ec=MUTED, lw=0.8)
+    ends = [layout.global_ranges[index].relative_to(bucket.offset).end for index in bucket.params]
+    axes.vlines([BUCKET_LEFT + ELEMENT * end for end in ends], middle - 3, middle + HIGH + 3, INK, lw=0.8)
     for index, x in _lefts(layout, bucket, muon).items():
         rows, columns = layout.specs[index].shape
         fills = held.matrices.get(index)
@@ -169,7 +168,7 @@ def _lane(axes: Axes, y: float, layout: Layout, bucket: Bucket, muon: Sequence[i
 
 def _lefts(layout: Layout, bucket: Bucket, muon: Sequence[int]) -> dict[int, float]:
     """Return where each matrix is drawn, from the left: beside the bucket, in its order."""
-    lefts, x = {}, LEFT + ELEMENT * bucket.padded + 26
+    lefts, x = {}, BUCKET_LEFT + ELEMENT * bucket.padded + 26
     for index in muon:
         lefts[index] = x
         x += SQUARE * layout.specs[index].shape[1] + 18

@@ -7,7 +7,6 @@ from figure_helpers import assert_readable, texts
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from distmuon.sharding.ledger import ring_bytes
 from muonbook.ch06 import small_puzzles
 from muonbook.ch06.figure_zero1 import ALIKE, KINDS, frames_of_zero1, sent_bytes
 from muonbook.figures.player import Frame
@@ -23,14 +22,6 @@ def coloured(frame: Frame, colour: str) -> float:
     """Return the area that a colour covers on the card."""
     boxes = [box for box in frame.figure.axes[0].patches if isinstance(box, Rectangle)]
     return sum(box.get_width() * box.get_height() for box in boxes if to_hex(box.get_facecolor()) == colour.lower())
-
-
-@pytest.mark.parametrize("D", [2, 4, 8])
-def test_what_is_sent_is_the_ring_formulas(D: int) -> None:
-    elements = 100 * D
-    ops = (("reduce_scatter", "g"), ("all_gather", "w"), ("all_reduce", "g"))
-    counted = [ring_bytes(op, elements * KINDS[kind], D) / elements for op, kind in ops]
-    assert list(sent_bytes(D)) == counted
 
 
 def test_kept_and_sent_stand_on_every_card(told: tuple[int, list[Frame]]) -> None:
