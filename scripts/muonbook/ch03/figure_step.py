@@ -21,7 +21,7 @@ from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDI
 from muonbook.figures.style import ink_on, mix, page, put, text_block  # isort: skip
 
 ROWS, COLUMNS = 4, 6
-CELL, WHOLE = "A cell is made from this cell alone.", "Every cell is made from the whole matrix."
+FROM_A_CELL, FROM_ALL = "A cell is made from this cell alone.", "Every cell is made from the whole matrix."
 LR, MOMENTUM, DECAY = 0.5, 0.95, 0.4  # rate and decay larger than in life, or one step would show nothing
 STEPS = 4  # whose gradients are in the momentum
 ACROSS, HIGH = (WIDTH - 2 * MARGIN) / COLUMNS, 30.0  # of a cell
@@ -34,7 +34,7 @@ class Line(NamedTuple):
     title: str
     formula: str
     matrix: Tensor
-    needs: str  # CELL, WHOLE or nothing
+    needs: str  # FROM_A_CELL, FROM_ALL or nothing
     caption: str
 
 
@@ -60,19 +60,21 @@ def lines() -> list[Line]:
     decay_(shrunk, LR, DECAY)
     moved.copy_(shrunk)
     apply_(moved, update, LR, factor)
+    fainter = "Earlier batches are still heard, a little fainter each."
+    twice = "The newest batch counts once more. Still one direction."
     return [
         Line("The gradient", "G", newest, "", "One direction drowns all others. What will the step make of it?"),
-        Line("Remember", "M ← 0.95 M + G", momentum, CELL, "Earlier batches are still heard, a little fainter each."),
-        Line("Look ahead", "U = 0.95 M + G", fed, CELL, "The newest batch counts once more. Still one direction."),
-        Line("Orthogonalize", "O = NewtonSchulz(U)", update, WHOLE, "Now every direction is about equally loud."),
-        Line("Scale", "s O,  s = 0.2 √6", factor * update, CELL, "A length that does not depend on the shape."),
+        Line("Remember", "M ← 0.95 M + G", momentum, FROM_A_CELL, fainter),
+        Line("Look ahead", "U = 0.95 M + G", fed, FROM_A_CELL, twice),
+        Line("Orthogonalize", "O = NewtonSchulz(U)", update, FROM_ALL, "Now every direction is about equally loud."),
+        Line("Scale", "s O,  s = 0.2 √6", factor * update, FROM_A_CELL, "A length that does not depend on the shape."),
         Line("The weights", "W", weight, "", "Waiting for their step."),
-        Line("Decay", "W ← (1 − 0.2) W", shrunk, CELL, "They shrink a little, whatever the gradient says."),
-        Line("Apply", "W ← W − 0.5 s O", moved, CELL, "Done. Of six lines, one has looked at more than a cell."),
+        Line("Decay", "W ← (1 − 0.2) W", shrunk, FROM_A_CELL, "They shrink a little, whatever the gradient says."),
+        Line("Apply", "W ← W − 0.5 s O", moved, FROM_A_CELL, "Done. Of six lines, one has looked at more than a cell."),
     ]
 
 
-def frames_of_step() -> list[Frame]:
+def frames_of_lines() -> list[Frame]:
     """Return the step as frames, one per line."""
     return [Frame(_draw(line), _describe(line), line.caption) for line in lines()]
 
@@ -99,7 +101,7 @@ def _cells(line: Line) -> Block:
                 box(axes, x, y, ACROSS, HIGH, colour, ec=PADDING, lw=0.6)
                 put(axes, x + ACROSS / 2, y + 8.5, f"{value:.2f}".replace("-", "−"), "center", color=ink_on(colour))
         if line.needs:
-            size = (COLUMNS * ACROSS, ROWS * HIGH) if line.needs == WHOLE else (ACROSS, HIGH)
+            size = (COLUMNS * ACROSS, ROWS * HIGH) if line.needs == FROM_ALL else (ACROSS, HIGH)
             box(axes, MARGIN, top, *size, "none", ec=INK, lw=2.6, gid="needs")
             put(axes, MARGIN, top + ROWS * HIGH + 6, line.needs)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from muonbook.puzzles.five_minutes import FiveMinutes
 
 
-def groups(rank: int, dp: int, tp: int) -> tuple[list[int], list[int]]:
+def groups_of_rank(rank: int, dp: int, tp: int) -> tuple[list[int], list[int]]:
     """Return this rank's DP group, a column of the grid, and its TP group, a row."""
     row, column = divmod(rank, tp)
     return list(range(column, dp * tp, tp)), list(range(row * tp, (row + 1) * tp))
 
 
 GROUPS = FiveMinutes(
-    groups,
+    groups_of_rank,
     cases=((5, 4, 2), (0, 2, 2), (3, 2, 2), (7, 3, 4), (2, 4, 1)),
     nudge="Ranks are numbered row by row, and a row has T of them: a column takes every T-th rank, a row T in turn.",
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from muonbook.puzzles.five_minutes import FiveMinutes
 
 
-def shards_of(matrix: Tensor, tp: int, dp: int, dim: int) -> list[list[Tensor]]:
+def cut_twice(matrix: Tensor, tp: int, dp: int, dim: int) -> list[list[Tensor]]:
     """Return [tp][dp] flat pieces: blocks along `dim`, then runs of each."""
     return [list(block.flatten().chunk(dp)) for block in matrix.chunk(tp, dim)]
 
@@ -28,8 +28,8 @@ def whole(
 WHOLE = FiveMinutes(
     whole,
     cases=(
-        (shards_of(torch.arange(12).view(3, 4), 2, 2, 1), (3, 2), 1),
-        (shards_of(torch.arange(12).view(4, 3), 2, 2, 0), (2, 3), 0),
+        (cut_twice(torch.arange(12).view(3, 4), 2, 2, 1), (3, 2), 1),
+        (cut_twice(torch.arange(12).view(4, 3), 2, 2, 0), (2, 3), 0),
     ),
     nudge="It was cut over TP first, then over DP. Undo the last cut first.",
 )

@@ -32,7 +32,7 @@ def tell(ranks: Ranks, names: Sequence[Exhibit]) -> tuple[bool, dict[str, list[s
     return True, labels
 
 
-def provenance(name: str, width: int = 88) -> str:
+def where_seen(name: str, width: int = 88) -> str:
     """Return whose bug this is and how far we know it, from the exhibit's own docstring, in lines of this width."""
     told = (EXHIBITS[name].__doc__ or "").partition("Seen: ")[2].partition("Shows: ")[0]
     return textwrap.fill("Seen: " + " ".join(told.split()), width, subsequent_indent="  ")

@@ -14,7 +14,7 @@ from muonbook.measure import formulas
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import SHAPES
 
-Rows = Sequence[Mapping[str, Any]]
+ByteRows = Sequence[Mapping[str, Any]]
 TOLERANCE = 0.03  # of what the ring formula says, beyond which the link disagrees with it
 BROADCASTS = ("torch_zero",)  # along a tree: only all ranks together send what the ring formula says
 
@@ -39,7 +39,7 @@ def beside_lines(cases: Iterable[tuple[str, int, int]]) -> list[str]:
     return [heads, *(f"{values}  {what}" for values, what in rows), f"Exactly, as fractions: {exact}."]
 
 
-def ratio_lines(rows: Rows) -> list[str]:
+def ratio_lines(rows: ByteRows) -> list[str]:
     """Return Muon / ZeRO-1 AdamW by formula and counted, grid by grid."""
     lines = ["formula  matrices  whole model      s  DP x TP"]
     for row in rows:
@@ -48,7 +48,7 @@ def ratio_lines(rows: Rows) -> list[str]:
     return lines
 
 
-def tell_ratios(rows: Rows) -> bool:
+def tell_ratios(rows: ByteRows) -> bool:
     """Print Muon / ZeRO-1 AdamW on one grid, by formula and counted; return whether matrices have the same in both."""
     print(f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, Muon / ZeRO-1 AdamW:")
     print("formula  matrices  whole model")
@@ -59,7 +59,7 @@ def tell_ratios(rows: Rows) -> bool:
     return same
 
 
-def fsdp2_lines(rows: Rows) -> list[str]:
+def fsdp2_lines(rows: ByteRows) -> list[str]:
     """Return what torch's Muon on FSDP2 calls, sends and comes to, beside gather_all; one line where ranks agree."""
     scopes = {
         "collectives in the update": lambda row: str(row["update_calls"]),
@@ -76,7 +76,7 @@ def fsdp2_lines(rows: Rows) -> list[str]:
     return [*lines, f"The same on {', '.join(str(row['dp']) for row in rows)} DP ranks."]
 
 
-def stray_lines(rows: Rows) -> list[str]:
+def stray_lines(rows: ByteRows) -> list[str]:
     """Return how far torch's Muon on FSDP2 strays from one process, and that from float32: largest over matrices."""
     return [
         f"{max(row['stray'] for row in rows):.2f}  FSDP2 from one process, both in bf16",
@@ -84,7 +84,7 @@ def stray_lines(rows: Rows) -> list[str]:
     ]
 
 
-def wire_lines(rows: Rows) -> list[str]:
+def wire_lines(rows: ByteRows) -> list[str]:
     """Return `wire_on`'s rows of several grids as a table: grids across, baselines down, then the verdicts."""
     grids = list(dict.fromkeys((row["dp"], row["tp"]) for row in rows))
     lines = ["".join(f"{f'{dp} x {tp}':>7}" for dp, tp in grids) + "  DP x TP"]
@@ -94,7 +94,7 @@ def wire_lines(rows: Rows) -> list[str]:
     return [*lines, *wire_verdicts(rows)]
 
 
-def wire_verdicts(rows: Rows) -> list[str]:
+def wire_verdicts(rows: ByteRows) -> list[str]:
     """Return how near the wire is to the ring formula, in sum and on single ranks, for all that we predict."""
     known = predicted(rows)
     lines = [f"Sum over ranks within {TOLERANCE:.0%}, for all that we predict: {near(known, ['ratio'])}."]
@@ -108,7 +108,7 @@ def wire_verdicts(rows: Rows) -> list[str]:
     return lines
 
 
-def tell_wire(rows: Rows) -> bool:
+def tell_wire(rows: ByteRows) -> bool:
     """Print what the operating system counted on one grid, over what the ring formula says; return whether it is near.
 
     Of a broadcast only the sum over ranks must be.
@@ -125,21 +125,21 @@ def tell_wire(rows: Rows) -> bool:
     return well
 
 
-def predicted(rows: Rows) -> Rows:
+def predicted(rows: ByteRows) -> ByteRows:
     """Return the rows of baselines whose collectives are known before they are called."""
     return [row for row in rows if BASELINES[row["contender"]].predict is not None]
 
 
-def without_broadcasts(rows: Rows) -> Rows:
+def without_broadcasts(rows: ByteRows) -> ByteRows:
     return [row for row in rows if row["contender"] not in BROADCASTS]
 
 
-def near(rows: Rows, keys: Sequence[str]) -> bool:
+def near(rows: ByteRows, keys: Sequence[str]) -> bool:
     """Say whether all of these ratios are 1 to within TOLERANCE."""
     return all(abs(row[key] - 1) < TOLERANCE for row in rows for key in keys)
 
 
-def doubled_lines(rows: Rows) -> list[str]:
+def doubled_lines(rows: ByteRows) -> list[str]:
     """Return FSDP2's surplus on the wire, and what is left of it if reduce-scatters are counted as all-reduces."""
     lines = ["wire / ring   / doubled  DP x TP"]
     for row in rows:
@@ -149,7 +149,7 @@ def doubled_lines(rows: Rows) -> list[str]:
     return lines
 
 
-def world_lines(layouts: Rows, dp: int, tp: int) -> list[str]:
+def world_lines(layouts: ByteRows, dp: int, tp: int) -> list[str]:
     """Return Muon / ZeRO-1 AdamW of the models that chapter 15 plans on this grid, by our bucket rule and Megatron's.
 
     layouts: of book/results/worlds.json; all parameters, bfloat16 with float32 gradients.

@@ -16,7 +16,7 @@ NAMES, CELL_HIGH, GAP = 44.0, 23.0, 2.0  # room for the names of worlds, height 
 DARKEST = 3.0  # times AdamW's step: the end of the scale
 SCALE = (1.0, 1.1, 1.3, 2.0, 3.0)
 NOTHING = {"no batch": "no batch", "no room": "no room"}
-CELL = "In a cell: the T of the shortest step, and how much longer Muon's is than ZeRO-1 AdamW's."
+IN_A_CELL = "In a cell: the T of the shortest step, and how much longer Muon's is than ZeRO-1 AdamW's."
 SPANS_NODES = "† T spans nodes, which nobody does."
 NO_BATCH = "No batch: less than one sequence for a rank."
 
@@ -32,7 +32,7 @@ def draw_worlds(found: dict[str, Any], tokens: int = 1 << 22, title: str = "", n
     panels = [_panel(found["models"][model]["title"], rows) for model, rows in cells.items()]
     every = [cell for worlds in cells.values() for row in worlds.values() for cell in row]
     spans, lacks = any((c["tp"] or 0) > NODE for c in every), any(c.get("why") == "no batch" for c in every)
-    told = " ".join(filter(None, [note, CELL, SPANS_NODES * spans, NO_BATCH * lacks]))
+    told = " ".join(filter(None, [note, IN_A_CELL, SPANS_NODES * spans, NO_BATCH * lacks]))
     return card(title, told, _heads(fabrics), *panels, _scale())
 
 

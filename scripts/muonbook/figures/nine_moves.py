@@ -165,7 +165,7 @@ class CutMatrix:
         return step.total(op=op, group=group, label=label).sent_bytes
 
 
-def example() -> Layout:
+def small_layer_layout() -> Layout:
     """Return the map of one small layer for 4 DP ranks; its weight [8, 16] is cut over 2 TP ranks along dimension 1."""
     return plan([ParamSpec("weight", (8, 8), "float32", 1), ParamSpec("bias", (8,), "float32")], dp=4)
 

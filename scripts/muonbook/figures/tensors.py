@@ -30,10 +30,10 @@ class Cell(NamedTuple):
     sources: tuple[int, ...] = ()
 
 
-Rows = tuple[tuple[Cell, ...], ...]  # of what a rank holds; none where it holds no tensor
+CellRows = tuple[tuple[Cell, ...], ...]  # of what a rank holds; none where it holds no tensor
 
 
-def cells(values: Sequence[Any], sources: Sequence[Any] | None = None) -> list[Rows]:
+def cells(values: Sequence[Any], sources: Sequence[Any] | None = None) -> list[CellRows]:
     """Return what each rank holds as rows of cells.
 
     values: per rank a nested list [n] or [rows, columns], or None for no tensor; an element None is undefined.
@@ -41,7 +41,7 @@ def cells(values: Sequence[Any], sources: Sequence[Any] | None = None) -> list[R
         from the rank that holds it.
     Raises ValueError for tensors of more than two dimensions or of no elements, and for sources of another shape.
     """
-    held: list[Rows] = []
+    held: list[CellRows] = []
     for rank, tensor in enumerate(values):
         if tensor is None:
             held.append(())
@@ -57,7 +57,7 @@ def cells(values: Sequence[Any], sources: Sequence[Any] | None = None) -> list[R
 
 
 def draw_collective(
-    before: Sequence[Rows], after: Sequence[Rows], title: str | None = None, caption: str = "", op: str = "",
+    before: Sequence[CellRows], after: Sequence[CellRows], title: str | None = None, caption: str = "", op: str = "",
     axis: str = "rank", dp_rank: int = 0,
 ) -> Figure:  # fmt: skip
     """Draw what each rank holds before and after a collective, one row of the picture per rank.
@@ -85,7 +85,7 @@ def draw_collective(
 
 
 def describe_collective(
-    before: Sequence[Rows], after: Sequence[Rows], title: str | None = None, caption: str = "", op: str = "",
+    before: Sequence[CellRows], after: Sequence[CellRows], title: str | None = None, caption: str = "", op: str = "",
     axis: str = "rank", dp_rank: int = 0,
 ) -> str:  # fmt: skip
     """Return alt text for `draw_collective`, with every value and where it came from."""
@@ -126,11 +126,11 @@ def _cell(value: Any, source: Any) -> Cell:
     return Cell("" if ranks == (PADDED,) else f"{value:g}", ranks)
 
 
-def _high(grid: Rows) -> float:
+def _high(grid: CellRows) -> float:
     return HIGH * max(len(grid), 1)
 
 
-def _rows(axes: Axes, side: Sequence[Rows], look: _Look, x: float, top: float, highs: Sequence[float]) -> None:
+def _rows(axes: Axes, side: Sequence[CellRows], look: _Look, x: float, top: float, highs: Sequence[float]) -> None:
     """Draw one grid per rank from `top` downwards, each centred in its share of `highs`."""
     for grid, high in zip(side, highs, strict=True):
         y = top + (high - _high(grid)) / 2
@@ -167,7 +167,7 @@ def _labels(axes: Axes, look: _Look, top: float, highs: Sequence[float]) -> None
 
 
 def _side_by_side(
-    before: Sequence[Rows], after: Sequence[Rows], look: _Look, op: str, left: float, spans: Sequence[float]
+    before: Sequence[CellRows], after: Sequence[CellRows], look: _Look, op: str, left: float, spans: Sequence[float]
 ) -> Block:
     highs = [max(_high(a), _high(b)) for a, b in zip(before, after, strict=True)]
     height, start, end = sum(highs) + GAP * (len(highs) - 1), left + spans[0], WIDTH - MARGIN - spans[1]
@@ -190,7 +190,7 @@ def _side_by_side(
     return 6 + ROW + 3 + height + GAP, paint
 
 
-def _column(side: Sequence[Rows], look: _Look, name: str, left: float) -> Block:
+def _column(side: Sequence[CellRows], look: _Look, name: str, left: float) -> Block:
     highs = [_high(grid) for grid in side]
 
     def paint(axes: Axes, top: float) -> None:
@@ -220,7 +220,7 @@ def _notes(everything: Sequence[Cell]) -> list[Block]:
     return [text_block(text)] if text else []
 
 
-def _told(side: Sequence[Rows], axis: str) -> str:
+def _told(side: Sequence[CellRows], axis: str) -> str:
     """Return what each rank holds in words; ranks that hold the same are named once."""
     own = all(set(cell.sources) <= {rank, PADDED} for rank, grid in enumerate(side) for row in grid for cell in row)
     held: dict[str, list[int]] = {}

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Ellipse
 
-from muonbook.figures.style import INK, MARGIN, MUTED, OPTIMIZERS, TEXT, TITLE, TP_HATCHES, WIDTH, Block
+from muonbook.figures.style import INK, MARGIN, MUTED, OPTIMIZERS, ROW, TEXT, TITLE, TP_HATCHES, WIDTH, Block
 
 from muonbook.figures.style import box, dp_colour, page, put, text_block, wrapped  # isort: skip
 
-SIDE, LEFT, ROW = 36.0, 64.0, 16.0  # of an icon; where words begin; from one row of them to the next
+SIDE, WORDS_LEFT = 36.0, 64.0  # of an icon; where words begin
 
 # part -> chapter number -> the question that it answers
 STOPS: Mapping[str, Mapping[int, str]] = {
@@ -62,15 +62,15 @@ def describe_journey(titles: Mapping[int, str]) -> str:
 
 
 def _stop(number: int, title: str, question: str) -> Block:
-    room = WIDTH - MARGIN - LEFT
+    room = WIDTH - MARGIN - WORDS_LEFT
     names, asked = wrapped(f"{number}. {title}", room, TEXT, bold=True), wrapped(question, room)
 
     def paint(axes: Axes, top: float) -> None:
         ICONS[number](axes, MARGIN, top + 9)
         for row, line in enumerate(names):
-            put(axes, LEFT, top + 7 + ROW * row, line, bold=True, size=TEXT)
+            put(axes, WORDS_LEFT, top + 7 + ROW * row, line, bold=True, size=TEXT)
         for row, line in enumerate(asked):
-            put(axes, LEFT, top + 10 + ROW * (len(names) + row), line, color=MUTED)
+            put(axes, WORDS_LEFT, top + 10 + ROW * (len(names) + row), line, color=MUTED)
 
     return max(SIDE, ROW * (len(names) + len(asked))) + 20, paint
 

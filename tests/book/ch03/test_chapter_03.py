@@ -89,22 +89,22 @@ def test_what_a_cell_is_made_from_is_what_the_frame_says(monkeypatch: pytest.Mon
     monkeypatch.setattr(figure_step, "gradient", another)
     mixed = False
     for old, new in zip(before, figure_step.lines(), strict=True):
-        mixed = mixed or old.needs == figure_step.WHOLE
+        mixed = mixed or old.needs == figure_step.FROM_ALL
         if old.title in ("The weights", "Decay"):
             assert torch.equal(old.matrix, new.matrix)  # no gradient comes into them
         else:
             moved = (old.matrix != new.matrix).nonzero().tolist()
             assert len(moved) == old.matrix.numel() if mixed else moved == [[2, 3]]
-    assert [line.needs for line in before].count(figure_step.WHOLE) == 1
+    assert [line.needs for line in before].count(figure_step.FROM_ALL) == 1
 
 
 def test_the_frames_can_be_read_and_shown_one_after_the_other() -> None:
-    frames = figure_step.frames_of_step()
+    frames = figure_step.frames_of_lines()
     assert len(player.html("one-step", frames)) < 100_000
     for line, frame in zip(figure_step.lines(), frames, strict=True):
         assert_readable(frame.figure)
         marked = [(b.get_width(), b.get_height()) for b in boxes(frame.figure, "needs")]
-        cells = {"": [], figure_step.CELL: [1], figure_step.WHOLE: [line.matrix.numel()]}[line.needs]
+        cells = {"": [], figure_step.FROM_A_CELL: [1], figure_step.FROM_ALL: [line.matrix.numel()]}[line.needs]
         assert [round(w * h / figure_step.ACROSS / figure_step.HIGH) for w, h in marked] == cells
         values = torch.linalg.svdvals(line.matrix)
         bars = torch.tensor([b.get_width() for b in boxes(frame.figure, "value-")], dtype=torch.float64)

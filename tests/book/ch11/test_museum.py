@@ -7,7 +7,7 @@ from distmuon import launch
 from distmuon.sharding.grid import Grid
 from distmuon.verify.certificate import difference, identical
 from muonbook.ch11 import museum_tour as workers
-from muonbook.ch11.labels import provenance
+from muonbook.ch11.labels import where_seen
 from muonbook.ch11.museum import EXHIBITS, broken
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -119,7 +119,7 @@ def test_casting_first_turns_loud_gradients_into_nan(visits) -> None:
 
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_every_exhibit_says_where_it_was_seen(name: str) -> None:
-    told = provenance(name)
+    told = where_seen(name)
     assert told.startswith("Seen: ")
     assert "Shows" not in told
     assert any(word in told for word in ("run)", "(read)", "reported", "nowhere in public", "reading of the paper"))

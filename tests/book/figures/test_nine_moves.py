@@ -19,8 +19,8 @@ from muonbook.figures.nine_moves import (
     Part,
     describe_strip,
     draw_strip,
-    example,
     frames_of_step,
+    small_layer_layout,
 )
 
 SPECS = [
@@ -177,7 +177,7 @@ def test_captions_name_every_move_and_its_bytes() -> None:
 
 
 def test_arrows_are_where_something_travels() -> None:
-    layout = example()
+    layout = small_layer_layout()
     counts = {move: arrows(figure) for move, figure in figures(layout, "weight", 2).items()}
     assert counts == dict.fromkeys(HOLDINGS, 0) | dict.fromkeys(("reduce_scatter", "dp_gather", "all_gather"), 8) | {
         "tp_gather": 4
@@ -187,7 +187,7 @@ def test_arrows_are_where_something_travels() -> None:
 
 
 def test_in_the_example_all_ranks_own_a_piece_and_cuts_fall_inside_rows() -> None:
-    matrix = CutMatrix.find(example(), "weight", 2)
+    matrix = CutMatrix.find(small_layer_layout(), "weight", 2)
     pieces = [matrix.held("momentum", r, 0)[0].run for r in range(4)]
     assert matrix.whole == (8, 16)
     assert [piece.size for piece in pieces] == [18, 18, 18, 10]
@@ -195,7 +195,7 @@ def test_in_the_example_all_ranks_own_a_piece_and_cuts_fall_inside_rows() -> Non
 
 
 def test_the_moving_picture_is_light() -> None:
-    assert len(player.html("step", frames_of_step(example(), "weight", 2)).encode()) < 200_000
+    assert len(player.html("step", frames_of_step(small_layer_layout(), "weight", 2)).encode()) < 200_000
 
 
 def test_alt_text_has_the_true_numbers() -> None:
