@@ -1,6 +1,6 @@
 """Deliberately broken variants: the exhibits of chapter 11. Never train with them.
 
-Each exhibit is the real code with exactly one thing wrong. `broken(name, groups, grid)` hangs it in the place of
+Each exhibit is the real code with exactly one thing wrong. `broken(name, params, grid)` hangs it in the place of
 `DistributedMuon`. "Seen" says whose bug it is and how far we know it: *run* means that we ran that code and saw it,
 *read* means that we only read it there, *reported* that its own project describes it. "Shows" is what one sees here;
 tests/book/ch11/test_museum.py holds every exhibit to it.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # not at run time: a wrong argument is answered without impor
     from distmuon.sharding.grid import Grid
     from distmuon.sharding.layout import Layout
 
-WORDS, NEW_PICTURE = 18, 17  # intensities 0 to 16, and the word before a picture
+NEW_PICTURE = 17  # the word before a picture; 0 to 16 are intensities
 
 
 @dataclass(frozen=True)

@@ -129,14 +129,8 @@ def _price_row(name: str, price: Price, tops: Price) -> Block:
         put(axes, MARGIN, top + 8, name, bold=True)
         for column, (amount, most, text) in enumerate(zip(price, tops, _written(price), strict=True)):
             left, room = MARGIN + column * THIRD, 36.0
-            box(
-                axes,
-                left,
-                top + 8 + ROW,
-                max(room * amount / most, 0.8 * (amount > 0)),
-                11,
-                OPTIMIZERS["Muon"]["color"],
-            )
+            across = max(room * amount / most, 0.8 * (amount > 0))
+            box(axes, left, top + 8 + ROW, across, 11, OPTIMIZERS["Muon"]["color"])
             put(axes, left + room * amount / most + 4, top + 7 + ROW, text)
 
     return 2 * ROW + 10, paint

@@ -70,7 +70,8 @@ class GatherAll:
         for index, block in blocks.items():
             spec = self.context.layout.specs[index]
             if spec.tp_split_dim is None or self.context.grid.tp.size == 1:
-                matrices[index] = block.clone()  # Newton–Schulz overwrites it; and it is aligned
+                # Newton–Schulz overwrites it; and its last bits depend on alignment.
+                matrices[index] = block.clone()
             else:
                 matrices[index] = self.context.grid.tp.all_gather_blocks(
                     block, spec.tp_split_dim, label=f"momentum, {spec.name}"
