@@ -204,7 +204,7 @@ def certificate_lines(certificate: Certificate, recipe: Recipe, ranks: int) -> l
         return f"{plural(steps, 'step')}, difference / movement", f"{found:.0e}, at most {allowed}"
 
     def beside(steps: int, drift: Drift) -> tuple[str, str]:
-        return moved(steps, drift.difference, f"{CONTROL_FACTOR:g} x control ({drift.control:.0e})")
+        return moved(steps, drift.difference, f"{CONTROL_FACTOR * drift.control:.0e}, {CONTROL_FACTOR:g} x control")
 
     def bitwise(what: str, equal: bool) -> tuple[str, str]:
         return what, "bitwise equal" if equal else "not equal"

@@ -40,7 +40,8 @@ class Holding(NamedTuple):
 HOLDINGS = {
     "gradients": Holding(
         "G", "block", "its own gradient",
-        "Every rank has the gradient of its own data, for its TP block. Muon wants the mean, and in one piece",
+        "{ranks} processes, one matrix. Coloured: what each has of its gradient, for data of its own. "
+        "Muon wants the mean, and all of it",
     ),
     "reduce_scatter": Holding(
         "G", "piece", "its piece of the mean gradient",
@@ -51,7 +52,7 @@ HOLDINGS = {
         "M", "piece", "its piece of the momentum", "Each folds its piece into its momentum, element by element"
     ),
     "dp_gather": Holding(
-        "M", "block", "its TP block of the momentum", "DP ranks put their pieces together, in bf16",
+        "M", "block", "its TP block of the momentum", "DP ranks put their pieces together, in {wire}",
         "all_gather dp momentum, {bucket}",
     ),
     "tp_gather": Holding(
@@ -191,9 +192,11 @@ def frames_of_step(layout: Layout, name: str, tp: int) -> list[Frame]:
 
 
 def _caption(matrix: CutMatrix, move: str) -> str:
-    done = HOLDINGS[move].done.format(times=len(matrix.owners) * matrix.tp)
+    wire = "float64" if matrix.spec.dtype == "float64" else "bf16"  # DistributedMuon's gather_dtype, if none is given
+    ranks = matrix.layout.dp * matrix.tp
+    done = HOLDINGS[move].done.format(times=len(matrix.owners) * matrix.tp, wire=wire, ranks=ranks)
     if move not in MOVES:
-        return f"Before the step: {done[0].lower()}{done[1:]}."
+        return f"Before the step: {done}."
     sent = sorted({matrix.sent(move, r) for r in matrix.owners})
     sends = "Sends nothing" if sent == [0] else f"Each sends {' to '.join(map(in_bytes, sent))}"
     return f"{MOVES.index(move) + 1}. {move}: {done}. {sends}."
