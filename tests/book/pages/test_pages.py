@@ -86,6 +86,14 @@ def test_a_cut_of_momentum_leaves_every_element_with_one_rank(cut: moving.Cut) -
     assert len(held) == len(set(held)) == 256
 
 
+def test_zero1_says_where_the_map_cuts_the_strip() -> None:
+    zero1 = next(cut for cut in moving.CUTS if cut.name == "ZeRO-1")
+    held = [{piece.part.name: len(piece.rows) for piece in zero1.kept[2](rank)} for rank in (0, 1)]
+    assert held == [{"layer 1": 8, "layer 2": 1}, {"layer 2": 7, "expert 0": 4}]
+    assert [piece.part.shape[0] for piece in zero1.kept[2](1)] == [8, 4]
+    assert zero1.shown.endswith("rank 0 layer 1 and a row of layer 2, rank 1 the rest of it and an expert.")
+
+
 def test_what_the_cuts_cost_is_what_a_ring_and_the_map_say() -> None:
     costs = {cut.name: max(moving.sent(cut, rank) for rank in moving.EVERYTHING) for cut in moving.CUTS}
     bucket, matrices = 256 + 32, 256  # of 4 ranks, each sends three quarters of what is gathered
