@@ -35,8 +35,8 @@ def trial(grid: Grid, alarm: Callable[..., Any]) -> Iterator[CaseReport]:
             rang += [key] if answer else []
         keys, healthy = ", ".join(rang), name is None
         seen = extremes([updates[key] for key in (rang if healthy and rang else updates)])
-        false = f"false alarm: it rings for {keys} of the healthy optimizer.\n{seen}"
-        silent = f"it stays silent although the optimizer has the exhibit {name!r} in it.\n{seen}"
+        false = f"false alarm: it rings for {keys} of the healthy optimizer. {seen}"
+        silent = f"it stays silent although the optimizer has the exhibit {name!r} in it. {seen}"
         complaints = [unless(not (healthy and rang), false), unless(bool(healthy or rang), silent)]
         yield CaseReport(complaints, f"{name}: {keys}")
 
