@@ -100,9 +100,7 @@ def brackets(axes: Axes, spans: Iterable[tuple[float, float]], y: float, gid: st
     axes.add_collection(LineCollection(lines, colors=INK, linewidths=2.4, gid=gid), autolim=False)
 
 
-def _strip(
-    layout: Layout, bucket: Bucket, tp: int, true_scale: float, stretch: float
-) -> list[Block]:
+def _strip(layout: Layout, bucket: Bucket, tp: int, true_scale: float, stretch: float) -> list[Block]:
     """Draw one bucket, and under it list its parameters if not all names found room.
 
     true_scale: points per element of a bucket that is not stretched.
