@@ -1,4 +1,4 @@
-"""Distributed Muon on one page: DP x TP, ZeRO-1 shards, nine moves around Newton–Schulz. Read it from top to bottom.
+"""Distributed Muon on one page: DP x TP, ZeRO-1 shards, nine moves, Newton–Schulz. Read it from top to bottom.
 
 Plain torch, nothing of this project. `mp.spawn` starts the processes, each of them runs `train`, and in the end the
 same network is trained once more in one process and compared. The book opens this page line by line.
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 LR, MU, DECAY = 0.02, 0.95, 0.1  # Muon's learning rate, momentum, weight decay
 BATCH, PIXELS, HIDDEN = 480, 64, 192
+PATIENCE = timedelta(seconds=60)  # for a rank that does not come; every group needs to be told
 MATRICES = {"gate": (HIDDEN, PIXELS), "up": (HIDDEN, PIXELS), "down": (PIXELS, HIDDEN)}  # [I, J]
 CUTS = (0, 0, 1)  # the dimension of each that TP cuts: rows, rows, columns
 
@@ -47,7 +48,7 @@ def gradients(weights, x: Tensor, labels: Tensor, tp_group=None) -> tuple[float,
 
 def newton_schulz(m: Tensor) -> Tensor:  # M[I, J] -> O[I, J]: all directions equally loud
     x = m.mT if len(m) > m.shape[1] else m
-    x = x * (1 / x.norm())
+    x = x * (1 / x.norm())  # all singular values at most 1; a matrix of zeros would become NaN
     for _ in range(5):
         a = x @ x.mT  # A
         a = torch.addmm(a, a, a, beta=-4.7750, alpha=2.0315)  # b A + c A^2
@@ -55,7 +56,7 @@ def newton_schulz(m: Tensor) -> Tensor:  # M[I, J] -> O[I, J]: all directions eq
     return x.mT.contiguous() if len(m) > m.shape[1] else x
 
 
-def length(shape: tuple[int, ...]) -> float:  # of a step: makes it as long as one of AdamW's
+def length(shape: tuple[int, ...]) -> float:  # of a step: gives it an RMS of 0.2 LR, by convention
     return LR * (0.2 * max(shape) ** 0.5)
 
 
@@ -89,9 +90,9 @@ class Rank:
     def __init__(self, rank: int, D: int, T: int, device: torch.device) -> None:
         self.D, self.T, self.dp, self.tp = D, T, rank // T, rank % T
         grid = torch.arange(D * T).view(D, T)
-        columns = [dist.new_group(column) for column in grid.T.tolist()]  # every rank makes
-        rows = [dist.new_group(row) for row in grid.tolist()]  # every group, also those of others
-        self.dp_group, self.tp_group = columns[self.tp], rows[self.dp]
+        columns = [dist.new_group(ranks, timeout=PATIENCE) for ranks in grid.T.tolist()]
+        rows = [dist.new_group(ranks, timeout=PATIENCE) for ranks in grid.tolist()]
+        self.dp_group, self.tp_group = columns[self.tp], rows[self.dp]  # all make all, to get these
 
         # TP cuts matrices. My part of each stands in one flat bucket, padded until D divides it.
         whole = [initial(n, *shape) for n, shape in enumerate(MATRICES.values())]
@@ -155,7 +156,7 @@ class Rank:
 def train(rank: int, D: int, T: int, steps: int, backend: str, folder: str, images, digits) -> None:
     """What every process does: meet the others, train with them; rank 0 leaves the result."""
     torch.set_num_threads(1)
-    dist.init_process_group(backend, f"file://{folder}/meet", timedelta(seconds=60), D * T, rank)
+    dist.init_process_group(backend, f"file://{folder}/meet", PATIENCE, D * T, rank)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(device)  # else all ranks would send objects by way of the first GPU
@@ -181,7 +182,7 @@ def compare(trained: list[Tensor], alone: list[Tensor]) -> None:
     moved = sum((w - initial(n, *w.shape)).square().sum() for n, w in enumerate(alone)) ** 0.5
     apart = sum((t - w).square().sum() for t, w in zip(trained, alone)) ** 0.5
     if not apart <= 1e-10 * moved:
-        sys.exit(f"They end {apart / moved:.0%} of the way apart: it is not the same optimizer.")
+        sys.exit(f"They end {apart / moved:.2g} of the way apart: it is not the same optimizer.")
     print("They end with the same weights: less than a ten-billionth of the way apart.")
 
 
@@ -192,8 +193,10 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="nccl: one GPU per rank")
     args = parser.parse_args()
-    if min(args.dp, args.tp, args.steps) < 1 or BATCH % args.dp or HIDDEN % args.tp:
-        parser.error(f"--dp must divide {BATCH} images, --tp {HIDDEN} neurons, and --steps be 1 or more.")
+    if min(args.dp, args.tp) < 1 or BATCH % args.dp or HIDDEN % args.tp:
+        parser.error(f"--dp must divide {BATCH} images, and --tp {HIDDEN} neurons.")
+    if not 1 <= args.steps <= 100:
+        parser.error("--steps from 1 to 100: later, with a loss near 0, rounding alone drives runs apart.")
     world = args.dp * args.tp
     if args.backend == "nccl" and torch.cuda.device_count() < world:
         parser.error(f"nccl wants a GPU for each of {world} ranks; {torch.cuda.device_count()} are here.")

@@ -183,7 +183,7 @@ TYPED = """
     normalize_range; enable_distributed_mode; buffer_idx; bucket_idx; muon_buffer; momentum_buffer; coalesced;
     distributed optimizer; fully_shard; FSDP2; reshard_after_forward; DeviceMesh; tp_split_dim; owned;
     LayerWiseDistributedOptimizer; muon_tp_mode; duplicated; blockwise; distributed_mesh; dion; DeepSpeed;
-    reduce_bucket_size; expert parallelism; pipeline parallelism; context parallelism; expert_tp; aisles; pallets;
+    reduce_bucket_size; expert parallelism; pipeline parallelism; context parallelism; aisles; pallets;
     Turtle Speed; No-BS glossary; MomentUm Orthogonalized by Newton-Schulz; gbuf; pad_batch; HSDP
 """
 
