@@ -61,7 +61,7 @@ def length(shape: tuple[int, ...]) -> float:  # of a step: gives it an RMS of 0.
 
 
 def one_process(steps: int, x: Tensor, labels: Tensor) -> tuple[list, list[Tensor]]:
-    """Train without any distribution; return losses and weights. Muon is the three lines at the end."""
+    """Train without any distribution; return losses and weights. Muon: the last three lines."""
     weights = [initial(n, *shape) for n, shape in enumerate(MATRICES.values())]
     momenta, losses = [torch.zeros_like(w) for w in weights], []
     for n in range(steps):

@@ -6,7 +6,7 @@ from muonbook.puzzles.five_minutes import FiveMinutes
 
 
 def kept(lengths: list[int], D: int, dp: int) -> list[int]:
-    """Return how many numbers of each matrix DP rank `dp` keeps. lengths: of the parts in the bucket."""
+    """Return how many numbers of each matrix DP rank `dp` keeps. lengths: of the parts."""
     n = -(-sum(lengths) // D)  # of a shard; the last may end in padding
     pieces, a = [], 0
     for length in lengths:
