@@ -163,7 +163,8 @@ def train(rank: int, D: int, T: int, steps: int, backend: str, folder: str, imag
     x, labels = torch.from_numpy(images).to(device), torch.from_numpy(digits).to(device)
     me, losses = Rank(rank, D, T, device), torch.zeros(steps, dtype=torch.float64, device=device)
     for n in range(steps):
-        rows = (torch.arange(n * BATCH, (n + 1) * BATCH) % len(x)).chunk(D)[me.dp]  # DP cuts the batch
+        batch = torch.arange(n * BATCH, (n + 1) * BATCH) % len(x)
+        rows = batch.chunk(D)[me.dp]  # DP cuts the batch
         losses[n], grads = gradients(me.weights, x[rows], labels[rows], me.tp_group)
         me.step(grads)
 
