@@ -17,6 +17,8 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -29,6 +31,7 @@ from tools import set_address
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL_SECONDS = 180  # for one cell; a chapter whose cell takes longer is too slow to read along
+VARIES = "nbval-ignore-output"  # the tag of a cell whose output differs from run to run: timings, last digits
 BESIDE = ("scripts", "book")  # what a chapter finds next to its folder
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -70,6 +73,23 @@ def chapters(folder: Path, names: list[str]) -> list[Path]:
             f"there is no chapter {unknown[0]}; there are {', '.join(path.stem for path in found) or 'none'}."
         )
     return [path for path in found if not names or any(path.stem.startswith(Path(name).stem) for name in names)]
+
+
+def regenerate_all(paths: list[Path]) -> Iterator[str]:
+    """Regenerate chapters, and yield the line about each: most side by side, one per core; what times something, last.
+
+    A chapter times something if the output of one of its cells differs from run to run; it has the machine to itself.
+    Raises ChapterFailed for the first that fails, and begins no other.
+    """
+    alone = [path for path in paths if VARIES in path.read_text(encoding="utf-8")]
+    others = [path for path in paths if path not in alone]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            yield from pool.map(regenerate, others)
+        except ChapterFailed:
+            pool.shutdown(cancel_futures=True)
+            raise
+    yield from map(regenerate, alone)
 
 
 def regenerate(path: Path, root: Path = ROOT) -> str:
@@ -194,8 +214,8 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's python3 kernel, not one of the user's
     try:
-        for path in chapters(arguments.folder, arguments.names):
-            print(regenerate(path), flush=True)
+        for line in regenerate_all(chapters(arguments.folder, arguments.names)):
+            print(line, flush=True)
     except ChapterFailed as error:
         print(f"error: {error}\nThe file was left as it was.", file=sys.stderr)
         return 1

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import chapters
 from nbformat import NotebookNode
 
+from tools import run_notebooks
+
 HEADINGS = ("Quick questions", "Puzzle", "Takeaways", "Where this stops being true", "Further reading")
-IGNORED = "nbval-ignore-output"  # the tag of a cell whose output differs from run to run, such as a timing
+IGNORED = run_notebooks.VARIES
 MOST_IGNORED = 2  # cells of a chapter
 SHORTEST_ALT = 20  # characters
 LONGEST_LINE = 100  # characters of code or of what it prints: what the page shows whole at 1300 pixels (book.css)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import subprocess
 import sys
@@ -330,6 +331,31 @@ def test_a_chapter_that_fails_is_named_and_left_as_it_was(tmp_path: Path) -> Non
     done = subprocess.run([*command, "07"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: there is no chapter 07; there are 00_fails.\n"
+
+
+def test_most_chapters_run_side_by_side_and_those_that_time_something_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    meets = (
+        "from pathlib import Path; from time import monotonic, sleep; end = monotonic() + 60\n"
+        "Path({mine!r}).touch()\n"
+        "while not Path({other!r}).exists() and monotonic() < end: sleep(0.02)\n"
+        "print('met:', Path({other!r}).exists())"
+    )
+    seen = {name: str(tmp_path / f"{name} was here") for name in ("00_a", "02_b")}
+    cells = {
+        "00_a": nbformat.v4.new_code_cell(meets.format(mine=seen["00_a"], other=seen["02_b"])),
+        "01_times": nbformat.v4.new_code_cell("print('alone')", metadata={"tags": [run_notebooks.VARIES]}),
+        "02_b": nbformat.v4.new_code_cell(meets.format(mine=seen["02_b"], other=seen["00_a"])),
+    }
+    paths = [tmp_path / f"{name}.ipynb" for name in cells]
+    for path, cell in zip(paths, cells.values(), strict=True):
+        path.write_text(nbformat.writes(nbformat.v4.new_notebook(cells=[cell])), encoding="utf-8")
+    lines = list(run_notebooks.regenerate_all(paths))
+    assert [line.partition(":")[0] for line in lines] == ["00_a", "02_b", "01_times"]
+    for name in seen:
+        assert nbformat.read(tmp_path / f"{name}.ipynb", as_version=4).cells[0].outputs[0].text == "met: True\n"
 
 
 def test_chapters_are_chosen_by_how_their_names_begin(tmp_path: Path) -> None:
