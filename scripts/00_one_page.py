@@ -33,6 +33,9 @@ def initial(seed: int, *shape: int) -> Tensor:  # float64: a difference is then 
     return torch.randn(*shape, generator=random, dtype=torch.float64) / shape[-1] ** 0.5
 
 
+READOUT = initial(9, PIXELS, 10)  # from pixels to ten digits; not trained
+
+
 def gradients(weights, x: Tensor, labels: Tensor, tp_group=None) -> tuple[float, list]:
     """Return the loss of a gated MLP, and gradients of its matrices or of my part of each."""
     gate, up, down = (w.clone().requires_grad_() for w in weights)
@@ -40,7 +43,7 @@ def gradients(weights, x: Tensor, labels: Tensor, tp_group=None) -> tuple[float,
     y = part.detach().clone()
     if tp_group is not None:
         dist.all_reduce(y, group=tp_group)
-    loss = F.cross_entropy((x + y.requires_grad_()) @ initial(9, PIXELS, 10).to(x.device), labels)
+    loss = F.cross_entropy((x + y.requires_grad_()) @ READOUT.to(x.device), labels)
     loss.backward()  # as far as y, alike on all TP ranks
     part.backward(y.grad)  # and on, to this rank's part of the matrices
     return loss.item(), [w.grad for w in (gate, up, down)]
@@ -205,13 +208,14 @@ if __name__ == "__main__":
     from sklearn.datasets import load_digits  # here: every new process reads this file from the top
 
     images, digits = load_digits(return_X_y=True)
+    images = images / 16  # to 0 ... 1
     with tempfile.TemporaryDirectory() as folder:
-        job = (args.dp, args.tp, args.steps, args.backend, folder, images / 16, digits)
+        job = (args.dp, args.tp, args.steps, args.backend, folder, images, digits)
         mp.spawn(train, job, nprocs=world)  # as many new processes; number r calls train(r, *job)
         trained, losses, kept = torch.load(f"{folder}/trained.pt", map_location="cpu")
     for r, pieces in enumerate(kept):
         print(f"rank {r} (dp {r // args.tp}, tp {r % args.tp}) keeps momentum for {pieces}")
-    losses_alone, alone = one_process(args.steps, torch.from_numpy(images / 16), torch.from_numpy(digits))
+    losses_alone, alone = one_process(args.steps, torch.from_numpy(images), torch.from_numpy(digits))
     print(f"{world} processes: loss {losses[0]:.2f} -> {losses[-1]:.2f}")
     print(f"1 process:   loss {losses_alone[0]:.2f} -> {losses_alone[-1]:.2f}")
     compare(trained, alone)

@@ -76,13 +76,10 @@ def only_cut_ratio(layout: Layout, muon: Sequence[int], g: int = 4, w: int = 4, 
     return 1 + momentum / ((g + w) * (layout.dp - 1) / layout.dp * sum(spec.numel for _, spec in found))
 
 
-def repeated(layout: Layout, muon: Collection[int]) -> float:
-    """Return s: owners of a matrix, mean over matrices weighted by size. So often is Newton–Schulz repeated."""
-    found = list(_owners(layout, muon))
-    return sum(owners * spec.numel for owners, spec in found) / sum(spec.numel for _, spec in found)
-
-
 def repeated_flops(layout: Layout, muon: Collection[int]) -> float:
-    """Return the same, weighted by the FLOPs of Newton–Schulz."""
+    """Return owners of a matrix, mean over matrices weighted by the FLOPs of Newton–Schulz: how often it is repeated.
+
+    `formulas.mean_owners` weights them by size.
+    """
     found = list(_owners(layout, muon))
     return sum(owners * flops(spec.shape) for owners, spec in found) / sum(flops(spec.shape) for _, spec in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from muonbook.puzzles.five_minutes import FiveMinutes
 
@@ -23,13 +23,18 @@ STOOD_STILL = FiveMinutes(
 )
 
 
-def ranks_with_a_piece(start: int, numel: int, shard: int) -> int:
-    """Return how many DP ranks own a piece of a matrix that begins at `start` of its bucket."""
-    return (start + numel - 1) // shard - start // shard + 1
+def takes_part(rank: int, owned: Sequence[Sequence[str]]) -> bool:
+    """Return whether `rank` calls the gather of a bucket. owned[r]: the matrices of which rank r owns a piece."""
+    return any(owned)  # the same answer on every rank
 
 
-RANKS_WITH_A_PIECE = FiveMinutes(
-    ranks_with_a_piece,
-    cases=((0, 60, 100), (60, 60, 100), (0, 100, 100), (90, 120, 100), (95, 10, 100)),
-    nudge="Which shard holds its first element, and which its last?",
+TAKES_PART = FiveMinutes(
+    takes_part,
+    cases=(
+        (0, [["rows"], ["rows", "other"]]),
+        (1, [["rows"], []]),
+        (0, [[], [], ["other"]]),
+        (1, [[], []]),
+    ),
+    nudge="A gather waits for all. Whoever decides from its own list alone leaves the others waiting.",
 )

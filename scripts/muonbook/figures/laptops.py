@@ -10,11 +10,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Polygon
+from matplotlib.patches import FancyBboxPatch, Polygon
 
 from muonbook.figures.style import CARD, INK, MARGIN, MUTED, SMALL, TP_HATCHES, WIDTH, Block
 
-from muonbook.figures.style import card, dp_colour, hatch_on, ink_on, mix, put  # isort: skip
+from muonbook.figures.style import arrow, card, dp_colour, hatch_on, ink_on, mix, put  # isort: skip
 
 WIDEST, SCREEN, BASE, ROOM, TOP, SIDE = 78.0, 44.0, 8.0, 30.0, 24.0, 46.0  # laptops, between them, for their names
 GROUPS = (None, "dp", "tp")
@@ -89,10 +89,7 @@ def _talk(axes: Axes, one: tuple[float, float], other: tuple[float, float], acro
         y1, y2 = y1 + (SCREEN + BASE) / 2 + 2, y2 - (SCREEN + BASE) / 2 - 2
     else:
         x1, x2 = x1 + across / 2 + 3, x2 - across / 2 - 3
-    head = "<|-|>,head_length=6,head_width=3.2"
-    arrow = FancyArrowPatch((x1, y1), (x2, y2), arrowstyle=head, color=INK, lw=1.6, shrinkA=0, shrinkB=0)
-    arrow.set_gid(f"{name} talks")
-    axes.add_patch(arrow)
+    arrow(axes, (x1, y1), (x2, y2), both=True, head=(6, 3.2), gid=f"{name} talks")
 
 
 def _laptop(axes: Axes, x: float, y: float, across: float, rank: int, tp: int) -> None:

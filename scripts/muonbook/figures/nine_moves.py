@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Polygon
+from matplotlib.patches import Circle, FancyBboxPatch, Polygon
 
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec, Range, plan
 from distmuon.verify.prediction import predict_step
 from muonbook.figures.player import Frame
 from muonbook.figures.style import CARD, INK, MARGIN, MUTED, ROW, TP_HATCHES, WIDTH, Block
 
-from muonbook.figures.style import box, dp_colour, hatch_on, in_bytes, mix, page, put, text_block, wide  # isort: skip
+from muonbook.figures.style import arrow, box, dp_colour, hatch_on, in_bytes, mix, page, put, text_block, wide  # isort: skip
 
 GATHERING = ("reduce_scatter", "momentum", "dp_gather", "tp_gather")  # each above the move that mirrors it
 SHARDING = ("all_gather", "apply", "dp_shard", "tp_shard")
@@ -135,9 +135,8 @@ class CutMatrix:
     def outline(self, part: Part) -> list[tuple[int, int]]:
         """Return the corners (column, row) of a part in the whole matrix: a run of a row-major block is a staircase."""
         rows, columns = self.spec.shape
-        down, right = ((part.block * rows, 0), (0, part.block * columns), (0, 0))[
-            {0: 0, 1: 1, None: 2}[self.spec.tp_split_dim]
-        ]
+        down = part.block * rows if self.spec.tp_split_dim == 0 else 0
+        right = part.block * columns if self.spec.tp_split_dim == 1 else 0
         (top, first), (bottom, last) = divmod(part.run.start, columns), divmod(part.run.end, columns)
         if top == bottom:
             corners = [(first, top), (last, top), (last, top + 1), (first, top + 1)]
@@ -175,6 +174,7 @@ def small_layer_layout() -> Layout:
 
 
 LANE, GAP, TALL = 24.0, 14.0, 66.0  # left of a panel, below it, the most that it is high
+EXCHANGE = (5.0, 3.0)  # the heads of an arrow that points both ways
 
 
 def frames_of_step(layout: Layout, name: str, tp: int) -> list[Frame]:
@@ -227,7 +227,8 @@ def _draw_moment(matrix: CutMatrix, move: str) -> Figure:
                 if t == 0:
                     _chip(axes, MARGIN, y + height / 2 - 6, dp_colour(r), f"DP {r}")
                 elif group == "tp" and r in matrix.owners:
-                    _exchange(axes, (x - LANE + 2, y + height / 2), (x - 2, y + height / 2))
+                    ends = (x - LANE + 2, y + height / 2), (x - 2, y + height / 2)
+                    arrow(axes, *ends, both=True, head=EXCHANGE)
                 y += height + GAP
 
     panels: Block = (2 * ROW + 20 + matrix.layout.dp * (height + GAP) - GAP, paint)
@@ -258,16 +259,11 @@ def _paint_matrix(axes: Axes, x: float, y: float, matrix: CutMatrix, parts: list
         put(axes, x + width / 2, y + height / 2 - 7, nothing, "center", color=MUTED)
 
 
-def _exchange(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    heads = "<|-|>,head_length=5,head_width=3"
-    axes.add_patch(FancyArrowPatch(start, end, arrowstyle=heads, color=INK, lw=1.6, shrinkA=0, shrinkB=0))
-
-
 def _bus(axes: Axes, x: float, end: float, levels: list[float], is_sum: bool) -> None:
     """Draw a line along a column of panels, with an arrow from and to each, and a plus on it where it adds."""
     axes.vlines(x, levels[0], levels[-1], INK, lw=1.6)
     for y in levels:
-        _exchange(axes, (x, y), (end, y))
+        arrow(axes, (x, y), (end, y), both=True, head=EXCHANGE)
     if is_sum:
         y = (levels[0] + levels[-1]) / 2
         axes.add_patch(Circle((x, y), 7, fc=CARD, ec=INK, lw=1.2))

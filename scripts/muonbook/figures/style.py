@@ -182,10 +182,18 @@ def put(axes: Axes, x: float, y: float, text: str, ha: str = "left", bold: bool 
     axes.text(x, y, text, ha=ha, va="top", parse_math=False, **looks)
 
 
-def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+def arrow(
+    axes: Axes,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    *,
+    both: bool = False,  # a head at either end
+    head: tuple[float, float] = (7, 3.5),  # length and half its width
+    gid: str | None = None,
+) -> None:
     """Draw an arrow from one point to another."""
-    head = "-|>,head_length=7,head_width=3.5"
-    axes.add_patch(FancyArrowPatch(start, end, arrowstyle=head, color=INK, lw=1.6, shrinkA=0, shrinkB=0))
+    looks = f"{'<|' * both}-|>,head_length={head[0]},head_width={head[1]}"
+    axes.add_patch(FancyArrowPatch(start, end, arrowstyle=looks, color=INK, lw=1.6, shrinkA=0, shrinkB=0, gid=gid))
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, colour: str, **more: Any) -> None:

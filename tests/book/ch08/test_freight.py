@@ -1,11 +1,14 @@
 """What a gather brings to a rank: every element sorted once, on maps that can be checked by hand."""
 
+from fractions import Fraction
+
 import pytest
 from matplotlib.patches import Rectangle
 
 from distmuon.sharding.layout import ParamSpec, plan
 from muonbook.ch08 import figure_freight, freight
 from muonbook.ch08.following import SMALL
+from muonbook.measure.formulas import mean_owners
 
 MUON = (0, 1)  # A [3, 4] and B [4, 5]; AdamW takes b [3]; four shards of 9, one element of padding
 
@@ -21,7 +24,7 @@ def test_what_a_rank_owns_whole_it_had_before() -> None:
     layout = plan([ParamSpec("A", (2, 4), "float32"), ParamSpec("B", (2, 4), "float32")], 2)
     assert freight.freight_of(layout, MUON, 0) == (0, 0.5, 0.5, 0)
     assert freight.only_cut_ratio(layout, MUON) == 1
-    assert freight.repeated(layout, MUON) == freight.repeated_flops(layout, MUON) == 1
+    assert mean_owners(layout, MUON) == freight.repeated_flops(layout, MUON) == 1
 
 
 def test_a_bucket_without_matrices_is_not_gathered() -> None:
@@ -34,7 +37,7 @@ def test_only_cut_matrices_travel_among_their_owners() -> None:
     layout = plan(SMALL, 4)  # A has two owners, B three
     received = (12 * 1 + 20 * 2) / 4  # elements, mean over ranks
     assert freight.only_cut_ratio(layout, MUON) == pytest.approx(1 + 2 * received / (8 * 3 / 4 * 32))
-    assert freight.repeated(layout, MUON) == pytest.approx((12 * 2 + 20 * 3) / 32)
+    assert mean_owners(layout, MUON) == Fraction(12 * 2 + 20 * 3, 32)
 
 
 def test_the_figure_shows_every_share_and_says_what_is_of_use() -> None:
