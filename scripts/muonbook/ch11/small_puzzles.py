@@ -24,7 +24,7 @@ STOOD_STILL = FiveMinutes(
 
 
 def takes_part(rank: int, owned: Sequence[Sequence[str]]) -> bool:
-    """Return whether `rank` calls the gather of a bucket. owned[r]: the matrices of which rank r owns a piece."""
+    """Return whether `rank` calls the gather of a bucket; owned[r]: what rank r owns pieces of."""
     return any(owned)  # the same answer on every rank
 
 
