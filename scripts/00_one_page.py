@@ -186,8 +186,8 @@ def compare(trained: list[Tensor], alone: list[Tensor]) -> None:
     moved = sum((w - initial(n, *w.shape)).square().sum() for n, w in enumerate(alone)) ** 0.5
     apart = sum((t - w).square().sum() for t, w in zip(trained, alone)) ** 0.5
     if not apart <= 1e-10 * moved:
-        sys.exit(f"They end {apart / moved:.2g} of the way apart: it is not the same optimizer.")
-    print("They end with the same weights: less than a ten-billionth of the way apart.")
+        sys.exit(f"They end apart by {apart / moved:.2g} of the way that they moved: it is not the same optimizer.")
+    print("They end with the same weights: apart by less than a ten-billionth of the way that they moved.")
 
 
 if __name__ == "__main__":

@@ -22,15 +22,3 @@ ONE_STEP_LATER = FiveMinutes(
     cases=((4.0, 1.0, 0.5), (0.0, 2.0, 0.95), (torch.tensor([[1.0, -3.0]]), torch.tensor([[0.5, 2.0]]), 0.9)),
     nudge="The next step does the same to that once more.",
 )
-
-
-def factor(A: int, B: int) -> float:
-    """Return what to multiply a semi-orthogonal matrix [A, B] by, for an RMS of 0.2."""
-    return 0.2 * max(A, B) ** 0.5  # it comes with an RMS of 1 / sqrt(max(A, B))
-
-
-FACTOR = FiveMinutes(
-    factor,
-    cases=((4, 16), (16, 4), (64, 64), (128, 512)),
-    nudge="Times 1 / sqrt(max(A, B)) it must give 0.2.",
-)

@@ -64,7 +64,7 @@ def test_eight_processes_are_one_and_leave_nothing() -> None:
     assert owned == sum(a * b for a, b in page.MATRICES.values())  # every number has one owner
     assert re.fullmatch(r"8 processes: loss 2\.\d\d -> 0\.\d\d", eight)
     assert alone.split()[2:] == eight.split()[2:]
-    assert verdict == "They end with the same weights: less than a ten-billionth of the way apart."
+    assert verdict == "They end with the same weights: apart by less than a ten-billionth of the way that they moved."
 
 
 def test_a_page_that_goes_elsewhere_says_so_and_leaves_nothing(tmp_path: Path) -> None:
@@ -73,7 +73,8 @@ def test_a_page_that_goes_elsewhere_says_so_and_leaves_nothing(tmp_path: Path) -
     cheat.write_text(text.replace("o = newton_schulz(whole)", "o = whole / whole.norm()"), encoding="utf-8")
     ending = worlds.finish(str(cheat), "--dp", "2", "--tp", "1", "--steps", "3")
     assert ending.code == 1
-    assert re.fullmatch(r"They end 0?\.?\d+ of the way apart: it is not the same optimizer\.\n", ending.err)
+    verdict = r"They end apart by 0?\.?\d+ of the way that they moved: it is not the same optimizer\.\n"
+    assert re.fullmatch(verdict, ending.err)
 
 
 def test_rounding_passes_and_nothing_else() -> None:
