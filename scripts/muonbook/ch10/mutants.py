@@ -163,7 +163,7 @@ MUTANTS: dict[str, Make] = {
     "four Newton–Schulz steps for five": told(ns_steps=lambda _: 4),
     "scale of the local shape": LocalScale,
     "gradients not divided by D": WithoutDivision,
-    "momentum in bf16": MomentumInBf16,
+    "momentum kept in bf16": MomentumInBf16,
     "no master weights": WithoutMasters,
     "accumulation in the model's dtype": AccumulatesInModelDtype,
     "last micro-batch alone": LastMicroBatch,

@@ -55,7 +55,7 @@ def test_without_a_mistake_no_row_fails_and_the_fine_ones_pass(tried: tuple[worl
 def test_what_is_not_rounded_is_held_a_thousand_times_tighter(tried: tuple[worlds.Ending, dict[str, Any]]) -> None:
     found = tried[1]["differences and bounds"]
     assert found[HEALTHY]["unrounded"][1] < 1e-3 * found[HEALTHY]["float32"][1]
-    for name in ("no weight decay", "weight decay doubled", "momentum in bf16"):  # what it was made for
+    for name in ("no weight decay", "weight decay doubled", "momentum kept in bf16"):  # what it was made for
         assert found[name]["float32"][0] < 0.5 * found["four Newton–Schulz steps for five"]["float32"][0]
 
 
