@@ -67,7 +67,7 @@ def by_bucket(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[in
 
 
 def coalesced(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Ask for each bucket in a call, and let torch make one of them all.
+    """Ask for each bucket in a call (`--ways`: one per matrix); let torch make one of them all.
 
     Raises ImportError where torch has no coalescing manager: its name is private.
     """
