@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from distmuon.optim.newton_schulz import COMPUTE_DTYPES, batching_pays, newton_schulz_, quintics
+from distmuon.optim.newton_schulz import COMPUTE_DTYPES, batching_pays, check_form, newton_schulz_, quintics
 from distmuon.optim.routing import check_muon_parameter, refuse_unknown, refuse_unknown_in_group
 
 MOMENTA = ("sum", "average")
@@ -35,10 +35,13 @@ MUON_DEFAULTS: dict[str, Any] = dict(
     ns_steps=5,
     ns_coefficients="muon",
     compute_dtype="auto",
+    ns_form="auto",
+    ns_norm="safe",
     batched=True,
 )  # fmt: skip
 
-NEWTON_SCHULZ = ("ns_steps", "ns_coefficients", "compute_dtype")  # the options that `newton_schulz` takes, in order
+# the options that `newton_schulz` takes, in its order
+NEWTON_SCHULZ = ("ns_steps", "ns_coefficients", "compute_dtype", "ns_form", "ns_norm")
 
 # ---- The arithmetic ---------------------------------------------------------------------------------------
 
@@ -141,6 +144,7 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
         )
     quintics(group["ns_coefficients"], group["ns_steps"])
     check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)
+    check_form(group["ns_form"], group["ns_norm"], group["compute_dtype"])
 
 
 def check_dtype(name: str, dtype: Any, default: Any, allowed: Sequence[torch.dtype] = MOMENTUM_DTYPES) -> None:
@@ -157,8 +161,9 @@ class Muon(torch.optim.Optimizer):
 
     params: as for any torch optimizer; every parameter is a matrix [A, B].
     Everything else is an option of each group, as torch has it, and what is given here is its default:
-    lr, momentum, nesterov, momentum_kind, weight_decay, scale, ns_steps, ns_coefficients, compute_dtype, batched: see
-        the functions above and `newton_schulz`.
+    lr, momentum, nesterov, momentum_kind, weight_decay, scale, ns_steps, ns_coefficients, compute_dtype, ns_form,
+        ns_norm, batched: see the functions above and `newton_schulz`. With momentum_kind="average", scale="original",
+        compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch" and batched=False it is torch.optim.Muon.
     input_dtype: round what Newton–Schulz is fed to this dtype first; None keeps it. A distributed run gathers the
         momentum in bf16, so the reference it is held against must round in the same place.
 

@@ -5,17 +5,21 @@ of an odd quintic acts on each singular value s as p(s) = a s + b s^3 + c s^5 an
 
     A = X X^T,    X <- a X + (b A + c A^2) X
 
+Wide and large matrices go through the same iteration in another form, which is faster there: see `gram`.
+
 Sources: Muon (Jordan et al. 2024) for the tuned quintic; Polar Express (Amsel et al. 2025, arXiv 2505.16932) for
 the schedule that is optimal step by step; Moonlight (Liu et al. 2025, section 2.1) for running it in bf16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from distmuon.optim.gram import GramWorkspace, gram_flops, gram_iterate_, spectra
 
 Quintic = tuple[float, float, float]
 
@@ -39,6 +43,11 @@ BATCHED_ON_CPU, BATCHED_ON_GPU = 2**17, 2**21  # elements: see `batching_pays`
 COEFFICIENTS = ("muon", "polar_express")  # the names that `quintics` knows
 
 COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # in which Newton–Schulz computes
+
+FORMS = ("auto", "standard", "gram")
+NORMS = ("safe", "torch")
+
+TORCH_EPS = 1e-7  # below it torch.optim.Muon divides no norm out
 
 
 def quintics(coefficients: str | Quintic | Sequence[Quintic], steps: int) -> list[Quintic]:
@@ -92,21 +101,31 @@ def newton_schulz(
     steps: int = 5,
     coefficients: str | Quintic | Sequence[Quintic] = "muon",
     compute_dtype: torch.dtype | str = "auto",
+    form: str = "auto",
+    norm: str = "safe",
 ) -> Tensor:  # [..., A, B]
     """Orthogonalize one matrix, or a batch of them: return about U V^T for each M = U S V^T.
 
     matrices: [..., A, B], real floating point; all leading dimensions are batch. Any of them may be 0.
     steps: iterations; five of "muon" leave singular values in about 0.7 to 1.2.
     coefficients: see `quintics`.
-    compute_dtype: "auto" (see `fast_dtype`) or a floating dtype. The norm is taken in the input's dtype or float32,
-        whichever is wider, *before* the cast: casting first overflows or rounds to zero (a bug seen upstream).
+    compute_dtype: "auto" (see `fast_dtype`) or a floating dtype.
+    form: "standard", as above; "gram", its centred Gram form (see `gram`), equal up to rounding, in bfloat16, float32
+        or float64; "auto", whichever is faster (see `fast_form`).
+    norm: "safe", taken in the input's dtype or float32, whichever is wider, *before* the cast. "torch", as
+        torch.optim.Muon does it: the cast first, then a norm in that dtype and of at least 1e-7. With it, with
+        bfloat16, form="standard" and one matrix at a time, the result is torch's to the bit. It is not the default:
+        casting first overflows (float16 ends at 65504) or rounds small entries to zero, a norm in bfloat16 is off by
+        up to 0.4 %, and below 1e-7 the result shrinks with the input.
 
     Returns a tensor of the same shape, dtype and device. The result does not depend on the scale of the input, from
     1e-30 to 1e30. A zero matrix gives zero. A matrix with a NaN or an infinity gives NaN everywhere in that matrix
     and leaves the rest of its batch untouched: callers that want an error check their gradients, once, beforehand.
     Raises ValueError for fewer than two dimensions, TypeError for integers and complex numbers, also to compute in.
     """
-    return newton_schulz_(matrices.clone(memory_format=torch.contiguous_format), steps, coefficients, compute_dtype)
+    return newton_schulz_(
+        matrices.clone(memory_format=torch.contiguous_format), steps, coefficients, compute_dtype, form, norm
+    )
 
 
 def newton_schulz_(
@@ -114,6 +133,8 @@ def newton_schulz_(
     steps: int = 5,
     coefficients: str | Quintic | Sequence[Quintic] = "muon",
     compute_dtype: torch.dtype | str = "auto",
+    form: str = "auto",
+    norm: str = "safe",
 ) -> Tensor:  # [..., A, B], the same tensor
     """Orthogonalize in place, for who needs the input no more. See `newton_schulz`."""
     if matrices.ndim < 2:
@@ -132,14 +153,26 @@ def newton_schulz_(
         known = "'auto' or one of " + ", ".join(map(str, COMPUTE_DTYPES))
         raise TypeError(f"compute_dtype is {compute_dtype!r}; give {known}.")
 
-    x = unit_frobenius_(matrices.to(torch.promote_types(matrices.dtype, torch.float32)))
+    if form == "auto":
+        form = fast_form(matrices.shape[-2:], steps, dtype, matrices.device)
+    check_form(form, norm, dtype)
+
+    # X_0 = M / ||M||_F, so that every singular value is at most 1
+    if norm == "torch":
+        x = _torchs_norm_(matrices.to(dtype))
+    else:
+        x = unit_frobenius_(matrices.to(torch.promote_types(matrices.dtype, torch.float32)))
+        x = x.to(dtype) if schedule else x
     if not schedule:
         return matrices.copy_(x)
-    x = x.to(dtype)  # X_0 = M / ||M||_F, so that every singular value is at most 1
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x  # [..., a, b], a <= b: X X^T is the smaller Gram matrix
     x = x.reshape(-1, *x.shape[-2:])  # [n, a, b]
-    if len(x) == 1:
+    if form == "gram":
+        x = _iterate_gram_(x, schedule)
+        if x.data_ptr() == matrices.data_ptr():  # the same dtype, so it was computed in place
+            return matrices
+    elif len(x) == 1:
         x = _iterate(x[0], schedule)
     elif batching_pays(x[0]):
         x = _iterate(x, schedule)
@@ -148,6 +181,24 @@ def newton_schulz_(
     # copied twice, and yet faster than one copy across both strides and dtypes
     x = x.mT.contiguous() if tall else x
     return matrices.copy_(x.view(matrices.shape))
+
+
+def fast_form(shape: Sequence[int], steps: int, dtype: torch.dtype, device: torch.device) -> str:
+    """Return the form that "auto" takes for matrices of `shape` [A, B]."""
+    a, b = sorted(shape)
+    if dtype not in (torch.bfloat16, torch.float32) or a < 256 or b < 2 * a:
+        return "standard"
+    return "gram" if flops(shape, steps, "gram", device.type) < flops(shape, steps) else "standard"
+
+
+def check_form(form: str, norm: str, dtype: Any = "auto") -> None:
+    """Raise ValueError, naming what is allowed, for a form or norm that does not exist, or not in this dtype."""
+    if form not in FORMS:
+        raise ValueError(f"the form of Newton–Schulz is {form!r}; choose one of {', '.join(FORMS)}.")
+    if norm not in NORMS:
+        raise ValueError(f"the norm before Newton–Schulz is {norm!r}; choose one of {', '.join(NORMS)}.")
+    if form == "gram" and dtype == torch.float16:
+        raise ValueError("form is 'gram', which overflows in torch.float16; choose 'standard', or torch.bfloat16.")
 
 
 def batching_pays(
@@ -177,6 +228,28 @@ def _iterate(
     return x
 
 
+def _iterate_gram_(
+    x: Tensor,  # [n, a, b], a <= b; overwritten
+    schedule: Sequence[Quintic],
+) -> Tensor:  # the same tensor
+    """Apply the quintics in the Gram form: a batch at once where that pays, else each in the memory of the last."""
+    if x.is_cuda or (len(x) > 1 and batching_pays(x[0])):
+        return gram_iterate_(x, schedule)
+    work = GramWorkspace(x[0])
+    for one in x:
+        gram_iterate_(one, schedule, workspace=work)
+    return x
+
+
+def _torchs_norm_(
+    x: Tensor,  # [..., A, B], in the dtype to compute in; overwritten
+) -> Tensor:  # the same tensor
+    """Divide each matrix by its norm the way torch.optim.Muon does: in the dtype that it computes in."""
+    for one in x.reshape(-1, *x.shape[-2:]):
+        one.div_(one.norm().clamp(min=TORCH_EPS))
+    return x
+
+
 def unit_frobenius_(
     x: Tensor,  # [..., A, B], float32 or wider, not empty; overwritten
 ) -> Tensor:  # [..., A, B], the same tensor
@@ -200,9 +273,14 @@ def unit_frobenius_(
     return x.mul_(torch.where(norm == 0, 1.0, inverse))
 
 
-def flops(shape: Sequence[int], steps: int = 5) -> int:
-    """Return the floating-point operations of one matrix of `shape` [A, B]: per step 4 a^2 b + 2 a^3, a <= b."""
+def flops(shape: Sequence[int], steps: int = 5, form: str = "standard", device: str = "cpu") -> int:
+    """Return the floating-point operations of one matrix of `shape` [A, B], a <= b.
+
+    "standard": per step 4 a^2 b + 2 a^3. "gram": as counted in `gram_flops`; a GPU makes symmetric products whole.
+    """
     a, b = sorted(shape)
+    if form == "gram":
+        return gram_flops(a, b, steps, whole=device != "cpu")
     return steps * (4 * a * a * b + 2 * a**3)
 
 
@@ -247,3 +325,46 @@ def cosine_to_polar(
     exact, found = polar_factor(matrices), orthogonalized.double()
     norms = torch.linalg.matrix_norm(exact) * torch.linalg.matrix_norm(found)
     return (exact * found).sum(dim=(-2, -1)) / norms
+
+
+class FormErrors(NamedTuple):
+    """How far both forms end from float64, relative in the Frobenius norm, on one spectrum."""
+
+    spectrum: str
+    shape: tuple[int, int]
+    coefficients: str
+    standard: float
+    gram: float
+
+    @property
+    def safe(self) -> bool:
+        """Say whether the Gram form is about as good, or as good as it has to be."""
+        return self.gram <= max(1.5 * self.standard, 0.03)
+
+
+def gram_errors(
+    shapes: Sequence[tuple[int, int]],  # [m, n], m <= n
+    coefficients: Sequence[str] = COEFFICIENTS,
+    restarts: Collection[int] | None = None,
+    names: Collection[str] | None = None,
+    steps: int = 5,
+) -> Iterator[FormErrors]:
+    """Try both forms in bf16 on every one of `gram.spectra`, or on those of `names`, with random singular directions.
+
+    restarts: see `gram.gram_iterate_`.
+    """
+    for m, n in shapes:
+        draw = torch.Generator().manual_seed(m + n)
+        u, v = (torch.linalg.qr(torch.randn(k, m, generator=draw, dtype=torch.float64)).Q for k in (m, n))
+        for name, values in spectra(m).items():
+            if names is not None and name not in names:
+                continue
+            x = unit_frobenius_((u * values) @ v.mT)
+            for row in coefficients:
+                schedule, exact = quintics(row, steps), values / values.norm()
+                for a, b, c in schedule:
+                    exact = a * exact + b * exact**3 + c * exact**5
+                wanted = (u * exact) @ v.mT
+                found = _iterate(x.bfloat16(), schedule), gram_iterate_(x.bfloat16(), schedule, restarts)
+                errors = (float((one - wanted).norm() / exact.norm()) for one in found)
+                yield FormErrors(name, (m, n), row, *errors)

@@ -162,6 +162,22 @@ def test_torch_agrees_to_bf16_rounding(kind: str, ours: str, nesterov: bool) -> 
     assert distance(moved(mine), moved(torchs)) < 0.02
 
 
+@pytest.mark.parametrize("ours", ORACLE_SCALE)
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_torchs_order_of_cast_and_norm_meets_torchs_own_weights_to_the_last_digits(ours: str, nesterov: bool) -> None:
+    torchs_choices: dict[str, Any] = dict(
+        momentum_kind="average", compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch", batched=False
+    )
+    shapes = [*SHAPES, (12, 20), (96, 300), (300, 70)]
+    mine = Muon(parameters(shapes), scale=ours, nesterov=nesterov, **torchs_choices)
+    safe = Muon(parameters(shapes), scale=ours, nesterov=nesterov, **torchs_choices | {"ns_norm": "safe"})
+    torchs = torch.optim.Muon(parameters(shapes), lr=0.02, nesterov=nesterov, adjust_lr_fn=ORACLE_SCALE[ours])
+    for optimizer in (mine, safe, torchs):
+        train(optimizer, steps=10)
+    assert distance(moved(mine), moved(torchs)) < 1e-6
+    assert distance(moved(safe), moved(torchs)) > 1e-5
+
+
 @pytest.mark.parametrize("kind", MOMENTA)
 @pytest.mark.parametrize("ours", ORACLE_SCALE)
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -223,7 +239,7 @@ def test_batching_changes_nothing_but_rounding() -> None:
 
 
 def test_only_small_matrices_of_equal_shape_dtype_and_options_go_together() -> None:
-    plain = dict(ns_steps=5, ns_coefficients="muon", compute_dtype="auto", batched=True)
+    plain = MUON_DEFAULTS
     rows: list[tuple[Tensor, dict[str, Any]]] = [
         (gaussian(4, 6), plain),
         (gaussian(6, 4), plain),
@@ -233,9 +249,11 @@ def test_only_small_matrices_of_equal_shape_dtype_and_options_go_together() -> N
         (gaussian(4, 6, dtype=torch.float64), plain),
         (gaussian(400, 600), plain),
         (gaussian(400, 600), plain),
+        (gaussian(4, 6), plain | dict(ns_form="gram")),
+        (gaussian(4, 6), plain | dict(ns_norm="torch")),
     ]
     matrices, groups = [row[0] for row in rows], [row[1] for row in rows]
-    assert batches(matrices, groups) == [[0, 2], [1], [3], [4], [5], [6], [7]]
+    assert batches(matrices, groups) == [[0, 2], [1], [3], [4], [5], [6], [7], [8], [9]]
     alone = [group | dict(batched=False) for group in groups]
     assert batches(matrices, alone) == [[index] for index in range(len(rows))]
 
@@ -247,6 +265,17 @@ def test_a_batch_is_orthogonalized_like_its_matrices_alone() -> None:
         alone = newton_schulz(matrix, 5, "polar_express")
         assert result.dtype == matrix.dtype
         torch.testing.assert_close(result, alone, rtol=2e-2, atol=2e-2)
+
+
+def test_every_form_and_norm_is_an_option_of_a_group() -> None:
+    shapes = [(40, 100)] * 2
+    forms = [Muon(parameters(shapes), compute_dtype=torch.float32, ns_form=form) for form in ("standard", "gram")]
+    for run in forms:
+        train(run, steps=3)
+    assert 0 < distance(moved(forms[1]), moved(forms[0])) < 1e-5
+    with pytest.raises(ValueError, match="overflows") as error:
+        Muon(parameters(), compute_dtype=torch.float16, ns_form="gram")
+    message(error)
 
 
 def test_a_scheduler_changes_the_step() -> None:
@@ -366,6 +395,8 @@ def test_a_parameter_that_is_no_matrix_is_refused_by_name(parameter: nn.Paramete
         ("momentum", -0.5),
         ("ns_steps", -3),
         ("ns_coefficients", "moun"),
+        ("ns_form", "grams"),
+        ("ns_norm", "bf16"),
     ],
 )
 def test_a_wrong_value_is_refused_by_value_wherever_it_is_given(option: str, value: Any) -> None:

@@ -9,14 +9,19 @@ from helpers_math import distance, gaussian, message, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.optim._muon import _zeropower_via_newtonschulz
 from torch.utils.flop_counter import FlopCounterMode
 
+from distmuon.optim.gram import GramWorkspace, gram_iterate_, segments, spectra, strip_bounds
 from distmuon.optim.newton_schulz import (
     MUON,
     POLAR_EXPRESS,
+    batching_pays,
     cosine_to_polar,
     fast_dtype,
+    fast_form,
     flops,
+    gram_errors,
     newton_schulz,
     newton_schulz_,
     orthogonality_error,
@@ -29,10 +34,12 @@ from distmuon.optim.newton_schulz import (
 CLASSIC = (15 / 8, -10 / 8, 3 / 8)  # converges to exactly 1 from everywhere in (0, 1]
 FLOAT_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 COMPUTE_DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+LARGE_FOR_GRAM = (512, 1040)  # rows enough for strips
 SHAPES = [(8, 8), (6, 15), (15, 6), (1, 9), (9, 1)]
 
 sides = st.integers(1, 24)
 seeds = st.integers(0, 10_000)
+either_form = pytest.mark.parametrize("form", ["standard", "gram"])
 
 
 def orthogonal(size: int, seed: int) -> Tensor:
@@ -55,14 +62,15 @@ def compose(schedule: list[tuple[float, float, float]], s: Tensor) -> Tensor:
 # ---- Against the decomposition ----------------------------------------------------------------------------
 
 
+@either_form
 @quick(40)
 @given(sides, sides, seeds, st.floats(1.0, 10.0), st.sampled_from(COMPUTE_DTYPES))
 def test_five_muon_steps_bring_every_singular_value_near_one(
-    rows: int, columns: int, seed: int, condition: float, dtype: torch.dtype
+    form: str, rows: int, columns: int, seed: int, condition: float, dtype: torch.dtype
 ) -> None:
     k = min(rows, columns)
     matrix = with_singular_values(torch.linspace(1, 1 / condition, k, dtype=torch.float64), rows, columns, seed)
-    result = newton_schulz(matrix, compute_dtype=dtype)
+    result = newton_schulz(matrix, compute_dtype=dtype, form=form)
     values = singular_values(result)
     assert values.min() >= 0.6
     assert values.max() <= 1.25
@@ -133,13 +141,14 @@ def test_rotating_the_input_rotates_the_result(rows: int, columns: int, seed: in
     assert distance(rotated, q @ newton_schulz(matrix, coefficients=coefficients) @ r) < 1e-9
 
 
+@either_form
 @quick(20)
 @given(sides, sides, seeds)
-def test_transposing_and_negating_commute_with_it(rows: int, columns: int, seed: int) -> None:
+def test_transposing_and_negating_commute_with_it(form: str, rows: int, columns: int, seed: int) -> None:
     matrix = gaussian(rows, columns, seed=seed, dtype=torch.float64)
-    result = newton_schulz(matrix)
-    assert distance(newton_schulz(matrix.mT), result.mT) < 1e-10
-    assert torch.equal(newton_schulz(-matrix), -result)
+    result = newton_schulz(matrix, form=form)
+    assert distance(newton_schulz(matrix.mT, form=form), result.mT) < 1e-10
+    assert torch.equal(newton_schulz(-matrix, form=form), -result)
 
 
 def test_permuting_rows_permutes_the_result() -> None:
@@ -148,13 +157,15 @@ def test_permuting_rows_permutes_the_result() -> None:
     assert distance(newton_schulz(matrix[order]), newton_schulz(matrix)[order]) < 1e-10
 
 
+@either_form
 @quick(40)
 @given(st.integers(-100, 100), st.sampled_from(SHAPES), st.sampled_from(COMPUTE_DTYPES))
-def test_a_power_of_two_does_not_change_one_bit(exponent: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_a_power_of_two_does_not_change_one_bit(
+    form: str, exponent: int, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
     matrix = gaussian(*shape)
-    assert torch.equal(
-        newton_schulz(matrix * 2.0**exponent, compute_dtype=dtype), newton_schulz(matrix, compute_dtype=dtype)
-    )
+    scaled = newton_schulz(matrix * 2.0**exponent, compute_dtype=dtype, form=form)
+    assert torch.equal(scaled, newton_schulz(matrix, compute_dtype=dtype, form=form))
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-20, 1e-7, 1e7, 1e20, 1e30])
@@ -241,36 +252,53 @@ def test_autocast_does_not_choose_another_dtype_to_compute_in(compute: torch.dty
 # ---- Batches, zeros, NaN, empty shapes --------------------------------------------------------------------
 
 
+@either_form
 @pytest.mark.parametrize("leading", [(1,), (5,), (2, 3), (2, 1, 3)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_batch_is_a_loop(leading: tuple[int, ...], shape: tuple[int, int]) -> None:
+def test_a_batch_is_a_loop(form: str, leading: tuple[int, ...], shape: tuple[int, int]) -> None:
     batch = gaussian(*leading, *shape)
-    result = newton_schulz(batch, compute_dtype=torch.float32)
+    result = newton_schulz(batch, compute_dtype=torch.float32, form=form)
     for found, matrix in zip(result.reshape(-1, *shape), batch.reshape(-1, *shape), strict=True):
-        torch.testing.assert_close(found, newton_schulz(matrix, compute_dtype=torch.float32), rtol=1e-4, atol=1e-5)
+        alone = newton_schulz(matrix, compute_dtype=torch.float32, form=form)
+        torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
 
 
+@either_form
+@pytest.mark.parametrize("shape", [(320, 640), (640, 320)])
+def test_a_large_matrix_comes_out_the_same_to_the_bit_whoever_is_with_it(form: str, shape: tuple[int, int]) -> None:
+    stack = gaussian(3, *shape)
+    assert not batching_pays(stack[0])
+    together = newton_schulz(stack, form=form)
+    for found, matrix in zip(together, stack, strict=True):
+        assert torch.equal(found, newton_schulz(matrix, form=form))
+
+
+@either_form
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-def test_a_zero_matrix_gives_zero_and_does_not_touch_its_batch(dtype: torch.dtype) -> None:
+def test_a_zero_matrix_gives_zero_and_does_not_touch_its_batch(form: str, dtype: torch.dtype) -> None:
     batch = gaussian(3, 6, 4)
-    alone = newton_schulz(batch, compute_dtype=dtype)
+    alone = newton_schulz(batch, compute_dtype=dtype, form=form)
     batch[1] = 0
-    result = newton_schulz(batch, compute_dtype=dtype)
+    result = newton_schulz(batch, compute_dtype=dtype, form=form)
     assert torch.equal(result[1], torch.zeros(6, 4))
     assert torch.equal(result[::2], alone[::2])
-    assert torch.equal(newton_schulz(torch.zeros(4, 6), compute_dtype=dtype), torch.zeros(4, 6))
+    assert torch.equal(newton_schulz(torch.zeros(4, 6), compute_dtype=dtype, form=form), torch.zeros(4, 6))
 
 
+@either_form
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
 @pytest.mark.parametrize("steps", [0, 5])
-def test_a_nan_or_infinity_spoils_its_own_matrix_and_no_other(poison: float, dtype: torch.dtype, steps: int) -> None:
+def test_a_nan_or_infinity_spoils_its_own_matrix_and_no_other(
+    form: str, poison: float, dtype: torch.dtype, steps: int
+) -> None:
     batch = gaussian(3, 6, 4)
-    clean = newton_schulz(batch, steps, compute_dtype=dtype)
+    clean = newton_schulz(batch, steps, compute_dtype=dtype, form=form)
     batch[1, 2, 3] = poison
-    result = newton_schulz(batch, steps, compute_dtype=dtype)
+    result = newton_schulz(batch, steps, compute_dtype=dtype, form=form)
     assert result[1].isnan().all()
     assert torch.equal(result[::2], clean[::2])
+    assert newton_schulz(batch[1], steps, compute_dtype=dtype, form=form).isnan().all()
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 3, 4), (3, 0, 4), (2, 0, 3, 4)])
@@ -285,13 +313,17 @@ def test_a_single_row_or_column_keeps_its_direction(shape: tuple[int, int]) -> N
     assert distance(newton_schulz(vector, 25, CLASSIC), vector / vector.norm()) < 1e-12
 
 
-@pytest.mark.parametrize("steps", [0, 1, 5])
+@either_form
+@pytest.mark.parametrize("norm", ["safe", "torch"])
+@pytest.mark.parametrize("steps", [0, 1, 3, 5])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_input_is_left_alone_and_the_result_is_new_and_contiguous(steps: int, dtype: torch.dtype) -> None:
+def test_the_input_is_left_alone_and_the_result_is_new_and_contiguous(
+    form: str, norm: str, steps: int, dtype: torch.dtype
+) -> None:
     batch = gaussian(2, 6, 8, dtype=dtype)
     for view in (batch, batch.mT, batch[:, ::2], batch[..., 1:5], batch[0], batch[0].T):
         before = view.clone()
-        result = newton_schulz(view, steps, compute_dtype=dtype)
+        result = newton_schulz(view, steps, compute_dtype=dtype, form=form, norm=norm)
         assert torch.equal(view, before)
         assert result.is_contiguous()
         assert result.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
@@ -310,15 +342,147 @@ def test_unit_frobenius_divides_every_matrix_in_place() -> None:
         torch.testing.assert_close(torch.linalg.matrix_norm(unit), torch.ones(3, dtype=dtype))
 
 
+@either_form
 @pytest.mark.parametrize("shape", [*SHAPES, (3, 4, 6), (2, 3, 6, 4), (2, 400, 500), (0, 3)])
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
-def test_in_place_gives_the_same_bits_in_the_same_memory(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_in_place_gives_the_same_bits_in_the_same_memory(form: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     matrices = gaussian(*shape, dtype=dtype)
-    expected, memory = newton_schulz(matrices), matrices.data_ptr()
-    found = newton_schulz_(matrices)
+    expected, memory = newton_schulz(matrices, form=form), matrices.data_ptr()
+    found = newton_schulz_(matrices, form=form)
     assert found is matrices
     assert found.data_ptr() == memory
     assert torch.equal(found, expected)
+
+
+# ---- The Gram form ----------------------------------------------------------------------------------------
+
+
+@quick(60)
+@given(
+    sides,
+    sides,
+    seeds,
+    st.integers(0, 8),
+    st.sets(st.integers(-1, 9)),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(-4, 4), st.integers(-4, 4)), min_size=1, max_size=4),
+)
+def test_the_gram_form_is_the_standard_form_in_exact_arithmetic(
+    rows: int, columns: int, seed: int, steps: int, restarts: set[int], schedule: Any
+) -> None:
+    x = unit_frobenius_(gaussian(*sorted((rows, columns)), seed=seed, dtype=torch.float64))
+    made_up = quintics([(a, b / 8, c / 64) for a, b, c in schedule], min(steps, 3))  # more of them leave float64
+    for row in (quintics("muon", steps), quintics("polar_express", steps), made_up) if steps else ():
+        wanted = newton_schulz(x, len(row), row, form="standard")
+        for where in (None, restarts):
+            for stack in (x, x.expand(2, *x.shape)):
+                found = gram_iterate_(stack.clone(), row, where)
+                assert (found - wanted).norm() <= 1e-6 * wanted.norm() + 1e-9  # what a vanishing z or e may cost
+
+
+@pytest.mark.parametrize("shape", [(512, 600), (600, 512)])
+def test_strips_and_mirrors_make_whole_products(shape: tuple[int, int]) -> None:
+    matrix = gaussian(*shape, dtype=torch.float64)
+    assert len(strip_bounds(512, 600)) > 2
+    found = newton_schulz(matrix, coefficients="polar_express", form="gram")
+    assert distance(found, newton_schulz(matrix, coefficients="polar_express")) < 1e-12
+
+
+def test_strips_cover_every_row_once_and_small_squares_have_one() -> None:
+    for rows in (1, 255, 256, 511, 512, 1000, 1024, 4099):
+        for inner in (rows, 4 * rows):
+            bounds = strip_bounds(rows, inner)
+            assert bounds == sorted(set(bounds))
+            assert (bounds[0], bounds[-1]) == (0, rows)
+            assert (len(bounds) == 2) == (rows < 512)
+
+
+def test_two_steps_share_a_gram_matrix_and_every_later_one_has_its_own() -> None:
+    schedule = quintics("polar_express", 5)
+    assert [len(segment) for segment in segments(schedule)] == [2, 1, 1, 1]
+    assert [len(segment) for segment in segments(schedule, {3, 0, 5, 9})] == [3, 2]
+    for steps in (1, 2, 8):
+        every = quintics("polar_express", steps)
+        assert [quintic for segment in segments(every) for quintic in segment] == every
+
+
+# A zero of the polynomial, of what multiplies R, and of both: each at the mean eigenvalue of a matrix of equal ones
+@pytest.mark.parametrize("quintic", [(1, -1, 0), (1, -2, 1), (1, 0, -1), (3, -2, 1), (0, 0, 0), (2, 0, 0), (0, 0, 1)])
+@pytest.mark.parametrize("values", [(1, 1, 1, 1), (1.5, 1, 1, 0.5)])
+def test_a_quintic_with_a_root_at_the_mean_divides_nothing_by_zero(quintic: Any, values: Any) -> None:
+    spread = torch.tensor(values, dtype=torch.float64)
+    x = with_singular_values(spread / spread.norm(), 4, 6, seed=1)
+    a, b, c = quintic
+    schedule = [(a, b * 4, c * 16), (1.0, 0.5, 0.25)]  # the mean square is 1/4
+    wanted = newton_schulz(x, 2, schedule, form="standard")
+    for found in (gram_iterate_(x.clone(), schedule), gram_iterate_(x.clone()[None], schedule)[0]):
+        assert (found - wanted).norm() < 1e-5
+
+
+SWEEP = [(256, 256), (256, 512), (256, 2048), (512, 640), (512, 1024)]
+
+
+HARDEST = ("all equal", "square Gaussian", "an outlier, 1000", "heavy tail", "rank 1")  # by margin, at m = 1024
+
+
+@pytest.mark.parametrize("shape", SWEEP)
+def test_in_bf16_the_gram_form_is_as_safe_as_the_standard_form(shape: tuple[int, int]) -> None:
+    assert len(spectra(256)) >= 28
+    rows = list(gram_errors([shape]))
+    assert len(rows) == 2 * len(spectra(shape[0]))
+    unsafe = [row for row in rows if not row.safe]
+    assert not unsafe
+
+
+def test_in_bf16_1024_rows_are_safe_on_the_hardest_spectra() -> None:
+    assert all(row.safe for row in gram_errors([(1024, 1536)], ["polar_express"], names=HARDEST))
+
+
+@pytest.mark.parametrize("restarts", [(), (2,)])
+def test_fewer_restarts_are_not_safe(restarts: tuple[int, ...]) -> None:
+    assert sum(not row.safe for row in gram_errors([(256, 512)], restarts=restarts)) > 20
+
+
+def test_one_workspace_serves_matrix_after_matrix_and_changes_no_bit() -> None:
+    schedule, first, second = quintics("muon", 5), *(unit_frobenius_(gaussian(20, 30, seed=seed)) for seed in (0, 1))
+    work = GramWorkspace(first)
+    for x in (first, second, first):
+        alone = gram_iterate_(x.clone(), schedule)
+        assert torch.equal(gram_iterate_(x.clone(), schedule, workspace=work), alone)
+        assert len(work.squares) == 3
+
+
+def test_the_fast_form_is_gram_where_it_saves_products_and_bits_are_few() -> None:
+    cpu, bf16 = torch.device("cpu"), torch.bfloat16
+    for shape in ((1024, 4096), (4096, 1024), (512, 2048)):
+        assert fast_form(shape, 5, bf16, cpu) == fast_form(shape, 5, torch.float32, cpu) == "gram"
+        assert fast_form(shape, 5, torch.float64, cpu) == fast_form(shape, 5, torch.float16, cpu) == "standard"
+    for shape in ((1024, 1024), (255, 9999), (9999, 64), (2048, 2048), (12, 20)):
+        assert fast_form(shape, 5, bf16, cpu) == fast_form(shape, 5, bf16, torch.device("cuda")) == "standard"
+
+
+@pytest.mark.parametrize("shape", [(512, 2048), (256, 256)])
+def test_auto_takes_the_fast_form(shape: tuple[int, int]) -> None:
+    matrix = gaussian(*shape)
+    form = fast_form(shape, 5, fast_dtype(matrix.device, matrix.dtype), matrix.device)
+    assert torch.equal(newton_schulz(matrix), newton_schulz(matrix, form=form))
+
+
+# ---- Torch's norm -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (64, 300), (257, 129), (300, 300)])
+def test_torchs_order_of_cast_and_norm_gives_torchs_bits(shape: tuple[int, int]) -> None:
+    for magnitude in (1e-9, 1e-3, 1.0, 1e5):
+        matrix = gaussian(*shape) * magnitude
+        found = newton_schulz(matrix, compute_dtype=torch.bfloat16, form="standard", norm="torch")
+        assert torch.equal(found, _zeropower_via_newtonschulz(matrix, MUON, 5, 1e-7).float())
+
+
+def test_torchs_norm_depends_on_the_scale_where_the_safe_one_does_not() -> None:
+    tiny = gaussian(6, 8) * 1e-12
+    safe, torchs = (newton_schulz(tiny, compute_dtype=torch.float32, norm=norm) for norm in ("safe", "torch"))
+    assert singular_values(safe).min() > 0.5
+    assert singular_values(torchs).max() < 0.1
 
 
 # ---- Coefficients and errors ------------------------------------------------------------------------------
@@ -386,16 +550,30 @@ def test_a_compute_dtype_in_which_nothing_multiplies_is_refused_by_value(compute
     assert str(compute) in message(error)
 
 
+@pytest.mark.parametrize(("option", "value"), [("form", "grams"), ("norm", "fp32"), ("form", None)])
+def test_a_form_or_norm_that_does_not_exist_is_refused_by_value(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match="choose one of") as error:
+        newton_schulz(gaussian(3, 4), **{option: value})
+    assert str(value) in message(error)
+
+
+def test_the_gram_form_refuses_half_precision_which_its_squares_overflow() -> None:
+    with pytest.raises(ValueError, match=r"overflows in torch\.float16") as error:
+        newton_schulz(gaussian(3, 4), compute_dtype=torch.float16, form="gram")
+    message(error)
+
+
 # ---- Cost and diagnostics ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("steps", [0, 1, 5])
-def test_the_flop_formula_counts_exactly_what_torch_counts(shape: tuple[int, int], steps: int) -> None:
-    for batch in (1, 3):
+@either_form
+@pytest.mark.parametrize("shape", [*SHAPES, LARGE_FOR_GRAM])
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_the_flop_formula_counts_exactly_what_torch_counts(form: str, shape: tuple[int, int], steps: int) -> None:
+    for batch in (1, 3) if math.prod(shape) < 1000 else (1,):
         with FlopCounterMode(display=False) as counter:
-            newton_schulz(gaussian(batch, *shape), steps, compute_dtype=torch.float32)
-        assert counter.get_total_flops() == batch * flops(shape, steps)
+            newton_schulz(gaussian(batch, *shape), steps, compute_dtype=torch.float32, form=form)
+        assert counter.get_total_flops() == batch * flops(shape, steps, form)
 
 
 def test_the_flop_formula_is_what_one_counts_by_hand() -> None:

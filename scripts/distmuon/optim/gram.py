@@ -1,0 +1,250 @@
+"""Newton–Schulz in the centred Gram form: two steps at once on the small square X X^T, symmetric products by halves.
+
+Write X = x Y with a number x, and Y Y^T = nu (I + R) with the mean eigenvalue nu, so that R says only how far the
+directions of X are from being equally loud. With r = nu x^2, a quintic (a, b, c) is a polynomial in R,
+
+    a I + b X X^T + c (X X^T)^2 = z I + e Z,    z = a + b r + c r^2,    e = b r + 2 c r^2,    Z = R + (c r^2 / e) R R
+
+With w = e / z, it takes X to z (I + w Z) X, and does so to R and r too, without a look at X:
+
+    T = R + w Z + w Z R,    R <- T + w Z + w Z T,    r <- z^2 r
+
+Quintic after quintic multiplies up to q (I + s Q), and one wide product, Y <- Y + s Q Y, takes all of them at once.
+
+Why centred: bf16 keeps 8 bits. A polynomial that holds its I is rounded as coarsely as 1 is, which is fatal where X is
+nearly orthogonal and all that is left to do is smaller than that. Here what is rounded is as small as what is left.
+Why anew: a Gram matrix that is carried along drifts from the true one. Two steps it bears; after the second, and after
+every later one, it is computed from X again. How safe that is: `newton_schulz.gram_errors`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Quintic = tuple[float, float, float]
+Number = Any  # a float, or [k, 1, 1] in float32, one for each matrix: to read those would make a GPU wait
+
+# On a CPU a symmetric product is made in strips of rows up to the diagonal, and the rest mirrored; thin ones are slow.
+STRIPS_FROM, STRIP_ROWS, MOST_STRIPS = 512, 128, 8
+SMALLEST = 1e-7  # how near to 0, relative to their terms, z and e may come: w divides by one, Z by the other
+
+
+class GramWorkspace:
+    """The memory that one call after the other writes to: one m x n, and m x m as many as are needed at a time."""
+
+    def __init__(
+        self,
+        like: Tensor,  # [..., m, n]
+    ) -> None:
+        self.spare = torch.empty_like(like)
+        self.squares: list[Tensor] = []
+
+    def take(self) -> Tensor:  # [..., m, m]
+        """Return an m x m that nobody uses, with anything in it."""
+        rows = self.spare.shape[-2]
+        return self.squares.pop() if self.squares else self.spare.new_empty(*self.spare.shape[:-1], rows)
+
+    def give_back(self, *squares: Tensor) -> None:
+        self.squares.extend(squares)
+
+
+def gram_iterate_(
+    x: Tensor,  # [m, n] or [k, m, n], m <= n; overwritten
+    schedule: Sequence[Quintic],
+    restarts: Collection[int] | None = None,
+    workspace: GramWorkspace | None = None,
+) -> Tensor:  # the same tensor
+    """Apply the quintics, at least one, to one matrix or to a batch, in the dtype of `x`: bfloat16, float32 or float64.
+
+    restarts: the steps after which the Gram matrix is computed anew; None: the second and every later one, which in
+        bf16 is as safe as the standard form. Fewer are not.
+    workspace: from an earlier call on the same shape and dtype, to use its memory again.
+    """
+    work = workspace or GramWorkspace(x)
+    y, spare, factor = x, work.spare, 1.0  # X = factor Y
+    with torch.autocast(x.device.type, enabled=False):  # it would choose the dtype for us
+        *earlier, last = segments(schedule, restarts)
+        for segment in earlier:
+            polynomial, s, q = _polynomial(y, factor, segment, work)
+            # Y <- Y + s Q Y    [m, n]
+            spare.copy_(y)
+            _add_product(spare, polynomial, y, s)
+            work.give_back(polynomial)
+            y, spare, factor = spare, y, factor * q
+        # X = factor q (Y + s Q Y)    [m, n]
+        polynomial, s, q = _polynomial(y, factor, last, work)
+        torch.mul(y, factor * q, out=spare)
+        _add_product(spare, polynomial, y, factor * q * s)
+        work.give_back(polynomial)
+    return spare if spare is x else x.copy_(spare)
+
+
+def segments(schedule: Sequence[Quintic], restarts: Collection[int] | None = None) -> Iterator[list]:
+    """Yield the quintics from one Gram matrix to the next."""
+    ends = range(2, len(schedule)) if restarts is None else sorted(restarts)
+    bounds = [0, *(end for end in ends if 0 < end < len(schedule)), len(schedule)]
+    for begin, end in pairwise(bounds if schedule else []):
+        yield list(schedule[begin:end])
+
+
+def _polynomial(
+    y: Tensor,  # [..., m, n]
+    factor: Number,  # x
+    quintics: Sequence[Quintic],
+    work: GramWorkspace,
+) -> tuple[Tensor, Number, Number]:  # Q, [..., m, m]; s; q
+    """Return q (I + s Q): what the quintics, one after the other, multiply X = x Y by."""
+    nu = _mean_eigenvalue(y)
+    # R = Y Y^T / nu - I    [m, m]; rounded once, when all of it is summed
+    gram = work.take().zero_()
+    gram.diagonal(dim1=-2, dim2=-1).fill_(-1)
+    _add_symmetric(gram, y, y.mT, 1 / nu)
+    r, product, s, q = nu * factor * factor, None, 1.0, 1.0
+    for left, (a, b, c) in zip(reversed(range(len(quintics))), quintics, strict=True):
+        z = _away_from_zero(a + b * r + c * r * r, abs(a) + abs(b) * r + abs(c) * r * r)
+        e = _away_from_zero(b * r + 2 * c * r * r, abs(b) * r + 2 * abs(c) * r * r)
+        w = e / z
+        # Z = R + (c r^2 / e) R R    [m, m]
+        step = work.take().copy_(gram)
+        _add_symmetric(step, gram, gram, c * r * r / e)
+        if left:
+            # T = R + w Z + w Z R,  R <- T + w Z + w Z T,  r <- z^2 r    [m, m]
+            half = _add_scaled(gram, step, w, out=work.take())
+            _add_symmetric(half, step, gram, w)
+            _add_scaled(half, step, w, out=gram)
+            _add_symmetric(gram, step, half, w)
+            work.give_back(half)
+            r = z * z * r
+        else:
+            work.give_back(gram)
+        if product is None:
+            product, s, q = step, w, z
+        else:
+            # s Q <- s Q + w Z + w Z s Q,  q <- z q    [m, m]
+            grown = _add_scaled(product, step, w / s, out=work.take())
+            _add_symmetric(grown, step, product, w)
+            work.give_back(product, step)
+            product, q = grown, q * z
+    assert product is not None
+    return product, s, q
+
+
+# ---- Numbers and products ---------------------------------------------------------------------------------
+
+
+def _mean_eigenvalue(
+    y: Tensor,  # [..., m, n]
+) -> Number:  # nu
+    """Return ||Y||_F^2 / m, the mean eigenvalue of Y Y^T, or 1 for a zero matrix; of one matrix on a CPU, a float."""
+    rows = torch.linalg.vector_norm(y, dim=-1, keepdim=True)  # in its own dtype, which is much faster and near enough
+    square = rows.to(torch.promote_types(y.dtype, torch.float32)).square().mean(dim=-2, keepdim=True)
+    if y.ndim == 2:
+        return square.item() or 1.0
+    return torch.where(square == 0, 1.0, square)
+
+
+def _away_from_zero(value: Number, terms: Number) -> Number:
+    """Return `value` with at least `SMALLEST` of the size of its terms: a quintic may have a root just there."""
+    if isinstance(value, Tensor):
+        least = SMALLEST * terms + torch.finfo(value.dtype).tiny
+        return torch.copysign(torch.maximum(value.abs(), least), value)
+    return math.copysign(max(abs(value), SMALLEST * terms + sys.float_info.min), value)
+
+
+def _add_scaled(base: Tensor, term: Tensor, scale: Number, out: Tensor) -> Tensor:
+    """out <- base + scale term."""
+    if isinstance(scale, Tensor):
+        return torch.addcmul(base, term, scale, out=out)
+    return torch.add(base, term, alpha=scale, out=out)
+
+
+def _add_product(
+    out: Tensor,  # [..., m, n]
+    left: Tensor,  # [..., m, k]
+    right: Tensor,  # [..., k, n]
+    scale: Number,
+) -> None:
+    """out <- out + scale left right, where data is only ever in the scale: a new beta makes oneDNN compile a kernel."""
+    if isinstance(scale, Tensor):
+        torch.baddbmm(out, torch.mul(left, scale, out=torch.empty_like(left)), right, out=out)
+    else:
+        torch.addmm(out, left, right, alpha=scale, out=out)
+
+
+def _add_symmetric(
+    out: Tensor,  # [..., m, m], symmetric
+    left: Tensor,  # [..., m, k]
+    right: Tensor,  # [..., k, m]
+    scale: Number,
+) -> None:
+    """out <- out + scale left right, a symmetric product; of a single matrix on a CPU, hardly more than half."""
+    bounds = [0, len(out)] if isinstance(scale, Tensor) else strip_bounds(len(out), left.shape[-1])
+    if len(bounds) == 2:
+        _add_product(out, left, right, scale)
+        return
+    for begin, end in pairwise(bounds):
+        _add_product(out[begin:end, :end], left[begin:end], right[:, :end], scale)
+        out[:begin, begin:end].copy_(out[begin:end, :begin].mT)
+
+
+def strip_bounds(rows: int, inner: int) -> list[int]:
+    """Return where the strips of a symmetric [rows, rows] begin and end that sums up `inner` products an entry."""
+    strips = min(rows // STRIP_ROWS, MOST_STRIPS) // (2 if inner <= rows else 1) if rows >= STRIPS_FROM else 1
+    return [rows * i // strips for i in range(strips + 1)]
+
+
+def gram_flops(rows: int, columns: int, steps: int, whole: bool = False) -> int:
+    """Return the floating-point operations of one matrix [rows, columns], rows <= columns; whole: without strips."""
+
+    def symmetric(inner: int) -> int:
+        bounds = [0, rows] if whole else strip_bounds(rows, inner)
+        return sum(2 * (end - begin) * inner * end for begin, end in pairwise(bounds))
+
+    lengths = [len(segment) for segment in segments([(1.0, 0.0, 0.0)] * steps)]
+    wide = len(lengths) * (symmetric(columns) + 2 * rows * rows * columns)
+    # Z in every step; T and R in all but a segment's last; Q in all but its first
+    return wide + (steps + 3 * (steps - len(lengths))) * symmetric(rows)
+
+
+# ---- What to try it on --------------------------------------------------------------------------------------
+
+
+def spectra(
+    m: int,
+) -> dict[str, Tensor]:  # name -> [m], float64, the largest first, up to a factor
+    """Return singular values of many kinds, kind and unkind, by name."""
+    i = torch.arange(m, dtype=torch.float64)
+    t, ones = (i + 0.5) / m, torch.ones(m, dtype=torch.float64)  # t: the quantile of each, in (0, 1)
+    found = {
+        "all equal": ones,
+        "one of them 0": torch.where(i < m - 1, ones, 0.0),
+        "within 1 %": 1 - 0.01 * t,
+        "within 10 %": 1 - 0.1 * t,
+        "linear to 1/2": 1 - t / 2,
+        "linear to 0": 1 - t,
+        "quadratic to 0": (1 - t) ** 2,
+        "half circle": torch.cos(t * math.pi / 2),
+        "square Gaussian": 2 * torch.cos((math.pi / 2) * t**0.5),  # roughly a quarter circle
+        "few outliers, 30": torch.where(i < max(1, m // 64), 30 * ones, 1.0),
+        "lognormal": torch.exp(torch.special.ndtri(1 - t)),
+        "lognormal, wide": torch.exp(3 * torch.special.ndtri(1 - t)),
+        "heavy tail": t ** (-1 / 1.5),
+        "heavier tail": 1 / t**1.5,
+        "clusters 1 and 1/10": torch.where(t < 0.5, ones, 0.1),
+        "clusters 1 and 1/1000": torch.where(t < 0.5, ones, 1e-3),
+        "clusters 1, 0.3, 0.03": torch.where(t < 1 / 3, ones, torch.where(t < 2 / 3, 0.3, 0.03)),
+        "a tenth in a far cluster": torch.where(t < 0.1, ones, 0.01),
+    }
+    found |= {f"an outlier, {size}": torch.where(i < 1, size * ones, 1.0) for size in (10, 100, 1000)}
+    found |= {f"log to 1e-{digits}": 10 ** (-digits * t) for digits in (1, 2, 3, 4, 6)}
+    found |= {f"power -{power}": (1 + i) ** -power for power in (0.5, 1.0, 2.0)}
+    found |= {f"rank {rank}": torch.where(i < rank, ones, 0.0) for rank in (1, 4, m // 8, m // 2)}
+    found |= {"exponential": torch.exp(-20 * t)}
+    return found
