@@ -70,5 +70,5 @@ def judge(run: CertifiedRun, recipe: Recipe, dp: int, tp: int, threads: int) -> 
         references = References.make(recipe, dp, run.device, full=False)
     exact = identical(run.exact, references.exact)
     unrounded = references.drift(recipe.unrounded, run.unrounded).passed is True
-    predicted = [predict_run(recipe, dp, tp, rank // tp) for rank in range(dp * tp)]
+    predicted = [predict_run(recipe, dp, tp, rank) for rank in range(dp * tp)]
     return Checked(exact, unrounded, predicted == run.ledgers, predicted)

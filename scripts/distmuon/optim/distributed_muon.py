@@ -17,6 +17,7 @@ Source: Moonlight (Liu et al. 2025), Algorithm 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -31,6 +32,7 @@ from distmuon.sharding.agreement import together
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
+from distmuon.sharding.layout import Layout, ParamSpec
 
 
 class DistributedMuon(ShardedOptimizer):
@@ -62,10 +64,17 @@ class DistributedMuon(ShardedOptimizer):
             chosen = strategies.load(strategy)
             check_dtype("gather_dtype", gather_dtype, None)
         self._choices = (("strategy", chosen.__name__), ("gather_dtype", repr(gather_dtype)))
+        self._chosen = chosen
         super().__init__(params, grid, lr, **options)
         self.muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
         layout, metas = self.buffers.layout, self.buffers.metas
         self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype))
+
+    def plan(self, specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> Layout:
+        """Return the strategy's map of the parameters."""
+        algorithms = [group["algorithm"] for group in self.param_groups for _ in group["params"]]
+        muon = [index for index, algorithm in enumerate(algorithms) if algorithm == "muon"]
+        return self._chosen.plan(specs, muon, dp, self.grid.tp.size, bucket_size)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; see `ShardedOptimizer`."""

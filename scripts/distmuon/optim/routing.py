@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distmuon.optim import strategies
 from distmuon.sharding.buffers import specs_of
-from distmuon.sharding.layout import Layout, plan
+from distmuon.sharding.layout import Layout
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 EMBEDDING_NAME = re.compile(
@@ -62,14 +63,18 @@ def by_algorithm(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     }
 
 
-def plan_groups(groups: Sequence[dict], dp: int, bucket_size: int) -> tuple[Layout, list[int]]:
+def plan_groups(
+    groups: Sequence[dict], dp: int, bucket_size: int, tp: int = 1, strategy: str = "gather_all"
+) -> tuple[Layout, list[int]]:
     """Return the map of these named groups on `dp` ranks, and the indices in it of Muon's parameters; starts nothing.
 
-    The parameters may be on torch's "meta" device: a map needs no storage. bucket_size: elements.
+    The parameters may be on torch's "meta" device: a map needs no storage. bucket_size: elements. tp: T, for a strategy
+    that asks for it.
     """
     named = [(pair, group["algorithm"]) for group in groups for pair in group["params"]]
-    layout = plan(specs_of([pair for pair, _ in named]), dp, bucket_size)
-    return layout, [index for index, (_, algorithm) in enumerate(named) if algorithm == "muon"]
+    specs = specs_of([pair for pair, _ in named])
+    muon = [index for index, (_, algorithm) in enumerate(named) if algorithm == "muon"]
+    return strategies.planner(strategy)(specs, muon, dp, tp, bucket_size), muon
 
 
 def _choose(module_name: str, parameter: Tensor, is_table: bool, heads: tuple[str, ...]) -> tuple[str, str]:

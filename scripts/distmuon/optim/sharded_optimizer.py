@@ -10,7 +10,7 @@ A step is ZeRO-1's two outer moves, and between them what a subclass does with i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from distmuon.sharding.agreement import agree, broadcast_values, check_values, t
 from distmuon.sharding.buffers import ShardedBuffers, refuse_shared_memory, specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
-from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, plan
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
@@ -86,7 +86,7 @@ class ShardedOptimizer(ShardedState):
         first = next(iter(self.DEFAULTS.values()))
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
         self._agree_at_start(bucket_size, broadcast)
-        self.buffers, self._laid_out = ShardedBuffers(self._named(), self.grid, bucket_size), True
+        self.buffers, self._laid_out = ShardedBuffers(self._named(), self.grid, bucket_size, self.plan), True
         self.gradient_views = gradients.GradientViews(self.buffers)
         of_parameter = {id(p): group for group in self.param_groups for p in group["params"]}
         self.group_of = [of_parameter[id(p)] for p in self.buffers.parameters]  # by index in the map
@@ -167,6 +167,10 @@ class ShardedOptimizer(ShardedState):
     def buckets(self) -> tuple[Bucket, ...]:
         return self.buffers.buckets
 
+    def plan(self, specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> Layout:
+        """Return the map of the parameters."""
+        return plan(specs, dp, bucket_size)
+
     def reduce(self, max_norm: float | None) -> bool:
         """Reduce, measure and clip the gradients, once in a step; return whether all of them are finite."""
         if self._ready is None:
@@ -208,7 +212,7 @@ class ShardedOptimizer(ShardedState):
     def reduce_scatter(self, bucket: Bucket) -> None:
         """Replace this rank's shard of the bucket's gradients by their mean over DP."""
         whole, shard = self.buffers.gradients_of(bucket)  # [padded], [shard_size]
-        self.grid.dp.reduce_scatter(whole, shard, f"gradients, {bucket.label}")
+        self.grid.dp.reduce_scatter(whole, shard, f"gradients, {bucket.label}", bucket.lengths)
         if self.grid.dp.size > 1:
             shard.div_(self.grid.dp.size)
 
@@ -218,7 +222,7 @@ class ShardedOptimizer(ShardedState):
         whole, shard = self.buffers.parameters_of(bucket)  # [padded], [shard_size]
         if self.buffers.masters[bucket].dtype != shard.dtype:
             shard.copy_(self.buffers.masters[bucket])
-        self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", out=whole)
+        self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", whole, bucket.lengths)
 
     @hooked
     def check_and_clip(self, max_norm: float | None) -> bool:

@@ -74,6 +74,7 @@ class ShardedState(torch.optim.Optimizer):
             "set of parameters": [tuple(spec)[1:] for spec in layout.specs],  # whatever their names
             "division into groups": [(group["algorithm"], len(group["params"])) for group in self.param_groups],
             "global buffer size": layout.global_buffer_size,
+            "map": [tuple(meta.local_range) for meta in self.buffers.metas],
         }
 
 
@@ -94,7 +95,7 @@ def _set_state_aside(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, An
         short = f": {saved.get(key)} instead of {mine[key]}" if key in ("grid", "rank") else ""
         raise ValueError(
             f"this state belongs elsewhere, it has another {key}{short}; load it where it was saved, "
-            "on the same rank of the same grid, with the same parameters and bucket size."
+            "on the same rank of the same grid, with the same parameters, bucket size and strategy."
         )
     for group in state_dict["param_groups"]:
         if missing := [name for name in optimizer.DEFAULTS[group["algorithm"]] if name not in group]:

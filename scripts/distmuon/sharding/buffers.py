@@ -8,7 +8,7 @@ all-reduce moves, and the optimizer's state is D times smaller. Source: ZeRO (Ra
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,14 +55,20 @@ class ShardedBuffers:
     in it already, they *are* the rank's part of the parameters and cost nothing.
 
     named_parameters: TP-local, in the order of the map. They move into their homes; whoever had them before, loses
-    them: `follow` tells.
+    them: `follow` tells. planner: makes the map of (specs, D, bucket_size).
     """
 
-    def __init__(self, named_parameters: Sequence[tuple[str, nn.Parameter]], grid: Grid, bucket_size: int) -> None:
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, nn.Parameter]],
+        grid: Grid,
+        bucket_size: int,
+        planner: Callable[[Sequence[ParamSpec], int, int], Layout] = plan,
+    ) -> None:
         self.grid = grid
         self.names = [name for name, _ in named_parameters]
         self.parameters = [p for _, p in named_parameters]
-        self.layout: Layout = plan(specs_of(named_parameters), grid.dp.size, bucket_size)
+        self.layout = planner(specs_of(named_parameters), grid.dp.size, bucket_size)
         self.metas = self.layout.view(grid.dp.rank)
         self.flat_parameters = [self._storage(b.size, b.param_dtype) for b in self.layout.buffers]  # each [size]
         self.flat_gradients = [self._storage(b.size, b.grad_dtype) for b in self.layout.buffers]  # each [size]

@@ -7,7 +7,7 @@ torch 2.13 renames `all_gather_into_tensor` and `reduce_scatter_tensor` to `all_
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,16 +89,27 @@ class Group:
         shard: Tensor,  # [len], contiguous; may lie in `out`
         label: str,
         out: Tensor | None = None,  # [n * len], contiguous
+        lengths: Sequence[int] | None = None,
     ) -> Tensor:  # [n * len]
-        """Return every rank's `shard` in rank order, in `out` if given."""
+        """Return every rank's `shard` in rank order, in `out` if given.
+
+        lengths: of all ranks' shards where they are not equal; `out` has to be given then.
+        """
         if self.size == 1:
             return shard
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
-        self._record("all_gather", out, label)
         started = self._pending is not None
-        work = _all_gather_flat(out, shard, group=self.process_group, async_op=started)
+        if lengths is None:
+            self._record("all_gather", out, label)
+            parcels = shard
+            work = _all_gather_flat(out, shard, group=self.process_group, async_op=started)
+        else:  # no backend gathers unequal shards in one call; each rank sends its own to every other instead
+            self._record("all_gather", out, label, (self.size - 1) * shard.numel())
+            parcels = shard.repeat(self.size)
+            splits = list(lengths), [shard.numel()] * self.size
+            work = dist.all_to_all_single(out, parcels, *splits, group=self.process_group, async_op=started)
         if self._pending is not None:
-            self._pending.add(work, shard, out)
+            self._pending.add(work, parcels, out)
         return out
 
     def all_gather_blocks(
@@ -118,19 +129,26 @@ class Group:
         full: Tensor,  # [n * len], contiguous
         out: Tensor,  # [len], this rank's part of `full`
         label: str,
+        lengths: Sequence[int] | None = None,
     ) -> Tensor:  # [len]
         """Fill `out` with its sum over ranks; the rest of `full` stays.
 
-        The sum is taken in rank order, one addition per rank, unless the backend's own
-        reduce-scatter is used.
+        lengths: of all ranks' parts where they are not equal. The sum is taken in rank order, one addition per rank,
+        unless the backend's own reduce-scatter is used, which wants equal parts.
         """
         if self.size == 1:
             return out
-        self._record("reduce_scatter", full, label)
-        if self.native_reduce_scatter:
+        if self.native_reduce_scatter and lengths is None:
+            self._record("reduce_scatter", full, label)
             _reduce_scatter_flat(out, full, group=self.process_group)
             return out
-        first, *others = self._exchange(full).chunk(self.size)  # n parts [len]
+        if lengths is None:
+            self._record("reduce_scatter", full, label)
+            received = self._exchange(full)
+        else:
+            self._record("reduce_scatter", full, label, full.numel() - out.numel())
+            received = self._exchange(full, [out.numel()] * self.size, lengths)
+        first, *others = received.view(self.size, out.numel()).unbind()  # n parts [len]
         out.copy_(first)
         for other in others:
             out += other
@@ -147,6 +165,20 @@ class Group:
         self._record("all_to_all", parcels, label)
         return self._exchange(parcels)
 
+    def exchange(
+        self,
+        parcels: Sequence[Tensor],  # n flat tensors, one for each rank, its own empty; of one dtype
+        lengths: Sequence[int],
+        label: str,
+    ) -> list[Tensor]:  # n flat tensors [lengths[r]]
+        """Send every rank its parcel; return what came from each. lengths: of what comes, in rank order."""
+        if self.size == 1:
+            return list(parcels)
+        packed = torch.cat(list(parcels))
+        self._record("all_to_all", packed, label, packed.numel())
+        received = self._exchange(packed, lengths, [parcel.numel() for parcel in parcels])
+        return list(received.split(list(lengths)))
+
     def all_reduce(self, tensor: Tensor, label: str) -> Tensor:
         """Replace `tensor`, contiguous, by its sum over ranks."""
         if self.size > 1:
@@ -161,10 +193,17 @@ class Group:
             dist.broadcast(tensor, group_src=0, group=self.process_group)
         return tensor
 
-    def _exchange(self, parcels: Tensor) -> Tensor:
-        received = torch.empty_like(parcels)
-        dist.all_to_all_single(received, parcels, group=self.process_group)
+    def _exchange(
+        self, parcels: Tensor, coming: Sequence[int] | None = None, going: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return what came, in rank order. coming, going: elements from and to every rank, where they are not equal."""
+        received = torch.empty_like(parcels) if coming is None else parcels.new_empty(sum(coming))
+        theirs, mine = (None if lengths is None else list(lengths) for lengths in (coming, going))
+        dist.all_to_all_single(received, parcels, theirs, mine, group=self.process_group)
         return received
 
-    def _record(self, op: str, payload: Tensor, label: str) -> None:
-        self.ledger.record(op, self.name, self.size, payload.numel() * payload.element_size(), label)
+    def _record(self, op: str, payload: Tensor, label: str, sent: int | None = None) -> None:
+        """Add a call to the ledger. sent: elements that this rank sends, where the ring's formula does not say."""
+        item = payload.element_size()
+        sent_bytes = None if sent is None else sent * item
+        self.ledger.record(op, self.name, self.size, payload.numel() * item, label, sent_bytes=sent_bytes)

@@ -1,9 +1,9 @@
 """The virtual map: where every element of every parameter lives, on any rank, before any rank exists.
 
-A *buffer* is one flat storage per (parameter dtype, gradient dtype). It is cut into *buckets*, contiguous
-runs of whole parameters, each padded to a multiple of D. A bucket is cut into D equal *shards*, one per DP
-rank. Nothing here imports torch: a laptop can plan a thousand ranks, and any process can compute the view
-of any other.
+A *buffer* is one flat storage per (parameter dtype, gradient dtype). It is cut into *buckets*, contiguous runs of
+whole parameters, each padded to a multiple of D. A bucket is cut into D equal *shards*, one per DP rank. (`ownership`
+ends them between matrices instead, and then they are unequal.) Nothing here imports torch: a laptop can plan a
+thousand ranks, and any process can compute the view of any other.
 
     buffer   |<-------- bucket 0 -------->|<------ bucket 1 ------>|
     params   [  W1   |    W2    | b ]ppp   [     W3      |  W4  ]p     p = padding
@@ -16,6 +16,7 @@ names `dist_meta`, `global_range` and `local_range` follow the proof of concept 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ from typing import NamedTuple
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 DEFAULT_BUCKET_SIZE = 25_000_000  # elements: 100 MB of fp32, past the knee of every link's bandwidth curve
+FLAT = 2**62  # a bucket size that no model reaches: one bucket for each buffer
 
 
 class Range(NamedTuple):
@@ -106,6 +108,7 @@ class Bucket:
     params: indices into `Layout.specs`, in storage order.
     offset, padded: where it starts in its buffer and how long it is with padding, in elements.
     numel: length without padding.
+    ends: of the shards, counted from `offset`, where they are not equal; () where they are.
     """
 
     buffer_idx: int
@@ -115,6 +118,7 @@ class Bucket:
     numel: int
     padded: int
     dp: int
+    ends: tuple[int, ...] = ()
 
     @property
     def range(self) -> Range:
@@ -122,7 +126,13 @@ class Bucket:
 
     @property
     def shard_size(self) -> int:
-        return self.padded // self.dp
+        """Elements in a shard; in the longest one where they are unequal."""
+        return max(self.lengths or [self.padded // self.dp])
+
+    @property
+    def lengths(self) -> list[int] | None:
+        """Elements in every DP rank's shard, where they are not equal; None where they are."""
+        return [self.shard(rank).size for rank in range(self.dp)] if self.ends else None
 
     @property
     def label(self) -> str:
@@ -131,6 +141,9 @@ class Bucket:
 
     def shard(self, dp_rank: int) -> Range:
         """Return the run of the buffer that DP rank `dp_rank` owns."""
+        if self.ends:
+            start = self.offset + (self.ends[dp_rank - 1] if dp_rank else 0)
+            return Range(start, self.offset + self.ends[dp_rank])
         start = self.offset + dp_rank * self.shard_size
         return Range(start, start + self.shard_size)
 
@@ -201,6 +214,8 @@ class Layout:
         where = self.global_ranges[index].relative_to(bucket.offset)
         if where.size == 0:
             return range(0)
+        if bucket.ends:
+            return range(bisect_right(bucket.ends, where.start), bisect_right(bucket.ends, where.end - 1) + 1)
         return range(where.start // bucket.shard_size, (where.end - 1) // bucket.shard_size + 1)
 
     def table(self, dp_rank: int) -> str:
@@ -225,6 +240,15 @@ def plan(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_
     Raises ValueError for D or a bucket size below 1, an unknown dtype or a repeated name.
     """
     specs = tuple(specs)
+    buffers = tuple(
+        Buffer(dtype, gradient_dtype(dtype), tuple(equal_buckets(specs, indices, dp, bucket_size, idx)))
+        for idx, (dtype, indices) in enumerate(by_dtype(specs, dp, bucket_size).items())
+    )
+    return Layout(specs, dp, buffers)
+
+
+def by_dtype(specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> dict[str, list[int]]:
+    """Return the parameters of each buffer, {dtype: indices}; raise ValueError for what cannot be laid out."""
     if dp < 1 or bucket_size < 1:
         raise ValueError(f"dp and bucket_size must be at least 1, got dp={dp} and bucket_size={bucket_size}.")
     families: dict[str, list[int]] = {}
@@ -236,23 +260,21 @@ def plan(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_
             raise ValueError(f"two parameters are named {spec.name!r}; names must be unique.")
         seen.add(spec.name)
         families.setdefault(spec.dtype, []).append(index)
-    buffers = tuple(
-        Buffer(dtype, gradient_dtype(dtype), tuple(_buckets(specs, indices, idx, dp, bucket_size)))
-        for idx, (dtype, indices) in enumerate(families.items())
-    )
-    return Layout(specs, dp, buffers)
+    return families
 
 
-def _buckets(
+def equal_buckets(
     specs: Sequence[ParamSpec],
-    indices: list[int],
-    buffer_idx: int,
+    indices: Sequence[int],
     dp: int,
     bucket_size: int,
+    buffer_idx: int,
+    before: Sequence[Bucket] = (),  # of the same buffer
 ) -> list[Bucket]:
-    buckets: list[Bucket] = []
+    """Return buckets of the parameters `indices`, in this order, behind those that are there."""
+    buckets = list(before)
     run: list[int] = []
-    offset = filled = 0
+    offset, filled = buckets[-1].range.end if buckets else 0, 0
     for index in indices:
         run.append(index)
         filled += specs[index].numel

@@ -10,6 +10,7 @@ of n ranks, and chunks of ceil(payload / n) bytes:
     all_reduce       the tensor                   2 (n - 1) chunks
     broadcast        the tensor                   (n - 1) chunks, averaged over the ring
 
+Where ranks hold or send unequal parts there is no such chunk, and whoever records says what this rank sends.
 What really crosses a wire depends on the backend's algorithm and its protocol; the ledger counts the logical
 payload, which is what layouts and strategies differ in. A prediction is a ledger too, filled without a process,
 so "predicted equals counted" is `==` on two ledgers.
@@ -87,12 +88,24 @@ class Ledger:
     def __init__(self) -> None:
         self._rows: dict[Entry, Traffic] = {}
 
-    def record(self, op: str, group: str, group_size: int, payload_bytes: int, label: str, calls: int = 1) -> None:
-        """Add `calls` equal collectives; a group of one rank sends nothing and is not recorded."""
+    def record(
+        self,
+        op: str,
+        group: str,
+        group_size: int,
+        payload_bytes: int,
+        label: str,
+        calls: int = 1,
+        sent_bytes: int | None = None,
+    ) -> None:
+        """Add `calls` equal collectives; a group of one rank sends nothing and is not recorded.
+
+        sent_bytes: of one call by this rank, where its part is not everybody's.
+        """
         if group_size == 1:
             return
         entry = Entry(op, group, label)
-        sent = ring_bytes(op, payload_bytes, group_size)
+        sent = ring_bytes(op, payload_bytes, group_size) if sent_bytes is None else sent_bytes
         self._rows[entry] = self._rows.get(entry, NOTHING).plus(Traffic(calls, calls * payload_bytes, calls * sent))
 
     def add(self, other: Ledger, times: int = 1) -> None:

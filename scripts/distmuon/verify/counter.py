@@ -40,8 +40,12 @@ class CollectiveCounter(TorchDispatchMode):
             given |= kwargs or {}
             op, payload = OPERATORS[name]
             group = _process_group(given)
-            size = sum(t.numel() * t.element_size() for t in _tensors(given.get(payload, result)))
-            self.ledger.record(op, _group_name(group), group.size(), size, name)
+            tensors = _tensors(given.get(payload, result))
+            size = sum(t.numel() * t.element_size() for t in tensors)
+            sent = None
+            if splits := given.get("input_split_sizes"):  # of an all-to-all: what is for itself is not sent
+                sent = (sum(splits) - splits[group.rank()]) * tensors[0].element_size()
+            self.ledger.record(op, _group_name(group), group.size(), size, name, sent_bytes=sent)
         return result
 
 

@@ -66,7 +66,7 @@ def predict_shards(layout: Layout, dp_rank: int, muon: Collection[int] = ()) -> 
         states["parameters"] += bucket.padded * ITEM_BYTES[buffer.param_dtype]
         states["gradients"] += bucket.padded * item
         if buffer.grad_dtype != buffer.param_dtype:  # else the parameters are their own masters
-            states["masters"] += bucket.shard_size * item
+            states["masters"] += bucket.shard(dp_rank).size * item
         for index in bucket.params:
             meta = metas[index]
             _add_state(states, meta.local_range.size * item, index in muon, meta.owned)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distmuon.optim import strategies
-from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label
+from distmuon.optim.strategies.owner import costs
+from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label, updates_label
 from distmuon.sharding.gradients import STATISTICS_LABEL, statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.ownership import owners
 
 STATISTICS_BYTES = 128  # per parameter, an upper bound: norms, AdamW's counters, flags
 
@@ -25,8 +27,9 @@ def predict_step(
     muon: Collection[int] = (),
     strategy: str = "gather_all",
     gather_dtype: str | None = None,
+    tp_rank: int = 0,
 ) -> Ledger:
-    """Return the ledger that the optimizer's step will have filled on every rank with this `dp_rank`.
+    """Return the ledger that the optimizer's step will have filled on the rank (dp_rank, tp_rank).
 
     layout: the map; its `dp` is D. tp: T. muon: indices of the parameters that go to Muon; none is ZeRO-1 AdamW.
     gather_dtype: as given to DistributedMuon, by name. Assumes that every parameter has a gradient.
@@ -35,12 +38,17 @@ def predict_step(
     ledger = Ledger()
     for bucket in layout.buckets:
         grad_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
-        ledger.record("reduce_scatter", "dp", layout.dp, bucket.padded * grad_bytes, f"gradients, {bucket.label}")
+        own = None if not bucket.ends else (bucket.padded - bucket.shard(dp_rank).size) * grad_bytes
+        payload, label = bucket.padded * grad_bytes, f"gradients, {bucket.label}"
+        ledger.record("reduce_scatter", "dp", layout.dp, payload, label, sent_bytes=own)
     ledger.record("all_reduce", "world", layout.dp * tp, statistics_bytes(len(layout.specs)), STATISTICS_LABEL)
-    of_strategy(strategy).sends(ledger, layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype))
+    sends = of_strategy(strategy).sends
+    sends(ledger, layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), tp_rank)
     for bucket in layout.buckets:
         param_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype]
-        ledger.record("all_gather", "dp", layout.dp, bucket.padded * param_bytes, f"parameters, {bucket.label}")
+        own = None if not bucket.ends else (layout.dp - 1) * bucket.shard(dp_rank).size * param_bytes
+        payload, label = bucket.padded * param_bytes, f"parameters, {bucket.label}"
+        ledger.record("all_gather", "dp", layout.dp, payload, label, sent_bytes=own)
     return ledger
 
 
@@ -61,10 +69,11 @@ def predict_transient(
     """
     exchange = adamw = 0
     for bucket in layout.buckets:
-        grad_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
-        adamw = max(adamw, 3 * grad_bytes * bucket.shard_size)
-        if layout.dp > 1 and not native_reduce_scatter:
-            exchange = max(exchange, grad_bytes * bucket.padded)
+        buffer, own = layout.buffers[bucket.buffer_idx], bucket.shard(dp_rank).size
+        grad_bytes = ITEM_BYTES[buffer.grad_dtype]
+        adamw = max(adamw, 3 * grad_bytes * own)
+        if layout.dp > 1 and (bucket.ends or not native_reduce_scatter):
+            exchange = max(exchange, grad_bytes * layout.dp * own)
     moves = of_strategy(strategy).allocates(
         layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), ITEM_BYTES[compute_dtype]
     )
@@ -91,7 +100,13 @@ def more_transient(schedule: str, layout: Layout, muon: Collection[int], gather_
 
 
 def gather_all_sends(
-    ledger: Ledger, layout: Layout, muon: frozenset[int], tp: int, dp_rank: int, item_bytes: int | None
+    ledger: Ledger,
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    tp_rank: int = 0,
 ) -> None:
     """Add to `ledger` what DP rank `dp_rank` sends between momentum and apply in one step; see `StrategyPrediction`."""
     for bucket in layout.buckets:
@@ -100,10 +115,7 @@ def gather_all_sends(
             continue
         _, size = _momentum_bytes(layout, bucket, item_bytes)
         ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, momentum_label(bucket))
-        for index in matrices:
-            spec = layout.specs[index]
-            if spec.tp_split_dim is not None and dp_rank in layout.owners(bucket, index):
-                ledger.record("all_gather", "tp", tp, spec.numel * tp * size, f"momentum, {spec.name}")
+        _gathers_over_tp(ledger, layout, bucket, matrices, tp, dp_rank, size)
 
 
 def gather_all_allocates(
@@ -151,13 +163,157 @@ def whole_matrix_bytes(gathered: int, compute: int) -> int:
     return 2 * gathered + max(max(gathered, 4) + compute, 5 * compute)
 
 
+def _gathers_over_tp(
+    ledger: Ledger, layout: Layout, bucket: Bucket, matrices: Collection[int], tp: int, dp_rank: int, size: int
+) -> None:
+    """Add the TP gather of every cut matrix of which this DP rank owns a piece; size: bytes per element."""
+    for index in matrices:
+        spec = layout.specs[index]
+        if spec.tp_split_dim is not None and dp_rank in layout.owners(bucket, index):
+            ledger.record("all_gather", "tp", tp, spec.numel * tp * size, f"momentum, {spec.name}")
+
+
+# ---- gather_cut -------------------------------------------------------------------------------------------
+
+
+def gather_cut_sends(
+    ledger: Ledger,
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    tp_rank: int = 0,
+) -> None:
+    """Add what one step sends: this rank's pieces of cut matrices to all their other owners; over TP as gather_all."""
+    for bucket in layout.buckets:
+        matrices = [index for index in bucket.params if index in muon]
+        owners = {index: layout.owners(bucket, index) for index in matrices}
+        _, size = _momentum_bytes(layout, bucket, item_bytes)
+        if any(len(ranks) > 1 for ranks in owners.values()):
+            mine = {i: layout.meta(bucket, i, dp_rank).local_range.size for i in matrices if dp_rank in owners[i]}
+            sent = size * sum((len(owners[index]) - 1) * owned for index, owned in mine.items())
+            ledger.record("all_to_all", "dp", layout.dp, sent, momentum_label(bucket), sent_bytes=sent)
+        _gathers_over_tp(ledger, layout, bucket, matrices, tp, dp_rank, size)
+
+
+def gather_cut_allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket; signs as in gather_all's.
+
+    w b                             the momentum's pieces
+    + m b                           in the dtype in which they travel
+    + m S                           packed: a piece once for every other owner
+    + 2 m L'                        what came, and TP-local matrices joined
+    + as gather_all                 whole matrices and Newton–Schulz
+    """
+    worst = 0
+    for bucket in layout.buckets:
+        mine = [i for i in bucket.params if i in muon and dp_rank in layout.owners(bucket, i)]
+        pieces = [layout.meta(bucket, i, dp_rank).local_range.size for i in mine]
+        others = [len(layout.owners(bucket, i)) - 1 for i in mine]
+        local = sum(layout.specs[i].numel for i in mine)
+        whole = [math.prod(layout.specs[i].full_shape(tp)) for i in mine]
+        w, m = _momentum_bytes(layout, bucket, item_bytes)
+        packed = sum(count * size for count, size in zip(others, pieces, strict=True))
+        matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
+        worst = max(worst, (w + m) * sum(pieces) + m * packed + 2 * m * local + matrices)
+    return worst
+
+
+# ---- owner ------------------------------------------------------------------------------------------------
+
+
+def owner_sends(
+    ledger: Ledger,
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    tp_rank: int = 0,
+) -> None:
+    """Add what one step sends: nothing over DP; over TP, blocks to their owners and blocks of the updates back."""
+    if tp == 1:
+        return
+    dealt = owners(costs(layout.specs, muon, tp), layout.dp, tp)
+    for bucket in layout.buckets:
+        row = [index for index in bucket.params if index in muon and dp_rank in layout.owners(bucket, index)]
+        cut = [index for index in row if layout.specs[index].tp_split_dim is not None]
+        _, size = _momentum_bytes(layout, bucket, item_bytes)
+        if cut:
+            sent = size * sum(layout.specs[i].numel for i in cut if dealt[i].tp != tp_rank)
+            ledger.record("all_to_all", "tp", tp, sent, momentum_label(bucket), sent_bytes=sent)
+        if row:
+            sent = size * (tp - 1) * sum(layout.specs[i].numel for i in row if dealt[i].tp == tp_rank)
+            ledger.record("all_to_all", "tp", tp, sent, updates_label(bucket), sent_bytes=sent)
+
+
+def owner_allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket and the busiest TP rank.
+
+    (w + 2 m) b                     the momentum's pieces, in the dtype in which they travel, and packed
+    + m F                           blocks that came
+    + (2 m + max(p + c, 5 c)) F     whole matrices, and Newton–Schulz, as in gather_all's
+    + m (F + b)                     updates packed, and blocks of them that came
+    + p D b                         this rank's new parameters, once for every DP rank
+
+    with b elements of Muon's in this rank's shard and F in the whole matrices that it owns.
+    """
+    dealt = owners(costs(layout.specs, muon, tp), layout.dp, tp)
+    worst = 0
+    for bucket in layout.buckets:
+        row = [index for index in bucket.params if index in muon and dp_rank in layout.owners(bucket, index)]
+        own = sum(layout.specs[index].numel for index in row)
+        wholes = [0] * tp
+        for index in row:
+            wholes[dealt[index].tp] += math.prod(layout.specs[index].full_shape(tp))
+        w, m = _momentum_bytes(layout, bucket, item_bytes)
+        published = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype] * layout.dp * bucket.shard(dp_rank).size
+        matrices = (2 * m + whole_matrix_bytes(m, compute_bytes)) * max(wholes)
+        worst = max(worst, (w + 3 * m) * own + matrices + (published if bucket.ends else 0))
+    return worst
+
+
+# ---- blockwise --------------------------------------------------------------------------------------------
+
+
+def blockwise_sends(*_: Any) -> None:
+    """Add nothing: no move between momentum and apply sends."""
+
+
+def blockwise_allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return owner's bound for T = 1: a block is taken for a whole matrix."""
+    return owner_allocates(layout, muon, 1, dp_rank, item_bytes, compute_bytes)
+
+
 # ---- All strategies ---------------------------------------------------------------------------------------
 
 
 class StrategyPrediction(NamedTuple):
     """What a strategy's moves, between momentum and apply, send and allocate on the ranks with one `dp_rank`.
 
-    sends: (ledger, layout, muon, tp, dp_rank, item_bytes) -> None; adds a step's collectives to the ledger.
+    sends: (ledger, layout, muon, tp, dp_rank, item_bytes, tp_rank) -> None; adds a step's collectives to the ledger.
     allocates: (layout, muon, tp, dp_rank, item_bytes, compute_bytes) -> an upper bound of the bytes that the moves of
         one bucket group allocate beyond state, parameters and gradients.
 
@@ -165,11 +321,16 @@ class StrategyPrediction(NamedTuple):
     compute_bytes: per element of Newton–Schulz's compute dtype.
     """
 
-    sends: Callable[[Ledger, Layout, frozenset[int], int, int, int | None], None]
+    sends: Callable[[Ledger, Layout, frozenset[int], int, int, int | None, int], None]
     allocates: Callable[[Layout, frozenset[int], int, int, int | None, int], int]
 
 
-PREDICTIONS = {"gather_all": StrategyPrediction(gather_all_sends, gather_all_allocates)}
+PREDICTIONS = {
+    "gather_all": StrategyPrediction(gather_all_sends, gather_all_allocates),
+    "gather_cut": StrategyPrediction(gather_cut_sends, gather_cut_allocates),
+    "owner": StrategyPrediction(owner_sends, owner_allocates),
+    "blockwise": StrategyPrediction(blockwise_sends, blockwise_allocates),
+}
 
 
 def of_strategy(name: str) -> StrategyPrediction:

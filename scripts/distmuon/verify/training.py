@@ -138,14 +138,16 @@ def plan_run(recipe: Recipe, dp: int, tp: int) -> tuple[Layout, list[int], MLP]:
     """Return the map, the indices of its Muon parameters, and the TP-local model without storage; starts nothing."""
     with torch.device("meta"):
         model = MLP(recipe.widths, Group("tp", tp)).to(recipe.torch_dtype)
-    layout, muon = plan_groups(groups_for(model, recipe.optimizer), dp, recipe.bucket_size)
+    strategy = recipe.strategy if recipe.optimizer == "muon" else "gather_all"
+    layout, muon = plan_groups(groups_for(model, recipe.optimizer), dp, recipe.bucket_size, tp, strategy)
     return layout, muon, model
 
 
-def predict_run(recipe: Recipe, dp: int, tp: int, dp_rank: int) -> Ledger:
-    """Return the ledger that `train_on_grid` will have filled on every rank with this `dp_rank`; starts nothing."""
+def predict_run(recipe: Recipe, dp: int, tp: int, rank: int) -> Ledger:
+    """Return the ledger that `train_on_grid` will have filled on `rank` of the grid; starts nothing."""
     layout, muon, model = plan_run(recipe, dp, tp)
-    step = predict_step(layout, tp, dp_rank, muon, recipe.strategy, dtype_name(recipe.gather_dtype))
+    where = divmod(rank, tp)
+    step = predict_step(layout, tp, where[0], muon, recipe.strategy, dtype_name(recipe.gather_dtype), where[1])
     for _ in range(recipe.micro_batches // dp):
         rows = recipe.batch // recipe.micro_batches
         model.predict_activations(step, rows, recipe.torch_dtype.itemsize, tp)

@@ -75,7 +75,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         judged = judge(recipe, evidence, world.dp, device)
     predicted = None
     if is_predicted(recipe.strategy):
-        predicted = [training.predict_run(recipe, world.dp, world.tp, rank // world.tp) for rank in range(world.size)]
+        predicted = [training.predict_run(recipe, world.dp, world.tp, rank) for rank in range(world.size)]
     _, held_out = digits(Grid.alone(world.device), recipe.seed)
     own, unrounded = judged.drifts.get(recipe.dtype), judged.drifts.get("unrounded")
     result = {

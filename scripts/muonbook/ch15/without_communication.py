@@ -6,6 +6,7 @@ the first term of the cost model. Its numbers mean nothing, and stay finite.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,10 @@ class GroupWithoutCommunication(Group):
     Shapes and sums are those of Group; nothing is sent.
     """
 
-    def all_gather(self, shard: Tensor, label: str, out: Tensor | None = None) -> Tensor:
+    def all_gather(
+        self, shard: Tensor, label: str, out: Tensor | None = None, lengths: Sequence[int] | None = None
+    ) -> Tensor:
+        assert lengths is None, "unequal shards cannot stand in for each other"
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
         for part in out.chunk(self.size):
             part.copy_(shard)
@@ -36,10 +40,12 @@ class GroupWithoutCommunication(Group):
     def broadcast(self, tensor: Tensor, label: str) -> Tensor:
         return tensor
 
-    def _exchange(self, parcels: Tensor) -> Tensor:
+    def _exchange(
+        self, parcels: Tensor, coming: Sequence[int] | None = None, going: Sequence[int] | None = None
+    ) -> Tensor:
         return parcels
 
-    def _record(self, op: str, payload: Tensor, label: str) -> None:
+    def _record(self, op: str, payload: Tensor, label: str, sent: int | None = None) -> None:
         pass
 
 

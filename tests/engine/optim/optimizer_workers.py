@@ -67,6 +67,15 @@ def muon_facts(world: World) -> dict[str, Any]:
     }
     for size in (1, 30, 10_000):
         outcomes[f"buckets of {size}"] = train_sharded(SMALL, grid, bucket_size=size)
+        outcomes[f"owner, buckets of {size}"] = train_sharded(SMALL, grid, bucket_size=size, strategy="owner")
+    outcomes["blockwise small"] = train_sharded(SMALL, grid, strategy="blockwise")
+    for strategy in ("gather_cut", "owner"):
+        outcomes[f"{strategy} ragged"] = train_sharded(RAGGED, grid, strategy=strategy)
+        outcomes[f"{strategy} small"] = train_sharded(SMALL, grid, strategy=strategy)
+        outcomes[f"{strategy} bf16 and fp32"] = train_sharded(mixed, grid, strategy=strategy)
+        outcomes[f"{strategy} float64"] = train_sharded(small64, grid, strategy=strategy)
+        outcomes[f"{strategy} one element"] = train_sharded(TINY, grid, strategy=strategy)
+        outcomes[f"{strategy} absent"] = train_sharded(ABSENT, grid, strategy=strategy)
     return {
         "outcomes": outcomes,
         "map": shape_of_map(build(mixed, grid)[1]),
@@ -79,6 +88,7 @@ def muon_facts(world: World) -> dict[str, Any]:
             "fp32": resume(SMALL, grid),
             "bf16": resume(SMALL.of_dtype(torch.bfloat16), grid),
             "fp64": resume(small64, grid),
+            "owner": resume(mixed, grid, strategy="owner"),
         },
         "saving alone": save_alone(grid, world),
         "foreign rank": load_foreign(grid, world),
@@ -178,9 +188,9 @@ def regression_loss(parameters: dict[str, nn.Parameter], step: int, rows: slice)
     return (outputs - targets).square().mean()
 
 
-def resume(case: Case, grid: Grid) -> bool:
+def resume(case: Case, grid: Grid, **options: Any) -> bool:
     """Return whether saving, loading into a fresh optimizer and going on equals going on, to the bit."""
-    parameters, optimizer = build(case, grid)
+    parameters, optimizer = build(case, grid, **options)
     go_on(case, grid, parameters, optimizer, range(2))
     for group in optimizer.param_groups:
         group["lr"] *= 0.5  # to be restored too
@@ -188,7 +198,7 @@ def resume(case: Case, grid: Grid) -> bool:
     torch.save({"model": values(parameters), "optimizer": optimizer.state_dict()}, file)
     go_on(case, grid, parameters, optimizer, range(2, 4))
 
-    others, other = build(case, grid)
+    others, other = build(case, grid, **options)
     go_on(case, grid, others, other, range(5, 6))  # so that it has a state to lose
     file.seek(0)
     saved = torch.load(file, weights_only=True)

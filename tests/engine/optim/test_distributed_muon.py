@@ -83,6 +83,20 @@ def test_every_rank_ends_to_the_bit_where_one_process_does(dp: int, tp: int, nam
 
 
 @on_every_grid
+@pytest.mark.parametrize("strategy", ["gather_cut", "owner"])
+def test_every_strategy_ends_there_too(dp: int, tp: int, strategy: str) -> None:
+    for name, case in (CASES | {"absent": ABSENT}).items():
+        assert different(case, dp, tp, f"{strategy} {name}", one_process(name, dp, tp).values) == [], name
+
+
+@on_every_grid
+def test_blockwise_is_muon_on_all_that_tp_does_not_cut_and_on_nothing_else(dp: int, tp: int) -> None:
+    found = different(SMALL, dp, tp, "blockwise small", one_process("small", dp, tp).values)
+    cut = {w.name for w in SMALL.weights if w.dim is not None and len(w.shape) == 2}
+    assert {name for _, name in found} == (cut if tp > 1 else set())
+
+
+@on_every_grid
 def test_parameters_without_a_gradient_rest_and_one_rank_without_counts_as_zero(dp: int, tp: int) -> None:
     expected = one_process("absent", dp, tp).values
     assert different(ABSENT, dp, tp, "absent", expected) == []
@@ -104,6 +118,7 @@ def test_the_bucket_size_changes_no_bit(dp: int, tp: int) -> None:
     expected = one_process("small", dp, tp).values
     for size in (1, 30, 10_000):
         assert different(SMALL, dp, tp, f"buckets of {size}", expected) == []
+        assert different(SMALL, dp, tp, f"owner, buckets of {size}", expected) == []
 
 
 @on_every_grid
@@ -182,7 +197,7 @@ def test_one_bad_number_on_one_rank_stops_the_step_on_all(dp: int, tp: int, how:
 
 
 @on_every_grid
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64", "owner"])
 def test_a_saved_run_goes_on_to_the_bit(dp: int, tp: int, dtype: str) -> None:
     assert all(rank["resumed"][dtype] for rank in facts(dp, tp))
 

@@ -17,13 +17,15 @@ from distmuon.launch import World
 from distmuon.models.digits import digits
 from distmuon.models.networks import MLP, Transformer
 from distmuon.models.recipe import Recipe
+from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import split_parameters
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import Layout, plan
+from distmuon.sharding.layout import FLAT, Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import mark
 from distmuon.verify.certificate import Evidence, exact_on_grid, replicas_agree
@@ -41,6 +43,13 @@ RECIPES = {
 }
 TINY = {
     f"tiny {dtype}": Recipe((64, 32, 16, 16, 10), steps=2, batch=32, dtype=dtype, bucket_size=1000)
+    for dtype in ("float32", "bfloat16")
+}
+
+
+BEYOND = {  # the blueprint
+    f"{strategy} {dtype}": replace(TINY[f"tiny {dtype}"], strategy=strategy)
+    for strategy in ("gather_cut", "owner")
     for dtype in ("float32", "bfloat16")
 }
 
@@ -105,18 +114,24 @@ class Case(NamedTuple):
     backward: Callable[[], object]
     activations: Callable[[Ledger], object] = lambda ledger: None
     bucket_size: int = 1000
+    strategy: str = "gather_all"
 
     def named(self) -> list[tuple[str, nn.Parameter, str]]:
         """Return (name, parameter, algorithm) in the order of the map."""
         return [(*pair, group["algorithm"]) for group in self.groups for pair in group["params"]]
 
-    def layout(self, dp: int) -> Layout:
-        return plan(specs_of([(name, parameter) for name, parameter, _ in self.named()]), dp, self.bucket_size)
+    @property
+    def muon(self) -> list[int]:
+        return [index for index, (_, _, algorithm) in enumerate(self.named()) if algorithm == "muon"]
 
-    def predict(self, dp: int, tp: int, dp_rank: int) -> Ledger:
-        """Return the step's ledger; any process can."""
-        muon = [index for index, (_, _, algorithm) in enumerate(self.named()) if algorithm == "muon"]
-        ledger = predict_step(self.layout(dp), tp, dp_rank, muon)
+    def layout(self, dp: int, tp: int = 1) -> Layout:
+        specs = specs_of([(name, parameter) for name, parameter, _ in self.named()])
+        return strategies.planner(self.strategy)(specs, self.muon, dp, tp, self.bucket_size)
+
+    def predict(self, dp: int, tp: int, rank: int) -> Ledger:
+        """Return the step's ledger on a rank of the grid; any process can."""
+        dp_rank, tp_rank = divmod(rank, tp)
+        ledger = predict_step(self.layout(dp, tp), tp, dp_rank, self.muon, self.strategy, tp_rank=tp_rank)
         self.activations(ledger)
         return ledger
 
@@ -173,6 +188,11 @@ def squares(tp: Group, algorithm: str = "muon", dtype: torch.dtype = torch.float
     return loose(algorithm, 512, *[((16, 16), None, dtype)] * 4)
 
 
+def by(strategy: str, make: Callable[[Group], Case], bucket_size: int = 1000) -> Callable[[Group], Case]:
+    """Return the same step by another strategy."""
+    return lambda tp: make(tp)._replace(strategy=strategy, bucket_size=bucket_size)
+
+
 CASES: dict[str, Callable[[Group], Case]] = {
     "mlp": mlp,
     "mlp, adamw": partial(mlp, algorithm="adamw"),
@@ -185,14 +205,25 @@ CASES: dict[str, Callable[[Group], Case]] = {
     "squares, adamw": partial(squares, algorithm="adamw"),
     "squares, bf16": partial(squares, dtype=torch.bfloat16),
     "squares, bf16, adamw": partial(squares, algorithm="adamw", dtype=torch.bfloat16),
+    "mlp, gather_cut": by("gather_cut", mlp),
+    "transformer, gather_cut, flat": by("gather_cut", transformer, FLAT),
+    "ragged, gather_cut": by("gather_cut", ragged, 40),
+    "mlp, owner": by("owner", mlp, 100),
+    "transformer, owner": by("owner", partial(transformer, dtype=torch.bfloat16)),
+    "ragged, owner": by("owner", ragged, 40),
+    "ragged, owner, flat": by("owner", ragged, FLAT),
+    "mlp, blockwise": by("blockwise", mlp, 100),
 }
 
 
 def count(case: Case, grid: Grid) -> tuple[Ledger, Ledger, Ledger]:
     """Make the step; return our ledger, the dispatcher's, and the prediction."""
-    prediction = case.predict(grid.dp.size, grid.tp.size, grid.dp.rank)
-    uses_muon = any(group["algorithm"] == "muon" for group in case.groups)
-    optimizer = (DistributedMuon if uses_muon else Zero1AdamW)(case.groups, grid, bucket_size=case.bucket_size)
+    prediction = case.predict(grid.dp.size, grid.tp.size, grid.world.rank)
+    optimizer: ShardedOptimizer
+    if case.muon:
+        optimizer = DistributedMuon(case.groups, grid, bucket_size=case.bucket_size, strategy=case.strategy)
+    else:
+        optimizer = Zero1AdamW(case.groups, grid, bucket_size=case.bucket_size)
     grid.ledger.clear()
     with CollectiveCounter() as counter:
         case.backward()
@@ -204,4 +235,4 @@ def count(case: Case, grid: Grid) -> tuple[Ledger, Ledger, Ledger]:
 def witnesses(dp: int, tp: int) -> list[Witness]:
     """Return what every rank of a dp x tp grid hands over; each grid is started once, when first asked for."""
     large = (dp, tp) in LARGE_GRIDS
-    return launch.run(bear_witness, (TINY if large else RECIPES, not large), dp=dp, tp=tp)
+    return launch.run(bear_witness, (TINY if large else RECIPES | BEYOND, not large), dp=dp, tp=tp)

@@ -70,6 +70,16 @@ def test_the_sharded_run_is_the_single_process_run(dp: int, tp: int, name: str) 
     assert evidence.run.losses[-1] < evidence.run.losses[0]
 
 
+@every_grid
+@pytest.mark.parametrize("name", workers.BEYOND)
+def test_other_strategies_are_the_same_optimizer(dp: int, tp: int, name: str) -> None:
+    recipe, evidence = workers.BEYOND[name], workers.witnesses(dp, tp)[0].evidence[name]
+    judged = certificate.judge(recipe, evidence, dp, CPU)
+    assert (judged.exact, judged.replicas_agree) == (True, True)
+    assert judged.float64_relative_difference <= FLOAT64_BOUND
+    assert judged.drifts["unrounded"].passed
+
+
 @pytest.mark.parametrize(("dp", "tp"), workers.LARGE_GRIDS)
 @every_dtype
 def test_thirty_two_ranks_give_the_single_process_result(dp: int, tp: int, dtype: str) -> None:

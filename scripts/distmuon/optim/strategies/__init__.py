@@ -14,9 +14,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from distmuon.optim.strategies.strategy import Strategy
+    from collections.abc import Callable
 
-MOVES = ("bucket_groups", "dp_gather", "tp_gather", "newton_schulz", "tp_shard", "dp_shard")
+    from distmuon.optim.strategies.strategy import Strategy
+    from distmuon.sharding.layout import Layout
+
+MOVES = ("plan", "bucket_groups", "dp_gather", "tp_gather", "newton_schulz", "tp_shard", "dp_shard")
 
 
 def names() -> list[str]:
@@ -58,6 +61,11 @@ def module(name: str) -> ModuleType:
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
+
+
+def planner(name: str) -> Callable[..., Layout]:
+    """Return what lays parameters out for the strategy `name`: (specs, muon, dp, tp, bucket_size) -> map."""
+    return load(name).plan
 
 
 def load(name: str) -> type[Strategy]:

@@ -20,15 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from distmuon.optim.strategies.strategy import (
-    BucketGroup,
-    StrategyContext,
-    Tensors,
-    gather_dtype_name,
-    momentum_label,
-)
+from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label
+from distmuon.sharding import layout
 from distmuon.sharding.hooks import hooked
-from distmuon.sharding.layout import Bucket
+from distmuon.sharding.layout import Bucket, Layout, ParamSpec
 
 
 class GatherAll:
@@ -38,6 +33,11 @@ class GatherAll:
 
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
+
+    @staticmethod
+    def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
+        """Return ZeRO-1's map, which asks nobody who will be orthogonalized."""
+        return layout.plan(specs, dp, bucket_size)
 
     def bucket_groups(self) -> Sequence[BucketGroup]:
         """Return one group per bucket: while one is gathered, no other takes up memory."""
@@ -118,8 +118,7 @@ class GatherAll:
         momentum: Tensors,  # M[N_dp]
     ) -> Tensor:  # [shard_size], in the gather dtype
         """Return this rank's shard of the bucket: pieces in place, zeros elsewhere."""
-        grad_dtype = self.context.layout.buffers[bucket.buffer_idx].grad_dtype
-        dtype = self.context.gather_dtype or getattr(torch, gather_dtype_name(grad_dtype))
+        dtype = self.context.wire_dtype((bucket,))
         shard = torch.zeros(bucket.shard_size, dtype=dtype, device=self.context.grid.device)
         origin = bucket.shard(self.context.grid.dp.rank).start
         for index, piece in momentum.items():

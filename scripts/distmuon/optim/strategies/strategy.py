@@ -8,13 +8,14 @@ A strategy owns the five moves between momentum and update, mirror images around
     tp_shard        {index: O[I, J]}     ->  {index: O[I_tp, J]}     whole updates        ->  TP-local updates
     dp_shard        {index: O[I_tp, J]}  ->  {index: O[N_dp]}        TP-local updates     ->  this rank's pieces
 
-`index` is the parameter's place in the map. What travels together is a *bucket group*: the buckets of one round.
+`index` is the parameter's place in the map, which the strategy lays out itself (`plan`): where shards may end decides
+what has to travel. What travels together is a *bucket group*: the buckets of one round.
 A file with a strategy ends in `STRATEGY = TheClass`. What it sends and holds is predicted in `verify.prediction`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from distmuon.optim.muon import batches, orthogonalize
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import Bucket, DistMeta, Layout
+from distmuon.sharding.layout import Bucket, DistMeta, Layout, ParamSpec
 
 BucketGroup = tuple[Bucket, ...]
 Tensors = Mapping[int, Tensor]  # by the parameter's place in the map
@@ -44,6 +45,11 @@ class StrategyContext:
     groups: Mapping[int, dict[str, Any]]
     gather_dtype: torch.dtype | None
 
+    def wire_dtype(self, buckets: BucketGroup) -> torch.dtype:
+        """Return the dtype in which the momentum of these buckets travels."""
+        grad_dtype = self.layout.buffers[buckets[0].buffer_idx].grad_dtype
+        return self.gather_dtype or getattr(torch, gather_dtype_name(grad_dtype))
+
     def orthogonalize(self, matrices: Tensors) -> dict[int, Tensor]:
         """Run Newton–Schulz on whole matrices; the same for every strategy that holds them whole."""
         indices, updates = list(matrices), {}
@@ -56,7 +62,7 @@ class StrategyContext:
 
 
 class Strategy(Protocol):
-    """The five moves, and the rounds in which they are made.
+    """The map, the five moves, and the rounds in which they are made.
 
     GATHERS_UNREAD: dp_gather makes views of what it gathers and reads none of it, so that the gather need only have
     been started (see `schedules`).
@@ -66,6 +72,8 @@ class Strategy(Protocol):
     context: StrategyContext
 
     def __init__(self, context: StrategyContext) -> None: ...
+    @staticmethod
+    def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout: ...
     def bucket_groups(self) -> Sequence[BucketGroup]: ...
     def dp_gather(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]: ...
     def tp_gather(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
@@ -77,6 +85,11 @@ class Strategy(Protocol):
 def momentum_label(bucket: Bucket) -> str:
     """Return what the ledger calls the DP gather of this bucket's momentum."""
     return f"momentum, {bucket.label}"
+
+
+def updates_label(bucket: Bucket) -> str:
+    """Return what the ledger calls the way back of this bucket's updates over TP."""
+    return f"updates, {bucket.label}"
 
 
 def gather_dtype_name(grad_dtype: str) -> str:

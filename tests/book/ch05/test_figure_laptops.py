@@ -5,7 +5,7 @@ from figure_helpers import assert_readable, texts
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from muonbook.figures.laptops import describe_laptops, draw_laptops, groups_of
+from muonbook.ch05.figure_laptops import describe_laptops, draw_laptops, groups_of
 from muonbook.figures.style import TP_HATCHES, dp_colour
 
 

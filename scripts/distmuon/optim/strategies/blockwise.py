@@ -1,0 +1,54 @@
+"""blockwise: every rank orthogonalizes the block that it holds, and sends nothing for it. Another optimizer than Muon.
+
+Over DP as in `owner`: no shard boundary cuts a TP-local matrix. Over TP nothing happens at all: a matrix that is cut
+over TP ranks is orthogonalized in that many blocks, each by itself, so the update depends on T. It is what Megatron-LM
+does by default (`muon_tp_mode="blockwise"`). Where T is 1, it is Muon.
+
+    dp_gather       this rank's pieces, which are whole   ->  TP-local matrices        nothing sent
+    tp_gather       TP-local matrices                     ->  the same                 nothing sent
+    newton_schulz   blocks                                ->  their updates            not Muon's
+    tp_shard        their updates                         ->  the same                 nothing sent
+    dp_shard        their updates                         ->  this rank's pieces       nothing sent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from torch import Tensor
+
+from distmuon.optim.strategies.owner import OneOwner, costs
+from distmuon.optim.strategies.strategy import BucketGroup, Tensors
+from distmuon.sharding.hooks import hooked
+from distmuon.sharding.layout import Layout, ParamSpec
+from distmuon.sharding.ownership import plan_whole
+
+
+class BlockWise(OneOwner):
+    """One owner per TP-local matrix, which takes it for a whole one."""
+
+    @staticmethod
+    def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
+        """Return a map whose shards end between TP-local matrices, balanced by the work on them as they are."""
+        return plan_whole(specs, costs(specs, muon, 1), dp, 1, bucket_size)
+
+    @hooked
+    def tp_gather(
+        self,
+        buckets: BucketGroup,
+        blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
+    ) -> dict[int, Tensor]:  # the same
+        """Blocks stay blocks."""
+        return dict(blocks)
+
+    @hooked
+    def tp_shard(
+        self,
+        buckets: BucketGroup,
+        updates: Tensors,  # of blocks
+    ) -> dict[int, Tensor]:  # the same
+        """Updates of blocks are where they belong."""
+        return dict(updates)
+
+
+STRATEGY = BlockWise

@@ -1,0 +1,157 @@
+"""owner: every matrix is orthogonalized by one rank of the grid, and DP sends nothing for it.
+
+The map ends shards between matrices (`sharding.ownership`), so ZeRO-1's reduce-scatter has already put each TP-local
+matrix whole on one row of the grid. Within that row one TP rank owns it: the others send their blocks, and get theirs
+of the update back, in two packed all-to-alls per bucket.
+
+    dp_gather       this rank's pieces, which are whole          ->  TP-local matrices          nothing sent
+    tp_gather       TP-local matrices, blocks to their owners    ->  the matrices I own         all-to-all
+    newton_schulz   the matrices I own                           ->  their updates              once in the whole grid
+    tp_shard        their updates, blocks to their ranks         ->  TP-local updates           all-to-all
+    dp_shard        TP-local updates                             ->  this rank's pieces         nothing sent
+
+Sources: whole matrices per rank: Keller Jordan's distributed Muon (2024); blocks to one owner and back: dion (Ahn et
+al. 2025); Emerging-Optimizers and torchtitan balance owners by cost, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from distmuon.optim.newton_schulz import flops
+from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label, updates_label
+from distmuon.sharding.hooks import hooked
+from distmuon.sharding.layout import Layout, ParamSpec
+from distmuon.sharding.ownership import owners, plan_whole
+
+
+class OneOwner:
+    """The five moves, with each matrix at one rank."""
+
+    GATHERS_UNREAD: ClassVar = True  # nothing is gathered
+
+    def __init__(self, context: StrategyContext) -> None:
+        self.context = context
+        grid, specs = context.grid, context.layout.specs
+        dealt = owners(costs(specs, context.groups, grid.tp.size), grid.dp.size, grid.tp.size)
+        self.tp_owner = {index: owner.tp for index, owner in dealt.items()}
+        self.brought: dict[BucketGroup, list[int]] = {}  # what this row took to tp_gather, and gets back in tp_shard
+
+    @staticmethod
+    def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
+        """Return a map whose shards end between matrices, balanced by the work of Newton–Schulz."""
+        return plan_whole(specs, costs(specs, muon, tp), dp, tp, bucket_size)
+
+    def bucket_groups(self) -> Sequence[BucketGroup]:
+        """Return one group per bucket."""
+        return [(bucket,) for bucket in self.context.layout.buckets]
+
+    @hooked
+    def dp_gather(
+        self,
+        buckets: BucketGroup,
+        momentum: Tensors,  # M[I_tp J]: whole, but flat
+    ) -> dict[int, Tensor]:  # M[I_tp, J]
+        """Whole pieces -> TP-local matrices, in the dtype in which momentum travels; nothing is sent."""
+        dtype = self.context.wire_dtype(buckets)
+        return {index: piece.to(dtype).view(self.context.metas[index].shape) for index, piece in momentum.items()}
+
+    @hooked
+    def tp_gather(
+        self,
+        buckets: BucketGroup,
+        blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
+    ) -> dict[int, Tensor]:  # M[I, J]
+        """Blocks -> their owners, who put them together; returned are the matrices that this rank owns."""
+        tp, specs = self.context.grid.tp, self.context.layout.specs
+        if tp.size == 1:
+            return dict(blocks)
+        self.brought[buckets] = list(blocks)
+        whole = {i: block for i, block in blocks.items() if self.tp_owner[i] == tp.rank}
+        cut = [index for index in blocks if specs[index].tp_split_dim is not None]
+        if not cut:
+            return whole
+        parcels = [[blocks[i] for i in cut if self.tp_owner[i] == rank] for rank in range(tp.size)]
+        mine = [i for i in cut if i in whole]
+        received = self._exchange(parcels, [mine] * tp.size, buckets, momentum_label(buckets[0]))
+        for place, index in enumerate(mine):
+            found = [whole[index] if rank == tp.rank else received[rank][place] for rank in range(tp.size)]
+            whole[index] = torch.cat(found, specs[index].tp_split_dim or 0)
+        return whole
+
+    @hooked
+    def newton_schulz(
+        self,
+        matrices: Tensors,  # M[I, J]
+    ) -> dict[int, Tensor]:  # O[I, J]
+        """Whole matrices -> their orthogonalized updates."""
+        return self.context.orthogonalize(matrices)
+
+    @hooked
+    def tp_shard(
+        self,
+        buckets: BucketGroup,
+        updates: Tensors,  # O[I, J]
+    ) -> dict[int, Tensor]:  # O[I_tp, J] or O[I, J_tp]
+        """Updates -> blocks of them to all TP ranks; returned are this rank's blocks, also of what others own."""
+        tp = self.context.grid.tp
+        if tp.size == 1:
+            return dict(updates)
+        row = self.brought.pop(buckets)
+        if not row:
+            return {}
+        cut = {index: self._blocks(index, update) for index, update in updates.items()}  # [tp] each
+        theirs = [[i for i in row if self.tp_owner[i] == rank] for rank in range(tp.size)]
+        parcels = [[cut[i][rank] for i in theirs[tp.rank]] for rank in range(tp.size)]
+        received = self._exchange(parcels, theirs, buckets, updates_label(buckets[0]))
+        found = {i: block for rank in range(tp.size) for i, block in zip(theirs[rank], received[rank], strict=False)}
+        return found | {index: blocks[tp.rank] for index, blocks in cut.items()}
+
+    @hooked
+    def dp_shard(
+        self,
+        buckets: BucketGroup,
+        blocks: Tensors,  # O[I_tp, J]
+    ) -> dict[int, Tensor]:  # O[I_tp J]
+        """TP-local updates -> the same, flat; nothing is sent."""
+        return {index: block.reshape(-1) for index, block in blocks.items()}
+
+    def _blocks(self, index: int, update: Tensor) -> Sequence[Tensor]:
+        """Return what each TP rank gets of an update: its block, or all of what is not cut."""
+        tp, dim = self.context.grid.tp.size, self.context.layout.specs[index].tp_split_dim
+        return [update] * tp if dim is None else update.chunk(tp, dim)
+
+    def _exchange(
+        self,
+        parcels: Sequence[Iterable[Tensor]],  # [tp] -> blocks for that rank
+        coming: Sequence[Sequence[int]],  # [tp] -> the matrices of which a TP-local block comes from that rank
+        buckets: BucketGroup,
+        label: str,
+    ) -> list[list[Tensor]]:  # [tp] -> those blocks; [] from this rank itself
+        """Pack, send, unpack."""
+        tp, specs = self.context.grid.tp, self.context.layout.specs
+        nothing = torch.empty(0, dtype=self.context.wire_dtype(buckets), device=self.context.grid.device)
+        others = [rank != tp.rank for rank in range(tp.size)]
+        flat = [
+            torch.cat([block.reshape(-1) for block in blocks] or [nothing]) if other else nothing
+            for blocks, other in zip(parcels, others, strict=True)
+        ]
+        expected = [list(indices) if other else [] for indices, other in zip(coming, others, strict=True)]
+        lengths = [[specs[index].numel for index in indices] for indices in expected]
+        received = tp.exchange(flat, [sum(sizes) for sizes in lengths], label)
+        return [
+            [piece.view(specs[i].shape) for i, piece in zip(indices, parcel.split(sizes), strict=True)]
+            for indices, parcel, sizes in zip(expected, received, lengths, strict=True)
+        ]
+
+
+def costs(specs: Sequence[ParamSpec], muon: Collection[int], tp: int) -> dict[int, float]:
+    """Return what orthogonalizing each whole matrix of Muon's costs, in FLOPs: {index: cost}."""
+    return {index: float(flops(specs[index].full_shape(tp))) for index in muon}
+
+
+STRATEGY = OneOwner
