@@ -8,10 +8,9 @@ tests/book/ch11/test_museum.py holds every exhibit to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from distmuon.optim.muon import apply_, decay_, scale
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.strategy import BucketGroup, Tensors
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, plan
+from distmuon.sharding.layout import Bucket, Layout, ParamSpec
 
 Closure = Callable[[], float] | None
 
@@ -75,18 +74,13 @@ class MissingPadding(DistributedMuon):
     Shows: an error in the first reduce-scatter of a bucket that D does not divide; otherwise nothing.
     """
 
-    def __init__(self, params: Any, grid: Grid, **options: Any) -> None:
-        with mock.patch("distmuon.sharding.buffers.plan", plan_without_padding):
-            super().__init__(params, grid, **options)
+    def plan(self, specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> Layout:
+        return without_padding(super().plan(specs, dp, bucket_size))
 
 
-def plan_without_padding(
-    specs: Iterable[ParamSpec],
-    dp: int,
-    bucket_size: int = DEFAULT_BUCKET_SIZE,
-) -> Layout:
+def without_padding(layout: Layout) -> Layout:
     """Return the map with every bucket as long as its parameters."""
-    layout, buffers = plan(specs, dp, bucket_size), []
+    buffers = []
     for buffer in layout.buffers:
         buckets, offset = [], 0
         for bucket in buffer.buckets:

@@ -9,7 +9,7 @@ from distmuon.sharding.layout import ParamSpec, plan
 from muonbook.ch11.figure_exhibits import LABELS, describe_exhibit, describe_museum, draw_exhibit, draw_museum
 
 from muonbook.ch11.figure_exhibits import SHORTER, spectrum_of  # isort: skip
-from muonbook.ch11.museum import EXHIBITS, plan_without_padding
+from muonbook.ch11.museum import EXHIBITS, without_padding
 from muonbook.figures.healthy import HEALTHY, is_healthy
 from muonbook.figures.style import ACCENT, MUTED, PADDING
 
@@ -59,7 +59,8 @@ def test_orthogonalized_whole_singular_values_keep_to_the_band_and_otherwise_the
 
 def test_a_bucket_without_padding_is_the_one_that_the_exhibit_plans() -> None:
     spec = ParamSpec("w", (5, 1), "float32")
-    padded, bare = (planned([spec], 2).buffers[0].buckets[0].padded for planned in (plan, plan_without_padding))
+    layout = plan([spec], 2)
+    padded, bare = (planned.buffers[0].buckets[0].padded for planned in (layout, without_padding(layout)))
     right, wrong = halves("missing padding")
     assert (len(right), len(wrong)) == (padded, bare) == (6, 5)
     assert [to_hex(box.get_facecolor()).upper() for box in right].count(PADDING) == 1
