@@ -7,7 +7,7 @@ directions of X are from being equally loud. With r = nu x^2, a quintic (a, b, c
 
 With w = e / z, it takes X to z (I + w Z) X, and does so to R and r too, without a look at X:
 
-    T = R + w Z + w Z R,    R <- T + w Z + w Z T,    r <- z^2 r
+    T = R + w Z (I + R),    R <- T + w Z (I + T),    r <- z^2 r
 
 Quintic after quintic multiplies up to q (I + s Q), and one wide product, Y <- Y + s Q Y, takes all of them at once.
 
@@ -32,7 +32,7 @@ Quintic = tuple[float, float, float]
 Number = Any  # a float, or [k, 1, 1] in float32, one for each matrix: to read those would make a GPU wait
 
 # On a CPU a symmetric product is made in strips of rows up to the diagonal, and the rest mirrored; thin ones are slow.
-STRIPS_FROM, STRIP_ROWS, MOST_STRIPS = 512, 128, 8
+STRIPS_FROM, STRIP_ROWS, MOST_STRIPS = 384, 128, 8
 SMALLEST = 1e-7  # how near to 0, relative to their terms, z and e may come: w divides by one, Z by the other
 
 
@@ -115,10 +115,12 @@ def _polynomial(
         step = work.take().copy_(gram)
         _add_symmetric(step, gram, gram, c * r * r / e)
         if left:
-            # T = R + w Z + w Z R,  R <- T + w Z + w Z T,  r <- z^2 r    [m, m]
-            half = _add_scaled(gram, step, w, out=work.take())
+            # T = R + w Z (I + R),  R <- T + w Z (I + T),  r <- z^2 r    [m, m]
+            half = work.take().copy_(gram)
+            _add_to_diagonal(gram, 1.0)
             _add_symmetric(half, step, gram, w)
-            _add_scaled(half, step, w, out=gram)
+            gram.copy_(half)
+            _add_to_diagonal(half, 1.0)
             _add_symmetric(gram, step, half, w)
             work.give_back(half)
             r = z * z * r
@@ -127,8 +129,9 @@ def _polynomial(
         if product is None:
             product, s, q = step, w, z
         else:
-            # s Q <- s Q + w Z + w Z s Q,  q <- z q    [m, m]
-            grown = _add_scaled(product, step, w / s, out=work.take())
+            # Q <- Q + w Z (I / s + Q),  q <- z q    [m, m]
+            grown = work.take().copy_(product)
+            _add_to_diagonal(product, 1 / s)
             _add_symmetric(grown, step, product, w)
             work.give_back(product, step)
             product, q = grown, q * z
@@ -143,8 +146,10 @@ def _mean_eigenvalue(
     y: Tensor,  # [..., m, n]
 ) -> Number:  # nu
     """Return ||Y||_F^2 / m, the mean eigenvalue of Y Y^T, or 1 for a zero matrix; of one matrix on a CPU, a float."""
-    rows = torch.linalg.vector_norm(y, dim=-1, keepdim=True)  # in its own dtype, which is much faster and near enough
-    square = rows.to(torch.promote_types(y.dtype, torch.float32)).square().mean(dim=-2, keepdim=True)
+    lines = -1 if y.stride(-1) == 1 else -2  # the other way is slow
+    norms = torch.linalg.vector_norm(y, dim=lines, keepdim=True)  # in its own dtype, which is faster and near enough
+    norms = norms.to(torch.promote_types(y.dtype, torch.float32))
+    square = norms.square().sum(dim=(-2, -1), keepdim=True) / y.shape[-2]
     if y.ndim == 2:
         return square.item() or 1.0
     return torch.where(square == 0, 1.0, square)
@@ -158,11 +163,9 @@ def _away_from_zero(value: Number, terms: Number) -> Number:
     return math.copysign(max(abs(value), SMALLEST * terms + sys.float_info.min), value)
 
 
-def _add_scaled(base: Tensor, term: Tensor, scale: Number, out: Tensor) -> Tensor:
-    """out <- base + scale term."""
-    if isinstance(scale, Tensor):
-        return torch.addcmul(base, term, scale, out=out)
-    return torch.add(base, term, alpha=scale, out=out)
+def _add_to_diagonal(square: Tensor, number: Number) -> None:
+    """square <- square + number I."""
+    square.diagonal(dim1=-2, dim2=-1).add_(number.squeeze(-1) if isinstance(number, Tensor) else number)
 
 
 def _add_product(
@@ -196,21 +199,28 @@ def _add_symmetric(
 
 def strip_bounds(rows: int, inner: int) -> list[int]:
     """Return where the strips of a symmetric [rows, rows] begin and end that sums up `inner` products an entry."""
-    strips = min(rows // STRIP_ROWS, MOST_STRIPS) // (2 if inner <= rows else 1) if rows >= STRIPS_FROM else 1
+    thinnest = 2 * STRIP_ROWS if inner <= rows else STRIP_ROWS
+    strips = min(rows // thinnest, MOST_STRIPS) if rows >= STRIPS_FROM else 1
     return [rows * i // strips for i in range(strips + 1)]
 
 
-def gram_flops(rows: int, columns: int, steps: int, whole: bool = False) -> int:
-    """Return the floating-point operations of one matrix [rows, columns], rows <= columns; whole: without strips."""
+def gram_work(rows: int, columns: int, steps: int, whole: bool = False) -> tuple[int, int]:
+    """Return the floating-point operations for one [rows, columns], rows <= columns, and how many calls make them.
 
-    def symmetric(inner: int) -> int:
+    whole: symmetric products without strips, as on a GPU and in a batch.
+    """
+
+    def symmetric(inner: int) -> tuple[int, int]:
         bounds = [0, rows] if whole else strip_bounds(rows, inner)
-        return sum(2 * (end - begin) * inner * end for begin, end in pairwise(bounds))
+        flops = sum(2 * (end - begin) * inner * end for begin, end in pairwise(bounds))
+        return flops, 2 * len(bounds) - 3  # the strips, and a mirror for each but the first
 
     lengths = [len(segment) for segment in segments([(1.0, 0.0, 0.0)] * steps)]
-    wide = len(lengths) * (symmetric(columns) + 2 * rows * rows * columns)
-    # Z in every step; T and R in all but a segment's last; Q in all but its first
-    return wide + (steps + 3 * (steps - len(lengths))) * symmetric(rows)
+    squares = steps + 3 * (steps - len(lengths))  # Z in every step; T, R and Q between two that share a Gram matrix
+    (gram, gram_calls), (square, square_calls) = symmetric(columns), symmetric(rows)
+    flops = len(lengths) * (gram + 2 * rows * rows * columns) + squares * square
+    # each begins with what it adds to; a Gram matrix with a norm and a diagonal, too
+    return flops, len(lengths) * (gram_calls + 5) + squares * (square_calls + 1)
 
 
 # ---- What to try it on --------------------------------------------------------------------------------------

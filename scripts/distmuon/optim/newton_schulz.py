@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from distmuon.optim.gram import GramWorkspace, gram_flops, gram_iterate_, spectra
+from distmuon.optim.gram import GramWorkspace, gram_iterate_, gram_work, spectra
 
 Quintic = tuple[float, float, float]
 
@@ -46,6 +46,8 @@ COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  
 
 FORMS = ("auto", "standard", "gram")
 NORMS = ("safe", "torch")
+
+START = {"cpu": 2e7, "cuda": 2e9}  # operations in the time of starting one; fitted to a CPU, a guess for GPUs
 
 TORCH_EPS = 1e-7  # below it torch.optim.Muon divides no norm out
 
@@ -184,11 +186,18 @@ def newton_schulz_(
 
 
 def fast_form(shape: Sequence[int], steps: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Return the form that "auto" takes for matrices of `shape` [A, B]."""
+    """Return the form that "auto" takes for matrices of `shape` [A, B]: the one that costs less, by a simple model.
+
+    An operation costs 1, and the start of a product, or of anything between two, `START`: the Gram form has fewer of
+    the former and more of the latter. float64 stays standard, for the digits of whoever asks for it, and so do squares
+    and small sides, where little is to be had.
+    """
     a, b = sorted(shape)
-    if dtype not in (torch.bfloat16, torch.float32) or a < 256 or b < 2 * a:
+    if dtype not in (torch.bfloat16, torch.float32) or a < 256 or a == b:
         return "standard"
-    return "gram" if flops(shape, steps, "gram", device.type) < flops(shape, steps) else "standard"
+    start = START.get(device.type, START["cuda"])
+    gram, calls = gram_work(a, b, steps, whole=device.type != "cpu")
+    return "gram" if gram + start * calls < flops(shape, steps) + start * 3 * steps else "standard"
 
 
 def check_form(form: str, norm: str, dtype: Any = "auto") -> None:
@@ -276,11 +285,12 @@ def unit_frobenius_(
 def flops(shape: Sequence[int], steps: int = 5, form: str = "standard", device: str = "cpu") -> int:
     """Return the floating-point operations of one matrix of `shape` [A, B], a <= b.
 
-    "standard": per step 4 a^2 b + 2 a^3. "gram": as counted in `gram_flops`; a GPU makes symmetric products whole.
+    "standard": per step 4 a^2 b + 2 a^3. "gram": see `gram_work`; of five steps 16 a^2 b + 16 a^3 on a GPU, and about
+    12 a^2 b + 10 a^3 on a CPU, which makes large symmetric products in strips.
     """
     a, b = sorted(shape)
     if form == "gram":
-        return gram_flops(a, b, steps, whole=device != "cpu")
+        return gram_work(a, b, steps, whole=device != "cpu")[0]
     return steps * (4 * a * a * b + 2 * a**3)
 
 
@@ -347,11 +357,12 @@ def gram_errors(
     coefficients: Sequence[str] = COEFFICIENTS,
     restarts: Collection[int] | None = None,
     names: Collection[str] | None = None,
+    batched: bool = False,
     steps: int = 5,
 ) -> Iterator[FormErrors]:
     """Try both forms in bf16 on every one of `gram.spectra`, or on those of `names`, with random singular directions.
 
-    restarts: see `gram.gram_iterate_`.
+    restarts: see `gram.gram_iterate_`. batched: run the Gram form the way that a batch goes.
     """
     for m, n in shapes:
         draw = torch.Generator().manual_seed(m + n)
@@ -365,6 +376,8 @@ def gram_errors(
                 for a, b, c in schedule:
                     exact = a * exact + b * exact**3 + c * exact**5
                 wanted = (u * exact) @ v.mT
-                found = _iterate(x.bfloat16(), schedule), gram_iterate_(x.bfloat16(), schedule, restarts)
-                errors = (float((one - wanted).norm() / exact.norm()) for one in found)
+                narrow = x.bfloat16()
+                standard = _iterate(narrow, schedule)
+                gram = gram_iterate_(narrow[None] if batched else narrow, schedule, restarts)  # overwrites it
+                errors = (float((one - wanted).norm() / exact.norm()) for one in (standard, gram))
                 yield FormErrors(name, (m, n), row, *errors)

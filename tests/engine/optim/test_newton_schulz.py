@@ -388,12 +388,12 @@ def test_strips_and_mirrors_make_whole_products(shape: tuple[int, int]) -> None:
 
 
 def test_strips_cover_every_row_once_and_small_squares_have_one() -> None:
-    for rows in (1, 255, 256, 511, 512, 1000, 1024, 4099):
-        for inner in (rows, 4 * rows):
+    for rows in (1, 255, 256, 383, 384, 512, 1000, 1024, 4099):
+        for inner, first in ((rows, 512), (4 * rows, 384)):  # first: the smallest that is cut at all
             bounds = strip_bounds(rows, inner)
             assert bounds == sorted(set(bounds))
             assert (bounds[0], bounds[-1]) == (0, rows)
-            assert (len(bounds) == 2) == (rows < 512)
+            assert (len(bounds) == 2) == (rows < first)
 
 
 def test_two_steps_share_a_gram_matrix_and_every_later_one_has_its_own() -> None:
@@ -433,6 +433,10 @@ def test_in_bf16_the_gram_form_is_as_safe_as_the_standard_form(shape: tuple[int,
     assert not unsafe
 
 
+def test_in_bf16_a_batch_is_safe_too_though_it_rounds_once_more() -> None:
+    assert all(row.safe for row in gram_errors([(256, 640)], batched=True))
+
+
 def test_in_bf16_1024_rows_are_safe_on_the_hardest_spectra() -> None:
     assert all(row.safe for row in gram_errors([(1024, 1536)], ["polar_express"], names=HARDEST))
 
@@ -451,13 +455,16 @@ def test_one_workspace_serves_matrix_after_matrix_and_changes_no_bit() -> None:
         assert len(work.squares) == 3
 
 
-def test_the_fast_form_is_gram_where_it_saves_products_and_bits_are_few() -> None:
-    cpu, bf16 = torch.device("cpu"), torch.bfloat16
-    for shape in ((1024, 4096), (4096, 1024), (512, 2048)):
+def test_the_fast_form_is_gram_where_it_saves_more_operations_than_it_costs_starts() -> None:
+    cpu, gpu, bf16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
+    for shape in ((1024, 4096), (4096, 1024), (512, 2048), (2048, 512), (512, 1024), (256, 4096)):
         assert fast_form(shape, 5, bf16, cpu) == fast_form(shape, 5, torch.float32, cpu) == "gram"
         assert fast_form(shape, 5, torch.float64, cpu) == fast_form(shape, 5, torch.float16, cpu) == "standard"
-    for shape in ((1024, 1024), (255, 9999), (9999, 64), (2048, 2048), (12, 20)):
-        assert fast_form(shape, 5, bf16, cpu) == fast_form(shape, 5, bf16, torch.device("cuda")) == "standard"
+        assert fast_form(shape, 5, bf16, gpu) == "standard"  # on a GPU these are nothing but starts
+    for shape in ((1024, 1024), (255, 9999), (9999, 64), (256, 1024), (384, 768), (2048, 2048), (12, 20)):
+        assert fast_form(shape, 5, bf16, cpu) == fast_form(shape, 5, bf16, gpu) == "standard"
+    assert fast_form((4096, 11008), 5, bf16, gpu) == "gram"
+    assert fast_form((1024, 4096), 0, bf16, cpu) == "standard"
 
 
 @pytest.mark.parametrize("shape", [(512, 2048), (256, 256)])
