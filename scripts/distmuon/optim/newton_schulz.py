@@ -252,11 +252,12 @@ def _iterate_gram_(
 
 def _torchs_norm_(
     x: Tensor,  # [..., A, B], in the dtype to compute in; overwritten
-) -> Tensor:  # the same tensor
+) -> Tensor:  # as x
     """Divide each matrix by its norm the way torch.optim.Muon does: in the dtype that it computes in."""
-    for one in x.reshape(-1, *x.shape[-2:]):
+    stack = x.reshape(-1, *x.shape[-2:])  # a copy, if the strides are odd
+    for one in stack:
         one.div_(one.norm().clamp(min=TORCH_EPS))
-    return x
+    return stack.view(x.shape)
 
 
 def unit_frobenius_(

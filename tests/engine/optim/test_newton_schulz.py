@@ -485,6 +485,12 @@ def test_torchs_order_of_cast_and_norm_gives_torchs_bits(shape: tuple[int, int])
         assert torch.equal(found, _zeropower_via_newtonschulz(matrix, MUON, 5, 1e-7).float())
 
 
+def test_torchs_norm_divides_in_place_at_any_stride() -> None:
+    block = gaussian(2, 3, 8, 6).transpose(0, 1)
+    expected = newton_schulz(block, compute_dtype=torch.float32, norm="torch")
+    torch.testing.assert_close(newton_schulz_(block, compute_dtype=torch.float32, norm="torch"), expected)
+
+
 def test_torchs_norm_depends_on_the_scale_where_the_safe_one_does_not() -> None:
     tiny = gaussian(6, 8) * 1e-12
     safe, torchs = (newton_schulz(tiny, compute_dtype=torch.float32, norm=norm) for norm in ("safe", "torch"))
