@@ -83,10 +83,10 @@ def _marks(ledger: Ledger) -> Iterator[None]:
     """Inside the block, leave a mark of whatever the ledger is told."""
     record = ledger.record
 
-    def mark_and_record(op: str, group: str, group_size: int, payload_bytes: int, label: str, *more: Any) -> None:
+    def mark_and_record(op: str, group: str, size: int, payload_bytes: int, label: str, **more: Any) -> None:
         with record_function(mark(op, group, payload_bytes, label)):
             pass  # the collective follows at once; `trim` puts the two together
-        record(op, group, group_size, payload_bytes, label, *more)
+        record(op, group, size, payload_bytes, label, **more)
 
     with told_instead(ledger, mark_and_record):
         yield
