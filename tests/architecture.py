@@ -205,7 +205,7 @@ def strangers(house: House) -> list[str]:
 
     A worker and a notebook count as their chapter's room. A module of the engine may serve a single room of the engine
     above its own, and whatever `distmuon` itself names, or a notebook imports, is for everyone. A module that nobody
-    uses can go, unless it is run by name.
+    uses can go, unless it is run or, as strategies are, loaded by name.
     """
     users: dict[str, set[str]] = {name: set() for name in house.paths}
     for arrow in (*house.arrows, *house.notebook_arrows):
@@ -216,7 +216,7 @@ def strangers(house: House) -> list[str]:
     for name, path in house.paths.items():
         homes = {_home(user, house) for user in users[name]}
         where = path.relative_to(house.root)
-        if path.name == "__init__.py" or _runs(house.trees[name]):
+        if path.name == "__init__.py" or _runs(house.trees[name]) or _is_loaded_by_name(house.trees[name]):
             continue
         if not homes:
             found.append(f"{where} is used by nobody; remove it, or move it to the tests that need it.")
@@ -242,6 +242,12 @@ def _runs(tree: ast.Module) -> bool:
         "__name__" in ast.dump(node.test) if isinstance(node, ast.If) else getattr(node, "name", "") == "main"
         for node in tree.body
     )
+
+
+def _is_loaded_by_name(tree: ast.Module) -> bool:
+    """Say whether a module names a STRATEGY, which `optim.strategies` finds by the file's name."""
+    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    return any(isinstance(target, ast.Name) and target.id == "STRATEGY" for target in targets)
 
 
 def crowded(house: House) -> list[str]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from distmuon.optim import strategies
 from distmuon.sharding.buffers import specs_of
-from distmuon.sharding.layout import Layout
+from distmuon.sharding.layout import Layout, plan
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 EMBEDDING_NAME = re.compile(
@@ -64,17 +63,17 @@ def by_algorithm(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 def plan_groups(
-    groups: Sequence[dict], dp: int, bucket_size: int, tp: int = 1, strategy: str = "gather_all"
+    groups: Sequence[dict], dp: int, bucket_size: int, tp: int = 1, planner: Callable[..., Layout] | None = None
 ) -> tuple[Layout, list[int]]:
     """Return the map of these named groups on `dp` ranks, and the indices in it of Muon's parameters; starts nothing.
 
-    The parameters may be on torch's "meta" device: a map needs no storage. bucket_size: elements. tp: T, for a strategy
-    that asks for it.
+    The parameters may be on torch's "meta" device: a map needs no storage. bucket_size: elements. planner: a
+    strategy's own, which may ask for T (`tp`); None: `layout.plan`.
     """
     named = [(pair, group["algorithm"]) for group in groups for pair in group["params"]]
     specs = specs_of([pair for pair, _ in named])
     muon = [index for index, (_, algorithm) in enumerate(named) if algorithm == "muon"]
-    return strategies.planner(strategy)(specs, muon, dp, tp, bucket_size), muon
+    return planner(specs, muon, dp, tp, bucket_size) if planner else plan(specs, dp, bucket_size), muon
 
 
 def _choose(module_name: str, parameter: Tensor, is_table: bool, heads: tuple[str, ...]) -> tuple[str, str]:

@@ -345,14 +345,11 @@ class ShardedOptimizer(ShardedState):
             "give every rank the same",
         )
         in_group = {id(p): number for number, group in enumerate(self.param_groups) for p in group["params"]}
-        parameters = [
-            (
-                spec.name,
-                f"{list(spec.shape)} {spec.dtype}, cut over TP along {spec.tp_split_dim}, in group {in_group[id(p)]}, "
-                f"{'trained' if p.requires_grad else 'frozen'}",
-            )
-            for spec, (_, p) in zip(specs_of(named), named, strict=True)
-        ]
+        parameters = []
+        for spec, (_, p) in zip(specs_of(named), named, strict=True):
+            where = f"cut over TP along {spec.tp_split_dim}, in group {in_group[id(p)]}"
+            trained = "trained" if p.requires_grad else "frozen"
+            parameters.append((spec.name, f"{list(spec.shape)} {spec.dtype}, {where}, {trained}"))
         agree(self.grid, "parameters", parameters, "build the same model, in the same order, on every rank")
         if broadcast:
             broadcast_values(self.grid, *self._replicas())

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from distmuon.models.digits import Split, batch_rows
 from distmuon.models.networks import MLP, initial_weights
 from distmuon.models.recipe import Recipe
+from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import groups_for, plan_groups
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
@@ -138,8 +139,8 @@ def plan_run(recipe: Recipe, dp: int, tp: int) -> tuple[Layout, list[int], MLP]:
     """Return the map, the indices of its Muon parameters, and the TP-local model without storage; starts nothing."""
     with torch.device("meta"):
         model = MLP(recipe.widths, Group("tp", tp)).to(recipe.torch_dtype)
-    strategy = recipe.strategy if recipe.optimizer == "muon" else "gather_all"
-    layout, muon = plan_groups(groups_for(model, recipe.optimizer), dp, recipe.bucket_size, tp, strategy)
+    planner = strategies.planner(recipe.strategy) if recipe.optimizer == "muon" else None
+    layout, muon = plan_groups(groups_for(model, recipe.optimizer), dp, recipe.bucket_size, tp, planner)
     return layout, muon, model
 
 

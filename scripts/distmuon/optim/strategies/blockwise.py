@@ -24,7 +24,7 @@ from distmuon.sharding.layout import Layout, ParamSpec
 from distmuon.sharding.ownership import plan_whole
 
 
-class BlockWise(OneOwner):
+class BlockOwner(OneOwner):
     """One owner per TP-local matrix, which takes it for a whole one."""
 
     @staticmethod
@@ -51,4 +51,4 @@ class BlockWise(OneOwner):
         return dict(updates)
 
 
-STRATEGY = BlockWise
+STRATEGY = BlockOwner
