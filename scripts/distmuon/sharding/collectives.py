@@ -103,11 +103,17 @@ class Group:
             self._record("all_gather", out, label)
             parcels = shard
             work = _all_gather_flat(out, shard, group=self.process_group, async_op=started)
-        else:  # no backend gathers unequal shards in one call; each rank sends its own to every other instead
+        else:  # no backend gathers unequal shards at once; each rank sends its own to all
             self._record("all_gather", out, label, (self.size - 1) * shard.numel())
             parcels = shard.repeat(self.size)
-            splits = list(lengths), [shard.numel()] * self.size
-            work = dist.all_to_all_single(out, parcels, *splits, group=self.process_group, async_op=started)
+            work = dist.all_to_all_single(
+                out,
+                parcels,
+                list(lengths),
+                [shard.numel()] * self.size,
+                group=self.process_group,
+                async_op=started,
+            )
         if self._pending is not None:
             self._pending.add(work, parcels, out)
         return out
@@ -133,8 +139,9 @@ class Group:
     ) -> Tensor:  # [len]
         """Fill `out` with its sum over ranks; the rest of `full` stays.
 
-        lengths: of all ranks' parts where they are not equal. The sum is taken in rank order, one addition per rank,
-        unless the backend's own reduce-scatter is used, which wants equal parts.
+        lengths: of all ranks' parts where they are not equal. The sum is taken in rank order,
+        one addition per rank, unless the backend's own reduce-scatter is used, which wants
+        equal parts.
         """
         if self.size == 1:
             return out

@@ -26,7 +26,11 @@ class GroupWithoutCommunication(Group):
     """
 
     def all_gather(
-        self, shard: Tensor, label: str, out: Tensor | None = None, lengths: Sequence[int] | None = None
+        self,
+        shard: Tensor,
+        label: str,
+        out: Tensor | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> Tensor:
         assert lengths is None, "unequal shards cannot stand in for each other"
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
@@ -41,7 +45,10 @@ class GroupWithoutCommunication(Group):
         return tensor
 
     def _exchange(
-        self, parcels: Tensor, coming: Sequence[int] | None = None, going: Sequence[int] | None = None
+        self,
+        parcels: Tensor,
+        coming: Sequence[int] | None = None,
+        going: Sequence[int] | None = None,
     ) -> Tensor:
         return parcels
 
