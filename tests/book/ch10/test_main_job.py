@@ -28,6 +28,7 @@ from muonbook.ch10 import main_job
 JOB = str(worlds.ROOT / "scripts" / "10_dp_tp.py")
 SMALL = ["--dp", "2", "--tp", "2", "--steps", "4"]
 VERIFIED = "Verified: the sharded run is the single-process run.\n"
+KNOWN = "blockwise, gather_all, gather_cut, owner"
 SECONDS = ("seconds_per_step", "reference_seconds_per_step", "start_seconds")
 
 
@@ -244,7 +245,10 @@ def test_only_rank_0_draws_a_progress_bar_and_only_on_a_terminal(
     [
         ("--optimizer sgd", "--optimizer sgd is unknown; choose one of muon, adamw."),
         ("--dtype float16", "--dtype float16 is unknown; choose one of float32, bfloat16, float64."),
-        ("--strategy gossip", "--strategy gossip: choose one of gather_all, or the path of a .py file with your own."),
+        (
+            "--strategy gossip",
+            f"--strategy gossip: choose one of {KNOWN}, or the path of a .py file with your own.",
+        ),
         ("--backend mpi", "--backend mpi is unknown; choose one of gloo, nccl, auto."),
         ("--device tpu", "--device tpu is unknown; choose one of cpu, cuda."),
         ("--tp 3", "--tp 3 does not divide the layers' 256 features; choose one of 1, 2, 4, 8, 16, 32, 64, 128, 256."),
@@ -330,7 +334,13 @@ def test_help_explains_every_argument_and_shows_commands() -> None:
             assert re.search(rf"^  --{option.replace('_', '-')} \S+\s+\w.*\(default: ", ending.out, re.MULTILINE), (
                 option
             )
-    for shown in ("{muon,adamw}", "{float32,bfloat16,float64}", "{gloo,nccl,auto}", "{gather_all", "{cpu,cuda}"):
+    for shown in (
+        "{muon,adamw}",
+        "{float32,bfloat16,float64}",
+        "{gloo,nccl,auto}",
+        "{blockwise,gather_all",
+        "{cpu,cuda}",
+    ):
         assert shown in ending.out
     assert ending.out.count("\n  python scripts/10_dp_tp.py ") == 4
     assert "\n  torchrun --nproc-per-node 8 scripts/10_dp_tp.py " in ending.out
@@ -431,7 +441,10 @@ def test_a_wrong_strategy_is_told_how_wrong_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "that file cannot be read (No such file or directory); write it first, or choose one of gather_all."),
+        (
+            None,
+            f"that file cannot be read (No such file or directory); write it first, or choose one of {KNOWN}.",
+        ),
         ("class Mine:\n", "Python cannot read that file ("),
         ("class Mine: pass\n", "that file names no strategy; end it with a line `STRATEGY = TheClass`."),
     ],
@@ -449,4 +462,4 @@ def test_a_strategy_file_that_cannot_be_one_is_refused_at_once(tmp_path: Path, t
 def test_a_strategy_without_all_moves_is_refused_by_name(tmp_path: Path) -> None:
     ending = run_own(tmp_path, "class Mine:\n    def dp_gather(self): ...\n\nSTRATEGY = Mine\n")
     assert ending.code == 1
-    assert "its class lacks bucket_groups, tp_gather, newton_schulz, tp_shard, dp_shard: write them" in ending.err
+    assert "its class lacks plan, bucket_groups, tp_gather, newton_schulz, tp_shard, dp_shard: write them" in ending.err
