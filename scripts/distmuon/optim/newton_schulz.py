@@ -13,13 +13,13 @@ the schedule that is optimal step by step; Moonlight (Liu et al. 2025, section 2
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from distmuon.optim.gram import GramWorkspace, gram_iterate_, gram_work, spectra
+from distmuon.optim.gram import GramWorkspace, gram_iterate_, gram_work
 
 Quintic = tuple[float, float, float]
 
@@ -336,49 +336,3 @@ def cosine_to_polar(
     exact, found = polar_factor(matrices), orthogonalized.double()
     norms = torch.linalg.matrix_norm(exact) * torch.linalg.matrix_norm(found)
     return (exact * found).sum(dim=(-2, -1)) / norms
-
-
-class FormErrors(NamedTuple):
-    """How far both forms end from float64, relative in the Frobenius norm, on one spectrum."""
-
-    spectrum: str
-    shape: tuple[int, int]
-    coefficients: str
-    standard: float
-    gram: float
-
-    @property
-    def safe(self) -> bool:
-        """Say whether the Gram form is about as good, or as good as it has to be."""
-        return self.gram <= max(1.5 * self.standard, 0.03)
-
-
-def gram_errors(
-    shapes: Sequence[tuple[int, int]],  # [m, n], m <= n
-    coefficients: Sequence[str] = COEFFICIENTS,
-    restarts: Collection[int] | None = None,
-    names: Collection[str] | None = None,
-    batched: bool = False,
-    steps: int = 5,
-) -> Iterator[FormErrors]:
-    """Try both forms in bf16 on every one of `gram.spectra`, or on those of `names`, with random singular directions.
-
-    restarts: see `gram.gram_iterate_`. batched: run the Gram form the way that a batch goes.
-    """
-    for m, n in shapes:
-        draw = torch.Generator().manual_seed(m + n)
-        u, v = (torch.linalg.qr(torch.randn(k, m, generator=draw, dtype=torch.float64)).Q for k in (m, n))
-        for name, values in spectra(m).items():
-            if names is not None and name not in names:
-                continue
-            x = unit_frobenius_((u * values) @ v.mT)
-            for row in coefficients:
-                schedule, exact = quintics(row, steps), values / values.norm()
-                for a, b, c in schedule:
-                    exact = a * exact + b * exact**3 + c * exact**5
-                wanted = (u * exact) @ v.mT
-                narrow = x.bfloat16()
-                standard = _iterate(narrow, schedule)
-                gram = gram_iterate_(narrow[None] if batched else narrow, schedule, restarts)  # overwrites it
-                errors = (float((one - wanted).norm() / exact.norm()) for one in (standard, gram))
-                yield FormErrors(name, (m, n), row, *errors)

@@ -98,13 +98,12 @@ class Group:
         if self.size == 1:
             return shard
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
+        self._record("all_gather", out, label, (self.size - 1) * shard.numel())
         started = self._pending is not None
         if lengths is None:
-            self._record("all_gather", out, label)
             parcels = shard
             work = _all_gather_flat(out, shard, group=self.process_group, async_op=started)
         else:  # no backend gathers unequal shards at once; each rank sends its own to all
-            self._record("all_gather", out, label, (self.size - 1) * shard.numel())
             parcels = shard.repeat(self.size)
             work = dist.all_to_all_single(
                 out,
@@ -145,16 +144,12 @@ class Group:
         """
         if self.size == 1:
             return out
+        self._record("reduce_scatter", full, label, full.numel() - out.numel())
         if self.native_reduce_scatter and lengths is None:
-            self._record("reduce_scatter", full, label)
             _reduce_scatter_flat(out, full, group=self.process_group)
             return out
-        if lengths is None:
-            self._record("reduce_scatter", full, label)
-            received = self._exchange(full)
-        else:
-            self._record("reduce_scatter", full, label, full.numel() - out.numel())
-            received = self._exchange(full, [out.numel()] * self.size, lengths)
+        coming = None if lengths is None else [out.numel()] * self.size
+        received = self._exchange(full, coming, lengths)
         first, *others = received.view(self.size, out.numel()).unbind()  # n parts [len]
         out.copy_(first)
         for other in others:

@@ -38,17 +38,17 @@ def predict_step(
     ledger = Ledger()
     for bucket in layout.buckets:
         grad_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
-        own = None if not bucket.ends else (bucket.padded - bucket.shard(dp_rank).size) * grad_bytes
+        sent = (bucket.padded - bucket.shard(dp_rank).size) * grad_bytes
         payload, label = bucket.padded * grad_bytes, f"gradients, {bucket.label}"
-        ledger.record("reduce_scatter", "dp", layout.dp, payload, label, sent_bytes=own)
+        ledger.record("reduce_scatter", "dp", layout.dp, payload, label, sent_bytes=sent)
     ledger.record("all_reduce", "world", layout.dp * tp, statistics_bytes(len(layout.specs)), STATISTICS_LABEL)
     sends = of_strategy(strategy).sends
     sends(ledger, layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), tp_rank)
     for bucket in layout.buckets:
         param_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype]
-        own = None if not bucket.ends else (layout.dp - 1) * bucket.shard(dp_rank).size * param_bytes
+        sent = (layout.dp - 1) * bucket.shard(dp_rank).size * param_bytes
         payload, label = bucket.padded * param_bytes, f"parameters, {bucket.label}"
-        ledger.record("all_gather", "dp", layout.dp, payload, label, sent_bytes=own)
+        ledger.record("all_gather", "dp", layout.dp, payload, label, sent_bytes=sent)
     return ledger
 
 
@@ -115,7 +115,7 @@ def gather_all_sends(
             continue
         _, size = _momentum_bytes(layout, bucket, item_bytes)
         ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, momentum_label(bucket))
-        _gathers_over_tp(ledger, layout, bucket, matrices, tp, dp_rank, size)
+        _gathers_over_tp(ledger, layout, _owned(layout, bucket, muon, dp_rank), tp, size)
 
 
 def gather_all_allocates(
@@ -142,11 +142,10 @@ def gather_all_allocates(
     """
     worst = 0
     for bucket in layout.buckets:
-        mine = [i for i in bucket.params if i in muon and dp_rank in layout.owners(bucket, i)]
-        specs = [layout.specs[i] for i in mine]
-        whole = [math.prod(spec.full_shape(tp)) for spec in specs]
         if not any(i in muon for i in bucket.params):
             continue
+        mine = _owned(layout, bucket, muon, dp_rank)
+        whole = [math.prod(layout.specs[i].full_shape(tp)) for i in mine]
         w, m = _momentum_bytes(layout, bucket, item_bytes)
         matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
         flat = w * bucket.shard_size + m * (bucket.shard_size + bucket.padded)
@@ -163,13 +162,11 @@ def whole_matrix_bytes(gathered: int, compute: int) -> int:
     return 2 * gathered + max(max(gathered, 4) + compute, 5 * compute)
 
 
-def _gathers_over_tp(
-    ledger: Ledger, layout: Layout, bucket: Bucket, matrices: Collection[int], tp: int, dp_rank: int, size: int
-) -> None:
-    """Add the TP gather of every cut matrix of which this DP rank owns a piece; size: bytes per element."""
-    for index in matrices:
+def _gathers_over_tp(ledger: Ledger, layout: Layout, owned: Collection[int], tp: int, size: int) -> None:
+    """Add the TP gather of every cut matrix of which a DP rank owns a piece; size: bytes per element."""
+    for index in owned:
         spec = layout.specs[index]
-        if spec.tp_split_dim is not None and dp_rank in layout.owners(bucket, index):
+        if spec.tp_split_dim is not None:
             ledger.record("all_gather", "tp", tp, spec.numel * tp * size, f"momentum, {spec.name}")
 
 
@@ -187,14 +184,12 @@ def gather_cut_sends(
 ) -> None:
     """Add what one step sends: this rank's pieces of cut matrices to all their other owners; over TP as gather_all."""
     for bucket in layout.buckets:
-        matrices = [index for index in bucket.params if index in muon]
-        owners = {index: layout.owners(bucket, index) for index in matrices}
         _, size = _momentum_bytes(layout, bucket, item_bytes)
-        if any(len(ranks) > 1 for ranks in owners.values()):
-            mine = {i: layout.meta(bucket, i, dp_rank).local_range.size for i in matrices if dp_rank in owners[i]}
-            sent = size * sum((len(owners[index]) - 1) * owned for index, owned in mine.items())
+        mine = _owned(layout, bucket, muon, dp_rank)
+        if any(len(layout.owners(bucket, index)) > 1 for index in bucket.params if index in muon):
+            sent = size * _packed(layout, bucket, mine, dp_rank)
             ledger.record("all_to_all", "dp", layout.dp, sent, momentum_label(bucket), sent_bytes=sent)
-        _gathers_over_tp(ledger, layout, bucket, matrices, tp, dp_rank, size)
+        _gathers_over_tp(ledger, layout, mine, tp, size)
 
 
 def gather_cut_allocates(
@@ -215,16 +210,21 @@ def gather_cut_allocates(
     """
     worst = 0
     for bucket in layout.buckets:
-        mine = [i for i in bucket.params if i in muon and dp_rank in layout.owners(bucket, i)]
-        pieces = [layout.meta(bucket, i, dp_rank).local_range.size for i in mine]
-        others = [len(layout.owners(bucket, i)) - 1 for i in mine]
+        mine = _owned(layout, bucket, muon, dp_rank)
+        pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in mine)
         local = sum(layout.specs[i].numel for i in mine)
         whole = [math.prod(layout.specs[i].full_shape(tp)) for i in mine]
         w, m = _momentum_bytes(layout, bucket, item_bytes)
-        packed = sum(count * size for count, size in zip(others, pieces, strict=True))
         matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
-        worst = max(worst, (w + m) * sum(pieces) + m * packed + 2 * m * local + matrices)
+        flat = (w + m) * pieces + m * (_packed(layout, bucket, mine, dp_rank) + 2 * local)
+        worst = max(worst, flat + matrices)
     return worst
+
+
+def _packed(layout: Layout, bucket: Bucket, mine: Collection[int], dp_rank: int) -> int:
+    """Return how many elements a rank sends: each of its pieces, once to every other owner of that matrix."""
+    others = {index: len(layout.owners(bucket, index)) - 1 for index in mine}
+    return sum(count * layout.meta(bucket, index, dp_rank).local_range.size for index, count in others.items())
 
 
 # ---- owner ------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def owner_sends(
         return
     dealt = owners(costs(layout.specs, muon, tp), layout.dp, tp)
     for bucket in layout.buckets:
-        row = [index for index in bucket.params if index in muon and dp_rank in layout.owners(bucket, index)]
+        row = _owned(layout, bucket, muon, dp_rank)
         cut = [index for index in row if layout.specs[index].tp_split_dim is not None]
         _, size = _momentum_bytes(layout, bucket, item_bytes)
         if cut:
@@ -276,7 +276,7 @@ def owner_allocates(
     dealt = owners(costs(layout.specs, muon, tp), layout.dp, tp)
     worst = 0
     for bucket in layout.buckets:
-        row = [index for index in bucket.params if index in muon and dp_rank in layout.owners(bucket, index)]
+        row = _owned(layout, bucket, muon, dp_rank)
         own = sum(layout.specs[index].numel for index in row)
         wholes = [0] * tp
         for index in row:
@@ -350,6 +350,11 @@ def is_predicted(name: str) -> bool:
         return of_strategy(name) is not None
     except ValueError:
         return False
+
+
+def _owned(layout: Layout, bucket: Bucket, muon: Collection[int], dp_rank: int) -> list[int]:
+    """Return the matrices of Muon's in this bucket of which a DP rank owns a piece."""
+    return [index for index in bucket.params if index in muon and dp_rank in layout.owners(bucket, index)]
 
 
 def _item_bytes(gather_dtype: str | None) -> int | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from gram_sweep import gram_errors, spectra
 from helpers_math import distance, gaussian, message, quick
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 from torch.utils.flop_counter import FlopCounterMode
 
-from distmuon.optim.gram import GramWorkspace, gram_iterate_, segments, spectra, strip_bounds
+from distmuon.optim.gram import GramWorkspace, gram_iterate_, segments, strip_bounds
 from distmuon.optim.newton_schulz import (
     MUON,
     POLAR_EXPRESS,
@@ -21,7 +22,6 @@ from distmuon.optim.newton_schulz import (
     fast_dtype,
     fast_form,
     flops,
-    gram_errors,
     newton_schulz,
     newton_schulz_,
     orthogonality_error,

@@ -177,7 +177,7 @@ def test_one_view_of_a_thousand_by_eight_ranks_is_predicted_without_any_of_them(
 def test_a_wrong_prediction_differs_from_what_was_counted(monkeypatch) -> None:
     counted = workers.witnesses(2, 2)[0].cases["ragged"][0]
     wrong = {
-        "the other DP rank": partial(predicted_here, "ragged", 2, 2, 1),
+        "the other DP rank": partial(predicted_here, "ragged", 2, 2, 2),
         "another D": partial(predicted_here, "ragged", 4, 2, 0),
         "another T": partial(predicted_here, "ragged", 2, 4, 0),
         "AdamW": partial(predicted_here, "ragged, adamw", 2, 2, 0),

@@ -20,28 +20,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label
+from distmuon.optim.strategies.strategy import BucketByBucket, BucketGroup, Tensors, momentum_label
 from distmuon.sharding import layout
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec
 
 
-class GatherAll:
+class GatherAll(BucketByBucket):
     """The five moves of the blueprint, one bucket at a time."""
 
     GATHERS_UNREAD: ClassVar = True
-
-    def __init__(self, context: StrategyContext) -> None:
-        self.context = context
 
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
         """Return ZeRO-1's map, which asks nobody who will be orthogonalized."""
         return layout.plan(specs, dp, bucket_size)
-
-    def bucket_groups(self) -> Sequence[BucketGroup]:
-        """Return one group per bucket: while one is gathered, no other takes up memory."""
-        return [(bucket,) for bucket in self.context.layout.buckets]
 
     @hooked
     def dp_gather(
@@ -77,14 +70,6 @@ class GatherAll:
                     block, spec.tp_split_dim, label=f"momentum, {spec.name}"
                 )
         return matrices
-
-    @hooked
-    def newton_schulz(
-        self,
-        matrices: Tensors,  # M[I, J]
-    ) -> dict[int, Tensor]:  # O[I, J]
-        """Whole matrices -> their orthogonalized updates."""
-        return self.context.orthogonalize(matrices)
 
     @hooked
     def tp_shard(

@@ -17,38 +17,46 @@ al. 2025); Emerging-Optimizers and torchtitan balance owners by cost, too.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from distmuon.optim.newton_schulz import flops
-from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label, updates_label
+from distmuon.optim.strategies.strategy import (
+    BucketByBucket,
+    BucketGroup,
+    StrategyContext,
+    Tensors,
+    momentum_label,
+    updates_label,
+)
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Layout, ParamSpec
 from distmuon.sharding.ownership import owners, plan_whole
 
 
-class OneOwner:
+class OneOwner(BucketByBucket):
     """The five moves, with each matrix at one rank."""
 
     GATHERS_UNREAD: ClassVar = True  # nothing is gathered
 
     def __init__(self, context: StrategyContext) -> None:
-        self.context = context
-        grid, specs = context.grid, context.layout.specs
-        dealt = owners(costs(specs, context.groups, grid.tp.size), grid.dp.size, grid.tp.size)
-        self.tp_owner = {index: owner.tp for index, owner in dealt.items()}
+        super().__init__(context)
         self.brought: dict[BucketGroup, list[int]] = {}  # what this row took to tp_gather, and gets back in tp_shard
+
+    @cached_property
+    def tp_owner(self) -> dict[int, int]:
+        """The TP rank, of its row, that orthogonalizes each matrix."""
+        grid, specs = self.context.grid, self.context.layout.specs
+        dealt = owners(costs(specs, self.context.groups, grid.tp.size), grid.dp.size, grid.tp.size)
+        return {index: owner.tp for index, owner in dealt.items()}
 
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
         """Return a map whose shards end between matrices, balanced by the work of Newton–Schulz."""
         return plan_whole(specs, costs(specs, muon, tp), dp, tp, bucket_size)
-
-    def bucket_groups(self) -> Sequence[BucketGroup]:
-        """Return one group per bucket."""
-        return [(bucket,) for bucket in self.context.layout.buckets]
 
     @hooked
     def dp_gather(
@@ -82,14 +90,6 @@ class OneOwner:
             found = [whole[index] if rank == tp.rank else received[rank][place] for rank in range(tp.size)]
             whole[index] = torch.cat(found, specs[index].tp_split_dim or 0)
         return whole
-
-    @hooked
-    def newton_schulz(
-        self,
-        matrices: Tensors,  # M[I, J]
-    ) -> dict[int, Tensor]:  # O[I, J]
-        """Whole matrices -> their orthogonalized updates."""
-        return self.context.orthogonalize(matrices)
 
     @hooked
     def tp_shard(

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from distmuon.optim.muon import batches, orthogonalize
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, DistMeta, Layout, ParamSpec
 
 BucketGroup = tuple[Bucket, ...]
@@ -80,6 +81,25 @@ class Strategy(Protocol):
     def newton_schulz(self, matrices: Tensors) -> dict[int, Tensor]: ...
     def tp_shard(self, buckets: BucketGroup, updates: Tensors) -> dict[int, Tensor]: ...
     def dp_shard(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
+
+
+class BucketByBucket:
+    """What strategies have in common that move one bucket after the other and orthogonalize whole matrices."""
+
+    def __init__(self, context: StrategyContext) -> None:
+        self.context = context
+
+    def bucket_groups(self) -> Sequence[BucketGroup]:
+        """Return one group per bucket: while one is gathered, no other takes up memory."""
+        return [(bucket,) for bucket in self.context.layout.buckets]
+
+    @hooked
+    def newton_schulz(
+        self,
+        matrices: Tensors,  # M[I, J]
+    ) -> dict[int, Tensor]:  # O[I, J]
+        """Whole matrices -> their orthogonalized updates."""
+        return self.context.orthogonalize(matrices)
 
 
 def momentum_label(bucket: Bucket) -> str:
