@@ -2,6 +2,7 @@
 
 python scripts/10_dp_tp.py --dp 4 --tp 2
 python scripts/10_dp_tp.py --dp 2 --tp 2 --dtype bfloat16 --json out/run.json --figure out/run.png
+python scripts/10_dp_tp.py --strategy owner --publish updates
 python scripts/10_dp_tp.py --strategy my_strategy.py
 python scripts/10_dp_tp.py --mutants --dp 2 --tp 2
 torchrun --nproc-per-node 8 scripts/10_dp_tp.py --dp 4 --tp 2 --backend nccl
@@ -15,7 +16,7 @@ from muonbook import puzzles
 from muonbook.ch10 import puzzle as global_norm
 from muonbook.report import check_json, run_job
 
-TRAINING = ("steps", "batch", "micro_batches", "optimizer", "strategy", "dtype", "lr", "seed")
+TRAINING = ("steps", "batch", "micro_batches", "optimizer", "strategy", "publish", "dtype", "lr", "seed")
 TAKES = {"": (*launch.WORLD, *TRAINING, "json", "figure", "quiet"), "--mutants": (*launch.WORLD, "json")}
 
 
@@ -30,7 +31,7 @@ def parse():
     add_arguments(training, "steps", "batch", "micro_batches", "optimizer")
     words = f"how Muon sees whole matrices; or a .py file with moves of your own (default: {default})"
     training.add_argument("--strategy", metavar=launch.choices((*STRATEGIES, "FILE")), default=default, help=words)
-    add_arguments(training, "dtype", "lr", "seed")
+    add_arguments(training, "publish", "dtype", "lr", "seed")
 
     output = parser.add_argument_group("the output")
     output.add_argument("--json", metavar="FILE", help="write all results here")
@@ -46,8 +47,9 @@ def main():
     launch.chosen_job(arguments, TAKES)
     if arguments.mutants:
         return try_certificate(arguments)
-    if "strategy" in arguments.given and arguments.optimizer == "adamw":
-        raise launch.UsageError("--strategy does nothing with --optimizer adamw; leave one of the two out.")
+    for option in ("strategy", "publish"):
+        if option in arguments.given and arguments.optimizer == "adamw":
+            raise launch.UsageError(f"--{option} does nothing with --optimizer adamw; leave one of the two out.")
     recipe = Recipe.of(arguments).check(arguments.dp, arguments.tp)
     launch.check_range(arguments, steps=(1, 10**7), lr=(1e-30, 10**9))
     if arguments.figure is not None and Path(arguments.figure).suffix not in (".png", ".svg"):

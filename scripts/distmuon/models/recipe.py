@@ -26,6 +26,7 @@ ARGUMENTS: dict[str, tuple[type, str, str]] = {  # of a worker: type, what stand
     "micro_batches": (int, "N", "pieces of a batch, over all ranks; a multiple of --dp"),
     "optimizer": (str, choices(OPTIMIZERS), "for the hidden matrices; the rest always goes to AdamW"),
     "dtype": (str, choices(DTYPES), "of the model; master weights are float32 or wider"),
+    "publish": (str, choices(strategies.PUBLISHED), "what the last move sends; updates: with --strategy owner"),
     "bucket_size": (int, "N", "elements in a bucket of the map"),
     "lr": (float, "RATE", "learning rate, for Muon and AdamW alike"),
     "seed": (int, "N", "of weights, batches and made-up gradients"),
@@ -49,6 +50,7 @@ class Recipe:
     optimizer: str = "muon"
     dtype: str = "float32"
     strategy: str = "gather_all"
+    publish: str = "parameters"
     lr: float = 0.01
     weight_decay: float = 0.1
     bucket_size: int = 16_384
@@ -96,11 +98,16 @@ class Recipe:
 
     def check(self, dp: int, tp: int) -> Recipe:
         """Return the recipe if it fits a dp x tp grid; raise UsageError, naming the value and the remedy, if not."""
-        for name, known in (("optimizer", OPTIMIZERS), ("dtype", DTYPES)):
+        for name, known in (("optimizer", OPTIMIZERS), ("dtype", DTYPES), ("publish", strategies.PUBLISHED)):
             if getattr(self, name) not in known:
                 raise UsageError(f"--{name} {getattr(self, name)} is unknown; choose one of {', '.join(known)}.")
         if wrong := strategies.complaint(self.strategy):
             raise UsageError(f"--strategy {self.strategy}: {wrong}.")
+        if self.publish == "updates" and (self.strategy not in ("owner", "blockwise") or self.dtype == "bfloat16"):
+            raise UsageError(
+                f"--publish updates does not go with --strategy {self.strategy} and --dtype {self.dtype}; take "
+                "--strategy owner and a dtype of float32 or float64."
+            )
         if not 0 < self.lr < float("inf"):
             raise UsageError(f"--lr {self.lr:g}: must be a positive number.")
         if not 0 <= self.seed < 2**63:

@@ -27,12 +27,12 @@ from distmuon.optim import strategies
 from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_dtype, check_muon_options, decay_, momentum_, scale
 from distmuon.optim.routing import check_muon_parameter
 from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, ShardedOptimizer
-from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors
+from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.agreement import together
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
-from distmuon.sharding.layout import Layout, ParamSpec
+from distmuon.sharding.layout import Bucket, Layout, ParamSpec
 
 
 class DistributedMuon(ShardedOptimizer):
@@ -42,6 +42,10 @@ class DistributedMuon(ShardedOptimizer):
     strategy: a name from `strategies.names()`, or the path of a Python file with a strategy of your own.
     gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, as in the paper, and float64
         for float64 parameters.
+    publish: what the last move sends: the new "parameters", in the model's dtype, or the "updates" as Newton–Schulz
+        left them, in the gather dtype, which every rank then takes by itself: to the bit the same, and half the bytes
+        of a float32 model. For strategies that keep Muon's matrices in buckets of their own, and models that are
+        their own masters.
     options: defaults of the groups: those of `muon.Muon` and of AdamW.
 
     state: as in `ShardedOptimizer`, and for Muon's parameters momentum_buffer [n], in the gradient's dtype.
@@ -57,18 +61,28 @@ class DistributedMuon(ShardedOptimizer):
         *,
         strategy: str = "gather_all",
         gather_dtype: torch.dtype | None = None,
+        publish: str = "parameters",
         **options: Any,
     ) -> None:
         grid = Grid.of(grid)
         with together(grid, "the strategy", "give every rank the same"):
             chosen = strategies.load(strategy)
             check_dtype("gather_dtype", gather_dtype, None)
-        self._choices = (("strategy", chosen.__name__), ("gather_dtype", repr(gather_dtype)))
-        self._chosen = chosen
+            if publish not in strategies.PUBLISHED:
+                raise ValueError(f"publish is {publish!r}; choose one of {', '.join(strategies.PUBLISHED)}.")
+        self._choices = (
+            ("strategy", chosen.__name__),
+            ("gather_dtype", repr(gather_dtype)),
+            ("publish", publish),
+        )
+        self._chosen, self.published = chosen, publish
         super().__init__(params, grid, lr, **options)
         self.muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
         layout, metas = self.buffers.layout, self.buffers.metas
         self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype))
+        if publish == "updates":
+            with together(self.grid, "what is published", 'pass publish="parameters"'):
+                self._check_updates_will_do()
 
     def plan(self, specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> Layout:
         """Return the strategy's map of the parameters."""
@@ -99,6 +113,9 @@ class DistributedMuon(ShardedOptimizer):
         update_blocks = self.strategy.tp_shard(buckets, updates)  # -> O[I_tp, J]
         del blocks  # and with them the gathered bucket
         update_pieces = self.strategy.dp_shard(buckets, update_blocks)  # -> O[N_dp]
+        if self.published == "updates":
+            self.apply_everywhere(buckets, update_pieces)  # -> W[I_tp, J]
+            return
         self.apply(buckets, update_pieces)  # -> W[N_dp]
         for bucket in buckets:
             self.all_gather(bucket)  # -> W[I_tp, J]
@@ -127,6 +144,51 @@ class DistributedMuon(ShardedOptimizer):
             whole = spec.full_shape(self.grid.tp.size)  # [I, J]
             decay_(piece.weight, lr, group["weight_decay"])
             apply_(piece.weight, updates[piece.index], lr, scale(whole, group["scale"]))
+
+    @hooked
+    def apply_everywhere(
+        self,
+        buckets: BucketGroup,
+        updates: Tensors,  # O[N_dp]
+    ) -> None:
+        """Gather the updates over DP, and let every rank decay and move all of its parameters by itself."""
+        for bucket in buckets:
+            if not self.muon.keys() & set(bucket.params):
+                self.all_gather(bucket)  # AdamW's, W[N_dp] -> W[I_tp, J]
+                continue
+            whole = self._gathered_updates(bucket, updates)
+            for index in sorted(self.statistics.present & set(bucket.params)):
+                group, weight = self.muon[index], self.buffers.parameter_homes[index]  # W[I_tp, J]
+                spec, meta = self.buffers.layout.specs[index], self.buffers.metas[index]
+                update = whole[meta.global_range.relative_to(bucket.offset).as_slice].view(spec.shape)
+                decay_(weight, group["lr"], group["weight_decay"])
+                full = spec.full_shape(self.grid.tp.size)  # [I, J]
+                apply_(weight, update, group["lr"], scale(full, group["scale"]))
+
+    def _gathered_updates(self, bucket: Bucket, updates: Tensors) -> Tensor:  # [padded]
+        shard_range = bucket.shard(self.grid.dp.rank)
+        dtype = self.strategy.context.wire_dtype((bucket,))
+        shard = torch.zeros(shard_range.size, dtype=dtype, device=self.grid.device)
+        for index in updates.keys() & set(bucket.params):
+            place = self.buffers.metas[index].local_range.relative_to(shard_range.start)
+            shard[place.as_slice] = updates[index]
+        whole = torch.empty(bucket.padded, dtype=dtype, device=self.grid.device)
+        return self.grid.dp.all_gather(shard, updates_label(bucket), whole, bucket.lengths)
+
+    def _check_updates_will_do(self) -> None:
+        """Raise ValueError where not every rank could take the updates by itself."""
+        layout = self.buffers.layout
+        for bucket in layout.buckets:
+            muon = self.muon.keys() & set(bucket.params)
+            buffer = layout.buffers[bucket.buffer_idx]
+            if muon and len(muon) < len(bucket.params):
+                raise ValueError(
+                    'publish="updates" needs Muon\'s matrices in buckets of their own; the strategy "owner" makes such.'
+                )
+            if muon and buffer.param_dtype != buffer.grad_dtype:
+                raise ValueError(
+                    f'publish="updates" needs parameters that are their own masters; these are {buffer.param_dtype}.'
+                )
 
     def _moving(self, buckets: BucketGroup) -> list[Piece]:
         """Return this rank's Muon pieces that have a gradient on some rank."""

@@ -38,6 +38,8 @@ class ScheduledMuon(DistributedMuon):
         if not self.strategy.GATHERS_UNREAD:
             name = type(self.strategy).__name__
             raise ValueError(f"{name} reads what it gathers at once, so it cannot be pipelined; use DistributedMuon.")
+        if self.published != "parameters":
+            raise ValueError('a schedule starts parameters only; pass publish="parameters", or use DistributedMuon.')
         self.pending: list[PendingWork] = []  # of the present step
 
     def update(self) -> None:

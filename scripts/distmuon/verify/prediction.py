@@ -28,11 +28,12 @@ def predict_step(
     strategy: str = "gather_all",
     gather_dtype: str | None = None,
     tp_rank: int = 0,
+    publish: str = "parameters",
 ) -> Ledger:
     """Return the ledger that the optimizer's step will have filled on the rank (dp_rank, tp_rank).
 
     layout: the map; its `dp` is D. tp: T. muon: indices of the parameters that go to Muon; none is ZeRO-1 AdamW.
-    gather_dtype: as given to DistributedMuon, by name. Assumes that every parameter has a gradient.
+    gather_dtype, publish: as given to DistributedMuon, the first by name. Assumes that every parameter has a gradient.
     Raises ValueError for a strategy that has no prediction here.
     """
     ledger = Ledger()
@@ -45,10 +46,11 @@ def predict_step(
     sends = of_strategy(strategy).sends
     sends(ledger, layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), tp_rank)
     for bucket in layout.buckets:
-        param_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype]
-        sent = (layout.dp - 1) * bucket.shard(dp_rank).size * param_bytes
-        payload, label = bucket.padded * param_bytes, f"parameters, {bucket.label}"
-        ledger.record("all_gather", "dp", layout.dp, payload, label, sent_bytes=sent)
+        size, label = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype], f"parameters, {bucket.label}"
+        if publish == "updates" and set(muon) & set(bucket.params):
+            size, label = _momentum_bytes(layout, bucket, _item_bytes(gather_dtype))[1], updates_label(bucket)
+        sent = (layout.dp - 1) * bucket.shard(dp_rank).size * size
+        ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, label, sent_bytes=sent)
     return ledger
 
 

@@ -98,7 +98,7 @@ def build(
     if recipe.optimizer == "adamw":
         return model, Zero1AdamW(groups, grid, **options)
     dtypes = {"gather_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
-    return model, muon(groups, grid, strategy=recipe.strategy, **dtypes, **options)
+    return model, muon(groups, grid, strategy=recipe.strategy, publish=recipe.publish, **dtypes, **options)
 
 
 Build = Callable[..., tuple[nn.Module, ShardedOptimizer]]  # (recipe, grid, **options), as `build`
@@ -148,7 +148,9 @@ def predict_run(recipe: Recipe, dp: int, tp: int, rank: int) -> Ledger:
     """Return the ledger that `train_on_grid` will have filled on `rank` of the grid; starts nothing."""
     layout, muon, model = plan_run(recipe, dp, tp)
     where = divmod(rank, tp)
-    step = predict_step(layout, tp, where[0], muon, recipe.strategy, dtype_name(recipe.gather_dtype), where[1])
+    step = predict_step(
+        layout, tp, where[0], muon, recipe.strategy, dtype_name(recipe.gather_dtype), where[1], recipe.publish
+    )
     for _ in range(recipe.micro_batches // dp):
         rows = recipe.batch // recipe.micro_batches
         model.predict_activations(step, rows, recipe.torch_dtype.itemsize, tp)

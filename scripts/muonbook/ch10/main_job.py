@@ -85,6 +85,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         "dtype": recipe.dtype,
         "optimizer": recipe.optimizer,
         "strategy": recipe.strategy,
+        "publish": recipe.publish,
         "steps": recipe.steps,
         "seed": recipe.seed,
         "machine": machine(),

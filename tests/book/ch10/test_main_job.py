@@ -78,7 +78,8 @@ def test_the_json_file_holds_all_that_was_promised(first: tuple[worlds.Ending, P
     result = json.loads((first[1] / "run.json").read_text())
     expected: dict[str, Any] = {
         "grid": {"dp": 2, "tp": 2}, "backend": "gloo", "device": "cpu", "dtype": "float32", "optimizer": "muon",
-        "strategy": "gather_all", "steps": 4, "seed": 0, "exact": True, "replicas_agree": True, "passed": True,
+        "strategy": "gather_all", "publish": "parameters", "steps": 4, "seed": 0,
+        "exact": True, "replicas_agree": True, "passed": True,
         "ledger_differences": [],
     }  # fmt: skip
     assert {key: result[key] for key in expected} == expected

@@ -68,6 +68,8 @@ def muon_facts(world: World) -> dict[str, Any]:
     for size in (1, 30, 10_000):
         outcomes[f"buckets of {size}"] = train_sharded(SMALL, grid, bucket_size=size)
         outcomes[f"owner, buckets of {size}"] = train_sharded(SMALL, grid, bucket_size=size, strategy="owner")
+    for name, case in {"small": SMALL, "float64": small64, "absent": ABSENT}.items():
+        outcomes[f"updates {name}"] = train_sharded(case, grid, strategy="owner", publish="updates")
     outcomes["blockwise small"] = train_sharded(SMALL, grid, strategy="blockwise")
     for strategy in ("gather_cut", "owner"):
         outcomes[f"{strategy} ragged"] = train_sharded(RAGGED, grid, strategy=strategy)

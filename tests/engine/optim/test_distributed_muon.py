@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,6 +88,27 @@ def test_every_rank_ends_to_the_bit_where_one_process_does(dp: int, tp: int, nam
 def test_every_strategy_ends_there_too(dp: int, tp: int, strategy: str) -> None:
     for name, case in (CASES | {"absent": ABSENT}).items():
         assert different(case, dp, tp, f"{strategy} {name}", one_process(name, dp, tp).values) == [], name
+
+
+@on_every_grid
+def test_publishing_updates_instead_of_parameters_changes_no_bit(dp: int, tp: int) -> None:
+    for name, case in {"small": SMALL, "float64": FLOAT64, "absent": ABSENT}.items():
+        assert different(case, dp, tp, f"updates {name}", one_process(name, dp, tp).values) == [], name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "says"),
+    [
+        (torch.float32, {"publish": "weights"}, "publish is 'weights'; choose one of parameters, updates."),
+        (torch.float32, {"publish": "updates"}, "needs Muon's matrices in buckets of their own"),
+        (torch.bfloat16, {"publish": "updates", "strategy": "owner"}, "needs parameters that are their own masters"),
+    ],
+)
+def test_updates_are_published_only_where_every_rank_can_take_them(
+    dtype: torch.dtype, options: dict[str, str], says: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        cases.build(SMALL.of_dtype(dtype), Grid.alone(), bucket_size=10_000, **options)
 
 
 @on_every_grid

@@ -115,6 +115,7 @@ class Case(NamedTuple):
     activations: Callable[[Ledger], object] = lambda ledger: None
     bucket_size: int = 1000
     strategy: str = "gather_all"
+    publish: str = "parameters"
 
     def named(self) -> list[tuple[str, nn.Parameter, str]]:
         """Return (name, parameter, algorithm) in the order of the map."""
@@ -131,7 +132,9 @@ class Case(NamedTuple):
     def predict(self, dp: int, tp: int, rank: int) -> Ledger:
         """Return the step's ledger on a rank of the grid; any process can."""
         dp_rank, tp_rank = divmod(rank, tp)
-        ledger = predict_step(self.layout(dp, tp), tp, dp_rank, self.muon, self.strategy, tp_rank=tp_rank)
+        ledger = predict_step(
+            self.layout(dp, tp), tp, dp_rank, self.muon, self.strategy, tp_rank=tp_rank, publish=self.publish
+        )
         self.activations(ledger)
         return ledger
 
@@ -212,6 +215,7 @@ CASES: dict[str, Callable[[Group], Case]] = {
     "transformer, owner": by("owner", partial(transformer, dtype=torch.bfloat16)),
     "ragged, owner": by("owner", ragged, 40),
     "ragged, owner, flat": by("owner", ragged, FLAT),
+    "mlp, owner, updates": lambda tp: by("owner", mlp, 100)(tp)._replace(publish="updates"),
     "mlp, blockwise": by("blockwise", mlp, 100),
 }
 
@@ -221,7 +225,9 @@ def count(case: Case, grid: Grid) -> tuple[Ledger, Ledger, Ledger]:
     prediction = case.predict(grid.dp.size, grid.tp.size, grid.world.rank)
     optimizer: ShardedOptimizer
     if case.muon:
-        optimizer = DistributedMuon(case.groups, grid, bucket_size=case.bucket_size, strategy=case.strategy)
+        optimizer = DistributedMuon(
+            case.groups, grid, bucket_size=case.bucket_size, strategy=case.strategy, publish=case.publish
+        )
     else:
         optimizer = Zero1AdamW(case.groups, grid, bucket_size=case.bucket_size)
     grid.ledger.clear()

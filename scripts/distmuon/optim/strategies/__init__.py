@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from distmuon.optim.strategies.strategy import Strategy
     from distmuon.sharding.layout import Layout
 
+PUBLISHED = ("parameters", "updates")  # what the last move may send
 MOVES = ("plan", "bucket_groups", "dp_gather", "tp_gather", "newton_schulz", "tp_shard", "dp_shard")
 
 
