@@ -40,7 +40,8 @@ def describe_map(layout: Layout, tp: int = 1) -> str:
     """Return alt text for `draw_map`, computed from the layout."""
     cut = straddlers(layout)
     names = ", ".join(cut[:3]) + f" and {len(cut) - 3} more" * (len(cut) > 3)
-    shards = f"{layout.dp} equal shards, one per DP rank" if layout.dp > 1 else "one shard"
+    kind = "unequal" if any(bucket.ends for bucket in layout.buckets) else "equal"
+    shards = f"{layout.dp} {kind} shards, one per DP rank" if layout.dp > 1 else "one shard"
     return f"Virtual map of {_size(layout, tp)}, each of {shards}. On more than one DP rank: {names or 'no parameter'}."
 
 
@@ -112,18 +113,22 @@ def _strip(layout: Layout, bucket: Bucket, tp: int, true_scale: float, stretch: 
     spans = [(LEFT + r.start * scale, LEFT + r.end * scale) for r in ranges]
     labels = _labels(names, spans)
     colours = [dp_colour(r) for r in range(layout.dp)]
-    pitch, padding = bucket.shard_size * scale, bucket.padded - bucket.numel
+    padding = bucket.padded - bucket.numel
+    shards = [
+        tuple(LEFT + edge * scale for edge in bucket.shard(r).relative_to(bucket.offset)) for r in range(layout.dp)
+    ]
     rows, ident = min(tp, 8), f"{bucket.buffer_idx}.{bucket.bucket_idx}"
     high = {1: 30.0, 2: 22.0}.get(rows, 17.0)
     levels = [label.level for label in labels] or [1]
     top_rows = 1 + (stretch > 1) + 1 + max(levels) - min(levels)
     lowest, head = min(levels), 11 + ROW * top_rows  # head: from the block's top to the strip
     size = f"{bucket.numel:,} + {padding:,} padding" if padding else plural(bucket.numel, "element")
+    size += " in unequal shards" if bucket.ends else f" = {layout.dp} × {bucket.shard_size:,}"
 
     def paint(axes: Axes, top: float) -> None:
         y, end, right = top + head, top + head + rows * high, LEFT + bucket.padded * scale
         put(axes, MARGIN, top, f"bucket {bucket.bucket_idx}")
-        put(axes, WIDTH - MARGIN, top, f"{size} = {layout.dp} × {bucket.shard_size:,}", "right", color=MUTED)
+        put(axes, WIDTH - MARGIN, top, size, "right", color=MUTED)
         if stretch > 1:
             true = bucket.padded * true_scale
             box(axes, LEFT, top + ROW + 4, true, 7, INK, gid=f"true-length-{ident}")
@@ -146,12 +151,12 @@ def _strip(layout: Layout, bucket: Bucket, tp: int, true_scale: float, stretch: 
             if tp > 1:
                 put(axes, LEFT - 8, row_y + high / 2 - 6, f"TP {row}", "right")
         axes.hlines([y + row * high for row in range(1, rows)], LEFT, right, CARD, lw=1)
-        if pitch > 4:
-            axes.vlines([LEFT + r * pitch for r in range(1, layout.dp)], y, end, CARD, lw=1)
+        if min(b - a for a, b in shards if b > a) > 4:
+            axes.vlines([a for a, _ in shards[1:]], y, end, CARD, lw=1)
         edges = [*(a for a, _ in spans), right - padding * scale]
         axes.vlines(edges, y - 3, end, INK, lw=min(1.0, 0.2 + 0.2 * (right - LEFT) / len(edges)))
         brackets(axes, (span for span, several in zip(spans, cut, strict=True) if several), y, f"straddlers-{ident}")
-        _rank_labels(axes, end + 3, layout.dp, pitch)
+        _rank_labels(axes, end + 3, shards)
 
     block = (head + rows * high + ROW + 14, paint)
     every = text_block("From left: " + ", ".join(names), rest=f" … {len(names)} in all")
@@ -192,17 +197,19 @@ def _labels(names: Sequence[str], spans: Sequence[tuple[float, float]]) -> list[
     return over + flags
 
 
-def _rank_labels(axes: Axes, y: float, dp: int, pitch: float) -> None:
+def _rank_labels(axes: Axes, y: float, shards: Sequence[tuple[float, ...]]) -> None:
     """Write DP ranks under their shards: all, or every second, fourth, eighth, ... where shards are narrow."""
-    full = wide(f"DP {dp - 1}") <= pitch
-    stride = 1 if full else next(s for s in (2**k for k in range(64)) if s >= dp or s * pitch >= wide(f"{dp}") + 2)
+    dp, narrowest = len(shards), min(b - a for a, b in shards if b > a)
+    full = wide(f"DP {dp - 1}") <= narrowest
+    stride = 1 if full else next(s for s in (2**k for k in range(64)) if s >= dp or s * narrowest >= wide(f"{dp}") + 2)
     if not full and 3 * stride > dp:
         put(axes, LEFT, y, f"DP 0–{dp - 1}" if dp > 1 else "DP 0")
         return
     if not full:
         put(axes, LEFT - 8, y, "DP", "right")
-    for r in range(0, dp, stride):
-        put(axes, LEFT + (r + 0.5) * pitch, y, f"DP {r}" if full else f"{r}", "center")
+    for r, (a, b) in list(enumerate(shards))[::stride]:
+        if b > a:
+            put(axes, (a + b) / 2, y, f"DP {r}" if full else f"{r}", "center")
 
 
 def paint_run(axes: Axes, x: float, y: float, width: float, height: float, fill: Fill) -> None:

@@ -1,0 +1,1 @@
+"""Chapter 16, beyond the blueprint: what no other chapter needs."""

@@ -1,0 +1,134 @@
+"""From the blueprint to one owner per matrix, rung by rung: what one step sends, computes and holds, counted.
+
+Bytes are the ledger's, operations those that torch's FlopCounterMode sees, memory what torch's dispatcher sees come to
+life. All three are also predicted, from the map alone: the last as a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from distmuon.launch import World
+from distmuon.models.networks import Transformer
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.newton_schulz import flops
+from distmuon.optim.routing import groups_for
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.zero1_adamw import Zero1AdamW
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import FLAT
+from distmuon.sharding.ownership import Owner
+from distmuon.verify.prediction import predict_step, predict_transient
+from distmuon.verify.storage_tracker import StorageTracker
+from distmuon.verify.work import predict_work
+
+SHAPE = dict(vocabulary=64, width=128, layers=4, heads=8, context=16)  # 16 square matrices, 8 four times as long
+FIXED = dict(compute_dtype=torch.float32, ns_form="standard")  # the same on every machine
+
+
+class Rung(NamedTuple):
+    """One way to take the step. publish: see `DistributedMuon`."""
+
+    strategy: str
+    bucket_size: int
+    publish: str = "parameters"
+
+
+RUNGS: Mapping[str, Rung] = {
+    "1 gather_all, buckets": Rung("gather_all", 100_000),
+    "2 gather_all, one bucket": Rung("gather_all", FLAT),
+    "3 gather_cut, one bucket": Rung("gather_cut", FLAT),
+    "4 owner, buckets": Rung("owner", 100_000),
+    "5 owner, publishes updates": Rung("owner", 100_000, "updates"),
+}
+ADAMW = "0 AdamW, ZeRO-1"
+
+
+class Count(NamedTuple):
+    """What one step took on one rank: bytes sent, operations in matrix products; at most how many bytes it borrowed.
+
+    as_predicted: whether bytes, by bucket and collective, and operations are those of the map, and the peak of memory
+    was within the bound.
+    """
+
+    sent: int
+    flops: int
+    bound: int
+    as_predicted: bool
+
+
+def climb(world: World) -> list[dict[str, Count]] | None:
+    """Take the step on every rung, and with AdamW; return on rank 0 what it took on every rank, {rung: count} each."""
+    grid = Grid.of(world)
+    found = {}
+    for name, rung in {ADAMW: None, **RUNGS}.items():
+        model = Transformer(**SHAPE, tp=grid.tp)  # type: ignore[arg-type]
+        optimizer = _optimizer(model, grid, rung)
+        _give_gradients(model)
+        optimizer.step()  # makes the state, which stays
+        _give_gradients(model)
+        grid.ledger.clear()
+        with FlopCounterMode(display=False) as counted, StorageTracker() as tracker:
+            optimizer.step()
+        found[name] = _judged(optimizer, grid, rung, counted.get_total_flops(), tracker.peak)
+    return world.gather(found)
+
+
+def _optimizer(model: Transformer, grid: Grid, rung: Rung | None) -> ShardedOptimizer:
+    if rung is None:
+        return Zero1AdamW(groups_for(model, "adamw"), grid)
+    groups = groups_for(model, "muon")
+    options: dict[str, Any] = {**rung._asdict(), **FIXED}
+    return DistributedMuon(groups, grid, **options)
+
+
+def _give_gradients(model: Transformer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+
+def _judged(optimizer: ShardedOptimizer, grid: Grid, rung: Rung | None, counted: int, peak: int) -> Count:
+    """Hold what a step took against what the map said of it."""
+    layout, tp, place = optimizer.buffers.layout, grid.tp.size, Owner(grid.dp.rank, grid.tp.rank)
+    if rung is not None and isinstance(optimizer, DistributedMuon):
+        muon, strategy = list(optimizer.muon), rung.strategy
+        ledger = predict_step(layout, tp, place.dp, muon, strategy, tp_rank=place.tp, publish=rung.publish)
+        bound = predict_transient(layout, tp, place.dp, muon, strategy, compute_dtype="float32")
+        work = predict_work(strategy, layout, tp, muon)[place]
+    else:
+        ledger, work = predict_step(layout, tp, place.dp), 0.0
+        bound = predict_transient(layout, tp, place.dp)
+    agreed = grid.ledger == ledger and counted == work and peak <= bound
+    return Count(int(grid.ledger.total().sent_bytes), counted, bound, agreed)
+
+
+def once() -> float:
+    """Return what Newton–Schulz on every matrix of the model, once, takes: FLOPs."""
+    with torch.device("meta"):
+        model = Transformer(**SHAPE)  # type: ignore[arg-type]
+    muon = groups_for(model, "muon")[0]["params"]
+    return float(sum(flops(tuple(parameter.shape)) for _, parameter in muon))
+
+
+def lines(ranks: Sequence[Mapping[str, Count]]) -> list[str]:
+    """Return the ladder as a table: bytes and memory over AdamW's, work over what each matrix once takes."""
+    adamw, least = [rank[ADAMW] for rank in ranks], once()
+    base = sum(count.sent for count in adamw)
+    table = [f"{'':28s} bytes sent   Newton–Schulz      slowest rank    memory,"]
+    table += [f"{'':28s}  / AdamW's   of each matrix   / fair share     at most"]
+    for name in ranks[0]:
+        counts = [rank[name] for rank in ranks]
+        work, slowest = sum(count.flops for count in counts), max(count.flops for count in counts)
+        sent, bound = sum(count.sent for count in counts), max(count.bound for count in counts)
+        times = f"{work / least:11.2f} times{slowest * len(ranks) / least:13.2f} x" if work else f"{'-':>16s}{'-':>15s}"
+        table.append(f"{name:28s}{sent / base:9.3f} x{times}{bound / 1e6:10.2f} MB")
+    return [*table, f"On every rank, bytes and operations are those predicted: {all_as_predicted(ranks)}."]
+
+
+def all_as_predicted(ranks: Sequence[Mapping[str, Count]]) -> bool:
+    """Say whether on every rung every rank sent and computed what the map said."""
+    return all(count.as_predicted for rank in ranks for count in rank.values())
