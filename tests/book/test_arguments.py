@@ -21,6 +21,7 @@ from distmuon.launch.arguments import Parser
 from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
 from muonbook.ch15 import worlds_survey
+from muonbook.ch16 import trillion
 from tools import bench
 
 PAGE = "00_one_page"  # imports nothing of ours, and so has a parser of its own; tested in ch00
@@ -57,6 +58,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (byte_counts, "ratios_on"),
         (byte_counts, "wire_on"),
         (worlds_survey, "survey"),
+        (trillion, "lines"),
     ):
         monkeypatch.setattr(module, name, refuse)
     monkeypatch.setattr(hosts, "become_switch", lambda: None)

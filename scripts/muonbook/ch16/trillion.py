@@ -5,8 +5,10 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from statistics import median
 
 from distmuon.optim import strategies
+from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.work import predict_work
@@ -31,8 +33,10 @@ def lines() -> list[str]:
     ledger, adamw = predict_step(layout, TP, 0, muon, "owner"), predict_step(layout, TP, 0)
     fair = sum(work.values()) / len(work)
     more = ledger.total().sent_bytes / adamw.total().sent_bytes
+    sizes = sorted(flops(specs[index].full_shape(TP)) for index in muon)
     return [
         f"{MODEL.parameters / 1e12:.2f} trillion parameters; {len(muon):,} matrices for {len(work):,} ranks",
+        f"Newton–Schulz of the largest matrix takes as much work as {sizes[-1] / median(sizes):.0f} of the typical one",
         f"owners: slowest / fair share {max(work.values()) / fair:.3f}; without work: {list(work.values()).count(0)}",
         f"rank 0 sends {float(more):.3f} times the bytes of ZeRO-1 AdamW's step",
         f"planned in less than {SECONDS:g} s: {took < SECONDS}; in less than {BYTES / 1e9:g} GB: {held < BYTES}",

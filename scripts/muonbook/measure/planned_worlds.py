@@ -135,7 +135,7 @@ class PlannedWorld:
     @property
     def gather_cut_bytes(self) -> float:
         """What gathering momentum over DP would send, mean over ranks, if only matrices that a shard boundary cuts
-        travelled, among their owners: each piece to the k - 1 others. Planned; the strategy comes in chapter 16."""
+        travelled, among their owners: each piece to the k - 1 others. Chapter 16 has the strategy."""
         extra = sum((len(row.owners) - 1) * row.numel for _, rows in self.matrices for row in rows)
         return MOMENTUM_BYTES * extra / self.dp
 

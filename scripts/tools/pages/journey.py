@@ -40,6 +40,9 @@ STOPS: Mapping[str, Mapping[int, str]] = {
         14: "Where does the time of a step go?",
         15: "On which batch, grid and link does it pay?",
     },
+    "Beyond the blueprint": {
+        16: "And if nobody had to gather at all?",
+    },
 }
 
 
@@ -193,6 +196,12 @@ def _crossing(axes: Axes, x: float, y: float) -> None:
         axes.plot([x + SIDE * 0.08, x + SIDE], [y + SIDE * start, y + SIDE * end], **OPTIMIZERS[optimizer])
 
 
+def _owned(axes: Axes, x: float, y: float) -> None:
+    for rank, (left, high) in enumerate(((0, 0), (0.52, 0), (0, 0.52), (0.52, 0.52))):
+        box(axes, x + SIDE * left, y + SIDE * high, SIDE * 0.46, SIDE * 0.46, dp_colour(rank), ec=INK, lw=1.2)
+
+
 DRAWN = (_file, _skewed, _round, _step, _race, _processes, _shards, _map, _bands, _halves, _grid, _broken)
 MEASURED = (_weighed, _peak, _timeline, _crossing)
-ICONS: Mapping[int, Callable[[Axes, float, float], None]] = dict(enumerate(DRAWN + MEASURED))
+BEYOND = (_owned,)
+ICONS: Mapping[int, Callable[[Axes, float, float], None]] = dict(enumerate(DRAWN + MEASURED + BEYOND))

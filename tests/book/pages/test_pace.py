@@ -27,7 +27,8 @@ def test_a_chapter_shows_a_picture_and_runs_before_it_explains(path: Path) -> No
 
 
 def test_the_way_from_one_device_to_the_bug_museum_is_short() -> None:
-    words = {path.stem: pace.pace(nbformat.read(path, as_version=4)).words for path in RAN if path.stem[:2] != "00"}
+    early = [path for path in RAN if "01" <= path.stem[:2] <= "11"]
+    words = {path.stem: pace.pace(nbformat.read(path, as_version=4)).words for path in early}
     assert len(words) == 10
     assert sum(words.values()) <= MOST_WORDS, words
 

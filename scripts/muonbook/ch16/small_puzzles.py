@@ -1,0 +1,19 @@
+"""Chapter 16's five-minute puzzle: how quick the slowest rank can be, at best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muonbook.puzzles.five_minutes import FiveMinutes
+
+
+def least(costs: Sequence[float], ranks: int) -> float:
+    """Return a time below which no dealing out of these costs can get the slowest rank."""
+    return max(sum(costs) / ranks, max(costs))  # a fair share; and somebody has the largest
+
+
+LEAST = FiveMinutes(
+    least,
+    cases=(([3, 3, 3, 3], 2), ([9, 1, 1, 1], 4), ([5, 4, 3], 3)),
+    nudge="Somebody has to do the costliest matrix, all of it.",
+)

@@ -1,0 +1,3 @@
+# expect: a matrix went to rank
+def deal(costs, ranks):
+    return dict.fromkeys(costs, ranks)
