@@ -24,7 +24,7 @@ COLUMNS_LEFT, TABLE, LABELS = 62.0, 210.0, 62.0  # left of the first column; of 
 BLOCKS, WIDE = 2, 64  # of the little transformer that is drawn
 
 
-class Scene(NamedTuple):
+class WorkScene(NamedTuple):
     """One frame: a strategy on a grid, and what to say of it; {times} and {most} are filled in."""
 
     strategy: str
@@ -34,19 +34,19 @@ class Scene(NamedTuple):
 
 
 SCENES = (
-    Scene("gather_all", 1, 1, "One process orthogonalizes twelve matrices, each once. Whose work is it among eight?"),
-    Scene("gather_all", 2, 1, "Two ranks. The cut falls between two blocks: each does its half. So far, so good."),
-    Scene(
+    WorkScene("gather_all", 1, 1, "One process orthogonalizes twelve matrices, each once. Whose work is it among eight?"),
+    WorkScene("gather_all", 2, 1, "Two ranks. The cut falls between two blocks: each does its half. So far, so good."),
+    WorkScene(
         "gather_all",
         4,
         1,
         "Four: two cuts go through a matrix, which both neighbours do. {times} times the work of one process.",
     ),
-    Scene("gather_all", 8, 1, "Eight: {times} times. The busiest rank does {most} % of everything; 12.5 % were fair."),
-    Scene("gather_all", 4, 2, "With TP both ranks of a row repeat what their row does: {times} times."),
-    Scene("gather_all", 1, 8, "Eight ranks in a row: everybody does everything. Seven of eight need not have come."),
-    Scene("owner", 4, 2, "One owner per matrix: once. The busiest rank does {most} %."),
-    Scene("owner", 8, 1, "And on any other grid of eight: once, in the same time."),
+    WorkScene("gather_all", 8, 1, "Eight: {times} times. The busiest rank does {most} % of everything; 12.5 % were fair."),
+    WorkScene("gather_all", 4, 2, "With TP both ranks of a row repeat what their row does: {times} times."),
+    WorkScene("gather_all", 1, 8, "Eight ranks in a row: everybody does everything. Seven of eight need not have come."),
+    WorkScene("owner", 4, 2, "One owner per matrix: once. The busiest rank does {most} %."),
+    WorkScene("owner", 8, 1, "And on any other grid of eight: once, in the same time."),
 )
 
 
@@ -68,18 +68,18 @@ def transformer(tp: int) -> list[ParamSpec]:
     return found
 
 
-def frames_of_work(scenes: Sequence[Scene] = SCENES) -> list[Frame]:
+def frames_of_work(scenes: Sequence[WorkScene] = SCENES) -> list[Frame]:
     """Return a frame per scene, all for eight columns."""
     return [_frame(scene) for scene in scenes]
 
 
-def lay_out(scene: Scene) -> Layout:
+def lay_out(scene: WorkScene) -> Layout:
     """Return the strategy's map of the little transformer on the scene's grid, in one bucket."""
     specs = transformer(scene.tp)
     return strategies.planner(scene.strategy)(specs, range(len(specs)), scene.dp, scene.tp, FLAT)
 
 
-def _frame(scene: Scene) -> Frame:
+def _frame(scene: WorkScene) -> Frame:
     layout, muon = lay_out(scene), range(len(transformer(1)))
     shares = [flops(spec.full_shape(scene.tp)) for spec in layout.specs]
     once = sum(shares)
@@ -112,7 +112,7 @@ def _frame(scene: Scene) -> Frame:
     return Frame(page([(TABLE + LABELS, paint)]), alt, caption)
 
 
-def _short(rank: Owner, scene: Scene) -> str:
+def _short(rank: Owner, scene: WorkScene) -> str:
     return f"{rank.dp}" if scene.tp == 1 else f"{rank.dp},{rank.tp}"
 
 
