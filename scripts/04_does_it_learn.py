@@ -34,6 +34,7 @@ TAKES = {  # job -> its options
     GRID: (*launch.WORLD, *TRAINING, *TUNED, "quick", "json"),
     "--recipe": (*MANY, "task", "if_here", "backend", "device"),
     "--ablations": MANY,
+    "--blocks": MANY,
     "--times": ("threads", "json"),
     "--summary": ("json",),
     "--fetch": ("task",),
@@ -44,10 +45,11 @@ FUNCTIONS = {  # of muonbook.ch04.jobs
     GRID: "compare",
     "--recipe": "repeat_originals",
     "--ablations": "ablate",
+    "--blocks": "compare_blocks",
     "--times": "time_steps",
     "--summary": "sum_up",
 }
-STORED = ("--ablations", "--times", "--summary")  # jobs that begin with what is stored
+STORED = ("--ablations", "--blocks", "--times", "--summary")  # jobs that begin with what is stored
 PATIENCE = 6 * 3600.0  # seconds: a rank that has done its runs waits for those that have not
 
 
@@ -69,6 +71,7 @@ def parse():
     add("--recipe", metavar="original", help="a public tutorial's own recipe, as written and tuned")
     add("--ablations", action="store_true", help="the studies beside the race: spectra, RMS, decay, batch and others")
     add("--sights", dest="ablations", action="store_true", help=argparse.SUPPRESS)  # its name in stored commands
+    add("--blocks", action="store_true", help="what it costs to orthogonalize the blocks that TP ranks hold")
     add("--times", action="store_true", help="what a step costs in time, where a race is stored")
     add("--summary", action="store_true", help="what the claims page quotes, from the stored studies")
     add("--quick", action="store_true", help="a first impression: few steps, few seeds")
@@ -120,7 +123,7 @@ def checked(arguments):
 
 def job_of(arguments):
     """Return what was asked for, a key of TAKES."""
-    alone = ("fetch", "recipe", "ablations", "times", "summary")
+    alone = ("fetch", "recipe", "ablations", "blocks", "times", "summary")
     if chosen := next((name for name in alone if getattr(arguments, name)), None):
         return f"--{chosen}"
     return GRID if (arguments.dp, arguments.tp) != (1, 1) else "--lr" if arguments.lr else ""

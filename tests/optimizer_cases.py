@@ -19,6 +19,7 @@ from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import mark
+from distmuon.verify.blocks import BlockMuon
 
 # ---- Cases ------------------------------------------------------------------------------------------------
 
@@ -147,9 +148,10 @@ class Outcome(NamedTuple):
     norms: list[float]
 
 
-def train_alone(world: World, case: Case, dp: int, tp: int) -> Outcome:
+def train_alone(world: World, case: Case, dp: int, tp: int, **in_blocks: Any) -> Outcome:
     """Train whole parameters in one process on the gradients of D ranks, with one ordinary optimizer for each.
 
+    in_blocks: options of `BlockMuon`, which then takes Muon's place.
     Gradients are added in rank order, in float32 or wider, and divided by D. A rank that has none counts as zero.
     """
     masters: dict[str, nn.Parameter] = {}
@@ -157,11 +159,13 @@ def train_alone(world: World, case: Case, dp: int, tp: int) -> Outcome:
     schedulers = []
     for w in case.weights:
         wide = torch.promote_types(w.dtype, torch.float32)
-        masters[w.name] = nn.Parameter(whole_start(w, tp).to(wide))
-        options = {name: value for name, value in case.groups[w.group].items() if name != "algorithm"}
+        masters[w.name] = mark(nn.Parameter(whole_start(w, tp).to(wide)), w.dim)
+        options: dict[str, Any] = {n: value for n, value in case.groups[w.group].items() if n != "algorithm"}
         if case.groups[w.group]["algorithm"] == "muon":
             travels = torch.float64 if w.dtype == torch.float64 else torch.bfloat16
-            optimizers.append(Muon([masters[w.name]], input_dtype=travels, batched=False, **options))
+            make = BlockMuon if in_blocks else Muon
+            defaults: dict[str, Any] = {"input_dtype": travels, "batched": False}
+            optimizers.append(make([masters[w.name]], **defaults | in_blocks | options))
         else:
             optimizers.append(torch.optim.AdamW([masters[w.name]], **{"weight_decay": 0.1} | options))
         schedulers.append(LambdaLR(optimizers[-1], fades(1, w.group)))
@@ -188,7 +192,9 @@ def fades(groups: int, first: int = 0) -> list[Any]:
     return [lambda step, fade=FADES[first + i]: fade**step for i in range(groups)]
 
 
-def build(case: Case, grid: Grid, **options: Any) -> tuple[dict[str, nn.Parameter], ShardedOptimizer]:
+def build(
+    case: Case, grid: Grid, make: type[DistributedMuon] = DistributedMuon, **options: Any
+) -> tuple[dict[str, nn.Parameter], ShardedOptimizer]:
     """Return this rank's slices of the starting parameters, by name, and the sharded optimizer over them."""
     parameters = {
         w.name: mark(nn.Parameter(cut(whole_start(w, grid.tp.size), w.dim, grid.tp.size, grid.tp.rank)), w.dim)
@@ -202,7 +208,7 @@ def build(case: Case, grid: Grid, **options: Any) -> tuple[dict[str, nn.Paramete
     if all(group["algorithm"] == "adamw" for group in groups):
         return parameters, Zero1AdamW(groups, grid, **options)
     options.setdefault("batched", False)
-    return parameters, DistributedMuon(groups, grid, **options)
+    return parameters, make(groups, grid, **options)
 
 
 def give(case: Case, grid: Grid, parameters: Mapping[str, nn.Parameter], step: int) -> None:

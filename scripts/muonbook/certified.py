@@ -67,7 +67,7 @@ def train(world: World, recipe: Recipe, grid: Grid) -> CertifiedRun | None:
 def judge(run: CertifiedRun, recipe: Recipe, dp: int, tp: int, threads: int) -> Checked:
     """Make the certificate's single-process side here, and predict every ledger. threads: as many as a rank had."""
     with judging(run.device, threads):
-        references = References.make(recipe, dp, run.device, full=False)
+        references = References.make(recipe, dp, run.device, full=False, tp=tp)
     exact = identical(run.exact, references.exact)
     unrounded = references.drift(recipe.unrounded, run.unrounded).passed is True
     predicted = [predict_run(recipe, dp, tp, rank) for rank in range(dp * tp)]

@@ -27,6 +27,7 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "race_mnist": (RACE, "--task", "mnist", "--if-here"),
     "step_times": (RACE, "--times"),
     "sights": (RACE, "--ablations"),
+    "blocks": (RACE, "--blocks"),
     "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist", "--if-here"),
     "learning": (RACE, "--summary"),
 }

@@ -27,6 +27,7 @@ ARGUMENTS: dict[str, tuple[type, str, str]] = {  # of a worker: type, what stand
     "optimizer": (str, choices(OPTIMIZERS), "for the hidden matrices; the rest always goes to AdamW"),
     "dtype": (str, choices(DTYPES), "of the model; master weights are float32 or wider"),
     "publish": (str, choices(strategies.PUBLISHED), "what the last move sends; updates: with --strategy owner"),
+    "whole_every": (int, "K", "with --strategy periodic: whole matrices every K steps, blocks in between"),
     "bucket_size": (int, "N", "elements in a bucket of the map"),
     "lr": (float, "RATE", "learning rate, for Muon and AdamW alike"),
     "seed": (int, "N", "of weights, batches and made-up gradients"),
@@ -40,6 +41,7 @@ class Recipe:
     widths: features per layer, input and output included. batch: rows per step, over all ranks, cut into micro_batches
     of which every DP rank runs its share. bucket_size: elements. dtype: of the model; master weights are float32 or
     wider. lr, weight_decay: for Muon and AdamW alike, which the scale 0.2 sqrt(max(A, B)) makes possible.
+    whole_every: of the strategy `periodic`: every so many steps it takes whole matrices. Others do not heed it.
     wire: dtype in which momentum travels and Newton–Schulz computes; "auto": as `DistributedMuon` does by default.
     """
 
@@ -51,6 +53,7 @@ class Recipe:
     dtype: str = "float32"
     strategy: str = "gather_all"
     publish: str = "parameters"
+    whole_every: int = 5
     lr: float = 0.01
     weight_decay: float = 0.1
     bucket_size: int = 16_384
@@ -103,7 +106,9 @@ class Recipe:
                 raise UsageError(f"--{name} {getattr(self, name)} is unknown; choose one of {', '.join(known)}.")
         if wrong := strategies.complaint(self.strategy):
             raise UsageError(f"--strategy {self.strategy}: {wrong}.")
-        if self.publish == "updates" and (self.strategy not in ("owner", "blockwise") or self.dtype == "bfloat16"):
+        if self.publish == "updates" and (
+            self.strategy not in ("owner", "blockwise", "periodic") or self.dtype == "bfloat16"
+        ):
             raise UsageError(
                 f"--publish updates does not go with --strategy {self.strategy} and --dtype {self.dtype}; take "
                 "--strategy owner and a dtype of float32 or float64."
@@ -112,7 +117,7 @@ class Recipe:
             raise UsageError(f"--lr {self.lr:g}: must be a positive number.")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed {self.seed}: must be from 0 to 2**63 - 1.")
-        for name in ("steps", "batch", "micro_batches", "bucket_size"):
+        for name in ("steps", "batch", "micro_batches", "bucket_size", "whole_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1.")
         if dp > TRAINING_ROWS:

@@ -17,15 +17,15 @@ Source: Moonlight (Liu et al. 2025), Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distmuon.optim import strategies
 from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_dtype, check_muon_options, decay_, momentum_, scale
-from distmuon.optim.routing import check_muon_parameter
+from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter
 from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.agreement import together
@@ -46,12 +46,10 @@ class DistributedMuon(ShardedOptimizer):
         left them, in the gather dtype, which every rank then takes by itself: to the bit the same, and half the bytes
         of a float32 model. For strategies that keep Muon's matrices in buckets of their own, and models that are
         their own masters.
-    options: defaults of the groups: those of `muon.Muon` and of AdamW.
+    options: defaults of the groups: those of `muon.Muon`, of AdamW, and the strategy's own, such as whole_every.
 
     state: as in `ShardedOptimizer`, and for Muon's parameters momentum_buffer [n], in the gradient's dtype.
     """
-
-    DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
 
     def __init__(
         self,
@@ -67,6 +65,7 @@ class DistributedMuon(ShardedOptimizer):
         grid = Grid.of(grid)
         with together(grid, "the strategy", "give every rank the same"):
             chosen = strategies.load(strategy)
+            own = chosen.options({})
             check_dtype("gather_dtype", gather_dtype, None)
             if publish not in strategies.PUBLISHED:
                 raise ValueError(f"publish is {publish!r}; choose one of {', '.join(strategies.PUBLISHED)}.")
@@ -76,10 +75,11 @@ class DistributedMuon(ShardedOptimizer):
             ("publish", publish),
         )
         self._chosen, self.published = chosen, publish
+        self.DEFAULTS = {"muon": MUON_DEFAULTS | own, "adamw": ADAMW_DEFAULTS}
         super().__init__(params, grid, lr, **options)
         self.muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
         layout, metas = self.buffers.layout, self.buffers.metas
-        self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype))
+        self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype, lambda: self.steps))
         if publish == "updates":
             with together(self.grid, "what is published", 'pass publish="parameters"'):
                 self._check_updates_will_do()
@@ -92,9 +92,11 @@ class DistributedMuon(ShardedOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; see `ShardedOptimizer`."""
+        self._refuse_others_options(param_group)
         super().add_param_group(param_group)
         if param_group["algorithm"] == "muon":
             check_muon_options(param_group)
+            self._chosen.options(param_group)
             for name, parameter in zip(param_group["param_names"], param_group["params"], strict=True):
                 check_muon_parameter(name, parameter)
 
@@ -143,6 +145,7 @@ class DistributedMuon(ShardedOptimizer):
             spec, lr = self.buffers.layout.specs[piece.index], group["lr"]
             whole = spec.full_shape(self.grid.tp.size)  # [I, J]
             decay_(piece.weight, lr, group["weight_decay"])
+            lr = lr * self.strategy.lr_ratio(piece.index)
             apply_(piece.weight, updates[piece.index], lr, scale(whole, group["scale"]))
 
     @hooked
@@ -162,8 +165,9 @@ class DistributedMuon(ShardedOptimizer):
                 spec, meta = self.buffers.layout.specs[index], self.buffers.metas[index]
                 update = whole[meta.global_range.relative_to(bucket.offset).as_slice].view(spec.shape)
                 decay_(weight, group["lr"], group["weight_decay"])
+                lr = group["lr"] * self.strategy.lr_ratio(index)
                 full = spec.full_shape(self.grid.tp.size)  # [I, J]
-                apply_(weight, update, group["lr"], scale(full, group["scale"]))
+                apply_(weight, update, lr, scale(full, group["scale"]))
 
     def _gathered_updates(self, bucket: Bucket, updates: Tensors) -> Tensor:  # [padded]
         shard_range = bucket.shard(self.grid.dp.rank)
@@ -174,6 +178,19 @@ class DistributedMuon(ShardedOptimizer):
             shard[place.as_slice] = updates[index]
         whole = torch.empty(bucket.padded, dtype=dtype, device=self.grid.device)
         return self.grid.dp.all_gather(shard, updates_label(bucket), whole, bucket.lengths)
+
+    def _check_arguments(self) -> None:
+        self._refuse_others_options(self._options)
+        super()._check_arguments()
+
+    def _refuse_others_options(self, given: Mapping[str, Any]) -> None:
+        """Raise ValueError for an option that only another strategy would heed."""
+        known = {name for defaults in self.DEFAULTS.values() for name in defaults}
+        for name in sorted(given.keys() - known - {*GROUP_NOTES, "algorithm"}):
+            if others := strategies.having(name):
+                raise ValueError(
+                    f"{name} is {given[name]!r}, which goes with strategy={others[0]!r}; take that, or leave it out."
+                )
 
     def _check_updates_will_do(self) -> None:
         """Raise ValueError where not every rank could take the updates by itself."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamS
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+ALGORITHMS = {"adamw": ADAMW_DEFAULTS}
 NON_FINITE_CHOICES = ("raise", "skip")
 
 
@@ -57,7 +58,7 @@ class ShardedOptimizer(ShardedState):
     and master_weight [n] in float32 where the parameter is narrower.
     """
 
-    DEFAULTS: ClassVar = {"adamw": ADAMW_DEFAULTS}  # per algorithm; a group that names none gets the first
+    DEFAULTS = ALGORITHMS  # per algorithm; a group that names none gets the first
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
 
     statistics: gradients.GradientStatistics  # of the latest step

@@ -16,6 +16,8 @@ Exact sums need an order. gloo's are taken in that of the ranks; NCCL chooses it
 brings a reduction of its own (`Grid.in_rank_order`), and says nothing about NCCL's. The other rows use NCCL's.
 
 The reference is plain single-device code: `muon.Muon`, `torch.optim.AdamW`, master weights, no map, no shard, no group.
+Strategies that are other optimizers than Muon, over more than one TP rank, are held against those (`verify.blocks`); a
+row more says how far from Muon they end, and does not pass.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ from distmuon.optim.routing import groups_for
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.tensor_parallel import tp_split_dim, whole_parameters
+from distmuon.sharding.tensor_parallel import mark, tp_split_dim, whole_parameters
+from distmuon.verify.blocks import BlockMuon, block_options
 from distmuon.verify.drift import Drift
 from distmuon.verify.training import Build, Run, build, initial_parameters, train, train_on_grid
 
@@ -52,21 +55,28 @@ class Reference:
     """One process, whole matrices: the model, its master weights, and ordinary optimizers on them.
 
     batched: run Newton–Schulz on equal shapes together; the exact certificate compares one by one.
+    tp: T, for recipes whose optimizer depends on it.
     """
 
-    def __init__(self, recipe: Recipe, device: torch.device, batched: bool = True) -> None:
+    def __init__(self, recipe: Recipe, device: torch.device, batched: bool = True, tp: int = 1) -> None:
         self.model: nn.Module = MLP(recipe.widths).to(device=device, dtype=recipe.torch_dtype)
         start = initial_parameters(recipe)
         self.model.load_state_dict(start)
         self.parameters = dict(self.model.named_parameters())
-        self.masters = {n: nn.Parameter(p.detach().to(recipe.master_dtype).clone()) for n, p in self.parameters.items()}
+        self.masters = {
+            name: mark(nn.Parameter(p.detach().to(recipe.master_dtype).clone()), tp_split_dim(p))
+            for name, p in self.parameters.items()
+        }
         options: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
         self.optimizers: list[torch.optim.Optimizer] = []
         for group in groups_for(self.model, recipe.optimizer):
             masters = [(name, self.masters[name]) for name, _ in group["params"]]
             if group["algorithm"] == "muon":
                 dtypes: dict[str, Any] = {"input_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
-                self.optimizers.append(Muon(masters, batched=batched, **dtypes, **options))
+                if (in_blocks := block_options(recipe, tp)) is None:
+                    self.optimizers.append(Muon(masters, batched=batched, **dtypes, **options))
+                else:
+                    self.optimizers.append(BlockMuon(masters, batched=batched, **dtypes, **in_blocks, **options))
             else:
                 self.optimizers.append(torch.optim.AdamW(masters, **options))
 
@@ -92,15 +102,15 @@ class Reference:
         return {name: p.detach().clone() for name, p in self.parameters.items()}
 
 
-def train_alone(recipe: Recipe, device: torch.device, data: Split) -> Run:
+def train_alone(recipe: Recipe, device: torch.device, data: Split, tp: int = 1) -> Run:
     """Train the reference in this process."""
-    reference = Reference(recipe, device)
+    reference = Reference(recipe, device, tp=tp)
     order = range(recipe.micro_batches)
     losses, seconds = train(recipe, data, order, reference.model, reference.step, after_backward=reference.accumulate)
     return Run(losses, reference.whole(), seconds)
 
 
-def train_control(recipe: Recipe, device: torch.device, data: Split) -> Run:
+def train_control(recipe: Recipe, device: torch.device, data: Split, tp: int = 1) -> Run:
     """Train the reference with every batch in one piece and every layer's product as the sum of two halves.
 
     Sharding regroups the same two sums: DP that over rows, TP that over features. Less is no control: reversing the
@@ -108,7 +118,7 @@ def train_control(recipe: Recipe, device: torch.device, data: Split) -> Run:
     and one piece alone moves AdamW in float32 by 0.5e-6 of the movement where eight TP ranks move it by 2.4e-6.
     """
     recipe = replace(recipe, micro_batches=1)
-    reference = Reference(recipe, device)
+    reference = Reference(recipe, device, tp=tp)
     for layer in reference.model.modules():
         if hasattr(layer, "weight"):
             layer.forward = partial(_in_halves, layer)
@@ -146,6 +156,13 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 
 # ---- The exact certificate --------------------------------------------------------------------------------
+
+
+def exact_steps(recipe: Recipe) -> int:
+    """Return how many steps the exact certificate makes: enough for whole and block steps, where there are both."""
+    if recipe.optimizer != "muon" or recipe.strategy != "periodic":
+        return EXACT_STEPS
+    return max(EXACT_STEPS, min(recipe.whole_every, recipe.steps) + 1)
 
 
 def made_up_gradients(
@@ -187,17 +204,17 @@ def exact_on_grid(recipe: Recipe, grid: Grid, make: Build = build) -> dict[str, 
     """
     options = {"batched": False} if recipe.optimizer == "muon" else {}
     model, optimizer = make(recipe, grid.in_rank_order(), **options)
-    for step in range(EXACT_STEPS):
+    for step in range(exact_steps(recipe)):
         for micro_batch in range(EXACT_MICRO_BATCHES):
             backward(model, made_up_gradients(recipe, step, grid.dp.rank, micro_batch), grid.tp)
         optimizer.step()
     return whole_parameters(model, replace(grid.tp, ledger=Ledger()))
 
 
-def exact_alone(recipe: Recipe, dp: int, device: torch.device) -> dict[str, Tensor]:  # name -> W[I, J]
+def exact_alone(recipe: Recipe, dp: int, device: torch.device, tp: int = 1) -> dict[str, Tensor]:  # name -> W[I, J]
     """Feed the mean of the same gradients to the reference: each rank's accumulated, these added in rank order."""
-    reference = Reference(recipe, device, batched=False)
-    for step in range(EXACT_STEPS):
+    reference = Reference(recipe, device, batched=False, tp=tp)
+    for step in range(exact_steps(recipe)):
         totals: dict[str, Tensor] = {}
         for rank in range(dp):
             for micro_batch in range(EXACT_MICRO_BATCHES):
@@ -248,6 +265,7 @@ class Certificate:
 
     drifts: of the runs that are held against a control, by row: "unrounded", and the run's dtype. A float64 run has
     none, and one in which nothing is rounded no second one.
+    from_muon: for another optimizer, how far from Muon's run in float64 its own ends; None for Muon itself.
     """
 
     exact: bool
@@ -255,6 +273,7 @@ class Certificate:
     drifts: dict[str, Drift]
     replicas_agree: bool
     reference: Run
+    from_muon: float | None = None
 
     @property
     def verdicts(self) -> dict[str, bool | None]:
@@ -264,6 +283,7 @@ class Certificate:
             "float64": self.float64_relative_difference <= FLOAT64_BOUND,
             **{row: drift.passed for row, drift in self.drifts.items()},
             "replicas": self.replicas_agree,
+            **({} if self.from_muon is None else {"muon": self.from_muon <= FLOAT64_BOUND}),
         }
 
     @property
@@ -296,25 +316,31 @@ def judging(device: torch.device, threads: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class References:
-    """What one process makes of a recipe: its runs, those beside a control with it, and the exact row's steps."""
+    """What one process makes of a recipe: its runs, those beside a control with it, and the exact row's steps.
+
+    muon: of a recipe whose optimizer is not Muon, the same recipe with Muon; None: it is.
+    """
 
     runs: dict[Recipe, Run]
     controls: dict[Recipe, Run]
     exact: dict[str, Tensor]
+    muon: Recipe | None = None
 
     @classmethod
-    def make(cls, recipe: Recipe, dp: int, device: torch.device, full: bool = True) -> References:
+    def make(cls, recipe: Recipe, dp: int, device: torch.device, full: bool = True, tp: int = 1) -> References:
         """Train here, alone; call it where no process group is left waiting.
 
-        full: for all rows, not for exact and unrounded alone.
+        full: for all rows, not for exact and unrounded alone. tp: see `Reference`.
         """
         data, _ = digits(Grid.alone(str(device)), recipe.seed)
         trained = {recipe.unrounded} | ({recipe, replace(recipe, dtype="float64")} if full else set())
-        return cls(
-            {each: train_alone(each, device, data) for each in trained},
-            {each: train_control(each, device, data) for each in trained if each.dtype != "float64"},
-            exact_alone(recipe, dp, device),
-        )
+        runs = {each: train_alone(each, device, data, tp) for each in trained}
+        controls = {each: train_control(each, device, data, tp) for each in trained if each.dtype != "float64"}
+        muon = None
+        if full and block_options(recipe, tp) is not None:
+            muon = replace(recipe, dtype="float64", strategy=Recipe.strategy)
+            runs[muon] = train_alone(muon, device, data, tp)
+        return cls(runs, controls, exact_alone(recipe, dp, device, tp), muon)
 
     def distance(self, recipe: Recipe, found: Mapping[str, Tensor]) -> float:
         """Return how far `found` is from this process's run of the recipe, in units of that run's movement."""
@@ -338,9 +364,10 @@ def compare(recipe: Recipe, evidence: Evidence, references: References) -> Certi
         drifts=drifts,
         replicas_agree=evidence.replicas_agree,
         reference=references.runs[recipe],
+        from_muon=None if references.muon is None else references.distance(references.muon, evidence.float64),
     )
 
 
-def judge(recipe: Recipe, evidence: Evidence, dp: int, device: torch.device) -> Certificate:
+def judge(recipe: Recipe, evidence: Evidence, dp: int, device: torch.device, tp: int = 1) -> Certificate:
     """Make the references and compare: see both."""
-    return compare(recipe, evidence, References.make(recipe, dp, device))
+    return compare(recipe, evidence, References.make(recipe, dp, device, tp=tp))

@@ -29,11 +29,13 @@ def predict_step(
     gather_dtype: str | None = None,
     tp_rank: int = 0,
     publish: str = "parameters",
+    whole: Collection[int] | None = None,
 ) -> Ledger:
     """Return the ledger that the optimizer's step will have filled on the rank (dp_rank, tp_rank).
 
     layout: the map; its `dp` is D. tp: T. muon: indices of the parameters that go to Muon; none is ZeRO-1 AdamW.
     gather_dtype, publish: as given to DistributedMuon, the first by name. Assumes that every parameter has a gradient.
+    whole: of `periodic`, the matrices that are whole in this step, by index; () in a block step, None: all of them.
     Raises ValueError for a strategy that has no prediction here.
     """
     ledger = Ledger()
@@ -44,7 +46,8 @@ def predict_step(
         ledger.record("reduce_scatter", "dp", layout.dp, payload, label, sent_bytes=sent)
     ledger.record("all_reduce", "world", layout.dp * tp, statistics_bytes(len(layout.specs)), STATISTICS_LABEL)
     sends = of_strategy(strategy).sends
-    sends(ledger, layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), tp_rank)
+    more = () if whole is None else (frozenset(whole),)
+    sends(ledger, layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), tp_rank, *more)
     for bucket in layout.buckets:
         size, label = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype], f"parameters, {bucket.label}"
         if publish == "updates" and set(muon) & set(bucket.params):
@@ -240,13 +243,17 @@ def owner_sends(
     dp_rank: int,
     item_bytes: int | None,
     tp_rank: int = 0,
+    whole: frozenset[int] | None = None,
 ) -> None:
-    """Add what one step sends: nothing over DP; over TP, blocks to their owners and blocks of the updates back."""
+    """Add what one step sends: nothing over DP; over TP, blocks to their owners and blocks of the updates back.
+
+    whole: the matrices that have owners in this step; None: all of them.
+    """
     if tp == 1:
         return
     dealt = owners(costs(layout.specs, muon, tp), layout.dp, tp)
     for bucket in layout.buckets:
-        row = _owned(layout, bucket, muon, dp_rank)
+        row = _owned(layout, bucket, muon if whole is None else muon & whole, dp_rank)
         cut = [index for index in row if layout.specs[index].tp_split_dim is not None]
         _, size = _momentum_bytes(layout, bucket, item_bytes)
         if cut:
@@ -264,6 +271,7 @@ def owner_allocates(
     dp_rank: int,
     item_bytes: int | None,
     compute_bytes: int,
+    blocks_too: bool = False,
 ) -> int:
     """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket and the busiest TP rank.
 
@@ -273,7 +281,8 @@ def owner_allocates(
     + m (F + b)                     updates packed, and blocks of them that came
     + p D b                         this rank's new parameters, once for every DP rank
 
-    with b elements of Muon's in this rank's shard and F in the whole matrices that it owns.
+    with b elements of Muon's in this rank's shard and F in the whole matrices that it owns. blocks_too: what it does
+    not own, it works on, too, as blocks.
     """
     dealt = owners(costs(layout.specs, muon, tp), layout.dp, tp)
     worst = 0
@@ -282,7 +291,9 @@ def owner_allocates(
         own = sum(layout.specs[index].numel for index in row)
         wholes = [0] * tp
         for index in row:
-            wholes[dealt[index].tp] += math.prod(layout.specs[index].full_shape(tp))
+            for rank in range(tp):
+                block = layout.specs[index].numel if blocks_too else 0
+                wholes[rank] += math.prod(layout.specs[index].full_shape(tp)) if rank == dealt[index].tp else block
         w, m = _momentum_bytes(layout, bucket, item_bytes)
         published = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype] * layout.dp * bucket.shard(dp_rank).size
         matrices = (2 * m + whole_matrix_bytes(m, compute_bytes)) * max(wholes)
@@ -309,6 +320,21 @@ def blockwise_allocates(
     return owner_allocates(layout, muon, 1, dp_rank, item_bytes, compute_bytes)
 
 
+# ---- periodic ---------------------------------------------------------------------------------------------
+
+
+def periodic_allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return owner's bound for any mixture of whole matrices and blocks; groups may have periods of their own."""
+    return owner_allocates(layout, muon, tp, dp_rank, item_bytes, compute_bytes, blocks_too=True)
+
+
 # ---- All strategies ---------------------------------------------------------------------------------------
 
 
@@ -316,6 +342,7 @@ class StrategyPrediction(NamedTuple):
     """What a strategy's moves, between momentum and apply, send and allocate on the ranks with one `dp_rank`.
 
     sends: (ledger, layout, muon, tp, dp_rank, item_bytes, tp_rank) -> None; adds a step's collectives to the ledger.
+        That of a strategy whose steps are not all alike takes one argument more: see `predict_step` for `whole`.
     allocates: (layout, muon, tp, dp_rank, item_bytes, compute_bytes) -> an upper bound of the bytes that the moves of
         one bucket group allocate beyond state, parameters and gradients.
 
@@ -323,7 +350,7 @@ class StrategyPrediction(NamedTuple):
     compute_bytes: per element of Newton–Schulz's compute dtype.
     """
 
-    sends: Callable[[Ledger, Layout, frozenset[int], int, int, int | None, int], None]
+    sends: Callable[..., None]
     allocates: Callable[[Layout, frozenset[int], int, int, int | None, int], int]
 
 
@@ -332,6 +359,7 @@ PREDICTIONS = {
     "gather_cut": StrategyPrediction(gather_cut_sends, gather_cut_allocates),
     "owner": StrategyPrediction(owner_sends, owner_allocates),
     "blockwise": StrategyPrediction(blockwise_sends, blockwise_allocates),
+    "periodic": StrategyPrediction(owner_sends, periodic_allocates),
 }
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import groups_for, plan_groups
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.strategies.periodic import is_whole
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.collectives import Group
@@ -97,8 +99,10 @@ def build(
     groups = groups_for(model, recipe.optimizer)
     if recipe.optimizer == "adamw":
         return model, Zero1AdamW(groups, grid, **options)
-    dtypes = {"gather_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
-    return model, muon(groups, grid, strategy=recipe.strategy, publish=recipe.publish, **dtypes, **options)
+    options |= {"gather_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
+    if recipe.strategy == "periodic":
+        options["whole_every"] = recipe.whole_every
+    return model, muon(groups, grid, strategy=recipe.strategy, publish=recipe.publish, **options)
 
 
 Build = Callable[..., tuple[nn.Module, ShardedOptimizer]]  # (recipe, grid, **options), as `build`
@@ -148,13 +152,29 @@ def predict_run(recipe: Recipe, dp: int, tp: int, rank: int) -> Ledger:
     """Return the ledger that `train_on_grid` will have filled on `rank` of the grid; starts nothing."""
     layout, muon, model = plan_run(recipe, dp, tp)
     where = divmod(rank, tp)
-    step = predict_step(
-        layout, tp, where[0], muon, recipe.strategy, dtype_name(recipe.gather_dtype), where[1], recipe.publish
-    )
-    for _ in range(recipe.micro_batches // dp):
-        rows = recipe.batch // recipe.micro_batches
-        model.predict_activations(step, rows, recipe.torch_dtype.itemsize, tp)
-    step.record("all_reduce", "dp", dp, LOSS_BYTES, "loss")
     run = Ledger()
-    run.add(step, recipe.steps)
+    for whole, times in _kinds_of_steps(recipe).items():
+        step = predict_step(
+            layout,
+            tp,
+            where[0],
+            muon,
+            recipe.strategy,
+            dtype_name(recipe.gather_dtype),
+            where[1],
+            recipe.publish,
+            None if whole else (),
+        )
+        for _ in range(recipe.micro_batches // dp):
+            rows = recipe.batch // recipe.micro_batches
+            model.predict_activations(step, rows, recipe.torch_dtype.itemsize, tp)
+        step.record("all_reduce", "dp", dp, LOSS_BYTES, "loss")
+        run.add(step, times)
     return run
+
+
+def _kinds_of_steps(recipe: Recipe) -> Mapping[bool, int]:
+    """Return how many steps of the run take whole matrices, and how many take blocks: {True: ..., False: ...}."""
+    if recipe.optimizer != "muon" or recipe.strategy != "periodic":
+        return {True: recipe.steps}
+    return Counter(is_whole(number, recipe.whole_every) for number in range(recipe.steps))

@@ -12,9 +12,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from distmuon.launch import World
-from muonbook.ch04 import ablations, datasets, on_grid, sweep, tables, tasks
+from muonbook.ch04 import datasets, on_grid, sweep, tables, tasks
 from muonbook.ch04.originals import study as originals
 from muonbook.ch04.originals import tables as originals_tables
+from muonbook.ch04.studies import ablations, blocks
 from muonbook.ch04.tasks import LearningTask
 from muonbook.ch04.training import CANDIDATES, Setting
 from muonbook.measure import results
@@ -54,7 +55,7 @@ def check(arguments: Arguments, job: str) -> None:
     if job == "compare":
         task, setting = chosen_task(arguments, "cpu"), chosen_setting(arguments, arguments.optimizer[0])
         on_grid.check(task, setting, arguments.dp, arguments.tp)
-    elif job in ("ablate", "time_steps", "sum_up"):
+    elif job in ("ablate", "compare_blocks", "time_steps", "sum_up"):
         tables.stored_settings("language")
 
 
@@ -99,6 +100,14 @@ def ablate(world: World, arguments: Arguments) -> dict[str, Any]:
     found = ablations.measure(world, tables.stored_settings("language"), arguments.quick)
     for name, lines in tables.LINES.items():
         world.say("\n".join([f"\n{name}", *lines(found[name])]))
+    return found
+
+
+def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Race Muon in blocks against Muon, from the setting that the stored race tuned for the latter."""
+    best = tables.stored_settings("language")["muon"]
+    found = blocks.measure(world, best, blocks.QUICK if arguments.quick else blocks.FULL)
+    world.say("\n".join(blocks.lines(found)))
     return found
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distmuon.launch import UsageError
-from muonbook.ch04.ablations import MATCHED
 from muonbook.ch04.datasets import SOURCES, not_run_lines
+from muonbook.ch04.studies.ablations import MATCHED
 from muonbook.ch04.sweep import Verdict, span, verdict
 from muonbook.ch04.tasks import TASKS
 from muonbook.ch04.training import CANDIDATES, Setting

@@ -77,13 +77,15 @@ def _adamw(model: nn.Module, setting: Setting) -> list[Optimizer]:
     return [AdamW(model.parameters(), lr=setting.lr, **options)]
 
 
-def muon_and_adamw(params: Mapping[str, Sequence[nn.Parameter]], setting: Setting) -> list[Optimizer]:
+def muon_and_adamw(
+    params: Mapping[str, Sequence[nn.Parameter]], setting: Setting, muon: Callable[..., Optimizer] = Muon
+) -> list[Optimizer]:
     """Return Muon for the one part and AdamW for the other, at one learning rate and decay, as the paper has it.
 
-    params: {"muon": matrices, "adamw": the rest}.
+    params: {"muon": matrices, "adamw": the rest}. muon: another form of it.
     """
     same: dict[str, Any] = {"lr": setting.lr, "weight_decay": setting.weight_decay}
-    return [Muon(params["muon"], momentum=setting.option, **same), AdamW(params["adamw"], betas=(0.9, 0.95), **same)]
+    return [muon(params["muon"], momentum=setting.option, **same), AdamW(params["adamw"], betas=(0.9, 0.95), **same)]
 
 
 def _muon(model: nn.Module, setting: Setting) -> list[Optimizer]:

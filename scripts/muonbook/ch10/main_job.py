@@ -18,7 +18,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify import training
-from distmuon.verify.certificate import EXACT_STEPS, Certificate, gather_evidence, judge, judging
+from distmuon.verify.certificate import Certificate, exact_steps, gather_evidence, judge, judging
 from distmuon.verify.drift import Drift
 from distmuon.verify.prediction import is_predicted
 from muonbook.report import machine, plural, progress
@@ -58,8 +58,7 @@ def tell(handed_over: dict[str, Any], recipe: Recipe, arguments: Namespace) -> t
         except launch.OutputError as error:  # what --json asked for is still to be written
             print(f"error: {error}", file=sys.stderr)
             drawn = False
-    verdict = "Verified: the sharded run is the single-process run."
-    print(verdict if result["passed"] else "NOT verified: see FAIL above, or run again without --quiet.")
+    print("\n".join(verdict_lines(result)))
     return result["passed"] and drawn, result
 
 
@@ -72,7 +71,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
     world, evidence = handed_over["world"], handed_over["evidence"]
     device = torch.device(world.device)
     with judging(device, threads):
-        judged = judge(recipe, evidence, world.dp, device)
+        judged = judge(recipe, evidence, world.dp, device, world.tp)
     predicted = None
     if is_predicted(recipe.strategy):
         predicted = [training.predict_run(recipe, world.dp, world.tp, rank) for rank in range(world.size)]
@@ -85,6 +84,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         "dtype": recipe.dtype,
         "optimizer": recipe.optimizer,
         "strategy": recipe.strategy,
+        "whole_every": recipe.whole_every if recipe.strategy == "periodic" else None,
         "publish": recipe.publish,
         "steps": recipe.steps,
         "seed": recipe.seed,
@@ -100,6 +100,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         "unrounded_relative_difference": unrounded and unrounded.difference,
         "unrounded_control_relative_difference": unrounded and unrounded.control,
         "replicas_agree": judged.replicas_agree,
+        "muon_relative_difference": judged.from_muon,
         "verdicts": judged.verdicts,
         "ledger": ledger_rows(handed_over["ledgers"], predicted),
         "ledger_differences": [
@@ -113,6 +114,20 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
     }
     passed = judged.passed and not result["ledger_differences"]
     return result | {"passed": passed}, judged
+
+
+def verdict_lines(result: dict[str, Any]) -> list[str]:
+    """Return the verdict, in a line, or in two of an optimizer that is what it is, but not Muon."""
+    failed = {row for row, passed in result["verdicts"].items() if passed is False}
+    if result["passed"]:
+        return ["Verified: the sharded run is the single-process run."]
+    if failed != {"muon"} or result["ledger_differences"]:
+        return ["NOT verified: see FAIL above, or run again without --quiet."]
+    what, away = f"{result['strategy']} over {result['grid']['tp']} TP ranks", result["muon_relative_difference"]
+    return [
+        f"Verified as what it is: {what}, and the sharded run is its single-process run.",
+        f"NOT verified as Muon: that is another optimizer, whose run ends {away:.0e} of the movement away.",
+    ]
 
 
 def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: Layout) -> list[str]:
@@ -211,13 +226,14 @@ def certificate_lines(certificate: Certificate, recipe: Recipe, ranks: int) -> l
         return what, "bitwise equal" if equal else "not equal"
 
     texts = {
-        "exact": bitwise(f"{plural(EXACT_STEPS, 'step')} on the same gradients", c.exact),
+        "exact": bitwise(f"{plural(exact_steps(recipe), 'step')} on the same gradients", c.exact),
         "float64": moved(recipe.steps, c.float64_relative_difference, f"{FLOAT64_BOUND:.0e}"),
         **{
             row: beside((recipe.unrounded if row == "unrounded" else recipe).steps, drift)
             for row, drift in c.drifts.items()
         },
         "replicas": bitwise(f"whole parameters, as seen by {plural(ranks, 'rank')}", c.replicas_agree),
+        "muon": moved(recipe.steps, c.from_muon or 0.0, f"{FLOAT64_BOUND:.0e}"),
     }
     outcomes = {True: "pass", False: "FAIL", None: "no power here"}
     return [

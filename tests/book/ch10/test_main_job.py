@@ -28,7 +28,7 @@ from muonbook.ch10 import main_job
 JOB = str(worlds.ROOT / "scripts" / "10_dp_tp.py")
 SMALL = ["--dp", "2", "--tp", "2", "--steps", "4"]
 VERIFIED = "Verified: the sharded run is the single-process run.\n"
-KNOWN = "blockwise, gather_all, gather_cut, owner"
+KNOWN = "blockwise, gather_all, gather_cut, owner, periodic"
 SECONDS = ("seconds_per_step", "reference_seconds_per_step", "start_seconds")
 
 
@@ -250,6 +250,12 @@ def test_only_rank_0_draws_a_progress_bar_and_only_on_a_terminal(
             "--strategy gossip",
             f"--strategy gossip: choose one of {KNOWN}, or the path of a .py file with your own.",
         ),
+        ("--whole-every 3", "--whole-every does nothing with --strategy gather_all; take periodic, or leave it out."),
+        (
+            "--optimizer adamw --whole-every 3",
+            "--whole-every does nothing with --optimizer adamw; leave one of the two",
+        ),
+        ("--strategy periodic --whole-every 0", "--whole-every 0: must be at least 1."),
         ("--backend mpi", "--backend mpi is unknown; choose one of gloo, nccl, auto."),
         ("--device tpu", "--device tpu is unknown; choose one of cpu, cuda."),
         ("--tp 3", "--tp 3 does not divide the layers' 256 features; choose one of 1, 2, 4, 8, 16, 32, 64, 128, 256."),
@@ -343,7 +349,7 @@ def test_help_explains_every_argument_and_shows_commands() -> None:
         "{cpu,cuda}",
     ):
         assert shown in ending.out
-    assert ending.out.count("\n  python scripts/10_dp_tp.py ") == 4
+    assert ending.out.count("\n  python scripts/10_dp_tp.py ") == 6
     assert "\n  torchrun --nproc-per-node 8 scripts/10_dp_tp.py " in ending.out
 
 
@@ -371,6 +377,41 @@ def test_the_map_in_words_says_how_many_in_english(dp: int, tp: int, says: str) 
 
 def test_the_strategies_that_a_command_accepts_are_those_there_are() -> None:
     assert list(recipe.STRATEGIES) == strategies.names()
+
+
+# ---- Strategies that are other optimizers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["blockwise", "periodic"])
+def test_another_optimizer_is_verified_as_what_it_is_and_not_as_muon(strategy: str, tmp_path: Path) -> None:
+    every = ["--whole-every", "2"] if strategy == "periodic" else []
+    ending = worlds.finish(
+        JOB, "--dp", "1", "--tp", "2", "--steps", "4", "--strategy", strategy, *every, "--json", f"{tmp_path}/run.json"
+    )
+    assert ending.code == 1
+    for row in ("exact", "float64", "unrounded", "replicas"):
+        assert re.search(rf"^  {row} .* pass$", ending.out, re.MULTILINE), row
+    assert re.search(
+        r"^  muon +4 steps, difference / movement +[1-9]e-01, at most 1e-10 +FAIL$", ending.out, re.MULTILINE
+    )
+    assert "every rank, bucket and collective: counted = predicted" in ending.out
+    verified, not_muon = ending.out.splitlines()[-2:]
+    assert (
+        verified
+        == f"Verified as what it is: {strategy} over 2 TP ranks, and the sharded run is its single-process run."
+    )
+    assert re.fullmatch(
+        r"NOT verified as Muon: that is another optimizer, whose run ends [1-9]e-01 of the movement away\.", not_muon
+    )
+    result = json.loads((tmp_path / "run.json").read_text())
+    assert 0.01 < result["muon_relative_difference"] < 1
+    assert result["whole_every"] == (2 if strategy == "periodic" else None)
+    assert [row for row, passed in result["verdicts"].items() if not passed] == ["muon"]
+
+
+def test_where_nothing_is_cut_it_is_muon() -> None:
+    ending = worlds.finish(JOB, "--dp", "2", "--tp", "1", "--steps", "4", "--strategy", "periodic", "--quiet")
+    assert (ending.code, ending.out) == (0, VERIFIED)
 
 
 # ---- A strategy of the reader's own -----------------------------------------------------------------------
@@ -463,4 +504,5 @@ def test_a_strategy_file_that_cannot_be_one_is_refused_at_once(tmp_path: Path, t
 def test_a_strategy_without_all_moves_is_refused_by_name(tmp_path: Path) -> None:
     ending = run_own(tmp_path, "class Mine:\n    def dp_gather(self): ...\n\nSTRATEGY = Mine\n")
     assert ending.code == 1
-    assert "its class lacks plan, bucket_groups, tp_gather, newton_schulz, tp_shard, dp_shard: write them" in ending.err
+    lacking = "plan, options, bucket_groups, tp_gather, newton_schulz, tp_shard, dp_shard, lr_ratio"
+    assert f"its class lacks {lacking}: write them" in ending.err

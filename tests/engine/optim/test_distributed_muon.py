@@ -105,7 +105,7 @@ def test_publishing_updates_instead_of_parameters_changes_no_bit(dp: int, tp: in
     ],
 )
 def test_updates_are_published_only_where_every_rank_can_take_them(
-    dtype: torch.dtype, options: dict[str, str], says: str
+    dtype: torch.dtype, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         cases.build(SMALL.of_dtype(dtype), Grid.alone(), bucket_size=10_000, **options)

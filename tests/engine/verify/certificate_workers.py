@@ -54,6 +54,16 @@ BEYOND = {  # the blueprint
 }
 
 
+OTHERS = {  # optimizers where T is more than 1: not Muon
+    "blockwise float32": replace(TINY["tiny float32"], strategy="blockwise"),
+    **{
+        f"periodic {dtype}": replace(TINY[f"tiny {dtype}"], strategy="periodic", whole_every=2, steps=3)
+        for dtype in ("float32", "bfloat16")
+    },
+    "periodic every step": replace(TINY["tiny float32"], strategy="periodic", whole_every=1),  # is Muon again
+}
+
+
 class Witness(NamedTuple):
     """What one rank hands over.
 
@@ -116,6 +126,7 @@ class Case(NamedTuple):
     bucket_size: int = 1000
     strategy: str = "gather_all"
     publish: str = "parameters"
+    whole_every: int | None = None  # for `periodic` alone
 
     def named(self) -> list[tuple[str, nn.Parameter, str]]:
         """Return (name, parameter, algorithm) in the order of the map."""
@@ -132,8 +143,9 @@ class Case(NamedTuple):
     def predict(self, dp: int, tp: int, rank: int) -> Ledger:
         """Return the step's ledger on a rank of the grid; any process can."""
         dp_rank, tp_rank = divmod(rank, tp)
+        whole = None if self.whole_every in (None, 1) else ()  # the first step, which is the one that is counted
         ledger = predict_step(
-            self.layout(dp, tp), tp, dp_rank, self.muon, self.strategy, tp_rank=tp_rank, publish=self.publish
+            self.layout(dp, tp), tp, dp_rank, self.muon, self.strategy, None, tp_rank, self.publish, whole
         )
         self.activations(ledger)
         return ledger
@@ -217,6 +229,8 @@ CASES: dict[str, Callable[[Group], Case]] = {
     "ragged, owner, flat": by("owner", ragged, FLAT),
     "mlp, owner, updates": lambda tp: by("owner", mlp, 100)(tp)._replace(publish="updates"),
     "mlp, blockwise": by("blockwise", mlp, 100),
+    "ragged, periodic, whole": lambda tp: by("periodic", ragged, 40)(tp)._replace(whole_every=1),
+    "ragged, periodic, in blocks": lambda tp: by("periodic", ragged, 40)(tp)._replace(whole_every=2),
 }
 
 
@@ -225,8 +239,9 @@ def count(case: Case, grid: Grid) -> tuple[Ledger, Ledger, Ledger]:
     prediction = case.predict(grid.dp.size, grid.tp.size, grid.world.rank)
     optimizer: ShardedOptimizer
     if case.muon:
+        period: dict[str, Any] = {} if case.whole_every is None else {"whole_every": case.whole_every}
         optimizer = DistributedMuon(
-            case.groups, grid, bucket_size=case.bucket_size, strategy=case.strategy, publish=case.publish
+            case.groups, grid, bucket_size=case.bucket_size, strategy=case.strategy, publish=case.publish, **period
         )
     else:
         optimizer = Zero1AdamW(case.groups, grid, bucket_size=case.bucket_size)
@@ -241,4 +256,4 @@ def count(case: Case, grid: Grid) -> tuple[Ledger, Ledger, Ledger]:
 def witnesses(dp: int, tp: int) -> list[Witness]:
     """Return what every rank of a dp x tp grid hands over; each grid is started once, when first asked for."""
     large = (dp, tp) in LARGE_GRIDS
-    return launch.run(bear_witness, (TINY if large else RECIPES | BEYOND, not large), dp=dp, tp=tp)
+    return launch.run(bear_witness, (TINY if large else RECIPES | BEYOND | OTHERS, not large), dp=dp, tp=tp)

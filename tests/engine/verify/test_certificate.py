@@ -34,10 +34,10 @@ def references_once() -> Iterator[None]:
     def remembering(train: Callable[..., Run]) -> Callable[..., Run]:
         runs: dict[Any, Run] = {}
 
-        def once(recipe: Any, *rest: Any) -> Run:
-            if recipe not in runs:
-                runs[recipe] = train(recipe, *rest)
-            return runs[recipe]
+        def once(recipe: Any, device: Any, data: Any, tp: int = 1) -> Run:
+            if (recipe, tp) not in runs:
+                runs[recipe, tp] = train(recipe, device, data, tp)
+            return runs[recipe, tp]
 
         return once
 
@@ -78,6 +78,27 @@ def test_other_strategies_are_the_same_optimizer(dp: int, tp: int, name: str) ->
     assert (judged.exact, judged.replicas_agree) == (True, True)
     assert judged.float64_relative_difference <= FLOAT64_BOUND
     assert judged.drifts["unrounded"].passed
+
+
+@every_grid
+@pytest.mark.parametrize("name", workers.OTHERS)
+def test_other_optimizers_are_what_they_are_and_not_muon(dp: int, tp: int, name: str) -> None:
+    recipe, evidence = workers.OTHERS[name], workers.witnesses(dp, tp)[0].evidence[name]
+    judged = certificate.judge(recipe, evidence, dp, CPU, tp)
+    assert (judged.exact, judged.replicas_agree) == (True, True)
+    assert judged.float64_relative_difference <= FLOAT64_BOUND
+    assert judged.drifts["unrounded"].passed
+    if tp == 1 or name == "periodic every step":
+        assert judged.from_muon is None
+        assert judged.passed
+        assert certificate.identical(
+            certificate.exact_alone(replace(recipe, strategy="owner"), dp, CPU, tp), evidence.exact
+        )
+    else:
+        assert judged.from_muon is not None
+        assert judged.from_muon > 1e-2
+        assert judged.verdicts["muon"] is False
+        assert not judged.passed
 
 
 @pytest.mark.parametrize(("dp", "tp"), workers.LARGE_GRIDS)

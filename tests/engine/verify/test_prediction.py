@@ -31,10 +31,10 @@ def predicted_here(name: str, dp: int, tp: int, rank: int) -> Ledger:
 
 
 @every_grid
-@pytest.mark.parametrize("name", workers.RECIPES | workers.BEYOND)
+@pytest.mark.parametrize("name", workers.RECIPES | workers.BEYOND | workers.OTHERS)
 def test_a_training_run_sends_what_was_predicted(dp: int, tp: int, name: str) -> None:
     for rank, witness in enumerate(workers.witnesses(dp, tp)):
-        prediction = predict_run((workers.RECIPES | workers.BEYOND)[name], dp, tp, rank)
+        prediction = predict_run((workers.RECIPES | workers.BEYOND | workers.OTHERS)[name], dp, tp, rank)
         assert witness.trained[name].differences(prediction) == [], f"rank {rank}"
         groups = {"dp": dp, "tp": tp, "world": dp * tp}
         assert {entry.group for entry, _ in prediction} == {group for group, size in groups.items() if size > 1}
@@ -62,7 +62,7 @@ def test_the_dispatcher_saw_the_same_bytes(dp: int, tp: int, name: str) -> None:
         for group in ("dp", "tp", "world"):
             ours, seen = counted.total(group=group), dispatched.total(group=group)
             assert (ours.calls, ours.sent_bytes) == (seen.calls, seen.sent_bytes), f"rank {rank}, {group}"
-        if workers.CASES[name](Group("tp", tp)).strategy in ("owner", "blockwise"):
+        if workers.CASES[name](Group("tp", tp)).strategy in ("owner", "blockwise", "periodic"):
             continue
         expected: dict[tuple[str, str], Traffic] = {}
         for (op, group), traffic in counted.by_collective().items():

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from distmuon.sharding.layout import Layout
 
 PUBLISHED = ("parameters", "updates")  # what the last move may send
-MOVES = ("plan", "bucket_groups", "dp_gather", "tp_gather", "newton_schulz", "tp_shard", "dp_shard")
+MOVES = ("dp_gather", "tp_gather", "newton_schulz", "tp_shard", "dp_shard")
+METHODS = ("plan", "options", "bucket_groups", *MOVES, "lr_ratio")  # what every strategy has
 
 
 def names() -> list[str]:
@@ -72,8 +73,13 @@ def planner(name: str) -> Callable[..., Layout]:
 def load(name: str) -> type[Strategy]:
     """Return the strategy `name`; raises ValueError, saying what is wrong, for an unknown or an unfinished one."""
     found = module(name).STRATEGY
-    if missing := [move for move in MOVES if not callable(getattr(found, move, None))]:
+    if missing := [name for name in METHODS if not callable(getattr(found, name, None))]:
         raise ValueError(
             f"strategy is {name!r}; its class lacks {', '.join(missing)}: write them, or inherit GatherAll."
         )
     return found
+
+
+def having(option: str) -> list[str]:
+    """Return the strategies here that have this option of a group for their own."""
+    return [name for name in names() if option in load(name).options({})]

@@ -10,12 +10,14 @@ A strategy owns the five moves between momentum and update, mirror images around
 
 `index` is the parameter's place in the map, which the strategy lays out itself (`plan`): where shards may end decides
 what has to travel. What travels together is a *bucket group*: the buckets of one round.
+Before them it says which options of a group are its own (`options`), and after them by what a matrix's learning rate
+is multiplied in this step (`lr_ratio`): for every form of Muon by 1.
 A file with a strategy ends in `STRATEGY = TheClass`. What it sends and holds is predicted in `verify.prediction`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -38,6 +40,7 @@ class StrategyContext:
     layout, metas: the map, and this rank's view of it. grid: for the collectives.
     groups: the Muon parameters: index -> parameter group.
     gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, float64 for float64 models.
+    steps: says how many updates were made before this one, skipped steps apart: the same on all ranks, and saved.
     """
 
     layout: Layout
@@ -45,6 +48,7 @@ class StrategyContext:
     grid: Grid
     groups: Mapping[int, dict[str, Any]]
     gather_dtype: torch.dtype | None
+    steps: Callable[[], int] = lambda: 0
 
     def wire_dtype(self, buckets: BucketGroup) -> torch.dtype:
         """Return the dtype in which the momentum of these buckets travels."""
@@ -75,12 +79,15 @@ class Strategy(Protocol):
     def __init__(self, context: StrategyContext) -> None: ...
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout: ...
+    @staticmethod
+    def options(given: Mapping[str, Any]) -> dict[str, Any]: ...
     def bucket_groups(self) -> Sequence[BucketGroup]: ...
     def dp_gather(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]: ...
     def tp_gather(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
     def newton_schulz(self, matrices: Tensors) -> dict[int, Tensor]: ...
     def tp_shard(self, buckets: BucketGroup, updates: Tensors) -> dict[int, Tensor]: ...
     def dp_shard(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
+    def lr_ratio(self, index: int) -> float: ...
 
 
 class BucketByBucket:
@@ -88,6 +95,11 @@ class BucketByBucket:
 
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
+
+    @staticmethod
+    def options(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the strategy's own options of a group of Muon's, as given or by default; ValueError for nonsense."""
+        return {}
 
     def bucket_groups(self) -> Sequence[BucketGroup]:
         """Return one group per bucket: while one is gathered, no other takes up memory."""
@@ -100,6 +112,10 @@ class BucketByBucket:
     ) -> dict[int, Tensor]:  # O[I, J]
         """Whole matrices -> their orthogonalized updates."""
         return self.context.orthogonalize(matrices)
+
+    def lr_ratio(self, index: int) -> float:
+        """Return by what the learning rate of a matrix is multiplied in this step, not its decay."""
+        return 1.0
 
 
 def momentum_label(bucket: Bucket) -> str:

@@ -1,0 +1,97 @@
+"""periodic: whole matrices every so many steps, blocks in between. Another optimizer than Muon: MuonBP.
+
+A group's `whole_every` is k: its matrices are whole in steps k, 2 k, 3 k, ..., as in `owner`, on the same map and with
+the same bytes. In all other steps every rank orthogonalizes the block that it holds, as in `blockwise`, and TP sends
+nothing. Where k or T is 1, it is Muon.
+
+                    whole step (owner)                         block step (blockwise)
+    dp_gather       this rank's pieces -> TP-local matrices    the same                        nothing sent
+    tp_gather       blocks to their owners    all-to-all       blocks stay blocks              nothing sent
+    newton_schulz   the matrices I own                         the blocks I hold
+    tp_shard        blocks to their ranks     all-to-all       updates are where they belong   nothing sent
+    dp_shard        TP-local updates -> this rank's pieces     the same                        nothing sent
+    lr_ratio        1                                          block_lr_ratio
+
+A matrix [A, B] in T blocks of its longer side has updates of up to sqrt(T) times the RMS, since Newton–Schulz makes the
+RMS of a semi-orthogonal [a, b] 1 / sqrt(max(a, b)). So block steps want a smaller learning rate, from 1 / sqrt(T) to 1
+times that of whole ones. By default (`block_lr_ratio="shape"`) the factor on a block's update is that of the block's
+own shape, which keeps the RMS; a number is a ratio of learning rates by itself, 1 what `blockwise` does. Decay is that
+of the group's learning rate in every step.
+
+A step that is skipped is none: the optimizer's own count of updates, saved with its state and compared between ranks,
+says which step this is. Work is balanced for whole steps.
+
+Source: MuonBP (Khaled, Ozkara, Yu, Hong, Park 2025, arXiv 2510.16981), whose theory asks for the two learning rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from distmuon.optim.muon import scale
+from distmuon.optim.strategies.owner import OneOwner
+from distmuon.optim.strategies.strategy import BucketGroup, Tensors
+
+OPTIONS: dict[str, Any] = {"whole_every": 5, "block_lr_ratio": "shape"}
+
+
+def is_whole(steps: int, every: int) -> bool:
+    """Say whether the step after `steps` updates is one that takes whole matrices: every `every`-th is."""
+    return (steps + 1) % every == 0
+
+
+class PeriodicOwner(OneOwner):
+    """One owner per matrix in whole steps; in block steps every rank takes its blocks for whole matrices."""
+
+    @staticmethod
+    def options(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return whole_every and block_lr_ratio of a group, as given or by default; ValueError for nonsense."""
+        found = {name: given.get(name, default) for name, default in OPTIONS.items()}
+        every, ratio = found["whole_every"], found["block_lr_ratio"]
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ValueError(f"whole_every is {every!r}; give a number of steps, 1 or more.")
+        if ratio != "shape" and not (isinstance(ratio, int | float) and 0 < ratio < math.inf):
+            raise ValueError(f"block_lr_ratio is {ratio!r}; give 'shape' or a positive number.")
+        return found
+
+    def takes_whole(self, index: int) -> bool:
+        """Say whether this step takes that matrix whole."""
+        return is_whole(self.context.steps(), self.context.groups[index]["whole_every"])
+
+    # These two are no moves of their own: the owner's, inside, are what hooks see.
+
+    def tp_gather(
+        self,
+        buckets: BucketGroup,
+        blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
+    ) -> dict[int, Tensor]:  # M[I, J], or the same
+        """Blocks -> the owners of those that are to be whole; all others stay blocks."""
+        travelling = {index: block for index, block in blocks.items() if self.takes_whole(index)}
+        staying = {index: block for index, block in blocks.items() if index not in travelling}
+        return super().tp_gather(buckets, travelling) | staying
+
+    def tp_shard(
+        self,
+        buckets: BucketGroup,
+        updates: Tensors,  # O[I, J], or of blocks
+    ) -> dict[int, Tensor]:  # O[I_tp, J] or O[I, J_tp]
+        """Whole updates -> blocks of them to all TP ranks; updates of blocks stay."""
+        travelling = {index: update for index, update in updates.items() if self.takes_whole(index)}
+        staying = {index: update for index, update in updates.items() if index not in travelling}
+        return super().tp_shard(buckets, travelling) | staying
+
+    def lr_ratio(self, index: int) -> float:
+        """Return 1 for a matrix that is whole, cut or not, and `block_lr_ratio` for one in blocks."""
+        group, spec, tp = self.context.groups[index], self.context.layout.specs[index], self.context.grid.tp.size
+        if tp == 1 or spec.tp_split_dim is None or self.takes_whole(index):
+            return 1.0
+        if group["block_lr_ratio"] != "shape":
+            return group["block_lr_ratio"]
+        return scale(spec.shape, group["scale"]) / scale(spec.full_shape(tp), group["scale"])
+
+
+STRATEGY = PeriodicOwner

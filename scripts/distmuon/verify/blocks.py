@@ -1,0 +1,100 @@
+"""Muon in blocks, in one process: what `blockwise` and `periodic` are where T is more than 1. Other optimizers.
+
+A certificate holds a sharded run of those strategies against this: plain single-device code, whole parameters, no map,
+no shard, no group. What TP would hold in T pieces is orthogonalized in T pieces, each by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from distmuon.models.recipe import Recipe
+from distmuon.optim.muon import MUON_DEFAULTS, Muon, apply_, batches, decay_, orthogonalize, scale
+from distmuon.sharding.tensor_parallel import tp_split_dim
+
+
+class BlockMuon(Muon):
+    """Muon whose matrices are orthogonalized in blocks, cut along the dimension that their mark `tp_split_dim` names.
+
+    Takes what `Muon` takes, and as options of each group
+    blocks: T, into how many equal blocks a marked matrix is cut; what bears no mark, or None, is whole in every step.
+    whole_every: every so many steps, all matrices are whole; 0: never.
+    block_lr_ratio: learning rate of a block step over that of a whole one; "shape": let the update's factor be that of
+        the block's shape. Decay is not scaled.
+
+    Raises ValueError, beyond what Muon refuses, where T does not divide a matrix. It counts its steps by itself, and
+    does not save their number.
+    """
+
+    DEFAULTS: ClassVar = Muon.DEFAULTS | {"blocks": 1, "whole_every": 0, "block_lr_ratio": "shape"}
+
+    def __init__(self, params: Any, lr: float | Tensor = MUON_DEFAULTS["lr"], **options: Any) -> None:
+        super().__init__(params, lr, **options)
+        self.number = 1  # of the present step
+        self.register_step_post_hook(_count)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        super()._check(group)
+        for p in group["params"]:
+            dim = tp_split_dim(p)
+            if dim is not None and p.shape[dim] % group["blocks"]:
+                raise ValueError(
+                    f"{group['blocks']} blocks do not divide dimension {dim} of a matrix of {tuple(p.shape)}; "
+                    "choose a number that does."
+                )
+
+    def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
+        """Update the matrices of one batch, each in as many blocks as this step asks for."""
+        cut = [self._cut(p, self._momentum(p, group), group) for p, group in zip(parameters, groups, strict=True)]
+        blocks = [block for mine in cut for block in mine]
+        owners = [group for mine, group in zip(cut, groups, strict=True) for _ in mine]
+        for batch in batches(blocks, owners):
+            found = orthogonalize([blocks[i] for i in batch], owners[batch[0]])
+            for i, update in zip(batch, found, strict=True):
+                blocks[i] = update
+        remaining = iter(blocks)
+        for p, group, mine in zip(parameters, groups, cut, strict=True):
+            updates = [next(remaining) for _ in mine]  # O[I_tp, J] or O[I, J_tp], T of them
+            update = torch.cat(updates, tp_split_dim(p) or 0) if len(mine) > 1 else updates[0]
+            ratio = _ratio(p, group) if len(mine) > 1 else 1.0
+            decay_(p, group["lr"], group["weight_decay"])
+            apply_(p, update, group["lr"] * ratio, scale(p.shape, group["scale"]))
+
+    def _cut(
+        self,
+        p: Tensor,  # [A, B]
+        u: Tensor,  # [A, B]
+        group: dict[str, Any],
+    ) -> list[Tensor]:
+        """Return what Newton–Schulz is fed for one matrix in this step, in storage of its own."""
+        dim, every = tp_split_dim(p), group["whole_every"]
+        if dim is None or group["blocks"] == 1 or (every and self.number % every == 0):
+            return [u]
+        return [block.clone(memory_format=torch.contiguous_format) for block in u.chunk(group["blocks"], dim)]
+
+
+def _count(optimizer: Any, *_: Any) -> None:
+    optimizer.number += 1
+
+
+def _ratio(p: Tensor, group: dict[str, Any]) -> float:
+    """Return learning rate of a block step over that of a whole one."""
+    if group["block_lr_ratio"] != "shape":
+        return group["block_lr_ratio"]
+    dim = tp_split_dim(p)
+    block = [size // group["blocks"] if dim == d else size for d, size in enumerate(p.shape)]
+    return scale(block, group["scale"]) / scale(p.shape, group["scale"])
+
+
+def block_options(recipe: Recipe, tp: int) -> dict[str, Any] | None:
+    """Return the options that make `BlockMuon` this recipe's optimizer over T = `tp`; None where that is Muon."""
+    if recipe.optimizer != "muon" or tp == 1:
+        return None
+    if recipe.strategy == "blockwise":
+        return {"blocks": tp, "whole_every": 0, "block_lr_ratio": 1.0}
+    if recipe.strategy == "periodic" and recipe.whole_every > 1:
+        return {"blocks": tp, "whole_every": recipe.whole_every, "block_lr_ratio": "shape"}
+    return None
