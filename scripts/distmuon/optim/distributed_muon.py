@@ -17,7 +17,7 @@ Source: Moonlight (Liu et al. 2025), Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,14 +25,14 @@ from torch import Tensor
 
 from distmuon.optim import strategies
 from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_dtype, check_muon_options, decay_, momentum_, scale
-from distmuon.optim.routing import check_muon_parameter
+from distmuon.optim.routing import check_muon_parameter, specs_in_groups
 from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.agreement import together
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
-from distmuon.sharding.layout import Bucket, Layout, ParamSpec
+from distmuon.sharding.layout import Bucket, Layout, ParamSpec, Range
 
 
 class DistributedMuon(ShardedOptimizer):
@@ -86,8 +86,7 @@ class DistributedMuon(ShardedOptimizer):
 
     def plan(self, specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> Layout:
         """Return the strategy's map of the parameters."""
-        algorithms = [group["algorithm"] for group in self.param_groups for _ in group["params"]]
-        muon = [index for index, algorithm in enumerate(algorithms) if algorithm == "muon"]
+        specs, muon = specs_in_groups(specs, self.param_groups, self.grid.tp.size)
         return self._chosen.plan(specs, muon, dp, self.grid.tp.size, bucket_size)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -96,7 +95,19 @@ class DistributedMuon(ShardedOptimizer):
         if param_group["algorithm"] == "muon":
             check_muon_options(param_group)
             for name, parameter in zip(param_group["param_names"], param_group["params"], strict=True):
-                check_muon_parameter(name, parameter)
+                check_muon_parameter(name, parameter, param_group["matrices"], self.grid.tp.size)
+
+    def collect(self) -> RuntimeError | None:
+        """Do as any sharded optimizer does, and refuse matrices that the map does not know."""
+        if refusal := super().collect():
+            return refusal
+        specs = self.buffers.layout.specs
+        try:
+            changed = specs_in_groups(specs, self.param_groups, self.grid.tp.size)[0] != list(specs)
+        except ValueError:
+            changed = True
+        words = "the option matrices was changed, and the map is laid out once; set it back, or make a new optimizer."
+        return RuntimeError(words) if changed else None
 
     def update(self) -> None:
         """Run AdamW on its pieces; then move one bucket group after the other."""
@@ -139,11 +150,10 @@ class DistributedMuon(ShardedOptimizer):
     ) -> None:
         """Decay and move this rank's master weights; the scale is that of whole matrices."""
         for piece in self._moving(buckets):
-            group = self.muon[piece.index]
-            spec, lr = self.buffers.layout.specs[piece.index], group["lr"]
-            whole = spec.full_shape(self.grid.tp.size)  # [I, J]
-            decay_(piece.weight, lr, group["weight_decay"])
-            apply_(piece.weight, updates[piece.index], lr, scale(whole, group["scale"]))
+            group, update = self.muon[piece.index], updates[piece.index]
+            decay_(piece.weight, group["lr"], group["weight_decay"])
+            for run, factor in self._scales(piece.index, piece.meta.range_in_param):
+                apply_(piece.weight[run], update[run], group["lr"], factor)
 
     @hooked
     def apply_everywhere(
@@ -158,12 +168,17 @@ class DistributedMuon(ShardedOptimizer):
                 continue
             whole = self._gathered_updates(bucket, updates)
             for index in sorted(self.statistics.present & set(bucket.params)):
-                group, weight = self.muon[index], self.buffers.parameter_homes[index]  # W[I_tp, J]
-                spec, meta = self.buffers.layout.specs[index], self.buffers.metas[index]
-                update = whole[meta.global_range.relative_to(bucket.offset).as_slice].view(spec.shape)
+                group, weight = self.muon[index], self.buffers.parameter_homes[index].view(-1)  # W[I_tp J]
+                update = whole[self.buffers.metas[index].global_range.relative_to(bucket.offset).as_slice]
                 decay_(weight, group["lr"], group["weight_decay"])
-                full = spec.full_shape(self.grid.tp.size)  # [I, J]
-                apply_(weight, update, group["lr"], scale(full, group["scale"]))
+                for run, factor in self._scales(index, Range(0, weight.numel())):
+                    apply_(weight[run], update[run], group["lr"], factor)
+
+    def _scales(self, index: int, where: Range) -> Iterator[tuple[slice, float]]:
+        """Yield (run of elements, counted from where; scale of the whole matrices in it) over a run of a parameter."""
+        kind = self.muon[index]["scale"]
+        for run, shape in self.buffers.layout.specs[index].runs(self.grid.tp.size):
+            yield run.intersect(where).relative_to(where.start).as_slice, scale(shape, kind)
 
     def _gathered_updates(self, bucket: Bucket, updates: Tensors) -> Tensor:  # [padded]
         shard_range = bucket.shard(self.grid.dp.rank)

@@ -5,17 +5,15 @@ ZeRO-1's outer moves are the same for every optimizer; between them each strateg
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from distmuon.optim import strategies
-from distmuon.optim.strategies.owner import costs
+from distmuon.optim.strategies.owner import deal
 from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label, updates_label
 from distmuon.sharding.gradients import STATISTICS_LABEL, statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.ownership import owners
 
 STATISTICS_BYTES = 128  # per parameter, an upper bound: norms, AdamW's counters, flags
 
@@ -137,17 +135,17 @@ def gather_all_allocates(
     + m L                          the copy that puts blocks cut along dimension 1 side by side
 
     with B elements in the bucket (padded) and b = B / D in a shard; F in the whole matrices of
-    which this rank owns a part, L in the largest of them; w, m, c bytes per element of the
-    momentum, the gather and Newton–Schulz; p of the norm (float32 or wider). F <= T b + 2 L, for
-    only the two matrices at the ends of a shard can stick out of it: the bound grows with the
-    bucket and the largest matrix, never with the model.
+    which this rank owns a part (where TP cuts between matrices: in its own), L in the largest of
+    them; w, m, c bytes per element of the momentum, the gather and Newton–Schulz; p of the norm
+    (float32 or wider). F <= T b + 2 L, for only the two matrices at the ends of a shard can stick
+    out of it: the bound grows with the bucket and the largest matrix, never with the model.
     """
     worst = 0
     for bucket in layout.buckets:
         if not any(i in muon for i in bucket.params):
             continue
         mine = _owned(layout, bucket, muon, dp_rank)
-        whole = [math.prod(layout.specs[i].full_shape(tp)) for i in mine]
+        whole = [layout.specs[i].gathered_numel(tp) for i in mine]
         w, m = _momentum_bytes(layout, bucket, item_bytes)
         matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
         flat = w * bucket.shard_size + m * (bucket.shard_size + bucket.padded)
@@ -168,7 +166,7 @@ def _gathers_over_tp(ledger: Ledger, layout: Layout, owned: Collection[int], tp:
     """Add the TP gather of every cut matrix of which a DP rank owns a piece; size: bytes per element."""
     for index in owned:
         spec = layout.specs[index]
-        if spec.tp_split_dim is not None:
+        if spec.tp_gather_dim is not None:
             ledger.record("all_gather", "tp", tp, spec.numel * tp * size, f"momentum, {spec.name}")
 
 
@@ -215,7 +213,7 @@ def gather_cut_allocates(
         mine = _owned(layout, bucket, muon, dp_rank)
         pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in mine)
         local = sum(layout.specs[i].numel for i in mine)
-        whole = [math.prod(layout.specs[i].full_shape(tp)) for i in mine]
+        whole = [layout.specs[i].gathered_numel(tp) for i in mine]
         w, m = _momentum_bytes(layout, bucket, item_bytes)
         matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
         flat = (w + m) * pieces + m * (_packed(layout, bucket, mine, dp_rank) + 2 * local)
@@ -244,10 +242,10 @@ def owner_sends(
     """Add what one step sends: nothing over DP; over TP, blocks to their owners and blocks of the updates back."""
     if tp == 1:
         return
-    dealt = owners(costs(layout.specs, muon, tp), layout.dp, tp)
+    dealt = deal(layout.specs, muon, layout.dp, tp)
     for bucket in layout.buckets:
-        row = _owned(layout, bucket, muon, dp_rank)
-        cut = [index for index in row if layout.specs[index].tp_split_dim is not None]
+        row = [index for index in _owned(layout, bucket, muon, dp_rank) if dealt[index].tp is not None]
+        cut = [index for index in row if layout.specs[index].tp_gather_dim is not None]
         _, size = _momentum_bytes(layout, bucket, item_bytes)
         if cut:
             sent = size * sum(layout.specs[i].numel for i in cut if dealt[i].tp != tp_rank)
@@ -275,14 +273,16 @@ def owner_allocates(
 
     with b elements of Muon's in this rank's shard and F in the whole matrices that it owns.
     """
-    dealt = owners(costs(layout.specs, muon, tp), layout.dp, tp)
+    dealt = deal(layout.specs, muon, layout.dp, tp)
     worst = 0
     for bucket in layout.buckets:
         row = _owned(layout, bucket, muon, dp_rank)
         own = sum(layout.specs[index].numel for index in row)
         wholes = [0] * tp
         for index in row:
-            wholes[dealt[index].tp] += math.prod(layout.specs[index].full_shape(tp))
+            owner = dealt[index].tp
+            for tp_rank in range(tp) if owner is None else (owner,):
+                wholes[tp_rank] += layout.specs[index].gathered_numel(tp)
         w, m = _momentum_bytes(layout, bucket, item_bytes)
         published = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype] * layout.dp * bucket.shard(dp_rank).size
         matrices = (2 * m + whole_matrix_bytes(m, compute_bytes)) * max(wholes)

@@ -71,6 +71,16 @@ def test_the_dispatcher_saw_the_same_bytes(dp: int, tp: int, name: str) -> None:
         assert dispatched.by_collective() == expected, f"rank {rank}"
 
 
+@every_grid
+def test_heads_that_tp_does_not_cut_send_nothing_over_tp(dp: int, tp: int) -> None:
+    for witness in workers.witnesses(dp, tp):
+        for name in ("heads alone", "heads alone, owner", "several matrices, blockwise"):
+            assert witness.cases[name][0].total(group="tp").sent_bytes == 0
+    ledgers = [witness.cases["several matrices"][0] for witness in workers.witnesses(dp, tp)]
+    for name, cut in {"experts": False, "output": False, "heads of qkv": False, "qkv": True, "plain": True}.items():
+        assert any(ledger.total(label=f"momentum, {name}").sent_bytes for ledger in ledgers) == (cut and tp > 1), name
+
+
 def test_the_cases_hold_what_they_are_meant_to_hold() -> None:
     def padding(name: str, dp: int, tp: int = 1) -> list[int]:
         return [bucket.padded - bucket.numel for bucket in workers.CASES[name](Group("tp", tp)).layout(dp).buckets]

@@ -4,7 +4,7 @@ A strategy owns the five moves between momentum and update, mirror images around
 
     dp_gather       {index: M[N_dp]}     ->  {index: M[I_tp, J]}     this rank's pieces   ->  TP-local matrices
     tp_gather       {index: M[I_tp, J]}  ->  {index: M[I, J]}        TP-local matrices    ->  whole matrices
-    newton_schulz   {index: M[I, J]}     ->  {index: O[I, J]}
+    newton_schulz   {index: M[I, J]}     ->  {index: O[I, J]}        (or what holds several matrices, all of them whole)
     tp_shard        {index: O[I, J]}     ->  {index: O[I_tp, J]}     whole updates        ->  TP-local updates
     dp_shard        {index: O[I_tp, J]}  ->  {index: O[N_dp]}        TP-local updates     ->  this rank's pieces
 
@@ -52,12 +52,16 @@ class StrategyContext:
         return self.gather_dtype or getattr(torch, gather_dtype_name(grad_dtype))
 
     def orthogonalize(self, matrices: Tensors) -> dict[int, Tensor]:
-        """Run Newton–Schulz on whole matrices; the same for every strategy that holds them whole."""
-        indices, updates = list(matrices), {}
+        """Run Newton–Schulz on whole matrices; the same for every strategy that holds them whole.
+
+        A parameter that holds several comes TP-local or put together from TP blocks, and falls into them here.
+        """
+        indices, specs, updates = list(matrices), self.layout.specs, {}
         groups = [self.groups[index] for index in indices]
-        for batch in batches(list(matrices.values()), groups):
+        divisions = [specs[index].division(matrix.shape, self.grid.tp.size) for index, matrix in matrices.items()]
+        for batch in batches(list(matrices.values()), groups, divisions):
             inputs = [matrices[indices[i]] for i in batch]
-            found = orthogonalize(inputs, groups[batch[0]])
+            found = orthogonalize(inputs, groups[batch[0]], [divisions[i] for i in batch])
             updates.update({indices[i]: update for i, update in zip(batch, found, strict=True)})
         return updates
 
