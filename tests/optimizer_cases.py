@@ -25,13 +25,17 @@ from distmuon.verify.blocks import BlockMuon
 
 
 class Weight(NamedTuple):
-    """One parameter. shape: TP-local. dim: cut over TP, or None. group: index into the case's groups."""
+    """One parameter. shape: TP-local. dim: cut over TP, or None. group: index into the case's groups.
+
+    rows: of the parts that TP cuts each by itself along dimension 0; () where it cuts the parameter.
+    """
 
     name: str
     shape: tuple[int, ...]
     dim: int | None = None
     group: int = 0
     dtype: torch.dtype = torch.float32
+    rows: tuple[int, ...] = ()
 
 
 MUON = dict(algorithm="muon", lr=0.02, momentum=0.95, weight_decay=0.1)
@@ -48,7 +52,7 @@ OTHER_MUON = dict(
 )
 ADAMW = dict(algorithm="adamw", lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3)
 OTHER_ADAMW = dict(algorithm="adamw", lr=0.1)
-FADES = (0.5, 0.9, 0.7)  # by which each group's learning rate is multiplied after every step
+FADES = (0.5, 0.9, 0.7, 0.8, 0.6, 1.1, 1.2, 0.4)  # by which each group's learning rate is multiplied after every step
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,45 @@ ABSENT = replace(
 )
 
 
+def several(tp: int, k: int = 1) -> Case:
+    """Return a case of parameters with several matrices each, cut over T ranks in every way; T divides 8.
+
+    k: by which their sides are multiplied.
+    """
+    qkv, heads = (16 * k, 8 * k, 8 * k), ((16 * k, 8), (8 * k, 8), (8 * k, 8))
+    weights = (  # of whole shapes
+        Weight("experts", (8, 6 * k, 5 * k), 0, 0),
+        Weight("cut experts", (3, 8 * k, 5 * k), 1, 0),
+        Weight("whole experts", (3, 4 * k, 7 * k), None, 0),
+        Weight("kernel", (8 * k, 3 * k, 2, 2), 0, 1),
+        Weight("kernel of cut inputs", (6 * k, 8 * k, 3), 1, 1),
+        Weight("whole kernel", (5 * k, 2 * k, 3), None, 1),
+        Weight("qkv", (32 * k, 6 * k), 0, 2, rows=qkv),
+        Weight("qkv of cut inputs", (32 * k, 8 * k), 1, 2),
+        Weight("whole qkv", (32 * k, 20 * k), None, 2),
+        Weight("query", (16 * k, 7 * k), 0, 3),
+        Weight("query of cut inputs", (24 * k, 8 * k), 1, 3),
+        Weight("whole query", (24 * k, 7 * k), None, 3),
+        Weight("output", (6 * k, 16 * k), 1, 4),
+        Weight("output of cut rows", (8 * k, 16 * k), 0, 4),
+        Weight("heads of qkv", (32 * k, 6 * k), 0, 5, rows=qkv),
+        Weight("plain", (8 * k, 6 * k), 0, 6),
+        Weight("bias", (8 * k,), 0, 7),
+    )
+    options: tuple[dict[str, Any], ...] = (
+        MUON | {"matrices": "stacked"},
+        OTHER_MUON | {"matrices": "flattened"},
+        MUON | {"matrices": ("fused", qkv)},
+        OTHER_MUON | {"matrices": ("rows", 8)},
+        MUON | {"matrices": ("columns", 8)},
+        MUON | {"matrices": ("fused", heads), "scale": "original"},
+        MUON,
+        ADAMW,
+    )
+    local = [w._replace(shape=tuple(n // tp if at == w.dim else n for at, n in enumerate(w.shape))) for w in weights]
+    return Case(tuple(local), options, steps=3, bucket_size=300 * k * k)
+
+
 def made_up(words: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return Gaussian numbers that depend on `words` alone, rounded to `dtype`."""
     generator = torch.Generator().manual_seed(zlib.crc32(words.encode()))
@@ -133,8 +176,10 @@ def whole_gradient(case: Case, weight: Weight, tp: int, step: int, dp_rank: int)
     return made_up(f"{weight.name} {step} {dp_rank}", whole_shape(weight, tp), weight.dtype)
 
 
-def cut(whole: Tensor, dim: int | None, tp: int, tp_rank: int) -> Tensor:
-    """Return one TP rank's slice of a whole tensor, in storage of its own."""
+def cut(whole: Tensor, dim: int | None, tp: int, tp_rank: int, rows: Sequence[int] = ()) -> Tensor:
+    """Return one TP rank's slice of a whole tensor, in storage of its own. rows: as a weight's."""
+    if rows:
+        return torch.cat([cut(part, dim, tp, tp_rank) for part in whole.split(list(rows))])
     return (whole if dim is None else whole.chunk(tp, dim)[tp_rank]).clone(memory_format=torch.contiguous_format)
 
 
@@ -197,7 +242,7 @@ def build(
 ) -> tuple[dict[str, nn.Parameter], ShardedOptimizer]:
     """Return this rank's slices of the starting parameters, by name, and the sharded optimizer over them."""
     parameters = {
-        w.name: mark(nn.Parameter(cut(whole_start(w, grid.tp.size), w.dim, grid.tp.size, grid.tp.rank)), w.dim)
+        w.name: mark(nn.Parameter(cut(whole_start(w, grid.tp.size), w.dim, grid.tp.size, grid.tp.rank, w.rows)), w.dim)
         for w in case.weights
     }
     groups = [
@@ -215,7 +260,7 @@ def give(case: Case, grid: Grid, parameters: Mapping[str, nn.Parameter], step: i
     """Set this rank's gradients of one step."""
     for w in case.weights:
         gradient = whole_gradient(case, w, grid.tp.size, step, grid.dp.rank)
-        parameters[w.name].grad = None if gradient is None else cut(gradient, w.dim, grid.tp.size, grid.tp.rank)
+        parameters[w.name].grad = None if gradient is None else cut(gradient, w.dim, grid.tp.size, grid.tp.rank, w.rows)
 
 
 def values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ Source: Moonlight (Liu et al. 2025), Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,14 +25,14 @@ from torch import Tensor
 
 from distmuon.optim import strategies
 from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_dtype, check_muon_options, decay_, momentum_, scale
-from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter
+from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter, specs_in_groups
 from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.agreement import together
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
-from distmuon.sharding.layout import Bucket, Layout, ParamSpec
+from distmuon.sharding.layout import Bucket, Layout, ParamSpec, Range
 
 
 class DistributedMuon(ShardedOptimizer):
@@ -86,8 +86,7 @@ class DistributedMuon(ShardedOptimizer):
 
     def plan(self, specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> Layout:
         """Return the strategy's map of the parameters."""
-        algorithms = [group["algorithm"] for group in self.param_groups for _ in group["params"]]
-        muon = [index for index, algorithm in enumerate(algorithms) if algorithm == "muon"]
+        specs, muon = specs_in_groups(specs, self.param_groups, self.grid.tp.size)
         return self._chosen.plan(specs, muon, dp, self.grid.tp.size, bucket_size)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -98,7 +97,19 @@ class DistributedMuon(ShardedOptimizer):
             check_muon_options(param_group)
             self._chosen.options(param_group)
             for name, parameter in zip(param_group["param_names"], param_group["params"], strict=True):
-                check_muon_parameter(name, parameter)
+                check_muon_parameter(name, parameter, param_group["matrices"], self.grid.tp.size)
+
+    def collect(self) -> RuntimeError | None:
+        """Do as any sharded optimizer does, and refuse matrices that the map does not know."""
+        if refusal := super().collect():
+            return refusal
+        specs = self.buffers.layout.specs
+        try:
+            changed = specs_in_groups(specs, self.param_groups, self.grid.tp.size)[0] != list(specs)
+        except ValueError:
+            changed = True
+        words = "the option matrices was changed, and the map is laid out once; set it back, or make a new optimizer."
+        return RuntimeError(words) if changed else None
 
     def update(self) -> None:
         """Run AdamW on its pieces; then move one bucket group after the other."""
@@ -141,12 +152,10 @@ class DistributedMuon(ShardedOptimizer):
     ) -> None:
         """Decay and move this rank's master weights; the scale is that of whole matrices."""
         for piece in self._moving(buckets):
-            group = self.muon[piece.index]
-            spec, lr = self.buffers.layout.specs[piece.index], group["lr"]
-            whole = spec.full_shape(self.grid.tp.size)  # [I, J]
-            decay_(piece.weight, lr, group["weight_decay"])
-            lr = lr * self.strategy.lr_ratio(piece.index)
-            apply_(piece.weight, updates[piece.index], lr, scale(whole, group["scale"]))
+            group, update = self.muon[piece.index], updates[piece.index]
+            decay_(piece.weight, group["lr"], group["weight_decay"])
+            for run, lr, factor in self._paces(piece.index, piece.meta.range_in_param):
+                apply_(piece.weight[run], update[run], lr, factor)
 
     @hooked
     def apply_everywhere(
@@ -161,13 +170,19 @@ class DistributedMuon(ShardedOptimizer):
                 continue
             whole = self._gathered_updates(bucket, updates)
             for index in sorted(self.statistics.present & set(bucket.params)):
-                group, weight = self.muon[index], self.buffers.parameter_homes[index]  # W[I_tp, J]
-                spec, meta = self.buffers.layout.specs[index], self.buffers.metas[index]
-                update = whole[meta.global_range.relative_to(bucket.offset).as_slice].view(spec.shape)
+                group, weight = self.muon[index], self.buffers.parameter_homes[index].view(-1)  # W[I_tp J]
+                update = whole[self.buffers.metas[index].global_range.relative_to(bucket.offset).as_slice]
                 decay_(weight, group["lr"], group["weight_decay"])
-                lr = group["lr"] * self.strategy.lr_ratio(index)
-                full = spec.full_shape(self.grid.tp.size)  # [I, J]
-                apply_(weight, update, lr, scale(full, group["scale"]))
+                for run, lr, factor in self._paces(index, Range(0, weight.numel())):
+                    apply_(weight[run], update[run], lr, factor)
+
+    def _paces(self, index: int, where: Range) -> Iterator[tuple[slice, float, float]]:
+        """Yield (run of elements, counted from where; learning rate; scale) of the matrices there."""
+        group = self.muon[index]
+        for run, block, whole in self.buffers.layout.specs[index].runs(self.grid.tp.size):
+            place = run.intersect(where).relative_to(where.start)
+            lr = group["lr"] * self.strategy.lr_ratio(index, block, whole)
+            yield place.as_slice, lr, scale(whole, group["scale"])
 
     def _gathered_updates(self, bucket: Bucket, updates: Tensors) -> Tensor:  # [padded]
         shard_range = bucket.shard(self.grid.dp.rank)

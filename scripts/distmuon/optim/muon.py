@@ -20,6 +20,7 @@ from torch import Tensor
 
 from distmuon.optim.newton_schulz import COMPUTE_DTYPES, batching_pays, check_form, newton_schulz_, quintics
 from distmuon.optim.routing import check_muon_parameter, refuse_unknown, refuse_unknown_in_group
+from distmuon.sharding.matrices import Division, check_matrices, kind_of, parts
 
 MOMENTA = ("sum", "average")
 SCALES = ("match_rms", "original")
@@ -38,6 +39,7 @@ MUON_DEFAULTS: dict[str, Any] = dict(
     ns_form="auto",
     ns_norm="safe",
     batched=True,
+    matrices="whole",
 )  # fmt: skip
 
 # the options that `newton_schulz` takes, in its order
@@ -105,27 +107,86 @@ def apply_(
 
 
 def orthogonalize(
-    inputs: Sequence[Tensor],  # n matrices [A, B]
+    inputs: Sequence[Tensor],  # n matrices [A, B]; or whatever holds several
     group: Mapping[str, Any],
-) -> Sequence[Tensor]:  # n matrices [A, B]
-    """Run Newton–Schulz on whole matrices [A, B] of one shape, under one group's options.
+    divisions: Sequence[Division] = (),
+) -> Sequence[Tensor]:  # as the inputs
+    """Run Newton–Schulz on every matrix in the inputs, under one group's options.
 
-    The inputs are used up: a matrix that comes alone is overwritten by its result.
+    divisions: how each input falls into matrices, where that is not what the group's option says. Inputs that are one
+        matrix each have one shape.
+    The inputs are used up: one that comes alone, or holds several matrices, is overwritten by its result.
     """
+    divisions = divisions or [Division(group["matrices"])] * len(inputs)
+    options = [group[name] for name in NEWTON_SCHULZ]
+    if any(division.matrices != "whole" for division in divisions):
+        return _orthogonalize_parts([x.contiguous() for x in inputs], divisions, options, group["batched"])
     stack = torch.stack(list(inputs)) if len(inputs) > 1 else inputs[0].unsqueeze(0)  # [n, A, B]
-    return newton_schulz_(stack, *(group[name] for name in NEWTON_SCHULZ)).unbind()
+    return newton_schulz_(stack, *options).unbind()
 
 
-def batches(matrices: Sequence[Tensor], groups: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Return which matrices to orthogonalize together: small ones of equal shape under equal options.
+def _orthogonalize_parts(
+    inputs: Sequence[Tensor],  # contiguous; overwritten
+    divisions: Sequence[Division],
+    options: Sequence[Any],
+    batched: bool,
+) -> Sequence[Tensor]:  # the same tensors
+    """Copy all matrices of a shape out of the inputs, orthogonalize them, and put each back where it was."""
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    for tensor, division in zip(inputs, divisions, strict=True):
+        for shape, view in matrices_in(tensor, division):
+            found.setdefault(shape, []).append(view)
+    for shape, views in found.items():
+        counts = [view.numel() // math.prod(shape) for view in views]
+        stack = views[0].new_empty(sum(counts), *shape)  # [n, a, b]
+        places = [place.view(view.shape) for place, view in zip(stack.split(counts), views, strict=True)]
+        for place, view in zip(places, views, strict=True):
+            place.copy_(view)
+        if batched and batching_pays(shape, stack.device):
+            newton_schulz_(stack, *options)
+        else:
+            for one in stack:  # in memory of its own: the last bits depend on alignment
+                one.copy_(newton_schulz_(one.clone(), *options))
+        for place, view in zip(places, views, strict=True):
+            view.copy_(place)
+    return inputs
 
-    groups: the parameter group of each matrix. One with `batched=False` keeps its matrices alone, which is what a
-        bitwise comparison needs: a batched product may be summed in another order than a single one.
+
+def matrices_in(
+    tensor: Tensor,  # contiguous
+    division: Division,
+) -> list[tuple[tuple[int, int], Tensor]]:
+    """Return the matrices in a tensor, those of one shape in one view: ([a, b], view), in row-major order [n, a, b].
+
+    A matrix whose rows lie in several TP blocks has no view of that shape, but one that holds its elements in order.
     """
+    found = parts(division.matrices, tensor.shape)
+    if kind_of(division.matrices) == "columns":
+        (part,) = found
+        return [(part.shape, tensor.unflatten(1, (part.number, -1)).movedim(1, 0))]
+    rows = [part.number * part.shape[0] // division.blocks for part in found]
+    blocks = tensor.view(division.blocks, sum(rows), -1)  # [blocks, rows of each, b]
+    return [(part.shape, view) for part, view in zip(found, blocks.split(rows, 1), strict=True)]
+
+
+def batches(
+    tensors: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], divisions: Sequence[Division] = ()
+) -> list[list[int]]:
+    """Return which tensors to orthogonalize together: those of small matrices of equal shape under equal options.
+
+    groups: the parameter group of each tensor. One with `batched=False` keeps its matrices alone, which is what a
+        bitwise comparison needs: a batched product may be summed in another order than a single one.
+    divisions: as for `orthogonalize`.
+    """
+    divisions = divisions or [Division(group["matrices"]) for group in groups]
     found: dict[tuple[Any, ...], list[int]] = {}
-    for index, (matrix, group) in enumerate(zip(matrices, groups, strict=True)):
-        alike = (matrix.shape, matrix.dtype, matrix.device, *(str(group[name]) for name in NEWTON_SCHULZ))
-        found.setdefault(alike if group["batched"] and batching_pays(matrix) else (index,), []).append(index)
+    for index, (tensor, group, division) in enumerate(zip(tensors, groups, divisions, strict=True)):
+        shapes = {tuple(tensor.shape)}
+        if division.matrices != "whole":
+            shapes = {part.shape for part in parts(division.matrices, tensor.shape)}
+        pays = group["batched"] and all(batching_pays(shape, tensor.device) for shape in shapes)
+        alike = (frozenset(shapes), tensor.dtype, tensor.device, *(str(group[name]) for name in NEWTON_SCHULZ))
+        found.setdefault(alike if pays else (index,), []).append(index)
     return list(found.values())
 
 
@@ -142,6 +203,7 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
             f"lr={group['lr']}, weight_decay={group['weight_decay']}, momentum={group['momentum']}: "
             "lr and weight_decay must be 0 or more, momentum in [0, 1)."
         )
+    check_matrices(group["matrices"])
     quintics(group["ns_coefficients"], group["ns_steps"])
     check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)
     check_form(group["ns_form"], group["ns_norm"], group["compute_dtype"])
@@ -159,8 +221,9 @@ def check_dtype(name: str, dtype: Any, default: Any, allowed: Sequence[torch.dty
 class Muon(torch.optim.Optimizer):
     """Muon for whole matrices on one device. Other parameters belong to `torch.optim.AdamW`.
 
-    params: as for any torch optimizer; every parameter is a matrix [A, B].
-    Everything else is an option of each group, as torch has it, and what is given here is its default:
+    params: as for any torch optimizer; every parameter is a matrix [A, B], or holds several.
+    matrices: which, an option of each group; see `sharding.matrices`. Each has a scale of its own.
+    Everything else is an option of each group, too, as torch has it, and what is given here is its default:
     lr, momentum, nesterov, momentum_kind, weight_decay, scale, ns_steps, ns_coefficients, compute_dtype, ns_form,
         ns_norm, batched: see the functions above and `newton_schulz`. With momentum_kind="average", scale="original",
         compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch" and batched=False it is torch.optim.Muon.
@@ -221,7 +284,7 @@ class Muon(torch.optim.Optimizer):
         check_muon_options(group)
         check_dtype("input_dtype", group["input_dtype"], None)
         for name, parameter in _named(group):
-            check_muon_parameter(name, parameter)
+            check_muon_parameter(name, parameter, group["matrices"])
             if parameter.dtype not in MOMENTUM_DTYPES:
                 raise ValueError(
                     f"parameter {name!r} is {parameter.dtype}, which holds no momentum (it ends at 65504); "
@@ -239,10 +302,13 @@ class Muon(torch.optim.Optimizer):
     def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         """Update the matrices of one batch, and free what that took."""
         inputs = [self._momentum(p, group) for p, group in zip(parameters, groups, strict=True)]
-        updates = orthogonalize(inputs, groups[0])
+        updates = orthogonalize(inputs, groups[0], [Division(group["matrices"]) for group in groups])
         for p, group, update in zip(parameters, groups, updates, strict=True):
             decay_(p, group["lr"], group["weight_decay"])
-            apply_(p, update, group["lr"], scale(p.shape, group["scale"]))
+            found = parts(group["matrices"], p.shape)
+            rows = [part.rows for part in found]
+            for part, weight, piece in zip(found, p.split(rows), update.split(rows), strict=True):
+                apply_(weight, piece, group["lr"], scale(part.shape, group["scale"]))
 
     def _momentum(
         self,

@@ -13,6 +13,7 @@ the schedule that is optimal step by step; Moonlight (Liu et al. 2025, section 2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -176,7 +177,7 @@ def newton_schulz_(
             return matrices
     elif len(x) == 1:
         x = _iterate(x[0], schedule)
-    elif batching_pays(x[0]):
+    elif batching_pays(x.shape[1:], x.device):
         x = _iterate(x, schedule)
     else:
         x = torch.stack([_iterate(one, schedule) for one in x])
@@ -210,14 +211,12 @@ def check_form(form: str, norm: str, dtype: Any = "auto") -> None:
         raise ValueError("form is 'gram', which overflows in torch.float16; choose 'standard', or torch.bfloat16.")
 
 
-def batching_pays(
-    matrix: Tensor,  # [A, B]
-) -> bool:
-    """Return whether several matrices of this size run faster as one batched product than one after the other.
+def batching_pays(shape: Sequence[int], device: torch.device) -> bool:
+    """Return whether several matrices of this shape [A, B] run faster as one batched product than one after the other.
 
     Small products are dominated by the cost of launching them. Large ones gain nothing, and stacking them is a copy.
     """
-    return matrix.numel() <= (BATCHED_ON_GPU if matrix.is_cuda else BATCHED_ON_CPU)
+    return math.prod(shape) <= (BATCHED_ON_GPU if device.type == "cuda" else BATCHED_ON_CPU)
 
 
 def _iterate(
@@ -242,7 +241,7 @@ def _iterate_gram_(
     schedule: Sequence[Quintic],
 ) -> Tensor:  # the same tensor
     """Apply the quintics in the Gram form: a batch at once where that pays, else each in the memory of the last."""
-    if x.is_cuda or (len(x) > 1 and batching_pays(x[0])):
+    if x.is_cuda or (len(x) > 1 and batching_pays(x.shape[1:], x.device)):
         return gram_iterate_(x, schedule)
     work = GramWorkspace(x[0])
     for one in x:

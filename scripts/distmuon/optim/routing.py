@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from distmuon.sharding.buffers import specs_of
-from distmuon.sharding.layout import Layout, plan
+from distmuon.sharding.layout import Layout, ParamSpec, plan
+from distmuon.sharding.matrices import Matrices, of_block
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 EMBEDDING_NAME = re.compile(
@@ -70,10 +71,26 @@ def plan_groups(
     The parameters may be on torch's "meta" device: a map needs no storage. bucket_size: elements. planner: a
     strategy's own, which may ask for T (`tp`); None: `layout.plan`.
     """
-    named = [(pair, group["algorithm"]) for group in groups for pair in group["params"]]
-    specs = specs_of([pair for pair, _ in named])
-    muon = [index for index, (_, algorithm) in enumerate(named) if algorithm == "muon"]
+    specs = specs_of([pair for group in groups for pair in group["params"]])
+    specs, muon = specs_in_groups(specs, groups, tp)
     return planner(specs, muon, dp, tp, bucket_size) if planner else plan(specs, dp, bucket_size), muon
+
+
+def specs_in_groups(
+    specs: Sequence[ParamSpec], groups: Sequence[Mapping[str, Any]], tp: int
+) -> tuple[list[ParamSpec], list[int]]:
+    """Return the specs of all parameters with what their groups say of them, and the indices of Muon's.
+
+    Raises ValueError where a group's option `matrices` does not fit a parameter, TP-local on `tp` ranks.
+    """
+    group_of = [group for group in groups for _ in group["params"]]
+    muon = [index for index, group in enumerate(group_of) if group["algorithm"] == "muon"]
+    found = list(specs)
+    for index in muon:
+        spec, matrices = specs[index], group_of[index].get("matrices", "whole")
+        where = spec.name, spec.shape, spec.tp_split_dim, tp
+        found[index] = spec._replace(matrices=of_block(matrices, *where))
+    return found, muon
 
 
 def _choose(module_name: str, parameter: Tensor, is_table: bool, heads: tuple[str, ...]) -> tuple[str, str]:
@@ -106,9 +123,10 @@ def refuse_meta(name: str, parameter: Tensor) -> None:
         raise ValueError(f"parameter {name!r} is on the meta device; give it storage first (to_empty), then values.")
 
 
-def check_muon_parameter(name: str, parameter: Tensor) -> None:
+def check_muon_parameter(name: str, parameter: Tensor, matrices: Matrices = "whole", tp: int = 1) -> None:
     """Raise ValueError, naming the parameter and the remedy, if Newton–Schulz cannot or should not take it.
 
+    matrices: the group's option. tp: T, where the parameter is TP-local.
     An embedding or output head, recognised by its name, only gets a warning: it runs, but not well.
     """
     problem = None
@@ -117,7 +135,7 @@ def check_muon_parameter(name: str, parameter: Tensor) -> None:
         problem = f"is sparse ({parameter.layout})"
     elif not parameter.is_floating_point():
         problem = f"has dtype {parameter.dtype}"
-    elif parameter.ndim != 2:
+    elif parameter.ndim < 2:
         problem = f"has {parameter.ndim} dimension(s), shape {tuple(parameter.shape)}"
     elif parameter.numel() == 0:
         problem = f"is empty, shape {tuple(parameter.shape)}"
@@ -126,6 +144,7 @@ def check_muon_parameter(name: str, parameter: Tensor) -> None:
             f"parameter {name!r} {problem}; Muon takes dense real 2-D matrices. Put it in an AdamW group; "
             "split_parameters(model) makes both."
         )
+    of_block(matrices, name, tuple(parameter.shape), getattr(parameter, "tp_split_dim", None) if tp > 1 else None, tp)
     if EMBEDDING_NAME.search(name):
         warnings.warn(
             f"parameter {name!r} looks like an embedding or output head; the paper gives those to AdamW.", stacklevel=3

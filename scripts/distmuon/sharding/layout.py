@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
+
+from distmuon.sharding.matrices import Division, Matrices, SameShape, keeps_whole, of_whole, parts
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -59,22 +61,56 @@ class ParamSpec(NamedTuple):
     shape: TP-local, that is, what this rank's layer holds.
     dtype: "float64", "float32", "bfloat16" or "float16".
     tp_split_dim: the dimension cut over TP, or None where every TP rank holds the whole.
+    matrices: which of them are in it, for Muon; TP-local as `shape` is. See `matrices`.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     tp_split_dim: int | None = None
+    matrices: Matrices = "whole"
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def tp_gather_dim(self) -> int | None:
+        """The dimension along which TP blocks make whole matrices; None where every TP rank holds whole ones."""
+        return None if self.tp_split_dim is None or self.own_matrices else self.tp_split_dim
+
+    @property
+    def own_matrices(self) -> bool:
+        """Whether TP cuts between the matrices: each rank holds others, whole."""
+        return self.tp_split_dim is not None and keeps_whole(self.matrices, self.tp_split_dim)
 
     def full_shape(self, tp: int) -> tuple[int, ...]:
         """Return the shape of the whole parameter on a grid with T = `tp`."""
         if self.tp_split_dim is None:
             return self.shape
         return tuple(n * tp if dim == self.tp_split_dim else n for dim, n in enumerate(self.shape))
+
+    def gathered_numel(self, tp: int) -> int:
+        """Return how many elements a rank holds of it once the matrices are whole."""
+        return self.numel if self.tp_gather_dim is None else self.numel * tp
+
+    def division(self, shape: Sequence[int], tp: int) -> Division:
+        """Return how a tensor of it falls into matrices: a TP-local one, or one put together from `tp` of them."""
+        if tuple(shape) == self.shape:
+            return Division(self.matrices)
+        return Division(of_whole(self.matrices, self.tp_split_dim, tp), tp if self.tp_split_dim == 0 else 1)
+
+    def whole_parts(self, tp: int) -> list[SameShape]:
+        """Return the matrices in the whole parameter."""
+        return parts(of_whole(self.matrices, self.tp_split_dim, tp), self.full_shape(tp))
+
+    def runs(self, tp: int) -> Iterator[tuple[Range, tuple[int, int], tuple[int, int]]]:
+        """Yield (run of elements of the TP-local parameter, shape of its matrices here, and of them whole)."""
+        start, local = 0, parts(self.matrices, self.shape)
+        for here, whole in zip(local, self.whole_parts(tp), strict=True):
+            end = start + here.rows * self.numel // self.shape[0]
+            yield Range(start, end), here.shape, whole.shape
+            start = end
 
 
 class DistMeta(NamedTuple):

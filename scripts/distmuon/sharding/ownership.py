@@ -14,17 +14,17 @@ Jordan's distributed Muon (2024), at whose owners ZeRO-1's own collective puts t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from distmuon.sharding.layout import Bucket, Buffer, Layout, ParamSpec, by_dtype, equal_buckets, gradient_dtype
 
 
 class Owner(NamedTuple):
-    """A rank of the grid."""
+    """A rank of the grid. tp: None for a whole row of it, each rank of which has matrices of its own."""
 
     dp: int
-    tp: int
+    tp: int | None
 
 
 def balance(costs: Mapping[int, float], ranks: int) -> dict[int, int]:
@@ -32,21 +32,33 @@ def balance(costs: Mapping[int, float], ranks: int) -> dict[int, int]:
 
     Ties go to the smaller item and to the smaller rank. No rank ends above 4/3 of the best possible (Graham 1969).
     """
-    loads = [(0.0, rank) for rank in range(ranks)]  # a heap: equal loads in the order of ranks
-    owners = {}
-    for item in sorted(costs, key=lambda item: (-costs[item], item)):
-        load, rank = loads[0]
-        owners[item] = rank
-        heapq.heapreplace(loads, (load + costs[item], rank))
-    return owners
+    return {item: owner.dp for item, owner in owners(costs, ranks, 1).items()}
 
 
-def owners(costs: Mapping[int, float], dp: int, tp: int) -> dict[int, Owner]:
-    """Return who orthogonalizes each matrix: balanced over the whole grid, all rows of it before a second column.
+def owners(costs: Mapping[int, float], dp: int, tp: int, by_rows: Collection[int] = ()) -> dict[int, Owner]:
+    """Return who orthogonalizes each parameter: balanced over the whole grid, all rows of it before a second column.
 
-    costs: {index in the map: cost of the whole matrix}, in any unit.
+    costs: {index in the map: cost of the whole parameter}, in any unit. by_rows: those of which each TP rank has whole
+    matrices (`ParamSpec.own_matrices`), so that all of a row share the work; they go to the row whose busiest rank has
+    least.
     """
-    return {index: Owner(rank % dp, rank // dp) for index, rank in balance(costs, dp * tp).items()}
+    loads = [0.0] * (dp * tp)
+    least = [(0.0, rank) for rank in range(dp * tp)]  # a heap: equal loads in the order of ranks
+    each = {index: cost / tp if index in by_rows else cost for index, cost in costs.items()}
+    found = {}
+    for index in sorted(costs, key=lambda index: (-each[index], index)):
+        while least[0][0] != loads[least[0][1]]:
+            heapq.heappop(least)  # that rank has got more since
+        rank = least[0][1]
+        owner, ranks = Owner(rank % dp, rank // dp), range(rank, rank + 1)
+        if index in by_rows:
+            row = min(range(dp), key=lambda row: (max(loads[row::dp]), row))
+            owner, ranks = Owner(row, None), range(row, dp * tp, dp)
+        found[index] = owner
+        for rank in ranks:
+            loads[rank] += each[index]
+            heapq.heappush(least, (loads[rank], rank))
+    return found
 
 
 def plan_whole(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, tp: int, bucket_size: int) -> Layout:
@@ -56,7 +68,7 @@ def plan_whole(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, 
     `bucket_size` elements, so that the work on one bucket can hide the wire of another. Raises as `plan` does.
     """
     specs = tuple(specs)
-    dealt = owners(costs, dp, tp)
+    dealt = owners(costs, dp, tp, own_matrices(specs, costs))
     buffers = []
     for number, (dtype, indices) in enumerate(by_dtype(specs, dp, bucket_size).items()):
         matrices = {index: dealt[index].dp for index in indices if index in dealt}
@@ -65,6 +77,11 @@ def plan_whole(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, 
         buckets = equal_buckets(specs, rest, dp, bucket_size, number, before=buckets)
         buffers.append(Buffer(dtype, gradient_dtype(dtype), tuple(buckets)))
     return Layout(specs, dp, tuple(buffers))
+
+
+def own_matrices(specs: Sequence[ParamSpec], muon: Collection[int]) -> frozenset[int]:
+    """Return those of Muon's parameters of which every TP rank holds whole matrices of its own."""
+    return frozenset(index for index in muon if specs[index].own_matrices)
 
 
 def _whole_buckets(

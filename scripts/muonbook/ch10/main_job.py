@@ -20,7 +20,7 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.verify import training
 from distmuon.verify.certificate import Certificate, exact_steps, gather_evidence, judge, judging
 from distmuon.verify.drift import Drift
-from distmuon.verify.prediction import is_predicted
+from distmuon.verify.strategy_predictions import is_predicted
 from muonbook.report import machine, plural, progress
 
 LINE = 92  # characters of a printed line: more are cut off in the book

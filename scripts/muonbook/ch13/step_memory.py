@@ -20,8 +20,9 @@ from distmuon.optim.newton_schulz import BATCHED_ON_CPU
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
 from distmuon.verify.model_states import ModelStates, count, predict_rows, predict_shards
-from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient, whole_matrix_bytes
+from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient
 from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
+from distmuon.verify.strategy_predictions import whole_matrix_bytes
 from muonbook.measure.baselines import BASELINES, Trainer
 from muonbook.measure.trace import named_moves
 from muonbook.measure.workload import Workload

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import FLAT, Layout, ParamSpec
-from distmuon.sharding.ownership import Owner
-from distmuon.verify.work import WORK, predict_work
+from distmuon.verify.prediction import predict_work
+from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.figures.player import Frame
 from muonbook.figures.style import INK, MARGIN, MUTED, TEXT, TP_HATCHES, WIDTH
 
@@ -34,7 +34,9 @@ class WorkScene(NamedTuple):
 
 
 SCENES = (
-    WorkScene("gather_all", 1, 1, "One process orthogonalizes twelve matrices, each once. Whose work is it among eight?"),
+    WorkScene(
+        "gather_all", 1, 1, "One process orthogonalizes twelve matrices, each once. Whose work is it among eight?"
+    ),
     WorkScene("gather_all", 2, 1, "Two ranks. The cut falls between two blocks: each does its half. So far, so good."),
     WorkScene(
         "gather_all",
@@ -42,9 +44,13 @@ SCENES = (
         1,
         "Four: two cuts go through a matrix, which both neighbours do. {times} times the work of one process.",
     ),
-    WorkScene("gather_all", 8, 1, "Eight: {times} times. The busiest rank does {most} % of everything; 12.5 % were fair."),
+    WorkScene(
+        "gather_all", 8, 1, "Eight: {times} times. The busiest rank does {most} % of everything; 12.5 % were fair."
+    ),
     WorkScene("gather_all", 4, 2, "With TP both ranks of a row repeat what their row does: {times} times."),
-    WorkScene("gather_all", 1, 8, "Eight ranks in a row: everybody does everything. Seven of eight need not have come."),
+    WorkScene(
+        "gather_all", 1, 8, "Eight ranks in a row: everybody does everything. Seven of eight need not have come."
+    ),
     WorkScene("owner", 4, 2, "One owner per matrix: once. The busiest rank does {most} %."),
     WorkScene("owner", 8, 1, "And on any other grid of eight: once, in the same time."),
 )
@@ -84,7 +90,9 @@ def _frame(scene: WorkScene) -> Frame:
     shares = [flops(spec.full_shape(scene.tp)) for spec in layout.specs]
     once = sum(shares)
     loads = {rank: load / once for rank, load in predict_work(scene.strategy, layout, scene.tp, muon).items()}
-    hands = {task.parameter: task.ranks for task in WORK[scene.strategy](layout, muon, scene.tp)}
+    tasks = of_strategy(scene.strategy).tasks
+    assert tasks is not None
+    hands = {task.parameter: task.ranks for task in tasks(layout, muon, scene.tp)}
     caption = scene.caption.format(times=f"{sum(loads.values()):.3g}", most=f"{100 * max(loads.values()):.3g}")
     columns = list(loads)
     pitch = (WIDTH - MARGIN - COLUMNS_LEFT) / 8
@@ -112,14 +120,16 @@ def _frame(scene: WorkScene) -> Frame:
     return Frame(page([(TABLE + LABELS, paint)]), alt, caption)
 
 
-def _short(rank: Owner, scene: WorkScene) -> str:
-    return f"{rank.dp}" if scene.tp == 1 else f"{rank.dp},{rank.tp}"
+def _short(rank: tuple[int, int], scene: WorkScene) -> str:
+    dp, tp = rank
+    return f"{dp}" if scene.tp == 1 else f"{dp},{tp}"
 
 
-def _cell(axes: Axes, x: float, y: float, width: float, high: float, rank: Owner | None) -> None:
+def _cell(axes: Axes, x: float, y: float, width: float, high: float, rank: tuple[int, int] | None) -> None:
     if rank is None:
         box(axes, x, y + 1, width, high - 2, "none", ec="#DEDBD3", lw=0.6)
         return
-    colour, hatch = dp_colour(rank.dp), TP_HATCHES[rank.tp % len(TP_HATCHES)]
+    dp, tp = rank
+    colour, hatch = dp_colour(dp), TP_HATCHES[tp % len(TP_HATCHES)]
     looks = {"hatch": hatch, "ec": hatch_on(colour), "lw": 0.0} if hatch else {"ec": INK, "lw": 0.0}
     box(axes, x, y + 1, width, high - 2, colour, **looks)

@@ -21,10 +21,8 @@ from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT
-from distmuon.sharding.ownership import Owner
-from distmuon.verify.prediction import predict_step, predict_transient
+from distmuon.verify.prediction import predict_step, predict_transient, predict_work
 from distmuon.verify.storage_tracker import StorageTracker
-from distmuon.verify.work import predict_work
 
 SHAPE = dict(vocabulary=64, width=128, layers=4, heads=8, context=16)  # 16 square matrices, 8 four times as long
 FIXED = dict(compute_dtype=torch.float32, ns_form="standard")  # the same on every machine
@@ -94,15 +92,15 @@ def _give_gradients(model: Transformer) -> None:
 
 def _judged(optimizer: ShardedOptimizer, grid: Grid, rung: Rung | None, counted: int, peak: int) -> Count:
     """Hold what a step took against what the map said of it."""
-    layout, tp, place = optimizer.buffers.layout, grid.tp.size, Owner(grid.dp.rank, grid.tp.rank)
+    layout, tp, place = optimizer.buffers.layout, grid.tp.size, (grid.dp.rank, grid.tp.rank)
     if rung is not None and isinstance(optimizer, DistributedMuon):
         muon, strategy = list(optimizer.muon), rung.strategy
-        ledger = predict_step(layout, tp, place.dp, muon, strategy, tp_rank=place.tp, publish=rung.publish)
-        bound = predict_transient(layout, tp, place.dp, muon, strategy, compute_dtype="float32")
+        ledger = predict_step(layout, tp, place[0], muon, strategy, tp_rank=place[1], publish=rung.publish)
+        bound = predict_transient(layout, tp, place[0], muon, strategy, compute_dtype="float32")
         work = predict_work(strategy, layout, tp, muon)[place]
     else:
-        ledger, work = predict_step(layout, tp, place.dp), 0.0
-        bound = predict_transient(layout, tp, place.dp)
+        ledger, work = predict_step(layout, tp, place[0]), 0
+        bound = predict_transient(layout, tp, place[0])
     agreed = grid.ledger == ledger and counted == work and peak <= bound
     return Count(int(grid.ledger.total().sent_bytes), counted, bound, agreed)
 

@@ -10,8 +10,7 @@ from statistics import median
 from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
-from distmuon.verify.prediction import predict_step
-from distmuon.verify.work import predict_work
+from distmuon.verify.prediction import predict_step, predict_work
 from muonbook.measure.model_shapes import Experts, Latent, Shape
 
 DP, TP = 1024, 8

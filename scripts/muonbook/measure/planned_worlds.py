@@ -18,7 +18,8 @@ from typing import NamedTuple
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
-from distmuon.verify.prediction import of_strategy, predict_step
+from distmuon.verify.prediction import predict_step
+from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.measure.formulas import mean_owners
 from muonbook.measure.model_shapes import Shape
 

@@ -442,7 +442,7 @@ class BlockWise(GatherAll):
 STRATEGY = BlockWise
 """
 PREDICTED = """
-from distmuon.verify.prediction import PREDICTIONS
+from distmuon.verify.strategy_predictions import PREDICTIONS
 
 PREDICTION = PREDICTIONS["gather_all"]
 """

@@ -14,7 +14,8 @@ from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import flops
 from distmuon.optim.routing import split_parameters
 from distmuon.sharding.grid import Grid
-from distmuon.verify.prediction import of_strategy, predict_step
+from distmuon.verify.prediction import predict_step
+from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.ch15.cost_model import collectives_of, step_seconds
 from muonbook.ch15.link_costs import CORNERS, FABRICS, NODE, Factors
 from muonbook.ch15.planned_steps import TimedWorld, best, robustness, seconds, square_cost, sweet_spot

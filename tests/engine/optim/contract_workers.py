@@ -334,6 +334,7 @@ def disagreements_at_start(grid: Grid, world: World) -> dict[str, str]:
         "shape": {"what": "wide"},
         "learning rate": {"lr": 0.5},
         "bucket size": {"bucket_size": 11},
+        "matrices": {"matrices": ("rows", 1)},
         "group": {"what": "another group"},
         "frozen": {"what": "frozen"},
         "max_norm": {"max_norm": 3.0},

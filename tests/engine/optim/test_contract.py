@@ -150,9 +150,13 @@ def test_a_model_that_was_moved_and_came_back_trains_on(dp: int, tp: int) -> Non
         ("learning rate", r"'lr of group 0' is 0\.5 on rank 3, and 0\.02 on rank 0"),
         ("group", "the parameters of rank 3 differ"),
         ("frozen", r"'0\.bias' is \[7\].*, in group 1, frozen on rank 3, and .*trained on rank 0"),
+        ("matrices", r"'matrices of group 0' is \('rows', 1\) on rank 3, and 'whole' on rank 0"),
         ("bucket size", "'bucket_size' is 11 on rank 3, and [0-9]+ on rank 0"),
         ("max_norm", r"'max_norm' is 3\.0 on rank 3, and None on rank 0"),
-        ("a refusal", "'the optimizer' is ValueError: parameter 'odd' .*3 dimension.* on rank 3, and fine on rank 0"),
+        (
+            "a refusal",
+            "'the optimizer' is ValueError: parameter 'odd' of shape .2, 2, 2.*AdamW.* on rank 3, and fine on rank 0",
+        ),
         ("strategy's choices", r"'gather_dtype' is torch\.float32 on rank 3, and None on rank 0"),
     ],
 )

@@ -1,9 +1,10 @@
 """Muon on one device: its elementwise arithmetic, the paper's formula by hand, torch's Muon as oracle, its errors."""
 
 import copy
+import io
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from distmuon.optim.muon import MOMENTA, MUON_DEFAULTS, Muon, apply_, batches, decay_, momentum_, orthogonalize, scale
 from distmuon.optim.newton_schulz import newton_schulz
+from distmuon.sharding.matrices import Division
 
 SHAPES = [(12, 20), (20, 12), (16, 16)]
 FLAT = 97  # elements of the flat tensors that get cut
@@ -356,6 +358,113 @@ def test_state_and_weights_keep_the_dtype_and_strides_of_the_parameter(dtype: to
     assert weight.isfinite().all()
 
 
+# ---- Several matrices in a parameter ----------------------------------------------------------------------
+
+SEVERAL: dict[str, tuple[tuple[int, ...], Any, Callable[[Tensor], list[Tensor]]]] = {  # shape, option, by hand
+    "stacked": ((5, 6, 9), "stacked", lambda t: list(t)),
+    "flattened": ((8, 3, 2, 2), "flattened", lambda t: [t.view(8, 12)]),
+    "rows": ((12, 7), ("rows", 4), lambda t: [t[:3], t[3:6], t[6:9], t[9:]]),
+    "columns": ((7, 12), ("columns", 2), lambda t: [t[:, :6], t[:, 6:]]),
+    "fused": ((16, 10), ("fused", (12, 2, 2)), lambda t: [t[:12], t[12:14], t[14:]]),
+    "heads of fused": ((12, 5), ("fused", ((6, 3), (3, 1), 3)), lambda t: [t[:2], t[2:4], t[4:6], t[6:9], t[9:]]),
+    "large": ((2, 300, 500), "stacked", lambda t: list(t)),
+}
+each_kind = pytest.mark.parametrize("kind", SEVERAL)
+
+
+@each_kind
+@pytest.mark.parametrize("scale_kind", ["match_rms", "original"])
+@pytest.mark.parametrize("batched", [True, False])
+def test_each_matrix_in_a_parameter_moves_as_if_it_were_one(kind: str, scale_kind: str, batched: bool) -> None:
+    shape, matrices, by_hand = SEVERAL[kind]
+    weight = nn.Parameter(gaussian(*shape))
+    alone = [nn.Parameter(matrix.detach().clone()) for matrix in by_hand(weight)]
+    together = Muon([weight], matrices=matrices, **exact(scale=scale_kind, batched=batched))
+    apart = Muon(alone, **exact(scale=scale_kind))
+    for step in range(3):
+        weight.grad = gaussian(*shape, seed=step)
+        for matrix, gradient in zip(alone, by_hand(weight.grad), strict=True):
+            matrix.grad = gradient.clone()
+        together.step()
+        apart.step()
+    for found, expected in zip(by_hand(weight.detach()), alone, strict=True):
+        assert distance(found, expected) < 1e-5
+        assert batched or torch.equal(found, expected)
+
+
+@each_kind
+def test_the_formula_holds_for_every_matrix_by_hand(kind: str) -> None:
+    shape, matrices, by_hand = SEVERAL[kind]
+    weight, gradient = nn.Parameter(gaussian(*shape)), gaussian(*shape, seed=1)
+    start, weight.grad = weight.detach().clone(), gradient.clone()
+    Muon([weight], lr=0.1, momentum=0.5, weight_decay=0.3, matrices=matrices, **exact()).step()
+    for found, w, g in zip(by_hand(weight.detach()), by_hand(start), by_hand(gradient), strict=True):
+        update = newton_schulz((1.5 * g).clone(), compute_dtype=torch.float32)
+        expected = w - 0.1 * (0.2 * max(g.shape) ** 0.5 * update + 0.3 * w)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@each_kind
+def test_strides_of_a_parameter_change_nothing(kind: str) -> None:
+    shape, matrices, _ = SEVERAL[kind]
+    plain = nn.Parameter(gaussian(*shape))
+    strided = nn.Parameter(plain.detach().movedim(0, -1).contiguous().movedim(-1, 0))
+    assert not strided.is_contiguous()
+    for weight in (plain, strided):
+        weight.grad = gaussian(*shape, seed=3)
+        Muon([weight], matrices=matrices, **exact()).step()
+    assert torch.equal(plain, strided)
+
+
+def test_matrices_of_one_shape_go_together_whatever_holds_them() -> None:
+    """[4, 6] thirteen times, in four parameters of four kinds: one batch."""
+    shapes: dict[Any, tuple[int, ...]] = {
+        "whole": (4, 6),
+        "stacked": (5, 4, 6),
+        ("rows", 3): (12, 6),
+        ("columns", 4): (4, 24),
+    }
+    tensors = [gaussian(*shape, seed=seed) for seed, shape in enumerate(shapes.values())]
+    groups = [MUON_DEFAULTS | dict(matrices=matrices, compute_dtype=torch.float32) for matrices in shapes]
+    assert batches(tensors, groups) == [[0, 1, 2, 3]]
+
+    def singles(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[0], *tensors[1], *tensors[2].split(4), *tensors[3].split(6, 1)]
+
+    expected = [newton_schulz(single, compute_dtype=torch.float32) for single in singles(tensors)]
+    found = orthogonalize(tensors, groups[0], [Division(group["matrices"]) for group in groups])
+    assert [tuple(t.shape) for t in found] == list(shapes.values())
+    for piece, single in zip(singles(found), expected, strict=True):
+        assert distance(piece, single) < 1e-5
+
+
+def test_the_wrong_matrices_for_a_parameter_are_refused_at_once_and_later() -> None:
+    with pytest.raises(ValueError, match=r"parameter '#0' of shape \(5, 6, 9\) has matrices='whole'; .*'stacked'"):
+        Muon([nn.Parameter(gaussian(5, 6, 9))])
+    optimizer = Muon([nn.Parameter(gaussian(5, 6, 9))], matrices="stacked")
+    with pytest.raises(ValueError, match="5 does not divide its 12 rows") as error:
+        optimizer.add_param_group({"params": [nn.Parameter(gaussian(12, 6))], "matrices": ("rows", 5)})
+    assert len(optimizer.param_groups) == 1
+    message(error)
+
+
+def test_matrices_survive_a_state_that_goes_through_a_file() -> None:
+    weights = [nn.Parameter(gaussian(16, 10)) for _ in range(2)]
+    saver, loader = Muon(weights[:1], matrices=("fused", [12, 2, 2])), Muon(weights[1:], matrices=("rows", 4))
+    weights[0].grad = gaussian(16, 10, seed=1)
+    saver.step()
+    file = io.BytesIO()
+    torch.save(saver.state_dict(), file)
+    file.seek(0)
+    loader.load_state_dict(torch.load(file, weights_only=True))
+    assert loader.param_groups[0]["matrices"] == ("fused", [12, 2, 2])
+    weights[1].data.copy_(weights[0].data)
+    for weight, optimizer in zip(weights, (saver, loader), strict=True):
+        weight.grad = gaussian(16, 10, seed=2)
+        optimizer.step()
+    assert torch.equal(weights[0], weights[1])
+
+
 # ---- Errors -----------------------------------------------------------------------------------------------
 
 
@@ -367,7 +476,7 @@ def bad(make: Callable[[], Tensor]) -> nn.Parameter:
     ("parameter", "says"),
     [
         (bad(lambda: torch.zeros(3)), "1 dimension"),
-        (bad(lambda: torch.zeros(2, 3, 3, 3)), "4 dimension"),
+        (bad(lambda: torch.zeros(2, 3, 3, 3)), r"\(2, 3, 3, 3\) has matrices='whole'; .*AdamW"),
         (bad(lambda: torch.zeros(0, 3)), "empty"),
         (bad(lambda: torch.eye(3).to_sparse()), "sparse"),
         (bad(lambda: torch.zeros(2, 2, dtype=torch.complex64)), "complex64"),
@@ -397,6 +506,7 @@ def test_a_parameter_that_is_no_matrix_is_refused_by_name(parameter: nn.Paramete
         ("ns_coefficients", "moun"),
         ("ns_form", "grams"),
         ("ns_norm", "bf16"),
+        ("matrices", "heads"),
     ],
 )
 def test_a_wrong_value_is_refused_by_value_wherever_it_is_given(option: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import optimizer_cases
 import torch
 from torch import Tensor, nn
 
@@ -19,10 +20,9 @@ from distmuon.models.networks import MLP, Transformer
 from distmuon.models.recipe import Recipe
 from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.routing import plan_groups, split_parameters
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.zero1_adamw import Zero1AdamW
-from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT, Layout
@@ -137,8 +137,7 @@ class Case(NamedTuple):
         return [index for index, (_, _, algorithm) in enumerate(self.named()) if algorithm == "muon"]
 
     def layout(self, dp: int, tp: int = 1) -> Layout:
-        specs = specs_of([(name, parameter) for name, parameter, _ in self.named()])
-        return strategies.planner(self.strategy)(specs, self.muon, dp, tp, self.bucket_size)
+        return plan_groups(self.groups, dp, self.bucket_size, tp, strategies.planner(self.strategy))[0]
 
     def predict(self, dp: int, tp: int, rank: int) -> Ledger:
         """Return the step's ledger on a rank of the grid; any process can."""
@@ -203,6 +202,17 @@ def squares(tp: Group, algorithm: str = "muon", dtype: torch.dtype = torch.float
     return loose(algorithm, 512, *[((16, 16), None, dtype)] * 4)
 
 
+def several(tp: Group, names: str = "") -> Case:
+    """Parameters that hold several matrices each. names: of some of them, by a word; all of them by default."""
+    case = optimizer_cases.several(tp.size)
+    groups: list[dict[str, Any]] = [{**group, "params": []} for group in case.groups]
+    for w in [w for w in case.weights if names in w.name]:
+        parameter = mark(nn.Parameter(torch.ones(w.shape)), w.dim)
+        parameter.grad = torch.ones_like(parameter)
+        groups[w.group]["params"].append((w.name, parameter))
+    return Case([group for group in groups if group["params"]], lambda: None, bucket_size=300)
+
+
 def by(strategy: str, make: Callable[[Group], Case], bucket_size: int = 1000) -> Callable[[Group], Case]:
     """Return the same step by another strategy."""
     return lambda tp: make(tp)._replace(strategy=strategy, bucket_size=bucket_size)
@@ -231,6 +241,14 @@ CASES: dict[str, Callable[[Group], Case]] = {
     "mlp, blockwise": by("blockwise", mlp, 100),
     "ragged, periodic, whole": lambda tp: by("periodic", ragged, 40)(tp)._replace(whole_every=1),
     "ragged, periodic, in blocks": lambda tp: by("periodic", ragged, 40)(tp)._replace(whole_every=2),
+    "several matrices": several,
+    "several matrices, gather_cut": by("gather_cut", several, 300),
+    "several matrices, owner": by("owner", several, 300),
+    "several matrices, owner, flat": by("owner", several, FLAT),
+    "several matrices, owner, updates": lambda tp: by("owner", several, 300)(tp)._replace(publish="updates"),
+    "several matrices, blockwise": by("blockwise", several, 300),
+    "heads alone": partial(several, names="heads"),
+    "heads alone, owner": by("owner", partial(several, names="heads")),
 }
 
 

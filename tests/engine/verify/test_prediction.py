@@ -14,7 +14,7 @@ from distmuon.sharding.collectives import Group
 from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import ITEM_BYTES, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import NOTHING, Ledger, Traffic
-from distmuon.verify import prediction
+from distmuon.verify import strategy_predictions
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.training import predict_run
 
@@ -69,6 +69,16 @@ def test_the_dispatcher_saw_the_same_bytes(dp: int, tp: int, name: str) -> None:
             seen_as = ("all_to_all" if op == "reduce_scatter" else op, group)
             expected[seen_as] = expected.get(seen_as, NOTHING).plus(traffic)
         assert dispatched.by_collective() == expected, f"rank {rank}"
+
+
+@every_grid
+def test_heads_that_tp_does_not_cut_send_nothing_over_tp(dp: int, tp: int) -> None:
+    for witness in workers.witnesses(dp, tp):
+        for name in ("heads alone", "heads alone, owner", "several matrices, blockwise"):
+            assert witness.cases[name][0].total(group="tp").sent_bytes == 0
+    ledgers = [witness.cases["several matrices"][0] for witness in workers.witnesses(dp, tp)]
+    for name, cut in {"experts": False, "output": False, "heads of qkv": False, "qkv": True, "plain": True}.items():
+        assert any(ledger.total(label=f"momentum, {name}").sent_bytes for ledger in ledgers) == (cut and tp > 1), name
 
 
 def test_the_cases_hold_what_they_are_meant_to_hold() -> None:
@@ -184,8 +194,8 @@ def test_a_wrong_prediction_differs_from_what_was_counted(monkeypatch) -> None:
     }
     for what, predict in wrong.items():
         assert counted != predict(), what
-    silent = prediction.PREDICTIONS["gather_all"]._replace(sends=lambda *given: None)
-    monkeypatch.setitem(prediction.PREDICTIONS, "gather_all", silent)
+    silent = strategy_predictions.PREDICTIONS["gather_all"]._replace(sends=lambda *given: None)
+    monkeypatch.setitem(strategy_predictions.PREDICTIONS, "gather_all", silent)
     missing = counted.differences(predicted_here("ragged", 2, 2, 0))
     assert missing
     assert all("momentum" in line for line in missing)

@@ -58,16 +58,16 @@ class GatherAll(BucketByBucket):
         buckets: BucketGroup,
         blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
     ) -> dict[int, Tensor]:  # M[I, J]
-        """TP-local matrices -> all-gather over TP along tp_split_dim -> whole matrices."""
+        """TP-local matrices -> all-gather over TP along the dimension that was cut -> whole matrices."""
         matrices = {}
         for index, block in blocks.items():
             spec = self.context.layout.specs[index]
-            if spec.tp_split_dim is None or self.context.grid.tp.size == 1:
+            if spec.tp_gather_dim is None or self.context.grid.tp.size == 1:
                 # Newton–Schulz overwrites it; and its last bits depend on alignment.
                 matrices[index] = block.clone()
             else:
                 matrices[index] = self.context.grid.tp.all_gather_blocks(
-                    block, spec.tp_split_dim, label=f"momentum, {spec.name}"
+                    block, spec.tp_gather_dim, label=f"momentum, {spec.name}"
                 )
         return matrices
 
@@ -81,10 +81,10 @@ class GatherAll(BucketByBucket):
         blocks, tp = {}, self.context.grid.tp
         for index, update in updates.items():
             spec = self.context.layout.specs[index]
-            if spec.tp_split_dim is None:
+            if spec.tp_gather_dim is None:
                 blocks[index] = update
             else:
-                blocks[index] = update.chunk(tp.size, spec.tp_split_dim)[tp.rank]
+                blocks[index] = update.chunk(tp.size, spec.tp_gather_dim)[tp.rank]
         return blocks
 
     @hooked

@@ -2,7 +2,8 @@
 
 The map ends shards between matrices (`sharding.ownership`), so ZeRO-1's reduce-scatter has already put each TP-local
 matrix whole on one row of the grid. Within that row one TP rank owns it: the others send their blocks, and get theirs
-of the update back, in two packed all-to-alls per bucket.
+of the update back, in two packed all-to-alls per bucket. What TP cuts between matrices (heads, experts) stays where it
+is: every TP rank orthogonalizes its own.
 
     dp_gather       this rank's pieces, which are whole          ->  TP-local matrices          nothing sent
     tp_gather       TP-local matrices, blocks to their owners    ->  the matrices I own         all-to-all
@@ -34,7 +35,7 @@ from distmuon.optim.strategies.strategy import (
 )
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Layout, ParamSpec
-from distmuon.sharding.ownership import owners, plan_whole
+from distmuon.sharding.ownership import Owner, own_matrices, owners, plan_whole
 
 
 class OneOwner(BucketByBucket):
@@ -47,10 +48,10 @@ class OneOwner(BucketByBucket):
         self.brought: dict[BucketGroup, list[int]] = {}  # what this row took to tp_gather, and gets back in tp_shard
 
     @cached_property
-    def tp_owner(self) -> dict[int, int]:
-        """The TP rank, of its row, that orthogonalizes each matrix."""
+    def tp_owner(self) -> dict[int, int | None]:
+        """The TP rank, of its row, that orthogonalizes each matrix; None where each has matrices of its own."""
         grid, specs = self.context.grid, self.context.layout.specs
-        dealt = owners(costs(specs, self.context.groups, grid.tp.size), grid.dp.size, grid.tp.size)
+        dealt = deal(specs, self.context.groups, grid.dp.size, grid.tp.size)
         return {index: owner.tp for index, owner in dealt.items()}
 
     @staticmethod
@@ -79,8 +80,8 @@ class OneOwner(BucketByBucket):
         if tp.size == 1:
             return dict(blocks)
         self.brought[buckets] = list(blocks)
-        whole = {i: block for i, block in blocks.items() if self.tp_owner[i] == tp.rank}
-        cut = [index for index in blocks if specs[index].tp_split_dim is not None]
+        whole = {i: block for i, block in blocks.items() if self.tp_owner[i] in (tp.rank, None)}
+        cut = [index for index in blocks if specs[index].tp_gather_dim is not None]
         if not cut:
             return whole
         parcels = [[blocks[i] for i in cut if self.tp_owner[i] == rank] for rank in range(tp.size)]
@@ -88,7 +89,7 @@ class OneOwner(BucketByBucket):
         received = self._exchange(parcels, [mine] * tp.size, buckets, momentum_label(buckets[0]))
         for place, index in enumerate(mine):
             found = [whole[index] if rank == tp.rank else received[rank][place] for rank in range(tp.size)]
-            whole[index] = torch.cat(found, specs[index].tp_split_dim or 0)
+            whole[index] = torch.cat(found, specs[index].tp_gather_dim or 0)
         return whole
 
     @hooked
@@ -101,15 +102,16 @@ class OneOwner(BucketByBucket):
         tp = self.context.grid.tp
         if tp.size == 1:
             return dict(updates)
-        row = self.brought.pop(buckets)
+        row = [index for index in self.brought.pop(buckets) if self.tp_owner[index] is not None]
+        own = {index: update for index, update in updates.items() if self.tp_owner[index] is None}
         if not row:
-            return {}
-        cut = {index: self._blocks(index, update) for index, update in updates.items()}  # [tp] each
+            return own
+        cut = {i: self._blocks(i, update) for i, update in updates.items() if i not in own}  # [tp] each
         theirs = [[i for i in row if self.tp_owner[i] == rank] for rank in range(tp.size)]
         parcels = [[cut[i][rank] for i in theirs[tp.rank]] for rank in range(tp.size)]
         received = self._exchange(parcels, theirs, buckets, updates_label(buckets[0]))
         found = {i: block for rank in range(tp.size) for i, block in zip(theirs[rank], received[rank], strict=False)}
-        return found | {index: blocks[tp.rank] for index, blocks in cut.items()}
+        return own | found | {index: blocks[tp.rank] for index, blocks in cut.items()}
 
     @hooked
     def dp_shard(
@@ -122,7 +124,7 @@ class OneOwner(BucketByBucket):
 
     def _blocks(self, index: int, update: Tensor) -> Sequence[Tensor]:
         """Return what each TP rank gets of an update: its block, or all of what is not cut."""
-        tp, dim = self.context.grid.tp.size, self.context.layout.specs[index].tp_split_dim
+        tp, dim = self.context.grid.tp.size, self.context.layout.specs[index].tp_gather_dim
         return [update] * tp if dim is None else update.chunk(tp, dim)
 
     def _exchange(
@@ -150,8 +152,14 @@ class OneOwner(BucketByBucket):
 
 
 def costs(specs: Sequence[ParamSpec], muon: Collection[int], tp: int) -> dict[int, float]:
-    """Return what orthogonalizing each whole matrix of Muon's costs, in FLOPs: {index: cost}."""
-    return {index: float(flops(specs[index].full_shape(tp))) for index in muon}
+    """Return what orthogonalizing all matrices of each whole parameter of Muon's costs, in FLOPs: {index: cost}."""
+    found = {index: specs[index].whole_parts(tp) for index in muon}
+    return {index: float(sum(part.number * flops(part.shape) for part in parts)) for index, parts in found.items()}
+
+
+def deal(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int) -> dict[int, Owner]:
+    """Return who orthogonalizes each parameter of Muon's: {index: owner}."""
+    return owners(costs(specs, muon, tp), dp, tp, own_matrices(specs, muon))
 
 
 STRATEGY = OneOwner

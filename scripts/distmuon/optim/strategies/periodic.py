@@ -34,7 +34,7 @@ from torch import Tensor
 
 from distmuon.optim.muon import scale
 from distmuon.optim.strategies.owner import OneOwner
-from distmuon.optim.strategies.strategy import BucketGroup, Tensors
+from distmuon.optim.strategies.strategy import BucketGroup, Shape, Tensors
 
 OPTIONS: dict[str, Any] = {"whole_every": 5, "block_lr_ratio": "shape"}
 
@@ -84,14 +84,14 @@ class PeriodicOwner(OneOwner):
         staying = {index: update for index, update in updates.items() if index not in travelling}
         return super().tp_shard(buckets, travelling) | staying
 
-    def lr_ratio(self, index: int) -> float:
+    def lr_ratio(self, index: int, block: Shape, whole: Shape) -> float:
         """Return 1 for a matrix that is whole, cut or not, and `block_lr_ratio` for one in blocks."""
-        group, spec, tp = self.context.groups[index], self.context.layout.specs[index], self.context.grid.tp.size
-        if tp == 1 or spec.tp_split_dim is None or self.takes_whole(index):
+        group = self.context.groups[index]
+        if block == whole or self.takes_whole(index):
             return 1.0
         if group["block_lr_ratio"] != "shape":
             return group["block_lr_ratio"]
-        return scale(spec.shape, group["scale"]) / scale(spec.full_shape(tp), group["scale"])
+        return scale(block, group["scale"]) / scale(whole, group["scale"])
 
 
 STRATEGY = PeriodicOwner

@@ -4,7 +4,7 @@ A strategy owns the five moves between momentum and update, mirror images around
 
     dp_gather       {index: M[N_dp]}     ->  {index: M[I_tp, J]}     this rank's pieces   ->  TP-local matrices
     tp_gather       {index: M[I_tp, J]}  ->  {index: M[I, J]}        TP-local matrices    ->  whole matrices
-    newton_schulz   {index: M[I, J]}     ->  {index: O[I, J]}
+    newton_schulz   {index: M[I, J]}     ->  {index: O[I, J]}        (or what holds several matrices, all of them whole)
     tp_shard        {index: O[I, J]}     ->  {index: O[I_tp, J]}     whole updates        ->  TP-local updates
     dp_shard        {index: O[I_tp, J]}  ->  {index: O[N_dp]}        TP-local updates     ->  this rank's pieces
 
@@ -12,7 +12,8 @@ A strategy owns the five moves between momentum and update, mirror images around
 what has to travel. What travels together is a *bucket group*: the buckets of one round.
 Before them it says which options of a group are its own (`options`), and after them by what a matrix's learning rate
 is multiplied in this step (`lr_ratio`): for every form of Muon by 1.
-A file with a strategy ends in `STRATEGY = TheClass`. What it sends and holds is predicted in `verify.prediction`.
+A file with a strategy ends in `STRATEGY = TheClass`. What it sends and holds is predicted in
+`verify.strategy_predictions`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, DistMeta, Layout, ParamSpec
 
 BucketGroup = tuple[Bucket, ...]
+Shape = tuple[int, int]
 Tensors = Mapping[int, Tensor]  # by the parameter's place in the map
 
 
@@ -56,12 +58,16 @@ class StrategyContext:
         return self.gather_dtype or getattr(torch, gather_dtype_name(grad_dtype))
 
     def orthogonalize(self, matrices: Tensors) -> dict[int, Tensor]:
-        """Run Newton–Schulz on whole matrices; the same for every strategy that holds them whole."""
-        indices, updates = list(matrices), {}
+        """Run Newton–Schulz on whole matrices; the same for every strategy that holds them whole.
+
+        A parameter that holds several comes TP-local or put together from TP blocks, and falls into them here.
+        """
+        indices, specs, updates = list(matrices), self.layout.specs, {}
         groups = [self.groups[index] for index in indices]
-        for batch in batches(list(matrices.values()), groups):
+        divisions = [specs[index].division(matrix.shape, self.grid.tp.size) for index, matrix in matrices.items()]
+        for batch in batches(list(matrices.values()), groups, divisions):
             inputs = [matrices[indices[i]] for i in batch]
-            found = orthogonalize(inputs, groups[batch[0]])
+            found = orthogonalize(inputs, groups[batch[0]], [divisions[i] for i in batch])
             updates.update({indices[i]: update for i, update in zip(batch, found, strict=True)})
         return updates
 
@@ -87,7 +93,7 @@ class Strategy(Protocol):
     def newton_schulz(self, matrices: Tensors) -> dict[int, Tensor]: ...
     def tp_shard(self, buckets: BucketGroup, updates: Tensors) -> dict[int, Tensor]: ...
     def dp_shard(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
-    def lr_ratio(self, index: int) -> float: ...
+    def lr_ratio(self, index: int, block: Shape, whole: Shape) -> float: ...
 
 
 class BucketByBucket:
@@ -113,8 +119,11 @@ class BucketByBucket:
         """Whole matrices -> their orthogonalized updates."""
         return self.context.orthogonalize(matrices)
 
-    def lr_ratio(self, index: int) -> float:
-        """Return by what the learning rate of a matrix is multiplied in this step, not its decay."""
+    def lr_ratio(self, index: int, block: Shape, whole: Shape) -> float:
+        """Return by what the learning rate of a matrix is multiplied in this step, not its decay.
+
+        index: the parameter's. block, whole: shape of the matrix in it as this rank holds it, and of all of it.
+        """
         return 1.0
 
 

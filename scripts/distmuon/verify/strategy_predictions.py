@@ -1,0 +1,364 @@
+"""What each strategy's moves send, allocate and orthogonalize, from the map alone: what `prediction` asks.
+
+Formulas are per strategy, in its section; the five moves they speak of are in `optim.strategies`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from distmuon.optim import strategies
+from distmuon.optim.newton_schulz import flops
+from distmuon.optim.strategies.owner import deal
+from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label, updates_label
+from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
+from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.matrices import SameShape, parts
+
+# ---- gather_all -------------------------------------------------------------------------------------------
+
+
+def gather_all_sends(
+    ledger: Ledger,
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    tp_rank: int = 0,
+) -> None:
+    """Add to `ledger` what DP rank `dp_rank` sends between momentum and apply in one step; see `StrategyPrediction`."""
+    for bucket in layout.buckets:
+        matrices = [index for index in bucket.params if index in muon]
+        if not matrices:
+            continue
+        _, size = momentum_bytes(layout, bucket, item_bytes)
+        ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, momentum_label(bucket))
+        _gathers_over_tp(ledger, layout, _owned(layout, bucket, muon, dp_rank), tp, size)
+
+
+def gather_all_allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return a bound, in bytes, of what one bucket group's moves allocate, for the worst bucket.
+
+    w b                            the momentum's pieces
+    + m (b + B)                    the shard, and the gathered bucket
+    + (2 m + max(p + c, 5 c)) F    whole matrices, their batch (it becomes their update),
+                                   Newton–Schulz's own
+    + m L                          the copy that puts blocks cut along dimension 1 side by side
+
+    with B elements in the bucket (padded) and b = B / D in a shard; F in the whole matrices of
+    which this rank owns a part (where TP cuts between matrices: in its own), L in the largest of
+    them; w, m, c bytes per element of the momentum, the gather and Newton–Schulz; p of the norm
+    (float32 or wider). F <= T b + 2 L, for only the two matrices at the ends of a shard can stick
+    out of it: the bound grows with the bucket and the largest matrix, never with the model.
+    """
+    worst = 0
+    for bucket in layout.buckets:
+        if not any(i in muon for i in bucket.params):
+            continue
+        mine = _owned(layout, bucket, muon, dp_rank)
+        whole = [layout.specs[i].gathered_numel(tp) for i in mine]
+        w, m = momentum_bytes(layout, bucket, item_bytes)
+        matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
+        flat = w * bucket.shard_size + m * (bucket.shard_size + bucket.padded)
+        worst = max(worst, flat + matrices)
+    return worst
+
+
+def whole_matrix_bytes(gathered: int, compute: int) -> int:
+    """Return a bound, per element, of what whole matrices take from their gather to their updates.
+
+    2 m + max(p + c, 5 c), with m = `gathered` and c = `compute` bytes per element; see
+    `gather_all_allocates`.
+    """
+    return 2 * gathered + max(max(gathered, 4) + compute, 5 * compute)
+
+
+def _gathers_over_tp(ledger: Ledger, layout: Layout, owned: Collection[int], tp: int, size: int) -> None:
+    """Add the TP gather of every cut matrix of which a DP rank owns a piece; size: bytes per element."""
+    for index in owned:
+        spec = layout.specs[index]
+        if spec.tp_gather_dim is not None:
+            ledger.record("all_gather", "tp", tp, spec.numel * tp * size, f"momentum, {spec.name}")
+
+
+# ---- gather_cut -------------------------------------------------------------------------------------------
+
+
+def gather_cut_sends(
+    ledger: Ledger,
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    tp_rank: int = 0,
+) -> None:
+    """Add what one step sends: this rank's pieces of cut matrices to all their other owners; over TP as gather_all."""
+    for bucket in layout.buckets:
+        _, size = momentum_bytes(layout, bucket, item_bytes)
+        mine = _owned(layout, bucket, muon, dp_rank)
+        if any(len(layout.owners(bucket, index)) > 1 for index in bucket.params if index in muon):
+            sent = size * _packed(layout, bucket, mine, dp_rank)
+            ledger.record("all_to_all", "dp", layout.dp, sent, momentum_label(bucket), sent_bytes=sent)
+        _gathers_over_tp(ledger, layout, mine, tp, size)
+
+
+def gather_cut_allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket; signs as in gather_all's.
+
+    w b                             the momentum's pieces
+    + m b                           in the dtype in which they travel
+    + m S                           packed: a piece once for every other owner
+    + 2 m L'                        what came, and TP-local matrices joined
+    + as gather_all                 whole matrices and Newton–Schulz
+    """
+    worst = 0
+    for bucket in layout.buckets:
+        mine = _owned(layout, bucket, muon, dp_rank)
+        pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in mine)
+        local = sum(layout.specs[i].numel for i in mine)
+        whole = [layout.specs[i].gathered_numel(tp) for i in mine]
+        w, m = momentum_bytes(layout, bucket, item_bytes)
+        matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
+        flat = (w + m) * pieces + m * (_packed(layout, bucket, mine, dp_rank) + 2 * local)
+        worst = max(worst, flat + matrices)
+    return worst
+
+
+def _packed(layout: Layout, bucket: Bucket, mine: Collection[int], dp_rank: int) -> int:
+    """Return how many elements a rank sends: each of its pieces, once to every other owner of that matrix."""
+    others = {index: len(layout.owners(bucket, index)) - 1 for index in mine}
+    return sum(count * layout.meta(bucket, index, dp_rank).local_range.size for index, count in others.items())
+
+
+# ---- owner ------------------------------------------------------------------------------------------------
+
+
+def owner_sends(
+    ledger: Ledger,
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    tp_rank: int = 0,
+    whole: frozenset[int] | None = None,
+) -> None:
+    """Add what one step sends: nothing over DP; over TP, blocks to their owners and blocks of the updates back.
+
+    whole: the matrices that have owners in this step; None: all of them.
+    """
+    if tp == 1:
+        return
+    dealt = deal(layout.specs, muon, layout.dp, tp)
+    for bucket in layout.buckets:
+        taken = _owned(layout, bucket, muon if whole is None else muon & whole, dp_rank)
+        row = [index for index in taken if dealt[index].tp is not None]
+        cut = [index for index in row if layout.specs[index].tp_gather_dim is not None]
+        _, size = momentum_bytes(layout, bucket, item_bytes)
+        if cut:
+            sent = size * sum(layout.specs[i].numel for i in cut if dealt[i].tp != tp_rank)
+            ledger.record("all_to_all", "tp", tp, sent, momentum_label(bucket), sent_bytes=sent)
+        if row:
+            sent = size * (tp - 1) * sum(layout.specs[i].numel for i in row if dealt[i].tp == tp_rank)
+            ledger.record("all_to_all", "tp", tp, sent, updates_label(bucket), sent_bytes=sent)
+
+
+def owner_allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+    blocks_too: bool = False,
+) -> int:
+    """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket and the busiest TP rank.
+
+    (w + 2 m) b                     the momentum's pieces, in the dtype in which they travel, and packed
+    + m F                           blocks that came
+    + (2 m + max(p + c, 5 c)) F     whole matrices, and Newton–Schulz, as in gather_all's
+    + m (F + b)                     updates packed, and blocks of them that came
+    + p D b                         this rank's new parameters, once for every DP rank
+
+    with b elements of Muon's in this rank's shard and F in the whole matrices that it owns. blocks_too: what it does
+    not own, it works on, too, as blocks.
+    """
+    dealt = deal(layout.specs, muon, layout.dp, tp)
+    worst = 0
+    for bucket in layout.buckets:
+        row = _owned(layout, bucket, muon, dp_rank)
+        own = sum(layout.specs[index].numel for index in row)
+        wholes = [0] * tp
+        for index in row:
+            spec, owner = layout.specs[index], dealt[index].tp
+            for rank in range(tp):
+                if owner in (rank, None):
+                    wholes[rank] += spec.gathered_numel(tp)
+                elif blocks_too:
+                    wholes[rank] += spec.numel
+        w, m = momentum_bytes(layout, bucket, item_bytes)
+        published = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype] * layout.dp * bucket.shard(dp_rank).size
+        matrices = (2 * m + whole_matrix_bytes(m, compute_bytes)) * max(wholes)
+        worst = max(worst, (w + 3 * m) * own + matrices + (published if bucket.ends else 0))
+    return worst
+
+
+# ---- blockwise --------------------------------------------------------------------------------------------
+
+
+def blockwise_sends(*_: Any) -> None:
+    """Add nothing: no move between momentum and apply sends."""
+
+
+def blockwise_allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return owner's bound for T = 1: a block is taken for a whole matrix."""
+    return owner_allocates(layout, muon, 1, dp_rank, item_bytes, compute_bytes)
+
+
+# ---- periodic ---------------------------------------------------------------------------------------------
+
+
+def periodic_allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return owner's bound for any mixture of whole matrices and blocks; groups may have periods of their own."""
+    return owner_allocates(layout, muon, tp, dp_rank, item_bytes, compute_bytes, blocks_too=True)
+
+
+# ---- Who orthogonalizes what ------------------------------------------------------------------------------
+
+
+class Task(NamedTuple):
+    """One parameter in the hands of some ranks.
+
+    parameter: its place in the map. parts: the matrices that each of them orthogonalizes: whole ones, or blocks.
+    ranks: (dp, tp) of each.
+    """
+
+    parameter: int
+    parts: Sequence[SameShape]
+    ranks: Sequence[tuple[int, int]]
+
+    @property
+    def flops(self) -> int:
+        """What it costs each of the ranks."""
+        return sum(part.number * flops(part.shape) for part in self.parts)
+
+
+def by_all_owners(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
+    """Yield all parameters, each at all DP ranks that own a piece of it, and at all their TP ranks."""
+    for bucket in layout.buckets:
+        for index in bucket.params:
+            if index in muon:
+                rows = layout.owners(bucket, index)
+                yield Task(index, _seen(layout, index, tp), [(d, t) for d in rows for t in range(tp)])
+
+
+def by_one_owner(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
+    """Yield all parameters, each at one rank; one whose matrices TP does not cut, at all ranks of a row."""
+    for index, owner in deal(layout.specs, muon, layout.dp, tp).items():
+        ranks = [(owner.dp, t) for t in (range(tp) if owner.tp is None else [owner.tp])]
+        yield Task(index, _seen(layout, index, tp), ranks)
+
+
+def by_blocks(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
+    """Yield the TP-local blocks, each at its own rank of the row that owns it."""
+    for task in by_all_owners(layout, muon, tp):
+        spec = layout.specs[task.parameter]
+        yield task._replace(parts=parts(spec.matrices, spec.shape))
+
+
+def _seen(layout: Layout, index: int, tp: int) -> Sequence[SameShape]:
+    """Return the whole matrices that a rank sees of a parameter: all, or those that it holds."""
+    spec = layout.specs[index]
+    return parts(spec.matrices, spec.shape) if spec.own_matrices else spec.whole_parts(tp)
+
+
+# ---- All strategies ---------------------------------------------------------------------------------------
+
+
+class StrategyPrediction(NamedTuple):
+    """What a strategy's moves, between momentum and apply, send and allocate on the ranks with one `dp_rank`.
+
+    tasks: (layout, muon, tp) -> every rank's work, in one sweep over the map; None: not known.
+
+    sends: (ledger, layout, muon, tp, dp_rank, item_bytes, tp_rank) -> None; adds a step's collectives to the ledger.
+        That of a strategy whose steps are not all alike takes one argument more: see `predict_step` for `whole`.
+    allocates: (layout, muon, tp, dp_rank, item_bytes, compute_bytes) -> an upper bound of the bytes that the moves of
+        one bucket group allocate beyond state, parameters and gradients.
+
+    muon: indices of the Muon parameters. item_bytes: of the gather dtype; None: the default, per buffer.
+    compute_bytes: per element of Newton–Schulz's compute dtype.
+    """
+
+    sends: Callable[..., None]
+    allocates: Callable[[Layout, frozenset[int], int, int, int | None, int], int]
+    tasks: Callable[[Layout, Collection[int], int], Iterator[Task]] | None = None
+
+
+PREDICTIONS = {
+    "gather_all": StrategyPrediction(gather_all_sends, gather_all_allocates, by_all_owners),
+    "gather_cut": StrategyPrediction(gather_cut_sends, gather_cut_allocates, by_all_owners),
+    "owner": StrategyPrediction(owner_sends, owner_allocates, by_one_owner),
+    "blockwise": StrategyPrediction(blockwise_sends, blockwise_allocates, by_blocks),
+    "periodic": StrategyPrediction(owner_sends, periodic_allocates, by_one_owner),
+}
+
+
+def of_strategy(name: str) -> StrategyPrediction:
+    """Return the prediction of the strategy `name`; raises ValueError where there is none.
+
+    A file with a strategy of one's own may have one too: `PREDICTION = StrategyPrediction(sends, allocates)`.
+    """
+    own = getattr(strategies.module(name), "PREDICTION", None) if strategies.is_file(name) else PREDICTIONS.get(name)
+    if own is None:
+        raise ValueError(f"strategy is {name!r}, of which nothing is predicted; give its file a PREDICTION.")
+    return own
+
+
+def is_predicted(name: str) -> bool:
+    """Say whether there is a prediction of the strategy `name`."""
+    try:
+        return of_strategy(name) is not None
+    except ValueError:
+        return False
+
+
+def _owned(layout: Layout, bucket: Bucket, muon: Collection[int], dp_rank: int) -> list[int]:
+    """Return the matrices of Muon's in this bucket of which a DP rank owns a piece."""
+    return [index for index in bucket.params if index in muon and dp_rank in layout.owners(bucket, index)]
+
+
+def momentum_bytes(layout: Layout, bucket: Bucket, item_bytes: int | None) -> tuple[int, int]:
+    """Return bytes per element of the bucket's momentum as it is kept, and as it is gathered."""
+    grad_dtype = layout.buffers[bucket.buffer_idx].grad_dtype
+    return ITEM_BYTES[grad_dtype], item_bytes or ITEM_BYTES[gather_dtype_name(grad_dtype)]

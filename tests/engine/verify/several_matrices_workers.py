@@ -1,0 +1,136 @@
+"""What every rank of a grid finds out about parameters that hold several matrices each."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import Case, build, give, several, train_sharded, values
+from torch import nn
+
+from distmuon.launch import World
+from distmuon.optim import distributed_muon, muon, strategies
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import ParamSpec
+from distmuon.sharding.matrices import Division, parts
+from distmuon.sharding.tensor_parallel import mark
+from distmuon.verify.prediction import predict_transient
+from distmuon.verify.storage_tracker import StorageTracker
+
+DTYPES = {"float32": (torch.float32,), "mixed": (torch.bfloat16, torch.float32), "float64": (torch.float64,)}
+LATE = ("experts", "qkv", "whole query")  # nobody's gradient in the first step
+NEVER = "whole kernel"
+
+
+def case_of(dtype: str, tp: int) -> Case:
+    return several(tp).of_dtype(*DTYPES[dtype])
+
+
+def absent(tp: int) -> Case:
+    """Return the case with gradients that come late, or never, or not on every rank."""
+    case = several(tp)
+    missing = {(name, 0, rank) for name in LATE for rank in range(8)}
+    missing |= {(NEVER, step, rank) for step in range(case.steps) for rank in range(8)}
+    return Case(case.weights, case.groups, case.steps, case.bucket_size, None, frozenset(missing | {("query", 1, 0)}))
+
+
+def facts(world: World) -> dict[str, Any]:
+    grid = Grid.of(world)
+    tp, found = grid.tp.size, {}
+    for strategy in strategies.names():
+        for dtype in DTYPES:
+            found[strategy, dtype] = train_sharded(case_of(dtype, tp), grid, strategy=strategy).values
+        found[strategy, "absent"] = train_sharded(absent(tp), grid, strategy=strategy).values
+        found[strategy, "batched"] = train_sharded(case_of("float64", tp), grid, strategy=strategy, batched=True).values
+    found["owner", "updates"] = train_sharded(several(tp), grid, strategy="owner", publish="updates").values
+    return {
+        "values": found,
+        "resumed": {name: resume(grid, name) for name in ("gather_all", "owner")},
+        "refused": refused(grid),
+        "memory": {name: memory(grid, name) for name in strategies.names()},
+    }
+
+
+def refused(grid: Grid) -> str:
+    """Return what is said of three heads on a TP row."""
+    weight = mark(nn.Parameter(torch.zeros(12 // grid.tp.size, 4)), 0)
+    try:
+        DistributedMuon([("query", weight)], grid, matrices=("rows", 3))
+    except ValueError as refusal:
+        return str(refusal)
+    return ""
+
+
+def memory(grid: Grid, strategy: str) -> tuple[int, int]:
+    """Return (peak bytes of the second step, their bound)."""
+    case = several(grid.tp.size, k=8)
+    parameters, optimizer = build(case, grid, strategy=strategy, compute_dtype=torch.float32, batched=True)
+    assert isinstance(optimizer, DistributedMuon)
+    for step in range(2):
+        give(case, grid, parameters, step)
+        with StorageTracker() as tracker:
+            optimizer.step()
+    layout, muon = optimizer.buffers.layout, list(optimizer.muon)
+    return tracker.peak, predict_transient(layout, grid.tp.size, grid.dp.rank, muon, strategy)
+
+
+def resume(grid: Grid, strategy: str) -> bool:
+    """Return whether a run that was saved after two steps and loaded goes on to the bit."""
+    case = absent(grid.tp.size)
+    runs = [build(case, grid, strategy=strategy) for _ in range(2)]
+    for step in (0, 1):
+        give(case, grid, runs[0][0], step)
+        runs[0][1].step()
+    file = io.BytesIO()
+    torch.save(copy.deepcopy(runs[0][1].state_dict()), file)
+    file.seek(0)
+    for name, parameter in runs[1][0].items():
+        parameter.data.copy_(runs[0][0][name].data)
+    runs[1][1].load_state_dict(torch.load(file, weights_only=True))
+    for parameters, optimizer in runs:
+        give(case, grid, parameters, 2)
+        optimizer.step()
+    ours, theirs = (values(parameters) for parameters, _ in runs)
+    return all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def broken(world: World, mutant: str) -> dict[str, set[str]]:
+    """Return, by strategy, the parameters that end elsewhere on this rank when one thing is wrong."""
+    grid, found = Grid.of(world), {}
+    case = several(grid.tp.size)
+    for strategy in ("gather_all", "owner"):
+        right = train_sharded(case, grid, strategy=strategy).values
+        with pytest.MonkeyPatch.context() as patch:
+            MUTANTS[mutant](patch)
+            wrong = train_sharded(case, grid, strategy=strategy).values
+        found[strategy] = {name for name in right if not torch.equal(right[name], wrong[name])}
+    return found
+
+
+def _one_block(patch: pytest.MonkeyPatch) -> None:
+    healthy = ParamSpec.division
+    patch.setattr(ParamSpec, "division", lambda *given: Division(healthy(*given).matrices))
+
+
+def _another_order(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(muon, "parts", lambda matrices, shape: parts(matrices, shape)[::-1])
+
+
+def _one_scale(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(distributed_muon, "scale", lambda shape, kind: muon.scale((32, 6), kind))
+
+
+def _no_gather(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ParamSpec, "own_matrices", property(lambda spec: spec.tp_split_dim is not None))
+
+
+MUTANTS = {
+    "the blocks are taken for the parts": _one_block,
+    "the parts come in another order": _another_order,
+    "the scale is that of the parameter": _one_scale,
+    "TP is asked for nothing": _no_gather,
+}
