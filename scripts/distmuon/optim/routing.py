@@ -29,6 +29,8 @@ def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[st
     vectors on one side, norms and biases are not maps at all: the paper leaves all of them to AdamW.
 
     Frozen parameters (`requires_grad=False`) are left out: unfrozen later, they stay as they are.
+    What holds several matrices (experts, kernels, heads) goes by its shape alone: 3-D to AdamW, 2-D as one matrix. Make
+    groups of your own for those, with the option `matrices` (see `sharding.matrices`).
 
     heads: last name of the modules that map to the outputs.
     explain: print one line per parameter with the reason.
