@@ -34,7 +34,7 @@ TAKES = {  # job -> its options
     GRID: (*launch.WORLD, *TRAINING, *TUNED, "quick", "json"),
     "--recipe": (*MANY, "task", "if_here", "backend", "device"),
     "--ablations": MANY,
-    "--blocks": MANY,
+    "--blocks": (*MANY, "steps", "seeds", "tuning_seeds"),
     "--times": ("threads", "json"),
     "--summary": ("json",),
     "--fetch": ("task",),

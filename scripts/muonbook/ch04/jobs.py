@@ -105,8 +105,10 @@ def ablate(world: World, arguments: Arguments) -> dict[str, Any]:
 
 def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
     """Race Muon in blocks against Muon, from the setting that the stored race tuned for the latter."""
-    best = tables.stored_settings("language")["muon"]
-    found = blocks.measure(world, best, blocks.QUICK if arguments.quick else blocks.FULL)
+    best, task = tables.stored_settings("language")["muon"], tasks.TASKS["language"]
+    task = task if arguments.steps is None else task.shorter(arguments.steps)
+    tuning, seeds = sweep.TUNING_SEEDS[: arguments.tuning_seeds], range(arguments.seeds)
+    found = blocks.measure(world, best, task, tuning, seeds, blocks.ARMS[:3] if arguments.quick else blocks.ARMS)
     world.say("\n".join(blocks.lines(found)))
     return found
 

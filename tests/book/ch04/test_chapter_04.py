@@ -86,6 +86,7 @@ def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
         (["--tuning-seeds", "4"], "--tuning-seeds 4: must be from 1 to 3"),
         (["--optimizer", "muon", "muon"], "--optimizer muon muon: name each once"),
         (["--ablations", "--times"], "--times does nothing with --ablations"),
+        (["--blocks", "--times"], "--times does nothing with --blocks"),
         (["--lr", "0.1", "--weight-decay", "-1"], "--weight-decay -1: must be from 0"),
         (["--lr", "0.1", "--option", "1"], "--option 1: must be from 0.01"),
         (["--tp", "0", "--optimizer", "muon", "--lr", "0.1"], "--tp 0: must be at least 1"),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,11 +23,12 @@ from distmuon.launch import World
 from distmuon.optim.muon import Muon
 from distmuon.optim.routing import by_algorithm
 from distmuon.verify.blocks import BlockMuon
-from muonbook.ch04 import tasks
-from muonbook.ch04.sweep import RACE_SEEDS, TUNING_SEEDS, best_of, described, shared_out, span, try_rates, verdict
-from muonbook.ch04.training import Setting, muon_and_adamw, train
+from muonbook.ch04.sweep import best_of, described, shared_out, span, try_rates, verdict
+from muonbook.ch04.tasks import LearningTask
+from muonbook.ch04.training import Setting, muon_and_adamw, started
 
-RATES = tuple(0.016 * 2 ** (n / 2) for n in range(4))  # 0.016 to 0.045, around what the race found for whole Muon
+RATES = tuple(0.016 * 2 ** (n / 2) for n in range(3))  # 0.016 to 0.032, where the race found whole Muon at its best
+FARTHEST = 3  # learning rates beyond them, at most
 
 
 class Arm(NamedTuple):
@@ -51,69 +51,59 @@ class Arm(NamedTuple):
 
 
 WHOLE = Arm(1, 1)
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How much is done. farthest: how often tuning goes on beyond an end, at most."""
-
-    steps: int
-    arms: Sequence[Arm]
-    rates: Sequence[float]
-    tuning: Sequence[int]
-    seeds: Sequence[int]
-    farthest: int
-
-
-FULL = Extent(
-    steps=200,
-    arms=(WHOLE, Arm(2, 5), Arm(2, 0), Arm(4, 2), Arm(4, 5), Arm(4, 0), Arm(8, 5), Arm(8, 0)),
-    rates=RATES,
-    tuning=TUNING_SEEDS[:2],
-    seeds=RACE_SEEDS[:5],
-    farthest=3,
-)
-QUICK = Extent(2, (WHOLE, Arm(2, 2), Arm(2, 0)), RATES[:2], TUNING_SEEDS[:1], RACE_SEEDS[:2], 0)
+ARMS = (WHOLE, Arm(2, 5), Arm(2, 0), Arm(4, 2), Arm(4, 5), Arm(4, 0), Arm(8, 5), Arm(8, 0))
 
 Job = tuple[Arm, float, int]  # arm, learning rate, seed
 
 
-def measure(world: World, best: Setting, extent: Extent = FULL) -> dict[str, Any]:
+def measure(
+    world: World,
+    best: Setting,
+    task: LearningTask,
+    tuning: Sequence[int],
+    seeds: Sequence[int],
+    arms: Sequence[Arm] = ARMS,
+) -> dict[str, Any]:
     """Tune every arm and race them all; return what is kept, as plain data. Collective.
 
-    best: whole Muon's setting, whose weight decay and momentum all arms have.
+    best: whole Muon's setting, whose weight decay and momentum all arms have. tuning, seeds: those that everybody is
+    tuned on, and those that everybody races on.
     """
-    task = tasks.TASKS["language"].shorter(extent.steps)
-    assert task.floor is not None
-    floor = task.floor()
-
-    def gap(job: Job) -> float:
-        arm, lr, seed = job
-        return train(task, best.at(lr), seed, arm.optimizers).final - floor
 
     def losses(points: Sequence[tuple[Arm, float]]) -> list[float]:
-        jobs = [(arm, lr, seed) for arm, lr in points for seed in extent.tuning]
-        found = iter(shared_out(world, jobs, gap))
-        return [statistics.median(next(found) for _ in extent.tuning) for _ in points]
+        jobs = [(arm, lr, seed) for arm, lr in points for seed in tuning]
+        found = iter(shared_out(world, jobs, partial(final_gap, task, best)))
+        return [statistics.median(next(found) for _ in tuning) for _ in points]
 
-    curves = try_rates(dict.fromkeys(extent.arms, extent.rates), losses, extent.farthest)
-    race = [(arm, best_of(curves[arm]), seed) for arm in extent.arms for seed in extent.seeds]
-    gaps = dict(zip(race, shared_out(world, race, gap), strict=True))
+    curves = try_rates(dict.fromkeys(arms, RATES), losses, FARTHEST)
+    race = [(arm, best_of(curves[arm]), seed) for arm in arms for seed in seeds]
+    gaps = dict(zip(race, shared_out(world, race, partial(final_gap, task, best)), strict=True))
     rows = []
-    for arm in extent.arms:
+    for arm in arms:
         lr = best_of(curves[arm])
         rows.append(
             arm._asdict()
             | {"lr": lr, "lrs": list(curves[arm]), "medians": list(curves[arm].values())}
-            | {"gaps": [gaps[arm, lr, seed] for seed in extent.seeds]}
+            | {"gaps": [gaps[arm, lr, seed] for seed in seeds]}
         )
     return described(task) | {
         "weight_decay": best.weight_decay,
         "momentum": best.option,
-        "tuning_seeds": list(extent.tuning),
-        "seeds": list(extent.seeds),
+        "tuning_seeds": list(tuning),
+        "seeds": list(seeds),
         "rows": [row | against(row["gaps"], rows[0]["gaps"]) for row in rows],
     }
+
+
+def final_gap(task: LearningTask, best: Setting, job: Job) -> float:
+    """Train; return the held-out loss above the floor after the last step, the only one that is taken."""
+    arm, lr, seed = job
+    assert task.floor is not None
+    run = started(task, best.at(lr), seed, arm.optimizers)
+    for step in range(task.steps):
+        if not math.isfinite(run.step(step)):
+            return math.inf
+    return run.look()[0] - task.floor()
 
 
 def against(gaps: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
