@@ -36,6 +36,7 @@ JOBS = {  # where the name of a job is not how it is asked for
     ("14", "--measure"): "--measure --json out/x.json",
     ("15", "--measure"): "--measure --json out/x.json",
     ("15", "--worlds"): "--worlds --json out/x.json",
+    ("16", "--measure"): "--measure --json out/x.json",
 }
 PUZZLE = ("check", "hint")
 HUGE = "99999999999999999999"
@@ -137,6 +138,8 @@ def test_an_option_that_does_nothing_is_refused_in_every_job(monkeypatch: pytest
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    if "check" not in actions(number):
+        pytest.skip("this chapter has no puzzle")
     for name in set(actions(number)) - set(PUZZLE):
         for puzzle in (["--check", "mine.py"], ["--hint", "1"], ["--hint", "1", "--check", "mine.py"]):
             words = said(monkeypatch, number, *puzzle, *given(number, name))

@@ -42,7 +42,7 @@ CHAPTERS = {
     "13_memory",
     "14_traces",
     "15_regimes",
-    "16_owner",
+    "16_beyond",
     "17_muonw",
     "18_beyond_one_machine",
 }

@@ -1,0 +1,1 @@
+"""Chapter 16: beyond the blueprint. The step of one owner per matrix, and everybody's race against its floor."""
