@@ -1,8 +1,17 @@
-"""Chapter 16: from the blueprint to one owner per matrix, rung by rung; and a trillion parameters, planned.
+"""Chapter 16: from the blueprint to one owner per matrix, rung by rung; a trillion parameters, planned; the race.
 
 python scripts/16_owner.py --dp 4 --tp 2
 python scripts/16_owner.py --trillion
+python scripts/16_owner.py --measure --json book/results/step.json
+python scripts/16_owner.py --measure --quick --json out/step.json
+
+--measure races everybody's step: about ten minutes on two cores, and it needs the machine to itself; --quick one. Other
+implementations run where they are: clone github.com/microsoft/dion and github.com/KellerJordan/Muon into a folder and
+name it.
 """
+
+import os
+from pathlib import Path
 
 from distmuon import launch
 from muonbook.ch16 import puzzle as dealing
@@ -10,7 +19,7 @@ from muonbook.puzzles import add_arguments, handle
 
 CLIMB = "muonbook.ch16.ladder:climb"
 HEADS = 8  # of the ladder's transformer, which TP shares out
-TAKES = {"": launch.WORLD, "--trillion": ()}  # job -> its options
+TAKES = {"": launch.WORLD, "--trillion": (), "--measure": ("quick", "json", "peers")}  # job -> its options
 
 
 def climb(arguments):
@@ -24,10 +33,30 @@ def climb(arguments):
     return 0 if ladder.all_as_predicted(counts) else 1
 
 
+def measure(arguments):
+    """Take this chapter's measurements and write them."""
+    from muonbook.ch16 import step_race
+    from muonbook.measure import results
+
+    found = step_race.measure(arguments.quick, arguments.peers)
+    results.write(arguments.json, found)
+    print(f"{step_race.table(found)}\nResults: {arguments.json}")
+
+
 def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=4, tp=2)
-    parser.add_argument("--trillion", action="store_true", help="plan a trillion parameters on 1,024 x 8 ranks")
+    job = parser.add_argument_group("the job")
+    job.add_argument("--trillion", action="store_true", help="plan a trillion parameters on 1,024 x 8 ranks")
+    job.add_argument("--measure", action="store_true", help="race everybody's step, and write --json")
+    parser.add_argument("--quick", action="store_true", help="with --measure: a few rounds, for a first impression")
+    parser.add_argument("--json", metavar="FILE", help="with --measure: write what was measured here")
+    parser.add_argument(
+        "--peers",
+        metavar="FOLDER",
+        default=os.environ.get("PEERS"),
+        help="with --measure: where clones of other implementations are (default: the environment variable PEERS)",
+    )
     add_arguments(parser)
     return parser.parse_args()
 
@@ -38,13 +67,25 @@ def main():
         return code
     launch.chosen_job(arguments, TAKES)
     if arguments.trillion:
-        from muonbook.ch16.trillion import lines  # and with it torch
+        from muonbook.ch16 import trillion  # and with it torch
 
-        print("\n".join(lines()))
+        print("\n".join(trillion.lines()))
         return 0
-    if arguments.tp >= 1 and HEADS % arguments.tp:
-        raise launch.UsageError(f"--tp {arguments.tp} does not divide the model's {HEADS} heads; choose 1, 2, 4 or 8.")
-    return climb(arguments)
+    if not arguments.measure:
+        if arguments.tp >= 1 and HEADS % arguments.tp:
+            raise launch.UsageError(
+                f"--tp {arguments.tp} does not divide the model's {HEADS} heads; choose 1, 2, 4 or 8."
+            )
+        return climb(arguments)
+    if arguments.json is None:
+        raise launch.UsageError("--measure writes a file; add --json FILE.")
+    if launch.under_torchrun():
+        raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
+    if arguments.peers and not Path(arguments.peers).is_dir():
+        raise launch.UsageError(f"--peers {arguments.peers}: there is no such folder; clone the others into one.")
+    launch.check_writable("--json", arguments.json)
+    measure(arguments)
+    return 0
 
 
 if __name__ == "__main__":

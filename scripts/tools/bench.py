@@ -38,10 +38,12 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "traces": ("14_traces.py", "--measure"),
     "regimes": ("15_regimes.py", "--measure"),
     "worlds": ("15_regimes.py", "--worlds"),
+    "step": ("16_owner.py", "--measure"),
     "claims": ("tools", "claims"),
     **LEARNING,
 }
 SHORT = ("step_times", "learning")  # which have no --quick
+UNDRAWN = {"bench", "claims", "step"}  # no chapter shows them, and `make book` fills in the claims page
 CHAPTERS = ("12", "13", "14", "15")  # whose pages show the other results
 
 
@@ -56,9 +58,9 @@ def command(name, quick):
 
 def redrawing(names):
     """Return name -> command of what redraws pages and figures from these results."""
-    if set(names) <= {"bench", "claims"}:  # no chapter shows them, and `make book` fills in the claims page
+    if set(names) <= UNDRAWN:
         return {}
-    others = set(names) - LEARNING.keys() - {"bench", "claims"}
+    others = set(names) - LEARNING.keys() - UNDRAWN
     chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
     return {
         "chapters": ["scripts/tools", "run_notebooks", *chapters],

@@ -37,6 +37,7 @@ JOBS = {  # where the name of a job is not how it is asked for
     ("14", "--measure"): "--measure --json out/x.json",
     ("15", "--measure"): "--measure --json out/x.json",
     ("15", "--worlds"): "--worlds --json out/x.json",
+    ("16", "--measure"): "--measure --json out/x.json",
 }
 PUZZLE = ("check", "hint")
 HUGE = "99999999999999999999"

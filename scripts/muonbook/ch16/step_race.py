@@ -1,0 +1,73 @@
+"""What chapter 16 measures: everybody's optimizer step against its floor, on one device and on four ranks.
+
+The floor is the products of standard Newton–Schulz, balanced over the ranks, and nothing else: made in the same world,
+in the same rounds. Worlds are started here, without torch; what their ranks do stands beside this module.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from distmuon import launch
+from muonbook.ch16 import peers
+
+GRIDS = ((4, 1), (2, 2), (1, 4))  # dp, tp
+TRAINED_ON = ((4, 1), (2, 2))  # where a whole training step is measured
+PATIENCE = 600.0  # seconds for a collective: others compile their step when they first take it
+RACE = "muonbook.ch16.four_ranks:race"
+ALONE = "muonbook.ch16.one_device:compare"
+TRAINING = "muonbook.ch16.training_step:compare"
+
+
+def measure(quick: bool, folder: str | None) -> dict[str, Any]:
+    """Return all that is measured. folder: with clones of the other implementations, or None."""
+    here = peers.find(folder)
+    for name, found in here.items():
+        print(f"{name}: {found['version'] if found['here'] else found['remedy']}", flush=True)
+    rounds, found = (3 if quick else 40), dict[str, Any]()
+    names, compiler = [name for name, one in here.items() if one["here"]], not quick and shutil.which("g++") is not None
+    for dp, tp in GRIDS:
+        print(f"Racing on {dp} x {tp} ranks ...", flush=True)
+        found[f"{dp}x{tp}"] = launch.run(RACE, (rounds, names, folder, compiler), dp=dp, tp=tp, timeout=PATIENCE)[0]
+    print("One device ...", flush=True)
+    alone = launch.run(ALONE, (rounds,), threads=os.cpu_count() or 1)[0]
+    training = {}
+    for dp, tp in TRAINED_ON:
+        print(f"Whole training steps on {dp} x {tp} ranks ...", flush=True)
+        sizes = (1, 4) if quick else (1, 4, 16)
+        training[f"{dp}x{tp}"] = launch.run(TRAINING, (sizes, rounds // 2), dp=dp, tp=tp)[0]
+    return {"peers": here, "race": found, "one_device": alone, "training": training}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return what was measured, in lines of text."""
+    lines = []
+    for grid, race in found["race"].items():
+        dtype, floor = race["dtype"], race["floor_milliseconds"]
+        lines.append(f"{grid}: one step over its floor, {floor:.0f} ms of products in {dtype}; sent per rank")
+        lines += [
+            f"  {name:<28}{_ratio(row['ratio'])}{row['sent_bytes'] / 1e6:9.2f} MB"
+            for name, row in race["entrants"].items()
+        ]
+        if not race["fast_bfloat16"]:
+            lines.append("  This CPU has no fast bfloat16: floor and ours are in float32, torch's and others' are not.")
+    alone = found["one_device"]
+    lines.append(f"one device, {alone['threads']} threads: ours over torch.optim.Muon")
+    lines += [f"  {name:<28}{_ratio(ratio)}" for name, ratio in (alone["steps"] | alone["newton_schulz"]).items()]
+    for grid, rows in found["training"].items():
+        lines.append(f"{grid}: a whole training step over ZeRO-1 AdamW's")
+        lines += [
+            f"  {name:<20}{row['tokens']:6,} tokens{_ratio(row[name]['ratio'])}   bytes {row[name]['bytes_ratio']:.4f}"
+            for row in rows
+            for name in row
+            if name != "tokens"
+        ]
+    return "\n".join(lines)
+
+
+def _ratio(ratio: Mapping[str, Any]) -> str:
+    low, high = ratio["quartiles"]
+    return f"{ratio['median']:7.2f} ({low:.2f} to {high:.2f})"

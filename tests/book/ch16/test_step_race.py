@@ -1,0 +1,134 @@
+"""Chapter 16's race: everybody makes Muon's step before anybody's time counts, and who is not here is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import race_workers
+import worlds
+
+from distmuon import launch
+from distmuon.launch import World
+from distmuon.sharding.grid import Grid
+from muonbook.ch16 import four_ranks, one_device, peers, step_race
+
+WORKER = str(worlds.ROOT / "scripts" / "16_owner.py")
+FOLDER = os.environ.get("PEERS")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--measure"], "add --json FILE"),
+        (["--quick"], "--quick does nothing"),
+        (["--measure", "--json", "x.json", "--peers", "/nowhere"], "--peers /nowhere: there is no such folder"),
+    ],
+)
+def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
+    ending = worlds.finish(WORKER, *arguments)
+    assert ending.code == 2
+    assert words in ending.err
+
+
+# ---- Everybody --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(2, 1), (1, 2)])
+def test_everybody_goes_where_the_polar_factor_points(dp: int, tp: int) -> None:
+    here = [name for name, found in peers.find(FOLDER).items() if found["here"]]
+    ranks = launch.run(race_workers.first_steps, (here, FOLDER), dp=dp, tp=tp)
+    everybody = {*four_ranks.OURS, "owner_bfloat16_model", "owner_unpublished", "owner_unpublished_standard_form"}
+    assert everybody <= ranks[0].keys()
+    assert ({"torch_replicated", "torch_dtensor"} <= ranks[0].keys()) == (tp == 1)
+    for rank in ranks:
+        for name, cosines in rank.items():
+            moved = [cosine for cosine in cosines if cosine is not None]
+            assert min(moved) > 0.9, (name, cosines)
+            if tp == 1:  # over TP, everybody has a block of what others own
+                assert (len(moved) < len(cosines)) == ("unpublished" in name), name
+
+
+def test_the_floor_shares_out_all_products_and_nothing_else() -> None:
+    shapes = four_ranks.Matrices.of_layers(2, 16).shapes
+    floor = four_ranks.Floor(shapes, Grid.alone(), four_ranks.torch.float32)
+    assert [tuple(x.shape) for x, *_ in floor.mine] == [tuple(sorted(shape)) for shape in shapes]
+    assert floor.heaviest_over_mean == 1.0
+
+
+def test_a_race_has_a_ratio_and_the_predicted_bytes_for_everybody() -> None:
+    found = launch.run(race_workers.small_race, (2,), dp=2)[0]
+    assert found["matrices"] == {"64x64": 4, "256x64": 1, "64x256": 1}
+    entrants, elements = found["entrants"], 6 * 64 * 64 * 2
+    assert all(row["ratio"]["count"] == 2 and row["ratio"]["median"] > 0 for row in entrants.values())
+    assert entrants["owner"]["sent_bytes"] == 4 * elements / 2  # a rank sends its half
+    assert entrants["owner_updates"]["sent_bytes"] == entrants["owner_bfloat16_model"]["sent_bytes"] == elements
+    assert entrants["gather_all"]["sent_bytes"] == (2 + 4) * elements / 2  # momentum in bfloat16, too
+    assert entrants["owner_unpublished"]["sent_bytes"] == entrants["torch_replicated"]["sent_bytes"] == 0
+
+
+def test_training_steps_are_compared_with_zero1_in_bytes_and_time() -> None:
+    rows = launch.run(race_workers.small_training, dp=2)[0]
+    assert [row["tokens"] for row in rows] == [96, 192]
+    for row in rows:
+        assert row["owner"]["bytes_ratio"] == pytest.approx(1, abs=1e-3)
+        assert row["owner_updates"]["bytes_ratio"] < 1 < row["gather_all"]["bytes_ratio"]
+
+
+def test_one_device_is_compared_shape_by_shape() -> None:
+    (found,) = launch.run(compare_small, (1,))
+    assert found["threads"] == 1
+    assert found["steps"].keys() == {"2 of 8x16"}
+    assert found["newton_schulz"].keys() == {"16x32", "16x16"}
+
+
+def compare_small(world: World, rounds: int) -> dict[str, object]:
+    return one_device.compare(world, rounds, ((2, 8, 16),), ((16, 32), (16, 16)))
+
+
+# ---- Others -----------------------------------------------------------------------------------------------
+
+
+def test_who_is_not_here_is_told_with_the_remedy(tmp_path: Path) -> None:
+    if any(found["here"] for found in peers.find(None).values()):
+        pytest.skip("other implementations are installed here")
+    for name, found in peers.find(str(tmp_path)).items():
+        assert not found["here"]
+        assert f"clone github.com/{peers.PEERS[name].repository} into a folder" in found["remedy"]
+
+
+def test_who_is_here_is_known_by_the_commit_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = tmp_path / "dion"
+    (clone / "dion").mkdir(parents=True)
+    (clone / "dion" / "__init__.py").touch()
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(clone)]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    monkeypatch.setattr("sys.path", [])
+    found = peers.find(str(tmp_path))["dion"]
+    assert found == {"here": True, "repository": "microsoft/dion", "version": f"commit {head}"}
+
+
+# ---- The table --------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_a_line_for_everybody() -> None:
+    ratio = {"median": 1.25, "quartiles": [1.2, 1.3], "count": 3}
+    race = {
+        "dtype": "float32",
+        "fast_bfloat16": False,
+        "floor_milliseconds": 190.4,
+        "entrants": {"owner": {"ratio": ratio, "sent_bytes": 37.7e6}},
+    }
+    found = {
+        "race": {"4x1": race},
+        "one_device": {"threads": 2, "steps": {"2 of 8x16": ratio}, "newton_schulz": {"16x32": ratio}},
+        "training": {"4x1": [{"tokens": 1024, "owner": {"bytes_ratio": 1.0, "ratio": ratio}}]},
+    }
+    lines = step_race.table(found).splitlines()
+    assert lines[1].split() == ["owner", "1.25", "(1.20", "to", "1.30)", "37.70", "MB"]
+    assert lines[2].startswith("  This CPU has no fast bfloat16")
+    assert lines[-1].split() == ["owner", "1,024", "tokens", "1.25", "(1.20", "to", "1.30)", "bytes", "1.0000"]
