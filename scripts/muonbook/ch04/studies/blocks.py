@@ -121,15 +121,15 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     """Return the table: every arm's gap above the floor, and its difference to whole Muon's under the same seeds."""
     count = len(found["seeds"])
     table = [
-        f"{found['steps']} steps on the language, {count} seeds: nats per letter above the floor, median [least, most]",
-        f"  {'T':>2}  {'':16}{'lr':>7}   {'gap':24}{'more than whole, paired':28}worse on",
+        f"{found['steps']} steps, {count} seeds: nats per letter above the floor, median [least, most]",
+        f"  {'T':>2} {'':15} {'lr':>6}  {'gap':21}  {'more than whole':22} worse on",
     ]
     for row in found["rows"]:
         arm = Arm(row["blocks"], row["whole_every"])
         gap = span(row["gaps"]) if all(map(math.isfinite, row["gaps"])) else "diverged"
-        line = f"  {arm.blocks:2}  {arm.title:16}{row['lr']:7.4f}   {gap:24}"
+        line = f"  {arm.blocks:2} {arm.title:15} {row['lr']:6.3f}  {gap:21}  "
         if arm != WHOLE:
-            said = "" if row["claimed"] else "   no difference claimed"
-            line += f"{span(row['more_than_whole']):28}{row['worse']} of {count}{said}"
+            said = "" if row["claimed"] else ", no claim"
+            line += f"{span(row['more_than_whole']):22} {row['worse']} of {count}{said}"
         table.append(line.rstrip())
     return table
