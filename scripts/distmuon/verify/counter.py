@@ -42,7 +42,7 @@ class CollectiveCounter(TorchDispatchMode):
             group = _process_group(given)
             tensors = _tensors(given.get(payload, result))
             size = sum(t.numel() * t.element_size() for t in tensors)
-            sent = None
+            sent = size if op == "send" else None
             if splits := given.get("input_split_sizes"):  # of an all-to-all: what is for itself is not sent
                 sent = (sum(splits) - splits[group.rank()]) * tensors[0].element_size()
             self.ledger.record(op, _group_name(group), group.size(), size, name, sent_bytes=sent)

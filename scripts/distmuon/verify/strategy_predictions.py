@@ -195,10 +195,10 @@ def owner_allocates(
     + m F                           blocks that came
     + (2 m + max(p + c, 5 c)) F     whole matrices, and Newton–Schulz, as in gather_all's
     + m (F + b)                     updates packed, and blocks of them that came
-    + p D b                         this rank's new parameters, once for every DP rank
+    + m (b + B)                     updates packed and gathered, where those are published
 
-    with b elements of Muon's in this rank's shard and F in the whole matrices that it owns. blocks_too: what it does
-    not own, it works on, too, as blocks.
+    with b elements of Muon's in this rank's shard, B in the bucket, and F in the whole matrices that it owns.
+    blocks_too: what it does not own, it works on, too, as blocks.
     """
     dealt = deal(layout.specs, muon, layout.dp, tp)
     worst = 0
@@ -214,9 +214,8 @@ def owner_allocates(
                 elif blocks_too:
                     wholes[rank] += spec.numel
         w, m = momentum_bytes(layout, bucket, item_bytes)
-        published = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype] * layout.dp * bucket.shard(dp_rank).size
         matrices = (2 * m + whole_matrix_bytes(m, compute_bytes)) * max(wholes)
-        worst = max(worst, (w + 3 * m) * own + matrices + (published if bucket.ends else 0))
+        worst = max(worst, (w + 4 * m) * own + matrices + m * bucket.padded)
     return worst
 
 
