@@ -302,13 +302,14 @@ class Muon(torch.optim.Optimizer):
     def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         """Update the matrices of one batch, and free what that took."""
         inputs = [self._momentum(p, group) for p, group in zip(parameters, groups, strict=True)]
-        updates = orthogonalize(inputs, groups[0], [Division(group["matrices"]) for group in groups])
+        divisions = [Division(group["matrices"]) for group in groups]
+        updates = orthogonalize(inputs, groups[0], divisions)
         for p, group, update in zip(parameters, groups, updates, strict=True):
             decay_(p, group["lr"], group["weight_decay"])
             found = parts(group["matrices"], p.shape)
             rows = [part.rows for part in found]
-            for part, weight, piece in zip(found, p.split(rows), update.split(rows), strict=True):
-                apply_(weight, piece, group["lr"], scale(part.shape, group["scale"]))
+            for part, w, u in zip(found, p.split(rows), update.split(rows), strict=True):
+                apply_(w, u, group["lr"], scale(part.shape, group["scale"]))
 
     def _momentum(
         self,

@@ -105,8 +105,8 @@ def test_the_map_is_told_each_parameters_name_shape_dtype_and_cut() -> None:
     cut = parameter(3, 5, dtype=torch.bfloat16)
     cut.tp_split_dim = 1  # type: ignore[attr-defined]
     assert [tuple(spec) for spec in specs_of([("cut", cut), ("whole", parameter(4))])] == [
-        ("cut", (3, 5), "bfloat16", 1),
-        ("whole", (4,), "float32", None),
+        ("cut", (3, 5), "bfloat16", 1, "whole"),
+        ("whole", (4,), "float32", None, "whole"),
     ]
     assert dtype_name(torch.float64) == "float64"
 

@@ -6,6 +6,7 @@ import copy
 import io
 from typing import Any
 
+import optimizer_cases
 import pytest
 import torch
 from optimizer_cases import Case, build, give, several, train_sharded, values
@@ -14,6 +15,7 @@ from torch import nn
 from distmuon.launch import World
 from distmuon.optim import distributed_muon, muon, strategies
 from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.schedules import PipelinedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ParamSpec
 from distmuon.sharding.matrices import Division, parts
@@ -47,6 +49,10 @@ def facts(world: World) -> dict[str, Any]:
         found[strategy, "absent"] = train_sharded(absent(tp), grid, strategy=strategy).values
         found[strategy, "batched"] = train_sharded(case_of("float64", tp), grid, strategy=strategy, batched=True).values
     found["owner", "updates"] = train_sharded(several(tp), grid, strategy="owner", publish="updates").values
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizer_cases, "DistributedMuon", PipelinedMuon)
+        for strategy in ("gather_all", "owner"):
+            found[strategy, "pipelined"] = train_sharded(several(tp), grid, strategy=strategy).values
     return {
         "values": found,
         "resumed": {name: resume(grid, name) for name in ("gather_all", "owner")},

@@ -51,8 +51,9 @@ def test_every_strategy_ends_to_the_bit_where_one_process_does(dp: int, tp: int,
 
 
 @on_every_grid
-def test_publishing_updates_changes_no_bit(dp: int, tp: int) -> None:
-    assert different(dp, tp, ("owner", "updates"), one_process("float32", dp, tp)) == set()
+def test_publishing_updates_or_pipelining_changes_no_bit(dp: int, tp: int) -> None:
+    for run in (("owner", "updates"), ("owner", "pipelined"), ("gather_all", "pipelined")):
+        assert different(dp, tp, run, one_process("float32", dp, tp)) == set(), run
 
 
 @on_every_grid

@@ -58,7 +58,7 @@ class GatherAll(BucketByBucket):
         buckets: BucketGroup,
         blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
     ) -> dict[int, Tensor]:  # M[I, J]
-        """TP-local matrices -> all-gather over TP along the dimension that was cut -> whole matrices."""
+        """TP-local matrices -> all-gather over TP along the cut -> whole matrices."""
         matrices = {}
         for index, block in blocks.items():
             spec = self.context.layout.specs[index]
