@@ -271,13 +271,14 @@ def unit_frobenius_(
     """
     both = (-2, -1)
     norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
-    if x.is_cuda or not bool(((norm > 1e-15) & (norm < 1e15)).all()):
-        high, low = x.amax(dim=both, keepdim=True), x.amin(dim=both, keepdim=True)
-        largest = torch.maximum(high, -low)
-        bound = 126 if x.dtype == torch.float32 else 1022  # beyond, 2**exponent overflows
-        exponent = torch.frexp(largest).exponent.clamp(-bound, bound)
-        x.mul_(torch.exp2(-exponent.to(x.dtype)))
-        norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
+    if not x.is_cuda and all(1e-15 < one < 1e15 for one in norm.flatten().tolist()):
+        return x.mul_(1 / norm)
+    high, low = x.amax(dim=both, keepdim=True), x.amin(dim=both, keepdim=True)
+    largest = torch.maximum(high, -low)
+    bound = 126 if x.dtype == torch.float32 else 1022  # beyond, 2**exponent overflows
+    exponent = torch.frexp(largest).exponent.clamp(-bound, bound)
+    x.mul_(torch.exp2(-exponent.to(x.dtype)))
+    norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
     inverse = torch.where(torch.isfinite(norm), 1 / norm, torch.nan)
     return x.mul_(torch.where(norm == 0, 1.0, inverse))
 
