@@ -35,7 +35,7 @@ def climb(arguments):
 
 def measure(arguments):
     """Take this chapter's measurements and write them."""
-    from muonbook.ch16 import step_race
+    from muonbook.ch16.race import step_race
     from muonbook.measure import results
 
     found = step_race.measure(arguments.quick, arguments.peers)

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from distmuon.launch import World
 from distmuon.optim.newton_schulz import polar_factor
 from distmuon.sharding.grid import Grid
-from muonbook.ch16 import four_ranks, training_step
-from muonbook.ch16.peers import make_importable
+from muonbook.ch16.race import four_ranks, training_step
+from muonbook.ch16.race.peers import make_importable
 from muonbook.measure.workload import SHAPES
 
 

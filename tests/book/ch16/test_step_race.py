@@ -13,7 +13,7 @@ import worlds
 from distmuon import launch
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
-from muonbook.ch16 import four_ranks, one_device, peers, step_race
+from muonbook.ch16.race import four_ranks, one_device, peers, step_race
 
 WORKER = str(worlds.ROOT / "scripts" / "16_owner.py")
 FOLDER = os.environ.get("PEERS")

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from distmuon import launch
-from muonbook.ch16 import peers
+from muonbook.ch16.race import peers
 
 GRIDS = ((4, 1), (2, 2), (1, 4))  # dp, tp
 TRAINED_ON = ((4, 1), (2, 2))  # where a whole training step is measured
 PATIENCE = 600.0  # seconds for a collective: others compile their step when they first take it
-RACE = "muonbook.ch16.four_ranks:race"
-ALONE = "muonbook.ch16.one_device:compare"
-TRAINING = "muonbook.ch16.training_step:compare"
+RACE = "muonbook.ch16.race.four_ranks:race"
+ALONE = "muonbook.ch16.race.one_device:compare"
+TRAINING = "muonbook.ch16.race.training_step:compare"
 
 
 def measure(quick: bool, folder: str | None) -> dict[str, Any]:

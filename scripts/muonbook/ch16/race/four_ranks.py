@@ -26,7 +26,7 @@ from distmuon.sharding.layout import Bucket
 from distmuon.sharding.ownership import balance
 from distmuon.sharding.tensor_parallel import mark
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.ch16.peers import make_importable
+from muonbook.ch16.race.peers import make_importable
 from muonbook.measure import results, turns
 
 LR, DECAY, MOMENTUM, STEPS = 0.02, 0.1, 0.95, 5

@@ -1,0 +1,1 @@
+"""Everybody's step beside its floor: what make bench NAMES=step measures."""
