@@ -43,8 +43,9 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     **LEARNING,
 }
 SHORT = ("step_times", "learning")  # which have no --quick
-UNDRAWN = {"bench", "claims", "step"}  # no chapter shows them, and `make book` fills in the claims page
-CHAPTERS = ("12", "13", "14", "15")  # whose pages show the other results
+UNDRAWN = {"bench", "claims"}  # no chapter shows them, and `make book` fills in the claims page
+OF_16 = {"step", "blocks"}  # which chapter 16 shows
+CHAPTERS = ("12", "13", "14", "15")  # whose pages show the rest
 
 
 def command(name, quick):
@@ -60,8 +61,9 @@ def redrawing(names):
     """Return name -> command of what redraws pages and figures from these results."""
     if set(names) <= UNDRAWN:
         return {}
-    others = set(names) - LEARNING.keys() - UNDRAWN
+    others = set(names) - LEARNING.keys() - UNDRAWN - OF_16
     chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
+    chapters += ["16"] if set(names) & OF_16 else []
     return {
         "chapters": ["scripts/tools", "run_notebooks", *chapters],
         "pictures of pages": ["scripts/tools", "draw_pages"],

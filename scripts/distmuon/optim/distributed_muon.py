@@ -163,15 +163,16 @@ class DistributedMuon(ShardedOptimizer):
         buckets: BucketGroup,
         updates: Tensors,  # O[N_dp]
     ) -> None:
-        """Gather the updates over DP, and let every rank decay and move all of its parameters by itself."""
+        """Gather the updates over DP; every rank decays and moves all of its parameters by itself."""
+        homes, metas = self.buffers.parameter_homes, self.buffers.metas
         for bucket in buckets:
             if not self.muon.keys() & set(bucket.params):
                 self.all_gather(bucket)  # AdamW's, W[N_dp] -> W[I_tp, J]
                 continue
             whole = self._gathered_updates(bucket, updates)
             for index in sorted(self.statistics.present & set(bucket.params)):
-                group, weight = self.muon[index], self.buffers.parameter_homes[index].view(-1)  # W[I_tp J]
-                update = whole[self.buffers.metas[index].global_range.relative_to(bucket.offset).as_slice]
+                group, weight = self.muon[index], homes[index].view(-1)  # W[I_tp J]
+                update = whole[metas[index].global_range.relative_to(bucket.offset).as_slice]
                 decay_(weight, group["lr"], group["weight_decay"])
                 for run, lr, factor in self._paces(index, Range(0, weight.numel())):
                     apply_(weight[run], update[run], lr, factor)

@@ -67,8 +67,8 @@ def test_heads_that_cannot_be_shared_out_are_refused_in_a_sentence() -> None:
 
 def test_a_trillion_parameters_are_planned_in_no_time() -> None:
     out = stored_pages.printed("16_owner", "python ../scripts/16_owner.py --trillion")
-    assert "s: True; in less than" in out
-    assert out.endswith("GB: True\n")
+    assert "within ten seconds: True" in out
+    assert out.endswith("within two gigabytes: True\n")
     assert trillion.MODEL.parameters > 1e12
     assert (trillion.SECONDS, trillion.BYTES) == (10, 2e9)
 

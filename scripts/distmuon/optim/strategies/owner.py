@@ -65,9 +65,9 @@ class OneOwner(BucketByBucket):
         buckets: BucketGroup,
         momentum: Tensors,  # M[I_tp J]: whole, but flat
     ) -> dict[int, Tensor]:  # M[I_tp, J]
-        """Whole pieces -> TP-local matrices, in the dtype in which momentum travels; nothing is sent."""
-        dtype = self.context.wire_dtype(buckets)
-        return {index: piece.to(dtype).view(self.context.metas[index].shape) for index, piece in momentum.items()}
+        """Whole pieces -> TP-local matrices, in the dtype of the wire; nothing is sent."""
+        dtype, metas = self.context.wire_dtype(buckets), self.context.metas
+        return {i: piece.to(dtype).view(metas[i].shape) for i, piece in momentum.items()}
 
     @hooked
     def tp_gather(
