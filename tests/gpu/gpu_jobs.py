@@ -57,6 +57,7 @@ JOBS = (
     Job("14_traces", "", dp=2, tp=2, alone=False),
     Job("14_traces", "--trace", "--trace out/gpu/step_trace.json", alone=False),
     Job("14_traces", "--schedules", "--schedules", tp=2, alone=False),
+    Job("16_owner", "", dp=2, tp=2),
 )
 
 

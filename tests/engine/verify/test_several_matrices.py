@@ -16,7 +16,8 @@ from distmuon.optim import strategies
 from distmuon.sharding.grid import Grid
 
 on_every_grid = pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 4), (4, 2)])
-WHOLE = [name for name in strategies.names() if name != "blockwise"]  # strategies that are Muon
+IN_BLOCKS = ("blockwise", "periodic")  # other optimizers than Muon; the second in the few steps made here
+WHOLE = [name for name in strategies.names() if name not in IN_BLOCKS]
 
 
 @once
@@ -57,11 +58,12 @@ def test_publishing_updates_or_pipelining_changes_no_bit(dp: int, tp: int) -> No
 
 
 @on_every_grid
-def test_blockwise_is_muon_wherever_tp_cuts_no_matrix(dp: int, tp: int) -> None:
+@pytest.mark.parametrize("strategy", IN_BLOCKS)
+def test_in_blocks_it_is_muon_wherever_tp_cuts_no_matrix(dp: int, tp: int, strategy: str) -> None:
     cut = {w.name for w in cases.several(tp).weights if w.dim is not None and w.name != "bias"}
     own = {"experts", "query", "output", "heads of qkv"}  # cut between their matrices
     for name in work.DTYPES:
-        found = different(dp, tp, ("blockwise", name), one_process(name, dp, tp))
+        found = different(dp, tp, (strategy, name), one_process(name, dp, tp))
         assert found == (cut - own if tp > 1 else set())
 
 
