@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -261,6 +262,31 @@ def give(case: Case, grid: Grid, parameters: Mapping[str, nn.Parameter], step: i
     for w in case.weights:
         gradient = whole_gradient(case, w, grid.tp.size, step, grid.dp.rank)
         parameters[w.name].grad = None if gradient is None else cut(gradient, w.dim, grid.tp.size, grid.tp.rank, w.rows)
+
+
+def go_on(
+    case: Case, grid: Grid, parameters: Mapping[str, nn.Parameter], optimizer: ShardedOptimizer, steps: Sequence[int]
+) -> None:
+    """Take these steps."""
+    for step in steps:
+        give(case, grid, parameters, step)
+        optimizer.step()
+
+
+def saved(parameters: Mapping[str, nn.Parameter], optimizer: ShardedOptimizer) -> io.BytesIO:
+    """Return a file with the values and the optimizer's state."""
+    file = io.BytesIO()
+    torch.save({"model": values(parameters), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    return file
+
+
+def restore(file: io.BytesIO, parameters: Mapping[str, nn.Parameter], optimizer: ShardedOptimizer) -> None:
+    """Load such a file, as torch does by default: without what could run code."""
+    found = torch.load(file, weights_only=True)
+    for name, p in parameters.items():
+        p.data.copy_(found["model"][name])
+    optimizer.load_state_dict(found["optimizer"])
 
 
 def values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -94,6 +94,11 @@ class Recipe:
         return "auto" if self.wire == "auto" else self.gather_dtype
 
     @property
+    def period(self) -> int:
+        """Every so many steps take whole matrices: 1 but for Muon with the strategy `periodic`."""
+        return self.whole_every if self.optimizer == "muon" and self.strategy == "periodic" else 1
+
+    @property
     def unrounded(self) -> Recipe:
         """The same training in float32 throughout, of a few steps; the recipe itself if it rounds nothing to bf16."""
         rounds = self.dtype == "bfloat16" or (self.optimizer == "muon" and self.gather_dtype.itemsize == 2)

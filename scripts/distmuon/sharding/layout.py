@@ -100,14 +100,19 @@ class ParamSpec(NamedTuple):
             return Division(self.matrices)
         return Division(of_whole(self.matrices, self.tp_split_dim, tp), tp if self.tp_split_dim == 0 else 1)
 
+    @property
+    def local_parts(self) -> list[SameShape]:
+        """The matrices in the TP-local parameter, whole ones or blocks."""
+        return parts(self.matrices, self.shape)
+
     def whole_parts(self, tp: int) -> list[SameShape]:
         """Return the matrices in the whole parameter."""
         return parts(of_whole(self.matrices, self.tp_split_dim, tp), self.full_shape(tp))
 
     def runs(self, tp: int) -> Iterator[tuple[Range, tuple[int, int], tuple[int, int]]]:
         """Yield (run of elements of the TP-local parameter, shape of its matrices here, and of them whole)."""
-        start, local = 0, parts(self.matrices, self.shape)
-        for here, whole in zip(local, self.whole_parts(tp), strict=True):
+        start = 0
+        for here, whole in zip(self.local_parts, self.whole_parts(tp), strict=True):
             end = start + here.rows * self.numel // self.shape[0]
             yield Range(start, end), here.shape, whole.shape
             start = end

@@ -160,9 +160,7 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 def exact_steps(recipe: Recipe) -> int:
     """Return how many steps the exact certificate makes: enough for whole and block steps, where there are both."""
-    if recipe.optimizer != "muon" or recipe.strategy != "periodic":
-        return EXACT_STEPS
-    return max(EXACT_STEPS, min(recipe.whole_every, recipe.steps) + 1)
+    return max(EXACT_STEPS, min(recipe.period, recipe.steps) + 1)
 
 
 def made_up_gradients(

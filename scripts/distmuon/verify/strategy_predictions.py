@@ -6,15 +6,15 @@ Formulas are per strategy, in its section; the five moves they speak of are in `
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from distmuon.optim import strategies
-from distmuon.optim.newton_schulz import flops
-from distmuon.optim.strategies.owner import deal
+from distmuon.optim.strategies.owner import deal, work
 from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label, updates_label
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.matrices import SameShape, parts
+from distmuon.sharding.matrices import SameShape
 
 # ---- gather_all -------------------------------------------------------------------------------------------
 
@@ -64,13 +64,18 @@ def gather_all_allocates(
     for bucket in layout.buckets:
         if not any(i in muon for i in bucket.params):
             continue
-        mine = _owned(layout, bucket, muon, dp_rank)
-        whole = [layout.specs[i].gathered_numel(tp) for i in mine]
         w, m = momentum_bytes(layout, bucket, item_bytes)
-        matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
+        mine = _owned(layout, bucket, muon, dp_rank)
+        matrices = gathered_bytes(layout, mine, tp, m, compute_bytes)
         flat = w * bucket.shard_size + m * (bucket.shard_size + bucket.padded)
         worst = max(worst, flat + matrices)
     return worst
+
+
+def gathered_bytes(layout: Layout, mine: Collection[int], tp: int, m: int, c: int) -> int:
+    """Return the last two lines of `gather_all_allocates`, for the matrices `mine`."""
+    whole = [layout.specs[index].gathered_numel(tp) for index in mine]
+    return whole_matrix_bytes(m, c) * sum(whole) + m * max(whole, default=0)
 
 
 def whole_matrix_bytes(gathered: int, compute: int) -> int:
@@ -133,9 +138,8 @@ def gather_cut_allocates(
         mine = _owned(layout, bucket, muon, dp_rank)
         pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in mine)
         local = sum(layout.specs[i].numel for i in mine)
-        whole = [layout.specs[i].gathered_numel(tp) for i in mine]
         w, m = momentum_bytes(layout, bucket, item_bytes)
-        matrices = whole_matrix_bytes(m, compute_bytes) * sum(whole) + m * max(whole, default=0)
+        matrices = gathered_bytes(layout, mine, tp, m, compute_bytes)
         flat = (w + m) * pieces + m * (_packed(layout, bucket, mine, dp_rank) + 2 * local)
         worst = max(worst, flat + matrices)
     return worst
@@ -241,16 +245,8 @@ def blockwise_allocates(
 # ---- periodic ---------------------------------------------------------------------------------------------
 
 
-def periodic_allocates(
-    layout: Layout,
-    muon: frozenset[int],
-    tp: int,
-    dp_rank: int,
-    item_bytes: int | None,
-    compute_bytes: int,
-) -> int:
-    """Return owner's bound for any mixture of whole matrices and blocks; groups may have periods of their own."""
-    return owner_allocates(layout, muon, tp, dp_rank, item_bytes, compute_bytes, blocks_too=True)
+# Owner's bound for any mixture of whole matrices and blocks: groups may have periods of their own.
+periodic_allocates = partial(owner_allocates, blocks_too=True)
 
 
 # ---- Who orthogonalizes what ------------------------------------------------------------------------------
@@ -270,7 +266,7 @@ class Task(NamedTuple):
     @property
     def flops(self) -> int:
         """What it costs each of the ranks."""
-        return sum(part.number * flops(part.shape) for part in self.parts)
+        return work(self.parts)
 
 
 def by_all_owners(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
@@ -293,13 +289,13 @@ def by_blocks(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
     """Yield the TP-local blocks, each at its own rank of the row that owns it."""
     for task in by_all_owners(layout, muon, tp):
         spec = layout.specs[task.parameter]
-        yield task._replace(parts=parts(spec.matrices, spec.shape))
+        yield task._replace(parts=spec.local_parts)
 
 
 def _seen(layout: Layout, index: int, tp: int) -> Sequence[SameShape]:
     """Return the whole matrices that a rank sees of a parameter: all, or those that it holds."""
     spec = layout.specs[index]
-    return parts(spec.matrices, spec.shape) if spec.own_matrices else spec.whole_parts(tp)
+    return spec.local_parts if spec.own_matrices else spec.whole_parts(tp)
 
 
 # ---- All strategies ---------------------------------------------------------------------------------------
@@ -308,12 +304,11 @@ def _seen(layout: Layout, index: int, tp: int) -> Sequence[SameShape]:
 class StrategyPrediction(NamedTuple):
     """What a strategy's moves, between momentum and apply, send and allocate on the ranks with one `dp_rank`.
 
-    tasks: (layout, muon, tp) -> every rank's work, in one sweep over the map; None: not known.
-
     sends: (ledger, layout, muon, tp, dp_rank, item_bytes, tp_rank) -> None; adds a step's collectives to the ledger.
         That of a strategy whose steps are not all alike takes one argument more: see `predict_step` for `whole`.
     allocates: (layout, muon, tp, dp_rank, item_bytes, compute_bytes) -> an upper bound of the bytes that the moves of
         one bucket group allocate beyond state, parameters and gradients.
+    tasks: (layout, muon, tp) -> every rank's work, in one sweep over the map; None: not known.
 
     muon: indices of the Muon parameters. item_bytes: of the gather dtype; None: the default, per buffer.
     compute_bytes: per element of Newton–Schulz's compute dtype.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,7 +153,8 @@ def predict_run(recipe: Recipe, dp: int, tp: int, rank: int) -> Ledger:
     layout, muon, model = plan_run(recipe, dp, tp)
     where = divmod(rank, tp)
     run = Ledger()
-    for whole, times in _kinds_of_steps(recipe).items():
+    steps = Counter(is_whole(number, recipe.period) for number in range(recipe.steps))
+    for whole, times in steps.items():  # those on whole matrices, and those on blocks
         step = predict_step(
             layout,
             tp,
@@ -171,10 +172,3 @@ def predict_run(recipe: Recipe, dp: int, tp: int, rank: int) -> Ledger:
         step.record("all_reduce", "dp", dp, LOSS_BYTES, "loss")
         run.add(step, times)
     return run
-
-
-def _kinds_of_steps(recipe: Recipe) -> Mapping[bool, int]:
-    """Return how many steps of the run take whole matrices, and how many take blocks: {True: ..., False: ...}."""
-    if recipe.optimizer != "muon" or recipe.strategy != "periodic":
-        return {True: recipe.steps}
-    return Counter(is_whole(number, recipe.whole_every) for number in range(recipe.steps))

@@ -165,11 +165,3 @@ def table(shapes: Sequence[Sequence[int]] = SHAPES, sizes: Sequence[int] = (2, 4
                 said = "Gram" if sent < owned else "owner" if sent > owned else "equal"
                 lines.append(f"{'':12} {'':2}  {form:22}{sent:13,} {len(segments) + 1:5} {work:16,}  {said}")
     return lines
-
-
-def main() -> None:
-    print("\n".join(table()))
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,6 @@ from typing import Any
 
 import gram_workers as work
 import pytest
-import torch
 from once import once
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -92,9 +91,3 @@ def test_owners_formula_is_what_the_strategy_is_predicted_to_send() -> None:
     layout = plan_whole(specs, {0: 1.0}, 1, 4, 10_000)
     ledgers = [predict_step(layout, 4, 0, [0], "owner", tp_rank=rank) for rank in range(4)]
     assert sum(each.total(group="tp").sent_bytes for each in ledgers) == gram.owner_bytes((64, 128), 4, 2)
-
-
-def test_it_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
-    gram.main()
-    assert capsys.readouterr().out.splitlines() == gram.table()
-    assert torch.get_default_dtype() == torch.float32

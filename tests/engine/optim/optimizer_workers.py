@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,10 @@ from optimizer_cases import (
     Weight,
     build,
     give,
+    go_on,
     made_up,
+    restore,
+    saved,
     train_sharded,
     values,
 )
@@ -196,27 +198,14 @@ def resume(case: Case, grid: Grid, **options: Any) -> bool:
     go_on(case, grid, parameters, optimizer, range(2))
     for group in optimizer.param_groups:
         group["lr"] *= 0.5  # to be restored too
-    file = io.BytesIO()
-    torch.save({"model": values(parameters), "optimizer": optimizer.state_dict()}, file)
+    file = saved(parameters, optimizer)
     go_on(case, grid, parameters, optimizer, range(2, 4))
 
     others, other = build(case, grid, **options)
     go_on(case, grid, others, other, range(5, 6))  # so that it has a state to lose
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    for name, p in others.items():
-        p.data.copy_(saved["model"][name])
-    other.load_state_dict(saved["optimizer"])
+    restore(file, others, other)
     go_on(case, grid, others, other, range(2, 4))
     return same((values(parameters), optimizer.state_dict()), (values(others), other.state_dict()))
-
-
-def go_on(
-    case: Case, grid: Grid, parameters: dict[str, nn.Parameter], optimizer: ShardedOptimizer, steps: Sequence[int]
-) -> None:
-    for step in steps:
-        give(case, grid, parameters, step)
-        optimizer.step()
 
 
 def save_alone(grid: Grid, world: World) -> dict[str, Any]:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from optimizer_cases import ABSENT, MUON, OTHER_MUON, SMALL, Case, build, give, train_sharded, values
-from torch import Tensor, nn
+from optimizer_cases import (
+    ABSENT,
+    MUON,
+    OTHER_MUON,
+    SMALL,
+    Case,
+    build,
+    give,
+    go_on,
+    restore,
+    saved,
+    train_sharded,
+    values,
+)
+from torch import Tensor
 
 from distmuon import launch
 from distmuon.models.networks import MLP
@@ -64,27 +75,16 @@ def ledger(grid: Grid, every: int | None) -> list[dict[str, int]]:
     return found
 
 
-def go_on(case: Case, grid: Grid, parameters: dict[str, nn.Parameter], optimizer: Any, steps: Sequence[int]) -> None:
-    for step in steps:
-        give(case, grid, parameters, step)
-        optimizer.step()
-
-
 def resumed(case: Case, grid: Grid) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the parameters of a run of five steps, and of one that was saved after its second and loaded elsewhere."""
     parameters, optimizer = build(case, grid, strategy="periodic")
     go_on(case, grid, parameters, optimizer, range(2))
-    file = io.BytesIO()
-    torch.save({"model": values(parameters), "optimizer": optimizer.state_dict()}, file)
+    file = saved(parameters, optimizer)
     go_on(case, grid, parameters, optimizer, range(2, 5))
 
     others, other = build(case, grid, strategy="periodic")
     go_on(case, grid, others, other, range(5, 6))  # so that it has a count to lose
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    for name, p in others.items():
-        p.data.copy_(saved["model"][name])
-    other.load_state_dict(saved["optimizer"])
+    restore(file, others, other)
     go_on(case, grid, others, other, range(2, 5))
     return {name: (p.detach().clone(), others[name].detach().clone()) for name, p in parameters.items()}
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import io
 from typing import Any
 
 import optimizer_cases
 import pytest
 import torch
-from optimizer_cases import Case, build, give, several, train_sharded, values
+from optimizer_cases import Case, build, give, go_on, restore, saved, several, train_sharded, values
 from torch import nn
 
 from distmuon.launch import World
@@ -88,18 +86,10 @@ def resume(grid: Grid, strategy: str) -> bool:
     """Return whether a run that was saved after two steps and loaded goes on to the bit."""
     case = absent(grid.tp.size)
     runs = [build(case, grid, strategy=strategy) for _ in range(2)]
-    for step in (0, 1):
-        give(case, grid, runs[0][0], step)
-        runs[0][1].step()
-    file = io.BytesIO()
-    torch.save(copy.deepcopy(runs[0][1].state_dict()), file)
-    file.seek(0)
-    for name, parameter in runs[1][0].items():
-        parameter.data.copy_(runs[0][0][name].data)
-    runs[1][1].load_state_dict(torch.load(file, weights_only=True))
+    go_on(case, grid, *runs[0], range(2))
+    restore(saved(*runs[0]), *runs[1])
     for parameters, optimizer in runs:
-        give(case, grid, parameters, 2)
-        optimizer.step()
+        go_on(case, grid, parameters, optimizer, range(2, 3))
     ours, theirs = (values(parameters) for parameters, _ in runs)
     return all(torch.equal(ours[name], theirs[name]) for name in ours)
 

@@ -35,6 +35,7 @@ from distmuon.optim.strategies.strategy import (
 )
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Layout, ParamSpec
+from distmuon.sharding.matrices import SameShape
 from distmuon.sharding.ownership import Owner, own_matrices, owners, plan_whole
 
 
@@ -153,8 +154,12 @@ class OneOwner(BucketByBucket):
 
 def costs(specs: Sequence[ParamSpec], muon: Collection[int], tp: int) -> dict[int, float]:
     """Return what orthogonalizing all matrices of each whole parameter of Muon's costs, in FLOPs: {index: cost}."""
-    found = {index: specs[index].whole_parts(tp) for index in muon}
-    return {index: float(sum(part.number * flops(part.shape) for part in parts)) for index, parts in found.items()}
+    return {index: float(work(specs[index].whole_parts(tp))) for index in muon}
+
+
+def work(matrices: Iterable[SameShape]) -> int:
+    """Return what orthogonalizing all of these costs, in FLOPs."""
+    return sum(same.number * flops(same.shape) for same in matrices)
 
 
 def deal(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int) -> dict[int, Owner]:
