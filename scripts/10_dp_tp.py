@@ -2,7 +2,7 @@
 
 python scripts/10_dp_tp.py --dp 4 --tp 2
 python scripts/10_dp_tp.py --dp 2 --tp 2 --dtype bfloat16 --json out/run.json --figure out/run.png
-python scripts/10_dp_tp.py --strategy owner --publish updates
+python scripts/10_dp_tp.py --strategy owner --schedule pipelined --publish updates
 python scripts/10_dp_tp.py --strategy periodic --whole-every 5
 python scripts/10_dp_tp.py --strategy my_strategy.py
 python scripts/10_dp_tp.py --mutants --dp 2 --tp 2
@@ -17,7 +17,8 @@ from muonbook import puzzles
 from muonbook.ch10 import puzzle as global_norm
 from muonbook.report import check_json, run_job
 
-TRAINING = ("steps", "batch", "micro_batches", "optimizer", "strategy", "whole_every", "publish", "dtype", "lr", "seed")
+OF_MUON = ("strategy", "whole_every", "schedule", "publish")
+TRAINING = ("steps", "batch", "micro_batches", "optimizer", *OF_MUON, "dtype", "lr", "seed")
 TAKES = {"": (*launch.WORLD, *TRAINING, "json", "figure", "quiet"), "--mutants": (*launch.WORLD, "json")}
 
 
@@ -32,7 +33,7 @@ def parse():
     add_arguments(training, "steps", "batch", "micro_batches", "optimizer")
     words = f"how Muon sees whole matrices; or a .py file with moves of your own (default: {default})"
     training.add_argument("--strategy", metavar=launch.choices((*STRATEGIES, "FILE")), default=default, help=words)
-    add_arguments(training, "whole_every", "publish", "dtype", "lr", "seed")
+    add_arguments(training, "whole_every", "schedule", "publish", "dtype", "lr", "seed")
 
     output = parser.add_argument_group("the output")
     output.add_argument("--json", metavar="FILE", help="write all results here")
@@ -48,7 +49,7 @@ def main():
     launch.chosen_job(arguments, TAKES)
     if arguments.mutants:
         return try_certificate(arguments)
-    for option in ("strategy", "whole_every", "publish"):
+    for option in OF_MUON:
         if option in arguments.given and arguments.optimizer == "adamw":
             option = option.replace("_", "-")
             raise launch.UsageError(f"--{option} does nothing with --optimizer adamw; leave one of the two out.")

@@ -1,16 +1,19 @@
 """Chapter 14: record one DP x TP training step, one trace per rank, and race three schedules of the optimizer's step.
 
 python scripts/14_traces.py --dp 2 --tp 2 --trace out/step_trace.json.gz
-python scripts/14_traces.py --schedules --dp 2 --tp 2
+python scripts/14_traces.py --schedules --dp 2 --tp 2 --strategy owner
 python scripts/14_traces.py --measure --json book/results/traces.json
 """
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from distmuon import launch
 from distmuon.launch import hosts
+from distmuon.models.recipe import STRATEGIES, Recipe
+from distmuon.optim.strategies import PUBLISHED
 from muonbook.ch14 import puzzle as look_ahead
 from muonbook.measure import results, trace
 from muonbook.measure.workload import SHAPES, TIMED
@@ -23,7 +26,7 @@ TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_ra
 TAKES = {  # job -> its options
     "": launch.WORLD,
     "--trace": launch.WORLD,
-    "--schedules": launch.WORLD,
+    "--schedules": (*launch.WORLD, "strategy"),
     "--measure": ("quick", "json", "threads"),
 }
 RACE, OVERHEAD = "muonbook.ch14.schedule_race:race", "muonbook.ch14.schedule_race:ledger_overhead"
@@ -81,7 +84,7 @@ def measure(path, quick, threads):
     print("Racing three schedules over loopback, 2 x 1 and 2 x 2 ranks ...", flush=True)
     found["loopback"] = launch.run(RACE, (TIMED, rounds, 0), dp=2, **options)[0]
     found["loopback_2x2"] = launch.run(RACE, (TIMED, rounds // 2, 0), dp=2, tp=2, **options)[0]
-    found["limited_link"] = None
+    found["limited_link"] = found["limited_link_owner"] = None
     if obstacle is None:
         print(f"The same over a link of {RATE:g} Mbit/s, 2 x 1 ranks ...", flush=True)
         link = hosts.Link(RATE)
@@ -89,16 +92,23 @@ def measure(path, quick, threads):
         for name, merged in limited.pop("traces").items():
             trace.save(merged, folder / f"schedule_{name}.json.gz")
         found["limited_link"] = {"rate_mbit": RATE} | limited
+        print("The same with one owner per matrix, 2 x 1 and 1 x 2 ranks ...", flush=True)
+        found["limited_link_owner"] = {}
+        for (dp, tp), publish in itertools.product(((2, 1), (1, 2)), PUBLISHED):
+            job = (TIMED, rounds * 2 // 3, 0, {"strategy": "owner", "publish": publish})
+            (raced, *_) = launch.run(RACE, job, dp=dp, tp=tp, link=link, **options)
+            found["limited_link_owner"][f"{publish}, {dp} x {tp}"] = raced
     print("Timing the ledger ...", flush=True)
     found["ledger_overhead"] = launch.run(OVERHEAD, (TIMED, rounds), dp=2, **options)[0]
     print("Recording one training step on 2 x 2 ranks ...", flush=True)
     merged, _ = launch.run(TRAIN, dp=2, tp=2, **options)[0]
     trace.save(merged, folder / STEP_TRACE)
     results.write(path, found)
-    for name in ("loopback", "loopback_2x2", "limited_link"):
-        for schedule, row in (found[name] or {"ratio_to_synchronous": {}})["ratio_to_synchronous"].items():
+    raced = {name: found[name] for name in ("loopback", "loopback_2x2", "limited_link") if found[name]}
+    for name, race in (raced | (found["limited_link_owner"] or {})).items():
+        for schedule, row in race["ratio_to_synchronous"].items():
             low, high = row["quartiles"]
-            print(f"  {name:<14}{schedule:<14}{row['median']:>6.2f} ({low:.2f} to {high:.2f}) x synchronous")
+            print(f"  {name:<17}{schedule:<14}{row['median']:>6.2f} ({low:.2f} to {high:.2f}) x synchronous")
     print(f"Ledger: {found['ledger_overhead']['share_of_step']:.2%} of a step. Written to {path}")
 
 
@@ -109,6 +119,8 @@ def parse():
     job.add_argument("--trace", metavar="FILE", help="write the merged trace of the recorded step here")
     job.add_argument("--schedules", action="store_true", help="compare what three schedules of a step do")
     job.add_argument("--measure", action="store_true", help="take the measurements of book/results/traces.json")
+    words = "with --schedules: how Muon sees whole matrices (default: %(default)s)"
+    parser.add_argument("--strategy", metavar=launch.choices(STRATEGIES), default=Recipe.strategy, help=words)
     parser.add_argument("--quick", action="store_true", help="with --measure: few rounds, for a first impression")
     parser.add_argument("--json", metavar="FILE", help="with --measure: write the results here, traces beside them")
     add_arguments(parser)
@@ -133,7 +145,8 @@ def main():
     if arguments.dp * arguments.tp == 1:
         raise launch.UsageError("--dp 1 --tp 1: one rank sends nothing; choose 2 or more.")
     SHAPES["even"].shared_by(arguments.dp).check(arguments.dp, arguments.tp)
-    job = (COMPARE, (SMALL,)) if arguments.schedules else (TRAIN, ())
+    Recipe(strategy=arguments.strategy, schedule="pipelined").check(1, 1)
+    job = (COMPARE, (SMALL, {"strategy": arguments.strategy})) if arguments.schedules else (TRAIN, ())
     handed_over = launch.run(*job, **launch.options(arguments))[0]
     if not handed_over:
         return 0  # under torchrun, rank 0 alone goes on

@@ -127,7 +127,7 @@ class DistributedMuon(ShardedOptimizer):
         del blocks  # and with them the gathered bucket
         update_pieces = self.strategy.dp_shard(buckets, update_blocks)  # -> O[N_dp]
         if self.published == "updates":
-            self.apply_everywhere(buckets, update_pieces)  # -> W[I_tp, J]
+            self.apply_everywhere(self.gather_updates(buckets, update_pieces))  # -> O, W[I_tp, J]
             return
         self.apply(buckets, update_pieces)  # -> W[N_dp]
         for bucket in buckets:
@@ -158,18 +158,28 @@ class DistributedMuon(ShardedOptimizer):
                 apply_(piece.weight[run], update[run], lr, factor)
 
     @hooked
-    def apply_everywhere(
+    def gather_updates(
         self,
         buckets: BucketGroup,
         updates: Tensors,  # O[N_dp]
-    ) -> None:
-        """Gather the updates over DP; every rank decays and moves all of its parameters by itself."""
-        homes, metas = self.buffers.parameter_homes, self.buffers.metas
+    ) -> dict[Bucket, Tensor]:  # flat, [padded] each
+        """Gather the updates over DP, and the parameters of buckets that are AdamW's."""
+        gathered = {}
         for bucket in buckets:
-            if not self.muon.keys() & set(bucket.params):
-                self.all_gather(bucket)  # AdamW's, W[N_dp] -> W[I_tp, J]
-                continue
-            whole = self._gathered_updates(bucket, updates)
+            if self.muon.keys() & set(bucket.params):
+                gathered[bucket] = self._gathered_updates(bucket, updates)
+            else:
+                self.all_gather(bucket)  # W[N_dp] -> W[I_tp, J]
+        return gathered
+
+    @hooked
+    def apply_everywhere(
+        self,
+        gathered: Mapping[Bucket, Tensor],  # flat, [padded] each
+    ) -> None:
+        """Decay and move all parameters of these buckets; every rank does it by itself."""
+        homes, metas = self.buffers.parameter_homes, self.buffers.metas
+        for bucket, whole in gathered.items():
             for index in sorted(self.statistics.present & set(bucket.params)):
                 group, weight = self.muon[index], homes[index].view(-1)  # W[I_tp J]
                 update = whole[metas[index].global_range.relative_to(bucket.offset).as_slice]

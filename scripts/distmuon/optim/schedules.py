@@ -4,42 +4,61 @@
     naive         start all gathers, wait for all; work 0, work 1, ...; start all parameters, wait for all
     pipelined     under work k: gather k + 1 and parameters k - 1                            one bucket group ahead
 
-*gather k* is the DP gather of bucket group k, *work k* all from the TP gather to apply, *parameters k* the last
-all-gather. Collectives are started in one order on all ranks, which is all that a process group asks for.
+*gather k* is what brings bucket group k's momentum together: over DP or, where matrices have owners, over TP. *work k*
+is all from there to apply, *parameters k* the last all-gather, or that of updates. Where updates come back over TP,
+that, too, is hidden: apply k and parameters k follow work k + 1. Collectives are started in one order on all ranks,
+which is all that a process group asks for.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.strategies.strategy import BucketGroup, Tensors
 from distmuon.sharding.collectives import PendingWork
+from distmuon.sharding.layout import Bucket
 
 
 class Gathering(NamedTuple):
-    """A bucket group whose DP gather is under way."""
+    """A bucket group whose momentum is under way."""
 
+    buckets: BucketGroup
     blocks: Tensors  # M[I_tp, J], not to be read before `pending.wait()`
+    pending: PendingWork
+
+
+class Worked(NamedTuple):
+    """A bucket group whose updates are on their way back."""
+
+    buckets: BucketGroup
+    update_pieces: Tensors  # O[N_dp], not to be read before `pending.wait()`
+    pending: PendingWork
+
+
+class Publishing(NamedTuple):
+    """Bucket groups whose parameters, or updates, are under way to all."""
+
+    updates: dict[Bucket, Tensor]  # flat, [padded] each, not to be read before `pending.wait()`; {}: parameters
     pending: PendingWork
 
 
 class ScheduledMuon(DistributedMuon):
     """Distributed Muon whose bucket groups need not be moved one after the other; a subclass says in which order.
 
-    Takes what `DistributedMuon` takes. Raises ValueError for a strategy whose DP gather cannot be only started.
+    Takes what `DistributedMuon` takes. Raises ValueError for a strategy whose first moves cannot be only started.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        if not self.strategy.GATHERS_UNREAD:
+        if not getattr(self.strategy, "STARTS_UNREAD", False):
             name = type(self.strategy).__name__
             raise ValueError(f"{name} reads what it gathers at once, so it cannot be pipelined; use DistributedMuon.")
-        if self.published != "parameters":
-            raise ValueError('a schedule starts parameters only; pass publish="parameters", or use DistributedMuon.')
         self.pending: list[PendingWork] = []  # of the present step
 
     def update(self) -> None:
@@ -51,29 +70,51 @@ class ScheduledMuon(DistributedMuon):
         raise NotImplementedError
 
     def start(self, buckets: BucketGroup) -> Gathering:
-        """Update the momentum of a bucket group and start its DP gather."""
-        with self.grid.dp.starting() as pending:
-            self.pending.append(pending)
-            return Gathering(self.strategy.dp_gather(buckets, self.momentum(buckets)), pending)
+        """Update the momentum of a bucket group and start to bring it together."""
+        with self.starting() as pending:
+            return Gathering(buckets, self.strategy.start(buckets, self.momentum(buckets)), pending)
 
-    def work(
-        self,
-        buckets: BucketGroup,
-        blocks: Tensors,  # M[I_tp, J]
-    ) -> None:
-        """Make the moves from the TP gather to apply; the DP gather has been waited for."""
+    def work(self, gathering: Gathering) -> Worked:
+        """Make the moves from the TP gather to the DP shard; what comes back over TP is only started, if that will do.
+
+        The gathering has been waited for.
+        """
+        buckets, blocks, _ = gathering
         matrices = self.strategy.tp_gather(buckets, blocks)  # -> M[I, J]
         updates = self.strategy.newton_schulz(matrices)  # -> O[I, J]
-        update_blocks = self.strategy.tp_shard(buckets, updates)  # -> O[I_tp, J]
-        update_pieces = self.strategy.dp_shard(buckets, update_blocks)  # -> O[N_dp]
-        self.apply(buckets, update_pieces)  # -> W[N_dp]
+        with self.starting() if self.returns_late else contextlib.nullcontext(PendingWork()) as pending:
+            update_blocks = self.strategy.tp_shard(buckets, updates)  # -> O[I_tp, J]
+            return Worked(buckets, self.strategy.dp_shard(buckets, update_blocks), pending)  # -> O[N_dp]
 
-    def start_parameters(self, buckets: BucketGroup) -> None:
-        """Start the all-gather of a bucket group's new parameters, which arrive where they live."""
-        with self.grid.dp.starting() as pending:
-            self.pending.append(pending)
-            for bucket in buckets:
+    def start_publication(self, worked: Worked) -> Publishing:
+        """Apply, and start the all-gather of a bucket group's new parameters, or updates."""
+        worked.pending.wait()
+        if self.published == "updates":
+            with self.starting() as pending:
+                return Publishing(self.gather_updates(worked.buckets, worked.update_pieces), pending)
+        self.apply(worked.buckets, worked.update_pieces)  # -> W[N_dp]
+        with self.starting() as pending:
+            for bucket in worked.buckets:
                 self.all_gather(bucket)  # -> W[I_tp, J]
+            return Publishing({}, pending)
+
+    def take(self, publishing: Publishing) -> None:
+        """Apply updates that were published. Parameters arrive where they live, and are waited for in the end."""
+        if publishing.updates:
+            publishing.pending.wait()
+            self.apply_everywhere(publishing.updates)
+
+    @property
+    def returns_late(self) -> bool:
+        """Whether updates come back over TP, and need not be there when `work` ends."""
+        return self.strategy.RETURNS_UNREAD and self.grid.tp.size > 1
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[PendingWork]:
+        """Inside the block, collectives over DP and TP are only started; the step waits for them in the end."""
+        with self.grid.dp.starting() as pending, self.grid.tp.starting(pending):
+            self.pending.append(pending)
+            yield pending
 
     @contextlib.contextmanager
     def waiting_at_the_end(self) -> Iterator[None]:
@@ -96,28 +137,35 @@ class NaiveMuon(ScheduledMuon):
 
     def make_moves(self, groups: Sequence[BucketGroup]) -> None:
         self.step_adamw()
-        everything = [self.start(buckets) for buckets in groups]
-        for gathering in everything:
+        gatherings = [self.start(buckets) for buckets in groups]
+        for gathering in gatherings:
             gathering.pending.wait()
-        for buckets, gathering in zip(groups, everything, strict=True):
-            self.work(buckets, gathering.blocks)
-        for buckets in groups:
-            self.start_parameters(buckets)
+        everything = [self.work(gathering) for gathering in gatherings]
+        for publishing in [self.start_publication(worked) for worked in everything]:
+            self.take(publishing)
 
 
 class PipelinedMuon(ScheduledMuon):
     """Under the work on bucket group k, group k + 1 is gathered, the parameters of k - 1 travel."""
 
     def make_moves(self, groups: Sequence[BucketGroup]) -> None:
-        ahead = self.start(groups[0])
+        ahead, worked, published = self.start(groups[0]), deque[Worked](), deque[Publishing]()
         self.step_adamw()
-        for buckets, following in zip_longest(groups, groups[1:]):
+        for following in (*groups[1:], None):
             present = ahead
             present.pending.wait()
             if following is not None:
                 ahead = self.start(following)
-            self.work(buckets, present.blocks)
-            self.start_parameters(buckets)
+            worked.append(self.work(present))
+            self.finish(worked, published, behind=1)
+        self.finish(worked, published, behind=0)
+
+    def finish(self, worked: deque[Worked], published: deque[Publishing], behind: int) -> None:
+        """Publish what has come back, and take what has arrived, but for the latest `behind` of each."""
+        while len(worked) > (behind if self.returns_late else 0):
+            published.append(self.start_publication(worked.popleft()))
+        while len(published) > behind:
+            self.take(published.popleft())
 
 
 SCHEDULES: dict[str, type[DistributedMuon]] = {

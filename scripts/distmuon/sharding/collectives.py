@@ -73,12 +73,12 @@ class Group:
         return self
 
     @contextlib.contextmanager
-    def starting(self) -> Iterator[PendingWork]:
-        """Inside the block, all_gather starts its collective and returns at once; the pending work waits for all.
+    def starting(self, pending: PendingWork | None = None) -> Iterator[PendingWork]:
+        """Inside the block, all_gather and exchange start their collective and return; the pending work waits for all.
 
-        Until then its result must not be read; views of it may be made.
+        Until then their results must not be read; views of them may be made. pending: to be added to.
         """
-        outer, self._pending = self._pending, PendingWork()
+        outer, self._pending = self._pending, PendingWork() if pending is None else pending
         try:
             yield self._pending
         finally:
@@ -172,7 +172,7 @@ class Group:
             return list(parcels)
         packed = torch.cat(list(parcels))
         self._record("all_to_all", packed, label, packed.numel())
-        received = self._exchange(packed, lengths, [parcel.numel() for parcel in parcels])
+        received = self._exchange(packed, lengths, [parcel.numel() for parcel in parcels], may_start=True)
         return list(received.split(list(lengths)))
 
     def all_reduce(self, tensor: Tensor, label: str) -> Tensor:
@@ -207,12 +207,24 @@ class Group:
         return dist.batch_isend_irecv(operations) if operations else []
 
     def _exchange(
-        self, parcels: Tensor, coming: Sequence[int] | None = None, going: Sequence[int] | None = None
+        self,
+        parcels: Tensor,
+        coming: Sequence[int] | None = None,
+        going: Sequence[int] | None = None,
+        may_start: bool = False,
     ) -> Tensor:
-        """Return what came, in rank order. coming, going: elements from and to every rank, where they are not equal."""
+        """Return what came, in rank order. coming, going: elements from and to every rank, where they are not equal.
+
+        may_start: the caller does not read it, so that it need only be started where collectives are.
+        """
         received = torch.empty_like(parcels) if coming is None else parcels.new_empty(sum(coming))
         theirs, mine = (None if lengths is None else list(lengths) for lengths in (coming, going))
-        dist.all_to_all_single(received, parcels, theirs, mine, group=self.process_group)
+        pending = self._pending if may_start else None
+        work = dist.all_to_all_single(
+            received, parcels, theirs, mine, group=self.process_group, async_op=pending is not None
+        )
+        if pending is not None:
+            pending.add(work, parcels, received)
         return received
 
     def _record(self, op: str, payload: Tensor, label: str, sent: int | None = None) -> None:

@@ -7,6 +7,7 @@ ZeRO-1's outer moves are the same for every optimizer; between them each strateg
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from distmuon.optim.strategies.strategy import updates_label
 from distmuon.sharding.gradients import STATISTICS_LABEL, statistics_bytes
@@ -82,14 +83,26 @@ def predict_transient(
     return max(exchange, adamw, moves) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
 
-def more_transient(schedule: str, layout: Layout, muon: Collection[int], gather_dtype: str | None = None) -> int:
+def more_transient(
+    schedule: str,
+    layout: Layout,
+    muon: Collection[int],
+    strategy: str = "gather_all",
+    gather_dtype: str | None = None,
+    **where: Any,
+) -> int:
     """Return by how many bytes a schedule's transient memory may exceed that of the synchronous step.
 
         w b + m (b + B)     for each bucket group that is gathered while another is worked on
 
     with the signs of `gather_all_allocates`: the momentum's pieces, the shard, the gathered bucket. Pipelined, that is
     one group, the largest; naive, all of them. gather_dtype: as given to DistributedMuon, by name.
+    Of other strategies, it is what a bucket group takes, once more for each that is under way: pipelined, one ahead and
+    one behind. where: tp, dp_rank and compute_dtype, as `predict_transient` takes them.
     """
+    if strategy != "gather_all":
+        groups = {"synchronous": 0, "naive": len(layout.buckets), "pipelined": 2}[schedule]
+        return groups * predict_transient(layout, muon=muon, strategy=strategy, gather_dtype=gather_dtype, **where)
     sizes = [0]
     for bucket in layout.buckets:
         if set(bucket.params) & set(muon):

@@ -21,8 +21,8 @@ from distmuon.models.digits import Split, batch_rows
 from distmuon.models.networks import MLP, initial_weights
 from distmuon.models.recipe import Recipe
 from distmuon.optim import strategies
-from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import groups_for, plan_groups
+from distmuon.optim.schedules import SCHEDULES
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.periodic import is_whole
 from distmuon.optim.zero1_adamw import Zero1AdamW
@@ -87,11 +87,11 @@ def train(
 
 
 def build(
-    recipe: Recipe, grid: Grid, muon: Callable[..., ShardedOptimizer] = DistributedMuon, **options: Any
+    recipe: Recipe, grid: Grid, muon: Callable[..., ShardedOptimizer] | None = None, **options: Any
 ) -> tuple[nn.Module, ShardedOptimizer]:
     """Return this rank's slice of the model, from the seeded whole weights, and its sharded optimizer.
 
-    muon: another than ours, taking the same arguments, may be put under certificate.
+    muon: another than that of the recipe's schedule, taking the same arguments, may be put under certificate.
     """
     model = MLP(recipe.widths, grid.tp).to(device=grid.device, dtype=recipe.torch_dtype)
     load_slices(model, {name: w.to(grid.device) for name, w in initial_parameters(recipe).items()}, grid.tp)
@@ -102,6 +102,7 @@ def build(
     options |= {"gather_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
     if recipe.strategy == "periodic":
         options["whole_every"] = recipe.whole_every
+    muon = SCHEDULES[recipe.schedule] if muon is None else muon
     return model, muon(groups, grid, strategy=recipe.strategy, publish=recipe.publish, **options)
 
 

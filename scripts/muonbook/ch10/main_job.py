@@ -85,6 +85,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         "optimizer": recipe.optimizer,
         "strategy": recipe.strategy,
         "whole_every": recipe.whole_every if recipe.strategy == "periodic" else None,
+        "schedule": recipe.schedule,
         "publish": recipe.publish,
         "steps": recipe.steps,
         "seed": recipe.seed,

@@ -6,7 +6,8 @@ the bit. Timed is the optimizer's step alone, from one meeting of all ranks to t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,11 +29,11 @@ RECORDS = 20_000  # ledger entries per round, to time one
 
 
 class ScheduledModel:
-    """A model of its own on this rank, and one schedule that updates it."""
+    """A model of its own on this rank, and one schedule that updates it. options: of distributed Muon."""
 
-    def __init__(self, workload: Workload, grid: Grid, schedule: str) -> None:
+    def __init__(self, workload: Workload, grid: Grid, schedule: str, **options: Any) -> None:
         self.model: nn.Module = sliced_model(workload, grid)
-        options: dict[str, Any] = dict(bucket_size=workload.bucket_size, lr=workload.lr)
+        options = dict(bucket_size=workload.bucket_size, lr=workload.lr) | options
         self.optimizer: DistributedMuon = SCHEDULES[schedule](groups_for(self.model, "muon"), grid, **options)
         self.grid, self.generator = grid, torch.Generator().manual_seed(grid.world.rank)
 
@@ -55,13 +56,16 @@ class ScheduledModel:
             torch.distributed.barrier()
 
 
-def race(world: World, workload: Workload, rounds: int, recordings: int) -> dict[str, Any] | None:
+def race(
+    world: World, workload: Workload, rounds: int, recordings: int, options: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any] | None:
     """Let the schedules take turns; on rank 0, return ratios to the synchronous one, and what was recorded.
 
-    rounds: timed ones, after one that warms up. recordings: one-step traces of each, taken after the race.
+    rounds: timed ones, after one that warms up. recordings: one-step traces of each, taken after the race. options: of
+    distributed Muon.
     """
     grid = Grid.of(world)
-    models = {name: ScheduledModel(workload, grid, name) for name in SCHEDULES}
+    models = {name: ScheduledModel(workload, grid, name, **options) for name in SCHEDULES}
     steps = {name: model.step for name, model in models.items()}
     seconds = turns.take_turns(steps, rounds, before=lambda name: models[name].feed())
     equal = all(alike(models["synchronous"].model, other.model) for other in models.values())
@@ -111,11 +115,13 @@ def read(recorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: round(results.spread([row[name] for row in rows])["median"], 3) for name in rows[0]}
 
 
-def compare(world: World, workload: Workload) -> list[dict[str, Any]] | None:
+def compare(
+    world: World, workload: Workload, options: Mapping[str, Any] = MappingProxyType({})
+) -> list[dict[str, Any]] | None:
     """Take two steps in all schedules; on rank 0, return per rank and schedule whether the parameters are those of the
     synchronous one, and the calls, bytes sent and peak memory of the second step."""
     grid, found = Grid.of(world), dict[str, Any]()
-    models = {name: ScheduledModel(workload, grid, name) for name in SCHEDULES}
+    models = {name: ScheduledModel(workload, grid, name, **options) for name in SCHEDULES}
     for name, model in models.items():
         for _ in range(2):
             model.feed()

@@ -49,6 +49,7 @@ class GroupWithoutCommunication(Group):
         parcels: Tensor,
         coming: Sequence[int] | None = None,
         going: Sequence[int] | None = None,
+        may_start: bool = False,
     ) -> Tensor:
         return parcels
 

@@ -29,7 +29,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from distmuon.optim.newton_schulz import flops, quintics
+from distmuon.optim.newton_schulz import fast_form, flops, quintics
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
 
@@ -58,11 +58,11 @@ def newton_schulz_over_tp(
     schedule = iter(quintics("muon", sum(segments)))
     for steps in segments:
         gram = _added_up(x @ x.mT, tp, triangle)  # R, [u, u]
-        x = _polynomial(gram, [next(schedule) for _ in range(steps)]) @ x
+        x = polynomial(gram, [next(schedule) for _ in range(steps)]) @ x
     return (x.mT if dim == 0 else x).contiguous()
 
 
-def _polynomial(
+def polynomial(
     gram: Tensor,  # R, [u, u]
     schedule: Sequence[tuple[float, float, float]],
 ) -> Tensor:  # Q, [u, u]
@@ -141,9 +141,9 @@ def _travelling(uncut: int, triangle: bool) -> int:
 
 SHAPES = ((1024, 1024), (1024, 4096), (1024, 16384), (4096, 1024))  # [A, B]
 FORMS = {  # what is added up -> (segments, bytes per element, triangle); owner's blocks travel in bf16
-    "Gram, 5 in bf16": (STEPWISE, 2, False),
-    "Gram, 1 in fp32": (AT_ONCE, 4, False),
-    "Gram, 1 half in fp32": (AT_ONCE, 4, True),
+    "five sums, bf16": (STEPWISE, 2, False),
+    "one sum, float32": (AT_ONCE, 4, False),
+    "one triangle, float32": (AT_ONCE, 4, True),
 }
 
 
@@ -156,9 +156,9 @@ def table(shapes: Sequence[Sequence[int]] = SHAPES, sizes: Sequence[int] = (2, 4
     lines = [f"{'shape':>12} {'T':>2}  {'':22}{'bytes':>13} {'calls':>5} {'operations':>16}  fewer bytes"]
     for shape in shapes:
         for tp in sizes:
-            owned = owner_bytes(shape, tp, 2)
-            name = f"{shape[0]}x{shape[1]}"
-            lines.append(f"{name:>12} {tp:2}  {'owner, bf16':22}{owned:13,} {2:5} {flops(shape):16,}")
+            owned, name = owner_bytes(shape, tp, 2), f"{shape[0]}x{shape[1]}"
+            work = flops(shape, form=fast_form(shape, 5, torch.bfloat16, torch.device("cpu")))
+            lines.append(f"{name:>12} {tp:2}  {'owner, bf16':22}{owned:13,} {2:5} {work:16,}")
             for form, (segments, item_bytes, triangle) in FORMS.items():
                 sent = gram_bytes(shape[1 - dim], tp, item_bytes, segments, triangle)
                 work = gram_flops(shape, dim, tp, segments)

@@ -49,6 +49,8 @@ ADAMW = "0 AdamW, ZeRO-1"
 class Count(NamedTuple):
     """What one step took on one rank: bytes sent, operations in matrix products; at most how many bytes it borrowed.
 
+    state: elements of the optimizer's state that this rank keeps.
+
     as_predicted: whether bytes, by bucket and collective, and operations are those of the map, and the peak of memory
     was within the bound.
     """
@@ -56,6 +58,7 @@ class Count(NamedTuple):
     sent: int
     flops: int
     bound: int
+    state: int
     as_predicted: bool
 
 
@@ -102,7 +105,8 @@ def _judged(optimizer: ShardedOptimizer, grid: Grid, rung: Rung | None, counted:
         ledger, work = predict_step(layout, tp, place[0]), 0
         bound = predict_transient(layout, tp, place[0])
     agreed = grid.ledger == ledger and counted == work and peak <= bound
-    return Count(int(grid.ledger.total().sent_bytes), counted, bound, agreed)
+    state = sum(value.numel() for kept in optimizer.state.values() for value in kept.values())
+    return Count(int(grid.ledger.total().sent_bytes), counted, bound, state, agreed)
 
 
 def once() -> float:
@@ -114,18 +118,20 @@ def once() -> float:
 
 
 def lines(ranks: Sequence[Mapping[str, Count]]) -> list[str]:
-    """Return the ladder as a table: bytes and memory over AdamW's, work over what each matrix once takes."""
+    """Return the ladder as a table: bytes over AdamW's, work over what each matrix once takes."""
     adamw, least = [rank[ADAMW] for rank in ranks], once()
     base = sum(count.sent for count in adamw)
-    table = [f"{'':28s} bytes sent   Newton–Schulz      slowest rank    memory,"]
-    table += [f"{'':28s}  / AdamW's   of each matrix   / fair share     at most"]
+    table = [f"{'':27s}bytes sent  Newton–Schulz   slowest /   borrowed,     state,"]
+    table += [f"{'':27s} / AdamW's  of each matrix      fair     at most  max / mean"]
     for name in ranks[0]:
         counts = [rank[name] for rank in ranks]
         work, slowest = sum(count.flops for count in counts), max(count.flops for count in counts)
         sent, bound = sum(count.sent for count in counts), max(count.bound for count in counts)
-        times = f"{work / least:11.2f} times{slowest * len(ranks) / least:13.2f} x" if work else f"{'-':>16s}{'-':>15s}"
-        ratio = f"{sent / base:9.3f} x" if base else f"{'-':>11s}"  # one process sends nothing
-        table.append(f"{name:28s}{ratio}{times}{bound / 1e6:10.2f} MB")
+        times = f"{work / least:9.2f} times{slowest * len(ranks) / least:10.2f} x" if work else f"{'-':>15s}{'-':>12s}"
+        ratio = f"{sent / base:8.3f} x" if base else f"{'-':>10s}"  # one process sends nothing
+        states = [count.state for count in counts]
+        uneven = max(states) * len(states) / sum(states)
+        table.append(f"{name:27s}{ratio}{times}{bound / 1e6:9.2f} MB{uneven:10.2f} x")
     return [*table, f"On every rank, bytes and operations are those predicted: {all_as_predicted(ranks)}."]
 
 

@@ -29,7 +29,8 @@ def first_steps(world: World, others: Sequence[str], folder: str | None) -> dict
     )  # two of each shape: Keller Jordan's takes as many as ranks
     polar = four_ranks.Matrices(matrices.shapes, matrices.tp_split_dims, [polar_factor(g) for g in matrices.gradients])
     found: dict[str, list[float | None]] = {}
-    for name, entrant in four_ranks.entrants(matrices, grid, others).items():
+    for name, make in four_ranks.entrants(matrices, grid, others).items():
+        entrant = make()
         entrant.feed()
         entrant.step()
         ways = zip(map(_whole, entrant.parameters), polar.of_rank(grid), strict=True)

@@ -10,6 +10,7 @@ import worlds
 
 from distmuon import launch
 from muonbook.ch16 import figure_balance, figure_work, ladder, trillion
+from muonbook.measure import results
 
 WORKER = str(worlds.ROOT / "scripts" / "16_owner.py")
 
@@ -17,7 +18,7 @@ WORKER = str(worlds.ROOT / "scripts" / "16_owner.py")
 def rows(out: str) -> dict[str, tuple[float, ...]]:
     """Return rung -> its numbers."""
     found = re.findall(
-        r"^(\d [\w, -]+?)  +([\d.]+) x +([\d.]+|-)(?: times)? +([\d.]+|-)(?: x)? +([\d.]+) MB$", out, re.M
+        r"^(\d [\w, -]+?)  +([\d.]+) x +([\d.]+|-)(?: times)? +([\d.]+|-)(?: x)? +([\d.]+) MB +([\d.]+) x$", out, re.M
     )
     return {name: tuple(float(number.replace("-", "0")) for number in numbers) for name, *numbers in found}
 
@@ -67,10 +68,19 @@ def test_heads_that_cannot_be_shared_out_are_refused_in_a_sentence() -> None:
 
 def test_a_trillion_parameters_are_planned_in_no_time() -> None:
     out = stored_pages.printed("16_owner", "python ../scripts/16_owner.py --trillion")
-    assert "within ten seconds: True" in out
-    assert out.endswith("within two gigabytes: True\n")
+    assert "69,607 matrices for 1,024 x 8 ranks" in out
     assert trillion.MODEL.parameters > 1e12
-    assert (trillion.SECONDS, trillion.BYTES) == (10, 2e9)
+    plan = results.load("step")["trillion"]  # of the stored file: no time is taken here
+    assert plan["seconds"] < 10
+    assert plan["bytes"] < 2e9
+
+
+def test_every_spectrum_is_safe_in_the_stored_sweep() -> None:
+    swept = results.load("step")["spectra"]
+    assert len(swept) >= 28
+    for row in swept:
+        assert row["gram"] <= row["bound"]
+        assert row["wide"] < 1e-3 < row["plain"]
 
 
 # ---- Pictures ---------------------------------------------------------------------------------------------

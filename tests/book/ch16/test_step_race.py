@@ -13,7 +13,10 @@ import worlds
 from distmuon import launch
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
-from muonbook.ch16.race import four_ranks, one_device, peers, step_race
+from muonbook.ch16 import figure_spectra
+from muonbook.ch16.race import four_ranks, one_device, peers, race_pictures, step_race
+from muonbook.figures.style import require_readable
+from muonbook.measure import results
 
 WORKER = str(worlds.ROOT / "scripts" / "16_owner.py")
 FOLDER = os.environ.get("PEERS")
@@ -127,8 +130,33 @@ def test_the_table_has_a_line_for_everybody() -> None:
         "race": {"4x1": race},
         "one_device": {"threads": 2, "steps": {"2 of 8x16": ratio}, "newton_schulz": {"16x32": ratio}},
         "training": {"4x1": [{"tokens": 1024, "owner": {"bytes_ratio": 1.0, "ratio": ratio}}]},
+        "trillion": {"seconds": 3.14, "bytes": 0.6e9},
     }
     lines = step_race.table(found).splitlines()
     assert lines[1].split() == ["owner", "1.25", "(1.20", "to", "1.30)", "37.70", "MB"]
     assert lines[2].startswith("  This CPU has no fast bfloat16")
-    assert lines[-1].split() == ["owner", "1,024", "tokens", "1.25", "(1.20", "to", "1.30)", "bytes", "1.0000"]
+    assert lines[-1] == "a trillion parameters: planned in 3.1 s and 0.60 GB"
+    assert lines[-2].split() == ["owner", "1,024", "tokens", "1.25", "(1.20", "to", "1.30)", "bytes", "1.0000"]
+
+
+def test_the_page_has_growth_and_training_in_its_tables() -> None:
+    stored = results.load("step")
+    grown, trained = race_pictures.growth_lines(stored), race_pictures.training_lines(stored)
+    sizes = {size for rows in step_race.GROWING.values() for size in rows}
+    assert len(grown) == 1 + len(sizes)
+    assert len(trained) == 2 + sum(len(rows) for rows in stored["training"].values())
+    assert max(map(len, grown + trained)) <= 92
+    figure, alt = race_pictures.growth(stored)
+    require_readable(figure, alt)
+
+
+def test_a_sweep_is_drawn_with_its_worst_errors_in_words() -> None:
+    rows = [
+        {"plain": 7.0, "gram": 0.02, "standard": 0.03, "bound": 0.045},
+        {"plain": 0.1, "gram": 0.5, "standard": 0.2, "bound": 0.3},
+    ]
+    alt = figure_spectra.describe_errors(rows, "Errors")
+    assert alt.endswith(
+        "as one writes it down 7, Gram, centred, computed anew 0.5, standard 0.2. Within what is allowed: 1."
+    )
+    require_readable(figure_spectra.draw_errors(rows, "Errors"), alt)

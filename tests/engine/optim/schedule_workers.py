@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
-from optimizer_cases import ABSENT, MUON, RAGGED, SMALL, TINY, Case, Weight, build, cut, give, values, whole_start
-from torch import nn
+import torch.distributed as dist
+from optimizer_cases import ABSENT, MUON, RAGGED, SMALL, TINY, Case, Weight, build, give, values
+from torch import Tensor, nn
 
 from distmuon.launch import World
 from distmuon.models.networks import MLP
+from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import split_parameters
-from distmuon.optim.schedules import SCHEDULES
+from distmuon.optim.schedules import SCHEDULES, PipelinedMuon, Publishing, ScheduledMuon, Worked
+from distmuon.sharding import collectives
 from distmuon.sharding.buffers import dtype_name
-from distmuon.sharding.collectives import Group
+from distmuon.sharding.collectives import Group, PendingWork
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.tensor_parallel import mark
 from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.prediction import more_transient, predict_transient
 from distmuon.verify.storage_tracker import StorageTracker
@@ -28,6 +35,16 @@ CASES: dict[str, Case] = {
     "one element": TINY,
     "one bucket": Case(SMALL.weights, bucket_size=10_000),
 }
+VARIANTS: dict[str, dict[str, Any]] = {  # of distributed Muon
+    "gather_all": {},
+    "owner": {"strategy": "owner"},
+    "updates": {"strategy": "owner", "publish": "updates"},
+    "periodic": {"strategy": "periodic", "whole_every": 2},
+    "blockwise": {"strategy": "blockwise", "publish": "updates"},
+}
+PAIRS = [("gather_all", name) for name in CASES] + [
+    (variant, name) for variant in VARIANTS if variant != "gather_all" for name in ("small", "absent")
+]
 
 
 class Trouble(Exception):
@@ -37,18 +54,22 @@ class Trouble(Exception):
 def schedule_facts(world: World) -> dict[str, Any]:
     grid = Grid.of(world)
     return {
-        "outcomes": {name: train_all(case, grid) for name, case in CASES.items()},
+        "outcomes": {(variant, name): train_all(CASES[name], grid, **VARIANTS[variant]) for variant, name in PAIRS},
         "straddling": straddling(grid),
-        "memory": {name: memory(grid, name) for name in SCHEDULES},
+        "memory": {
+            (variant, name): memory(grid, name, variant) for variant in ("gather_all", "owner") for name in SCHEDULES
+        },
         "trouble": {name: meet_trouble(grid, name) for name in ("naive", "pipelined")},
     }
 
 
-def train_all(case: Case, grid: Grid) -> dict[str, Any]:
-    """Train in all three schedules; return parameters, state, ledger and what torch dispatched, of each."""
+def train_all(
+    case: Case, grid: Grid, schedules: Mapping[str, type] = SCHEDULES, **options: Any
+) -> dict[str, dict[str, Any]]:
+    """Train in all schedules; return parameters, state, ledger and what torch dispatched, of each."""
     found = {}
-    for name, schedule in SCHEDULES.items():
-        parameters, optimizer = make(case, grid, schedule)
+    for name, schedule in schedules.items():
+        parameters, optimizer = build(case, grid, schedule, **options)
         grid.ledger.clear()
         with CollectiveCounter() as counter:
             for step in range(case.steps):
@@ -65,17 +86,10 @@ def train_all(case: Case, grid: Grid) -> dict[str, Any]:
     return found
 
 
-def make(case: Case, grid: Grid, schedule: type) -> tuple[dict[str, nn.Parameter], Any]:
-    """As `optimizer_cases.build`, with the optimizer that makes its steps in this schedule."""
-    parameters = {
-        w.name: mark(nn.Parameter(cut(whole_start(w, grid.tp.size), w.dim, grid.tp.size, grid.tp.rank)), w.dim)
-        for w in case.weights
-    }
-    groups = [
-        group | {"params": [(w.name, parameters[w.name]) for w in case.weights if w.group == i]}
-        for i, group in enumerate(case.groups)
-    ]
-    return parameters, schedule(groups, grid, bucket_size=case.bucket_size, batched=False)
+def scheduled(case: Case, grid: Grid, name: str) -> tuple[dict[str, nn.Parameter], ScheduledMuon]:
+    parameters, optimizer = build(case, grid, SCHEDULES[name])
+    assert isinstance(optimizer, ScheduledMuon)
+    return parameters, optimizer
 
 
 def straddling(grid: Grid) -> int:
@@ -83,18 +97,20 @@ def straddling(grid: Grid) -> int:
     return sum(len(layout.owners(b, i)) > 1 for b in layout.buckets for i in b.params)
 
 
-def memory(grid: Grid, name: str) -> tuple[int, int]:
+def memory(grid: Grid, name: str, strategy: str) -> tuple[int, int]:
     """Return (peak bytes of the second step, their bound) for a deep MLP in many buckets."""
     model = MLP([64, *[128] * 12, 10], grid.tp)
-    optimizer = SCHEDULES[name](split_parameters(model), grid, bucket_size=10_000)
+    optimizer = SCHEDULES[name](split_parameters(model), grid, bucket_size=10_000, strategy=strategy)
     for _ in range(2):
         for p in model.parameters():
             p.grad = torch.randn_like(p)
         with StorageTracker() as tracker:
             optimizer.step()
     layout, muon = optimizer.buffers.layout, list(optimizer.muon)
-    bound = predict_transient(layout, grid.tp.size, grid.dp.rank, muon, compute_dtype=compute_dtype(grid))
-    return tracker.peak, bound + more_transient(name, layout, muon)
+    dtype = compute_dtype(grid)
+    bound = predict_transient(layout, grid.tp.size, grid.dp.rank, muon, strategy, compute_dtype=dtype)
+    more = more_transient(name, layout, muon, strategy, tp=grid.tp.size, dp_rank=grid.dp.rank, compute_dtype=dtype)
+    return tracker.peak, bound + more
 
 
 def compute_dtype(grid: Grid) -> str:
@@ -106,7 +122,7 @@ def compute_dtype(grid: Grid) -> str:
 def meet_trouble(grid: Grid, name: str) -> dict[str, Any]:
     """Let Newton–Schulz fail on every rank in the second bucket group; say what is left, and if the next step works."""
     case = Case(tuple(Weight(f"w{i}", (4, 6), 0) for i in range(6)), (MUON,), steps=1, bucket_size=24)
-    parameters, optimizer = make(case, grid, SCHEDULES[name])
+    parameters, optimizer = scheduled(case, grid, name)
     honest, calls = optimizer.strategy.newton_schulz, [0]
     landed: list[Any] = []
 
@@ -117,7 +133,7 @@ def meet_trouble(grid: Grid, name: str) -> dict[str, Any]:
             raise Trouble("the second bucket group")
         return honest(matrices)
 
-    optimizer.strategy.newton_schulz = fails
+    optimizer.strategy.newton_schulz = fails  # type: ignore[method-assign]
     give(case, grid, parameters, 0)
     words = ""
     try:
@@ -125,7 +141,7 @@ def meet_trouble(grid: Grid, name: str) -> dict[str, Any]:
     except Trouble as error:
         words = str(error)
     left, mode = len(optimizer.pending), grid.dp._pending
-    optimizer.strategy.newton_schulz = honest
+    optimizer.strategy.newton_schulz = honest  # type: ignore[method-assign]
     optimizer.zero_grad()
     give(case, grid, parameters, 0)
     optimizer.step()
@@ -143,13 +159,13 @@ def last_rank_fails(world: World) -> None:
     """Let Newton–Schulz fail on the last rank alone, with gathers under way everywhere."""
     grid = Grid.of(world)
     case = Case(tuple(Weight(f"w{i}", (4, 6), None) for i in range(6)), (MUON,), steps=1, bucket_size=24)
-    parameters, optimizer = make(case, grid, SCHEDULES["pipelined"])
+    parameters, optimizer = scheduled(case, grid, "pipelined")
     if world.rank == world.size - 1:
 
         def fails(matrices: Any) -> Any:
             raise Trouble("on the last rank")
 
-        optimizer.strategy.newton_schulz = fails
+        optimizer.strategy.newton_schulz = fails  # type: ignore[method-assign]
     give(case, grid, parameters, 0)
     optimizer.step()
 
@@ -175,3 +191,105 @@ def start_and_read_later(world: World) -> dict[str, Any]:
         "left": len(pending) + len(inner),
         "calls": grid.ledger.total().calls,
     }
+
+
+# ---- A wire that is late ----------------------------------------------------------------------------------
+
+
+class LateWork:
+    """A collective that only begins when somebody waits for it; until then NaN stands where its result will be."""
+
+    def __init__(self, results: Sequence[Tensor], inputs: Sequence[Tensor], begin: Callable[[], Any]) -> None:
+        kept = [tensor.clone() for tensor in inputs]  # which may lie in the results
+        for tensor in results:
+            tensor.fill_(torch.nan)
+        for tensor, before in zip(inputs, kept, strict=True):
+            tensor.copy_(before)
+        self.inputs, self.kept, self.begin = inputs, kept, begin
+
+    def wait(self) -> None:
+        for tensor, before in zip(self.inputs, self.kept, strict=True):
+            if not torch.equal(tensor.view(torch.uint8), before.view(torch.uint8)):  # NaN equals NaN here
+                raise Trouble("what was to be sent has been written to")
+        self.begin()
+
+
+@contextlib.contextmanager
+def late_wire() -> Iterator[None]:
+    """Let everything that is only started begin as late as it may."""
+
+    def all_gather(out: Tensor, shard: Tensor, group: Any, async_op: bool) -> Any:
+        begin = partial(honest_gather, out, shard, group=group)
+        return LateWork([out], [shard], begin) if async_op else begin()
+
+    def all_to_all(received: Tensor, parcels: Tensor, theirs: Any, mine: Any, group: Any, async_op: bool) -> Any:
+        begin = partial(honest_exchange, received, parcels, theirs, mine, group=group)
+        return LateWork([received], [parcels], begin) if async_op else begin()
+
+    def batch(operations: list[Any]) -> list[LateWork]:
+        def begin() -> None:
+            for work in honest_batch(operations):
+                work.wait()
+
+        sent = [operation.tensor for operation in operations if operation.op is dist.isend]
+        return [LateWork([o.tensor for o in operations if o.op is dist.irecv], sent[:1], begin)]
+
+    honest_gather, honest_exchange = collectives._all_gather_flat, dist.all_to_all_single
+    honest_batch = dist.batch_isend_irecv
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "_all_gather_flat", all_gather)
+        patch.setattr(dist, "all_to_all_single", all_to_all)
+        patch.setattr(dist, "batch_isend_irecv", batch)
+        yield
+
+
+class ReadsGathersEarly(PipelinedMuon):
+    """Works on a bucket group before its momentum has come together."""
+
+    def make_moves(self, groups: Sequence[Any]) -> None:
+        self.step_adamw()
+        for buckets in groups:
+            self.finish(deque([self.work(self.start(buckets))]), deque(), behind=0)
+
+
+class ReadsReturnsEarly(PipelinedMuon):
+    """Applies updates before they are back over TP."""
+
+    def start_publication(self, worked: Worked) -> Publishing:
+        early = super().start_publication(worked._replace(pending=PendingWork()))
+        worked.pending.wait()
+        return early
+
+
+class ReadsUpdatesEarly(PipelinedMuon):
+    """Applies published updates before they have arrived."""
+
+    def take(self, publishing: Publishing) -> None:
+        super().take(publishing._replace(pending=PendingWork()))
+        publishing.pending.wait()
+
+
+MUTANTS = {  # -> the variant of Muon in which it reads what is not there
+    ReadsGathersEarly: ("gather_all", "owner"),
+    ReadsReturnsEarly: ("owner", "updates"),
+    ReadsUpdatesEarly: ("updates", "blockwise"),
+}
+
+
+def late_facts(world: World) -> dict[str, Any]:
+    """Return what all schedules make of a late wire, and mutants: whether all ends as on an honest one."""
+    grid, found, mutants = Grid.of(world), {}, {}
+    for variant, options in VARIANTS.items():
+        expected = train_all(SMALL, grid, {"": DistributedMuon}, **options)[""]["values"]
+        with late_wire():
+            late = train_all(SMALL, grid, **options)
+        found[variant] = all(equal(one["values"], expected) for one in late.values())
+        for mutant in (mutant for mutant, variants in MUTANTS.items() if variant in variants):
+            with late_wire():
+                late = train_all(SMALL, grid, {"": mutant}, **options)
+            mutants[mutant.__name__, variant] = equal(late[""]["values"], expected)
+    return {"equal": found, "mutants": mutants}
+
+
+def equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(found[name], value) for name, value in expected.items())

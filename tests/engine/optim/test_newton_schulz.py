@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from gram_sweep import gram_errors, spectra
 from helpers_math import distance, gaussian, message, quick
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +29,7 @@ from distmuon.optim.newton_schulz import (
     singular_values,
     unit_frobenius_,
 )
+from muonbook.ch16.spectra_sweep import gram_errors, spectra
 
 CLASSIC = (15 / 8, -10 / 8, 3 / 8)  # converges to exactly 1 from everywhere in (0, 1]
 FLOAT_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

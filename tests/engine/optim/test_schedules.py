@@ -7,9 +7,10 @@ import schedule_workers as work
 import torch
 from helpers_math import message
 from once import once
-from optimizer_cases import SMALL
+from optimizer_cases import SMALL, build
 
 from distmuon import launch
+from distmuon.models.recipe import SCHEDULE_NAMES
 from distmuon.optim.schedules import SCHEDULES, PipelinedMuon
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
@@ -17,7 +18,9 @@ from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.prediction import more_transient
 
+each_pair = pytest.mark.parametrize("pair", work.PAIRS, ids=" ".join)
 on_every_grid = pytest.mark.parametrize(("dp", "tp"), [(2, 1), (4, 1), (2, 2), (4, 2)])
+on_two_grids = pytest.mark.parametrize(("dp", "tp"), [(3, 1), (2, 2)])
 OTHERS = ("naive", "pipelined")
 
 
@@ -26,11 +29,16 @@ def facts(dp: int, tp: int) -> list[dict[str, Any]]:
     return launch.run(work.schedule_facts, dp=dp, tp=tp)
 
 
+@once
+def late(dp: int, tp: int) -> list[dict[str, Any]]:
+    return launch.run(work.late_facts, dp=dp, tp=tp)
+
+
 @on_every_grid
-@pytest.mark.parametrize("case", work.CASES)
-def test_every_schedule_ends_to_the_bit_where_the_synchronous_one_does(dp: int, tp: int, case: str) -> None:
+@each_pair
+def test_every_schedule_ends_to_the_bit_where_the_synchronous_one_does(dp: int, tp: int, pair: tuple[str, str]) -> None:
     for rank in facts(dp, tp):
-        outcomes = rank["outcomes"][case]
+        outcomes = rank["outcomes"][pair]
         for what in ("values", "momentum"):
             expected = outcomes["synchronous"][what]
             for schedule in OTHERS:
@@ -42,13 +50,13 @@ def test_every_schedule_ends_to_the_bit_where_the_synchronous_one_does(dp: int, 
 
 
 @on_every_grid
-@pytest.mark.parametrize("case", work.CASES)
-def test_every_schedule_makes_the_same_collectives(dp: int, tp: int, case: str) -> None:
+@each_pair
+def test_every_schedule_makes_the_same_collectives(dp: int, tp: int, pair: tuple[str, str]) -> None:
     for rank in facts(dp, tp):
-        synchronous = rank["outcomes"][case]["synchronous"]
+        synchronous = rank["outcomes"][pair]["synchronous"]
         assert synchronous["ledger"]
         for schedule in OTHERS:
-            found = rank["outcomes"][case][schedule]
+            found = rank["outcomes"][pair][schedule]
             assert found["ledger"] == synchronous["ledger"]
             assert found["dispatched"] == synchronous["dispatched"]
             assert found["left"] == 0
@@ -58,9 +66,11 @@ def test_every_schedule_makes_the_same_collectives(dp: int, tp: int, case: str) 
 def test_these_cases_hold_what_is_hard(dp: int, tp: int) -> None:
     found = facts(dp, tp)
     assert found[0]["straddling"] >= 3
-    owners = [rank["outcomes"]["one element"]["pipelined"]["momentum"]["only"] is not None for rank in found]
+    owners = [
+        rank["outcomes"]["gather_all", "one element"]["pipelined"]["momentum"]["only"] is not None for rank in found
+    ]
     assert owners == [True] * tp + [False] * (dp - 1) * tp  # some own nothing, and gather all the same
-    never = [rank["outcomes"]["absent"]["pipelined"]["momentum"]["other rows"] for rank in found]
+    never = [rank["outcomes"]["gather_all", "absent"]["pipelined"]["momentum"]["other rows"] for rank in found]
     assert never == [None] * len(found)
 
 
@@ -68,10 +78,31 @@ def test_these_cases_hold_what_is_hard(dp: int, tp: int) -> None:
 def test_a_wave_ahead_takes_the_memory_of_one_gather_more(dp: int, tp: int) -> None:
     for rank in facts(dp, tp):
         memory = rank["memory"]
-        for schedule, (peak, bound) in memory.items():
+        for schedule in SCHEDULES:
+            peak, bound = memory["owner", schedule]
             assert peak <= bound, schedule
-            assert peak >= 0.4 * bound, schedule
-        assert memory["synchronous"][0] <= memory["pipelined"][0] < memory["naive"][0]
+            peak, bound = memory["gather_all", schedule]
+            assert 0.4 * bound <= peak <= bound, schedule
+        peaks = [memory["gather_all", schedule][0] for schedule in ("synchronous", "pipelined", "naive")]
+        assert peaks[0] <= peaks[1] < peaks[2]
+
+
+@on_two_grids
+def test_on_a_wire_that_is_as_late_as_it_may_be_nothing_is_read_early(dp: int, tp: int) -> None:
+    for rank in late(dp, tp):
+        assert rank["equal"] == dict.fromkeys(work.VARIANTS, True)
+
+
+@on_two_grids
+@pytest.mark.parametrize(("mutant", "variant"), [(m.__name__, v) for m, found in work.MUTANTS.items() for v in found])
+def test_such_a_wire_finds_who_reads_early(dp: int, tp: int, mutant: str, variant: str) -> None:
+    found = [rank["mutants"][mutant, variant] for rank in late(dp, tp)]
+    nothing_to_read = tp == 1 and variant in ("owner", "updates") and mutant != "ReadsUpdatesEarly"
+    assert found == [nothing_to_read] * (dp * tp)
+
+
+def test_schedules_have_the_names_that_recipes_know() -> None:
+    assert tuple(SCHEDULES) == SCHEDULE_NAMES
 
 
 @on_every_grid
@@ -113,9 +144,9 @@ def test_on_a_grid_of_one_there_is_nothing_to_wait_for(schedule: str) -> None:
 
 
 def test_a_strategy_that_reads_what_it_gathers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distmuon.optim.strategies.gather_all.GatherAll.GATHERS_UNREAD", False)
+    monkeypatch.setattr("distmuon.optim.strategies.gather_all.GatherAll.STARTS_UNREAD", False)
     with pytest.raises(ValueError, match="GatherAll reads what it gathers at once") as error:
-        work.make(SMALL, Grid.alone(), PipelinedMuon)
+        build(SMALL, Grid.alone(), PipelinedMuon)
     message(error)
 
 
@@ -124,5 +155,5 @@ def test_the_memory_of_a_schedule_counts_bucket_groups_with_something_for_muon()
     layout = plan(specs, dp=4, bucket_size=64)
     one = 4 * 16 + 2 * (16 + 64)  # pieces in float32; shard and bucket in bf16
     assert [more_transient(name, layout, [0, 2]) for name in SCHEDULES] == [0, 2 * one, one]
-    assert more_transient("pipelined", layout, [0], "float32") == 4 * 16 + 4 * (16 + 64)
+    assert more_transient("pipelined", layout, [0], gather_dtype="float32") == 4 * 16 + 4 * (16 + 64)
     assert more_transient("pipelined", layout, []) == 0

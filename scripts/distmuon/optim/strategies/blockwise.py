@@ -15,11 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from torch import Tensor
-
 from distmuon.optim.strategies.owner import OneOwner, costs
-from distmuon.optim.strategies.strategy import BucketGroup, Tensors
-from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Layout, ParamSpec
 from distmuon.sharding.ownership import plan_whole
 
@@ -32,23 +28,9 @@ class BlockOwner(OneOwner):
         """Return a map whose shards end between TP-local matrices, balanced by the work on them as they are."""
         return plan_whole(specs, costs(specs, muon, 1), dp, 1, bucket_size)
 
-    @hooked
-    def tp_gather(
-        self,
-        buckets: BucketGroup,
-        blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
-    ) -> dict[int, Tensor]:  # the same
-        """Blocks stay blocks."""
-        return dict(blocks)
-
-    @hooked
-    def tp_shard(
-        self,
-        buckets: BucketGroup,
-        updates: Tensors,  # of blocks
-    ) -> dict[int, Tensor]:  # the same
-        """Updates of blocks are where they belong."""
-        return dict(updates)
+    def takes_whole(self, index: int) -> bool:
+        """Never."""
+        return False
 
 
 STRATEGY = BlockOwner

@@ -29,7 +29,7 @@ from distmuon.sharding.layout import Bucket, Layout, ParamSpec
 class GatherAll(BucketByBucket):
     """The five moves of the blueprint, one bucket at a time."""
 
-    GATHERS_UNREAD: ClassVar = True
+    STARTS_UNREAD: ClassVar = True
 
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:

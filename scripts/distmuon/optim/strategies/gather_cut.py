@@ -25,7 +25,7 @@ from distmuon.sharding.hooks import hooked
 class GatherCut(GatherAll):
     """gather_all, but for what travels over DP."""
 
-    GATHERS_UNREAD: ClassVar = False  # pieces are joined as soon as they are here
+    STARTS_UNREAD: ClassVar = False  # pieces are joined as soon as they are here
 
     @hooked
     def dp_gather(

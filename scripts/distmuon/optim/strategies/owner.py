@@ -38,15 +38,19 @@ from distmuon.sharding.layout import Layout, ParamSpec
 from distmuon.sharding.matrices import SameShape
 from distmuon.sharding.ownership import Owner, own_matrices, owners, plan_whole
 
+Received = dict[tuple[int, int], Tensor]  # (matrix, TP rank that it comes from) -> its block
+
 
 class OneOwner(BucketByBucket):
     """The five moves, with each matrix at one rank."""
 
-    GATHERS_UNREAD: ClassVar = True  # nothing is gathered
+    STARTS_UNREAD: ClassVar = True
+    RETURNS_UNREAD: ClassVar = True
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self.brought: dict[BucketGroup, list[int]] = {}  # what this row took to tp_gather, and gets back in tp_shard
+        self.coming: dict[BucketGroup, Received] = {}  # sent in `start`, to be joined in tp_gather
+        self.brought: dict[BucketGroup, dict[int, None]] = {}  # to tp_gather by this row, which tp_shard gives back
 
     @cached_property
     def tp_owner(self) -> dict[int, int | None]:
@@ -59,6 +63,20 @@ class OneOwner(BucketByBucket):
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
         """Return a map whose shards end between matrices, balanced by the work of Newton–Schulz."""
         return plan_whole(specs, costs(specs, muon, tp), dp, tp, bucket_size)
+
+    def takes_whole(self, index: int) -> bool:
+        """Say whether an owner takes that matrix whole in this step; if not, every rank takes its block for one."""
+        return True
+
+    def start(
+        self,
+        buckets: BucketGroup,
+        momentum: Tensors,  # M[I_tp J]
+    ) -> dict[int, Tensor]:  # M[I_tp, J]
+        """Let the blocks set out for their owners, too."""
+        blocks = self.dp_gather(buckets, momentum)
+        self.coming[buckets] = self._send(buckets, blocks)
+        return blocks
 
     @hooked
     def dp_gather(
@@ -76,22 +94,16 @@ class OneOwner(BucketByBucket):
         buckets: BucketGroup,
         blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
     ) -> dict[int, Tensor]:  # M[I, J]
-        """Blocks -> their owners, who put them together; returned are the matrices that this rank owns."""
-        tp, specs = self.context.grid.tp, self.context.layout.specs
-        if tp.size == 1:
-            return dict(blocks)
-        self.brought[buckets] = list(blocks)
-        whole = {i: block for i, block in blocks.items() if self.tp_owner[i] in (tp.rank, None)}
-        cut = [index for index in blocks if specs[index].tp_gather_dim is not None]
-        if not cut:
-            return whole
-        parcels = [[blocks[i] for i in cut if self.tp_owner[i] == rank] for rank in range(tp.size)]
-        mine = [i for i in cut if i in whole]
-        received = self._exchange(parcels, [mine] * tp.size, buckets, momentum_label(buckets[0]))
-        for place, index in enumerate(mine):
-            found = [whole[index] if rank == tp.rank else received[rank][place] for rank in range(tp.size)]
-            whole[index] = torch.cat(found, specs[index].tp_gather_dim or 0)
-        return whole
+        """Blocks -> their owners, who put them together; returned are the matrices that this rank works on."""
+        received = self.coming.pop(buckets) if buckets in self.coming else self._send(buckets, blocks)
+        row = self.brought[buckets] = self._travelling(blocks)
+        matrices = {}
+        for index, block in blocks.items():
+            if index not in row:
+                matrices[index] = block
+            elif self.tp_owner[index] == self.context.grid.tp.rank:
+                matrices[index] = self._joined(index, block, received)
+        return matrices
 
     @hooked
     def tp_shard(
@@ -100,19 +112,16 @@ class OneOwner(BucketByBucket):
         updates: Tensors,  # O[I, J]
     ) -> dict[int, Tensor]:  # O[I_tp, J] or O[I, J_tp]
         """Updates -> blocks of them to all TP ranks; returned are this rank's blocks, also of what others own."""
-        tp = self.context.grid.tp
-        if tp.size == 1:
-            return dict(updates)
-        row = [index for index in self.brought.pop(buckets) if self.tp_owner[index] is not None]
-        own = {index: update for index, update in updates.items() if self.tp_owner[index] is None}
+        tp, row = self.context.grid.tp, self.brought.pop(buckets)
+        staying = {index: update for index, update in updates.items() if index not in row}
         if not row:
-            return own
-        cut = {i: self._blocks(i, update) for i, update in updates.items() if i not in own}  # [tp] each
+            return staying
+        cut = {i: self._blocks(i, update) for i, update in updates.items() if i in row}  # [tp] each
         theirs = [[i for i in row if self.tp_owner[i] == rank] for rank in range(tp.size)]
         parcels = [[cut[i][rank] for i in theirs[tp.rank]] for rank in range(tp.size)]
         received = self._exchange(parcels, theirs, buckets, updates_label(buckets[0]))
-        found = {i: block for rank in range(tp.size) for i, block in zip(theirs[rank], received[rank], strict=False)}
-        return own | found | {index: blocks[tp.rank] for index, blocks in cut.items()}
+        found = {index: block for (index, _), block in received.items()}
+        return staying | found | {index: blocks[tp.rank] for index, blocks in cut.items()}
 
     @hooked
     def dp_shard(
@@ -122,6 +131,32 @@ class OneOwner(BucketByBucket):
     ) -> dict[int, Tensor]:  # O[I_tp J]
         """TP-local updates -> the same, flat; nothing is sent."""
         return {index: block.reshape(-1) for index, block in blocks.items()}
+
+    def _travelling(self, blocks: Tensors) -> dict[int, None]:
+        """Return the matrices that go to an owner in this row, and come back, in the order of the map."""
+        tp = self.context.grid.tp
+        return {i: None for i in blocks if tp.size > 1 and self.takes_whole(i) and self.tp_owner[i] is not None}
+
+    def _send(self, buckets: BucketGroup, blocks: Tensors) -> Received:
+        """Send blocks to their owners; what is not cut is there already."""
+        tp, specs = self.context.grid.tp, self.context.layout.specs
+        cut = [index for index in self._travelling(blocks) if specs[index].tp_gather_dim is not None]
+        if not cut:
+            return {}
+        theirs = [[index for index in cut if self.tp_owner[index] == rank] for rank in range(tp.size)]
+        parcels = [[blocks[index] for index in indices] for indices in theirs]
+        return self._exchange(parcels, [theirs[tp.rank]] * tp.size, buckets, momentum_label(buckets[0]))
+
+    def _joined(
+        self,
+        index: int,
+        block: Tensor,  # M[I_tp, J] or M[I, J_tp]
+        received: Received,
+    ) -> Tensor:  # M[I, J]
+        tp, dim = self.context.grid.tp, self.context.layout.specs[index].tp_gather_dim
+        if dim is None:
+            return block
+        return torch.cat([block if rank == tp.rank else received[index, rank] for rank in range(tp.size)], dim)
 
     def _blocks(self, index: int, update: Tensor) -> Sequence[Tensor]:
         """Return what each TP rank gets of an update: its block, or all of what is not cut."""
@@ -134,8 +169,8 @@ class OneOwner(BucketByBucket):
         coming: Sequence[Sequence[int]],  # [tp] -> the matrices of which a TP-local block comes from that rank
         buckets: BucketGroup,
         label: str,
-    ) -> list[list[Tensor]]:  # [tp] -> those blocks; [] from this rank itself
-        """Pack, send, unpack."""
+    ) -> Received:
+        """Pack, send, unpack into views."""
         tp, specs = self.context.grid.tp, self.context.layout.specs
         nothing = torch.empty(0, dtype=self.context.wire_dtype(buckets), device=self.context.grid.device)
         others = [rank != tp.rank for rank in range(tp.size)]
@@ -146,10 +181,11 @@ class OneOwner(BucketByBucket):
         expected = [list(indices) if other else [] for indices, other in zip(coming, others, strict=True)]
         lengths = [[specs[index].numel for index in indices] for indices in expected]
         received = tp.exchange(flat, [sum(sizes) for sizes in lengths], label)
-        return [
-            [piece.view(specs[i].shape) for i, piece in zip(indices, parcel.split(sizes), strict=True)]
-            for indices, parcel, sizes in zip(expected, received, lengths, strict=True)
-        ]
+        return {
+            (index, rank): piece.view(specs[index].shape)
+            for rank, (indices, parcel, sizes) in enumerate(zip(expected, received, lengths, strict=True))
+            for index, piece in zip(indices, parcel.split(sizes), strict=True)
+        }
 
 
 def costs(specs: Sequence[ParamSpec], muon: Collection[int], tp: int) -> dict[int, float]:

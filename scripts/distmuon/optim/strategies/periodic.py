@@ -30,11 +30,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from distmuon.optim.muon import scale
 from distmuon.optim.strategies.owner import OneOwner
-from distmuon.optim.strategies.strategy import BucketGroup, Shape, Tensors
+from distmuon.optim.strategies.strategy import Shape
 
 OPTIONS: dict[str, Any] = {"whole_every": 5, "block_lr_ratio": "shape"}
 
@@ -61,28 +59,6 @@ class PeriodicOwner(OneOwner):
     def takes_whole(self, index: int) -> bool:
         """Say whether this step takes that matrix whole."""
         return is_whole(self.context.steps(), self.context.groups[index]["whole_every"])
-
-    # These two are no moves of their own: the owner's, inside, are what hooks see.
-
-    def tp_gather(
-        self,
-        buckets: BucketGroup,
-        blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
-    ) -> dict[int, Tensor]:  # M[I, J], or the same
-        """Blocks -> the owners of those that are to be whole; all others stay blocks."""
-        travelling = {index: block for index, block in blocks.items() if self.takes_whole(index)}
-        staying = {index: block for index, block in blocks.items() if index not in travelling}
-        return super().tp_gather(buckets, travelling) | staying
-
-    def tp_shard(
-        self,
-        buckets: BucketGroup,
-        updates: Tensors,  # O[I, J], or of blocks
-    ) -> dict[int, Tensor]:  # O[I_tp, J] or O[I, J_tp]
-        """Whole updates -> blocks of them to all TP ranks; updates of blocks stay."""
-        travelling = {index: update for index, update in updates.items() if self.takes_whole(index)}
-        staying = {index: update for index, update in updates.items() if index not in travelling}
-        return super().tp_shard(buckets, travelling) | staying
 
     def lr_ratio(self, index: int, block: Shape, whole: Shape) -> float:
         """Return 1 for a matrix that is whole, cut or not, and `block_lr_ratio` for one in blocks."""

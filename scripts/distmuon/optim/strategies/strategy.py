@@ -75,11 +75,13 @@ class StrategyContext:
 class Strategy(Protocol):
     """The map, the five moves, and the rounds in which they are made.
 
-    GATHERS_UNREAD: dp_gather makes views of what it gathers and reads none of it, so that the gather need only have
-    been started (see `schedules`).
+    Two facts for `schedules`, which start collectives and wait for them later:
+    STARTS_UNREAD: `start` makes views of what it gathers and reads none of it, so that this need only be under way.
+    RETURNS_UNREAD: tp_shard and dp_shard make views of what tp_shard receives, and read none of it.
     """
 
-    GATHERS_UNREAD: ClassVar[bool]
+    STARTS_UNREAD: ClassVar[bool]
+    RETURNS_UNREAD: ClassVar[bool]
     context: StrategyContext
 
     def __init__(self, context: StrategyContext) -> None: ...
@@ -88,6 +90,7 @@ class Strategy(Protocol):
     @staticmethod
     def options(given: Mapping[str, Any]) -> dict[str, Any]: ...
     def bucket_groups(self) -> Sequence[BucketGroup]: ...
+    def start(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]: ...
     def dp_gather(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]: ...
     def tp_gather(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
     def newton_schulz(self, matrices: Tensors) -> dict[int, Tensor]: ...
@@ -98,6 +101,9 @@ class Strategy(Protocol):
 
 class BucketByBucket:
     """What strategies have in common that move one bucket after the other and orthogonalize whole matrices."""
+
+    STARTS_UNREAD: ClassVar = False
+    RETURNS_UNREAD: ClassVar = False
 
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
@@ -110,6 +116,14 @@ class BucketByBucket:
     def bucket_groups(self) -> Sequence[BucketGroup]:
         """Return one group per bucket: while one is gathered, no other takes up memory."""
         return [(bucket,) for bucket in self.context.layout.buckets]
+
+    def start(
+        self,
+        buckets: BucketGroup,
+        momentum: Tensors,  # M[N_dp]
+    ) -> dict[int, Tensor]:  # M[I_tp, J]
+        """Make the first moves, as far as they can be made ahead of time; tp_gather goes on from there."""
+        return self.dp_gather(buckets, momentum)  # type: ignore[attr-defined]
 
     @hooked
     def newton_schulz(

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import MUON, fast_dtype, flops
+from distmuon.optim.schedules import PipelinedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Bucket
 from distmuon.sharding.ownership import balance
@@ -64,6 +65,9 @@ class Entrant:
     feed: Callable[[], object] = lambda: None
 
 
+Make = Callable[[], Entrant]
+
+
 # ---- The floor --------------------------------------------------------------------------------------------
 
 
@@ -101,12 +105,14 @@ class UnpublishedMuon(DistributedMuon):
         """Send nothing."""
 
 
-OURS: dict[str, dict[str, Any]] = {  # name -> options of DistributedMuon
+OURS: dict[str, dict[str, Any]] = {  # name -> options of `ours`
     "gather_all": {"strategy": "gather_all"},
     "gather_cut": {"strategy": "gather_cut"},
     "owner_standard_form": {"strategy": "owner", "ns_form": "standard"},
     "owner": {"strategy": "owner"},
+    "owner_pipelined": {"strategy": "owner", "optimizer": PipelinedMuon},
     "owner_updates": {"strategy": "owner", "publish": "updates"},
+    "owner_updates_pipelined": {"strategy": "owner", "publish": "updates", "optimizer": PipelinedMuon},
 }
 
 
@@ -239,29 +245,33 @@ def published(entrant: Entrant, grid: Grid) -> Entrant:
 # ---- The race ---------------------------------------------------------------------------------------------
 
 
-def entrants(matrices: Matrices, grid: Grid, others: Sequence[str], compiler: bool = False) -> dict[str, Entrant]:
-    """Return everybody who can run on this grid.
+def entrants(matrices: Matrices, grid: Grid, others: Sequence[str], compiler: bool = False) -> dict[str, Make]:
+    """Return how to make everybody who can run on this grid: name -> () -> entrant.
 
     others: of `peers.PEERS`, those that are here. compiler: whether there is one, for which torch.compile writes C++.
     """
-    found = {name: ours(matrices, grid, **options) for name, options in OURS.items()}
+    found: dict[str, Make] = {name: partial(ours, matrices, grid, **options) for name, options in OURS.items()}
     owner = partial(ours, matrices, grid, strategy="owner")
-    found["owner_bfloat16_model"] = owner(dtype=torch.bfloat16)
-    found["owner_unpublished_standard_form"] = owner(UnpublishedMuon, ns_form="standard")
-    found["owner_unpublished"] = owner(UnpublishedMuon)
+    found["owner_bfloat16_model"] = partial(owner, dtype=torch.bfloat16)
+    found["owner_unpublished_standard_form"] = partial(owner, UnpublishedMuon, ns_form="standard")
+    found["owner_unpublished"] = partial(owner, UnpublishedMuon)
     if grid.tp.size > 1:
         return found
-    found["torch_replicated"] = torchs(replicas(matrices))
-    found["torch_dtensor"] = torchs(rows(matrices, grid))
+    found["torch_replicated"] = lambda: torchs(replicas(matrices))
+    found["torch_dtensor"] = lambda: torchs(rows(matrices, grid))
     if "keller_jordan" in others:
-        found["keller_jordan"] = keller_jordan(matrices)
+        found["keller_jordan"] = partial(keller_jordan, matrices)
     if "dion" in others:
         for how in [False, True][: 1 + compiler]:
             kind = COMPILED * how
-            found[f"dion_{kind}replicated"] = dion(replicas(matrices), grid, how)
-            found[f"dion_{kind}rows"] = dion(rows(matrices, grid), grid, how)
-            found[f"dion_{kind}rows_published"] = published(dion(rows(matrices, grid), grid, how), grid)
+            found[f"dion_{kind}replicated"] = lambda how=how: dion(replicas(matrices), grid, how)  # type: ignore[misc]
+            found[f"dion_{kind}rows"] = lambda how=how: dion(rows(matrices, grid), grid, how)  # type: ignore[misc]
+            found[f"dion_{kind}rows_published"] = partial(_published_rows, matrices, grid, how)
     return found
+
+
+def _published_rows(matrices: Matrices, grid: Grid, compiled: bool) -> Entrant:
+    return published(dion(rows(matrices, grid), grid, compiled), grid)
 
 
 def race(
@@ -272,15 +282,17 @@ def race(
     compiler: bool,
     layers: int = 4,
     width: int = 512,
+    names: Sequence[str] = (),
 ) -> dict[str, Any] | None:
     """Let all take their steps in turns; on rank 0, return each one's time over the floor's and what a rank sends.
 
-    folder: of clones. others, compiler: see `entrants`.
+    folder: of clones. others, compiler: see `entrants`. names: of those who run; (): everybody.
     """
     make_importable(others, folder)
     grid, matrices = Grid.of(world), Matrices.of_layers(layers, width)
     dtype = fast_dtype(grid.device, torch.float32)
-    running, floor = entrants(matrices, grid, others, compiler), Floor(matrices.shapes, grid, dtype)
+    makers, floor = entrants(matrices, grid, others, compiler), Floor(matrices.shapes, grid, dtype)
+    running = {name: makers[name]() for name in names or makers}
     eager = [name for name in running if COMPILED not in name]
     sent = {name: sent_bytes(running[name]) for name in eager}
     # torch.compile refuses to be watched; what is sent is the same
@@ -290,9 +302,9 @@ def race(
     def before(name: str) -> None:
         if name in running:
             running[name].feed()
-        dist.barrier()
+        meet(grid)
 
-    seconds = turns.take_turns({name: to_the_last(step) for name, step in steps.items()}, rounds, before=before)
+    seconds = turns.take_turns({name: to_the_last(step, grid) for name, step in steps.items()}, rounds, before=before)
     everywhere = world.gather(sent)
     if everywhere is None:
         return None
@@ -319,11 +331,17 @@ def sent_bytes(entrant: Entrant) -> int:
     return counter.ledger.total().sent_bytes
 
 
-def to_the_last(step: Callable[[], object]) -> Callable[[], None]:
+def to_the_last(step: Callable[[], object], grid: Grid) -> Callable[[], None]:
     """Return the step, ended when the last rank has ended it."""
 
     def act() -> None:
         step()
-        dist.barrier()
+        meet(grid)
 
     return act
+
+
+def meet(grid: Grid) -> None:
+    """Wait for all ranks."""
+    if grid.world.size > 1:
+        dist.barrier()

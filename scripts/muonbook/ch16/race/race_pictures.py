@@ -7,23 +7,26 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from muonbook.ch16.race import step_race
 from muonbook.ch16.race.four_ranks import COMPILED
-from muonbook.figures.plots import describe_bars, draw_bars
+from muonbook.figures.plots import describe_bars, describe_curves, draw_bars, draw_curves
 
 OURS, OTHERS = "this book's", "others'"
-OWNERS_KEEP = "unpublished, "
+NOTHING_BACK = "nothing sent back"
 DRAWN_BELOW = 2.0  # times the floor; who takes longer is named, so that the others can be told apart
 TITLES = {  # name of an entrant -> whose it is, and what it is called on the page
     "gather_all": (OURS, "gather_all"),
     "gather_cut": (OURS, "gather_cut"),
     "owner": (OURS, "owner"),
+    "owner_pipelined": (OURS, "owner, pipelined"),
     "owner_bfloat16_model": (OURS, "owner, bf16 model"),
-    "owner_updates": (OURS, "owner, publishes updates"),
-    "owner_unpublished": (OURS, OWNERS_KEEP + "owner"),
-    "owner_unpublished_standard_form": (OURS, OWNERS_KEEP + "owner without Gram form"),
+    "owner_updates": (OURS, "owner, updates"),
+    "owner_updates_pipelined": (OURS, "owner, updates, pipelined"),
+    "owner_unpublished": (OURS, f"owner, {NOTHING_BACK}"),
+    "owner_unpublished_standard_form": (OURS, "the same, standard form"),
     "keller_jordan": (OTHERS, "Keller Jordan's"),
     "dion_replicated": (OTHERS, "dion, replicated"),
-    "dion_rows": (OTHERS, OWNERS_KEEP + "dion, rows"),
+    "dion_rows": (OTHERS, f"dion, rows, {NOTHING_BACK}"),
     "dion_rows_published": (OTHERS, "dion, rows, in bf16"),
     "torch_replicated": (OTHERS, "torch.optim.Muon, replicated"),
     "torch_dtensor": (OTHERS, "torch.optim.Muon, DTensor"),
@@ -48,7 +51,7 @@ def bars(found: Mapping[str, Any]) -> tuple[Figure, str]:
     rows = {TITLES[n][1]: {TITLES[n][0]: medians[n]} for n in by_time if medians[n] < DRAWN_BELOW}
     others = ", ".join(f"{TITLES[n][1]} {medians[n]:.2f}" for n in by_time if medians[n] >= DRAWN_BELOW)
     title = "One step over the floor"
-    note = f"Four ranks, DP alone. Unpublished: owners keep their new parameters. Off the card: {others}."
+    note = f"Four ranks, DP alone. Who sends nothing back cannot train on. Off the card: {others}."
     alt = f"{describe_bars(rows, title, unit='x')} Off the card: {others}."
     return draw_bars(rows, title, note, unit="x"), alt
 
@@ -63,6 +66,44 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         low, high = columns[0][name]["quartiles"]
         whose, title = TITLES[name]
         table.append(f"{f'{whose} {title}':50s}{cells}   {low:.2f} to {high:.2f}")
+    return table
+
+
+def growth(found: Mapping[str, Any]) -> tuple[Figure, str]:
+    """Return how the step grows, over its floor, with the number of ranks, and alt text."""
+    rows = found["growth"]["ranks"]
+    ranks = [dp for dp, *_ in step_race.GROWING["ranks"]]
+    curves = {
+        TITLES[name][1]: (ranks, [row["entrants"][name]["ratio"]["median"] for row in rows])
+        for name in ("gather_all", "owner")
+    }
+    curves["the floor"] = (ranks, [1.0] * len(ranks))
+    shown = curves, "DP ranks, on two cores" if found["machine"]["cores"] == 2 else "DP ranks", "times the floor"
+    title = "The same matrices on more ranks"
+    return draw_curves(*shown, title), describe_curves(*shown, title)
+
+
+def growth_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return medians over the floor as ranks, layers and widths grow."""
+    table = [f"{'':34s}" + "".join(f"{TITLES[name][1]:>26s}" for name in step_race.GROWN[:-1])]
+    for what, sizes in step_race.GROWING.items():
+        for (dp, layers, width), row in zip(sizes, found["growth"][what], strict=True):
+            cells = (row["entrants"][name]["ratio"]["median"] for name in step_race.GROWN[:-1])
+            place = f"{dp} ranks, {6 * layers} matrices, width {width}"
+            table.append(f"{place:34s}" + "".join(f"{cell:26.2f}" for cell in cells))
+    return list(dict.fromkeys(table))
+
+
+def training_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return time and bytes of whole training steps over those of ZeRO-1 AdamW."""
+    names = ("gather_all", "owner", "owner_pipelined", "owner_updates")
+    table = [f"{'':8s}{'tokens':>8s}" + "".join(f"{TITLES[name][1]:>18s}" for name in names)]
+    table += [f"{'':16s}" + f"{'time':>11s}{'bytes':>7s}" * 4]
+    for grid, rows in found["training"].items():
+        for row in rows:
+            cells = (row[name] for name in names)
+            shown = "".join(f"{cell['ratio']['median']:11.2f}{cell['bytes_ratio']:7.3f}" for cell in cells)
+            table.append(f"{grid.replace('x', ' x '):8s}{row['tokens']:8,}{shown}")
     return table
 
 

@@ -16,9 +16,17 @@ from muonbook.ch16.race import peers
 
 GRIDS = ((4, 1), (2, 2), (1, 4))  # dp, tp
 TRAINED_ON = ((4, 1), (2, 2))  # where a whole training step is measured
+GROWING = {  # what grows -> (dp, layers, width) of each race
+    "ranks": [(dp, 2, 512) for dp in (1, 2, 4, 8)],
+    "layers": [(4, layers, 512) for layers in (1, 2, 4, 8)],
+    "width": [(4, 2, width) for width in (128, 256, 512, 1024)],
+}
+GROWN = ("gather_all", "owner", "owner_updates", "owner_unpublished")
 PATIENCE = 600.0  # seconds for a collective: others compile their step when they first take it
 RACE = "muonbook.ch16.race.four_ranks:race"
 ALONE = "muonbook.ch16.race.one_device:compare"
+SWEEP = "muonbook.ch16.spectra_sweep:sweep"
+PLAN = "muonbook.ch16.trillion:measure"
 TRAINING = "muonbook.ch16.race.training_step:compare"
 
 
@@ -32,6 +40,14 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
     for dp, tp in GRIDS:
         print(f"Racing on {dp} x {tp} ranks ...", flush=True)
         found[f"{dp}x{tp}"] = launch.run(RACE, (rounds, names, folder, compiler), dp=dp, tp=tp, timeout=PATIENCE)[0]
+    print("Growing ...", flush=True)
+    grown = {
+        name: [
+            launch.run(RACE, (rounds // 2 or 1, [], None, False, layers, width, GROWN), dp=dp)[0]
+            for dp, layers, width in sizes
+        ]
+        for name, sizes in GROWING.items()
+    }
     print("One device ...", flush=True)
     alone = launch.run(ALONE, (rounds,), threads=os.cpu_count() or 1)[0]
     training = {}
@@ -39,7 +55,18 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
         print(f"Whole training steps on {dp} x {tp} ranks ...", flush=True)
         sizes = (1, 4) if quick else (1, 4, 16)
         training[f"{dp}x{tp}"] = launch.run(TRAINING, (sizes, rounds // 2), dp=dp, tp=tp)[0]
-    return {"peers": here, "race": found, "one_device": alone, "training": training}
+    print("Forms of Newton–Schulz, on all spectra ...", flush=True)
+    swept = launch.run(SWEEP, (quick,), threads=os.cpu_count() or 1)[0]
+    print("Planning a trillion parameters ...", flush=True)
+    return {
+        "peers": here,
+        "race": found,
+        "growth": grown,
+        "one_device": alone,
+        "training": training,
+        "spectra": swept,
+        "trillion": launch.run(PLAN)[0],
+    }
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -65,6 +92,8 @@ def table(found: Mapping[str, Any]) -> str:
             for name in row
             if name != "tokens"
         ]
+    plan = found["trillion"]
+    lines.append(f"a trillion parameters: planned in {plan['seconds']:.1f} s and {plan['bytes'] / 1e9:.2f} GB")
     return "\n".join(lines)
 
 

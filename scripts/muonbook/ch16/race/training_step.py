@@ -11,6 +11,7 @@ import torch.distributed as dist
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import groups_for
+from distmuon.optim.schedules import PipelinedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.measure import results, turns
@@ -18,17 +19,20 @@ from muonbook.measure.baselines import Trainer, make_muon, make_zero1, sliced_mo
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
 
 
-def make_owner(workload: Workload, grid: Grid, **options: Any) -> Trainer:
-    """Return the trainer that differs from the baseline "muon" in its strategy alone, and in these options."""
+def make_owner(
+    workload: Workload, grid: Grid, optimizer: type[DistributedMuon] = DistributedMuon, **options: Any
+) -> Trainer:
+    """Return the trainer that differs from the baseline "muon" in its strategy alone, its schedule, these options."""
     model = sliced_model(workload, grid)
     options |= workload.hyperparameters | {"bucket_size": workload.bucket_size}
-    return Trainer(model, [DistributedMuon(groups_for(model, "muon"), grid, strategy="owner", **options)])
+    return Trainer(model, [optimizer(groups_for(model, "muon"), grid, strategy="owner", **options)])
 
 
 MAKE: dict[str, Callable[[Workload, Grid], Trainer]] = {
     "zero1": make_zero1,
     "gather_all": make_muon,
     "owner": make_owner,
+    "owner_pipelined": partial(make_owner, optimizer=PipelinedMuon),
     "owner_updates": partial(make_owner, publish="updates"),
 }
 
