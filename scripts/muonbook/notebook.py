@@ -89,6 +89,12 @@ def source(*objects: Any, fold: str = "") -> None:
     display(Markdown(f"<details><summary>{fold}</summary>\n\n{text}\n\n</details>" if fold else text))
 
 
+def folded(lines: Sequence[str], summary: str) -> None:
+    """Show lines of a table behind a summary, until it is clicked."""
+    text = "\n".join(lines)
+    display(Markdown(f"<details><summary>{summary}</summary>\n\n```text\n{text}\n```\n\n</details>"))
+
+
 def side_by_side(left: Any, right: Any) -> None:
     """Show the source of two functions beside each other, or below each other where the page is narrow."""
     room = "flex:1 1 max-content;max-width:100%;min-width:0"

@@ -75,16 +75,17 @@ class ScheduledMuon(DistributedMuon):
             return Gathering(buckets, self.strategy.start(buckets, self.momentum(buckets)), pending)
 
     def work(self, gathering: Gathering) -> Worked:
-        """Make the moves from the TP gather to the DP shard; what comes back over TP is only started, if that will do.
+        """Make the moves from the TP gather to the DP shard; the gathering has been waited for.
 
-        The gathering has been waited for.
+        What comes back over TP is only started, if that will do.
         """
         buckets, blocks, _ = gathering
         matrices = self.strategy.tp_gather(buckets, blocks)  # -> M[I, J]
         updates = self.strategy.newton_schulz(matrices)  # -> O[I, J]
         with self.starting() if self.returns_late else contextlib.nullcontext(PendingWork()) as pending:
             update_blocks = self.strategy.tp_shard(buckets, updates)  # -> O[I_tp, J]
-            return Worked(buckets, self.strategy.dp_shard(buckets, update_blocks), pending)  # -> O[N_dp]
+            update_pieces = self.strategy.dp_shard(buckets, update_blocks)  # -> O[N_dp]
+            return Worked(buckets, update_pieces, pending)
 
     def start_publication(self, worked: Worked) -> Publishing:
         """Apply, and start the all-gather of a bucket group's new parameters, or updates."""
@@ -161,7 +162,7 @@ class PipelinedMuon(ScheduledMuon):
         self.finish(worked, published, behind=0)
 
     def finish(self, worked: deque[Worked], published: deque[Publishing], behind: int) -> None:
-        """Publish what has come back, and take what has arrived, but for the latest `behind` of each."""
+        """Publish what is back, take what has arrived, but for the latest `behind` of each."""
         while len(worked) > (behind if self.returns_late else 0):
             published.append(self.start_publication(worked.popleft()))
         while len(published) > behind:

@@ -52,6 +52,15 @@ def gain_lines(found: Found) -> list[str]:
     return [*lines, f"pipelined, slow link at least {AT_LEAST} times as fast: {fast}"]
 
 
+def owner_lines(found: Found) -> list[str]:
+    """Return the same with one owner per matrix, on the slow link, by what is published and on which grid."""
+    lines = ["naive  pipelined"]
+    for place, race in found["limited_link_owner"].items():
+        naive, ahead = (race["ratio_to_synchronous"][schedule]["median"] for schedule in ("naive", "pipelined"))
+        lines.append(f"{naive:5.2f}{ahead:11.2f}  publishes {place} ranks")
+    return lines
+
+
 def recorded_lines(recorded: Found) -> list[str]:
     """Return what the recorded steps of naive and pipelined show, relative to those of the synchronous schedule."""
     rows = {

@@ -23,7 +23,7 @@ TITLES = {  # name of an entrant -> whose it is, and what it is called on the pa
     "owner_updates": (OURS, "owner, updates"),
     "owner_updates_pipelined": (OURS, "owner, updates, pipelined"),
     "owner_unpublished": (OURS, f"owner, {NOTHING_BACK}"),
-    "owner_unpublished_standard_form": (OURS, "the same, standard form"),
+    "owner_unpublished_standard_form": (OURS, f"owner, {NOTHING_BACK}, standard form"),
     "keller_jordan": (OTHERS, "Keller Jordan's"),
     "dion_replicated": (OTHERS, "dion, replicated"),
     "dion_rows": (OTHERS, f"dion, rows, {NOTHING_BACK}"),
@@ -85,13 +85,13 @@ def growth(found: Mapping[str, Any]) -> tuple[Figure, str]:
 
 def growth_lines(found: Mapping[str, Any]) -> list[str]:
     """Return medians over the floor as ranks, layers and widths grow."""
-    table = [f"{'':34s}" + "".join(f"{TITLES[name][1]:>26s}" for name in step_race.GROWN[:-1])]
+    table = [f"{'':34s}" + "".join(f"{TITLES[name][1]:>17s}" for name in step_race.GROWN[:-1])]
     for what, sizes in step_race.GROWING.items():
         for (dp, layers, width), row in zip(sizes, found["growth"][what], strict=True):
             cells = (row["entrants"][name]["ratio"]["median"] for name in step_race.GROWN[:-1])
             place = f"{dp} ranks, {6 * layers} matrices, width {width}"
-            table.append(f"{place:34s}" + "".join(f"{cell:26.2f}" for cell in cells))
-    return list(dict.fromkeys(table))
+            table.append(f"{place:34s}" + "".join(f"{cell:17.2f}" for cell in cells))
+    return table
 
 
 def training_lines(found: Mapping[str, Any]) -> list[str]:
