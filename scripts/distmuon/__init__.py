@@ -7,8 +7,9 @@
 
     launch.run(work, dp=4, tp=2)
 
-The rooms, each importing only those before it: launch, sharding, optim, models, verify. The names in `__all__` are for
-everyone; each is fetched when it is first asked for, because torch takes 2 s to import and this package should not.
+The rooms, each importing only those before it: launch, sharding, optim, metrics, muonw, models, verify. The names in
+`__all__` are for everyone; each is fetched when it is first asked for, because torch takes 2 s to import and this
+package should not.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "DistributedMuon",
     "Grid",
     "Muon",
+    "MuonW",
     "Zero1AdamW",
     "launch",
     "newton_schulz",
@@ -31,6 +33,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from distmuon import launch
+    from distmuon.muonw.optimizer import MuonW
     from distmuon.optim.distributed_muon import DistributedMuon
     from distmuon.optim.muon import Muon
     from distmuon.optim.newton_schulz import newton_schulz
@@ -43,6 +46,7 @@ else:  # hidden from type checkers, to which it would say that every name exists
         "DistributedMuon": "optim.distributed_muon",
         "Grid": "sharding.grid",
         "Muon": "optim.muon",
+        "MuonW": "muonw.optimizer",
         "Zero1AdamW": "optim.zero1_adamw",
         "newton_schulz": "optim.newton_schulz",
         "plan": "sharding.layout",

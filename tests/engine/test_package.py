@@ -97,7 +97,7 @@ except ModuleNotFoundError as error:
     print(error)
 """
     first, refused, missing = run(installed, "-c", program).splitlines()
-    names = [distmuon.__version__, "DistributedMuon", "Grid", "Muon", "Zero1AdamW", "__version__"]
+    names = [distmuon.__version__, "DistributedMuon", "Grid", "Muon", "MuonW", "Zero1AdamW", "__version__"]
     names += ["launch", "newton_schulz", "plan", "split_parameters"]
     assert first.split() == ["True", "False", *names]
     assert refused.startswith("worker is 'distmuon.nothing:at_all'; give a function")
@@ -125,6 +125,7 @@ except AttributeError as error:
         "DistributedMuon": "type",
         "Grid": "type",
         "Muon": "type",
+        "MuonW": "type",
         "Zero1AdamW": "type",
         "launch": "module",
         "newton_schulz": "function",

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from distmuon.optim import strategies
+from distmuon.optim.adamw import ADAMW_DEFAULTS
 from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_dtype, check_muon_options, decay_, momentum_, scale
 from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter, specs_in_groups
-from distmuon.optim.sharded_optimizer import ADAMW_DEFAULTS, ShardedOptimizer
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.agreement import together
 from distmuon.sharding.buffers import Piece

@@ -119,6 +119,22 @@ def refuse_unknown_in_group(group: Mapping[str, Any], known: Iterable[str], who:
     )
 
 
+def complete_group(
+    group: dict[str, Any], defaults: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any], who: str
+) -> None:
+    """Set a group's algorithm, by default the first, and its options: its own, else those given, else the defaults.
+
+    defaults: by algorithm. given: to the optimizer, `who`, for all groups.
+    Raises ValueError for another algorithm, TypeError for an unknown option.
+    """
+    algorithm = group.setdefault("algorithm", next(iter(defaults)))
+    if algorithm not in defaults:
+        raise ValueError(f"algorithm is {algorithm!r}; choose one of {', '.join(defaults)}.")
+    refuse_unknown_in_group(group, (*defaults[algorithm], "algorithm"), f"{algorithm} in {who}")
+    for name, value in defaults[algorithm].items():
+        group.setdefault(name, given.get(name, value))
+
+
 def refuse_meta(name: str, parameter: Tensor) -> None:
     """Raise ValueError, naming the parameter and the remedy, if it has no storage."""
     if parameter.is_meta:

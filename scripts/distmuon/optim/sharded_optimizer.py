@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.optim.adamw import adamw
 
-from distmuon.optim.routing import refuse_meta, refuse_unknown, refuse_unknown_in_group
+from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
+from distmuon.optim.routing import complete_group, refuse_meta, refuse_unknown
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
 from distmuon.sharding.agreement import agree, broadcast_values, check_values, together
@@ -28,7 +28,6 @@ from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, plan
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
-ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 ALGORITHMS = {"adamw": ADAMW_DEFAULTS}
 NON_FINITE_CHOICES = ("raise", "skip")
 
@@ -100,18 +99,9 @@ class ShardedOptimizer(ShardedState):
         """Add a group with its algorithm's defaults; only the constructor may, because the map is laid out once."""
         if self._laid_out:
             raise RuntimeError("the virtual map is laid out once; pass all parameter groups to the constructor.")
-        algorithm = param_group.setdefault("algorithm", next(iter(self.DEFAULTS)))
-        if algorithm not in self.DEFAULTS:
-            raise ValueError(f"algorithm is {algorithm!r}; choose one of {', '.join(self.DEFAULTS)}.")
-        defaults = self.DEFAULTS[algorithm]
-        refuse_unknown_in_group(param_group, (*defaults, "algorithm"), f"{algorithm} in {type(self).__name__}")
-        for name, value in defaults.items():
-            param_group.setdefault(name, self._options.get(name, value))
-        if algorithm == "adamw":
-            try:  # let torch say what is wrong with a learning rate or beta
-                torch.optim.AdamW([torch.zeros(1)], **{name: param_group[name] for name in ADAMW_DEFAULTS})
-            except ValueError as error:
-                raise ValueError(f"AdamW refuses its group: {error}.") from None
+        complete_group(param_group, self.DEFAULTS, self._options, type(self).__name__)
+        if param_group["algorithm"] == "adamw":
+            check_adamw_options(param_group)
         self._name_parameters(param_group)
         super().add_param_group(param_group)
 
@@ -256,22 +246,7 @@ class ShardedOptimizer(ShardedState):
                 if "step" not in state:
                     state["step"] = torch.zeros((), dtype=torch.float32)
                     state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(piece.weight) for _ in range(2))
-            beta1, beta2 = group["betas"]
-            adamw(
-                params=[piece.weight for piece in pieces],
-                grads=[piece.gradient for piece in pieces],
-                exp_avgs=[state["exp_avg"] for state in states],
-                exp_avg_sqs=[state["exp_avg_sq"] for state in states],
-                max_exp_avg_sqs=[],
-                state_steps=[state["step"] for state in states],
-                amsgrad=False,
-                beta1=group.get("momentum", beta1),  # where a scheduler cycles the momentum of all groups
-                beta2=beta2,
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=False,
-            )
+            adamw_(group, [piece.weight for piece in pieces], [piece.gradient for piece in pieces], states)
 
     def _skip(self) -> None:
         """Count a step in which a gradient is not finite; raise NonFiniteGradient where that is wanted."""
@@ -324,7 +299,8 @@ class ShardedOptimizer(ShardedState):
                 )
             if type(p.data) is not Tensor:
                 raise ValueError(
-                    f"parameter {name!r} is a {type(p.data).__name__}; the virtual map takes plain tensors, TP-local."
+                    f"parameter {name!r} is a {type(p.data).__name__}; the virtual map takes plain tensors, TP-local: "
+                    "give DTensors to MuonW."
                 )
             refuse_meta(name, p)
             if self.grid.tp.size > 1 and not hasattr(p, "tp_split_dim"):

@@ -125,7 +125,7 @@ class Grid:
     def _on(cls, mesh: DeviceMesh, device: str, native: bool | None = None) -> Grid:
         assert mesh.mesh_dim_names is not None
         handles = {name: mesh.get_group(name) for name in mesh.mesh_dim_names}
-        handles["world"] = _everyone(mesh, list(handles.values()))
+        handles["world"] = everyone(mesh, list(handles.values()))
         if native is None:
             native = _backend(handles["world"], mesh.device_type) == "nccl"
         ledger = Ledger()
@@ -170,7 +170,7 @@ def _ranks(groups: list[dist.ProcessGroup]) -> list[Any]:
     return rows
 
 
-def _everyone(mesh: DeviceMesh, handles: list[dist.ProcessGroup]) -> dist.ProcessGroup:
+def everyone(mesh: DeviceMesh, handles: list[dist.ProcessGroup]) -> dist.ProcessGroup:
     """Return the group of all ranks of the mesh: an old one if there is one, else one that only they make."""
     ranks = sorted(mesh.mesh.flatten().tolist())
     config = dist.get_backend_config(handles[0])

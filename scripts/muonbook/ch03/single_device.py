@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
 from distmuon.launch import World
+from distmuon.metrics.matrix import rms, spectral_norm, update_of
 from distmuon.models.digits import Split, batch_rows, digits
 from distmuon.models.networks import MLP, Transformer, initial_weights
-from distmuon.optim.metrics import rms, spectral_norm, update_of
 from distmuon.optim.muon import Muon, scale
 from distmuon.optim.newton_schulz import orthogonality_error
 from distmuon.optim.routing import split_parameters

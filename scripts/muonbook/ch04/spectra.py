@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distmuon.launch import World
+from distmuon.metrics.matrix import update_of
 from distmuon.models import networks
-from distmuon.optim.metrics import update_of
 from muonbook.ch04 import tasks
 from muonbook.ch04.language import entropy
 from muonbook.ch04.sweep import shared_out

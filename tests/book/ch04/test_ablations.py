@@ -13,7 +13,7 @@ from once import once
 
 from distmuon import launch
 from distmuon.launch import World
-from distmuon.optim.metrics import rms, update_of
+from distmuon.metrics.matrix import rms, update_of
 from muonbook.ch04 import spectra, sweep, tables, tasks
 from muonbook.ch04.studies import ablations
 from muonbook.ch04.studies.ablations import MATCHED, ROUTES, RunCache, RunSpec, carry_out, retune

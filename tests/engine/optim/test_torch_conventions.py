@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import fast_dtype
@@ -29,6 +30,7 @@ MUON: dict[str, Any] = dict(
 )
 OURS: dict[str, Callable[..., Optimizer]] = {
     "Muon": lambda params, **options: Muon(params, **MUON | options),
+    "MuonW": lambda params, **options: MuonW(params, gather_dtype=torch.float32, **MUON | options),
     "Zero1AdamW": lambda params, **options: Zero1AdamW(params, Grid.alone(), **ADAMW | options),
     "DistributedMuon": lambda params, **options: DistributedMuon(
         params, Grid.alone(), gather_dtype=torch.float32, **MUON | options
@@ -39,6 +41,7 @@ SHARDED = ("Zero1AdamW", "DistributedMuon")
 ORACLES: dict[str, tuple[Callable[..., Optimizer], float]] = {
     "Muon": (lambda params: torch.optim.Muon(params, lr=0.02, adjust_lr_fn="match_rms_adamw"), 0.05),
     "Zero1AdamW": (lambda params: torch.optim.AdamW(params, **ADAMW), 1e-5),
+    "MuonW": (OURS["Muon"], 1e-5),
     "DistributedMuon": (OURS["Muon"], 1e-5),
 }
 REFUSED = {  # what a sharded optimizer cannot do as torch's do; it says so
@@ -263,6 +266,7 @@ def test_what_no_optimizer_takes_is_refused_as_torch_refuses_it(kind: str) -> No
 def test_the_learning_rate_stands_where_torch_has_it(kind: str) -> None:
     kinds: dict[str, Callable[..., Optimizer]] = {
         "Muon": Muon,
+        "MuonW": MuonW,
         "Zero1AdamW": lambda params, lr: Zero1AdamW(params, Grid.alone(), lr),
         "DistributedMuon": lambda params, lr: DistributedMuon(params, Grid.alone(), lr),
     }
@@ -427,7 +431,7 @@ def test_parameters_have_two_muons_or_one_sharded_optimizer_the_later(kind: str)
     before = state_of(model).clone()
     train(model, second, 1)
     assert not torch.equal(state_of(model), before)
-    if kind == "Muon":
+    if kind not in SHARDED:
         train(model, first, 1)
     else:
         with pytest.raises(RuntimeError, match=r"another|later|taken") as error:
@@ -487,7 +491,7 @@ def test_a_gradient_that_is_no_number_is_known(kind: str) -> None:
     model, optimizer = start(kind)
     before = state_of(model).clone()
     (loss_of(model, 0) * math.nan).backward()
-    if kind == "Muon":
+    if kind not in SHARDED:
         optimizer.step()
         assert state_of(model).isnan().all()
         return

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distmuon.launch import World
-from distmuon.optim.metrics import rms, spectral_norm
+from distmuon.metrics.matrix import rms, spectral_norm
 from distmuon.optim.routing import by_algorithm
 from muonbook.ch04 import spectra, tasks
 from muonbook.ch04.sweep import RACE_SEEDS, TUNING_SEEDS, Curve, Name, best_of, shared_out, try_rates

@@ -1,0 +1,1 @@
+"""What to watch while an optimizer trains."""

@@ -1,0 +1,101 @@
+"""The ranks that hold a model's DTensors: one mesh, its group, and every parameter's boxes on it.
+
+FSDP2 over tensor parallelism leaves parameters on two meshes: [dp, tp] for what TP has cut, [dp] for the rest, which
+is the same on every TP rank though DTensor does not say so. The larger mesh is everybody's; on it the others are
+replicas.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from distmuon.muonw.boxes import Box, boxes, extent, uneven_over
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.grid import everyone
+from distmuon.sharding.ledger import Ledger
+
+Named = Sequence[tuple[str, Tensor]]
+
+
+def common_mesh(parameters: Named) -> DeviceMesh | None:
+    """Return the mesh on which all of these DTensors lie, some of them along a few of its dimensions; None for none.
+
+    Raises ValueError, naming the parameter, for one that lies elsewhere.
+    """
+    meshes = [p.device_mesh for _, p in parameters if isinstance(p, DTensor)]
+    if not meshes:
+        return None
+    widest = max(meshes, key=lambda mesh: mesh.size())
+    names = widest.mesh_dim_names or ()
+    for name, p in parameters:
+        if isinstance(p, DTensor) and p.device_mesh != widest:
+            own = p.device_mesh
+            inside = set(own.mesh.flatten().tolist()) <= set(widest.mesh.flatten().tolist())
+            if not inside or own.mesh_dim_names is None or not set(own.mesh_dim_names) <= set(names):
+                raise ValueError(
+                    f"parameter {name!r} lies on {own}, which is no part of {widest}, where others lie; make one MuonW "
+                    "for each mesh."
+                )
+    return widest
+
+
+def group_of(mesh: DeviceMesh, ledger: Ledger) -> Group:
+    """Return the group of all ranks of the mesh, in the order of their numbers. Collective where there is none yet."""
+    ranks = sorted(mesh.mesh.flatten().tolist())
+    handle = everyone(mesh, mesh.get_all_groups())
+    return Group("mesh", len(ranks), ranks.index(mesh.get_rank()), handle, ledger)
+
+
+def boxes_on(
+    mesh: DeviceMesh,
+    name: str,
+    parameter: DTensor,
+) -> list[Box]:
+    """Return the box that every rank of the mesh holds, in the order of the group.
+
+    Raises ValueError, naming the parameter, where DTensor's word cannot be relied on.
+    """
+    own, placements = parameter.device_mesh, parameter.placements
+    shape, sizes = tuple(parameter.shape), tuple(own.mesh.shape)
+    if (cut := uneven_over(shape, sizes, placements)) is not None:
+        dim, mesh_dim = cut
+        ranks = sizes[mesh_dim]
+        raise ValueError(
+            f"parameter {name!r} of shape {shape} is cut along dimension {dim} over {ranks} TP ranks, which do not "
+            f"divide {shape[dim]}, and then by FSDP2, whose DTensor is wrong about it; choose a T that divides "
+            f"{shape[dim]}."
+        )
+    found = boxes(shape, sizes, placements)
+    held = extent(found[_place(own)])
+    if held != tuple(parameter.to_local().shape):
+        raise ValueError(
+            f"parameter {name!r} holds {tuple(parameter.to_local().shape)} here, and its placements {placements} on "
+            f"{own} say {held}; wrap the model anew, or give this parameter to another optimizer."
+        )
+    if own == mesh:
+        on_mesh = found
+    else:
+        assert mesh.mesh_dim_names is not None
+        assert own.mesh_dim_names is not None
+        dims = [mesh.mesh_dim_names.index(dim) for dim in own.mesh_dim_names]
+        coordinates = itertools.product(*map(range, mesh.mesh.shape))
+        on_mesh = [found[_flat([at[dim] for dim in dims], sizes)] for at in coordinates]
+    order = mesh.mesh.flatten().tolist()
+    return [on_mesh[order.index(rank)] for rank in sorted(order)]
+
+
+def _place(mesh: DeviceMesh) -> int:
+    """Return this rank's place in the flattened mesh."""
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    return _flat(coordinate, tuple(mesh.mesh.shape))
+
+
+def _flat(coordinate: Sequence[int], sizes: Sequence[int]) -> int:
+    return sum(at * math.prod(sizes[dim + 1 :]) for dim, at in enumerate(coordinate))

@@ -1,0 +1,288 @@
+"""MuonW: one optimizer for a whole model, on one device or many.
+
+    fully_shard(model)                        # or not; parallelize_module may come before it
+    optimizer = MuonW(model, lr=2e-3)         # hidden matrices to Muon, all else to AdamW
+
+Momentum, decay and the update touch one element at a time and run on what a rank holds. Newton–Schulz does not: pieces
+of the momentum travel to the owner of each matrix, who orthogonalizes it once for everybody, and pieces of the update
+travel back. Two collectives in a step, however many matrices there are; `parcels` says who sends what.
+
+Sources: two all-to-alls and an owner: dion (Ahn et al. 2025). Muon and AdamW side by side: Moonlight (Liu et al. 2025).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from distmuon.muonw.boxes import extent, volume
+from distmuon.muonw.parcels import Matrix, MatrixPiece, numel
+from distmuon.muonw.plans import Plan, lay_out, local, named
+from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
+from distmuon.optim.muon import (
+    MOMENTUM_DTYPES,
+    MUON_DEFAULTS,
+    apply_,
+    batches,
+    check_dtype,
+    check_muon_options,
+    decay_,
+    momentum_,
+    orthogonalize,
+    scale,
+)
+from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter, complete_group, refuse_unknown, split_parameters
+from distmuon.sharding.agreement import Disagreement
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.matrices import Division
+
+WHOLE = Division()
+HEADER = 4  # elements before a parcel, each a byte of the sender's digest: small integers, exact in any dtype
+MOMENTUM_LABEL, UPDATES_LABEL = "momentum", "updates"
+
+
+class MuonW(torch.optim.Optimizer):
+    """Muon for the groups with `algorithm="muon"` (the default), AdamW for those with `algorithm="adamw"`.
+
+    params: a model, which `split_parameters` divides between the two; or parameters, (name, parameter) pairs or groups,
+        as for any torch optimizer. Tensors, or DTensors of FSDP2, of tensor parallelism or of both, on one mesh.
+    lr, options: defaults of the groups, for both algorithms alike; Muon's are those of `muon.Muon`.
+    gather_dtype: in which momentum and updates travel and Newton–Schulz sees them, on one device as well, so that the
+        result does not depend on the number of ranks; None: bf16, and float64 for float64 parameters.
+
+    A plain tensor is updated by every rank for itself, as torch's optimizers do. A matrix of a DTensor is
+    orthogonalized by one rank of the mesh, for all replicas. All ranks call `step` together, with gradients for the
+    same parameters.
+
+    state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, placed as the parameter is.
+    ledger: what this rank has sent.
+
+    Raises ValueError for a parameter that it cannot take, naming it and the remedy: at construction, or before anything
+    has changed in the first step. Raises Disagreement on all ranks where their groups or gradients are not alike.
+    """
+
+    DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
+    _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[Any],
+        lr: float | Tensor | None = None,
+        *,
+        gather_dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        check_dtype("gather_dtype", gather_dtype, None)
+        self._options, self.gather_dtype = options | ({} if lr is None else {"lr": lr}), gather_dtype
+        known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
+        refuse_unknown(self._options, known, "MuonW")
+        self.ledger = Ledger()
+        self._plans: list[Plan] | None = None  # made in the first step
+        self._everybody: Group
+        super().__init__(split_parameters(params) if isinstance(params, nn.Module) else params, {})
+        first = next(iter(self.DEFAULTS.values()))  # what schedulers look at
+        self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with its algorithm's defaults, refusing parameters and options that it cannot take."""
+        complete_group(param_group, self.DEFAULTS, self._options, "MuonW")
+        super().add_param_group(param_group)
+        try:
+            self._check(param_group)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+        self._plans = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient; return the closure's loss, if one is given. Collective."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._plans is None:
+            self._everybody, self._plans = lay_out(self.param_groups, self.gather_dtype, self.ledger)
+        if not self._unscale():
+            return loss
+        received = [self._gather(plan) for plan in self._plans]
+        for plan, matrices in zip(self._plans, received, strict=True):
+            self._apply(plan, self._give_back(plan, self._orthogonalize(plan, matrices)))
+        self._step_adamw()
+        return loss
+
+    def _unscale(self) -> bool:
+        """Under a GradScaler, divide the gradients by its scale; False, on all ranks, where any found an infinity."""
+        if (found := getattr(self, "found_inf", None)) is None:
+            return True
+        if self._everybody.all_reduce(found.detach().clone().view(1), "found_inf").item():
+            return False
+        if (factor := getattr(self, "grad_scale", None)) is not None:
+            for group in self.param_groups:
+                for p in (p for p in group["params"] if p.grad is not None):
+                    local(p.grad).mul_(factor.double().reciprocal().to(p.grad.dtype))
+        return True
+
+    # ---- Muon's moves -------------------------------------------------------------------------------------
+
+    def _gather(self, plan: Plan) -> dict[Matrix, Tensor]:  # M[A, B], or the box of a kernel
+        """Pieces of the momentum -> the matrices that this rank owns."""
+        momenta = self._momenta(plan)
+        parcels = [[momenta[piece.matrix[0]][plan.here(piece)] for piece in to] for to in plan.parcels.out]
+        found = {}
+        for matrix in plan.parcels.mine:
+            box, _ = plan.parcels.whole(matrix)
+            found[matrix] = torch.empty(extent(box), dtype=plan.dtype, device=plan.device)
+        for piece, values in self._exchange(plan, parcels, plan.parcels.coming, MOMENTUM_LABEL):
+            found[piece.matrix][plan.inside(piece)] = values
+        return found
+
+    def _momenta(self, plan: Plan) -> list[Tensor]:  # U, as this rank holds the parameter
+        """Update the momentum; return what Newton–Schulz is fed, zeros where there is no gradient."""
+        found = []
+        for name, p, group in plan.parameters:
+            if p.grad is None:
+                found.append(torch.zeros_like(local(p), dtype=plan.dtype))
+                continue
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p)
+            settings = group["momentum"], group["nesterov"], group["momentum_kind"]
+            u = momentum_(local(state["momentum_buffer"]), _local_gradient(name, p), *settings)
+            found.append(u.to(plan.dtype))
+        return found
+
+    def _orthogonalize(
+        self,
+        plan: Plan,
+        matrices: Mapping[Matrix, Tensor],  # M; used up
+    ) -> dict[Matrix, Tensor]:  # O, as the matrices
+        """Run Newton–Schulz on what this rank owns and has a gradient for."""
+        keys = [key for key in matrices if plan.parameters[key[0]].tensor.grad is not None]
+        flat = [matrices[key].view(plan.parcels.whole(key)[1]) for key in keys]
+        groups, found = [plan.parameters[index].group for index, _ in keys], dict(matrices)
+        for batch in batches(flat, groups, [WHOLE] * len(keys)):
+            updates = orthogonalize([flat[i] for i in batch], groups[batch[0]], [WHOLE] * len(batch))
+            for i, update in zip(batch, updates, strict=True):
+                found[keys[i]] = update.view(matrices[keys[i]].shape)
+        return found
+
+    def _give_back(
+        self,
+        plan: Plan,
+        updates: Mapping[Matrix, Tensor],  # O
+    ) -> Iterable[tuple[MatrixPiece, Tensor]]:
+        """Updates -> the pieces of them that this rank holds."""
+        parcels = [[updates[piece.matrix][plan.inside(piece)] for piece in to] for to in plan.parcels.back]
+        return self._exchange(plan, parcels, plan.parcels.returning, UPDATES_LABEL)
+
+    def _apply(self, plan: Plan, pieces: Iterable[tuple[MatrixPiece, Tensor]]) -> None:
+        """Decay and move what this rank holds; the scale is that of whole matrices."""
+        for _, p, group in plan.parameters:
+            if p.grad is not None:
+                decay_(local(p), group["lr"], group["weight_decay"])
+        for piece, update in pieces:
+            _, p, group = plan.parameters[piece.matrix[0]]
+            if p.grad is not None:
+                _, shape = plan.parcels.whole(piece.matrix)
+                apply_(local(p)[plan.here(piece)], update, group["lr"], scale(shape, group["scale"]))
+
+    def _exchange(
+        self,
+        plan: Plan,
+        parcels: Sequence[Sequence[Tensor]],  # for every rank, tensors of the plan's dtype
+        coming: Sequence[Sequence[MatrixPiece]],
+        label: str,
+    ) -> Iterator[tuple[MatrixPiece, Tensor]]:
+        """Send every rank its parcel behind a header; yield what comes, piece by piece. Collective.
+
+        Raises Disagreement, on all ranks, where the headers are not alike.
+        """
+        rank, size = plan.group.rank, plan.group.size
+        header = self._digest(plan)
+        flat = [
+            torch.cat([header, *(tensor.reshape(-1) for tensor in parcel)]) if to != rank else header[:0]
+            for to, parcel in enumerate(parcels)
+        ]
+        lengths = [HEADER + numel(pieces) if of != rank else 0 for of, pieces in enumerate(coming)]
+        received = plan.group.exchange(flat, lengths, label) if size > 1 else flat
+        others = [received[of] for of in range(size) if of != rank]
+        if others and not all(torch.equal(theirs[:HEADER], header) for theirs in others):
+            raise Disagreement(_difference(plan, header, received))
+        yield from zip(coming[rank], parcels[rank], strict=True)  # this rank's own part, which did not travel
+        for of, pieces in enumerate(coming):
+            if of != rank:
+                values = received[of][HEADER:].split([volume(piece.box) for piece in pieces])
+                yield from ((p, v.view(extent(p.box))) for p, v in zip(pieces, values, strict=True))
+
+    # ---- AdamW --------------------------------------------------------------------------------------------
+
+    def _step_adamw(self) -> None:
+        """Run torch's AdamW on what this rank holds of its groups' parameters."""
+        for group in self.param_groups:
+            moving = [(n, p) for n, p in named(group) if p.grad is not None and group["algorithm"] == "adamw"]
+            for _, p in moving:
+                if "step" not in (state := self.state[p]):
+                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+            if moving:
+                states = [{name: local(value) for name, value in self.state[p].items()} for _, p in moving]
+                adamw_(group, [local(p) for _, p in moving], [_local_gradient(*pair) for pair in moving], states)
+
+    # ---- Checks -------------------------------------------------------------------------------------------
+
+    def _digest(self, plan: Plan) -> Tensor:  # [HEADER]
+        """Return what ranks must have alike in this step, as a few small numbers: options, and who has gradients."""
+        options = [{k: str(v) for k, v in group.items() if k not in GROUP_NOTES} for group in self.param_groups]
+        present = [p.name for p in plan.parameters if p.tensor.grad is not None]
+        text = json.dumps([options, present], sort_keys=True)
+        digest = zlib.crc32(text.encode()).to_bytes(HEADER, "little")
+        return torch.tensor(list(digest), dtype=plan.dtype, device=plan.device)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        """Raise ValueError or TypeError, naming what is wrong with the options or parameters of a group."""
+        if group["algorithm"] == "adamw":
+            check_adamw_options(group)
+            return
+        check_muon_options(group)
+        for name, p in named(group):
+            check_muon_parameter(name, p, group["matrices"])
+            if p.dtype not in MOMENTUM_DTYPES:
+                raise ValueError(
+                    f"parameter {name!r} is {p.dtype}, which holds no momentum (it ends at 65504); train it in "
+                    "bfloat16 or float32, and let FSDP2's MixedPrecisionPolicy or torch.autocast compute in float16."
+                )
+
+
+def _local_gradient(name: str, parameter: Tensor) -> Tensor:
+    """Return what this rank holds of the gradient, in the parameter's dtype and placement.
+
+    Raises RuntimeError for a gradient that is placed in another way, or still to be summed over ranks.
+    """
+    gradient = parameter.grad
+    assert gradient is not None
+    if getattr(gradient, "placements", None) != getattr(parameter, "placements", None):
+        how = getattr(gradient, "placements", "a plain tensor")
+        raise RuntimeError(
+            f"the gradient of {name!r} is {how}, the parameter {getattr(parameter, 'placements', 'is one')}; "
+            "redistribute it to the parameter's placements first."
+        )
+    if gradient.is_sparse:
+        raise RuntimeError(f"parameter {name!r} has a sparse gradient; MuonW takes dense ones (sparse=False).")
+    return local(gradient).to(parameter.dtype)
+
+
+def _difference(plan: Plan, header: Tensor, received: Sequence[Tensor]) -> str:
+    """Return which ranks of the group differ from the first one, in a sentence that is the same on all ranks."""
+    heads = [header if of == plan.group.rank else received[of][:HEADER] for of in range(plan.group.size)]
+    others = [str(rank) for rank, head in enumerate(heads) if not torch.equal(head, heads[0])]
+    return (
+        f"rank(s) {', '.join(others)} step with other options, or with gradients for other parameters, than rank 0; "
+        "set options alike on every rank, and let every rank's loss reach the same parameters."
+    )

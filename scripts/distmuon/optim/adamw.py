@@ -1,0 +1,48 @@
+"""AdamW for a few tensors of a group: torch's own arithmetic, on whatever pieces of parameters a rank holds.
+
+Source: Loshchilov and Hutter 2019; `torch.optim.adamw`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+
+
+def check_adamw_options(group: Mapping[str, Any]) -> None:
+    """Raise ValueError for a learning rate, beta, eps or decay that torch refuses."""
+    try:
+        torch.optim.AdamW([torch.zeros(1)], **{name: group[name] for name in ADAMW_DEFAULTS})
+    except ValueError as error:
+        raise ValueError(f"AdamW refuses its group: {error}.") from None
+
+
+def adamw_(
+    group: Mapping[str, Any],
+    weights: Sequence[Tensor],  # W, [...] each; overwritten
+    gradients: Sequence[Tensor],  # G, as the weights
+    states: Sequence[Mapping[str, Tensor]],  # step, exp_avg, exp_avg_sq of each; overwritten
+) -> None:
+    """Take a step in place, under one group's options."""
+    beta1, beta2 = group["betas"]
+    adamw(
+        params=list(weights),
+        grads=list(gradients),
+        exp_avgs=[state["exp_avg"] for state in states],
+        exp_avg_sqs=[state["exp_avg_sq"] for state in states],
+        max_exp_avg_sqs=[],
+        state_steps=[state["step"] for state in states],
+        amsgrad=False,
+        beta1=group.get("momentum", beta1),  # where a scheduler cycles the momentum of all groups
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )

@@ -1,0 +1,197 @@
+"""MuonW: on every mesh to the bit what one process does, in two collectives; and what it cannot take, it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import muonw_workers as work
+import pytest
+import torch
+from helpers_math import gaussian, message
+from once import once
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Partial, _StridedShard
+
+from distmuon import MuonW, launch
+from distmuon.muonw.boxes import boxes, extent, matrices_of, overlap, uneven_over, volume, within
+from distmuon.muonw.parcels import Parcels, Placed, owners
+from distmuon.optim.muon import Muon
+from distmuon.sharding.layout import Range
+
+MESHES = [("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("columns", 2), ("hybrid", 4), ("tp", 4), ("tp", 6)]
+on_meshes = pytest.mark.parametrize(("wrap", "ranks"), MESHES)
+
+
+@once
+def facts(wrap: str, ranks: int, dtype: str = "float32") -> list[dict[str, Any]]:
+    return launch.run(work.facts, (wrap, dtype), dp=ranks)
+
+
+# ---- On meshes --------------------------------------------------------------------------------------------
+
+
+@on_meshes
+def test_every_rank_ends_to_the_bit_where_one_process_does(wrap: str, ranks: int) -> None:
+    assert [rank["differ"] for rank in facts(wrap, ranks)] == [[]] * ranks
+
+
+def test_so_it_does_in_float64() -> None:
+    assert [rank["differ"] for rank in facts("tp", 4, "float64")] == [[]] * 4
+
+
+def test_in_bfloat16_it_ends_nearby() -> None:
+    """torch rounds a + alpha b in bfloat16 once in a vector and twice in what is left over, so place tells."""
+    assert [rank["far"] for rank in facts("tp", 4, "bfloat16")] == [[]] * 4
+
+
+@on_meshes
+def test_a_step_makes_two_collectives(wrap: str, ranks: int) -> None:
+    for rank in facts(wrap, ranks):
+        assert rank["calls"] == [2] * work.STEPS
+        assert rank["told"] == 2 * work.STEPS
+
+
+@on_meshes
+def test_boxes_are_what_torch_has_put_there(wrap: str, ranks: int) -> None:
+    assert [rank["boxes"] for rank in facts(wrap, ranks)] == [[]] * ranks
+
+
+@on_meshes
+def test_every_matrix_has_one_owner(wrap: str, ranks: int) -> None:
+    found = [matrix for rank in facts(wrap, ranks) for matrix in rank["mine"]]
+    assert sorted(found) == sorted(facts(wrap, ranks)[0]["all"])
+
+
+def test_ranks_that_disagree_all_say_so() -> None:
+    (said,) = set(launch.run(work.disagree, dp=3))
+    assert "rank(s) 1 step with other options, or with gradients for other parameters, than rank 0" in said
+
+
+def test_what_fsdp2_gets_wrong_is_refused_by_name() -> None:
+    for said in launch.run(work.refuse_uneven_tp, dp=4):
+        assert "parameter 'up.weight' of shape (7, 8) is cut along dimension 0 over 2 TP ranks, which do not" in said
+
+
+def test_a_model_is_trained_on_its_own_gradients() -> None:
+    alone = launch.run(work.losses, ("plain",))[0]
+    for wrap, ranks in (("fsdp", 2), ("tp", 4)):
+        for rank in launch.run(work.losses, (wrap,), dp=ranks):
+            assert rank == pytest.approx(alone, rel=0.05)
+    assert alone[-1] < alone[0] - 0.1
+
+
+def test_an_infinity_on_one_rank_is_skipped_by_all() -> None:
+    for rank in launch.run(work.scaled_infinity, dp=2):
+        assert rank == {"moved": [True, False, True], "scale": 4.0}
+
+
+# ---- Boxes and parcels ------------------------------------------------------------------------------------
+
+
+def test_strided_shards_are_taken_last() -> None:
+    found = boxes((8, 3), (2, 2), (_StridedShard(0, split_factor=2), Shard(0)))
+    assert [box[0] for box in found] == [(0, 2), (4, 6), (2, 4), (6, 8)]
+    found = boxes((5, 3), (4,), (Shard(0),))
+    assert [box[0].size for box in found] == [2, 2, 1, 0]
+    assert boxes((5,), (2, 3), (Replicate(), Shard(0))) == boxes((5,), (3,), (Shard(0),)) * 2
+    with pytest.raises(ValueError, match="neither a shard nor a replica"):
+        boxes((5,), (2,), (Partial(),))
+
+
+def test_an_uneven_inner_cut_is_known() -> None:
+    twice = (_StridedShard(0, split_factor=2), Shard(0))
+    assert uneven_over((7, 4), (2, 2), twice) == (0, 1)
+    assert uneven_over((6, 4), (4, 2), twice) is None  # uneven over dp alone
+    assert uneven_over((7, 7), (2, 2), (Shard(0), Shard(1))) == (1, 1)
+
+
+def test_matrices_are_boxes_of_their_parameter() -> None:
+    everything = Range(0, 6)
+    assert matrices_of("whole", (6, 4)) == [((everything, Range(0, 4)), (6, 4))]
+    assert matrices_of("flattened", (6, 2, 3)) == [((everything, Range(0, 2), Range(0, 3)), (6, 6))]
+    assert [box[0] for box, _ in matrices_of("stacked", (3, 2, 5))] == [(0, 1), (1, 2), (2, 3)]
+    assert [box[1] for box, _ in matrices_of(("columns", 2), (6, 4))] == [(0, 2), (2, 4)]
+    fused = matrices_of(("fused", ((4, 2), 1, 1)), (6, 4))
+    assert [(box[0], shape) for box, shape in fused] == [
+        ((0, 2), (2, 4)), ((2, 4), (2, 4)), ((4, 5), (1, 4)), ((5, 6), (1, 4)),
+    ]  # fmt: skip
+
+
+def test_parcels_of_all_ranks_fit_together() -> None:
+    shapes = {"even": (8, 6), "odd": (5, 7), "short": (2, 9)}
+    held = [
+        Placed(boxes(shape, (2, 2), (Replicate(), Shard(0))), matrices_of("whole", shape)) for shape in shapes.values()
+    ]
+    plans = [Parcels(held, 4, rank) for rank in range(4)]
+    for sender in range(4):
+        for receiver in range(4):
+            assert plans[sender].out[receiver] == plans[receiver].coming[sender]
+            assert plans[sender].back[receiver] == plans[receiver].returning[sender]
+    for rank, plan in enumerate(plans):
+        for matrix in plan.mine:
+            arrived = [piece for pieces in plan.coming for piece in pieces if piece.matrix == matrix]
+            assert sum(volume(piece.box) for piece in arrived) == volume(plan.whole(matrix)[0])  # each box once
+        held_here = sum(volume(parameter.boxes[rank]) for parameter in held)
+        assert sum(volume(piece.box) for pieces in plan.returning for piece in pieces) == held_here
+
+
+def test_what_one_rank_holds_whole_it_owns_and_the_rest_is_dealt_out() -> None:
+    experts = Placed(boxes((4, 8, 8), (4,), (Shard(0),)), matrices_of("stacked", (4, 8, 8)))
+    cut = Placed(boxes((8, 8), (4,), (Shard(0),)), matrices_of("whole", (8, 8)))
+    found = owners([experts, cut, cut, cut, cut], 4)
+    assert [found[0, number] for number in range(4)] == [0, 1, 2, 3]
+    assert sorted(found[index, 0] for index in (1, 2, 3, 4)) == [0, 1, 2, 3]
+
+
+def test_boxes_overlap_and_lie_within_each_other() -> None:
+    one, other = (Range(2, 6), Range(0, 3)), (Range(4, 9), Range(1, 8))
+    both = overlap(one, other)
+    assert both == ((4, 6), (1, 3))
+    assert within(both, one) == (slice(2, 4), slice(1, 3))
+    assert extent(both) == (2, 2)
+    assert overlap(one, (Range(6, 9), Range(0, 3))) is None
+
+
+# ---- One device -------------------------------------------------------------------------------------------
+
+
+def test_on_one_device_it_is_muon_beside_adamw() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+
+    ends = []
+    for ours in (True, False):
+        net = model()
+        if ours:
+            optimizers: list[torch.optim.Optimizer] = [MuonW(net, lr=0.02)]
+        else:
+            matrices = [p for p in net.parameters() if p.ndim == 2]
+            rest = [p for p in net.parameters() if p.ndim < 2]
+            optimizers = [
+                Muon(matrices, lr=0.02, input_dtype=torch.bfloat16),
+                torch.optim.AdamW(rest, lr=0.02, weight_decay=0.1),
+            ]
+        for i in range(3):
+            net(gaussian(4, 6, seed=i)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        ends.append([p.detach() for p in net.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_bad_groups_are_refused_and_leave_no_trace() -> None:
+    optimizer = MuonW(nn.Linear(3, 4))
+    for group, words in (
+        ({"params": [("b", nn.Parameter(torch.zeros(5)))]}, "1 dimension"),
+        ({"params": [("w", nn.Parameter(torch.zeros(5, 5).half()))]}, "holds no momentum"),
+        ({"params": [("e", nn.Parameter(torch.zeros(2, 3, 4)))]}, "'stacked' for the experts"),
+    ):
+        with pytest.raises(ValueError, match=words) as error:
+            optimizer.add_param_group(group)
+        message(error)
+    assert len(optimizer.param_groups) == 2
+    with pytest.raises(TypeError, match="foreach"):
+        MuonW(nn.Linear(3, 4), foreach=True)
