@@ -29,7 +29,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from distmuon.optim.newton_schulz import fast_form, flops, quintics
+from distmuon.optim.newton_schulz import flops, quintics
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
 
@@ -157,8 +157,7 @@ def table(shapes: Sequence[Sequence[int]] = SHAPES, sizes: Sequence[int] = (2, 4
     for shape in shapes:
         for tp in sizes:
             owned, name = owner_bytes(shape, tp, 2), f"{shape[0]}x{shape[1]}"
-            work = flops(shape, form=fast_form(shape, 5, torch.bfloat16, torch.device("cpu")))
-            lines.append(f"{name:>12} {tp:2}  {'owner, bf16':22}{owned:13,} {2:5} {work:16,}")
+            lines.append(f"{name:>12} {tp:2}  {'owner, bf16':22}{owned:13,} {2:5} {flops(shape):16,}")
             for form, (segments, item_bytes, triangle) in FORMS.items():
                 sent = gram_bytes(shape[1 - dim], tp, item_bytes, segments, triangle)
                 work = gram_flops(shape, dim, tp, segments)

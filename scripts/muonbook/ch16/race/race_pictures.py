@@ -51,7 +51,7 @@ def bars(found: Mapping[str, Any]) -> tuple[Figure, str]:
     rows = {TITLES[n][1]: {TITLES[n][0]: medians[n]} for n in by_time if medians[n] < DRAWN_BELOW}
     others = ", ".join(f"{TITLES[n][1]} {medians[n]:.2f}" for n in by_time if medians[n] >= DRAWN_BELOW)
     title = "One step over the floor"
-    note = f"Four ranks, DP alone. Who sends nothing back cannot train on. Off the card: {others}."
+    note = f"Four ranks, DP alone. Nothing sent back: new parameters stay where they were made. Off the card: {others}."
     alt = f"{describe_bars(rows, title, unit='x')} Off the card: {others}."
     return draw_bars(rows, title, note, unit="x"), alt
 
