@@ -98,7 +98,7 @@ except ModuleNotFoundError as error:
 """
     first, refused, missing = run(installed, "-c", program).splitlines()
     names = [distmuon.__version__, "DistributedMuon", "Grid", "Muon", "MuonW", "Zero1AdamW", "__version__"]
-    names += ["launch", "newton_schulz", "plan", "split_parameters"]
+    names += ["checkpoint", "launch", "newton_schulz", "plan", "split_parameters"]
     assert first.split() == ["True", "False", *names]
     assert refused.startswith("worker is 'distmuon.nothing:at_all'; give a function")
     assert missing == "No module named 'torch'"
@@ -127,6 +127,7 @@ except AttributeError as error:
         "Muon": "type",
         "MuonW": "type",
         "Zero1AdamW": "type",
+        "checkpoint": "module",
         "launch": "module",
         "newton_schulz": "function",
         "plan": "function",
