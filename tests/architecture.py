@@ -2,7 +2,7 @@
 
 A house is a folder with scripts/, notebooks/ and tests/. Every rule returns one sentence per breach, with its remedy.
 
-    distmuon    launch < sharding < optim < metrics < muonw < checkpoint < models < verify < the public names in __init__
+    distmuon    launch < sharding < optim < metrics < muonw < checkpoint < models < verify < public names in __init__
     muonbook    < figures, puzzles, measure and single modules < ch01, ch02, ... (no chapter knows another)
     < tools and the workers NN_slug.py, of which each belongs to the chapter NN
 """
