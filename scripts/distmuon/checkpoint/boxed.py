@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,18 +23,26 @@ from distmuon.muonw.boxes import Box, extent, volume
 from distmuon.sharding.layout import ParamSpec, Range
 
 
-class Boxed:
-    """A global tensor of `shape`, and this rank's boxes of it with their values, in memory that loading writes to.
+class Boxed(Tensor):
+    """A global tensor, and this rank's boxes of it with their values, in memory that loading writes to.
 
-    Speaks the protocol by which torch.distributed.checkpoint treats DTensor (`_Checkpointable`).
+    It speaks the protocol by which torch.distributed.checkpoint treats DTensor (`_Checkpointable`), and has no values
+    of its own: nothing can be computed with it.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, held: Sequence[tuple[Box, Tensor]]) -> None:
-        self.shape, self.dtype = tuple(shape), dtype
-        self.held = {tuple(side.start for side in box): (box, value) for box, value in held if volume(box)}
+    held: dict[tuple[int, ...], tuple[Box, Tensor]]  # by where each box begins
 
-    def size(self) -> torch.Size:
-        return torch.Size(self.shape)
+    @staticmethod
+    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, held: Sequence[tuple[Box, Tensor]]) -> Boxed:
+        made = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)  # type: ignore[attr-defined]
+        made.held = {tuple(side.start for side in box): (box, value) for box, value in held if volume(box)}
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError(f"{func} of a Boxed tensor: it only says where its values lie.")
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
         size = self.size()

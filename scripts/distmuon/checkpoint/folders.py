@@ -166,9 +166,8 @@ def _together(act: Callable[[], Result]) -> Result:
     if _several():
         everybody: list[str | None] = [None] * _ranks()
         dist.all_gather_object(everybody, words)
-        for rank, theirs in enumerate(everybody):
-            if theirs is not None:
-                raise CheckpointError(theirs if theirs == words else f"rank {rank}: {theirs}")
+        if said := [theirs for theirs in everybody if theirs is not None]:
+            raise CheckpointError(said[0])
     return result  # type: ignore[return-value]
 
 

@@ -99,7 +99,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         stated = manifest.pop("sha256")
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{folder / MANIFEST} is damaged ({error}); take another checkpoint.") from None
     if stated != _digest(manifest):
         raise CheckpointError(

@@ -190,7 +190,7 @@ def test_another_training_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'model/1\.weight' is float32 \[3, 6\] .* and float32 \[5, 6\] here"):
         load(tmp_path / "saved", other, MuonW(other))
     fewer = nn.Sequential(nn.Linear(4, 6))
-    with pytest.raises(CheckpointError, match=r"'1\.weight' is in one of them alone"):
+    with pytest.raises(CheckpointError, match=r"'1\.\w+' is in one of them alone"):
         load(tmp_path / "saved", fewer, MuonW(fewer))
 
 
@@ -221,7 +221,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_behind(tmp_path: Path) -> No
 def test_who_is_killed_while_saving_leaves_the_last_checkpoint_and_no_half_one(tmp_path: Path, where: str) -> None:
     save(tmp_path / "first", *work.small())
     with pytest.raises(launch.WorldError):
-        launch.run(work.save_and_die, (str(tmp_path / "second"), where))
+        launch.run(work.save_and_die, (str(tmp_path / "second"), where), dp=2)
     assert not (tmp_path / "second").exists()
     load(tmp_path / "first", *work.small())
 
