@@ -2,7 +2,7 @@
 
 A house is a folder with scripts/, notebooks/ and tests/. Every rule returns one sentence per breach, with its remedy.
 
-    distmuon    launch < sharding < optim < metrics < muonw < models < verify < the public names in __init__
+    distmuon    launch < sharding < optim < metrics < muonw < checkpoint < models < verify < public names in __init__
     muonbook    < figures, puzzles, measure and single modules < ch01, ch02, ... (no chapter knows another)
     < tools and the workers NN_slug.py, of which each belongs to the chapter NN
 """
@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-ENGINE_ROOMS = ("launch", "sharding", "optim", "metrics", "muonw", "models", "verify")
+ENGINE_ROOMS = ("launch", "sharding", "optim", "metrics", "muonw", "checkpoint", "models", "verify")
 PACKAGES = ("distmuon", "muonbook", "tools")
 MOST_LINES = 400  # of a module
 MOST_ENTRIES = 12  # of a folder: modules and folders with modules, but for __init__ and the list of chapters

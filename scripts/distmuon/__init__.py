@@ -7,9 +7,9 @@
 
     launch.run(work, dp=4, tp=2)
 
-The rooms, each importing only those before it: launch, sharding, optim, metrics, muonw, models, verify. The names in
-`__all__` are for everyone; each is fetched when it is first asked for, because torch takes 2 s to import and this
-package should not.
+The rooms, each importing only those before it: launch, sharding, optim, metrics, muonw, checkpoint, models, verify. The
+names in `__all__` are for everyone; each is fetched when it is first asked for, because torch takes 2 s to import and
+this package should not.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = [
     "Muon",
     "MuonW",
     "Zero1AdamW",
+    "checkpoint",
     "launch",
     "newton_schulz",
     "plan",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from distmuon import launch
+    from distmuon import checkpoint, launch
     from distmuon.muonw.optimizer import MuonW
     from distmuon.optim.distributed_muon import DistributedMuon
     from distmuon.optim.muon import Muon

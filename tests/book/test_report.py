@@ -51,7 +51,12 @@ def test_finite_numbers_are_written_as_they_are() -> None:
 
 
 def test_there_is_one_way_to_write_results() -> None:
-    others = {"recording.py", "agreement.py", "run_in_colab.py"}  # a mark in a trace, text for a digest, a kernel
+    others = {
+        "recording.py",
+        "agreement.py",
+        "run_in_colab.py",
+        "storage.py",
+    }  # a trace, text for a digest, a kernel, a manifest
     names = {
         path.name
         for path in (worlds.ROOT / "scripts").rglob("*.py")

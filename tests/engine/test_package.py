@@ -98,7 +98,7 @@ except ModuleNotFoundError as error:
 """
     first, refused, missing = run(installed, "-c", program).splitlines()
     names = [distmuon.__version__, "DistributedMuon", "Grid", "Muon", "MuonW", "Zero1AdamW", "__version__"]
-    names += ["launch", "newton_schulz", "plan", "split_parameters"]
+    names += ["checkpoint", "launch", "newton_schulz", "plan", "split_parameters"]
     assert first.split() == ["True", "False", *names]
     assert refused.startswith("worker is 'distmuon.nothing:at_all'; give a function")
     assert missing == "No module named 'torch'"
@@ -127,6 +127,7 @@ except AttributeError as error:
         "Muon": "type",
         "MuonW": "type",
         "Zero1AdamW": "type",
+        "checkpoint": "module",
         "launch": "module",
         "newton_schulz": "function",
         "plan": "function",
@@ -168,5 +169,5 @@ def test_what_type_checkers_are_told_is_what_is_imported() -> None:
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     told = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     homes = {name: f"distmuon.{distmuon._HOMES[name]}" for name in distmuon._HOMES}  # type: ignore[attr-defined]
-    assert told == homes | {"launch": "distmuon"}
+    assert told == homes | {"checkpoint": "distmuon", "launch": "distmuon"}
     assert sorted(told) == sorted(distmuon.__all__)

@@ -12,7 +12,6 @@ Sources: two all-to-alls and an owner: dion (Ahn et al. 2025). Muon and AdamW si
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -241,8 +240,7 @@ class MuonW(torch.optim.Optimizer):
         """Return what ranks must have alike in this step, as a few small numbers: options, and who has gradients."""
         options = [{k: str(v) for k, v in group.items() if k not in GROUP_NOTES} for group in self.param_groups]
         present = [p.name for p in plan.parameters if p.tensor.grad is not None]
-        text = json.dumps([options, present], sort_keys=True)
-        digest = zlib.crc32(text.encode()).to_bytes(HEADER, "little")
+        digest = zlib.crc32(repr((options, present)).encode()).to_bytes(HEADER, "little")
         return torch.tensor(list(digest), dtype=plan.dtype, device=plan.device)
 
     def _check(self, group: dict[str, Any]) -> None:

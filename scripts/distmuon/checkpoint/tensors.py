@@ -1,0 +1,127 @@
+"""All tensors of a training, by name, as boxes of whole ones: the same names and shapes on every grid.
+
+model/blocks.0.up.weight                         a parameter or a buffer of the model
+optimizer/blocks.0.up.weight/momentum_buffer     what its optimizer keeps of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from distmuon.checkpoint.boxed import Boxed, in_whole, of_run
+from distmuon.checkpoint.storage import CheckpointError
+from distmuon.muonw.boxes import Box
+from distmuon.muonw.meshes import boxes_on, common_mesh
+from distmuon.muonw.plans import local
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.sharding.buffers import dtype_name
+from distmuon.sharding.layout import ParamSpec, Range
+from distmuon.sharding.tensor_parallel import tp_split_dim
+
+MODEL, OPTIMIZER = "model", "optimizer"
+
+
+def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Boxed]:
+    """Return everything that is to be saved, or loaded, in the memory where it lives.
+
+    Raises CheckpointError for a parameter of the optimizer's that the model does not have, and for what is no tensor.
+    """
+    made = _Flat(model, optimizer) if isinstance(optimizer, ShardedOptimizer) else _Placed(model)
+    found = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"the model keeps {name!r}, a {type(value).__name__}; only tensors are saved.")
+        found[f"{MODEL}/{name}"] = made.of_model(name, value)
+    for name, p in owned(model, optimizer):
+        for key, value in optimizer.state[p].items() if p in optimizer.state else ():
+            found[f"{OPTIMIZER}/{name}/{key}"] = made.of_state(p, key, value)
+    return found
+
+
+def make_states(model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
+    """Let the optimizer have just those states, of any values, that are saved under these names."""
+    pieces = {}
+    if isinstance(optimizer, ShardedOptimizer):
+        buffers = optimizer.buffers
+        pieces = {id(buffers.parameters[p.index]): p for of_bucket in buffers.pieces.values() for p in of_bucket}
+    for name, p in owned(model, optimizer):
+        begin = f"{OPTIMIZER}/{name}/"
+        keys = [found.removeprefix(begin) for found in names if found.startswith(begin)]
+        like = p if not isinstance(optimizer, ShardedOptimizer) else pieces[id(p)].weight if id(p) in pieces else None
+        if like is None:
+            continue  # this rank owns nothing of it
+        state = optimizer.state[p]
+        for key in [key for key in state if key not in keys]:
+            del state[key]
+        for key in keys:
+            if key not in state:
+                state[key] = torch.zeros(()) if key == "step" else torch.zeros_like(like)
+
+
+def owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """Yield the optimizer's parameters, under the names that the model has for them."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if id(p) not in names:
+                raise CheckpointError(
+                    f"the optimizer has a parameter of shape {tuple(p.shape)} that the model has not; give both of one "
+                    "training."
+                )
+            yield names[id(p)], p
+
+
+class _Placed:
+    """Plain tensors, and DTensors where PyTorch has placed them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.mesh = common_mesh(list(model.named_parameters()))
+        self.rank = 0
+        if self.mesh is not None:
+            self.rank = sorted(self.mesh.mesh.flatten().tolist()).index(self.mesh.get_rank())
+
+    def of_model(self, name: str, value: Tensor) -> Boxed:
+        box = _all_of(value)
+        if isinstance(value, DTensor):
+            assert self.mesh is not None
+            box = boxes_on(self.mesh, name, value)[self.rank]
+        return Boxed(value.shape, value.dtype, [(box, local(value.detach()))])
+
+    def of_state(self, p: Tensor, key: str, value: Any) -> Boxed:
+        return self.of_model(key, value)
+
+
+class _Flat:
+    """TP-local parameters, and the flat runs of them that ZeRO-1 has left to this rank."""
+
+    def __init__(self, model: nn.Module, optimizer: ShardedOptimizer) -> None:
+        self.tp, buffers = optimizer.grid.tp, optimizer.buffers
+        self.specs = {id(p): spec for p, spec in zip(buffers.parameters, buffers.layout.specs, strict=True)}
+        self.runs = {
+            id(buffers.parameters[piece.index]): piece.meta.range_in_param
+            for pieces in buffers.pieces.values()
+            for piece in pieces
+        }
+
+    def of_model(self, name: str, value: Tensor) -> Boxed:
+        spec = self.specs.get(
+            id(value), ParamSpec(name, tuple(value.shape), dtype_name(value.dtype), tp_split_dim(value))
+        )
+        shape = spec.full_shape(self.tp.size)
+        return Boxed(shape, value.dtype, in_whole(spec, self.tp.size, self.tp.rank, _all_of(value), value.detach()))
+
+    def of_state(self, p: Tensor, key: str, value: Tensor) -> Boxed:
+        if value.ndim == 0:
+            return Boxed((), value.dtype, [((), value)])
+        spec = self.specs[id(p)]
+        held = of_run(spec, self.tp.size, self.tp.rank, self.runs[id(p)], value)
+        return Boxed(spec.full_shape(self.tp.size), value.dtype, held)
+
+
+def _all_of(tensor: Tensor) -> Box:
+    return tuple(Range(0, size) for size in tensor.shape)

@@ -1,0 +1,167 @@
+"""Save on one grid, load on another: what every rank finds there, and in the steps that follow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import mesh_cases as meshes
+import torch
+from optimizer_cases import Case, Weight, cut, made_up, several, whole_shape, whole_start
+from torch import Tensor, nn
+
+from distmuon.checkpoint import folders, storage
+from distmuon.launch import World
+from distmuon.muonw.optimizer import MuonW
+from distmuon.muonw.plans import local
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.tensor_parallel import mark
+
+BEFORE, AFTER = 2, 2  # steps
+NOTES = {"tokens": 12345, "schedule": [0.1, 0.2]}
+
+# ---- ZeRO-1 over DP x TP ----------------------------------------------------------------------------------
+
+
+def model_of(case: Case, grid: Grid, narrow: bool) -> nn.ParameterDict:
+    found = nn.ParameterDict()
+    for w in case.weights:
+        whole = whole_start(w, grid.tp.size).to(torch.bfloat16 if narrow else torch.float32)
+        found[w.name] = mark(nn.Parameter(cut(whole, w.dim, grid.tp.size, grid.tp.rank, w.rows)), w.dim)
+    return found
+
+
+def optimizer_of(case: Case, grid: Grid, model: nn.ParameterDict, strategy: str) -> DistributedMuon:
+    groups = [
+        group | {"params": [(w.name, model[w.name]) for w in case.weights if w.group == i]}
+        for i, group in enumerate(case.groups)
+    ]
+    return DistributedMuon(groups, grid, bucket_size=case.bucket_size, batched=False, strategy=strategy)
+
+
+def gradient_of(w: Weight, tp: int, step: int) -> Tensor:
+    """Return a whole gradient of eight bits, so that the mean of any number of copies is exact."""
+    return made_up(f"{w.name} {step}", whole_shape(w, tp), torch.bfloat16).float()
+
+
+def go(case: Case, grid: Grid, model: nn.ParameterDict, optimizer: DistributedMuon, steps: range) -> None:
+    for step in steps:
+        for w in case.weights:
+            if w.name == "plain" and step < BEFORE:
+                continue  # which has no state when the checkpoint is taken
+            whole = gradient_of(w, grid.tp.size, step).to(model[w.name].dtype)
+            model[w.name].grad = cut(whole, w.dim, grid.tp.size, grid.tp.rank, w.rows)
+        optimizer.step()
+
+
+def begin(world: World, narrow: bool = False, strategy: str = "gather_all") -> tuple[Case, Grid, Any, DistributedMuon]:
+    grid = Grid.of(world)
+    case = several(grid.tp.size)
+    model = model_of(case, grid, narrow)
+    return case, grid, model, optimizer_of(case, grid, model, strategy)
+
+
+def save_zero1(world: World, folder: str, narrow: bool = False, strategy: str = "gather_all") -> dict[str, Tensor]:
+    """Save after some steps; go on, and return whole parameters as rank 0 of a grid without TP has them."""
+    case, grid, model, optimizer = begin(world, narrow, strategy)
+    go(case, grid, model, optimizer, range(BEFORE))
+    optimizer.param_groups[0]["lr"] = 0.03
+    folders.save(folder, model, optimizer, NOTES)
+    go(case, grid, model, optimizer, range(BEFORE, BEFORE + AFTER))
+    return {name: p.detach().clone() for name, p in model.items()}
+
+
+def load_zero1(
+    world: World, folder: str, expected: dict[str, Tensor], narrow: bool = False, strategy: str = "gather_all"
+) -> dict[str, Any]:
+    """Load into another training; go on; return where this rank's parameters are not those expected, whole."""
+    case, grid, model, optimizer = begin(world, narrow, strategy)
+    go(case, grid, model, optimizer, range(7, 8))  # so that there is something to lose
+    notes = folders.load(folder, model, optimizer)
+    steps = optimizer.steps
+    go(case, grid, model, optimizer, range(BEFORE, BEFORE + AFTER))
+    differ = [
+        w.name
+        for w in case.weights
+        if not torch.equal(model[w.name], cut(expected[w.name], w.dim, grid.tp.size, grid.tp.rank, w.rows))
+    ]
+    return {"differ": differ, "notes": notes, "lr": optimizer.param_groups[0]["lr"], "steps": steps}
+
+
+# ---- MuonW on meshes --------------------------------------------------------------------------------------
+
+
+def training(world: World, wrap: str) -> tuple[Any, MuonW]:
+    net = meshes.Net()
+    meshes.start(net)
+    model = {"plain": meshes.plain, **meshes.WRAPS}[wrap](world, net)
+    return model, MuonW(meshes.groups_of(model), batched=False)
+
+
+def go_on_mesh(model: Any, optimizer: MuonW, steps: range) -> None:
+    for step in steps:
+        meshes.give(model, step, absent=("odd.weight",) if step < BEFORE else ())
+        optimizer.step()
+
+
+def save_muonw(world: World, wrap: str, folder: str) -> None:
+    model, optimizer = training(world, wrap)
+    go_on_mesh(model, optimizer, range(BEFORE))
+    folders.save(folder, model, optimizer, NOTES)
+
+
+def never_stopped(world: World) -> dict[str, Tensor]:
+    model, optimizer = training(world, "plain")
+    go_on_mesh(model, optimizer, range(BEFORE + AFTER))
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def load_muonw(world: World, wrap: str, folder: str, expected: dict[str, Tensor]) -> dict[str, Any]:
+    model, optimizer = training(world, wrap)
+    go_on_mesh(model, optimizer, range(7, 8))
+    notes = folders.load(folder, model, optimizer)
+    go_on_mesh(model, optimizer, range(BEFORE, BEFORE + AFTER))
+    whole = {name: meshes.cut(expected[name], p) for name, p in model.named_parameters()}
+    differ = [name for name, p in model.named_parameters() if not torch.equal(local(p), whole[name])]
+    return {"differ": differ, "notes": notes}
+
+
+# ---- Trouble ----------------------------------------------------------------------------------------------
+
+
+def small() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+    optimizer = MuonW(model)
+    for _ in range(2):
+        model(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def save_and_die(world: World, folder: str, where: str) -> None:
+    """Be killed in the middle of saving."""
+
+    def die(*_: Any, **__: Any) -> Any:
+        os._exit(9)
+
+    owner: Any = storage.ManifestWriter if hasattr(storage.ManifestWriter, where) else folders
+    setattr(owner, where, die)
+    folders.save(folder, *small())
+
+
+def damaged_for_one(world: World, folder: str) -> str:
+    """Let only rank 1 see damage; return what every rank says."""
+    model, optimizer = training(world, "fsdp")
+    before = [local(p).clone() for p in model.parameters()]
+    if world.rank == 1:
+        storage.sha256 = lambda file: "0"
+    try:
+        folders.load(folder, model, optimizer)
+    except storage.CheckpointError as error:
+        assert all(torch.equal(a, local(p)) for a, p in zip(before, model.parameters(), strict=True))
+        return str(error).replace(str(Path(folder).parent), "")
+    return "nothing"

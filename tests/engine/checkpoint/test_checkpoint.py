@@ -1,0 +1,246 @@
+"""Checkpoints: any grid loads what any other has saved, to the bit; what is damaged or foreign is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import checkpoint_workers as work
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from helpers_math import message
+from torch import nn
+
+from distmuon import MuonW, launch
+from distmuon.checkpoint.boxed import boxes_of_run
+from distmuon.checkpoint.folders import load, save
+from distmuon.checkpoint.storage import CheckpointError, _digest
+from distmuon.muonw.boxes import extent, volume, within
+from distmuon.sharding.layout import Range
+
+GRIDS = [(4, 2), (2, 2), (2, 4), (8, 1), (1, 1), (3, 2)]
+
+# ---- From grid to grid ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def zero1(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Where each grid has saved, and where the one process that was never stopped ended."""
+    folder = tmp_path_factory.mktemp("zero1")
+    ends = {}
+    for dp, tp in [(4, 2), (1, 1), (3, 2)]:
+        ends[dp, tp] = launch.run(work.save_zero1, (str(folder / f"{dp}x{tp}"),), dp=dp, tp=tp)[0]
+    return {"folder": folder, "expected": ends[1, 1]}
+
+
+@pytest.mark.parametrize("onto", GRIDS)
+def test_what_four_by_two_saves_any_grid_loads_and_goes_on_to_the_bit(
+    zero1: dict[str, Any], onto: tuple[int, int]
+) -> None:
+    arguments = (str(zero1["folder"] / "4x2"), zero1["expected"])
+    for rank in launch.run(work.load_zero1, arguments, dp=onto[0], tp=onto[1]):
+        assert rank == {"differ": [], "notes": work.NOTES, "lr": 0.03, "steps": work.BEFORE}
+
+
+@pytest.mark.parametrize("start", [(1, 1), (3, 2)])
+def test_and_back(zero1: dict[str, Any], start: tuple[int, int]) -> None:
+    folder = zero1["folder"] / f"{start[0]}x{start[1]}"
+    for rank in launch.run(work.load_zero1, (str(folder), zero1["expected"]), dp=4, tp=2):
+        assert rank["differ"] == []
+
+
+def test_masters_of_a_bf16_model_are_saved_and_strategies_may_change(tmp_path: Path) -> None:
+    ends = launch.run(work.save_zero1, (str(tmp_path / "one"), True))[0]
+    launch.run(work.save_zero1, (str(tmp_path / "two"), True, "owner"), dp=2, tp=2)
+    for folder, dp, tp, strategy in (("two", 4, 1, "gather_all"), ("one", 2, 2, "owner")):
+        for rank in launch.run(work.load_zero1, (str(tmp_path / folder), ends, True, strategy), dp=dp, tp=tp):
+            assert rank["differ"] == []
+
+
+MESHES = [("fsdp", 2), ("fsdp", 3), ("hybrid", 4), ("tp", 4), ("plain", 1)]
+
+
+@pytest.fixture(scope="module")
+def muonw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("muonw")
+    for wrap, ranks in MESHES:
+        launch.run(work.save_muonw, (wrap, str(folder / f"{wrap}{ranks}")), dp=ranks)
+    return {"folder": folder, "expected": launch.run(work.never_stopped)[0]}
+
+
+@pytest.mark.parametrize(("wrap", "ranks"), MESHES)
+@pytest.mark.parametrize("saved", ["tp4", "fsdp3", "plain1"])
+def test_muonw_goes_on_to_the_bit_on_any_mesh(muonw: dict[str, Any], saved: str, wrap: str, ranks: int) -> None:
+    arguments = (wrap, str(muonw["folder"] / saved), muonw["expected"])
+    for rank in launch.run(work.load_muonw, arguments, dp=ranks):
+        assert rank == {"differ": [], "notes": work.NOTES}
+
+
+def test_damage_that_one_rank_sees_stops_all(muonw: dict[str, Any]) -> None:
+    (said,) = set(launch.run(work.damaged_for_one, (str(muonw["folder"] / "fsdp2"),), dp=2))
+    assert "is damaged: it is not what its sha256 says" in said
+
+
+# ---- What is not to be believed ---------------------------------------------------------------------------
+
+
+def change(folder: Path, how: Callable[[dict[str, Any]], Any], sign: bool = True) -> None:
+    """Edit the manifest as somebody would who knows how it is signed."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("sha256")
+    how(manifest)
+    manifest["sha256"] = _digest(manifest) if sign else "0" * 64
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def flip(file: Path, share: float) -> None:
+    data = bytearray(file.read_bytes())
+    data[int(share * (len(data) - 1))] ^= 1
+    file.write_bytes(data)
+
+
+def the_file(folder: Path) -> Path:
+    (found,) = folder.glob("*.distcp")
+    return found
+
+
+def as_torch_saves(folder: Path) -> None:
+    shutil.rmtree(folder)
+    dcp.save({"w": torch.zeros(3)}, checkpoint_id=folder, no_dist=True)
+
+
+def rename_parameter(manifest: dict[str, Any]) -> None:
+    manifest["tensors"]["model/other"] = manifest["tensors"].pop("model/0.weight")
+
+
+def bias(manifest: dict[str, Any]) -> dict[str, Any]:
+    return manifest["tensors"]["model/0.bias"]
+
+
+def replace_by_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("x")
+
+
+def replace_by_nothing(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no folder": (shutil.rmtree, "is no folder"),
+    "a file in its place": (replace_by_file, "is no folder"),
+    "an empty folder": (replace_by_nothing, "has no manifest.json"),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), "has no manifest.json"),
+    "torch's own": (as_torch_saves, "has no manifest.json"),
+    "an empty manifest": (lambda f: (f / "manifest.json").write_text(""), "is damaged"),
+    "a truncated manifest": (lambda f: (f / "manifest.json").write_text('{"format": '), "is damaged"),
+    "a manifest that is a list": (lambda f: (f / "manifest.json").write_text("[]"), "is damaged"),
+    "an unsigned manifest": (lambda f: (f / "manifest.json").write_text("{}"), "is damaged"),
+    "a manifest of bytes": (lambda f: (f / "manifest.json").write_bytes(b"\xff\xfe\x00"), "is damaged"),
+    "a wrong signature": (lambda f: change(f, lambda m: None, sign=False), "is damaged"),
+    "a flipped bit in the manifest": (lambda f: flip(f / "manifest.json", 0.4), "is damaged"),
+    "a later format": (lambda f: change(f, lambda m: m.update(format="distmuon checkpoint 2")), "has the format"),
+    "a missing file": (lambda f: the_file(f).unlink(), "is missing"),
+    "a truncated file": (lambda f: the_file(f).write_bytes(the_file(f).read_bytes()[:-7]), "bytes, not"),
+    "a longer file": (lambda f: the_file(f).write_bytes(the_file(f).read_bytes() + b"x"), "bytes, not"),
+    "an empty file": (lambda f: the_file(f).write_bytes(b""), "bytes, not"),
+    "a bit at the start": (lambda f: flip(the_file(f), 0.0), "is damaged"),
+    "a bit in the middle": (lambda f: flip(the_file(f), 0.5), "is damaged"),
+    "a bit at the end": (lambda f: flip(the_file(f), 1.0), "is damaged"),
+    "zeros for a file": (lambda f: the_file(f).write_bytes(bytes(the_file(f).stat().st_size)), "is damaged"),
+    "a file elsewhere": (lambda f: change(f, lambda m: m["files"].update({"../x": [1, "0"]})), "outside its folder"),
+    "a tensor less": (lambda f: change(f, lambda m: m["tensors"].pop("model/0.weight")), "lacks 'model/0.weight'"),
+    "a tensor renamed": (lambda f: change(f, rename_parameter), "lacks 'model/0.weight'"),
+    "another shape": (lambda f: change(f, lambda m: bias(m).update(shape=[7])), "0.bias' is float32 [7]"),
+    "another dtype": (lambda f: change(f, lambda m: bias(m).update(dtype="int8")), "is int8 [6]"),
+    "a group less": (lambda f: change(f, lambda m: m["notes"]["groups"].pop()), "is in one of them alone"),
+    "groups in another order": (lambda f: change(f, lambda m: m["notes"]["groups"].reverse()), "divided otherwise"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_nothing_has_changed(tmp_path: Path, kind: str) -> None:
+    harm, words = DAMAGE[kind]
+    save(tmp_path / "saved", *work.small())
+    harm(tmp_path / "saved")
+    model, optimizer = work.small()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1)
+    before = [t.clone() for t in everything(model, optimizer)]
+    with pytest.raises(CheckpointError) as error:
+        load(tmp_path / "saved", model, optimizer)
+    assert words in str(error.value)
+    message(error)
+    assert all(torch.equal(a, b) for a, b in zip(before, everything(model, optimizer), strict=True))
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [*model.state_dict().values(), *(t for state in optimizer.state.values() for t in state.values())]
+
+
+def test_another_training_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "saved", *work.small())
+    other = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 5))
+    with pytest.raises(CheckpointError, match=r"'model/1\.weight' is float32 \[3, 6\] .* and float32 \[5, 6\] here"):
+        load(tmp_path / "saved", other, MuonW(other))
+    fewer = nn.Sequential(nn.Linear(4, 6))
+    with pytest.raises(CheckpointError, match=r"'1\.\w+' is in one of them alone"):
+        load(tmp_path / "saved", fewer, MuonW(fewer))
+
+
+def test_it_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    model, optimizer = work.small()
+    optimizer.param_groups[1]["betas"] = (0.5, 0.6)
+    save(tmp_path / "saved", model, optimizer, {"step": 2})
+    other, resumed = work.small()
+    resumed.param_groups[1]["lr"] = 7.0
+    assert load(tmp_path / "saved", other, resumed) == {"step": 2}
+    assert resumed.param_groups[1]["betas"] == (0.5, 0.6)
+    assert resumed.param_groups[1]["lr"] == optimizer.param_groups[1]["lr"]
+    assert all(torch.equal(a, b) for a, b in zip(everything(model, optimizer), everything(other, resumed), strict=True))
+
+
+def test_nothing_is_overwritten_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    save(tmp_path / "saved", *work.small())
+    with pytest.raises(CheckpointError, match="exists already"):
+        save(tmp_path / "saved", *work.small())
+    model, optimizer = work.small()
+    optimizer.param_groups[0]["name"] = object()
+    with pytest.raises(CheckpointError, match="the option name is"):
+        save(tmp_path / "other", model, optimizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("where", ["write_data", "finish", "_publish"])
+def test_who_is_killed_while_saving_leaves_the_last_checkpoint_and_no_half_one(tmp_path: Path, where: str) -> None:
+    save(tmp_path / "first", *work.small())
+    with pytest.raises(launch.WorldError):
+        launch.run(work.save_and_die, (str(tmp_path / "second"), where), dp=2)
+    assert not (tmp_path / "second").exists()
+    load(tmp_path / "first", *work.small())
+
+
+# ---- Runs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (4, 5), (3, 4, 5), (2, 1, 3, 2)])
+def test_a_run_is_made_of_boxes_that_hold_its_elements_in_order(shape: tuple[int, ...]) -> None:
+    numel = torch.Size(shape).numel()
+    elements = torch.arange(numel).view(shape)
+    everything = tuple(Range(0, size) for size in shape)
+    for start in range(numel):
+        for end in range(start, numel + 1):
+            found = boxes_of_run(shape, Range(start, end))
+            assert [i for _, run in found for i in range(*run)] == list(range(start, end))
+            for box, run in found:
+                assert volume(box) == run.size
+                values = elements[within(box, everything)]
+                assert values.shape == extent(box)
+                assert values.flatten().tolist() == list(range(*run))
+            assert len(found) <= max(1, 2 * len(shape) - 1)
