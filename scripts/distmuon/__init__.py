@@ -7,9 +7,9 @@
 
     launch.run(work, dp=4, tp=2)
 
-The rooms, each importing only those before it: launch, sharding, optim, metrics, muonw, checkpoint, models, verify. The
-names in `__all__` are for everyone; each is fetched when it is first asked for, because torch takes 2 s to import and
-this package should not.
+The rooms, each importing only those before it: launch, sharding, optim, muonw, clip, checkpoint, metrics, models,
+verify, conformance. The names in `__all__` are for everyone; each is fetched when it is first asked for, because torch
+takes 2 s to import and this package should not.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionHeads",
     "DistributedMuon",
     "Grid",
+    "Metrics",
     "Muon",
     "MuonW",
+    "QKClip",
     "Zero1AdamW",
     "checkpoint",
     "launch",
@@ -34,6 +37,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from distmuon import checkpoint, launch
+    from distmuon.clip.heads import AttentionHeads
+    from distmuon.clip.qk_clip import QKClip
+    from distmuon.metrics.observer import Metrics
     from distmuon.muonw.optimizer import MuonW
     from distmuon.optim.distributed_muon import DistributedMuon
     from distmuon.optim.muon import Muon
@@ -44,10 +50,13 @@ if TYPE_CHECKING:
     from distmuon.sharding.layout import plan
 else:  # hidden from type checkers, to which it would say that every name exists
     _HOMES = {
+        "AttentionHeads": "clip.heads",
         "DistributedMuon": "optim.distributed_muon",
         "Grid": "sharding.grid",
+        "Metrics": "metrics.observer",
         "Muon": "optim.muon",
         "MuonW": "muonw.optimizer",
+        "QKClip": "clip.qk_clip",
         "Zero1AdamW": "optim.zero1_adamw",
         "newton_schulz": "optim.newton_schulz",
         "plan": "sharding.layout",

@@ -97,8 +97,8 @@ except ModuleNotFoundError as error:
     print(error)
 """
     first, refused, missing = run(installed, "-c", program).splitlines()
-    names = [distmuon.__version__, "DistributedMuon", "Grid", "Muon", "MuonW", "Zero1AdamW", "__version__"]
-    names += ["checkpoint", "launch", "newton_schulz", "plan", "split_parameters"]
+    names = [distmuon.__version__, "AttentionHeads", "DistributedMuon", "Grid", "Metrics", "Muon", "MuonW", "QKClip"]
+    names += ["Zero1AdamW", "__version__", "checkpoint", "launch", "newton_schulz", "plan", "split_parameters"]
     assert first.split() == ["True", "False", *names]
     assert refused.startswith("worker is 'distmuon.nothing:at_all'; give a function")
     assert missing == "No module named 'torch'"
@@ -122,10 +122,13 @@ except AttributeError as error:
 """
     *public, orthogonal, starred, typo = run(with_torch, "-c", program).splitlines()
     assert dict(line.split() for line in public) == {
+        "AttentionHeads": "type",
         "DistributedMuon": "type",
         "Grid": "type",
+        "Metrics": "type",
         "Muon": "type",
         "MuonW": "type",
+        "QKClip": "type",
         "Zero1AdamW": "type",
         "checkpoint": "module",
         "launch": "module",
@@ -142,6 +145,12 @@ def test_the_readmes_example_trains_on_two_ranks_of_the_installed_engine(with_to
     first, last = ast.literal_eval(run(with_torch, "train.py", folder=tmp_path))
     assert len(first) == len(last) == 2
     assert max(last) < 0.5 * min(first)
+
+
+def test_the_conformance_kit_is_one_command_of_the_installed_engine(with_torch: Path, tmp_path: Path) -> None:
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "distmuon.conformance", "-k", "golden"]
+    printed = run(with_torch, *command, "--optimizer", "torch.optim:Muon", folder=tmp_path)
+    assert "passed       golden numbers  " in printed
 
 
 def test_type_checkers_see_the_types_of_every_public_name_and_no_other(installed: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints that any grid may load: whole tensors in named boxes, checked before they are believed."""
 
-from distmuon.checkpoint.folders import load, save
+from distmuon.checkpoint.folders import async_save, load, save
 from distmuon.checkpoint.storage import CheckpointError
 
-__all__ = ["CheckpointError", "load", "save"]
+__all__ = ["CheckpointError", "async_save", "load", "save"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from distmuon.muonw.boxes import Box, extent, volume
+from distmuon.muonw.boxes import Box, all_of, extent, volume
 from distmuon.sharding.layout import ParamSpec, Range
 
 
@@ -37,6 +37,11 @@ class Boxed(Tensor):
         made = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)  # type: ignore[attr-defined]
         made.held = {tuple(side.start for side in box): (box, value) for box, value in held if volume(box)}
         return made
+
+    def copied(self) -> Boxed:
+        """Return the same boxes with values of their own, in the host's memory."""
+        held = [(box, torch.empty_like(value, device="cpu").copy_(value)) for box, value in self.held.values()]
+        return Boxed(self.shape, self.dtype, held)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -114,8 +119,7 @@ def boxes_of_run(shape: Sequence[int], run: Range) -> list[tuple[Box, Range]]:
         return _in_row(shape, last, run)
     found = _in_row(shape, first - 1, Range(run.start, first * row))
     if first < last:
-        everything = tuple(Range(0, size) for size in shape[1:])
-        found.append(((Range(first, last), *everything), Range(first * row, last * row)))
+        found.append(((Range(first, last), *all_of(shape[1:])), Range(first * row, last * row)))
     return found + _in_row(shape, last, Range(last * row, run.end))
 
 

@@ -2,6 +2,7 @@
 
     save("runs/step-100", model, optimizer, notes={"step": 100})
     notes = load("runs/step-100", model, optimizer)
+    saving = async_save("runs/step-200", model, optimizer)  # training goes on; saving.result() waits
 
 The folder appears at once and whole, or not at all: it is written under another name and renamed in the end, after its
 bytes are on the disk. Loading looks at every byte before it writes to anything. Both are collective.
@@ -9,10 +10,12 @@ bytes are on the disk. Loading looks at every byte before it writes to anything.
 
 from __future__ import annotations
 
-import os
+import glob
 import shutil
 import uuid
+import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,13 +23,24 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 
-from distmuon.checkpoint.storage import CheckpointError, ManifestReader, ManifestWriter, check_files, read_manifest
+from distmuon.checkpoint.storage import (
+    CheckpointError,
+    ManifestReader,
+    ManifestWriter,
+    as_json,
+    check_files,
+    read_manifest,
+)
 from distmuon.checkpoint.tensors import make_states, owned, tensors
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 
 Result = TypeVar("Result")
 UNFINISHED = ".unfinished-"
+_running: list[Future[None]] = []  # the save in the background, if there is one
+_background: dict[str, Any] = {}
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # said of every save by one process
 
 
 def save(
@@ -37,24 +51,33 @@ def save(
     All ranks call it, and see the same file system. Where ranks hold different values of a tensor that is not cut, such
     as running means, those of one rank are kept. Raises CheckpointError on all ranks for a folder that exists already.
     """
-    target = Path(folder)
-
-    def prepare() -> str:
-        if target.exists():
-            raise CheckpointError(f"{target} exists already, and nothing is overwritten; name another folder.")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return f"{UNFINISHED}{target.name}-{uuid.uuid4().hex[:8]}"
-
-    found, options = _together(lambda: (tensors(model, optimizer), _options(model, optimizer)))
-    unfinished = target.parent / _on_rank_0(prepare)
-    kept = {"groups": options, "notes": dict(notes or {}), "steps": getattr(optimizer, "steps", None)}
+    found, writer = _begin(folder, model, optimizer, notes)
     try:
-        dcp.save(dict(found), storage_writer=ManifestWriter(unfinished, kept), no_dist=not _several())
+        dcp.save(found, storage_writer=writer, no_dist=not _several())
+    except CheckpointException as error:
+        _discard(writer)
+        raise CheckpointError(_words_of(writer, error)) from error
     except BaseException:
-        if _rank() == 0:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        _discard(writer)
         raise
-    _on_rank_0(lambda: _publish(unfinished, target))
+
+
+def async_save(
+    folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, notes: Mapping[str, Any] | None = None
+) -> Future[None]:
+    """Copy what `save` would save, and return while a thread writes it; training may go on at once.
+
+    The future's `result()` waits until the folder is there, or raises CheckpointError, of which every rank also warns,
+    should nobody ask. A later save waits for this one, and so must a program before it leaves the process group. The
+    copy takes as much of the host's memory as this rank saves.
+    """
+    found, writer = _begin(folder, model, optimizer, notes)
+    group = _background_group() if _several() else None
+    written: Any = dcp.async_save(found, storage_writer=writer, process_group=group, no_dist=group is None)
+    ended: Future[None] = Future()
+    _running.append(ended)
+    written.add_done_callback(lambda _: _end(ended, written.exception(), writer))
+    return ended
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -76,6 +99,64 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     if isinstance(optimizer, ShardedOptimizer):
         optimizer.steps = kept["steps"]
     return kept["notes"]
+
+
+# ---- Saving -----------------------------------------------------------------------------------------------
+
+
+def _begin(
+    folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, notes: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], ManifestWriter]:
+    """Return what is to be written, and who writes it, once an earlier save has ended."""
+    wait(_running)
+    _running.clear()
+    target = Path(folder)
+
+    def prepare() -> str:
+        if target.exists():
+            raise CheckpointError(f"{target} exists already, and nothing is overwritten; name another folder.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for left in target.parent.glob(f"{UNFINISHED}{glob.escape(target.name)}-????????"):
+            shutil.rmtree(left)  # by who was killed while saving the same
+        return f"{UNFINISHED}{target.name}-{uuid.uuid4().hex[:8]}"
+
+    def collect() -> tuple[dict[str, Any], dict[str, Any]]:
+        kept = {"groups": _options(model, optimizer), "notes": dict(notes or {})}
+        return dict(tensors(model, optimizer)), as_json(kept | {"steps": getattr(optimizer, "steps", None)})
+
+    found, kept = _together(collect)
+    return found, ManifestWriter(target.parent / _on_rank_0(prepare), target, kept)
+
+
+def _discard(writer: ManifestWriter) -> None:
+    """Remove what was written, after a failure, of which torch tells all ranks once all have stopped writing."""
+    if _rank() == 0:
+        shutil.rmtree(writer.path, ignore_errors=True)
+
+
+def _end(ended: Future[None], error: BaseException | None, writer: ManifestWriter) -> None:
+    """End a save in the background: clean up after a failure, and say so, even if nobody asks."""
+    if error is None:
+        ended.set_result(None)
+        return
+    _discard(writer)
+    warnings.warn(words := _words_of(writer, error), RuntimeWarning, stacklevel=2)
+    ended.set_exception(CheckpointError(words))
+
+
+def _words_of(writer: ManifestWriter, error: BaseException) -> str:
+    """Return in a sentence why nothing was saved: torch wraps what the ranks have raised, with their tracebacks."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return f"{writer.target} was not saved: {type(error).__name__}: {error}"
+
+
+def _background_group() -> dist.ProcessGroup:
+    """Return a group for the thread that saves: its collectives must not mix with those of training. Collective."""
+    everybody = dist.group.WORLD
+    if _background.get("of") is not everybody:  # a program may leave its process group and make another
+        _background.update(of=everybody, group=dist.new_group(backend="gloo", group_desc="checkpoint"))
+    return _background["group"]
 
 
 # ---- What belongs together --------------------------------------------------------------------------------
@@ -137,21 +218,6 @@ def _like(now: Any, value: Any) -> Any:
 
 
 # ---- Ranks ------------------------------------------------------------------------------------------------
-
-
-def _publish(unfinished: Path, target: Path) -> None:
-    """Let the folder appear under its name, now that all of it is on the disk."""
-    _sync(unfinished)
-    os.rename(unfinished, target)
-    _sync(target.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _together(act: Callable[[], Result]) -> Result:

@@ -39,14 +39,21 @@ class CheckpointError(ValueError):
 
 
 class ManifestWriter(FileSystemWriter):
-    """Writes chunks as torch does, and then a manifest. notes: whatever else is to be kept, as JSON."""
+    """Writes chunks as torch does, then a manifest, and lets the folder appear under its name.
 
-    def __init__(self, folder: Path, notes: Mapping[str, Any]) -> None:
-        super().__init__(folder)
-        self.notes = notes
+    unfinished: where it is written. target: what it is called in the end. notes: whatever else is to be kept, as JSON.
+    """
+
+    def __init__(self, unfinished: Path, target: Path, notes: Mapping[str, Any]) -> None:
+        super().__init__(unfinished)
+        self.target, self.notes = target, notes
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy, in the host's memory, for `dcp.async_save`: training goes on and writes to the original."""
+        return {name: boxed.copied() for name, boxed in state_dict.items()}
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the manifest, on the coordinator, once all ranks have written."""
+        """Write the manifest and rename the folder, on the coordinator, once all ranks have written."""
         stored = {result.index: result.storage_data for of_rank in results for result in of_rank}
         folder = Path(self.path)
         tensors = {}
@@ -66,6 +73,13 @@ class ManifestWriter(FileSystemWriter):
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        self.publish()
+
+    def publish(self) -> None:
+        """Let the folder appear under its name, now that all of it is on the disk."""
+        _sync(Path(self.path))
+        os.rename(self.path, self.target)
+        _sync(self.target.parent)
 
 
 class ManifestReader(FileSystemReader):
@@ -128,10 +142,26 @@ def check_files(folder: Path, manifest: Mapping[str, Any], rank: int = 0, ranks:
             raise CheckpointError(f"{file} is damaged: it is not what its sha256 says; take another checkpoint.")
 
 
+def as_json(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what reading will find. Raises CheckpointError for what JSON does not hold."""
+    try:
+        return json.loads(json.dumps(notes))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the notes cannot be kept as JSON ({error}); leave that out of them.") from None
+
+
 def sha256(file: Path) -> str:
     """Return the digest of a file's bytes."""
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -15,12 +15,12 @@ from torch.distributed.tensor import DTensor
 
 from distmuon.checkpoint.boxed import Boxed, in_whole, of_run
 from distmuon.checkpoint.storage import CheckpointError
-from distmuon.muonw.boxes import Box
-from distmuon.muonw.meshes import boxes_on, common_mesh
+from distmuon.muonw.boxes import all_of
+from distmuon.muonw.meshes import common_mesh, own_box
 from distmuon.muonw.plans import local
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.buffers import dtype_name
-from distmuon.sharding.layout import ParamSpec, Range
+from distmuon.sharding.layout import ParamSpec
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -31,8 +31,7 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Box
 
     Raises CheckpointError for a parameter of the optimizer's that the model does not have, and for what is no tensor.
     """
-    made = _Flat(model, optimizer) if isinstance(optimizer, ShardedOptimizer) else _Placed(model)
-    found = {}
+    made, found = _kind_of(model, optimizer), {}
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             raise CheckpointError(f"the model keeps {name!r}, a {type(value).__name__}; only tensors are saved.")
@@ -45,16 +44,12 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Box
 
 def make_states(model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
     """Let the optimizer have just those states, of any values, that are saved under these names."""
-    pieces = {}
-    if isinstance(optimizer, ShardedOptimizer):
-        buffers = optimizer.buffers
-        pieces = {id(buffers.parameters[p.index]): p for of_bucket in buffers.pieces.values() for p in of_bucket}
+    made = _kind_of(model, optimizer)
     for name, p in owned(model, optimizer):
         begin = f"{OPTIMIZER}/{name}/"
         keys = [found.removeprefix(begin) for found in names if found.startswith(begin)]
-        like = p if not isinstance(optimizer, ShardedOptimizer) else pieces[id(p)].weight if id(p) in pieces else None
-        if like is None:
-            continue  # this rank owns nothing of it
+        if (like := made.kept_of(p)) is None:
+            continue
         state = optimizer.state[p]
         for key in [key for key in state if key not in keys]:
             del state[key]
@@ -76,20 +71,22 @@ def owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[
             yield names[id(p)], p
 
 
+def _kind_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> _Flat | _Placed:
+    return _Flat(optimizer) if isinstance(optimizer, ShardedOptimizer) else _Placed(model)
+
+
 class _Placed:
     """Plain tensors, and DTensors where PyTorch has placed them."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.mesh = common_mesh(list(model.named_parameters()))
-        self.rank = 0
-        if self.mesh is not None:
-            self.rank = sorted(self.mesh.mesh.flatten().tolist()).index(self.mesh.get_rank())
+        common_mesh(list(model.named_parameters()))  # which refuses parameters that lie on others
+
+    def kept_of(self, p: Tensor) -> Tensor:
+        """Return what this rank keeps of a parameter, as its state has it."""
+        return p
 
     def of_model(self, name: str, value: Tensor) -> Boxed:
-        box = _all_of(value)
-        if isinstance(value, DTensor):
-            assert self.mesh is not None
-            box = boxes_on(self.mesh, name, value)[self.rank]
+        box = own_box(name, value) if isinstance(value, DTensor) else all_of(value.shape)
         return Boxed(value.shape, value.dtype, [(box, local(value.detach()))])
 
     def of_state(self, p: Tensor, key: str, value: Any) -> Boxed:
@@ -99,29 +96,29 @@ class _Placed:
 class _Flat:
     """TP-local parameters, and the flat runs of them that ZeRO-1 has left to this rank."""
 
-    def __init__(self, model: nn.Module, optimizer: ShardedOptimizer) -> None:
+    def __init__(self, optimizer: ShardedOptimizer) -> None:
         self.tp, buffers = optimizer.grid.tp, optimizer.buffers
         self.specs = {id(p): spec for p, spec in zip(buffers.parameters, buffers.layout.specs, strict=True)}
-        self.runs = {
-            id(buffers.parameters[piece.index]): piece.meta.range_in_param
-            for pieces in buffers.pieces.values()
-            for piece in pieces
-        }
+        self.pieces = {id(buffers.parameters[p.index]): p for pieces in buffers.pieces.values() for p in pieces}
+
+    def kept_of(self, p: Tensor) -> Tensor | None:
+        """Return what this rank keeps of a parameter, as its state has it; None where it owns nothing of it."""
+        piece = self.pieces.get(id(p))
+        return None if piece is None else piece.weight
 
     def of_model(self, name: str, value: Tensor) -> Boxed:
         spec = self.specs.get(
             id(value), ParamSpec(name, tuple(value.shape), dtype_name(value.dtype), tp_split_dim(value))
         )
         shape = spec.full_shape(self.tp.size)
-        return Boxed(shape, value.dtype, in_whole(spec, self.tp.size, self.tp.rank, _all_of(value), value.detach()))
+        return Boxed(
+            shape, value.dtype, in_whole(spec, self.tp.size, self.tp.rank, all_of(value.shape), value.detach())
+        )
 
     def of_state(self, p: Tensor, key: str, value: Tensor) -> Boxed:
         if value.ndim == 0:
             return Boxed((), value.dtype, [((), value)])
         spec = self.specs[id(p)]
-        held = of_run(spec, self.tp.size, self.tp.rank, self.runs[id(p)], value)
+        run = self.pieces[id(p)].meta.range_in_param
+        held = of_run(spec, self.tp.size, self.tp.rank, run, value)
         return Boxed(spec.full_shape(self.tp.size), value.dtype, held)
-
-
-def _all_of(tensor: Tensor) -> Box:
-    return tuple(Range(0, size) for size in tensor.shape)

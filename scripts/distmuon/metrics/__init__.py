@@ -1,1 +1,6 @@
-"""What to watch while an optimizer trains."""
+"""What to watch while an optimizer trains: the same numbers on one process and on any grid, written while it runs."""
+
+from distmuon.metrics.observer import Metrics
+from distmuon.metrics.writers import Console, JsonLines, TensorBoard
+
+__all__ = ["Console", "JsonLines", "Metrics", "TensorBoard"]

@@ -1,9 +1,30 @@
-"""What to watch while an optimizer trains a matrix: its update, that update's size, how far the matrix stretches."""
+"""What to watch while an optimizer trains a matrix: its update, that update's size, how far the matrix stretches.
+
+For an update O [A, B] and the momentum M [A, B] that Newton–Schulz was fed, with singular values s of O and r the
+shorter side:
+
+    orthogonality error       ||O O^T - 1||_F / sqrt(r)  =  sqrt(mean((s^2 - 1)^2)), transposed where A > B
+    cosine to the polar factor   <O, P> / (||O||_F ||P||_F),  P = (M M^T)^(-1/2) M
+
+P is what Newton–Schulz approaches: Muon (Jordan et al. 2024).
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
+
+
+class Orthogonality(NamedTuple):
+    """How near an update is to the polar factor. quantiles: of the singular values, at QUANTILES."""
+
+    error: float
+    cosine: float
+    quantiles: tuple[float, ...]
 
 
 def update_of(before: Tensor, after: Tensor, lr: float, weight_decay: float) -> Tensor:
@@ -19,3 +40,27 @@ def rms(update: Tensor) -> float:
 def spectral_norm(weight: Tensor) -> float:
     """Return the largest factor by which `weight` [A, B] stretches any input."""
     return torch.linalg.matrix_norm(weight, ord=2).item()
+
+
+def orthogonality(
+    update: Tensor,  # O, [A, B]
+    fed: Tensor,  # M, [A, B]
+) -> Orthogonality:
+    """Compare an update with what Newton–Schulz was to make of `fed`; all NaN where one of them is not finite.
+
+    In float64, by the eigenvalues of two Gram matrices: two eigendecompositions of the shorter side. Directions in
+    which M has less than 1e-7 of its norm have no polar factor that can be told from noise, and are left out of P.
+    """
+    o, m = (x.double() if x.shape[0] <= x.shape[1] else x.double().T for x in (update, fed))
+    if not (o.isfinite().all() and m.isfinite().all()):
+        return Orthogonality(torch.nan, torch.nan, (torch.nan,) * len(QUANTILES))
+    squares = torch.linalg.eigvalsh(o @ o.T).clamp(min=0)  # s^2
+    lengths, directions = torch.linalg.eigh(m @ m.T)
+    kept = lengths > 1e-14 * lengths[-1]
+    directions = directions[:, kept]
+    # <O, P> = sum_k q_k^T (O M^T) q_k / |M^T q_k|
+    common = (((o @ m.T) @ directions * directions).sum(0) / lengths[kept].sqrt()).sum()
+    cosine = common / (squares.sum() * kept.sum()).sqrt()
+    levels = torch.tensor(QUANTILES, dtype=torch.float64, device=o.device)
+    quantiles = squares.sqrt().quantile(levels)
+    return Orthogonality((squares - 1).square().mean().sqrt().item(), cosine.item(), tuple(quantiles.tolist()))

@@ -7,7 +7,7 @@ rank alike.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,12 @@ class Block(nn.Module):
 
     Query, key and value are separate matrices, each cut by whole heads. A fused one, gathered over TP, would come back
     with its rows in another order (harmless to Newton–Schulz, but not to a reader).
+
+    watch: called with the queries and keys of every forward pass, each [batch, heads / T, length, head width]; None for
+        nobody. `QKClip` watches the logits there.
     """
+
+    watch: Callable[[Tensor, Tensor], None] | None = None
 
     def __init__(self, width: int, heads: int, tp: Group, name: str) -> None:
         super().__init__()
@@ -90,6 +95,8 @@ class Block(nn.Module):
             layer(y, copied=True).view(batch, length, self.heads, -1).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
+        if self.watch is not None:
+            self.watch(q, k)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, -1))
         return x + self.down(F.gelu(self.up(self.norm2(x))))

@@ -36,7 +36,7 @@ def boxes(shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[
     order = [dim for dim in range(len(placements)) if dim not in strided] + strided
     found = []
     for coordinate in itertools.product(*map(range, mesh_shape)):
-        box = [Range(0, size) for size in shape]
+        box = list(all_of(shape))
         for mesh_dim in order:
             placement = placements[mesh_dim]
             if isinstance(placement, Shard | _StridedShard):
@@ -61,7 +61,7 @@ def uneven_over(
 
 def matrices_of(matrices: Matrices, shape: Sequence[int]) -> list[tuple[Box, tuple[int, int]]]:
     """Return the matrices in a whole parameter: the box of each, and its shape [A, B]."""
-    everything = tuple(Range(0, size) for size in shape)
+    everything = all_of(shape)
     kind, found, start = kind_of(matrices), [], 0
     cut = NUMBERED.get(kind, 0)  # the dimension along which matrices follow each other
     for same in parts(matrices, shape):
@@ -71,6 +71,11 @@ def matrices_of(matrices: Matrices, shape: Sequence[int]) -> list[tuple[Box, tup
             found.append(((*everything[:cut], Range(begin, begin + length), *everything[cut + 1 :]), same.shape))
         start += same.rows
     return found
+
+
+def all_of(shape: Sequence[int]) -> Box:
+    """Return the box of a whole tensor."""
+    return tuple(Range(0, size) for size in shape)
 
 
 def overlap(one: Box, other: Box) -> Box | None:

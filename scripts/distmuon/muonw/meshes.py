@@ -7,6 +7,7 @@ replicas.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def common_mesh(parameters: Named) -> DeviceMesh | None:
     for name, p in parameters:
         if isinstance(p, DTensor) and p.device_mesh != widest:
             own = p.device_mesh
-            inside = set(own.mesh.flatten().tolist()) <= set(widest.mesh.flatten().tolist())
+            inside = set(ranks_of(own)) <= set(ranks_of(widest))
             if not inside or own.mesh_dim_names is None or not set(own.mesh_dim_names) <= set(names):
                 raise ValueError(
                     f"parameter {name!r} lies on {own}, which is no part of {widest}, where others lie; make one MuonW "
@@ -47,9 +48,15 @@ def common_mesh(parameters: Named) -> DeviceMesh | None:
 
 def group_of(mesh: DeviceMesh, ledger: Ledger) -> Group:
     """Return the group of all ranks of the mesh, in the order of their numbers. Collective where there is none yet."""
-    ranks = sorted(mesh.mesh.flatten().tolist())
+    ranks = sorted(ranks_of(mesh))
     handle = everyone(mesh, mesh.get_all_groups())
     return Group("mesh", len(ranks), ranks.index(mesh.get_rank()), handle, ledger)
+
+
+@functools.lru_cache(maxsize=16)
+def ranks_of(mesh: DeviceMesh) -> tuple[int, ...]:
+    """Return the ranks of the flattened mesh; torch computes them anew each time, which takes long."""
+    return tuple(mesh.mesh.flatten().tolist())
 
 
 def boxes_on(
@@ -61,8 +68,27 @@ def boxes_on(
 
     Raises ValueError, naming the parameter, where DTensor's word cannot be relied on.
     """
+    own, found = parameter.device_mesh, _boxes_on_own_mesh(name, parameter)
+    if own == mesh:
+        on_mesh = found
+    else:
+        assert mesh.mesh_dim_names is not None
+        assert own.mesh_dim_names is not None
+        dims = [mesh.mesh_dim_names.index(dim) for dim in own.mesh_dim_names]
+        coordinates = itertools.product(*map(range, mesh.shape))
+        on_mesh = [found[_flat([at[dim] for dim in dims], tuple(own.shape))] for at in coordinates]
+    order = ranks_of(mesh)
+    return [on_mesh[order.index(rank)] for rank in sorted(order)]
+
+
+def own_box(name: str, parameter: DTensor) -> Box:
+    """Return the box that this rank holds; errors as for `boxes_on`."""
+    return _boxes_on_own_mesh(name, parameter)[_place(parameter.device_mesh)]
+
+
+def _boxes_on_own_mesh(name: str, parameter: DTensor) -> list[Box]:
     own, placements = parameter.device_mesh, parameter.placements
-    shape, sizes = tuple(parameter.shape), tuple(own.mesh.shape)
+    shape, sizes = tuple(parameter.shape), tuple(own.shape)
     if (cut := uneven_over(shape, sizes, placements)) is not None:
         dim, mesh_dim = cut
         ranks = sizes[mesh_dim]
@@ -78,23 +104,14 @@ def boxes_on(
             f"parameter {name!r} holds {tuple(parameter.to_local().shape)} here, and its placements {placements} on "
             f"{own} say {held}; wrap the model anew, or give this parameter to another optimizer."
         )
-    if own == mesh:
-        on_mesh = found
-    else:
-        assert mesh.mesh_dim_names is not None
-        assert own.mesh_dim_names is not None
-        dims = [mesh.mesh_dim_names.index(dim) for dim in own.mesh_dim_names]
-        coordinates = itertools.product(*map(range, mesh.mesh.shape))
-        on_mesh = [found[_flat([at[dim] for dim in dims], sizes)] for at in coordinates]
-    order = mesh.mesh.flatten().tolist()
-    return [on_mesh[order.index(rank)] for rank in sorted(order)]
+    return found
 
 
 def _place(mesh: DeviceMesh) -> int:
     """Return this rank's place in the flattened mesh."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
-    return _flat(coordinate, tuple(mesh.mesh.shape))
+    return _flat(coordinate, tuple(mesh.shape))
 
 
 def _flat(coordinate: Sequence[int], sizes: Sequence[int]) -> int:

@@ -21,21 +21,27 @@ from torch import Tensor, nn
 
 from distmuon.muonw.boxes import extent, volume
 from distmuon.muonw.parcels import Matrix, MatrixPiece, numel
-from distmuon.muonw.plans import Plan, lay_out, local, named
+from distmuon.muonw.plans import Plan, lay_out, local
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
 from distmuon.optim.muon import (
-    MOMENTUM_DTYPES,
     MUON_DEFAULTS,
     apply_,
     batches,
     check_dtype,
-    check_muon_options,
+    check_muon_group,
     decay_,
     momentum_,
     orthogonalize,
     scale,
 )
-from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter, complete_group, refuse_unknown, split_parameters
+from distmuon.optim.routing import (
+    GROUP_NOTES,
+    complete_group,
+    named,
+    refuse_unknown,
+    split_parameters,
+    withdrawn_if_refused,
+)
 from distmuon.sharding.agreement import Disagreement
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
@@ -60,7 +66,7 @@ class MuonW(torch.optim.Optimizer):
     same parameters.
 
     state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, placed as the parameter is.
-    ledger: what this rank has sent.
+    ledger: what this rank has sent. skipped_steps: how many, for an infinity under a GradScaler; not saved.
 
     Raises ValueError for a parameter that it cannot take, naming it and the remedy: at construction, or before anything
     has changed in the first step. Raises Disagreement on all ranks where their groups or gradients are not alike.
@@ -81,7 +87,7 @@ class MuonW(torch.optim.Optimizer):
         self._options, self.gather_dtype = options | ({} if lr is None else {"lr": lr}), gather_dtype
         known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
         refuse_unknown(self._options, known, "MuonW")
-        self.ledger = Ledger()
+        self.ledger, self.skipped_steps = Ledger(), 0
         self._plans: list[Plan] | None = None  # made in the first step
         self._everybody: Group
         super().__init__(split_parameters(params) if isinstance(params, nn.Module) else params, {})
@@ -92,11 +98,8 @@ class MuonW(torch.optim.Optimizer):
         """Add a group with its algorithm's defaults, refusing parameters and options that it cannot take."""
         complete_group(param_group, self.DEFAULTS, self._options, "MuonW")
         super().add_param_group(param_group)
-        try:
+        with withdrawn_if_refused(self):
             self._check(param_group)
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
         self._plans = None
 
     @torch.no_grad()
@@ -109,10 +112,12 @@ class MuonW(torch.optim.Optimizer):
         if self._plans is None:
             self._everybody, self._plans = lay_out(self.param_groups, self.gather_dtype, self.ledger)
         if not self._unscale():
+            self.skipped_steps += 1
             return loss
-        received = [self._gather(plan) for plan in self._plans]
-        for plan, matrices in zip(self._plans, received, strict=True):
-            self._apply(plan, self._give_back(plan, self._orthogonalize(plan, matrices)))
+        headers = [self._digest(plan) for plan in self._plans]
+        received = [self._gather(*pair) for pair in zip(self._plans, headers, strict=True)]
+        for plan, header, matrices in zip(self._plans, headers, received, strict=True):
+            self._apply(plan, self._give_back(plan, header, self._orthogonalize(plan, matrices)))
         self._step_adamw()
         return loss
 
@@ -130,7 +135,7 @@ class MuonW(torch.optim.Optimizer):
 
     # ---- Muon's moves -------------------------------------------------------------------------------------
 
-    def _gather(self, plan: Plan) -> dict[Matrix, Tensor]:  # M[A, B], or the box of a kernel
+    def _gather(self, plan: Plan, header: Tensor) -> dict[Matrix, Tensor]:  # M[A, B], or the box of a kernel
         """Pieces of the momentum -> the matrices that this rank owns."""
         momenta = self._momenta(plan)
         parcels = [[momenta[piece.matrix[0]][plan.here(piece)] for piece in to] for to in plan.parcels.out]
@@ -138,7 +143,7 @@ class MuonW(torch.optim.Optimizer):
         for matrix in plan.parcels.mine:
             box, _ = plan.parcels.whole(matrix)
             found[matrix] = torch.empty(extent(box), dtype=plan.dtype, device=plan.device)
-        for piece, values in self._exchange(plan, parcels, plan.parcels.coming, MOMENTUM_LABEL):
+        for piece, values in self._exchange(plan, header, parcels, plan.parcels.coming, MOMENTUM_LABEL):
             found[piece.matrix][plan.inside(piece)] = values
         return found
 
@@ -175,11 +180,12 @@ class MuonW(torch.optim.Optimizer):
     def _give_back(
         self,
         plan: Plan,
+        header: Tensor,
         updates: Mapping[Matrix, Tensor],  # O
     ) -> Iterable[tuple[MatrixPiece, Tensor]]:
         """Updates -> the pieces of them that this rank holds."""
         parcels = [[updates[piece.matrix][plan.inside(piece)] for piece in to] for to in plan.parcels.back]
-        return self._exchange(plan, parcels, plan.parcels.returning, UPDATES_LABEL)
+        return self._exchange(plan, header, parcels, plan.parcels.returning, UPDATES_LABEL)
 
     def _apply(self, plan: Plan, pieces: Iterable[tuple[MatrixPiece, Tensor]]) -> None:
         """Decay and move what this rank holds; the scale is that of whole matrices."""
@@ -195,6 +201,7 @@ class MuonW(torch.optim.Optimizer):
     def _exchange(
         self,
         plan: Plan,
+        header: Tensor,  # [HEADER], see `_digest`
         parcels: Sequence[Sequence[Tensor]],  # for every rank, tensors of the plan's dtype
         coming: Sequence[Sequence[MatrixPiece]],
         label: str,
@@ -204,7 +211,6 @@ class MuonW(torch.optim.Optimizer):
         Raises Disagreement, on all ranks, where the headers are not alike.
         """
         rank, size = plan.group.rank, plan.group.size
-        header = self._digest(plan)
         flat = [
             torch.cat([header, *(tensor.reshape(-1) for tensor in parcel)]) if to != rank else header[:0]
             for to, parcel in enumerate(parcels)
@@ -247,15 +253,8 @@ class MuonW(torch.optim.Optimizer):
         """Raise ValueError or TypeError, naming what is wrong with the options or parameters of a group."""
         if group["algorithm"] == "adamw":
             check_adamw_options(group)
-            return
-        check_muon_options(group)
-        for name, p in named(group):
-            check_muon_parameter(name, p, group["matrices"])
-            if p.dtype not in MOMENTUM_DTYPES:
-                raise ValueError(
-                    f"parameter {name!r} is {p.dtype}, which holds no momentum (it ends at 65504); train it in "
-                    "bfloat16 or float32, and let FSDP2's MixedPrecisionPolicy or torch.autocast compute in float16."
-                )
+        else:
+            check_muon_group(group)
 
 
 def _local_gradient(name: str, parameter: Tensor) -> Tensor:

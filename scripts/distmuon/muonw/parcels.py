@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from distmuon.muonw.boxes import Box, overlap, volume
 from distmuon.optim.newton_schulz import flops
+from distmuon.sharding.ownership import balance
 
 Matrix = tuple[int, int]  # (the parameter's place in the plan, which of its matrices)
 
@@ -37,7 +38,7 @@ class Parcels:
 
     owner: {matrix: rank}, of all. mine: the matrices that this rank owns.
     out, coming: for every rank, the pieces that go there and come from there before Newton–Schulz; back, returning:
-        the same after it. this rank's own part is among them.
+        the same after it. This rank's own part is among them.
     """
 
     def __init__(self, parameters: Sequence[Placed], ranks: int, rank: int) -> None:
@@ -58,11 +59,7 @@ class Parcels:
     def _add(self, matrix: Matrix) -> None:
         """Add the ways of a matrix: each box from one of its holders to the owner, and from there to all of them."""
         owner, (whole, _) = self.owner[matrix], self.whole(matrix)
-        holders: dict[Box, list[int]] = {}
-        for rank, box in enumerate(self.parameters[matrix[0]].boxes):
-            if (common := overlap(box, whole)) is not None:
-                holders.setdefault(common, []).append(rank)
-        for box, ranks in holders.items():
+        for box, ranks in _holders(self.parameters[matrix[0]].boxes, whole).items():
             piece = MatrixPiece(matrix, box)
             sender = owner if owner in ranks else ranks[sum(matrix) % len(ranks)]  # replicas take turns
             if sender == self.rank:
@@ -77,20 +74,27 @@ class Parcels:
 
 def owners(parameters: Sequence[Placed], ranks: int) -> dict[Matrix, int]:
     """Return who orthogonalizes each matrix, in the order of the parameters."""
-    loads, fixed, dealt = [0.0] * ranks, {}, []
-    for index, held in enumerate(parameters):
-        for number, (whole, shape) in enumerate(held.matrices):
-            touching = [rank for rank, box in enumerate(held.boxes) if overlap(box, whole) is not None]
-            cost, matrix = float(flops(shape)), (index, number)
+    loads, found, dealt = [0.0] * ranks, dict[Matrix, int](), dict[Matrix, float]()
+    for index, placed in enumerate(parameters):
+        for number, (whole, shape) in enumerate(placed.matrices):
+            touching = [rank for of_box in _holders(placed.boxes, whole).values() for rank in of_box]
             if len(touching) == 1:
-                fixed[matrix] = touching[0]
-                loads[touching[0]] += cost
+                found[index, number] = touching[0]
+                loads[touching[0]] += flops(shape)
             else:
-                dealt.append((-cost, matrix))
-    for cost, matrix in sorted(dealt):
-        fixed[matrix] = loads.index(min(loads))
-        loads[fixed[matrix]] -= cost
-    return dict(sorted(fixed.items()))
+                dealt[index, number] = float(flops(shape))
+    dealt_to = balance(dict(enumerate(dealt.values())), ranks, loads)
+    found |= {matrix: dealt_to[place] for place, matrix in enumerate(dealt)}
+    return dict(sorted(found.items()))
+
+
+def _holders(boxes: Sequence[Box], whole: Box) -> dict[Box, list[int]]:
+    """Return the pieces into which a matrix is cut, and the ranks that hold each."""
+    found: dict[Box, list[int]] = {}
+    for rank, box in enumerate(boxes):
+        if (common := overlap(box, whole)) is not None:
+            found.setdefault(common, []).append(rank)
+    return found
 
 
 def numel(pieces: Sequence[MatrixPiece]) -> int:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from distmuon.muonw.boxes import Box, matrices_of, within
+from distmuon.muonw.boxes import all_of, matrices_of, within
 from distmuon.muonw.meshes import boxes_on, common_mesh, group_of
 from distmuon.muonw.parcels import MatrixPiece, Parcels, Placed
+from distmuon.optim.routing import named
 from distmuon.sharding.collectives import Group
-from distmuon.sharding.layout import Range
 from distmuon.sharding.ledger import Ledger
 
 
@@ -65,7 +65,7 @@ def lay_out(
         group = everybody if placed else alone
         held = []
         for name, p, options in parameters:
-            boxes = [_all_of(p)] if mesh is None or not isinstance(p, DTensor) else boxes_on(mesh, name, p)
+            boxes = [all_of(p.shape)] if mesh is None or not isinstance(p, DTensor) else boxes_on(mesh, name, p)
             held.append(Placed(boxes, matrices_of(options["matrices"], tuple(p.shape))))
         parcels = Parcels(held, group.size, group.rank)
         plans.append(Plan(dtype, local(parameters[0].tensor).device, group, parameters, parcels))
@@ -77,17 +77,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def named(group: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Return a group's parameters with their names, or with their places in it."""
-    params = group["params"]
-    return zip(group.get("param_names") or [f"#{i}" for i in range(len(params))], params, strict=True)
-
-
 def _muons(groups: Sequence[Mapping[str, Any]]) -> Iterator[Parameter]:
     for group in groups:
         if group["algorithm"] == "muon":
             yield from (Parameter(name, p, group) for name, p in named(group))  # type: ignore[arg-type]
-
-
-def _all_of(tensor: Tensor) -> Box:
-    return tuple(Range(0, size) for size in tensor.shape)

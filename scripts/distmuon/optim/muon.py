@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from distmuon.optim.newton_schulz import COMPUTE_DTYPES, batching_pays, check_form, newton_schulz_, quintics
-from distmuon.optim.routing import check_muon_parameter, refuse_unknown, refuse_unknown_in_group
+from distmuon.optim.routing import (
+    check_muon_parameter,
+    named,
+    refuse_unknown,
+    refuse_unknown_in_group,
+    withdrawn_if_refused,
+)
+from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.matrices import Division, check_matrices, kind_of, parts
 
 MOMENTA = ("sum", "average")
@@ -43,7 +50,7 @@ MUON_DEFAULTS: dict[str, Any] = dict(
 )  # fmt: skip
 
 # the options that `newton_schulz` takes, in its order
-NEWTON_SCHULZ = ("ns_steps", "ns_coefficients", "compute_dtype", "ns_form", "ns_norm")
+NS_OPTIONS = ("ns_steps", "ns_coefficients", "compute_dtype", "ns_form", "ns_norm")
 
 # ---- The arithmetic ---------------------------------------------------------------------------------------
 
@@ -106,6 +113,7 @@ def apply_(
     weight.add_(update.to(weight.dtype), alpha=-lr * factor)
 
 
+@of_kind(NEWTON_SCHULZ)
 def orthogonalize(
     inputs: Sequence[Tensor],  # n matrices [A, B]; or whatever holds several
     group: Mapping[str, Any],
@@ -118,7 +126,7 @@ def orthogonalize(
     The inputs are used up: one that comes alone, or holds several matrices, is overwritten by its result.
     """
     divisions = divisions or [Division(group["matrices"])] * len(inputs)
-    options = [group[name] for name in NEWTON_SCHULZ]
+    options = [group[name] for name in NS_OPTIONS]
     if any(division.matrices != "whole" for division in divisions):
         return _orthogonalize_parts([x.contiguous() for x in inputs], divisions, options, group["batched"])
     stack = torch.stack(list(inputs)) if len(inputs) > 1 else inputs[0].unsqueeze(0)  # [n, A, B]
@@ -185,7 +193,7 @@ def batches(
         if division.matrices != "whole":
             shapes = {part.shape for part in parts(division.matrices, tensor.shape)}
         pays = group["batched"] and all(batching_pays(shape, tensor.device) for shape in shapes)
-        alike = (frozenset(shapes), tensor.dtype, tensor.device, *(str(group[name]) for name in NEWTON_SCHULZ))
+        alike = (frozenset(shapes), tensor.dtype, tensor.device, *(str(group[name]) for name in NS_OPTIONS))
         found.setdefault(alike if pays else (index,), []).append(index)
     return list(found.values())
 
@@ -207,6 +215,18 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
     quintics(group["ns_coefficients"], group["ns_steps"])
     check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)
     check_form(group["ns_form"], group["ns_norm"], group["compute_dtype"])
+
+
+def check_muon_group(group: Mapping[str, Any]) -> None:
+    """Raise ValueError or TypeError, naming what is wrong with a group's options or with a whole parameter of it."""
+    check_muon_options(group)
+    for name, parameter in named(group):
+        check_muon_parameter(name, parameter, group["matrices"])
+        if parameter.dtype not in MOMENTUM_DTYPES:
+            raise ValueError(
+                f"parameter {name!r} is {parameter.dtype}, which holds no momentum (it ends at 65504); "
+                "train it in bfloat16 or float32, and let torch.autocast compute in float16."
+            )
 
 
 def check_dtype(name: str, dtype: Any, default: Any, allowed: Sequence[torch.dtype] = MOMENTUM_DTYPES) -> None:
@@ -255,11 +275,8 @@ class Muon(torch.optim.Optimizer):
         if isinstance(param_group, dict):  # what else is wrong with it, torch will say
             refuse_unknown_in_group(param_group, (*self.DEFAULTS, "algorithm"), "Muon")
         super().add_param_group(param_group)
-        try:
+        with withdrawn_if_refused(self):
             self._check(param_group)
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -281,19 +298,12 @@ class Muon(torch.optim.Optimizer):
                 f"a group has algorithm={group['algorithm']!r}; Muon on one device runs 'muon' alone: give this group "
                 "to torch.optim.AdamW, or all groups to DistributedMuon."
             )
-        check_muon_options(group)
         check_dtype("input_dtype", group["input_dtype"], None)
-        for name, parameter in _named(group):
-            check_muon_parameter(name, parameter, group["matrices"])
-            if parameter.dtype not in MOMENTUM_DTYPES:
-                raise ValueError(
-                    f"parameter {name!r} is {parameter.dtype}, which holds no momentum (it ends at 65504); "
-                    "train it in bfloat16 or float32, and let torch.autocast compute in float16."
-                )
+        check_muon_group(group)
 
     def _moving(self, group: dict[str, Any]) -> Iterator[Tensor]:
         """Return the parameters of a group that have a gradient."""
-        for name, p in _named(group):
+        for name, p in named(group):
             if p.grad is not None and p.grad.is_sparse:
                 raise RuntimeError(f"parameter {name!r} has a sparse gradient; Muon takes dense ones (sparse=False).")
             if p.grad is not None:
@@ -324,9 +334,3 @@ class Muon(torch.optim.Optimizer):
         buffer = state["momentum_buffer"]
         u = momentum_(buffer, p.grad, group["momentum"], group["nesterov"], group["momentum_kind"])
         return u if group["input_dtype"] is None else u.to(group["input_dtype"])
-
-
-def _named(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Return a group's parameters with their names, or with their places in it."""
-    params = group["params"]
-    return zip(group.get("param_names") or [f"#{i}" for i in range(len(params))], params, strict=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -133,6 +134,22 @@ def complete_group(
     refuse_unknown_in_group(group, (*defaults[algorithm], "algorithm"), f"{algorithm} in {who}")
     for name, value in defaults[algorithm].items():
         group.setdefault(name, given.get(name, value))
+
+
+def named(group: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Return a group's parameters with their names, or with their places in it."""
+    params = group["params"]
+    return zip(group.get("param_names") or [f"#{i}" for i in range(len(params))], params, strict=True)
+
+
+@contextlib.contextmanager
+def withdrawn_if_refused(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Take the optimizer's latest group back where it is refused inside."""
+    try:
+        yield
+    except (TypeError, ValueError):
+        optimizer.param_groups.pop()
+        raise
 
 
 def refuse_meta(name: str, parameter: Tensor) -> None:

@@ -10,7 +10,7 @@ A step is ZeRO-1's two outer moves, and between them what a subclass does with i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -151,6 +151,19 @@ class ShardedOptimizer(ShardedState):
         """Drop all gradients, reduced or not; or set them to zero, as torch does."""
         self._ready, self._reduced = None, []
         super().zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def scale_rows_(
+        self,
+        factors: Mapping[Tensor, Tensor],  # {parameter: of each of its rows, [I_tp]}; alike on all DP ranks
+    ) -> None:
+        """Multiply parameters row by row, between two steps, and master weights with them: a write of the optimizer's.
+
+        Where masters are others than the parameters, the buckets concerned are gathered anew.
+        """
+        for bucket in self.buffers.scale_rows_(factors):
+            self.all_gather(bucket)
+        self.buffers.seal()
 
     # ---- What a step is made of ---------------------------------------------------------------------------
 

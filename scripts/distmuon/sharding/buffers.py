@@ -8,7 +8,8 @@ all-reduce moves, and the optimizer's state is D times smaller. Source: ZeRO (Ra
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -131,6 +132,26 @@ class ShardedBuffers:
             shard = self.parameters_of(bucket)[1]
             if master.dtype != shard.dtype:
                 torch.where(master.to(shard.dtype) == shard, master, shard, out=master)
+
+    def scale_rows_(self, factors: Mapping[Tensor, Tensor]) -> list[Bucket]:
+        """Multiply parameters row by row, masters included; return the buckets whose parameters are yet to be gathered.
+
+        factors: {parameter: of each of its rows, [I_tp]}. What is its own master is scaled whole, by every rank.
+        """
+        rows = {index: factors[p] for index, p in enumerate(self.parameters) if p in factors}
+        behind = []
+        for bucket in (bucket for bucket in self.buckets if rows.keys() & set(bucket.params)):
+            if self.masters[bucket].dtype == self.parameters_of(bucket)[1].dtype:
+                for index in rows.keys() & set(bucket.params):
+                    home = self.parameter_homes[index]
+                    home.mul_(rows[index].view(-1, *[1] * (home.ndim - 1)))
+                continue
+            for piece in (piece for piece in self.pieces[bucket] if piece.index in rows):
+                row_numel = math.prod(piece.meta.shape[1:])
+                each = rows[piece.index].repeat_interleave(row_numel)[piece.meta.range_in_param.as_slice]
+                piece.weight.mul_(each)
+            behind.append(bucket)
+        return behind
 
     def _storage(self, size: int, dtype: str) -> Tensor:
         return torch.zeros(size, dtype=getattr(torch, dtype), device=self.grid.device)

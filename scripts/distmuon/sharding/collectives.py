@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distmuon.sharding.hooks import hooked
+from distmuon.sharding.hooks import COMMUNICATION, hooked, of_kind
 from distmuon.sharding.ledger import Ledger
 
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -40,6 +40,7 @@ class PendingWork:
         self._started.append((work, tensors))
 
     @hooked
+    @of_kind(COMMUNICATION)
     def wait(self) -> None:
         """Wait for all, oldest first: from here on what they bring is there.
 
@@ -84,6 +85,7 @@ class Group:
         finally:
             self._pending = outer
 
+    @of_kind(COMMUNICATION)
     def all_gather(
         self,
         shard: Tensor,  # [len], contiguous; may lie in `out`
@@ -123,6 +125,7 @@ class Group:
         blocks = self.all_gather(block.reshape(-1), label).view(self.size, *block.shape)  # [n, a, b]
         return blocks.movedim(0, dim).flatten(dim, dim + 1)  # for dim 0 a view, for dim 1 one copy
 
+    @of_kind(COMMUNICATION)
     def reduce_scatter(
         self,
         full: Tensor,  # [n * len], contiguous
@@ -150,6 +153,7 @@ class Group:
             out += other
         return out
 
+    @of_kind(COMMUNICATION)
     def all_to_all(
         self,
         parcels: Tensor,  # [n * len], contiguous: part r is for rank r
@@ -161,6 +165,7 @@ class Group:
         self._record("all_to_all", parcels, label)
         return self._exchange(parcels)
 
+    @of_kind(COMMUNICATION)
     def exchange(
         self,
         parcels: Sequence[Tensor],  # n flat tensors, one for each rank, its own empty; of one dtype
@@ -175,13 +180,15 @@ class Group:
         received = self._exchange(packed, lengths, [parcel.numel() for parcel in parcels], may_start=True)
         return list(received.split(list(lengths)))
 
-    def all_reduce(self, tensor: Tensor, label: str) -> Tensor:
-        """Replace `tensor`, contiguous, by its sum over ranks."""
+    @of_kind(COMMUNICATION)
+    def all_reduce(self, tensor: Tensor, label: str, op: Any = dist.ReduceOp.SUM) -> Tensor:
+        """Replace `tensor`, contiguous, by its sum over ranks; or by what another `dist.ReduceOp` makes of it."""
         if self.size > 1:
             self._record("all_reduce", tensor, label)
-            dist.all_reduce(tensor, group=self.process_group)
+            dist.all_reduce(tensor, op, group=self.process_group)
         return tensor
 
+    @of_kind(COMMUNICATION)
     def broadcast(self, tensor: Tensor, label: str) -> Tensor:
         """Replace `tensor`, contiguous, by that of the group's rank 0."""
         if self.size > 1:

@@ -27,23 +27,27 @@ class Owner(NamedTuple):
     tp: int | None
 
 
-def balance(costs: Mapping[int, float], ranks: int) -> dict[int, int]:
+def balance(costs: Mapping[int, float], ranks: int, loads: Sequence[float] = ()) -> dict[int, int]:
     """Deal out items over `ranks`, the costliest first, each to the rank that has least so far: {item: rank}.
 
+    loads: what the ranks have already, if anything.
     Ties go to the smaller item and to the smaller rank. No rank ends above 4/3 of the best possible (Graham 1969).
     """
-    return {item: owner.dp for item, owner in owners(costs, ranks, 1).items()}
+    return {item: owner.dp for item, owner in owners(costs, ranks, 1, loads=loads).items()}
 
 
-def owners(costs: Mapping[int, float], dp: int, tp: int, by_rows: Collection[int] = ()) -> dict[int, Owner]:
+def owners(
+    costs: Mapping[int, float], dp: int, tp: int, by_rows: Collection[int] = (), loads: Sequence[float] = ()
+) -> dict[int, Owner]:
     """Return who orthogonalizes each parameter: balanced over the whole grid, all rows of it before a second column.
 
     costs: {index in the map: cost of the whole parameter}, in any unit. by_rows: those of which each TP rank has whole
     matrices (`ParamSpec.own_matrices`), so that all of a row share the work; they go to the row whose busiest rank has
-    least.
+    least. loads: what each rank has already; (): nothing.
     """
-    loads = [0.0] * (dp * tp)
-    least = [(0.0, rank) for rank in range(dp * tp)]  # a heap: equal loads in the order of ranks
+    loads = list(loads or [0.0] * (dp * tp))
+    least = [(load, rank) for rank, load in enumerate(loads)]  # to be a heap: equal loads in the order of ranks
+    heapq.heapify(least)
     each = {index: cost / tp if index in by_rows else cost for index, cost in costs.items()}
     found = {}
     for index in sorted(costs, key=lambda index: (-each[index], index)):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mesh_cases as meshes
+import pytest
 import torch
 from optimizer_cases import Case, Weight, cut, made_up, several, whole_shape, whole_start
 from torch import Tensor, nn
 
 from distmuon.checkpoint import folders, storage
+from distmuon.conformance.placements import held
 from distmuon.launch import World
 from distmuon.muonw.optimizer import MuonW
 from distmuon.muonw.plans import local
@@ -21,6 +27,24 @@ from distmuon.sharding.tensor_parallel import mark
 
 BEFORE, AFTER = 2, 2  # steps
 NOTES = {"tokens": 12345, "schedule": [0.1, 0.2]}
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Let nothing be written before the end of this block, so that what training does meanwhile would be seen."""
+    may_write, write = threading.Event(), storage.ManifestWriter.write_data
+
+    def wait_and_write(self: Any, *arguments: Any) -> Any:
+        assert may_write.wait(60)
+        return write(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage.ManifestWriter, "write_data", wait_and_write)
+        try:
+            yield
+        finally:
+            may_write.set()
+
 
 # ---- ZeRO-1 over DP x TP ----------------------------------------------------------------------------------
 
@@ -63,13 +87,21 @@ def begin(world: World, narrow: bool = False, strategy: str = "gather_all") -> t
     return case, grid, model, optimizer_of(case, grid, model, strategy)
 
 
-def save_zero1(world: World, folder: str, narrow: bool = False, strategy: str = "gather_all") -> dict[str, Tensor]:
+def save_zero1(
+    world: World, folder: str, narrow: bool = False, strategy: str = "gather_all", background: bool = False
+) -> dict[str, Tensor]:
     """Save after some steps; go on, and return whole parameters as rank 0 of a grid without TP has them."""
     case, grid, model, optimizer = begin(world, narrow, strategy)
     go(case, grid, model, optimizer, range(BEFORE))
     optimizer.param_groups[0]["lr"] = 0.03
-    folders.save(folder, model, optimizer, NOTES)
-    go(case, grid, model, optimizer, range(BEFORE, BEFORE + AFTER))
+    if background:
+        with held_back():
+            saving = folders.async_save(folder, model, optimizer, NOTES)
+            go(case, grid, model, optimizer, range(BEFORE, BEFORE + AFTER))
+        saving.result()
+    else:
+        folders.save(folder, model, optimizer, NOTES)
+        go(case, grid, model, optimizer, range(BEFORE, BEFORE + AFTER))
     return {name: p.detach().clone() for name, p in model.items()}
 
 
@@ -123,7 +155,7 @@ def load_muonw(world: World, wrap: str, folder: str, expected: dict[str, Tensor]
     go_on_mesh(model, optimizer, range(7, 8))
     notes = folders.load(folder, model, optimizer)
     go_on_mesh(model, optimizer, range(BEFORE, BEFORE + AFTER))
-    whole = {name: meshes.cut(expected[name], p) for name, p in model.named_parameters()}
+    whole = {name: held(expected[name], p) for name, p in model.named_parameters()}
     differ = [name for name, p in model.named_parameters() if not torch.equal(local(p), whole[name])]
     return {"differ": differ, "notes": notes}
 
@@ -142,15 +174,28 @@ def small() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def save_and_die(world: World, folder: str, where: str) -> None:
+def save_and_die(world: World, folder: str, where: str, background: bool) -> None:
     """Be killed in the middle of saving."""
 
     def die(*_: Any, **__: Any) -> Any:
         os._exit(9)
 
-    owner: Any = storage.ManifestWriter if hasattr(storage.ManifestWriter, where) else folders
-    setattr(owner, where, die)
+    setattr(storage.ManifestWriter, where, die)
+    if background:
+        folders.async_save(folder, *small()).result()
     folders.save(folder, *small())
+
+
+def save_over(world: World, folder: str) -> list[str]:
+    """Let the folder appear while it is being written; say what the future raises, and what was warned of."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with held_back():
+            saving = folders.async_save(folder, *small())
+            Path(folder, "of another").mkdir(parents=True, exist_ok=True)
+        error = saving.exception()
+        assert isinstance(error, storage.CheckpointError)
+        return [str(error), *(str(one.message) for one in warned if one.category is RuntimeWarning)]
 
 
 def damaged_for_one(world: World, folder: str) -> str:

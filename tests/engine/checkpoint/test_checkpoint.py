@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import nn
 
 from distmuon import MuonW, launch
 from distmuon.checkpoint.boxed import boxes_of_run
-from distmuon.checkpoint.folders import load, save
+from distmuon.checkpoint.folders import async_save, load, save
 from distmuon.checkpoint.storage import CheckpointError, _digest
 from distmuon.muonw.boxes import extent, volume, within
 from distmuon.sharding.layout import Range
@@ -217,13 +218,55 @@ def test_nothing_is_overwritten_and_nothing_is_left_behind(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
-@pytest.mark.parametrize("where", ["write_data", "finish", "_publish"])
-def test_who_is_killed_while_saving_leaves_the_last_checkpoint_and_no_half_one(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize(("where", "background"), [("write_data", 0), ("finish", 0), ("publish", 0), ("finish", 1)])
+def test_who_is_killed_while_saving_leaves_the_last_checkpoint_and_no_half_one(
+    tmp_path: Path, where: str, background: int
+) -> None:
     save(tmp_path / "first", *work.small())
     with pytest.raises(launch.WorldError):
-        launch.run(work.save_and_die, (str(tmp_path / "second"), where), dp=2)
+        launch.run(work.save_and_die, (str(tmp_path / "second"), where, bool(background)), dp=2)
     assert not (tmp_path / "second").exists()
+    assert list(tmp_path.glob(".unfinished-second-*"))
     load(tmp_path / "first", *work.small())
+    save(tmp_path / "second", *work.small())
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "second"}
+
+
+# ---- In the background ------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_in_the_background_is_what_was_there_when_it_began(zero1: dict[str, Any], tmp_path: Path) -> None:
+    arguments = (str(tmp_path / "saved"), False, "owner", True)
+    launch.run(work.save_zero1, arguments, dp=2, tp=2)
+    for rank in launch.run(work.load_zero1, (str(tmp_path / "saved"), zero1["expected"]), dp=3, tp=2):
+        assert rank["differ"] == []
+
+
+def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
+    with work.held_back():
+        first = async_save(tmp_path / "first", *work.small())
+        second = threading.Thread(target=save, args=(tmp_path / "second", *work.small()))
+        second.start()
+        second.join(0.3)  # long enough to begin, were it not for the first
+        assert second.is_alive()
+        assert not list(tmp_path.glob(".unfinished-second-*"))
+    second.join()
+    assert first.done()
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "second"}
+
+
+def test_what_fails_in_the_background_is_said_on_all_ranks_and_leaves_nothing(tmp_path: Path) -> None:
+    for said in launch.run(work.save_over, (str(tmp_path / "saved"),), dp=2):
+        assert all("not empty" in words for words in said), said
+        assert len(said) == 2
+        assert said[1].startswith(f"{tmp_path / 'saved'} was not saved: OSError")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_notes_that_json_does_not_hold_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="set is not JSON serializable"):
+        async_save(tmp_path / "saved", *work.small(), {"seen": {1, 2}})
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- Runs -------------------------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from mesh_cases import WRAPS, Block, Net, Wrap, cut, fsdp, give, groups_of, plain, start
+from mesh_cases import WRAPS, Net, Wrap, fsdp, give, groups_of, plain, start
 from optimizer_cases import made_up
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from distmuon.conformance.placements import Pair, held
 from distmuon.launch import World
 from distmuon.muonw.optimizer import MuonW
 from distmuon.muonw.plans import local
@@ -48,8 +49,8 @@ def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
     fresh = Net().to(chosen)
     start(fresh)
     for name, p in WRAPS[wrap](world, fresh).named_parameters():
-        torch_agrees[name] = torch.equal(local(p), cut(dict(begun.named_parameters())[name].detach(), p))
-    pairs = {n: (local(p).detach(), cut(whole[n].detach(), p)) for n, p in model.named_parameters()}
+        torch_agrees[name] = torch.equal(local(p), held(dict(begun.named_parameters())[name].detach(), p))
+    pairs = {n: (local(p).detach(), held(whole[n].detach(), p)) for n, p in model.named_parameters()}
     differ = [n for n, pair in pairs.items() if not torch.equal(*pair)]
     far = [n for n, pair in pairs.items() if not torch.allclose(*pair, rtol=2**-6, atol=2**-6)]
     assert optimizer._plans is not None
@@ -74,7 +75,7 @@ def disagree(world: World) -> str:
 def refuse_uneven_tp(world: World) -> str:
     """Cut 7 rows over 2 TP ranks and shard them; return what the first step says."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = Block(8, 7)
+    model = Pair(8, 7)
     parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     fully_shard(model, mesh=mesh["dp"])
     optimizer = MuonW(model)

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from conventions import PROGRAMS, Net, loss_of, step, train
 from helpers_math import distance, gaussian, message
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from distmuon.conformance.programs import PROGRAMS
+from distmuon.conformance.programs.small import SmallNet, loss_of, step, train
 from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
@@ -52,8 +53,8 @@ each = pytest.mark.parametrize("kind", OURS)
 each_sharded = pytest.mark.parametrize("kind", SHARDED)
 
 
-def start(kind: str, **options: Any) -> tuple[Net, Optimizer]:
-    model = Net()
+def start(kind: str, **options: Any) -> tuple[SmallNet, Optimizer]:
+    model = SmallNet()
     return model, OURS[kind](model.parameters(), **options)
 
 
@@ -61,7 +62,7 @@ def state_of(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-START = state_of(Net())
+START = state_of(SmallNet())
 
 
 @each
@@ -144,7 +145,7 @@ def test_a_state_goes_through_a_file_with_names_or_without(kind: str, saves: boo
     def over(model: nn.Module, named: bool, **options: Any) -> Optimizer:
         return OURS[kind](model.named_parameters() if named else model.parameters(), **options)
 
-    model, other, file = Net(), Net(), io.BytesIO()
+    model, other, file = SmallNet(), SmallNet(), io.BytesIO()
     optimizer = over(model, saves, lr=0.05)
     train(model, optimizer, 2)
     torch.save(optimizer.state_dict(), file)
@@ -162,7 +163,7 @@ def test_a_state_goes_through_a_file_with_names_or_without(kind: str, saves: boo
 def test_a_state_of_other_groups_is_refused(kind: str) -> None:
     _, optimizer = start(kind)
     saved = optimizer.state_dict()
-    other = OURS[kind]([{"params": [p]} for p in Net().parameters()])
+    other = OURS[kind]([{"params": [p]} for p in SmallNet().parameters()])
     with pytest.raises(ValueError, match=r"group"):
         other.load_state_dict(saved)
     fewer = OURS[kind]([gaussian(8, 6).requires_grad_()])
@@ -198,7 +199,7 @@ def test_hooks_of_saving_and_loading_run_and_may_replace_the_state(kind: str) ->
 
 @each
 def test_a_saved_layer_takes_no_more_room_than_the_layer(kind: str) -> None:
-    model = Net()
+    model = SmallNet()
     wide = nn.Parameter(gaussian(300, 200))
     OURS[kind]([*model.parameters(), wide])
     file = io.BytesIO()
@@ -215,8 +216,8 @@ def test_a_saved_layer_takes_no_more_room_than_the_layer(kind: str) -> None:
 )
 def test_an_option_that_does_not_exist_is_refused_wherever_it_is_given(kind: str, option: str) -> None:
     for attempt in (
-        lambda: OURS[kind](Net().parameters(), **{option: True}),
-        lambda: OURS[kind]([{"params": Net().parameters(), option: True}]),
+        lambda: OURS[kind](SmallNet().parameters(), **{option: True}),
+        lambda: OURS[kind]([{"params": SmallNet().parameters(), option: True}]),
     ):
         with pytest.raises(TypeError, match=f"'{option}'") as error:
             attempt()
@@ -228,8 +229,8 @@ def test_an_option_that_does_not_exist_is_refused_wherever_it_is_given(kind: str
 @pytest.mark.parametrize("value", [-0.5, math.nan])
 def test_a_value_that_cannot_be_is_refused_wherever_it_is_given(kind: str, option: str, value: float) -> None:
     for attempt in (
-        lambda: OURS[kind](Net().parameters(), **{option: value}),
-        lambda: OURS[kind]([{"params": Net().parameters(), option: value}]),
+        lambda: OURS[kind](SmallNet().parameters(), **{option: value}),
+        lambda: OURS[kind]([{"params": SmallNet().parameters(), option: value}]),
     ):
         with pytest.raises(ValueError, match=str(value)) as error:
             attempt()
@@ -240,7 +241,7 @@ def test_float16_is_refused_where_momentum_travels() -> None:
     with pytest.raises(
         TypeError, match=r"gather_dtype is torch\.float16; give None or one of torch\.bfloat16"
     ) as error:
-        DistributedMuon(Net().parameters(), Grid.alone(), gather_dtype=torch.float16)
+        DistributedMuon(SmallNet().parameters(), Grid.alone(), gather_dtype=torch.float16)
     message(error)
 
 
@@ -270,18 +271,18 @@ def test_the_learning_rate_stands_where_torch_has_it(kind: str) -> None:
         "Zero1AdamW": lambda params, lr: Zero1AdamW(params, Grid.alone(), lr),
         "DistributedMuon": lambda params, lr: DistributedMuon(params, Grid.alone(), lr),
     }
-    optimizer = kinds[kind](Net().parameters(), 0.125)
+    optimizer = kinds[kind](SmallNet().parameters(), 0.125)
     assert optimizer.param_groups[0]["lr"] == optimizer.defaults["lr"] == 0.125
-    model = Net()
+    model = SmallNet()
     train(model, kinds[kind](model.parameters(), torch.tensor(0.125)), 1)
     assert not torch.equal(state_of(model), START)
     with pytest.raises(ValueError, match=r"2|1-element"):
-        kinds[kind](Net().parameters(), torch.tensor([0.1, 0.2]))
+        kinds[kind](SmallNet().parameters(), torch.tensor([0.1, 0.2]))
 
 
 @each
 def test_every_group_has_its_options_and_keeps_what_schedulers_note(kind: str) -> None:
-    model = Net()
+    model = SmallNet()
     groups = [
         {"params": [model.first.weight], "lr": 0.3, "initial_lr": 0.3, "name": "first"},
         {"params": [model.second.weight], "weight_decay": 0.0, "initial_lr": 0.02},
@@ -299,7 +300,7 @@ def test_every_group_has_its_options_and_keeps_what_schedulers_note(kind: str) -
 def test_a_group_of_a_distributed_muon_computes_in_its_own_dtype() -> None:
     ends = []
     for kind, dtype in (("Muon", torch.bfloat16), ("DistributedMuon", torch.bfloat16), ("DistributedMuon", "auto")):
-        model = Net()
+        model = SmallNet()
         groups = [
             {"params": [model.first.weight], "compute_dtype": dtype, "ns_steps": 3},
             {"params": [model.second.weight], "compute_dtype": torch.float64, "batched": True},
@@ -341,7 +342,7 @@ def test_a_group_cannot_join_a_sharded_optimizer_later(kind: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR"])
 def test_schedules_move_both_algorithms_of_a_distributed_muon(schedule: str) -> None:
-    model = Net()
+    model = SmallNet()
     groups = [
         {"params": [model.first.weight], "algorithm": "muon"},
         {"params": [model.second.weight], "algorithm": "adamw"},
@@ -364,7 +365,7 @@ def test_schedules_move_both_algorithms_of_a_distributed_muon(schedule: str) -> 
 def test_momentum_that_a_schedule_sets_is_adamws_first_beta() -> None:
     ends = []
     for option in ("momentum", "betas"):
-        model = Net()
+        model = SmallNet()
         optimizer = Zero1AdamW(model.parameters(), Grid.alone(), lr=0.1)
         for i in range(3):
             optimizer.param_groups[0][option] = 0.5 if option == "momentum" else (0.5, 0.999)
@@ -380,7 +381,7 @@ def test_momentum_that_a_schedule_sets_is_adamws_first_beta() -> None:
 @each
 def test_a_graph_from_before_the_step_is_refused_as_torch_refuses_it(kind: str) -> None:
     for make in (torch.optim.AdamW, OURS[kind]):
-        model = Net()
+        model = SmallNet()
         optimizer = make(model.parameters())
         loss = loss_of(model, 0)
         loss.backward(retain_graph=True)
@@ -442,10 +443,10 @@ def test_parameters_have_two_muons_or_one_sharded_optimizer_the_later(kind: str)
 
 @each_sharded
 def test_weights_loaded_into_a_bf16_model_after_construction_are_trained(kind: str) -> None:
-    weights = {name: 0.3 * gaussian(*p.shape, seed=70).bfloat16() for name, p in Net().state_dict().items()}
+    weights = {name: 0.3 * gaussian(*p.shape, seed=70).bfloat16() for name, p in SmallNet().state_dict().items()}
     ends = []
     for late in (True, False):
-        model = Net().bfloat16()
+        model = SmallNet().bfloat16()
         if not late:
             model.load_state_dict(weights)
         optimizer = OURS[kind](model.parameters())
@@ -460,7 +461,7 @@ def test_weights_loaded_into_a_bf16_model_after_construction_are_trained(kind: s
 def test_a_narrow_parameter_has_a_wide_gradient_and_takes_one_of_either_dtype(kind: str) -> None:
     ends = []
     for dtype in (torch.float32, torch.bfloat16):
-        model = Net().bfloat16()
+        model = SmallNet().bfloat16()
         optimizer = OURS[kind](model.parameters())
         for i in range(3):
             loss_of(model, i).backward()
@@ -476,7 +477,7 @@ def test_a_narrow_parameter_has_a_wide_gradient_and_takes_one_of_either_dtype(ki
 
 @each_sharded
 def test_a_parameter_of_another_dtype_than_before_is_refused_by_name(kind: str) -> None:
-    model = Net()
+    model = SmallNet()
     optimizer = OURS[kind](model.named_parameters())
     model.second.double()
     model.first.weight.grad = torch.ones(8, 6)

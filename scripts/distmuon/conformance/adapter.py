@@ -1,0 +1,207 @@
+"""What a Muon says of itself: how it is made, and which arithmetic, which conventions, which meshes it claims.
+
+    adapter = Adapter(lambda groups, **options: MyMuon(groups, **options), scale="match_rms", nesterov=True)
+
+Only what is claimed can fail. Of a class whose signature speaks torch.optim.Muon's language the adapter is read off the
+signature; what neither says (None) is measured, and reported as measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from distmuon.launch import UsageError, World
+from distmuon.optim.newton_schulz import MUON, Quintic
+
+Groups = list[dict[str, Any]]  # each with "params", a list of parameters, and options of its own
+LR, WEIGHT_DECAY, MOMENTUM = 0.02, 0.1, 0.95  # what a check gives that asks for nothing else
+CALLED = {  # option -> what it is called here and there
+    "momentum": ("momentum", "mu", "beta", "beta1"),
+    "weight_decay": ("weight_decay", "wd"),
+    "steps": ("ns_steps", "num_ns_steps", "backend_steps", "steps"),
+    "coefficients": ("ns_coefficients", "coefficients"),
+    "scale": ("adjust_lr_fn", "adjust_lr"),
+    "epsilon": ("eps", "epsilon"),
+}
+SCALED_BY = {  # what classes call a scale -> ours
+    "original": "original",
+    "match_rms_adamw": "match_rms",
+    "match_rms": "match_rms",
+    "rms_norm": "match_rms",
+    "spectral_norm": "spectral",
+}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How to make a Muon, and what it claims. None, wherever it may stand: nothing is claimed, the kit measures.
+
+    make: (groups, **options) -> optimizer. groups: dictionaries with "params", a list of parameters, and options of
+        the group's own; options: lr, weight_decay and momentum, for all groups. Both under the names in `option_names`.
+    option_names: ours -> the optimizer's, for those that it calls differently: {"momentum": "mu"}.
+    marks: what a group needs besides: {"muon": {"use_muon": True}, "adamw": {"use_muon": False}}. With "adamw" it
+        claims to train what is no matrix by AdamW.
+    nesterov: whether Newton–Schulz is fed G + mu M. momentum_kind: "sum", M <- mu M + G, or "average",
+        M <- mu M + (1 - mu) G, of the state "momentum_buffer".
+    coefficients, steps: of Newton–Schulz, as `newton_schulz` takes them.
+    scale: the factor on the orthogonalized update: a name in `reference.SCALES`, or (A, B) -> factor.
+    epsilon: the norm of Newton–Schulz's input below which the update may shrink; 0: none, at any scale of gradients.
+    precision: the narrowest dtype that it rounds a matrix to on the way; sets all tolerances.
+    flags: keywords that must not change the result: ({"foreach": True},).
+    placements: names in `placements.PLACEMENTS` where it claims to train as it does on one process.
+    on_ranks: (world, mesh, groups, **options) -> optimizer, called on every rank, if `make` does not do there. mesh: of
+        the DTensors; None where parameters are plain.
+    lacks: name of a check -> why this is not claimed: a sentence.
+    refuses: name of a program -> words of the error with which it is refused.
+    name, version: for the report. source: by which another process finds the adapter; `load` sets it.
+    """
+
+    make: Callable[..., Optimizer]
+    option_names: Mapping[str, str] = field(default_factory=dict)
+    marks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    nesterov: bool | None = None
+    momentum_kind: str | None = None
+    coefficients: str | Quintic | Sequence[Quintic] = MUON
+    steps: int = 5
+    scale: str | Callable[[int, int], float] | None = None
+    epsilon: float | None = None
+    precision: torch.dtype = torch.bfloat16
+    flags: Sequence[Mapping[str, Any]] = ()
+    placements: Sequence[str] = ()
+    on_ranks: Callable[..., Optimizer] | None = None
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    version: str = ""
+    source: str = ""
+
+    def optimizer(self, params: Any, **options: Any) -> Optimizer:
+        """Return the optimizer over parameters, or over groups in our words; options: those that a check needs."""
+        groups, keywords = self._theirs(params, options)
+        return self.make(groups, **keywords)
+
+    def optimizer_on(self, world: World, mesh: Any, params: Any, **options: Any) -> Optimizer:
+        """Return the optimizer on one rank of a world."""
+        groups, keywords = self._theirs(params, options)
+        if self.on_ranks is None:
+            return self.make(groups, **keywords)
+        return self.on_ranks(world, mesh, groups, **keywords)
+
+    def called(self, option: str) -> str:
+        """Return what the optimizer calls an option of ours."""
+        return self.option_names.get(option, option)
+
+    def _theirs(self, params: Any, options: Mapping[str, Any]) -> tuple[Groups, dict[str, Any]]:
+        params = list(params)
+        groups = params if params and isinstance(params[0], dict) else [{"params": params}]
+        keywords = {"lr": LR, "weight_decay": WEIGHT_DECAY, "momentum": MOMENTUM} | dict(options)
+        return [self._group(group) for group in groups], {self.called(name): x for name, x in keywords.items()}
+
+    def _group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        kind = group.get("kind", "muon")
+        own = {self.called(name): value for name, value in group.items() if name != "kind"}
+        return own | {"params": list(group["params"])} | dict(self.marks.get(kind, {}))
+
+
+# ---- Finding one ------------------------------------------------------------------------------------------
+
+
+def load(source: str) -> Adapter:
+    """Return the adapter that a command's "package.module:Name" or "file.py:name" names: an Adapter or an optimizer.
+
+    Raises UsageError, in one sentence with the remedy, where there is none.
+    """
+    where, colon, name = source.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise UsageError(f"--optimizer is {source!r}; give package.module:Class, or file.py:adapter.")
+    if where.endswith(".py"):
+        where = str(Path(where).resolve())
+    try:
+        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except Exception as error:
+        raise UsageError(
+            f"--optimizer {source}: {where} cannot be imported ({type(error).__name__}: {error})."
+        ) from error
+    if not hasattr(module, name):
+        raise UsageError(f"--optimizer {source}: {where} has no {name}.")
+    found = getattr(module, name)
+    if isinstance(found, type) and issubclass(found, Optimizer):
+        found = detect(found)
+    if not isinstance(found, Adapter):
+        raise UsageError(f"--optimizer {source} is a {type(found).__name__}; give an optimizer's class, or an Adapter.")
+    settings = vars(found) | {"name": found.name or name, "source": f"{where}:{name}"}
+    return Adapter(**settings | {"version": found.version or _version(where)})
+
+
+def _from_file(path: Path) -> Any:
+    """Import a file that belongs to no package, once in a process."""
+    name = f"adapter_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _version(module: str) -> str:
+    package = module.partition(".")[0]
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return ""
+
+
+def detect(kind: type[Optimizer]) -> Adapter:
+    """Return what a class claims by its signature: its defaults, where we know what they mean.
+
+    Raises UsageError where it cannot be made from parameters, lr, weight_decay and momentum.
+    """
+    signature = inspect.signature(kind.__init__).parameters
+    names = {ours: next((n for n in theirs if n in signature), None) for ours, theirs in CALLED.items()}
+    required = [
+        name
+        for name, p in [*signature.items()][2:]
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and name != "lr"
+    ]
+    if "lr" not in signature or names["momentum"] is None or names["weight_decay"] is None or required:
+        wants = f"wants {', '.join(required)}" if required else "takes no lr, weight_decay and momentum"
+        raise UsageError(
+            f"{kind.__name__} {wants}; write an Adapter, which says how it is made: --optimizer file.py:name."
+        )
+    default = {ours: signature[name].default for ours, name in names.items() if name is not None}
+    coefficients, steps = default.get("coefficients", MUON), default.get("steps", 5)
+    rule = default.get("scale", inspect.Parameter.empty)
+    rule = "original" if rule is None and names["scale"] == "adjust_lr_fn" else rule  # torch's default
+    nesterov = signature["nesterov"].default if "nesterov" in signature else None
+    return Adapter(
+        kind,
+        option_names={name: str(names[name]) for name in ("momentum", "weight_decay") if names[name] != name},
+        nesterov=nesterov if isinstance(nesterov, bool) else None,
+        coefficients=coefficients if _is_quintic(coefficients) else MUON,
+        steps=steps if isinstance(steps, int) else 5,
+        scale=SCALED_BY.get(rule) if isinstance(rule, str) else None,
+        epsilon=default.get("epsilon") if isinstance(default.get("epsilon"), float) else None,
+        flags=[{flag: True} for flag in ("foreach", "fused") if flag in signature],
+        name=kind.__name__,
+    )
+
+
+def _is_quintic(value: Any) -> bool:
+    return isinstance(value, Sequence) and len(value) == 3 and all(isinstance(x, int | float) for x in value)

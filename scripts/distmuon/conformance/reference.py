@@ -1,0 +1,143 @@
+"""Muon's arithmetic once more, as plainly as it goes, in float64: what every claim is held against.
+
+It shares nothing with the optimizers here but the quintics' coefficients: Newton–Schulz is a polynomial of singular
+values, so it is computed from a singular value decomposition.
+
+    M <- mu M + G                    U = G + mu M, or M without Nesterov ("average": (1 - mu) G in place of G)
+    O  = V p(S / ||U||) W^T          of U = V S W^T; p: the quintics, one after the other
+    W <- (1 - lr lambda) W - lr scale(A, B) O
+
+How far a sound implementation may be from it is not guessed: `tolerance` rounds the same arithmetic as a processor
+would, in several orders, and sees how far that moves the result.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from distmuon.optim.newton_schulz import Quintic, newton_schulz
+
+SCALES: dict[str, tuple[str, Callable[[int, int], float]]] = {  # name -> formula, and the factor of an [A, B]
+    "match_rms": ("0.2 sqrt(max(A, B))", lambda a, b: 0.2 * math.sqrt(max(a, b))),
+    "original": ("sqrt(max(1, A / B))", lambda a, b: math.sqrt(max(1.0, a / b))),
+    "spectral": ("sqrt(A / B)", lambda a, b: math.sqrt(a / b)),
+    "unit": ("1", lambda a, b: 1.0),
+}
+TIMES_CONTROL = 4  # two draws of the same rounding: either may come out larger (as the book's certificates have it)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """One Muon's arithmetic, complete. scale: (A, B) -> factor. precision: None for float64."""
+
+    nesterov: bool
+    schedule: tuple[Quintic, ...]
+    scale: Callable[[int, int], float]
+    precision: torch.dtype | None = None
+    average: bool = False  # what is summed is (1 - mu) G, which shows where a schedule moves mu
+
+    def fed(self, buffer: Tensor, gradient: Tensor, mu: float) -> Tensor:
+        """Update the momentum `buffer` in place; return what Newton–Schulz is fed."""
+        part = (1 - mu) * gradient if self.average else gradient
+        buffer.mul_(mu).add_(part)
+        return part + mu * buffer if self.nesterov else buffer
+
+    def orthogonalized(
+        self,
+        matrix: Tensor,  # [A, B]
+    ) -> Tensor:  # [A, B], float64
+        """Apply the quintics to the singular values of a matrix, its Frobenius norm divided out."""
+        if self.precision is not None:
+            return newton_schulz(
+                matrix.to(self.precision), len(self.schedule), self.schedule, self.precision, "standard"
+            ).double()
+        left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+        norm = values.norm()
+        return left @ torch.diag(self.response(values / norm if norm > 0 else values)) @ right
+
+    def response(
+        self,
+        values: Tensor,  # singular values of a matrix of norm 1, [n]
+    ) -> Tensor:  # [n], float64
+        """Return what the quintics make of singular values."""
+        values = values.double()
+        for a, b, c in self.schedule:
+            values = a * values + b * values**3 + c * values**5
+        return values
+
+    def band(self, lowest: float = 1e-2) -> tuple[float, float]:
+        """Return the least and the largest singular value that those in [lowest, 1] become."""
+        response = self.response(torch.logspace(math.log10(lowest), 0, 4001, dtype=torch.float64))
+        return float(response.min()), float(response.max())
+
+
+class PlainMuon(Optimizer):
+    """Muon by the arithmetic above, one parameter at a time; groups hold lr, weight_decay and momentum."""
+
+    def __init__(self, params: Any, arithmetic: Arithmetic, lr: float, weight_decay: float, momentum: float) -> None:
+        self.arithmetic = arithmetic
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient; return the closure's loss, if one is given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                state, lr = self.state[p], float(group["lr"])
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                fed = self.arithmetic.fed(state["momentum_buffer"], p.grad, group["momentum"])
+                update = self.arithmetic.scale(*p.shape) * self.arithmetic.orthogonalized(fed)
+                p.copy_((1 - lr * group["weight_decay"]) * p.double() - lr * update)
+        return loss
+
+
+@functools.cache
+def tolerance(schedule: tuple[Quintic, ...], precision: torch.dtype, steps: int = 4) -> float:
+    """Return how far, relative to its own size, an update may be from the exact one by rounding alone.
+
+    It is `TIMES_CONTROL` times the largest distance of the kit's own roundings: products in `precision`, of matrices
+    and of their transposes and negatives with rows in another order, which changes the order of sums.
+    """
+    exact = Arithmetic(True, schedule, SCALES["unit"][1])
+    rounded = Arithmetic(True, schedule, SCALES["unit"][1], precision)
+    found = []
+    for shape in _SHAPES:
+        for seed in range(steps):
+            matrix = gaussian(*shape, seed=seed)
+            expected = exact.orthogonalized(matrix)
+            order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(seed))
+            undone = torch.argsort(order)
+            found += [distance(rounded.orthogonalized(matrix), expected)]
+            found += [distance(-rounded.orthogonalized(-matrix[order])[undone], expected)]
+            found += [distance(rounded.orthogonalized(matrix.mT.contiguous()).mT, expected)]
+    return TIMES_CONTROL * max(found)
+
+
+_SHAPES: Sequence[tuple[int, int]] = ((16, 24), (24, 16), (16, 16), (8, 6))
+
+
+# ---- Numbers that are the same in every process ------------------------------------------------------------
+
+
+def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a Gaussian tensor, drawn in float64 so that every dtype gets the same numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Return ||found - expected|| / ||expected|| over all elements, in float64."""
+    expected = expected.detach().double()
+    return float((found.detach().double() - expected).norm() / expected.norm())
