@@ -96,8 +96,8 @@ def measure(path, quick, threads):
         found["limited_link_owner"] = {}
         for (dp, tp), publish in itertools.product(((2, 1), (1, 2)), PUBLISHED):
             job = (TIMED, rounds * 2 // 3, 0, {"strategy": "owner", "publish": publish})
-            (raced, *_) = launch.run(RACE, job, dp=dp, tp=tp, link=link, **options)
-            found["limited_link_owner"][f"{publish}, {dp} x {tp}"] = raced
+            (found_here, *_) = launch.run(RACE, job, dp=dp, tp=tp, link=link, **options)
+            found["limited_link_owner"][f"{publish}, {dp} x {tp}"] = found_here
     print("Timing the ledger ...", flush=True)
     found["ledger_overhead"] = launch.run(OVERHEAD, (TIMED, rounds), dp=2, **options)[0]
     print("Recording one training step on 2 x 2 ranks ...", flush=True)

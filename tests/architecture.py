@@ -2,7 +2,8 @@
 
 A house is a folder with scripts/, notebooks/ and tests/. Every rule returns one sentence per breach, with its remedy.
 
-    distmuon    launch < sharding < optim < metrics < muonw < checkpoint < models < verify < public names in __init__
+    distmuon    launch < sharding < optim < muonw < clip < checkpoint < metrics < models < verify < conformance
+    < public names in __init__
     muonbook    < figures, puzzles, measure and single modules < ch01, ch02, ... (no chapter knows another)
     < tools and the workers NN_slug.py, of which each belongs to the chapter NN
 """
@@ -17,11 +18,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-ENGINE_ROOMS = ("launch", "sharding", "optim", "metrics", "muonw", "checkpoint", "models", "verify")
+ENGINE_ROOMS = (
+    "launch", "sharding", "optim", "muonw", "clip", "checkpoint", "metrics", "models", "verify", "conformance"
+)  # fmt: skip
 PACKAGES = ("distmuon", "muonbook", "tools")
 MOST_LINES = 400  # of a module
-MOST_ENTRIES = 12  # of a folder: modules and folders with modules, but for __init__ and the list of chapters
+MOST_ENTRIES = 12  # of a folder: modules and folders with modules, but for __init__, __main__ and the list of chapters
 CHAPTER = re.compile(r"ch(\d\d)|(\d\d)_\w+")  # a chapter's room, its worker, its notebook
+PYTESTS = re.compile(r"(conftest|test_\w+)\.py")  # found by pytest, by their names
 JOB = re.compile(r"((?:distmuon|muonbook|tools)(?:\.\w+)*):(\w+)")  # a worker's name, as `launch.run` takes it
 
 
@@ -216,7 +220,9 @@ def strangers(house: House) -> list[str]:
     for name, path in house.paths.items():
         homes = {_home(user, house) for user in users[name]}
         where = path.relative_to(house.root)
-        if path.name == "__init__.py" or _runs(house.trees[name]) or _is_loaded_by_name(house.trees[name]):
+        if path.name == "__init__.py" or PYTESTS.fullmatch(path.name):
+            continue
+        if _runs(house.trees[name]) or _is_loaded_by_name(house.trees[name]):
             continue
         if not homes:
             found.append(f"{where} is used by nobody; remove it, or move it to the tests that need it.")
@@ -259,7 +265,7 @@ def crowded(house: House) -> list[str]:
             for entry in (path, *path.parents):
                 if entry == house.root / top:
                     break
-                if entry.name != "__init__.py" and not CHAPTER.fullmatch(entry.stem):
+                if entry.name not in ("__init__.py", "__main__.py") and not CHAPTER.fullmatch(entry.stem):
                     entries.setdefault(entry.parent, set()).add(entry.name)
         for folder, names in sorted(entries.items()):
             if len(names) > MOST_ENTRIES:

@@ -8,13 +8,9 @@ from typing import Any
 import torch
 from optimizer_cases import made_up
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from distmuon.conformance import placements
 from distmuon.launch import World
-from distmuon.muonw.boxes import Box, boxes
 
 Wrap = Callable[[World, Any], Any]
 
@@ -85,68 +81,30 @@ def gradient(name: str, shape: torch.Size, step: int, dtype: torch.dtype) -> Ten
 # ---- Meshes -----------------------------------------------------------------------------------------------
 
 
-def plain(world: World, model: nn.Module) -> Any:
+def plain(world: World, model: Any) -> Any:
     return model
 
 
-def fsdp(world: World, model: Net) -> Any:
-    mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("dp",))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+def wrapping(wrap: placements.Wrap) -> Wrap:
+    def wrapped(world: World, model: Any) -> Any:
+        wrap(world, model)
+        return model
+
+    return wrapped
 
 
-def along_columns(world: World, model: Net) -> Any:
-    from torch.distributed.tensor import Shard
-
-    mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("dp",))
-
-    def place(p: nn.Parameter) -> Shard:
-        return Shard(1 if p.ndim >= 2 and p.shape[1] % world.size == 0 else 0)
-
-    return fully_shard(model, mesh=mesh, shard_placement_fn=place)
-
-
-def hybrid(world: World, model: Net) -> Any:
-    mesh = init_device_mesh("cpu", (2, world.size // 2), mesh_dim_names=("replicate", "shard"))
-    return fully_shard(model, mesh=mesh)
-
-
-def with_tp(world: World, model: Net) -> Any:
-    mesh = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("dp", "tp"))
-    for block in model.blocks:
-        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-        fully_shard(block, mesh=mesh["dp"])
-    return fully_shard(model, mesh=mesh["dp"])
-
-
+fsdp = wrapping(placements.fsdp)
 WRAPS: dict[str, Wrap] = {
-    "fsdp": fsdp, "columns": along_columns, "hybrid": hybrid, "tp": with_tp,
-}  # fmt: skip
-
-
-def own_box(p: DTensor) -> Box:
-    mesh: DeviceMesh = p.device_mesh
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
-    place = 0
-    for at, size in zip(coordinate, mesh.mesh.shape, strict=True):
-        place = place * size + at
-    return boxes(tuple(p.shape), tuple(mesh.mesh.shape), p.placements)[place]
-
-
-def cut(whole: Tensor, p: Tensor) -> Tensor:
-    """Return what this rank should hold of a whole tensor."""
-    return whole[tuple(side.as_slice for side in own_box(p))] if isinstance(p, DTensor) else whole
+    "fsdp": fsdp,
+    "columns": wrapping(placements.along_columns),
+    "hybrid": wrapping(placements.hybrid),
+    "tp": wrapping(placements.with_tp),
+}
 
 
 def give(model: nn.Module, step: int, absent: tuple[str, ...] = ()) -> None:
     for name, p in model.named_parameters():
-        whole = gradient(name, p.shape, step, p.dtype)
         if name in absent:
             p.grad = None
-        elif isinstance(p, DTensor):
-            options: dict[str, Any] = dict(run_check=False, shape=p.shape, stride=p.stride())
-            p.grad = DTensor.from_local(cut(whole, p).contiguous(), p.device_mesh, p.placements, **options)
         else:
-            p.grad = whole
+            placements.give(p, gradient(name, p.shape, step, p.dtype))

@@ -39,12 +39,14 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "regimes": ("15_regimes.py", "--measure"),
     "worlds": ("15_regimes.py", "--worlds"),
     "step": ("16_owner.py", "--measure"),
+    "muonw": ("17_muonw.py", "--measure"),
     "claims": ("tools", "claims"),
+    "conformance": ("tools", "conformance"),
     **LEARNING,
 }
 SHORT = ("step_times", "learning")  # which have no --quick
 UNDRAWN = {"bench", "claims"}  # no chapter shows them, and `make book` fills in the claims page
-OF_16 = {"step", "blocks"}  # which chapter 16 shows
+OF_16, OF_17 = {"step", "blocks"}, {"muonw", "conformance"}  # which chapters 16 and 17 show
 CHAPTERS = ("12", "13", "14", "15")  # whose pages show the rest
 
 
@@ -61,9 +63,9 @@ def redrawing(names):
     """Return name -> command of what redraws pages and figures from these results."""
     if set(names) <= UNDRAWN:
         return {}
-    others = set(names) - LEARNING.keys() - UNDRAWN - OF_16
+    others = set(names) - LEARNING.keys() - UNDRAWN - OF_16 - OF_17
     chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
-    chapters += ["16"] if set(names) & OF_16 else []
+    chapters += [chapter for chapter, own in (("16", OF_16), ("17", OF_17)) if set(names) & own]
     return {
         "chapters": ["scripts/tools", "run_notebooks", *chapters],
         "pictures of pages": ["scripts/tools", "draw_pages"],

@@ -38,6 +38,8 @@ JOBS = {  # where the name of a job is not how it is asked for
     ("15", "--measure"): "--measure --json out/x.json",
     ("15", "--worlds"): "--worlds --json out/x.json",
     ("16", "--measure"): "--measure --json out/x.json",
+    ("17", "--train"): "--train 3",
+    ("17", "--measure"): "--measure --json out/x.json",
 }
 PUZZLE = ("check", "hint")
 HUGE = "99999999999999999999"

@@ -56,7 +56,10 @@ def test_there_is_one_way_to_write_results() -> None:
         "agreement.py",
         "run_in_colab.py",
         "storage.py",
-    }  # a trace, text for a digest, a kernel, a manifest
+        "writers.py",
+        "plugin.py",
+        "ranks.py",
+    }  # a trace, text for a digest, a kernel, a manifest, metrics, and of the conformance kit: a report, facts of ranks
     names = {
         path.name
         for path in (worlds.ROOT / "scripts").rglob("*.py")

@@ -58,6 +58,8 @@ JOBS = (
     Job("14_traces", "--trace", "--trace out/gpu/step_trace.json", alone=False),
     Job("14_traces", "--schedules", "--schedules", tp=2, alone=False),
     Job("16_owner", "", dp=2, tp=2),
+    Job("17_muonw", "", dp=2, tp=2, alone=False),
+    Job("17_muonw", "--train", "--train 6", dp=2, tp=2),
 )
 
 

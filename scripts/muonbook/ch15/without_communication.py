@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class GroupWithoutCommunication(Group):
             part.copy_(shard)
         return out
 
-    def all_reduce(self, tensor: Tensor, label: str) -> Tensor:
+    def all_reduce(self, tensor: Tensor, label: str, op: Any = None) -> Tensor:
         return tensor
 
     def broadcast(self, tensor: Tensor, label: str) -> Tensor:

@@ -42,6 +42,7 @@ STOPS: Mapping[str, Mapping[int, str]] = {
     },
     "Beyond the blueprint": {
         16: "And if nobody had to gather at all?",
+        17: "May it come into a program that exists?",
     },
 }
 
@@ -201,7 +202,15 @@ def _owned(axes: Axes, x: float, y: float) -> None:
         box(axes, x + SIDE * left, y + SIDE * high, SIDE * 0.46, SIDE * 0.46, dp_colour(rank), ec=INK, lw=1.2)
 
 
+def _gathered(axes: Axes, x: float, y: float) -> None:
+    box(axes, x, y, SIDE * 0.42, SIDE, "none", ec=INK, lw=1.2)
+    box(axes, x, y + SIDE * 0.25, SIDE * 0.42, SIDE * 0.25, dp_colour(1))
+    for rank in range(4):
+        box(axes, x + SIDE * 0.58, y + SIDE * 0.25 * rank, SIDE * 0.42, SIDE * 0.25, dp_colour(rank))
+    box(axes, x + SIDE * 0.58, y, SIDE * 0.42, SIDE, "none", ec=INK, lw=1.2)
+
+
 DRAWN = (_file, _skewed, _round, _step, _race, _processes, _shards, _map, _bands, _halves, _grid, _broken)
 MEASURED = (_weighed, _peak, _timeline, _crossing)
-BEYOND = (_owned,)
+BEYOND = (_owned, _gathered)
 ICONS: Mapping[int, Callable[[Axes, float, float], None]] = dict(enumerate(DRAWN + MEASURED + BEYOND))

@@ -29,7 +29,7 @@ def record(world: World, schedule: str) -> tuple[dict[str, Any], Ledger, list[st
     grid.ledger.clear()
     trace = recording.record(world, lambda: trainer.step(next(data)), STEPS, grid)
     left = [name for each, names in zip(objects, before, strict=True) for name in set(vars(each)) - names]
-    return trace, grid.ledger, left + ["a hook"] * len(hooks._hooks)
+    return trace, grid.ledger, left + ["a hook"] * len(hooks._around_moves)
 
 
 def record_alone(world: World) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from distmuon.launch import World
 from distmuon.optim.newton_schulz import polar_factor
 from distmuon.sharding.grid import Grid
 from muonbook.ch16.race import four_ranks, training_step
-from muonbook.ch16.race.peers import make_importable
 from muonbook.measure.workload import SHAPES
+from muonbook.peers import make_importable
 
 
 def first_steps(world: World, others: Sequence[str], folder: str | None) -> dict[str, list[float | None]]:

@@ -13,8 +13,9 @@ import worlds
 from distmuon import launch
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
+from muonbook import peers
 from muonbook.ch16 import figure_spectra
-from muonbook.ch16.race import four_ranks, one_device, peers, race_pictures, step_race
+from muonbook.ch16.race import four_ranks, one_device, race_pictures, step_race
 from muonbook.figures.style import require_readable
 from muonbook.measure import results
 

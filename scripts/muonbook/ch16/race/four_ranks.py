@@ -27,8 +27,8 @@ from distmuon.sharding.layout import Bucket
 from distmuon.sharding.ownership import balance
 from distmuon.sharding.tensor_parallel import mark
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.ch16.race.peers import make_importable
 from muonbook.measure import results, turns
+from muonbook.peers import make_importable
 
 LR, DECAY, MOMENTUM, STEPS = 0.02, 0.1, 0.95, 5
 COMPILED = "compiled_"  # in the names of entrants that torch.compile has compiled

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distmuon import launch
-from muonbook.ch16.race import peers
+from muonbook import peers
 
 GRIDS = ((4, 1), (2, 2), (1, 4))  # dp, tp
 TRAINED_ON = ((4, 1), (2, 2))  # where a whole training step is measured

@@ -1,0 +1,1 @@
+"""What chapter 17 measures by the clock: the step, saving, watching."""

@@ -1,0 +1,86 @@
+"""Hold every Muon that is here against what it claims, each in a process of its own; name those that are not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from muonbook import peers
+from muonbook.ch17.kit import conformance_table
+from muonbook.ch17.kit.peer_muons import CANDIDATES, ExaminedMuon
+from muonbook.measure import results
+
+KIT = "scripts/distmuon/conformance"
+LIMIT = 75.0  # seconds for one candidate
+
+
+def main(doc: str | None) -> int:
+    """Examine everybody who is here, print the table, write --json; doc: the help. Clones are where PEERS says."""
+    arguments = results.parse(doc, "leave out the programs of torch's users")
+    found = measure(os.environ.get("PEERS"), arguments.quick)
+    print(conformance_table.markdown(found))
+    if arguments.json:
+        results.write(arguments.json, found)
+    return 0
+
+
+def measure(folder: str | None, quick: bool) -> dict[str, Any]:
+    """Return {"candidates": name -> the kit's report}, or name -> {"missing": a sentence}.
+
+    folder: of clones. quick: without users' programs.
+    """
+    found: dict[str, Any] = {}
+    for name, candidate in CANDIDATES.items():
+        version = version_of(candidate, folder)
+        if version is None:
+            where = f"github.com/{peers.PEERS[candidate.clone].repository}" if candidate.clone else candidate.package
+            found[name] = {"missing": f"{where} was not here."}
+        else:
+            print(f"{name} ({version or 'of this commit'})", flush=True)
+            found[name] = examined(candidate, folder, ["-k", "not program"] if quick else []) | {"version": version}
+    return {"candidates": found}
+
+
+def version_of(candidate: ExaminedMuon, folder: str | None) -> str | None:
+    """Return the version of what is here, "" for ours, None where it is not here."""
+    if candidate.clone:
+        peer = peers.PEERS[candidate.clone]
+        place = Path(folder or "/nowhere", peer.repository.partition("/")[2])
+        return f"git {peers.version(peer, place / 'setup.py').removeprefix('commit ')[:12]}" if place.is_dir() else None
+    if not candidate.package:
+        return ""
+    try:
+        return f"{candidate.package} {importlib.metadata.version(candidate.package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def examined(candidate: ExaminedMuon, folder: str | None, options: Sequence[str]) -> dict[str, Any]:
+    """Return the kit's report of one candidate, or {"broken": its last words} where the kit came to no end.
+
+    What a candidate would compile runs as it is written: on a CPU, compiling it takes longer than all checks.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(results.ROOT / "scripts"), "TORCHDYNAMO_DISABLE": "1"}
+    environment |= {"OMP_NUM_THREADS": "1"} | ({} if folder is None else {"PEERS": str(Path(folder).resolve())})
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch, "report.json")
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--optimizer", candidate.source]
+        try:
+            done = subprocess.run(
+                [*command, "--report", str(report), KIT, *options],
+                cwd=results.ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {"broken": f"it had not come to an end after {LIMIT:.0f} s."}
+        if report.exists():
+            found = json.loads(report.read_text(encoding="utf-8"))
+            stopped = [one["seen"] for one in found["checks"] if one["seen"].startswith("it cannot run here")]
+            return {"broken": stopped[0]} if stopped else found
+        return {"broken": (done.stderr or done.stdout).strip().splitlines()[-1]}

@@ -1,0 +1,99 @@
+"""Chapter 17: four steps, counted; a training that goes on elsewhere; the pictures; what the stored race says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import stored_pages
+import worlds
+
+from muonbook.ch17 import four_steps, moving_rows
+from muonbook.measure import results
+
+WORKER = str(worlds.ROOT / "scripts" / "17_muonw.py")
+
+
+def rows(out: str) -> dict[str, tuple[int, float, float, str]]:
+    """Return way -> collectives, bytes over those of all matrices, Newton–Schulz of each, how near one process."""
+    line = r"^(\S.*?)  +(\d+) +([\d.]+) +([\d.]+) times +(to the bit|about 1e-\d)$"
+    found = re.findall(line, out, re.M)
+    return {name: (int(calls), float(sent), float(times), near) for name, calls, sent, times, near in found}
+
+
+def test_every_step_sends_less_and_ends_where_one_process_does() -> None:
+    table = rows(stored_pages.printed("17_muonw", "python ../scripts/17_muonw.py --dp 4"))
+    assert list(table) == [four_steps.TORCH, *four_steps.WAYS, four_steps.OURS]
+    torchs, each, once, owner, ours = table.values()
+    assert torchs[0] > 300
+    assert (each[0], once[0], owner[0], ours[0]) == (24, 1, 2, 2)
+    assert torchs[1] > each[1] == once[1] > owner[1] == ours[1]
+    assert each[2] == once[2] == 4
+    assert owner[2] == ours[2] == 1
+    assert torchs[3] != "to the bit"
+    assert {row[3] for row in (each, once, owner, ours)} == {"to the bit"}
+
+
+@pytest.mark.parametrize("mesh", ["--dp 2 --tp 2", "--hybrid"])
+def test_on_other_meshes_ours_makes_two_collectives_too(mesh: str) -> None:
+    table = rows(stored_pages.printed("17_muonw", f"python ../scripts/17_muonw.py {mesh}"))
+    assert table[four_steps.TORCH][0] > 300
+    assert table[four_steps.OURS][0] == 2
+    assert table[four_steps.OURS][2:] == (1.0, "to the bit")
+
+
+def test_a_training_goes_on_on_another_mesh_and_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "step-5"
+    whole = worlds.finish(WORKER, "--hybrid", "--train", "10", "--save", str(folder), "--save-at", "5")
+    assert whole.code == 0, whole.err
+    resumed = worlds.finish(WORKER, "--dp", "1", "--tp", "2", "--train", "10", "--load", str(folder))
+    assert "step   5   loaded; whole tensors as they were, to the bit: True" in resumed.out
+    assert resumed.out.splitlines()[-1] == whole.out.splitlines()[-1]
+    data = next(folder.glob("*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    refused = worlds.finish(WORKER, "--dp", "2", "--train", "10", "--load", str(folder))
+    assert refused.code == 2
+    assert refused.out == ""
+    assert "is damaged: it is not what its sha256 says" in refused.err
+    again = worlds.finish(WORKER, "--dp", "2", "--train", "10", "--save", str(folder))
+    assert again.code == 2
+    assert "exists already, and nothing is overwritten" in again.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--hybrid --dp 3", "--hybrid with --dp 3 --tp 1: two replicas want an even --dp and --tp 1."),
+        ("--tp 3", "--tp 3 does not divide the model's 4 heads; choose 1, 2 or 4."),
+        ("--dp 3", "--dp 3 does not divide 64 rows, which steps 1 to 3 need; choose 4."),
+        ("--train 5 --save out/x --save-at 6", "--save-at 6: must be from 1 to 5."),
+        ("--save-at 6", "--save-at does nothing by itself; it goes with --train."),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(words: str, says: str) -> None:
+    ending = worlds.finish(WORKER, *words.split())
+    assert ending.code == 2
+    assert says in ending.err
+
+
+def test_a_rows_frame_says_who_holds_what() -> None:
+    frames = moving_rows.frames_of_rows()
+    assert len(frames) == len(moving_rows.scenes())
+    for frame in (frames[0], frames[3], frames[4]):
+        assert "rank 0 holds 2 of A's rows, 2 of B's rows, 2 of C's rows, 1 of D's rows" in frame.alt
+        assert frame.alt.endswith("rank 3 holds 2 of A's rows, 2 of B's rows.")
+    for frame in frames[1:3]:
+        assert sorted(re.findall(r"rank (\d) holds (\d) of (\w)'s rows", frame.alt)) == [
+            ("0", "8", "A"), ("1", "8", "B"), ("2", "6", "C"), ("3", "3", "D")
+        ]  # fmt: skip
+
+
+def test_the_stored_race_was_run_on_three_meshes() -> None:
+    found = results.load("muonw")
+    assert list(found["race"]) == ["FSDP2, 1-D", "FSDP2 + TP", "HSDP"]
+    for races in found["race"].values():
+        assert [race["width"] for race in races] == [128, 256, 512]
+        assert all(race["ratio"]["median"] < 1 for race in races)
