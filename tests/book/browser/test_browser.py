@@ -29,6 +29,7 @@ from tools import set_address
 
 CARD = 540  # pixels: how wide a figure is on a desk
 READABLE = 11  # pixels: the smallest type of a figure on a phone
+SEARCH = 60_000  # milliseconds: the page fetches every page that it found, on a machine that is busy testing
 CHAPTER = "notebooks/07_virtual_map.html"
 
 # Text that a reader sees outside of code and of formulas that were rendered, where no formula may be left raw.
@@ -273,7 +274,7 @@ def test_search_finds_newton_schulz_however_it_is_typed(words: str, page: Page, 
     page.keyboard.press("Control+k")
     page.keyboard.type(words)
     page.keyboard.press("Enter")
-    expect(page.locator("#search-results")).to_contain_text("Search finished")
+    expect(page.locator("#search-results")).to_contain_text("Search finished", timeout=SEARCH)
     links = page.locator("#search-results li a").evaluate_all("links => links.map(link => link.pathname.slice(1))")
     assert due
     assert due <= set(links)
