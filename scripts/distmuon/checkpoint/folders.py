@@ -99,7 +99,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     for group, options in zip(optimizer.param_groups, kept["groups"], strict=True):
         group |= {name: _like(group.get(name), value) for name, value in options["options"].items()}
     if isinstance(optimizer, ShardedOptimizer):
-        optimizer.steps = kept["steps"]
+        optimizer.steps = kept["steps"] or 0  # MuonW, which may have saved this, does not count
     return kept["notes"]
 
 

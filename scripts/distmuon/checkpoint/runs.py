@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,15 +48,20 @@ def saved_steps(run: str | Path) -> list[int]:
 def load_newest(run: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Loaded:
     """Load the newest checkpoint of a run; where that is refused, the one before. Collective.
 
+    The refused ones are then set aside, under names that begin with "refused-": the run will come by there again.
     Raises CheckpointError on all ranks where there are some and every one is refused: whoever wants to begin anew
     names another folder.
     """
     refused: list[str] = []
-    for step in on_rank_0(lambda: saved_steps(run)):
+    steps = on_rank_0(lambda: saved_steps(run))
+    for step in steps:
         try:
-            return Loaded(step, load(at_step(run, step), model, optimizer), refused)
+            notes = load(at_step(run, step), model, optimizer)
         except CheckpointError as error:
             refused.append(str(error))
+            continue
+        on_rank_0(lambda: _set_aside(run, steps[: len(refused)]))
+        return Loaded(step, notes, refused)
     if refused:
         more = f", and {len(refused) - 1} older ones likewise" if len(refused) > 1 else ""
         raise CheckpointError(f"{refused[0].rstrip('.')}{more}.")
@@ -69,3 +75,10 @@ def keep_newest(run: str | Path, count: int) -> None:
     for step in saved_steps(run)[count:]:
         removed = at_step(run, step).rename(Path(run) / f"{REMOVED}{step:06d}")
         shutil.rmtree(removed, ignore_errors=True)
+
+
+def _set_aside(run: str | Path, steps: Sequence[int]) -> None:
+    for step in steps:
+        name = f"refused-{at_step(run, step).name}"
+        number = 1 + len(list(Path(run).glob(f"{name}*")))
+        at_step(run, step).rename(Path(run) / (name if number == 1 else f"{name}-{number}"))
