@@ -1,0 +1,124 @@
+"""Two hosts train, one dies, both begin again at the last checkpoint: what time went into, step by step.
+
+A row is a rank, a column a step's worth of time. What was done and lost turns grey. Which steps are saved, lost and
+done again follows from three numbers; nothing is drawn by hand.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from muonbook.figures.player import Frame
+from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, TEXT, WIDTH
+
+from muonbook.figures.style import box, dp_colour, page, put  # isort: skip
+
+STEPS, SAVE_EVERY, DIES_IN = 10, 4, 7
+HOSTS, RANKS = 2, 4  # ranks of each host
+WAITING, MEETING = "waits", "meets"  # what a column holds where it is no step
+LEFT, STRIP, GAP, DISK = 62.0, 13.0, 16.0, 34.0  # of the first column; a rank's row; between hosts; the disk's row
+
+
+class HostScene(NamedTuple):
+    """One frame: how many columns of the story have passed, and what to say."""
+
+    passed: int
+    title: str
+    caption: str
+
+
+def story() -> list[int | str]:
+    """Return what each column of time holds: a step, or what is none."""
+    saved = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY
+    return [*range(1, DIES_IN + 1), WAITING, MEETING, *range(saved + 1, STEPS + 1)]
+
+
+def scenes() -> list[HostScene]:
+    """Return the frames' contents, in order."""
+    saved, death = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY, DIES_IN
+    again = death + 2  # the first column after the meeting
+    lost = [str(step) for step in range(saved + 1, DIES_IN)]
+    return [
+        HostScene(saved, "One training, two hosts", "Four ranks on each. Every few steps they save whole tensors to a "
+                  f"disk that both hosts see: here after step {saved}."),
+        HostScene(death - 1, "A thread writes, training goes on", "Saving costs them no more than a copy."),
+        HostScene(death, f"Host 1 dies in step {DIES_IN}", "Power, network, a memory error: one of its parts was due. "
+                  "Host 0 is in a collective, and waits for parcels that nobody will send."),
+        HostScene(death + 1, "Host 0 hears of it", "A process that dies closes its connections, and its peers fail at "
+                  "once. A host that vanishes closes nothing: they fail when the collective's timeout is over."),
+        HostScene(again, "Both begin again", "A loop around torchrun starts it anew, on the old host or on a spare one. "
+                  f"When all have met, they load step {saved}."),
+        HostScene(again + len(lost), f"Steps {' and '.join(lost)} once more", "This is the whole loss: what was done "
+                  "since the last checkpoint."),
+        HostScene(len(story()), "The same end", "A batch depends on its step alone. So the run ends at the bits of one "
+                  "that was never disturbed."),
+    ]  # fmt: skip
+
+
+def frames_of_a_loss() -> list[Frame]:
+    """Return the frames of a host's death and of what follows."""
+    return [_frame(scene) for scene in scenes()]
+
+
+def _frame(scene: HostScene) -> Frame:
+    columns = story()[: scene.passed]
+    pitch = (WIDTH - MARGIN - LEFT) / len(story())
+    top_of = [42 + host * (RANKS * STRIP + GAP) for host in range(HOSTS)]
+    lost = _lost(columns)
+
+    def paint(axes: Axes, top: float) -> None:
+        put(axes, MARGIN, top, scene.title, bold=True, size=TEXT)
+        for host in range(HOSTS):
+            put(axes, MARGIN, top + top_of[host] + RANKS * STRIP / 2 - 7, f"host {host}")
+        for number, what in enumerate(columns):
+            x = LEFT + pitch * number
+            if isinstance(what, int):
+                put(axes, x + pitch / 2, top + 22, str(what), "center", color=MUTED)
+            for host in range(HOSTS):
+                _column(axes, x, top + top_of[host], pitch, host, what, number, number in lost)
+        y = top + top_of[-1] + RANKS * STRIP + GAP
+        put(axes, MARGIN, y + 4, "disk")
+        for number, what in enumerate(columns):
+            if _is_saved(what, number, columns):
+                box(axes, LEFT + pitch * number + 1, y, pitch - 2, 20, INK)
+                put(axes, LEFT + pitch * (number + 0.5), y + 3, str(what), "center", color="#FFFFFF", bold=True)
+
+    height = top_of[-1] + RANKS * STRIP + GAP + DISK
+    return Frame(page([(height, paint)]), _told(scene, columns, lost), scene.caption)
+
+
+def _column(axes: Axes, x: float, y: float, pitch: float, host: int, what: int | str, number: int, lost: bool) -> None:
+    """Paint what the ranks of a host did in one column of time."""
+    dead = host == 1 and DIES_IN - 1 <= number < DIES_IN + 1
+    for rank in range(RANKS):
+        place = (x + 1, y + STRIP * rank + 1, (pitch - 2) * (0.5 if dead and what == DIES_IN else 1), STRIP - 2)
+        if isinstance(what, int):
+            box(axes, *place, PADDING if lost else dp_colour(host), ec="#FFFFFF", lw=0.5)
+        elif not dead:
+            box(axes, *place, "none", ec=dp_colour(host), lw=1.0)
+    if dead and what == DIES_IN:
+        put(axes, x + pitch * 0.78, y + RANKS * STRIP / 2 - 9, "×", "center", bold=True, color=ACCENT, size=16)
+
+
+def _lost(columns: list[int | str]) -> set[int]:
+    """Return the columns whose steps were lost: those after the last save, once all have met again."""
+    if MEETING not in columns:
+        return set()
+    saved = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY
+    return set(range(saved, DIES_IN))
+
+
+def _is_saved(what: int | str, number: int, columns: list[int | str]) -> bool:
+    return isinstance(what, int) and (what % SAVE_EVERY == 0 or what == STEPS)
+
+
+def _told(scene: HostScene, columns: list[int | str], lost: set[int]) -> str:
+    """Return the alt text: what each column holds."""
+    words = {WAITING: "host 0 waits", MEETING: "both hosts meet"}
+    told = [f"step {what}" if isinstance(what, int) else words[what] for what in columns]
+    saved = [str(what) for n, what in enumerate(columns) if _is_saved(what, n, columns)]
+    gone = f" Lost: steps {', '.join(str(columns[n]) for n in sorted(lost))}." if lost else ""
+    died = f" Host 1 died in step {DIES_IN}." if len(columns) >= DIES_IN else ""
+    return f"{scene.title}. Time so far: {', '.join(told)}. Saved: {', '.join(saved)}.{died}{gone}"
