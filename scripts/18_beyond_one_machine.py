@@ -28,17 +28,15 @@ def tell(arguments):
 
 
 def drill(arguments):
-    """Play one drill, or all, and write the table."""
+    """Play some drills, or all, and write the table."""
     apart = become_switch() is None
     from muonbook.ch18.drills import table
     from muonbook.measure import results
 
-    rows = []
-    for row in table.rows_of(table.asked_for(arguments.drill), apart):
+    names, rows = table.asked_for(arguments.drill), []
+    for row in table.rows_of(names, apart):
         rows.append(row)
-        print(table.line(row), flush=True)
-        if len(table.asked_for(arguments.drill)) == 1:
-            print(table.details(row))
+        print(table.line(row) if len(names) > 1 else table.details(row), flush=True)
     if arguments.json is not None:
         results.write(arguments.json, table.stored(rows))
 
@@ -64,7 +62,7 @@ def become_switch():
 
 def parse():
     parser = launch.parser(__doc__)
-    parser.add_argument("--drill", metavar="NAME", help="one way in which things go wrong, or all")
+    parser.add_argument("--drill", nargs="+", metavar="NAME", help="ways in which things go wrong, or all")
     parser.add_argument("--soak", action="store_true", help="train for long, killing a rank again and again")
     add = parser.add_argument
     add("--steps", type=int, default=2000, metavar="N", help="of --soak (default: %(default)s)")

@@ -46,7 +46,7 @@ class Cluster:
 
     def settings(self) -> dict[str, object]:
         """Return the options of train.py, as both its command line and RunSettings have them."""
-        return {**SMALL, "batch": 8, "steps": self.steps, "save_every": self.every, "folder": str(self.run)}
+        return {**SMALL, "batch": 12, "steps": self.steps, "save_every": self.every, "folder": str(self.run)}
 
     def command(self, machine: Machine) -> list[str]:
         """Return what runs on a machine."""

@@ -22,11 +22,12 @@ ON_GROUND = {**dict.fromkeys(ranks.DRILLS, ranks.play), **files.DRILLS, **comman
 NAMES = (*ON_GROUND, *outages.OUTAGES, STAYS_AWAY, JOINS)
 
 
-def asked_for(name: str) -> list[str]:
-    """Return the drills of this name, or all. Raises UsageError for one that there is not."""
-    if name != ALL and name not in NAMES:
-        raise launch.UsageError(f"--drill {name}: there is no such drill; there are {', '.join(NAMES)}, and {ALL}.")
-    return list(NAMES) if name == ALL else [name]
+def asked_for(names: Sequence[str]) -> list[str]:
+    """Return the drills of these names, or all, in the table's order. Raises UsageError for one that there is not."""
+    for name in names:
+        if name not in (ALL, *NAMES):
+            raise launch.UsageError(f"--drill {name}: there is no such drill; there are {', '.join(NAMES)}, and {ALL}.")
+    return [name for name in NAMES if ALL in names or name in names]
 
 
 def rows_of(names: Sequence[str], apart: bool) -> Iterator[Row]:
@@ -56,9 +57,11 @@ def line(row: Row) -> str:
 
 
 def details(row: Row) -> str:
-    """Return what `line` leaves out."""
-    after = "" if row.after is None else f", after {row.after:.2f} timeouts"
-    return f"  done: {row.done}\n  seen: {row.seen}{after}\n  goes on: {row.goes_on}"
+    """Return a row at length, but for what was measured."""
+    return (
+        f"{row.drill}\n  done      {row.done}\n  seen      {row.when}: {row.seen}\n"
+        f"  goes on   {row.goes_on}; {row.lost} steps are lost\n  ends      {row.end}"
+    )
 
 
 # ---- Machines ---------------------------------------------------------------------------------------------
@@ -80,7 +83,7 @@ def _on_machines(folder: Path, names: list[str], apart: bool) -> Iterator[Row]:
 
 def _on_fewer(folder: Path, apart: bool) -> Iterator[Row]:
     """Let a machine stay away, and come back in the midst of what the other does alone."""
-    cluster = Cluster(folder / "cluster", ranks=1, nodes="1:2", timeout=TIMEOUT, apart=apart)
+    cluster = Cluster(folder / "cluster", nodes="1:2", timeout=TIMEOUT, apart=apart)
     outages.prepare_for_fewer(cluster)
     planned = outages.with_fewer_undisturbed(cluster, folder / "one machine")
     with cluster:
