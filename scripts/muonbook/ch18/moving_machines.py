@@ -41,20 +41,44 @@ def scenes() -> list[OutageScene]:
     again = death + 2  # the first column after the meeting
     lost = [str(step) for step in range(saved + 1, DIES_IN)]
     return [
-        OutageScene(saved, "One training, two machines", "Four ranks on each. Every few steps they save whole tensors to a "
-                  f"disk that both machines see: here after step {saved}."),
-        OutageScene(death - 1, "A thread writes, training goes on", "Saving costs them no more than a copy."),
-        OutageScene(death, f"Machine b dies in step {DIES_IN}", "Power, network, a memory error: one of its parts was due. "
-                  "Machine a is in a collective, and waits for parcels that nobody will send."),
-        OutageScene(death + 1, "Machine a hears of it", "A process that dies closes its connections, and its peers fail at "
-                  "once. A machine that vanishes closes nothing: they fail when the collective's timeout is over."),
-        OutageScene(again, "Both begin again", "A loop around torchrun starts it anew, on the old machine or a spare one. "
-                  f"When all have met, they load step {saved}."),
-        OutageScene(again + len(lost), f"Steps {' and '.join(lost)} once more", "This is the whole loss: what was done "
-                  "since the last checkpoint."),
-        OutageScene(len(story()), "The same end", "A batch depends on its step alone. So the run ends at the bits of one "
-                  "that was never disturbed."),
-    ]  # fmt: skip
+        OutageScene(
+            saved,
+            "One training, two machines",
+            "Four ranks on each. Every few steps they save whole tensors to a disk that both machines see: here after "
+            f"step {saved}.",
+        ),
+        OutageScene(
+            death - 1, "A thread writes, training goes on", "Saving holds them up no longer than a copy takes."
+        ),
+        OutageScene(
+            death,
+            f"Machine b dies in step {DIES_IN}",
+            "Power, network, a memory error: one of its parts was due. Machine a is in a collective, and waits for "
+            "parcels that nobody will send.",
+        ),
+        OutageScene(
+            death + 1,
+            "Machine a hears of it",
+            "A process that dies closes its connections, and its peers fail at once. A machine that vanishes closes "
+            "nothing: they fail when the collective's timeout is over.",
+        ),
+        OutageScene(
+            again,
+            "Both begin again",
+            "A loop around torchrun starts it anew, on the old machine or a spare one. When all have met, they load "
+            f"step {saved}.",
+        ),
+        OutageScene(
+            again + len(lost),
+            f"Steps {' and '.join(lost)} once more",
+            "This is the whole loss: what was done since the last checkpoint.",
+        ),
+        OutageScene(
+            len(story()),
+            "The same end",
+            "A batch depends on its step alone. So the run ends at the bits of one that was never disturbed.",
+        ),
+    ]
 
 
 def frames_of_a_loss() -> list[Frame]:
