@@ -195,14 +195,7 @@ def owner_allocates(
 ) -> int:
     """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket and the busiest TP rank.
 
-    (w + 2 m) b                     the momentum's pieces, in the dtype in which they travel, and packed
-    + m F                           blocks that came
-    + (2 m + max(p + c, 5 c)) F     whole matrices, and Newton–Schulz, as in gather_all's
-    + m (F + b)                     updates packed, and blocks of them that came
-    + m (b + B)                     updates packed and gathered, where those are published
-
-    with b elements of Muon's in this rank's shard, B in the bucket, and F in the whole matrices that it owns.
-    blocks_too: what it does not own, it works on, too, as blocks.
+    blocks_too: what a rank does not own, it works on, too, as blocks. See `owner_bound`.
     """
     dealt = deal(layout.specs, muon, layout.dp, tp)
     worst = 0
@@ -217,10 +210,25 @@ def owner_allocates(
                     wholes[rank] += spec.gathered_numel(tp)
                 elif blocks_too:
                     wholes[rank] += spec.numel
-        w, m = momentum_bytes(layout, bucket, item_bytes)
-        matrices = (2 * m + whole_matrix_bytes(m, compute_bytes)) * max(wholes)
-        worst = max(worst, (w + 4 * m) * own + matrices + m * bucket.padded)
+        sizes = momentum_bytes(layout, bucket, item_bytes)
+        worst = max(worst, owner_bound(own, max(wholes), bucket.padded, sizes, compute_bytes))
     return worst
+
+
+def owner_bound(own: int, whole: int, padded: int, sizes: tuple[int, int], compute: int) -> int:
+    """Return a bound, in bytes, of what one bucket's moves allocate.
+
+    (w + 2 m) b                     the momentum's pieces, in the dtype in which they travel, and packed
+    + m F                           blocks that came
+    + (2 m + max(p + c, 5 c)) F     whole matrices, and Newton–Schulz, as in gather_all's
+    + m (F + b)                     updates packed, and blocks of them that came
+    + m (b + B)                     updates packed and gathered, where those are published
+
+    with b = `own` elements of Muon's in this rank's shard, B = `padded` in the bucket, F = `whole` in the matrices that
+    it owns; `sizes` are w and m of `momentum_bytes`, `compute` is c.
+    """
+    w, m = sizes
+    return (w + 4 * m) * own + (2 * m + whole_matrix_bytes(m, compute)) * whole + m * padded
 
 
 # ---- blockwise --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from muonbook.ch15.cost_model import LinkCost
+from muonbook.planner.cost_model import LinkCost
 
 FITTED_RATES = (30.0, 300.0, None)  # Mbit/s; and of them the steps of
 FITTED_ENTRANTS = ("ddp", "zero1", "zero1_small")

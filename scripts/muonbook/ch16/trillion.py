@@ -13,14 +13,10 @@ from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Layout
 from distmuon.verify.prediction import predict_step, predict_work
-from muonbook.measure.model_shapes import Experts, Latent, Shape
+from muonbook.planner.model_shapes import MODELS
 
 DP, TP = 1024, 8
-MODEL = Shape(
-    "a trillion parameters", "sizes of Kimi K2's config.json (Moonshot AI 2025), attention as in Moonlight",
-    layers=61, width=7168, heads=64, key_heads=64, mlp=18432, vocabulary=163840, context=4096,
-    experts=Experts(routed=384, active=8, width=2048, shared=2048, dense_layers=1), latent=Latent(rank=512, rotary=64),
-)  # fmt: skip
+MODEL = MODELS["kimi_k2"]
 
 
 def plan() -> tuple[Layout, Sequence[int], dict[tuple[int, int], int]]:

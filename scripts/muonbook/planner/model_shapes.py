@@ -13,6 +13,7 @@ first in the map, as `routing.split_parameters` has them. Pure Python: no torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -97,9 +98,7 @@ class Shape:
             raise ValueError(
                 f"{self.title} has {self.heads} heads, {self.key_heads} of keys: not to be cut over T={tp}."
             )
-        weights = sorted(self.weights(), key=lambda weight: not weight.muon)  # stable
-        specs = [ParamSpec(w.name, _local(w, tp), dtype, w.cut) for w in weights]
-        return specs, [index for index, weight in enumerate(weights) if weight.muon]
+        return local_specs(self.weights(), tp, dtype)
 
     @cached_property
     def parameters(self) -> int:
@@ -159,6 +158,13 @@ class Shape:
         return [Weight(f"{name}.{part}", (self.width,), None, False) for part in parts]
 
 
+def local_specs(weights: Iterable[Weight], tp: int, dtype: str = "bfloat16") -> tuple[list[ParamSpec], list[int]]:
+    """Return these weights as TP-local parameters, Muon's first, and the indices of Muon's."""
+    ordered = sorted(weights, key=lambda weight: not weight.muon)  # stable
+    specs = [ParamSpec(w.name, _local(w, tp), dtype, w.cut) for w in ordered]
+    return specs, [index for index, weight in enumerate(ordered) if weight.muon]
+
+
 def _local(weight: Weight, tp: int) -> tuple[int, ...]:
     if weight.cut is None:
         return weight.shape
@@ -194,4 +200,15 @@ MODELS: dict[str, Shape] = {
         "GPT-3 175B", "Brown et al. 2020, Table 2.1; built as GPT-2", layers=96, width=12288, heads=96, key_heads=96,
         mlp=49152, vocabulary=50257, context=2048, gated=False, classic=True, tied=True,
     ),
+    "llama2_7b": Shape(
+        "Llama 2 7B", "meta-llama/llama-models, models/sku_list.py (11008 = 8/3 x 4096 up to 256s)", layers=32,
+        width=4096, heads=32, key_heads=32, mlp=11008, vocabulary=32000, context=4096,
+    ),
+    "kimi_k2": Shape(
+        "a trillion parameters", "sizes of Kimi K2's config.json (Moonshot AI 2025), attention as in Moonlight",
+        layers=61, width=7168, heads=64, key_heads=64, mlp=18432, vocabulary=163840, context=4096,
+        experts=Experts(routed=384, active=8, width=2048, shared=2048, dense_layers=1),
+        latent=Latent(rank=512, rotary=64),
+    ),
 }  # fmt: skip
+SURVEYED = ("gpt2", "llama3_8b", "moonlight", "llama3_70b", "gpt3_175b")  # of them, what chapters 13 and 15 look at

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from muonbook.ch15.cost_model import LinkCost
+from muonbook.planner.cost_model import LinkCost
 
 NODE = 8  # ranks
 
