@@ -75,7 +75,11 @@ def gather_all_allocates(
 def gathered_bytes(layout: Layout, mine: Collection[int], tp: int, m: int, c: int) -> int:
     """Return the last two lines of `gather_all_allocates`, for the matrices `mine`."""
     whole = [layout.specs[index].gathered_numel(tp) for index in mine]
-    return whole_matrix_bytes(m, c) * sum(whole) + m * max(whole, default=0)
+    return _whole_bytes(sum(whole), max(whole, default=0), m, c)
+
+
+def _whole_bytes(elements: int, largest: int, m: int, c: int) -> int:
+    return whole_matrix_bytes(m, c) * elements + m * largest
 
 
 def whole_matrix_bytes(gathered: int, compute: int) -> int:
@@ -125,24 +129,34 @@ def gather_cut_allocates(
     item_bytes: int | None,
     compute_bytes: int,
 ) -> int:
-    """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket; signs as in gather_all's.
+    """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket; see `gather_cut_bound`."""
+    worst = 0
+    for bucket in layout.buckets:
+        mine = _owned(layout, bucket, muon, dp_rank)
+        pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in mine)
+        local = sum(layout.specs[i].numel for i in mine)
+        whole = [layout.specs[i].gathered_numel(tp) for i in mine]
+        sizes, packed = momentum_bytes(layout, bucket, item_bytes), _packed(layout, bucket, mine, dp_rank)
+        found = gather_cut_bound(pieces, packed, local, (sum(whole), max(whole, default=0)), sizes, compute_bytes)
+        worst = max(worst, found)
+    return worst
+
+
+def gather_cut_bound(
+    pieces: int, packed: int, local: int, whole: tuple[int, int], sizes: tuple[int, int], compute: int
+) -> int:
+    """Return a bound, in bytes, of what one bucket's moves allocate; signs as in `gather_all_allocates`.
 
     w b                             the momentum's pieces
     + m b                           in the dtype in which they travel
     + m S                           packed: a piece once for every other owner
     + 2 m L'                        what came, and TP-local matrices joined
     + as gather_all                 whole matrices and Newton–Schulz
+
+    with b = `pieces`, S = `packed`, L' = `local` elements; whole: F and L; `sizes` are w and m of `momentum_bytes`.
     """
-    worst = 0
-    for bucket in layout.buckets:
-        mine = _owned(layout, bucket, muon, dp_rank)
-        pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in mine)
-        local = sum(layout.specs[i].numel for i in mine)
-        w, m = momentum_bytes(layout, bucket, item_bytes)
-        matrices = gathered_bytes(layout, mine, tp, m, compute_bytes)
-        flat = (w + m) * pieces + m * (_packed(layout, bucket, mine, dp_rank) + 2 * local)
-        worst = max(worst, flat + matrices)
-    return worst
+    w, m = sizes
+    return (w + m) * pieces + m * (packed + 2 * local) + _whole_bytes(*whole, m, compute)
 
 
 def _packed(layout: Layout, bucket: Bucket, mine: Collection[int], dp_rank: int) -> int:

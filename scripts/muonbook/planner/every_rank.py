@@ -7,13 +7,18 @@ hours; here a sweep over the map answers for all, and tests hold the two equal o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from distmuon.sharding.gradients import statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import ring_bytes
+from distmuon.verify.prediction import STATISTICS_BYTES
+from muonbook.planner.cost_model import LinkCost
 from muonbook.planner.planned_worlds import PlannedWorld
+from muonbook.planner.step_parts import orthogonalizing_seconds, outer_messages
 
 Move = tuple[str, str]  # the group in which it sends, and what: ("dp", "gradients")
 MOVES: tuple[Move, ...] = (("dp", "gradients"), ("world", "statistics"), ("dp", "momentum"), ("tp", "momentum"),
@@ -88,4 +93,56 @@ def _owned(layout: Layout, bucket: Bucket, indices: Collection[int], ends: np.nd
             runs[-1][1] = where.end
         else:
             runs.append([where.start, where.end])
-    return sum((np.diff(np.clip(ends, *run)) for run in runs), np.zeros(len(ends) - 1, np.int64))
+    return sum((np.diff(np.clip(ends, low, high)) for low, high in runs), np.zeros(len(ends) - 1, np.int64))
+
+
+@dataclass(frozen=True)
+class Zero1Part:
+    """Parameters that our optimizers keep as ZeRO-1 does: whole weights and gradients, 1/D of all else.
+
+    muon: False: AdamW for everything. Arrays are over ranks: [D], or [D x T] where TP ranks of a row differ.
+    """
+
+    world: PlannedWorld
+    muon: bool = True
+
+    @property
+    def dp(self) -> int:
+        return self.world.dp
+
+    def states(self) -> dict[str, np.ndarray]:
+        return states(self.world, self.muon)
+
+    def sent(self) -> dict[Move, np.ndarray]:
+        return sent(self.world, self.muon)
+
+    def flops(self) -> np.ndarray:
+        """Return what Newton–Schulz costs every rank."""
+        return np.array(self.world.rank_loads()[2] if self.muon else [0] * self.world.dp, np.float64)
+
+    @cached_property
+    def transient_bytes(self) -> int:
+        """Bound of what a step allocates, on the worst rank, by `prediction.predict_transient`, on NCCL in bf16.
+
+        Shards of unequal length are reduced by a sum of what all ranks sent, D times the longest of them.
+        """
+        layout, exchange, adamw = self.world.layout, 0, 0
+        for bucket in layout.buckets:
+            item, own = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype], bucket.shard_size
+            adamw = max(adamw, 3 * item * own)
+            if layout.dp > 1 and bucket.ends:
+                exchange = max(exchange, item * layout.dp * own)
+        moves = self.world.transient_bytes if self.muon else 0
+        return max(exchange, adamw, moves) + STATISTICS_BYTES * (len(layout.specs) + 1)
+
+    def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
+        """Return seconds of the update, part by part, one after the other; see `step_parts`."""
+        found = {name: messages.seconds(links) for name, messages in outer_messages(self.world, self.muon).items()}
+        waits = {"orthogonalizing": 0.0, "tp_gather": 0.0}
+        if self.muon:
+            groups = self.world.bucket_groups
+            waits = orthogonalizing_seconds(groups, self.world.tp, links["tp"], flops_per_second)
+        return found | {
+            "blocks over TP": waits["tp_gather"],
+            "Newton–Schulz": waits["orthogonalizing"] - waits["tp_gather"],
+        }

@@ -15,12 +15,10 @@ import numpy as np
 
 from distmuon.optim import strategies
 from distmuon.optim.strategies.owner import deal, work
-from distmuon.sharding.layout import ITEM_BYTES, Bucket, ParamSpec
+from distmuon.sharding.layout import Bucket, ParamSpec
 from distmuon.sharding.ownership import Owner
 from distmuon.verify.strategy_predictions import momentum_bytes, owner_bound
-from muonbook.planner.planned_worlds import MOMENTUM_BYTES, Load, PlannedWorld, undominated
-
-COMPUTE_BYTES = ITEM_BYTES["bfloat16"]
+from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES, Load, PlannedWorld, undominated
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.strategy_predictions import of_strategy
+from distmuon.verify.strategy_predictions import gather_cut_bound, momentum_bytes, of_strategy
 from muonbook.measure.formulas import mean_owners
 from muonbook.planner.model_shapes import Shape
 
@@ -34,6 +34,7 @@ BUCKET_RULES: dict[str, Callable[[int], int]] = {
 }
 TIMED_RULE = "megatron"  # of the worlds whose steps are timed
 MOMENTUM_BYTES = ITEM_BYTES["bfloat16"]  # per element that is gathered
+COMPUTE_BYTES = ITEM_BYTES["bfloat16"]  # per element in Newton–Schulz
 
 
 class Load(NamedTuple):
@@ -57,6 +58,11 @@ class Matrix(NamedTuple):
     numel: int
     owners: range
     load: Load
+
+    @property
+    def slice(self) -> slice:
+        """Its owners among all DP ranks."""
+        return slice(self.owners.start, self.owners.stop)
 
 
 @dataclass(frozen=True)
@@ -135,11 +141,14 @@ class PlannedWorld:
         """Return what pieces of cut matrices weigh on the way to all their other owners, [D] bytes."""
         sent = np.zeros(self.dp, np.int64)
         for row in (row for row in rows if len(row.owners) > 1):
-            where = self.layout.global_ranges[row.place]
-            for rank in row.owners:
-                piece = where.intersect(bucket.shard(rank)).size
-                sent[rank] += MOMENTUM_BYTES * (len(row.owners) - 1) * piece
+            sent[row.slice] += MOMENTUM_BYTES * (len(row.owners) - 1) * self._pieces(bucket, row)
         return sent
+
+    def _pieces(self, bucket: Bucket, row: Matrix) -> np.ndarray:
+        """Return how many elements of a matrix each of its owners has, [owners]."""
+        where = self.layout.global_ranges[row.place].relative_to(bucket.offset)
+        ends = bucket.shard_size * np.arange(row.owners.start, row.owners.stop + 1, dtype=np.int64)
+        return np.diff(np.clip(ends, where.start, where.end))
 
     def ledger(self, dp_rank: int = 0, muon: bool = True, tp_rank: int = 0) -> Ledger:
         """Return what the rank (`dp_rank`, `tp_rank`) sends in one step, with Muon or with AdamW for everything."""
@@ -189,25 +198,30 @@ class PlannedWorld:
     @property
     def transient_bytes(self) -> int:
         """Bound of what a step allocates besides, on the worst rank, with bf16 arithmetic: see the strategy's own."""
-        worst, allocates = 0, of_strategy(self.strategy).allocates
+        if self.strategy == "gather_cut":
+            return max((self._cut_bytes(bucket, rows) for bucket, rows in self.matrices), default=0)
+        worst, allocates = 0, of_strategy("gather_all").allocates
         for bucket, rows in self.matrices:
+            wholes = [self.layout.specs[row.place].gathered_numel(self.tp) for row in rows]
+            sizes = {(sum(wholes[low:high]), max(wholes[low:high])): rank for rank, low, high in _runs(rows)}
             alone = _alone(self.layout, bucket)
-            for rank in self._worst_ranks(rows):
-                worst = max(worst, allocates(alone, self.muon, self.tp, rank, None, 2))
+            for size in undominated(sizes):
+                worst = max(worst, allocates(alone, self.muon, self.tp, sizes[size], None, COMPUTE_BYTES))
         return worst
 
-    def _worst_ranks(self, rows: Sequence[Matrix]) -> Iterable[int]:
-        """Return DP ranks among which is one whose moves allocate most for a bucket with these matrices.
-
-        gather_all: of the ranks with the same matrices, one. gather_cut: that a rank inside a matrix sends its piece
-        to more others, too, so the second and the last owner of every matrix beside the first.
-        """
-        if self.strategy == "gather_cut":
-            return {rank for row in rows for rank in (*row.owners[:2], *row.owners[-1:])}
-        cut = [self.layout.specs[row.place].tp_split_dim is not None for row in rows]
-        wholes = [row.numel * (self.tp if is_cut else 1) for row, is_cut in zip(rows, cut, strict=True)]
-        sizes = {(sum(wholes[low:high]), max(wholes[low:high])): rank for rank, low, high in _runs(rows)}
-        return [sizes[size] for size in undominated(sizes)]
+    def _cut_bytes(self, bucket: Bucket, rows: Sequence[Matrix]) -> int:
+        """Return gather_cut's bound for one bucket, on the rank for which it is largest."""
+        packed = self._cut_sent(bucket, rows) // MOMENTUM_BYTES
+        pieces, local, whole, largest = np.zeros((4, self.dp), np.int64)
+        for row in rows:
+            spec, mine = self.layout.specs[row.place], row.slice
+            pieces[mine] += self._pieces(bucket, row)
+            local[mine] += spec.numel
+            whole[mine] += spec.gathered_numel(self.tp)
+            largest[mine] = np.maximum(largest[mine], spec.gathered_numel(self.tp))
+        sizes = momentum_bytes(self.layout, bucket, None)
+        ranks = np.unique(np.stack([pieces, packed, local, whole, largest]), axis=1).T.tolist()
+        return max(gather_cut_bound(b, s, own, (f, most), sizes, COMPUTE_BYTES) for b, s, own, f, most in ranks)
 
 
 def plan_world(shape: Shape, dp: int, tp: int, bucket_size: int) -> PlannedWorld:
