@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from muonbook.planner.fabrics import Fabric, Factors
 from muonbook.planner.model_shapes import Shape
+from muonbook.planner.parts.step_parts import Messages, activation_messages, orthogonalizing_seconds, outer_messages
 from muonbook.planner.planned_worlds import Load, PlannedWorld
-from muonbook.planner.step_parts import Messages, activation_messages, orthogonalizing_seconds, outer_messages
 
 MEMORY_BYTES = 80e9  # of a device: NVIDIA H100 SXM datasheet
 

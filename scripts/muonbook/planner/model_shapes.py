@@ -13,13 +13,17 @@ first in the map, as `routing.split_parameters` has them. Pure Python: no torch.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
 
+from distmuon.launch import UsageError
 from distmuon.sharding.layout import ParamSpec
 
+MOST = 1_000_000  # in a field of one's own shape
 VOCABULARY_MULTIPLE = 128  # times T: Megatron-LM's --make-vocab-size-divisible-by
 
 
@@ -212,3 +216,48 @@ MODELS: dict[str, Shape] = {
     ),
 }  # fmt: skip
 SURVEYED = ("gpt2", "llama3_8b", "moonlight", "llama3_70b", "gpt3_175b")  # of them, what chapters 13 and 15 look at
+
+
+# ---- One's own ------------------------------------------------------------------------------------------------
+
+
+def find_shape(name: str) -> Shape:
+    """Return the model of that name, or the one that a .toml file describes, by the names of Shape's fields.
+
+    Its tables [experts] and [latent] have the fields of Experts and Latent. Raises UsageError, naming what is wrong.
+    """
+    if not name.endswith(".toml"):
+        if name not in MODELS:
+            raise UsageError(f"--model {name}: choose one of {', '.join(MODELS)}, or the path of a .toml file.")
+        return MODELS[name]
+    try:
+        told = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--model {name}: cannot be read ({error.strerror}); name a file that is there.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--model {name}: is no TOML ({error}); mend it.") from error
+    told = {"title": Path(name).stem, "source": name} | told
+    parts = {field: kind for field, kind in (("experts", Experts), ("latent", Latent)) if field in told}
+    found = _read(Shape, told | {field: _read(kind, told[field], name) for field, kind in parts.items()}, name)
+    if found.width % found.heads:
+        raise UsageError(f"--model {name}: {found.heads} heads do not divide a width of {found.width}; mend one.")
+    return found
+
+
+def _read(kind: Any, told: Any, name: str) -> Any:
+    """Return an instance of a class from a TOML table with its fields."""
+    hints = get_type_hints(kind)
+    if not isinstance(told, dict):
+        raise UsageError(f"--model {name}: [{kind.__name__.lower()}] is {told!r}; make it a table.")
+    for field, value in told.items():
+        if field not in hints:
+            raise UsageError(f"--model {name}: there is no {field!r}; known are {', '.join(hints)}.")
+        wanted = hints[field]
+        if wanted in (int, bool, str) and type(value) is not wanted:
+            raise UsageError(f"--model {name}: {field} is {value!r}; it wants {wanted.__name__}.")
+        if wanted is int and not 0 < value <= MOST:
+            raise UsageError(f"--model {name}: {field} is {value:,}; it must be from 1 to {MOST:,}.")
+    optional = getattr(kind, "_field_defaults", {}) or {f.name for f in fields(kind) if f.default is not MISSING}
+    if missing := [field for field in hints if field not in told and field not in optional]:
+        raise UsageError(f"--model {name}: {', '.join(missing)} is missing; add it.")
+    return kind(**told)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -57,10 +57,6 @@ class StageWeights:
     experts: tuple[Weight, ...]
     active: int
 
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        return self.dense + self.experts
-
 
 def stage_of(name: str, layers: int, pp: int) -> int:
     """Return the pipeline stage that holds a parameter: about as many layers as the others, all whole."""
@@ -76,50 +72,53 @@ def expert_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-@lru_cache(maxsize=8)
-def stages(shape: Shape, pp: int, ep: int) -> tuple[StageWeights, ...]:
+def stages(shape: Shape, pp: int, ep: int) -> list[StageWeights]:
     """Return the stages that differ, each once, the first one first. A tied head has a copy in the last of several."""
+    routed = shape.experts.routed if shape.experts else 0
+    return [
+        StageWeights(numbers, layers, mixtures, dense, tuple(w for e, w in experts if e < routed // ep), active)
+        for numbers, layers, mixtures, dense, experts, active in _whole_stages(shape, pp)
+    ]
+
+
+@lru_cache(maxsize=16)
+def _whole_stages(shape: Shape, pp: int) -> list[tuple]:
+    """Return the fields of `StageWeights` for E = 1, each expert's weight with its number."""
     by_stage: list[list[Weight]] = [[] for _ in range(pp)]
-    for weight in shape.weights():
+    for weight in _weights(shape):
         by_stage[stage_of(weight.name, shape.layers, pp)].append(weight)
     if shape.tied and pp > 1:
-        by_stage[0][0] = by_stage[0][0]._replace(used=0.0)
-        by_stage[-1].append(by_stage[0][0]._replace(name="head", used=1.0))
-    found: dict[tuple[Weight, ...], StageWeights] = {}
+        table = by_stage[0][0]
+        by_stage[0][0] = table._replace(used=0.0)
+        by_stage[-1].append(table._replace(name="head"))
+    alike: dict[tuple[Weight, ...], list[int]] = {}
     for number, weights in enumerate(by_stage):
-        alike = tuple(weight._replace(name=BLOCK.sub("", weight.name)) for weight in weights)
-        if alike in found:
-            other = found[alike]
-            found[alike] = StageWeights((*other.numbers, number), *list(vars(other).values())[1:])
-        else:
-            found[alike] = _stage(number, weights, shape, ep)
-    return tuple(found.values())
+        alike.setdefault(tuple(w._replace(name=BLOCK.sub("", w.name)) for w in weights), []).append(number)
+    return [_stage(tuple(numbers), by_stage[numbers[0]]) for numbers in alike.values()]
 
 
-def _stage(number: int, weights: list[Weight], shape: Shape, ep: int) -> StageWeights:
-    routed = shape.experts.routed if shape.experts else 1
-    of = {weight.name: expert_of(weight.name) for weight in weights}
-    blocks = {found[1]: False for weight in weights if (found := BLOCK.match(weight.name))}
-    for weight in weights:
-        found = BLOCK.match(weight.name)
-        if found and of[weight.name] is not None:
-            blocks[found[1]] = True
-    return StageWeights(
-        (number,),
-        len(blocks),
-        sum(blocks.values()),
-        tuple(weight for weight in weights if of[weight.name] is None),
-        tuple(weight for weight in weights if (expert := of[weight.name]) is not None and expert < routed // ep),
-        round(sum(weight.used * math.prod(weight.shape) for weight in weights if len(weight.shape) == 2)),
-    )
+@lru_cache(maxsize=4)
+def _weights(shape: Shape) -> list[Weight]:
+    return shape.weights()
+
+
+def _stage(numbers: tuple[int, ...], weights: Sequence[Weight]) -> tuple:
+    of = [(expert_of(weight.name), weight) for weight in weights]
+    layers = {block[0] for weight in weights if (block := BLOCK.match(weight.name))}
+    mixtures = {BLOCK.match(weight.name)[0] for expert, weight in of if expert is not None}  # type: ignore[index]
+    active = round(sum(w.used * math.prod(w.shape) for w in weights if len(w.shape) == 2))
+    dense = tuple(weight for expert, weight in of if expert is None)
+    experts = [(expert, weight) for expert, weight in of if expert is not None]
+    return numbers, len(layers), len(mixtures), dense, experts, active
 
 
 # ---- What cannot be -----------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=16)
 def tp_choices(shape: Shape) -> list[int]:
     """Return every T over which the model's heads, and all that TP cuts, can be shared out evenly."""
-    cut = {w.shape[w.cut] for w in shape.weights() if w.cut is not None and w.name not in ("tokens", "head")}
+    cut = {w.shape[w.cut] for w in _weights(shape) if w.cut is not None and w.name not in ("tokens", "head")}
     every = math.gcd(*cut, shape.heads, shape.key_heads)
     return _divisors(every)
 

@@ -22,14 +22,14 @@ from distmuon.launch import UsageError
 from distmuon.sharding.layout import ITEM_BYTES, gradient_dtype
 from distmuon.sharding.ledger import ring_bytes
 from muonbook.planner.cost_model import hops
-from muonbook.planner.every_rank import Move, Zero1Part
 from muonbook.planner.fabrics import DEVICES, FABRICS, SUSTAINED, Device, Fabric
-from muonbook.planner.fsdp_worlds import FsdpPart
 from muonbook.planner.model_shapes import Shape, Weight, local_specs
 from muonbook.planner.owned_worlds import plan_part
+from muonbook.planner.parts.every_rank import Move, Zero1Part
+from muonbook.planner.parts.fsdp_worlds import FsdpPart
+from muonbook.planner.parts.step_parts import ACTIVATION_BYTES, activation_messages
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import BLOCK, Degrees, StageWeights, check_degrees, stages
-from muonbook.planner.step_parts import ACTIVATION_BYTES, activation_messages
 
 OPTIMIZERS = ("adamw", "muon", "muonw")
 STATES = {"parameters": "parameters", "gradients": "gradients", "masters": "master weights"}
@@ -81,10 +81,16 @@ class StagePlan:
 
     def __init__(self, setting: Setting, weights: StageWeights) -> None:
         self.setting, self.weights, degrees = setting, weights, setting.degrees
-        self.parts: dict[str, Part] = {"": _part(setting, weights.dense, degrees.dp)}  # by what their groups are called
-        if weights.experts:
-            self.parts["expert "] = _part(setting, weights.experts, degrees.replicas)
         self._everywhere = np.ones((degrees.dp, degrees.tp))
+
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        """The dense weights and the experts, if there are any, laid out; by what their groups are called."""
+        degrees = self.setting.degrees
+        found = {"": _part(self.setting, self.weights.dense, degrees.dp)}
+        if self.weights.experts:
+            found["expert "] = _part(self.setting, self.weights.experts, degrees.replicas)
+        return found
 
     @property
     def is_first(self) -> bool:

@@ -10,9 +10,9 @@ import pytest
 from distmuon.verify.model_states import predict_shards
 from distmuon.verify.prediction import predict_step, predict_work
 from distmuon.verify.strategy_predictions import of_strategy
-from muonbook.planner import every_rank
 from muonbook.planner.model_shapes import MODELS, Experts
 from muonbook.planner.owned_worlds import KINDS, plan_part
+from muonbook.planner.parts import every_rank
 from muonbook.planner.planned_worlds import IDLE, Load, PlannedWorld
 
 GRIDS = [(4, 2, 3_000_000), (6, 1, 20_000_000), (3, 4, 2**62), (1, 2, 10**7), (16, 2, 400_000)]

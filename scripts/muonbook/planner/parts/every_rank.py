@@ -17,8 +17,8 @@ from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import ring_bytes
 from distmuon.verify.prediction import STATISTICS_BYTES
 from muonbook.planner.cost_model import LinkCost
+from muonbook.planner.parts.step_parts import orthogonalizing_seconds, outer_messages
 from muonbook.planner.planned_worlds import PlannedWorld
-from muonbook.planner.step_parts import orthogonalizing_seconds, outer_messages
 
 Move = tuple[str, str]  # the group in which it sends, and what: ("dp", "gradients")
 MOVES: tuple[Move, ...] = (("dp", "gradients"), ("world", "statistics"), ("dp", "momentum"), ("tp", "momentum"),

@@ -26,7 +26,7 @@ from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
 from distmuon.sharding.ownership import balance
 from distmuon.verify.strategy_predictions import whole_matrix_bytes
 from muonbook.planner.cost_model import LinkCost, hops
-from muonbook.planner.every_rank import Move
+from muonbook.planner.parts.every_rank import Move
 from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES
 
 

@@ -1,0 +1,104 @@
+"""What `python scripts/plan.py --measure` measures: steps of small worlds over links of a rate, fitted and held out.
+
+Worlds are started here, without torch; `timed_worlds` is what their ranks do. Held out are worlds of another width,
+another grid or another rate, and one strategy everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from distmuon import launch
+from distmuon.launch import hosts
+from muonbook.measure import results
+from muonbook.measure.workload import Workload
+from muonbook.planner.measured import step_fit
+
+TIME_STEPS = "muonbook.planner.measured.timed_worlds:time_steps"
+ENTRANTS = ("adamw", "gather_all", "gather_cut", "owner", "muonw")
+HELD_OUT_ENTRANTS = ("gather_cut",)
+SEQUENCES = 8  # of a step, over all DP ranks
+
+
+class MeasuredWorld(NamedTuple):
+    """A world to be timed. rate_mbit: of every rank's link; None: unlimited."""
+
+    dp: int
+    tp: int
+    width: int
+    rate_mbit: float | None
+    held_out: bool = False
+    layers: int = 2
+
+    @property
+    def title(self) -> str:
+        rate = "no limit" if self.rate_mbit is None else f"{self.rate_mbit:g} Mbit/s"
+        return f"{self.dp} x {self.tp}, width {self.width}, {self.layers} layers, {rate}"
+
+
+WORLDS = (
+    MeasuredWorld(4, 1, 64, None),
+    MeasuredWorld(4, 1, 128, None),
+    MeasuredWorld(2, 1, 128, None, layers=4),
+    MeasuredWorld(4, 1, 256, None),
+    MeasuredWorld(2, 2, 64, None),
+    MeasuredWorld(4, 1, 128, 100.0),
+    MeasuredWorld(2, 1, 128, 100.0),
+    MeasuredWorld(4, 1, 192, None, held_out=True),
+    MeasuredWorld(2, 2, 192, None, held_out=True),
+    MeasuredWorld(8, 1, 128, None, held_out=True),
+    MeasuredWorld(4, 1, 192, 200.0, held_out=True),
+    MeasuredWorld(2, 2, 128, 100.0, held_out=True),
+    MeasuredWorld(4, 2, 128, 100.0, held_out=True),
+)
+QUICK = WORLDS[:3] + WORLDS[5:6] + WORLDS[-2:-1]
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return all that is measured, with the fit and its errors. Raises UsageError where ranks have no networks."""
+    hosts.become_switch()  # before torch is imported
+    found: dict[str, Any] = {"cores": os.cpu_count(), "held_out_entrants": list(HELD_OUT_ENTRANTS), "worlds": []}
+    for world in QUICK if quick else WORLDS:
+        print(f"{world.title} ...", flush=True)
+        found["worlds"].append(_timed(world, 2 if quick else 12 if world.rate_mbit is None else 6))
+    steps = step_fit.timed(found)
+    constants = step_fit.fit(steps)
+    return found | {"constants": constants, "errors": step_fit.errors_of(steps, constants)}
+
+
+def _timed(world: MeasuredWorld, rounds: int) -> dict[str, Any]:
+    workload = Workload(width=world.width, layers=world.layers, sequences=SEQUENCES)
+    entrants = [name for name in ENTRANTS if name != "muonw" or world.tp == 1]  # it knows DTensors, not our TP layers
+    given = (workload, entrants, rounds)
+    ranks = launch.run(TIME_STEPS, given, dp=world.dp, tp=world.tp, link=hosts.Link(world.rate_mbit))
+    told = {name: _told([rank[name] for rank in ranks]) for name in entrants}
+    return {**world._asdict(), "title": world.title, "entrants": told}
+
+
+def _told(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what all ranks say of one entrant: the slowest rank's time of every round, the most that one is asked."""
+    slowest = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
+    asked = {name: max(rank["asked"][name] for rank in ranks) for name in ranks[0]["asked"]}
+    return {
+        "seconds": results.spread(slowest),
+        "asked": asked,
+        "bytes_as_predicted": all(rank["sent_bytes"] == rank["predicted_bytes"] for rank in ranks),
+    }
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """Return the measurement as a table: every step beside the model's time."""
+    table = [f"{'measured':>10s}{'model':>10s}{'error':>8s}"]
+    for step in step_fit.timed(found):
+        off = step_fit.error(found["constants"], step)
+        model = step_fit.seconds(found["constants"], step)
+        mark = "held out" if step.held_out else "fitted"
+        table.append(f"{step.seconds:>8.3f} s{model:>8.3f} s{off:>+8.0%}  {mark:8s}  {step.entrant}, {step.world}")
+    errors = found["errors"]
+    table.append(
+        f"{errors['steps']} held-out steps: median error {errors['median']:.0%}, worst {errors['worst']:.0%} "
+        f"({errors['worst_of']}); within 25 %: {errors['within_25_percent']}"
+    )
+    return table
