@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -209,7 +209,7 @@ MODELS: dict[str, Shape] = {
         width=4096, heads=32, key_heads=32, mlp=11008, vocabulary=32000, context=4096,
     ),
     "kimi_k2": Shape(
-        "a trillion parameters", "sizes of Kimi K2's config.json (Moonshot AI 2025), attention as in Moonlight",
+        "Kimi K2's sizes", "config.json (Moonshot AI 2025), with attention as in Moonlight",
         layers=61, width=7168, heads=64, key_heads=64, mlp=18432, vocabulary=163840, context=4096,
         experts=Experts(routed=384, active=8, width=2048, shared=2048, dense_layers=1),
         latent=Latent(rank=512, rotary=64),
@@ -239,6 +239,10 @@ def find_shape(name: str) -> Shape:
     told = {"title": Path(name).stem, "source": name} | told
     parts = {field: kind for field, kind in (("experts", Experts), ("latent", Latent)) if field in told}
     found = _read(Shape, told | {field: _read(kind, told[field], name) for field, kind in parts.items()}, name)
+    if found.experts and found.experts.active > found.experts.routed:
+        raise UsageError(
+            f"--model {name}: a token takes {found.experts.active} of {found.experts.routed} experts; mend it."
+        )
     if found.width % found.heads:
         raise UsageError(f"--model {name}: {found.heads} heads do not divide a width of {found.width}; mend one.")
     return found
@@ -255,9 +259,10 @@ def _read(kind: Any, told: Any, name: str) -> Any:
         wanted = hints[field]
         if wanted in (int, bool, str) and type(value) is not wanted:
             raise UsageError(f"--model {name}: {field} is {value!r}; it wants {wanted.__name__}.")
-        if wanted is int and not 0 < value <= MOST:
-            raise UsageError(f"--model {name}: {field} is {value:,}; it must be from 1 to {MOST:,}.")
-    optional = getattr(kind, "_field_defaults", {}) or {f.name for f in fields(kind) if f.default is not MISSING}
+        least = 0 if field == "dense_layers" else 1
+        if wanted is int and not least <= value <= MOST:
+            raise UsageError(f"--model {name}: {field} is {value:,}; it must be from {least} to {MOST:,}.")
+    optional = {field.name for field in fields(kind) if field.default is not MISSING} if is_dataclass(kind) else set()
     if missing := [field for field in hints if field not in told and field not in optional]:
         raise UsageError(f"--model {name}: {', '.join(missing)} is missing; add it.")
     return kind(**told)
