@@ -21,7 +21,7 @@ from muonbook.planner.owned_worlds import KINDS
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.search import Search, search
 from muonbook.planner.stages import Degrees
-from muonbook.planner.world_plan import OPTIMIZERS, Setting, WorldPlan
+from muonbook.planner.world_plan import OPTIMIZERS, WorldPlan, WorldSetting
 
 SMALL_SHARE = 0.002  # of a step, or of what is sent: parts below it are told together
 
@@ -50,7 +50,7 @@ def plan(arguments: argparse.Namespace) -> None:
         report.write_file("--figure", arguments.figure, lambda path: style.save(draw_plan(chosen), path, alt))
 
 
-def setting_of(arguments: argparse.Namespace) -> Setting:
+def setting_of(arguments: argparse.Namespace) -> WorldSetting:
     """Return what is asked for; D = 0 where a grid is to be looked for."""
     shape = find_shape(arguments.model)
     _one_of("--optimizer", arguments.optimizer, OPTIMIZERS)
@@ -58,7 +58,7 @@ def setting_of(arguments: argparse.Namespace) -> Setting:
     _one_of("--buckets", arguments.buckets, BUCKET_RULES)
     _one_of("--device", arguments.device, DEVICES)
     _one_of("--fabric", arguments.fabric, FABRICS)
-    return Setting(
+    return WorldSetting(
         shape, _degrees(arguments), arguments.optimizer, arguments.strategy, arguments.buckets, arguments.tokens,
         DEVICES[arguments.device], FABRICS[arguments.fabric], arguments.recompute,
     )  # fmt: skip
@@ -105,7 +105,7 @@ def _heading(plan: WorldPlan) -> list[str]:
     ]
 
 
-def _who(setting: Setting) -> str:
+def _who(setting: WorldSetting) -> str:
     if setting.optimizer == "muonw":
         return "MuonW on FSDP2"
     name = "ZeRO-1 AdamW" if setting.optimizer == "adamw" else f"Muon, {setting.strategy}"

@@ -15,7 +15,7 @@ from distmuon.launch import UsageError
 from distmuon.optim.newton_schulz import flops
 from muonbook.planner.model_shapes import Shape
 from muonbook.planner.stages import all_degrees, expert_of, stages
-from muonbook.planner.world_plan import Setting, StagePlan, WorldPlan
+from muonbook.planner.world_plan import StagePlan, WorldPlan, WorldSetting
 
 SHOWN = 6  # plans that fit, of those that the rule of thumb likes best
 
@@ -29,7 +29,7 @@ class Search(NamedTuple):
     roomy: int
 
 
-class Whole(NamedTuple):
+class ModelTotals(NamedTuple):
     """A model as a whole: elements of dense weights and of routed experts; what Newton–Schulz on all of it costs."""
 
     dense: int
@@ -37,7 +37,7 @@ class Whole(NamedTuple):
     flops: float
 
 
-def search(setting: Setting, ranks: int) -> Search:
+def search(setting: WorldSetting, ranks: int) -> Search:
     """Return the divisions of `ranks` that fit, the best `SHOWN` by rule of thumb really planned.
 
     setting: its `degrees` are not looked at. Raises UsageError where none is possible, or none fits.
@@ -69,7 +69,7 @@ def search(setting: Setting, ranks: int) -> Search:
     return Search(sorted(plans, key=lambda plan: plan.step_seconds), len(possible), len(roomy))
 
 
-def _whole(shape: Shape) -> Whole:
+def _whole(shape: Shape) -> ModelTotals:
     dense = experts = 0
     work = 0.0
     for weight in shape.weights():
@@ -78,16 +78,16 @@ def _whole(shape: Shape) -> Whole:
         else:
             experts += math.prod(weight.shape)
         work += flops(weight.shape) if weight.muon else 0
-    return Whole(dense, experts, work)
+    return ModelTotals(dense, experts, work)
 
 
-def _held(setting: Setting, whole: Whole) -> tuple[float, float]:
+def _held(setting: WorldSetting, whole: ModelTotals) -> tuple[float, float]:
     """Return the elements of dense weights and of experts on a rank, shared out evenly over T, P and E."""
     _, tp, pp, ep = setting.degrees
     return whole.dense / tp / pp, whole.experts / tp / pp / ep
 
 
-def _least_bytes(setting: Setting, whole: Whole) -> float:
+def _least_bytes(setting: WorldSetting, whole: ModelTotals) -> float:
     """Return about what the fullest rank holds at least: weights, gradients, masters, state, activations."""
     cut = {"adamw": 12, "muon": 8, "muonw": 12}[setting.optimizer]  # bytes per element of a shard
     kept = {"adamw": 6, "muon": 6, "muonw": 0}[setting.optimizer]  # of what every rank holds
@@ -97,7 +97,7 @@ def _least_bytes(setting: Setting, whole: Whole) -> float:
     return 0.9 * states + first.activation_bytes  # stages are uneven
 
 
-def _least_seconds(setting: Setting, whole: Whole) -> float:
+def _least_seconds(setting: WorldSetting, whole: ModelTotals) -> float:
     """Return about what a step takes at least."""
     pp, fabric = setting.degrees.pp, setting.fabric
     plans = [StagePlan(setting, each) for each in stages(setting.shape, *setting.degrees[2:])]

@@ -39,7 +39,7 @@ Part = Zero1Part | FsdpPart
 
 
 @dataclass(frozen=True)
-class Setting:
+class WorldSetting:
     """All that a plan depends on. rule: of BUCKET_RULES. tokens: of all ranks, per step. recompute: of a layer, keep
     the input alone, and compute the rest again in the backward pass."""
 
@@ -79,7 +79,7 @@ class StagePlan:
     Arrays are over the ranks of a stage, [D, T]: what dense weights and what experts ask of a rank is added up.
     """
 
-    def __init__(self, setting: Setting, weights: StageWeights) -> None:
+    def __init__(self, setting: WorldSetting, weights: StageWeights) -> None:
         self.setting, self.weights, degrees = setting, weights, setting.degrees
         self._everywhere = np.ones((degrees.dp, degrees.tp))
 
@@ -225,7 +225,7 @@ class StagePlan:
         return np.repeat(amounts.reshape(part.dp, -1), self.setting.degrees.dp // part.dp, axis=0) * self._everywhere
 
 
-def _part(setting: Setting, weights: Sequence[Weight], dp: int) -> Part:
+def _part(setting: WorldSetting, weights: Sequence[Weight], dp: int) -> Part:
     tp = setting.degrees.tp
     specs, muon = local_specs(weights, tp)
     if setting.optimizer == "muonw":
@@ -255,7 +255,7 @@ def _outputs(weight: Weight, tp: int) -> float:
 class WorldPlan:
     """All stages of a world. Raises UsageError for a setting that cannot be."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: WorldSetting) -> None:
         setting.check()
         self.setting = setting
         self.stages = [StagePlan(setting, each) for each in stages(setting.shape, *setting.degrees[2:])]
