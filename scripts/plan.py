@@ -13,7 +13,6 @@ holds that model against those that it has not seen: about three minutes, on Lin
 """
 
 from distmuon import launch
-from distmuon.launch import hosts
 
 GRID = ("dp", "tp", "pp", "ep")
 WORLD = ("model", "ranks", *GRID, "optimizer", "strategy", "buckets", "tokens")
@@ -72,7 +71,6 @@ def measure(arguments):
     if launch.under_torchrun():
         raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
     launch.check_writable("--json", arguments.json)
-    hosts.become_switch()  # before torch is imported
     from muonbook.measure import results
     from muonbook.planner.measured import worlds
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
 from collections.abc import Sequence
 from statistics import median
 
@@ -13,6 +10,7 @@ from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Layout
 from distmuon.verify.prediction import predict_step, predict_work
+from muonbook.planner.measured.planning import took
 from muonbook.planner.model_shapes import MODELS
 
 DP, TP = 1024, 8
@@ -46,10 +44,7 @@ def lines() -> list[str]:
 
 def measure(world: World) -> dict[str, float]:
     """Return what planning takes: seconds, and the most memory that this process ever held."""
-    began = time.monotonic()
-    plan()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {"seconds": time.monotonic() - began, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    return took(plan)
 
 
 def repeated() -> float:

@@ -16,6 +16,7 @@ from muonbook.measure import results
 from muonbook.measure.workload import Workload
 from muonbook.planner.measured import step_fit
 
+PLAN = "muonbook.planner.measured.planning:measure"
 TIME_STEPS = "muonbook.planner.measured.timed_worlds:time_steps"
 ENTRANTS = ("adamw", "gather_all", "gather_cut", "owner", "muonw")
 HELD_OUT_ENTRANTS = ("gather_cut",)
@@ -57,9 +58,15 @@ QUICK = WORLDS[:3] + WORLDS[5:6] + WORLDS[-2:-1]
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return all that is measured, with the fit and its errors. Raises UsageError where ranks have no networks."""
-    hosts.become_switch()  # before torch is imported
-    found: dict[str, Any] = {"cores": os.cpu_count(), "held_out_entrants": list(HELD_OUT_ENTRANTS), "worlds": []}
+    """Return all that is measured, with the fit and its errors; "worlds" is None where ranks may have no networks."""
+    obstacle = hosts.obstacle()
+    if obstacle is None:
+        hosts.become_switch()  # before torch is imported
+    found: dict[str, Any] = {"planning": launch.run(PLAN)[0], "cores": os.cpu_count(), "worlds": None}
+    if obstacle is not None:
+        print(f"Worlds are left out: {obstacle}")
+        return found
+    found |= {"held_out_entrants": list(HELD_OUT_ENTRANTS), "worlds": []}
     for world in QUICK if quick else WORLDS:
         print(f"{world.title} ...", flush=True)
         found["worlds"].append(_timed(world, 2 if quick else 12 if world.rate_mbit is None else 6))
@@ -90,15 +97,18 @@ def _told(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """Return the measurement as a table: every step beside the model's time."""
-    table = [f"{'measured':>10s}{'model':>10s}{'error':>8s}"]
+    plan = found["planning"]
+    told = [f"a trillion parameters on 8,192 ranks: {plan['seconds']:.1f} s and {plan['bytes'] / 1e9:.2f} GB"]
+    if found["worlds"] is None:
+        return told
+    told.append(f"{'measured':>10s}{'model':>10s}{'error':>8s}")
     for step in step_fit.timed(found):
-        off = step_fit.error(found["constants"], step)
-        model = step_fit.seconds(found["constants"], step)
+        off, model = step_fit.error(found["constants"], step), step_fit.seconds(found["constants"], step)
         mark = "held out" if step.held_out else "fitted"
-        table.append(f"{step.seconds:>8.3f} s{model:>8.3f} s{off:>+8.0%}  {mark:8s}  {step.entrant}, {step.world}")
+        told.append(f"{step.seconds:>8.3f} s{model:>8.3f} s{off:>+8.0%}  {mark:8s}  {step.entrant}, {step.world}")
     errors = found["errors"]
-    table.append(
+    return [
+        *told,
         f"{errors['steps']} held-out steps: median error {errors['median']:.0%}, worst {errors['worst']:.0%} "
-        f"({errors['worst_of']}); within 25 %: {errors['within_25_percent']}"
-    )
-    return table
+        f"({errors['worst_of']}); within 25 %: {errors['within_25_percent']}",
+    ]
