@@ -1,11 +1,12 @@
 """The cost model's constants on one machine, fitted to the steps of some worlds and held against those of others.
 
-    seconds = R / cores x (passes x a + Newton–Schulz x b + elements x c + parameters x d + matrices x e + units x f
-                           + messages x alpha + bytes x copying)      or, for the bytes, if that takes longer,
+    seconds = slowness x (passes x a + Newton–Schulz x b + elements x c + parameters x d + matrices x e + units x f
+                          + messages x alpha + bytes x copying)       or, for the bytes, if that takes longer,
               ring or exchange x bytes / rate
 
-R ranks share the cores, so all that a core does takes that much longer, copies between processes among it; a link with
-a limit is every rank's own. What a step asks comes from the plan; nothing of a held-out world is looked at.
+Ranks share cores, so all that a core does takes longer, copies between processes among it; a link with a limit is every
+rank's own. How much longer, the slowness, says a fixed piece of work that is timed in the same rounds. What a step asks
+comes from the plan, and of a held-out world no step's time is looked at.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+YARDSTICK = "yardstick"  # the name of the fixed piece of work among entrants
 COMPUTED = ("passes", "orthogonalizing", "elements", "parameters", "matrices", "units", "messages")
 MEANINGS = {
     "passes": "seconds per FLOP of forward and backward",
@@ -33,30 +35,26 @@ Constants = Mapping[str, float]  # by the names in MEANINGS
 
 
 class TimedStep(NamedTuple):
-    """One entrant's step in one world. asked: as `timed_worlds.Asked` has it. seconds: median of the slowest rank."""
+    """One entrant's step in one world. slowness: of a core there, over the median of all worlds. asked: as
+    `timed_worlds.Asked` has it. seconds: median of the slowest rank's."""
 
     world: str
     entrant: str
     held_out: bool
     rate_mbit: float | None
-    cores: int
+    slowness: float
     asked: Mapping[str, float]
     seconds: float
-
-    @property
-    def sharing(self) -> float:
-        """Ranks per core, at least 1."""
-        return max(1.0, self.asked["ranks"] / self.cores)
 
 
 def seconds(constants: Constants, step: TimedStep) -> float:
     """Return the model's time; `step.seconds` is not looked at."""
-    busy = step.sharing * sum(constants[name] * step.asked[name] for name in COMPUTED)
+    busy = step.slowness * sum(constants[name] * step.asked[name] for name in COMPUTED)
     return busy + sum(_moving(constants, step, pattern) for pattern in ("ring", "exchange"))
 
 
 def _moving(constants: Constants, step: TimedStep, pattern: str) -> float:
-    amount, copied = step.asked[f"{pattern}_bytes"], step.sharing * constants["copying"]
+    amount, copied = step.asked[f"{pattern}_bytes"], step.slowness * constants["copying"]
     limit = 0.0 if step.rate_mbit is None else constants[pattern] * 8e-6 / step.rate_mbit
     return amount * max(copied, limit)
 
@@ -80,39 +78,33 @@ def fit(steps: Iterable[TimedStep]) -> dict[str, float]:
 
 def _row(step: TimedStep) -> list[float]:
     """Return what every constant is multiplied by: on a link with a limit its rate counts, on others copying."""
-    computed = [step.sharing * step.asked[name] for name in COMPUTED]
+    computed = [step.slowness * step.asked[name] for name in COMPUTED]
     ring, exchange = step.asked["ring_bytes"], step.asked["exchange_bytes"]
     if step.rate_mbit is None:
-        return [*computed, step.sharing * (ring + exchange), 0.0, 0.0]
+        return [*computed, step.slowness * (ring + exchange), 0.0, 0.0]
     return [*computed, 0.0, ring * 8e-6 / step.rate_mbit, exchange * 8e-6 / step.rate_mbit]
 
 
 def least_squares(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return x with the least |rows x - wanted|, none of it negative.
+    """Return x with the least |rows x - wanted| of which nothing is negative (Lawson and Hanson 1974)."""
+    from scipy.optimize import nnls  # half a second, and a plan needs it not
 
-    A constant that comes out negative, because others do its work, is left out and the rest fitted again.
-    """
-    kept = list(range(rows.shape[1]))
-    while True:
-        scales = np.abs(rows[:, kept]).max(axis=0)  # messages, bytes and seconds differ by ten orders of magnitude
-        found = np.linalg.lstsq(rows[:, kept] / scales, wanted, rcond=None)[0] / scales
-        if (found >= 0).all():
-            break
-        kept.pop(int(found.argmin()))
-    constants = np.zeros(rows.shape[1])
-    constants[kept] = found
-    return constants
+    scales = np.abs(rows).max(axis=0)  # messages, bytes and seconds differ by ten orders of magnitude
+    scales[scales == 0] = 1.0
+    return nnls(rows / scales, wanted)[0] / scales
 
 
 def timed(found: Mapping[str, Any]) -> list[TimedStep]:
     """Return the measured medians of book/results/planner.json."""
+    yardsticks = {world["title"]: world["yardstick"]["median"] for world in found["worlds"]}
+    usual = statistics.median(yardsticks.values())
     return [
         TimedStep(
             world["title"], entrant, world["held_out"] or entrant in found["held_out_entrants"], world["rate_mbit"],
-            found["cores"], world["entrants"][entrant]["asked"], world["entrants"][entrant]["seconds"]["median"],
+            yardsticks[world["title"]] / usual, told["asked"], told["seconds"]["median"],
         )
         for world in found["worlds"]
-        for entrant in world["entrants"]
+        for entrant, told in world["entrants"].items()
     ]  # fmt: skip
 
 

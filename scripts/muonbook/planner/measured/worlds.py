@@ -6,21 +6,23 @@ another grid or another rate, and one strategy everywhere.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from distmuon import launch
 from distmuon.launch import hosts
-from muonbook.measure import results
+from muonbook.measure import results, turns
 from muonbook.measure.workload import Workload
 from muonbook.planner.measured import step_fit
+from muonbook.planner.measured.step_fit import YARDSTICK
 
 PLAN = "muonbook.planner.measured.planning:measure"
 TIME_STEPS = "muonbook.planner.measured.timed_worlds:time_steps"
 ENTRANTS = ("adamw", "gather_all", "gather_cut", "owner", "muonw")
 HELD_OUT_ENTRANTS = ("gather_cut",)
 SEQUENCES = 8  # of a step, over all DP ranks
+PASSES = 2  # over all worlds, in another order: whoever else computes on this machine, comes and goes
+Ranks = Sequence[dict[str, dict[str, Any]]]  # what `time_steps` returned, by rank
 
 
 class MeasuredWorld(NamedTuple):
@@ -62,37 +64,48 @@ def measure(quick: bool) -> dict[str, Any]:
     obstacle = hosts.obstacle()
     if obstacle is None:
         hosts.become_switch()  # before torch is imported
-    found: dict[str, Any] = {"planning": launch.run(PLAN)[0], "cores": os.cpu_count(), "worlds": None}
+    found: dict[str, Any] = {"planning": launch.run(PLAN)[0], "worlds": None}
     if obstacle is not None:
         print(f"Worlds are left out: {obstacle}")
         return found
-    found |= {"held_out_entrants": list(HELD_OUT_ENTRANTS), "worlds": []}
-    for world in QUICK if quick else WORLDS:
-        print(f"{world.title} ...", flush=True)
-        found["worlds"].append(_timed(world, 2 if quick else 12 if world.rate_mbit is None else 6))
+    found["held_out_entrants"] = list(HELD_OUT_ENTRANTS)
+    worlds, passes = (QUICK, 1) if quick else (WORLDS, PASSES)
+    told: dict[str, list[Ranks]] = {world.title: [] for world in worlds}
+    for number in range(passes):
+        for title in turns.shuffled(told, number):
+            print(f"{title} ...", flush=True)
+            (world,) = (world for world in worlds if world.title == title)
+            told[title].append(_timed(world, 2 if quick else 6 if world.rate_mbit is None else 3))
+    found["worlds"] = [{**world._asdict(), "title": world.title} | _pooled(told[world.title]) for world in worlds]
     steps = step_fit.timed(found)
     constants = step_fit.fit(steps)
     return found | {"constants": constants, "errors": step_fit.errors_of(steps, constants)}
 
 
-def _timed(world: MeasuredWorld, rounds: int) -> dict[str, Any]:
+def _timed(world: MeasuredWorld, rounds: int) -> Ranks:
     workload = Workload(width=world.width, layers=world.layers, sequences=SEQUENCES)
     entrants = [name for name in ENTRANTS if name != "muonw" or world.tp == 1]  # it knows DTensors, not our TP layers
     given = (workload, entrants, rounds)
-    ranks = launch.run(TIME_STEPS, given, dp=world.dp, tp=world.tp, link=hosts.Link(world.rate_mbit))
-    told = {name: _told([rank[name] for rank in ranks]) for name in entrants}
-    return {**world._asdict(), "title": world.title, "entrants": told}
+    return launch.run(TIME_STEPS, given, dp=world.dp, tp=world.tp, link=hosts.Link(world.rate_mbit))
 
 
-def _told(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what all ranks say of one entrant: the slowest rank's time of every round, the most that one is asked."""
-    slowest = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
-    asked = {name: max(rank["asked"][name] for rank in ranks) for name in ranks[0]["asked"]}
-    return {
-        "seconds": results.spread(slowest),
-        "asked": asked,
-        "bytes_as_predicted": all(rank["sent_bytes"] == rank["predicted_bytes"] for rank in ranks),
-    }
+def _pooled(passes: Sequence[Ranks]) -> dict[str, Any]:
+    """Return "yardstick" and "entrants" of a world from all its passes: the slowest rank's time of every round, and the
+    most that a rank is asked."""
+    seconds = {name: [time for ranks in passes for time in _slowest(ranks, name)] for name in passes[0][0]}
+    told = {}
+    for name in (name for name in seconds if name != YARDSTICK):
+        ranks = [rank[name] for each in passes for rank in each]
+        told[name] = {
+            "seconds": results.spread(seconds[name]),
+            "asked": {key: max(rank["asked"][key] for rank in ranks) for key in ranks[0]["asked"]},
+            "bytes_as_predicted": all(rank["sent_bytes"] == rank["predicted_bytes"] for rank in ranks),
+        }
+    return {"yardstick": results.spread(seconds[YARDSTICK]), "entrants": told}
+
+
+def _slowest(ranks: Ranks, name: str) -> list[float]:
+    return [max(times) for times in zip(*(rank[name]["seconds"] for rank in ranks), strict=True)]
 
 
 def lines(found: dict[str, Any]) -> list[str]:
