@@ -82,8 +82,8 @@ def check(arguments):
         )
     if launch.under_torchrun():
         raise launch.UsageError("this worker starts torchrun itself, on machines of its own; run it with python.")
-    if sys.platform != "linux":
-        raise launch.UsageError("machines, drills and the soak look into Linux's /proc; run them there.")
+    if sys.platform != "linux" and (arguments.drill or arguments.soak):
+        raise launch.UsageError("drills and the soak look into Linux's /proc; run them there.")
     launch.check_writable("--json", arguments.json)
 
 

@@ -15,7 +15,7 @@ def main() -> None:
     from muonbook.ch18.cluster import Cluster
 
     with tempfile.TemporaryDirectory(dir=session.directory()) as home:
-        cluster = Cluster(Path(home) / "cluster", machines=int(machines), ranks=6 // int(machines), timeout=3.0)
+        cluster = Cluster(Path(home) / "cluster", machines=int(machines), ranks=6 // int(machines))
         outages.prepare(cluster, len(names))
         with cluster:
             cluster.start()

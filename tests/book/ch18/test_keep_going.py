@@ -40,9 +40,7 @@ def test_a_new_checkpoint_sets_the_count_back_and_an_unfinished_one_does_not(tmp
     shell += f"test $n -gt 3 || mkdir {saved}/step-$n; exit 1"
     saved.mkdir()
     assert run("--tries", "2", "--progress", str(saved), shell=shell).code == 1
-    assert (
-        len(starts.read_text().splitlines()) == 4
-    )  # the third, with a checkpoint, counts as the first
+    assert len(starts.read_text().splitlines()) == 4  # the third, with a checkpoint, counts as the first
 
 
 def test_it_stops_at_a_mistake_in_the_arguments(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_three_machines_of_which_one_is_cut_off_train_what_one_trains() -> None:
     ending = finish(CLUSTER, "3", "a cable is pulled")
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.splitlines() == [
-        "a cable is pulled: Timed out waiting 3000ms; 3 lost", "exit codes 0 0 0", "to the bit True"
+        "a cable is pulled: Timed out waiting 5000ms; 3 lost", "exit codes 0 0 0", "to the bit True"
     ]  # fmt: skip
 
 
