@@ -14,7 +14,7 @@ COLAB_PYTHON ?= python3.13 python3.12 python3.11
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test gpu lint notebooks colab book links bench traces address clean clean-all
+.PHONY: help setup demo test gpu lint notebooks colab book links bench soak traces address clean clean-all
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,9 @@ links: $(READY) ## Check the book's links to other sites (needs a network, so it
 
 bench: $(READY) ## Take all measurements that this machine permits (NAMES="bytes": these; QUICK=1: a first impression, in out/)
 	$(PY) scripts/tools bench $(NAMES) $(if $(QUICK),--quick)
+
+soak: $(READY) ## Train 2,000 steps on 8 ranks, killing one every 100, and store what came of it (20 minutes)
+	$(PY) scripts/18_beyond_one_machine.py --soak --json book/results/soak.json
 
 traces: $(READY) ## Fetch the report's public traces, check every byte, and read them anew into book/results
 	$(PY) scripts/tools fetch_traces

@@ -32,17 +32,15 @@ def tell(arguments):
 
 
 def drill(arguments):
-    """Play one drill, or all, and write the table."""
+    """Play some drills, or all, and write the table."""
     apart = become_switch() is None
     from muonbook.ch18.drills import table
     from muonbook.measure import results
 
-    rows = []
-    for row in table.rows_of(table.asked_for(arguments.drill), apart):
+    names, rows = table.asked_for(arguments.drill), []
+    for row in table.rows_of(names, apart):
         rows.append(row)
-        print(table.line(row), flush=True)
-        if len(table.asked_for(arguments.drill)) == 1:
-            print(table.details(row))
+        print(table.line(row) if len(names) > 1 else table.details(row), flush=True)
     if arguments.json is not None:
         results.write(arguments.json, table.stored(rows))
 
@@ -79,7 +77,7 @@ def become_switch():
 
 def parse():
     parser = launch.parser(__doc__)
-    parser.add_argument("--drill", metavar="NAME", help="one way in which things go wrong, or all")
+    parser.add_argument("--drill", nargs="+", metavar="NAME", help="ways in which things go wrong, or all")
     parser.add_argument("--soak", action="store_true", help="train for long, killing a rank again and again")
     parser.add_argument("--divisions", action="store_true", help="plan worlds in every possible division")
     add = parser.add_argument
@@ -102,8 +100,8 @@ def check(arguments):
         )
     if launch.under_torchrun():
         raise launch.UsageError("this worker starts torchrun itself, on machines of its own; run it with python.")
-    if sys.platform != "linux":
-        raise launch.UsageError("machines, drills and the soak look into Linux's /proc; run them there.")
+    if sys.platform != "linux" and (arguments.drill or arguments.soak):
+        raise launch.UsageError("drills and the soak look into Linux's /proc; run them there.")
     launch.check_writable("--json", arguments.json)
 
 
