@@ -4,17 +4,21 @@ python scripts/18_beyond_one_machine.py
 python scripts/18_beyond_one_machine.py --drill "out of memory"
 python scripts/18_beyond_one_machine.py --drill all --json book/results/drills.json
 python scripts/18_beyond_one_machine.py --soak --json book/results/soak.json
+python scripts/18_beyond_one_machine.py --divisions --json book/results/divisions.json
 """
 
 import sys
 
 from distmuon import launch
 from distmuon.launch import hosts
+from muonbook.ch18 import puzzle as placing
+from muonbook.puzzles import add_arguments, handle
 
 TAKES = {
     "": (),
     "--drill": ("json",),
     "--soak": ("steps", "ranks", "kill_every", "json"),
+    "--divisions": ("quick", "json"),
 }  # job -> its options
 
 
@@ -52,6 +56,17 @@ def soak(arguments):
         results.write(arguments.json, found)
 
 
+def divide(arguments):
+    """Plan every division of the puzzle's worlds, and larger and larger worlds; write what was found."""
+    from muonbook.ch18.plans import divisions
+    from muonbook.measure import results
+
+    found = divisions.survey(arguments.quick)
+    if arguments.json is not None:
+        results.write(arguments.json, found)
+    print("\n".join(divisions.lines(found)))
+
+
 def become_switch():
     """Let machines have networks of their own; return why they cannot, if so. Before torch is imported."""
     obstacle = hosts.obstacle()
@@ -64,11 +79,14 @@ def parse():
     parser = launch.parser(__doc__)
     parser.add_argument("--drill", nargs="+", metavar="NAME", help="ways in which things go wrong, or all")
     parser.add_argument("--soak", action="store_true", help="train for long, killing a rank again and again")
+    parser.add_argument("--divisions", action="store_true", help="plan worlds in every possible division")
     add = parser.add_argument
     add("--steps", type=int, default=2000, metavar="N", help="of --soak (default: %(default)s)")
     add("--ranks", type=int, default=8, metavar="N", help="of --soak (default: %(default)s)")
     add("--kill-every", type=int, default=100, metavar="N", help="of --soak: steps (default: %(default)s)")
-    add("--json", metavar="FILE", help="with --drill or --soak: write what came of it here")
+    add("--quick", action="store_true", help="with --divisions: two small worlds, for a first impression")
+    add("--json", metavar="FILE", help="with one of these: write what came of it here")
+    add_arguments(parser)
     return parser.parse_args()
 
 
@@ -89,9 +107,11 @@ def check(arguments):
 
 def main():
     arguments = parse()
+    if (code := handle(arguments, placing.PUZZLE)) is not None:
+        return code
     job = launch.chosen_job(arguments, TAKES)
     check(arguments)
-    return {"": tell, "--drill": drill, "--soak": soak}[job](arguments)
+    return {"": tell, "--drill": drill, "--soak": soak, "--divisions": divide}[job](arguments)
 
 
 if __name__ == "__main__":
