@@ -156,7 +156,7 @@ def _words_of(writer: ManifestWriter, error: BaseException) -> str:
 
 def _background_group() -> dist.ProcessGroup:
     """Return a group for the thread that saves: its collectives must not mix with those of training. Collective."""
-    everybody = dist.group.WORLD
+    everybody: Any = dist.group.WORLD
     if _background.get("of") is not everybody:  # a program may leave its process group and make another
         # a new group waits half an hour for a rank that hangs, and has no public way to ask how long this one waits
         limit = everybody._get_backend(everybody._device_types[0]).options._timeout

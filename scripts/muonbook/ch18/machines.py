@@ -91,13 +91,9 @@ class Machine:
                 continue
         self.process.wait()
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM to the command, as a scheduler does."""
-        os.kill(self.command_pid, signal.SIGTERM)
-
     @property
     def command_pid(self) -> int:
-        """The process id, as this machine's own processes have it, of the command."""
+        """The command's process id, as the machine that all of them are in has it."""
         assert self.process
         return processes.children(self.process.pid)[0] if self.apart else self.process.pid
 

@@ -21,11 +21,10 @@ from distmuon.launch import WorldError, processes, session
 from distmuon.models.run_settings import RunSettings
 from muonbook.ch18 import contents
 from muonbook.ch18.drills.faults import MEASURED, Fault
-from muonbook.ch18.drills.ground import JOB, SAME, SMALL
+from muonbook.ch18.drills.ground import JOB, PATIENT, SAME, SMALL
 from muonbook.ch18.footprint import Footprint, footprint
 
 PLACES = ("step", "gradients", "agree", "update", "updated")  # where a rank may be killed
-TIMEOUT = 30.0  # seconds that a collective waits; nothing here takes so long
 SETTLED = 0.2  # of the starts, or of the steps, after which nothing may grow any more
 GROWTH = 1.05  # of memory, at most: what an allocator keeps varies
 
@@ -95,7 +94,7 @@ def _start(plan: Soak, folder: Path, faults: tuple[Fault, ...] = ()) -> int:
     """Start the training, or go on with it; return the last step it has made."""
     (folder / "run").mkdir(parents=True, exist_ok=True)
     job = (plan.settings(folder), faults, str(folder / "log"))
-    ended, *_ = launch.run(JOB, job, dp=plan.ranks, timeout=TIMEOUT)
+    ended, *_ = launch.run(JOB, job, dp=plan.ranks, timeout=PATIENT)
     return ended.step
 
 

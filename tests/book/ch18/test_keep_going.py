@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import worlds
 
-pytestmark = pytest.mark.alone
-
 KEEP_GOING = str(worlds.ROOT / "scripts" / "keep_going.py")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are followed on Linux")
 

@@ -11,36 +11,15 @@ from pathlib import Path
 
 import pytest
 import worlds
-from once import once
+from long_commands import WORKER, finish, permitted
 
-from distmuon.launch import hosts
 from muonbook.ch18 import story
 from muonbook.ch18.machines import Machine
 
 pytestmark = pytest.mark.alone
 
-WORKER = str(worlds.ROOT / "scripts" / "18_beyond_one_machine.py")
 CLUSTER = str(Path(__file__).with_name("cluster_worker.py"))
-LONG = 300.0  # seconds, on a machine with much else to do
-
-
-@once
-def obstacle() -> str | None:
-    return hosts.obstacle()
-
-
-@pytest.fixture
-def permitted() -> None:
-    """Skip where machines cannot have networks of their own, but on the machine that runs every change."""
-    if why := obstacle():
-        assert not os.environ.get("CI"), why
-        pytest.skip(why)
-
-
-def finish(*words: str) -> worlds.Ending:
-    with worlds.command(*words) as running:
-        running.process.wait(LONG)
-        return running.end()
+__all__ = ["permitted"]  # a fixture
 
 
 @pytest.mark.usefixtures("permitted")

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 import worlds
-from test_machines import WORKER, finish
+from long_commands import WORKER, finish
 
 from distmuon.launch import WorldError
 from muonbook.ch18 import soak
 from muonbook.ch18.footprint import Footprint
 from muonbook.measure import results
-
-pytestmark = pytest.mark.alone
 
 
 def test_a_short_soak_ends_at_the_undisturbed_loss_and_leaks_nothing(tmp_path: Path) -> None:

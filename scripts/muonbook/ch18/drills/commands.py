@@ -15,7 +15,7 @@ from distmuon.launch import processes
 from distmuon.models.run_settings import RunSettings
 from muonbook.ch18 import contents
 from muonbook.ch18.drills.faults import HELD
-from muonbook.ch18.drills.ground import EVERY, LONGEST, RANKS, STEPS, TIMEOUT, DrillGround, Row, words_of
+from muonbook.ch18.drills.ground import EVERY, LONGEST, PATIENT, RANKS, STEPS, DrillGround, Row, words_of
 from muonbook.ch18.drills.ranks import AGAIN, AT_ONCE
 
 WHERE = "the command"
@@ -90,7 +90,7 @@ def play_stale_rendezvous(ground: DrillGround, name: str) -> Row:
 def _options(ground: DrillGround, name: str) -> list[str]:
     usual = asdict(RunSettings())
     chosen = {option: value for option, value in asdict(ground.settings(name)).items() if value != usual[option]}
-    return words_of({"timeout": TIMEOUT} | chosen)
+    return words_of({"timeout": PATIENT} | chosen)
 
 
 DRILLS: dict[str, Callable[[DrillGround, str], Row]] = {

@@ -115,7 +115,7 @@ def install(rank: int, faults: Sequence[Fault], run: Path) -> None:
         setattr(storage.ManifestWriter, name, _after(before, getattr(storage.ManifestWriter, name)))
 
     def reach_removing(*_: Any) -> None:
-        while list(run.glob(".unfinished-*")):  # what is being saved meanwhile
+        while not runs.at_step(run, now.step).exists():  # it is being saved meanwhile
             time.sleep(0.01)
         reach("remove", now.step)
 

@@ -19,7 +19,9 @@ from muonbook.ch18 import contents
 from muonbook.ch18.drills.faults import ACTED, Fault
 
 JOB = "muonbook.ch18.drills.faults:train_until_it_happens"
-RANKS, TIMEOUT = 2, 3.0  # seconds that a collective waits
+RANKS = 2
+TIMEOUT = 5.0  # seconds that a collective waits where a rank hangs
+PATIENT = 30.0  # where none does, for a machine may be busy
 STEPS, EVERY = 12, 4
 SMALL = {"width": 16, "layers": 1, "heads": 2, "context": 16, "batch": 4, "log_every": 1}
 LONGEST = 60.0  # seconds that a drill may take, restart included
@@ -95,22 +97,22 @@ class DrillGround:
         (run / "metrics.jsonl").write_text("".join(lines[:after]))
         return run
 
-    def attempt(self, drill: str, faults: Sequence[Fault] = (), **changes: Any) -> Attempt:
+    def attempt(self, drill: str, faults: Sequence[Fault] = (), timeout: float = PATIENT, **changes: Any) -> Attempt:
         """Start the training once, whatever was left by the last time; return what came of it."""
         run, start = self.run_of(drill), time.monotonic()
         run.mkdir(parents=True, exist_ok=True)
         log, acted = run.parent / "log", run.parent / ACTED
         log.unlink(missing_ok=True)
         acted.unlink(missing_ok=True)
-        world = {"dp": RANKS, "timeout": TIMEOUT} | {name: changes.pop(name) for name in ("dp",) if name in changes}
         ended, error = None, None
         try:
-            ended, *_ = launch.run(JOB, (self.settings(drill, **changes), tuple(faults), str(log)), **world)
+            job = (self.settings(drill, **changes), tuple(faults), str(log))
+            ended, *_ = launch.run(JOB, job, dp=RANKS, timeout=timeout)
         except WorldError as failed:
             error = str(failed)
         now = time.monotonic()
         self.expect(now - start < LONGEST, f"took {now - start:.0f} s")
-        late = (now - float(acted.read_text())) / TIMEOUT if acted.exists() else None
+        late = (now - float(acted.read_text())) / timeout if acted.exists() else None
         said = log.read_text() if log.exists() else ""
         gone_on = re.search(r"^step +(\d+) +gone on from", said, re.M)
         return Attempt(ended, error, said, contents.reached(run), int(gone_on[1]) if gone_on else 0, late)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from muonbook.ch18.drills.faults import Fault
-from muonbook.ch18.drills.ground import EVERY, STEPS, TIMEOUT, DrillGround, Row
+from muonbook.ch18.drills.ground import EVERY, PATIENT, STEPS, TIMEOUT, DrillGround, Row
 
 AT_ONCE, AT_TIMEOUT, NEVER = "at once", "at the timeout", "not at all"
 AGAIN, BY_ITSELF = "the same command", "by itself"
@@ -100,7 +100,8 @@ def play(ground: DrillGround, name: str) -> Row:
     """Let it happen, start again, and see that nothing is lost but steps since the last checkpoint."""
     drill = DRILLS[name]
     ground.begin(name, drill.after)
-    first = ground.attempt(name, drill.faults, **drill.changes)
+    timeout = TIMEOUT if drill.when == AT_TIMEOUT else PATIENT
+    first = ground.attempt(name, drill.faults, timeout, **drill.changes)
     seen = "; ".join(ground.seen(pattern, f"{first.error}\n{first.said}") for pattern in drill.says) or "nothing"
     if first.error is None:
         return Row(name, drill.where, drill.done, seen, drill.when, drill.lost, BY_ITSELF, ground.end(name))
