@@ -55,9 +55,10 @@ def test_too_few_steps_are_refused() -> None:
         step_fit.fit(steps(6))
 
 
-def test_a_slow_core_takes_longer_and_a_links_rate_is_each_ranks_own() -> None:
-    step = next(step for step in steps() if step.rate_mbit is None)._replace(slowness=1.0)
-    assert step_fit.seconds(KNOWN, step._replace(slowness=2.0)) == pytest.approx(2 * step_fit.seconds(KNOWN, step))
+def test_ranks_that_share_cores_take_longer_and_a_links_rate_is_each_ranks_own() -> None:
+    step = next(step for step in steps() if step.rate_mbit is None and step.asked["ranks"] == 4)
+    alone = step._replace(cores=4)
+    assert step_fit.seconds(KNOWN, step) == pytest.approx(2 * step_fit.seconds(KNOWN, alone))
     slow = dict.fromkeys(MEANINGS, 0.0) | {"ring": 1.0}
     linked = step._replace(rate_mbit=8.0)
     assert step_fit.seconds(slow, linked) == pytest.approx(linked.asked["ring_bytes"] * 1e-6)
