@@ -5,7 +5,7 @@ A house is a folder with scripts/, notebooks/ and tests/. Every rule returns one
     distmuon    launch < sharding < optim < muonw < clip < checkpoint < metrics < models < verify < conformance
     < public names in __init__
     muonbook    < figures, puzzles, measure and single modules < ch01, ch02, ... (no chapter knows another)
-    < tools and the workers NN_slug.py, of which each belongs to the chapter NN; plan.py belongs to none
+    < tools and the workers NN_slug.py, of which each belongs to the chapter NN; train.py and plan.py to none
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ ENGINE_ROOMS = (
     "launch", "sharding", "optim", "muonw", "clip", "checkpoint", "metrics", "models", "verify", "conformance"
 )  # fmt: skip
 PACKAGES = ("distmuon", "muonbook", "tools")
+TRAINER = "train"  # a program to be copied: it imports what its readers will import
 MOST_LINES = 400  # of a module
 MOST_ENTRIES = 12  # of a folder: modules and folders with modules, but for __init__, __main__ and the list of chapters
 CHAPTER = re.compile(r"ch(\d\d)|(\d\d)_\w+")  # a chapter's room, its worker, its notebook
@@ -134,7 +135,7 @@ def upward(house: House) -> list[str]:
     for arrow in house.arrows:
         ours, theirs = chapter_of(arrow.importer), chapter_of(arrow.module)
         where = f"{house.where(arrow)} imports {arrow.module}"
-        if arrow.module == "distmuon" and arrow.importer != "distmuon":
+        if arrow.module == "distmuon" and arrow.importer not in ("distmuon", TRAINER):
             found.append(f"{where}: those names are for others; name the module that holds {arrow.name}.")
         elif room_of(arrow.importer) == room_of(arrow.module):
             continue
@@ -209,14 +210,15 @@ def strangers(house: House) -> list[str]:
 
     A worker and a notebook count as their chapter's room; a worker without a number stands on muonbook's shared rooms.
     A module of the engine may serve a single room of the engine above its own, and whatever `distmuon` itself names, or
-    a notebook imports, is for everyone. A module that nobody uses can go, unless it is run or, as strategies are,
-    loaded by name.
+    a notebook or the trainer imports, is for everyone. A module that nobody uses can go, unless it is run or, as
+    strategies are, loaded by name.
     """
     users: dict[str, set[str]] = {name: set() for name in house.paths}
     for arrow in (*house.arrows, *house.notebook_arrows):
         if arrow.importer != arrow.module:
             users.setdefault(arrow.module, set()).add(arrow.importer)
-    public = {a.module for a in house.arrows if a.importer == "distmuon"} | {a.module for a in house.notebook_arrows}
+    public = {a.module for a in house.arrows if a.importer in ("distmuon", TRAINER)}
+    public |= {a.module for a in house.notebook_arrows}
     found = []
     for name, path in house.paths.items():
         homes = {_home(user, house) for user in users[name]}

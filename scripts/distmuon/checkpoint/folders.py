@@ -34,6 +34,7 @@ from distmuon.checkpoint.storage import (
     read_manifest,
 )
 from distmuon.checkpoint.tensors import make_states, owned, tensors
+from distmuon.optim.routing import reshard
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 
 Result = TypeVar("Result")
@@ -90,6 +91,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     manifest = _together(lambda: read_manifest(source))
     _together(lambda: check_files(source, manifest, _rank(), _ranks()))
     kept = manifest["notes"]
+    reshard(model)
     _together(lambda: _check_belongs(model, optimizer, manifest))
     make_states(model, optimizer, manifest["tensors"])
     found = tensors(model, optimizer)
@@ -97,7 +99,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     for group, options in zip(optimizer.param_groups, kept["groups"], strict=True):
         group |= {name: _like(group.get(name), value) for name, value in options["options"].items()}
     if isinstance(optimizer, ShardedOptimizer):
-        optimizer.steps = kept["steps"]
+        optimizer.steps = kept["steps"] or 0  # MuonW, which may have saved this, does not count
     return kept["notes"]
 
 
@@ -110,6 +112,7 @@ def _begin(
     """Return what is to be written, and who writes it, once an earlier save has ended."""
     wait(_running)
     _running.clear()
+    reshard(model)
     target = Path(folder)
 
     def prepare() -> str:
@@ -125,7 +128,7 @@ def _begin(
         return dict(tensors(model, optimizer)), as_json(kept | {"steps": getattr(optimizer, "steps", None)})
 
     found, kept = _together(collect)
-    return found, ManifestWriter(target.parent / _on_rank_0(prepare), target, kept)
+    return found, ManifestWriter(target.parent / on_rank_0(prepare), target, kept)
 
 
 def _discard(writer: ManifestWriter) -> None:
@@ -237,7 +240,7 @@ def _together(act: Callable[[], Result]) -> Result:
     return result  # type: ignore[return-value]
 
 
-def _on_rank_0(act: Callable[[], Result]) -> Result:
+def on_rank_0(act: Callable[[], Result]) -> Result:
     """Let rank 0 act; return to all ranks what it got."""
     result = _together(lambda: act() if _rank() == 0 else None)
     if not _several():

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
+import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from distmuon.launch import hosts, session
+from distmuon.launch import hosts, session, stopping
 from distmuon.launch.world import World
 
 Worker = Callable[..., Any] | str  # a function, or its name, "package.module:function"
@@ -31,6 +35,8 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
     import torch
     import torch.distributed as dist
 
+    if "TORCHELASTIC_RUN_ID" in os.environ and directory is None:
+        threading.Thread(target=_end_with_agent, args=(world.rank, os.getppid()), daemon=True).start()
     work = load(worker)
     torch.set_num_threads(world.threads)
     gpu = None
@@ -63,8 +69,25 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
     return result
 
 
+def _end_with_agent(rank: int, agent: int) -> None:
+    """End this process when torchrun, which has started it, has been killed: nobody else would, nor start another."""
+    while os.getppid() == agent:
+        time.sleep(1.0)
+    print(f"rank {rank}: torchrun, which had started it, is gone; so it ends.", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def run_local(rank: int, directory: str, world: World, payload: bytes) -> Any:
-    return run(replace(world, rank=rank), directory, *pickle.loads(payload))
+    """Run one of several local ranks, whose launcher says when to stop, and when at once."""
+    with _noting(world, [signal.SIGTERM], patient=True):
+        return run(replace(world, rank=rank), directory, *pickle.loads(payload))
+
+
+def run_under_torchrun(world: World, worker: Worker, arguments: Sequence[Any]) -> Any:
+    """Run the rank that torchrun has started, in this process. A Ctrl-C comes twice: from the terminal, and as SIGTERM
+    from torchrun, which kills what has not left half a minute later."""
+    with session.environment(session.directory()), _noting(world, session.STOPPING, patient=True):
+        return run(replace(world, rank=int(os.environ["RANK"])), None, worker, arguments)
 
 
 def run_alone(world: World, worker: Worker, arguments: Sequence[Any]) -> Any:
@@ -73,9 +96,18 @@ def run_alone(world: World, worker: Worker, arguments: Sequence[Any]) -> Any:
 
     home, threads, precision = session.directory(), torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
-        with session.environment(home), tempfile.TemporaryDirectory(prefix="world-", dir=home) as directory:
+        with (
+            _noting(world, session.STOPPING, patient=False),
+            session.environment(home),
+            tempfile.TemporaryDirectory(prefix="world-", dir=home) as directory,
+        ):
             return run(world, directory, worker, arguments)
     finally:
         torch.set_num_threads(threads)
         if world.device == "cuda":
             torch.set_float32_matmul_precision(precision)
+
+
+def _noting(world: World, numbers: Sequence[int], patient: bool) -> contextlib.AbstractContextManager[None]:
+    """Note these signals where ranks are asked to stop; else leave them as they are."""
+    return contextlib.nullcontext() if world.stop_within is None else stopping.noting(numbers, patient)

@@ -22,10 +22,9 @@ import select
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
-from distmuon.launch import rank, session, supervise
+from distmuon.launch import rank, session, stopping, supervise
 from distmuon.launch.arguments import DEFAULT_TIMEOUT, OutputError, UsageError
 from distmuon.launch.hosts import Link
 from distmuon.launch.rank import Worker
@@ -46,6 +45,7 @@ def run(
     timeout: float = DEFAULT_TIMEOUT,
     threads: int = 1,
     link: Link | None = None,
+    stop_within: float | None = None,
 ) -> list[Any]:
     """Run `worker(world, *arguments)` on dp * tp ranks; return what each returned, in rank order.
 
@@ -53,32 +53,36 @@ def run(
         defined in a notebook cell cannot be one. Or that name itself, "package.module:function": then this process
         does not import it, and what it needs (torch: 2 s), before the ranks are on their way.
     link: give every local rank a network of its own; after `hosts.become_switch`.
+    stop_within: seconds that ranks get to return after SIGTERM, Ctrl-C or a closed terminal: see `stopping`. None:
+        they are stopped at once. Under torchrun it is torchrun that ends its patience.
     Under torchrun the list holds this rank's result only.
     Raises UsageError before anything is started; WorldError, naming the first failure, when a rank fails.
     """
     _check_name(worker)
-    world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start(), link)
+    world = World(
+        0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start(), link, stop_within
+    )
     world = validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
+    stopping.forget()
     if under_torchrun():
-        with session.environment(session.directory()):
-            return [rank.run(replace(world, rank=int(os.environ["RANK"])), None, worker, arguments)]
+        return [rank.run_under_torchrun(world, worker, arguments)]
     if world.size == 1:
         return [rank.run_alone(world, worker, arguments)]
     payload = _pickled(worker, arguments)
     start_method = "forkserver" if world.device == "cpu" and sys.platform == "linux" else "spawn"
-    return supervise.run_local(rank.run_local, (world, payload), world.size, start_method, timeout)
+    return supervise.run_local(rank.run_local, (world, payload), world.size, start_method, timeout, stop_within)
 
 
 def command(main: Callable[[], int | None]) -> None:
     """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError or an OutputError;
-    130 on Ctrl-C; 128 + the signal's number on SIGTERM or SIGHUP; 141, without a word, when nobody reads the output any
-    more (| head).
+    130 on Ctrl-C; 128 + the signal's number on SIGTERM or SIGHUP, even if its ranks have used their time to save; 141,
+    without a word, when nobody reads the output any more (| head).
     """
     atexit.register(session.ignore_interrupts)  # a second Ctrl-C must find no half-closed interpreter to complain in
     # torchrun stops its ranks by SIGTERM, and a rank blocked in a collective could not run a Python handler
     with contextlib.nullcontext() if under_torchrun() else session.stoppable():
         try:
-            code = main() or 0
+            code = main() or stopping.exit_code()
             sys.stdout.flush()  # here, not at the interpreter's end: a closed pipe is still an exception
         except UsageError as error:
             code = _complain(error, 2)

@@ -36,7 +36,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from distmuon.launch import session
+from distmuon.launch import session, stopping
 
 GRACE = 1.0  # seconds that the others get, after the first failure, to fail by themselves and say why
 PLUMBING = [os.path.join(os.path.dirname(__file__), name) for name in ("supervise.py", "rank.py")]  # left out of stacks
@@ -54,13 +54,19 @@ class WorldError(RuntimeError):
 
 
 def run_local(
-    target: Callable[..., Any], arguments: tuple[Any, ...], size: int, start_method: str, timeout: float
+    target: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    size: int,
+    start_method: str,
+    timeout: float,
+    stop_within: float | None = None,
 ) -> list[Any]:
     """Run `target(rank, directory, *arguments)` in `size` processes; return the results in rank order.
 
     start_method: "forkserver" (ranks are forked from a process that has imported torch, 2 s instead of 10 for eight
     ranks on two cores) or "spawn" (CUDA and macOS, where forking after those imports is not safe).
     timeout: seconds, only for the words of the error.
+    stop_within: seconds that ranks get to return when this process is asked to stop, before they are stopped.
     """
     with session.stoppable():
         home = session.directory()
@@ -81,7 +87,7 @@ def run_local(
                             ranks[-1].start()
                         except (EOFError, ConnectionError) as error:  # it took the order, or not even that
                             raise WorldError(SERVER_GONE, None) from error
-            failure = _watch(ranks, directory, timeout)
+            failure = _watch(ranks, directory, timeout, stop_within)
             if failure:
                 raise failure
             return [_read(directory, "result", rank) for rank in range(size)]
@@ -164,11 +170,27 @@ def _failure(error: BaseException) -> Failure:
 # ---- In the launcher --------------------------------------------------------------------------------------
 
 
-def _watch(ranks: list[Any], directory: str, timeout: float) -> WorldError | None:
-    """Wait until every rank has left a result, or one has failed; return the error that names the first failure."""
+def _watch(ranks: list[Any], directory: str, timeout: float, stop_within: float | None) -> WorldError | None:
+    """Wait until every rank has left a result, or one has failed; return the error that names the first failure.
+
+    A signal is passed on to the ranks where they get time to stop, and raises where they get none, or no more.
+    """
     waiting: dict[Any, int] = {process.sentinel: rank for rank, process in enumerate(ranks)}
+    asked: BaseException | None = None
+    deadline = None
     while waiting:
-        gone = [waiting.pop(sentinel) for sentinel in multiprocessing.connection.wait(list(waiting))]
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            ended = multiprocessing.connection.wait(list(waiting), left)
+        except (KeyboardInterrupt, session.Stopped) as signalled:
+            if stop_within is None or asked is not None:
+                raise
+            asked, deadline = signalled, time.monotonic() + stop_within
+            _ask_to_stop(ranks, signalled)
+            continue
+        gone = [waiting.pop(sentinel) for sentinel in ended]
+        if asked is not None and (not gone or any(ranks[rank].exitcode == -signal.SIGTERM for rank in gone)):
+            raise asked  # their time is up, or one of them was not listening yet
         if not all(_has(directory, "result", rank) for rank in gone):
             deadline = time.monotonic() + GRACE
             while waiting and time.monotonic() < deadline:
@@ -176,6 +198,14 @@ def _watch(ranks: list[Any], directory: str, timeout: float) -> WorldError | Non
                     waiting.pop(sentinel)
             return _first_failure(ranks, directory, timeout, alive=sorted(waiting.values()))
     return None
+
+
+def _ask_to_stop(ranks: list[Any], signalled: BaseException) -> None:
+    """Pass a signal on, and note it here, for the exit code."""
+    number = signalled.exit_code - 128 if isinstance(signalled, session.Stopped) else signal.SIGINT
+    stopping.note(number)
+    for process in ranks:
+        process.terminate()
 
 
 def _first_failure(ranks: list[Any], directory: str, timeout: float, alive: list[int]) -> WorldError:

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from distmuon.launch import stopping
 from distmuon.launch.arguments import BACKENDS, DEVICES, UsageError
 from distmuon.launch.hosts import Link, is_switch
 
@@ -20,7 +21,8 @@ class World:
 
     rank, size: as in torch.distributed. dp, tp: the grid's sizes, D and T. timeout: seconds, for every collective.
     device: "cpu" or "cuda". started: wall-clock time (seconds) at which the command started. link: each rank's own
-    network, if it has one (see `hosts`).
+    network, if it has one (see `hosts`). stop_within: seconds that ranks get to return, once they are asked to stop;
+    None: they are not asked.
     """
 
     rank: int
@@ -33,6 +35,11 @@ class World:
     threads: int
     started: float
     link: Link | None = None
+    stop_within: float | None = None
+
+    def asked_to_stop(self) -> bool:
+        """Say whether this rank was asked to stop (see `stopping`). Others may hear of it a moment earlier or later."""
+        return stopping.asked()
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return every rank's picklable `value`, in rank order, on rank 0; None elsewhere. All ranks must call it."""
@@ -71,6 +78,8 @@ def validated(world: World, launched: int | None) -> World:
         raise UsageError(f"--device {world.device} is unknown; choose one of {', '.join(DEVICES)}.")
     if not 0 < world.timeout < 1e9 or world.threads < 1:
         raise UsageError(f"--timeout {world.timeout:g} --threads {world.threads}: both must be positive.")
+    if world.stop_within is not None and not 0 < world.stop_within < 1e9:
+        raise UsageError(f"stop_within is {world.stop_within:g}; give a positive number of seconds, or None.")
     if world.threads > MOST_THREADS:
         raise UsageError(f"--threads {world.threads}: a rank gets at most {MOST_THREADS}; choose about one per core.")
     if launched is None and world.size > MOST_RANKS:

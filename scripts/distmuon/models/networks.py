@@ -75,7 +75,7 @@ class Block(nn.Module):
         super().__init__()
         if heads % tp.size:
             raise ValueError(f"{name}: {heads} heads cannot be split evenly over {tp.size} TP ranks.")
-        self.heads = heads // tp.size
+        self.head_width = width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value = (
             ColumnParallelLinear(width, width, tp, bias=False, name=f"{name}.{which}")
@@ -89,16 +89,15 @@ class Block(nn.Module):
         self,
         x: Tensor,  # [batch, length, width]
     ) -> Tensor:  # [batch, length, width]
-        batch, length, _ = x.shape
         y = self.query.copy_in(self.norm1(x))
-        q, k, v = (  # each [batch, heads / T, length, head width]
-            layer(y, copied=True).view(batch, length, self.heads, -1).transpose(1, 2)
+        q, k, v = (  # each [batch, heads / T, length, head width], whoever has cut the layers
+            layer(y, copied=True).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
         if self.watch is not None:
             self.watch(q, k)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, -1))
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 

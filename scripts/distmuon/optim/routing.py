@@ -37,6 +37,7 @@ def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[st
     explain: print one line per parameter with the reason.
     Returns [{"params": [(name, parameter)], "algorithm": "muon"}, {..., "algorithm": "adamw"}], without empty groups.
     """
+    reshard(model)
     tables = {id(p) for module in model.modules() if isinstance(module, EMBEDDINGS) for p in module.parameters(False)}
     chosen: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "adamw": []}
     seen: set[int] = set()
@@ -51,6 +52,14 @@ def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[st
             if explain:
                 print(f"{name:32s} {'x'.join(map(str, parameter.shape)):>10s}  {algorithm:5s}  {reason}")
     return [{"params": params, "algorithm": algorithm} for algorithm, params in chosen.items() if params]
+
+
+def reshard(model: nn.Module) -> None:
+    """Let every module of FSDP2 hold its shards. After a forward pass without a backward one, as in evaluation, the
+    outermost module still holds whole parameters, which are other tensors than those that are trained."""
+    for module in model.modules():
+        if callable(again := getattr(module, "reshard", None)):
+            again()
 
 
 def groups_for(model: nn.Module, optimizer: str) -> list[dict]:

@@ -50,12 +50,10 @@ class SumOverTP(torch.autograd.Function):
         return gradients[0], None, None
 
 
-class _SplitLinear(nn.Module):
+class _SplitLinear(nn.Linear):  # so that, with T = 1 here, torch's `parallelize_module` may cut it
     split_dim: int
 
     def __init__(self, inputs: int, outputs: int, group: Group, bias: bool = True, name: str = "linear") -> None:
-        super().__init__()
-        self.group, self.name = group, name
         shape = [outputs, inputs]
         if shape[self.split_dim] % group.size:
             side = "outputs" if self.split_dim == 0 else "inputs"
@@ -64,11 +62,16 @@ class _SplitLinear(nn.Module):
                 "choose a width that T divides."
             )
         shape[self.split_dim] //= group.size
-        self.weight = mark(nn.Parameter(torch.zeros(shape)), self.split_dim)
-        split_bias = 0 if self.split_dim == 0 else None
-        self.bias = mark(nn.Parameter(torch.zeros(shape[0])), split_bias) if bias else None
-        for parameter in self.parameters():
+        super().__init__(shape[1], shape[0], bias=bias)
+        self.group, self.name = group, name
+        for leaf, parameter in self.named_parameters():
+            mark(parameter, None if leaf == "bias" and self.split_dim == 1 else self.split_dim)
             parameter.tp_size = group.size  # type: ignore[attr-defined]
+
+    def reset_parameters(self) -> None:
+        """Begin with zeros: whole weights are drawn for all TP ranks alike, and loaded."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
 
 class ColumnParallelLinear(_SplitLinear):

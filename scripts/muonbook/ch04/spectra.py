@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from distmuon.launch import World
 from distmuon.metrics.matrix import update_of
 from distmuon.models import networks
+from distmuon.models.language import entropy
 from muonbook.ch04 import tasks
-from muonbook.ch04.language import entropy
 from muonbook.ch04.sweep import shared_out
 from muonbook.ch04.training import Setting, Training, train
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distmuon.models import digits, networks
+from distmuon.models.language import ALPHABET, Language
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from muonbook.ch04 import datasets
-from muonbook.ch04.language import ALPHABET, Language
 
 HELD_OUT_WINDOWS = 256
 TEXT_SEED, HELD_OUT_SEED = 1, 2  # of the language's texts, the same for every run

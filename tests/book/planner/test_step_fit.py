@@ -30,10 +30,10 @@ def steps(count: int = 60) -> list[TimedStep]:
             "messages": draw.randint(4, 60),
             "ring_bytes": draw.uniform(1e5, 4e6),
             "exchange_bytes": draw.uniform(1e5, 4e6),
+            "ranks": draw.choice([2, 4, 8]),
         }
-        step = TimedStep(
-            str(number), "muon", number % 3 == 0, draw.choice([None, 30.0, 100.0]), draw.uniform(0.5, 3.0), asked, 0.0
-        )
+        rate = draw.choice([None, 30.0, 100.0])
+        step = TimedStep(str(number), "muon", number % 3 == 0, rate, 2, asked, 0.0)
         found.append(step._replace(seconds=step_fit.seconds(KNOWN, step)))
     return found
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from muonbook.ch04.language import ALPHABET, Language, entropy, spell, stationary
+from distmuon.models.language import ALPHABET, Language, entropy, spell, stationary
 
 
 def letters(text: str) -> Tensor:

@@ -1,0 +1,84 @@
+"""A run's folder: a checkpoint every so many steps, of which the newest that can be believed is gone on from.
+
+    save(at_step("runs/alice", 100), model, optimizer, notes={"step": 100})
+    loaded = load_newest("runs/alice", model, optimizer)
+    keep_newest("runs/alice", 3)
+
+A checkpoint appears whole or not at all, and goes that way too, whoever is killed at what moment.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from distmuon.checkpoint.folders import load, on_rank_0
+from distmuon.checkpoint.storage import CheckpointError
+
+NAME = re.compile(r"step-(\d+)")
+REMOVED = ".removed-"
+
+
+class Loaded(NamedTuple):
+    """What a run is gone on from. step: 0 where there was none. refused: why newer ones were not believed, newest
+    first."""
+
+    step: int
+    notes: dict[str, Any]
+    refused: list[str]
+
+
+def at_step(run: str | Path, step: int) -> Path:
+    """Return the folder of a run's checkpoint after this step."""
+    return Path(run) / f"step-{step:06d}"
+
+
+def saved_steps(run: str | Path) -> list[int]:
+    """Return after which steps there are complete checkpoints in a run's folder, newest first."""
+    found = [NAME.fullmatch(path.name) for path in Path(run).glob("step-*")]
+    return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+def load_newest(run: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Loaded:
+    """Load the newest checkpoint of a run; where that is refused, the one before. Collective.
+
+    The refused ones are then set aside, under names that begin with "refused-": the run will come by there again.
+    Raises CheckpointError on all ranks where there are some and every one is refused: whoever wants to begin anew
+    names another folder.
+    """
+    refused: list[str] = []
+    steps = on_rank_0(lambda: saved_steps(run))
+    for step in steps:
+        try:
+            notes = load(at_step(run, step), model, optimizer)
+        except CheckpointError as error:
+            refused.append(str(error))
+            continue
+        on_rank_0(lambda: _set_aside(run, steps[: len(refused)]))
+        return Loaded(step, notes, refused)
+    if refused:
+        more = f", and {len(refused) - 1} older ones likewise" if len(refused) > 1 else ""
+        raise CheckpointError(f"{refused[0].rstrip('.')}{more}.")
+    return Loaded(0, {}, [])
+
+
+def keep_newest(run: str | Path, count: int) -> None:
+    """Remove all but the newest `count` checkpoints of a run. To be called by one rank, with no save under way."""
+    for left in Path(run).glob(f"{REMOVED}*"):  # by who was killed while removing
+        shutil.rmtree(left, ignore_errors=True)
+    for step in saved_steps(run)[count:]:
+        removed = at_step(run, step).rename(Path(run) / f"{REMOVED}{step:06d}")
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def _set_aside(run: str | Path, steps: Sequence[int]) -> None:
+    for step in steps:
+        name = f"refused-{at_step(run, step).name}"
+        number = 1 + len(list(Path(run).glob(f"{name}*")))
+        at_step(run, step).rename(Path(run) / (name if number == 1 else f"{name}-{number}"))

@@ -1,0 +1,169 @@
+"""What a run of `train.py` is told besides its grid, by the command line or a file, checked before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from distmuon import launch
+from distmuon.models.corpus import corpus
+from distmuon.optim import strategies
+
+CHOICES = {
+    "optimizer": ("muon", "adamw"),
+    "sharding": ("fsdp2", "zero1"),
+    "strategy": tuple(strategies.names()),
+    "dtype": ("float32", "bfloat16"),
+    "schedule": ("cosine", "linear", "constant"),
+}
+HELP = {
+    "text": "alice (a book that comes along), language (whose entropy is known), or a file",
+    "width": "of the model's hidden vectors",
+    "layers": "of the model, six matrices each",
+    "heads": "of attention; a multiple of --tp",
+    "context": "tokens that the model sees",
+    "optimizer": "muon: AdamW for what is no hidden matrix; adamw: for everything",
+    "sharding": "fsdp2: of PyTorch, with MuonW; zero1: this project's, with DistributedMuon",
+    "strategy": "with --sharding zero1: how Muon sees whole matrices",
+    "dtype": "of the arithmetic; weights are updated in float32",
+    "lr": "highest learning rate, for Muon and AdamW alike",
+    "weight_decay": "for both, times the learning rate",
+    "schedule": "of the learning rate, after the warm-up",
+    "warmup": "steps in which the learning rate rises",
+    "steps": "at which the run is finished",
+    "batch": "sequences per step, of all ranks together",
+    "accumulate": "micro-batches of a rank per step",
+    "clip": "the gradients' global norm to this; inf: never",
+    "seed": "of weights and batches",
+    "folder": "for checkpoints and metrics, from which the same command goes on",
+    "save_every": "steps between checkpoints",
+    "keep": "so many checkpoints, the newest",
+    "evaluate_every": "steps between looks at the held-out text",
+    "log_every": "steps between lines, and between observations in metrics.jsonl",
+    "tensorboard": "write for TensorBoard too, if it is installed",
+}
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A run, besides its grid. batch: sequences of `context` tokens per step, of all ranks together. Those of `FIXED`
+    may not change when the run is gone on with: it would be another one."""
+
+    text: str = "alice"
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+    context: int = 64
+    optimizer: str = "muon"
+    sharding: str = "fsdp2"
+    strategy: str = "owner"
+    dtype: str = "float32"
+    lr: float = 0.01
+    weight_decay: float = 0.1
+    schedule: str = "cosine"
+    warmup: int = 10
+    steps: int = 200
+    batch: int = 32
+    accumulate: int = 1
+    clip: float = 1.0
+    seed: int = 0
+    folder: str | None = None
+    save_every: int = 50
+    keep: int = 3
+    evaluate_every: int = 50
+    log_every: int = 10
+    tensorboard: bool = False
+
+
+FIXED = ("text", "width", "layers", "heads", "context", "optimizer", "batch", "seed")
+
+
+def parse(doc: str | None, words: list[str] | None = None) -> tuple[argparse.Namespace, RunSettings]:
+    """Return what the command line says, and below it the file that it names with --config; and the settings in it.
+
+    doc: of the program. words: of the command line; None: this process's. Raises UsageError for what cannot be.
+    """
+    parser = launch.parser(doc)
+    launch.add_arguments(parser, dp=1, tp=1)
+    parser.add_argument("--config", metavar="FILE", help="options in TOML, by their names here: lr = 0.01")
+    group = parser.add_argument_group("the run")
+    for field in fields(RunSettings):
+        add_option(group, field.name, field.default)
+    words = sys.argv[1:] if words is None else words
+    arguments = parser.parse_args(words)
+    if arguments.config is not None:
+        arguments = parser.parse_args([*words_of(arguments.config), *words])
+    return arguments, checked(arguments)
+
+
+def add_option(group: Any, name: str, default: Any) -> None:
+    """Add the option of one setting."""
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(default, bool):
+        group.add_argument(option, action="store_true", help=HELP[name])
+        return
+    kind = str if name == "folder" else type(default)
+    metavar = launch.choices(CHOICES[name]) if name in CHOICES else {int: "N", float: "X", str: "NAME"}[kind]
+    shown = "" if default is None else f" (default: {default})"
+    group.add_argument(option, type=kind, default=default, metavar=metavar, help=HELP[name] + shown)
+
+
+def words_of(path: str) -> list[str]:
+    """Return a file of options as words of a command line. Raises UsageError, naming it, where it is none."""
+    try:
+        options = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise launch.UsageError(f"--config {path}: cannot be read ({error.strerror}); name a TOML file.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise launch.UsageError(f"--config {path}: is no TOML ({error}); write lines such as lr = 0.01.") from error
+    words = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, dict | list):
+            raise launch.UsageError(f"--config {path}: {name} is a {type(value).__name__}; give one value.")
+        if value is not False:
+            words += [option] if value is True else [f"{option}={value}"]
+    return words
+
+
+def checked(arguments: argparse.Namespace) -> RunSettings:
+    """Return the settings; raise UsageError, naming the value and the remedy, for what cannot be."""
+    for name, known in CHOICES.items():
+        if (value := getattr(arguments, name)) not in known:
+            raise launch.UsageError(f"--{name} {value} is unknown; choose one of {', '.join(known)}.")
+    launch.check_range(
+        arguments,
+        width=(4, 65_536), layers=(1, 1000), heads=(1, 1024), context=(2, 65_536), lr=(1e-9, 100), weight_decay=(0, 10),
+        warmup=(0, 10**9), steps=(1, 10**9), batch=(1, 10**6), accumulate=(1, 10**6), clip=(0, math.inf),
+        seed=(0, 2**31 - 1), save_every=(1, 10**9), keep=(1, 10**6), evaluate_every=(1, 10**9), log_every=(1, 10**9),
+    )  # fmt: skip
+    for option in ("save_every", "keep", "tensorboard"):
+        if option in arguments.given and arguments.folder is None:
+            raise launch.UsageError(f"--{option.replace('_', '-')} does nothing without --folder FOLDER.")
+    if "strategy" in arguments.given and (arguments.sharding, arguments.optimizer) != ("zero1", "muon"):
+        raise launch.UsageError("--strategy goes with --sharding zero1 and --optimizer muon; leave it out.")
+    if launch.under_torchrun() and "dp" not in arguments.given and arguments.tp > 0:
+        arguments.dp = max(1, int(os.environ["WORLD_SIZE"]) // arguments.tp)  # as many as there are
+    if arguments.width % arguments.heads:
+        raise launch.UsageError(f"--width {arguments.width}: --heads {arguments.heads} does not divide it.")
+    if arguments.tp > 0 and arguments.heads % arguments.tp:
+        raise launch.UsageError(f"--heads {arguments.heads}: --tp {arguments.tp} does not divide them.")
+    if arguments.dp > 0 and arguments.batch % (arguments.dp * arguments.accumulate):
+        parts = arguments.dp * arguments.accumulate
+        raise launch.UsageError(
+            f"--batch {arguments.batch} cannot be shared out to --dp {arguments.dp} times --accumulate "
+            f"{arguments.accumulate}; choose a multiple of {parts}."
+        )
+    if arguments.folder is not None:
+        launch.check_writable("--folder", str(Path(arguments.folder) / "metrics.jsonl"))
+    if (room := len(corpus(arguments.text).held_out)) <= arguments.context:
+        raise launch.UsageError(
+            f"--context {arguments.context}: {room:,} tokens of this text are held out; choose fewer."
+        )
+    return RunSettings(**{field.name: getattr(arguments, field.name) for field in fields(RunSettings)})

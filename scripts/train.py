@@ -1,0 +1,303 @@
+"""Train a small transformer on text, on any grid, through any stop: one plain loop, to be copied.
+
+python scripts/train.py --dp 2 --folder out/alice
+python scripts/train.py --dp 2 --tp 2 --sharding zero1 --strategy owner --text language
+python scripts/train.py --config my_run.toml --lr 0.005
+torchrun --standalone --nproc-per-node 4 scripts/train.py --tp 2 --folder out/alice
+torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 scripts/train.py --backend nccl
+
+The same command goes on where a run was stopped: from the newest checkpoint in its folder, on this grid or another.
+Ctrl-C and SIGTERM save first. A step whose loss or gradients are not finite is skipped, and none of several in a row is
+saved; ten end the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from distmuon import DistributedMuon, Grid, Metrics, MuonW, Zero1AdamW, checkpoint, launch
+from distmuon.metrics.writers import JsonLines, TensorBoard
+from distmuon.models.corpus import Corpus, corpus
+from distmuon.models.networks import Transformer, initial_weights
+from distmuon.models.run_settings import FIXED, RunSettings, parse
+from distmuon.optim.routing import groups_for
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.sharding.tensor_parallel import load_slices
+
+tqdm.set_lock(threading.RLock())  # by default it takes a semaphore of the system's, which a killed rank would leave
+SKIPS = 10  # steps in a row that may be skipped before the run ends
+STOP_WITHIN = 25.0  # seconds to save in, once asked to stop; torchrun kills after 30
+CUTS: dict[str, Any] = {
+    **dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel),
+    **dict.fromkeys(("out", "down"), RowwiseParallel),
+}
+
+
+class Ended(NamedTuple):
+    """How a run has ended, the same on all ranks. refused: why it did not begin. diverged: after `SKIPS` skips."""
+
+    step: int
+    refused: str = ""
+    diverged: bool = False
+
+
+# ---- The loop ---------------------------------------------------------------------------------------------
+
+
+def train(world: launch.World, settings: RunSettings) -> Ended:
+    """Train up to the last step, or until asked to stop. Runs on every rank."""
+    text = corpus(settings.text)
+    model, optimizer, forward = build(world, settings, text.vocabulary)
+    saving: Future[None] | None = None
+    try:
+        first = resume(world, settings, model, optimizer)
+        metrics = observe(settings, optimizer, first)
+    except (checkpoint.CheckpointError, ValueError) as error:
+        return Ended(0, refused=str(error))
+
+    step, skips = first, 0
+    bar = tqdm(total=settings.steps, initial=first, disable=None if world.rank == 0 else True, unit="step")
+    with metrics, bar:
+        for step in range(first + 1, settings.steps + 1):
+            lr = settings.lr * share_of_lr(step, settings)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            own_loss = backward(world, settings, text, forward, step)
+            norm = clip_(world, optimizer, model, settings.clip)
+            loss, stop = agree(world, own_loss)
+            metrics.record(loss=loss)
+
+            if math.isfinite(loss) and math.isfinite(norm):
+                optimizer.step()
+                skips = 0
+            else:
+                skips += 1
+                tell(world, f"step {step:5d}   skipped: loss {loss:g}, gradient norm {norm:g} ({skips} of {SKIPS})")
+            optimizer.zero_grad()
+
+            last = stop or step == settings.steps
+            if step % settings.log_every == 0:
+                tell(world, f"step {step:5d}   loss {loss:.3f}   gradient norm {norm:.2f}   lr {lr:.4f}")
+            if step % settings.evaluate_every == 0 or step == settings.steps:
+                tell(world, f"step {step:5d}   {evaluate(world, settings, text, forward)}")
+            due = step % settings.save_every == 0 and not skips  # or a run that ends would go on from within
+            if settings.folder is not None and (last or due):
+                saving = save(world, settings, model, optimizer, step)
+            bar.update()
+            if stop or skips == SKIPS:
+                break
+        if saving is not None:
+            saving.result()
+    return Ended(step, diverged=skips == SKIPS)
+
+
+def backward(world: launch.World, settings: RunSettings, text: Corpus, forward: Any, step: int) -> Tensor:
+    """Add up the gradients of this rank's micro-batches; return their mean loss, in nats per token."""
+    total = torch.zeros((), device=world.device)
+    parts = world.dp * settings.accumulate
+    for micro in range(settings.accumulate):
+        part = world.rank // world.tp * settings.accumulate + micro
+        tokens, following = text.batch(step, settings.batch, settings.context, settings.seed, part, parts)
+        loss = forward(tokens.to(world.device), following.to(world.device)) / settings.accumulate
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def agree(world: launch.World, loss: Tensor) -> tuple[float, bool]:
+    """Return the mean loss, and whether any rank was asked to stop: the same on all ranks, in one collective."""
+    both = torch.tensor([loss.item(), float(world.asked_to_stop())], dtype=torch.float64, device=world.device)
+    if world.size > 1:
+        dist.all_reduce(both)
+    return both[0].item() / world.size, both[1].item() > 0
+
+
+@torch.no_grad()
+def evaluate(world: launch.World, settings: RunSettings, text: Corpus, forward: Any) -> str:
+    """Return what the model loses on the held-out text, in bits per token, in words."""
+    tokens, following = text.held_out_windows(4 * settings.batch, settings.context)
+    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    mine = slice(world.rank // world.tp, None, world.dp)
+    pieces = list(zip(tokens[mine].chunk(4), following[mine].chunk(4), strict=True))
+    for piece in pieces:
+        total += forward(*(tensor.to(world.device) for tensor in piece)).double() / len(pieces)
+    if world.size > 1:
+        dist.all_reduce(total)
+    floor = "" if text.floor is None else f", of which {text.floor / math.log(2):.3f} nobody can save"
+    return f"held out {total.item() / world.size / math.log(2):.3f} bits per {text.unit}{floor}"
+
+
+def share_of_lr(step: int, settings: RunSettings) -> float:
+    """Return by what the learning rate of a step is multiplied: up in `warmup` steps, then down along the schedule."""
+    if step <= settings.warmup:
+        return step / settings.warmup
+    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    down = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
+    return max(0.01, down[settings.schedule])
+
+
+# ---- The model and its optimizer --------------------------------------------------------------------------
+
+
+def build(world: launch.World, settings: RunSettings, vocabulary: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    """Return the model on this grid, its optimizer, and what computes the mean loss of a batch."""
+    shape = (vocabulary, settings.width, settings.layers, settings.heads, settings.context)
+    whole = initial_weights(Transformer(*shape), settings.seed)
+    low = settings.dtype == "bfloat16"
+    zero1 = settings.sharding == "zero1"
+    grid = Grid.of(world) if zero1 else Grid.alone()
+    model = Transformer(*shape, tp=grid.tp)
+    load_slices(model, whole, grid.tp)
+    model.to(world.device, torch.bfloat16 if zero1 and low else None)
+    if not zero1 and world.size > 1:
+        shard(model, world, torch.bfloat16 if low else None)
+    by_itself = low and not zero1 and world.size == 1
+
+    def forward(tokens: Tensor, following: Tensor) -> Tensor:  # [n, length], twice
+        with torch.autocast(world.device, torch.bfloat16) if by_itself else contextlib.nullcontext():
+            logits = model(tokens)
+        return F.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
+
+    return model, optimizer_of(model, grid, settings), forward
+
+
+def shard(model: Transformer, world: launch.World, dtype: torch.dtype | None) -> None:
+    """Cut the layers over TP, and shard everything over DP. dtype: in which FSDP2 gathers and computes."""
+    mesh = init_device_mesh(world.device, (world.dp, world.tp), mesh_dim_names=("dp", "tp"))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        if world.tp > 1:
+            parallelize_module(block, mesh["tp"], {name: cut() for name, cut in CUTS.items()})
+        fully_shard(block, mesh=mesh["dp"], mp_policy=policy)
+    # by default what is outside the blocks stays whole after an evaluation, and would be trained on when it is stale
+    fully_shard(model, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=True)
+
+
+def optimizer_of(model: nn.Module, grid: Grid, settings: RunSettings) -> torch.optim.Optimizer:
+    """Return Muon with AdamW for what is no hidden matrix, or AdamW for everything."""
+    groups, lr, decay = groups_for(model, settings.optimizer), settings.lr, settings.weight_decay
+    if settings.sharding == "fsdp2":
+        return MuonW(groups, lr=lr, weight_decay=decay)
+    if settings.optimizer == "adamw":
+        return Zero1AdamW(groups, grid, lr=lr, weight_decay=decay)
+    return DistributedMuon(groups, grid, lr=lr, weight_decay=decay, strategy=settings.strategy)
+
+
+def clip_(world: launch.World, optimizer: torch.optim.Optimizer, model: nn.Module, bound: float) -> float:
+    """Clip the gradients' global norm to `bound`; return what it was. The same on all ranks, to the bit."""
+    if isinstance(optimizer, ShardedOptimizer):
+        return optimizer.clip_grad_norm_(bound).item()
+    squares = torch.zeros((), dtype=torch.float64, device=world.device)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    for gradient in gradients:  # what TP does not cut lies on the mesh of DP alone: all TP ranks have it
+        copies = world.size // gradient.device_mesh.size() if isinstance(gradient, DTensor) else 1
+        squares += local(gradient).double().square().sum() / copies
+    if world.size > 1:
+        dist.all_reduce(squares)
+    norm = squares.sqrt().item()
+    if norm > bound:
+        for gradient in gradients:
+            local(gradient).mul_(bound / norm)
+    return norm
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+# ---- Checkpoints and metrics ------------------------------------------------------------------------------
+
+
+def resume(world: launch.World, settings: RunSettings, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Go on from the newest checkpoint of the run, if there is one; return its step.
+
+    Raises CheckpointError where none of them can be believed, or they are of another run.
+    """
+    if settings.folder is None:
+        return 0
+    loaded = checkpoint.load_newest(settings.folder, model, optimizer)
+    for reason in loaded.refused:
+        tell(world, f"refused     {reason}")
+    for name, was in loaded.notes.get("settings", {}).items():
+        if (now := getattr(settings, name)) != was:
+            raise checkpoint.CheckpointError(
+                f"the run in {settings.folder} was begun with --{name} {was}, this is --{name} {now}; give the "
+                "same, or another --folder."
+            )
+    if loaded.step:
+        tell(world, f"step {loaded.step:5d}   gone on from {checkpoint.at_step(settings.folder, loaded.step)}")
+    return loaded.step
+
+
+def save(
+    world: launch.World, settings: RunSettings, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
+) -> Future[None]:
+    """Begin to save in the background, once the save before has ended; remove what is older than `keep` saves."""
+    assert settings.folder is not None
+    notes = {"step": step, "settings": {name: getattr(settings, name) for name in FIXED}}
+    saving = checkpoint.async_save(checkpoint.at_step(settings.folder, step), model, optimizer, notes)
+    if world.rank == 0:
+        checkpoint.keep_newest(settings.folder, settings.keep)
+    return saving
+
+
+def observe(settings: RunSettings, optimizer: torch.optim.Optimizer, first: int) -> Metrics:
+    """Return metrics that go to the run's folder, every `log_every` steps."""
+    to: list[Any] = []
+    if settings.folder is not None:
+        to.append(JsonLines(Path(settings.folder) / "metrics.jsonl"))
+        if settings.tensorboard:
+            to.append(TensorBoard(Path(settings.folder) / "tensorboard"))
+    return Metrics(optimizer, settings.log_every, to, scalars={"loss": "mean"}, samples=0, start=first)
+
+
+def tell(world: launch.World, line: str) -> None:
+    """Print a line on rank 0, above the progress bar if there is one."""
+    if world.rank == 0:
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
+
+
+# ---- The command ------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    arguments, settings = parse(__doc__)
+    outcome, *_ = launch.run(train, (settings,), **launch.options(arguments), stop_within=STOP_WITHIN)
+    if outcome.refused:
+        raise launch.UsageError(outcome.refused)
+    if not launch.speaks():
+        return int(outcome.diverged)
+    if outcome.diverged:
+        kept = f"; {settings.folder} keeps the checkpoints before" if settings.folder is not None else ""
+        print(f"error: {SKIPS} steps in a row had no finite loss and gradient; lower --lr{kept}.", file=sys.stderr)
+        return 1
+    if outcome.step < settings.steps:
+        kept = (
+            f"saved in {settings.folder}; the same command goes on"
+            if settings.folder is not None
+            else "nothing was saved"
+        )
+        print(f"stopped after step {outcome.step} of {settings.steps}; {kept}.")
+    return 0
+
+
+if __name__ == "__main__":
+    launch.command(main)

@@ -1,0 +1,303 @@
+"""The trainer: the same training on every grid and through every stop, and one sentence for what cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import train
+import worlds
+
+from distmuon import checkpoint, launch
+from distmuon.models import run_settings
+from distmuon.models.run_settings import RunSettings
+
+TRAIN = str(worlds.ROOT / "scripts" / "train.py")
+SMALL = RunSettings(width=16, context=16, batch=16, steps=6, warmup=2, log_every=1, evaluate_every=6, save_every=3)
+
+
+def losses(folder: Path) -> list[float]:
+    """Return the losses that a run has written down, by step; of a step that was repeated, the later one."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return list({record["step"]: record["scalars"]["loss"] for record in records}.values())
+
+
+def run(folder: Path, dp: int = 2, tp: int = 1, **changes: Any) -> train.Ended:
+    settings = dataclasses.replace(SMALL, folder=str(folder), **changes)
+    return launch.run(train.train, (settings,), dp=dp, tp=tp)[0]
+
+
+def words(folder: Path, dp: int = 2, **changes: Any) -> list[str]:
+    """Return a command line for the small run."""
+    given = {field.name: getattr(SMALL, field.name) for field in dataclasses.fields(SMALL)} | {"folder": folder}
+    of_fsdp2 = given.keys() - {"strategy", "tensorboard"}
+    options = {name: given[name] for name in of_fsdp2} | {"dp": dp} | changes
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+
+
+def contents(folder: Path) -> list[torch.Tensor]:
+    """Return all whole tensors of a checkpoint, those of the optimizer too."""
+    model, optimizer, _ = train.build(launch.World(0, 1, 1, 1, "gloo", "cpu", 60, 1, 0), SMALL, 256)
+    checkpoint.load(folder, model, optimizer)
+    states = [optimizer.state[p][key] for p in model.parameters() for key in sorted(optimizer.state[p])]
+    assert len(states) > len(list(model.parameters()))
+    return [*model.parameters(), *states]
+
+
+def same_bits(one: Path, other: Path) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(contents(one), contents(other), strict=True))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run on two ranks that all others are held against."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert run(folder) == train.Ended(6)
+    assert losses(folder)[-1] < losses(folder)[0] - 0.5
+    return folder
+
+
+# ---- One training, on every grid --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grid", "changes"),
+    [
+        ((1, 1), {}),
+        ((2, 2), {}),
+        ((2, 1), {"accumulate": 4}),
+        ((2, 2), {"sharding": "zero1"}),
+        ((4, 1), {"sharding": "zero1", "strategy": "gather_all"}),
+    ],
+    ids=str,
+)
+def test_every_grid_trains_the_same(
+    undisturbed: Path, tmp_path: Path, grid: tuple[int, int], changes: dict[str, Any]
+) -> None:
+    run(tmp_path, *grid, **changes)
+    assert losses(tmp_path) == pytest.approx(losses(undisturbed), abs=2e-3)
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "adamw"}, {"dtype": "bfloat16"}, {"text": "language"}], ids=str)
+def test_other_choices_train_alike_wherever(tmp_path: Path, changes: dict[str, Any]) -> None:
+    found = []
+    for number, (grid, sharding) in enumerate([((1, 1), "fsdp2"), ((2, 1), "fsdp2"), ((1, 2), "zero1")]):
+        run(folder := tmp_path / str(number), *grid, sharding=sharding, **changes)
+        found.append(losses(folder))
+        assert found[-1][-1] < found[-1][0] - 0.1
+    close = 0.03 if "dtype" in changes else 2e-3  # bf16 rounds weights on one side, products on the other
+    assert found[1] == pytest.approx(found[0], abs=close)
+    assert found[2] == pytest.approx(found[0], abs=close)
+
+
+def test_the_learning_rate_rises_then_falls_along_the_schedule() -> None:
+    settings = RunSettings(warmup=10, steps=110)
+    assert [train.share_of_lr(step, settings) for step in (1, 10)] == [0.1, 1.0]
+    for schedule, half in (("cosine", 0.5), ("linear", 0.5), ("constant", 1.0)):
+        shares = [train.share_of_lr(step, dataclasses.replace(settings, schedule=schedule)) for step in range(10, 111)]
+        assert shares[50] == pytest.approx(half)
+        assert shares == sorted(shares, reverse=True)
+    assert train.share_of_lr(1, RunSettings(warmup=0)) > 0.99
+
+
+# ---- Through every stop -----------------------------------------------------------------------------------
+
+
+def test_what_is_resumed_ends_at_the_bits_of_what_was_never_stopped(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed / "step-000003", tmp_path / "step-000003")
+    assert run(tmp_path) == train.Ended(6)
+    assert losses(tmp_path) == losses(undisturbed)[3:]
+    assert same_bits(tmp_path / "step-000006", undisturbed / "step-000006")
+
+
+@pytest.mark.parametrize(("grid", "sharding"), [((1, 1), "fsdp2"), ((2, 2), "fsdp2"), ((2, 2), "zero1")], ids=str)
+def test_it_is_resumed_on_any_grid_and_with_any_sharding(
+    undisturbed: Path, tmp_path: Path, grid: tuple[int, int], sharding: str
+) -> None:
+    shutil.copytree(undisturbed / "step-000003", tmp_path / "step-000003")
+    run(tmp_path, *grid, sharding=sharding)
+    assert losses(tmp_path) == pytest.approx(losses(undisturbed)[3:], abs=2e-3)
+
+
+def damage(folder: Path) -> None:
+    largest = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    whole = bytearray(largest.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    largest.write_bytes(whole)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_gone_on_from(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, folder := tmp_path / "run")
+    damage(folder / "step-000006")
+    said = worlds.finish(TRAIN, *words(folder)).out
+    assert re.search(r"refused +.*step-000006/.* is damaged: it is not what its sha256 says", said)
+    assert "step     3   gone on from" in said
+    assert (folder / "refused-step-000006").is_dir()
+    assert same_bits(folder / "step-000006", undisturbed / "step-000006")
+
+
+def test_where_every_checkpoint_is_damaged_nothing_begins_anew(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    for step in (3, 6):
+        damage(tmp_path / "run" / f"step-{step:06d}")
+    ended = run(tmp_path / "run")
+    assert ended.refused.endswith("take another checkpoint, and 1 older ones likewise.")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {path.name for path in undisturbed.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"batch": 32}, "was begun with --batch 16, this is --batch 32; give the same, or another --folder."),
+        (
+            {"width": 32},
+            "is float32 [256, 16] in the checkpoint and float32 [256, 32] here; load one of the same model",
+        ),
+        ({"optimizer": "adamw"}, "was begun with --optimizer muon, this is --optimizer adamw; give the same"),
+    ],
+    ids=str,
+)
+def test_another_run_is_not_gone_on_with(undisturbed: Path, tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    assert says in run(tmp_path / "run", **changes).refused
+    assert losses(tmp_path / "run") == losses(undisturbed)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    run(tmp_path, dp=1, save_every=1, keep=2)
+    assert checkpoint.saved_steps(tmp_path)[:2] == [6, 5]
+    assert len(checkpoint.saved_steps(tmp_path)) <= 3  # the last save may end after the last look
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("dp", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)]
+)
+def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(tmp_path: Path, dp: int, number: int) -> None:
+    folder = tmp_path / "run"
+    with worlds.command(TRAIN, *words(folder, dp, steps=100_000)) as running:
+        running.wait_for("step     5   loss")
+        running.interrupt(number, group=number == signal.SIGINT)
+        ending = running.end()
+    said = re.search(r"stopped after step (\d+) of 100000; saved in .*/run; the same command goes on\.\n\Z", ending.out)
+    assert (ending.code, ending.err) == (128 + number, "")
+    assert said
+    assert checkpoint.saved_steps(folder)[0] == int(said[1])
+    assert f"step {int(said[1]):5d}   gone on from" in worlds.finish(TRAIN, *words(folder, dp, steps=said[1])).out
+
+
+@pytest.mark.alone
+def test_torchrun_passes_the_signal_on_and_every_rank_leaves(tmp_path: Path) -> None:
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2"
+    with worlds.command(*torchrun.split(), TRAIN, *words(tmp_path / "run", steps=100_000)) as running:
+        running.wait_for("step     5   loss")
+        running.interrupt(signal.SIGTERM)
+        ending = running.end()
+    said = re.search(r"stopped after step (\d+) of 100000; saved in", ending.out)
+    assert said
+    assert checkpoint.saved_steps(tmp_path / "run")[0] == int(said[1])
+
+
+# ---- What is not finite -----------------------------------------------------------------------------------
+
+
+def test_steps_that_are_not_finite_are_skipped_and_ten_in_a_row_end_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build: Callable[..., Any] = train.build
+    bad = {2, 4, 5, *range(8, 30)}
+    step = 0
+
+    def build_with_bad_steps(*arguments: Any) -> Any:
+        model, optimizer, forward = build(*arguments)
+
+        def sometimes(*batch: Any) -> Any:
+            nonlocal step
+            step += batch[0].requires_grad is False and torch.is_grad_enabled()
+            return forward(*batch) * (math.nan if step in bad else 1)
+
+        return model, optimizer, sometimes
+
+    monkeypatch.setattr(train, "build", build_with_bad_steps)
+    ended = run(tmp_path, dp=1, steps=100)
+    said = capfd.readouterr().out
+    assert ended == train.Ended(17, diverged=True)
+    assert "step     2   skipped: loss nan, gradient norm nan (1 of 10)" in said
+    assert "step     5   skipped: loss nan, gradient norm nan (2 of 10)" in said
+    assert "step    17   skipped: loss nan, gradient norm nan (10 of 10)" in said
+    assert max(checkpoint.saved_steps(tmp_path)) == 15
+    assert all(map(math.isfinite, losses(tmp_path)[:1]))
+
+
+# ---- What it is told --------------------------------------------------------------------------------------
+
+
+def settings_of(*words: str) -> RunSettings:
+    return run_settings.parse(train.__doc__, list(words))[1]
+
+
+def test_a_file_says_what_the_command_line_leaves_open(tmp_path: Path) -> None:
+    (config := tmp_path / "run.toml").write_text('lr = 0.5\nsave_every = 7\nfolder = "x/y"\ntensorboard = true\n')
+    found = settings_of("--config", str(config), "--lr", "0.25")
+    assert (found.lr, found.save_every, found.folder, found.tensorboard) == (0.25, 7, "x/y", True)
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("learning_rate = 1", "unrecognized arguments: --learning-rate=1; see --help."),
+        ("lr = [1, 2]", "lr is a list; give one value."),
+        ("[optimizer]\nlr = 1", "optimizer is a dict; give one value."),
+        ("lr: 1", "is no TOML"),
+        ('steps = "many"', "argument --steps: invalid int value: 'many'; see --help."),
+        ("steps = 0", "--steps 0: must be from 1 to 1,000,000,000."),
+    ],
+)
+def test_a_file_that_says_nothing_sensible_is_refused(tmp_path: Path, written: str, says: str) -> None:
+    (config := tmp_path / "run.toml").write_text(written)
+    with pytest.raises(launch.UsageError, match=re.escape(says)):
+        settings_of("--config", str(config))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--optimizer lion", "--optimizer lion is unknown; choose one of muon, adamw."),
+        ("--strategy owner", "--strategy goes with --sharding zero1 and --optimizer muon; leave it out."),
+        ("--save-every 5", "--save-every does nothing without --folder FOLDER."),
+        ("--width 30", "--width 30: --heads 4 does not divide it."),
+        ("--tp 3", "--heads 4: --tp 3 does not divide them."),
+        ("--dp 3", "--batch 32 cannot be shared out to --dp 3 times --accumulate 1; choose a multiple of 3."),
+        ("--text no/such/file", "text no/such/file: cannot be read (No such file or directory); name a file, or alice"),
+        ("--context 20000", "--context 20000: 14,848 tokens of this text are held out; choose fewer."),
+        ("--lr nan", "--lr nan: must be from 1e-09 to 100."),
+        ("--folder /proc/x", "--folder /proc/x/metrics.jsonl: cannot be written"),
+        ("--config no.toml", "--config no.toml: cannot be read (No such file or directory); name a TOML file."),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(line: str, says: str) -> None:
+    with pytest.raises(launch.UsageError) as error:
+        settings_of(*line.split())
+    assert str(error.value).startswith(says)
+
+
+def test_torchrun_understands_every_option() -> None:
+    """It takes a prefix of one of its own options for that option, even behind the name of the program."""
+    help_page = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    theirs = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", help_page))
+    ours = {f"--{name.replace('_', '-')}" for name in [*run_settings.HELP, *launch.WORLD, "config"]}
+    assert len(theirs) > 20
+    assert not [(mine, other) for mine in ours for other in theirs if other.startswith(mine)]
