@@ -90,8 +90,7 @@ def _timed(world: MeasuredWorld, rounds: int) -> Ranks:
 
 
 def _pooled(passes: Sequence[Ranks]) -> dict[str, Any]:
-    """Return "entrants" of a world, all passes together: the slowest rank's time of every round, the most that a rank is
-    asked."""
+    """Return "entrants" of a world, from all passes: the slowest rank's seconds by round, the most a rank is asked."""
     seconds = {name: [time for ranks in passes for time in _slowest(ranks, name)] for name in passes[0][0]}
     told = {}
     for name in seconds:
