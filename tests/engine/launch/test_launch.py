@@ -302,7 +302,7 @@ def test_srun_may_start_ranks_that_know_their_place_and_a_batch_script_a_local_w
 def test_backend_device_and_start_method_follow_from_the_gpus(monkeypatch, options: dict, becomes: tuple) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(supervise, "run_local", lambda target, given, size, start, timeout: [given[0], start])
+    monkeypatch.setattr(supervise, "run_local", lambda target, given, size, start, *_: [given[0], start])
     world, start = launch.run(worlds.who, **options)
     assert (world.backend, world.device, start) == becomes
 
