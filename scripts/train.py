@@ -7,7 +7,8 @@ torchrun --standalone --nproc-per-node 4 scripts/train.py --tp 2 --folder out/al
 torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 scripts/train.py --backend nccl
 
 The same command goes on where a run was stopped: from the newest checkpoint in its folder, on this grid or another.
-Ctrl-C and SIGTERM save first. A step whose loss or gradients are not finite is skipped; ten in a row end the run.
+Ctrl-C and SIGTERM save first. A step whose loss or gradients are not finite is skipped, and none of several in a row is
+saved; ten end the run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +40,7 @@ from distmuon.optim.routing import groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.tensor_parallel import load_slices
 
+tqdm.set_lock(threading.RLock())  # by default it takes a semaphore of the system's, which a killed rank would leave
 SKIPS = 10  # steps in a row that may be skipped before the run ends
 STOP_WITHIN = 25.0  # seconds to save in, once asked to stop; torchrun kills after 30
 CUTS: dict[str, Any] = {
@@ -93,7 +96,8 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
                 tell(world, f"step {step:5d}   loss {loss:.3f}   gradient norm {norm:.2f}   lr {lr:.4f}")
             if step % settings.evaluate_every == 0 or step == settings.steps:
                 tell(world, f"step {step:5d}   {evaluate(world, settings, text, forward)}")
-            if settings.folder is not None and (last or step % settings.save_every == 0):
+            due = step % settings.save_every == 0 and not skips  # or a run that ends would go on from within
+            if settings.folder is not None and (last or due):
                 saving = save(world, settings, model, optimizer, step)
             bar.update()
             if stop or skips == SKIPS:

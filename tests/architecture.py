@@ -5,7 +5,7 @@ A house is a folder with scripts/, notebooks/ and tests/. Every rule returns one
     distmuon    launch < sharding < optim < muonw < clip < checkpoint < metrics < models < verify < conformance
     < public names in __init__
     muonbook    < figures, puzzles, measure and single modules < ch01, ch02, ... (no chapter knows another)
-    < tools and the workers NN_slug.py, of which each belongs to the chapter NN
+    < tools and the workers NN_slug.py, of which each belongs to the chapter NN; plan.py belongs to none
 """
 
 from __future__ import annotations
@@ -208,9 +208,10 @@ def _bound(body: Iterable[ast.stmt]) -> Iterator[str]:
 def strangers(house: House) -> list[str]:
     """A module that only one room uses lives in that room or below it. Workers and notebooks use it too, tests do not.
 
-    A worker and a notebook count as their chapter's room. A module of the engine may serve a single room of the engine
-    above its own, and whatever `distmuon` itself names, or a notebook or the trainer imports, is for everyone. A module
-    that nobody uses can go, unless it is run or, as strategies are, loaded by name.
+    A worker and a notebook count as their chapter's room; a worker without a number stands on muonbook's shared rooms.
+    A module of the engine may serve a single room of the engine above its own, and whatever `distmuon` itself names, or
+    a notebook or the trainer imports, is for everyone. A module that nobody uses can go, unless it is run or, as
+    strategies are, loaded by name.
     """
     users: dict[str, set[str]] = {name: set() for name in house.paths}
     for arrow in (*house.arrows, *house.notebook_arrows):
@@ -240,6 +241,8 @@ def _home(user: str, house: House) -> str:
     chapter = chapter_of(user)
     if chapter:
         return f"muonbook.{chapter}"
+    if house.paths.get(user) == house.root / "scripts" / f"{user}.py":
+        return "muonbook"  # a worker of no one chapter
     package = house.paths[user].name == "__init__.py"
     return user if package else user.rpartition(".")[0]
 

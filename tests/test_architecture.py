@@ -35,6 +35,8 @@ SOUND = {  # a house in which every rule is kept
     "scripts/muonbook/ch02/figure.py": "from muonbook.figures.style import COLOUR\n",
     "scripts/01_why.py": 'JOB = "muonbook.ch01.job:train"\nif __name__ == "__main__": ...\n',
     "scripts/02_how.py": 'def main():\n    from muonbook.ch02 import figure\n\nif __name__ == "__main__": ...\n',
+    "scripts/plan.py": 'def main():\n    from muonbook.planner import world\n\nif __name__ == "__main__": ...\n',
+    "scripts/muonbook/planner/world.py": "",
     "scripts/tools/bench.py": "from muonbook.ch01 import figure\n\ndef main(): ...\n",
     "tests/book/ch01/test_one.py": "from muonbook.figures.style import CARD\n",
     "notebooks/01_why.ipynb": "from muonbook import notebook\nfrom muonbook.ch01.figure import style\n!python y",

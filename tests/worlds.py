@@ -18,7 +18,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distmuon.launch import World, rank, session
+from distmuon.launch import World, processes, rank, session
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "DISTMUON_TEST_MARK"  # an environment variable: whatever a command starts inherits it
@@ -152,22 +152,11 @@ def double(rank: int, directory: str, value: int) -> tuple[int, bool]:
 # ---- What is left behind by worlds of this process --------------------------------------------------------
 
 
-def children(pid: int) -> list[int]:
-    """Return the processes whose parent is `pid`."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(stat.parent.name))
-    return found
-
-
 def assert_worlds_left_nothing() -> None:
     """Assert that every rank of this process's worlds is gone, and every file of theirs; the fork server may stay."""
     assert multiprocessing.active_children() == []
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    assert server is None or eventually(lambda: children(server) == [])
+    assert server is None or eventually(lambda: processes.children(server) == [])
     assert not list(Path(session.directory()).glob("world-*"))
 
 

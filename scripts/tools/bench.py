@@ -40,12 +40,13 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "worlds": ("15_regimes.py", "--worlds"),
     "step": ("16_owner.py", "--measure"),
     "muonw": ("17_muonw.py", "--measure"),
+    "planner": ("plan.py", "--measure"),
     "claims": ("tools", "claims"),
     "conformance": ("tools", "conformance"),
     **LEARNING,
 }
 SHORT = ("step_times", "learning")  # which have no --quick
-UNDRAWN = {"bench", "claims"}  # no chapter shows them, and `make book` fills in the claims page
+UNDRAWN = {"bench", "claims", "planner"}  # no chapter shows them, and `make book` fills in the claims page
 OF_16, OF_17 = {"step", "blocks"}, {"muonw", "conformance"}  # which chapters 16 and 17 show
 CHAPTERS = ("12", "13", "14", "15")  # whose pages show the rest
 

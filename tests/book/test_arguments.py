@@ -22,10 +22,13 @@ from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
 from muonbook.ch15 import worlds_survey
 from muonbook.ch16 import trillion
+from muonbook.planner import plan_page
 from tools import bench
 
 PAGE = "00_one_page"  # imports nothing of ours, and so has a parser of its own; tested in ch00
+PLAN = "plan"  # the number of a worker that belongs to no chapter
 WORKERS = sorted(path for path in (worlds.ROOT / "scripts").glob("[0-9][0-9]_*.py") if path.stem != PAGE)
+WORKERS.append(worlds.ROOT / "scripts" / "plan.py")
 JOBS = {  # where the name of a job is not how it is asked for
     ("04", "--lr"): "--lr 0.1 --optimizer muon",
     ("04", "--dp and --tp"): "--dp 2 --lr 0.1 --optimizer muon",
@@ -40,6 +43,7 @@ JOBS = {  # where the name of a job is not how it is asked for
     ("16", "--measure"): "--measure --json out/x.json",
     ("17", "--train"): "--train 3",
     ("17", "--measure"): "--measure --json out/x.json",
+    (PLAN, "--measure"): "--measure --json out/x.json",
 }
 PUZZLE = ("check", "hint")
 HUGE = "99999999999999999999"
@@ -62,6 +66,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (byte_counts, "wire_on"),
         (worlds_survey, "survey"),
         (trillion, "lines"),
+        (plan_page, "search"),
+        (plan_page, "WorldPlan"),
     ):
         monkeypatch.setattr(module, name, refuse)
     monkeypatch.setattr(hosts, "become_switch", lambda: None)
@@ -125,7 +131,12 @@ def jobs(number: str) -> dict[str, tuple[str, ...]]:
     return getattr(worker(number), "TAKES", {"": tuple(name for name in actions(number) if name not in PUZZLE)})
 
 
-NUMBERS = [path.name[:2] for path in WORKERS]
+def number_of(name: str) -> str:
+    """Return how a worker of this file name is called here."""
+    return PLAN if name == f"{PLAN}.py" else name[:2]
+
+
+NUMBERS = [number_of(path.name) for path in WORKERS]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -140,7 +151,7 @@ def test_an_option_that_does_nothing_is_refused_in_every_job(monkeypatch: pytest
             assert words.startswith(nothing) == (name not in takes), (job, name, words)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", NUMBERS[:-1])
 def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
     for name in set(actions(number)) - set(PUZZLE):
         for puzzle in (["--check", "mine.py"], ["--hint", "1"], ["--hint", "1", "--check", "mine.py"]):
@@ -160,6 +171,10 @@ def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number:
         ("06", "--json /proc/x", "--json does nothing by itself; it goes with --follow or --compare."),
         ("10", "--optimizer adamw --strategy owner", "--strategy does nothing with --optimizer adamw; leave one of"),
         ("15", "--skew --quick", "--quick does nothing with --skew; it goes with --measure or --worlds."),
+        (PLAN, "--quick", "--quick does nothing by itself; it goes with --measure."),
+        (PLAN, "--measure --dp 4", "--dp does nothing with --measure; leave one of the two out."),
+        (PLAN, "--optimizer adamw --strategy owner", "--strategy does nothing with --optimizer adamw; leave one of"),
+        (PLAN, "--optimizer muonw --buckets flat", "--buckets does nothing with --optimizer muonw; leave one of"),
     ],
 )
 def test_what_does_nothing_is_told_with_the_remedy(
@@ -216,20 +231,20 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         texts += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     texts += [path.read_text(encoding="utf-8") for path in (root / "README.md", *(root / "book").glob("*.md"))]
     for text in texts:
-        for number, line in re.findall(r"scripts/(\d\d)_\w+\.py((?: [^\n`|#\\;&]*)?)", text):
+        for number, line in re.findall(r"scripts/(\d\d|plan)(?:_\w+)?\.py((?: [^\n`|#\\;&]*)?)", text):
             if "[" not in line and "…" not in line and not PAGE.startswith(number):
                 yield number, shlex.split(re.sub(r"\d?>\S*", "", line.replace("{dp}", "2").replace("{tp}", "2")))
     for name in bench.MEASUREMENTS:
         for quick in (False, True):
             script, *words = bench.command(name, quick)
             if "tools" not in script:
-                yield Path(script).name[:2], words
+                yield number_of(Path(script).name), words
 
 
 def test_no_command_of_the_book_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for = list(dict.fromkeys((number, *words) for number, words in commands()))
     assert len(asked_for) > 60
-    expected = "there is no such file|is not here|my_strategy.py|sees no GPU"
+    expected = "there is no such file|is not here|my_strategy.py|my_shape.toml|sees no GPU"
     expected += "|expected at least one"  # a line that goes on
     for number, *words in asked_for:
         if "--help" not in words:

@@ -60,6 +60,8 @@ JOBS = (
     Job("16_owner", "", dp=2, tp=2),
     Job("17_muonw", "", dp=2, tp=2, alone=False),
     Job("17_muonw", "--train", "--train 6", dp=2, tp=2),
+    Job("train", "", "--steps 6", dp=2, tp=2),
+    Job("train", "", "--steps 6 --sharding zero1 --dtype bfloat16", dp=2, tp=2),
 )
 
 
@@ -90,7 +92,7 @@ def runs() -> list[Run]:
 
 def takers() -> set[tuple[str, str]]:
     """Return (worker, job) of all jobs that take --device, by the workers' own lists; one with one job has no list."""
-    found = set()
+    found = {("train", "")}  # the trainer, whose options are in distmuon.models.run_settings
     for path in (worlds.ROOT / "scripts").glob("[0-9]*.py"):
         only = {"": launch.WORLD if "launch.add_arguments(" in path.read_text(encoding="utf-8") else ()}
         takes = getattr(importlib.import_module(path.stem), "TAKES", only)

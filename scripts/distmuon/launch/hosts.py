@@ -87,19 +87,24 @@ def obstacle() -> str | None:
     return found.stderr.strip().removeprefix("error: ") if found.returncode else None
 
 
-def plug_in(link: Link) -> None:
-    """Give this rank a network of its own, plugged into the switch. `rank.run` calls it before any socket exists."""
+def plug_in(link: Link, address: str | None = None) -> None:
+    """Give this process a network of its own, plugged into the switch, in which its parent stands.
+
+    `rank.run` calls it before any socket exists. address: IPv4 within 10.0.0.0/8; None: one that no other process had.
+    """
     pid = os.getpid()
-    port = f"port{pid}"
-    # an address of its own: the last world's hosts may take a second to go, and would answer under a number used again
-    address = f"10.{pid >> 16 & 255}.{pid >> 8 & 255}.{pid & 255}/8"
+    port = _port(pid)
+    if address is None:  # the last world's hosts may take a second to go, and would answer under a number used again
+        address = f"10.{pid >> 16 & 255}.{pid >> 8 & 255}.{pid & 255}"
+    # a machine that comes back has the hardware address that its neighbours remember, which the kernel would draw
+    hardware = "02:00:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
     with open("/proc/thread-self/ns/net") as switch:
         _call("unshare", CLONE_NEWNET)
         with open("/proc/thread-self/ns/net") as mine:
             _run(
                 "ip",  # our parent, which started us, stands in the switch
-                f"link add {INTERFACE} type veth peer name {port} netns {os.getppid()}",
-                f"addr add {address} dev {INTERFACE}",
+                f"link add {INTERFACE} address {hardware} type veth peer name {port} netns {os.getppid()}",
+                f"addr add {address}/8 dev {INTERFACE}",
                 f"link set {INTERFACE} up",
                 "link set lo up",
             )
@@ -111,12 +116,27 @@ def plug_in(link: Link) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
 
 
+def cut(pid: int) -> None:
+    """Pull the cable of the process that has plugged in: packets are lost without a word. The caller is the switch."""
+    _run("ip", f"link set {_port(pid)} down")
+
+
+def mend(pid: int) -> None:
+    """Put the cable back."""
+    _run("ip", f"link set {_port(pid)} up")
+
+
 def sent() -> Sent:
     """Return what this rank has sent through its interface so far. Raises RuntimeError where it has none of its own."""
     fields = _interface(INTERFACE)
     if fields is None or os.environ.get("GLOO_SOCKET_IFNAME") != INTERFACE:
         raise RuntimeError("this rank has no network of its own; start the world with link=hosts.Link().")
     return Sent(int(fields[8]), int(fields[9]))
+
+
+def _port(pid: int) -> str:
+    """Return the name of the switch's end of that process's cable."""
+    return f"port{pid}"
 
 
 def _interface(name: str) -> list[str] | None:

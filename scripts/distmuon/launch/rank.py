@@ -9,6 +9,8 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -33,6 +35,8 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
     import torch
     import torch.distributed as dist
 
+    if "TORCHELASTIC_RUN_ID" in os.environ and directory is None:
+        threading.Thread(target=_end_with_agent, args=(world.rank, os.getppid()), daemon=True).start()
     work = load(worker)
     torch.set_num_threads(world.threads)
     gpu = None
@@ -63,6 +67,14 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
         dist.barrier()  # leave together: a rank that is still reading must not see its peers' sockets close
     dist.destroy_process_group()
     return result
+
+
+def _end_with_agent(rank: int, agent: int) -> None:
+    """End this process when torchrun, which has started it, has been killed: nobody else would, nor start another."""
+    while os.getppid() == agent:
+        time.sleep(1.0)
+    print(f"rank {rank}: torchrun, which had started it, is gone; so it ends.", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def run_local(rank: int, directory: str, world: World, payload: bytes) -> Any:

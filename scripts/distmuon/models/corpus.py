@@ -6,6 +6,7 @@ training which is resumed, on however many ranks, goes on with what would have c
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -36,7 +37,8 @@ class Corpus:
         self, step: int, count: int, length: int, seed: int, part: int = 0, parts: int = 1
     ) -> tuple[Tensor, Tensor]:  # tokens, and what follows each: [count / parts, length], int64
         """Return one of several equal parts of a step's `count` windows, cut from the training text anywhere."""
-        generator = torch.Generator().manual_seed((seed << 32) + step)
+        mixed = zlib.crc32(f"{seed} {step}".encode())  # of a seed, torch takes 32 bits and drops the others
+        generator = torch.Generator().manual_seed(mixed)
         starts = torch.randint(len(self.training) - length, (count,), generator=generator)
         return _windows(self.training, starts.chunk(parts)[part], length)
 

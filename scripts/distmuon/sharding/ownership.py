@@ -99,22 +99,23 @@ def _whole_buckets(
     """Return the buckets of one buffer's matrices: every owner's work in about equal parts, one per bucket."""
     total = sum(specs[index].numel for index in matrices)
     count = max(1, -(-total // bucket_size))
-    shards: list[list[list[int]]] = [[[] for _ in range(dp)] for _ in range(count)]  # [bucket][rank] -> indices
-    work = [sum(costs[index] for index, owner in matrices.items() if owner == rank) for rank in range(dp)]
-    done = [0.0] * dp
+    shards: list[dict[int, list[int]]] = [{} for _ in range(count)]  # [bucket][rank] -> indices
+    work, done = [0.0] * dp, [0.0] * dp
+    for index, rank in matrices.items():
+        work[rank] += costs[index]
     for index in sorted(matrices, key=lambda index: (-costs[index], index)):
         rank = matrices[index]
         place = int(count * done[rank] / work[rank]) if work[rank] else 0
-        shards[min(place, count - 1)][rank].append(index)
+        shards[min(place, count - 1)].setdefault(rank, []).append(index)
         done[rank] += costs[index]
     buckets: list[Bucket] = []
     offset = 0
-    for of_ranks in filter(any, shards):
+    for of_ranks in filter(None, shards):
         ends, filled = [], 0
-        for mine in of_ranks:
-            filled += sum(specs[index].numel for index in mine)
+        for rank in range(dp):
+            filled += sum(specs[index].numel for index in of_ranks.get(rank, ()))
             ends.append(filled)
-        params = tuple(index for mine in of_ranks for index in mine)
+        params = tuple(index for rank in sorted(of_ranks) for index in of_ranks[rank])
         buckets.append(Bucket(buffer_idx, len(buckets), params, offset, filled, filled, dp, tuple(ends)))
         offset += filled
     return buckets

@@ -75,7 +75,11 @@ def gather_all_allocates(
 def gathered_bytes(layout: Layout, mine: Collection[int], tp: int, m: int, c: int) -> int:
     """Return the last two lines of `gather_all_allocates`, for the matrices `mine`."""
     whole = [layout.specs[index].gathered_numel(tp) for index in mine]
-    return whole_matrix_bytes(m, c) * sum(whole) + m * max(whole, default=0)
+    return _whole_bytes(sum(whole), max(whole, default=0), m, c)
+
+
+def _whole_bytes(elements: int, largest: int, m: int, c: int) -> int:
+    return whole_matrix_bytes(m, c) * elements + m * largest
 
 
 def whole_matrix_bytes(gathered: int, compute: int) -> int:
@@ -125,24 +129,34 @@ def gather_cut_allocates(
     item_bytes: int | None,
     compute_bytes: int,
 ) -> int:
-    """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket; signs as in gather_all's.
+    """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket; see `gather_cut_bound`."""
+    worst = 0
+    for bucket in layout.buckets:
+        mine = _owned(layout, bucket, muon, dp_rank)
+        pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in mine)
+        local = sum(layout.specs[i].numel for i in mine)
+        whole = [layout.specs[i].gathered_numel(tp) for i in mine]
+        sizes, packed = momentum_bytes(layout, bucket, item_bytes), _packed(layout, bucket, mine, dp_rank)
+        found = gather_cut_bound(pieces, packed, local, (sum(whole), max(whole, default=0)), sizes, compute_bytes)
+        worst = max(worst, found)
+    return worst
+
+
+def gather_cut_bound(
+    pieces: int, packed: int, local: int, whole: tuple[int, int], sizes: tuple[int, int], compute: int
+) -> int:
+    """Return a bound, in bytes, of what one bucket's moves allocate; signs as in `gather_all_allocates`.
 
     w b                             the momentum's pieces
     + m b                           in the dtype in which they travel
     + m S                           packed: a piece once for every other owner
     + 2 m L'                        what came, and TP-local matrices joined
     + as gather_all                 whole matrices and Newton–Schulz
+
+    with b = `pieces`, S = `packed`, L' = `local` elements; whole: F and L; `sizes` are w and m of `momentum_bytes`.
     """
-    worst = 0
-    for bucket in layout.buckets:
-        mine = _owned(layout, bucket, muon, dp_rank)
-        pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in mine)
-        local = sum(layout.specs[i].numel for i in mine)
-        w, m = momentum_bytes(layout, bucket, item_bytes)
-        matrices = gathered_bytes(layout, mine, tp, m, compute_bytes)
-        flat = (w + m) * pieces + m * (_packed(layout, bucket, mine, dp_rank) + 2 * local)
-        worst = max(worst, flat + matrices)
-    return worst
+    w, m = sizes
+    return (w + m) * pieces + m * (packed + 2 * local) + _whole_bytes(*whole, m, compute)
 
 
 def _packed(layout: Layout, bucket: Bucket, mine: Collection[int], dp_rank: int) -> int:
@@ -195,14 +209,7 @@ def owner_allocates(
 ) -> int:
     """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket and the busiest TP rank.
 
-    (w + 2 m) b                     the momentum's pieces, in the dtype in which they travel, and packed
-    + m F                           blocks that came
-    + (2 m + max(p + c, 5 c)) F     whole matrices, and Newton–Schulz, as in gather_all's
-    + m (F + b)                     updates packed, and blocks of them that came
-    + m (b + B)                     updates packed and gathered, where those are published
-
-    with b elements of Muon's in this rank's shard, B in the bucket, and F in the whole matrices that it owns.
-    blocks_too: what it does not own, it works on, too, as blocks.
+    blocks_too: what a rank does not own, it works on, too, as blocks. See `owner_bound`.
     """
     dealt = deal(layout.specs, muon, layout.dp, tp)
     worst = 0
@@ -217,10 +224,25 @@ def owner_allocates(
                     wholes[rank] += spec.gathered_numel(tp)
                 elif blocks_too:
                     wholes[rank] += spec.numel
-        w, m = momentum_bytes(layout, bucket, item_bytes)
-        matrices = (2 * m + whole_matrix_bytes(m, compute_bytes)) * max(wholes)
-        worst = max(worst, (w + 4 * m) * own + matrices + m * bucket.padded)
+        sizes = momentum_bytes(layout, bucket, item_bytes)
+        worst = max(worst, owner_bound(own, max(wholes), bucket.padded, sizes, compute_bytes))
     return worst
+
+
+def owner_bound(own: int, whole: int, padded: int, sizes: tuple[int, int], compute: int) -> int:
+    """Return a bound, in bytes, of what one bucket's moves allocate.
+
+    (w + 2 m) b                     the momentum's pieces, in the dtype in which they travel, and packed
+    + m F                           blocks that came
+    + (2 m + max(p + c, 5 c)) F     whole matrices, and Newton–Schulz, as in gather_all's
+    + m (F + b)                     updates packed, and blocks of them that came
+    + m (b + B)                     updates packed and gathered, where those are published
+
+    with b = `own` elements of Muon's in this rank's shard, B = `padded` in the bucket, F = `whole` in the matrices that
+    it owns; `sizes` are w and m of `momentum_bytes`, `compute` is c.
+    """
+    w, m = sizes
+    return (w + 4 * m) * own + (2 * m + whole_matrix_bytes(m, compute)) * whole + m * padded
 
 
 # ---- blockwise --------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from distmuon.verify.model_states import KINDS, STATE, ModelStates, predict_shar
 from distmuon.verify.prediction import predict_transient
 from muonbook.figures.style import in_bytes
 from muonbook.measure.baselines import BASELINES
-from muonbook.measure.model_shapes import MODELS, Shape
-from muonbook.measure.planned_worlds import BUCKET_RULES
 from muonbook.measure.workload import SHAPES, Workload
+from muonbook.planner.model_shapes import MODELS, SURVEYED, Shape
+from muonbook.planner.planned_worlds import BUCKET_RULES
 
 Found = Mapping[str, Any]  # as `memory_study.measure` returns it
 Curve = tuple[list[float], list[float]]
@@ -84,7 +84,7 @@ def share_of_matrices(model: Shape) -> float:
 def share_lines() -> list[str]:
     """Return h, the share of matrices, and by formula what Muon saves: of the state, with masters, of a whole rank."""
     shares = {f"our shape {name}": _share_of_shape(shape) for name, shape in SHAPES.items()}
-    shares |= {model.title: share_of_matrices(model) for model in MODELS.values()}
+    shares |= {model.title: share_of_matrices(model) for model in map(MODELS.__getitem__, SURVEYED)}
     lines = ["      h  saved of state  + masters    D=1    D=8   D=64"]
     for title, h in shares.items():
         ranks = "".join(f"{h * (4 / D) / (6 + 12 / D):>7.1%}" for D in (1, 8, 64))
@@ -173,7 +173,7 @@ def published_lines(found: Found) -> list[str]:
     """Return what published models save and what Muon's update takes at most, where a rank fits into 80 GB."""
     loosest = slack(found, "muon")[1]
     lines = ["   saved  update <=  eaten        kept"]
-    for model in MODELS.values():
+    for model in map(MODELS.__getitem__, SURVEYED):
         for dp, tp in PUBLISHED_GRIDS:
             planned = plan_memory(model, dp, tp, BUCKET_RULES["megatron"](dp)) if model.permits(tp) else None
             if planned and (kept := sum(planned.adamw.values())) <= ACCELERATOR:

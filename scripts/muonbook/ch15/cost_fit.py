@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from muonbook.ch15.cost_model import LinkCost
+from muonbook.planner.cost_model import LinkCost
+from muonbook.planner.measured.step_fit import least_squares
 
 FITTED_RATES = (30.0, 300.0, None)  # Mbit/s; and of them the steps of
 FITTED_ENTRANTS = ("ddp", "zero1", "zero1_small")
@@ -88,8 +89,6 @@ def points(links: Mapping[str, Any]) -> list[Point]:
 
 def fit(points: Iterable[Point]) -> Constants:
     """Return the constants with the least squares of relative error; none is negative.
-
-    A constant that comes out negative, because others do its work, is left out and the rest fitted again.
     Raises ValueError for fewer points than constants.
     """
     points = list(points)
@@ -97,16 +96,7 @@ def fit(points: Iterable[Point]) -> Constants:
         raise ValueError(f"{len(points)} points for 4 constants; measure at more rates.")
     rows = np.array([_asked(point) for point in points]) / np.array([[point.seconds] for point in points])
     wanted = np.array([1 - point.computation_seconds / point.seconds for point in points])
-    kept = [0, 1, 2, 3]
-    while True:
-        scales = np.abs(rows[:, kept]).max(axis=0)  # messages, bytes and seconds differ by ten orders of magnitude
-        found = np.linalg.lstsq(rows[:, kept] / scales, wanted, rcond=None)[0] / scales
-        if (found >= 0).all():
-            break
-        kept.pop(int(found.argmin()))
-    constants = np.zeros(4)
-    constants[kept] = found
-    return Constants(*map(float, constants))
+    return Constants(*map(float, least_squares(rows, wanted)))
 
 
 def worst_and_median(constants: Constants, points: Sequence[Point]) -> tuple[Point, float, float]:

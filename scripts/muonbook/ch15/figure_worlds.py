@@ -8,9 +8,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from muonbook.ch15.link_costs import NODE
 from muonbook.figures.plots import card, head
 from muonbook.figures.style import ACCENT, CARD, MARGIN, MUTED, PADDING, ROW, WIDTH, Block, box, ink_on, mix, put
+from muonbook.planner.fabrics import NODE
 
 NAMES, CELL_HIGH, GAP = 44.0, 23.0, 2.0  # room for the names of worlds, height of a cell, between cells
 DARKEST = 3.0  # times AdamW's step: the end of the scale

@@ -2,13 +2,8 @@
 
     forward and backward    6 FLOPs per active parameter and token, over all ranks; attention's scores left out
     activations             4 all-reduces over TP per layer and 2 for embedding and head, sequence by sequence
-    gradients               reduce-scatter over DP, bucket by bucket
-    momentum                all-gather over DP, bucket by bucket
-    orthogonalizing         TP gathers and Newton–Schulz of a bucket's slowest rank, for which all others wait
-    parameters              all-gather over DP, bucket by bucket
-    summary                 one small all-reduce of everybody, down and up a tree
 
-One after the other: nothing overlaps, as in this book's optimizer. Elementwise arithmetic is left out. Without momentum
+and the optimizer's moves, as `step_parts` has them. Nothing overlaps, as in this book's optimizer. Without momentum
 and orthogonalizing it is the step of ZeRO-1 AdamW on the same grid.
 """
 
@@ -20,28 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from distmuon.sharding.gradients import STATISTICS_LABEL
-from distmuon.sharding.layout import ITEM_BYTES
-from distmuon.sharding.ledger import Ledger
-from muonbook.ch15.cost_model import LinkCost, hops
-from muonbook.ch15.link_costs import Fabric, Factors
-from muonbook.measure.model_shapes import Shape
-from muonbook.measure.planned_worlds import Load, PlannedWorld
+from muonbook.planner.fabrics import Fabric, Factors
+from muonbook.planner.model_shapes import Shape
+from muonbook.planner.parts.step_parts import Messages, activation_messages, orthogonalizing_seconds, outer_messages
+from muonbook.planner.planned_worlds import Load, PlannedWorld
 
 MEMORY_BYTES = 80e9  # of a device: NVIDIA H100 SXM datasheet
-ACTIVATION_BYTES = ITEM_BYTES["bfloat16"]
-
-
-class Messages(NamedTuple):
-    """Collectives of one group, added up: hops, one after the other, and bytes that a rank sends."""
-
-    group: str
-    hops: int
-    sent_bytes: float
-
-    def seconds(self, links: Mapping[str, LinkCost]) -> float:
-        link = links[self.group]
-        return self.hops * link.alpha_seconds + self.sent_bytes / link.bytes_per_second
 
 
 class Step(NamedTuple):
@@ -111,9 +90,7 @@ class TimedWorld:
     @classmethod
     def of(cls, world: PlannedWorld) -> TimedWorld:
         assert world.shape is not None
-        ledger, sizes = world.ledger(), {"dp": world.dp, "tp": world.tp, "world": world.dp * world.tp}
-        parts = {name: _messages(ledger, name, "dp", sizes) for name in ("gradients", "momentum", "parameters")}
-        parts["summary"] = _messages(ledger, STATISTICS_LABEL, "world", sizes, "tree")
+        parts = outer_messages(world)
         fits = world.state_bytes + world.transient_bytes <= MEMORY_BYTES
         adamw_fits = world.adamw_state_bytes <= MEMORY_BYTES
         return cls(world.shape, world.dp, world.tp, parts, world.bucket_groups, fits, adamw_fits)
@@ -134,27 +111,8 @@ class TimedWorld:
     def _whatever_the_batch(self, fabric: Fabric) -> dict[str, float]:
         links = fabric.links(self.dp, self.tp)
         found = {name: messages.seconds(links) for name, messages in self.parts.items()}
-        found["sequence"] = self._activations().seconds(links)
-        alpha, rate = hops("all_gather", self.tp) * links["tp"].alpha_seconds, links["tp"].bytes_per_second
-        found |= {"orthogonalizing": 0.0, "tp_gather": 0.0}
-        for loads, times in self.bucket_groups.items():
-            gathers = [load.calls * alpha + load.sent_bytes / rate for load in loads]
-            ends = [g + load.flops / fabric.flops_per_second for g, load in zip(gathers, loads, strict=True)]
-            found["tp_gather"] += times * max(gathers)
-            found["orthogonalizing"] += times * max(ends)
-        return found
-
-    def _activations(self) -> Messages:
-        """Return the all-reduces of one sequence over TP, there and back."""
-        ledger, payload = Ledger(), self.shape.context * self.shape.width * ACTIVATION_BYTES
-        ledger.record("all_reduce", "tp", self.tp, payload, "activations", 4 * self.shape.layers + 2)
-        return _messages(ledger, "activations", "tp", {"tp": self.tp})
-
-
-def _messages(ledger: Ledger, label: str, group: str, sizes: Mapping[str, int], latency: str = "ring") -> Messages:
-    found = [(entry, traffic) for entry, traffic in ledger if entry.group == group and entry.label.startswith(label)]
-    steps = sum(traffic.calls * hops(entry.op, sizes[group], latency) for entry, traffic in found)
-    return Messages(group, steps, sum(traffic.sent_bytes for _, traffic in found))
+        found["sequence"] = activation_messages(self.shape, self.tp, 4 * self.shape.layers + 2).seconds(links)
+        return found | orthogonalizing_seconds(self.bucket_groups, self.tp, links["tp"], fabric.flops_per_second)
 
 
 # ---- Which T? ----------------------------------------------------------------------------------------------

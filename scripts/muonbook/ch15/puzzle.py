@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from muonbook.ch15.cost_model import Collective, LinkCost, collective_seconds, collectives_of, step_seconds
+from muonbook.planner.cost_model import Collective, LinkCost, collective_seconds, collectives_of, step_seconds
 from muonbook.puzzles import CaseReport, Puzzle, require, unless
 
 if TYPE_CHECKING:

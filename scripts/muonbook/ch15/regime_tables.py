@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants, Point, fit, points
-from muonbook.ch15.link_costs import NODE
 from muonbook.ch15.regimes import SKEW
 from muonbook.measure.workload import TIMED, Workload
+from muonbook.planner.fabrics import NODE
 
 NAMES = {
     "muon": "Muon",

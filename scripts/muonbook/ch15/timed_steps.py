@@ -14,11 +14,11 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.ch15.cost_model import collectives_of, hops
 from muonbook.ch15.without_communication import trainer_without_communication
 from muonbook.measure import turns
 from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
+from muonbook.planner.cost_model import collectives_of, hops
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 MICRO_BATCH = 512  # tokens of one forward and backward pass; larger batches accumulate

@@ -11,14 +11,15 @@ from typing import Any
 
 from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.verify.prediction import predict_step
-from muonbook.ch15.cost_model import collectives_of, step_seconds
-from muonbook.ch15.link_costs import CORNERS, FABRICS, ONE_AT_A_TIME, PEAK_FLOPS, SOURCES, SUSTAINED
 from muonbook.ch15.planned_steps import Grids, Step, TimedWorld, best, robustness, seconds, square_cost, sweet_spot
 from muonbook.measure import reported
-from muonbook.measure.model_shapes import MODELS
-from muonbook.measure.planned_worlds import BUCKET_RULES, TIMED_RULE, PlannedWorld, grids, plan_world
+from muonbook.planner.cost_model import collectives_of, step_seconds
+from muonbook.planner.fabrics import CORNERS, FABRICS, ONE_AT_A_TIME, PEAK_FLOPS, SOURCES, SUSTAINED
+from muonbook.planner.model_shapes import MODELS, SURVEYED
+from muonbook.planner.planned_worlds import BUCKET_RULES, TIMED_RULE, PlannedWorld, grids, plan_world
 
 SQUARES = (16, 64)  # for "DP = TP" alone
+RULES = ("ours", "megatron")
 WORLDS = (16, 32, 64, 128, 512, 1024, 4096)
 TOKENS = (1 << 20, 1 << 22, 1 << 24)  # of all ranks, per step
 QUICK = (("gpt2", "llama3_8b"), (32, 1024), (1 << 22,))
@@ -29,14 +30,14 @@ REPORTED_GRIDS = ((4, 1), (2, 2), (1, 4))  # of the report's four ranks
 
 def survey(quick: bool = False) -> dict[str, Any]:
     """Return everything that chapter 15 says about planned worlds. Deterministic; no process is started."""
-    models, worlds, tokens = QUICK if quick else (tuple(MODELS), WORLDS, TOKENS)
+    models, worlds, tokens = QUICK if quick else (SURVEYED, WORLDS, TOKENS)
     layouts, cells, timed = [], [], {}
     for model in models:
         for ranks in worlds:
             by_t = {}
             for dp, tp in grids(MODELS[model], ranks):
-                for rule, size in BUCKET_RULES.items():
-                    world = plan_world(MODELS[model], dp, tp, size(dp))
+                for rule in RULES:
+                    world = plan_world(MODELS[model], dp, tp, BUCKET_RULES[rule](dp))
                     if ranks not in SQUARES:
                         place = {"model": model, "ranks": ranks, "dp": dp, "tp": tp, "rule": rule}
                         layouts.append(place | facts(world))

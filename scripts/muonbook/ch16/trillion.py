@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
 from collections.abc import Sequence
 from statistics import median
 
@@ -13,14 +10,11 @@ from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Layout
 from distmuon.verify.prediction import predict_step, predict_work
-from muonbook.measure.model_shapes import Experts, Latent, Shape
+from muonbook.planner.measured.planning import took
+from muonbook.planner.model_shapes import MODELS
 
 DP, TP = 1024, 8
-MODEL = Shape(
-    "a trillion parameters", "sizes of Kimi K2's config.json (Moonshot AI 2025), attention as in Moonlight",
-    layers=61, width=7168, heads=64, key_heads=64, mlp=18432, vocabulary=163840, context=4096,
-    experts=Experts(routed=384, active=8, width=2048, shared=2048, dense_layers=1), latent=Latent(rank=512, rotary=64),
-)  # fmt: skip
+MODEL = MODELS["kimi_k2"]
 
 
 def plan() -> tuple[Layout, Sequence[int], dict[tuple[int, int], int]]:
@@ -50,10 +44,7 @@ def lines() -> list[str]:
 
 def measure(world: World) -> dict[str, float]:
     """Return what planning takes: seconds, and the most memory that this process ever held."""
-    began = time.monotonic()
-    plan()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {"seconds": time.monotonic() - began, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    return took(plan)
 
 
 def repeated() -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from muonbook.figures.plots import describe_curves, draw_curves
+from muonbook.figures.plots import draw_curves
 
 AXES = ("step", "largest attention logit")
 TITLE = "Attention's logits grow, unless they are clipped"
@@ -26,7 +26,17 @@ def draw_growth(largest: Mapping[str, Sequence[Sequence[float]]], tau: float) ->
 
 def describe_growth(largest: Mapping[str, Sequence[Sequence[float]]], tau: float) -> str:
     """Return alt text for `draw_growth`."""
-    return f"{describe_curves(_curves(largest, tau)[0], *AXES, title=TITLE)} {_note(largest)}"
+    curves, _ = _curves(largest, tau)
+    told = [f"{name} {_where(y[-1] / tau)}" for name, (_, y) in curves.items() if name != THRESHOLD]
+    steps = max(x[-1] for x, _ in curves.values())
+    return (
+        f"{TITLE}. The {AXES[1]} over {steps} steps, with a {THRESHOLD} of {tau:g}: {'; '.join(told)}. {_note(largest)}"
+    )
+
+
+def _where(share: float) -> str:
+    """Say where a line ends. In words: the digits differ from one processor to the next."""
+    return "ends far above it" if share > 8 else "ends above it" if share > 1.5 else "ends at it or below"
 
 
 def _note(largest: Mapping[str, Sequence[Sequence[float]]]) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from muonbook.figures.plots import describe_curves, draw_curves
+from muonbook.figures.plots import draw_curves
 
 SIZES = "step", "root mean square of the update", "How far a step moves a weight, over the learning rate"
 SPECTRA = "step", "singular value", "The updates' singular values, one matrix at a time"
@@ -29,7 +30,7 @@ def draw_sizes(records: Records) -> Figure:
 
 def describe_sizes(records: Records) -> str:
     """Return alt text for `draw_sizes`."""
-    return describe_curves(_sizes(records), *SIZES)
+    return _described(_sizes(records), SIZES, 0.1)
 
 
 def draw_spectra(records: Records) -> Figure:
@@ -41,7 +42,18 @@ def draw_spectra(records: Records) -> Figure:
 
 def describe_spectra(records: Records) -> str:
     """Return alt text for `draw_spectra`."""
-    return describe_curves(_spectra(_quantiles(records)), *SPECTRA)
+    return _described(_spectra(_quantiles(records)), SPECTRA, 0.5)
+
+
+def _described(series: Mapping[str, tuple[list[float], list[float]]], axes: Sequence[str], unit: float) -> str:
+    """Return alt text with ranges in whole units, outward: finer digits differ from one processor to the next."""
+    told = []
+    for name, (_, y) in series.items():
+        least, most = unit * math.floor(min(y) / unit), unit * math.ceil(max(y) / unit)
+        told.append(f"{name} between {least:.1g} and {most:.2g}")
+    steps, label, title = axes
+    x, _ = next(iter(series.values()))
+    return f"{title}. The {label}, from {steps} {x[0]} to {x[-1]}: {'; '.join(told)}."
 
 
 def _sizes(records: Records) -> dict[str, tuple[list[float], list[float]]]:

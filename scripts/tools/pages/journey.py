@@ -43,6 +43,7 @@ STOPS: Mapping[str, Mapping[int, str]] = {
     "Beyond the blueprint": {
         16: "And if nobody had to gather at all?",
         17: "May it come into a program that exists?",
+        18: "And what if a machine dies?",
     },
 }
 
@@ -210,7 +211,26 @@ def _gathered(axes: Axes, x: float, y: float) -> None:
     box(axes, x + SIDE * 0.58, y, SIDE * 0.42, SIDE, "none", ec=INK, lw=1.2)
 
 
+def _machines(axes: Axes, x: float, y: float) -> None:
+    for machine in range(2):
+        top = y + SIDE * 0.54 * machine
+        for rank in range(4):
+            colour = "none" if machine and rank > 1 else dp_colour(machine)
+            box(
+                axes,
+                x + SIDE * 0.25 * rank,
+                top,
+                SIDE * 0.21,
+                SIDE * 0.46,
+                colour,
+                ec=INK if colour != "none" else MUTED,
+            )
+    a, b = x + SIDE * 0.74, y + SIDE * 0.77
+    axes.plot([a - 6, a + 6], [b - 6, b + 6], color=INK, lw=2.4)
+    axes.plot([a - 6, a + 6], [b + 6, b - 6], color=INK, lw=2.4)
+
+
 DRAWN = (_file, _skewed, _round, _step, _race, _processes, _shards, _map, _bands, _halves, _grid, _broken)
 MEASURED = (_weighed, _peak, _timeline, _crossing)
-BEYOND = (_owned, _gathered)
+BEYOND = (_owned, _gathered, _machines)
 ICONS: Mapping[int, Callable[[Axes, float, float], None]] = dict(enumerate(DRAWN + MEASURED + BEYOND))

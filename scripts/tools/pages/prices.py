@@ -15,8 +15,8 @@ from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import plan
 from distmuon.sharding.ledger import ring_bytes
 from muonbook.figures.style import MARGIN, MUTED, OPTIMIZERS, ROW, WIDTH, Block, box, card, in_bytes, put
-from muonbook.measure.model_shapes import MODELS
-from muonbook.measure.planned_worlds import BUCKET_RULES, MOMENTUM_BYTES, TIMED_RULE, PlannedWorld
+from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.planned_worlds import BUCKET_RULES, MOMENTUM_BYTES, TIMED_RULE, PlannedWorld
 
 WORLD, WAYS = 64, 8
 MODEL = MODELS["moonlight"]

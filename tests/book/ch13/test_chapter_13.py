@@ -21,8 +21,8 @@ from muonbook.ch13.memory_tables import MemoryPlan, plan_memory, share_of_matric
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
 from muonbook.measure import results
 from muonbook.measure.baselines import BASELINES, admitted
-from muonbook.measure.model_shapes import MODELS
 from muonbook.measure.workload import SHAPES
+from muonbook.planner.model_shapes import MODELS
 
 WORKER = str(worlds.ROOT / "scripts" / "13_memory.py")
 TABLES = [getattr(memory_tables, f"{name}_lines") for name in ("saving", "update", "bucket", "published", "batch")]

@@ -11,9 +11,9 @@ from helpers_math import message
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch15.cost_fit import Constants, Point, fit, points
-from muonbook.ch15.cost_model import Collective, LinkCost, collective_seconds, collectives_of, hops, step_seconds
 from muonbook.ch15.without_communication import GroupWithoutCommunication, trainer_without_communication
 from muonbook.measure.workload import SHAPES
+from muonbook.planner.cost_model import Collective, LinkCost, collective_seconds, collectives_of, hops, step_seconds
 
 LINK = LinkCost(alpha_seconds=0.5, bytes_per_second=100.0)
 KNOWN = Constants(alpha=1e-3, copying=4e-9, ring=1.05, exchange=1.4)

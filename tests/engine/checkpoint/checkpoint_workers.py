@@ -15,8 +15,10 @@ import pytest
 import torch
 from optimizer_cases import Case, Weight, cut, made_up, several, whole_shape, whole_start
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
-from distmuon.checkpoint import folders, storage
+from distmuon.checkpoint import folders, runs, storage
 from distmuon.conformance.placements import held
 from distmuon.launch import World
 from distmuon.muonw.optimizer import MuonW
@@ -210,3 +212,45 @@ def damaged_for_one(world: World, folder: str) -> str:
         assert all(torch.equal(a, local(p)) for a, p in zip(before, model.parameters(), strict=True))
         return str(error).replace(str(Path(folder).parent), "")
     return "nothing"
+
+
+def newest(world: World, run: str) -> tuple[int, float]:
+    """Load the newest checkpoint of a run; return its step, and how many steps AdamW has made in it."""
+    model, optimizer = small()
+    step = runs.load_newest(run, model, optimizer).step
+    return step, next(state["step"].item() for state in optimizer.state.values() if "step" in state)
+
+
+def make_and_save_after_an_evaluation(world: World, folder: str) -> tuple[bool, bool]:
+    """Wrap a model, evaluate it, and only then make an optimizer, train and save, evaluating before each; return
+    whether every parameter has moved, and whether the model saved is the model trained."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+    fully_shard(model[0])
+    fully_shard(model)
+    x = torch.ones(2, 4)
+
+    def evaluate() -> Tensor:
+        with torch.no_grad():
+            return model(x)
+
+    evaluate()
+    optimizer = MuonW(model)
+    before = [whole(p) for p in model.parameters()]
+    for _ in range(2):
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    moved = all(not torch.equal(a, whole(p)) for a, p in zip(before, model.parameters(), strict=True))
+    after = evaluate()
+    folders.save(folder, model, optimizer)
+    with torch.no_grad():
+        for p in optimizer.param_groups[0]["params"]:
+            p.zero_()
+    folders.load(folder, model, optimizer)
+    return moved, torch.equal(evaluate(), after)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a copy of the whole of a tensor. Collective."""
+    return tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor.detach().clone()

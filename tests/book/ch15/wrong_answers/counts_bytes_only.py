@@ -1,5 +1,5 @@
 # expect: on cluster 1 your grid (2, 4) communicates 1.3 times as long as the best
-from muonbook.ch15.cost_model import LinkCost, step_seconds
+from muonbook.planner.cost_model import LinkCost, step_seconds
 
 
 def choose_grid(probe, grids):

@@ -1,5 +1,5 @@
 # expect: on cluster 2 your grid
-from muonbook.ch15.cost_model import hops
+from muonbook.planner.cost_model import hops
 
 
 def choose_grid(probe, grids):

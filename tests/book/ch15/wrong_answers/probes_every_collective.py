@@ -1,5 +1,5 @@
 # expect: over budget: 48 probes of cluster 1, and 4 are enough
-from muonbook.ch15.cost_model import LinkCost, step_seconds
+from muonbook.planner.cost_model import LinkCost, step_seconds
 
 
 def choose_grid(probe, grids):

@@ -13,12 +13,17 @@ first in the map, as `routing.split_parameters` has them. Pure Python: no torch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
 
+from distmuon.launch import UsageError
 from distmuon.sharding.layout import ParamSpec
 
+MOST = 1_000_000  # in a field of one's own shape
 VOCABULARY_MULTIPLE = 128  # times T: Megatron-LM's --make-vocab-size-divisible-by
 
 
@@ -97,9 +102,7 @@ class Shape:
             raise ValueError(
                 f"{self.title} has {self.heads} heads, {self.key_heads} of keys: not to be cut over T={tp}."
             )
-        weights = sorted(self.weights(), key=lambda weight: not weight.muon)  # stable
-        specs = [ParamSpec(w.name, _local(w, tp), dtype, w.cut) for w in weights]
-        return specs, [index for index, weight in enumerate(weights) if weight.muon]
+        return local_specs(self.weights(), tp, dtype)
 
     @cached_property
     def parameters(self) -> int:
@@ -159,6 +162,13 @@ class Shape:
         return [Weight(f"{name}.{part}", (self.width,), None, False) for part in parts]
 
 
+def local_specs(weights: Iterable[Weight], tp: int, dtype: str = "bfloat16") -> tuple[list[ParamSpec], list[int]]:
+    """Return these weights as TP-local parameters, Muon's first, and the indices of Muon's."""
+    ordered = sorted(weights, key=lambda weight: not weight.muon)  # stable
+    specs = [ParamSpec(w.name, _local(w, tp), dtype, w.cut) for w in ordered]
+    return specs, [index for index, weight in enumerate(ordered) if weight.muon]
+
+
 def _local(weight: Weight, tp: int) -> tuple[int, ...]:
     if weight.cut is None:
         return weight.shape
@@ -194,4 +204,65 @@ MODELS: dict[str, Shape] = {
         "GPT-3 175B", "Brown et al. 2020, Table 2.1; built as GPT-2", layers=96, width=12288, heads=96, key_heads=96,
         mlp=49152, vocabulary=50257, context=2048, gated=False, classic=True, tied=True,
     ),
+    "llama2_7b": Shape(
+        "Llama 2 7B", "meta-llama/llama-models, models/sku_list.py (11008 = 8/3 x 4096 up to 256s)", layers=32,
+        width=4096, heads=32, key_heads=32, mlp=11008, vocabulary=32000, context=4096,
+    ),
+    "kimi_k2": Shape(
+        "Kimi K2's sizes", "config.json (Moonshot AI 2025), with attention as in Moonlight",
+        layers=61, width=7168, heads=64, key_heads=64, mlp=18432, vocabulary=163840, context=4096,
+        experts=Experts(routed=384, active=8, width=2048, shared=2048, dense_layers=1),
+        latent=Latent(rank=512, rotary=64),
+    ),
 }  # fmt: skip
+SURVEYED = ("gpt2", "llama3_8b", "moonlight", "llama3_70b", "gpt3_175b")  # of them, what chapters 13 and 15 look at
+
+
+# ---- One's own ------------------------------------------------------------------------------------------------
+
+
+def find_shape(name: str) -> Shape:
+    """Return the model of that name, or the one that a .toml file describes, by the names of Shape's fields.
+
+    Its tables [experts] and [latent] have the fields of Experts and Latent. Raises UsageError, naming what is wrong.
+    """
+    if not name.endswith(".toml"):
+        if name not in MODELS:
+            raise UsageError(f"--model {name}: choose one of {', '.join(MODELS)}, or the path of a .toml file.")
+        return MODELS[name]
+    try:
+        told = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--model {name}: cannot be read ({error.strerror}); name a file that is there.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--model {name}: is no TOML ({error}); mend it.") from error
+    told = {"title": Path(name).stem, "source": name} | told
+    parts = {field: kind for field, kind in (("experts", Experts), ("latent", Latent)) if field in told}
+    found = _read(Shape, told | {field: _read(kind, told[field], name) for field, kind in parts.items()}, name)
+    if found.experts and found.experts.active > found.experts.routed:
+        raise UsageError(
+            f"--model {name}: a token takes {found.experts.active} of {found.experts.routed} experts; mend it."
+        )
+    if found.width % found.heads:
+        raise UsageError(f"--model {name}: {found.heads} heads do not divide a width of {found.width}; mend one.")
+    return found
+
+
+def _read(kind: Any, told: Any, name: str) -> Any:
+    """Return an instance of a class from a TOML table with its fields."""
+    hints = get_type_hints(kind)
+    if not isinstance(told, dict):
+        raise UsageError(f"--model {name}: [{kind.__name__.lower()}] is {told!r}; make it a table.")
+    for field, value in told.items():
+        if field not in hints:
+            raise UsageError(f"--model {name}: there is no {field!r}; known are {', '.join(hints)}.")
+        wanted = hints[field]
+        if wanted in (int, bool, str) and type(value) is not wanted:
+            raise UsageError(f"--model {name}: {field} is {value!r}; it wants {wanted.__name__}.")
+        least = 0 if field == "dense_layers" else 1
+        if wanted is int and not least <= value <= MOST:
+            raise UsageError(f"--model {name}: {field} is {value:,}; it must be from {least} to {MOST:,}.")
+    optional = {field.name for field in fields(kind) if field.default is not MISSING} if is_dataclass(kind) else set()
+    if missing := [field for field in hints if field not in told and field not in optional]:
+        raise UsageError(f"--model {name}: {', '.join(missing)} is missing; add it.")
+    return kind(**told)

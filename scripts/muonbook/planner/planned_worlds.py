@@ -1,8 +1,9 @@
 """Layouts of worlds too large to start, really planned: every matrix, bucket and DP rank, and what a step sends there.
 
-`layout.plan` makes the map and `prediction.predict_step` the ledger, as for a run. What differs from rank to rank,
-TP gathers and Newton–Schulz, is found for all DP ranks at once: in a bucket a rank owns a run of consecutive matrices,
-so thousands of ranks fall into a few classes. Nothing is sampled.
+The strategy's own planner makes the map and `prediction.predict_step` the ledger, as for a run. What differs from rank
+to rank is found for all DP ranks at once: where shards are equal, a rank owns a run of consecutive matrices in a
+bucket, so thousands of ranks fall into a few classes. Nothing is sampled. `owned_worlds` has the strategies in which a
+matrix has one owner, `every_rank` what all ranks hold and send.
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
 from distmuon.optim.newton_schulz import flops
-from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.strategy_predictions import of_strategy
+from distmuon.verify.strategy_predictions import gather_cut_bound, momentum_bytes, of_strategy
 from muonbook.measure.formulas import mean_owners
-from muonbook.measure.model_shapes import Shape
+from muonbook.planner.model_shapes import Shape
 
 # Elements per bucket. Megatron-LM: megatron/core/distributed/distributed_data_parallel_config.py, `bucket_size`.
 BUCKET_RULES: dict[str, Callable[[int], int]] = {
     "ours": lambda dp: DEFAULT_BUCKET_SIZE,
     "megatron": lambda dp: max(40_000_000, 1_000_000 * dp),
+    "flat": lambda dp: FLAT,
 }
 TIMED_RULE = "megatron"  # of the worlds whose steps are timed
 MOMENTUM_BYTES = ITEM_BYTES["bfloat16"]  # per element that is gathered
+COMPUTE_BYTES = ITEM_BYTES["bfloat16"]  # per element in Newton–Schulz
 
 
 class Load(NamedTuple):
@@ -54,12 +59,18 @@ class Matrix(NamedTuple):
     owners: range
     load: Load
 
+    @property
+    def slice(self) -> slice:
+        """Its owners among all DP ranks."""
+        return slice(self.owners.start, self.owners.stop)
+
 
 @dataclass(frozen=True)
 class PlannedWorld:
     """One model on one DP x TP grid under one bucket rule. muon: indices of Muon's matrices in `layout.specs`.
 
-    shape: None for a layout of loose matrices, which can be counted but not timed.
+    shape: None for a part of a model, or loose matrices, which can be counted but not timed by themselves.
+    strategy: "gather_all" or "gather_cut" here; `owned_worlds` has the others.
     """
 
     shape: Shape | None
@@ -67,6 +78,7 @@ class PlannedWorld:
     tp: int
     layout: Layout
     muon: frozenset[int]
+    strategy: str = "gather_all"
 
     @cached_property
     def matrices(self) -> list[tuple[Bucket, list[Matrix]]]:
@@ -100,23 +112,47 @@ class PlannedWorld:
         for _, rows in self.matrices:
             sums = list(accumulate((row.load for row in rows), Load.plus, initial=IDLE))
             loads = {sums[high].plus(sums[low], -1) for _, low, high in _runs(rows)}
-            found[_undominated(loads)] += 1
+            found[undominated(loads)] += 1
         return found
 
-    def total_load(self) -> tuple[Load, Load]:
-        """Return (mean over DP ranks, largest of each over DP ranks) of a whole step."""
+    def rank_loads(self) -> list[list[float]]:
+        """Return calls, bytes sent and operations of a whole step, each a list over DP ranks; TP ranks are alike."""
         steps: list[list[float]] = [[0] * (self.dp + 1) for _ in Load._fields]
         for _, rows in self.matrices:
             for row in rows:
                 for column, amount in zip(steps, row.load, strict=True):
                     column[row.owners.start] += amount
                     column[row.owners.stop] -= amount
-        ranks = [list(accumulate(column[:-1])) for column in steps]
-        return Load(*(sum(column) / self.dp for column in ranks)), Load(*map(max, ranks))
+        return [list(accumulate(column[:-1])) for column in steps]
 
-    def ledger(self, dp_rank: int = 0, muon: bool = True) -> Ledger:
-        """Return what the ranks with this `dp_rank` send in one step, with Muon or with AdamW for everything."""
-        return predict_step(self.layout, self.tp, dp_rank, self.muon if muon else ())
+    def total_load(self) -> tuple[Load, Load]:
+        """Return (mean over ranks, largest of each over ranks) of a whole step."""
+        ranks = self.rank_loads()
+        return Load(*(sum(column) / len(column) for column in ranks)), Load(*map(max, ranks))
+
+    def momentum_sent(self) -> list[np.ndarray]:
+        """Return what every DP rank sends to make TP-local matrices whole, [D] int64 bytes, bucket by bucket."""
+        if self.strategy == "gather_cut":
+            return [self._cut_sent(bucket, rows) for bucket, rows in self.matrices]
+        sizes = [ring_bytes("all_gather", bucket.padded * MOMENTUM_BYTES, self.dp) for bucket, _ in self.matrices]
+        return [np.full(self.dp, size, np.int64) for size in sizes]
+
+    def _cut_sent(self, bucket: Bucket, rows: Sequence[Matrix]) -> np.ndarray:
+        """Return what pieces of cut matrices weigh on the way to all their other owners, [D] bytes."""
+        sent = np.zeros(self.dp, np.int64)
+        for row in (row for row in rows if len(row.owners) > 1):
+            sent[row.slice] += MOMENTUM_BYTES * (len(row.owners) - 1) * self._pieces(bucket, row)
+        return sent
+
+    def _pieces(self, bucket: Bucket, row: Matrix) -> np.ndarray:
+        """Return how many elements of a matrix each of its owners has, [owners]."""
+        where = self.layout.global_ranges[row.place].relative_to(bucket.offset)
+        ends = bucket.shard_size * np.arange(row.owners.start, row.owners.stop + 1, dtype=np.int64)
+        return np.diff(np.clip(ends, where.start, where.end))
+
+    def ledger(self, dp_rank: int = 0, muon: bool = True, tp_rank: int = 0) -> Ledger:
+        """Return what the rank (`dp_rank`, `tp_rank`) sends in one step, with Muon or with AdamW for everything."""
+        return predict_step(self.layout, self.tp, dp_rank, self.muon if muon else (), self.strategy, tp_rank=tp_rank)
 
     # ---- In one number -------------------------------------------------------------------------------------
 
@@ -162,16 +198,30 @@ class PlannedWorld:
     @property
     def transient_bytes(self) -> int:
         """Bound of what a step allocates besides, on the worst rank, with bf16 arithmetic: see the strategy's own."""
+        if self.strategy == "gather_cut":
+            return max((self._cut_bytes(bucket, rows) for bucket, rows in self.matrices), default=0)
         worst, allocates = 0, of_strategy("gather_all").allocates
         for bucket, rows in self.matrices:
-            cut = [self.layout.specs[row.place].tp_split_dim is not None for row in rows]
-            wholes = [row.numel * (self.tp if is_cut else 1) for row, is_cut in zip(rows, cut, strict=True)]
+            wholes = [self.layout.specs[row.place].gathered_numel(self.tp) for row in rows]
             sizes = {(sum(wholes[low:high]), max(wholes[low:high])): rank for rank, low, high in _runs(rows)}
             alone = _alone(self.layout, bucket)
-            for size in _undominated(sizes):
-                found = allocates(alone, self.muon, self.tp, sizes[size], None, 2)
-                worst = max(worst, found)
+            for size in undominated(sizes):
+                worst = max(worst, allocates(alone, self.muon, self.tp, sizes[size], None, COMPUTE_BYTES))
         return worst
+
+    def _cut_bytes(self, bucket: Bucket, rows: Sequence[Matrix]) -> int:
+        """Return gather_cut's bound for one bucket, on the rank for which it is largest."""
+        packed = self._cut_sent(bucket, rows) // MOMENTUM_BYTES
+        pieces, local, whole, largest = np.zeros((4, self.dp), np.int64)
+        for row in rows:
+            spec, mine = self.layout.specs[row.place], row.slice
+            pieces[mine] += self._pieces(bucket, row)
+            local[mine] += spec.numel
+            whole[mine] += spec.gathered_numel(self.tp)
+            largest[mine] = np.maximum(largest[mine], spec.gathered_numel(self.tp))
+        sizes = momentum_bytes(self.layout, bucket, None)
+        ranks = np.unique(np.stack([pieces, packed, local, whole, largest]), axis=1).T.tolist()
+        return max(gather_cut_bound(b, s, own, (f, most), sizes, COMPUTE_BYTES) for b, s, own, f, most in ranks)
 
 
 def plan_world(shape: Shape, dp: int, tp: int, bucket_size: int) -> PlannedWorld:
@@ -207,7 +257,7 @@ def _runs(rows: Sequence[Matrix]) -> Iterator[tuple[int, int, int]]:
         yield first, low, high
 
 
-def _undominated(rows: Iterable[tuple]) -> tuple:
+def undominated(rows: Iterable[tuple]) -> tuple:
     """Return the rows, each once, that no other row equals or exceeds in every column; largest first."""
     kept: list[tuple] = []
     for row in sorted(set(rows), reverse=True):

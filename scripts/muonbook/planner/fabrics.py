@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from muonbook.ch15.cost_model import LinkCost
+from muonbook.planner.cost_model import LinkCost
 
 NODE = 8  # ranks
 
@@ -65,10 +65,23 @@ class Fabric:
 
     def links(self, dp: int, tp: int) -> dict[str, LinkCost]:
         """Return the link of each group on a dp x tp grid: "dp", "tp" and "world"."""
-        return {"dp": self._link(dp, tp), "tp": self._link(tp, 1), "world": self._link(dp * tp, 1)}
+        return {"dp": self.ring(dp, tp), "tp": self.ring(tp, 1), "world": self.ring(dp * tp, 1)}
 
-    def _link(self, size: int, stride: int) -> LinkCost:
-        """Return the link of a group of `size` ranks, `stride` apart, while all groups like it send."""
+    def exchange(self, size: int, stride: int) -> LinkCost:
+        """Return the link of an all-to-all in a group of `size` ranks, `stride` apart, while all ranks exchange.
+
+        What a rank sends to others of its node stays inside. The rest leaves it, and all ranks of a node share the way.
+        """
+        together = max(1, min(size, self.node // stride))
+        if together >= size:
+            return self.inside
+        outside = size - together
+        hops = (together - 1) * self.inside.alpha_seconds + outside * self.between.alpha_seconds
+        rate = self.between.bytes_per_second / self.node * (size - 1) / outside
+        return LinkCost(hops / (size - 1), min(rate, self.inside.bytes_per_second) if together > 1 else rate)
+
+    def ring(self, size: int, stride: int) -> LinkCost:
+        """Return the link of a ring of `size` ranks, `stride` apart, while all groups like it send."""
         together = max(1, min(size, self.node // stride))  # of its ranks in one node
         nodes = -(-size // together)
         if nodes == 1:
@@ -96,3 +109,18 @@ FABRICS: dict[str, Fabric] = {
 
 ONE_AT_A_TIME = {f"{name} x {by:g}": Factors(**{name: by}) for name in Factors._fields for by in (0.5, 2.0)}
 CORNERS = [Factors(i, b, a, f) for i in (0.5, 2) for b in (0.5, 2) for a in (0.5, 2) for f in (0.5, 2)]
+
+
+class Device(NamedTuple):
+    """What computes: bytes of memory, and operations per second at its peak, dense, in bf16."""
+
+    title: str
+    memory_bytes: float
+    peak_flops: float
+
+
+DEVICES: dict[str, Device] = {
+    "a100": Device("A100 80 GB", 80e9, 312e12),  # NVIDIA, A100 datasheet
+    "h100": Device("H100 80 GB", 80e9, PEAK_FLOPS),  # NVIDIA, H100 SXM datasheet
+    "h200": Device("H200 141 GB", 141e9, PEAK_FLOPS),  # NVIDIA, H200 datasheet
+}

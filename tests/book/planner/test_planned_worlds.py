@@ -16,13 +16,13 @@ from distmuon.optim.routing import split_parameters
 from distmuon.sharding.grid import Grid
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.strategy_predictions import of_strategy
-from muonbook.ch15.cost_model import collectives_of, step_seconds
-from muonbook.ch15.link_costs import CORNERS, FABRICS, NODE, Factors
 from muonbook.ch15.planned_steps import TimedWorld, best, robustness, seconds, square_cost, sweet_spot
 from muonbook.ch15.worlds_survey import gather_cut_340m, moonlight, reported_world, survey
-from muonbook.measure.model_shapes import MODELS
-from muonbook.measure.planned_worlds import BUCKET_RULES, Load, PlannedWorld, grids, plan_world
 from muonbook.measure.workload import Workload
+from muonbook.planner.cost_model import collectives_of, step_seconds
+from muonbook.planner.fabrics import CORNERS, FABRICS, NODE, Factors
+from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.planned_worlds import BUCKET_RULES, Load, PlannedWorld, grids, plan_world
 
 SMALL = [
     ("gpt2", 16, 4, 3_000_000),

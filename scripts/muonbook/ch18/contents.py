@@ -1,0 +1,53 @@
+"""What a run has left in its folder: how far it came, and its checkpoints, compared to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distmuon.checkpoint import runs, storage
+
+STEP = re.compile(r'\{"step": (\d+)')  # how a line of metrics.jsonl begins
+
+
+class Contents(NamedTuple):
+    """What is in a checkpoint, wherever in its files. pieces: (tensor, where the piece begins) -> sha256."""
+
+    pieces: dict[tuple[str, tuple[int, ...]], str]
+    notes: dict[str, Any]
+
+
+def contents(checkpoint: Path) -> Contents:
+    """Return what is in a checkpoint; a run that has begun anew writes the same tensors in another order."""
+    manifest = storage.read_manifest(checkpoint)
+    files = {name: (checkpoint / name).read_bytes() for name in manifest["files"]}
+    pieces = {
+        (name, tuple(offsets)): hashlib.sha256(files[file][start : start + length]).hexdigest()
+        for name, tensor in manifest["tensors"].items()
+        for offsets, _, file, start, length in tensor["chunks"]
+    }
+    return Contents(pieces, manifest["notes"])
+
+
+def reached(run: Path) -> int:
+    """Return the last step of which a run has kept an observation; 0 if there is none."""
+    file = run / "metrics.jsonl"
+    found = STEP.findall(file.read_text()) if file.exists() else []
+    return int(found[-1]) if found else 0
+
+
+def last_loss(run: Path) -> float:
+    """Return the loss of the last step that was observed, in nats per token."""
+    return float(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["scalars"]["loss"])
+
+
+def same_end(run: Path, other: Path) -> bool:
+    """Say whether two runs have the same last checkpoint, to the bit, and nothing half-written or half-removed."""
+    ends = [runs.saved_steps(folder)[:1] for folder in (run, other)]
+    if [] in ends or ends[0] != ends[1] or any(path.name.startswith(".") for path in run.iterdir()):
+        return False
+    ours, theirs = (contents(runs.at_step(folder, *end)) for folder, end in zip((run, other), ends, strict=True))
+    return ours == theirs

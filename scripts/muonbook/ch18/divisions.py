@@ -1,0 +1,77 @@
+"""Worlds divided in every way, and each way really planned: what the puzzle looks up, and what the slider shows.
+
+Deterministic, and no process is started; a minute or two, so the results are stored (book/results/divisions.json).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from distmuon.launch import UsageError
+from muonbook.planner.model_shapes import find_shape
+from muonbook.planner.search import search
+from muonbook.planner.stages import Degrees, all_degrees
+from muonbook.planner.world_plan import WorldPlan, WorldSetting
+
+WORLDS = (("moonlight", 64), ("llama3_70b", 512), ("kimi_k2", 1024))  # of the puzzle
+QUICK = WORLDS[:2]
+MODEL = "kimi_k2"  # on the slider
+SIZES = tuple(1 << n for n in range(7, 14))  # ranks: 128 to 8,192
+
+
+def survey(quick: bool = False) -> dict[str, Any]:
+    """Return every division of the puzzle's worlds, and the best plan for the slider's model in every size of world."""
+    worlds = [_divided(model, ranks) for model, ranks in (QUICK if quick else WORLDS)]
+    return {"worlds": worlds, "sizes": [_best(ranks) for ranks in (SIZES[-1:] if quick else SIZES)]}
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """Return the survey in a line for each world."""
+    told = []
+    for world in found["worlds"]:
+        fitting = [row for row in world["divisions"] if row["bytes"] <= world["room"]]
+        told.append(f"{world['title']}, {world['ranks']:,} ranks: {len(fitting)} of {len(world['divisions'])} fit")
+    for size in found["sizes"]:
+        best = f"{size['degrees']}, {size['step_seconds']:.3g} s" if size["degrees"] else "nothing fits"
+        told.append(f"{size['title']}, {size['ranks']:,} ranks: {best}")
+    return told
+
+
+def _divided(model: str, ranks: int) -> dict[str, Any]:
+    setting = WorldSetting(find_shape(model), Degrees(0))
+    rows = [
+        {"degrees": list(plan.setting.degrees), "bytes": round(plan.fullest[2]), "seconds": _short(plan.step_seconds)}
+        for plan in _plans(setting, ranks)
+    ]
+    return {"title": setting.shape.title, "ranks": ranks, "room": setting.device.memory_bytes, "divisions": rows}
+
+
+def _plans(setting: WorldSetting, ranks: int) -> Iterator[WorldPlan]:
+    """Yield a plan for every division that the model and the batch permit."""
+    for degrees in all_degrees(setting.shape, ranks, setting.network.node):
+        if (asked := replace(setting, degrees=degrees)).micro_batches >= 1:
+            yield WorldPlan(asked)
+
+
+def _best(ranks: int) -> dict[str, Any]:
+    """Return the quickest plan that fits, in numbers; without a division where none does."""
+    setting = WorldSetting(find_shape(MODEL), Degrees(0))
+    place = {"title": setting.shape.title, "ranks": ranks, "room": setting.device.memory_bytes}
+    try:
+        plan = search(setting, ranks).plans[0]
+    except UsageError:
+        return place | {"degrees": None}
+    return place | {
+        "degrees": str(plan.setting.degrees),
+        "held": {kind: round(size) for kind, size in plan.held.items()},
+        "step_seconds": _short(plan.step_seconds),
+        "seconds": {name: _short(took) for name, took in plan.seconds.items()},
+        "of_the_peak": _short(plan.model_flops_share),
+    }
+
+
+def _short(value: float) -> float:
+    """Return a number with four digits, for the assumptions hold for fewer."""
+    return float(f"{value:.4g}")

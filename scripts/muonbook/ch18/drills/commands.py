@@ -1,0 +1,99 @@
+"""Drills in which the command itself is told to stop, or killed, and one in which torchrun meets its own past."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from distmuon.launch import processes
+from distmuon.models.run_settings import RunSettings
+from muonbook.ch18 import contents
+from muonbook.ch18.drills.faults import HELD
+from muonbook.ch18.drills.ground import EVERY, LONGEST, RANKS, STEPS, TIMEOUT, DrillGround, Row, words_of
+from muonbook.ch18.drills.ranks import AGAIN, AT_ONCE
+
+WHERE = "the command"
+PROGRAM = "muonbook.ch18.drills.faults"
+HELD_AT = 7  # the step in which rank 0 waits for what is to come
+SIGNALS = {  # drill -> what is done, the signal, the exit code, the steps that are lost
+    "asked to stop": ("SIGTERM, as from a scheduler", signal.SIGTERM, 128 + signal.SIGTERM, 0),
+    "interrupted": ("Ctrl-C", signal.SIGINT, 128 + signal.SIGINT, 0),
+    "killed as a whole": ("SIGKILL to the launcher alone", signal.SIGKILL, -signal.SIGKILL, HELD_AT - 1 - EVERY),
+}
+
+
+def begin(command: list[str], run: Path, faults: str) -> subprocess.Popen[bytes]:
+    """Start the command with faults; what it prints goes to a file beside the run."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3]), "FAULTS": faults}
+    with open(run.parent / "log", "ab") as log:
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            preexec_fn=processes.end_with_parent,
+        )  # fmt: skip
+
+
+def wait_for(ground: DrillGround, true: Callable[[], object], what: str) -> None:
+    """Wait until `true()`. Raises DrillFailed when that takes too long."""
+    deadline = time.monotonic() + LONGEST
+    while not true():
+        ground.expect(time.monotonic() < deadline, f"waited for {what} in vain")
+        time.sleep(0.02)
+
+
+def play_signal(ground: DrillGround, name: str) -> Row:
+    """Signal the command in the middle of a step; no process of it may be left, and the same command goes on."""
+    done, number, code, lost = SIGNALS[name]
+    run = ground.begin(name)
+    command = [sys.executable, "-m", PROGRAM, "--dp", str(RANKS), *_options(ground, name)]
+    running = begin(command, run, f"hold step {HELD_AT} 0")
+    held = run.parent / HELD.format(HELD_AT)
+    wait_for(ground, lambda: held.exists() or running.poll() is not None, f"step {HELD_AT}")
+    ground.expect(held.exists(), f"ended too early:\n{(run.parent / 'log').read_text()}")
+    ranks = processes.descendants(running.pid)
+    os.kill(running.pid, number)
+    ground.expect(running.wait(LONGEST) == code, f"exit code {running.returncode}, not {code}")
+    wait_for(ground, lambda: not set(ranks) & set(processes.running()), "its processes to end")
+    said = (run.parent / "log").read_text()
+    stopped = rf"stopped after step {HELD_AT} of {STEPS}; saved in run; the same command goes on"
+    seen = f"exit code {code}" if code < 0 else ground.seen(stopped, said.replace(str(run), "run"))
+    reached = contents.reached(run)
+    again = ground.finish(name)
+    ground.expect(reached - again.first == lost, f"{reached - again.first} steps were lost, not {lost}")
+    return Row(name, WHERE, done, seen, AT_ONCE, lost, AGAIN, ground.end(name))
+
+
+def play_stale_rendezvous(ground: DrillGround, name: str) -> Row:
+    """Let torchrun meet in a file that an earlier run, which failed, has left: it is told that all is over."""
+    run = ground.begin(name)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--max-restarts", "0"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-id", "training"]
+    torchrun += ["--rdzv-endpoint", str(run.parent / "meeting"), "-m", PROGRAM, *_options(ground, name)]
+    for _ in range(2):
+        code = begin(torchrun, run, f"kill step {HELD_AT} 1").wait(LONGEST)
+        ground.expect(code == 1, f"exit code {code}, not 1")
+    said = (run.parent / "log").read_text()
+    ground.expect(said.count("RendezvousClosedError") > 0, f"the second start did not fail of the file:\n{said}")
+    reached = contents.reached(run)
+    again = ground.finish(name)
+    return Row(
+        name, WHERE, "torchrun meets in the file that a failed run has left", "RendezvousClosedError", AT_ONCE,
+        reached - again.first, "with another --rdzv-id, or none of that file", ground.end(name),
+    )  # fmt: skip
+
+
+def _options(ground: DrillGround, name: str) -> list[str]:
+    usual = asdict(RunSettings())
+    chosen = {option: value for option, value in asdict(ground.settings(name)).items() if value != usual[option]}
+    return words_of({"timeout": TIMEOUT} | chosen)
+
+
+DRILLS: dict[str, Callable[[DrillGround, str], Row]] = {
+    **dict.fromkeys(SIGNALS, play_signal),
+    "a stale rendezvous file": play_stale_rendezvous,
+}

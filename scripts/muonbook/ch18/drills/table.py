@@ -1,0 +1,103 @@
+"""All drills, and the table of what came of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from distmuon import launch
+from distmuon.launch import session
+from muonbook.ch18 import contents, outages
+from muonbook.ch18.cluster import Cluster
+from muonbook.ch18.drills import commands, files, ranks
+from muonbook.ch18.drills.ground import SAME, TIMEOUT, DrillFailed, DrillGround, Row
+from muonbook.ch18.drills.ranks import AT_ONCE, AT_TIMEOUT, BY_ITSELF
+
+ALL = "all"
+WHERE = "a machine"
+STAYS_AWAY, JOINS = "a machine does not come back", "a machine joins"
+ON_GROUND = {**dict.fromkeys(ranks.DRILLS, ranks.play), **files.DRILLS, **commands.DRILLS}
+NAMES = (*ON_GROUND, *outages.OUTAGES, STAYS_AWAY, JOINS)
+
+
+def asked_for(name: str) -> list[str]:
+    """Return the drills of this name, or all. Raises UsageError for one that there is not."""
+    if name != ALL and name not in NAMES:
+        raise launch.UsageError(f"--drill {name}: there is no such drill; there are {', '.join(NAMES)}, and {ALL}.")
+    return list(NAMES) if name == ALL else [name]
+
+
+def rows_of(names: Sequence[str], apart: bool) -> Iterator[Row]:
+    """Play the drills; yield what came of each. apart: machines have networks of their own; else no cable is pulled.
+
+    Raises DrillFailed, naming it, where something went otherwise than it must.
+    """
+    with tempfile.TemporaryDirectory(prefix="drills-", dir=session.directory()) as home:
+        if here := [name for name in ON_GROUND if name in names]:
+            ground = DrillGround(Path(home))
+            for name in here:
+                yield ON_GROUND[name](ground, name)
+        if there := [n for n, outage in outages.OUTAGES.items() if n in names and (apart or not outage.cable)]:
+            yield from _on_machines(Path(home) / "machines", there, apart)
+        if {STAYS_AWAY, JOINS} & set(names):
+            yield from (row for row in _on_fewer(Path(home) / "fewer", apart) if row.drill in names)
+
+
+def stored(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the table as a results file holds it."""
+    return {"timeout": TIMEOUT, "drills": [row._asdict() for row in rows]}
+
+
+def line(row: Row) -> str:
+    """Return a row in short."""
+    return f"{row.drill:46} {row.when:22} {row.lost:2} lost   {row.end}"
+
+
+def details(row: Row) -> str:
+    """Return what `line` leaves out."""
+    after = "" if row.after is None else f", after {row.after:.2f} timeouts"
+    return f"  done: {row.done}\n  seen: {row.seen}{after}\n  goes on: {row.goes_on}"
+
+
+# ---- Machines ---------------------------------------------------------------------------------------------
+
+
+def _on_machines(folder: Path, names: list[str], apart: bool) -> Iterator[Row]:
+    """Let one training meet with all of that; its end decides for every row."""
+    cluster = Cluster(folder / "cluster", ranks=1, timeout=TIMEOUT, apart=apart)
+    outages.prepare(cluster, len(names))
+    undisturbed = outages.undisturbed(cluster, folder / "one machine")
+    with cluster:
+        cluster.start()
+        passed = list(outages.go_through(cluster, names))
+        _end(cluster, undisturbed)
+    for one in passed:
+        seen, when = f"{one.outage.notices}: {one.seen}", AT_TIMEOUT if one.outage.late and apart else AT_ONCE
+        yield Row(one.name, WHERE, one.outage.done, seen, when, one.lost, BY_ITSELF, SAME, one.after)
+
+
+def _on_fewer(folder: Path, apart: bool) -> Iterator[Row]:
+    """Let a machine stay away, and come back in the midst of what the other does alone."""
+    cluster = Cluster(folder / "cluster", ranks=1, nodes="1:2", timeout=TIMEOUT, apart=apart)
+    outages.prepare_for_fewer(cluster)
+    planned = outages.with_fewer_undisturbed(cluster, folder / "one machine")
+    with cluster:
+        cluster.start()
+        alone, together = outages.with_fewer(cluster)
+        _end(cluster, planned)
+    as_planned = f"{SAME}, of the same numbers of ranks"
+    for drill, done, seen, when, lost in (
+        (STAYS_AWAY, "b is switched off for long (--nnodes 1:2)", f"gone on from step {alone}, on one machine",
+         AT_TIMEOUT if apart else AT_ONCE, outages.LEAVES - 1 - alone),
+        (JOINS, "b is switched on while a trains alone", f"gone on from step {together}, on both", AT_ONCE,
+         outages.RETURNS - together),
+    ):  # fmt: skip
+        yield Row(drill, WHERE, done, seen, when, lost, BY_ITSELF, as_planned)
+
+
+def _end(cluster: Cluster, other: Path) -> None:
+    codes = cluster.wait_for_end()
+    if set(codes) != {0} or not contents.same_end(cluster.run, other):
+        raise DrillFailed(f"the machines, with exit codes {codes}, did not end where one machine does")

@@ -1,0 +1,150 @@
+"""Two machines train, one dies, both begin again at the last checkpoint: what time went into, step by step.
+
+A row is a rank, a column a step's worth of time. What was done and lost turns grey. Which steps are saved, lost and
+done again follows from three numbers; nothing is drawn by hand.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from muonbook.figures.player import Frame
+from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, TEXT, WIDTH
+
+from muonbook.figures.style import box, dp_colour, page, put  # isort: skip
+
+STEPS, SAVE_EVERY, DIES_IN = 10, 4, 7
+MACHINES, RANKS = "ab", 4  # ranks of each machine
+WAITING, MEETING = "waits", "meets"  # what a column holds where it is no step
+LEFT, STRIP, GAP, DISK = 80.0, 13.0, 16.0, 34.0  # of the first column; a rank's row; between machines; the disk's row
+
+
+class OutageScene(NamedTuple):
+    """One frame: how many columns of the story have passed, and what to say."""
+
+    passed: int
+    title: str
+    caption: str
+
+
+def story() -> list[int | str]:
+    """Return what each column of time holds: a step, or what is none."""
+    saved = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY
+    return [*range(1, DIES_IN + 1), WAITING, MEETING, *range(saved + 1, STEPS + 1)]
+
+
+def scenes() -> list[OutageScene]:
+    """Return the frames' contents, in order."""
+    saved, death = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY, DIES_IN
+    again = death + 2  # the first column after the meeting
+    lost = [str(step) for step in range(saved + 1, DIES_IN)]
+    return [
+        OutageScene(
+            saved,
+            "One training, two machines",
+            "Four ranks on each. Every few steps they save whole tensors to a disk that both machines see: here after "
+            f"step {saved}.",
+        ),
+        OutageScene(
+            death - 1, "A thread writes, training goes on", "Saving holds them up no longer than a copy takes."
+        ),
+        OutageScene(
+            death,
+            f"Machine b dies in step {DIES_IN}",
+            "Power, network, a memory error: one of its parts was due. Machine a is in a collective, and waits for "
+            "parcels that nobody will send.",
+        ),
+        OutageScene(
+            death + 1,
+            "Machine a hears of it",
+            "A process that dies closes its connections, and its peers fail at once. A machine that vanishes closes "
+            "nothing: they fail when the collective's timeout is over.",
+        ),
+        OutageScene(
+            again,
+            "Both begin again",
+            "A loop around torchrun starts it anew, on the old machine or a spare one. When all have met, they load "
+            f"step {saved}.",
+        ),
+        OutageScene(
+            again + len(lost),
+            f"Steps {' and '.join(lost)} once more",
+            "This is the whole loss: what was done since the last checkpoint.",
+        ),
+        OutageScene(
+            len(story()),
+            "The same end",
+            "A batch depends on its step alone. So the run ends at the bits of one that was never disturbed.",
+        ),
+    ]
+
+
+def frames_of_a_loss() -> list[Frame]:
+    """Return the frames of a machine's death and of what follows."""
+    return [_frame(scene) for scene in scenes()]
+
+
+def _frame(scene: OutageScene) -> Frame:
+    columns = story()[: scene.passed]
+    pitch = (WIDTH - MARGIN - LEFT) / len(story())
+    top_of = [42 + machine * (RANKS * STRIP + GAP) for machine in range(len(MACHINES))]
+    lost = _lost(columns)
+
+    def paint(axes: Axes, top: float) -> None:
+        put(axes, MARGIN, top, scene.title, bold=True, size=TEXT)
+        for machine in range(len(MACHINES)):
+            put(axes, MARGIN, top + top_of[machine] + RANKS * STRIP / 2 - 7, f"machine {MACHINES[machine]}")
+        for number, what in enumerate(columns):
+            x = LEFT + pitch * number
+            if isinstance(what, int):
+                put(axes, x + pitch / 2, top + 22, str(what), "center", color=MUTED)
+            for machine in range(len(MACHINES)):
+                _column(axes, x, top + top_of[machine], pitch, machine, what, number, number in lost)
+        y = top + top_of[-1] + RANKS * STRIP + GAP
+        put(axes, MARGIN, y + 4, "disk")
+        for number, what in enumerate(columns):
+            if _is_saved(what, number, columns):
+                box(axes, LEFT + pitch * number + 1, y, pitch - 2, 20, INK)
+                put(axes, LEFT + pitch * (number + 0.5), y + 3, str(what), "center", color="#FFFFFF", bold=True)
+
+    height = top_of[-1] + RANKS * STRIP + GAP + DISK
+    return Frame(page([(height, paint)]), _told(scene, columns, lost), scene.caption)
+
+
+def _column(
+    axes: Axes, x: float, y: float, pitch: float, machine: int, what: int | str, number: int, lost: bool
+) -> None:
+    """Paint what the ranks of a machine did in one column of time."""
+    dead = machine == 1 and DIES_IN - 1 <= number < DIES_IN + 1
+    for rank in range(RANKS):
+        place = (x + 1, y + STRIP * rank + 1, (pitch - 2) * (0.5 if dead and what == DIES_IN else 1), STRIP - 2)
+        if isinstance(what, int):
+            box(axes, *place, PADDING if lost else dp_colour(machine), ec="#FFFFFF", lw=0.5)
+        elif not dead:
+            box(axes, *place, "none", ec=dp_colour(machine), lw=1.0)
+    if dead and what == DIES_IN:
+        put(axes, x + pitch * 0.78, y + RANKS * STRIP / 2 - 9, "×", "center", bold=True, color=ACCENT, size=16)
+
+
+def _lost(columns: list[int | str]) -> set[int]:
+    """Return the columns whose steps were lost: those after the last save, once all have met again."""
+    if MEETING not in columns:
+        return set()
+    saved = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY
+    return set(range(saved, DIES_IN))
+
+
+def _is_saved(what: int | str, number: int, columns: list[int | str]) -> bool:
+    return isinstance(what, int) and (what % SAVE_EVERY == 0 or what == STEPS)
+
+
+def _told(scene: OutageScene, columns: list[int | str], lost: set[int]) -> str:
+    """Return the alt text: what each column holds."""
+    words = {WAITING: "machine a waits", MEETING: "both machines meet"}
+    told = [f"step {what}" if isinstance(what, int) else words[what] for what in columns]
+    saved = [str(what) for n, what in enumerate(columns) if _is_saved(what, n, columns)]
+    gone = f" Lost: steps {', '.join(str(columns[n]) for n in sorted(lost))}." if lost else ""
+    died = f" Machine b died in step {DIES_IN}." if len(columns) >= DIES_IN else ""
+    return f"{scene.title}. Time so far: {', '.join(told)}. Saved: {', '.join(saved)}.{died}{gone}"

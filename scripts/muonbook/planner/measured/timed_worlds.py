@@ -1,0 +1,169 @@
+"""What the ranks of the timed worlds do: entrants take training steps in turn, on the clock; and what a plan says of
+each before: operations, elements, messages and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distmuon.launch import World
+from distmuon.muonw.optimizer import MuonW
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.routing import groups_for
+from distmuon.optim.zero1_adamw import Zero1AdamW
+from distmuon.sharding.buffers import specs_of
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.ledger import Ledger, Traffic
+from distmuon.verify.counter import CollectiveCounter
+from muonbook.measure import turns
+from muonbook.measure.baselines import Trainer, shard_by_rows, sliced_model
+from muonbook.measure.workload import Workload, batches, pixels
+from muonbook.planner.cost_model import hops
+from muonbook.planner.measured.step_fit import YARDSTICK
+from muonbook.planner.owned_worlds import plan_part
+from muonbook.planner.parts.every_rank import Zero1Part
+from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
+from muonbook.planner.stages import BLOCK
+
+FLOAT32 = Dtypes("float32", "float32", "float32")
+SIDE, PRODUCTS = 192, 24  # of the fixed work
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one step asks of a rank.
+
+    passes, orthogonalizing: FLOPs of forward and backward, and of Newton–Schulz, the second the mean over ranks.
+    elements: that are reduced or updated. parameters: of the model. matrices: that the rank orthogonalizes. units:
+    gathers and reductions that FSDP2 makes. messages: one after the other. ring_bytes: that it sends in rings,
+    exchange_bytes: straight to others. ranks: of the world.
+    """
+
+    passes: float
+    orthogonalizing: float
+    elements: int
+    parameters: int
+    matrices: float
+    units: int
+    messages: int
+    ring_bytes: int
+    exchange_bytes: int
+    ranks: int
+
+
+def time_steps(world: World, workload: Workload, entrants: Sequence[str], rounds: int) -> dict[str, dict[str, Any]]:
+    """Let the entrants take training steps in turn for `rounds` rounds, after one that makes state and buckets.
+
+    Return per entrant this rank's "seconds", its "sent_bytes" as torch's dispatcher counted them, the
+    "predicted_bytes", and what the plan says it is "asked"; beside them YARDSTICK with "seconds" alone, of a piece of
+    work that is the same in every world: how fast a core is for a rank while all of them, and whoever else, compute.
+    """
+    grid = Grid.of(world)
+    data = batches(workload, pixels(grid, workload.context), world.dp, grid.dp.rank)
+    batch, found, trainers = next(data), dict[str, dict[str, Any]](), dict[str, Trainer]()
+    for name in entrants:
+        trainers[name] = trainer = make(name, workload, grid)
+        part, ledger = planned(name, workload, grid)
+        with CollectiveCounter() as counter:
+            trainer.step(batch)
+        found[name] = {
+            "sent_bytes": counter.ledger.total().sent_bytes,
+            "predicted_bytes": ledger.total().sent_bytes,
+            "asked": asdict(asked(name, part, ledger, workload, grid)),
+        }
+    acts: dict[str, Callable[[], object]] = {n: partial(trainer.step, batch) for n, trainer in trainers.items()}
+    acts[YARDSTICK] = partial(fixed_work, torch.ones(SIDE, SIDE))
+    found[YARDSTICK] = {}
+    for name, seconds in turns.take_turns(acts, rounds, before=lambda _: dist.barrier()).items():
+        found[name]["seconds"] = seconds
+    return found
+
+
+def fixed_work(matrix: Tensor) -> None:
+    """Multiply a matrix by itself some times, with additions between: a few milliseconds of one core."""
+    product = matrix
+    for _ in range(PRODUCTS):
+        product = (product @ matrix).add_(matrix).mul_(1 / SIDE)
+
+
+def make(name: str, workload: Workload, grid: Grid) -> Trainer:
+    """Return an entrant at work: "adamw", "muonw", or a strategy's name."""
+    model = sliced_model(workload, grid)
+    if name == "muonw":
+        shard_by_rows([*model.blocks, model], grid)
+        return Trainer(model, [MuonW(groups_for(model, "muon"), **workload.hyperparameters)])
+    options: dict[str, Any] = workload.hyperparameters | {"bucket_size": workload.bucket_size}
+    if name == "adamw":
+        return Trainer(model, [Zero1AdamW(groups_for(model, "adamw"), grid, **options)])
+    return Trainer(model, [DistributedMuon(groups_for(model, "muon"), grid, strategy=name, **options)])
+
+
+def planned(name: str, workload: Workload, grid: Grid) -> tuple[Zero1Part | FsdpPart, Ledger]:
+    """Return the planner's part for an entrant, and what this rank will send in a step."""
+    dp, tp = grid.dp.size, grid.tp.size
+    _, muon, model = workload.plan(dp, tp)
+    ledger = Ledger()
+    model.predict_activations(ledger, workload.tokens // dp, workload.torch_dtype.itemsize, tp)
+    specs = specs_of([pair for group in groups_for(model, "muon") for pair in group["params"]])
+    if name == "muonw":
+        units = [block[0] if (block := BLOCK.match(spec.name)) else "" for spec in specs]
+        part = FsdpPart(specs, frozenset(muon), dp, tp, units, dtypes=FLOAT32)
+        for op, (calls, payload, sent) in zip(("all_gather", "reduce_scatter"), part.gathers().values(), strict=True):
+            _add(ledger, op, "dp", Traffic(calls, payload, sent))
+        for label, amounts in zip(("momentum", "updates"), part.exchanged(), strict=True):
+            if amounts.any():
+                _add(ledger, "all_to_all", "mesh", Traffic(1, 0, int(amounts[grid.world.rank])), label)
+        return part, ledger
+    strategy = "gather_all" if name == "adamw" else name
+    world = plan_part(specs, muon, dp, tp, workload.bucket_size, strategy)
+    ledger.add(world.ledger(grid.dp.rank, name != "adamw", grid.tp.rank))
+    return Zero1Part(world, name != "adamw"), ledger
+
+
+def _add(ledger: Ledger, op: str, group: str, traffic: Traffic, label: str = "FSDP2") -> None:
+    one = Ledger()
+    one.record(op, group, 2, traffic.payload_bytes, label, sent_bytes=traffic.sent_bytes)
+    ledger.add(one)
+
+
+def asked(name: str, part: Zero1Part | FsdpPart, ledger: Ledger, workload: Workload, grid: Grid) -> Asked:
+    """Return what a step asks, from the plan."""
+    sizes = {"dp": grid.dp.size, "tp": grid.tp.size, "world": grid.world.size, "mesh": grid.world.size}
+    specs = part.specs if isinstance(part, FsdpPart) else part.world.layout.specs
+    tables = ("tokens.weight", "positions.weight")
+    matrices = sum(spec.numel for spec in specs if len(spec.shape) == 2 and spec.name not in tables)
+    uneven = isinstance(part, Zero1Part) and any(bucket.ends for bucket in part.world.layout.buckets)
+    straight = ["reduce_scatter", "all_to_all"] + ["all_gather"] * uneven
+    exchanged = sum(ledger.total(op=op, group=group).sent_bytes for op in straight for group in ("dp", "mesh"))
+    exchanged += ledger.total(op="all_to_all", group="tp").sent_bytes
+    work = part.flops()
+    return Asked(
+        passes=6.0 * matrices * workload.tokens / grid.dp.size,
+        orthogonalizing=float(work.mean()),
+        elements=sum(spec.numel for spec in specs),
+        parameters=len(specs),
+        matrices=_orthogonalized(part, grid.world.size),
+        units=sum(calls for calls, *_ in part.gathers().values()) if isinstance(part, FsdpPart) else 0,
+        messages=sum(traffic.calls * hops(entry.op, sizes[entry.group]) for entry, traffic in ledger),
+        ring_bytes=ledger.total().sent_bytes - exchanged,
+        exchange_bytes=exchanged,
+        ranks=grid.world.size,
+    )
+
+
+def _orthogonalized(part: Zero1Part | FsdpPart, ranks: int) -> float:
+    """Return how many matrices a rank orthogonalizes, on average."""
+    if isinstance(part, FsdpPart):
+        return len(part.muon) / ranks
+    if not part.muon:
+        return 0.0
+    world = part.world
+    owners = sum(len(world.layout.owners(b, i)) for b in world.layout.buckets for i in b.params if i in world.muon)
+    return owners / world.dp if world.strategy != "owner" else len(world.muon) / ranks

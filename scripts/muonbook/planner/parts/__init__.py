@@ -1,0 +1,1 @@
+"""What the ranks hold, send and wait for, of parameters that are sharded in one way."""

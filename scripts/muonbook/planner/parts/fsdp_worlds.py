@@ -1,0 +1,202 @@
+"""MuonW on FSDP2: what every rank holds, sends and computes where parameters are sharded, too; from shapes alone.
+
+    forward, backward   a layer's parameters are gathered over DP before each, its gradients reduce-scattered after
+    step                two all-to-alls among all D x T ranks: pieces of momentum to owners, pieces of updates back
+
+FSDP2 cuts a parameter's rows into D equal runs, the last ones shorter or empty, and pads what it sends. Owners are
+dealt by `sharding.ownership.balance`, as `muonw.parcels` does; but where `Parcels` walks over all pieces of all
+matrices, here matrices of one shape are counted together, and a rank's bytes are sums of arrays. Tests hold the two
+equal on small worlds, and the gathers to what torch's dispatcher counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from distmuon.muonw.optimizer import HEADER
+from distmuon.optim.newton_schulz import flops
+from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
+from distmuon.sharding.ownership import balance
+from distmuon.verify.strategy_predictions import whole_matrix_bytes
+from muonbook.planner.cost_model import LinkCost, hops
+from muonbook.planner.parts.every_rank import Move
+from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES
+
+
+class Dtypes(NamedTuple):
+    """Of FSDP2's `MixedPrecisionPolicy`, by name: in which shards are kept, gathered, and gradients reduced."""
+
+    kept: str = "float32"
+    gathered: str = "bfloat16"
+    reduced: str = "float32"
+
+
+MIXED = Dtypes()
+
+
+@dataclass(frozen=True)
+class FsdpPart:
+    """Parameters under FSDP2 over `dp` ranks, TP-local as `specs` has them. muon: indices of Muon's, all "whole".
+
+    units: of each parameter, which `fully_shard` it belongs to; "" for that of the whole model, which keeps its
+    parameters from forward to backward. micro_batches: forward and backward passes of a step.
+    """
+
+    specs: Sequence[ParamSpec]
+    muon: frozenset[int]
+    dp: int
+    tp: int
+    units: Sequence[str]
+    micro_batches: float = 1
+    dtypes: Dtypes = MIXED
+
+    # ---- What stays ------------------------------------------------------------------------------------------
+
+    def states(self) -> dict[str, np.ndarray]:
+        """Return {kind of `model_states.KINDS`: [D] int64 bytes}; shards are padded to the longest."""
+        kinds = ("parameters", "gradients", "masters", "momentum", "exp_avg", "exp_avg_sq", "counters")
+        found = {kind: np.zeros(self.dp, np.int64) for kind in kinds}
+        item = ITEM_BYTES[self.dtypes.kept]
+        for (spec, muon), count in self._alike.items():
+            own = count * item * _pieces(spec, self.dp)
+            for kind in ("parameters", "gradients"):
+                found[kind] += count * item * _longest(spec, self.dp)
+            for kind in ("momentum",) if muon else ("exp_avg", "exp_avg_sq"):
+                found[kind] += own
+            found["counters"] += 0 if muon else 4 * count
+        return found
+
+    @cached_property
+    def _alike(self) -> Counter[tuple[ParamSpec, bool]]:
+        """How many parameters there are of each kind, without their names, and whether they are Muon's."""
+        return Counter((spec._replace(name=""), index in self.muon) for index, spec in enumerate(self.specs))
+
+    # ---- Forward and backward --------------------------------------------------------------------------------
+
+    def gathers(self) -> dict[str, tuple[int, int, int]]:
+        """Return {"weights", "gradients": (calls, payload bytes, bytes that a rank sends)} of one micro-batch."""
+        sizes = Counter[str]()
+        for spec, unit in zip(self.specs, self.units, strict=True):
+            sizes[unit] += _longest(spec, self.dp)
+        calls = {unit: 1 if unit == "" else 2 for unit in sizes} if self.dp > 1 else {}
+        gathered = sum(calls[unit] * sizes[unit] for unit in calls) * ITEM_BYTES[self.dtypes.gathered]
+        reduced = sum(sizes[unit] for unit in calls) * ITEM_BYTES[self.dtypes.reduced]
+        return {
+            "weights": (sum(calls.values()), self.dp * gathered, (self.dp - 1) * gathered),
+            "gradients": (len(calls), self.dp * reduced, (self.dp - 1) * reduced),
+        }
+
+    def pass_seconds(self, link: LinkCost) -> float:
+        """Return what the gathers of one micro-batch take over DP; nothing overlaps."""
+        once = hops("all_gather", self.dp) * link.alpha_seconds
+        return sum(calls * once + sent / link.bytes_per_second for calls, _, sent in self.gathers().values())
+
+    # ---- The step --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def owners(self) -> dict[int, int]:
+        """Who orthogonalizes each of Muon's parameters: {index: rank}, rank = dp x T + tp; as `parcels.owners`."""
+        ranks = self.dp * self.tp
+        loads, found, costs = [0.0] * ranks, dict[int, int](), dict[int, float]()
+        for index in sorted(self.muon):
+            holders, cost = np.flatnonzero(self._held(self.specs[index])), float(flops(self._whole(index)))
+            if len(holders) == 1:
+                found[index] = int(holders[0])
+                loads[found[index]] += cost
+            else:
+                costs[index] = cost
+        dealt = balance(dict(enumerate(costs.values())), ranks, loads)
+        return found | {index: dealt[place] for place, index in enumerate(costs)}
+
+    def flops(self) -> np.ndarray:
+        """Return what Newton–Schulz costs every rank, [D x T]."""
+        found = np.zeros(self.dp * self.tp)
+        for index, rank in self.owners.items():
+            found[rank] += flops(self._whole(index))
+        return found
+
+    def exchanged(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return what every rank sends in the two all-to-alls of a step, momentum and updates: [D x T] bytes each."""
+        ranks = self.dp * self.tp
+        out, back = np.zeros((2, ranks), np.int64)
+        if ranks == 1 or not self.muon:
+            return out, back
+        for place, index in enumerate(sorted(self.muon)):  # places, as `Plan.parameters` counts them
+            spec, owner = self.specs[index], self.owners[index]
+            held, cut = self._held(spec), spec.tp_split_dim is not None
+            back[owner] += held.sum() - held[owner]
+            if cut:  # every piece has one holder
+                out += held
+                out[owner] -= held[owner]
+            else:  # replicas on all TP ranks, which take turns
+                turn = np.arange(self.dp) * self.tp + place % self.tp
+                sending = turn[np.arange(self.dp) != owner // self.tp]
+                out[sending] += held[sending]
+        header = HEADER * (ranks - 1)
+        return MOMENTUM_BYTES * (out + header), MOMENTUM_BYTES * (back + header)
+
+    def sent(self) -> dict[Move, np.ndarray]:
+        """Return {move: int64 bytes that every rank sends in a step}, [D x T]."""
+        out, back = self.exchanged()
+        passes = {("dp", name): round(self.micro_batches * sent) for name, (*_, sent) in self.gathers().items()}
+        everywhere = np.ones(self.dp * self.tp, np.int64)
+        return {move: sent * everywhere for move, sent in passes.items()} | {
+            ("mesh", "momentum"): out,
+            ("mesh", "updates"): back,
+        }
+
+    @cached_property
+    def transient_bytes(self) -> int:
+        """Estimate of what is allocated at the worst moment on the worst rank.
+
+        forward and backward   two units whole, in the dtype of the gather and of the reduction
+        step                   momentum, parcels and updates of its own shard; what it owns, and Newton–Schulz on it
+        """
+        sizes = Counter[str]()
+        for spec, unit in zip(self.specs, self.units, strict=True):
+            sizes[unit] += self.dp * _longest(spec, self.dp)
+        two = sum(sorted(sizes.values())[-2:]) if self.dp > 1 else 0
+        passing = two * (ITEM_BYTES[self.dtypes.gathered] + ITEM_BYTES[self.dtypes.reduced])
+        own = sum(
+            (count * self._held(spec) for (spec, muon), count in self._alike.items() if muon),
+            np.zeros(self.dp * self.tp, np.int64),
+        )
+        owned = np.zeros(self.dp * self.tp, np.int64)
+        for index, rank in self.owners.items():
+            owned[rank] += math.prod(self._whole(index))
+        whole = whole_matrix_bytes(MOMENTUM_BYTES, COMPUTE_BYTES)
+        step = 3 * MOMENTUM_BYTES * own + (3 * MOMENTUM_BYTES + whole) * owned
+        return max(passing, int(step.max()))
+
+    def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
+        """Return seconds of the step, part by part, of the rank that takes longest in each."""
+        ranks, link = self.dp * self.tp, links["mesh"]
+        once = hops("all_to_all", ranks) * link.alpha_seconds
+        names = zip(("momentum", "updates"), self.exchanged(), strict=True)
+        moves = {name: once + int(sent.max()) / link.bytes_per_second for name, sent in names} if ranks > 1 else {}
+        return moves | {"Newton–Schulz": float(self.flops().max()) / flops_per_second}
+
+    def _whole(self, index: int) -> tuple[int, ...]:
+        return self.specs[index].full_shape(self.tp)
+
+    def _held(self, spec: ParamSpec) -> np.ndarray:
+        """Return how many elements of a parameter every rank holds, [D x T]; what TP does not cut, all of a row do."""
+        return np.repeat(_pieces(spec, self.dp), self.tp)
+
+
+def _pieces(spec: ParamSpec, dp: int) -> np.ndarray:
+    """Return how many elements of a TP-local parameter each DP rank holds, [D]."""
+    rows, row = spec.shape[0], spec.numel // spec.shape[0]
+    chunk = -(-rows // dp)
+    return row * np.clip(rows - chunk * np.arange(dp, dtype=np.int64), 0, chunk)
+
+
+def _longest(spec: ParamSpec, dp: int) -> int:
+    return -(-spec.shape[0] // dp) * (spec.numel // spec.shape[0])

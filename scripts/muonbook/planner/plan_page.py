@@ -1,0 +1,245 @@
+"""A plan for people: what scripts/plan.py prints, and draws."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from distmuon.launch import UsageError
+from muonbook import report
+from muonbook.figures import style
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, Block, in_bytes, mix
+
+from muonbook.figures.style import box, card, put, text_block  # isort: skip
+from muonbook.planner.fabrics import DEVICES, FABRICS
+from muonbook.planner.model_shapes import find_shape
+from muonbook.planner.owned_worlds import KINDS
+from muonbook.planner.planned_worlds import BUCKET_RULES
+from muonbook.planner.search import Search, search
+from muonbook.planner.stages import Degrees
+from muonbook.planner.world_plan import OPTIMIZERS, WorldPlan, WorldSetting
+
+SMALL_SHARE = 0.002  # of a step, or of what is sent: parts below it are told together
+
+
+# ---- Asked on a command line -----------------------------------------------------------------------------------
+
+
+def plan(arguments: argparse.Namespace) -> None:
+    """Plan what the arguments of scripts/plan.py ask for; print it, write and draw it where they say so.
+
+    Raises UsageError, naming option and remedy, for what cannot be planned.
+    """
+    setting, searched = setting_of(arguments), None
+    if setting.degrees.dp:
+        chosen = WorldPlan(setting)
+        print("\n".join(lines(chosen)))
+    else:
+        searched = search(setting, arguments.ranks)
+        chosen = searched.plans[0]
+        print("\n".join(search_lines(searched)))
+    if arguments.json:
+        plans = searched.plans if searched else [chosen]
+        report.write_json(arguments.json, {"plans": [each.as_dict() for each in plans]})
+    if arguments.figure:
+        alt = describe_plan(chosen)
+        report.write_file("--figure", arguments.figure, lambda path: style.save(draw_plan(chosen), path, alt))
+
+
+def setting_of(arguments: argparse.Namespace) -> WorldSetting:
+    """Return what is asked for; D = 0 where a grid is to be looked for."""
+    shape = find_shape(arguments.model)
+    _one_of("--optimizer", arguments.optimizer, OPTIMIZERS)
+    _one_of("--strategy", arguments.strategy, KINDS)
+    _one_of("--buckets", arguments.buckets, BUCKET_RULES)
+    _one_of("--device", arguments.device, DEVICES)
+    _one_of("--fabric", arguments.fabric, FABRICS)
+    return WorldSetting(
+        shape, _degrees(arguments), arguments.optimizer, arguments.strategy, arguments.buckets, arguments.tokens,
+        DEVICES[arguments.device], FABRICS[arguments.fabric], arguments.recompute,
+    )  # fmt: skip
+
+
+def _degrees(arguments: argparse.Namespace) -> Degrees:
+    """Return the grid that is asked for. D, if it is not given, is what --ranks leaves."""
+    ranks, given = arguments.ranks, (arguments.dp, arguments.tp, arguments.pp, arguments.ep)
+    if ranks is not None and given == (None,) * 4:
+        return Degrees(0)
+    dp, tp, pp, ep = (each or 1 for each in given)
+    if arguments.dp is None:
+        dp = 8 if ranks is None else ranks // (tp * pp)
+    found = Degrees(dp, tp, pp, ep)
+    if ranks is not None and found.ranks != ranks:
+        told = f"--dp {dp} x " if arguments.dp else ""
+        wrong = f"is {found.ranks} ranks" if arguments.dp else "does not divide that"
+        raise UsageError(
+            f"--ranks {ranks}: {told}--tp {tp} x --pp {pp} {wrong}; leave --ranks out, or make them agree."
+        )
+    return found
+
+
+def _one_of(option: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise UsageError(f"{option} {value}: choose one of {', '.join(known)}.")
+
+
+# ---- Printed ---------------------------------------------------------------------------------------------------
+
+
+def lines(plan: WorldPlan) -> list[str]:
+    """Return a plan in at most thirty lines, three digits each."""
+    return [*_heading(plan), *_memory(plan), *_sent(plan), *_work(plan), *_seconds(plan)]
+
+
+def _heading(plan: WorldPlan) -> list[str]:
+    setting = plan.setting
+    return [
+        f"{setting.shape.title}, {_billions(setting.shape.parameters)} parameters, on {setting.degrees.ranks:,} ranks: "
+        f"{setting.degrees}",
+        f"{_who(setting)}; {setting.tokens:,} tokens a step, {setting.micro_batches:.4g} sequences of "
+        f"{setting.shape.context:,} per DP rank; {setting.device.title}, {setting.network.title}",
+    ]
+
+
+def _who(setting: WorldSetting) -> str:
+    if setting.optimizer == "muonw":
+        return "MuonW on FSDP2"
+    name = "ZeRO-1 AdamW" if setting.optimizer == "adamw" else f"Muon, {setting.strategy}"
+    return f"{name}, buckets: {setting.rule}"
+
+
+def _memory(plan: WorldPlan) -> list[str]:
+    (stage, (dp, tp), most), mean = plan.fullest, plan.mean_held
+    room = plan.setting.device.memory_bytes
+    verdict = "fits" if plan.fits else "does not fit"
+    place = f"stage {stage.weights.numbers[0]}, dp {dp}, tp {tp}"
+    rows = [f"  {kind:<18}{in_bytes(held):>9}{in_bytes(mean[kind]):>9}" for kind, held in plan.held.items()]
+    total = f"  {'all':<18}{in_bytes(most):>9}{in_bytes(sum(mean.values())):>9}   of {in_bytes(room)}: {verdict}"
+    return [f"Held by the fullest rank ({place}), and by the mean one", *rows, total]
+
+
+def _sent(plan: WorldPlan) -> list[str]:
+    groups = _by_group(plan)
+    total = sum(groups.values())
+    moves: dict[str, list[str]] = {}
+    for (group, move), (mean, _) in plan.sent.items():
+        if mean:
+            moves.setdefault(group, []).append(f"{move} {in_bytes(mean)}")
+    every = f"Sent by a rank in a step: {in_bytes(total)}, the most {in_bytes(plan.most_sent)}"
+    rows = _large(groups)
+    return [
+        every,
+        *(f"  {name:<12}{in_bytes(sent):>9}   {', '.join(moves.get(name, ()))}" for name, sent in rows.items()),
+    ]
+
+
+def _work(plan: WorldPlan) -> list[str]:
+    mean, most = plan.flops
+    if not most:
+        return []
+    return [f"Newton–Schulz of a rank: {mean / 1e12:.3g} TFLOP, of the slowest {most / 1e12:.3g}, {most / mean:.2f} x"]
+
+
+def _seconds(plan: WorldPlan) -> list[str]:
+    total = plan.step_seconds
+    rows = [f"  {name:<24}{took:>9.3g}{took / total:>7.1%}" for name, took in _large(plan.seconds).items()]
+    bubble = f"; bubble {plan.bubble:.1%} of the pipeline" if plan.setting.degrees.pp > 1 else ""
+    return [f"Seconds of a step: {total:.3g}, {plan.model_flops_share:.0%} of the peak in the model{bubble}", *rows]
+
+
+def search_lines(found: Search) -> list[str]:
+    """Return what fits, quickest first, and the first of it as `lines` has it."""
+    first = found.plans[0]
+    table = [
+        f"{first.setting.shape.title}, {_who(first.setting)}, {first.setting.degrees.ranks:,} ranks: {found.possible} "
+        f"divisions, {found.roomy} with room; planned, quickest first:",
+        "    DP   TP   PP   EP    fullest    step   of the peak",
+    ]
+    for plan in found.plans:
+        sizes = "".join(f"{size:>5}" for size in plan.setting.degrees)
+        held, took = in_bytes(plan.fullest[2]), f"{plan.step_seconds:.3g} s"
+        table.append(f" {sizes}{held:>11}{took:>9}{plan.model_flops_share:>11.0%}")
+    return [*table, "The first of them:", *_memory(first), *_work(first), *_seconds(first)]
+
+
+def _billions(number: int) -> str:
+    return f"{number / 1e12:.3g} trillion" if number >= 1e12 else f"{number / 1e9:.3g} billion"
+
+
+def _by_group(plan: WorldPlan) -> dict[str, float]:
+    """Return {group: what a rank sends in it, on average}."""
+    found: dict[str, float] = {}
+    for (group, _), (mean, _) in plan.sent.items():
+        if mean:
+            found[group] = found.get(group, 0.0) + mean
+    return found
+
+
+def _large(parts: Mapping[str, float], most: int = 12) -> dict[str, float]:
+    """Return at most so many parts, in their order; all others, and those below SMALL_SHARE, as one at the end."""
+    total = sum(parts.values())
+    largest = sorted(parts, key=lambda name: -parts[name])[: len(parts) if len(parts) <= most else most - 1]
+    found = {name: part for name, part in parts.items() if name in largest and part >= SMALL_SHARE * total}
+    rest = total - sum(found.values())
+    return found | ({"others": rest} if len(found) < len(parts) else {})
+
+
+# ---- Drawn -----------------------------------------------------------------------------------------------------
+
+BAR, WIDE = 20.0, WIDTH - 2 * MARGIN
+PALE, PALER = mix(ACCENT, CARD, 0.55), mix(COLD, CARD, 0.5)
+LOOKS = (INK, ACCENT, mix(MUTED, CARD, 0.35), COLD, PALE, PADDING, PALER)
+
+
+def draw_plan(plan: WorldPlan) -> Figure:
+    """Draw the fullest rank's memory against its device's, what a rank sends by group, and a step's seconds."""
+    setting, (_, _, most) = plan.setting, plan.fullest
+    room, groups = setting.device.memory_bytes, _large(_by_group(plan), len(LOOKS))
+    told = f"{_who(setting)}. {setting.degrees}. {setting.tokens:,} tokens a step."
+    seconds = _large(plan.seconds, len(LOOKS))
+    return card(
+        f"{setting.shape.title} on {setting.degrees.ranks:,} ranks",
+        told,
+        *_bar_of(f"the fullest rank: {in_bytes(most)} of {in_bytes(room)}", plan.held, in_bytes, room),
+        *_bar_of(f"sent by a rank in a step: {in_bytes(sum(groups.values()))}", groups, in_bytes),
+        *_bar_of(f"seconds of a step: {plan.step_seconds:.3g}", seconds, lambda took: f"{took:.3g} s"),
+    )
+
+
+def describe_plan(plan: WorldPlan) -> str:
+    """Return alt text for `draw_plan`."""
+    held = ", ".join(f"{kind} {in_bytes(size)}" for kind, size in plan.held.items())
+    sent = ", ".join(f"{group} {in_bytes(size)}" for group, size in _large(_by_group(plan), len(LOOKS)).items())
+    took = ", ".join(f"{name} {each:.3g} s" for name, each in _large(plan.seconds, len(LOOKS)).items())
+    return (
+        f"{plan.setting.shape.title} on {plan.setting.degrees.ranks:,} ranks, {plan.setting.degrees}, "
+        f"{_who(plan.setting)}. Held by the fullest rank, of {in_bytes(plan.setting.device.memory_bytes)}: {held}. "
+        f"Sent in a step: {sent}. A step of {plan.step_seconds:.3g} s: {took}."
+    )
+
+
+def _bar_of(title: str, parts: Mapping[str, float], tell: Any, limit: float | None = None) -> list[Block]:
+    """Return a heading, one bar in parts, and a key of them. limit: where a dashed line is drawn."""
+    whole = max(sum(parts.values()), limit or 0.0)
+    names: Sequence[str] = list(parts)
+
+    def paint(axes: Axes, top: float) -> None:
+        x = MARGIN
+        for name, look in zip(names, LOOKS, strict=False):
+            width = WIDE * parts[name] / whole
+            box(axes, x, top + 4, width, BAR, look, ec=CARD, lw=0.6)
+            x += width
+        if limit is not None:
+            end = MARGIN + WIDE * limit / whole
+            axes.vlines([end], top, top + BAR + 7, ACCENT, linestyles=(0, (3, 1.5)), lw=2)
+        for place, (name, look) in enumerate(zip(names, LOOKS, strict=False)):
+            y = top + BAR + 12 + ROW * place
+            box(axes, MARGIN, y + 2, 10, 10, look)
+            put(axes, MARGIN + 16, y, name, color=MUTED)
+            put(axes, WIDTH - MARGIN, y, tell(parts[name]), "right", color=MUTED)
+
+    return [text_block(f"\n{title}", 12.5), (BAR + 16 + ROW * len(names), paint)]

@@ -1,0 +1,110 @@
+"""What would fit: every way to divide a number of ranks, sorted out by rule of thumb, the best of them really planned.
+
+The rule of thumb knows no layout: model states divided evenly, what a micro-batch takes, gradients and parameters over
+DP, and Newton–Schulz on every matrix once, shared out evenly. Real plans hold more and take longer than that, so
+nothing that fits is lost by it, but the order of the best is theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from distmuon.launch import UsageError
+from distmuon.optim.newton_schulz import flops
+from muonbook.planner.model_shapes import Shape
+from muonbook.planner.stages import all_degrees, expert_of, stages
+from muonbook.planner.world_plan import StagePlan, WorldPlan, WorldSetting
+
+SHOWN = 6  # plans that fit, of those that the rule of thumb likes best
+
+
+class Search(NamedTuple):
+    """What a search found. plans: those that fit, quickest first. possible: how many divisions the model and the batch
+    permit. roomy: how many of them fit by the rule of thumb."""
+
+    plans: list[WorldPlan]
+    possible: int
+    roomy: int
+
+
+class ModelTotals(NamedTuple):
+    """A model as a whole: elements of dense weights and of routed experts; what Newton–Schulz on all of it costs."""
+
+    dense: int
+    experts: int
+    flops: float
+
+
+def search(setting: WorldSetting, ranks: int) -> Search:
+    """Return the divisions of `ranks` that fit, the best `SHOWN` by rule of thumb really planned.
+
+    setting: its `degrees` are not looked at. Raises UsageError where none is possible, or none fits.
+    """
+    whole = _whole(setting.shape)
+    possible = [
+        replace(setting, degrees=degrees) for degrees in all_degrees(setting.shape, ranks, setting.network.node)
+    ]
+    possible = [each for each in possible if each.micro_batches >= 1]
+    if not possible:
+        raise UsageError(
+            f"--ranks {ranks}: no division of it gives every DP rank a sequence of {setting.shape.context:,} out of "
+            f"--tokens {setting.tokens:,}; choose more tokens."
+        )
+    roomy = [
+        (_least_seconds(each, whole), each)
+        for each in possible
+        if _least_bytes(each, whole) <= setting.device.memory_bytes
+    ]
+    plans: list[WorldPlan] = []
+    for _, each in sorted(roomy, key=lambda pair: pair[0]):
+        if len(plans) < SHOWN and (plan := WorldPlan(each)).fits:
+            plans.append(plan)
+    if not plans:
+        raise UsageError(
+            f"--ranks {ranks}: of {len(possible)} divisions none fits {setting.device.title}; choose more ranks, or "
+            "--recompute."
+        )
+    return Search(sorted(plans, key=lambda plan: plan.step_seconds), len(possible), len(roomy))
+
+
+def _whole(shape: Shape) -> ModelTotals:
+    dense = experts = 0
+    work = 0.0
+    for weight in shape.weights():
+        if expert_of(weight.name) is None:
+            dense += math.prod(weight.shape)
+        else:
+            experts += math.prod(weight.shape)
+        work += flops(weight.shape) if weight.muon else 0
+    return ModelTotals(dense, experts, work)
+
+
+def _held(setting: WorldSetting, whole: ModelTotals) -> tuple[float, float]:
+    """Return the elements of dense weights and of experts on a rank, shared out evenly over T, P and E."""
+    _, tp, pp, ep = setting.degrees
+    return whole.dense / tp / pp, whole.experts / tp / pp / ep
+
+
+def _least_bytes(setting: WorldSetting, whole: ModelTotals) -> float:
+    """Return about what the fullest rank holds at least: weights, gradients, masters, state, activations."""
+    cut = {"adamw": 12, "muon": 8, "muonw": 12}[setting.optimizer]  # bytes per element of a shard
+    kept = {"adamw": 6, "muon": 6, "muonw": 0}[setting.optimizer]  # of what every rank holds
+    dense, experts = _held(setting, whole)
+    states = kept * (dense + experts) + cut * (dense / setting.degrees.dp + experts / setting.degrees.replicas)
+    first = StagePlan(setting, stages(setting.shape, *setting.degrees[2:])[0])
+    return 0.9 * states + first.activation_bytes  # stages are uneven
+
+
+def _least_seconds(setting: WorldSetting, whole: ModelTotals) -> float:
+    """Return about what a step takes at least."""
+    pp, fabric = setting.degrees.pp, setting.fabric
+    plans = [StagePlan(setting, each) for each in stages(setting.shape, *setting.degrees[2:])]
+    slowest = max(sum(plan.pass_seconds().values()) for plan in plans)
+    update = 0.0 if setting.optimizer == "adamw" else whole.flops / setting.degrees.ranks / fabric.flops_per_second
+    sizes = zip(_held(setting, whole), (setting.degrees.dp, setting.degrees.replicas), strict=True)
+    for size, dp in sizes if setting.optimizer != "muonw" else ():
+        link = fabric.ring(dp, setting.degrees.tp * setting.degrees.dp // dp) if dp > 1 else fabric.inside
+        update += 6 * size * (dp - 1) / dp / link.bytes_per_second
+    return (setting.micro_batches + pp - 1) * slowest + update

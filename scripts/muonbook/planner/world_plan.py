@@ -1,0 +1,384 @@
+"""A whole world, planned: what its ranks hold, send and compute in a step, and how long it takes on an assumed fabric.
+
+    micro-batch   one sequence: forward and backward of a stage's layers, all-reduces over TP, all-to-alls of experts,
+                  activations to the next stage and their gradients back; under FSDP2 the gathers of parameters
+    bubble        P - 1 micro-batches of the slowest stage, in which others wait: (P - 1) / (M + P - 1) of a pipeline
+                  of M micro-batches under 1F1B (Narayanan et al. 2021, section 2.2)
+    update        the optimizer's moves and Newton–Schulz, those of dense weights and then those of experts
+
+One after the other: nothing overlaps. Experts are taken to be chosen evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from distmuon.launch import UsageError
+from distmuon.sharding.layout import ITEM_BYTES, gradient_dtype
+from distmuon.sharding.ledger import ring_bytes
+from muonbook.planner.cost_model import hops
+from muonbook.planner.fabrics import DEVICES, FABRICS, SUSTAINED, Device, Fabric
+from muonbook.planner.model_shapes import Shape, Weight, local_specs
+from muonbook.planner.owned_worlds import plan_part
+from muonbook.planner.parts.every_rank import Move, Zero1Part
+from muonbook.planner.parts.fsdp_worlds import FsdpPart
+from muonbook.planner.parts.step_parts import ACTIVATION_BYTES, activation_messages
+from muonbook.planner.planned_worlds import BUCKET_RULES
+from muonbook.planner.stages import BLOCK, Degrees, StageWeights, check_degrees, stages
+
+OPTIMIZERS = ("adamw", "muon", "muonw")
+STATES = {"parameters": "parameters", "gradients": "gradients", "masters": "master weights"}
+HELD = ("parameters", "gradients", "master weights", "optimizer state", "step", "activations")
+LOGIT_BYTES = ITEM_BYTES["float32"]
+Part = Zero1Part | FsdpPart
+
+
+@dataclass(frozen=True)
+class WorldSetting:
+    """All that a plan depends on. rule: of BUCKET_RULES. tokens: of all ranks, per step. recompute: of a layer, keep
+    the input alone, and compute the rest again in the backward pass."""
+
+    shape: Shape
+    degrees: Degrees
+    optimizer: str = "muon"
+    strategy: str = "owner"
+    rule: str = "ours"
+    tokens: int = 1 << 24
+    device: Device = DEVICES["h100"]
+    network: Fabric = FABRICS["nvlink_infiniband"]
+    recompute: bool = False
+
+    @property
+    def micro_batches(self) -> float:
+        """M: sequences of a step for one DP rank, each a micro-batch; on average."""
+        return self.tokens / self.shape.context / self.degrees.dp
+
+    @property
+    def fabric(self) -> Fabric:
+        return replace(self.network, flops_per_second=SUSTAINED * self.device.peak_flops)
+
+    def check(self) -> None:
+        """Raise UsageError, naming option and remedy, for what cannot be."""
+        check_degrees(self.shape, self.degrees)
+        if self.micro_batches < 1:
+            least = self.shape.context * self.degrees.dp
+            raise UsageError(
+                f"--tokens {self.tokens:,} are fewer than a sequence of {self.shape.context:,} for each of --dp "
+                f"{self.degrees.dp} ranks; choose {least:,} or more."
+            )
+
+
+class StagePlan:
+    """One pipeline stage, or several that hold the same: its parts laid out, and what its ranks hold and do.
+
+    Arrays are over the ranks of a stage, [D, T]: what dense weights and what experts ask of a rank is added up.
+    """
+
+    def __init__(self, setting: WorldSetting, weights: StageWeights) -> None:
+        self.setting, self.weights, degrees = setting, weights, setting.degrees
+        self._everywhere = np.ones((degrees.dp, degrees.tp))
+
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        """The dense weights and the experts, if there are any, laid out; by what their groups are called."""
+        degrees = self.setting.degrees
+        found = {"": _part(self.setting, self.weights.dense, degrees.dp)}
+        if self.weights.experts:
+            found["expert "] = _part(self.setting, self.weights.experts, degrees.replicas)
+        return found
+
+    @property
+    def is_first(self) -> bool:
+        return 0 in self.weights.numbers
+
+    @property
+    def is_last(self) -> bool:
+        return self.setting.degrees.pp - 1 in self.weights.numbers
+
+    # ---- What it holds ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def memory(self) -> dict[str, np.ndarray]:
+        """{kind: bytes of every rank, [D, T]}: model states by kind, what a step adds at most, activations."""
+        found = {kind: np.zeros_like(self._everywhere) for kind in HELD}
+        for part in self.parts.values():
+            for kind, amounts in part.states().items():
+                found[STATES.get(kind, "optimizer state")] += self._over(part, amounts)
+        found["step"] += max(part.transient_bytes for part in self.parts.values())
+        found["activations"] += self.activation_bytes
+        return found
+
+    @property
+    def held(self) -> np.ndarray:
+        """Return all that every rank holds at the worst moment, [D, T] bytes."""
+        return np.sum(list(self.memory.values()), axis=0)
+
+    @property
+    def activation_bytes(self) -> float:
+        """Estimate of what forward passes leave for backward passes, at the most, under 1F1B.
+
+        2 bytes, for every token of a micro-batch, times: 4 h per layer (norms and what they are fed), each matrix's
+        output, and of row-parallel ones the input, over T where TP cuts it; the logits once, in float32, over T. With
+        `recompute` h per layer, and all of the largest layer once. Stage s holds min(M, P - s) micro-batches.
+        """
+        shape, degrees = self.setting.shape, self.setting.degrees
+        by_layer: dict[str, float] = {}
+        for weight in self.weights.dense:
+            if weight.muon:
+                by_layer[_layer(weight)] = by_layer.get(_layer(weight), 4.0 * shape.width) + _outputs(
+                    weight, degrees.tp
+                )
+        if shape.experts and self.weights.mixtures:
+            routed = shape.experts.active * 3 * shape.experts.width / degrees.tp
+            mixtures = {_layer(weight) for weight in self.weights.experts}
+            by_layer = {name: size + routed * (name in mixtures) for name, size in by_layer.items()}
+        kept = len(by_layer) * shape.width if self.setting.recompute else sum(by_layer.values())
+        once = max(by_layer.values(), default=0.0) if self.setting.recompute else 0.0
+        under_way = max(1.0, min(self.setting.micro_batches, degrees.pp - self.weights.numbers[0]))
+        logits = LOGIT_BYTES * shape.vocabulary / degrees.tp if self.is_last else 0.0
+        return shape.context * (ACTIVATION_BYTES * (under_way * kept + once) + logits)
+
+    # ---- What it sends ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def sent(self) -> dict[Move, np.ndarray]:
+        """{(group, move): bytes that every rank sends in a step, [D, T]}."""
+        found: dict[Move, np.ndarray] = {}
+        for name, part in self.parts.items():
+            for (group, move), amounts in part.sent().items():
+                found[name + group, move] = self._over(part, amounts)
+        for key, (_, amount) in self.passing().items():
+            found[key] = self.setting.micro_batches * amount * self._everywhere
+        if self.tied_bytes:
+            found["pp", "tied embedding"] = self.tied_bytes * self._everywhere
+        return found
+
+    def passing(self) -> dict[Move, tuple[int, float]]:
+        """Return {(group, move): (hops, bytes that a rank sends)} of one micro-batch, forward and backward."""
+        shape, (_, tp, pp, ep) = self.setting.shape, self.setting.degrees
+        sequence = shape.context * shape.width * ACTIVATION_BYTES
+        found: dict[Move, tuple[int, float]] = {}
+        if tp > 1:
+            over_tp = activation_messages(shape, tp, 4 * self.weights.layers + self.is_first + self.is_last)
+            found["tp", "activations"] = over_tp.hops, over_tp.sent_bytes
+        if pp > 1:
+            found["pp", "activations"] = 2, sequence * ((not self.is_first) + (not self.is_last))
+        if ep > 1 and shape.experts and self.weights.mixtures:
+            calls = 4 * self.weights.mixtures  # there and back, forward and backward
+            payload = sequence * shape.experts.active / tp
+            found["ep", "tokens"] = calls * hops("all_to_all", ep), calls * payload * (ep - 1) / ep
+        return found
+
+    @property
+    def tied_bytes(self) -> int:
+        """What a rank sends once in a step to add up the gradients of an embedding that is the head, too, elsewhere."""
+        tables = [w for w in self.weights.dense if w.name in ("tokens", "head")]
+        if not self.setting.shape.tied or self.setting.degrees.pp == 1 or not tables:
+            return 0
+        specs, _ = local_specs(tables[:1], self.setting.degrees.tp)
+        return ring_bytes("all_reduce", ITEM_BYTES[gradient_dtype(specs[0].dtype)] * specs[0].numel, 2)
+
+    # ---- What it computes, and how long that takes -------------------------------------------------------------
+
+    @cached_property
+    def flops(self) -> np.ndarray:
+        """What Newton–Schulz costs every rank in a step, [D, T] FLOPs."""
+        return sum((self._over(part, part.flops()) for part in self.parts.values()), 0 * self._everywhere)
+
+    def pass_seconds(self) -> dict[str, float]:
+        """Return seconds of one micro-batch, forward and backward, part by part."""
+        setting, fabric, (dp, tp, _, ep) = self.setting, self.setting.fabric, self.setting.degrees
+        work = (8 if setting.recompute else 6) * self.weights.active * setting.shape.context / tp
+        links = {"tp": fabric.ring(tp, 1), "ep": fabric.exchange(ep, tp), "pp": fabric.ring(2, dp * tp)}
+        found = {"forward, backward": work / fabric.flops_per_second}
+        for (group, move), (messages, amount) in self.passing().items():
+            link = links[group]
+            found[f"{move} ({group})"] = messages * link.alpha_seconds + amount / link.bytes_per_second
+        gathers = [
+            part.pass_seconds(fabric.ring(part.dp, tp * dp // part.dp))
+            for part in self.parts.values()
+            if isinstance(part, FsdpPart) and part.dp > 1
+        ]
+        return found | ({"FSDP2's gathers (dp)": sum(gathers)} if gathers else {})
+
+    def update_seconds(self) -> dict[str, float]:
+        """Return seconds of the update, part by part, dense weights and experts together."""
+        fabric, (dp, tp, _, _) = self.setting.fabric, self.setting.degrees
+        found: dict[str, float] = {}
+        for part in self.parts.values():
+            stride = tp * (dp // part.dp)
+            links = {"dp": fabric.ring(part.dp, stride) if part.dp > 1 else fabric.inside, "tp": fabric.ring(tp, 1)}
+            links |= {"world": fabric.ring(part.dp * tp, 1), "mesh": fabric.exchange(part.dp * tp, 1)}
+            for name, took in part.update_seconds(links, fabric.flops_per_second).items():
+                found[name] = found.get(name, 0.0) + took
+        if self.tied_bytes:
+            found["tied embedding"] = self.tied_bytes / fabric.ring(2, dp * tp).bytes_per_second
+        return found
+
+    def _over(self, part: Part, amounts: np.ndarray) -> np.ndarray:
+        """Return a column over a part's ranks, [D'] or [D' x T], as one over all ranks of the stage, [D, T]."""
+        return np.repeat(amounts.reshape(part.dp, -1), self.setting.degrees.dp // part.dp, axis=0) * self._everywhere
+
+
+def _part(setting: WorldSetting, weights: Sequence[Weight], dp: int) -> Part:
+    tp = setting.degrees.tp
+    specs, muon = local_specs(weights, tp)
+    if setting.optimizer == "muonw":
+        units = [block[0] if (block := BLOCK.match(spec.name)) else "" for spec in specs]
+        return FsdpPart(specs, frozenset(muon), dp, tp, units, setting.micro_batches)
+    bucket_size = BUCKET_RULES[setting.rule](dp)
+    if setting.optimizer == "adamw":
+        return Zero1Part(plan_part(specs, muon, dp, tp, bucket_size, "gather_all"), muon=False)
+    return Zero1Part(plan_part(specs, muon, dp, tp, bucket_size, setting.strategy))
+
+
+def _layer(weight: Weight) -> str:
+    block = BLOCK.match(weight.name)
+    return block[0] if block else ""
+
+
+def _outputs(weight: Weight, tp: int) -> float:
+    """Return how many numbers of a token a matrix leaves behind: its outputs, or what it is fed where TP cuts that."""
+    if weight.cut == 1:
+        return weight.shape[1] / tp
+    return weight.shape[0] / (tp if weight.cut == 0 else 1)
+
+
+# ---- The whole world ------------------------------------------------------------------------------------------
+
+
+class WorldPlan:
+    """All stages of a world. Raises UsageError for a setting that cannot be."""
+
+    def __init__(self, setting: WorldSetting) -> None:
+        setting.check()
+        self.setting = setting
+        self.stages = [StagePlan(setting, each) for each in stages(setting.shape, *setting.degrees[2:])]
+
+    def _weighted(self) -> Iterator[tuple[int, StagePlan]]:
+        return ((len(stage.weights.numbers), stage) for stage in self.stages)
+
+    @cached_property
+    def fullest(self) -> tuple[StagePlan, tuple[int, int], float]:
+        """The rank that holds most: its stage, (dp, tp), and how many bytes."""
+        found = []
+        for stage in self.stages:
+            held = stage.held
+            place = np.unravel_index(int(np.argmax(held)), held.shape)
+            found.append((float(held[place]), stage, (int(place[0]), int(place[1]))))
+        most, stage, rank = max(found, key=lambda row: row[0])
+        return stage, rank, most
+
+    @property
+    def held(self) -> dict[str, float]:
+        """What the fullest rank holds, {kind: bytes}."""
+        stage, rank, _ = self.fullest
+        return {kind: float(amounts[rank]) for kind, amounts in stage.memory.items()}
+
+    @property
+    def mean_held(self) -> dict[str, float]:
+        """What a rank holds, on average over all, {kind: bytes}."""
+        pp = self.setting.degrees.pp
+        return {
+            kind: sum(number * float(stage.memory[kind].mean()) for number, stage in self._weighted()) / pp
+            for kind in HELD
+        }
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank's bytes fit its device; nothing is kept back for libraries and fragments."""
+        return self.fullest[2] <= self.setting.device.memory_bytes
+
+    @cached_property
+    def sent(self) -> dict[Move, tuple[float, float]]:
+        """{(group, move): bytes that a rank sends in a step, mean over ranks, and most}."""
+        found: dict[Move, tuple[float, float]] = {}
+        for number, stage in self._weighted():
+            for move, amounts in stage.sent.items():
+                mean, most = found.get(move, (0.0, 0.0))
+                share = number * float(amounts.mean()) / self.setting.degrees.pp
+                found[move] = mean + share, max(most, float(amounts.max()))
+        return found
+
+    @property
+    def most_sent(self) -> float:
+        """What the rank sends that sends most, in bytes."""
+        return max(float(np.sum(list(stage.sent.values()), axis=0).max()) for stage in self.stages)
+
+    @cached_property
+    def flops(self) -> tuple[float, float]:
+        """What Newton–Schulz costs a rank in a step: (mean over ranks, most), FLOPs."""
+        pp = self.setting.degrees.pp
+        mean = sum(number * float(stage.flops.mean()) for number, stage in self._weighted()) / pp
+        return mean, max(float(stage.flops.max()) for stage in self.stages)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the pipeline's time in which a rank waits."""
+        pp = self.setting.degrees.pp
+        return (pp - 1) / (self.setting.micro_batches + pp - 1)
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of a step, part by part, one after the other: of the slowest stage, for which all others wait."""
+        passes = max((stage.pass_seconds() for stage in self.stages), key=lambda parts: sum(parts.values()))
+        update = max((stage.update_seconds() for stage in self.stages), key=lambda parts: sum(parts.values()))
+        found = {name: self.setting.micro_batches * took for name, took in passes.items()}
+        if self.setting.degrees.pp > 1:
+            found["bubble"] = (self.setting.degrees.pp - 1) * sum(passes.values())
+        return {name: took for name, took in (found | update).items() if took}
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.setting.tokens / self.step_seconds
+
+    @property
+    def model_flops_share(self) -> float:
+        """Which share of all devices' peak goes into 6 FLOPs per active parameter and token."""
+        work = 6 * self.setting.shape.active * self.setting.tokens
+        return work / self.step_seconds / self.setting.degrees.ranks / self.setting.device.peak_flops
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it for a results file. Bytes and FLOPs are whole, seconds have four digits."""
+        setting = self.setting
+        (stage, rank, most), (mean, slowest) = self.fullest, self.flops
+        return {
+            "model": setting.shape.title,
+            "ranks": setting.degrees.ranks,
+            **setting.degrees._asdict(),
+            "optimizer": setting.optimizer,
+            "strategy": setting.strategy if setting.optimizer == "muon" else None,
+            "buckets": setting.rule if setting.optimizer != "muonw" else None,
+            "tokens": setting.tokens,
+            "device": setting.device.title,
+            "fabric": setting.network.title,
+            "recompute": setting.recompute,
+            "micro_batches": setting.micro_batches,
+            "fullest": {"stage": stage.weights.numbers[0], "dp": rank[0], "tp": rank[1], "bytes": round(most)},
+            "held": {kind: round(amount) for kind, amount in self.held.items()},
+            "held_mean": {kind: round(amount) for kind, amount in self.mean_held.items()},
+            "fits": self.fits,
+            "sent": {
+                f"{group}: {move}": {"mean": round(each), "most": round(top)}
+                for (group, move), (each, top) in self.sent.items()
+            },
+            "newton_schulz_flops": {"mean": mean, "most": slowest},
+            "bubble": short(self.bubble),
+            "seconds": {name: short(took) for name, took in self.seconds.items()},
+            "step_seconds": short(self.step_seconds),
+            "model_flops_share": short(self.model_flops_share),
+        }
+
+
+def short(value: float) -> float:
+    """Return a number with four digits, for the assumptions hold for fewer."""
+    return float(f"{value:.4g}")

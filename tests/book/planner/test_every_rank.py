@@ -1,0 +1,86 @@
+"""What all ranks hold, send and compute at once is what each of them holds, sends and computes by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from distmuon.verify.model_states import predict_shards
+from distmuon.verify.prediction import predict_step, predict_work
+from distmuon.verify.strategy_predictions import of_strategy
+from muonbook.planner.model_shapes import MODELS, Experts
+from muonbook.planner.owned_worlds import KINDS, plan_part
+from muonbook.planner.parts import every_rank
+from muonbook.planner.planned_worlds import IDLE, Load, PlannedWorld
+
+GRIDS = [(4, 2, 3_000_000), (6, 1, 20_000_000), (3, 4, 2**62), (1, 2, 10**7), (16, 2, 400_000)]
+
+
+@pytest.fixture(params=[(s, g) for s in KINDS for g in GRIDS], ids=lambda p: f"{p[0]}-{p[1][0]}x{p[1][1]}")
+def part(request: pytest.FixtureRequest) -> PlannedWorld:
+    strategy, (dp, tp, bucket_size) = request.param
+    shape = replace(MODELS["moonlight"], layers=2, width=512, mlp=1024, vocabulary=1000, context=64)
+    shape = replace(shape, experts=Experts(routed=6, active=2, width=384, shared=384, dense_layers=1))
+    specs, muon = shape.specs(tp)
+    return plan_part(specs, muon, dp, tp, bucket_size, strategy)
+
+
+def ranks(world: PlannedWorld) -> list[tuple[int, int]]:
+    return [(dp, tp) for dp in range(world.dp) for tp in range(world.tp)]
+
+
+def of_all(world: PlannedWorld, column: np.ndarray) -> np.ndarray:
+    """Return a column over DP ranks as one over all ranks."""
+    return np.repeat(column, world.tp * world.dp // len(column))
+
+
+@pytest.mark.parametrize("muon", [True, False])
+def test_states_are_those_of_every_rank(part: PlannedWorld, muon: bool) -> None:
+    found = every_rank.states(part, muon)
+    for dp in range(part.dp):
+        alone = predict_shards(part.layout, dp, part.muon if muon else ())
+        assert {kind: int(column[dp]) for kind, column in found.items()} == alone
+
+
+@pytest.mark.parametrize("muon", [True, False])
+def test_bytes_are_those_of_every_rank(part: PlannedWorld, muon: bool) -> None:
+    moves = every_rank.sent(part, muon)
+    for group, column in every_rank.by_group(moves).items():
+        for place, (dp, tp) in enumerate(ranks(part)):
+            alone = predict_step(part.layout, part.tp, dp, part.muon if muon else (), part.strategy, tp_rank=tp)
+            assert of_all(part, column)[place] == alone.total(group=group).sent_bytes, (group, dp, tp)
+
+
+def test_work_is_that_of_every_rank(part: PlannedWorld) -> None:
+    alone = predict_work(part.strategy, part.layout, part.tp, part.muon)
+    assert of_all(part, np.array(part.rank_loads()[2])).tolist() == [alone[rank] for rank in ranks(part)]
+    mean, most = part.total_load()
+    assert mean.flops == pytest.approx(sum(alone.values()) / len(alone))
+    assert most.flops == max(alone.values())
+
+
+def test_what_a_bucket_waits_for_is_its_slowest_rank(part: PlannedWorld) -> None:
+    """Waits are sums over buckets: at least the slowest rank's own sum, and at most what all ranks do together."""
+    most = part.total_load()[1]
+    for column in range(len(IDLE)):
+        waits = sum(times * max(load[column] for load in kept) for kept, times in part.bucket_groups.items())
+        assert most[column] <= waits <= sum(part.rank_loads()[column])
+
+
+def test_transient_bytes_are_those_of_the_worst_rank(part: PlannedWorld) -> None:
+    allocates = of_strategy(part.strategy).allocates
+    worst = max(allocates(part.layout, part.muon, part.tp, dp, None, 2) for dp in range(part.dp))
+    assert part.transient_bytes == worst
+
+
+def test_owners_repeat_nothing_and_gathering_repeats_what_is_cut() -> None:
+    specs, muon = replace(MODELS["gpt2"], layers=3).specs(2)
+    once = {name: plan_part(specs, muon, 4, 2, 10**7, name).total_load()[0].flops for name in KINDS}
+    assert once["owner"] < once["gather_cut"] == once["gather_all"]
+    assert once["blockwise"] != once["owner"]
+
+
+def test_loads_add_up() -> None:
+    assert IDLE.plus(Load(1, 2, 3), 2).plus(Load(1, 1, 1), -1) == Load(1, 3, 5)

@@ -1,0 +1,92 @@
+"""MuonW planned by kinds and arrays is MuonW's own plan, piece by piece, and what torch's dispatcher counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import planner_workers
+import pytest
+from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+
+from distmuon import launch
+from distmuon.muonw.boxes import all_of, boxes, volume
+from distmuon.muonw.optimizer import HEADER
+from distmuon.muonw.parcels import Parcels, Placed
+from distmuon.sharding.layout import ParamSpec, plan
+from distmuon.verify.model_states import predict_rows
+from muonbook.measure.workload import Workload
+from muonbook.planner.measured.timed_worlds import FLOAT32
+from muonbook.planner.parts.fsdp_worlds import FsdpPart
+from muonbook.planner.planned_worlds import MOMENTUM_BYTES
+
+MESHES = [(4, 1), (3, 2), (2, 4), (1, 2), (5, 1), (1, 1)]
+SHAPES = [  # whole, and the dimension that TP cuts
+    ((24, 16), 0), ((16, 24), 1), ((24, 16), 0), ((40, 8), 0), ((6, 16), None), ((16, 16), 1), ((1, 8), None),
+    ((3, 40), None), ((16, 16), 0),
+]  # fmt: skip
+
+
+def specs(tp: int) -> list[ParamSpec]:
+    found = []
+    for number, (shape, cut) in enumerate(SHAPES):
+        local = tuple(n // tp if dim == cut else n for dim, n in enumerate(shape))
+        found.append(ParamSpec(f"matrix {number}", local, "float32", cut))
+    return [*found, ParamSpec("norm", (16,), "float32")]
+
+
+def placements(cut: int | None, tp: int) -> list[Any]:
+    """Return how FSDP2 over TP places a weight, as DTensor writes it down."""
+    if cut is None:
+        return [Shard(0), Replicate()]
+    return [_StridedShard(0, split_factor=tp), Shard(0)] if cut == 0 else [Shard(0), Shard(1)]
+
+
+def part(dp: int, tp: int) -> FsdpPart:
+    every = specs(tp)
+    return FsdpPart(every, frozenset(range(len(SHAPES))), dp, tp, ["a"] * 4 + ["b"] * 4 + ["", ""], dtypes=FLOAT32)
+
+
+@pytest.mark.parametrize(("dp", "tp"), MESHES)
+def test_parcels_are_counted_without_being_packed(dp: int, tp: int) -> None:
+    planned, ranks = part(dp, tp), dp * tp
+    placed = [
+        Placed(boxes(shape, (dp, tp), placements(cut, tp)), [(all_of(shape), (shape[0], shape[1]))])
+        for shape, cut in SHAPES
+    ]
+    moves = planned.exchanged()
+    for rank in range(ranks):
+        real = Parcels(placed, ranks, rank)
+        assert {index: real.owner[index, 0] for index in range(len(SHAPES))} == planned.owners
+        for parcels, amounts in zip((real.out, real.back), moves, strict=True):
+            sent = sum(volume(piece.box) for to, pieces in enumerate(parcels) if to != rank for piece in pieces)
+            header = HEADER * (ranks - 1)
+            assert int(amounts[rank]) == (MOMENTUM_BYTES * (sent + header) if ranks > 1 else 0)
+
+
+@pytest.mark.parametrize(("dp", "tp"), MESHES)
+def test_states_are_rows(dp: int, tp: int) -> None:
+    planned = part(dp, tp)
+    layout = plan(planned.specs, dp)
+    for rank in range(dp):
+        alone = predict_rows(layout, rank, planned.muon)
+        found = {kind: int(column[rank]) for kind, column in planned.states().items()}
+        assert found == alone
+
+
+def test_every_matrix_is_orthogonalized_once() -> None:
+    assert np.sum(part(4, 2).flops()) == np.sum(part(1, 1).flops())
+
+
+# ---- Counted --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(4, 1), (2, 2)])
+def test_a_real_step_sends_and_keeps_what_is_planned(dp: int, tp: int) -> None:
+    job = Workload(vocabulary=67, width=64, layers=2, heads=4, context=16, sequences=4, bucket_size=20_011)
+    entrants = ["adamw", "gather_all", "gather_cut", "owner", "blockwise", *(["muonw"] if tp == 1 else [])]
+    for rank in launch.run(planner_workers.facts, (job, entrants), dp=dp, tp=tp):
+        for name in entrants:
+            found = rank[name]
+            assert found["sent"] == found["planned_sent"] == found["in_ledger"], name
+            assert found["held"] == found["planned_held"], name

@@ -1,0 +1,165 @@
+"""scripts/plan.py: what it prints, writes, draws and refuses; that thousands of ranks are planned in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import worlds
+
+from distmuon.launch import UsageError
+from muonbook.measure import results
+from muonbook.planner.model_shapes import MODELS, Experts, Latent, find_shape
+
+WORKER = str(worlds.ROOT / "scripts" / "plan.py")
+OWN = """
+layers = 4
+width = 256
+heads = 4
+key_heads = 2
+mlp = 512
+vocabulary = 1000
+context = 128
+[experts]
+routed = 8
+active = 2
+width = 128
+shared = 128
+dense_layers = 0
+"""
+
+
+def planned(*arguments: str) -> str:
+    ending = worlds.finish(WORKER, *arguments)
+    assert (ending.code, ending.err) == (0, "")
+    return ending.out
+
+
+def test_a_plan_is_told_in_thirty_lines_written_and_drawn(tmp_path: Path) -> None:
+    out, figure = tmp_path / "new" / "plan.json", tmp_path / "plan.svg"
+    given = ["--model", "moonlight", "--dp", "16", "--tp", "2", "--pp", "2", "--ep", "4"]
+    printed = planned(*given, "--json", str(out), "--figure", str(figure)).splitlines()
+    assert len(printed) <= 30
+    assert max(map(len, printed)) <= 120
+    assert printed[0] == "Moonlight, 16 billion parameters, on 64 ranks: 16 DP x 2 TP x 2 PP, 4 EP"
+    (plan,) = json.loads(out.read_text())["plans"]
+    assert (plan["ranks"], plan["strategy"], plan["fits"]) == (64, "owner", True)
+    assert sum(plan["seconds"].values()) == pytest.approx(plan["step_seconds"], rel=1e-3)
+    assert sum(plan["held"].values()) == pytest.approx(plan["fullest"]["bytes"], abs=len(plan["held"]))
+    assert "Moonlight on 64 ranks" in figure.read_text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--model llama2_7b --dp 8 --optimizer adamw",
+        "--model llama2_7b --dp 8 --strategy gather_all --buckets megatron",
+        "--model llama2_7b --dp 8 --tp 2 --strategy gather_cut --buckets flat",
+        "--model llama2_7b --dp 8 --tp 2 --strategy blockwise --recompute --device a100",
+        "--model kimi_k2 --dp 128 --tp 8 --pp 8 --ep 64 --optimizer muonw --fabric nvlink_ethernet",
+    ],
+)
+def test_every_optimizer_is_told_in_thirty_lines(line: str) -> None:
+    printed = planned(*line.split()).splitlines()
+    assert len(printed) <= 30
+    assert re.search(r"Seconds of a step: [\d.]+, \d+% of the peak in the model", "\n".join(printed))
+
+
+def test_ranks_alone_search(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    printed = planned("--model", "llama2_7b", "--ranks", "64", "--json", str(out)).splitlines()
+    assert len(printed) <= 30
+    plans = json.loads(out.read_text())["plans"]
+    rows = re.findall(r"^ +(\d+) +(\d+) +(\d+) +(\d+) +[\d.]+ GB", "\n".join(printed), re.MULTILINE)
+    assert [tuple(map(int, row)) for row in rows] == [tuple(p[n] for n in ("dp", "tp", "pp", "ep")) for p in plans]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--model gpt5", "--model gpt5: choose one of gpt2, llama3_8b,"),
+        ("--model nowhere.toml", "--model nowhere.toml: cannot be read (No such file or directory)"),
+        ("--optimizer sgd", "--optimizer sgd: choose one of adamw, muon, muonw."),
+        ("--strategy periodic", "--strategy periodic: choose one of gather_all, gather_cut, owner, blockwise."),
+        ("--buckets small", "--buckets small: choose one of ours, megatron, flat."),
+        ("--device tpu", "--device tpu: choose one of a100, h100, h200."),
+        ("--fabric string", "--fabric string: choose one of nvlink_infiniband,"),
+        ("--dp 4 --ranks 6", "--ranks 6: --dp 4 x --tp 1 x --pp 1 is 4 ranks; leave --ranks out, or make them agree."),
+        ("--tp 4 --ranks 6", "--ranks 6: --tp 4 x --pp 1 does not divide that; leave --ranks out"),
+        ("--tp 32", "--tp 32 does not divide what Moonlight has to be cut, 16 heads"),
+        ("--dp 6 --ep 4", "--dp 6 is not a multiple of --ep 4"),
+        ("--model gpt2 --ep 2", "--ep 2: GPT-2 has no experts to share out; leave --ep out."),
+        ("--pp 28", "--pp 28: Moonlight has 27 layers"),
+        ("--tokens 100", "--tokens 100 are fewer than a sequence of 8,192"),
+        ("--figure plan.pdf", "--figure plan.pdf: name a .png or an .svg file."),
+        ("--measure", "--measure needs --json FILE to write to"),
+    ],
+)
+def test_what_cannot_be_is_answered_in_a_sentence(line: str, says: str) -> None:
+    ending = worlds.finish(WORKER, *line.split())
+    assert (ending.code, ending.out) == (2, "")
+    assert ending.err.startswith(f"error: {says}")
+    assert ending.err.count("\n") == 1
+
+
+LIMITED = """
+import resource, sys, plan
+sys.argv = ["plan.py", *"--model kimi_k2 --dp 128 --tp 8 --pp 8 --ep 64".split()]
+plan.main()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+"""
+
+
+def test_a_trillion_parameters_on_8192_ranks_are_planned_within_the_limits() -> None:
+    """The seconds that count are stored ones, of a process with a core for itself; here the bound is a generous one."""
+    where = {**os.environ, "PYTHONPATH": str(worlds.ROOT / "scripts")}
+    done = subprocess.run([sys.executable, "-c", LIMITED], env=where, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, *_, held = done.stdout.splitlines()
+    assert "on 8,192 ranks" in first
+    assert int(held) < 2e9
+    stored = results.load("planner")["planning"]
+    assert stored["seconds"] < 10
+    assert stored["bytes"] < 2e9
+
+
+# ---- A shape of one's own -------------------------------------------------------------------------------------
+
+
+def test_a_shape_of_ones_own_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(OWN)
+    shape = find_shape(str(tmp_path / "mine.toml"))
+    assert (shape.title, shape.layers, shape.gated) == ("mine", 4, True)
+    assert shape.experts == Experts(8, 2, 128, 128, 0)
+    latent = OWN + "[latent]\nrank = 64\nrotary = 16\n"
+    (tmp_path / "mine.toml").write_text(latent)
+    assert find_shape(str(tmp_path / "mine.toml")).latent == Latent(64, 16)
+    assert find_shape("gpt2") is MODELS["gpt2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("layers = ", "is no TOML"),
+        ("", "layers, width, heads, key_heads, mlp, vocabulary, context is missing; add it."),
+        (OWN.replace("layers = 4\n", "layer = 4\n", 1), "there is no 'layer'; known are title,"),
+        (OWN.replace("layers = 4\n", "layers = 4.5\n", 1), "layers is 4.5; it wants int."),
+        (OWN.replace("layers = 4\n", "layers = -4\n", 1), "layers is -4; it must be from 1 to 1,000,000."),
+        (OWN.replace("heads = 4\n", "heads = 5\n", 1), "5 heads do not divide a width of 256"),
+        (OWN.replace("active = 2", "active = 9"), "a token takes 9 of 8 experts; mend it."),
+        (OWN.replace("[experts]", "[[experts]]"), "[experts] is [{"),
+        (OWN.replace("shared = 128\n", ""), "shared is missing; add it."),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_with_the_remedy(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as error:
+        find_shape(str(path))
+    assert says in str(error.value)
+    assert str(error.value).startswith(f"--model {path}: ")

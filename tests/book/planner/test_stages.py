@@ -1,0 +1,196 @@
+"""Pipeline stages and experts: who holds what, that nothing is lost or doubled, and what cannot be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from distmuon.launch import UsageError
+from distmuon.optim.newton_schulz import flops
+from muonbook.ch15.planned_steps import TimedWorld
+from muonbook.planner.fabrics import FABRICS, NODE
+from muonbook.planner.model_shapes import MODELS, Experts, Shape
+from muonbook.planner.planned_worlds import BUCKET_RULES, plan_world
+from muonbook.planner.search import search
+from muonbook.planner.stages import Degrees, all_degrees, check_degrees, stage_of, stages, tp_choices
+from muonbook.planner.world_plan import HELD, OPTIMIZERS, WorldPlan, WorldSetting
+
+SMALL = replace(
+    MODELS["moonlight"], layers=5, width=256, mlp=512, vocabulary=1000, context=64,
+    experts=Experts(routed=12, active=3, width=128, shared=128, dense_layers=1),
+)  # fmt: skip
+DENSE = replace(MODELS["gpt2"], layers=6, width=192, mlp=768, vocabulary=500, context=32)
+GRIDS = [Degrees(4), Degrees(4, 2), Degrees(2, 1, 3), Degrees(4, 2, 2, 2), Degrees(12, 1, 5, 12), Degrees(6, 4, 2, 3)]
+
+
+def setting(shape: Shape, degrees: Degrees, optimizer: str = "muon", strategy: str = "owner") -> WorldSetting:
+    return WorldSetting(shape, degrees, optimizer, strategy, tokens=shape.context * degrees.dp * 4)
+
+
+@pytest.mark.parametrize("degrees", GRIDS, ids=str)
+def test_stages_and_expert_ranks_share_out_every_parameter_once(degrees: Degrees) -> None:
+    whole = {weight.name: weight for weight in SMALL.weights()}
+    told = stages(SMALL, degrees.pp, degrees.ep)
+    assert sorted(number for stage in told for number in stage.numbers) == list(range(degrees.pp))
+    dense = sum(len(stage.numbers) * len(stage.dense) for stage in told)
+    experts = sum(len(stage.numbers) * len(stage.experts) for stage in told) * degrees.ep
+    assert dense + experts == len(whole)
+    assert sum(len(stage.numbers) * stage.layers for stage in told) == SMALL.layers
+    assert sum(len(stage.numbers) * stage.active for stage in told) == pytest.approx(SMALL.active, abs=degrees.pp)
+
+
+def test_the_embedding_is_in_the_first_stage_and_the_head_in_the_last() -> None:
+    assert [stage_of(name, 7, 3) for name in ("tokens", "blocks.0.up", "blocks.6.up", "norm.weight", "head")] == [
+        0, 0, 2, 2, 2,
+    ]  # fmt: skip
+    first, *_, last = stages(DENSE, 3, 1)  # tied
+    assert "tokens" in {weight.name for weight in first.dense}
+    assert "head" in {weight.name for weight in last.dense}
+    assert sum(len(stage.numbers) * stage.active for stage in stages(DENSE, 3, 1)) == DENSE.active
+
+
+@pytest.mark.parametrize("degrees", GRIDS, ids=str)
+@pytest.mark.parametrize("optimizer", ["muon", "muonw"])
+def test_newton_schulz_divides_by_stages_and_experts(degrees: Degrees, optimizer: str) -> None:
+    """Over all ranks of the world, owners orthogonalize every matrix once, on whatever grid."""
+    once = sum(flops(weight.shape) for weight in SMALL.weights() if weight.muon)
+    plan = WorldPlan(setting(SMALL, degrees, optimizer))
+    assert plan.flops[0] * degrees.ranks == pytest.approx(once, rel=1e-12)
+    assert plan.flops[0] <= plan.flops[1] <= once
+
+
+@pytest.mark.parametrize("degrees", GRIDS, ids=str)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_what_ranks_hold_adds_up(degrees: Degrees, optimizer: str) -> None:
+    """Masters are cut over all DP ranks; whole parameters are on each; FSDP2's padding is all there is beside."""
+    plan = WorldPlan(setting(SMALL, degrees, optimizer))
+    held = plan.mean_held
+    assert set(held) == set(HELD)
+    elements = sum(math.prod(weight.shape) for weight in SMALL.weights())
+    everywhere = held["parameters"] * degrees.ranks
+    if optimizer == "muonw":
+        assert 4 * elements <= everywhere
+    else:
+        assert held["gradients"] == 2 * held["parameters"]
+        assert held["master weights"] * degrees.ranks >= 4 * elements
+    assert plan.fullest[2] >= sum(held.values()) - 1
+    assert plan.held["parameters"] > 0
+
+
+@pytest.mark.parametrize("strategy", ["gather_all", "gather_cut"])
+def test_a_world_without_stages_takes_what_chapter_15_says(strategy: str) -> None:
+    shape = MODELS["gpt2"]
+    step = TimedWorld.of(replace(plan_world(shape, 16, 2, BUCKET_RULES["ours"](16)), strategy=strategy)).step(
+        FABRICS["nvlink_infiniband"], 1 << 20
+    )
+    plan = WorldPlan(WorldSetting(shape, Degrees(16, 2), strategy=strategy, tokens=1 << 20))
+    found = plan.seconds
+    for name in ("gradients", "momentum", "parameters", "summary"):
+        assert found[name] == getattr(step, name)
+    assert found["Newton–Schulz"] + found["blocks over TP"] == pytest.approx(step.orthogonalizing)
+    assert found["forward, backward"] == pytest.approx(step.computation)
+    assert found["activations (tp)"] == pytest.approx(step.activations)
+    assert plan.step_seconds == pytest.approx(step.muon)
+
+
+def test_the_bubble_is_that_of_1f1b() -> None:
+    plan = WorldPlan(setting(DENSE, Degrees(2, 1, 3)))  # four micro-batches
+    assert plan.bubble == 2 / (4 + 2)
+    seconds = plan.seconds
+    passes = sum(seconds[name] for name in ("forward, backward", "activations (pp)"))
+    assert seconds["bubble"] == pytest.approx(passes * 2 / 4)
+    assert "bubble" not in WorldPlan(setting(DENSE, Degrees(6))).seconds
+
+
+def test_more_expert_ranks_hold_less_and_send_tokens() -> None:
+    few, many = (WorldPlan(setting(SMALL, Degrees(12, 1, 1, ep))) for ep in (1, 6))
+    assert many.held["parameters"] < few.held["parameters"]
+    assert ("ep", "tokens") not in few.sent
+    mixtures, routed = SMALL.layers - 1, SMALL.experts
+    assert routed is not None
+    sent = 4 * mixtures * 4 * SMALL.context * SMALL.width * 2 * routed.active * 5 / 6  # calls, micro-batches, bf16
+    assert many.sent["ep", "tokens"] == (pytest.approx(sent), pytest.approx(sent))
+
+
+def test_an_exchange_within_a_node_stays_there_and_beyond_it_shares_the_way() -> None:
+    fabric = FABRICS["nvlink_infiniband"]
+    assert fabric.exchange(4, 2) == fabric.inside
+    link = fabric.exchange(16, 1)
+    outside = 8 / 15  # of what a rank sends
+    assert link.bytes_per_second == pytest.approx(fabric.between.bytes_per_second / NODE / outside)
+    assert fabric.exchange(4, 8).bytes_per_second == fabric.between.bytes_per_second / NODE
+
+
+def test_recomputing_trades_memory_for_work() -> None:
+    plain = WorldPlan(setting(DENSE, Degrees(4)))
+    again = WorldPlan(replace(plain.setting, recompute=True))
+    assert again.held["activations"] < plain.held["activations"]
+    assert again.seconds["forward, backward"] == pytest.approx(plain.seconds["forward, backward"] * 8 / 6)
+
+
+# ---- What cannot be -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "degrees", "says"),
+    [
+        ("llama2_7b", Degrees(8, 3), "--tp 3 does not divide what Llama 2 7B has to be cut, 32 heads with 32 of keys"),
+        ("llama3_8b", Degrees(8, 16), "choose one of 1, 2, 4, 8."),
+        ("llama2_7b", Degrees(8, 1, 33), "--pp 33: Llama 2 7B has 32 layers; choose from 1 to 32."),
+        ("llama2_7b", Degrees(8, 1, 1, 2), "--ep 2: Llama 2 7B has no experts to share out; leave --ep out."),
+        ("moonlight", Degrees(8, 1, 1, 3), "--ep 3 does not divide the 64 experts of Moonlight; choose one of 1, 2,"),
+        ("moonlight", Degrees(6, 1, 1, 4), "--dp 6 is not a multiple of --ep 4, whose ranks are some of its own"),
+    ],
+)
+def test_a_division_that_cannot_be_is_refused_with_the_remedy(shape: str, degrees: Degrees, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        check_degrees(MODELS[shape], degrees)
+    assert says in str(error.value)
+
+
+def test_too_few_tokens_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"--tokens 1,000 are fewer than a sequence of 8,192 for each of --dp 4 ranks"):
+        WorldPlan(WorldSetting(MODELS["moonlight"], Degrees(4), tokens=1000))
+
+
+def test_every_division_that_is_offered_can_be() -> None:
+    found = list(all_degrees(SMALL, 24, 8))
+    assert len(found) == len(set(found)) > 10
+    for degrees in found:
+        check_degrees(SMALL, degrees)
+        assert degrees.ranks == 24
+    assert tp_choices(SMALL) == [1, 2, 4, 8, 16]
+
+
+# ---- What would fit -------------------------------------------------------------------------------------------
+
+
+def test_a_search_returns_what_fits_quickest_first() -> None:
+    found = search(WorldSetting(MODELS["llama3_8b"], Degrees(0)), 64)
+    assert found.possible >= found.roomy >= len(found.plans) > 1
+    took = [plan.step_seconds for plan in found.plans]
+    assert took == sorted(took)
+    assert all(plan.fits and plan.setting.degrees.ranks == 64 for plan in found.plans)
+
+
+def test_a_search_finds_the_quickest_of_a_small_world() -> None:
+    """Every division that fits is really planned here: the rule of thumb has not lost the best one."""
+    begun = WorldSetting(MODELS["llama3_8b"], Degrees(0))
+    plans = [WorldPlan(replace(begun, degrees=degrees)) for degrees in all_degrees(begun.shape, 32, 8)]
+    quickest = min((plan for plan in plans if plan.fits), key=lambda plan: plan.step_seconds)
+    assert search(begun, 32).plans[0].setting == quickest.setting
+
+
+def test_a_search_without_a_place_says_so() -> None:
+    with pytest.raises(UsageError, match=r"--ranks 8: of \d+ divisions none fits H100 80 GB; choose more ranks"):
+        search(WorldSetting(MODELS["llama3_70b"], Degrees(0)), 8)
+    with pytest.raises(UsageError, match=r"--ranks 64: no division of it gives every DP rank a sequence"):
+        search(WorldSetting(MODELS["gpt2"], Degrees(0), tokens=100), 64)
+
+
+def test_the_slowest_rank_is_one_of_the_stage_with_most_work() -> None:
+    plan = WorldPlan(setting(SMALL, Degrees(4, 2, 2, 2)))
+    assert plan.flops[1] == max(float(np.max(stage.flops)) for stage in plan.stages)
