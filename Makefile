@@ -14,7 +14,7 @@ COLAB_PYTHON ?= python3.13 python3.12 python3.11
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test gpu lint notebooks colab book links bench traces address clean clean-all
+.PHONY: help setup demo test gpu lint notebooks colab book links bench soak traces address clean clean-all
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -42,11 +42,14 @@ demo: $(READY) ## Train on 8 processes (DP 4 x TP 2), compare with one process, 
 	$(PY) scripts/10_dp_tp.py --dp 4 --tp 2 --figure out/demo.png --json out/demo.json
 
 # Side by side, one process per core with one thread each (more only get in each other's way), but for those marked
-# `alone`, which follow. With 5 pytest says that it was asked for none of these.
+# `alone`, which follow: where nothing else is asked for, from the files that say so, because to collect all the others
+# as well takes 10 s. With 5 pytest says that it was asked for none of these.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
+
 test: lint ## Check style and types, then run every test (PYTEST_ARGS="-k layout" for some)
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --no-loadscope-reorder -m "not alone" $(PYTEST_ARGS); most=$$?; \
 	case $$most in 0|1|5) ;; *) exit $$most ;; esac; \
-	$(PY) -m pytest -m alone $(PYTEST_ARGS); rest=$$?; \
+	$(PY) -m pytest -m alone $(or $(PYTEST_ARGS),$(ALONE)); rest=$$?; \
 	case $$rest in 5) exit $$most ;; esac; case $$most in 1) exit 1 ;; esac; exit $$rest
 
 gpu: $(READY) ## Run every worker and the engine on the GPUs that are here; store what came of it (no part of make test)
@@ -81,6 +84,9 @@ links: $(READY) ## Check the book's links to other sites (needs a network, so it
 
 bench: $(READY) ## Take all measurements that this machine permits (NAMES="bytes": these; QUICK=1: a first impression, in out/)
 	$(PY) scripts/tools bench $(NAMES) $(if $(QUICK),--quick)
+
+soak: $(READY) ## Train 2,000 steps on 8 ranks, killing one every 100, and store what came of it (20 minutes)
+	$(PY) scripts/18_beyond_one_machine.py --soak --json book/results/soak.json
 
 traces: $(READY) ## Fetch the report's public traces, check every byte, and read them anew into book/results
 	$(PY) scripts/tools fetch_traces

@@ -4,17 +4,21 @@ python scripts/18_beyond_one_machine.py
 python scripts/18_beyond_one_machine.py --drill "out of memory"
 python scripts/18_beyond_one_machine.py --drill all --json book/results/drills.json
 python scripts/18_beyond_one_machine.py --soak --json book/results/soak.json
+python scripts/18_beyond_one_machine.py --divisions --json book/results/divisions.json
 """
 
 import sys
 
 from distmuon import launch
 from distmuon.launch import hosts
+from muonbook.ch18 import puzzle as placing
+from muonbook.puzzles import add_arguments, handle
 
 TAKES = {
     "": (),
     "--drill": ("json",),
     "--soak": ("steps", "ranks", "kill_every", "json"),
+    "--divisions": ("quick", "json"),
 }  # job -> its options
 
 
@@ -28,17 +32,15 @@ def tell(arguments):
 
 
 def drill(arguments):
-    """Play one drill, or all, and write the table."""
+    """Play some drills, or all, and write the table."""
     apart = become_switch() is None
     from muonbook.ch18.drills import table
     from muonbook.measure import results
 
-    rows = []
-    for row in table.rows_of(table.asked_for(arguments.drill), apart):
+    names, rows = table.asked_for(arguments.drill), []
+    for row in table.rows_of(names, apart):
         rows.append(row)
-        print(table.line(row), flush=True)
-        if len(table.asked_for(arguments.drill)) == 1:
-            print(table.details(row))
+        print(table.line(row) if len(names) > 1 else table.details(row), flush=True)
     if arguments.json is not None:
         results.write(arguments.json, table.stored(rows))
 
@@ -54,6 +56,17 @@ def soak(arguments):
         results.write(arguments.json, found)
 
 
+def divide(arguments):
+    """Plan every division of the puzzle's worlds, and larger and larger worlds; write what was found."""
+    from muonbook.ch18.plans import divisions
+    from muonbook.measure import results
+
+    found = divisions.survey(arguments.quick)
+    if arguments.json is not None:
+        results.write(arguments.json, found)
+    print("\n".join(divisions.lines(found)))
+
+
 def become_switch():
     """Let machines have networks of their own; return why they cannot, if so. Before torch is imported."""
     obstacle = hosts.obstacle()
@@ -64,13 +77,16 @@ def become_switch():
 
 def parse():
     parser = launch.parser(__doc__)
-    parser.add_argument("--drill", metavar="NAME", help="one way in which things go wrong, or all")
+    parser.add_argument("--drill", nargs="+", metavar="NAME", help="ways in which things go wrong, or all")
     parser.add_argument("--soak", action="store_true", help="train for long, killing a rank again and again")
+    parser.add_argument("--divisions", action="store_true", help="plan worlds in every possible division")
     add = parser.add_argument
     add("--steps", type=int, default=2000, metavar="N", help="of --soak (default: %(default)s)")
     add("--ranks", type=int, default=8, metavar="N", help="of --soak (default: %(default)s)")
     add("--kill-every", type=int, default=100, metavar="N", help="of --soak: steps (default: %(default)s)")
-    add("--json", metavar="FILE", help="with --drill or --soak: write what came of it here")
+    add("--quick", action="store_true", help="with --divisions: two small worlds, for a first impression")
+    add("--json", metavar="FILE", help="with one of these: write what came of it here")
+    add_arguments(parser)
     return parser.parse_args()
 
 
@@ -84,16 +100,18 @@ def check(arguments):
         )
     if launch.under_torchrun():
         raise launch.UsageError("this worker starts torchrun itself, on machines of its own; run it with python.")
-    if sys.platform != "linux":
-        raise launch.UsageError("machines, drills and the soak look into Linux's /proc; run them there.")
+    if sys.platform != "linux" and (arguments.drill or arguments.soak):
+        raise launch.UsageError("drills and the soak look into Linux's /proc; run them there.")
     launch.check_writable("--json", arguments.json)
 
 
 def main():
     arguments = parse()
+    if (code := handle(arguments, placing.PUZZLE)) is not None:
+        return code
     job = launch.chosen_job(arguments, TAKES)
     check(arguments)
-    return {"": tell, "--drill": drill, "--soak": soak}[job](arguments)
+    return {"": tell, "--drill": drill, "--soak": soak, "--divisions": divide}[job](arguments)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def keep_going(arguments):
         failures, seen = 1 if now - seen else failures + 1, now
         cause = report.cause() or f"the command {ending(code)}"
         if failures >= arguments.tries:
-            say(f"{cause}; {failures} failures without a new checkpoint: given up.")
+            say(f"{cause}; tries without a new checkpoint: {failures} of {arguments.tries}. Given up.")
             return 1
         say(f"{cause}; starting again.")
         time.sleep(arguments.pause)

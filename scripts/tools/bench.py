@@ -41,13 +41,14 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "step": ("16_owner.py", "--measure"),
     "muonw": ("17_muonw.py", "--measure"),
     "planner": ("plan.py", "--measure"),
+    "drills": ("18_beyond_one_machine.py", "--drill", "all"),
     "claims": ("tools", "claims"),
     "conformance": ("tools", "conformance"),
     **LEARNING,
 }
-SHORT = ("step_times", "learning")  # which have no --quick
+SHORT = ("step_times", "learning", "drills")  # which have no --quick
 UNDRAWN = {"bench", "claims", "planner"}  # no chapter shows them, and `make book` fills in the claims page
-OF_16, OF_17 = {"step", "blocks"}, {"muonw", "conformance"}  # which chapters 16 and 17 show
+OF_16, OF_17, OF_18 = {"step", "blocks"}, {"muonw", "conformance"}, {"drills"}  # which chapters 16 to 18 show
 CHAPTERS = ("12", "13", "14", "15")  # whose pages show the rest
 
 
@@ -64,9 +65,9 @@ def redrawing(names):
     """Return name -> command of what redraws pages and figures from these results."""
     if set(names) <= UNDRAWN:
         return {}
-    others = set(names) - LEARNING.keys() - UNDRAWN - OF_16 - OF_17
+    others = set(names) - LEARNING.keys() - UNDRAWN - OF_16 - OF_17 - OF_18
     chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
-    chapters += [chapter for chapter, own in (("16", OF_16), ("17", OF_17)) if set(names) & own]
+    chapters += [chapter for chapter, own in (("16", OF_16), ("17", OF_17), ("18", OF_18)) if set(names) & own]
     return {
         "chapters": ["scripts/tools", "run_notebooks", *chapters],
         "pictures of pages": ["scripts/tools", "draw_pages"],

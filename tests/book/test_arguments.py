@@ -42,6 +42,7 @@ JOBS = {  # where the name of a job is not how it is asked for
     ("15", "--worlds"): "--worlds --json out/x.json",
     ("16", "--measure"): "--measure --json out/x.json",
     ("17", "--train"): "--train 3",
+    ("18", "--drill"): "--drill all",
     ("17", "--measure"): "--measure --json out/x.json",
     (PLAN, "--measure"): "--measure --json out/x.json",
 }

@@ -158,7 +158,9 @@ def _background_group() -> dist.ProcessGroup:
     """Return a group for the thread that saves: its collectives must not mix with those of training. Collective."""
     everybody = dist.group.WORLD
     if _background.get("of") is not everybody:  # a program may leave its process group and make another
-        _background.update(of=everybody, group=dist.new_group(backend="gloo", group_desc="checkpoint"))
+        # a new group waits half an hour for a rank that hangs, and has no public way to ask how long this one waits
+        limit = everybody._get_backend(everybody._device_types[0]).options._timeout
+        _background.update(of=everybody, group=dist.new_group(backend="gloo", timeout=limit, group_desc="checkpoint"))
     return _background["group"]
 
 

@@ -21,8 +21,8 @@ from muonbook.ch18.machines import Machine
 
 SCRIPTS = Path(__file__).resolve().parents[2]
 PROGRAM = "muonbook.ch18.drills.faults"  # train.py, of which a rank waits where it is told to
-PATIENCE = 120.0  # seconds that anything may take here, on a busy machine
-LINGER = 3  # seconds; 60 by default
+PATIENCE = 180.0  # seconds that anything may take here, on a busy machine
+LINGER, TIMEOUT = 3, 5.0  # seconds that a command may stay on without a rank; that a collective waits
 GONE_ON = re.compile(r"^step +(\d+) +gone on from", re.M)
 
 
@@ -35,7 +35,7 @@ class Cluster:
 
     def __init__(
         self, folder: Path, machines: int = 2, ranks: int = 2, nodes: str = "", steps: int = 60, every: int = 10,
-        timeout: float = 5.0, apart: bool = True,
+        timeout: float = TIMEOUT, apart: bool = True,
     ) -> None:  # fmt: skip
         self.folder, self.run, self.steps, self.every = folder, folder / "run", steps, every
         self.run.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class Cluster:
 
     def settings(self) -> dict[str, object]:
         """Return the options of train.py, as both its command line and RunSettings have them."""
-        return {**SMALL, "batch": 8, "steps": self.steps, "save_every": self.every, "folder": str(self.run)}
+        return {**SMALL, "batch": 12, "steps": self.steps, "save_every": self.every, "folder": str(self.run)}
 
     def command(self, machine: Machine) -> list[str]:
         """Return what runs on a machine."""
@@ -54,7 +54,7 @@ class Cluster:
         words += ["--until", str(runs.at_step(self.run, self.steps)), "--linger", str(LINGER), "--tries", "20", "--"]
         words += [sys.executable, "-m", "torch.distributed.run", "--nnodes", self.nodes, "--max-restarts", "0"]
         words += ["--nproc-per-node", str(self.ranks), "--monitor-interval", "0.2", "--rdzv-backend", "c10d"]
-        patience = "join_timeout=60,read_timeout=10,last_call_timeout=5"
+        patience = "join_timeout=60,read_timeout=10,last_call_timeout=8"
         if self.apart:  # each has a name that the others know: torchrun finds out by itself whose address is the host's
             words += ["--rdzv-endpoint", f"a:{self.port}", "--rdzv-conf", patience]
         else:

@@ -199,6 +199,17 @@ def test_torchrun_with_a_wrong_product_prints_one_sentence_and_its_ranks_exit_wi
     assert ending.code == 1
 
 
+def test_ranks_whose_torchrun_is_killed_say_so_and_end() -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with worlds.command(*torchrun, FAULTY, "wait", OMP_NUM_THREADS="1") as running:
+        running.wait_for("waiting\nwaiting")
+        running.interrupt(signal.SIGKILL)
+        ending = running.end()
+    assert ending.code == -signal.SIGKILL
+    for rank in range(2):
+        assert f"rank {rank}: torchrun, which had started it, is gone; so it ends." in ending.err
+
+
 @pytest.mark.parametrize("what", ["greet", "between"])
 def test_a_command_whose_output_nobody_reads_ends_without_a_word(what: str) -> None:
     """As under `| head`: greet prints in a rank, between in the launching process."""

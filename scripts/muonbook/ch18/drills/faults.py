@@ -56,6 +56,7 @@ def train_until_it_happens(
     world: launch.World, settings: RunSettings, faults: Sequence[Fault], log: str | None = None
 ) -> Any:
     """Run the loop of train.py on this rank. log: the file into which it prints, instead of onto the terminal."""
+    assert world.size > 1, "a single rank would wrap, and silence, the process that has started it"
     if log is not None:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):

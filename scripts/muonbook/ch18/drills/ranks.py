@@ -74,6 +74,11 @@ DRILLS: dict[str, RankDrill] = {
         (f"rank 0 waited {TIMEOUT:g} s for its peers in vain", "rank 1 was still running", "in _oversleep"), 2,
         AT_TIMEOUT,
     ),
+    "a rank stopped while saving": RankDrill(
+        "rank 1 is stopped as it writes its file", (Fault("stop", "write", 8, 1),),
+        (r"\S+ was not saved: RuntimeError", "it does not answer: it is stopped"), 4,
+        AT_TIMEOUT, "a save",
+    ),
     "a slow rank": RankDrill(
         "rank 1 is half a second late in three steps", (Fault("dawdle", "step", 6, 1, last=8),), (), 0, NEVER
     ),

@@ -9,10 +9,9 @@ from typing import Any
 
 from distmuon import launch
 from distmuon.launch import session
-from muonbook.ch18 import contents, outages
-from muonbook.ch18.cluster import Cluster
-from muonbook.ch18.drills import commands, files, ranks
-from muonbook.ch18.drills.ground import SAME, TIMEOUT, DrillFailed, DrillGround, Row
+from muonbook.ch18 import cluster, contents, outages
+from muonbook.ch18.drills import commands, files, ground, ranks
+from muonbook.ch18.drills.ground import SAME, DrillFailed, DrillGround, Row
 from muonbook.ch18.drills.ranks import AT_ONCE, AT_TIMEOUT, BY_ITSELF
 
 ALL = "all"
@@ -22,11 +21,12 @@ ON_GROUND = {**dict.fromkeys(ranks.DRILLS, ranks.play), **files.DRILLS, **comman
 NAMES = (*ON_GROUND, *outages.OUTAGES, STAYS_AWAY, JOINS)
 
 
-def asked_for(name: str) -> list[str]:
-    """Return the drills of this name, or all. Raises UsageError for one that there is not."""
-    if name != ALL and name not in NAMES:
-        raise launch.UsageError(f"--drill {name}: there is no such drill; there are {', '.join(NAMES)}, and {ALL}.")
-    return list(NAMES) if name == ALL else [name]
+def asked_for(names: Sequence[str]) -> list[str]:
+    """Return the drills of these names, or all, in the table's order. Raises UsageError for one that there is not."""
+    for name in names:
+        if name not in (ALL, *NAMES):
+            raise launch.UsageError(f"--drill {name}: there is no such drill; there are {', '.join(NAMES)}, and {ALL}.")
+    return [name for name in NAMES if ALL in names or name in names]
 
 
 def rows_of(names: Sequence[str], apart: bool) -> Iterator[Row]:
@@ -36,9 +36,9 @@ def rows_of(names: Sequence[str], apart: bool) -> Iterator[Row]:
     """
     with tempfile.TemporaryDirectory(prefix="drills-", dir=session.directory()) as home:
         if here := [name for name in ON_GROUND if name in names]:
-            ground = DrillGround(Path(home))
+            place = DrillGround(Path(home))
             for name in here:
-                yield ON_GROUND[name](ground, name)
+                yield ON_GROUND[name](place, name)
         if there := [n for n, outage in outages.OUTAGES.items() if n in names and (apart or not outage.cable)]:
             yield from _on_machines(Path(home) / "machines", there, apart)
         if {STAYS_AWAY, JOINS} & set(names):
@@ -47,7 +47,8 @@ def rows_of(names: Sequence[str], apart: bool) -> Iterator[Row]:
 
 def stored(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the table as a results file holds it."""
-    return {"timeout": TIMEOUT, "drills": [row._asdict() for row in rows]}
+    timeouts = {"timeout": ground.TIMEOUT, "timeout_of_machines": cluster.TIMEOUT}  # seconds
+    return timeouts | {"drills": [row._asdict() for row in rows]}
 
 
 def line(row: Row) -> str:
@@ -56,9 +57,11 @@ def line(row: Row) -> str:
 
 
 def details(row: Row) -> str:
-    """Return what `line` leaves out."""
-    after = "" if row.after is None else f", after {row.after:.2f} timeouts"
-    return f"  done: {row.done}\n  seen: {row.seen}{after}\n  goes on: {row.goes_on}"
+    """Return a row at length, but for what was measured."""
+    return (
+        f"{row.drill}\n  done      {row.done}\n  seen      {row.when}: {row.seen}\n"
+        f"  goes on   {row.goes_on}; {row.lost} steps are lost\n  ends      {row.end}"
+    )
 
 
 # ---- Machines ---------------------------------------------------------------------------------------------
@@ -66,13 +69,13 @@ def details(row: Row) -> str:
 
 def _on_machines(folder: Path, names: list[str], apart: bool) -> Iterator[Row]:
     """Let one training meet with all of that; its end decides for every row."""
-    cluster = Cluster(folder / "cluster", ranks=1, timeout=TIMEOUT, apart=apart)
-    outages.prepare(cluster, len(names))
-    undisturbed = outages.undisturbed(cluster, folder / "one machine")
-    with cluster:
-        cluster.start()
-        passed = list(outages.go_through(cluster, names))
-        _end(cluster, undisturbed)
+    machines = cluster.Cluster(folder / "cluster", ranks=1, apart=apart)
+    outages.prepare(machines, len(names))
+    undisturbed = outages.undisturbed(machines, folder / "one machine")
+    with machines:
+        machines.start()
+        passed = list(outages.go_through(machines, names))
+        _end(machines, undisturbed)
     for one in passed:
         seen, when = f"{one.outage.notices}: {one.seen}", AT_TIMEOUT if one.outage.late and apart else AT_ONCE
         yield Row(one.name, WHERE, one.outage.done, seen, when, one.lost, BY_ITSELF, SAME, one.after)
@@ -80,13 +83,13 @@ def _on_machines(folder: Path, names: list[str], apart: bool) -> Iterator[Row]:
 
 def _on_fewer(folder: Path, apart: bool) -> Iterator[Row]:
     """Let a machine stay away, and come back in the midst of what the other does alone."""
-    cluster = Cluster(folder / "cluster", ranks=1, nodes="1:2", timeout=TIMEOUT, apart=apart)
-    outages.prepare_for_fewer(cluster)
-    planned = outages.with_fewer_undisturbed(cluster, folder / "one machine")
-    with cluster:
-        cluster.start()
-        alone, together = outages.with_fewer(cluster)
-        _end(cluster, planned)
+    machines = cluster.Cluster(folder / "cluster", nodes="1:2", apart=apart)
+    outages.prepare_for_fewer(machines)
+    planned = outages.with_fewer_undisturbed(machines, folder / "one machine")
+    with machines:
+        machines.start()
+        alone, together = outages.with_fewer(machines)
+        _end(machines, planned)
     as_planned = f"{SAME}, of the same numbers of ranks"
     for drill, done, seen, when, lost in (
         (STAYS_AWAY, "b is switched off for long (--nnodes 1:2)", f"gone on from step {alone}, on one machine",
@@ -97,7 +100,7 @@ def _on_fewer(folder: Path, apart: bool) -> Iterator[Row]:
         yield Row(drill, WHERE, done, seen, when, lost, BY_ITSELF, as_planned)
 
 
-def _end(cluster: Cluster, other: Path) -> None:
-    codes = cluster.wait_for_end()
-    if set(codes) != {0} or not contents.same_end(cluster.run, other):
+def _end(machines: cluster.Cluster, other: Path) -> None:
+    codes = machines.wait_for_end()
+    if set(codes) != {0} or not contents.same_end(machines.run, other):
         raise DrillFailed(f"the machines, with exit codes {codes}, did not end where one machine does")

@@ -18,7 +18,7 @@ from muonbook.planner.world_plan import WorldPlan, WorldSetting
 WORLDS = (("moonlight", 64), ("llama3_70b", 512), ("kimi_k2", 1024))  # of the puzzle
 QUICK = WORLDS[:2]
 MODEL = "kimi_k2"  # on the slider
-SIZES = tuple(1 << n for n in range(7, 14))  # ranks: 128 to 8,192
+SIZES = tuple(1 << n for n in range(8, 14))  # ranks: 256 to 8,192
 
 
 def survey(quick: bool = False) -> dict[str, Any]:

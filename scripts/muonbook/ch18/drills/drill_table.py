@@ -1,0 +1,36 @@
+"""The drills for the page: a few in a table of plain text, all of them in one that folds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FEW = (
+    "killed in a collective",
+    "killed before the rename",
+    "out of memory",
+    "a stopped rank",
+    "a machine loses its power",
+    "a cable is pulled",
+)
+
+
+def few(found: Mapping[str, Any]) -> list[str]:
+    """Return a few drills in aligned lines: what was done, when it was noticed, how many steps were lost."""
+    by_name = {row["drill"]: row for row in found["drills"]}
+    rows = [by_name[name] for name in FEW]
+    width = max(len(row["done"]) for row in rows)
+    told = [f"{row['done']:<{width}}  {row['when']:<15}{row['lost']:>3}" for row in rows]
+    return [f"{'what was done':<{width}}  {'noticed':<15}steps lost", *told]
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """Return all drills as a table."""
+    names = ("what was done", "what was seen", "noticed", "steps lost", "how it goes on")
+    rows = [names, ("---",) * len(names), *map(_cells, found["drills"])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    seen = row["seen"].replace("|", "\\|").replace("\n", " ")
+    return row["done"], seen, row["when"], str(row["lost"]), f"{row['goes_on']}: {row['end']}"

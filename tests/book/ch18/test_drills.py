@@ -1,0 +1,114 @@
+"""Every drill, against its own row in the stored table: what the book shows is what was seen here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+from test_machines import WORKER, finish, permitted
+
+from distmuon import launch
+from distmuon.models import run_settings
+from muonbook.ch18 import outages
+from muonbook.ch18.drills import table
+from muonbook.ch18.drills.faults import Fault
+from muonbook.ch18.drills.ground import DrillFailed, DrillGround, words_of
+from muonbook.ch18.drills.ranks import DRILLS, RankDrill
+from muonbook.measure import results
+
+pytestmark = pytest.mark.alone
+__all__ = ["permitted"]  # a fixture
+
+ON_MACHINES = (*outages.OUTAGES, table.STAYS_AWAY, table.JOINS)
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> DrillGround:
+    return DrillGround(tmp_path_factory.mktemp("drills"))
+
+
+def stored() -> dict[str, dict[str, Any]]:
+    return {row["drill"]: row for row in results.load("drills")["drills"]}
+
+
+def unmeasured(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "after"}
+
+
+@pytest.mark.parametrize("name", table.ON_GROUND)
+def test_a_drill_ends_as_it_is_stored(ground: DrillGround, name: str) -> None:
+    row = table.ON_GROUND[name](ground, name)
+    assert unmeasured(row._asdict()) == unmeasured(stored()[name])
+    worlds.assert_worlds_left_nothing()
+
+
+@pytest.mark.usefixtures("permitted")
+def test_drills_on_machines_end_as_they_are_stored(tmp_path: Path) -> None:
+    ending = finish(WORKER, "--drill", *ON_MACHINES, "--json", str(tmp_path / "drills.json"))
+    assert ending.code == 0, ending.err
+    found = json.loads((tmp_path / "drills.json").read_text())["drills"]
+    assert [row["drill"] for row in found] == list(ON_MACHINES)
+    for row in found:
+        assert unmeasured(row) == unmeasured(stored()[row["drill"]])
+
+
+def test_the_stored_table_is_whole_and_says_nothing_that_must_not_be() -> None:
+    rows = stored()
+    assert list(rows) == list(table.NAMES)
+    assert len(rows) >= 40
+    at_the_bits = [row for row in rows.values() if row["end"].startswith(table.SAME)]
+    assert len(at_the_bits) == len(rows) - 4  # three commands that begin nothing, and one step that is skipped
+    for row in rows.values():
+        assert row["lost"] <= 4, row  # no more than lies between two checkpoints
+        if row["after"] is not None:
+            assert row["after"] < 20, row
+            assert row["when"] != table.AT_TIMEOUT or row["after"] >= 0.99, row
+
+
+# ---- What must not pass -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch) -> dict[str, RankDrill]:
+    """Drills that are described wrongly; nobody else sees them."""
+    drill = DRILLS["killed with gradients"]
+    found = {
+        "too much lost": drill._replace(lost=1),
+        "another rank": drill._replace(says=("rank 1 was killed by SIGKILL",)),
+        "another time": drill._replace(when=table.AT_TIMEOUT),
+        "another end": drill._replace(faults=(Fault("nan", "loss", 7, 0),), says=()),
+    }
+    for name, one in found.items():
+        monkeypatch.setitem(DRILLS, name, one)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("too much lost", "2 steps were lost, not 1"),
+        ("another rank", "nothing says 'rank 1 was killed by SIGKILL'"),
+        ("another time", "not seen at the timeout"),
+        ("another end", "the end is not the undisturbed one"),
+    ],
+)
+def test_a_drill_that_goes_otherwise_fails(
+    ground: DrillGround, wrong: dict[str, RankDrill], name: str, says: str
+) -> None:
+    with pytest.raises(DrillFailed, match=says):
+        table.ON_GROUND["killed with gradients"](ground, name)
+
+
+def test_what_is_not_among_the_drills_is_refused() -> None:
+    with pytest.raises(launch.UsageError, match="--drill fire: there is no such drill; there are killed before"):
+        table.asked_for(["fire"])
+    assert table.asked_for(["a machine joins", "an exception"]) == ["an exception", "a machine joins"]
+
+
+def test_settings_as_words_are_understood() -> None:
+    words = ["--width", "16", "--save-every", "4", "--folder", "x"]
+    assert words_of({"width": 16, "save_every": 4, "folder": "x"}) == words
+    assert run_settings.parse("", words)[1].save_every == 4

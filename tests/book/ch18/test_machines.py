@@ -1,0 +1,113 @@
+"""Several machines train what one trains, to the bit, whatever happens to them; and nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import worlds
+from once import once
+
+from distmuon.launch import hosts
+from muonbook.ch18 import story
+from muonbook.ch18.machines import Machine
+
+pytestmark = pytest.mark.alone
+
+WORKER = str(worlds.ROOT / "scripts" / "18_beyond_one_machine.py")
+CLUSTER = str(Path(__file__).with_name("cluster_worker.py"))
+LONG = 300.0  # seconds, on a machine with much else to do
+
+
+@once
+def obstacle() -> str | None:
+    return hosts.obstacle()
+
+
+@pytest.fixture
+def permitted() -> None:
+    """Skip where machines cannot have networks of their own, but on the machine that runs every change."""
+    if why := obstacle():
+        assert not os.environ.get("CI"), why
+        pytest.skip(why)
+
+
+def finish(*words: str) -> worlds.Ending:
+    with worlds.command(*words) as running:
+        running.process.wait(LONG)
+        return running.end()
+
+
+@pytest.mark.usefixtures("permitted")
+def test_two_machines_lose_power_and_cable_and_end_at_the_bits_of_one() -> None:
+    ending = finish(WORKER)
+    assert ending.code == 0, ending.err
+    lines = ending.out.splitlines()
+    assert len(lines) <= 25
+    assert [line for line in lines if line.startswith("step")] == [
+        "step 14   b is switched off",
+        "step 10   gone on from the checkpoint: 3 steps are made again",
+        "step 24   the cable of b is pulled",
+        "step 20   gone on from the checkpoint: 3 steps are made again",
+        "step 40   finished: both loops end, with exit code 0 and 0",
+    ]
+    assert ending.out.count("says: Timed out waiting 5000ms") == 2
+    assert lines[-1].endswith("of 4 ranks on one machine to which nothing happened, to the bit.")
+
+
+@pytest.mark.usefixtures("permitted")
+def test_three_machines_of_which_one_is_cut_off_train_what_one_trains() -> None:
+    ending = finish(CLUSTER, "3", "a cable is pulled")
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.splitlines() == [
+        "a cable is pulled: Timed out waiting 5000ms; 3 lost", "exit codes 0 0 0", "to the bit True"
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("permitted")
+def test_whoever_kills_the_program_that_has_made_them_leaves_no_machine() -> None:
+    before = set(os.listdir("/sys/class/net"))
+    with worlds.command(WORKER) as running:
+        running.wait_for("step 14   b is switched off")
+        running.interrupt(signal.SIGKILL)
+        assert running.end().code == -signal.SIGKILL
+    assert set(os.listdir("/sys/class/net")) == before
+
+
+def test_without_networks_of_their_own_the_story_is_told_all_the_same() -> None:
+    lines = list(story.tell("this machine does not permit it."))
+    assert "Both stand in one network, so that no cable can be pulled: this machine does not permit it." in lines
+    assert "          a rank of a says: Connection closed by peer" in lines
+    assert not [line for line in lines if "cable of b" in line]
+    assert lines[-1].endswith("to which nothing happened, to the bit.")
+
+
+@pytest.mark.usefixtures("permitted")
+def test_a_machine_has_its_own_name_processes_and_neighbours(tmp_path: Path) -> None:
+    """And is pid 1's: whoever it starts is gone with it."""
+    code = "from distmuon.launch import hosts; hosts.become_switch(); import pathlib, sys; "
+    code += "from muonbook.ch18.machines import Machine; m = Machine(2); "
+    code += "m.start(['sh', '-c', sys.argv[1]], pathlib.Path(sys.argv[2])); print(m.wait(20))"
+    inside = "cat /proc/sys/kernel/hostname; echo $$ $(ls -d /proc/[0-9]* | wc -l); getent hosts a; sleep 1000 & exit 7"
+    words = [sys.executable, "-c", code, inside, str(tmp_path / "log")]
+    environment = {**os.environ, "PYTHONPATH": str(worlds.ROOT / "scripts")}
+    said = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert said.stdout == "7\n", said.stderr
+    name, numbers, neighbour = (tmp_path / "log").read_text().splitlines()
+    assert name == "b"
+    assert re.fullmatch(r"1 [1-4]", numbers)  # itself, and what it runs to count
+    assert neighbour.split() == ["10.0.0.1", "a"]
+
+
+def test_a_machine_that_runs_is_not_started_again(tmp_path: Path) -> None:
+    with Machine(1, apart=False) as machine:
+        machine.start(["sleep", "1000"], tmp_path / "log")
+        with pytest.raises(AssertionError, match="a is running"):
+            machine.start(["sleep", "1000"], tmp_path / "log")
+        pid = machine.command_pid
+    assert not Path(f"/proc/{pid}/stat").exists() or machine.wait(0) == -signal.SIGKILL
