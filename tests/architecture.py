@@ -5,7 +5,7 @@ A house is a folder with scripts/, notebooks/ and tests/. Every rule returns one
     distmuon    launch < sharding < optim < muonw < clip < checkpoint < metrics < models < verify < conformance
     < public names in __init__
     muonbook    < figures, puzzles, measure and single modules < ch01, ch02, ... (no chapter knows another)
-    < tools and the workers NN_slug.py, of which each belongs to the chapter NN; plan.py belongs to none
+    < tools and the workers NN_slug.py, of which each belongs to the chapter NN; train.py and plan.py to none
 """
 
 from __future__ import annotations

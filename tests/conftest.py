@@ -58,7 +58,16 @@ TOGETHER = {
     "test_certificate": "test_prediction",
 }  # they look at the same books, and worlds
 APART = ("test_a_chapter_prints_in_colab_what_it_shows",)  # these take long and share nothing
-FIRST = ("test_notebooks", "test_baselines", "test_certificate", "test_prediction")  # a long one dealt last is alone
+FIRST = (  # a long one dealt last is alone
+    "test_notebooks",
+    "test_baselines",
+    "test_certificate",
+    "test_prediction",
+    "test_train",
+    "test_main_job",
+    "test_schedules",
+    "test_several_matrices",
+)
 
 
 @pytest.hookimpl(trylast=True)

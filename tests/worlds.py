@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import pty
@@ -17,7 +18,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distmuon.launch import World, processes, session
+from distmuon.launch import World, processes, rank, session
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "DISTMUON_TEST_MARK"  # an environment variable: whatever a command starts inherits it
@@ -46,6 +47,22 @@ def who(world: World, *arguments: Any) -> dict[str, Any]:
         "probe": os.environ.get("DISTMUON_TEST_PROBE"),
         "arguments": arguments,
     }
+
+
+def scheduling(world: World) -> dict[int, int]:
+    """Return the scheduling policy of every thread of this rank, by its id, once gloo has made its own."""
+    who(world)
+    return {int(thread): os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}
+
+
+def run_unprivileged(number: int, directory: str, world: World, payload: bytes) -> Any:
+    """Run a rank, as `rank.run_local` does, where nobody may choose how its process is scheduled."""
+
+    def refuse_it(*given: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    os.sched_setscheduler = refuse_it
+    return rank.run_local(number, directory, world, payload)
 
 
 def misbehave(world: World, how: str, culprits: tuple[int, ...]) -> bool:

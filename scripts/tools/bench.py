@@ -42,13 +42,15 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "muonw": ("17_muonw.py", "--measure"),
     "planner": ("plan.py", "--measure"),
     "drills": ("18_beyond_one_machine.py", "--drill", "all"),
+    "divisions": ("18_beyond_one_machine.py", "--divisions"),
     "claims": ("tools", "claims"),
     "conformance": ("tools", "conformance"),
     **LEARNING,
 }
 SHORT = ("step_times", "learning", "drills")  # which have no --quick
-UNDRAWN = {"bench", "claims", "planner"}  # no chapter shows them, and `make book` fills in the claims page
-OF_16, OF_17, OF_18 = {"step", "blocks"}, {"muonw", "conformance"}, {"drills"}  # which chapters 16 to 18 show
+UNDRAWN = {"bench", "claims"}  # no chapter shows them, and `make book` fills in the claims page
+OF_16, OF_17 = {"step", "blocks"}, {"muonw", "conformance"}  # which chapters 16 and 17 show
+OF_18 = {"drills", "divisions", "planner"}
 CHAPTERS = ("12", "13", "14", "15")  # whose pages show the rest
 
 

@@ -42,8 +42,8 @@ JOBS = {  # where the name of a job is not how it is asked for
     ("15", "--worlds"): "--worlds --json out/x.json",
     ("16", "--measure"): "--measure --json out/x.json",
     ("17", "--train"): "--train 3",
-    ("18", "--drill"): "--drill all",
     ("17", "--measure"): "--measure --json out/x.json",
+    ("18", "--drill"): "--drill all",
     (PLAN, "--measure"): "--measure --json out/x.json",
 }
 PUZZLE = ("check", "hint")

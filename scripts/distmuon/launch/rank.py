@@ -79,8 +79,21 @@ def _end_with_agent(rank: int, agent: int) -> None:
 
 def run_local(rank: int, directory: str, world: World, payload: bytes) -> Any:
     """Run one of several local ranks, whose launcher says when to stop, and when at once."""
+    if world.device == "cpu":
+        _take_turns()
     with _noting(world, [signal.SIGTERM], patient=True):
         return run(replace(world, rank=rank), directory, *pickle.loads(payload))
+
+
+def _take_turns() -> None:
+    """Keep a rank that a message wakes from interrupting the one that computes; must come before gloo's threads.
+
+    By default Linux does interrupt, and where ranks outnumber cores nearly every message costs two switches more:
+    measured with 8 ranks on 2 cores, steps of small matrices took 1.7 times as long, and the kernel 2.6 times.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):  # not permitted in every container, and needed in none
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def run_under_torchrun(world: World, worker: Worker, arguments: Sequence[Any]) -> Any:

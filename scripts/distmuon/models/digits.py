@@ -5,8 +5,11 @@ Source: Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits", U
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,18 +26,31 @@ class Split(NamedTuple):
     labels: Tensor  # [rows], int64
 
 
+def scanned() -> Tensor:  # [rows, pixels + 1], float64
+    """Return the images, 0 to 16 per pixel, each with its label behind it, in the order of scikit-learn's file.
+
+    Read without importing scikit-learn, which takes a second, where its file lies as it does in 1.x; by it, elsewhere.
+    Raises ModuleNotFoundError without scikit-learn.
+    """
+    found = importlib.util.find_spec("sklearn")
+    for folder in (found and found.submodule_search_locations) or ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            return torch.from_numpy(np.loadtxt(file, delimiter=","))
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(np.column_stack([images, labels]))
+
+
 def digits(grid: Grid, seed: int, held_out: int = DIGITS_ROWS - TRAINING_ROWS) -> tuple[Split, Split]:
     """Return (training, held-out) digits in float64, shuffled by `seed`, on the grid's device. Collective.
 
-    Rank 0 reads them and broadcasts: scikit-learn takes a second to import, which eight ranks need not all spend.
+    Rank 0 reads them and broadcasts, so that all have the same.
     """
     table = torch.zeros(DIGITS_ROWS, DIGITS_PIXELS + 1, dtype=torch.float64, device=grid.device)  # pixels, label
     if grid.world.rank == 0:
-        from sklearn.datasets import load_digits
-
-        images, labels = load_digits(return_X_y=True)
-        table[:, :-1] = torch.from_numpy(images)
-        table[:, -1] = torch.from_numpy(labels)
+        table.copy_(scanned())
     table = grid.world.broadcast(table, "data")
     table = table[torch.randperm(DIGITS_ROWS, generator=torch.Generator().manual_seed(seed)).to(grid.device)]
     train, rest = table[held_out:], table[:held_out]

@@ -89,6 +89,7 @@ def points(links: Mapping[str, Any]) -> list[Point]:
 
 def fit(points: Iterable[Point]) -> Constants:
     """Return the constants with the least squares of relative error; none is negative.
+
     Raises ValueError for fewer points than constants.
     """
     points = list(points)

@@ -59,10 +59,10 @@ PUZZLE = Puzzle(
     trial=trial,
     praise=_praise,
     hints=(
-        "What fits for certain? The division that cuts every matrix and every layer as often as possible: the largest "
-        "T x P. Begin there, and you have an answer, if not a quick one.",
+        "Begin where matrices and layers are cut often: at a large T x P. It need not fit (the first stage of a long "
+        "pipeline keeps a micro-batch for every stage behind it), but what fits is not far.",
         "From one division to the next, move one factor of two: from T to D, from P to T, or double E. Neighbours take "
-        "similar time, so look at neighbours, and go where it is quicker and still fits.",
+        "similar time, so look at neighbours, and go where it is smaller until it fits, and then where it is quicker.",
         "Try neighbours with a small T x P first: what is cut less talks less. Stop when no neighbour is better.",
     ),
 )
@@ -76,7 +76,7 @@ def place(
     look: Callable[[Division], tuple[int, float]],  # -> bytes of the fullest rank, seconds of a step
     room: float,
 ) -> Division:
-    """Return a division that fits and is quick: downhill from the one that is cut most, neighbour by neighbour."""
+    """Return a division that fits and is quick: downhill from one that is cut often, neighbour by neighbour."""
     seen: dict[Division, tuple[bool, float]] = {}
 
     def cost(division: Division) -> tuple[bool, float]:

@@ -7,6 +7,7 @@ markers, clips) is kept once for all of them: hatches are long.
 
 from __future__ import annotations
 
+import functools
 import re
 from html import escape
 from xml.etree import ElementTree
@@ -100,12 +101,16 @@ def _simplify(node: Element, everywhere: set[str]) -> None:
             said[key.removeprefix(_LINK)] = value
     for key in set(_ROUNDED) & set(said):
         digits = 4 if "scale" in said[key] or "matrix" in said[key] else 2
-        said[key] = _rounded(re.sub(r"\s+", " ", said[key]), digits)
-    if "d" in said:
-        said["d"] = re.sub(r" ?([A-Za-z]) ?", r"\1", said["d"]).strip()
-        said["d"] = _RECTANGLE.sub(_by_sides, said["d"]).replace(" -", "-")
+        said[key] = (_path if key == "d" else _rounded)(re.sub(r"\s+", " ", said[key]), digits)
     node.attrib.clear()
     node.attrib.update({key: value for key, value in said.items() if _UNSAID.get(key) != value})
+
+
+@functools.lru_cache(maxsize=1024)  # frames repeat their hatches, of up to 75 kB each
+def _path(d: str, digits: int) -> str:
+    """Return what a path draws, rounded, with no blank too many, and rectangles by their sides."""
+    d = re.sub(r" ?([A-Za-z]) ?", r"\1", _rounded(d, digits)).strip()
+    return _RECTANGLE.sub(_by_sides, d).replace(" -", "-")
 
 
 def _by_sides(corners: re.Match[str]) -> str:
@@ -165,9 +170,27 @@ def _attributes(node: Element, names: dict[str, str]) -> str:
 def _repeat_less(node: Element) -> None:
     """Make a smaller tile of a hatch of circles, if it is one, and points of filled ones: theirs takes 75 kB."""
     path = node[-1] if _tag(node) == "pattern" and len(node) else None
-    drawn = [] if path is None else [circle for circle in path.attrib.get("d", "").split("M") if circle]
-    if path is None or any("C" not in circle for circle in drawn):
+    tile = None if path is None else _tile(path.attrib.get("d", ""))
+    if path is None or tile is None:
         return
+    d, thickness = tile
+    path.set("d", d)
+    if thickness is not None:
+        path.set("stroke-width", f"{thickness + float(path.attrib.get('stroke-width', 1)):g}")
+        path.set("stroke-linecap", "round")
+    for side in ("width", "height"):
+        node.set(side, f"{TILE:g}")
+
+
+@functools.lru_cache(maxsize=64)
+def _tile(d: str) -> tuple[str, float | None] | None:
+    """Return what a hatch of circles draws within the smaller tile, and how thick its points are; None: no circles.
+
+    The thickness is None where the circles differ in size, and stay circles.
+    """
+    drawn = [circle for circle in d.split("M") if circle]
+    if any("C" not in circle for circle in drawn):
+        return None
     kept, places, radii = [], [], set()
     for circle in drawn:
         xs, ys = (list(map(float, re.findall(r"-?[\d.]+", circle)[side::2])) for side in (0, 1))
@@ -177,10 +200,5 @@ def _repeat_less(node: Element) -> None:
             places.append(f"{xs[0]:g} {round(middle, 2):g}h0")
             radii.add(round(radius, 2))
     if len(radii) == 1:
-        path.set("d", "M" + "M".join(places))
-        path.set("stroke-width", f"{2 * radii.pop() + float(path.attrib.get('stroke-width', 1)):g}")
-        path.set("stroke-linecap", "round")
-    else:
-        path.set("d", "M" + "M".join(kept))
-    for side in ("width", "height"):
-        node.set(side, f"{TILE:g}")
+        return "M" + "M".join(places), 2 * radii.pop()
+    return "M" + "M".join(kept), None

@@ -128,13 +128,11 @@ def pixels(grid: Grid, context: int) -> Tensor:
     """
     import torch
 
-    from distmuon.models.digits import DIGITS_PIXELS, DIGITS_ROWS
+    from distmuon.models.digits import DIGITS_PIXELS, DIGITS_ROWS, scanned
 
     table = torch.full((DIGITS_ROWS, 1 + DIGITS_PIXELS), NEW_PICTURE, device=grid.device)
     if grid.world.rank == 0:
-        from sklearn.datasets import load_digits
-
-        table[:, 1:] = torch.from_numpy(load_digits().data)
+        table[:, 1:] = scanned()[:, :DIGITS_PIXELS]
     row = grid.world.broadcast(table, "data").reshape(-1)
     windows = len(row) // (context + 1)
     return row[: windows * (context + 1)].view(windows, context + 1)

@@ -1,8 +1,8 @@
 """What would fit: every way to divide a number of ranks, sorted out by rule of thumb, the best of them really planned.
 
 The rule of thumb knows no layout: model states divided evenly, what a micro-batch takes, gradients and parameters over
-DP, and Newton–Schulz on every matrix once, shared out evenly. Real plans hold more and take longer than that, so
-nothing that fits is lost by it, but the order of the best is theirs.
+DP, and Newton–Schulz on every matrix once, shared out evenly. It says whom to plan first; what is told, who fits, and
+the order come from the plans.
 """
 
 from __future__ import annotations
@@ -62,10 +62,8 @@ def search(setting: WorldSetting, ranks: int) -> Search:
         if len(plans) < SHOWN and (plan := WorldPlan(each)).fits:
             plans.append(plan)
     if not plans:
-        raise UsageError(
-            f"--ranks {ranks}: of {len(possible)} divisions none fits {setting.device.title}; choose more ranks, or "
-            "--recompute."
-        )
+        remedy = "choose more ranks" + (", or --recompute" if not setting.recompute else "")
+        raise UsageError(f"--ranks {ranks}: of {len(possible)} divisions none fits {setting.device.title}; {remedy}.")
     return Search(sorted(plans, key=lambda plan: plan.step_seconds), len(possible), len(roomy))
 
 

@@ -128,13 +128,11 @@ class StagePlan:
         """
         shape, degrees = self.setting.shape, self.setting.degrees
         by_layer: dict[str, float] = {}
-        for weight in self.weights.dense:
-            if weight.muon:
-                by_layer[_layer(weight)] = by_layer.get(_layer(weight), 4.0 * shape.width) + _outputs(
-                    weight, degrees.tp
-                )
+        for layer, weight in ((_layer(weight), weight) for weight in self.weights.dense if weight.muon):
+            by_layer[layer] = by_layer.get(layer, 4.0 * shape.width) + _outputs(weight, degrees.tp)
         if shape.experts and self.weights.mixtures:
-            routed = shape.experts.active * 3 * shape.experts.width / degrees.tp
+            matrices = 3 if shape.gated else 2
+            routed = shape.experts.active * matrices * shape.experts.width / degrees.tp
             mixtures = {_layer(weight) for weight in self.weights.experts}
             by_layer = {name: size + routed * (name in mixtures) for name, size in by_layer.items()}
         kept = len(by_layer) * shape.width if self.setting.recompute else sum(by_layer.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from distmuon.sharding.ledger import ring_bytes
 from muonbook.figures.style import MARGIN, MUTED, OPTIMIZERS, ROW, WIDTH, Block, box, card, in_bytes, put
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import BUCKET_RULES, MOMENTUM_BYTES, TIMED_RULE, PlannedWorld
+from muonbook.planner.stages import expert_of, stage_of
 
 WORLD, WAYS = 64, 8
 MODEL = MODELS["moonlight"]
@@ -40,7 +40,7 @@ def prices() -> dict[str, Price]:
     zero1 = _price(WORLD)
     stages = [_price(dp, names=partial(in_stage, stage)) for stage in range(WAYS)]
     experts = [_price(dp, names=partial(_in_expert_rank, rank)) for rank in range(WAYS)]
-    no_experts = _price(WORLD, names=lambda name: _expert(name) is None)
+    no_experts = _price(WORLD, names=lambda name: expert_of(name) is None)
     return {
         f"DP {WORLD}, momentum not cut": Price(4 * size, 0, everything),
         f"DP {WORLD}, ZeRO-1 or -2": zero1,
@@ -69,26 +69,14 @@ def _price(dp: int, tp: int = 1, names: Callable[[str], bool] = lambda name: Tru
     return Price(4 * size / dp, by_dp[0] - by_dp[1] + largest.sent_bytes, largest.flops)
 
 
-def _block(name: str) -> int | None:
-    found = re.match(r"blocks\.(\d+)\.", name)
-    return int(found[1]) if found else None
-
-
 def in_stage(stage: int, name: str) -> bool:
-    """Return whether a pipeline stage has this parameter: about as many blocks as the others, all whole."""
-    block, last = _block(name), WAYS - 1
-    mine = 0 if name == "tokens" else last if block is None else block * WAYS // MODEL.layers
-    return mine == stage
-
-
-def _expert(name: str) -> int | None:
-    found = re.search(r"\.experts\.(\d+)\.", name)
-    return int(found[1]) if found else None
+    """Return whether a pipeline stage has this parameter."""
+    return stage_of(name, MODEL.layers, WAYS) == stage
 
 
 def _in_expert_rank(rank: int, name: str) -> bool:
     """Return whether this is a routed expert of one of `WAYS` ranks, which share them out evenly."""
-    expert = _expert(name)
+    expert = expert_of(name)
     assert MODEL.experts is not None
     return expert is not None and expert * WAYS // MODEL.experts.routed == rank
 

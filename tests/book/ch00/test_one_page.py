@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 import worlds
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from distmuon import launch
 from distmuon.launch import World
+from distmuon.models.digits import scanned
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import mark
@@ -27,8 +27,8 @@ STEPS = 4
 
 def beside_the_engine(world: World) -> list[bool]:
     """Train by the page and by the engine, on the page's gradients; return whether they are equal after every step."""
-    images, digits = load_digits(return_X_y=True)
-    x, labels = torch.from_numpy(images / 16), torch.from_numpy(digits)
+    table = scanned()
+    x, labels = table[:, :-1] / 16, table[:, -1].long()
     mine = page.Rank(world.rank, world.dp, world.tp, torch.device("cpu"))
     copies = [torch.nn.Parameter(weight.clone()) for weight in mine.weights]
     if world.tp > 1:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distmuon.verify.model_states import predict_shards
-from distmuon.verify.prediction import predict_step, predict_work
+from distmuon.verify.prediction import predict_step, predict_transient, predict_work
 from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.planner.model_shapes import MODELS, Experts
 from muonbook.planner.owned_worlds import KINDS, plan_part
@@ -73,6 +73,17 @@ def test_transient_bytes_are_those_of_the_worst_rank(part: PlannedWorld) -> None
     allocates = of_strategy(part.strategy).allocates
     worst = max(allocates(part.layout, part.muon, part.tp, dp, None, 2) for dp in range(part.dp))
     assert part.transient_bytes == worst
+
+
+def test_a_step_allocates_on_the_worst_rank_what_the_prediction_bounds(part: PlannedWorld) -> None:
+    for muon in (True, False):
+        given = part.layout, part.tp
+        mine = part.muon if muon else ()
+        bounds = [
+            predict_transient(*given, dp, mine, part.strategy, None, "bfloat16", native_reduce_scatter=True)
+            for dp in range(part.dp)
+        ]
+        assert every_rank.Zero1Part(part, muon).transient_bytes == max(bounds)
 
 
 def test_owners_repeat_nothing_and_gathering_repeats_what_is_cut() -> None:

@@ -64,6 +64,7 @@ def loads(world: PlannedWorld, dp_rank: int) -> list[Load]:
         ("llama3_8b", 8_030_261_248),
         ("llama3_70b", 70_553_706_496),
         ("gpt3_175b", 174_604_259_328),
+        ("llama2_7b", 6_738_415_616),
     ],
 )
 def test_models_have_the_published_number_of_parameters(model: str, parameters: int) -> None:

@@ -30,10 +30,10 @@ def steps(count: int = 60) -> list[TimedStep]:
             "messages": draw.randint(4, 60),
             "ring_bytes": draw.uniform(1e5, 4e6),
             "exchange_bytes": draw.uniform(1e5, 4e6),
+            "ranks": draw.choice([2, 4, 8]),
         }
-        step = TimedStep(
-            str(number), "muon", number % 3 == 0, draw.choice([None, 30.0, 100.0]), draw.uniform(0.5, 3.0), asked, 0.0
-        )
+        rate = draw.choice([None, 30.0, 100.0])
+        step = TimedStep(str(number), "muon", number % 3 == 0, rate, 2, asked, 0.0)
         found.append(step._replace(seconds=step_fit.seconds(KNOWN, step)))
     return found
 
@@ -55,9 +55,10 @@ def test_too_few_steps_are_refused() -> None:
         step_fit.fit(steps(6))
 
 
-def test_a_slow_core_takes_longer_and_a_links_rate_is_each_ranks_own() -> None:
-    step = next(step for step in steps() if step.rate_mbit is None)._replace(slowness=1.0)
-    assert step_fit.seconds(KNOWN, step._replace(slowness=2.0)) == pytest.approx(2 * step_fit.seconds(KNOWN, step))
+def test_ranks_that_share_cores_take_longer_and_a_links_rate_is_each_ranks_own() -> None:
+    step = next(step for step in steps() if step.rate_mbit is None and step.asked["ranks"] == 4)
+    alone = step._replace(cores=4)
+    assert step_fit.seconds(KNOWN, step) == pytest.approx(2 * step_fit.seconds(KNOWN, alone))
     slow = dict.fromkeys(MEANINGS, 0.0) | {"ring": 1.0}
     linked = step._replace(rate_mbit=8.0)
     assert step_fit.seconds(slow, linked) == pytest.approx(linked.asked["ring_bytes"] * 1e-6)

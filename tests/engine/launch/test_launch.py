@@ -46,6 +46,22 @@ def test_worlds_of_one_process_share_a_fork_server_and_return_results_in_rank_or
     worlds.assert_worlds_left_nothing()
 
 
+@linux
+def test_a_local_rank_and_the_threads_of_gloo_take_turns_with_other_ranks() -> None:
+    for policies in launch.run(worlds.scheduling, dp=2):
+        interrupting = [thread for thread, policy in policies.items() if policy != os.SCHED_BATCH]
+        assert len(interrupting) == 1  # waits for the launcher's end
+        assert len(policies) > 2  # gloo's threads are among those that take turns
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+@linux
+def test_a_rank_that_may_not_choose_how_it_is_scheduled_runs_all_the_same() -> None:
+    given = (World(0, 2, 2, 1, "gloo", "cpu", 60, 1, 0.0), pickle.dumps((worlds.scheduling, ())))
+    for policies in supervise.run_local(worlds.run_unprivileged, given, 2, "forkserver", 60):
+        assert set(policies.values()) == {os.SCHED_OTHER}
+
+
 def test_a_world_of_one_runs_in_this_process_and_leaves_it_as_it_was() -> None:
     threads, before = torch.get_num_threads(), dict(os.environ)
     (found,) = launch.run(worlds.who, (lambda: "not picklable, and need not be",), threads=threads + 1)
@@ -286,7 +302,7 @@ def test_srun_may_start_ranks_that_know_their_place_and_a_batch_script_a_local_w
 def test_backend_device_and_start_method_follow_from_the_gpus(monkeypatch, options: dict, becomes: tuple) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(supervise, "run_local", lambda target, given, size, start, timeout: [given[0], start])
+    monkeypatch.setattr(supervise, "run_local", lambda target, given, size, start, *_: [given[0], start])
     world, start = launch.run(worlds.who, **options)
     assert (world.backend, world.device, start) == becomes
 

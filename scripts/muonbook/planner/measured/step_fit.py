@@ -1,12 +1,12 @@
 """The cost model's constants on one machine, fitted to the steps of some worlds and held against those of others.
 
-    seconds = slowness x (passes x a + Newton–Schulz x b + elements x c + parameters x d + matrices x e + units x f
-                          + messages x alpha + bytes x copying)       or, for the bytes, if that takes longer,
+    seconds = R / cores x (passes x a + Newton–Schulz x b + elements x c + parameters x d + matrices x e + units x f
+                           + messages x alpha + bytes x copying)      or, for the bytes, if that takes longer,
               ring or exchange x bytes / rate
 
-Ranks share cores, so all that a core does takes longer, copies between processes among it; a link with a limit is every
-rank's own. How much longer, the slowness, says a fixed piece of work that is timed in the same rounds. What a step asks
-comes from the plan, and of a held-out world no step's time is looked at.
+R ranks share the cores, so all that a core does takes that much longer, copies between processes among it; a link with
+a limit is every rank's own. What a step asks comes from the plan; nothing of a held-out world is looked at. A step's
+time is the lower quartile of its rounds: whoever else computes on the machine only adds to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-YARDSTICK = "yardstick"  # the name of the fixed piece of work among entrants
 COMPUTED = ("passes", "orthogonalizing", "elements", "parameters", "matrices", "units", "messages")
 MEANINGS = {
     "passes": "seconds per FLOP of forward and backward",
@@ -35,26 +34,31 @@ Constants = Mapping[str, float]  # by the names in MEANINGS
 
 
 class TimedStep(NamedTuple):
-    """One entrant's step in one world. slowness: of a core there, over the median of all worlds. asked: as
-    `timed_worlds.Asked` has it. seconds: median of the slowest rank's."""
+    """One entrant's step in one world. asked: as `timed_worlds.Asked` has it. seconds: of the slowest rank, the lower
+    quartile of all rounds."""
 
     world: str
     entrant: str
     held_out: bool
     rate_mbit: float | None
-    slowness: float
+    cores: int
     asked: Mapping[str, float]
     seconds: float
+
+    @property
+    def sharing(self) -> float:
+        """Ranks per core, at least 1."""
+        return max(1.0, self.asked["ranks"] / self.cores)
 
 
 def seconds(constants: Constants, step: TimedStep) -> float:
     """Return the model's time; `step.seconds` is not looked at."""
-    busy = step.slowness * sum(constants[name] * step.asked[name] for name in COMPUTED)
+    busy = step.sharing * sum(constants[name] * step.asked[name] for name in COMPUTED)
     return busy + sum(_moving(constants, step, pattern) for pattern in ("ring", "exchange"))
 
 
 def _moving(constants: Constants, step: TimedStep, pattern: str) -> float:
-    amount, copied = step.asked[f"{pattern}_bytes"], step.slowness * constants["copying"]
+    amount, copied = step.asked[f"{pattern}_bytes"], step.sharing * constants["copying"]
     limit = 0.0 if step.rate_mbit is None else constants[pattern] * 8e-6 / step.rate_mbit
     return amount * max(copied, limit)
 
@@ -78,10 +82,10 @@ def fit(steps: Iterable[TimedStep]) -> dict[str, float]:
 
 def _row(step: TimedStep) -> list[float]:
     """Return what every constant is multiplied by: on a link with a limit its rate counts, on others copying."""
-    computed = [step.slowness * step.asked[name] for name in COMPUTED]
+    computed = [step.sharing * step.asked[name] for name in COMPUTED]
     ring, exchange = step.asked["ring_bytes"], step.asked["exchange_bytes"]
     if step.rate_mbit is None:
-        return [*computed, step.slowness * (ring + exchange), 0.0, 0.0]
+        return [*computed, step.sharing * (ring + exchange), 0.0, 0.0]
     return [*computed, 0.0, ring * 8e-6 / step.rate_mbit, exchange * 8e-6 / step.rate_mbit]
 
 
@@ -95,13 +99,11 @@ def least_squares(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def timed(found: Mapping[str, Any]) -> list[TimedStep]:
-    """Return the measured medians of book/results/planner.json."""
-    yardsticks = {world["title"]: world["yardstick"]["median"] for world in found["worlds"]}
-    usual = statistics.median(yardsticks.values())
+    """Return the measured steps of book/results/planner.json."""
     return [
         TimedStep(
             world["title"], entrant, world["held_out"] or entrant in found["held_out_entrants"], world["rate_mbit"],
-            yardsticks[world["title"]] / usual, told["asked"], told["seconds"]["median"],
+            found["cores"], told["asked"], told["seconds"]["quartiles"][0],
         )
         for world in found["worlds"]
         for entrant, told in world["entrants"].items()

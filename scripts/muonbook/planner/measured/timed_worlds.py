@@ -4,14 +4,12 @@ each before: operations, elements, messages and bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.muonw.optimizer import MuonW
@@ -26,14 +24,12 @@ from muonbook.measure import turns
 from muonbook.measure.baselines import Trainer, shard_by_rows, sliced_model
 from muonbook.measure.workload import Workload, batches, pixels
 from muonbook.planner.cost_model import hops
-from muonbook.planner.measured.step_fit import YARDSTICK
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
 from muonbook.planner.stages import BLOCK
 
 FLOAT32 = Dtypes("float32", "float32", "float32")
-SIDE, PRODUCTS = 192, 24  # of the fixed work
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,7 @@ def time_steps(world: World, workload: Workload, entrants: Sequence[str], rounds
     """Let the entrants take training steps in turn for `rounds` rounds, after one that makes state and buckets.
 
     Return per entrant this rank's "seconds", its "sent_bytes" as torch's dispatcher counted them, the
-    "predicted_bytes", and what the plan says it is "asked"; beside them YARDSTICK with "seconds" alone, of a piece of
-    work that is the same in every world: how fast a core is for a rank while all of them, and whoever else, compute.
+    "predicted_bytes", and what the plan says it is "asked".
     """
     grid = Grid.of(world)
     data = batches(workload, pixels(grid, workload.context), world.dp, grid.dp.rank)
@@ -78,19 +73,10 @@ def time_steps(world: World, workload: Workload, entrants: Sequence[str], rounds
             "predicted_bytes": ledger.total().sent_bytes,
             "asked": asdict(asked(name, part, ledger, workload, grid)),
         }
-    acts: dict[str, Callable[[], object]] = {n: partial(trainer.step, batch) for n, trainer in trainers.items()}
-    acts[YARDSTICK] = partial(fixed_work, torch.ones(SIDE, SIDE))
-    found[YARDSTICK] = {}
+    acts = {name: partial(trainer.step, batch) for name, trainer in trainers.items()}
     for name, seconds in turns.take_turns(acts, rounds, before=lambda _: dist.barrier()).items():
         found[name]["seconds"] = seconds
     return found
-
-
-def fixed_work(matrix: Tensor) -> None:
-    """Multiply a matrix by itself some times, with additions between: a few milliseconds of one core."""
-    product = matrix
-    for _ in range(PRODUCTS):
-        product = (product @ matrix).add_(matrix).mul_(1 / SIDE)
 
 
 def make(name: str, workload: Workload, grid: Grid) -> Trainer:

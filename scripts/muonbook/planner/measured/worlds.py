@@ -6,6 +6,7 @@ another grid or another rate, and one strategy everywhere.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ from distmuon.launch import hosts
 from muonbook.measure import results, turns
 from muonbook.measure.workload import Workload
 from muonbook.planner.measured import step_fit
-from muonbook.planner.measured.step_fit import YARDSTICK
 
 PLAN = "muonbook.planner.measured.planning:measure"
 TIME_STEPS = "muonbook.planner.measured.timed_worlds:time_steps"
@@ -64,7 +64,7 @@ def measure(quick: bool) -> dict[str, Any]:
     obstacle = hosts.obstacle()
     if obstacle is None:
         hosts.become_switch()  # before torch is imported
-    found: dict[str, Any] = {"planning": launch.run(PLAN)[0], "worlds": None}
+    found: dict[str, Any] = {"planning": launch.run(PLAN)[0], "cores": os.cpu_count(), "worlds": None}
     if obstacle is not None:
         print(f"Worlds are left out: {obstacle}")
         return found
@@ -90,18 +90,17 @@ def _timed(world: MeasuredWorld, rounds: int) -> Ranks:
 
 
 def _pooled(passes: Sequence[Ranks]) -> dict[str, Any]:
-    """Return "yardstick" and "entrants" of a world from all its passes: the slowest rank's time of every round, and the
-    most that a rank is asked."""
+    """Return "entrants" of a world, from all passes: the slowest rank's seconds by round, the most a rank is asked."""
     seconds = {name: [time for ranks in passes for time in _slowest(ranks, name)] for name in passes[0][0]}
     told = {}
-    for name in (name for name in seconds if name != YARDSTICK):
+    for name in seconds:
         ranks = [rank[name] for each in passes for rank in each]
         told[name] = {
             "seconds": results.spread(seconds[name]),
             "asked": {key: max(rank["asked"][key] for rank in ranks) for key in ranks[0]["asked"]},
             "bytes_as_predicted": all(rank["sent_bytes"] == rank["predicted_bytes"] for rank in ranks),
         }
-    return {"yardstick": results.spread(seconds[YARDSTICK]), "entrants": told}
+    return {"entrants": told}
 
 
 def _slowest(ranks: Ranks, name: str) -> list[float]:

@@ -55,13 +55,11 @@ def outer_messages(world: PlannedWorld, muon: bool = True) -> dict[str, Messages
     return found | {"summary": _messages(ledger, STATISTICS_LABEL, "world", sizes, "tree")}
 
 
-def orthogonalizing_seconds(
-    world_groups: Mapping[tuple, int], tp: int, link: LinkCost, flops_per_second: float
-) -> Seconds:
-    """Return "orthogonalizing", and the part of it that is "tp_gather". world_groups: `PlannedWorld.bucket_groups`."""
+def orthogonalizing_seconds(groups: Mapping[tuple, int], tp: int, link: LinkCost, flops_per_second: float) -> Seconds:
+    """Return "orthogonalizing", and the part of it that is "tp_gather". groups: `PlannedWorld.bucket_groups`."""
     alpha, rate = hops("all_gather", tp) * link.alpha_seconds, link.bytes_per_second
     found = {"orthogonalizing": 0.0, "tp_gather": 0.0}
-    for loads, times in world_groups.items():
+    for loads, times in groups.items():
         gathers = [load.calls * alpha + load.sent_bytes / rate for load in loads]
         ends = [g + load.flops / flops_per_second for g, load in zip(gathers, loads, strict=True)]
         found["tp_gather"] += times * max(gathers)
