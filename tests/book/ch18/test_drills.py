@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import worlds
-from long_commands import WORKER, finish, permitted
+from patient_commands import WORKER, finish, permitted
 
 from distmuon import launch
 from distmuon.models import run_settings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import worlds
-from long_commands import WORKER, finish, permitted
+from patient_commands import WORKER, finish, permitted
 
 from muonbook.ch18 import story
 from muonbook.ch18.machines import Machine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import worlds
-from long_commands import WORKER, finish
+from patient_commands import WORKER, finish
 
 from distmuon.launch import WorldError
 from muonbook.ch18 import soak
