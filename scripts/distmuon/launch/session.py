@@ -105,7 +105,7 @@ def fork_server_fits(home: str) -> bool:
 def start_fork_server() -> None:
     """Start the fork server, if none is running; return at once, while it imports torch on another core."""
     multiprocessing.set_forkserver_preload(PRELOAD)
-    with interrupts_blocked():
+    with signals_blocked():
         forkserver.ensure_running()
         server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         if _cleanup and _cleanup.stdin:  # there is one if `directory` was called, as it must be
@@ -175,12 +175,13 @@ def _stop(number: int, _frame: Any) -> None:
 
 
 @contextlib.contextmanager
-def interrupts_blocked() -> Iterator[None]:
-    """Keep Ctrl-C from every process started inside, for good: in a terminal it reaches all, and each would print a
-    traceback of its imports. This process gets it afterwards.
+def signals_blocked() -> Iterator[None]:
+    """Keep the signals of `stoppable` from every process started inside, for good: terminals and schedulers send them
+    to all. At Ctrl-C each would print a traceback of its imports, and ranks that are to save need the process that they
+    are forked from. Ranks let SIGTERM through again, by which they are asked. This process gets all of them afterwards.
     """
-    resource_tracker.ensure_running()  # not inside: it unblocks the signal after starting
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # not inside: it unblocks the signals after starting
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
     finally:

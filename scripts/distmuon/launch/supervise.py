@@ -79,7 +79,7 @@ def run_local(
                     session.start_fork_server()
                 context: Any = multiprocessing.get_context("forkserver" if forkserver else "spawn")
                 # starting a rank takes milliseconds, except that the first one waits for the fork server's imports
-                with contextlib.nullcontext() if forkserver else session.interrupts_blocked():
+                with contextlib.nullcontext() if forkserver else session.signals_blocked():
                     for rank in range(size):
                         given = (rank, directory, home, dict(os.environ), target, arguments)
                         ranks.append(context.Process(target=_rank_process, args=given, name=f"rank {rank}"))
@@ -127,6 +127,7 @@ def _rank_process(
     arguments: tuple[Any, ...],
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the launcher decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked where it was started: see `session`
     os.environ.clear()  # the fork server's environment is that of the first world
     os.environ.update(environment)
     threading.Thread(target=_end_with_launcher, args=(directory, home), daemon=True).start()

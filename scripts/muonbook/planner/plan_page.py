@@ -155,8 +155,8 @@ def search_lines(found: Search) -> list[str]:
     """Return what fits, quickest first, and the first of it as `lines` has it."""
     first = found.plans[0]
     table = [
-        f"{first.setting.shape.title}, {_who(first.setting)}, {first.setting.degrees.ranks:,} ranks: {found.possible} "
-        f"divisions, {found.roomy} with room; planned, quickest first:",
+        f"{first.setting.shape.title}, {_who(first.setting)}, {first.setting.degrees.ranks:,} ranks:",
+        f"{found.possible} divisions, {found.roomy} with room; planned, quickest first:",
         "    DP   TP   PP   EP    fullest    step   of the peak",
     ]
     for plan in found.plans:

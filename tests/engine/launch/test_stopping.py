@@ -15,10 +15,10 @@ pytestmark = pytest.mark.alone
 WORKER = str(Path(__file__).with_name("stop_worker.py"))
 
 
-def stopped(number: int, *arguments: str, twice: bool = False) -> worlds.Ending:
+def stopped(number: int, *arguments: str, twice: bool = False, group: bool = False) -> worlds.Ending:
     with worlds.command(WORKER, *arguments) as running:
         running.wait_for("working\n" * (1 if "1" in arguments else 2))
-        running.interrupt(number)
+        running.interrupt(number, group)
         if twice:
             worlds.time.sleep(BURST + 0.5)
             running.interrupt(number)
@@ -31,6 +31,12 @@ def test_ranks_return_what_they_have_saved_and_the_exit_code_tells_of_the_signal
     ending = stopped(number, "heed", "--dp", dp)
     saved = "".join(f"rank {rank} has saved\n" for rank in range(int(dp)))
     assert ending == (128 + number, "working\n" * int(dp) + saved, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_whole_process_group_is_heard_once(number: int) -> None:
+    ending = stopped(number, "heed", "--dp", "2", group=True)  # from a terminal, from `timeout`, from SLURM
+    assert ending == (128 + number, "working\n" * 2 + "rank 0 has saved\nrank 1 has saved\n", "")
 
 
 @pytest.mark.parametrize("dp", ["1", "2"])
