@@ -66,8 +66,10 @@ class Cluster:
     def start(self, *machines: Machine) -> None:
         """Start the loop on these machines, or on all."""
         for machine in machines or self.machines:
-            log = self.folder / f"{machine.name}.txt"
-            machine.start(self.command(machine), log, FAULTS=",".join(f"hold step {step} 0" for step in self.holds))
+            log, temporary = self.folder / f"{machine.name}.txt", self.folder / f"tmp-{machine.name}"
+            temporary.mkdir(exist_ok=True)  # a machine that loses its power removes none of its files
+            holds = ",".join(f"hold step {step} 0" for step in self.holds)
+            machine.start(self.command(machine), log, FAULTS=holds, TMPDIR=str(temporary))
 
     # ---- What is going on -----------------------------------------------------------------------------
 
