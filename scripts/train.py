@@ -72,8 +72,8 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
         return Ended(0, refused=str(error))
 
     step, skips = first, 0
-    bar = tqdm(total=settings.steps, initial=first, disable=None if world.rank == 0 else True, unit="step")
-    with metrics, bar:
+    hidden = None if world.rank == 0 else True  # None: where there is no terminal
+    with metrics, tqdm(total=settings.steps, initial=first, disable=hidden, unit="step") as bar:
         for step in range(first + 1, settings.steps + 1):
             lr = settings.lr * share_of_lr(step, settings)
             for group in optimizer.param_groups:
@@ -88,15 +88,17 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
                 skips = 0
             else:
                 skips += 1
-                tell(world, f"step {step:5d}   skipped: loss {loss:g}, gradient norm {norm:g} ({skips} of {SKIPS})")
+                found = f"loss {loss:g}, gradient norm {norm:g}"
+                tell(world, f"step {step:5d}   skipped: {found} ({skips} of {SKIPS})")
             optimizer.zero_grad()
 
             last = stop or step == settings.steps
             if step % settings.log_every == 0:
-                tell(world, f"step {step:5d}   loss {loss:.3f}   gradient norm {norm:.2f}   lr {lr:.4f}")
+                found = f"loss {loss:.3f}   gradient norm {norm:.2f}   lr {lr:.4f}"
+                tell(world, f"step {step:5d}   {found}")
             if step % settings.evaluate_every == 0 or step == settings.steps:
                 tell(world, f"step {step:5d}   {evaluate(world, settings, text, forward)}")
-            due = step % settings.save_every == 0 and not skips  # or a run that ends would go on from within
+            due = step % settings.save_every == 0 and not skips  # in a storm: nothing to go on from
             if settings.folder is not None and (last or due):
                 saving = save(world, settings, model, optimizer, step)
             bar.update()

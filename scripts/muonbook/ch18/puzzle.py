@@ -73,10 +73,10 @@ PUZZLE = Puzzle(
 
 def place(
     divisions: Sequence[Division],
-    look: Callable[[Division], tuple[int, float]],  # -> bytes of the fullest rank, seconds of a step
+    look: Callable[[Division], tuple[int, float]],  # -> bytes of a rank, seconds of a step
     room: float,
 ) -> Division:
-    """Return a division that fits and is quick: downhill from one that is cut often, neighbour by neighbour."""
+    """Return a division that fits and is quick: downhill from one that is cut often."""
     seen: dict[Division, tuple[bool, float]] = {}
 
     def cost(division: Division) -> tuple[bool, float]:
@@ -91,7 +91,8 @@ def place(
 
     at = min(divisions, key=lambda d: (-d[1] * d[2], abs(d[3] - 8)))
     while True:
-        around = sorted((d for d in divisions if near(d, at) and d not in seen), key=lambda d: d[1] * d[2])
+        around = [d for d in divisions if near(d, at) and d not in seen]
+        around.sort(key=lambda d: d[1] * d[2])
         better = next((d for d in around if cost(d) < cost(at)), None)
         if better is None:
             return at

@@ -9,7 +9,7 @@ from muonbook.puzzles.five_minutes import FiveMinutes
 
 
 def save_every(cost: float, between_failures: float) -> float:
-    """Return the interval that wastes least: c / t is spent on saving, t / 2 is done again after each failure."""
+    """Return the interval t of least waste: cost / t for saving, t / 2 again after a failure."""
     return (2 * cost * between_failures) ** 0.5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,6 @@ def _beginning(cluster: Cluster, obstacle: str | None) -> Iterator[str]:
 def _happened(passed: outages.Passed) -> Iterator[str]:
     from_step = passed.step - 1 - passed.lost
     yield f"step {passed.step}   {passed.outage.done.split(',')[0]}"
-    yield f"          a rank of {passed.outage.notices} says: {passed.seen}"
+    yield f"          a rank of {passed.outage.notices} says: {re.sub(r' [0-9]+ms', '', passed.seen)}"
     yield f"          the loops start torchrun again; {AFTERWARDS[passed.name]}"
     yield f"step {from_step}   gone on from the checkpoint: {passed.lost} steps are made again"

@@ -157,11 +157,11 @@ def search_lines(found: Search) -> list[str]:
     table = [
         f"{first.setting.shape.title}, {_who(first.setting)}, {first.setting.degrees.ranks:,} ranks:",
         f"{found.possible} divisions, {found.roomy} with room; planned, quickest first:",
-        "    DP   TP   PP   EP    fullest    step   of the peak",
+        "    DP   TP   PP   EP    fullest  seconds   of the peak",
     ]
     for plan in found.plans:
         sizes = "".join(f"{size:>5}" for size in plan.setting.degrees)
-        held, took = in_bytes(plan.fullest[2]), f"{plan.step_seconds:.3g} s"
+        held, took = in_bytes(plan.fullest[2]), f"{plan.step_seconds:.3g}"
         table.append(f" {sizes}{held:>11}{took:>9}{plan.model_flops_share:>11.0%}")
     return [*table, "The first of them:", *_memory(first), *_work(first), *_seconds(first)]
 

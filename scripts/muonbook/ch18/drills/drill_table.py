@@ -32,5 +32,5 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    seen = row["seen"].replace("|", "\\|").replace("\n", " ")
+    seen = row["seen"].replace("|", "\\|").replace("\n", " ").replace("/proc/", "")
     return row["done"], seen, row["when"], str(row["lost"]), f"{row['goes_on']}: {row['end']}"
