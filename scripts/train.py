@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -34,7 +34,7 @@ from tqdm import tqdm
 from distmuon import DistributedMuon, Grid, Metrics, MuonW, Zero1AdamW, checkpoint, launch
 from distmuon.metrics.writers import JsonLines, TensorBoard
 from distmuon.models.corpus import Corpus, corpus
-from distmuon.models.networks import Transformer, initial_weights
+from distmuon.models.networks import ALONE, Transformer, initial_weights
 from distmuon.models.run_settings import FIXED, RunSettings, parse
 from distmuon.optim.routing import groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
@@ -163,12 +163,13 @@ def build(world: launch.World, settings: RunSettings, vocabulary: int) -> tuple[
     whole = initial_weights(Transformer(*shape), settings.seed)
     low = settings.dtype == "bfloat16"
     zero1 = settings.sharding == "zero1"
-    grid = Grid.of(world) if zero1 else Grid.alone()
-    model = Transformer(*shape, tp=grid.tp)
-    load_slices(model, whole, grid.tp)
+    grid = Grid.of(world)
+    tp = grid.tp if zero1 else ALONE  # FSDP2's model is whole until `shard` cuts it
+    model = Transformer(*shape, tp=tp)
+    load_slices(model, whole, tp)
     model.to(world.device, torch.bfloat16 if zero1 and low else None)
-    if not zero1 and world.size > 1:
-        shard(model, world, torch.bfloat16 if low else None)
+    if not zero1 and grid.mesh is not None:
+        shard(model, grid.mesh, torch.bfloat16 if low else None)
     by_itself = low and not zero1 and world.size == 1
 
     def forward(tokens: Tensor, following: Tensor) -> Tensor:  # [n, length], twice
@@ -179,12 +180,14 @@ def build(world: launch.World, settings: RunSettings, vocabulary: int) -> tuple[
     return model, optimizer_of(model, grid, settings), forward
 
 
-def shard(model: Transformer, world: launch.World, dtype: torch.dtype | None) -> None:
-    """Cut the layers over TP, and shard everything over DP. dtype: in which FSDP2 gathers and computes."""
-    mesh = init_device_mesh(world.device, (world.dp, world.tp), mesh_dim_names=("dp", "tp"))
+def shard(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype | None) -> None:
+    """Cut the layers over TP, and shard everything over DP. dtype: in which FSDP2 gathers and computes.
+
+    mesh: of dp and tp. The groups of a grid's mesh keep --timeout; those of `init_device_mesh` would wait for torch's.
+    """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in model.blocks:
-        if world.tp > 1:
+        if mesh["tp"].size() > 1:
             parallelize_module(block, mesh["tp"], {name: cut() for name, cut in CUTS.items()})
         fully_shard(block, mesh=mesh["dp"], mp_policy=policy)
     # by default what is outside the blocks stays whole after an evaluation, and would be trained on when it is stale

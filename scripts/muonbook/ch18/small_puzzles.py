@@ -16,7 +16,7 @@ def save_every(cost: float, between_failures: float) -> float:
 SAVE_EVERY = FiveMinutes(
     save_every,
     cases=((2.0, 100.0), (0.5, 400.0), (1.0, 10_000.0), (8.0, 1.0)),
-    nudge="The waste per step is cost / t + t / (2 between_failures). Where is its slope zero?",
+    nudge="The waste per second is cost / t + t / (2 between_failures). Where is its slope zero?",
 )
 
 

@@ -53,7 +53,8 @@ def _beginning(cluster: Cluster, obstacle: str | None) -> Iterator[str]:
     yield "On both runs the same:"
     yield f"  python scripts/keep_going.py --until {last} -- \\"
     yield f"    torchrun --nnodes {cluster.nodes} --nproc-per-node {ranks} --max-restarts 0 \\"
-    yield "    --rdzv-backend c10d --rdzv-endpoint a:29500 scripts/train.py --folder RUN"
+    yield "    --rdzv-backend c10d --rdzv-endpoint a:29500 scripts/train.py \\"
+    yield f"    --timeout {cluster.timeout:g} --folder RUN"
     yield ""
 
 

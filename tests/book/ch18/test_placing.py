@@ -1,0 +1,88 @@
+"""The chapter's pictures and small puzzles follow from the story, and from plans that anyone can redo."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from muonbook.ch18 import moving_machines, small_puzzles
+from muonbook.ch18.moving_machines import DIES_IN, SAVE_EVERY, STEPS, frames_of_a_loss
+from muonbook.ch18.plans import divisions
+from muonbook.ch18.plans.moving_plans import PARTS, by_part, frames_of_sizes
+from muonbook.figures import player
+from muonbook.measure import results
+from muonbook.planner.model_shapes import find_shape
+from muonbook.planner.stages import Degrees
+from muonbook.planner.world_plan import WorldPlan, WorldSetting
+
+
+def test_what_is_lost_in_the_picture_is_what_was_done_since_the_last_save() -> None:
+    saved = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY
+    story = moving_machines.story()
+    assert [what for what in story if isinstance(what, int)] == [*range(1, DIES_IN + 1), *range(saved + 1, STEPS + 1)]
+    frames = frames_of_a_loss()
+    lost = ", ".join(str(step) for step in range(saved + 1, DIES_IN + 1))
+    assert f"Lost: steps {lost}." in frames[-1].alt
+    assert "Lost" not in frames[3].alt
+    assert f"Saved: {saved}, {2 * SAVE_EVERY}, {STEPS}." in frames[-1].alt
+    assert "<svg" in player.html("machines", frames)
+
+
+def test_a_picture_of_plans_shows_every_second_and_byte() -> None:
+    sizes = results.load("divisions")["sizes"]
+    frames = frames_of_sizes(sizes)
+    assert len(frames) == len(divisions.SIZES)
+    assert "<svg" in player.html("plans", frames)
+    for size, frame in zip(sizes, frames, strict=True):
+        if size["degrees"] is None:
+            assert "Nothing fits" in frame.alt
+            continue
+        parts = by_part(size["seconds"])
+        assert list(parts) == list(PARTS)
+        assert math.isclose(sum(parts.values()), size["step_seconds"], rel_tol=2e-3)
+        assert sum(size["held"].values()) <= size["room"]
+        assert size["degrees"] in frame.alt
+
+
+def test_a_part_of_a_step_that_no_colour_stands_for_is_an_error() -> None:
+    with pytest.raises(StopIteration):
+        by_part({"something new": 1.0})
+
+
+@pytest.mark.parametrize(("number", "model"), [(0, "moonlight"), (1, "llama3_70b")])
+def test_stored_divisions_are_those_that_the_planner_finds(number: int, model: str) -> None:
+    world: dict[str, Any] = results.load("divisions")["worlds"][number]
+    rows = world["divisions"]
+    assert (model, world["ranks"]) == divisions.WORLDS[number]
+    for row in (rows[0], rows[len(rows) // 2], rows[-1]):
+        plan = WorldPlan(WorldSetting(find_shape(model), Degrees(*row["degrees"])))
+        assert round(plan.fullest[2]) == row["bytes"]
+        assert float(f"{plan.step_seconds:.4g}") == row["seconds"]
+        assert math.prod(row["degrees"][:3]) == world["ranks"]
+
+
+def test_a_first_impression_is_told_in_lines() -> None:
+    found = {
+        "worlds": [{"title": "A", "ranks": 8, "room": 5, "divisions": [{"bytes": 4}, {"bytes": 6}]}],
+        "sizes": [
+            {"title": "A", "ranks": 8, "degrees": None},
+            {"title": "A", "ranks": 16, "degrees": "16 DP", "step_seconds": 1.5},
+        ],
+    }
+    assert divisions.lines(found) == [
+        "A, 8 ranks: 1 of 2 fit",
+        "A, 8 ranks: nothing fits",
+        "A, 16 ranks: 16 DP, 1.5 s",
+    ]
+
+
+def test_no_other_interval_wastes_less() -> None:
+    cost, between = 2.0, 1000.0
+    best = small_puzzles.save_every(cost, between)
+
+    def waste(interval: float) -> float:
+        return cost / interval + interval / (2 * between)
+
+    assert all(waste(best) <= waste(best * factor) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2))
