@@ -18,6 +18,7 @@ import worlds
 from PIL import Image
 
 from distmuon import launch
+from distmuon.launch import session
 from distmuon.models import recipe
 from distmuon.optim import strategies
 from distmuon.sharding import layout
@@ -162,6 +163,7 @@ def job(monkeypatch) -> Iterator[ModuleType]:
 def test_a_picture_for_which_the_disk_is_full_takes_nothing_else_with_it(
     job: ModuleType, monkeypatch, capsys, tmp_path: Path
 ) -> None:
+    session.directory()  # this process's own, which outlives the test: not below a path too long for a fork server
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "full.png").symlink_to("/dev/full")
     files = ["--figure", str(tmp_path / "full.png"), "--json", str(tmp_path / "run.json")]

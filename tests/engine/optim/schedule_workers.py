@@ -99,6 +99,7 @@ def straddling(grid: Grid) -> int:
 
 def memory(grid: Grid, name: str, strategy: str) -> tuple[int, int]:
     """Return (peak bytes of the second step, their bound) for a deep MLP in many buckets."""
+    torch.manual_seed(0)  # ranks that are spawned, not forked, would begin with seeds of their own
     model = MLP([64, *[128] * 12, 10], grid.tp)
     optimizer = SCHEDULES[name](split_parameters(model), grid, bucket_size=10_000, strategy=strategy)
     for _ in range(2):
