@@ -36,6 +36,7 @@ from distmuon.metrics.writers import JsonLines, TensorBoard
 from distmuon.models.corpus import Corpus, corpus
 from distmuon.models.networks import ALONE, Transformer, initial_weights
 from distmuon.models.run_settings import FIXED, RunSettings, parse
+from distmuon.muonw.plans import local
 from distmuon.optim.routing import groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.tensor_parallel import load_slices
@@ -220,11 +221,6 @@ def clip_(world: launch.World, optimizer: torch.optim.Optimizer, model: nn.Modul
         for gradient in gradients:
             local(gradient).mul_(bound / norm)
     return norm
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 # ---- Checkpoints and metrics ------------------------------------------------------------------------------

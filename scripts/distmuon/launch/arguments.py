@@ -121,7 +121,7 @@ def chosen_job(arguments: argparse.Namespace, takes: Mapping[str, Collection[str
     for name in sorted(arguments.given - {_name(job), *takes[job]}):
         others = [other for other in takes if name in takes[other]]
         remedy = f"it goes with {' or '.join(others)}" if others and "" not in others else "leave one of the two out"
-        raise UsageError(f"{_option(name)} does nothing {f'with {job}' if job else 'by itself'}; {remedy}.")
+        raise UsageError(f"{option_of(name)} does nothing {f'with {job}' if job else 'by itself'}; {remedy}.")
     return job
 
 
@@ -131,10 +131,11 @@ def check_range(arguments: argparse.Namespace, **ranges: tuple[float, float]) ->
         value = getattr(arguments, name)
         if value is not None and not least <= value <= most:
             shown = f"{value:g}" if isinstance(value, float) else value
-            raise UsageError(f"{_option(name)} {shown}: must be from {least:,} to {most:,}.")
+            raise UsageError(f"{option_of(name)} {shown}: must be from {least:,} to {most:,}.")
 
 
-def _option(name: str) -> str:
+def option_of(name: str) -> str:
+    """Return the option by which an argument of this name is given on a command line."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from distmuon.launch import hosts, session, stopping
 from distmuon.launch.world import World
@@ -35,8 +35,9 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
     import torch
     import torch.distributed as dist
 
-    if "TORCHELASTIC_RUN_ID" in os.environ and directory is None:
-        threading.Thread(target=_end_with_agent, args=(world.rank, os.getppid()), daemon=True).start()
+    agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ and directory is None else None
+    if agent is not None:
+        threading.Thread(target=_end_with_agent, args=(world.rank, agent), daemon=True).start()
     work = load(worker)
     torch.set_num_threads(world.threads)
     gpu = None
@@ -60,6 +61,8 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
     try:
         result = work(world, *arguments)
     except BaseException:
+        if agent is not None and os.getppid() != agent:
+            _end_orphaned(world.rank)  # or the loss of a peer, which ended for the same reason, would be blamed
         if world.size == 1:
             dist.destroy_process_group()  # the process lives on; a rank that failed ends, which closes everything
         raise
@@ -73,6 +76,10 @@ def _end_with_agent(rank: int, agent: int) -> None:
     """End this process when torchrun, which has started it, has been killed: nobody else would, nor start another."""
     while os.getppid() == agent:
         time.sleep(1.0)
+    _end_orphaned(rank)
+
+
+def _end_orphaned(rank: int) -> NoReturn:
     print(f"rank {rank}: torchrun, which had started it, is gone; so it ends.", file=sys.stderr, flush=True)
     os._exit(1)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distmuon.launch import UsageError, choices
+from distmuon.launch.arguments import option_of
 from distmuon.optim import strategies
 
 if TYPE_CHECKING:  # not at run time: a wrong argument is answered without importing torch
@@ -134,7 +135,7 @@ class Recipe:
             raise UsageError(f"--seed {self.seed}: must be from 0 to 2**63 - 1.")
         for name in ("steps", "batch", "micro_batches", "bucket_size", "whole_every"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1.")
+                raise UsageError(f"{option_of(name)} {getattr(self, name)}: must be at least 1.")
         if dp > TRAINING_ROWS:
             raise UsageError(f"--dp {dp}: there are {TRAINING_ROWS} digits to share out; choose at most as many ranks.")
         remedy = f"choose for instance {self._fitting(max(dp, 1))}."
@@ -171,5 +172,5 @@ def add_arguments(group: argparse._ArgumentGroup, *names: str, **defaults: Any) 
     for name in names:
         kind, metavar, words = ARGUMENTS[name]
         default = defaults.get(name, getattr(Recipe, name))
-        option = f"--{name.replace('_', '-')}"
+        option = option_of(name)
         group.add_argument(option, type=kind, metavar=metavar, default=default, help=f"{words} (default: {default})")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distmuon import launch
+from distmuon.launch.arguments import option_of
 from distmuon.models.corpus import corpus
 from distmuon.optim import strategies
 
@@ -104,7 +105,7 @@ def parse(doc: str | None, words: list[str] | None = None) -> tuple[argparse.Nam
 
 def add_option(group: Any, name: str, default: Any) -> None:
     """Add the option of one setting."""
-    option = f"--{name.replace('_', '-')}"
+    option = option_of(name)
     if isinstance(default, bool):
         group.add_argument(option, action="store_true", help=HELP[name])
         return
@@ -124,7 +125,7 @@ def words_of(path: str) -> list[str]:
         raise launch.UsageError(f"--config {path}: is no TOML ({error}); write lines such as lr = 0.01.") from error
     words = []
     for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
+        option = option_of(name)
         if isinstance(value, dict | list):
             raise launch.UsageError(f"--config {path}: {name} is a {type(value).__name__}; give one value.")
         if value is not False:
@@ -145,7 +146,7 @@ def checked(arguments: argparse.Namespace) -> RunSettings:
     )  # fmt: skip
     for option in ("save_every", "keep", "tensorboard"):
         if option in arguments.given and arguments.folder is None:
-            raise launch.UsageError(f"--{option.replace('_', '-')} does nothing without --folder FOLDER.")
+            raise launch.UsageError(f"{option_of(option)} does nothing without --folder FOLDER.")
     if "strategy" in arguments.given and (arguments.sharding, arguments.optimizer) != ("zero1", "muon"):
         raise launch.UsageError("--strategy goes with --sharding zero1 and --optimizer muon; leave it out.")
     if launch.under_torchrun() and "dp" not in arguments.given and arguments.tp > 0:

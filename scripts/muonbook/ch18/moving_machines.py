@@ -16,6 +16,7 @@ from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, TEXT, WI
 from muonbook.figures.style import box, dp_colour, page, put  # isort: skip
 
 STEPS, SAVE_EVERY, DIES_IN = 10, 4, 7
+SAVED = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY  # the last step saved before the death
 MACHINES, RANKS = "ab", 4  # ranks of each machine
 WAITING, MEETING = "waits", "meets"  # what a column holds where it is no step
 LEFT, STRIP, GAP, DISK = 80.0, 13.0, 16.0, 34.0  # of the first column; a rank's row; between machines; the disk's row
@@ -31,33 +32,31 @@ class OutageScene(NamedTuple):
 
 def story() -> list[int | str]:
     """Return what each column of time holds: a step, or what is none."""
-    saved = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY
-    return [*range(1, DIES_IN + 1), WAITING, MEETING, *range(saved + 1, STEPS + 1)]
+    return [*range(1, DIES_IN + 1), WAITING, MEETING, *range(SAVED + 1, STEPS + 1)]
 
 
 def scenes() -> list[OutageScene]:
     """Return the frames' contents, in order."""
-    saved, death = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY, DIES_IN
-    again = death + 2  # the first column after the meeting
-    lost = [str(step) for step in range(saved + 1, DIES_IN)]
+    again = DIES_IN + 2  # the first column after the meeting
+    lost = [str(step) for step in range(SAVED + 1, DIES_IN)]
     return [
         OutageScene(
-            saved,
+            SAVED,
             "One training, two machines",
             "Four ranks on each. Every few steps they save whole tensors to a disk that both machines see: here after "
-            f"step {saved}.",
+            f"step {SAVED}.",
         ),
         OutageScene(
-            death - 1, "A thread writes, training goes on", "Saving holds them up no longer than a copy takes."
+            DIES_IN - 1, "A thread writes, training goes on", "Saving holds them up no longer than a copy takes."
         ),
         OutageScene(
-            death,
+            DIES_IN,
             f"Machine b dies in step {DIES_IN}",
             "Power, network, a memory error: one of its parts was due. Machine a is in a collective, and waits for "
             "parcels that nobody will send.",
         ),
         OutageScene(
-            death + 1,
+            DIES_IN + 1,
             "Machine a hears of it",
             "A process that dies closes its connections, and its peers fail at once. A machine that vanishes closes "
             "nothing: they fail when the collective's timeout is over.",
@@ -66,7 +65,7 @@ def scenes() -> list[OutageScene]:
             again,
             "Both begin again",
             "A loop around torchrun starts it anew, on the old machine or a spare one. When all have met, they load "
-            f"step {saved}.",
+            f"step {SAVED}.",
         ),
         OutageScene(
             again + len(lost),
@@ -105,7 +104,7 @@ def _frame(scene: OutageScene) -> Frame:
         y = top + top_of[-1] + RANKS * STRIP + GAP
         put(axes, MARGIN, y + 4, "disk")
         for number, what in enumerate(columns):
-            if _is_saved(what, number, columns):
+            if _is_saved(what):
                 box(axes, LEFT + pitch * number + 1, y, pitch - 2, 20, INK)
                 put(axes, LEFT + pitch * (number + 0.5), y + 3, str(what), "center", color="#FFFFFF", bold=True)
 
@@ -132,11 +131,10 @@ def _lost(columns: list[int | str]) -> set[int]:
     """Return the columns whose steps were lost: those after the last save, once all have met again."""
     if MEETING not in columns:
         return set()
-    saved = (DIES_IN - 1) // SAVE_EVERY * SAVE_EVERY
-    return set(range(saved, DIES_IN))
+    return set(range(SAVED, DIES_IN))
 
 
-def _is_saved(what: int | str, number: int, columns: list[int | str]) -> bool:
+def _is_saved(what: int | str) -> bool:
     return isinstance(what, int) and (what % SAVE_EVERY == 0 or what == STEPS)
 
 
@@ -144,7 +142,7 @@ def _told(scene: OutageScene, columns: list[int | str], lost: set[int]) -> str:
     """Return the alt text: what each column holds."""
     words = {WAITING: "machine a waits", MEETING: "both machines meet"}
     told = [f"step {what}" if isinstance(what, int) else words[what] for what in columns]
-    saved = [str(what) for n, what in enumerate(columns) if _is_saved(what, n, columns)]
+    saved = [str(what) for what in columns if _is_saved(what)]
     gone = f" Lost: steps {', '.join(str(columns[n]) for n in sorted(lost))}." if lost else ""
     died = f" Machine b died in step {DIES_IN}." if len(columns) >= DIES_IN else ""
     return f"{scene.title}. Time so far: {', '.join(told)}. Saved: {', '.join(saved)}.{died}{gone}"

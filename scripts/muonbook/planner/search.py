@@ -43,10 +43,7 @@ def search(setting: WorldSetting, ranks: int) -> Search:
     setting: its `degrees` are not looked at. Raises UsageError where none is possible, or none fits.
     """
     whole = _whole(setting.shape)
-    possible = [
-        replace(setting, degrees=degrees) for degrees in all_degrees(setting.shape, ranks, setting.network.node)
-    ]
-    possible = [each for each in possible if each.micro_batches >= 1]
+    possible = divisions(setting, ranks)
     if not possible:
         raise UsageError(
             f"--ranks {ranks}: no division of it gives every DP rank a sequence of {setting.shape.context:,} out of "
@@ -65,6 +62,12 @@ def search(setting: WorldSetting, ranks: int) -> Search:
         remedy = "choose more ranks" + (", or --recompute" if not setting.recompute else "")
         raise UsageError(f"--ranks {ranks}: of {len(possible)} divisions none fits {setting.device.title}; {remedy}.")
     return Search(sorted(plans, key=lambda plan: plan.step_seconds), len(possible), len(roomy))
+
+
+def divisions(setting: WorldSetting, ranks: int) -> list[WorldSetting]:
+    """Return the setting in every division of `ranks` that the model and the batch permit."""
+    asked = (replace(setting, degrees=each) for each in all_degrees(setting.shape, ranks, setting.network.node))
+    return [each for each in asked if each.micro_batches >= 1]
 
 
 def _whole(shape: Shape) -> ModelTotals:

@@ -35,7 +35,7 @@ def test_two_machines_lose_power_and_cable_and_end_at_the_bits_of_one() -> None:
         "step 20   gone on from the checkpoint: 3 steps are made again",
         "step 40   finished: both loops end, with exit code 0 and 0",
     ]
-    assert ending.out.count("says: Timed out waiting 5000ms") == 2
+    assert ending.out.count("says: Timed out waiting") == 2
     assert lines[-1].endswith("of 4 ranks on one machine to which nothing happened, to the bit.")
 
 

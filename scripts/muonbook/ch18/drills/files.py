@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distmuon import launch
+from distmuon.checkpoint import runs
 from distmuon.models import run_settings
 from muonbook.ch18.drills.faults import Fault
 from muonbook.ch18.drills.ground import STEPS, DrillGround, Row
@@ -60,11 +61,13 @@ def play_damage(ground: DrillGround, name: str) -> Row:
     """Damage the newest checkpoint: it is refused aloud, and the run goes on from the one before."""
     damage = DAMAGES[name]
     run = ground.begin(name, NEWEST)
-    damage.harm(run / f"step-{NEWEST:06d}")
+    damage.harm(runs.at_step(run, NEWEST))
     again = ground.finish(name)
     seen = ground.seen(rf"refused +(.*{damage.says})", again.said)
     ground.expect(again.first == OLDER, f"went on from step {again.first}, not {OLDER}")
-    ground.expect((run / f"refused-step-{NEWEST:06d}").is_dir(), "the refused checkpoint was not set aside")
+    ground.expect(
+        (run / f"refused-{runs.at_step(run, NEWEST).name}").is_dir(), "the refused checkpoint was not set aside"
+    )
     return Row(name, LOADING, damage.done, seen, AT_ONCE, NEWEST - again.first, BY_ITSELF, ground.end(name))
 
 
@@ -72,11 +75,11 @@ def play_all_damaged(ground: DrillGround, name: str) -> Row:
     """Damage every checkpoint: the run is not begun anew behind anybody's back."""
     run = ground.begin(name, NEWEST)
     for step in (OLDER, NEWEST):
-        _flip(run / f"step-{step:06d}" / "__0_0.distcp")
+        _flip(runs.at_step(run, step) / "__0_0.distcp")
     refused = ground.attempt(name).ended.refused
     seen = ground.seen("is damaged: .*, and 1 older ones likewise", refused)
     for step in (OLDER, NEWEST):
-        _flip(run / f"step-{step:06d}" / "__0_0.distcp")
+        _flip(runs.at_step(run, step) / "__0_0.distcp")
     again = ground.finish(name)
     return Row(
         name, LOADING, "every checkpoint is damaged", seen, AT_ONCE, NEWEST - again.first, "with one that is whole",

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distmuon import launch
+from distmuon.checkpoint import runs
 from distmuon.launch import WorldError
+from distmuon.launch.arguments import option_of
 from distmuon.models.run_settings import RunSettings
 from muonbook.ch18 import contents
 from muonbook.ch18.drills.faults import ACTED, Fault
@@ -65,7 +67,7 @@ class Attempt(NamedTuple):
 
 def words_of(settings: Mapping[str, object]) -> list[str]:
     """Return settings of train.py as words of its command line."""
-    return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [word for name, value in settings.items() for word in (option_of(name), str(value))]
 
 
 class DrillGround:
@@ -92,7 +94,7 @@ class DrillGround:
             return run
         shutil.copytree(self.undisturbed, run)
         for step in range(after + 1, STEPS + 1):
-            shutil.rmtree(run / f"step-{step:06d}", ignore_errors=True)
+            shutil.rmtree(runs.at_step(run, step), ignore_errors=True)
         lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
         (run / "metrics.jsonl").write_text("".join(lines[:after]))
         return run

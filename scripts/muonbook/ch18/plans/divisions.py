@@ -5,14 +5,12 @@ Deterministic, and no process is started; a minute or two, so the results are st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from distmuon.launch import UsageError
 from muonbook.planner.model_shapes import find_shape
-from muonbook.planner.search import search
-from muonbook.planner.stages import Degrees, all_degrees
+from muonbook.planner.search import divisions, search
+from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
 
 WORLDS = (("moonlight", 64), ("llama3_70b", 512), ("kimi_k2", 1024))  # of the puzzle
@@ -43,16 +41,9 @@ def _divided(model: str, ranks: int) -> dict[str, Any]:
     setting = WorldSetting(find_shape(model), Degrees(0))
     rows = [
         {"degrees": list(plan.setting.degrees), "bytes": round(plan.fullest[2]), "seconds": _short(plan.step_seconds)}
-        for plan in _plans(setting, ranks)
+        for plan in map(WorldPlan, divisions(setting, ranks))
     ]
     return {"title": setting.shape.title, "ranks": ranks, "room": setting.device.memory_bytes, "divisions": rows}
-
-
-def _plans(setting: WorldSetting, ranks: int) -> Iterator[WorldPlan]:
-    """Yield a plan for every division that the model and the batch permit."""
-    for degrees in all_degrees(setting.shape, ranks, setting.network.node):
-        if (asked := replace(setting, degrees=degrees)).micro_batches >= 1:
-            yield WorldPlan(asked)
 
 
 def _best(ranks: int) -> dict[str, Any]:
