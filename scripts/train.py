@@ -26,7 +26,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -36,7 +35,6 @@ from distmuon.metrics.writers import JsonLines, TensorBoard
 from distmuon.models.corpus import Corpus, corpus
 from distmuon.models.networks import ALONE, Transformer, initial_weights
 from distmuon.models.run_settings import FIXED, RunSettings, parse
-from distmuon.muonw.plans import local
 from distmuon.optim.routing import groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.tensor_parallel import load_slices
@@ -80,7 +78,7 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             own_loss = backward(world, settings, text, forward, step)
-            norm = clip_(world, optimizer, model, settings.clip)
+            norm = optimizer.clip_grad_norm_(settings.clip).item()
             loss, stop = agree(world, own_loss)
             metrics.record(loss=loss)
 
@@ -158,7 +156,9 @@ def share_of_lr(step: int, settings: RunSettings) -> float:
 # ---- The model and its optimizer --------------------------------------------------------------------------
 
 
-def build(world: launch.World, settings: RunSettings, vocabulary: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+def build(
+    world: launch.World, settings: RunSettings, vocabulary: int
+) -> tuple[nn.Module, MuonW | ShardedOptimizer, Any]:
     """Return the model on this grid, its optimizer, and what computes the mean loss of a batch."""
     shape = (vocabulary, settings.width, settings.layers, settings.heads, settings.context)
     whole = initial_weights(Transformer(*shape), settings.seed)
@@ -195,7 +195,7 @@ def shard(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype | None) -> No
     fully_shard(model, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=True)
 
 
-def optimizer_of(model: nn.Module, grid: Grid, settings: RunSettings) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, grid: Grid, settings: RunSettings) -> MuonW | ShardedOptimizer:
     """Return Muon with AdamW for what is no hidden matrix, or AdamW for everything."""
     groups, lr, decay = groups_for(model, settings.optimizer), settings.lr, settings.weight_decay
     if settings.sharding == "fsdp2":
@@ -203,24 +203,6 @@ def optimizer_of(model: nn.Module, grid: Grid, settings: RunSettings) -> torch.o
     if settings.optimizer == "adamw":
         return Zero1AdamW(groups, grid, lr=lr, weight_decay=decay)
     return DistributedMuon(groups, grid, lr=lr, weight_decay=decay, strategy=settings.strategy)
-
-
-def clip_(world: launch.World, optimizer: torch.optim.Optimizer, model: nn.Module, bound: float) -> float:
-    """Clip the gradients' global norm to `bound`; return what it was. The same on all ranks, to the bit."""
-    if isinstance(optimizer, ShardedOptimizer):
-        return optimizer.clip_grad_norm_(bound).item()
-    squares = torch.zeros((), dtype=torch.float64, device=world.device)
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    for gradient in gradients:  # what TP does not cut lies on the mesh of DP alone: all TP ranks have it
-        copies = world.size // gradient.device_mesh.size() if isinstance(gradient, DTensor) else 1
-        squares += local(gradient).double().square().sum() / copies
-    if world.size > 1:
-        dist.all_reduce(squares)
-    norm = squares.sqrt().item()
-    if norm > bound:
-        for gradient in gradients:
-            local(gradient).mul_(bound / norm)
-    return norm
 
 
 # ---- Checkpoints and metrics ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ python scripts/tools claims
 python scripts/tools claims --json out/claims.json
 """
 
+import itertools
 from dataclasses import replace
 
 from distmuon import launch
@@ -17,6 +18,7 @@ SHAPES = ((96, 64), (64, 96), (256, 256), (512, 128), (1024, 64))
 MATRICES = 20  # of each shape
 TARGET = 0.2  # Moonlight, section 2.2: about the RMS of AdamW's update
 FITS = {"muon": (2.506, -0.052), "adamw": (2.608, -0.054)}  # Moonlight, Table 3: loss = a C^b, C in PFLOP/s-days
+HALF_A_DIGIT = 0.0005  # of the fits' last
 BUDGETS = {"least": 0.25, "one": 1, "most": 4}  # C of AdamW; Table 2, 6 x parameters x tokens: from 0.25 to 4.1
 CLAIMED = 0.52  # Moonlight, section 3.2: of AdamW's FLOPs, for the same loss
 STEPS, WATCHED = 50, (1, 10, 50)  # of training on the workload "even"
@@ -69,11 +71,20 @@ def update_rms_in_training(baseline):
 
 def flops_to_the_same_loss():
     """Return the share of AdamW's budget with which Muon's fit reaches the same loss, at the ends of the paper's range
-    and between them, and the budget at which it is the share that is claimed. Arithmetic, no training."""
-    (muon, falls), (adamw, drops) = FITS["muon"], FITS["adamw"]
-    at_one, grows = (adamw / muon) ** (1 / falls), drops / falls - 1
+    and between them; the budget at which it is the share that is claimed, and where that lies at least and at most for
+    fits that round to the printed ones. Arithmetic, no training."""
+    at_one, grows = share_of_budget(*FITS["muon"], *FITS["adamw"])
     shares = {name: at_one * budget**grows for name, budget in BUDGETS.items()}
-    return shares | {"claimed_at": (CLAIMED / at_one) ** (1 / grows)}
+    rounded = [(number - HALF_A_DIGIT, number + HALF_A_DIGIT) for fit in FITS.values() for number in fit]
+    allowed = [share_of_budget(*corner) for corner in itertools.product(*rounded)]
+    reached = [(CLAIMED / at) ** (1 / power) for at, power in allowed]
+    claimed_at = (CLAIMED / at_one) ** (1 / grows)
+    return shares | {"claimed_at": claimed_at, "claimed_at_least": min(reached), "claimed_at_most": max(reached)}
+
+
+def share_of_budget(muon, falls, adamw, drops):
+    """Return (s, p): Muon's fit a C^b reaches AdamW's loss with s C^p of AdamW's budget C."""
+    return (adamw / muon) ** (1 / falls), drops / falls - 1
 
 
 def the_reported_run():
@@ -131,7 +142,10 @@ def main():
     shares = found["flops_share"]
     for name, budget in BUDGETS.items():
         print(f"by the paper's fits, Muon needs {shares[name]:.2f} of AdamW's {budget} PFLOP/s-days for the same loss")
-    print(f"and with {CLAIMED} of them at {shares['claimed_at']:.0f}, beyond the points that were fitted")
+    print(
+        f"and with {CLAIMED} of them at {shares['claimed_at']:.0f}; by the digits the fits were rounded to, anywhere "
+        f"from {shares['claimed_at_least']:.0f} to {shares['claimed_at_most']:.0f}"
+    )
     bytes_ = found["reported_bytes"]
     print(f"the report's two sides in bytes: {bytes_['over']:.2f}; whole steps: {bytes_['whole_step']}")
     for kind, count in found["still_matrices"].items():

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from distmuon.checkpoint.folders import load, on_rank_0
+from distmuon.checkpoint.folders import UNFINISHED, load, on_rank_0
 from distmuon.checkpoint.storage import CheckpointError
 
 NAME = re.compile(r"step-(\d+)")
@@ -69,10 +69,18 @@ def load_newest(run: str | Path, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def keep_newest(run: str | Path, count: int) -> None:
-    """Remove all but the newest `count` checkpoints of a run. To be called by one rank, with no save under way."""
+    """Remove all but the newest `count` checkpoints of a run, and what a killed save has left behind them.
+
+    To be called by one rank; a save of a later step may be under way.
+    """
+    steps = saved_steps(run)
     for left in Path(run).glob(f"{REMOVED}*"):  # by who was killed while removing
         shutil.rmtree(left, ignore_errors=True)
-    for step in saved_steps(run)[count:]:
+    for left in Path(run).glob(f"{UNFINISHED}step-*"):
+        found = NAME.match(left.name.removeprefix(UNFINISHED))
+        if found and steps and int(found[1]) < steps[0]:
+            shutil.rmtree(left, ignore_errors=True)
+    for step in steps[count:]:
         removed = at_step(run, step).rename(Path(run) / f"{REMOVED}{step:06d}")
         shutil.rmtree(removed, ignore_errors=True)
 

@@ -81,6 +81,14 @@ def boxes_on(
     return [on_mesh[order.index(rank)] for rank in sorted(order)]
 
 
+def shards(parameter: Tensor) -> int:
+    """Return into how many parts a parameter is cut; what the ranks hold beyond so many are copies."""
+    if not isinstance(parameter, DTensor):
+        return 1
+    sizes = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
+    return math.prod(size for size, placement in sizes if not placement.is_replicate())
+
+
 def own_box(name: str, parameter: DTensor) -> Box:
     """Return the box that this rank holds; errors as for `boxes_on`."""
     return _boxes_on_own_mesh(name, parameter)[_place(parameter.device_mesh)]

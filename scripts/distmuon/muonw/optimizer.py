@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from distmuon.muonw.boxes import extent, volume
+from distmuon.muonw.meshes import shards
 from distmuon.muonw.parcels import Matrix, MatrixPiece, numel
 from distmuon.muonw.plans import Plan, lay_out, local
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
@@ -42,6 +43,7 @@ from distmuon.optim.routing import (
     split_parameters,
     withdrawn_if_refused,
 )
+from distmuon.optim.sharded_optimizer import check_max_norm
 from distmuon.sharding.agreement import Disagreement
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
@@ -109,17 +111,43 @@ class MuonW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._plans is None:
-            self._everybody, self._plans = lay_out(self.param_groups, self.gather_dtype, self.ledger)
+        plans = self._laid_out()
         if not self._unscale():
             self.skipped_steps += 1
             return loss
-        headers = [self._digest(plan) for plan in self._plans]
-        received = [self._gather(*pair) for pair in zip(self._plans, headers, strict=True)]
-        for plan, header, matrices in zip(self._plans, headers, received, strict=True):
+        headers = [self._digest(plan) for plan in plans]
+        received = [self._gather(*pair) for pair in zip(plans, headers, strict=True)]
+        for plan, header, matrices in zip(plans, headers, received, strict=True):
             self._apply(plan, self._give_back(plan, header, self._orthogonalize(plan, matrices)))
         self._step_adamw()
         return loss
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clip the gradients' global norm, as torch's function does; return the norm from before, alike on all ranks.
+
+        To be called on every rank, after the last backward (and a scaler's `unscale_`). On one mesh torch's function is
+        as good; it takes no gradients of two meshes, which is where FSDP2 over tensor parallelism leaves them. Raises
+        ValueError for a negative max_norm.
+        """
+        check_max_norm(max_norm)
+        self._laid_out()
+        moving = [(n, p, p.grad) for group in self.param_groups for n, p in named(group) if p.grad is not None]
+        squares = torch.zeros(1, dtype=torch.float64, device=local(self.param_groups[0]["params"][0]).device)
+        for name, p, _ in moving:
+            own = _local_gradient(name, p).double().square().sum()
+            squares += own * shards(p) / self._everybody.size  # so many ranks hold the same part
+        norm = self._everybody.all_reduce(squares, "norm").sqrt()[0]
+        if norm > max_norm:
+            for _, _, gradient in moving:
+                local(gradient).mul_((max_norm / norm).item())
+        return norm
+
+    def _laid_out(self) -> list[Plan]:
+        """Return the plans, made when they are first wanted. Collective then."""
+        if self._plans is None:
+            self._everybody, self._plans = lay_out(self.param_groups, self.gather_dtype, self.ledger)
+        return self._plans
 
     def _unscale(self) -> bool:
         """Under a GradScaler, divide the gradients by its scale; False, on all ranks, where any found an infinity."""

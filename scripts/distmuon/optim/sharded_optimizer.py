@@ -141,7 +141,7 @@ class ShardedOptimizer(ShardedState):
         gradient that is not finite gives such a norm, and `step` refuses it or skips. Raises ValueError for a negative
         max_norm, RuntimeError if called twice before a step.
         """
-        _check_max_norm(max_norm)
+        check_max_norm(max_norm)
         if self._ready is not None:
             raise RuntimeError("the gradients of this step are clipped already; call step() or zero_grad() next.")
         self.reduce(max_norm if self.max_norm is None else min(max_norm, self.max_norm))
@@ -279,7 +279,7 @@ class ShardedOptimizer(ShardedState):
         if self.on_nonfinite not in NON_FINITE_CHOICES:
             raise ValueError(f"on_nonfinite is {self.on_nonfinite!r}; choose one of {', '.join(NON_FINITE_CHOICES)}.")
         if self.max_norm is not None:
-            _check_max_norm(self.max_norm)
+            check_max_norm(self.max_norm)
         if not isinstance(self.check_every, int) or self.check_every < 0:
             raise ValueError(f"check_every is {self.check_every!r}; give a number of steps, or 0 for never.")
         known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
@@ -384,6 +384,7 @@ def _refuse_inference_mode() -> None:
         raise RuntimeError("under torch.inference_mode nothing can be trained; use torch.no_grad, or leave it.")
 
 
-def _check_max_norm(max_norm: float) -> None:
+def check_max_norm(max_norm: float) -> None:
+    """Raise ValueError for a bound that no norm can keep."""
     if not max_norm >= 0:
         raise ValueError(f"max_norm is {max_norm}; give 0 or more, or None to leave gradients as they are.")

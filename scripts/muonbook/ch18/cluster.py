@@ -30,17 +30,18 @@ class Cluster:
     """Machines with a shared file system, on which one training runs. folder: for the run, and what machines print.
 
     ranks: of each machine. nodes: how many machines torchrun wants, "2", or at least and at most, "1:2". timeout:
-    seconds that a collective waits. apart: whether the machines have networks of their own.
+    seconds that a collective waits. apart: whether the machines have networks of their own. tp: the degree of TP, which
+    stays inside a machine.
     """
 
     def __init__(
         self, folder: Path, machines: int = 2, ranks: int = 2, nodes: str = "", steps: int = 60, every: int = 10,
-        timeout: float = TIMEOUT, apart: bool = True,
+        timeout: float = TIMEOUT, apart: bool = True, tp: int = 1,
     ) -> None:  # fmt: skip
         self.folder, self.run, self.steps, self.every = folder, folder / "run", steps, every
         self.run.mkdir(parents=True, exist_ok=True)
         self.machines = [Machine(number, apart) for number in range(1, machines + 1)]
-        self.nodes, self.ranks, self.timeout, self.apart = nodes or str(machines), ranks, timeout, apart
+        self.nodes, self.ranks, self.timeout, self.apart, self.tp = nodes or str(machines), ranks, timeout, apart, tp
         self.port = 29500 if apart else _free_port()
         self.holds: list[int] = []
 
@@ -60,7 +61,7 @@ class Cluster:
         else:
             words += ["--rdzv-endpoint", f"{machine.address}:{self.port}", "--local-addr", machine.address]
             words += ["--rdzv-conf", f"{patience},is_host={int(machine.number == 1)}"]
-        words += ["--rdzv-id", "training", "-m", PROGRAM, "--timeout", str(self.timeout)]
+        words += ["--rdzv-id", "training", "-m", PROGRAM, "--timeout", str(self.timeout), "--tp", str(self.tp)]
         return words + words_of(self.settings())
 
     def start(self, *machines: Machine) -> None:

@@ -161,5 +161,7 @@ def _stages(cluster: Cluster, folder: Path, stages: list[tuple[int, tuple[Fault,
     settings = RunSettings(**{**cluster.settings(), "folder": str(run)})  # type: ignore[arg-type]
     for machines, faults in stages:
         with contextlib.suppress(WorldError):  # of the rank that was to be lost
-            launch.run(LOOP, (settings, faults, str(folder / "log")), dp=machines * cluster.ranks)
+            launch.run(
+                LOOP, (settings, faults, str(folder / "log")), dp=machines * cluster.ranks // cluster.tp, tp=cluster.tp
+            )
     return run

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from distmuon.launch import UsageError
 from muonbook import report
-from muonbook.figures import style
-from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, Block, in_bytes, mix
+from muonbook.figures import parted_bar, style
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MUTED, PADDING, Block, in_bytes, mix
 
-from muonbook.figures.style import box, card, put, text_block  # isort: skip
+from muonbook.figures.style import card, text_block  # isort: skip
 from muonbook.planner.fabrics import DEVICES, FABRICS
 from muonbook.planner.model_shapes import find_shape
 from muonbook.planner.owned_worlds import KINDS
@@ -190,7 +190,6 @@ def _large(parts: Mapping[str, float], most: int = 12) -> dict[str, float]:
 
 # ---- Drawn -----------------------------------------------------------------------------------------------------
 
-BAR, WIDE = 20.0, WIDTH - 2 * MARGIN
 PALE, PALER = mix(ACCENT, CARD, 0.55), mix(COLD, CARD, 0.5)
 LOOKS = (INK, ACCENT, mix(MUTED, CARD, 0.35), COLD, PALE, PADDING, PALER)
 
@@ -222,24 +221,7 @@ def describe_plan(plan: WorldPlan) -> str:
     )
 
 
-def _bar_of(title: str, parts: Mapping[str, float], tell: Any, limit: float | None = None) -> list[Block]:
+def _bar_of(title: str, parts: Mapping[str, float], tell: Any, limit: float = 0.0) -> list[Block]:
     """Return a heading, one bar in parts, and a key of them. limit: where a dashed line is drawn."""
-    whole = max(sum(parts.values()), limit or 0.0)
-    names: Sequence[str] = list(parts)
-
-    def paint(axes: Axes, top: float) -> None:
-        x = MARGIN
-        for name, look in zip(names, LOOKS, strict=False):
-            width = WIDE * parts[name] / whole
-            box(axes, x, top + 4, width, BAR, look, ec=CARD, lw=0.6)
-            x += width
-        if limit is not None:
-            end = MARGIN + WIDE * limit / whole
-            axes.vlines([end], top, top + BAR + 7, ACCENT, linestyles=(0, (3, 1.5)), lw=2)
-        for place, (name, look) in enumerate(zip(names, LOOKS, strict=False)):
-            y = top + BAR + 12 + ROW * place
-            box(axes, MARGIN, y + 2, 10, 10, look)
-            put(axes, MARGIN + 16, y, name, color=MUTED)
-            put(axes, WIDTH - MARGIN, y, tell(parts[name]), "right", color=MUTED)
-
-    return [text_block(f"\n{title}", 12.5), (BAR + 16 + ROW * len(names), paint)]
+    painted = partial(parted_bar.paint, parts=parts, looks=LOOKS, tell=tell, limit=limit)
+    return [text_block(f"\n{title}", 12.5), (parted_bar.height(parts), painted)]

@@ -33,7 +33,7 @@ from muonbook.planner.stages import BLOCK, Degrees, StageWeights, check_degrees,
 
 OPTIMIZERS = ("adamw", "muon", "muonw")
 STATES = {"parameters": "parameters", "gradients": "gradients", "masters": "master weights"}
-HELD = ("parameters", "gradients", "master weights", "optimizer state", "step", "activations")
+HELD = ("parameters", "gradients", "master weights", "optimizer state", "while stepping", "activations")
 LOGIT_BYTES = ITEM_BYTES["float32"]
 Part = Zero1Part | FsdpPart
 
@@ -109,7 +109,7 @@ class StagePlan:
         for part in self.parts.values():
             for kind, amounts in part.states().items():
                 found[STATES.get(kind, "optimizer state")] += self._over(part, amounts)
-        found["step"] += max(part.transient_bytes for part in self.parts.values())
+        found["while stepping"] += max(part.transient_bytes for part in self.parts.values())
         found["activations"] += self.activation_bytes
         return found
 

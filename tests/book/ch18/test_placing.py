@@ -31,14 +31,11 @@ def test_what_is_lost_in_the_picture_is_what_was_done_since_the_last_save() -> N
 
 
 def test_a_picture_of_plans_shows_every_second_and_byte() -> None:
-    sizes = results.load("divisions")["sizes"]
-    frames = frames_of_sizes(sizes)
-    assert len(frames) == len(divisions.SIZES)
+    sizes = [size for size in results.load("divisions")["sizes"] if size["degrees"]]  # 256 ranks hold it in no way
+    frames = frames_of_sizes(results.load("divisions")["sizes"])
+    assert len(frames) == len(divisions.SIZES) - 1
     assert "<svg" in player.html("plans", frames)
     for size, frame in zip(sizes, frames, strict=True):
-        if size["degrees"] is None:
-            assert "Nothing fits" in frame.alt
-            continue
         parts = by_part(size["seconds"])
         assert list(parts) == list(PARTS)
         assert math.isclose(sum(parts.values()), size["step_seconds"], rel_tol=2e-3)

@@ -54,10 +54,12 @@ def test_where_all_are_refused_nothing_moves(run: Path) -> None:
     assert saved_steps(run) == [100, 10, 9]
 
 
-def test_the_oldest_are_removed_and_what_a_killed_removal_has_left(run: Path) -> None:
+def test_the_oldest_are_removed_and_what_killed_ones_have_left_but_no_save_under_way(run: Path) -> None:
     at_step(run, 9).rename(run / ".removed-000009")
+    (run / ".unfinished-step-000050-abcdefgh").mkdir()
+    (run / ".unfinished-step-000101-abcdefgh").mkdir()
     keep_newest(run, 1)
-    assert [path.name for path in run.iterdir()] == ["step-000100"]
+    assert sorted(path.name for path in run.iterdir()) == [".unfinished-step-000101-abcdefgh", "step-000100"]
 
 
 def test_after_an_evaluation_a_model_of_fsdp2_is_taken_as_it_is_trained(tmp_path: Path) -> None:

@@ -60,6 +60,30 @@ def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
             "told": optimizer.ledger.total().calls, "mine": mine, "all": every}  # fmt: skip
 
 
+def clip(world: World, wrap: str, bound: float) -> dict[str, Any]:
+    """Clip the same gradients on the mesh and by torch's function on a plain model; return norms, and the distance."""
+    model, whole = WRAPS[wrap](world, Net()), Net()
+    optimizer = MuonW(groups_of(model))
+    for net in (model, whole):
+        give(net, 0, absent=("odd.weight",))
+    norm = optimizer.clip_grad_norm_(bound).item()
+    wanted = nn.utils.clip_grad_norm_(whole.parameters(), bound).item()
+    grads = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
+    apart = [held(grads[n], p) - local(p.grad) for n, p in model.named_parameters() if p.grad is not None]
+    return {"norm": norm, "wanted": wanted, "apart": max(d.abs().max().item() for d in apart if d.numel())}
+
+
+def clip_by_torch(world: World) -> str:
+    """Return what torch's own function says of gradients on two meshes."""
+    model = WRAPS["tp"](world, Net())
+    give(model, 0)
+    try:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
 def disagree(world: World) -> str:
     """Let one rank have a gradient less; return what every rank says."""
     model = fsdp(world, Net())

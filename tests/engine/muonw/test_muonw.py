@@ -68,6 +68,31 @@ def test_ranks_that_disagree_all_say_so() -> None:
     assert "rank(s) 1 step with other options, or with gradients for other parameters, than rank 0" in said
 
 
+@on_meshes
+def test_gradients_are_clipped_as_one_process_clips_them(wrap: str, ranks: int) -> None:
+    found = launch.run(work.clip, (wrap, 0.5), dp=ranks)
+    (norm,) = {rank["norm"] for rank in found}
+    for rank in found:
+        assert norm == pytest.approx(rank["wanted"], rel=1e-6)
+        assert rank["apart"] < 1e-6
+
+
+def test_a_short_gradient_is_left_as_it_is_and_a_negative_bound_refused() -> None:
+    optimizer = MuonW([nn.Parameter(gaussian(3, 4))])
+    (p,) = optimizer.param_groups[0]["params"]
+    p.grad = gaussian(3, 4, seed=1)
+    before = p.grad.clone()
+    assert optimizer.clip_grad_norm_(100.0) == pytest.approx(before.norm().item())
+    assert torch.equal(p.grad, before)
+    with pytest.raises(ValueError, match="max_norm is -1"):
+        optimizer.clip_grad_norm_(-1.0)
+
+
+def test_torch_clips_no_gradients_of_two_meshes() -> None:
+    """The contract says so, and points to `MuonW.clip_grad_norm_`: to be told otherwise once torch can."""
+    assert "nothing" not in launch.run(work.clip_by_torch, dp=4)
+
+
 def test_what_fsdp2_gets_wrong_is_refused_by_name() -> None:
     for said in launch.run(work.refuse_uneven_tp, dp=4):
         assert "parameter 'up.weight' of shape (7, 8) is cut along dimension 0 over 2 TP ranks, which do not" in said

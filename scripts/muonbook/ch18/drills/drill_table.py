@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 FEW = (
@@ -25,10 +25,17 @@ def few(found: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """Return all drills as a table."""
+    """Return all drills as tables, one for each place where something may happen."""
+    by_place: dict[str, list[Mapping[str, Any]]] = {}
+    for row in found["drills"]:
+        by_place.setdefault(row["where"], []).append(row)
+    return "\n\n".join(f"**{place.capitalize()}** ({len(rows)})\n\n{_table(rows)}" for place, rows in by_place.items())
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     names = ("what was done", "what was seen", "noticed", "steps lost", "how it goes on")
-    rows = [names, ("---",) * len(names), *map(_cells, found["drills"])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    cells = [names, ("---",) * len(names), *map(_cells, rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ DRILLS: dict[str, RankDrill] = {
     "killed before saving": _kill(0, "rank 0 is killed as it begins to save step 8", "save", 8, 4, "a save"),
     "killed while writing": _kill(1, "rank 1 is killed as it writes its file", "write", 8, 4, "a save"),
     "killed before the manifest": _kill(0, "rank 0 is killed when all files are written", "manifest", 8, 4, "a save"),
-    "killed before the rename": _kill(0, "rank 0 is killed when all is on the disk", "rename", 8, 4, "a save"),
+    "killed before the rename": _kill(0, "rank 0 is killed before the folder gets its name", "rename", 8, 4, "a save"),
     "killed while removing": _kill(
         0, "rank 0 is killed as it removes an old checkpoint", "remove", 6, 0, "a save",
         changes={"save_every": 2, "keep": 1},

@@ -83,7 +83,7 @@ def _on_machines(folder: Path, names: list[str], apart: bool) -> Iterator[Row]:
 
 def _on_fewer(folder: Path, apart: bool) -> Iterator[Row]:
     """Let a machine stay away, and come back in the midst of what the other does alone."""
-    machines = cluster.Cluster(folder / "cluster", nodes="1:2", apart=apart)
+    machines = cluster.Cluster(folder / "cluster", nodes="1:2", apart=apart, tp=2)
     outages.prepare_for_fewer(machines)
     planned = outages.with_fewer_undisturbed(machines, folder / "one machine")
     with machines:
@@ -92,7 +92,7 @@ def _on_fewer(folder: Path, apart: bool) -> Iterator[Row]:
         _end(machines, planned)
     as_planned = f"{SAME}, of the same numbers of ranks"
     for drill, done, seen, when, lost in (
-        (STAYS_AWAY, "b is switched off for long (--nnodes 1:2)", f"gone on from step {alone}, on one machine",
+        (STAYS_AWAY, "b is switched off for long (--nnodes 1:2 --tp 2)", f"gone on from step {alone}, on one machine",
          AT_TIMEOUT if apart else AT_ONCE, outages.LEAVES - 1 - alone),
         (JOINS, "b is switched on while a trains alone", f"gone on from step {together}, on both", AT_ONCE,
          outages.RETURNS - together),

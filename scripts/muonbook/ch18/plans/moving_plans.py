@@ -7,10 +7,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from muonbook.figures import parted_bar
 from muonbook.figures.player import Frame
-from muonbook.figures.style import ACCENT, COLD, INK, MARGIN, MUTED, PADDING, ROW, TEXT, WIDTH, in_bytes, mix
+from muonbook.figures.style import ACCENT, COLD, INK, MARGIN, MUTED, PADDING, TEXT, in_bytes, mix
 
-from muonbook.figures.style import box, page, put  # isort: skip
+from muonbook.figures.style import page, put  # isort: skip
 
 LOOKS = (INK, COLD, mix(COLD, "#FFFFFF", 0.45), PADDING, mix(MUTED, "#FFFFFF", 0.35), ACCENT)
 PARTS = {  # of a step's time -> what their names begin with
@@ -21,21 +22,16 @@ PARTS = {  # of a step's time -> what their names begin with
     "Muon's momentum, updates": ("momentum", "updates", "blocks over TP"),
     "Newton–Schulz": ("Newton–Schulz",),
 }
-BAR, WIDE, TOP, HEIGHT = 20.0, WIDTH - 2 * MARGIN, 46.0, 330.0
+ABOVE, BETWEEN = 64.0, 28.0  # the bars
 
 
 def frames_of_sizes(sizes: Sequence[Mapping[str, Any]]) -> list[Frame]:
-    """Return a frame for every size of world, as `divisions.survey` has them."""
-    return [_frame(size) for size in sizes]
+    """Return a frame for every size of world, as `divisions.survey` has them, in which anything fits."""
+    return [_frame(size) for size in sizes if size["degrees"]]
 
 
 def _frame(size: Mapping[str, Any]) -> Frame:
     title = f"{size['title']} on {size['ranks']:,} ranks"
-    if size["degrees"] is None:
-        words = f"Nothing fits: no division of {size['ranks']:,} ranks leaves {in_bytes(size['room'])} enough."
-        return Frame(
-            page([(HEIGHT, lambda axes, top: put(axes, MARGIN, top, title, bold=True, size=TEXT))]), words, words
-        )
     held, seconds = size["held"], by_part(size["seconds"])
     share = f"{size['of_the_peak']:.0%}"
 
@@ -43,9 +39,12 @@ def _frame(size: Mapping[str, Any]) -> Frame:
         put(axes, MARGIN, top, title, bold=True, size=TEXT)
         put(axes, MARGIN, top + 21, size["degrees"], color=MUTED)
         used = f"the fullest rank holds {in_bytes(sum(held.values()))} of {in_bytes(size['room'])}"
-        below = _bar(axes, top + TOP, used, held, in_bytes, size["room"])
         took = f"a step: {size['step_seconds']:.3g} s, {share} of the peak"
-        _bar(axes, below + 14, took, seconds, lambda part: f"{part:.2g} s")
+        put(axes, MARGIN, top + 46, used, bold=True)
+        parted_bar.paint(axes, top + ABOVE, held, LOOKS, in_bytes, size["room"])
+        below = top + ABOVE + parted_bar.height(held)
+        put(axes, MARGIN, below + 10, took, bold=True)
+        parted_bar.paint(axes, below + BETWEEN, seconds, LOOKS, lambda part: f"{part:.2g} s")
 
     told = ", ".join(f"{name} {in_bytes(part)}" for name, part in held.items())
     parts = ", ".join(f"{name} {part:.2g} s" for name, part in seconds.items())
@@ -53,7 +52,8 @@ def _frame(size: Mapping[str, Any]) -> Frame:
         f"{title}: {size['degrees']}. Held by the fullest rank, of {in_bytes(size['room'])}: {told}. A step takes "
         f"{size['step_seconds']:.3g} s, {share} of the peak: {parts}."
     )
-    return Frame(page([(HEIGHT, paint)]), alt, f"The quickest division that fits: {size['degrees']}.")
+    height = ABOVE + parted_bar.height(held) + BETWEEN + parted_bar.height(seconds)
+    return Frame(page([(height, paint)]), alt, f"The quickest division that fits: {size['degrees']}.")
 
 
 def by_part(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -62,20 +62,3 @@ def by_part(seconds: Mapping[str, float]) -> dict[str, float]:
     for name, took in seconds.items():
         found[next(part for part, begins in PARTS.items() if name.startswith(begins))] += took
     return found
-
-
-def _bar(axes: Axes, top: float, title: str, parts: Mapping[str, float], tell: Any, limit: float = 0.0) -> float:
-    """Paint a bar in parts with its key, and the limit as a line; return where it ends."""
-    put(axes, MARGIN, top, title, bold=True)
-    whole, x = max(limit, sum(parts.values())), MARGIN
-    for part, look in zip(parts.values(), LOOKS, strict=True):
-        box(axes, x, top + 20, WIDE * part / whole, BAR, look, ec="#FFFFFF", lw=0.6)
-        x += WIDE * part / whole
-    if limit:
-        axes.vlines([MARGIN + WIDE * limit / whole], top + 16, top + BAR + 24, ACCENT, linestyles=(0, (3, 1.5)), lw=2)
-    for row, (name, part, look) in enumerate(zip(parts, parts.values(), LOOKS, strict=True)):
-        y = top + BAR + 28 + (ROW - 1) * row
-        box(axes, MARGIN, y + 2, 10, 10, look)
-        put(axes, MARGIN + 16, y, name, color=MUTED)
-        put(axes, WIDTH - MARGIN, y, tell(part), "right", color=MUTED)
-    return top + BAR + 28 + (ROW - 1) * len(parts)
