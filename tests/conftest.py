@@ -57,9 +57,13 @@ TOGETHER = {
     "test_browser": "test_book",
     "test_certificate": "test_prediction",
 }  # they look at the same books, and worlds
-APART = ("test_a_chapter_prints_in_colab_what_it_shows",)  # these take long and share nothing
+APART = (  # these take long and share nothing
+    "test_a_chapter_prints_in_colab_what_it_shows",
+    "test_drills_on_machines_end_as_they_are_stored",
+)
 FIRST = (  # a long one dealt last is alone
     "test_notebooks",
+    "test_drills",
     "test_baselines",
     "test_certificate",
     "test_prediction",

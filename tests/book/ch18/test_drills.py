@@ -44,7 +44,6 @@ def test_a_drill_ends_as_it_is_stored(ground: DrillGround, name: str) -> None:
     worlds.assert_worlds_left_nothing()
 
 
-@pytest.mark.alone
 @pytest.mark.usefixtures("permitted")
 def test_drills_on_machines_end_as_they_are_stored(tmp_path: Path) -> None:
     ending = finish(WORKER, "--drill", *ON_MACHINES, "--json", str(tmp_path / "drills.json"))

@@ -21,7 +21,7 @@ TIME_STEPS = "muonbook.planner.measured.timed_worlds:time_steps"
 ENTRANTS = ("adamw", "gather_all", "gather_cut", "owner", "muonw")
 HELD_OUT_ENTRANTS = ("gather_cut",)
 SEQUENCES = 8  # of a step, over all DP ranks
-PASSES = 2  # over all worlds, in another order: whoever else computes on this machine, comes and goes
+PASSES = 4  # over all worlds, in another order: whoever else computes on this machine, comes and goes
 Ranks = Sequence[dict[str, dict[str, Any]]]  # what `time_steps` returned, by rank
 
 
