@@ -139,8 +139,9 @@ class MuonW(torch.optim.Optimizer):
             squares += own * shards(p) / self._everybody.size  # so many ranks hold the same part
         norm = self._everybody.all_reduce(squares, "norm").sqrt()[0]
         if norm > max_norm:
+            factor = (max_norm / norm).item()
             for _, _, gradient in moving:
-                local(gradient).mul_((max_norm / norm).item())
+                local(gradient).mul_(factor)
         return norm
 
     def _laid_out(self) -> list[Plan]:

@@ -1,7 +1,4 @@
-"""Several machines train what one trains, to the bit, whatever happens to them; and nothing of them is left.
-
-What two of them say when power and a cable are lost stands in the notebook, and is compared with it.
-"""
+"""Several machines train what one trains, to the bit, whatever happens to them; and nothing of them is left."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import stored_pages
 import worlds
 from patient_commands import WORKER, finish, permitted
 
@@ -21,6 +19,21 @@ from muonbook.ch18.machines import Machine
 
 CLUSTER = str(Path(__file__).with_name("cluster_worker.py"))
 __all__ = ["permitted"]  # a fixture
+
+
+def test_two_machines_lose_power_and_cable_and_end_at_the_bits_of_one() -> None:
+    out = stored_pages.printed("18_beyond_one_machine", "python ../scripts/18_beyond_one_machine.py")
+    lines = out.splitlines()
+    assert len(lines) <= 25
+    assert [line for line in lines if line.startswith("step")] == [
+        "step 14   b is switched off",
+        "step 10   gone on from the checkpoint: 3 steps are made again",
+        "step 24   the cable of b is pulled",
+        "step 20   gone on from the checkpoint: 3 steps are made again",
+        "step 40   finished: both loops end, with exit code 0 and 0",
+    ]
+    assert out.count("says: Timed out waiting") == 2
+    assert lines[-1].endswith("of 4 ranks on one machine to which nothing happened, to the bit.")
 
 
 @pytest.mark.usefixtures("permitted")

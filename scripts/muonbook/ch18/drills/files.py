@@ -61,13 +61,11 @@ def play_damage(ground: DrillGround, name: str) -> Row:
     """Damage the newest checkpoint: it is refused aloud, and the run goes on from the one before."""
     damage = DAMAGES[name]
     run = ground.begin(name, NEWEST)
-    damage.harm(runs.at_step(run, NEWEST))
+    damage.harm(newest := runs.at_step(run, NEWEST))
     again = ground.finish(name)
     seen = ground.seen(rf"refused +(.*{damage.says})", again.said)
     ground.expect(again.first == OLDER, f"went on from step {again.first}, not {OLDER}")
-    ground.expect(
-        (run / f"refused-{runs.at_step(run, NEWEST).name}").is_dir(), "the refused checkpoint was not set aside"
-    )
+    ground.expect((run / f"refused-{newest.name}").is_dir(), "the refused checkpoint was not set aside")
     return Row(name, LOADING, damage.done, seen, AT_ONCE, NEWEST - again.first, BY_ITSELF, ground.end(name))
 
 
