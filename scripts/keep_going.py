@@ -92,14 +92,17 @@ def begin(command):
 def run(arguments, say):
     """Run the command to its end; return its exit code and what it reported."""
     report = Report()
-    with begin(arguments.command) as child:
+    try:
+        child = begin(arguments.command)
         reader = threading.Thread(target=report.read, args=(child.stderr,), daemon=True)
         reader.start()
-        try:
-            wait(child, arguments.linger, say)
-        finally:
-            stop(child, arguments.grace)
-        reader.join()
+        wait(child, arguments.linger, say)
+    except BaseException:  # a signal may come before Popen has returned: the command is what runs, not what we know
+        ask_to_end(arguments.grace)
+        raise
+    finally:
+        kill_what_is_left()
+    reader.join()
     return child.returncode, report
 
 
@@ -123,19 +126,23 @@ def wait(child, linger, say):
         time.sleep(POLL)
 
 
-def stop(child, grace):
-    """End the command, if it runs yet, and whatever it has left behind."""
-    try:
-        if child.poll() is None:
-            child.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(grace)
-    finally:
-        while left := processes.descendants(os.getpid()):  # orphans too: on Linux they have become our children
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
+def ask_to_end(grace):
+    """Ask the command to save and end, and give it `grace` seconds."""
+    for pid in processes.children(os.getpid()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + grace
+    while processes.children(os.getpid()) and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def kill_what_is_left():
+    """Kill the command, if it runs yet, and whatever it has left behind."""
+    while left := processes.descendants(os.getpid()):  # orphans too: on Linux they have become our children
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 # ---- Again and again --------------------------------------------------------------------------------------

@@ -117,6 +117,24 @@ def test_a_command_that_will_not_stop_is_killed(tmp_path: Path) -> None:
         assert running.end().code == 143
 
 
+def test_a_signal_while_the_command_is_being_started_leaves_nothing() -> None:
+    program = """
+import subprocess, sys
+import keep_going
+from distmuon import launch
+
+class Interrupted(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        raise KeyboardInterrupt
+
+subprocess.Popen = Interrupted
+sys.argv[1:] = ["--grace", "0.5", "--", "sh", "-c", "trap '' TERM; while true; do sleep 0.1; done"]
+launch.command(keep_going.main)
+"""
+    assert worlds.finish("-c", program).code == 130
+
+
 @linux
 def test_when_it_is_killed_the_command_is_asked_to_stop(tmp_path: Path) -> None:
     shell = f"trap 'touch {tmp_path}/saved; exit 0' TERM; echo ready; while true; do sleep 0.1; done"
