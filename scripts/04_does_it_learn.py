@@ -7,8 +7,9 @@ python scripts/04_does_it_learn.py --task language --optimizer muon --lr 0.032 -
 python scripts/04_does_it_learn.py --task mnist --fetch
 python scripts/04_does_it_learn.py --recipe original --task mnist --json out/originals.json
 
-Without --lr every optimizer is tuned on a grid of learning rates, weight decays and its own option, and the best
-settings race on fresh seeds. On two quiet cores the digits take a minute or two, the language about ten.
+Without --lr every optimizer is tuned on a grid of learning rates, ratios between those of hidden matrices and of all
+else, momenta and weight decays, and the best settings race on fresh seeds. With --tune lr only the learning rate is
+tuned, and the digits take a minute; with all, some minutes, and the language an hour on two cores.
 """
 
 import argparse
@@ -23,13 +24,14 @@ from muonbook.report import check_json
 TASKS = ("digits", "language", "fashion", "mnist", "cifar10")
 FETCHED = TASKS[2:]
 OPTIMIZERS = ("sgd", "adamw", "muon")
+GRIDS = ("all", "lr")
 QUICK_STEPS, QUICK_SEEDS = 20, 5
 MANY = ("ranks", "threads", "quick", "json")  # runs, shared out
 TRAINING = ("task", "if_here", "optimizer", "steps", "dtype", "backend", "device")
-TUNED = ("lr", "weight_decay", "option")
+TUNED = ("lr", "weight_decay", "momentum", "others", "second_beta")
 GRID = "--dp and --tp"
 TAKES = {  # job -> its options
-    "": (*MANY, *TRAINING, "seeds", "tuning_seeds"),
+    "": (*MANY, *TRAINING, "seeds", "tuning_seeds", "tune"),
     "--lr": (*MANY, *TRAINING, *TUNED, "seeds"),
     GRID: (*launch.WORLD, *TRAINING, *TUNED, "quick", "json"),
     "--recipe": (*MANY, "task", "if_here", "backend", "device"),
@@ -62,7 +64,15 @@ def parse():
     add("--optimizer", nargs="+", default=list(OPTIMIZERS), metavar="NAME", help="some of sgd, adamw, muon")
     add("--lr", nargs="+", type=float, metavar="LR", help="do not tune: one for all, or one for each optimizer")
     add("--weight-decay", type=float, metavar="X", help="with --lr (default: the larger of the optimizer's grid)")
-    add("--option", type=float, metavar="X", help="with --lr: momentum of sgd and muon, second beta of adamw")
+    add(
+        "--momentum",
+        type=float,
+        metavar="X",
+        help="with --lr: of sgd and muon, first beta of adamw (default: as usual)",
+    )
+    add("--others", type=float, metavar="X", help="with --lr: rate of what is no hidden matrix, over --lr (default: 1)")
+    add("--second-beta", type=float, metavar="X", help="with --lr: of adamw (default: 0.95)")
+    add("--tune", default="all", metavar=launch.choices(GRIDS), help="lr: everything else as usual (default: all)")
     add("--seeds", type=int, metavar="N", help="fresh seeds to race on (default: 8)")
     add("--tuning-seeds", type=int, metavar="N", help="seeds to tune on, 1 to 3 (default: 3)")
     add("--steps", type=int, metavar="N", help="of every run (default: the task's)")
@@ -94,13 +104,15 @@ def checked(arguments):
         ("--optimizer", arguments.optimizer, OPTIMIZERS),
         ("--dtype", [arguments.dtype], ("float32", "float64")),
         ("--recipe", [arguments.recipe or "original"], ("original",)),
+        ("--tune", [arguments.tune], GRIDS),
     ):
         if unknown := [name for name in names if name not in known]:
             raise launch.UsageError(f"{option} {unknown[0]} is unknown; choose from {', '.join(known)}.")
         if len(set(names)) < len(names):
             raise launch.UsageError(f"{option} {' '.join(names)}: name each once.")
     launch.check_range(arguments, seeds=(1, 999), tuning_seeds=(1, 3), steps=(1, 10**7), ranks=(1, 256))
-    launch.check_range(arguments, weight_decay=(0, 100), option=(0.01, 0.99999))
+    launch.check_range(arguments, weight_decay=(0, 100), others=(0.0001, 10_000))
+    launch.check_range(arguments, momentum=(0.01, 0.99999), second_beta=(0.01, 0.99999))
     if arguments.fetch and (others := [task for task in arguments.task if task not in FETCHED]):
         raise launch.UsageError(f"--fetch --task {others[0]}: it needs no download; run it.")
     if arguments.if_here and not set(arguments.task) & set(FETCHED):

@@ -13,11 +13,11 @@ from typing import Any
 
 from distmuon.launch import World
 from muonbook.ch04 import datasets, on_grid, sweep, tables, tasks
+from muonbook.ch04.candidates import BETAS, CANDIDATES, Setting
 from muonbook.ch04.originals import study as originals
 from muonbook.ch04.originals import tables as originals_tables
 from muonbook.ch04.studies import ablations, blocks
 from muonbook.ch04.tasks import LearningTask
-from muonbook.ch04.training import CANDIDATES, Setting
 from muonbook.measure import results
 
 Arguments = argparse.Namespace
@@ -32,10 +32,20 @@ def chosen_task(arguments: Arguments, device: str) -> LearningTask:
 
 
 def chosen_setting(arguments: Arguments, name: str) -> Setting:
-    """Return the setting of --lr, --weight-decay and --option, the last two by default the candidate's own."""
+    """Return the setting of --lr, --weight-decay, --momentum, --others and --second-beta, as usual where not given."""
     candidate, lr = CANDIDATES[name], arguments.lr[min(len(arguments.lr) - 1, arguments.optimizer.index(name))]
-    decay = candidate.weight_decays[-1] if arguments.weight_decay is None else arguments.weight_decay
-    return Setting(name, lr, decay, candidate.options[0] if arguments.option is None else arguments.option)
+
+    def given(option: float | None, usual: float) -> float:
+        return usual if option is None else option
+
+    return Setting(
+        name,
+        lr,
+        given(arguments.weight_decay, candidate.weight_decays[-1]),
+        given(arguments.momentum, candidate.usual),
+        given(arguments.others, 1.0),
+        given(arguments.second_beta, BETAS[1]),
+    )
 
 
 def missing_data(names: Sequence[str]) -> str | None:
@@ -65,7 +75,8 @@ def check(arguments: Arguments, job: str) -> None:
 def race(world: World, arguments: Arguments) -> dict[str, Any]:
     """Tune and race."""
     task, tuning = chosen_task(arguments, world.device), sweep.TUNING_SEEDS[: arguments.tuning_seeds]
-    found = sweep.race(world, task, arguments.optimizer, tuning, range(arguments.seeds))
+    alone = arguments.tune == "lr"
+    found = sweep.race(world, task, arguments.optimizer, tuning, range(arguments.seeds), alone)
     world.say("\n".join(tables.result_lines(found) + tables.verdict_lines(found)))
     return found
 
@@ -75,7 +86,7 @@ def train(world: World, arguments: Arguments) -> dict[str, Any]:
     task = chosen_task(arguments, world.device)
     settings = [chosen_setting(arguments, name) for name in arguments.optimizer]
     outcomes = sweep.runner(world, task)([(s, seed) for s in settings for seed in range(arguments.seeds)])
-    found = sweep.described(task) | {"runs": [asdict(outcome) for outcome in outcomes]}
+    found = sweep.described(task, range(arguments.seeds)) | {"runs": [asdict(outcome) for outcome in outcomes]}
     world.say("\n".join(tables.run_lines(found)))
     return found
 

@@ -25,8 +25,9 @@ from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import load_slices
+from muonbook.ch04.candidates import BETAS, CANDIDATES, Setting
 from muonbook.ch04.tasks import Examples, LearningTask
-from muonbook.ch04.training import CANDIDATES, LossCurve, Outcome, Setting, Training, train
+from muonbook.ch04.training import LossCurve, Outcome, Training, train
 
 SHARDED = ("muon", "adamw")
 BOUND = FLOAT64_BOUND  # of the movement: what summing in another order may make of a training in float64
@@ -82,12 +83,13 @@ def sharded_optimizer(model: nn.Module, setting: Setting, grid: Grid, gather_dty
     A gradient that is not finite ends the run, not the world: see `GridTraining.step`.
     """
     groups = groups_for(model, setting.optimizer)
+    names = [group["algorithm"] for group in groups_for(model, "muon")]  # whose matrices are the hidden ones
+    for group, name in zip(groups, names, strict=True):
+        group["lr"] = setting.lr * (1.0 if name == "muon" else setting.others)
     options: dict[str, Any] = {"lr": setting.lr, "weight_decay": setting.weight_decay, "on_nonfinite": "skip"}
     if setting.optimizer == "adamw":
-        return Zero1AdamW(groups, grid, betas=(0.9, setting.option), **options)
-    return DistributedMuon(
-        groups, grid, momentum=setting.option, betas=(0.9, 0.95), gather_dtype=gather_dtype, **options
-    )
+        return Zero1AdamW(groups, grid, betas=(setting.momentum, setting.second_beta), **options)
+    return DistributedMuon(groups, grid, momentum=setting.momentum, betas=BETAS, gather_dtype=gather_dtype, **options)
 
 
 class GridTraining(Training):

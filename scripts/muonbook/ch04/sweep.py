@@ -1,7 +1,9 @@
 """A fair sweep: tune everybody on some seeds, then race the best settings on seeds that nobody was tuned on.
 
-Best settings are chosen by their median over the tuning seeds. Judging them on those same seeds would favour whoever
-had most settings to be lucky with, so the race has seeds of its own. Runs are shared out over the ranks of a world.
+Tuning is by halving: every setting runs on the first tuning seed, the best eighth of them (and the best at every
+learning rate) on the others too, and the least median of those wins. While it stands at an end of what was tried, the
+grid is made wider there. Judging the winner on those same seeds would favour whoever had most settings to be lucky
+with, so the race has seeds of its own. Runs are shared out over the ranks of a world.
 
 A loss after so many steps is half of an answer: a step of Muon is dearer. So three prices are taken of what the best
 settings reach: steps, floating-point operations as torch counts them, and time against AdamW's step in the same run.
@@ -20,13 +22,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from distmuon.launch import World
+from muonbook.ch04 import ngrams
+from muonbook.ch04.candidates import CANDIDATES, Grid, Setting, settings, widened
 from muonbook.ch04.tasks import LearningTask
-from muonbook.ch04.training import CANDIDATES, Outcome, Setting, Training, started, train
+from muonbook.ch04.training import Outcome, Training, started, train
 from muonbook.measure.results import spread
 from muonbook.measure.turns import take_turns
 
 TUNING_SEEDS, RACE_SEEDS = range(1000, 1003), range(8)
-FARTHEST = 6  # learning rates beyond the first guess, at most: then the best is at no end because there is none
+FARTHEST = 6  # times that a grid is widened, at most: then the best is at no end because there is none
+FINALISTS = 8  # one setting of so many is tried on all tuning seeds
 
 Job = tuple[Setting, int]  # a setting and a seed
 Runner = Callable[[Sequence[Job]], list[Outcome]]
@@ -76,24 +81,28 @@ def best_of(curve: Mapping[Name, float]) -> Name:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning one optimizer found. tried: every outcome. best: the setting with the least median."""
+    """What tuning one optimizer found.
 
+    grid: what was tried in the end. tried: every outcome. medians: of the settings that ran on all tuning seeds.
+    """
+
+    grid: Grid
     tried: list[Outcome]
-    best: Setting
+    medians: dict[Setting, float]
 
-    @classmethod
-    def of(cls, tried: list[Outcome]) -> Tuned:
-        return cls(tried, best_of(medians(tried)))
+    @property
+    def best(self) -> Setting:
+        return best_of(self.medians)
 
-    def medians(self) -> dict[Setting, float]:
-        return medians(self.tried)
+    @property
+    def usual(self) -> Setting:
+        """Return the best setting with the usual momentum and one learning rate for all parameters."""
+        usual = CANDIDATES[self.best.optimizer].is_usual
+        return best_of({setting: loss for setting, loss in self.medians.items() if usual(setting)})
 
     def curve(self) -> Curve:
         """Return learning rate -> the least median of any setting there, in rising order."""
-        curve: Curve = {}
-        for setting, loss in self.medians().items():
-            curve[setting.lr] = min(loss, curve.get(setting.lr, math.inf))
-        return dict(sorted(curve.items()))
+        return dict(sorted(least(self.medians, lambda setting: setting.lr).items()))
 
 
 def medians(outcomes: Iterable[Outcome]) -> dict[Setting, float]:
@@ -104,21 +113,46 @@ def medians(outcomes: Iterable[Outcome]) -> dict[Setting, float]:
     return {setting: statistics.median(losses) for setting, losses in by_setting.items()}
 
 
-def tune(name: str, run: Runner, seeds: Iterable[int] = TUNING_SEEDS) -> Tuned:
-    """Try all settings of one optimizer; go on beyond either end of its learning rates while the best is at that end.
+def least(losses: Mapping[Setting, float], key: Callable[[Setting], float]) -> dict[float, float]:
+    """Return key -> the least loss of any setting with that key."""
+    found: dict[float, float] = {}
+    for setting, loss in losses.items():
+        found[key(setting)] = min(loss, found.get(key(setting), math.inf))
+    return found
+
+
+def tune(name: str, run: Runner, seeds: Iterable[int] = TUNING_SEEDS, rates_alone: bool = False) -> Tuned:
+    """Tune one optimizer; see this module for how. rates_alone: its learning rate, and everything else as usual.
 
     run: trains settings with seeds, and returns the outcomes in the same order.
     """
-    candidate, seeds = CANDIDATES[name], list(seeds)
-    tried: list[Outcome] = []
+    first, *others = seeds
+    grid = CANDIDATES[name].grid(rates_alone)
+    known: dict[Job, Outcome] = {}
 
-    def losses(points: Sequence[tuple[str, float]]) -> list[float]:
-        tried.extend(run([(s, seed) for _, lr in points for s in candidate.settings(name, lr) for seed in seeds]))
-        curve = Tuned.of(tried).curve()
-        return [curve[lr] for _, lr in points]
+    def outcomes(jobs: Sequence[Job]) -> list[Outcome]:
+        todo = [job for job in jobs if job not in known]
+        known.update(zip(todo, run(todo), strict=True))
+        return [known[job] for job in jobs]
 
-    try_rates({name: candidate.lrs}, losses, FARTHEST)
-    return Tuned.of(tried)
+    for _ in range(FARTHEST + 1):
+        on_first = medians(outcomes([(setting, first) for setting in settings(name, grid)]))
+        final = finalists(on_first)
+        found = medians(outcomes([(setting, seed) for setting in final for seed in (first, *others)]))
+        wider = widened(grid, best_of(found))
+        if wider == grid:
+            break
+        grid = wider
+    return Tuned(grid, list(known.values()), found)
+
+
+def finalists(losses: Mapping[Setting, float]) -> list[Setting]:
+    """Return the best settings, and the best ones of those that are as usual; at every learning rate the best."""
+    ranked = sorted(losses, key=lambda setting: losses[setting])
+    as_usual = [setting for setting in ranked if CANDIDATES[setting.optimizer].is_usual(setting)]
+    at_each = {setting.lr: setting for setting in reversed(ranked)}
+    chosen = [of for group in (ranked, as_usual) for of in group[: math.ceil(len(group) / FINALISTS)]]
+    return list(dict.fromkeys([*chosen, *at_each.values()]))
 
 
 # ---- On all ranks -----------------------------------------------------------------------------------------
@@ -151,35 +185,58 @@ def race(
     names: Sequence[str],
     tuning: Iterable[int] = TUNING_SEEDS,
     seeds: Iterable[int] = RACE_SEEDS,
+    rates_alone: bool = False,
 ) -> dict[str, Any]:
     """Tune the named optimizers on `task` and race the best settings; return what is kept, as plain data. Collective.
 
-    tuning, seeds: those that everybody is tuned on, and those that everybody races on.
+    tuning, seeds: those that everybody is tuned on, and those that everybody races on. rates_alone: see `tune`.
     """
-    run, seeds = runner(world, task), list(seeds)
-    tuned = {name: tune(name, run, tuning) for name in names}
-    outcomes = run([(tuned[name].best, seed) for name in names for seed in seeds])
-    racers = {
-        name: _stored(tuned[name], outcomes[n * len(seeds) :][: len(seeds)]) | {"flops": flops(task, tuned[name].best)}
-        for n, name in enumerate(names)
-    }
-    return described(task) | {"racers": racers}
+    tuning, seeds = list(tuning), list(seeds)
+    trained = runner(world, task.for_tuning())
+    tuned = {name: tune(name, trained, tuning, rates_alone) for name in names}
+    starters = dict.fromkeys(setting for one in tuned.values() for setting in (one.best, one.usual))
+    jobs = [(setting, seed) for setting in starters for seed in seeds]
+    outcomes = dict(zip(jobs, runner(world, task)(jobs), strict=True))
+    racers = {}
+    for name, one in tuned.items():
+        best, usual = ([outcomes[setting, seed] for seed in seeds] for setting in (one.best, one.usual))
+        racers[name] = _stored_tuning(one) | _stored(best) | {"usual": _stored(usual), "flops": flops(task, one.best)}
+    return described(task, seeds) | {"tuning_seeds": tuning, "racers": racers}
 
 
-def described(task: LearningTask) -> dict[str, Any]:
-    """Return what is kept of the task."""
-    floor = task.floor() if task.floor else None
-    return {"task": task.name, "batch": task.batch, "steps": task.steps, "floor": floor}
+def described(task: LearningTask, seeds: Sequence[int]) -> dict[str, Any]:
+    """Return what is kept of the task, and what is known without training, by seed.
+
+    floor: the best predictor's loss. ngrams: order -> the loss of a model that counts (`ngrams`).
+    """
+    known: dict[str, Any] = {"floor": None}
+    if task.floor is not None:
+        counted = [ngrams.losses(*task.examples(task, seed)) for seed in seeds]
+        known = {
+            "floor": [task.floor(seed) for seed in seeds],
+            "ngrams": {str(order): [losses[order] for losses in counted] for order in ngrams.ORDERS},
+        }
+    return {"task": task.name, "batch": task.batch, "steps": task.steps, "seeds": list(seeds)} | known
 
 
-def _stored(tuned: Tuned, outcomes: list[Outcome]) -> dict[str, Any]:
-    """Return what is kept of one optimizer: infinite losses as None, which JSON knows."""
+def _stored_tuning(tuned: Tuned) -> dict[str, Any]:
+    """Return what is kept of tuning one optimizer: infinite losses as None, which JSON knows."""
     return {
-        "best": asdict(tuned.best),
-        "settings": len(tuned.medians()),
+        "settings": len({outcome.setting for outcome in tuned.tried}),
         "runs": len(tuned.tried),
+        "grid": {field: list(values) for field, values in tuned.grid.items()},
         "curve": {f"{lr:g}": _finite(loss) for lr, loss in tuned.curve().items()},
-        "seeds": [outcome.seed for outcome in outcomes],
+        "by_momentum": {
+            f"{momentum:g}": _finite(loss)
+            for momentum, loss in sorted(least(tuned.medians, lambda setting: setting.momentum).items())
+        },
+    }
+
+
+def _stored(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return what is kept of one setting's runs: infinite losses as None, which JSON knows."""
+    return {
+        "best": asdict(outcomes[0].setting),
         "looks": outcomes[0].steps,
         "held_out": [[_finite(loss) for loss in outcome.held_out] for outcome in outcomes],
         "accuracy": [outcome.accuracy for outcome in outcomes],

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distmuon.launch import UsageError
+from muonbook.ch04.candidates import CANDIDATES, Setting, ends
 from muonbook.ch04.datasets import SOURCES, not_run_lines
 from muonbook.ch04.studies.ablations import MATCHED
 from muonbook.ch04.sweep import Verdict, span, verdict
 from muonbook.ch04.tasks import TASKS
-from muonbook.ch04.training import CANDIDATES, Setting
 from muonbook.measure import results
 
 Data = Mapping[str, Any]  # what a study returned
@@ -37,9 +37,24 @@ def finals(racer: Mapping[str, Any]) -> list[float]:
     return by_look(racer)[-1]
 
 
-def gaps(race: Mapping[str, Any], name: str) -> list[float]:
-    """Return final losses over the floor, where there is one."""
-    return [loss - (race["floor"] or 0.0) for loss in finals(race["racers"][name])]
+def floors(race: Mapping[str, Any]) -> list[float]:
+    """Return the floor of every seed; 0 where none is known."""
+    return race["floor"] or [0.0] * len(race["seeds"])
+
+
+def gaps(race: Mapping[str, Any], name: str, usual: bool = False) -> list[float]:
+    """Return final losses over the floor, where there is one. usual: at the best setting with the usual momentum."""
+    racer = race["racers"][name]
+    return _above(race, finals(racer["usual"] if usual else racer))
+
+
+def ngram_gaps(race: Mapping[str, Any]) -> dict[int, list[float]]:
+    """Return order -> gaps of the model that counts so many letters, by seed."""
+    return {int(order): _above(race, losses) for order, losses in race["ngrams"].items()}
+
+
+def _above(race: Mapping[str, Any], losses: Sequence[float]) -> list[float]:
+    return [loss - floor for loss, floor in zip(losses, floors(race), strict=True)]
 
 
 def by_median(race: Mapping[str, Any]) -> list[str]:
@@ -49,28 +64,34 @@ def by_median(race: Mapping[str, Any]) -> list[str]:
 
 def result_lines(race: Mapping[str, Any], digits: int = 3) -> list[str]:
     """Return the best settings, and what they reached on the fresh seeds."""
-    seeds = len(next(iter(race["racers"].values()))["seeds"])
+    seeds = len(race["seeds"])
     measure = "gap to the floor" if race["floor"] is not None else "held-out loss"
     lines = [
         f"{race['task']}, {race['steps']} steps of {race['batch']}: {measure}, median [range] of {seeds} fresh seeds"
     ]
     for name in by_median(race):
-        racer, setting = race["racers"][name], race["racers"][name]["best"]
-        option = f"{CANDIDATES[name].option} {setting['option']:g}" + " (at an end of its grid)" * at_an_end(racer)
+        racer = race["racers"][name]
         right = f"{statistics.median(racer['accuracy']):.1%}"
-        lines.append(
-            f"  {_title(name):6}{span(gaps(race, name), digits):24}{right:>6} right"
-            f"   lr {setting['lr']:g}, decay {setting['weight_decay']:g}, {option}"
-        )
+        lines.append(f"  {_title(name):6}{span(gaps(race, name), digits):24}{right:>6} right   {setting_words(racer)}")
     if race["floor"] is not None:
-        lines.append(f"  floor {race['floor']:.3f} nats per letter: what the best predictor loses on these windows")
+        floor = statistics.median(race["floor"])
+        lines.append(f"  floor {floor:.3f} nats per letter: what the best predictor loses on the median seed's windows")
     return lines
 
 
-def at_an_end(racer: Mapping[str, Any]) -> bool:
-    """Say whether the best learning rate is the least or the greatest that was tried: tuning then ended too early."""
-    tried = [float(lr) for lr in racer["curve"]]
-    return not min(tried) < racer["best"]["lr"] < max(tried)
+def setting_words(racer: Mapping[str, Any]) -> str:
+    """Return the best setting in a few words, and what of it stands at an end of its grid."""
+    setting = Setting(**racer["best"])
+    others = "" if setting.others == 1 else f" (others {setting.others:g} times that)"
+    beta = f", second beta {setting.second_beta:g}" if setting.optimizer == "adamw" else ""
+    name = "first beta" if setting.optimizer == "adamw" else "momentum"
+    end = f"; at an end: {', '.join(found)}" if (found := at_an_end(racer)) else ""
+    return f"lr {setting.lr:g}{others}, decay {setting.weight_decay:g}, {name} {setting.momentum:g}{beta}{end}"
+
+
+def at_an_end(racer: Mapping[str, Any]) -> list[str]:
+    """Return what of the best setting is the least or the greatest that was tried: tuning then ended too early."""
+    return ends({name: tuple(values) for name, values in racer["grid"].items()}, Setting(**racer["best"]))
 
 
 def verdicts(race: Mapping[str, Any]) -> dict[tuple[str, str], Verdict]:
@@ -109,18 +130,18 @@ def by_look(racer: Mapping[str, Any]) -> list[list[float]]:
 
 
 def steps_until(race: Mapping[str, Any], name: str, target: float) -> int | None:
-    """Return after how many steps the median curve is first at or below `target`; None if it never is."""
+    """Return after how many steps the median gap is first at or below `target`; None if it never is."""
     racer = race["racers"][name]
     looks = zip(racer["looks"], by_look(racer), strict=True)
-    return next((step for step, losses in looks if statistics.median(losses) <= target), None)
+    return next((step for step, losses in looks if statistics.median(_above(race, losses)) <= target), None)
 
 
 def to_reach(race: Mapping[str, Any], name: str, against: str = "adamw") -> dict[str, float] | None:
-    """Return which share of the steps and operations of `against` takes `name` to its final median loss; None if none.
+    """Return which share of the steps and operations of `against` takes `name` to its final median gap; None if none.
 
     Median curves are compared, look by look.
     """
-    steps = steps_until(race, name, statistics.median(finals(race["racers"][against])))
+    steps = steps_until(race, name, statistics.median(gaps(race, against)))
     if steps is None:
         return None
     mine, its = (sum(race["racers"][one]["flops"].values()) for one in (name, against))
@@ -129,7 +150,7 @@ def to_reach(race: Mapping[str, Any], name: str, against: str = "adamw") -> dict
 
 
 def price_lines(race: Mapping[str, Any], times: Mapping[str, Any], against: str = "adamw") -> list[str]:
-    """Return what each racer needs to reach the final median loss of `against`: steps, operations and time.
+    """Return what each racer needs to reach the final median gap of `against`: steps, operations and time.
 
     times: of this task, as `sweep.times` returns them.
     """
@@ -152,13 +173,15 @@ def run_lines(found: Mapping[str, Any], rows: int = 6) -> list[str]:
     by_name: dict[str, list[Any]] = {}
     for run in found["runs"]:
         by_name.setdefault(run["setting"]["optimizer"], []).append(run)
-    floor = found["floor"]
-    what = "held-out loss" if floor is None else f"gap to the floor of {floor:.3f} nats per letter"
+    floor = dict(zip(found["seeds"], floors(found), strict=True))
+    what = "held-out loss" if found["floor"] is None else "gap to the floor, in nats per letter"
     lines = [f"{found['task']}, {what}", "    step" + "".join(f"{_title(name):>10}" for name in by_name)]
     looks = found["runs"][0]["steps"]
     for n in sorted({round((len(looks) - 1) * row / (rows - 1)) for row in range(rows)}):
-        losses = (statistics.median(run["held_out"][n] for run in runs) for runs in by_name.values())
-        lines.append(f"{looks[n]:8}" + "".join(f"{loss - (floor or 0.0):10.2f}" for loss in losses))
+        above = (
+            statistics.median(run["held_out"][n] - floor[run["seed"]] for run in runs) for runs in by_name.values()
+        )
+        lines.append(f"{looks[n]:8}" + "".join(f"{gap:10.2f}" for gap in above))
     return lines
 
 
@@ -311,10 +334,10 @@ def rate_curves(race: Mapping[str, Any]) -> dict[str, Any]:
 
 def gap_curves(race: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return optimizer -> (steps, median gap), and optimizer -> (steps, least gap, greatest gap)."""
-    curves, bands, floor = {}, {}, race["floor"] or 0.0
+    curves, bands = {}, {}
     for name in by_median(race):
         racer = race["racers"][name]
-        columns = [[loss - floor for loss in losses] for losses in by_look(racer)]
+        columns = [_above(race, losses) for losses in by_look(racer)]
         curves[_title(name)] = (racer["looks"], [statistics.median(column) for column in columns])
         bands[_title(name)] = (racer["looks"], [min(c) for c in columns], [max(c) for c in columns])
     return curves, bands

@@ -1,8 +1,10 @@
 """What is learned: handwritten digits, other people's images, and a language with a known limit.
 
 A task says how to make a model and where its batches come from; who trains it, and how, is for `training`.
-One seed decides the initial weights, the order of the batches, and on digits which images are held out. So two
-optimizers under one seed differ in nothing but themselves, and their results may be compared in pairs.
+One seed decides the initial weights, the order of the batches, on digits which images are held out, and of the language
+everything: its words, which follows which, and both texts. So two optimizers under one seed differ in nothing but
+themselves, and their results may be compared in pairs. Images that are fetched have one test set for all seeds; tuning
+never sees it (`LearningTask.for_tuning`).
 """
 
 from __future__ import annotations
@@ -21,8 +23,7 @@ from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from muonbook.ch04 import datasets
 
-HELD_OUT_WINDOWS = 256
-TEXT_SEED, HELD_OUT_SEED = 1, 2  # of the language's texts, the same for every run
+HELD_OUT_WINDOWS, HELD_OUT_IMAGES = 256, 10_000
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def rows(self, rows: Tensor) -> Examples:
+    def rows(self, rows: Tensor | slice) -> Examples:
         return Examples(self.inputs[rows], self.targets[rows])
 
     def to(self, device: str) -> Examples:
@@ -47,8 +48,9 @@ class LearningTask:
     """One thing to learn.
 
     model: TP group -> model whose logits are [..., classes]. examples: seed -> (training, held-out) examples in
-    `dtype`. batch, steps: of one run. floor: the loss that no predictor can undercut on the held-out examples, in
-    nats, where it is known. augment: changes the inputs of a training batch, drawing from torch's generator.
+    `dtype`. batch, steps: of one run. floor: seed -> the loss that no predictor can undercut on the held-out examples,
+    in nats, where it is known. augment: changes the inputs of a training batch, drawing from torch's generator. tuning:
+    where all seeds share one test set, hold out training images in its place.
     """
 
     name: str
@@ -58,8 +60,9 @@ class LearningTask:
     steps: int
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
-    floor: Callable[[], float] | None = None
+    floor: Callable[[int], float] | None = None
     augment: Callable[[Tensor], Tensor] | None = None
+    tuning: bool = False
 
     def weights(self, seed: int) -> dict[str, Tensor]:
         """Return the whole initial weights of this seed, in the task's dtype."""
@@ -73,6 +76,9 @@ class LearningTask:
 
     def shorter(self, steps: int) -> LearningTask:
         return replace(self, steps=steps)
+
+    def for_tuning(self) -> LearningTask:
+        return replace(self, tuning=True)
 
     def with_dtype(self, dtype: str) -> LearningTask:
         """Return the task in "float32" or "float64"."""
@@ -165,13 +171,17 @@ def _images(name: str, dtype: torch.dtype) -> tuple[Examples, Examples]:
     return training, test
 
 
-def _flat_images(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
-    training, test = _images(task.name, task.dtype)
-    return Examples(training.inputs.flatten(1), training.targets), Examples(test.inputs.flatten(1), test.targets)
-
-
 def _colour_images(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
-    return _images(task.name, task.dtype)
+    training, test = _images(task.name, task.dtype)
+    if not task.tuning:
+        return training, test
+    first = len(training) - HELD_OUT_IMAGES
+    return training.rows(slice(first)), training.rows(slice(first, None))
+
+
+def _flat_images(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
+    training, test = _colour_images(task, seed)
+    return Examples(training.inputs.flatten(1), training.targets), Examples(test.inputs.flatten(1), test.targets)
 
 
 def shifted_and_flipped(images: Tensor) -> Tensor:
@@ -184,22 +194,32 @@ def shifted_and_flipped(images: Tensor) -> Tensor:
 
 # ---- The language -----------------------------------------------------------------------------------------
 
-CONTEXT, SPOKEN = 64, 0  # letters; the seed of the language
+CONTEXT = 64  # letters
 
 
-@functools.lru_cache(maxsize=4)
-def _windows(count: int, seed: int, grammar_seed: int | None) -> Tensor:
+@functools.lru_cache(maxsize=16)
+def _language(seed: int, grammar_seed: int | None) -> Language:
+    return Language.of(seed, grammar_seed=grammar_seed)
+
+
+@functools.lru_cache(maxsize=16)
+def _windows(count: int, seed: int, grammar_seed: int | None, held_out: bool) -> Tensor:
     """Return windows [count, CONTEXT + 1], cut from one text one after the other."""
-    language = Language.of(SPOKEN, grammar_seed=grammar_seed)
-    return language.write(count * (CONTEXT + 1), torch.Generator().manual_seed(seed)).view(count, CONTEXT + 1)
+    generator = torch.Generator().manual_seed(2 * seed + held_out)
+    return _language(seed, grammar_seed).write(count * (CONTEXT + 1), generator).view(count, CONTEXT + 1)
 
 
-def _speech(grammar_seed: int | None) -> Callable[[LearningTask, int], tuple[Examples, Examples]]:
+def _grammar_seed(seed: int, spoken_otherwise: bool) -> int | None:
+    return seed + 50_000 if spoken_otherwise else None
+
+
+def _speech(spoken_otherwise: bool) -> Callable[[LearningTask, int], tuple[Examples, Examples]]:
     def examples(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
         """Every window is read once: a run of this many steps never sees the same text again."""
+        grammar_seed = _grammar_seed(seed, spoken_otherwise)
         sets = (
-            _windows(task.batch * task.steps, TEXT_SEED, grammar_seed),
-            _windows(HELD_OUT_WINDOWS, HELD_OUT_SEED, grammar_seed),
+            _windows(task.batch * task.steps, seed, grammar_seed, held_out=False),
+            _windows(HELD_OUT_WINDOWS, seed, grammar_seed, held_out=True),
         )
         training, held_out = (Examples(windows[:, :-1], windows[:, 1:]) for windows in sets)
         return training, held_out
@@ -208,21 +228,21 @@ def _speech(grammar_seed: int | None) -> Callable[[LearningTask, int], tuple[Exa
 
 
 @functools.cache
-def language_floor(grammar_seed: int | None = None) -> float:
-    """Return what the best predictor loses on the held-out windows, in nats per letter."""
-    windows = _windows(HELD_OUT_WINDOWS, HELD_OUT_SEED, grammar_seed)
-    return float(Language.of(SPOKEN, grammar_seed=grammar_seed).floor(windows).mean())
+def language_floor(seed: int, spoken_otherwise: bool = False) -> float:
+    """Return what the best predictor loses on the held-out windows of this seed, in nats per letter."""
+    grammar_seed = _grammar_seed(seed, spoken_otherwise)
+    windows = _windows(HELD_OUT_WINDOWS, seed, grammar_seed, held_out=True)
+    return float(_language(seed, grammar_seed).floor(windows).mean())
 
 
-def speech(grammar_seed: int | None = None, batch: int = 16, steps: int = 300) -> LearningTask:
-    """Return the language as a task. grammar_seed: the same words, following each other otherwise."""
+def speech(spoken_otherwise: bool = False, batch: int = 16, steps: int = 300) -> LearningTask:
+    """Return the language as a task, another one for every seed. spoken_otherwise: its words follow others."""
 
     def model(tp: Group) -> nn.Module:
         return networks.Transformer(len(ALPHABET), width=64, layers=2, heads=4, context=CONTEXT, tp=tp)
 
-    return LearningTask(
-        "language", model, _speech(grammar_seed), batch, steps, floor=functools.partial(language_floor, grammar_seed)
-    )
+    floor = functools.partial(language_floor, spoken_otherwise=spoken_otherwise)
+    return LearningTask("language", model, _speech(spoken_otherwise), batch, steps, floor=floor)
 
 
 # ---- All of them ------------------------------------------------------------------------------------------

@@ -1,103 +1,24 @@
 """One run: an optimizer at a setting, a task and a seed in, the losses along the way out.
 
-Nobody is compared at a setting that somebody else chose. Every optimizer gets a grid of learning rates (each twice the
-one before) and weight decays; SGD and AdamW get a second value for the option that matters most to them as well, so
-the baselines are tuned over twice as many settings as Muon. Schedule, model, data and seeds are the same for all.
-
-The schedule: the learning rate rises over the first twentieth of the steps and falls along a cosine to zero. A run that
-diverges is kept, as infinite loss: to be unstable is a result.
+Schedule, model, data and seeds are the same for all. The learning rate rises over the first twentieth of the steps and
+falls along a cosine to zero. A run that diverges is kept, as infinite loss: to be unstable is a result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from distmuon.models.digits import batch_rows
-from distmuon.optim.muon import Muon
-from distmuon.optim.routing import by_algorithm
+from muonbook.ch04.candidates import CANDIDATES, Setting
 from muonbook.ch04.tasks import Examples, LearningTask, evaluated, loss_of
 
 LOOKS, APART = 20, 5  # held-out losses along a run, at most; steps between two of them, at least
-
-# ---- Who races --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One way to run one optimizer. option: the value of its own option (see `Candidate.option`)."""
-
-    optimizer: str
-    lr: float
-    weight_decay: float
-    option: float
-
-    def at(self, lr: float) -> Setting:
-        return replace(self, lr=lr)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """An optimizer and its grid.
-
-    lrs: a first guess at where the best learning rate lies; `sweep` goes on beyond either end if the best is at it.
-    option: the name of what else is tuned. build: (model, setting) -> optimizers, stepped one after the other.
-    """
-
-    title: str
-    lrs: tuple[float, ...]
-    weight_decays: tuple[float, ...]
-    option: str
-    options: tuple[float, ...]
-    build: Callable[[nn.Module, Setting], list[Optimizer]]
-
-    def settings(self, name: str, lr: float) -> list[Setting]:
-        """Return all settings at one learning rate."""
-        return [Setting(name, lr, decay, option) for decay in self.weight_decays for option in self.options]
-
-
-def doubling(low: float, count: int) -> tuple[float, ...]:
-    """Return `count` learning rates, each twice the one before."""
-    return tuple(low * 2**n for n in range(count))
-
-
-def _sgd(model: nn.Module, setting: Setting) -> list[Optimizer]:
-    options: dict[str, Any] = {"momentum": setting.option, "nesterov": True, "weight_decay": setting.weight_decay}
-    return [SGD(model.parameters(), lr=setting.lr, **options)]
-
-
-def _adamw(model: nn.Module, setting: Setting) -> list[Optimizer]:
-    options: dict[str, Any] = {"betas": (0.9, setting.option), "weight_decay": setting.weight_decay}
-    return [AdamW(model.parameters(), lr=setting.lr, **options)]
-
-
-def muon_and_adamw(
-    params: Mapping[str, Sequence[nn.Parameter]], setting: Setting, muon: Callable[..., Optimizer] = Muon
-) -> list[Optimizer]:
-    """Return Muon for the one part and AdamW for the other, at one learning rate and decay, as the paper has it.
-
-    params: {"muon": matrices, "adamw": the rest}. muon: another form of it.
-    """
-    same: dict[str, Any] = {"lr": setting.lr, "weight_decay": setting.weight_decay}
-    return [muon(params["muon"], momentum=setting.option, **same), AdamW(params["adamw"], betas=(0.9, 0.95), **same)]
-
-
-def _muon(model: nn.Module, setting: Setting) -> list[Optimizer]:
-    return muon_and_adamw(by_algorithm(model), setting)
-
-
-CANDIDATES: dict[str, Candidate] = {
-    "sgd": Candidate("SGD", doubling(0.025, 6), (0.0, 0.003), "momentum", (0.9, 0.95), _sgd),
-    "adamw": Candidate("AdamW", doubling(0.001, 6), (0.0, 0.1), "second beta", (0.95, 0.999), _adamw),
-    "muon": Candidate("Muon", doubling(0.004, 6), (0.0, 0.1), "momentum", (0.95,), _muon),
-}
-
 
 # ---- A run ------------------------------------------------------------------------------------------------
 

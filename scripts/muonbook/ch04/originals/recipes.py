@@ -30,8 +30,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from distmuon.models import networks
 from distmuon.optim.muon import Muon, scale
 from distmuon.optim.routing import by_algorithm
+from muonbook.ch04.candidates import Setting, muon_and_adamw
 from muonbook.ch04.tasks import CNN, Convolution, shifted_and_flipped
-from muonbook.ch04.training import Setting, muon_and_adamw
 
 Build = Callable[[nn.Module, float], list[Optimizer]]  # (model, learning rate) -> optimizers, stepped in turn
 

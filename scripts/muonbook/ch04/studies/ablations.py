@@ -20,8 +20,9 @@ from distmuon.launch import World
 from distmuon.metrics.matrix import rms, spectral_norm
 from distmuon.optim.routing import by_algorithm
 from muonbook.ch04 import spectra, tasks
+from muonbook.ch04.candidates import CANDIDATES, Setting, muon_and_adamw
 from muonbook.ch04.sweep import RACE_SEEDS, TUNING_SEEDS, Curve, Name, best_of, shared_out, try_rates
-from muonbook.ch04.training import CANDIDATES, Setting, Training, look_at, muon_and_adamw, train
+from muonbook.ch04.training import Training, look_at, train
 
 MATCHED = 0.2  # the RMS of Muon's update (`muon.scale`)
 WATCHED = spectra.WATCHED["up"]  # the matrix whose norms every run keeps
@@ -31,7 +32,6 @@ ROUTES = {  # which matrices go to Muon -> the modules that join the hidden ones
     "hidden + head": ("head",),
     "all matrices": ("tokens", "positions", "head"),
 }
-GRAMMAR_SEED = 7  # of the language that a model is fine-tuned on
 DECAYS = (0.0, 0.1)
 PAIR = ("adamw", "muon")
 
@@ -46,8 +46,8 @@ Weights = dict[str, Tensor]
 class RunSpec:
     """One run on the language.
 
-    rms: of Muon's update. route: one of ROUTES. grammar_seed: of another grammar. before: the run whose weights this
-    one starts from, instead of fresh ones.
+    rms: of Muon's update. route: one of ROUTES. spoken_otherwise: see `tasks.speech`. before: the run whose weights
+    this one starts from, instead of fresh ones.
     """
 
     setting: Setting
@@ -56,12 +56,12 @@ class RunSpec:
     batch: int = 16
     rms: float = MATCHED
     route: str = "hidden"
-    grammar_seed: int | None = None
+    spoken_otherwise: bool = False
     before: RunSpec | None = None
 
     @property
     def task(self) -> tasks.LearningTask:
-        return tasks.speech(self.grammar_seed, self.batch, self.steps)
+        return tasks.speech(self.spoken_otherwise, self.batch, self.steps)
 
     def at(self, lr: float, seed: int) -> RunSpec:
         """Return this run at another learning rate and seed; what it starts from has its seed too."""
@@ -132,7 +132,7 @@ def carry_out(spec: RunSpec, start: Weights | None = None) -> tuple[Finding, Wei
     outcome = train(task, spec.setting, spec.seed, spec.optimizers, model, watch)
     norms += [(math.inf, math.inf)] * (len(looks) - len(norms))
     assert task.floor is not None
-    gaps = [loss - task.floor() for loss in outcome.held_out]
+    gaps = [loss - task.floor(spec.seed) for loss in outcome.held_out]
     found = Finding(looks, gaps, [spectral for spectral, _ in norms], [size for _, size in norms])
     return found, {name: weight.detach().clone() for name, weight in model.state_dict().items()}
 
@@ -235,7 +235,7 @@ def finetune(cache: RunCache, best: Best, size: StudySize) -> dict[str, Any]:
     pretrained = {name: _start(best, name, size) for name in PAIR}
     pairs = {
         (first, second): RunSpec(
-            best[second], size.seeds[0], size.finetuning, grammar_seed=GRAMMAR_SEED, before=pretrained[first]
+            best[second], size.seeds[0], size.finetuning, spoken_otherwise=True, before=pretrained[first]
         )
         for first in PAIR
         for second in PAIR
@@ -245,7 +245,6 @@ def finetune(cache: RunCache, best: Best, size: StudySize) -> dict[str, Any]:
     return {
         "pretraining_steps": size.steps,
         "steps": size.finetuning,
-        "grammar_seed": GRAMMAR_SEED,
         "pretrained": {name: gaps(found) for name, found in before.items()},
         "rows": rows,
     }

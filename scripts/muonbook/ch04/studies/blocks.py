@@ -23,9 +23,10 @@ from distmuon.launch import World
 from distmuon.optim.muon import Muon
 from distmuon.optim.routing import by_algorithm
 from distmuon.verify.blocks import BlockMuon
+from muonbook.ch04.candidates import Setting, muon_and_adamw
 from muonbook.ch04.sweep import best_of, described, shared_out, span, try_rates, verdict
 from muonbook.ch04.tasks import LearningTask
-from muonbook.ch04.training import Setting, muon_and_adamw, started
+from muonbook.ch04.training import started
 
 RATES = tuple(0.016 * 2 ** (n / 2) for n in range(3))  # 0.016 to 0.032, where the race found whole Muon at its best
 FARTHEST = 3  # learning rates beyond them, at most
@@ -86,11 +87,10 @@ def measure(
             | {"lr": lr, "lrs": list(curves[arm]), "medians": list(curves[arm].values())}
             | {"gaps": [gaps[arm, lr, seed] for seed in seeds]}
         )
-    return described(task) | {
+    return described(task, seeds) | {
         "weight_decay": best.weight_decay,
-        "momentum": best.option,
+        "momentum": best.momentum,
         "tuning_seeds": list(tuning),
-        "seeds": list(seeds),
         "rows": [row | against(row["gaps"], rows[0]["gaps"]) for row in rows],
     }
 
@@ -103,7 +103,7 @@ def final_gap(task: LearningTask, best: Setting, job: Job) -> float:
     for step in range(task.steps):
         if not math.isfinite(run.step(step)):
             return math.inf
-    return run.look()[0] - task.floor()
+    return run.look()[0] - task.floor(seed)
 
 
 def against(gaps: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
