@@ -135,12 +135,12 @@ def tune(name: str, run: Runner, seeds: Iterable[int] = TUNING_SEEDS, rates_alon
         known.update(zip(todo, run(todo), strict=True))
         return [known[job] for job in jobs]
 
-    for _ in range(FARTHEST + 1):
+    for left in reversed(range(FARTHEST + 1)):
         on_first = medians(outcomes([(setting, first) for setting in settings(name, grid)]))
         final = finalists(on_first)
         found = medians(outcomes([(setting, seed) for setting in final for seed in (first, *others)]))
         wider = widened(grid, best_of(found))
-        if wider == grid:
+        if wider == grid or not left:
             break
         grid = wider
     return Tuned(grid, list(known.values()), found)

@@ -13,13 +13,17 @@ import torch
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from muonbook.ch04 import on_grid
+from muonbook.ch04.candidates import Setting
 from muonbook.ch04.on_grid import Comparison, GridTraining
 from muonbook.ch04.tasks import TASKS, Examples, LearningTask
-from muonbook.ch04.training import LossCurve, Outcome, Setting, Training
+from muonbook.ch04.training import LossCurve, Outcome, Training
 
 STEPS, WINDOWS, SEED = 12, 8, 3
-SETTINGS = {"muon": Setting("muon", 0.016, 0.1, 0.9), "adamw": Setting("adamw", 0.004, 0.1, 0.97)}
-DIVERGING = Setting("adamw", 1e200, 0.1, 0.97)
+SETTINGS = {
+    "muon": Setting("muon", 0.016, 0.1, 0.9, others=0.5),
+    "adamw": Setting("adamw", 0.004, 0.1, 0.8, others=2.0, second_beta=0.97),
+}
+DIVERGING = Setting("adamw", 1e200, 0.1, 0.9)
 
 
 def small(name: str, dtype: str = "float64", steps: int = STEPS) -> LearningTask:

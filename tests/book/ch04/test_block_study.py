@@ -13,9 +13,10 @@ from distmuon.launch import World
 from distmuon.optim.muon import Muon
 from distmuon.verify.blocks import BlockMuon
 from muonbook.ch04 import tasks
+from muonbook.ch04.candidates import Setting
 from muonbook.ch04.studies import blocks
 from muonbook.ch04.studies.blocks import WHOLE, Arm
-from muonbook.ch04.training import Setting, train
+from muonbook.ch04.training import train
 from muonbook.measure import results
 
 BEST = Setting("muon", 0.02, 0.1, 0.95)
@@ -49,7 +50,7 @@ def test_whole_is_the_muon_of_the_race_and_blocks_are_not() -> None:
     assert TASK.floor is not None
     whole, _, blockwise, _ = found()["rows"]
     for row in (whole, blockwise):
-        gaps = [train(TASK, BEST.at(row["lr"]), seed).final - TASK.floor() for seed in SEEDS]
+        gaps = [train(TASK, BEST.at(row["lr"]), seed).final - TASK.floor(seed) for seed in SEEDS]
         assert (row["gaps"] == gaps) == (row is whole)
 
 

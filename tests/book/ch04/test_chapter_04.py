@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import worlds
 
-from muonbook.ch04 import datasets, jobs, sweep, tables, tasks, training
+from muonbook.ch04 import candidates, datasets, jobs, sweep, tables, tasks
 from muonbook.ch04.originals import tables as originals_tables
 from muonbook.measure import results
 
@@ -88,7 +88,10 @@ def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
         (["--ablations", "--times"], "--times does nothing with --ablations"),
         (["--blocks", "--times"], "--times does nothing with --blocks"),
         (["--lr", "0.1", "--weight-decay", "-1"], "--weight-decay -1: must be from 0"),
-        (["--lr", "0.1", "--option", "1"], "--option 1: must be from 0.01"),
+        (["--lr", "0.1", "--momentum", "1"], "--momentum 1: must be from 0.01"),
+        (["--lr", "0.1", "--others", "0"], "--others 0: must be from 0.0001"),
+        (["--lr", "0.1", "--second-beta", "1"], "--second-beta 1: must be from 0.01"),
+        (["--tune", "momentum"], "--tune momentum is unknown; choose from all, lr"),
         (["--tp", "0", "--optimizer", "muon", "--lr", "0.1"], "--tp 0: must be at least 1"),
         (["--times", "--backend", "nccl"], "--backend does nothing with --times"),
         (["--lr", "0"], "--lr 0: give one positive number"),
@@ -112,7 +115,7 @@ def test_the_command_line_knows_every_task_and_optimizer() -> None:
     assert tuple(tasks.TASKS) == worker.TASKS
     assert tuple(name for name in tasks.TASKS if name in datasets.SOURCES) == worker.FETCHED
     assert set(worker.FETCHED) == set(datasets.SOURCES)
-    assert tuple(training.CANDIDATES) == worker.OPTIMIZERS
+    assert tuple(candidates.CANDIDATES) == worker.OPTIMIZERS
 
 
 def test_as_many_tuning_seeds_as_the_command_line_offers() -> None:

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import learning_race_workers as workers
 import pytest
 import torch
 
 from distmuon import launch
+from distmuon.models import language
 from distmuon.models.networks import initial_weights
 from distmuon.optim import newton_schulz
-from muonbook.ch04 import sweep, tables, tasks
+from muonbook.ch04 import candidates, sweep, tables, tasks
+from muonbook.ch04.candidates import CANDIDATES, Setting, settings
 from muonbook.ch04.tasks import TASKS
-from muonbook.ch04.training import CANDIDATES, Outcome, Setting, look_at, share_of_lr, train
+from muonbook.ch04.training import Outcome, look_at, share_of_lr, train
 from muonbook.measure import results
 
 DIGITS = replace(TASKS["digits"].shorter(12), dtype=torch.float64)
@@ -44,7 +46,7 @@ def test_the_last_step_is_always_looked_at():
 
 @pytest.mark.parametrize("name", CANDIDATES)
 def test_every_racer_learns_and_one_seed_is_one_run(name: str):
-    setting = CANDIDATES[name].settings(name, CANDIDATES[name].lrs[3])[0]
+    setting = Setting(name, CANDIDATES[name].lrs[3], 0.0, 0.9)
     first, second = train(DIGITS, setting, 0), train(DIGITS, setting, 0)
     assert first == second
     assert first.final < 0.9 * math.log(10)
@@ -52,7 +54,7 @@ def test_every_racer_learns_and_one_seed_is_one_run(name: str):
 
 
 def test_seeds_decide_weights_order_and_split_and_the_optimizer_nothing():
-    runs = {name: train(DIGITS, CANDIDATES[name].settings(name, 1e-9)[0], 3) for name in CANDIDATES}
+    runs = {name: train(DIGITS, Setting(name, 1e-9, 0.0, 0.9), 3) for name in CANDIDATES}
     assert len({run.training[0] for run in runs.values()}) == 1
     assert max(run.final for run in runs.values()) == pytest.approx(min(run.final for run in runs.values()), abs=1e-5)
 
@@ -64,20 +66,48 @@ def test_a_run_that_diverges_is_an_infinite_loss():
     assert wild.accuracy == 0.0
 
 
-def test_the_language_reads_no_window_twice():
+def test_every_seed_has_a_language_of_its_own_and_reads_no_window_twice():
     task = tasks.speech(batch=4, steps=6)
-    training, held_out = task.examples(task, 0)
-    assert len(training) == 24
-    assert len(held_out) == tasks.HELD_OUT_WINDOWS
-    assert torch.equal(training.inputs[:, 1:], training.targets[:, :-1])
-    assert len(training.inputs.unique(dim=0)) == 24
+    read = []
+    for seed in (0, 1, sweep.TUNING_SEEDS[0]):
+        training, held_out = task.examples(task, seed)
+        assert len(training) == 24
+        assert len(held_out) == tasks.HELD_OUT_WINDOWS
+        assert torch.equal(training.inputs[:, 1:], training.targets[:, :-1])
+        read.append(torch.cat([training.inputs, held_out.inputs]))
+    windows = torch.cat(read)
+    assert len(windows.unique(dim=0)) == len(windows)
+    assert task.floor is not None
+    assert len({task.floor(seed) for seed in (0, 1)}) == 2
+
+
+def test_spoken_otherwise_the_words_stay_and_their_order_does_not():
+    plain, other = (tasks.speech(otherwise, batch=16, steps=40) for otherwise in (False, True))
+    texts = [language.spell(task.examples(task, 3)[0].inputs.flatten()) for task in (plain, other)]
+    words = [set(text.split()) for text in texts]
+    assert len(words[0] & words[1]) > 150
+    assert texts[0] != texts[1]
+    assert tasks.language_floor(3) != tasks.language_floor(3, spoken_otherwise=True)
+
+
+def test_tuning_does_not_see_the_images_that_the_race_is_judged_on(monkeypatch: pytest.MonkeyPatch):
+    images = torch.arange(30_000, dtype=torch.float32).view(-1, 1, 1, 1)
+    training, test = (tasks.Examples(part, part.flatten()) for part in (images[:20_000], images[20_000:]))
+    monkeypatch.setattr(tasks, "_images", lambda name, dtype: (training, test))
+    for name in ("fashion", "cifar10"):
+        task = TASKS[name]
+        (read, judged), (tuned, held_out) = (one.examples(one, 0) for one in (task, task.for_tuning()))
+        assert torch.equal(read.targets, training.targets)
+        assert torch.equal(judged.targets, test.targets)
+        assert torch.equal(torch.cat([tuned.targets, held_out.targets]), training.targets)
+        assert len(held_out) == tasks.HELD_OUT_IMAGES
 
 
 def test_an_untrained_model_is_far_above_the_floor():
     task = tasks.speech(batch=2, steps=1)
     found = train(task, MUON.at(1e-9), 0)
     assert task.floor is not None
-    assert 0.5 < task.floor() < 0.7
+    assert 0.5 < task.floor(0) < 0.7
     assert found.final > 3
 
 
@@ -124,33 +154,86 @@ def test_every_weight_of_the_cnn_is_a_matrix() -> None:
 # ---- Tuning -----------------------------------------------------------------------------------------------
 
 
-def valley(best: float, tried: list[Setting]) -> sweep.Runner:
-    """A made-up optimizer whose loss grows with the distance, in doublings, from its best learning rate."""
+def valley(best: Setting, tried: list[sweep.Job]) -> sweep.Runner:
+    """A made-up optimizer whose loss grows with the distance from its best setting, and a little with the seed."""
+
+    def loss(setting: Setting, seed: int) -> float:
+        away = abs(math.log2(setting.lr / best.lr)) + abs(math.log2(setting.others / best.others))
+        return away + abs(setting.momentum - best.momentum) + setting.weight_decay + seed
 
     def run(jobs: Sequence[sweep.Job]) -> list[Outcome]:
-        tried.extend(setting for setting, _ in jobs)
-        return [outcome(s, seed, abs(math.log2(s.lr / best)) + s.weight_decay + s.option + seed) for s, seed in jobs]
+        tried.extend(jobs)
+        return [outcome(setting, seed, loss(setting, seed)) for setting, seed in jobs]
 
     return run
 
 
-@pytest.mark.parametrize(
-    ("best", "found", "rates"), [(0.016, 0.016, 6), (0.001, 0.001, 9), (2.0, 2.048, 11), (1e-9, 0, 12)]
-)
-def test_tuning_goes_on_while_the_best_learning_rate_is_at_an_end(best: float, found: float, rates: int):
-    tried: list[Setting] = []
-    tuned = sweep.tune("muon", valley(best, tried), seeds=[0, 1])
-    assert len(tuned.curve()) == rates <= 6 + sweep.FARTHEST
-    assert tuned.best.lr == pytest.approx(found or min(tuned.curve()))
-    assert tuned.best.weight_decay == 0.0
-    assert len(tried) == 2 * len(set(tried)) == 2 * len(tuned.medians())
+@pytest.mark.parametrize("lr", [0.016, 0.001, 0.128])
+@pytest.mark.parametrize(("momentum", "others"), [(0.9, 1.0), (0.5, 1.0), (0.98, 1 / 64), (0.7, 16.0)])
+def test_the_grid_is_widened_until_the_best_stands_between_others(lr: float, momentum: float, others: float):
+    tried: list[sweep.Job] = []
+    wanted = Setting("muon", lr, 0.0, momentum, others)
+    tuned = sweep.tune("muon", valley(wanted, tried), seeds=[0, 1, 2])
+    assert tuned.best == wanted
+    assert candidates.ends(tuned.grid, tuned.best) == []
+    assert len(tried) == len(set(tried)) == len(tuned.tried)
+
+
+def test_a_best_that_is_nowhere_ends_the_search():
+    tuned = sweep.tune("muon", valley(Setting("muon", 1e-30, 0.0, 0.95), []), seeds=[0])
+    assert len(tuned.grid["lr"]) == 6 + sweep.FARTHEST
+    assert "lr" in candidates.ends(tuned.grid, tuned.best)
+
+
+def test_the_first_seed_sorts_out_and_the_others_decide():
+    tried: list[sweep.Job] = []
+    best = Setting("adamw", 0.004, 0.0, 0.8)
+    flipped = valley(replace(best, momentum=0.7, others=4.0), tried)
+
+    def run(jobs: Sequence[sweep.Job]) -> list[Outcome]:
+        fair = valley(best, tried)
+        return [(fair if seed else flipped)([(setting, seed)])[0] for setting, seed in jobs]
+
+    tuned = sweep.tune("adamw", run, seeds=[0, 1, 2])
+    everything = settings("adamw", tuned.grid)
+    on_all = {setting for setting, seed in tried if seed == 2}
+    assert {setting for setting, seed in tried if seed == 0} == set(everything)
+    on_first = sweep.medians(one for one in tuned.tried if one.seed == 0)
+    assert set(tuned.medians) == set(sweep.finalists(on_first)) <= on_all
+    assert {setting.lr for setting in tuned.medians} == set(tuned.grid["lr"])
+    assert len(everything) / sweep.FINALISTS <= len(tuned.medians) < 0.3 * len(everything)
+    assert CANDIDATES["adamw"].is_usual(tuned.usual)
+
+
+def test_rates_alone_leave_everything_else_as_usual():
+    tried: list[sweep.Job] = []
+    tuned = sweep.tune("adamw", valley(Setting("adamw", 0.004, 0.0, 0.7), tried), seeds=[0], rates_alone=True)
+    assert {CANDIDATES["adamw"].is_usual(setting) for setting, _ in tried} == {True}
+    assert len(tried) == len(CANDIDATES["adamw"].lrs)
+    assert tuned.best == tuned.usual == Setting("adamw", 0.004, 0.1, 0.9)
 
 
 def test_nobody_is_tuned_harder_than_the_baselines():
-    counts = {name: len(racer.lrs) * len(racer.settings(name, 1.0)) for name, racer in CANDIDATES.items()}
+    counts = {name: len(settings(name, racer.grid())) for name, racer in CANDIDATES.items()}
     assert counts["sgd"] >= counts["muon"] <= counts["adamw"]
     for racer in CANDIDATES.values():
         assert [b / a for a, b in zip(racer.lrs, racer.lrs[1:], strict=False)] == [2.0] * (len(racer.lrs) - 1)
+        assert racer.usual in racer.momenta
+        assert len(racer.momenta) == 3
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_the_other_parameters_have_their_own_rate(name: str):
+    model = DIGITS.fresh_model(0)
+    setting = Setting(name, 0.01, 0.1, 0.8, others=4.0, second_beta=0.97)
+    groups = [group for optimizer in CANDIDATES[name].build(model, setting) for group in optimizer.param_groups]
+    hidden, others = groups
+    assert {tuple(p.shape) for p in hidden["params"]} == {(256, 64), (128, 256)}
+    assert (hidden["lr"], others["lr"]) == (0.01, 0.04)
+    assert hidden["weight_decay"] == others["weight_decay"] == 0.1
+    assert hidden.get("momentum", hidden.get("betas", [None])[0]) == 0.8
+    if name == "adamw":
+        assert others["betas"] == (0.8, 0.97)
 
 
 def test_nobody_races_on_the_seeds_it_was_tuned_on():
@@ -189,16 +272,21 @@ def test_verdicts_compare_seed_by_seed():
         sweep.verdict([1, 2], [1])
 
 
-def test_steps_to_a_target_are_read_off_the_median_curve():
+def test_steps_to_a_target_are_read_off_the_median_gap():
     racer = {"looks": [10, 20, 30], "held_out": [[2.0, 1.0, 1.5], [2.2, 1.2, None], [9.0, 0.8, 1.0]]}
-    found = [tables.steps_until({"racers": {"muon": racer}}, "muon", target) for target in (2.5, 1.2, 0.5)]
-    assert found == [10, 20, None]
+    race = {"racers": {"muon": racer}, "seeds": [0, 1, 2], "floor": [0.0, 0.0, 0.0]}
+    assert [tables.steps_until(race, "muon", target) for target in (2.5, 1.2, 0.5)] == [10, 20, None]
+    higher = race | {"floor": [0.5, 0.7, 0.3]}
+    assert [tables.steps_until(higher, "muon", target) for target in (1.6, 0.6, 0.2)] == [10, 20, None]
 
 
-def test_a_best_rate_at_an_end_of_its_grid_is_told():
-    racer = {"curve": {"0.1": 1.0, "0.2": 0.5, "0.4": 2.0}, "best": {"lr": 0.2}}
-    assert not tables.at_an_end(racer)
-    assert tables.at_an_end(racer | {"best": {"lr": 0.4}})
+def test_what_is_at_an_end_of_its_grid_is_told():
+    grid = {"lr": [0.1, 0.2, 0.4], "weight_decay": [0.0, 0.1], "momentum": [0.8, 0.9], "others": [0.25, 1, 4]}
+    best = asdict(Setting("muon", 0.2, 0.1, 0.9))
+    assert tables.at_an_end({"grid": grid, "best": best}) == ["momentum"]
+    assert tables.at_an_end({"grid": grid, "best": best | {"lr": 0.4, "others": 0.25}}) == ["lr", "momentum", "others"]
+    assert not tables.at_an_end({"grid": grid | {"momentum": [0.8, 0.9, 0.95]}, "best": best})
+    assert "at an end: momentum" in tables.setting_words({"grid": grid, "best": best})
 
 
 @pytest.mark.parametrize("name", ["digits", "language", "fashion"])
@@ -226,7 +314,7 @@ def test_a_stored_race_holds_what_its_tables_print(raced):
     for name, racer in race["racers"].items():
         assert f"lr {racer['best']['lr']:g}" in lines
         assert racer["runs"] == racer["settings"]  # one tuning seed
-        assert len(racer["held_out"]) == len(racer["seeds"]) == 5
+        assert len(racer["held_out"]) == len(racer["usual"]["held_out"]) == len(race["seeds"]) == 5
         assert CANDIDATES[name].title in lines
     assert len(tables.verdicts(race)) == 3
 
@@ -249,7 +337,7 @@ def test_muons_operations_are_those_of_newton_schulz():
 
 
 def test_times_are_relative_to_adamw():
-    best = {name: racer.settings(name, 0.001)[0] for name, racer in CANDIDATES.items()}
+    best = {name: Setting(name, 0.001, 0.0, 0.9) for name in CANDIDATES}
     found = sweep.times(DIGITS, best, rounds=4)
     assert found["adamw"]["median"] == pytest.approx(1.0)
     assert set(found) == set(CANDIDATES)

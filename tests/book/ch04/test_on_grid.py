@@ -13,9 +13,10 @@ from distmuon import launch
 from distmuon.launch import UsageError
 from distmuon.models.recipe import FLOAT64_BOUND
 from muonbook.ch04 import on_grid, training
+from muonbook.ch04.candidates import Setting
 from muonbook.ch04.on_grid import Comparison
 from muonbook.ch04.tasks import TASKS
-from muonbook.ch04.training import Outcome, Setting
+from muonbook.ch04.training import Outcome
 
 FLOAT64 = [(task, optimizer, "float64") for task in ("digits", "language") for optimizer in SETTINGS]
 FLOAT32 = [("digits", "muon", "float32"), ("language", "adamw", "float32")]

@@ -17,7 +17,8 @@ def test_the_stored_summary_is_drawn_from_the_stored_studies() -> None:
 def test_medians_and_wins_are_counted_over_seeds() -> None:
     race = results.load("race_language")
     found = jobs.of_race(race)
-    finals = [losses[-1] - race["floor"] for losses in race["racers"]["muon"]["held_out"]]
+    both = zip(race["racers"]["muon"]["held_out"], race["floor"], strict=True)
+    finals = [losses[-1] - floor for losses, floor in both]
     assert found["median"]["muon"] == pytest.approx(statistics.median(finals))
     assert set(found["pairs"]) == {f"{a}_{b}" for a, b in tables.verdicts(race)}
     share = found["to_adamw"]
