@@ -12,8 +12,6 @@ else, momenta and weight decays, and the best settings race on fresh seeds. With
 tuned, and the digits take a minute; with all, some minutes, and the language an hour on two cores.
 """
 
-import argparse
-
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch04.puzzle import PUZZLE
@@ -35,8 +33,6 @@ TAKES = {  # job -> its options
     "--lr": (*MANY, *TRAINING, *TUNED, "seeds"),
     GRID: (*launch.WORLD, *TRAINING, *TUNED, "quick", "json"),
     "--recipe": (*MANY, "task", "if_here", "backend", "device"),
-    "--ablations": MANY,
-    "--blocks": (*MANY, "steps", "seeds", "tuning_seeds"),
     "--times": ("threads", "json"),
     "--summary": ("json",),
     "--fetch": ("task",),
@@ -46,12 +42,10 @@ FUNCTIONS = {  # of muonbook.ch04.jobs
     "--lr": "train",
     GRID: "compare",
     "--recipe": "repeat_originals",
-    "--ablations": "ablate",
-    "--blocks": "compare_blocks",
     "--times": "time_steps",
     "--summary": "sum_up",
 }
-STORED = ("--ablations", "--blocks", "--times", "--summary")  # jobs that begin with what is stored
+STORED = ("--times", "--summary")  # jobs that begin with what is stored
 PATIENCE = 6 * 3600.0  # seconds: a rank that has done its runs waits for those that have not
 
 
@@ -79,9 +73,6 @@ def parse():
     add("--dtype", default="float32", metavar=launch.choices(("float32", "float64")), help="(default: %(default)s)")
     add("--ranks", type=int, default=2, metavar="N", help="processes that share the runs (default: %(default)s)")
     add("--recipe", metavar="original", help="a public tutorial's own recipe, as written and tuned")
-    add("--ablations", action="store_true", help="the studies beside the race: spectra, RMS, decay, batch and others")
-    add("--sights", dest="ablations", action="store_true", help=argparse.SUPPRESS)  # its name in stored commands
-    add("--blocks", action="store_true", help="what it costs to orthogonalize the blocks that TP ranks hold")
     add("--times", action="store_true", help="what a step costs in time, where a race is stored")
     add("--summary", action="store_true", help="what the claims page quotes, from the stored studies")
     add("--quick", action="store_true", help="a first impression: few steps, few seeds")
@@ -135,7 +126,7 @@ def checked(arguments):
 
 def job_of(arguments):
     """Return what was asked for, a key of TAKES."""
-    alone = ("fetch", "recipe", "ablations", "blocks", "times", "summary")
+    alone = ("fetch", "recipe", "times", "summary")
     if chosen := next((name for name in alone if getattr(arguments, name)), None):
         return f"--{chosen}"
     return GRID if (arguments.dp, arguments.tp) != (1, 1) else "--lr" if arguments.lr else ""

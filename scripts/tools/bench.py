@@ -19,15 +19,15 @@ from distmuon.launch import hosts
 from muonbook.measure import results
 
 QUICK = "out/quick"
-RACE = "04_does_it_learn.py"
+RACE, STUDIES = "04_does_it_learn.py", "04b_for_the_curious.py"
 LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetched, that is said
     "race_digits": (RACE, "--task", "digits"),
     "race_language": (RACE, "--task", "language"),
     "race_fashion": (RACE, "--task", "fashion", "--if-here"),
     "race_mnist": (RACE, "--task", "mnist", "--if-here"),
     "step_times": (RACE, "--times"),
-    "sights": (RACE, "--ablations"),
-    "blocks": (RACE, "--blocks"),
+    "sights": (STUDIES,),
+    "blocks": (STUDIES, "--blocks"),
     "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist", "--if-here"),
     "learning": (RACE, "--summary"),
 }
@@ -68,7 +68,7 @@ def redrawing(names):
     if set(names) <= UNDRAWN:
         return {}
     others = set(names) - LEARNING.keys() - UNDRAWN - OF_16 - OF_17 - OF_18
-    chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
+    chapters = [*(["04", "04b"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
     chapters += [chapter for chapter, own in (("16", OF_16), ("17", OF_17), ("18", OF_18)) if set(names) & own]
     return {
         "chapters": ["scripts/tools", "run_notebooks", *chapters],

@@ -66,7 +66,7 @@ class ChapterFailed(RuntimeError):
 
 def chapters(folder: Path, names: list[str]) -> list[Path]:
     """Return the chapters in `folder`, or those that `names` begin: 07, 07_virtual_map. Raises UsageError."""
-    found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    found = sorted(folder.glob("[0-9][0-9]*_*.ipynb"))
     unknown = [name for name in names if not any(path.stem.startswith(Path(name).stem) for path in found)]
     if unknown:
         raise launch.UsageError(

@@ -27,7 +27,7 @@ from tools import bench
 
 PAGE = "00_one_page"  # imports nothing of ours, and so has a parser of its own; tested in ch00
 PLAN = "plan"  # the number of a worker that belongs to no chapter
-WORKERS = sorted(path for path in (worlds.ROOT / "scripts").glob("[0-9][0-9]_*.py") if path.stem != PAGE)
+WORKERS = sorted(path for path in (worlds.ROOT / "scripts").glob("[0-9][0-9]*_*.py") if path.stem != PAGE)
 WORKERS.append(worlds.ROOT / "scripts" / "plan.py")
 JOBS = {  # where the name of a job is not how it is asked for
     ("04", "--lr"): "--lr 0.1 --optimizer muon",
@@ -81,7 +81,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @functools.cache
 def worker(number: str) -> ModuleType:
     """Return the worker's module, imported and not run."""
-    (path,) = (path for path in WORKERS if path.name.startswith(number))
+    (path,) = (path for path in WORKERS if number_of(path.name) == number)
     spec = importlib.util.spec_from_file_location(f"worker_{number}", path)
     assert spec
     assert spec.loader
@@ -134,7 +134,7 @@ def jobs(number: str) -> dict[str, tuple[str, ...]]:
 
 def number_of(name: str) -> str:
     """Return how a worker of this file name is called here."""
-    return PLAN if name == f"{PLAN}.py" else name[:2]
+    return PLAN if name == f"{PLAN}.py" else name.partition("_")[0]
 
 
 NUMBERS = [number_of(path.name) for path in WORKERS]
@@ -144,7 +144,7 @@ NUMBERS = [number_of(path.name) for path in WORKERS]
 def test_an_option_that_does_nothing_is_refused_in_every_job(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
     options, table = actions(number), jobs(number)
     chooses = {job[2:].partition(" ")[0] for job in table} | ({"dp", "tp"} if number == "04" else set())
-    assert set().union(*table.values(), chooses) >= set(options) - {*PUZZLE, "ablations"}
+    assert set().union(*table.values(), chooses) >= set(options) - set(PUZZLE)
     for job, takes in table.items():
         for name in set(options) - {*PUZZLE, *chooses}:
             words = said(monkeypatch, number, *asked(number, job), *given(number, name))
@@ -165,8 +165,8 @@ def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number:
     [
         ("03", "--oracle --json x", "--json does nothing with --oracle; leave one of the two out."),
         ("04", "--lr 0.1 --tuning-seeds 2", "--tuning-seeds does nothing with --lr; leave one of the two out."),
-        ("04", "--times --ablations", "--times does nothing with --ablations; leave one of the two out."),
-        ("04", "--option 0.9", "--option does nothing by itself; it goes with --lr or --dp and --tp."),
+        ("04", "--times --summary", "--times does nothing with --summary; leave one of the two out."),
+        ("04", "--momentum 0.9", "--momentum does nothing by itself; it goes with --lr or --dp and --tp."),
         ("04", "--if-here", "--if-here --task digits: its data is always here; leave --if-here out."),
         ("05", "--mistake skip --show ranks", "--show does nothing with --mistake; leave one of the two out."),
         ("06", "--json /proc/x", "--json does nothing by itself; it goes with --follow or --compare."),

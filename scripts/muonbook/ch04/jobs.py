@@ -16,7 +16,6 @@ from muonbook.ch04 import datasets, on_grid, sweep, tables, tasks
 from muonbook.ch04.candidates import BETAS, CANDIDATES, Setting
 from muonbook.ch04.originals import study as originals
 from muonbook.ch04.originals import tables as originals_tables
-from muonbook.ch04.studies import ablations, blocks
 from muonbook.ch04.tasks import LearningTask
 from muonbook.measure import results
 
@@ -65,7 +64,7 @@ def check(arguments: Arguments, job: str) -> None:
     if job == "compare":
         task, setting = chosen_task(arguments, "cpu"), chosen_setting(arguments, arguments.optimizer[0])
         on_grid.check(task, setting, arguments.dp, arguments.tp)
-    elif job in ("ablate", "compare_blocks", "time_steps", "sum_up"):
+    elif job in ("time_steps", "sum_up"):
         tables.stored_settings("language")
 
 
@@ -104,24 +103,6 @@ def compare(world: World, arguments: Arguments) -> dict[str, Any] | None:
         )
     world.say("\n".join([*found.lines(), words]))
     return {"on_grid": asdict(found.on_grid), "alone": asdict(found.alone), "difference": found.difference}
-
-
-def ablate(world: World, arguments: Arguments) -> dict[str, Any]:
-    """Take the studies beside the race, from the settings that the stored race tuned."""
-    found = ablations.measure(world, tables.stored_settings("language"), arguments.quick)
-    for name, lines in tables.LINES.items():
-        world.say("\n".join([f"\n{name}", *lines(found[name])]))
-    return found
-
-
-def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
-    """Race Muon in blocks against Muon, from the setting that the stored race tuned for the latter."""
-    best, task = tables.stored_settings("language")["muon"], tasks.TASKS["language"]
-    task = task if arguments.steps is None else task.shorter(arguments.steps)
-    tuning, seeds = sweep.TUNING_SEEDS[: arguments.tuning_seeds], range(arguments.seeds)
-    found = blocks.measure(world, best, task, tuning, seeds, blocks.ARMS[:3] if arguments.quick else blocks.ARMS)
-    world.say("\n".join(blocks.lines(found)))
-    return found
 
 
 def repeat_originals(world: World, arguments: Arguments) -> dict[str, Any]:

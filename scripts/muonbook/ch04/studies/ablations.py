@@ -2,7 +2,7 @@
 
 Every study starts from the settings that the race tuned, changes one thing, and retunes the learning rate wherever the
 change could ask for another. Tuned on seeds of their own, reported on the race's; gaps are losses above the floor, in
-nats per letter. `measure` runs all of them; all it returns is plain data, which `tables` prints.
+nats per letter. `measure` runs them; all it returns is plain data, which `tables` prints.
 """
 
 from __future__ import annotations
@@ -357,17 +357,17 @@ QUICK = StudySize(
 )
 
 
-def measure(world: World, best: Best, quick: bool = False, scale: StudySize | None = None) -> dict[str, Any]:
-    """Run every study; return {study: its data, "best": the settings}. Collective; every rank gets everything.
+def measure(world: World, best: Best, names: Sequence[str], size: StudySize = FULL) -> dict[str, Any]:
+    """Take studies, "spectra" or keys of STUDIES; return {study: its data, "best": the settings}. Collective.
 
-    quick: the same shape of data in seconds, which says nothing about any optimizer. scale: instead of either.
+    Every rank gets everything.
     """
-    cache, size = RunCache(world), scale or (QUICK if quick else FULL)
+    cache = RunCache(world)
     data: dict[str, Any] = {"best": {name: asdict(setting) for name, setting in best.items()}}
-    data["spectra"] = spectra.study(world, best, size.spectra_seeds, size.steps)
-    world.say("spectra: done")
-    # fine-tuning first: its pretrained models are runs that other studies ask for as well
-    for name, study in STUDIES.items():
-        data[name] = study(cache, best, size)
-        world.say(f"{name}: done")
+    # fine-tuning before the others: its pretrained models are runs that they ask for as well
+    for name in sorted(names, key=["spectra", *STUDIES].index):
+        if name == "spectra":
+            data[name] = spectra.study(world, best, size.spectra_seeds, size.steps)
+        else:
+            data[name] = STUDIES[name](cache, best, size)
     return data

@@ -1,0 +1,39 @@
+"""What chapter 4b's worker can be asked for: each job runs on every rank, prints, and returns what is stored."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from distmuon.launch import World
+from muonbook.ch04 import sweep, tables, tasks
+from muonbook.ch04.studies import ablations, blocks
+
+Arguments = argparse.Namespace
+
+
+def study(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Take the studies that are named, from the settings that the stored race tuned."""
+    size = ablations.QUICK if arguments.quick else ablations.FULL
+    if arguments.steps is not None:
+        size = replace(size, steps=arguments.steps)
+    if arguments.seeds is not None:
+        seeds = sweep.RACE_SEEDS[: arguments.seeds]
+        size = replace(size, seeds=seeds, spectra_seeds=seeds)
+    found = ablations.measure(world, tables.stored_settings("language"), arguments.study, size)
+    for name in arguments.study:
+        world.say("\n".join([f"{name}:", *tables.LINES[name](found[name])]))
+    return found
+
+
+def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Race Muon in blocks against Muon, from the setting that the stored race tuned for the latter."""
+    best, task = tables.stored_settings("language")["muon"], tasks.TASKS["language"]
+    steps = 20 if arguments.quick and arguments.steps is None else arguments.steps
+    task = task if steps is None else task.shorter(steps)
+    tuning = sweep.TUNING_SEEDS[: 1 if arguments.quick else arguments.tuning_seeds]
+    seeds = sweep.RACE_SEEDS[: arguments.seeds or len(sweep.RACE_SEEDS)]
+    found = blocks.measure(world, best, task, tuning, seeds, blocks.ARMS[:3] if arguments.quick else blocks.ARMS)
+    world.say("\n".join(blocks.lines(found)))
+    return found
