@@ -51,9 +51,9 @@ def checked(arguments):
 def main():
     arguments = parse()
     job = checked(arguments)
-    from muonbook.ch04 import tables  # and torch
+    from muonbook.ch04.studies import jobs  # and torch
 
-    tables.stored_settings("language")
+    jobs.check()
     options = {"dp": arguments.ranks, "threads": arguments.threads, "timeout": PATIENCE}
     found = launch.run(f"muonbook.ch04.studies.jobs:{FUNCTIONS[job]}", (arguments,), **options)[0]
     if arguments.json:

@@ -85,7 +85,7 @@ def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
         (["--seeds", "0"], "--seeds 0: must be from 1"),
         (["--tuning-seeds", "4"], "--tuning-seeds 4: must be from 1 to 3"),
         (["--optimizer", "muon", "muon"], "--optimizer muon muon: name each once"),
-        (["--summary", "--times"], "--times does nothing with --summary"),
+        (["--summary", "--times"], "--summary does nothing with --times"),
         (["--lr", "0.1", "--weight-decay", "-1"], "--weight-decay -1: must be from 0"),
         (["--lr", "0.1", "--momentum", "1"], "--momentum 1: must be from 0.01"),
         (["--lr", "0.1", "--others", "0"], "--others 0: must be from 0.0001"),

@@ -13,6 +13,11 @@ from muonbook.ch04.studies import ablations, blocks
 Arguments = argparse.Namespace
 
 
+def check() -> None:
+    """Raise UsageError where the race is not stored whose settings everything here begins with."""
+    tables.stored_settings("language")
+
+
 def study(world: World, arguments: Arguments) -> dict[str, Any]:
     """Take the studies that are named, from the settings that the stored race tuned."""
     size = ablations.QUICK if arguments.quick else ablations.FULL
