@@ -36,7 +36,7 @@ JOBS = {  # where the name of a job is not how it is asked for
     ("04", "--fetch"): "--fetch --task mnist",
     ("05", "--mistake"): "--mistake skip",
     ("13", "--measure"): "--measure --json out/x.json",
-    ("14", "--trace"): "--trace out/x.json.gz",
+    ("14", "--traces"): "--traces out/x",
     ("14", "--measure"): "--measure --json out/x.json",
     ("15", "--measure"): "--measure --json out/x.json",
     ("15", "--worlds"): "--worlds --json out/x.json",
