@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from muonbook.ch14.figure_timeline import Callout, Window, window
 from muonbook.measure.trace import Activity, RankTrace
-from muonbook.measure.trace_report import Meeting, hull, meetings
+from muonbook.measure.trace_report import hull, meetings
 
 OPTIMIZER = "Optimizer.step"  # how the range around an optimizer's step begins
 REDUCTION = ("reduce_scatter", "norms")
@@ -60,9 +60,8 @@ def zoomed(ranks: Sequence[RankTrace]) -> list[View]:
     """Return three looks at a training step of Muon: all of it, the optimizer's step, one meeting in it."""
     step = window(ranks)
     optimizer = window(ranks, within=OPTIMIZER)
-    met = longest_wait(
-        [met for met in meetings(ranks) if met.collective.name == "dp" and "momentum" in met.collective.label]
-    )
+    gathers = [met for met in meetings(ranks) if met.collective.name == "dp" and "momentum" in met.collective.label]
+    met = max(gathers, key=lambda one: max(one.waiting.values()))
     last = max(met.arrivals, key=lambda rank: met.arrivals[rank])
     early = min(met.arrivals, key=lambda rank: met.arrivals[rank])
     arrived, left = met.arrivals[last], max(met.ends.values())
@@ -85,11 +84,6 @@ def zoomed(ranks: Sequence[RankTrace]) -> list[View]:
             "end.",
         ),
     ]
-
-
-def longest_wait(met: Sequence[Meeting]) -> Meeting:
-    """Return the meeting at which somebody waited longest."""
-    return max(met, key=lambda one: max(one.waiting.values()))
 
 
 def _over(rank: RankTrace, words: str, *names: str) -> Callout:

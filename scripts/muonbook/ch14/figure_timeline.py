@@ -71,7 +71,7 @@ def draw_timeline(
     panels: title -> the ranks of one run, as `trace.read` returns them. within: a part that is drawn instead of the
     whole step: the name of a range, or its beginning, or the part itself. together: all panels on the scale of the
     longest, instead of each on its own. callouts: panel -> what is said over it. rows, whole_key: room for so many rows
-    of callouts at least, and a key of the whole step, so that pictures of several parts are of one size. Raises
+    of callouts, and a key of the whole step, so that pictures of several parts are of one size. Raises
     ValueError for no panel, and where a trace has no such step or range.
     """
     windows, longest = _windows(panels, step, within)
@@ -222,7 +222,7 @@ def _panel(
                 _, colour, hatch = SENT[what]
                 fill(axes, y, thin - 0.6, interval, colour, f"{gid}-{what}", hatch)
 
-    spots = _spots(callouts, [middle((c.start, c.end)) for c in callouts])
+    spots = _spots(callouts, [middle((c.start, c.end)) for c in callouts], rows)
     rows = max([rows, *(row + 1 for _, row in spots)])
     above = ROW + 9 + (rows * NOTE + BRACKET if rows else 0)
     places = {trace.rank: n for n, trace in enumerate(traces)}
@@ -244,11 +244,11 @@ def _panel(
     return above + pitch * len(traces), paint
 
 
-def _spots(callouts: Sequence[Callout], middles: Sequence[float]) -> list[tuple[float, int]]:
+def _spots(callouts: Sequence[Callout], middles: Sequence[float], most: int) -> list[tuple[float, int]]:
     """Return for each callout its words' left edge and their row, 0 the lowest: none on another, nor on its stem.
 
     middles: of the brackets. The fewest rows that will do; words stand over the middle of theirs if there is room, else
-    beside it. Where brackets are too close for that, stems run behind words.
+    beside it. Where `most` rows, or else one for each, are too few for that, stems run behind words.
     """
     rooms = [wide(callout.words) for callout in callouts]
 
@@ -264,8 +264,10 @@ def _spots(callouts: Sequence[Callout], middles: Sequence[float]) -> list[tuple[
                     return found
         return None
 
-    tries = (place([], rows, strict) for strict in (True, False) for rows in range(len(callouts) + 1))
-    return next(found for found in tries if found is not None)  # a row for each always does
+    few = most or len(callouts)
+    tries = [*((rows, strict) for strict in (True, False) for rows in range(few + 1)), (len(callouts), False)]
+    found = (place([], rows, strict) for rows, strict in tries)
+    return next(spots for spots in found if spots is not None)  # a row for each always does
 
 
 def _collide(
