@@ -22,7 +22,6 @@ import select
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from distmuon.launch import rank, session, stopping, supervise
@@ -74,12 +73,14 @@ def run(
         found = (rank.run_under_torchrun if under_torchrun() else rank.run_alone)(world, worker, arguments)
         return [found if then is None else rank.go_on(found, *then)]
     start_method = "forkserver" if world.device == "cpu" and sys.platform == "linux" else "spawn"
-    local = partial(supervise.run_local, start_method=start_method, timeout=timeout, stop_within=stop_within)
+    how = (start_method, timeout, stop_within)
+    given = (world, _pickled(worker, arguments))
     if then is None:
-        return local(rank.run_local, (world, _pickled(worker, arguments)), world.size)
+        return supervise.run_local(rank.run_local, given, world.size, *how)
+    sequel = _pickled(*then)
     sys.stdout.flush()  # before the other process prints
-    packed, *_ = local(rank.run_and_pack, (world, _pickled(worker, arguments)), world.size)
-    [(told, error)] = local(rank.unpack_and_go_on, (world, packed, _pickled(*then)), 1)
+    packed, *_ = supervise.run_local(rank.run_and_pack, given, world.size, *how)
+    [(told, error)] = supervise.run_local(rank.unpack_and_go_on, (world, packed, sequel), 1, *how)
     if error is not None:
         raise error
     return [told]
