@@ -23,7 +23,7 @@ from muonbook.planner.stages import Degrees, stages
 
 Found = Mapping[str, Any]  # as `memory_study.measure` returns it
 Curve = tuple[list[float], list[float]]
-PLANNED = {  # column -> strategy, bucket rule; None: a bucket for every matrix
+PLANNED = {  # column, as the Muons of ZERO1 -> strategy, bucket rule; None: a bucket for every matrix
     "single": ("gather_all", None),
     "buckets": ("gather_all", "megatron"),
     "flat": ("gather_all", "flat"),
@@ -89,7 +89,7 @@ def slack(found: Found) -> dict[str, tuple[float, float]]:
 def slack_lines(found: Found) -> list[str]:
     """Return `slack` as a table."""
     rows = [f"{least:>7.2f}{most:>10.2f}  {CONTENDERS[name].title}" for name, (least, most) in slack(found).items()]
-    return ["bound / measured", *rows]
+    return ["  least   largest  of bound / measured", *rows]
 
 
 def bucket_curves(found: Found) -> dict[str, Curve]:
