@@ -39,7 +39,8 @@ class Contender(NamedTuple):
 
     make: (workload, grid) -> Trainer; collective. states: (workload, dp, tp, dp_rank) -> what that rank keeps. update:
     (workload, dp, tp, dp_rank, compute_dtype) -> an upper bound, in bytes, of what its update allocates at its worst
-    moment; None where DTensor decides. over_tp: may be cut over TP.
+    moment; None where DTensor decides. over_tp: may be cut over TP. in_float64: may train a float64 model; what is
+    planned of FSDP2 has float32 shards.
     """
 
     title: str
@@ -47,6 +48,12 @@ class Contender(NamedTuple):
     states: Callable[[Workload, int, int, int], ModelStates]
     update: Callable[[Workload, int, int, int, str], int | None]
     over_tp: bool = True
+    in_float64: bool = True
+
+    def admits(self, workload: Workload, dp: int, tp: int) -> bool:
+        """Say whether this contender can train `workload` on a dp x tp grid."""
+        fits = workload.fits(dp, tp) and (self.over_tp or tp == 1)
+        return fits and (self.in_float64 or workload.dtype != "float64")
 
 
 # ---- Part III's six ---------------------------------------------------------------------------------------
@@ -125,7 +132,7 @@ def _layout(title: str, strategy: str, bucket_size: int | None) -> Contender:
 
 
 def _fsdp2(title: str, muonw: bool) -> Contender:
-    """Return AdamW or MuonW on FSDP2, layer by layer. Without a prediction over TP here: chapter 17 has that."""
+    """Return AdamW or MuonW on FSDP2, layer by layer, in float32 shards; not over TP here."""
 
     def part(workload: Workload, dp: int) -> FsdpPart:
         layout, muon, _ = replace(workload, dtype="float32").plan(dp, 1, "muon" if muonw else "adamw")
@@ -145,12 +152,10 @@ def _fsdp2(title: str, muonw: bool) -> Contender:
     def update(workload: Workload, dp: int, tp: int, dp_rank: int, compute_dtype: str) -> int:
         planned = part(workload, dp)
         largest = max(-(-spec.shape[0] // dp) * (spec.numel // spec.shape[0]) for spec in planned.specs)
-        flat = ADAMW_TEMPORARIES * ITEM_BYTES["float32"] * largest
-        return (
-            flat + int(planned.step_bytes(ITEM_BYTES[compute_dtype])[dp_rank]) + STATISTICS_BYTES * len(planned.specs)
-        )
+        elementwise = ADAMW_TEMPORARIES * ITEM_BYTES["float32"] * largest + STATISTICS_BYTES * len(planned.specs)
+        return elementwise + int(planned.step_bytes(ITEM_BYTES[compute_dtype])[dp_rank])
 
-    return Contender(title, make, states, update, over_tp=False)
+    return Contender(title, make, states, update, over_tp=False, in_float64=False)
 
 
 CONTENDERS: dict[str, Contender] = {
@@ -163,17 +168,11 @@ CONTENDERS: dict[str, Contender] = {
     "adamw_fsdp2": _fsdp2("AdamW, FSDP2", muonw=False),
     "muonw": _fsdp2("MuonW, FSDP2", muonw=True),
 }
-ZERO1 = (
-    "zero1",
-    "muon_single",
-    "muon",
-    "muon_flat",
-    "muon_cut",
-    "muon_owner",
-)  # on equal terms: masters and states in 1/D shards
+# On equal terms: whole parameters and gradients, masters and state in 1/D shards.
+ZERO1 = ("zero1", "muon_single", "muon", "muon_flat", "muon_cut", "muon_owner")
 TRIED = (*ZERO1, "adamw_fsdp2", "muonw")
 
 
 def admitted(workload: Workload, dp: int, tp: int, names: Collection[str] = CONTENDERS) -> list[str]:
     """Return those that can train this workload on this grid."""
-    return [name for name in names if workload.fits(dp, tp) and (CONTENDERS[name].over_tp or tp == 1)]
+    return [name for name in names if CONTENDERS[name].admits(workload, dp, tp)]

@@ -20,7 +20,7 @@ from muonbook.measure.workload import SHAPES, TIMED, Workload
 Job = tuple[str, Workload, bool]  # contender, what to train, whether to follow a whole step
 Row = dict[str, Any]
 
-MODELS = [("even", "float32"), ("even", "bfloat16"), ("tall", "bfloat16"), ("odd", "float32")]  # shape, dtype
+CASES = [("even", "float32"), ("even", "bfloat16"), ("tall", "bfloat16"), ("odd", "float32")]  # shape, dtype
 GRIDS = [(dp, tp) for tp in range(1, 9) for dp in range(1, 9) if dp * tp <= 8]
 TRACKED = [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)]  # where whole steps are followed, too
 QUICK = [(2, 1), (2, 2)]
@@ -110,7 +110,7 @@ def numbers_compared(ranks: Sequence[Sequence[Weighed]]) -> Row:
 
 def measure(quick: bool) -> Row:
     """Return all that chapter 13 stores. Nothing here is a time: the same counts on every machine."""
-    models = MODELS[:1] if quick else MODELS
+    models = CASES[:1] if quick else CASES
     grids, tracked = (QUICK, QUICK[:1]) if quick else (GRIDS, TRACKED)
     sizes, batches = (BUCKETS[2:7:2], BATCHES[:1]) if quick else (BUCKETS, BATCHES)
     of_grids, sweep = measure_grids(grids, tracked, models), measure_buckets(sizes)

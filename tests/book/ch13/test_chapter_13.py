@@ -63,6 +63,13 @@ def test_over_tp_ours_keep_what_was_predicted() -> None:
             assert one.transient <= (one.bound or 0), name
 
 
+def test_fsdp2_is_weighed_in_float32_shards_alone() -> None:
+    workload = TINY.shared_by(2)
+    others = [name for name in TRIED if name not in ("adamw_fsdp2", "muonw")]
+    assert admitted(workload, 2, 1, TRIED) == list(TRIED)
+    assert admitted(workload, 2, 7, TRIED) == admitted(replace(workload, dtype="float64"), 2, 1, TRIED) == others
+
+
 @pytest.mark.parametrize(("adamw", "muon"), [*(("zero1", name) for name in ZERO1[1:]), ("adamw_fsdp2", "muonw")])
 def test_muons_momentum_is_half_of_what_adamw_kept_for_the_same_matrices(adamw: str, muon: str) -> None:
     """Over all ranks: layouts deal the same elements out in other ways."""
@@ -170,7 +177,7 @@ def test_the_page_has_every_table() -> None:
     assert set(slack(found)) == {*ZERO1[1:], "muonw", "muon_ddp"}
     assert all(1 <= least <= most for least, most in slack(found).values())
     rows = {row["contender"]: row for row in found["rows"] if row["contender"] in TRIED and row["dp"] == 4}
-    assert [list(parts) for parts in on_trial(rows).values()] == 7 * [
+    assert [list(parts) for parts in on_trial(rows).values()] == len(TRIED) * [
         ["parameters", "gradients", "masters", "state", "update"]
     ]
 
