@@ -164,6 +164,13 @@ class FsdpPart:
             sizes[unit] += self.dp * _longest(spec, self.dp)
         two = sum(sorted(sizes.values())[-2:]) if self.dp > 1 else 0
         passing = two * (ITEM_BYTES[self.dtypes.gathered] + ITEM_BYTES[self.dtypes.reduced])
+        return max(passing, int(self.step_bytes().max()))
+
+    def step_bytes(self, compute_bytes: int = COMPUTE_BYTES) -> np.ndarray:
+        """Return what every rank's step allocates, [D x T]: the second line of `transient_bytes`.
+
+        compute_bytes: per element in Newton–Schulz.
+        """
         own = sum(
             (count * self._held(spec) for (spec, muon), count in self._alike.items() if muon),
             np.zeros(self.dp * self.tp, np.int64),
@@ -171,9 +178,8 @@ class FsdpPart:
         owned = np.zeros(self.dp * self.tp, np.int64)
         for index, rank in self.owners.items():
             owned[rank] += math.prod(self._whole(index))
-        whole = whole_matrix_bytes(MOMENTUM_BYTES, COMPUTE_BYTES)
-        step = 3 * MOMENTUM_BYTES * own + (3 * MOMENTUM_BYTES + whole) * owned
-        return max(passing, int(step.max()))
+        whole = whole_matrix_bytes(MOMENTUM_BYTES, compute_bytes)
+        return 3 * MOMENTUM_BYTES * own + (3 * MOMENTUM_BYTES + whole) * owned
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
         """Return seconds of the step, part by part, of the rank that takes longest in each."""
