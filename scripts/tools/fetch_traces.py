@@ -1,8 +1,9 @@
 """Download the public profiler traces of "Reproducing and Validating Distributed Muon", and check every byte.
 
-Ten traces of torch.profiler (11 MB), each of five steps on 4 GPUs with NCCL: those of all four ranks of Muon's and of
-AdamW's run, and rank 0's of two asynchronous ones. Published by their author under the MIT licence in JenWei0312/muon-distributed-reproducibility. They are fetched at one commit and compared with the SHA-256
-known here: what arrives is what this book's numbers were read from, or nothing is kept. Then:
+Ten traces of torch.profiler (11 MB), each of five steps on 4 GPUs with NCCL: of all four ranks of Muon's run
+and of AdamW's, and rank 0's of two asynchronous ones. Their author published them under the MIT licence in
+JenWei0312/muon-distributed-reproducibility. They are fetched at one commit and compared with the SHA-256 known here:
+what arrives is what this book's numbers were read from, or nothing is kept. Then:
 
 python scripts/tools fetch_traces
 python scripts/tools read_trace out/report-traces/*.json

@@ -8,7 +8,7 @@ python scripts/tools read_trace out/trace.json.gz
 python scripts/tools read_trace out/report-traces/*.json --json out/report_traces.json
 """
 
-import os
+import re
 from pathlib import Path
 
 from distmuon import launch
@@ -82,7 +82,7 @@ def runs_json(traces, together, waiting):
         total = {key: sum(traces[name][key] for name in mine) for key in ("name_matched_ms", "communication_ms")}
         total |= {key: sum(rank[key] for rank in inside) if inside else None for key in ("waiting_ms", "transfer_ms")}
         means = {key: None if value is None else round(value / len(mine), 3) for key, value in total.items()}
-        run = os.path.commonprefix(sorted(mine)).rstrip("0123456789").removesuffix("_rank")
+        run = re.sub(r"_rank\d+$", "", names[min(names)])
         found.append({"run": run, "ranks": sorted(names)} | means)
     return found
 

@@ -21,7 +21,7 @@ SHOWN = ("zero1", "muon", "muon_flat", "muon_cut", "muon_owner", "adamw_fsdp2", 
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 PURPOSES = (GRADIENTS, PARAMETERS, "momentum over DP", "momentum over TP or mesh")
 ACTIVATIONS = "activations"
-CURVES = {name: CONTENDERS[name].title.removeprefix("Muon, ") for name in ALGORITHMS}
+CURVES = {"muon": "buckets", "muon_flat": "flat", "muon_cut": "flat + cut", "muon_owner": "owner"}
 PAPERS = dict(g=4, w=4, m=2)  # bytes per element: gradients and parameters in float32, momentum in bfloat16
 
 

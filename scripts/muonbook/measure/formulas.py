@@ -58,9 +58,7 @@ def momentum_sent(strategy: str, dp: int, tp: int, s: Exact) -> Fraction:
         "owner": Fraction(2 * (tp - 1), tp * dp),
     }
     if strategy not in found:
-        raise ValueError(
-            f"strategy is {strategy!r}, which has no closed formula here; choose one of {', '.join(found)}."
-        )
+        raise ValueError(f"strategy is {strategy!r}, without a closed formula; choose one of {', '.join(found)}.")
     return found[strategy]
 
 
