@@ -78,7 +78,7 @@ def wire_lines(rows: ByteRows) -> list[str]:
             spans = [(min(row[key] for row in mine), max(row[key] for row in mine)) for key in ("ratio", "on_gloo")]
             told = "".join(f"{low:.3f}-{high:.3f}  " for low, high in spans)
             lines.append(f"{told}{contender.title}")
-    return [*lines, *wire_verdicts(rows)]
+    return lines
 
 
 def wire_verdicts(rows: ByteRows) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distmuon.sharding.gradients import STATISTICS_LABEL
@@ -78,6 +78,20 @@ def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Fr
         caption = f"Over ZeRO-1 AdamW: {caption}."
         frames.append(Frame(draw_bars(rows, **words, most=most), describe_bars(rows, **words), caption))
     return frames
+
+
+def wire_rows(rows: Sequence[Mapping[str, Any]], dp: int, tp: int) -> dict[str, dict[str, float]]:
+    """Return what left the interfaces of one grid over the ring formula, in parts; rows: `byte_counts.wire_on`'s."""
+    found = {}
+    for row in rows:
+        if (row["dp"], row["tp"]) == (dp, tp) and row["contender"] in (*SHOWN, "muon_fsdp2"):
+            known = row["ring"] + row["reduce_scatter"]
+            found[CONTENDERS[row["contender"]].title] = {
+                "ring formula": 1.0,
+                "gloo's own messages": max(0.0, (row["payload"] - known) / row["ring"]),
+                "reduce-scatter sent as all-reduce": row["reduce_scatter"] / row["ring"],
+            }
+    return found
 
 
 # ---- Muon over ZeRO-1 AdamW -------------------------------------------------------------------------------

@@ -124,6 +124,8 @@ def test_tables_say_what_the_rows_say() -> None:
     assert byte_tables.wire_lines(wire)[1:] == [
         "1.010-1.010  1.010-1.010  AdamW, ZeRO-1",
         "1.010-1.010  1.010-1.010  AdamW, torch's ZeRO-1",
+    ]
+    assert byte_tables.wire_verdicts(wire) == [
         "Sum over ranks within 3% of gloo's, for all that we predict: True.",
         "1.000-1.020  single ranks",
         "0.500-1.020  with broadcasts",
@@ -215,6 +217,15 @@ def test_a_planned_model_is_within_the_published_interval_where_only_what_is_cut
         assert first > last
     sharing = figure_bytes.sharing_curves(8)
     assert sharing["gather_cut"][1][::7] == [1, 1.25]
+
+
+def test_the_wires_bars_are_its_ratios() -> None:
+    wire = results.load("bytes")["wire"]
+    bars = figure_bytes.wire_rows(wire or [], dp=4, tp=1)
+    for row in wire or []:
+        title = CONTENDERS[row["contender"]].title
+        if (row["dp"], row["tp"]) == (4, 1) and title in bars:
+            assert sum(bars[title].values()) == pytest.approx(row["ratio"], abs=1e-9)
 
 
 def test_four_ways_of_counting_one_run() -> None:

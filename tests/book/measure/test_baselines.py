@@ -40,8 +40,8 @@ def test_every_contender_sends_what_was_predicted_in_every_count(dp: int, tp: in
         for which, counted in rank.items():
             assert counted.faults() == [], f"rank {number}, {which}"
             assert (counted.predicted.total().calls > 0) == (dp * tp > 1)
-            # in a trace of gloo two names sound right for every collective
-            assert counted.sounding_right == 2 * sum(kind.calls for kind in counted.recorded.values())
+            if which[1] in BASELINES:  # in a trace of gloo two names sound right for every collective of theirs
+                assert counted.sounding_right == 2 * sum(kind.calls for kind in counted.recorded.values())
 
 
 def test_between_them_the_shapes_can_be_cut_over_every_grid() -> None:

@@ -100,3 +100,12 @@ def test_the_reports_bytes() -> None:
     assert {Fraction(row.muon, row.adamw) for row in reported.steps(4, 1)} == {Fraction(5, 4)}
     first, second = (row.muon / row.adamw for row in reported.steps(2, 2))
     assert 1.69 < first < second < 1.73
+
+
+def test_the_reports_model_with_every_algorithm() -> None:
+    for dp, tp in ((4, 1), (2, 2)):
+        rows = reported.steps(dp, tp)
+        mean = sum(row.muon for row in rows) / sum(row.adamw for row in rows)
+        assert reported.over_adamw(dp, tp, "gather_all") == pytest.approx(mean)
+        cut, owner = (reported.over_adamw(dp, tp, strategy) for strategy in ("gather_cut", "owner"))
+        assert 1 <= owner < cut < mean
