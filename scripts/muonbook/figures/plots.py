@@ -253,7 +253,8 @@ def draw_bars(
         if not part and (optimizer := optimizer_of(label)):
             colour = OPTIMIZERS[optimizer]["color"]
         width = split[label].get(part, 0.0) * scale
-        box(axes, x, y, width, thick - 1, colour, hatch=hatch, ec=INK, lw=0.8 * bool(hatch), gid=f"bar-{label}-{part}")
+        edge = 0.8 * bool(hatch and width)  # of nothing there is no edge
+        box(axes, x, y, width, thick - 1, colour, hatch=hatch, ec=INK, lw=edge, gid=f"bar-{label}-{part}")
         return width
 
     def paint(axes: Axes, top: float) -> None:

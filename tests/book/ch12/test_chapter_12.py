@@ -177,6 +177,11 @@ def test_on_nccl_the_dtype_is_its_annotations_and_not_that_of_its_shadow_on_the_
         profiler.count_once([operator("c10d::allreduce_", [[[3]], []], ["TensorList", ""]), shadow])
 
 
+def test_a_send_is_read_where_nccl_names_both_ends() -> None:
+    sent = [operator("c10d::send", [[[6]], []], ["TensorList", ""]), annotation("nccl:send 0->1", [6], "float")]
+    assert profiler.seen(sent) == {"send": profiler.Seen(calls=1, payload_bytes=24)}
+
+
 def test_a_collective_that_the_reader_does_not_know_is_no_silent_gap() -> None:
     with pytest.raises(ValueError, match="c10d::gather_ is a collective that this reader does not know"):
         profiler.count_once([operator("c10d::gather_", [], [])])
