@@ -25,7 +25,7 @@ SENT, WAITED, AGAIN, LEFT_OUT = "counted", "counted, but waiting", "counted agai
 Parts = Mapping[str, float]
 
 
-class Way(NamedTuple):
+class WayToCount(NamedTuple):
     """One way to count. muon, adamw: {part: amount} of each side, in a unit of its own; told: what it takes in."""
 
     title: str
@@ -40,29 +40,29 @@ class Way(NamedTuple):
         return muon / adamw
 
 
-def ways(found: Mapping[str, Any]) -> list[Way]:
+def ways(found: Mapping[str, Any]) -> list[WayToCount]:
     """Return the four ways. found: report_traces.json."""
     traces, runs = found["traces"], {run["run"]: run for run in found["runs"]}
     steps, all_reduces = reported.steps(*GRID), reported.all_reduces(ADAMWS_GRID[0])
     gathers, muon, adamw = (fmean(getattr(row, name) for row in steps) for name in ("gathers", "muon", "adamw"))
     return [
-        Way(
+        WayToCount(
             "Events by name, milliseconds",
             "Rank 0. Operator, annotation and kernel of a collective are added up: the double counting nearly cancels.",
             *(_by_name(traces[f"{name}_rank0"]) for name in (MUON, ADAMW)),
         ),
-        Way(
+        WayToCount(
             "Kernels alone, milliseconds",
             "Mean over four ranks, each collective once. A kernel that waits for a slow peer sends nothing.",
             *(_kernels(runs[name]) for name in (MUON, ADAMW)),
         ),
-        Way(
+        WayToCount(
             "The same calls, bytes",
             "Muon's momentum gathers on DP 2 × TP 2, beside all of AdamW's gradients on DP 4.",
             {SENT: gathers, LEFT_OUT: muon - gathers},
             {SENT: all_reduces},
         ),
-        Way(
+        WayToCount(
             "A whole step, bytes", "Both with ZeRO-1 on DP 2 × TP 2; Muon's is gather_all.", {SENT: muon}, {SENT: adamw}
         ),
     ]
@@ -87,7 +87,7 @@ def looks(optimizer: str, part: str) -> dict[str, Any]:
     }[part]
 
 
-def draw_ways(counted: Sequence[Way]) -> Figure:
+def draw_ways(counted: Sequence[WayToCount]) -> Figure:
     """Draw a pair of bars for every way, AdamW's always of one length."""
     most = max(sum(side.values()) / _counted(way.adamw) for way in counted for side in (way.muon, way.adamw))
     unit = (WIDTH - 2 * MARGIN - NAMES) / most
@@ -109,7 +109,7 @@ def _key() -> Block:
     return 2 * ROW + 10, paint
 
 
-def _pair(number: int, way: Way, unit: float) -> Block:
+def _pair(number: int, way: WayToCount, unit: float) -> Block:
     rows = wrapped(way.told, WIDTH - 2 * MARGIN)
     height = HEAD + 2 * (THICK + 3) + 1.35 * SMALL * len(rows) + 14
 
@@ -131,7 +131,7 @@ def _pair(number: int, way: Way, unit: float) -> Block:
     return height, paint
 
 
-def describe_ways(counted: Sequence[Way]) -> str:
+def describe_ways(counted: Sequence[WayToCount]) -> str:
     """Return alt text for `draw_ways`: each way, its parts as shares of AdamW's bar, its ratio."""
     told = []
     for number, way in enumerate(counted, 1):
