@@ -165,7 +165,7 @@ def tell(ranks: list[dict[tuple[str, str], Counted]], dp: int, tp: int, shape: s
         print(f"{mean:>10,.0f}{ratio:>7}{calls:>7.1f}  {marks(steps)}  {CONTENDERS[key[1]].title}")
     found = faults(ranks)
     print(*found[:5], sep="\n", end="\n" * bool(found))
-    print("ratio: to ZeRO-1 AdamW's. L, D, P: ledger, dispatcher, profiler;")
+    print("ratio: over ZeRO-1. L, D, P: ledger, dispatcher, profiler,")
     print("= as predicted, - nothing of ours to write down.")
     print(f"Every rank and collective, all counts agree: {not found}.")
     return not found, None
