@@ -83,7 +83,8 @@ def _is_operator(event: Mapping[str, Any]) -> bool:
 
 
 def _carries(event: Mapping[str, Any], collective: str, dims: Sequence[int]) -> bool:
-    named = event.get("name") in (f"gloo:{collective}", f"nccl:{collective}")
+    name = event.get("name", "").split(" ")[0]  # nccl adds from whom and to whom: "nccl:send 0->1"
+    named = name in (f"gloo:{collective}", f"nccl:{collective}")
     # nccl's shadow on the GPU has no shapes
     return named and event.get("args", {}).get("Input Dims") == [dims]
 
