@@ -8,7 +8,9 @@ python scripts/tools read_trace out/trace.json.gz
 python scripts/tools read_trace out/report-traces/*.json --json out/report_traces.json
 """
 
+import re
 from pathlib import Path
+from statistics import fmean
 
 from distmuon import launch
 from muonbook.measure import results
@@ -67,6 +69,15 @@ def waiting_json(names, met):
         row = {"group": list(group), "name": mine[0].collective.name, "collectives": len(mine), "ranks": per_rank}
         found.append(row | {"clocks_disagree_ms": clocks})
     return found
+
+
+def mean_json(traces):
+    """Return the mean over the ranks of one run, for a results file; traces: {name: RankTrace}."""
+    run = re.sub(r"_?rank\d+$", "", next(iter(traces)))
+    summaries = [summarize(trace) for trace in traces.values()]
+    means = {name: fmean(getattr(summary, name) for summary in summaries) for name in COLUMNS}
+    means["name_matched"] = fmean(sum(time for _, time in matched_by_name(trace)) for trace in traces.values())
+    return {"run": run, "ranks": [trace.rank for trace in traces.values()]} | in_ms(**means)
 
 
 def table(traces):
@@ -132,8 +143,12 @@ def main():
     }
     name_of = {id(trace): name for name, trace in named.items()}
     together = [({trace.rank: name_of[id(trace)] for trace in run}, run) for run in runs(list(files.values()))]
+    means = [mean_json({names[trace.rank]: trace for trace in run}) for names, run in together if len(run) > 1]
 
     print("\n".join(table(named)))
+    for mean in means:
+        ranks = ", ".join(map(str, mean["ranks"]))
+        print(f"{mean['run']}, mean of ranks {ranks}: communication {mean['communication_ms']:.2f}")
     for name, trace in named.items():
         print("\n".join(["", *remarks(name, trace)]).rstrip())
     for names, run in together:
@@ -141,5 +156,5 @@ def main():
     if arguments.json:
         command = ["tools read_trace", *(Path(path).name for path in [*arguments.files, "--json", arguments.json])]
         waiting = [row for names, run in together for row in waiting_json(names, meetings(run))]
-        found = {"traces": {name: as_json(trace) for name, trace in named.items()}, "waiting": waiting}
+        found = {"traces": {name: as_json(trace) for name, trace in named.items()}, "means": means, "waiting": waiting}
         results.write(arguments.json, {"command": " ".join(command)} | found)

@@ -23,6 +23,7 @@ from muonbook.measure.trace_report import (
     runs,
     summarize,
 )
+from tools import fetch_traces
 
 MANY = some.lists(some.tuples(some.integers(0, 30), some.integers(0, 30)), max_size=8)
 
@@ -234,6 +235,7 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["traces"]["a"]["communication_ms"] == 3.0
     assert [rank["waiting_ms"] for rank in found["waiting"][0]["ranks"]] == [2.0, 0.0]
+    assert [(mean["ranks"], mean["communication_ms"]) for mean in found["means"]] == [([0, 1], 2.0)]
     assert str(tmp_path) not in json.dumps(found)
 
 
@@ -252,6 +254,6 @@ def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
 def test_the_results_file_is_the_public_reports_and_names_no_folder() -> None:
     text = (results.FOLDER / "report_traces.json").read_text()
     found = json.loads(text)
-    assert len(found["traces"]) == 5
+    assert {f"{name}.json" for name in found["traces"]} == set(fetch_traces.SHA256)
     assert "/" not in found["command"]
     assert "/work" not in text

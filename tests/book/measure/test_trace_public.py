@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -70,6 +71,19 @@ def test_the_results_file_has_the_known_answers(name: str) -> None:
         assert known is None or stored[key] == pytest.approx(known, abs=TO_A_HUNDREDTH + 0.0005)
 
 
+def test_all_ranks_tell_the_mean_and_it_is_not_rank_0s() -> None:
+    stored = results.load("report_traces")
+    muon, adamw = (
+        next(mean for mean in stored["means"] if mean["run"] == run)
+        for run in ("trace_muon_FULLSTEP_dp2_tp2", "trace_adamw_FULLSTEP")
+    )
+    assert muon["ranks"] == adamw["ranks"] == [0, 1, 2, 3]
+    assert muon["communication_ms"] / adamw["communication_ms"] == pytest.approx(0.451, abs=0.0005)
+    for mean in (muon, adamw):
+        traces = [stored["traces"][f"{mean['run']}_rank{rank}"] for rank in mean["ranks"]]
+        assert mean["communication_ms"] == pytest.approx(fmean(t["communication_ms"] for t in traces), abs=0.001)
+
+
 # Fetching
 
 
@@ -101,7 +115,7 @@ def test_fetched_whole_and_once(source: Path, tmp_path: Path, monkeypatch: Any, 
     assert left(to) == sorted(fetch_traces.SHA256)
     assert "here already" not in capsys.readouterr().out
     fetch(monkeypatch, "file:///nowhere", to)
-    assert capsys.readouterr().out.count("here already, checked") == 5
+    assert capsys.readouterr().out.count("here already, checked") == len(fetch_traces.SHA256)
 
 
 def test_a_damaged_copy_is_fetched_again(source: Path, tmp_path: Path, monkeypatch: Any) -> None:
