@@ -136,22 +136,6 @@ def link_lines(found: Found) -> list[str]:
     return [*lines, _rounds(step["muon"]["over_zero1"] for step in rows.values())]
 
 
-def outside(found: Found) -> tuple[int, int]:
-    """Return (how many of Muon's medians over ZeRO-1's lie outside the ratios of bytes and of computation, of all)."""
-    muon, zero1 = (found["links"]["entrants"][name] for name in ("muon", "zero1"))
-    limits = [amount(muon) / amount(zero1) for amount in (_sent, _computation)]
-    medians = [step["muon"]["over_zero1"]["median"] for step in found["links"]["steps"]]
-    return sum(not min(limits) <= median <= max(limits) for median in medians), len(medians)
-
-
-def slow_limit(found: Found) -> float:
-    """Return Muon's step over ZeRO-1's on a hopeless link by the fit, in which not all bytes cost the same."""
-    constants, _ = fitted(found)
-    entrants = (found["links"]["entrants"][name] for name in ("muon", "zero1"))
-    mine, theirs = (constants.ring * e["ring_bytes"] + constants.exchange * e["exchange_bytes"] for e in entrants)
-    return mine / theirs
-
-
 def link_curves(found: Found) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (series, bands) for `draw_curves`: step time over ZeRO-1's, over Mbit/s, and the byte ratio of Muon."""
     steps = [step for step in found["links"]["steps"] if step["rate_mbit"] is not None]

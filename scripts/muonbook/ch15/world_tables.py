@@ -21,12 +21,12 @@ def rows(found: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
 def world_lines(worlds: Worlds, model: str, ranks: int, tokens: int, fabric: str) -> list[str]:
     """Return one world, algorithm by algorithm: its step over AdamW's; how often a matrix is orthogonalized; whether
     there is room."""
-    lines = [f"  {'':{WIDE}s}step / AdamW's   a matrix is orthogonalized   Newton-Schulz of the step   room"]
+    lines = [f"  {'':{WIDE}s}step / AdamW's   a matrix is orthogonalized   Newton-Schulz   room"]
     for name, title in worlds["algorithms"].items():
         (cell,) = rows(worlds["cells"], model=model, ranks=ranks, tokens=tokens, fabric=fabric, algorithm=name)
         often = f"{repeated(worlds, name, model, ranks, cell['tp']):.0f}x"
         room = "yes" if cell["has_room"] else "no"
-        cells = f"{cell['over_adamw']:>13.2f}x{often:>29s}{cell['newton_schulz_share']:>28.0%}{room:>7s}"
+        cells = f"{cell['over_adamw']:>13.2f}x{often:>29s}{cell['newton_schulz_share']:>16.0%}{room:>7s}"
         lines.append(f"  {title:{WIDE}s}{cells}")
     return lines
 
