@@ -167,7 +167,7 @@ MUON, ADAMW = "traces.trace_muon_FULLSTEP_dp2_tp2_rank0", "traces.trace_adamw_FU
 ASYNC = "traces.trace_muon_FULLSTEP_dp2_tp2_async_rank0"
 BF16 = "rows.dp=4,tp=1,shape=even,dtype=bfloat16,contender={}.kept.masters+momentum+exp_avg+exp_avg_sq"
 
-MOONLIGHT = "cells.model=moonlight,ranks={},tokens=16777216,fabric=nvlink_infiniband.over_forward_backward"
+MOONLIGHT = "cells.model=moonlight,ranks={},tokens=16777216,fabric=nvlink_infiniband,algorithm={}.over_forward_backward"
 SENT = "reported_bytes.whole_step_bytes"
 TUNED = "originals.fashion.tuned.median"
 PEAK = "sweep.bucket_size={0},contender=muon.peak / sweep.bucket_size={0},contender=zero1.peak"
@@ -181,8 +181,8 @@ TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
         ("bytes", "counted.equal", True, True),
     ]),
     "claim-near-one": ("holds with conditions", [
-        ("worlds", "gather_cut_340m.dp=256.bytes_over_zero1", 1, 1.05),
-        ("worlds", "gather_cut_340m.dp=256.redundancy", 1.5, 256),
+        ("worlds", "gather_cut_336m.dp=256.bytes_over_zero1", 1, 1.05),
+        ("worlds", "gather_cut_336m.dp=256.redundancy", 1.5, 256),
     ]),
     "claim-half": ("holds as stated", [
         ("memory", "kept.exact_halves / kept.halves", 1, 1),
@@ -194,9 +194,10 @@ TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
         ("regimes", "share.256.muon.0.median", 0.1, 100),
         ("regimes", "share.256.muon.-1.median / share.256.muon.0.median", 0, 0.5),
         ("worlds", "models.moonlight.newton_schulz_once_per_million_tokens", 0.01, 0.1),
-        ("worlds", MOONLIGHT.format(16), 0.001, 0.03),
-        ("worlds", MOONLIGHT.format(64), 0.01, 0.03),
-        ("worlds", MOONLIGHT.format(128), 0.02, 0.06),
+        ("worlds", MOONLIGHT.format(16, "flat_cut"), 0.001, 0.01),  # the paper's layout
+        ("worlds", MOONLIGHT.format(128, "flat_cut"), 0.001, 0.01),
+        ("worlds", MOONLIGHT.format(64, "bucketed"), 0.01, 0.03),  # the proof of concept
+        ("worlds", MOONLIGHT.format(128, "bucketed"), 0.03, 0.06),
     ]),
     "claim-rms": ("holds with conditions", [
         ("claims", "update_rms_least", 0.7, 0.8),
@@ -240,10 +241,9 @@ TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
         ("traces", "limited_link.ratio_to_synchronous.pipelined.median", 0.3, 1 / 1.2),
     ]),
     "claim-sweet-spot": ("does not follow", [
-        ("worlds", "verdict.square_wins_step", 0, 0.5),
-        ("worlds", "verdict.square_wins_communication_then", 0, 0.25),
-        ("worlds", "verdict.most_tp_wins_communication", 0.9, 1),
-        ("worlds", "verdict.square_possible", 132, 132),  # 11 worlds, each under 12 assumptions
+        ("worlds", "verdict.bucketed.square_wins_step", 0, 0.5),
+        ("worlds", "verdict.bucketed.square_wins_communication_then", 0, 0.25),
+        ("worlds", "verdict.bucketed.most_tp_wins_communication", 0.9, 1),
         ("claims", f"{SENT}.2x2 / {SENT}.4x1", 0.3, 0.7),
         ("claims", f"{SENT}.1x4 / {SENT}.2x2", 0.2, 0.7),
         ("regimes", "skew.dp=2,tp=4.muon.sent_bytes / skew.dp=8,tp=1.muon.sent_bytes", 0, 0.99),
