@@ -99,6 +99,6 @@ def planner_lines(planner: Mapping[str, Any]) -> list[str]:
     """Return how far the planner's seconds are off those of steps that it has not seen: book/results/planner.json."""
     errors = planner["errors"]
     return [
-        f"  {errors['steps']} steps of {len(planner['worlds'])} small worlds on this machine held out of the fit",
-        f"  error: median {errors['median']:.0%}, worst {errors['worst']:.0%} ({errors['worst_of']})",
+        f"  the planner, on {errors['steps']} steps of small worlds on one machine that were held out of its fit:",
+        f"  error in the median {errors['median']:.0%}, at worst {errors['worst']:.0%} ({errors['worst_of']})",
     ]
