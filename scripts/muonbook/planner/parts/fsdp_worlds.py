@@ -43,7 +43,8 @@ MIXED = Dtypes()
 
 @dataclass(frozen=True)
 class FsdpPart:
-    """Parameters under FSDP2 over `dp` ranks, TP-local as `specs` has them. muon: indices of Muon's, all "whole".
+    """Parameters under FSDP2 over `dp` ranks, TP-local as `specs` has them. muon: indices of Muon's, all "whole"; none:
+    AdamW for everything.
 
     units: of each parameter, which `fully_shard` it belongs to; "" for that of the whole model, which keeps its
     parameters from forward to backward. micro_batches: forward and backward passes of a step.
@@ -184,10 +185,19 @@ class FsdpPart:
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
         """Return seconds of the step, part by part, of the rank that takes longest in each."""
         ranks, link = self.dp * self.tp, links["mesh"]
+        if not self.muon:
+            return {}
         once = hops("all_to_all", ranks) * link.alpha_seconds
-        names = zip(("momentum", "updates"), self.exchanged(), strict=True)
-        moves = {name: once + int(sent.max()) / link.bytes_per_second for name, sent in names} if ranks > 1 else {}
-        return moves | {"Newton–Schulz": float(self.flops().max()) / flops_per_second}
+        *sent, operations = self._most
+        names = zip(("momentum", "updates"), sent, strict=True)
+        moves = {name: once + most / link.bytes_per_second for name, most in names} if ranks > 1 else {}
+        return moves | {"Newton–Schulz": operations / flops_per_second}
+
+    @cached_property
+    def _most(self) -> tuple[int, int, float]:
+        """Bytes of momentum, bytes of updates and operations of a step, each of the rank that has most of them."""
+        out, back = self.exchanged()
+        return int(out.max()), int(back.max()), float(self.flops().max())
 
     def _whole(self, index: int) -> tuple[int, ...]:
         return self.specs[index].full_shape(self.tp)
