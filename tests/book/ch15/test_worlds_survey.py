@@ -72,7 +72,7 @@ def test_stored_divisions_are_those_of_todays_planner(stored: dict[str, Any], mo
 def test_what_is_stored_of_claims_and_assumptions_is_todays(stored: dict[str, Any]) -> None:
     assert in_file(assumptions()) == stored["assumptions"]
     assert stored["algorithms"] == {name: each.title for name, each in ALGORITHMS.items()}
-    assert in_file(moonlight((16, 32))) == [row for row in stored["moonlight"] if row["ranks"] < 64]
+    assert in_file(moonlight((16,))) == world_tables.rows(stored["moonlight"], ranks=16)
     assert in_file(reported_world()) == stored["reported"]
     assert in_file(gather_cut_336m()) == stored["gather_cut_336m"]
 
@@ -165,7 +165,7 @@ def test_the_survey_is_the_same_every_time_and_fits_a_results_file(quick: dict[s
     for cell in quick["cells"]:
         if cell["tp"] is not None:
             assert str(cell["tp"]) in cell["tp_choices"].split()
-            assert cell["over_adamw"] > 1
+            assert cell["over_adamw"] >= 1  # four digits: MuonW on one node adds less
             assert cell["square_cost"] is None or cell["square_cost"] >= 0
 
 
