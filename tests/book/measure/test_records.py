@@ -111,5 +111,5 @@ def test_the_formulas_are_those_that_come_out_today() -> None:
     width, gradients = {"fp32": 4, "bf16": 2}, 4
     for row in results.load("bytes")["ratios"]:
         parameters, momentum = (width[dtype] for dtype in row["dtypes"].split(", momentum "))
-        again = formulas.ratio(row["dp"], row["tp"], gradients, parameters, momentum, Fraction(row["s"]))
+        again = formulas.ratio("gather_all", row["dp"], row["tp"], gradients, parameters, momentum, Fraction(row["s"]))
         assert float(again) == pytest.approx(row["formula"], rel=1e-12), row
