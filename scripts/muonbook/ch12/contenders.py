@@ -38,7 +38,7 @@ Place = tuple[int, int]  # (dp_rank, tp_rank)
 
 
 @dataclass(frozen=True)
-class Contender:
+class CountedContender:
     """One way to take a training step.
 
     make: (workload, grid) -> Trainer; collective. predict: (workload, dp, tp, place) -> Ledger of one step with one
@@ -65,7 +65,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class LaidOutAlgorithm:
     """A strategy and a layout. flat: one bucket, whatever size the workload asks for."""
 
     strategy: str
@@ -91,21 +91,21 @@ class Algorithm:
 
 
 ALGORITHMS = {
-    "muon": Algorithm("gather_all", flat=False),
-    "muon_flat": Algorithm("gather_all", flat=True),
-    "muon_cut": Algorithm("gather_cut", flat=True),
-    "muon_owner": Algorithm("owner", flat=False),
+    "muon": LaidOutAlgorithm("gather_all", flat=False),
+    "muon_flat": LaidOutAlgorithm("gather_all", flat=True),
+    "muon_cut": LaidOutAlgorithm("gather_cut", flat=True),
+    "muon_owner": LaidOutAlgorithm("owner", flat=False),
 }
 
 
-def _make_muon(algorithm: Algorithm, workload: Workload, grid: Grid) -> Trainer:
+def _make_muon(algorithm: LaidOutAlgorithm, workload: Workload, grid: Grid) -> Trainer:
     model = sliced_model(workload, grid)
     options: dict[str, Any] = workload.hyperparameters | {"bucket_size": algorithm.bucket_size(workload)}
     muon = DistributedMuon(groups_for(model, "muon"), grid, strategy=algorithm.strategy, **options)
     return Trainer(model, [muon])
 
 
-def _predict_muon(algorithm: Algorithm, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
+def _predict_muon(algorithm: LaidOutAlgorithm, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
     ledger = _activations(workload, dp, tp)
     ledger.add(algorithm.predict_optimizer(workload, dp, tp, place))
     return ledger
@@ -169,7 +169,7 @@ def _of_muonw(trainer: Trainer, grid: Grid) -> Ledger:
     return optimizer.ledger
 
 
-def _baseline(name: str) -> Contender:
+def _baseline(name: str) -> CountedContender:
     """Return one of part III's baselines as a contender; DDP reduces in one bucket as large as the model."""
     baseline = BASELINES[name]
 
@@ -177,7 +177,7 @@ def _baseline(name: str) -> Contender:
         assert baseline.predict is not None
         return baseline.predict(workload, dp, tp, place[0])
 
-    return Contender(
+    return CountedContender(
         baseline.title,
         lambda workload, grid: baseline.make(workload, grid, ONE_BUCKET),
         None if baseline.predict is None else predict,
@@ -186,15 +186,15 @@ def _baseline(name: str) -> Contender:
     )
 
 
-def _muon(title: str, name: str) -> Contender:
+def _muon(title: str, name: str) -> CountedContender:
     algorithm = ALGORITHMS[name]
     made, predicted = partial(_make_muon, algorithm), partial(_predict_muon, algorithm)
-    return Contender(title, made, predicted, _of_grid, uneven=algorithm.uneven)
+    return CountedContender(title, made, predicted, _of_grid, uneven=algorithm.uneven)
 
 
-def _on_fsdp2(title: str, muon: bool) -> Contender:
+def _on_fsdp2(title: str, muon: bool) -> CountedContender:
     made, predicted = partial(_make_fsdp2, muon), partial(_predict_fsdp2, muon)
-    return Contender(title, made, predicted, _of_muonw if muon else None, predict_gathers, over_tp=False)
+    return CountedContender(title, made, predicted, _of_muonw if muon else None, predict_gathers, over_tp=False)
 
 
 CONTENDERS = {name: _baseline(name) for name in BASELINES} | {
@@ -206,6 +206,6 @@ CONTENDERS = {name: _baseline(name) for name in BASELINES} | {
 }
 
 
-def admitted(workload: Workload, dp: int, tp: int) -> dict[str, Contender]:
+def admitted(workload: Workload, dp: int, tp: int) -> dict[str, CountedContender]:
     """Return the contenders that can train this workload on this grid."""
     return {name: contender for name, contender in CONTENDERS.items() if contender.admits(workload, dp, tp)}

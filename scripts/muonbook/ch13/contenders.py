@@ -34,7 +34,7 @@ from muonbook.planner.parts.fsdp_worlds import FsdpPart
 ADAMW_TEMPORARIES = 3  # of the largest parameter that it meets: on a CPU it takes one after the other
 
 
-class Contender(NamedTuple):
+class WeighedContender(NamedTuple):
     """One way to train. title: for tables.
 
     make: (workload, grid) -> Trainer; collective. states: (workload, dp, tp, dp_rank) -> what that rank keeps. update:
@@ -59,7 +59,7 @@ class Contender(NamedTuple):
 # ---- Part III's six ---------------------------------------------------------------------------------------
 
 
-def _baseline(name: str) -> Contender:
+def _baseline(name: str) -> WeighedContender:
     baseline = BASELINES[name]
 
     def make(workload: Workload, grid: Grid) -> Trainer:
@@ -71,7 +71,7 @@ def _baseline(name: str) -> Contender:
             return _sharded_update(layout, tp, dp_rank, muon, "gather_all", workload, compute_dtype)
         return None if baseline.states is predict_rows else _replicas_update(layout, muon, compute_dtype)
 
-    return Contender(baseline.title, make, baseline.predict_states, update, baseline.over_tp)
+    return WeighedContender(baseline.title, make, baseline.predict_states, update, baseline.over_tp)
 
 
 def _sharded_update(
@@ -102,7 +102,7 @@ def _whole_matrices(specs: list[ParamSpec], compute: int) -> int:
 # ---- Muon's layouts ---------------------------------------------------------------------------------------
 
 
-def _layout(title: str, strategy: str, bucket_size: int | None) -> Contender:
+def _layout(title: str, strategy: str, bucket_size: int | None) -> WeighedContender:
     """Return distributed Muon with a strategy's own map, in buckets of so many elements; None: the workload's."""
 
     def plan(workload: Workload, dp: int, tp: int) -> tuple[Layout, list[int]]:
@@ -125,13 +125,13 @@ def _layout(title: str, strategy: str, bucket_size: int | None) -> Contender:
         layout, muon = plan(workload, dp, tp)
         return _sharded_update(layout, tp, dp_rank, muon, strategy, workload, compute_dtype)
 
-    return Contender(title, make, states, update)
+    return WeighedContender(title, make, states, update)
 
 
 # ---- FSDP2 ------------------------------------------------------------------------------------------------
 
 
-def _fsdp2(title: str, muonw: bool) -> Contender:
+def _fsdp2(title: str, muonw: bool) -> WeighedContender:
     """Return AdamW or MuonW on FSDP2, layer by layer, in float32 shards; not over TP here."""
 
     def part(workload: Workload, dp: int) -> FsdpPart:
@@ -155,10 +155,10 @@ def _fsdp2(title: str, muonw: bool) -> Contender:
         elementwise = ADAMW_TEMPORARIES * ITEM_BYTES["float32"] * largest + STATISTICS_BYTES * len(planned.specs)
         return elementwise + int(planned.step_bytes(ITEM_BYTES[compute_dtype])[dp_rank])
 
-    return Contender(title, make, states, update, over_tp=False, in_float64=False)
+    return WeighedContender(title, make, states, update, over_tp=False, in_float64=False)
 
 
-CONTENDERS: dict[str, Contender] = {
+CONTENDERS: dict[str, WeighedContender] = {
     **{name: _baseline(name) for name in BASELINES},
     "muon": _baseline("muon")._replace(title="gather_all, buckets"),
     "muon_single": _layout("matrix by matrix", "gather_all", 1),
