@@ -19,10 +19,6 @@ FILES = sorted(path.name for path in results.FOLDER.glob("*.json*"))
 TO_BE_RETAKEN = {
     "muonw.json": "timed in a tree that differed from its commit, which is not in this history",
     "step.json": "timed in a tree that differed from its commit",
-    "traces.json": "timed in a tree that differed from its commit",
-    "schedule_naive.json.gz": "recorded with traces.json",
-    "schedule_pipelined.json.gz": "recorded with traces.json",
-    "schedule_synchronous.json.gz": "recorded with traces.json",
 }
 
 
