@@ -17,22 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import torch
 
 from distmuon.muonw.optimizer import MOMENTUM_LABEL, UPDATES_LABEL, MuonW
 from distmuon.optim import strategies
-from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import groups_for
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT, Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.prediction import predict_step
-from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, shard_by_rows, sliced_model
+from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, make_fsdp2, make_strategy
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
-from muonbook.planner.stages import BLOCK
+from muonbook.planner.stages import units_of
 
 Place = tuple[int, int]  # (dp_rank, tp_rank)
 
@@ -99,10 +94,7 @@ ALGORITHMS = {
 
 
 def _make_muon(algorithm: LaidOutAlgorithm, workload: Workload, grid: Grid) -> Trainer:
-    model = sliced_model(workload, grid)
-    options: dict[str, Any] = workload.hyperparameters | {"bucket_size": algorithm.bucket_size(workload)}
-    muon = DistributedMuon(groups_for(model, "muon"), grid, strategy=algorithm.strategy, **options)
-    return Trainer(model, [muon])
+    return make_strategy(workload, grid, algorithm.strategy, algorithm.bucket_size(workload))
 
 
 def _predict_muon(algorithm: LaidOutAlgorithm, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
@@ -120,19 +112,10 @@ def _activations(workload: Workload, dp: int, tp: int) -> Ledger:
 # ---- On FSDP2 ---------------------------------------------------------------------------------------------
 
 
-def _make_fsdp2(muon: bool, workload: Workload, grid: Grid) -> Trainer:
-    model = sliced_model(workload, grid)
-    shard_by_rows([*model.blocks, model], grid)
-    if muon:
-        return Trainer(model, [MuonW(groups_for(model, "muon"), **workload.hyperparameters)])
-    return Trainer(model, [torch.optim.AdamW(model.parameters(), **workload.hyperparameters)])
-
-
 def _fsdp_part(workload: Workload, dp: int, tp: int) -> FsdpPart:
     layout, muon, _ = workload.plan(dp, tp)
-    units = [block[0] if (block := BLOCK.match(spec.name)) else "" for spec in layout.specs]
     dtypes = Dtypes(*3 * [workload.dtype])  # of `fully_shard` without a policy
-    return FsdpPart(layout.specs, frozenset(muon), dp, tp, units, dtypes=dtypes)
+    return FsdpPart(layout.specs, frozenset(muon), dp, tp, units_of(layout.specs), dtypes=dtypes)
 
 
 def predict_gathers(workload: Workload, dp: int, tp: int) -> Ledger:
@@ -193,7 +176,7 @@ def _muon(title: str, name: str) -> CountedContender:
 
 
 def _on_fsdp2(title: str, muon: bool) -> CountedContender:
-    made, predicted = partial(_make_fsdp2, muon), partial(_predict_fsdp2, muon)
+    made, predicted = partial(make_fsdp2, muonw=muon), partial(_predict_fsdp2, muon)
     return CountedContender(title, made, predicted, _of_muonw if muon else None, predict_gathers, over_tp=False)
 
 

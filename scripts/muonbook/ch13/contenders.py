@@ -17,17 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from distmuon.muonw.optimizer import MuonW
 from distmuon.optim import strategies
-from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import BATCHED_ON_CPU
-from distmuon.optim.routing import groups_for
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT, ITEM_BYTES, Layout, ParamSpec
 from distmuon.verify.model_states import ModelStates, predict_rows, predict_shards
 from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient
 from distmuon.verify.strategy_predictions import whole_matrix_bytes
-from muonbook.measure.baselines import BASELINES, Trainer, shard_by_rows, sliced_model
+from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2, make_strategy
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 
@@ -111,11 +108,7 @@ def _layout(title: str, strategy: str, bucket_size: int | None) -> WeighedConten
         return strategies.planner(strategy)(layout.specs, muon, dp, tp, size), muon
 
     def make(workload: Workload, grid: Grid) -> Trainer:
-        model = sliced_model(workload, grid)
-        dtype = workload.gather_dtype and getattr(torch, workload.gather_dtype)
-        options: dict[str, Any] = {"bucket_size": bucket_size or workload.bucket_size, "gather_dtype": dtype}
-        options |= workload.hyperparameters
-        return Trainer(model, [DistributedMuon(groups_for(model, "muon"), grid, strategy=strategy, **options)])
+        return make_strategy(workload, grid, strategy, bucket_size or workload.bucket_size)
 
     def states(workload: Workload, dp: int, tp: int, dp_rank: int) -> ModelStates:
         layout, muon = plan(workload, dp, tp)
@@ -139,12 +132,8 @@ def _fsdp2(title: str, muonw: bool) -> WeighedContender:
         return FsdpPart(layout.specs, frozenset(muon), dp, 1, [""] * len(layout.specs))
 
     def make(workload: Workload, grid: Grid) -> Trainer:
-        model = sliced_model(replace(workload, dtype="float32"), grid)
         policy = MixedPrecisionPolicy(param_dtype=workload.torch_dtype, reduce_dtype=torch.float32)
-        shard_by_rows([*model.blocks, model], grid, mp_policy=policy)
-        if muonw:
-            return Trainer(model, [MuonW(groups_for(model, "muon"), **workload.hyperparameters)])
-        return Trainer(model, [torch.optim.AdamW(model.parameters(), **workload.hyperparameters)])
+        return make_fsdp2(replace(workload, dtype="float32"), grid, muonw, mp_policy=policy)
 
     def states(workload: Workload, dp: int, tp: int, dp_rank: int) -> ModelStates:
         return {kind: int(column[dp_rank]) for kind, column in part(workload, dp).states().items()}

@@ -19,7 +19,7 @@ from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.planned_worlds import BUCKET_RULES
-from muonbook.planner.stages import BLOCK
+from muonbook.planner.stages import units_of
 
 Part = Zero1Part | FsdpPart
 
@@ -45,7 +45,7 @@ class Algorithm(NamedTuple):
     ) -> Part:
         """Return these TP-local parameters as this algorithm has them on dp ranks. muon: indices of Muon's."""
         if self.optimizer in ("muonw", "adamw_fsdp2"):
-            units = [block[0] if (block := BLOCK.match(spec.name)) else "" for spec in specs]
+            units = units_of(specs)
             mine = frozenset(muon if self.optimizer == "muonw" else ())
             return FsdpPart(specs, mine, dp, tp, units, micro_batches)
         with_muon = self.optimizer == "muon"
