@@ -13,6 +13,9 @@ COLAB_PYTHON ?= python3.13 python3.12 python3.11
 # Workers start other processes by the plain name `python`: that must be ours.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
+# Where it is set, as in many containers, every rank compiles anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test gpu lint notebooks colab book links bench soak traces address clean clean-all
 

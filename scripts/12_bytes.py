@@ -25,7 +25,7 @@ TAKES = {  # job -> its options
 def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=2, tp=2)
-    group = parser.add_argument_group("the job (default: count one step of every baseline)")
+    group = parser.add_argument_group("the job (default: count one step of every contender)")
     job = group.add_mutually_exclusive_group()
     job.add_argument("--ratios", action="store_true", help="Muon over ZeRO-1 AdamW, by formula and counted")
     job.add_argument(
@@ -86,13 +86,13 @@ def main():
         return 0 if measure(arguments) else 1
     if not arguments.ratios and not arguments.hosts:
         workloads = {shape: SHAPES[shape].shared_by(dp)}
-        return run_job(arguments, "muonbook.ch12.byte_counts:count", (workloads,), dp, tp, shape)
+        return run_job(arguments, "muonbook.ch12.four_counts:count", (workloads,), dp, tp, shape)
     if arguments.hosts:
         hosts.become_switch()  # before torch is here: a process with threads cannot
     from muonbook.ch12 import byte_counts, byte_tables
 
     if arguments.ratios:
-        well = byte_tables.tell_ratios(byte_counts.ratios_on(dp, tp, shape))
+        well = byte_tables.tell_ratios(byte_counts.algorithms_on(dp, tp, shape), byte_counts.ratios_on(dp, tp, shape))
     else:
         well = byte_tables.tell_wire(byte_counts.wire_on(dp, tp, shape))
     return 0 if well else 1

@@ -1,4 +1,4 @@
-"""Chapter 13: memory. Weigh what six ways to train keep on a rank, and what one step of each takes besides.
+"""Chapter 13: memory. Weigh what eight ways to train keep on a rank, and what one step of each takes besides.
 
 python scripts/13_memory.py --dp 4 --dtype bfloat16
 python scripts/13_memory.py --dp 2 --tp 2 --shape tall --json out/13.json

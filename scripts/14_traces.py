@@ -1,11 +1,12 @@
-"""Chapter 14: record one DP x TP training step, one trace per rank, and race three schedules of the optimizer's step.
+"""Chapter 14: record a DP x TP training step of AdamW and of Muon, and race three schedules of Muon's step.
 
-python scripts/14_traces.py --dp 2 --tp 2 --trace out/step_trace.json.gz
+python scripts/14_traces.py --dp 2 --tp 2 --traces out
 python scripts/14_traces.py --schedules --dp 2 --tp 2 --strategy owner
 python scripts/14_traces.py --measure --json book/results/traces.json
 """
 
 import itertools
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,33 @@ from muonbook.puzzles import add_arguments, handle
 
 RATE = 500.0  # Mbit/s: chosen so that two ranks gain much by hiding; the page prints sending over Newton–Schulz
 SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
-STEP_TRACE = "step_trace.json.gz"
+TITLES = {"adamw": "AdamW, ZeRO-1", "muon": "Muon, gather_all"}
 TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_race:compare"
 TAKES = {  # job -> its options
     "": launch.WORLD,
-    "--trace": launch.WORLD,
+    "--traces": launch.WORLD,
     "--schedules": (*launch.WORLD, "strategy"),
     "--measure": ("quick", "json", "threads"),
 }
 RACE, OVERHEAD = "muonbook.ch14.schedule_race:race", "muonbook.ch14.schedule_race:ledger_overhead"
 
 
-def report_step(merged, ledgers):
-    """Print what the trace holds, each collective once, and hold it against the ledger; return whether they agree."""
-    ranks = trace.parse(merged)
-    print("collectives, each once     dp    tp   all    sum")
-    agreed = []
+def report_steps(recorded):
+    """Print what the traces hold, each collective once, and hold them against the ledgers; say whether they agree."""
+    agreed = [report_step(name, *step) for name, step in recorded.items()]
+    adamw, muon = ([ledger.total for ledger in recorded[name].ledgers] for name in ("adamw", "muon"))
+    for group in ("dp", "tp"):
+        before, after = (sum(total(group=group).sent_bytes for total in totals) for totals in (adamw, muon))
+        if before:
+            print(f"Over {group.upper()} groups, Muon's ranks send {after / before:.2f} times AdamW's bytes.")
+    print(f"Traces = ledgers, labels and bytes included: {all(agreed)}")
+    return all(agreed)
+
+
+def report_step(name, merged, ledgers):
+    """Print one trace's collectives and the order of its moves; return whether it holds what the ledgers counted."""
+    ranks, agreed = trace.parse(merged), []
+    print(f"{TITLES[name]:<23}    dp    tp   all    sum")
     for rank, ledger in zip(ranks, ledgers, strict=True):
         names = [collective.name for collective in rank.collectives]
         counts = [names.count(name) for name in ("dp", "tp", "world")]
@@ -46,10 +58,14 @@ def report_step(merged, ledgers):
         agreed.append(sorted(traced, key=str) == sorted(told, key=str))
     named = sorted(ranks[0].ranges, key=lambda activity: activity.start)
     in_order = list(dict.fromkeys(activity.name for activity in named if activity.name in trace.MOVES))
-    print("\nNamed ranges of the optimizer, as rank 0 first came to them:")
-    print(f"  {' -> '.join(in_order[:6])}\n  -> {' -> '.join(in_order[6:])}")
-    print(f"\nTrace = ledger, labels and bytes included: {all(agreed)}")
+    print(*(f"  {line}" for line in textwrap.wrap(" -> ".join(in_order), 80)), "", sep="\n")
     return all(agreed)
+
+
+def save_steps(recorded, folder):
+    """Write each optimizer's trace to a file of its own."""
+    for name, step in recorded.items():
+        trace.save(step.trace | results.made_by(), Path(folder) / f"step_{name}.json.gz")
 
 
 def report_schedules(ranks):
@@ -90,7 +106,7 @@ def measure(path, quick, threads):
         link = hosts.Link(RATE)
         limited = launch.run(RACE, (TIMED, rounds * 2 // 3, recordings), dp=2, link=link, **options)[0]
         for name, merged in limited.pop("traces").items():
-            trace.save(merged, folder / f"schedule_{name}.json.gz")
+            trace.save(merged | results.made_by(), folder / f"schedule_{name}.json.gz")
         found["limited_link"] = {"rate_mbit": RATE} | limited
         print("The same with one owner per matrix, 2 x 1 and 1 x 2 ranks ...", flush=True)
         found["limited_link_owner"] = {}
@@ -100,9 +116,8 @@ def measure(path, quick, threads):
             found["limited_link_owner"][f"{publish}, {dp} x {tp}"] = found_here
     print("Timing the ledger ...", flush=True)
     found["ledger_overhead"] = launch.run(OVERHEAD, (TIMED, rounds), dp=2, **options)[0]
-    print("Recording one training step on 2 x 2 ranks ...", flush=True)
-    merged, _ = launch.run(TRAIN, dp=2, tp=2, **options)[0]
-    trace.save(merged, folder / STEP_TRACE)
+    print("Recording a training step of AdamW and one of Muon on 2 x 2 ranks ...", flush=True)
+    save_steps(launch.run(TRAIN, (recordings,), dp=2, tp=2, **options)[0], folder)
     results.write(path, found)
     raced = {name: found[name] for name in ("loopback", "loopback_2x2", "limited_link") if found[name]}
     for name, race in (raced | (found["limited_link_owner"] or {})).items():
@@ -116,7 +131,7 @@ def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=2, tp=2)
     job = parser.add_argument_group("the job").add_mutually_exclusive_group()
-    job.add_argument("--trace", metavar="FILE", help="write the merged trace of the recorded step here")
+    job.add_argument("--traces", metavar="FOLDER", help="write each recorded step's trace into this folder")
     job.add_argument("--schedules", action="store_true", help="compare what three schedules of a step do")
     job.add_argument("--measure", action="store_true", help="take the measurements of book/results/traces.json")
     words = "with --schedules: how Muon sees whole matrices (default: %(default)s)"
@@ -137,7 +152,8 @@ def main():
     if arguments.measure and launch.under_torchrun():
         raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
     if launch.speaks():
-        launch.check_writable("--trace", arguments.trace)
+        for name in TITLES if arguments.traces else ():
+            launch.check_writable("--traces", str(Path(arguments.traces) / f"step_{name}.json.gz"))
         launch.check_writable("--json", arguments.json)
     if arguments.measure:
         measure(arguments.json, arguments.quick, arguments.threads)
@@ -152,9 +168,9 @@ def main():
         return 0  # under torchrun, rank 0 alone goes on
     if arguments.schedules:
         return 0 if report_schedules(handed_over) else 1
-    well = report_step(*handed_over)
-    if arguments.trace:
-        trace.save(handed_over[0], arguments.trace)
+    well = report_steps(handed_over)
+    if arguments.traces:
+        save_steps(handed_over, arguments.traces)
     return 0 if well else 1
 
 

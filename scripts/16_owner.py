@@ -16,21 +16,10 @@ from pathlib import Path
 from distmuon import launch
 from muonbook.ch16 import puzzle as dealing
 from muonbook.puzzles import add_arguments, handle
+from muonbook.report import run_job
 
-CLIMB = "muonbook.ch16.ladder:climb"
 HEADS = 8  # of the ladder's transformer, which TP shares out
 TAKES = {"": launch.WORLD, "--trillion": (), "--measure": ("quick", "json", "peers")}  # job -> its options
-
-
-def climb(arguments):
-    """Take one step on every rung, on a real grid, and print what it took; return the exit code."""
-    counts = launch.run(CLIMB, **launch.options(arguments))[0]
-    if not counts:
-        return 0  # under torchrun, rank 0 alone goes on
-    from muonbook.ch16 import ladder  # and with it torch
-
-    print("\n".join(ladder.lines(counts)))
-    return 0 if ladder.all_as_predicted(counts) else 1
 
 
 def measure(arguments):
@@ -76,7 +65,7 @@ def main():
             raise launch.UsageError(
                 f"--tp {arguments.tp} does not divide the model's {HEADS} heads; choose 1, 2, 4 or 8."
             )
-        return climb(arguments)
+        return run_job(arguments, "muonbook.ch16.ladder:climb")
     if arguments.json is None:
         raise launch.UsageError("--measure writes a file; add --json FILE.")
     if launch.under_torchrun():

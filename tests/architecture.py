@@ -79,6 +79,8 @@ class House:
                     )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (job := JOB.fullmatch(node.value)):
                 yield Arrow(importer, job[1], job[2], node.lineno)
+            elif isinstance(node, ast.Constant) and node.value in self.paths and node.value.count(".") > 1:
+                yield Arrow(importer, node.value, None, node.lineno)  # a module by its full name
 
     def _absolute(self, importer: str, node: ast.ImportFrom) -> str:
         if not node.level:

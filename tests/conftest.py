@@ -16,6 +16,7 @@ import torch
 from playwright.sync_api import Browser
 from xdist.scheduler import LoadScopeScheduling
 
+from distmuon.launch import hosts
 from tools import set_address
 
 # a job in the background inherits an ignored SIGINT, and the launcher respects that: Ctrl-C could not be tested
@@ -29,6 +30,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def permitted() -> None:
+    """Skip where ranks cannot have networks of their own, but on the machine that runs every change."""
+    if why := hosts.obstacle():
+        assert not os.environ.get("CI"), why
+        pytest.skip(why)
 
 
 @pytest.fixture(scope="session")

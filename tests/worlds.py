@@ -65,6 +65,23 @@ def run_unprivileged(number: int, directory: str, world: World, payload: bytes) 
     return rank.run_local(number, directory, world, payload)
 
 
+def tensor(world: World) -> Any:
+    """Return what nobody can read without torch."""
+    import torch
+
+    return torch.tensor([world.size])
+
+
+def tell(found: Any, words: str, wrong: Exception | None = None) -> str:
+    """Print what `tensor` returned; return where this is, and with how many threads."""
+    import torch
+
+    print(words, found.tolist())
+    if wrong is not None:
+        raise wrong
+    return f"{multiprocessing.current_process().name}, {torch.get_num_threads()} threads"
+
+
 def misbehave(world: World, how: str, culprits: tuple[int, ...]) -> bool:
     """Let the culprits misbehave while the other ranks wait for them in a collective, or compute."""
     import torch

@@ -4,7 +4,7 @@
 
 is the file bytes.json, a path of keys, and Python's format for one number: `.3f`, `,` or `.1%`. In a list, the step
 `dp=4,dtypes=bf16*` of a path is the one entry with such values (* stands for anything), and a number a place, from 0.
-`momentum+exp_avg` adds two keys up, and `path / path` is a ratio.
+A key with a * is the only one of its kind. `momentum+exp_avg` adds two keys up, and `path / path` is a ratio.
 
 A text, a whole number and true or false need no format. A fraction does, or it would show digits that no machine
 repeats. `null`, which a measurement leaves where the machine did not permit it, reads "not measured". What is missing,
@@ -39,6 +39,9 @@ def find(results: Any, path: str) -> Any:
         try:
             if isinstance(place, list):
                 place = pick(place, key)
+            elif "*" in key:
+                (only,) = (name for name in place if fnmatchcase(name, key))
+                place = place[only]
             else:
                 place = sum(place[one] for one in key.split("+")) if "+" in key else place[key]
         except (KeyError, IndexError, ValueError, TypeError):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from distmuon import launch
-from distmuon.launch.rank import load
 
 
 def run_job(arguments: argparse.Namespace, work: str, given: Sequence[Any] = (), *more: Any) -> int:
@@ -24,12 +23,13 @@ def run_job(arguments: argparse.Namespace, work: str, given: Sequence[Any] = (),
     work: names the function `(world, *given)` that every rank runs, "package.module:function". What rank 0 returns is
         found; None where there is nothing to tell: under torchrun, rank 0 alone goes on.
     Beside it stands `tell(found, *more)`, which prints, and returns whether all is well, and what --json is to hold or
-        None. Named and not imported before: no torch while a wrong argument is answered, and while ranks start.
+        None. Named and not imported: this process answers wrong arguments, and needs torch only where it is the rank.
     """
-    found = launch.run(work, given, **launch.options(arguments))[0]
-    if found is None:
+    tell = f"{work.partition(':')[0]}:tell"
+    (told,) = launch.run(work, given, then=(tell, more), **launch.options(arguments))
+    if told is None:
         return 0
-    well, result = load(f"{work.partition(':')[0]}:tell")(found, *more)
+    well, result = told
     if result is not None and arguments.json:
         write_json(arguments.json, result)
     return 0 if well else 1
@@ -66,7 +66,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # not as its own class, for which a reader would import torch
         "numpy": numpy.__version__,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }

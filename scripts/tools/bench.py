@@ -90,6 +90,17 @@ def take(jobs):
     return failed
 
 
+def warnings(quick):
+    """Yield a sentence for each thing that will be missing from the results, before hours are spent on them."""
+    obstacle = hosts.obstacle()
+    if obstacle is not None:
+        yield f"Without a network of its own for every rank, some numbers stay unmeasured: {obstacle}"
+    commit = results.commit()
+    if not quick and (commit is None or commit.endswith("-dirty")):
+        why = "there is no clone here" if commit is None else "the code differs from it"
+        yield f"The results will not name a commit that made them, and a test will refuse them: {why}."
+
+
 def parse():
     parser = launch.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(MEASUREMENTS)} (default: all)")
@@ -104,9 +115,8 @@ def parse():
 def main():
     arguments = parse()
     names = [name for name in MEASUREMENTS if name in arguments.names or not arguments.names]
-    obstacle = hosts.obstacle()
-    if obstacle is not None:
-        print(f"Without a network of its own for every rank, some numbers stay unmeasured: {obstacle}\n", flush=True)
+    for warning in warnings(arguments.quick):
+        print(f"{warning}\n", flush=True)
     failed = take({name: command(name, arguments.quick) for name in names})
     measured = [name for name in names if name not in failed]
     if measured and not arguments.quick:

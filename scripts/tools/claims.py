@@ -1,8 +1,9 @@
 """Measure what the claims page needs and no chapter of part III measures.
 
 How large Muon's and AdamW's updates are, on random matrices and in training; what the paper's two fits of loss against
-computation say about each other; what the report's run compared, in bytes, and what whole steps would have sent; and
-whether a matrix is still one in the eyes of an optimizer under torch's FSDP, old and new.
+computation say about each other; what the report's run compared, in bytes, and what whole steps would have sent; how
+long the tutorial's runs took by its own tables; and whether a matrix is still one in the eyes of an optimizer under
+torch's FSDP, old and new.
 
 python scripts/tools claims
 python scripts/tools claims --json out/claims.json
@@ -118,12 +119,20 @@ def look(world):
     return {"fsdp1": dimensions(old), "fsdp2": dimensions(new)}
 
 
-def main():
-    arguments = results.parse(__doc__, quick="changes nothing: this takes seconds")
+def tutorial_time():
+    """Return {data set: Muon's time over AdamW's}, by the tutorial's own tables."""
+    from muonbook.ch04.originals.recipes import RECIPES
+
+    return {data: recipe.reported_time for data, recipe in RECIPES.items()}
+
+
+def measure():
+    """Return everything that book/results/claims.json holds; starts two ranks."""
     ranks = launch.run(look, dp=2, tp=1)
     handed = {kind: [ndim for rank in ranks for ndim in rank[kind]] for kind in ranks[0]}
-    found = {
-        "update_rms": (rms := update_rms()),
+    rms = update_rms()
+    return {
+        "update_rms": rms,
         "update_rms_least": min(one["least"] for one in rms.values()),
         "update_rms_most": max(one["most"] for one in rms.values()),
         "update_rms_in_training": {
@@ -131,9 +140,15 @@ def main():
         },
         "flops_share": flops_to_the_same_loss(),
         "reported_bytes": the_reported_run(),
+        "tutorial_time": tutorial_time(),
         "matrices_handed_over": {kind: len(ndims) for kind, ndims in handed.items()},
         "still_matrices": {kind: sum(ndim == 2 for ndim in ndims) for kind, ndims in handed.items()},
     }
+
+
+def main():
+    arguments = results.parse(__doc__, quick="changes nothing: this takes seconds")
+    found = measure()
     least, most = found["update_rms_least"], found["update_rms_most"]
     print(f"Muon's update on random matrices, RMS / {TARGET}, five shapes: {least:.2f} to {most:.2f}")
     for name, watched in found["update_rms_in_training"].items():
@@ -148,6 +163,8 @@ def main():
     )
     bytes_ = found["reported_bytes"]
     print(f"the report's two sides in bytes: {bytes_['over']:.2f}; whole steps: {bytes_['whole_step']}")
+    for data, ratio in found["tutorial_time"].items():
+        print(f"the tutorial's own times on {data}, Muon / AdamW: {ratio:.2f}")
     for kind, count in found["still_matrices"].items():
         print(f"{kind}: {count} of {found['matrices_handed_over'][kind]} weights are matrices to an optimizer")
     if arguments.json:

@@ -8,6 +8,7 @@ python scripts/tools read_trace out/trace.json.gz
 python scripts/tools read_trace out/report-traces/*.json --json out/report_traces.json
 """
 
+import re
 from pathlib import Path
 
 from distmuon import launch
@@ -66,6 +67,23 @@ def waiting_json(names, met):
         clocks = round(clocks_disagree(mine), 3)
         row = {"group": list(group), "name": mine[0].collective.name, "collectives": len(mine), "ranks": per_rank}
         found.append(row | {"clocks_disagree_ms": clocks})
+    return found
+
+
+def runs_json(traces, together, waiting):
+    """Return the mean over ranks of every run of several ranks, for a results file.
+
+    traces: `as_json` by name. together: names of a run's traces, by rank. waiting: `waiting_json`'s rows of all runs.
+    """
+    found = []
+    for names in (names for names in together if len(names) > 1):
+        mine = set(names.values())
+        inside = [rank for row in waiting for rank in row["ranks"] if rank["trace"] in mine]
+        total = {key: sum(traces[name][key] for name in mine) for key in ("name_matched_ms", "communication_ms")}
+        total |= {key: sum(rank[key] for rank in inside) if inside else None for key in ("waiting_ms", "transfer_ms")}
+        means = {key: None if value is None else round(value / len(mine), 3) for key, value in total.items()}
+        run = re.sub(r"_rank\d+$", "", names[min(names)])
+        found.append({"run": run, "ranks": sorted(names)} | means)
     return found
 
 
@@ -142,4 +160,5 @@ def main():
         command = ["tools read_trace", *(Path(path).name for path in [*arguments.files, "--json", arguments.json])]
         waiting = [row for names, run in together for row in waiting_json(names, meetings(run))]
         found = {"traces": {name: as_json(trace) for name, trace in named.items()}, "waiting": waiting}
+        found["runs"] = runs_json(found["traces"], [names for names, _ in together], waiting)
         results.write(arguments.json, {"command": " ".join(command)} | found)

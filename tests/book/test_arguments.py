@@ -22,6 +22,7 @@ from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
 from muonbook.ch15 import worlds_survey
 from muonbook.ch16 import trillion
+from muonbook.ch18.plans import divisions
 from muonbook.planner import plan_page
 from tools import bench
 
@@ -36,7 +37,7 @@ JOBS = {  # where the name of a job is not how it is asked for
     ("04", "--fetch"): "--fetch --task mnist",
     ("05", "--mistake"): "--mistake skip",
     ("13", "--measure"): "--measure --json out/x.json",
-    ("14", "--trace"): "--trace out/x.json.gz",
+    ("14", "--traces"): "--traces out/x",
     ("14", "--measure"): "--measure --json out/x.json",
     ("15", "--measure"): "--measure --json out/x.json",
     ("15", "--worlds"): "--worlds --json out/x.json",
@@ -69,6 +70,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (trillion, "lines"),
         (plan_page, "search"),
         (plan_page, "WorldPlan"),
+        (divisions, "survey"),
     ):
         monkeypatch.setattr(module, name, refuse)
     monkeypatch.setattr(hosts, "become_switch", lambda: None)

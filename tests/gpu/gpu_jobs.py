@@ -55,7 +55,7 @@ JOBS = (
     Job("12_bytes", "", dp=2, tp=2),
     Job("13_memory", "", dp=2, tp=2),
     Job("14_traces", "", dp=2, tp=2, alone=False),
-    Job("14_traces", "--trace", "--trace out/gpu/step_trace.json", alone=False),
+    Job("14_traces", "--traces", "--traces out/gpu/traces", alone=False),
     Job("14_traces", "--schedules", "--schedules", tp=2, alone=False),
     Job("16_owner", "", dp=2, tp=2),
     Job("17_muonw", "", dp=2, tp=2, alone=False),

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from distmuon.launch import hosts, session, stopping
+from distmuon.launch.arguments import OutputError, UsageError
 from distmuon.launch.world import World
 
 Worker = Callable[..., Any] | str  # a function, or its name, "package.module:function"
@@ -90,6 +91,32 @@ def run_local(rank: int, directory: str, world: World, payload: bytes) -> Any:
         _take_turns()
     with _noting(world, [signal.SIGTERM], patient=True):
         return run(replace(world, rank=rank), directory, *pickle.loads(payload))
+
+
+def run_and_pack(rank: int, directory: str, world: World, payload: bytes) -> bytes | None:
+    """Do what `run_local` does; return what rank 0 found, so packed that the launcher imports nothing to read it."""
+    found = run_local(rank, directory, world, payload)
+    return pickle.dumps(found) if rank == 0 else None
+
+
+def go_on(found: Any, worker: Worker, more: Sequence[Any]) -> Any:
+    """Return what `worker` makes of what rank 0 has found; None where that is None."""
+    return None if found is None else load(worker)(found, *more)
+
+
+def unpack_and_go_on(
+    rank: int, directory: str, world: World, found: bytes, payload: bytes
+) -> tuple[Any, Exception | None]:
+    """Do what `go_on` does in a process of its own, with as many threads as a rank had; return its error as well."""
+    import torch
+
+    torch.set_num_threads(world.threads)
+    try:
+        told = go_on(pickle.loads(found), *pickle.loads(payload))
+        sys.stdout.flush()  # here, where it is still an error that nobody reads
+        return told, None
+    except (UsageError, OutputError) as error:
+        return None, error
 
 
 def _take_turns() -> None:

@@ -7,8 +7,8 @@ Which of the three starts it is follows from the surroundings. Under torchrun, R
 process is one rank. With dp * tp = 1 the worker runs right here. Otherwise ranks are local processes, watched by
 `supervise`: none of them outlives a failure, Ctrl-C, or the death of the process that started them.
 
-This module imports torch only when a rank starts, so that a wrong argument is answered at once and the local ranks'
-2 s of imports overlap with this process's own.
+This module imports torch only when a rank starts, so that a wrong argument is answered at once. Where ranks are local
+processes it need not import it at all: what is to be made of their results can be done in one more of them.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def run(
     threads: int = 1,
     link: Link | None = None,
     stop_within: float | None = None,
+    then: tuple[Worker, Sequence[Any]] | None = None,
 ) -> list[Any]:
     """Run `worker(world, *arguments)` on dp * tp ranks; return what each returned, in rank order.
 
@@ -55,22 +56,34 @@ def run(
     link: give every local rank a network of its own; after `hosts.become_switch`.
     stop_within: seconds that ranks get to return after SIGTERM, Ctrl-C or a closed terminal: see `stopping`. None:
         they are stopped at once. Under torchrun it is torchrun that ends its patience.
+    then: (function, more): return only what `function(found, *more)` does, where found is what rank 0 has returned, or
+        None where that is None. It is called when all local ranks have left, and in a process that is forked as they
+        were: that one has torch, which takes this one 2 s to import. Its UsageError or OutputError is raised here.
     Under torchrun the list holds this rank's result only.
     Raises UsageError before anything is started; WorldError, naming the first failure, when a rank fails.
     """
-    _check_name(worker)
+    for each in (worker, *((then[0],) if then else ())):
+        _check_name(each)
     world = World(
         0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start(), link, stop_within
     )
     world = validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
     stopping.forget()
-    if under_torchrun():
-        return [rank.run_under_torchrun(world, worker, arguments)]
-    if world.size == 1:
-        return [rank.run_alone(world, worker, arguments)]
-    payload = _pickled(worker, arguments)
+    if under_torchrun() or world.size == 1:
+        found = (rank.run_under_torchrun if under_torchrun() else rank.run_alone)(world, worker, arguments)
+        return [found if then is None else rank.go_on(found, *then)]
     start_method = "forkserver" if world.device == "cpu" and sys.platform == "linux" else "spawn"
-    return supervise.run_local(rank.run_local, (world, payload), world.size, start_method, timeout, stop_within)
+    how = (start_method, timeout, stop_within)
+    given = (world, _pickled(worker, arguments))
+    if then is None:
+        return supervise.run_local(rank.run_local, given, world.size, *how)
+    sequel = _pickled(*then)
+    sys.stdout.flush()  # before the other process prints
+    packed, *_ = supervise.run_local(rank.run_and_pack, given, world.size, *how)
+    [(told, error)] = supervise.run_local(rank.unpack_and_go_on, (world, packed, sequel), 1, *how)
+    if error is not None:
+        raise error
+    return [told]
 
 
 def command(main: Callable[[], int | None]) -> None:

@@ -1,57 +1,123 @@
-"""Rows for chapter 12's bars: what each baseline sends, and what for; and Muon over AdamW, grid by grid."""
+"""Chapter 12's bars and curves: what a step sends, and what for; Muon over AdamW, as matrices are cut and D grows."""
 
 from __future__ import annotations
 
-from distmuon.sharding.gradients import STATISTICS_LABEL
-from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
-from distmuon.sharding.ledger import Entry, Ledger
-from muonbook.measure import formulas
-from muonbook.measure.baselines import admitted
-from muonbook.measure.workload import Workload
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-GRADIENTS, PARAMETERS, ACTIVATIONS = "gradients", "parameters", "activations, TP"
-PURPOSES = (GRADIENTS, PARAMETERS, "momentum, DP", ACTIVATIONS, "momentum, TP")
-LARGE = Workload(width=1024, layers=12, heads=16, sequences=64, bucket_size=DEFAULT_BUCKET_SIZE)  # 151 million
+from distmuon.sharding.gradients import STATISTICS_LABEL
+from distmuon.sharding.ledger import Entry, Ledger
+from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS
+from muonbook.figures.player import Frame
+from muonbook.figures.plots import describe_bars, draw_bars
+from muonbook.measure import formulas
+from muonbook.measure.workload import Workload
+from muonbook.planner.model_shapes import find_shape
+from muonbook.planner.owned_worlds import plan_part
+from muonbook.planner.parts import every_rank
+from muonbook.planner.planned_worlds import BUCKET_RULES
+
+SHOWN = ("zero1", "muon", "muon_flat", "muon_cut", "muon_owner", "adamw_fsdp2", "muonw_fsdp2")
+GRADIENTS, PARAMETERS = "gradients", "parameters"
+PURPOSES = (GRADIENTS, PARAMETERS, "momentum over DP", "momentum over TP or mesh")
+ACTIVATIONS = "activations"
+CURVES = {"muon": "buckets", "muon_flat": "flat", "muon_cut": "flat + cut", "muon_owner": "owner"}
+PAPERS = dict(g=4, w=4, m=2)  # bytes per element: gradients and parameters in float32, momentum in bfloat16
+
+
+# ---- What a step sends ------------------------------------------------------------------------------------
 
 
 def purpose(entry: Entry) -> str:
-    """Return what a collective is for; the few bytes of the gradients' norms count with the gradients."""
+    """Return what a collective is for; the few bytes of the gradients' norms count with the gradients.
+
+    Momentum to owners and updates back are one purpose: whole matrices.
+    """
     kind = entry.label.partition(",")[0]
-    if entry.label == STATISTICS_LABEL or kind == GRADIENTS:
+    if entry.label == STATISTICS_LABEL or kind == GRADIENTS or entry.op == "reduce_scatter":
         return GRADIENTS
-    if kind == PARAMETERS:
-        return PARAMETERS
-    return f"momentum, {entry.group.upper()}" if kind == "momentum" else ACTIVATIONS
+    if kind in ("momentum", "updates"):
+        return PURPOSES[2 if entry.group == "dp" else 3]
+    return ACTIVATIONS if entry.group == "tp" else PARAMETERS
 
 
 def sent_by_purpose(ledger: Ledger) -> dict[str, float]:
-    """Return {purpose: bytes sent}, for all purposes."""
-    found = dict.fromkeys(PURPOSES, 0.0)
+    """Return {purpose: bytes sent}, for all purposes, and activations."""
+    found = dict.fromkeys((*PURPOSES, ACTIVATIONS), 0.0)
     for entry, traffic in ledger:
         found[purpose(entry)] += traffic.sent_bytes
     return found
 
 
-def baseline_rows(workload: Workload, dp: int, tp: int) -> dict[str, dict[str, float]]:
-    """Return what DP rank 0 sends in one step, by baseline and purpose, for those that can be predicted."""
+def step_rows(workload: Workload, dp: int, tp: int) -> dict[str, dict[str, float]]:
+    """Return what a rank is predicted to send in one step, mean over ranks, by contender and purpose.
+
+    Without activations, which all have in common. FSDP2 over TP is predicted, too: see `planner.parts.fsdp_worlds`.
+    """
+    ranks = [(d, t) for d in range(dp) for t in range(tp)]
+    rows = {}
+    for contender in (CONTENDERS[name] for name in SHOWN):
+        assert contender.predict is not None
+        rows[contender.title] = mean = dict.fromkeys(PURPOSES, 0.0)
+        for rank in ranks:
+            sent = sent_by_purpose(contender.predict(workload, dp, tp, rank))
+            for what in PURPOSES:
+                mean[what] += sent[what] / len(ranks)
+    return rows
+
+
+def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Frame]:
+    """Return one frame per grid, all on one scale."""
+    of = {(dp, tp): step_rows(workload.shared_by(dp), dp, tp) for dp, tp in grids}
+    most = max(sum(row.values()) for rows in of.values() for row in rows.values())
+    frames = []
+    for (dp, tp), rows in of.items():
+        words: dict[str, Any] = dict(title=f"One step on {dp} DP × {tp} TP ranks", note="Bytes that a rank sends.")
+        over = {name: sum(row.values()) / sum(rows["AdamW, ZeRO-1"].values()) for name, row in rows.items()}
+        caption = "; ".join(f"{name.removeprefix('Muon, ')} {over[name]:.2f}" for name in rows if "Muon," in name)
+        caption = f"Over ZeRO-1 AdamW: {caption}."
+        frames.append(Frame(draw_bars(rows, **words, most=most), describe_bars(rows, **words), caption))
+    return frames
+
+
+def wire_rows(rows: Sequence[Mapping[str, Any]], dp: int, tp: int) -> dict[str, dict[str, float]]:
+    """Return what left the interfaces of one grid over the ring formula, in parts; rows: `byte_counts.wire_on`'s."""
+    found = {}
+    mine = {row["contender"]: row for row in rows if (row["dp"], row["tp"]) == (dp, tp)}
+    for name, row in ((name, mine[name]) for name in (*SHOWN, "muon_fsdp2") if name in mine):
+        known = row["ring"] + row["reduce_scatter"]
+        found[CONTENDERS[name].title] = {
+            "ring formula": 1.0,
+            "gloo's own messages": (row["payload"] - known) / row["ring"],
+            "reduce-scatter sent as all-reduce": row["reduce_scatter"] / row["ring"],
+        }
+    return found
+
+
+# ---- Muon over ZeRO-1 AdamW -------------------------------------------------------------------------------
+
+
+def sharing_curves(dp: int) -> dict[str, tuple[list[int], list[float]]]:
+    """Return {algorithm: (s, Muon / AdamW)} of matrices alone, without TP, in the paper's dtypes, s from 1 to D."""
+    spread = list(range(1, dp + 1))
     return {
-        baseline.title: sent_by_purpose(baseline.predict(workload, dp, tp, 0))
-        for baseline in admitted(workload, dp, tp).values()
-        if baseline.predict is not None
+        strategy: (spread, [float(formulas.ratio(strategy, dp, 1, **PAPERS, s=s)) for s in spread])
+        for strategy in ("gather_all", "gather_cut", "owner")
     }
 
 
-def ratio_rows(workload: Workload, ranks: int) -> dict[str, dict[str, float]]:
-    """Return Muon / ZeRO-1 AdamW, matrices alone, fp32, in its three parts for every grid of `ranks` ranks that fits.
+def growth_curves(model: str, tp: int, ranks: Sequence[int]) -> dict[str, tuple[list[int], list[float]]]:
+    """Return {algorithm: (D, Muon / ZeRO-1 AdamW)} of a published model, planned on D x `tp` ranks, D of `ranks`.
 
-    From the map of each grid: its s decides how much the TP term is.
+    All parameters, in the paper's dtypes; buckets are Megatron-LM's. Bytes are means over ranks, to the byte.
     """
-    rows = {}
-    for tp in (t for t in range(1, ranks) if ranks % t == 0 and workload.fits(ranks // t, t)):
-        dp = ranks // tp
-        layout, muon, _ = workload.plan(dp, tp)
-        s = formulas.mean_owners(layout, muon)
-        base, whole = formulas.ratio(dp, 1, 4, 4, 2, 1), formulas.ratio(dp, tp, 4, 4, 2, s)
-        parts = {"ZeRO-1 AdamW": 1.0, "DP gather": float(base - 1), "TP gather": float(whole - base)}
-        rows[f"{dp} DP × {tp} TP, s = {float(s):.2f}"] = parts
-    return rows
+    specs, muon = find_shape(model).specs(tp, "float32")
+    found: dict[str, tuple[list[int], list[float]]] = {title: ([], []) for title in CURVES.values()}
+    for dp in ranks:
+        for name, algorithm in ALGORITHMS.items():
+            size = BUCKET_RULES["flat" if algorithm.flat else "megatron"](dp)
+            world = plan_part(specs, muon, dp, tp, size, algorithm.strategy)
+            mine, adamw = (sum(float(a.mean()) for a in every_rank.sent(world, m).values()) for m in (True, False))
+            found[CURVES[name]][0].append(dp)
+            found[CURVES[name]][1].append(mine / adamw)
+    return found

@@ -1,31 +1,33 @@
-"""Chapter 13's counts: the baselines weighed on every small grid, with many bucket and batch sizes, step by step.
+"""Chapter 13's counts: the contenders weighed on every small grid, with many bucket and batch sizes, step by step.
 
 Nothing here is a time: the same counts on every machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from distmuon import launch
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
-from distmuon.verify.model_states import STATE
+from distmuon.verify.model_states import STATE, ModelStates
+from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, weigh
-from muonbook.measure.baselines import BASELINES, admitted
 from muonbook.measure.workload import SHAPES, TIMED, Workload
 
-Job = tuple[str, Workload, bool]  # baseline, what to train, whether to follow a whole step
+Job = tuple[str, Workload, bool]  # contender, what to train, whether to follow a whole step
 Row = dict[str, Any]
 
+CASES = [("even", "float32"), ("even", "bfloat16"), ("tall", "bfloat16"), ("odd", "float32")]  # shape, dtype
 GRIDS = [(dp, tp) for tp in range(1, 9) for dp in range(1, 9) if dp * tp <= 8]
 TRACKED = [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)]  # where whole steps are followed, too
 QUICK = [(2, 1), (2, 2)]
 DEEP = replace(TIMED, width=128, layers=12)  # many matrices, none of them large
 BUCKETS = [1 << power for power in (15, 16, 17, 18, 19, 20, 22)]  # elements; the last is larger than DEEP
 BATCHES = [1, 4, 16]  # sequences per DP rank
+BUCKETED = ("zero1", "muon", "muon_owner")
 PICTURED = replace(TIMED, bucket_size=1 << 20).shared_by(4)  # three waves of matrices, and an end of all the rest
 
 
@@ -33,7 +35,7 @@ PICTURED = replace(TIMED, bucket_size=1 << 20).shared_by(4)  # three waves of ma
 
 
 def weigh_all(world: World, jobs: Sequence[Job]) -> list[list[Weighed]] | None:
-    """Weigh (baseline, workload, tracked), one after the other; return every rank's list of what was found."""
+    """Weigh (contender, workload, tracked), one after the other; return every rank's list of what was found."""
     grid, found = Grid.of(world), []
     for name, workload, tracked in jobs:
         one = weigh(name, workload, grid, tracked)
@@ -42,12 +44,12 @@ def weigh_all(world: World, jobs: Sequence[Job]) -> list[list[Weighed]] | None:
 
 
 def weigh_admitted(world: World, workload: Workload) -> list[list[Weighed]] | None:
-    """Weigh every baseline that can train this workload here, and follow a whole step of each."""
-    return weigh_all(world, [(name, workload, True) for name in admitted(workload, world.dp, world.tp)])
+    """Weigh those on trial that can train this workload here, and follow a whole step of each."""
+    return weigh_all(world, [(name, workload, True) for name in admitted(workload, world.dp, world.tp, TRIED)])
 
 
 def cross_check_all(world: World, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the peak of each baseline's update as two counters saw it, on one rank."""
+    """Return the peak of each contender's update as two counters saw it, on one rank."""
     return {name: cross_check(name, SHAPES["even"].shared_by(1), Grid.of(world)) for name in names}
 
 
@@ -55,27 +57,32 @@ def cross_check_all(world: World, names: Sequence[str]) -> dict[str, tuple[int, 
 
 
 def tell(ranks: list[list[Weighed]], workload: Workload, dp: int, tp: int) -> tuple[bool, dict[str, list[Row]]]:
-    """Print what rank 0 keeps, per kind and baseline; all is well if all was as predicted."""
-    names = list(admitted(workload, dp, tp))
+    """Print what rank 0 keeps per kind, and the fullest moment of any rank's update; all is well if all was predicted.
+
+    Predicted: what is kept, to the byte; the moment, by a bound.
+    """
+    names = admitted(workload, dp, tp, TRIED)
     rows = [row_of(name, [rank[number] for rank in ranks]) for number, name in enumerate(names)]
-    print(f"Bytes that rank 0 of {dp} DP x {tp} TP keeps, {workload.dtype}\n")
-    print(f"{'':<23}{'parameters':>11}{'gradients':>11}{'masters':>10}{'state':>11}{'all':>12}")
+    print(f"Bytes on rank 0 of {dp} DP x {tp} TP, {workload.dtype}; its update: that of the fullest rank\n")
+    print(
+        f"{'':<20}{'parameters':>10}{'gradients':>11}{'masters':>9}{'state':>9}{'kept':>11}{'update':>11}{'bound':>11}"
+    )
     for row in rows:
-        state = sum(row["kept"][kind] for kind in STATE)
         columns = [row["kept"][kind] for kind in ("parameters", "gradients", "masters")]
-        parts = "".join(f"{value:>{w},}" for value, w in zip([*columns, state], (11, 11, 10, 11), strict=True))
-        print(f"{BASELINES[row['contender']].title:<23}{parts}{sum(row['kept'].values()):>12,}")
+        columns += [sum(row["kept"][kind] for kind in STATE), sum(row["kept"].values()), row["transient"], row["bound"]]
+        sizes = "".join(f"{value:>{w},}" for value, w in zip(columns, (10, 11, 9, 9, 11, 11, 11), strict=True))
+        print(f"{CONTENDERS[row['contender']].title:<20}{sizes}")
     numbers = numbers_compared(ranks)
     well = numbers["equal"] == numbers["compared"]
-    print(f"\nEvery rank, contender and kind, counted = predicted to the byte: {well}")
+    print(f"\nEvery rank, contender and kind kept, counted = predicted to the byte: {well}")
     print(f"({numbers['compared']} numbers, {numbers['nonzero']} of them not 0).")
     bounded = all(row["under_bound"] is not False for row in rows)
-    print(f"Every update whose worst moment has a predicted bound stayed under it: {bounded}.")
+    print(f"Every update stayed under its bound, on every rank: {bounded}.")
     return well and bounded, {"rows": rows}
 
 
 def row_of(name: str, ranks: Sequence[Weighed]) -> Row:
-    """Return what a results file holds of one baseline: rank 0's bytes, and the worst rank's update."""
+    """Return what a results file holds of one contender: rank 0's bytes, and the worst rank's update."""
     first = ranks[0]
     bounds = [(one.transient, one.bound) for one in ranks if one.bound is not None]
     worst = max(range(len(ranks)), key=lambda rank: ranks[rank].transient)
@@ -103,10 +110,10 @@ def numbers_compared(ranks: Sequence[Sequence[Weighed]]) -> Row:
 
 def measure(quick: bool) -> Row:
     """Return all that chapter 13 stores. Nothing here is a time: the same counts on every machine."""
-    shapes, dtypes = (["even"], ["float32"]) if quick else (list(SHAPES), ["float32", "bfloat16"])
+    models = CASES[:1] if quick else CASES
     grids, tracked = (QUICK, QUICK[:1]) if quick else (GRIDS, TRACKED)
     sizes, batches = (BUCKETS[2:7:2], BATCHES[:1]) if quick else (BUCKETS, BATCHES)
-    of_grids, sweep = measure_grids(grids, tracked, shapes, dtypes), measure_buckets(sizes)
+    of_grids, sweep = measure_grids(grids, tracked, models), measure_buckets(sizes)
     of_batches, timelines = measure_steps(batches)
     return {
         "quick": quick,
@@ -114,25 +121,25 @@ def measure(quick: bool) -> Row:
         "sweep": sweep,
         "batches": of_batches,
         "timelines": timelines,
-        "cross_check": launch.run(cross_check_all, (["zero1", "muon", "muon_ddp"],))[0],
+        "cross_check": launch.run(cross_check_all, (["zero1", "muon", "muonw"],))[0],
     }
 
 
 def measure_grids(
-    grids: Sequence[tuple[int, int]], tracked: Sequence[tuple[int, int]], shapes: Sequence[str], dtypes: Sequence[str]
+    grids: Sequence[tuple[int, int]], tracked: Sequence[tuple[int, int]], models: Sequence[tuple[str, str]]
 ) -> Row:
-    """Weigh every baseline on every grid, shape and dtype; on `tracked` grids follow steps of the first shape, too."""
+    """Weigh every contender on every grid with every (shape, dtype); on `tracked` grids follow steps of "even", too."""
     rows: list[Row] = []
     halves: list[bool] = []
+    totals: list[bool] = []
     numbers = {"grids": len(grids), "compared": 0, "equal": 0, "nonzero": 0}
     for dp, tp in grids:
         places, jobs = [], []
-        for shape in shapes:
-            for dtype in dtypes:
-                workload = replace(SHAPES[shape], dtype=dtype).shared_by(dp)
-                for name in admitted(workload, dp, tp):
-                    places.append((shape, dtype))
-                    jobs.append((name, workload, (dp, tp) in tracked and shape == shapes[0]))
+        for shape, dtype in models:
+            workload = replace(SHAPES[shape], dtype=dtype).shared_by(dp)
+            for name in admitted(workload, dp, tp):
+                places.append((shape, dtype))
+                jobs.append((name, workload, (dp, tp) in tracked and shape == "even"))
         if not jobs:
             continue
         ranks = launch.run(weigh_all, (jobs,), dp=dp, tp=tp)[0]
@@ -140,49 +147,58 @@ def measure_grids(
         numbers |= {name: numbers[name] + number for name, number in here.items()}
         found = [row_of(job[0], [rank[n] for rank in ranks]) for n, job in enumerate(jobs)]
         placed = [{"dp": dp, "tp": tp, "shape": s, "dtype": d} | row for (s, d), row in zip(places, found, strict=True)]
-        halves += [is_half(*pair) for rank in ranks for pair in pairs_of(jobs, rank)]
+        halves += [is_half(*pair) for rank in ranks for pair in pairs_of(jobs, [one.states for one in rank], ["muon"])]
+        summed = [_summed([rank[number] for rank in ranks]) for number in range(len(jobs))]
+        totals += [is_half(*pair) for pair in pairs_of(jobs, summed, ZERO1[1:])]
         rows += [row for row in placed if row["stages"]]
         print(f"  {dp} DP x {tp} TP: {here['equal']} of {here['compared']} numbers as predicted", flush=True)
-    return {"kept": numbers | {"halves": len(halves), "exact_halves": sum(halves)}, "rows": rows}
+    numbers |= {"halves": len(halves), "exact_halves": sum(halves)}
+    return {"kept": numbers | {"half_totals": len(totals), "exact_half_totals": sum(totals)}, "rows": rows}
 
 
-def pairs_of(jobs: Sequence[Job], found: Sequence[Weighed]) -> Iterator[tuple[Weighed, Weighed]]:
-    """Yield (AdamW, Muon) of our two optimizers on equal terms, from one rank's list."""
+def pairs_of(
+    jobs: Sequence[Job], found: Sequence[ModelStates], names: Collection[str]
+) -> Iterator[tuple[ModelStates, ModelStates]]:
+    """Yield what ZeRO-1 AdamW keeps and what each of `names` does of the same workload. found: one for every job."""
     adamw = {workload: one for (name, workload, _), one in zip(jobs, found, strict=True) if name == "zero1"}
     for (name, workload, _), one in zip(jobs, found, strict=True):
-        if name == "muon":
+        if name in names:
             yield adamw[workload], one
 
 
-def is_half(adamw: Weighed, muon: Weighed) -> bool:
+def is_half(adamw: ModelStates, muon: ModelStates) -> bool:
     """Say whether Muon keeps exactly half of what AdamW kept for the matrices that changed hands."""
-    moved = [adamw.states[kind] - muon.states[kind] for kind in ("exp_avg", "exp_avg_sq")]
-    return sum(moved) == 2 * muon.states["momentum"]
+    return sum(adamw[kind] - muon[kind] for kind in ("exp_avg", "exp_avg_sq")) == 2 * muon["momentum"]
+
+
+def _summed(ranks: Sequence[Weighed]) -> ModelStates:
+    """Return what all ranks keep together."""
+    return {kind: sum(one.states[kind] for one in ranks) for kind in ranks[0].states}
 
 
 def measure_buckets(sizes: Sequence[int]) -> list[Row]:
-    """Weigh ours on 2 DP ranks, with buckets from a single matrix to the whole model."""
+    """Weigh those with buckets on 2 DP ranks, with buckets from a single matrix to the whole model."""
     workloads = [replace(DEEP, bucket_size=size).shared_by(2) for size in sizes]
-    rows, ranks = weigh_ours(workloads, 2)
+    rows, ranks = weigh_ours(workloads, 2, BUCKETED)
     for number, row in enumerate(rows):
         each = [rank[number] for rank in ranks]
         row["mean_kept"] = sum(sum(one.states.values()) for one in each) // len(each)
         row["mean_transient"] = sum(one.transient for one in each) // len(each)
-    for row, workload in zip(rows[::2], workloads, strict=True):
+    for row, workload in zip(rows[:: len(BUCKETED)], workloads, strict=True):
         row["largest_bucket"] = max(bucket.padded for bucket in workload.plan(2, 1)[0].buckets)
     return rows
 
 
 def measure_steps(batches: Sequence[int]) -> tuple[list[Row], Row]:
     """Weigh ours on 4 DP ranks with more and more tokens; return rows, and of the first a step, moment by moment."""
-    rows, ranks = weigh_ours([PICTURED.shared_by(4, each) for each in batches], 4)
-    pair = zip(("zero1", "muon"), ranks[0], strict=False)  # of the fewest tokens, which are PICTURED's
-    return rows, {name: {"kept": one.states, "history": packed(one.history)} for name, one in pair}
+    rows, ranks = weigh_ours([PICTURED.shared_by(4, each) for each in batches], 4, ZERO1)
+    first = zip(ZERO1, ranks[0], strict=False)  # of the fewest tokens, which are PICTURED's
+    return rows, {name: {"kept": one.states, "history": packed(one.history)} for name, one in first}
 
 
-def weigh_ours(workloads: Sequence[Workload], dp: int) -> tuple[list[Row], list[list[Weighed]]]:
-    """Return a row for AdamW and one for Muon with every workload, and what every rank found."""
-    jobs = [(name, workload, True) for workload in workloads for name in ("zero1", "muon")]
+def weigh_ours(workloads: Sequence[Workload], dp: int, names: Sequence[str]) -> tuple[list[Row], list[list[Weighed]]]:
+    """Return a row for each of `names` with every workload, and what every rank found."""
+    jobs = [(name, workload, True) for workload in workloads for name in names]
     ranks = launch.run(weigh_all, (jobs,), dp=dp)[0]
     rows = []
     for number, (name, workload, _) in enumerate(jobs):

@@ -1,76 +1,45 @@
 """Chapter 13's tables and curves, from book/results/memory.json and from maps alone: numbers first, names last.
 
-`plan_memory` says what the layout of a published model makes of one rank, AdamW beside Muon, both as ours are built:
-bf16 parameters whole on every rank, float32 gradients, masters and state in 1/D shards.
+`plan_updates` says what the layout of a published model makes of Muon's update, in each of the ways on trial, beside
+what Muon saves: bf16 parameters whole on every rank, float32 gradients, masters and state in 1/D shards.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Mapping
 from typing import Any
 
-from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, plan
-from distmuon.verify.model_states import KINDS, STATE, ModelStates, predict_shards
-from distmuon.verify.prediction import predict_transient
-from muonbook.figures.style import in_bytes
+from distmuon.verify.model_states import STATE
+from muonbook.ch13.contenders import CONTENDERS, ZERO1
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import SHAPES, Workload
-from muonbook.planner.model_shapes import MODELS, SURVEYED, Shape
+from muonbook.planner.model_shapes import MODELS, SURVEYED, Shape, local_specs
+from muonbook.planner.owned_worlds import plan_part
+from muonbook.planner.parts.every_rank import Zero1Part
+from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.planned_worlds import BUCKET_RULES
+from muonbook.planner.stages import Degrees, stages
 
 Found = Mapping[str, Any]  # as `memory_study.measure` returns it
 Curve = tuple[list[float], list[float]]
-SUMS: dict[str, Sequence[str]] = {"state": [*STATE], "+ masters": [*STATE, "masters"], "rank": KINDS}
-OURS = ("zero1", "muon")  # AdamW and Muon on equal terms
-PUBLISHED_GRIDS = [(8, 1), (64, 1), (8, 8), (64, 8)]
-ACCELERATOR = 80 * 10**9  # bytes: what a rank keeps has to fit
+PLANNED = {  # column, as the Muons of ZERO1 -> strategy, bucket rule; None: a bucket for every matrix
+    "single": ("gather_all", None),
+    "buckets": ("gather_all", "megatron"),
+    "flat": ("gather_all", "flat"),
+    "+ cut": ("gather_cut", "flat"),
+    "owner": ("owner", "megatron"),
+}
+PUBLISHED = [
+    ("llama3_8b", Degrees(8)),
+    ("llama3_8b", Degrees(64)),
+    ("moonlight", Degrees(64, ep=8)),
+    ("llama3_70b", Degrees(8, tp=8)),
+    ("llama3_70b", Degrees(128, tp=8)),
+    ("llama3_70b", Degrees(16, tp=8, pp=8)),
+]
 
-# ---- Planned models ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """The rank whose update takes most memory, in bytes.
-
-    adamw, muon: what it keeps, per kind. adamw_transient, muon_transient: bounds of what the update takes besides,
-    under NCCL, whose reduce-scatter needs no room, and with Newton–Schulz in bf16.
-    """
-
-    adamw: ModelStates
-    muon: ModelStates
-    adamw_transient: int
-    muon_transient: int
-
-    @property
-    def saved(self) -> int:
-        """What Muon does not keep: one of AdamW's two moments, for the hidden matrices."""
-        return sum(self.adamw.values()) - sum(self.muon.values())
-
-    def eaten(self, loosest: float) -> str:
-        """Say whether Muon's update takes more, beyond AdamW's, than was saved: "yes", "no" or "perhaps".
-
-        loosest: by what factor a bound of Muon's update was found to exceed the measurement. "no" follows from the
-        bound; "yes" supposes that the update takes at least bound / loosest.
-        """
-        if self.muon_transient <= self.saved:
-            return "no"
-        return "yes" if self.muon_transient / loosest - self.adamw_transient > self.saved else "perhaps"
-
-
-def plan_memory(model: Shape, dp: int, tp: int = 1, bucket_size: int = DEFAULT_BUCKET_SIZE) -> MemoryPlan:
-    """Return the plan for a published model on a dp x tp grid. Raises ValueError where `tp` does not cut its heads."""
-    specs, muon = model.specs(tp)
-    layout, matrices = plan(specs, dp, bucket_size), frozenset(muon)
-
-    def transient(rank: int, muon: frozenset[int]) -> int:
-        return predict_transient(layout, tp, rank, muon, compute_dtype="bfloat16", native_reduce_scatter=True)
-
-    worst = max(range(dp), key=lambda rank: transient(rank, matrices))
-    adamw, muon_states = (predict_shards(layout, worst, chosen) for chosen in (frozenset(), matrices))
-    return MemoryPlan(adamw, muon_states, transient(worst, frozenset()), transient(worst, matrices))
+# ---- What is saved ----------------------------------------------------------------------------------------
 
 
 def share_of_matrices(model: Shape) -> float:
@@ -78,12 +47,9 @@ def share_of_matrices(model: Shape) -> float:
     return sum(math.prod(weight.shape) for weight in model.weights() if weight.muon) / model.parameters
 
 
-# ---- What is saved ----------------------------------------------------------------------------------------
-
-
 def share_lines() -> list[str]:
     """Return h, the share of matrices, and by formula what Muon saves: of the state, with masters, of a whole rank."""
-    shares = {f"our shape {name}": _share_of_shape(shape) for name, shape in SHAPES.items()}
+    shares = {"our network": _share_of_shape(SHAPES["even"])}
     shares |= {model.title: share_of_matrices(model) for model in map(MODELS.__getitem__, SURVEYED)}
     lines = ["      h  saved of state  + masters    D=1    D=8   D=64"]
     for title, h in shares.items():
@@ -97,100 +63,101 @@ def _share_of_shape(shape: Workload) -> float:
     return states["momentum"] / (states["momentum"] + states["exp_avg"])
 
 
-def saving_lines(found: Found, shape: str = "even", dtype: str = "bfloat16") -> list[str]:
-    """Return what Muon saves on the grids where `found` has steps: the mean over DP ranks, as predicted and counted."""
-    grids = dict.fromkeys((row["dp"], row["tp"]) for row in found["rows"] if row["shape"] == shape)
-    lines = ["  state  + masters  whole rank"]
-    for dp, tp in grids:
-        totals = [_totals(name, shape, dtype, dp, tp) for name in OURS]
-        saved = [1 - after / before for before, after in zip(*totals, strict=True)]
-        lines.append(f"{saved[0]:>7.1%}{saved[1]:>11.1%}{saved[2]:>12.1%}  {dp} DP x {tp} TP")
-    return lines
-
-
-def _totals(name: str, shape: str, dtype: str, dp: int, tp: int) -> list[int]:
-    """Return the bytes of SUMS, over all DP ranks."""
-    workload = replace(SHAPES[shape], dtype=dtype).shared_by(dp)
-    ranks = [BASELINES[name].predict_states(workload, dp, tp, rank) for rank in range(dp)]
-    return [sum(states[kind] for states in ranks for kind in kinds) for kinds in SUMS.values()]
+def on_trial(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return {title: {kind: bytes}} of a run's rows, {contender: row}: what is kept, and "update", the worst moment."""
+    found = {}
+    for name, row in rows.items():
+        kept = row["kept"]
+        parts = {kind: kept[kind] for kind in ("parameters", "gradients", "masters")}
+        state = {"state": sum(kept[kind] for kind in STATE)}
+        found[CONTENDERS[name].title] = parts | state | {"update": row["transient"]}
+    return found
 
 
 # ---- What a step takes ------------------------------------------------------------------------------------
 
 
-def update_lines(found: Found, dtype: str = "bfloat16") -> list[str]:
-    """Return the worst moment of every baseline's update on 4 DP ranks, beside its bound, in bytes."""
-    lines = ["  measured         bound"]
-    for row in found["rows"]:
-        if (row["dp"], row["tp"], row["shape"], row["dtype"]) == (4, 1, "even", dtype):
-            bound = "counted only" if row["bound"] is None else f"{row['bound']:,}"
-            lines.append(f"{row['transient']:>10,}{bound:>14}  {BASELINES[row['contender']].title}")
-    return lines
+def slack(found: Found) -> dict[str, tuple[float, float]]:
+    """Return {contender: (least, largest) bound / measured} of every Muon's update that has a bound, over all rows."""
+    ratios: dict[str, list[float]] = {}
+    for row in [*found["rows"], *found["sweep"], *found["batches"]]:
+        if row["kept"]["momentum"] and row["bound"]:
+            ratios.setdefault(row["contender"], []).append(row["bound"] / row["transient"])
+    return {name: (min(each), max(each)) for name, each in ratios.items()}
 
 
-def slack(found: Found, baseline: str) -> tuple[float, float]:
-    """Return the least and the largest bound / measured of a baseline's update, over all grids and buckets."""
-    rows = [row for row in [*found["rows"], *found["sweep"]] if row["contender"] == baseline]
-    ratios = [row["bound"] / row["transient"] for row in rows]
-    return min(ratios), max(ratios)
-
-
-def bucket_rows(found: Found) -> list[tuple[int, int, int, int]]:
-    """Return (elements in the largest bucket, beyond AdamW, its bound, saved) per bucket size; means over ranks, bytes.
-
-    Beyond AdamW: what Muon's update takes at its worst moment, less what AdamW's does. bound: Muon's, less the same.
-    """
-    adamw, muon = ([row for row in found["sweep"] if row["contender"] == name] for name in OURS)
-    pairs = {a["largest_bucket"]: (a, m) for a, m in zip(adamw, muon, strict=True)}
-    return [
-        (
-            size,
-            m["mean_transient"] - a["mean_transient"],
-            m["bound"] - a["mean_transient"],
-            a["mean_kept"] - m["mean_kept"],
-        )
-        for size, (a, m) in pairs.items()
-    ]
+def slack_lines(found: Found) -> list[str]:
+    """Return `slack` as a table."""
+    rows = [f"{least:>7.2f}{most:>10.2f}  {CONTENDERS[name].title}" for name, (least, most) in slack(found).items()]
+    return ["  least   largest  of bound / measured", *rows]
 
 
 def bucket_curves(found: Found) -> dict[str, Curve]:
-    """Return `bucket_rows` as curves: thousands of elements, megabytes."""
-    columns = list(zip(*bucket_rows(found), strict=True))
-    x = [size / 1e3 for size in columns[0]]
-    names = ("beyond AdamW", "its bound", "saved")
-    return {name: (x, [size / 1e6 for size in sizes]) for name, sizes in zip(names, columns[1:], strict=True)}
+    """Return megabytes over thousands of elements in the largest bucket; means over ranks.
 
-
-def bucket_lines(found: Found) -> list[str]:
-    """Return `bucket_rows` as a table: is what was saved eaten?"""
-    lines = ["beyond AdamW      saved  eaten   in the bucket"]
-    for size, taken, _, saved in bucket_rows(found):
-        lines.append(f"{taken:>12,}{saved:>11,}  {'yes' if taken > saved else 'no':<5}{size:>16,}")
-    return lines
-
-
-def published_lines(found: Found) -> list[str]:
-    """Return what published models save and what Muon's update takes at most, where a rank fits into 80 GB."""
-    loosest = slack(found, "muon")[1]
-    lines = ["   saved  update <=  eaten        kept"]
-    for model in map(MODELS.__getitem__, SURVEYED):
-        for dp, tp in PUBLISHED_GRIDS:
-            planned = plan_memory(model, dp, tp, BUCKET_RULES["megatron"](dp)) if model.permits(tp) else None
-            if planned and (kept := sum(planned.adamw.values())) <= ACCELERATOR:
-                sizes = f"{in_bytes(planned.saved):>8}{in_bytes(planned.muon_transient):>11}"
-                lines.append(f"{sizes}  {planned.eaten(loosest):<7}{in_bytes(kept):>10}  {model.title}, {dp} x {tp}")
-    return lines
+    "saved": what Muon does not keep. The others: what an update takes at its worst moment, beyond AdamW's at its own.
+    """
+    rows = [(row["bucket_size"], row["contender"], row) for row in found["sweep"]]
+    by_size: dict[int, dict[str, Any]] = {}
+    for size, name, row in rows:
+        by_size.setdefault(size, {})[name] = row
+    pairs = {each["zero1"]["largest_bucket"]: each for each in by_size.values()}
+    x = [size / 1e3 for size in pairs]
+    curves = {"saved": [each["zero1"]["mean_kept"] - each["muon"]["mean_kept"] for each in pairs.values()]}
+    for name, title in {"muon": "gather_all", "muon_owner": "owner"}.items():
+        curves[title] = [each[name]["mean_transient"] - each["zero1"]["mean_transient"] for each in pairs.values()]
+    return {title: (x, [size / 1e6 for size in sizes]) for title, sizes in curves.items()}
 
 
 def batch_lines(found: Found) -> list[str]:
-    """Return what Muon saves of the peak of a whole step on rank 0, with more and more tokens."""
-    lines = ["saved  AdamW peak  Muon peak  activations    update  tokens"]
-    for tokens, group in groupby(found["batches"], key=lambda row: row["tokens_per_rank"]):
-        pair = {row["contender"]: row for row in group}
-        adamw, muon = (pair[name]["peak"] for name in OURS)
-        stages = pair["muon"]["stages"]
-        update = max(size for stage, size in stages.items() if stage not in ("forward", "backward"))
-        sizes = zip((adamw, muon, max(stages["forward"], stages["backward"]), update), (12, 11, 13, 10), strict=True)
-        columns = "".join(f"{in_bytes(size):>{width}}" for size, width in sizes)
-        lines.append(f"{(adamw - muon) / adamw:>5.1%}{columns}{tokens:>8,}")
+    """Return the peak of a whole step on rank 0, in MB, with more and more tokens: AdamW's, then Muon's over it."""
+    lines = ["tokens   AdamW  " + "".join(f"{title:>9}" for title in PLANNED)]
+    peaks: dict[int, dict[str, int]] = {}
+    for row in found["batches"]:
+        peaks.setdefault(row["tokens_per_rank"], {})[row["contender"]] = row["peak"]
+    for tokens, each in peaks.items():
+        over = "".join(f"{(each[name] - each['zero1']) / 1e6:>+9.1f}" for name in ZERO1[1:])
+        lines.append(f"{tokens:>6,}{each['zero1'] / 1e6:>8.1f}  {over}")
     return lines
+
+
+# ---- Planned models ---------------------------------------------------------------------------------------
+
+
+def plan_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]:
+    """Return what Muon saves, the mean over a stage's ranks, and bounds of its update on the worst rank, in bytes.
+
+    Bounds: {column of PLANNED, or "MuonW" on FSDP2: bytes}, on NCCL, whose reduce-scatter of equal shards needs no
+    room, and with Newton–Schulz in bf16; of the stage for which each is largest. Raises ValueError where T does not
+    divide what it cuts.
+    """
+    saved, worst = 0.0, dict.fromkeys((*PLANNED, "MuonW"), 0)
+    for stage in stages(model, degrees.pp, degrees.ep):
+        here = 0.0
+        for weights, dp in ((stage.dense, degrees.dp), (stage.experts, degrees.replicas)):
+            if not weights:
+                continue
+            specs, muon = local_specs(weights, degrees.tp)
+            for column, (strategy, rule) in PLANNED.items():
+                size = BUCKET_RULES[rule](dp) if rule else 1
+                part = Zero1Part(plan_part(specs, muon, dp, degrees.tp, size, strategy))
+                worst[column] = max(worst[column], part.transient_bytes)
+            here += 4 * sum(specs[index].numel for index in muon) / dp
+            rows = FsdpPart(specs, frozenset(muon), dp, degrees.tp, [""] * len(specs))
+            worst["MuonW"] = max(worst["MuonW"], int(rows.step_bytes().max()))
+        saved = max(saved, here)
+    return saved, worst
+
+
+def published_lines() -> list[str]:
+    """Return what published models save and what Muon's update takes at most, in GB; a star: no more than was saved."""
+    lines = ["saved  " + "".join(f"{title:>9}" for title in (*PLANNED, "MuonW"))]
+    for name, degrees in PUBLISHED:
+        saved, worst = plan_updates(MODELS[name], degrees)
+        sizes = "".join(f"{size / 1e9:>8.2f}{'*' if size <= saved else ' '}" for size in worst.values())
+        lines.append(f"{saved / 1e9:>5.2f}  {sizes}  {MODELS[name].title}, {_words(degrees)}")
+    return lines
+
+
+def _words(degrees: Degrees) -> str:
+    return " ".join(f"{kind.upper()} {size}" for kind, size in degrees._asdict().items() if size > 1)

@@ -1,4 +1,4 @@
-"""One training step on the scales: what a baseline keeps, and what each stage of its step holds besides.
+"""One training step on the scales: what a contender keeps, and what each stage of its step holds besides.
 
 Everything is counted on storages (`model_states`, `storage_tracker`) and, where a layout decides it, predicted before.
 Bytes do not depend on what the numbers are, so the tokens are made up. Newton–Schulz computes in float32 here unless
@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from distmuon.optim.newton_schulz import BATCHED_ON_CPU
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
-from distmuon.verify.model_states import ModelStates, count, predict_rows, predict_shards
-from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient
+from distmuon.verify.model_states import ModelStates, count
 from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
-from distmuon.verify.strategy_predictions import whole_matrix_bytes
-from muonbook.measure.baselines import BASELINES, Trainer
+from muonbook.ch13.contenders import CONTENDERS
+from muonbook.measure.baselines import Trainer
 from muonbook.measure.trace import named_moves
 from muonbook.measure.workload import Workload
 
@@ -57,12 +55,12 @@ class Weighed(NamedTuple):
 def weigh(
     name: str, workload: Workload, grid: Grid, tracked: bool = True, compute_dtype: str | None = "float32"
 ) -> Weighed:
-    """Train the baseline `name` for a few steps and weigh the last. Collective.
+    """Train the contender `name` for a few steps and weigh the last. Collective.
 
     tracked: follow a whole step, operator by operator; else only what is kept is counted. compute_dtype: of
     Newton–Schulz; None leaves it to the optimizer, and then there is no bound.
     """
-    trainer = BASELINES[name].make(workload, grid, None)
+    trainer = CONTENDERS[name].make(workload, grid)
     if compute_dtype:
         compute_in(trainer, getattr(torch, compute_dtype))
     ids = _tokens(workload, grid)
@@ -77,12 +75,12 @@ def weigh(
     there = [ref for ref in there if size_of(ref) is not None]  # without gradients that live from step to update
     standing = sum(size_of(ref) or 0 for ref in there)
     place = (grid.dp.size, grid.tp.size, grid.dp.rank)
-    predicted = BASELINES[name].predict_states(workload, *place)
-    bound = predict_update(name, workload, *place, compute_dtype) if compute_dtype else None
+    predicted = CONTENDERS[name].states(workload, *place)
+    bound = CONTENDERS[name].update(workload, *place, compute_dtype) if compute_dtype else None
     found = Weighed(states, predicted, standing, bound, {}, 0, [])
     if not tracked:
         return found
-    homes = references(home for optimizer in trainer.optimizers for home in _homes(optimizer))
+    homes = _homes(trainer)
     with StorageTracker([*there, *homes, *references([ids])]) as whole:
         with whole.during("forward"), _backward_after(trainer, whole):
             trainer.forward_backward(ids, ids)
@@ -96,10 +94,10 @@ def _references(trainer: Trainer) -> list[StorageWeakRef]:
     return references(tensor for tensors in trainer.tensors().values() for tensor in tensors)
 
 
-def _homes(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the tensors by which parameters and gradients lie in flat storages: other storages, the same memory."""
-    buffers = getattr(optimizer, "buffers", None)
-    return [*buffers.parameter_homes, *buffers.gradient_homes] if buffers else []
+def _homes(trainer: Trainer) -> list[StorageWeakRef]:
+    """Return that by which parameters and gradients lie in flat storages: other storages, the same memory."""
+    buffers = [one.buffers for one in trainer.optimizers if isinstance(one, ShardedOptimizer)]
+    return references(home for one in buffers for home in (*one.parameter_homes, *one.gradient_homes))
 
 
 def compute_in(trainer: Trainer, dtype: torch.dtype) -> None:
@@ -131,40 +129,6 @@ def _backward_after(trainer: Trainer, tracker: StorageTracker) -> Iterator[None]
         handle.remove()
 
 
-# ---- Predicted --------------------------------------------------------------------------------------------
-
-
-def predict_update(
-    name: str, workload: Workload, dp: int, tp: int, dp_rank: int, compute_dtype: str = "float32"
-) -> int | None:
-    """Return an upper bound, in bytes, of what the update allocates at its worst moment; None for DTensor's.
-
-    AdamW's temporaries are three of the largest parameter that it meets (the default on a CPU: one after the other).
-    """
-    baseline = BASELINES[name]
-    layout, muon, _ = workload.plan(dp, tp, baseline.algorithm)
-    if baseline.states is predict_shards:
-        return predict_transient(
-            layout, tp, dp_rank, muon, gather_dtype=workload.gather_dtype, compute_dtype=compute_dtype
-        )
-    if baseline.states is predict_rows:
-        return None
-    specs = [spec for index, spec in enumerate(layout.specs) if index not in muon]
-    adamw = 3 * max(spec.numel * ITEM_BYTES[spec.dtype] for spec in specs)
-    matrices = [layout.specs[index] for index in muon]
-    return max(adamw, _whole_matrices(matrices, ITEM_BYTES[compute_dtype])) + STATISTICS_BYTES * (len(layout.specs) + 1)
-
-
-def _whole_matrices(specs: list[ParamSpec], compute: int) -> int:
-    """Return what our single-device Muon allocates for its largest batch, and one matrix not yet rounded to bf16."""
-    batches: dict[Any, int] = {}
-    for number, spec in enumerate(specs):
-        key = spec.shape if spec.numel <= BATCHED_ON_CPU else number
-        batches[key] = batches.get(key, 0) + spec.numel
-    largest = max((spec.numel * ITEM_BYTES[spec.dtype] for spec in specs), default=0)
-    return whole_matrix_bytes(ITEM_BYTES["bfloat16"], compute) * max(batches.values(), default=0) + largest
-
-
 # ---- A second count ---------------------------------------------------------------------------------------
 
 
@@ -194,7 +158,7 @@ def allocated_peak(run: Callable[[], object], device: torch.device) -> int:
 
 def cross_check(name: str, workload: Workload, grid: Grid) -> tuple[int, int]:
     """Return the peak of an update, on a grid of one rank, by StorageTracker and by the allocator."""
-    trainer = BASELINES[name].make(workload, grid, None)
+    trainer = CONTENDERS[name].make(workload, grid)
     ids = _tokens(workload, grid)
     found = []
     for step in range(3):
@@ -204,7 +168,7 @@ def cross_check(name: str, workload: Workload, grid: Grid) -> tuple[int, int]:
         elif step == 1:
             found.append(allocated_peak(trainer.update, grid.device))
         else:
-            with StorageTracker(_references(trainer)) as tracker:
+            with StorageTracker([*_references(trainer), *_homes(trainer)]) as tracker:
                 trainer.update()
             found.append(tracker.peak)
     return found[1], found[0]

@@ -1,14 +1,17 @@
 """Timelines: what every rank did during one step, from a trace; several traces one above the other.
 
 Two strips per rank: above, what its main thread was at; below, its collectives, in lanes where several fly at once,
-hatched while it waited for the last rank to arrive. The axis is the share of the step, for a trace shows when things
-happened and not how fast they are.
+hatched while it waited for the last rank to arrive. Callouts over the strips name what to look at, each with a bracket
+over its stretch of time. The axis is the share of the step, for a trace shows when things happened and not how fast
+they are.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,16 +21,16 @@ from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, 
 from muonbook.measure.trace import STEP, RankTrace, TracedCollective
 from muonbook.measure.trace_report import Interval, hull, intersection, length, meetings, union
 
-from muonbook.figures.style import box, dp_colour, mix, put  # isort: skip
+from muonbook.figures.style import box, dp_colour, mix, put, wide  # isort: skip
 
 NAMES, MOVES_HIGH, SENT_HIGH, GAP = 62.0, 17.0, 11.0, 7.0  # room for ranks' names; strips; between ranks
 PANEL = WIDTH - 2 * MARGIN - NAMES
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {  # kind -> colour, ranges drawn in it
-    "forward and backward": (mix(MUTED, CARD, 0.72), ("forward_backward",)),
-    "ZeRO-1's moves": (mix(COLD, CARD, 0.05), ("reduce_scatter", "norms", "all_gather")),
-    "gathers of momentum": (mix(COLD, CARD, 0.55), ("dp_gather", "tp_gather")),
+    "forward and backward": (mix(MUTED, CARD, 0.55), ("forward_backward",)),
+    "ZeRO-1's moves": (COLD, ("reduce_scatter", "norms", "all_gather")),
+    "gathers of momentum": (mix(COLD, "#4FA3E0", 0.75), ("dp_gather", "tp_gather")),
     "Newton–Schulz": (ACCENT, ("newton_schulz",)),
-    "elementwise": (mix(ACCENT, CARD, 0.62), ("momentum", "tp_shard", "dp_shard", "apply", "adamw")),
+    "elementwise": (mix(ACCENT, "#F2A0A8", 0.7), ("momentum", "tp_shard", "dp_shard", "apply", "adamw")),
     "blocked in wait()": (CARD, ("wait",)),  # last, because it lies inside others
 }
 SENT: dict[str, tuple[str, str, str]] = {  # what a rank does in a collective -> name, colour, hatch
@@ -35,6 +38,7 @@ SENT: dict[str, tuple[str, str, str]] = {  # what a rank does in a collective ->
     "transfer": ("transfer", mix(INK, CARD, 0.15), ""),
     "unknown": ("not known which", mix(INK, CARD, 0.5), ""),
 }
+NOTE, BRACKET, APART = 15.0, 7.0, 5.0  # a row of callouts; the brackets below them; between two in a row
 LANES = 3  # collectives at the same time that are drawn apart; more lie on top of each other
 
 
@@ -48,19 +52,32 @@ class Window(NamedTuple):
         return (moment - self.start) / (self.end - self.start)
 
 
+class Callout(NamedTuple):
+    """Words over a stretch of time, in microseconds. rank: at whose strips to look; None: at everybody's."""
+
+    words: str
+    start: float
+    end: float
+    rank: int | None = None
+
+
 def draw_timeline(
-    panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", note: str = "", within: str = "",
-    together: bool = False,
+    panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", note: str = "",
+    within: str | Window = "", together: bool = False, callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}),
+    rows: int = 0, whole_key: bool = False,
 ) -> Figure:  # fmt: skip
     """Draw one step of one or several traces.
 
-    panels: title -> the ranks of one run, as `trace.read` returns them. within: the name, or its beginning, of a range
-    that is drawn instead of the whole step. together: all panels on the scale of the longest, instead of each on its
-    own. Raises ValueError for no panel, and where a trace has no such step or range.
+    panels: title -> the ranks of one run, as `trace.read` returns them. within: a part that is drawn instead of the
+    whole step: the name of a range, or its beginning, or the part itself. together: all panels on the scale of the
+    longest, instead of each on its own. callouts: panel -> what is said over it. rows, whole_key: room for so many rows
+    of callouts, and a key of the whole step, so that pictures of several parts are of one size. Raises
+    ValueError for no panel, and where a trace has no such step or range.
     """
     windows, longest = _windows(panels, step, within)
     what = f"the longest{' step' * (not within)}" if together else "the part shown" if within else "the step"
-    shown = set().union(*(_shown(traces, windows[name]) for name, traces in panels.items()))
+    keyed = _windows(panels, step, "")[0] if whole_key else windows
+    shown = set().union(*(_shown(traces, keyed[name]) for name, traces in panels.items()))
     moves = [(kind, colour, "") for kind, (colour, _) in KINDS.items() if kind in shown]
     sent = [look for what, look in SENT.items() if what in shown]
     keys = {"Above, the move:": moves, "Below, collectives:": sent}
@@ -68,15 +85,15 @@ def draw_timeline(
     for name, traces in panels.items():
         mine = windows[name]
         scale = PANEL * ((mine.end - mine.start) / longest if together else 1.0)
-        blocks.append(_panel(name, traces, mine, scale))
+        blocks.append(_panel(name, traces, mine, scale, callouts.get(name, ()), rows))
     return card(title, note, *blocks, _axis(f"share of {what}"))
 
 
 def describe_timeline(
-    panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", within: str = "", together: bool = False,
-    note: str = "",
+    panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", within: str | Window = "",
+    together: bool = False, callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), **_: Any,
 ) -> str:  # fmt: skip
-    """Return alt text for `draw_timeline`: per rank, the shares of the step."""
+    """Return alt text for `draw_timeline`: per rank, the shares of the step; and what the callouts say."""
     told = []
     windows, longest = _windows(panels, step, within)
     for name, traces in panels.items():
@@ -91,11 +108,17 @@ def describe_timeline(
             ranks.append(f"{trace.title} {shares}")
         size = f" ({(mine.end - mine.start) / longest:.0%} of the longest)" if together else ""
         told.append(f"{name}{size}: {'; '.join(ranks)}")
+        if said := [
+            f"{c.words} ({mine.share(c.start):.0%} to {mine.share(c.end):.0%})" for c in callouts.get(name, ())
+        ]:
+            told.append(f"Labelled: {'; '.join(said)}")
     return f"{head(title, 'Timeline of a step')} Shares of the step. {'. '.join(told)}."
 
 
-def window(traces: Sequence[RankTrace], step: int, within: str = "") -> Window:
+def window(traces: Sequence[RankTrace], step: int = 0, within: str | Window = "") -> Window:
     """Return the hull of the ranks' ranges "step {step}", or of those `within` it. Errors as for `draw_timeline`."""
+    if isinstance(within, Window):
+        return within
     steps = [activity for trace in traces for activity in trace.ranges if activity.name == f"{STEP}{step}"]
     if not steps:
         raise ValueError(f"the trace has no range {STEP}{step}; record it with recording.record.")
@@ -108,7 +131,9 @@ def window(traces: Sequence[RankTrace], step: int, within: str = "") -> Window:
     return Window(start, end)
 
 
-def _windows(panels: Mapping[str, Sequence[RankTrace]], step: int, within: str) -> tuple[dict[str, Window], float]:
+def _windows(
+    panels: Mapping[str, Sequence[RankTrace]], step: int, within: str | Window
+) -> tuple[dict[str, Window], float]:
     """Return every panel's window, and how long the longest is."""
     if not panels:
         raise ValueError("no trace to draw; give at least one panel.")
@@ -165,7 +190,9 @@ def _lanes(collectives: Sequence[TracedCollective]) -> list[tuple[TracedCollecti
     return found
 
 
-def _panel(name: str, traces: Sequence[RankTrace], mine: Window, scale: float) -> Block:
+def _panel(
+    name: str, traces: Sequence[RankTrace], mine: Window, scale: float, callouts: Sequence[Callout], rows: int
+) -> Block:
     pitch = MOVES_HIGH + SENT_HIGH + GAP
     waits, laid = _waits(traces), {trace.rank: _lanes(trace.collectives) for trace in traces}
     thin = SENT_HIGH / (1 + max((lane for lanes in laid.values() for _, lane in lanes), default=0))
@@ -173,6 +200,10 @@ def _panel(name: str, traces: Sequence[RankTrace], mine: Window, scale: float) -
     def place(interval: Interval) -> tuple[float, float]:
         start, end = (min(max(mine.share(moment), 0.0), 1.0) for moment in interval)
         return MARGIN + NAMES + scale * start, scale * (end - start)
+
+    def middle(interval: Interval) -> float:
+        x, across = place(interval)
+        return x + across / 2
 
     def fill(axes: Axes, y: float, high: float, interval: Interval, colour: str, gid: str, hatch: str = "") -> None:
         x, wide = place(interval)
@@ -191,14 +222,82 @@ def _panel(name: str, traces: Sequence[RankTrace], mine: Window, scale: float) -
                 _, colour, hatch = SENT[what]
                 fill(axes, y, thin - 0.6, interval, colour, f"{gid}-{what}", hatch)
 
+    spots = _spots(callouts, [middle((c.start, c.end)) for c in callouts], rows)
+    rows = max([rows, *(row + 1 for _, row in spots)])
+    above = ROW + 9 + (rows * NOTE + BRACKET if rows else 0)
+    places = {trace.rank: n for n, trace in enumerate(traces)}
+
     def paint(axes: Axes, top: float) -> None:
         put(axes, MARGIN, top + 5, name, bold=True)
+        first = top + above
         for n, trace in enumerate(traces):
-            y = top + ROW + 9 + n * pitch
-            box(axes, MARGIN + NAMES, y, scale, MOVES_HIGH + SENT_HIGH + 1, mix(MUTED, CARD, 0.9))
+            y = first + n * pitch
+            box(axes, MARGIN + NAMES, y, scale, MOVES_HIGH + SENT_HIGH + 1, mix(MUTED, CARD, 0.88))
             paint_rank(axes, y, trace)
+        for callout, (left, row) in zip(callouts, spots, strict=True):
+            x, across = place((callout.start, callout.end))
+            _call_out(axes, callout.words, left, first - BRACKET - NOTE * (row + 1), (x, across), first - 2)
+            if callout.rank is not None:
+                strips = first + pitch * places[callout.rank]
+                _frame(axes, x, across, first - 2, strips, gid=f"callout-{callout.words}")
 
-    return ROW + 9 + pitch * len(traces), paint
+    return above + pitch * len(traces), paint
+
+
+def _spots(callouts: Sequence[Callout], middles: Sequence[float], most: int) -> list[tuple[float, int]]:
+    """Return for each callout its words' left edge and their row, 0 the lowest: none on another, nor on its stem.
+
+    middles: of the brackets. The fewest rows that will do; words stand over the middle of theirs if there is room, else
+    beside it. Where `most` rows, or else one for each, are too few for that, stems run behind words.
+    """
+    rooms = [wide(callout.words) for callout in callouts]
+
+    def place(placed: list[tuple[float, int]], rows: int, strict: bool) -> list[tuple[float, int]] | None:
+        if (n := len(placed)) == len(callouts):
+            return placed
+        for row, part in itertools.product(range(rows), (0.5, 0.75, 0.25, 0.97, 0.03)):
+            left = min(max(middles[n] - part * rooms[n], MARGIN), WIDTH - MARGIN - rooms[n])
+            before = zip(placed, rooms, middles, strict=False)
+            if not any(_collide((left, row), rooms[n], middles[n], *other, strict) for other in before):
+                found = place([*placed, (left, row)], rows, strict)
+                if found is not None:
+                    return found
+        return None
+
+    few = most or len(callouts)
+    tries = [*((rows, strict) for strict in (True, False) for rows in range(few + 1)), (len(callouts), False)]
+    found = (place([], rows, strict) for rows, strict in tries)
+    return next(spots for spots in found if spots is not None)  # a row for each always does
+
+
+def _collide(
+    spot: tuple[float, int], room: float, stem: float, other: tuple[float, int], its_room: float, its_stem: float,
+    strict: bool,
+) -> bool:  # fmt: skip
+    """Say whether words lie on others, or, if strict, a stem crosses words below its own."""
+    (left, row), (start, level) = spot, other
+    if row == level:
+        return left < start + its_room + APART and start < left + room + APART
+    crossed, width, crossing = (start, its_room, stem) if row > level else (left, room, its_stem)
+    return strict and crossed - 2 < crossing < crossed + width + 2
+
+
+def _call_out(axes: Axes, words: str, left: float, top: float, extent: tuple[float, float], floor: float) -> None:
+    """Write words, and draw a bracket over `extent`, left and width, that reaches down to `floor`; and their stem."""
+    (x, across), y = extent, floor - BRACKET + 2
+    put(axes, left, top, words, bold=True, bbox={"fc": CARD, "lw": 0.0, "pad": 1.0}, zorder=4)
+    stem = min(max(x + across / 2, left + 1), left + wide(words) - 1)
+    axes.plot([stem, stem], [top + NOTE - 2, y], color=INK, lw=1.0)
+    axes.plot([x, x, x + across, x + across], [floor, y, y, floor], color=INK, lw=1.4, solid_joinstyle="miter")
+
+
+def _frame(axes: Axes, x: float, across: float, top: float, strips: float, gid: str) -> None:
+    """Lead a bracket's sides down to one rank's strips, and around them."""
+    bottom = strips + MOVES_HIGH + SENT_HIGH + 2
+    for side in (x, x + across):
+        axes.plot([side, side], [top, strips], color=CARD, lw=2.6)
+        axes.plot([side, side], [top, strips], color=INK, lw=1.0, ls=(0, (2, 1.5)))
+    box(axes, x, strips - 1, across, bottom - strips, "none", ec=INK, lw=1.6, fill=False, gid=gid)
 
 
 def _name_rank(axes: Axes, top: float, trace: RankTrace) -> None:

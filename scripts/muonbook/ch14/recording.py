@@ -37,7 +37,8 @@ from muonbook.measure.trace import GPU_WORK, STEP, Event, computing, gloo_ranges
 MARK = "ledger "  # how the names of marks begin
 ABOUT = (
     "Recorded by torch.profiler, which takes time itself. Processes are ranks of one machine, on its clock; ts and dur "
-    "are microseconds, ts from the first event."
+    "are microseconds, ts from the first event. A collective's arguments name its group, the ranks in it, what it is "
+    "for and its payload in bytes."
 )
 MAIN, STREAMS = 1, 100  # thread numbers in a merged trace; gloo's are 2, 3, ..., stream 7 is 107
 
@@ -104,7 +105,8 @@ def trim(trace: dict[str, Any], rank: int, title: str, groups: Mapping[str, Sequ
     """Return one rank's trace with what belongs to its steps, as plain events that `merge` can put beside others.
 
     trace: as exported by the profiler. groups: name -> global ranks in it. Kept are named ranges, the outermost
-    operators, collectives (their issue, and their execution with group, sequence, label and bytes), and the GPU's work.
+    operators, collectives (their issue and their execution, both with group, ranks, sequence, label and bytes), and
+    the GPU's work.
     Times are microseconds, on the machine's clock. Raises ValueError where there is no range "step 0".
     """
     origin = trace.get("baseTimeNanoseconds", 0) / 1e3
@@ -122,12 +124,13 @@ def trim(trace: dict[str, Any], rank: int, title: str, groups: Mapping[str, Sequ
     threads = _deal_out(asked, executions)
     on_main = [event for event in timed if event["tid"] == main]
     ranges = [event for event in named_ranges(on_main) if not event["name"].startswith(MARK)]
-    kept = [_event(event, "cpu_op", MAIN, "Input Dims") for event in [*computing(on_main), *issues]]
+    kept = [_event(event, "cpu_op", MAIN, "Input Dims") for event in computing(on_main)]
+    kept += [_issued(request, groups) for wanted in asked.values() for request in wanted]
     kept += [_event(event, "user_annotation", MAIN) for event in ranges]
     names, lanes = {MAIN: "main"}, dict[Any, int]()
     for tid in sorted(threads, key=lambda tid: (threads[tid], next(e["ts"] for e in executions if e["tid"] == tid))):
         lanes[tid] = MAIN + 1 + len(lanes)
-        names[lanes[tid]] = f"gloo {threads[tid]}".strip()
+        names[lanes[tid]] = _thread_name(threads[tid], groups)
     for group, wanted in asked.items():
         for event, request in _paired(wanted, _queue(executions, threads, group)):
             kept.append(_executed(event, request, lanes[event["tid"]], groups.get(group), origin))
@@ -139,13 +142,15 @@ def trim(trace: dict[str, Any], rank: int, title: str, groups: Mapping[str, Sequ
             kept.append(event | {"tid": STREAMS + event["tid"]})
             names[STREAMS + event["tid"]] = f"stream {event['tid']}"
     events = [event | {"pid": rank, "ts": event["ts"] + origin} for event in kept]
-    return {"rank": rank, "title": title, "threads": names, "events": events}
+    members = {name: list(ranks) for name, ranks in groups.items()}
+    return {"rank": rank, "title": title, "threads": names, "groups": members, "events": events}
 
 
 def merge(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one Chrome trace of what `trim` returned on every rank: ranks are processes, times begin at 0.
 
-    The same traces give the same text: events are sorted, keys stand in one order, times are rounded to nanoseconds.
+    Its "distributedInfo" lists all groups with their ranks, as the profiler's own does for one rank. The same traces
+    give the same text: events are sorted, keys stand in one order, times are rounded to nanoseconds.
     """
     origin = min(event["ts"] for trace in traces for event in trace["events"])
     events: list[Event] = []
@@ -164,7 +169,13 @@ def merge(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
     timed.sort(key=lambda e: (e["ts"], e["pid"], e["tid"], -e["dur"], e["name"]))
     keys = ("ph", "bp", "id", "cat", "name", "pid", "tid", "ts", "dur", "args")
     ordered = [{key: event[key] for key in keys if key in event} for event in [*events, *timed, *_arrows(timed)]]
-    return {"schemaVersion": 1, "displayTimeUnit": "ms", "merged": True, "about": ABOUT, "traceEvents": ordered}
+    groups = sorted({(name, tuple(ranks)) for trace in traces for name, ranks in trace["groups"].items()})
+    world = {
+        "world_size": len(traces),
+        "pg_config": [{"pg_desc": name, "pg_size": len(ranks), "ranks": list(ranks)} for name, ranks in groups],
+    }
+    about = {"schemaVersion": 1, "displayTimeUnit": "ms", "merged": True, "about": ABOUT, "distributedInfo": world}
+    return about | {"traceEvents": ordered}
 
 
 def _arrows(timed: Sequence[Event]) -> list[Event]:
@@ -184,6 +195,17 @@ def _event(event: Event, category: str, tid: int, *arguments: str) -> Event:
     return found | {"args": kept} if kept else found
 
 
+def _thread_name(group: str, groups: Mapping[str, Sequence[int]]) -> str:
+    """Return the name of a thread of gloo's: its group, and the ranks that meet there."""
+    return f"gloo {group}: ranks {', '.join(map(str, groups[group]))}" if group in groups else f"gloo {group}".strip()
+
+
+def _issued(request: Event, groups: Mapping[str, Sequence[int]]) -> Event:
+    """Return the call of a collective on the main thread, with what it asks for."""
+    kept = _event(request["call"], "cpu_op", MAIN, "Input Dims")
+    return kept | {"args": _about(request, groups.get(request["group"])) | kept.get("args", {})}
+
+
 def _asked(marks: Sequence[Event], issues: Sequence[Event]) -> dict[str, list[Event]]:
     """Return, per group, what was asked of it: the issuing operator, with what the ledger was told, in order."""
     found: dict[str, list[Event]] = defaultdict(list)
@@ -194,7 +216,7 @@ def _asked(marks: Sequence[Event], issues: Sequence[Event]) -> dict[str, list[Ev
         else:
             op, group, size, label = told.pop(event["tid"], (event["name"], "", None, ""))
             about = {"op": op, "group": group, "sequence": len(found[group]), "bytes": size, "label": label}
-            found[group].append(about | {"ts": event["ts"], "sizes": _sizes(event)})
+            found[group].append(about | {"call": event, "ts": event["ts"], "sizes": _sizes(event)})
     return dict(found)
 
 
@@ -244,7 +266,7 @@ def _paired(asked: Sequence[Event], queue: Sequence[Event]) -> list[tuple[Event,
 def _executed(event: Event, wanted: Event | None, tid: int, ranks: Sequence[int] | None, origin: float) -> Event:
     """Return an execution with what was asked for: group, sequence, label and bytes."""
     kept = _event(event, "user_annotation", tid, "Input Dims")
-    return kept if wanted is None else kept | {"args": _about(wanted, ranks, origin) | kept.get("args", {})}
+    return kept if wanted is None else kept | {"args": _executing(wanted, ranks, origin) | kept.get("args", {})}
 
 
 def _carried_out(
@@ -254,12 +276,16 @@ def _carried_out(
     group = event.get("args", {}).get("Process Group Description", "")
     group = "world" if group == "default_pg" else group
     wanted = next(open_.get(group, iter(())), None)
-    return event if wanted is None else event | {"args": event["args"] | _about(wanted, groups.get(group), origin)}
+    return event if wanted is None else event | {"args": event["args"] | _executing(wanted, groups.get(group), origin)}
 
 
-def _about(wanted: Event, ranks: Sequence[int] | None, origin: float) -> dict[str, Any]:
+def _executing(wanted: Event, ranks: Sequence[int] | None, origin: float) -> dict[str, Any]:
+    return _about(wanted, ranks) | {"Issued": wanted["ts"] + origin}
+
+
+def _about(wanted: Event, ranks: Sequence[int] | None) -> dict[str, Any]:
     args = {"Collective name": wanted["op"], "Process Group Description": wanted["group"],
-            "Sequence": wanted["sequence"], "Issued": wanted["ts"] + origin}  # fmt: skip
+            "Sequence": wanted["sequence"]}  # fmt: skip
     if ranks is not None:
         args["Process Group Ranks"] = list(ranks)
     if wanted["bytes"] is not None:

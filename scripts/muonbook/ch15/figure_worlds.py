@@ -1,133 +1,116 @@
-"""The map of planned worlds: which T makes a step shortest, and what Muon adds there, over worlds and links."""
+"""Every planned world, in frames: five models on more and more ranks, Muon's step over AdamW's, by four algorithms."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from muonbook.figures.plots import card, head
-from muonbook.figures.style import ACCENT, CARD, MARGIN, MUTED, PADDING, ROW, WIDTH, Block, box, ink_on, mix, put
-from muonbook.planner.fabrics import NODE
+from muonbook.figures.player import Frame
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, ROW, TEXT, WIDTH, Block, box, mix
 
-NAMES, CELL_HIGH, GAP = 44.0, 23.0, 2.0  # room for the names of worlds, height of a cell, between cells
-DARKEST = 3.0  # times AdamW's step: the end of the scale
-SCALE = (1.0, 1.1, 1.3, 2.0, 3.0)
-NOTHING = {"no batch": "no batch", "no room": "no room"}
-IN_A_CELL = "In a cell: the T of the shortest step, and how much longer Muon's is than ZeRO-1 AdamW's."
-SPANS_NODES = "† T spans nodes, which nobody does."
-NO_BATCH = "No batch: less than one sequence for a rank."
+from muonbook.figures.style import page, put, text_block  # isort: skip
+
+NAMES = {"bucketed": "bucketed", "flat": "flat", "flat_cut": "flat + cut", "owner": "owner"}
+LOOKS = {
+    "bucketed": ACCENT,
+    "flat": mix(ACCENT, "#FFFFFF", 0.45),
+    "flat_cut": COLD,
+    "owner": mix(COLD, "#FFFFFF", 0.45),
+}
+TICKS = (1.0, 1.5, 2.0, 4.0, 8.0)  # times AdamW's step; the last one is where the scale ends
+LEFT, RIGHT = MARGIN + 74.0, WIDTH - MARGIN - 46.0  # of the bars: names before them, ratios behind
+BAR, AXIS = 13.0, 20.0
+WITHOUT_ROOM = "Hollow: the step's own buffers do not fit into 80 GB beside the model states."
 
 
-def draw_worlds(found: dict[str, Any], tokens: int = 1 << 22, title: str = "", note: str = "") -> Figure:
-    """Draw one panel per model: worlds downwards, links across; a cell holds the best T, and Muon's step over AdamW's.
+def frames_of_worlds(worlds: Mapping[str, Any], fabric: str, tokens: int) -> list[Frame]:
+    """Return a frame for every number of ranks in book/results/worlds.json, on one fabric, with one batch.
 
-    found: what `planned_worlds.survey` returned. tokens: per step, one of those surveyed.
-    Raises ValueError, naming those there are, for other tokens.
+    Raises ValueError, naming those there are, for a batch or a fabric that was not surveyed.
     """
-    cells = _cells(found, tokens)
-    fabrics = [each["title"] for each in found["assumptions"]["fabrics"].values()]
-    panels = [_panel(found["models"][model]["title"], rows) for model, rows in cells.items()]
-    every = [cell for worlds in cells.values() for row in worlds.values() for cell in row]
-    spans, lacks = any((c["tp"] or 0) > NODE for c in every), any(c.get("why") == "no batch" for c in every)
-    told = " ".join(filter(None, [note, IN_A_CELL, SPANS_NODES * spans, NO_BATCH * lacks]))
-    return card(title, told, _heads(fabrics), *panels, _scale())
+    every = worlds["cells"]
+    for name, asked in (("fabric", fabric), ("tokens", tokens)):
+        if asked not in (known := sorted({cell[name] for cell in every})):
+            raise ValueError(f"{name} is {asked!r}; the survey has {', '.join(map(str, known))}.")
+    here = [cell for cell in every if (cell["fabric"], cell["tokens"]) == (fabric, tokens)]
+    mine = [cell for cell in here if cell["algorithm"] in NAMES]
+    titles = {name: model["title"] for name, model in worlds["models"].items()}
+    sizes = sorted({cell["ranks"] for cell in mine})
+    return [_frame(ranks, titles, [cell for cell in mine if cell["ranks"] == ranks]) for ranks in sizes]
 
 
-def describe_worlds(found: dict[str, Any], tokens: int = 1 << 22, title: str = "") -> str:
-    """Return alt text for `draw_worlds`, with every cell."""
-    told = [head(title, f"Best T and Muon's step over ZeRO-1 AdamW's, {tokens:,} tokens per step")]
-    titles = {name: each["title"] for name, each in found["assumptions"]["fabrics"].items()}
-    for model, worlds in _cells(found, tokens).items():
-        lines = []
-        for ranks, row in worlds.items():
-            each = ", ".join(f"{titles[cell['fabric']]} {_words(cell)}" for cell in row)
-            lines.append(f"{ranks:,} ranks: {each}")
-        told.append(f"{found['models'][model]['title']}. {'; '.join(lines)}.")
-    return " ".join(told)
+def _frame(ranks: int, titles: Mapping[str, str], cells: Sequence[Mapping[str, Any]]) -> Frame:
+    head = f"On {ranks:,} ranks: Muon's step / AdamW's"
+    panels, told = [], []
+    for model, title in titles.items():
+        rows = {cell["algorithm"]: cell for cell in cells if cell["model"] == model}
+        panels.append(_panel(title, rows))
+        told.append(f"{title}{_grids(rows)}: {_words(rows)}.")
+    blocks = [text_block(head, TEXT), _axis(len(titles)), *panels, text_block(WITHOUT_ROOM)]
+    return Frame(page(blocks), f"{head}. {' '.join(told)}", _caption(cells))
 
 
-def _cells(found: dict[str, Any], tokens: int) -> dict[str, dict[int, list[dict[str, Any]]]]:
-    """Return the cells of this batch: model -> ranks -> one per fabric."""
-    surveyed = sorted({cell["tokens"] for cell in found["cells"]})
-    if tokens not in surveyed:
-        raise ValueError(f"tokens is {tokens}; the survey has {', '.join(map(str, surveyed))}.")
-    planned = {row["ranks"] for row in found["layouts"]}  # the other worlds are there for "DP = TP" only
-    sorted_out: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    for cell in found["cells"]:
-        if cell["tokens"] == tokens and cell["ranks"] in planned:
-            sorted_out.setdefault(cell["model"], {}).setdefault(cell["ranks"], []).append(cell)
-    return sorted_out
+def _caption(cells: Sequence[Mapping[str, Any]]) -> str:
+    def most(name: str) -> str:
+        return times(max(cell["over_adamw"] for cell in cells if cell["algorithm"] == name and cell["tp"]))
+
+    return f"At most: bucketed {most('bucketed')}, flat + cut {most('flat_cut')}."
 
 
-def _words(cell: dict[str, Any]) -> str:
-    return NOTHING[cell["why"]] if cell["tp"] is None else f"{_tp(cell)}, {_times(cell['over_adamw'])}"
+def _words(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    if all(cell["tp"] is None for cell in rows.values()):
+        return next(cell["why"] for cell in rows.values())
+    room = {True: "", False: " without room for its buffers"}
+    return ", ".join(f"{NAMES[name]} {times(rows[name]['over_adamw'])}{room[rows[name]['has_room']]}" for name in NAMES)
 
 
-def _tp(cell: dict[str, Any]) -> str:
-    return f"T {cell['tp']}" + "†" * (cell["tp"] > NODE)
+def times(ratio: float) -> str:
+    """Return a ratio as it is written here: "1.07x"."""
+    return f"{ratio:.2f}×"
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f}×" if ratio < 9.995 else f"{ratio:.1f}×"
+def _place(ratio: float) -> float:
+    """Return where a ratio lies on the card, on a logarithmic scale that begins at 1."""
+    return LEFT + (RIGHT - LEFT) * max(0.0, min(1.0, math.log(ratio) / math.log(TICKS[-1])))
 
 
-def _colour(ratio: float) -> str:
-    """Return the shade of a ratio: the card at 1, the accent at `DARKEST` and beyond, logarithmic between."""
-    return mix(CARD, ACCENT, max(0.0, min(1.0, math.log(ratio) / math.log(DARKEST))))
+def _panel_height() -> float:
+    return ROW + 2 + BAR * len(NAMES) + 5
 
 
-def _across(columns: int) -> float:
-    return (WIDTH - 2 * MARGIN - NAMES) / columns
-
-
-def _heads(fabrics: list[str]) -> Block:
-    wide = _across(len(fabrics))
-
+def _axis(panels: int) -> Block:
     def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top + 4 + ROW, "ranks", color=MUTED)
-        for column, title in enumerate(fabrics):
-            middle = MARGIN + NAMES + (column + 0.5) * wide
-            first, _, second = title.partition(", ") if "," in title else title.partition(" for ")
-            second = second if "," in title else f"for {second}"
-            put(axes, middle, top + 4, first, "center")
-            put(axes, middle, top + 4 + ROW, second, "center")
+        for tick in TICKS:
+            put(axes, _place(tick), top, f"{tick:g}×", "center", color=MUTED)
+            axes.vlines([_place(tick)], top + AXIS - 3, top + AXIS + panels * _panel_height() - 4, PADDING, lw=0.7)
 
-    return 8 + 2 * ROW, paint
+    return AXIS, paint
 
 
-def _panel(title: str, worlds: dict[int, list[dict[str, Any]]]) -> Block:
+def _panel(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Block:
     def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top + 3, title, bold=True)
-        for n, (ranks, row) in enumerate(worlds.items()):
-            y, wide = top + 6 + ROW + n * CELL_HIGH, _across(len(row))
-            put(axes, MARGIN + NAMES - 8, y + 4, f"{ranks:,}", "right")
-            for column, cell in enumerate(row):
-                _paint_cell(axes, MARGIN + NAMES + column * wide, y, wide - GAP, cell)
+        put(axes, MARGIN, top, title + _grids(rows), bold=True)
+        if all(cell["tp"] is None for cell in rows.values()):
+            put(axes, LEFT, top + ROW + 2, next(cell["why"] for cell in rows.values()), color=MUTED)
+            return
+        for number, name in enumerate(NAMES):
+            _bar(axes, top + ROW + 2 + BAR * number, name, rows[name])
 
-    return 14 + ROW + CELL_HIGH * len(worlds), paint
-
-
-def _paint_cell(axes: Axes, x: float, y: float, wide: float, cell: dict[str, Any]) -> None:
-    name = f"cell-{cell['model']}-{cell['ranks']}-{cell['fabric']}"
-    if cell["tp"] is None:
-        box(axes, x, y, wide, CELL_HIGH - GAP, CARD, ec=PADDING, lw=0.6, gid=name)
-        put(axes, x + wide / 2, y + 4, NOTHING[cell["why"]], "center", color=MUTED)
-        return
-    colour = _colour(cell["over_adamw"])
-    box(axes, x, y, wide, CELL_HIGH - GAP, colour, ec=PADDING, lw=0.6, gid=name)
-    put(axes, x + 5, y + 4, _tp(cell).removeprefix("T "), color=ink_on(colour))
-    put(axes, x + wide - 5, y + 4, _times(cell["over_adamw"]), "right", color=ink_on(colour))
+    return _panel_height(), paint
 
 
-def _scale() -> Block:
-    def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top + 4, "Muon's step over AdamW's:", color=MUTED)
-        for n, ratio in enumerate(SCALE):
-            x, y, label = MARGIN + 46 * n, top + ROW + 7, f"{ratio:g}×" + "+" * (ratio == DARKEST)
-            box(axes, x, y, 44, CELL_HIGH - GAP, _colour(ratio), ec=PADDING, lw=0.6, gid=f"scale-{ratio:g}")
-            put(axes, x + 22, y + 4, label, "center", color=ink_on(_colour(ratio)))
+def _grids(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return which T the algorithms have their shortest steps at."""
+    found = sorted({cell["tp"] for cell in rows.values() if cell["tp"]})
+    return f", T = {' or '.join(map(str, found))}" if found else ""
 
-    return ROW + CELL_HIGH + 8, paint
+
+def _bar(axes: Axes, y: float, name: str, cell: Mapping[str, Any]) -> None:
+    end, look = _place(cell["over_adamw"]), LOOKS[name]
+    fill = look if cell["has_room"] else CARD
+    put(axes, LEFT - 6, y - 1, NAMES[name], "right", color=MUTED)
+    box(axes, LEFT, y + 1, max(end - LEFT, 1.5), BAR - 3, fill, ec=look, lw=1.2, gid=f"{name}-{cell['model']}")
+    put(axes, WIDTH - MARGIN, y - 1, times(cell["over_adamw"]), "right", color=INK)

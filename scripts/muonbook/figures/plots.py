@@ -231,16 +231,19 @@ def apart(wanted: Mapping[str, float], least: float, low: float, high: float) ->
 
 
 def draw_bars(
-    rows: Mapping[str, float | Parts], title: str = "", note: str = "", unit: str = "B", grouped: bool = False
-) -> Figure:
+    rows: Mapping[str, float | Parts], title: str = "", note: str = "", unit: str = "B", grouped: bool = False,
+    most: float = 0.0,
+) -> Figure:  # fmt: skip
     """Draw horizontal bars with their values.
 
     rows: label -> value, or label -> {part: value}: parts are stacked, or drawn one under the other if `grouped`.
-    unit: "B" prints kB, MB, GB; any other is printed after three digits. Raises ValueError for no rows, more than five
-    parts, and values that are negative or not finite.
+    unit: "B" prints kB, MB, GB; any other is printed after three digits. most: what the whole width stands for, so that
+    frames share a scale; 0: the longest bar. Raises ValueError for no rows, more than five parts, and values that are
+    negative or not finite.
     """
     split, parts = _parts(rows)
-    total = max(max(p.values()) if grouped else sum(p.values()) for p in split.values()) or 1.0
+    total = max(max(p.values()) if grouped else sum(p.values()) for p in split.values())
+    total = max(total, most) or 1.0
     scale, thick = (WIDTH - 2 * MARGIN) / total, 9.0 if grouped and len(parts) > 1 else 15.0
     looks = {"": (MUTED, "")} if parts == [""] else _part_looks(parts)
     pitch = ROW + 12 + thick * (len(parts) if grouped else 1)
@@ -250,7 +253,8 @@ def draw_bars(
         if not part and (optimizer := optimizer_of(label)):
             colour = OPTIMIZERS[optimizer]["color"]
         width = split[label].get(part, 0.0) * scale
-        box(axes, x, y, width, thick - 1, colour, hatch=hatch, ec=INK, lw=0.8 * bool(hatch), gid=f"bar-{label}-{part}")
+        edge = 0.8 * bool(hatch and width)  # of nothing there is no edge
+        box(axes, x, y, width, thick - 1, colour, hatch=hatch, ec=INK, lw=edge, gid=f"bar-{label}-{part}")
         return width
 
     def paint(axes: Axes, top: float) -> None:

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from distmuon.models.networks import Transformer
+from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.routing import by_algorithm, groups_for
@@ -182,11 +183,25 @@ def make_torch_zero(workload: Workload, grid: Grid, bucket_mb: float | None = No
 
 
 def make_muon(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
+    return make_strategy(workload, grid, "gather_all", workload.bucket_size)
+
+
+def make_strategy(workload: Workload, grid: Grid, strategy: str, bucket_size: int) -> Trainer:
+    """Return distributed Muon with one of its strategies. bucket_size: elements."""
     model = sliced_model(workload, grid)
-    options: dict[str, Any] = workload.hyperparameters | {"bucket_size": workload.bucket_size}
+    options: dict[str, Any] = workload.hyperparameters | {"strategy": strategy, "bucket_size": bucket_size}
     if workload.gather_dtype is not None:
         options["gather_dtype"] = getattr(torch, workload.gather_dtype)
     return Trainer(model, [DistributedMuon(groups_for(model, "muon"), grid, **options)])
+
+
+def make_fsdp2(workload: Workload, grid: Grid, muonw: bool, **options: Any) -> Trainer:
+    """Return torch's AdamW or our MuonW on FSDP2, layer by layer. options: of `fully_shard`."""
+    model = sliced_model(workload, grid)
+    shard_by_rows([*model.blocks, model], grid, **options)
+    if muonw:
+        return Trainer(model, [MuonW(groups_for(model, "muon"), **workload.hyperparameters)])
+    return Trainer(model, [_adamw(workload, model.parameters())])
 
 
 def make_muon_ddp(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:

@@ -8,8 +8,8 @@ f    (D - 1) / D: the part of a gathered bucket that a ring makes every rank sen
 s    in [1, D]: how many DP ranks own a piece of a matrix, on average, weighted by the matrices' sizes
 
 Sources: the ring algorithms (Patarasuk and Yuan 2009); ZeRO (Rajbhandari et al. 2020, section 7); and for Muon,
-Moonlight (Liu et al. 2025, section 2.3), whose "(1, 1.25]" is `ratio` with g = w = 4, m = 2 and T = 1. The TP term is
-ours: the paper leaves it out.
+Moonlight (Liu et al. 2025, section 2.3), whose "(1, 1.25]" is `ratio` of "gather_cut" with g = w = 4, m = 2 and T = 1,
+from s = 1 to s = D. The TP terms are ours: the paper leaves them out, in a footnote.
 
 The formulas know matrices and nothing else. A real step also sends padding, the parameters that belong to AdamW, and
 the norms of the gradients: `beside` counts these from the map's sizes alone, so that formula + beside = prediction,
@@ -42,22 +42,39 @@ def zero1_adamw(dp: int, n: int, g: int, w: int) -> Fraction:
     return sent_share(dp) * n * (g + w)
 
 
-def gather_all_muon(dp: int, tp: int, n: int, g: int, w: int, m: int, s: Exact) -> Fraction:
-    """Return f n (g + w + m) + (T - 1) m n s / D.
+def momentum_sent(strategy: str, dp: int, tp: int, s: Exact) -> Fraction:
+    """Return how many of n elements a rank sends so that Newton–Schulz sees whole matrices, which TP cuts if T > 1.
 
-    ZeRO-1, the DP gather, and the TP gather by all who own a piece.
+    gather_all    (D - 1) / D      +  (T - 1) s / D       buckets over DP; over TP by all who own a piece
+    gather_cut    (s - 1) / D      +  (T - 1) s / D       pieces to the matrix's other owners; over TP the same
+    owner         0                +  2 (T - 1) / (T D)   blocks to one owner, and blocks of the update back
+
+    Raises ValueError for another strategy.
     """
-    return sent_share(dp) * n * (g + w + m) + Fraction((tp - 1) * m * n, dp) * s
+    all_own = Fraction(tp - 1, dp) * s
+    found = {
+        "gather_all": sent_share(dp) + all_own,
+        "gather_cut": Fraction(s - 1) / dp + all_own,
+        "owner": Fraction(2 * (tp - 1), tp * dp),
+    }
+    if strategy not in found:
+        raise ValueError(f"strategy is {strategy!r}, without a closed formula; choose one of {', '.join(found)}.")
+    return found[strategy]
 
 
-def ratio(dp: int, tp: int, g: int, w: int, m: int, s: Exact) -> Fraction:
-    """Return gather_all Muon / ZeRO-1 AdamW: 1 + m / (g + w) + m (T - 1) s / (D f (g + w)).
+def muon(strategy: str, dp: int, tp: int, n: int, g: int, w: int, m: int, s: Exact) -> Fraction:
+    """Return ZeRO-1's f n (g + w), and m n times `momentum_sent`."""
+    return zero1_adamw(dp, n, g, w) + m * n * momentum_sent(strategy, dp, tp, s)
+
+
+def ratio(strategy: str, dp: int, tp: int, g: int, w: int, m: int, s: Exact) -> Fraction:
+    """Return Muon / ZeRO-1 AdamW, 1 + m / (f (g + w)) times `momentum_sent`.
 
     Raises ValueError for D = 1, where AdamW sends nothing and there is no ratio.
     """
     if dp == 1:
         raise ValueError("with one DP rank AdamW sends nothing: there is nothing to compare with.")
-    return 1 + Fraction(m, g + w) + Fraction(m * (tp - 1), (dp - 1) * (g + w)) * s
+    return 1 + Fraction(m, g + w) * momentum_sent(strategy, dp, tp, s) / sent_share(dp)
 
 
 # ---- What a real map adds ---------------------------------------------------------------------------------
@@ -85,8 +102,8 @@ def mean_owners(layout: Layout, muon: Collection[int]) -> Fraction:
 def beside(layout: Layout, tp: int, muon: Collection[int], m: int = 0) -> dict[str, Fraction]:
     """Return what a step sends beside the formula, by what it is, in bytes per rank: {"padding": ..., ...}.
 
-    muon: indices of the matrices that the formula speaks of. m: bytes per element of the momentum; 0 for AdamW. A
-    bucket that holds a matrix is gathered whole: what else lies in it travels along as zeros.
+    muon: indices of the matrices that the formula speaks of. m: bytes per element of the momentum where `gather_all`
+    gathers a bucket whole, so that what else lies in it travels along as zeros; 0 for all others.
     """
     found = {"AdamW's parameters": Fraction(0), "padding": Fraction(0)}
     for bucket in layout.buckets:

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,7 +83,8 @@ def _is_operator(event: Mapping[str, Any]) -> bool:
 
 
 def _carries(event: Mapping[str, Any], collective: str, dims: Sequence[int]) -> bool:
-    named = event.get("name") in (f"gloo:{collective}", f"nccl:{collective}")
+    name = event.get("name", "").split(" ")[0]  # nccl adds from whom and to whom: "nccl:send 0->1"
+    named = name in (f"gloo:{collective}", f"nccl:{collective}")
     # nccl's shadow on the GPU has no shapes
     return named and event.get("args", {}).get("Input Dims") == [dims]
 
@@ -98,8 +100,14 @@ def exported(cuda: bool = False) -> Iterator[dict[str, Any]]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before its first start: it tells standard error of each
     trace: dict[str, Any] = {}
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities, record_shapes=True, acc_events=True) as profiler:  # else torch 2.11 warns
+    profiler = profile(activities=activities, record_shapes=True)  # acc_events=True would make of each event an object
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # torch 2.11, even of the first cycle
+        profiler.start()
+    try:
         yield trace
+    finally:
+        profiler.stop()
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))

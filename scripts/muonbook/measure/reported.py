@@ -8,10 +8,12 @@ public traces record for each collective are those planned here: see tests/book/
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
+from distmuon.optim import strategies
 from distmuon.sharding.gradients import STATISTICS_LABEL
-from distmuon.sharding.layout import Layout, ParamSpec, plan
+from distmuon.sharding.layout import FLAT, Layout, ParamSpec
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.prediction import predict_step
 from muonbook.measure.formulas import ddp_adamw
@@ -25,13 +27,13 @@ MATRICES: tuple[tuple[tuple[int, int], int | None], ...] = (  # whole shape, tp_
 )
 
 
-def plan_model(dp: int, tp: int) -> Layout:
-    """Lay the report's model out on a dp x tp grid, in one bucket, as its script does."""
+def plan_model(dp: int, tp: int, strategy: str = "gather_all") -> Layout:
+    """Lay the report's model out on a dp x tp grid, in one bucket, as its script does; or as a strategy wants it."""
     specs = []
     for number, (shape, cut) in enumerate(MATRICES):
         local = tuple(n // tp if dim == cut else n for dim, n in enumerate(shape))
         specs.append(ParamSpec(f"matrix {number}", local, "float32", cut if tp > 1 else None))
-    return plan(specs, dp)
+    return strategies.planner(strategy)(specs, range(len(specs)), dp, tp, FLAT)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,17 @@ def steps(dp: int, tp: int) -> list[StepBytes]:
         gathers = sum(t.sent_bytes for entry, t in muon if entry.label.startswith("momentum"))
         found.append(StepBytes(gathers, *(ledger.total().sent_bytes - _norms(ledger) for ledger in (adamw, muon))))
     return found
+
+
+def over_adamw(dp: int, tp: int, strategy: str) -> float:
+    """Return Muon / AdamW, whole ZeRO-1 steps in bytes, flat, without the norms; mean over ranks."""
+    layout = plan_model(dp, tp, strategy)
+    everything, sent = range(len(layout.specs)), [0, 0]
+    for rank, tp_rank in itertools.product(range(dp), range(tp)):
+        for side, muon in enumerate((everything, ())):
+            ledger = predict_step(layout, tp, rank, muon, strategy, tp_rank=tp_rank)
+            sent[side] += ledger.total().sent_bytes - _norms(ledger)
+    return sent[0] / sent[1]
 
 
 def all_reduces(dp: int) -> int:

@@ -29,14 +29,19 @@ def load(name: str) -> dict[str, Any]:
 
 
 def write(path: str | Path, found: dict[str, Any]) -> None:
-    """Write a results file: what was found, and before it the machine, its versions, the commit and the command.
+    """Write a results file: what was found, and before it what `made_by` says."""
+    report.write_json(str(path), made_by() | found)
+
+
+def made_by() -> dict[str, Any]:
+    """Return the machine, its versions, the commit and the command: what every results file says of itself.
 
     The command is stored without the file's own name, which may be a path of one machine.
     """
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if "--json" in words[:-1]:
         del words[(place := words.index("--json")) : place + 2]
-    report.write_json(str(path), {"machine": report.machine(), "commit": commit(), "command": " ".join(words)} | found)
+    return {"machine": report.machine(), "commit": commit(), "command": " ".join(words)}
 
 
 def parse(doc: str | None, quick: str) -> argparse.Namespace:

@@ -137,7 +137,7 @@ def save(trace: Mapping[str, Any], path: str | Path) -> None:
     """Write a trace, gzipped if `path` ends in .gz, making the folder; the same trace gives the same bytes."""
     path, text = Path(path), report.to_json(trace, separators=(",", ":")).encode()
     content = gzip.compress(text, 9, mtime=0) if path.suffix == ".gz" else text
-    report.write_file("--trace", path, lambda file: file.write_bytes(content))
+    report.write_file("--traces", path, lambda file: file.write_bytes(content))
 
 
 def parse(trace: dict[str, Any]) -> list[RankTrace]:

@@ -32,7 +32,6 @@ BUCKET_RULES: dict[str, Callable[[int], int]] = {
     "megatron": lambda dp: max(40_000_000, 1_000_000 * dp),
     "flat": lambda dp: FLAT,
 }
-TIMED_RULE = "megatron"  # of the worlds whose steps are timed
 MOMENTUM_BYTES = ITEM_BYTES["bfloat16"]  # per element that is gathered
 COMPUTE_BYTES = ITEM_BYTES["bfloat16"]  # per element in Newton–Schulz
 
@@ -226,12 +225,13 @@ class PlannedWorld:
 
 def plan_world(shape: Shape, dp: int, tp: int, bucket_size: int) -> PlannedWorld:
     """Lay `shape` out on a dp x tp grid, in bf16 with float32 gradients. Raises ValueError for a T it cannot take."""
-    specs, muon = _specs(shape, tp)
+    specs, muon = specs_of(shape, tp)
     return PlannedWorld(shape, dp, tp, plan(specs, dp, bucket_size), muon)
 
 
 @lru_cache(maxsize=64)
-def _specs(shape: Shape, tp: int) -> tuple[tuple[ParamSpec, ...], frozenset[int]]:
+def specs_of(shape: Shape, tp: int) -> tuple[tuple[ParamSpec, ...], frozenset[int]]:
+    """Return a model's TP-local parameters, and which of them are Muon's; raises ValueError as `Shape.specs` does."""
     specs, muon = shape.specs(tp)
     return tuple(specs), frozenset(muon)
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from distmuon.launch import UsageError
+from distmuon.sharding.layout import ParamSpec
 from muonbook.planner.model_shapes import Shape, Weight
 
 BLOCK, EXPERT = re.compile(r"blocks\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
@@ -64,6 +65,11 @@ def stage_of(name: str, layers: int, pp: int) -> int:
     if block:
         return int(block[1]) * pp // layers
     return 0 if name in ("tokens", "positions") else pp - 1
+
+
+def units_of(specs: Iterable[ParamSpec]) -> list[str]:
+    """Return for each parameter the unit that FSDP2 gathers it with: its block, or "" for all that is in none."""
+    return [block[0] if (block := BLOCK.match(spec.name)) else "" for spec in specs]
 
 
 def expert_of(name: str) -> int | None:

@@ -21,21 +21,19 @@ import numpy as np
 from distmuon.launch import UsageError
 from distmuon.sharding.layout import ITEM_BYTES, gradient_dtype
 from distmuon.sharding.ledger import ring_bytes
+from muonbook.planner.algorithms import Algorithm, Part
 from muonbook.planner.cost_model import hops
 from muonbook.planner.fabrics import DEVICES, FABRICS, SUSTAINED, Device, Fabric
 from muonbook.planner.model_shapes import Shape, Weight, local_specs
-from muonbook.planner.owned_worlds import plan_part
-from muonbook.planner.parts.every_rank import Move, Zero1Part
+from muonbook.planner.parts.every_rank import Move
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.parts.step_parts import ACTIVATION_BYTES, activation_messages
-from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import BLOCK, Degrees, StageWeights, check_degrees, stages
 
 OPTIMIZERS = ("adamw", "muon", "muonw")
 STATES = {"parameters": "parameters", "gradients": "gradients", "masters": "master weights"}
 HELD = ("parameters", "gradients", "master weights", "optimizer state", "while stepping", "activations")
 LOGIT_BYTES = ITEM_BYTES["float32"]
-Part = Zero1Part | FsdpPart
 
 
 @dataclass(frozen=True)
@@ -224,15 +222,9 @@ class StagePlan:
 
 
 def _part(setting: WorldSetting, weights: Sequence[Weight], dp: int) -> Part:
-    tp = setting.degrees.tp
-    specs, muon = local_specs(weights, tp)
-    if setting.optimizer == "muonw":
-        units = [block[0] if (block := BLOCK.match(spec.name)) else "" for spec in specs]
-        return FsdpPart(specs, frozenset(muon), dp, tp, units, setting.micro_batches)
-    bucket_size = BUCKET_RULES[setting.rule](dp)
-    if setting.optimizer == "adamw":
-        return Zero1Part(plan_part(specs, muon, dp, tp, bucket_size, "gather_all"), muon=False)
-    return Zero1Part(plan_part(specs, muon, dp, tp, bucket_size, setting.strategy))
+    specs, muon = local_specs(weights, setting.degrees.tp)
+    algorithm = Algorithm("", setting.optimizer, setting.strategy, setting.rule)
+    return algorithm.lay_out(specs, muon, dp, setting.degrees.tp, setting.micro_batches)
 
 
 def _layer(weight: Weight) -> str:

@@ -15,7 +15,7 @@ from distmuon.sharding.layout import plan
 from distmuon.sharding.ledger import ring_bytes
 from muonbook.figures.style import MARGIN, MUTED, OPTIMIZERS, ROW, WIDTH, Block, box, card, in_bytes, put
 from muonbook.planner.model_shapes import MODELS
-from muonbook.planner.planned_worlds import BUCKET_RULES, MOMENTUM_BYTES, TIMED_RULE, PlannedWorld
+from muonbook.planner.planned_worlds import BUCKET_RULES, MOMENTUM_BYTES, PlannedWorld
 from muonbook.planner.stages import expert_of, stage_of
 
 WORLD, WAYS = 64, 8
@@ -60,7 +60,7 @@ def _price(dp: int, tp: int = 1, names: Callable[[str], bool] = lambda name: Tru
     """Return what the parameters with such names cost on dp x tp ranks that have no others: ZeRO-1, `gather_all`."""
     specs, muon = MODEL.specs(tp)
     held = [index for index, spec in enumerate(specs) if names(spec.name)]
-    layout = plan([specs[index] for index in held], dp, BUCKET_RULES[TIMED_RULE](dp))
+    layout = plan([specs[index] for index in held], dp, BUCKET_RULES["megatron"](dp))
     ours = frozenset(place for place, index in enumerate(held) if index in set(muon))
     world = PlannedWorld(None, dp, tp, layout, ours)
     by_dp = [world.ledger(muon=muon).total(group="dp").sent_bytes for muon in (True, False)]

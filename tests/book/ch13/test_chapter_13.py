@@ -16,16 +16,18 @@ from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.verify import model_states
 from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
 from muonbook.ch13 import memory_tables
-from muonbook.ch13.figure_memory import describe_step_memory, draw_step_memory
-from muonbook.ch13.memory_tables import MemoryPlan, plan_memory, share_of_matrices
+from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
+from muonbook.ch13.figure_memory import frames_of_steps
+from muonbook.ch13.memory_tables import PLANNED, on_trial, plan_updates, share_of_matrices, slack
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
+from muonbook.figures import player, style
 from muonbook.measure import results
-from muonbook.measure.baselines import BASELINES, admitted
-from muonbook.measure.workload import SHAPES
+from muonbook.measure.workload import SHAPES, Workload
 from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.stages import Degrees
 
 WORKER = str(worlds.ROOT / "scripts" / "13_memory.py")
-TABLES = [getattr(memory_tables, f"{name}_lines") for name in ("saving", "update", "bucket", "published", "batch")]
+TABLES = [memory_tables.slack_lines, memory_tables.batch_lines]
 TINY = replace(SHAPES["odd"], width=21, heads=7, vocabulary=23, context=8, bucket_size=1_501)
 
 
@@ -34,14 +36,18 @@ def weigh_tiny(world: launch.World, dtype: str) -> dict[str, Weighed]:
     return {name: weigh(name, workload, grid) for name in admitted(workload, world.dp, world.tp)}
 
 
+def weigh_layouts(world: launch.World, workload: Workload) -> dict[str, Weighed]:
+    return {name: weigh(name, workload, Grid.of(world)) for name in ZERO1}
+
+
 # ---- Counted against predicted ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dp", "tp", "dtype"), [(1, 1, "float32"), (3, 1, "bfloat16"), (2, 1, "float32")])
-def test_all_six_keep_what_was_predicted_and_stay_under_their_bounds(dp: int, tp: int, dtype: str) -> None:
+def test_all_keep_what_was_predicted_and_stay_under_their_bounds(dp: int, tp: int, dtype: str) -> None:
     """On three ranks neither rows nor buckets divide, and FSDP2 pads."""
     for found in launch.run(weigh_tiny, (dtype,), dp=dp, tp=tp):
-        assert list(found) == list(BASELINES)
+        assert list(found) == list(CONTENDERS)
         for name, one in found.items():
             assert one.states == one.predicted, name
             assert one.bound is None if name == "muon_fsdp2" else one.transient <= one.bound, name
@@ -51,14 +57,35 @@ def test_all_six_keep_what_was_predicted_and_stay_under_their_bounds(dp: int, tp
 
 def test_over_tp_ours_keep_what_was_predicted() -> None:
     for found in launch.run(weigh_tiny, ("bfloat16",), dp=1, tp=7):
-        assert list(found) == ["ddp", "zero1", "torch_zero", "muon"]
-        assert all(one.states == one.predicted for one in found.values())
+        assert set(found) == {*ZERO1, "ddp", "torch_zero"}
+        for name, one in found.items():
+            assert one.states == one.predicted, name
+            assert one.transient <= (one.bound or 0), name
 
 
-def test_muons_momentum_is_half_of_what_adamw_kept_for_the_same_matrices() -> None:
-    for rank in range(3):
-        adamw, muon = (BASELINES[name].predict_states(TINY.shared_by(3), 3, 1, rank) for name in ("zero1", "muon"))
-        assert adamw["exp_avg"] - muon["exp_avg"] == adamw["exp_avg_sq"] - muon["exp_avg_sq"] == muon["momentum"] > 0
+def test_fsdp2_is_weighed_in_float32_shards_alone() -> None:
+    workload = TINY.shared_by(2)
+    others = [name for name in TRIED if name not in ("adamw_fsdp2", "muonw")]
+    assert admitted(workload, 2, 1, TRIED) == list(TRIED)
+    assert admitted(workload, 2, 7, TRIED) == admitted(replace(workload, dtype="float64"), 2, 1, TRIED) == others
+
+
+@pytest.mark.parametrize(("adamw", "muon"), [*(("zero1", name) for name in ZERO1[1:]), ("adamw_fsdp2", "muonw")])
+def test_muons_momentum_is_half_of_what_adamw_kept_for_the_same_matrices(adamw: str, muon: str) -> None:
+    """Over all ranks: layouts deal the same elements out in other ways."""
+    kept = [[CONTENDERS[name].states(TINY.shared_by(3), 3, 1, rank) for rank in range(3)] for name in (adamw, muon)]
+    before, after = ({kind: sum(rank[kind] for rank in ranks) for kind in ranks[0]} for ranks in kept)
+    moved = [before[kind] - after[kind] for kind in ("exp_avg", "exp_avg_sq")]
+    assert moved[0] == moved[1] == after["momentum"] > 0
+
+
+def test_each_layout_has_its_own_height() -> None:
+    """Matrix by matrix is lowest; all in one bucket is highest, and gathering less of it helps."""
+    workload = replace(SHAPES["even"], bucket_size=200_000).shared_by(2)
+    (found, _) = launch.run(weigh_layouts, (workload,), dp=2)
+    one = {name: each.transient for name, each in found.items()}
+    assert one["muon_single"] < one["muon"] < one["muon_cut"] < one["muon_flat"]
+    assert one["muon_owner"] < one["muon_flat"]
 
 
 def test_torchs_zero_deals_the_largest_parameter_first() -> None:
@@ -109,8 +136,10 @@ def test_a_reference_knows_the_size_and_the_end_of_its_storage() -> None:
     assert size_of(reference) is None
 
 
-def test_the_allocator_sees_what_the_tracker_sees_and_little_more() -> None:
-    tracked, allocated = cross_check("muon_ddp", SHAPES["even"].shared_by(1), Grid.alone())
+@pytest.mark.parametrize("name", ["muon_ddp", "zero1", "muon"])
+def test_the_allocator_sees_what_the_tracker_sees_and_little_more(name: str) -> None:
+    """In flat storages too, which parameters and gradients lie in by other storages."""
+    tracked, allocated = cross_check(name, SHAPES["even"].shared_by(1), Grid.alone())
     assert 0 < tracked <= allocated <= 1.1 * tracked
 
 
@@ -119,30 +148,48 @@ def test_the_allocator_sees_what_the_tracker_sees_and_little_more() -> None:
 
 def test_a_plan_saves_one_moment_of_the_matrices() -> None:
     model = MODELS["gpt2"]
-    found = plan_memory(model, 1)
-    assert found.saved == pytest.approx(4 * share_of_matrices(model) * model.parameters)
-    adamw, muon = (sum(states[kind] for kind in model_states.STATE) for states in (found.adamw, found.muon))
-    assert 1 - muon / adamw == pytest.approx(share_of_matrices(model) / 2, rel=1e-2)
-    assert sum(found.adamw.values()) == pytest.approx(18 * model.parameters, rel=1e-2)  # the vocabulary is padded
+    saved, updates = plan_updates(model, Degrees(1))
+    assert saved == pytest.approx(4 * share_of_matrices(model) * model.parameters)
+    assert list(updates) == [*PLANNED, "MuonW"]
+    assert plan_updates(model, Degrees(8))[0] == pytest.approx(saved / 8)
 
 
-def test_a_bound_says_no_or_perhaps_and_yes_only_with_its_slack() -> None:
-    adamw, muon = dict.fromkeys(model_states.KINDS, 100), dict.fromkeys(model_states.KINDS, 100) | {"exp_avg": 0}
-    assert [MemoryPlan(adamw, muon, 10, bound).eaten(2.0) for bound in (100, 101, 220, 221)] == [
-        "no",
-        "perhaps",
-        "perhaps",
-        "yes",
-    ]
+def test_a_plan_is_that_of_the_fullest_stage_and_no_higher_with_smaller_buckets() -> None:
+    model = MODELS["gpt2"]
+    whole, staged = (plan_updates(model, degrees) for degrees in (Degrees(4), Degrees(4, pp=4)))
+    assert staged[0] == pytest.approx(whole[0] / 4)
+    for _, updates in (whole, staged):
+        assert updates["single"] <= updates["buckets"] <= updates["flat"]
+        assert updates["+ cut"] < updates["flat"]
+    assert staged[1]["flat"] < whole[1]["flat"]
+    with pytest.raises(ValueError, match="which T=5 does not divide"):
+        plan_updates(model, Degrees(4, tp=5))
 
 
 def test_the_page_has_every_table() -> None:
     found = results.load("memory")
-    for lines in (memory_tables.share_lines(), *(table(found) for table in TABLES)):
+    for lines in (memory_tables.share_lines(), memory_tables.published_lines(), *(table(found) for table in TABLES)):
         assert len(lines) > 3
-        assert max(map(len, lines)) <= 80
+        assert max(map(len, lines)) <= 100
     assert {name: len(x) for name, (x, _) in memory_tables.bucket_curves(found).items()} == dict.fromkeys(
-        ("beyond AdamW", "its bound", "saved"), 6
+        ("saved", "gather_all", "owner"), 6
+    )
+    assert set(slack(found)) == {*ZERO1[1:], "muonw", "muon_ddp"}
+    assert all(1 <= least <= most for least, most in slack(found).values())
+    rows = {row["contender"]: row for row in found["rows"] if row["contender"] in TRIED and row["dp"] == 4}
+    assert [list(parts) for parts in on_trial(rows).values()] == len(TRIED) * [
+        ["parameters", "gradients", "masters", "state", "update"]
+    ]
+
+
+def test_the_stored_steps_say_what_the_page_says() -> None:
+    """Its tower picture: matrix by matrix stays below AdamW, buckets and flat rise above it."""
+    tall = {}
+    for name, step in results.load("memory")["timelines"].items():
+        tall[name] = sum(step["kept"].values()) + max(moment.alive for moment in unpacked(step["history"]))
+    assert list(tall) == list(ZERO1)
+    assert (
+        tall["muon_single"] < tall["muon_owner"] < tall["zero1"] < tall["muon"] < tall["muon_cut"] < tall["muon_flat"]
     )
 
 
@@ -154,15 +201,30 @@ def test_gathering_all_at_once_takes_more_than_was_saved() -> None:
         assert 2 * (bucket.padded + bucket.shard_size) > max(saved)
 
 
-def test_histories_are_stored_in_a_line_and_drawn() -> None:
+def test_histories_are_stored_in_a_line() -> None:
     history = [Moment("forward", 8), Moment("forward", 16), Moment("dp_gather", 0), Moment("forward", 4)]
     assert packed(history) == "forward 8 16; dp_gather 0; forward 4"
     assert unpacked(packed(history)) == history
-    steps = {"ours": (dict.fromkeys(model_states.KINDS, 100), history)}
-    assert "700 B stand, at most 16 B more, in forward" in describe_step_memory(steps)
-    assert draw_step_memory(steps).axes
-    with pytest.raises(ValueError, match="needs a step"):
-        draw_step_memory({})
+    assert unpacked(packed([])) == []
+
+
+def test_every_frame_compares_with_the_first_on_one_scale() -> None:
+    kept = dict.fromkeys(model_states.KINDS, 1000)
+    history = [Moment("forward", 800), Moment("update", 0), Moment("newton_schulz", 1600), Moment("apply", 200)]
+    steps = {"AdamW, ours": (kept, history[:2] + history[3:]), "waves": (kept | {"exp_avg": 0}, history)}
+    adamw, waves = frames_of_steps(steps)
+    assert adamw.alt == "AdamW, ours keeps 7 kB. At its fullest, in forward, it holds 7.8 kB."
+    assert waves.alt == (
+        "waves keeps 6 kB, 1 kB less than AdamW, ours. At its fullest, in newton_schulz, it holds 7.6 kB, "
+        "200 B less than AdamW, ours."
+    )
+    for frame in (adamw, waves):
+        style.require_readable(frame.figure, frame.alt)
+    assert player.html("steps", [adamw, waves]) == player.html("steps", frames_of_steps(steps))
+    with pytest.raises(ValueError, match="two or more"):
+        frames_of_steps({"alone": (kept, history)})
+    with pytest.raises(ValueError, match="a history of its update"):
+        frames_of_steps({"a": (kept, history), "b": (kept, history[:1])})
 
 
 # ---- The worker -------------------------------------------------------------------------------------------
@@ -173,7 +235,7 @@ def test_the_table_is_printed_and_written(tmp_path: Path) -> None:
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.count(": True") == 2
     rows = json.loads((tmp_path / "new" / "13.json").read_text())["rows"]
-    assert [row["contender"] for row in rows] == ["ddp", "zero1", "torch_zero", "muon"]
+    assert [row["contender"] for row in rows] == [*ZERO1]
     assert f"{sum(rows[0]['kept'].values()):,}" in ending.out
 
 

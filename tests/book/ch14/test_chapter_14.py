@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,14 @@ import pytest
 import stored_pages
 import torch
 import worlds
+from trace_cases import event, merged
 
 from distmuon import launch
 from distmuon.launch import hosts
 from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch14 import recording, schedule_race
+from muonbook.ch14.recorded_step import MAKERS, RecordedStep, quickest
 from muonbook.measure import results, trace, trace_report
 from muonbook.measure.workload import Workload
 
@@ -22,17 +26,27 @@ WORKER = str(worlds.ROOT / "scripts" / "14_traces.py")
 TINY = Workload(width=32, layers=1, heads=2, context=8, bucket_size=4_000)
 
 
-def test_a_recorded_step_holds_every_collective_of_the_ledger(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "step.json.gz"
-    ending = worlds.finish(WORKER, "--dp", "2", "--tp", "2", "--trace", str(file))
+def test_recorded_steps_hold_every_collective_of_their_ledgers(tmp_path: Path) -> None:
+    ending = worlds.finish(WORKER, "--dp", "2", "--tp", "2", "--traces", str(tmp_path / "new"))
     assert (ending.code, ending.err) == (0, "")
     assert "labels and bytes included: True" in ending.out
-    assert "reduce_scatter -> norms -> adamw -> momentum -> dp_gather -> tp_gather" in ending.out
-    ranks = trace.read(file)
-    assert [rank.title for rank in ranks] == [f"rank {2 * d + t} (dp {d}, tp {t})" for d in (0, 1) for t in (0, 1)]
-    assert {c.name for rank in ranks for c in rank.collectives} == {"dp", "tp", "world"}
-    counted = [str(trace_report.summarize(rank).collectives) for rank in ranks]
+    assert "reduce_scatter -> norms -> adamw -> all_gather\n" in ending.out
+    assert "reduce_scatter -> norms -> adamw -> momentum -> dp_gather -> tp_gather ->" in ending.out
+    counted = []
+    for name in ("adamw", "muon"):
+        ranks = trace.read(tmp_path / "new" / f"step_{name}.json.gz")
+        assert [rank.title for rank in ranks] == [f"rank {2 * d + t} (dp {d}, tp {t})" for d in (0, 1) for t in (0, 1)]
+        assert {c.name for rank in ranks for c in rank.collectives} == {"dp", "tp", "world"}
+        counted += [str(trace_report.summarize(rank).collectives) for rank in ranks]
     assert [line.split()[-1] for line in ending.out.splitlines() if line.startswith("  rank")] == counted
+    over_dp = re.search(r"Over DP groups, Muon's ranks send (\S+) times AdamW's bytes", ending.out)
+    assert over_dp is not None
+    assert 1.2 < float(over_dp[1]) < 1.25  # 1.25 for matrices in float32, 1 for the rest
+
+
+def test_of_several_recordings_the_quickest_is_kept() -> None:
+    steps = [RecordedStep(merged([event("user_annotation", "step 0", 0, dur)]), []) for dur in (30, 10, 20)]
+    assert quickest(steps) == steps[1]
 
 
 def test_all_schedules_do_the_same_and_take_more_memory() -> None:
@@ -89,7 +103,7 @@ def test_models_that_differ_in_one_bit_are_not_alike() -> None:
         (["--json", "x.json"], "--json does nothing by itself; it goes with --measure"),
         (["--dp", "1", "--tp", "1"], "one rank sends nothing; choose 2 or more"),
         (["--dp", "1", "--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
-        (["--trace", "/proc/nowhere/step.json.gz"], "--trace /proc/nowhere/step.json.gz: cannot be written"),
+        (["--traces", "/proc/nowhere"], "--traces /proc/nowhere/step_adamw.json.gz: cannot be written"),
     ],
 )
 def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
@@ -109,14 +123,44 @@ def test_the_stored_results_hold_what_the_chapter_reads() -> None:
     assert "traces" not in json.dumps(list(found))
 
 
-@pytest.mark.parametrize("name", ["step_trace", *(f"schedule_{name}" for name in SCHEDULES)])
+STORED = [*(f"step_{name}" for name in MAKERS), *(f"schedule_{name}" for name in SCHEDULES)]
+
+
+@pytest.mark.parametrize("name", STORED)
 def test_the_stored_traces_are_small_and_whole(name: str) -> None:
     file = results.FOLDER / f"{name}.json.gz"
     assert file.stat().st_size < 300_000
     ranks = trace.read(file)
-    assert len(ranks) == (4 if name == "step_trace" else 2)
+    assert len(ranks) == (4 if name.startswith("step") else 2)
     assert len(trace_report.meetings(ranks)) > 10
     assert all(len({c.label for c in rank.collectives}) > 10 for rank in ranks)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_stored_traces_name_ranks_and_groups_wherever_a_reader_may_click(name: str) -> None:
+    found = trace.load(results.FOLDER / f"{name}.json.gz")
+    assert {"machine", "commit", "command"} <= set(found)
+    groups = {(group["pg_desc"], tuple(group["ranks"])) for group in found["distributedInfo"]["pg_config"]}
+    threads = {(e["pid"], e["args"]["name"]) for e in found["traceEvents"] if e["name"] == "thread_name"}
+    assert {
+        (rank, f"gloo {group}: ranks {', '.join(map(str, ranks))}") for group, ranks in groups for rank in ranks
+    } == {(rank, thread) for rank, thread in threads if thread != "main"}
+    clicked = [e for e in found["traceEvents"] if e["ph"] == "X" and e["name"].startswith(("gloo:", "c10d::"))]
+    assert len(clicked) > 40
+    for one in clicked:
+        ranks = tuple(one["args"]["Process Group Ranks"])
+        assert (one["args"]["Process Group Description"], ranks) in groups
+        assert one["pid"] in ranks
+        assert one["args"]["Bytes"] > 0
+        assert one["args"]["Label"]
+
+
+def test_stored_muon_sends_what_adamw_sends_and_gathers_of_momentum() -> None:
+    adamw, muon = (trace.read(results.FOLDER / f"step_{name}.json.gz") for name in ("adamw", "muon"))
+    for before, after in zip(adamw, muon, strict=True):
+        sent, more = (Counter((c.name, c.op, c.label, c.bytes) for c in rank.collectives) for rank in (before, after))
+        assert not sent - more
+        assert {(op, label.partition(",")[0]) for _, op, label, _ in more - sent} == {("all_gather", "momentum")}
 
 
 def test_a_race_also_runs_over_a_limited_link() -> None:

@@ -97,6 +97,23 @@ def test_arrows_lead_from_asking_to_executing(recorded: Any) -> None:
     assert len(starts) == sum(e["ph"] == "X" and e["name"].startswith("gloo:") for e in events)
 
 
+def test_groups_and_their_ranks_stand_in_the_file_and_at_every_call(recorded: Any) -> None:
+    _, found, merged = recorded
+    world = merged["distributedInfo"]
+    assert world["world_size"] == len(found)
+    groups = {(group["pg_desc"], tuple(group["ranks"])) for group in world["pg_config"]}
+    over_dp = {(0, 2), (1, 3)} if len(found) == 4 else {(0, 1)}
+    assert {ranks for name, ranks in groups if name == "dp"} == over_dp
+    calls = [e for e in merged["traceEvents"] if e["name"].startswith("c10d::")]
+    executed = [e for e in merged["traceEvents"] if e["ph"] == "X" and e["name"].startswith("gloo:")]
+    told = [
+        Counter((e["pid"], e["args"]["Label"], e["args"]["Bytes"], *e["args"]["Process Group Ranks"]) for e in some)
+        for some in (calls, executed)
+    ]
+    assert told[0] == told[1]
+    assert {(e["args"]["Process Group Description"], tuple(e["args"]["Process Group Ranks"])) for e in calls} == groups
+
+
 def test_one_process_and_no_optimizer() -> None:
     (mine,) = launch.run(trace_workers.record_alone, ())
     (rank,) = trace.parse(recording.merge([mine]))
@@ -142,10 +159,10 @@ def test_threads_are_dealt_out_so_that_all_is_explained() -> None:
         done(25, 8, 71), done(26, 8, 72), done(36, 6, 73), done(46, 5, 72),
     )  # fmt: skip
     assert found == [
-        ("tp", (0, 1), 0, "b", "gloo tp"),
-        ("dp", (0, 2), 0, "a", "gloo dp"),
-        ("tp", (0, 1), 1, "c", "gloo tp"),
-        ("dp", (0, 2), 1, "d", "gloo dp"),
+        ("tp", (0, 1), 0, "b", "gloo tp: ranks 0, 1"),
+        ("dp", (0, 2), 0, "a", "gloo dp: ranks 0, 2"),
+        ("tp", (0, 1), 1, "c", "gloo tp: ranks 0, 1"),
+        ("dp", (0, 2), 1, "d", "gloo dp: ranks 0, 2"),
     ]
 
 
@@ -195,7 +212,7 @@ def test_nccls_kernels_are_what_each_group_was_asked_for_in_turn() -> None:
 
 def test_gloo_carries_a_gpus_collectives_too() -> None:
     found = trimmed(*asked(10, "dp", 8, "a"), done(25, 8, 71), event("kernel", "gemm", 40, 30, 7, 0))
-    assert [(name, label, lane) for name, _, _, label, lane in found] == [("dp", "a", "gloo dp")]
+    assert [(name, label, lane) for name, _, _, label, lane in found] == [("dp", "a", "gloo dp: ranks 0, 2")]
 
 
 def test_a_trace_without_steps_is_refused() -> None:

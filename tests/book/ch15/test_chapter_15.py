@@ -136,19 +136,6 @@ def test_of_few_rounds_the_range_is_shown_and_of_many_the_quartiles() -> None:
     assert bands["Muon"] == ([64, 128], [0, 2], [6, 6])
 
 
-@pytest.mark.parametrize("lines", ["world_lines", "latency_lines", "moonlight_lines", "reported_lines"])
-def test_the_planned_worlds_fit_the_page(lines: str) -> None:
-    printed = getattr(regime_tables, lines)(results.load("worlds"))
-    assert len(printed) > 3
-    assert max(map(len, printed)) <= 100
-
-
-def test_the_dearest_cells_have_rows_within_a_node() -> None:
-    printed = regime_tables.dearest_lines(results.load("worlds"), 1 << 22, 4)
-    assert len(printed) == 5
-    assert max(map(len, printed)) <= 100
-
-
 @pytest.mark.parametrize("lines", ["share_lines", "skew_lines", "link_lines", "error_lines"])
 def test_the_stored_measurements_fit_the_page(lines: str) -> None:
     printed = getattr(regime_tables, lines)(results.load("regimes"))

@@ -1,4 +1,4 @@
-"""The map of worlds shows every cell with its number, says why a cell is empty, and can be read on a phone."""
+"""The planned worlds in frames: every ratio is written, bars are as long as it says, and a phone can read them."""
 
 from typing import Any
 
@@ -6,58 +6,51 @@ import pytest
 from figure_helpers import assert_readable, boxes, texts
 from matplotlib.colors import to_hex
 
-from muonbook.ch15.figure_worlds import describe_worlds, draw_worlds
-from muonbook.ch15.worlds_survey import survey
+from muonbook.ch15.figure_worlds import NAMES, frames_of_worlds
+from muonbook.figures import player
+from muonbook.measure import results
+
+FABRIC, TOKENS = "nvlink_infiniband", 1 << 22
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    return survey(quick=True)
+def worlds() -> dict[str, Any]:
+    return results.load("worlds")
 
 
-def with_cell(found: dict[str, Any], number: int, **changed: Any) -> dict[str, Any]:
-    cells = [cell | changed if n == number else cell for n, cell in enumerate(found["cells"])]
-    return found | {"cells": cells}
+def here(worlds: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
+    cells = (cell for cell in worlds["cells"] if (cell["fabric"], cell["tokens"]) == (FABRIC, TOKENS))
+    return [cell for cell in cells if cell["ranks"] == ranks and cell["algorithm"] in NAMES]
 
 
-def test_every_cell_is_drawn_with_its_t_and_its_ratio(found: dict[str, Any]) -> None:
-    figure = draw_worlds(found, title="Which T?", note="Planned.")
-    assert len(boxes(figure, "cell-")) == len(found["cells"])
-    written = texts(figure)
-    for cell in found["cells"]:
-        assert str(cell["tp"]) in written
-        assert f"{cell['over_adamw']:.2f}×" in written
-    assert any(text.startswith("Planned. In a cell: the T of the shortest step") for text in written)
-    assert {"Which T?", "GPT-2", "Llama 3 8B", "NVLink", "for all", "1,024"} <= set(written)
-    assert_readable(figure)
+def test_every_number_of_ranks_is_a_frame_with_every_ratio_in_it_and_in_its_words(worlds: dict[str, Any]) -> None:
+    frames, sizes = frames_of_worlds(worlds, FABRIC, TOKENS), sorted({cell["ranks"] for cell in worlds["cells"]})
+    assert player.html("worlds", frames)
+    for ranks, frame in zip(sizes, frames, strict=True):
+        assert f"On {ranks:,} ranks" in frame.alt
+        for cell in here(worlds, ranks):
+            ratio = f"{cell['over_adamw']:.2f}×" if cell["tp"] else cell["why"]
+            assert ratio in texts(frame.figure)
+            assert ratio in frame.alt
+        assert_readable(frame.figure)
 
 
-def test_a_dearer_cell_is_darker_and_the_scale_ends(found: dict[str, Any]) -> None:
-    shades = []
-    for ratio in (1.0, 1.2, 2.0, 3.0, 30.0):
-        figure = draw_worlds(with_cell(found, 0, over_adamw=ratio))
-        shades.append(to_hex(boxes(figure, "cell-")[0].get_facecolor()))
-    assert sorted(shades, reverse=True) == shades
-    assert shades[3] == shades[4] == "#a8173a"
+def test_a_longer_step_has_a_longer_bar_and_one_without_room_is_hollow(worlds: dict[str, Any]) -> None:
+    frame = frames_of_worlds(worlds, FABRIC, TOKENS)[-2]
+    cells = {(cell["algorithm"], cell["model"]): cell for cell in here(worlds, 1024)}
+    bars = {gid: bar for name in NAMES for bar in boxes(frame.figure, f"{name}-") if (gid := bar.get_gid())}
+    drawn = {place: bars["-".join(place)] for place in cells}
+    by_ratio = sorted(drawn, key=lambda place: cells[place]["over_adamw"])
+    widths = [drawn[place].get_width() for place in by_ratio]
+    assert widths == sorted(widths)
+    for place, bar in drawn.items():
+        filled = to_hex(bar.get_facecolor()) == to_hex(bar.get_edgecolor())
+        assert filled == cells[place]["has_room"]
+    assert "without room" in frame.alt
 
 
-def test_a_cell_without_a_grid_says_why(found: dict[str, Any]) -> None:
-    for why, words in (("no room", "no room"), ("no batch", "no batch")):
-        empty = with_cell(found, 3, tp=None, why=why)
-        figure = draw_worlds(empty)
-        assert words in texts(figure)
-        assert ("less than one sequence" in " ".join(texts(figure))) == (why == "no batch")
-        assert words in describe_worlds(empty)
-        assert_readable(figure)
-
-
-def test_alt_text_tells_every_cell(found: dict[str, Any]) -> None:
-    told = describe_worlds(found, title="Which T?")
-    assert told.startswith("Which T?.")
-    for cell in found["cells"]:
-        assert f"T {cell['tp']}, {cell['over_adamw']:.2f}×" in told
-
-
-def test_a_batch_that_was_not_surveyed_is_refused(found: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="tokens is 5; the survey has 4194304"):
-        draw_worlds(found, tokens=5)
+def test_what_was_not_surveyed_is_refused(worlds: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="tokens is 5; the survey has 1048576, 4194304, 16777216"):
+        frames_of_worlds(worlds, FABRIC, 5)
+    with pytest.raises(ValueError, match="fabric is 'string'; the survey has nvlink_ethernet, "):
+        frames_of_worlds(worlds, "string", TOKENS)

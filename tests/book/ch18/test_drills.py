@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import worlds
-from patient_commands import WORKER, finish, permitted
+from patient_commands import WORKER, finish
 
 from distmuon import launch
 from distmuon.models import run_settings
@@ -18,8 +18,6 @@ from muonbook.ch18.drills.faults import Fault
 from muonbook.ch18.drills.ground import EVERY, DrillFailed, DrillGround, words_of
 from muonbook.ch18.drills.ranks import DRILLS, RankDrill
 from muonbook.measure import results
-
-__all__ = ["permitted"]  # a fixture
 
 ON_MACHINES = (*outages.OUTAGES, table.STAYS_AWAY, table.JOINS)
 

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import stored_pages
 import worlds
-from patient_commands import WORKER, finish, permitted
+from patient_commands import WORKER, finish
 
 from muonbook.ch18 import story
 from muonbook.ch18.machines import Machine
 
 CLUSTER = str(Path(__file__).with_name("cluster_worker.py"))
-__all__ = ["permitted"]  # a fixture
 
 
 def test_two_machines_lose_power_and_cable_and_end_at_the_bits_of_one() -> None:

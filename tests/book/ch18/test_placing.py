@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from muonbook.ch18.plans import divisions
 from muonbook.ch18.plans.moving_plans import PARTS, by_part, frames_of_sizes
 from muonbook.figures import player
 from muonbook.measure import results
+from muonbook.planner import search
 from muonbook.planner.model_shapes import find_shape
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
@@ -48,16 +50,32 @@ def test_a_part_of_a_step_that_no_colour_stands_for_is_an_error() -> None:
         by_part({"something new": 1.0})
 
 
-@pytest.mark.parametrize(("number", "model"), [(0, "moonlight"), (1, "llama3_70b")])
-def test_stored_divisions_are_those_that_the_planner_finds(number: int, model: str) -> None:
+@pytest.mark.parametrize("number", range(len(divisions.WORLDS)))
+def test_stored_divisions_are_those_that_the_planner_finds(number: int) -> None:
+    """All of them by their degrees; three of each world planned anew, for all would take minutes."""
     world: dict[str, Any] = results.load("divisions")["worlds"][number]
-    rows = world["divisions"]
-    assert (model, world["ranks"]) == divisions.WORLDS[number]
+    rows, (model, ranks) = world["divisions"], divisions.WORLDS[number]
+    possible = search.divisions(WorldSetting(find_shape(model), Degrees(0)), ranks)
+    assert [row["degrees"] for row in rows] == [list(setting.degrees) for setting in possible]
+    assert world["ranks"] == ranks
     for row in (rows[0], rows[len(rows) // 2], rows[-1]):
         plan = WorldPlan(WorldSetting(find_shape(model), Degrees(*row["degrees"])))
         assert round(plan.fullest[2]) == row["bytes"]
         assert float(f"{plan.step_seconds:.4g}") == row["seconds"]
         assert math.prod(row["degrees"][:3]) == world["ranks"]
+
+
+def test_stored_plans_on_the_slider_are_those_of_todays_planner() -> None:
+    """Each division planned anew; that it is the quickest is searched for once, on the fewest ranks that hold it."""
+    stored = [size for size in results.load("divisions")["sizes"] if size["degrees"]]
+    for size in stored:
+        degrees = Degrees(*map(int, re.findall(r"\d+", size["degrees"])))
+        plan = WorldPlan(WorldSetting(find_shape(divisions.MODEL), degrees))
+        assert size["held"] == {kind: round(amount) for kind, amount in plan.held.items()}
+        assert size["seconds"] == {name: float(f"{took:.4g}") for name, took in plan.seconds.items()}
+        assert size["step_seconds"] == float(f"{plan.step_seconds:.4g}")
+    found = search.search(WorldSetting(find_shape(divisions.MODEL), Degrees(0)), stored[0]["ranks"])
+    assert str(found.plans[0].setting.degrees) == stored[0]["degrees"]
 
 
 def test_a_first_impression_is_told_in_lines() -> None:

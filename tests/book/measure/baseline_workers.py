@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
-
 import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -15,18 +11,7 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.ch12 import byte_counts
 from muonbook.measure.baselines import BASELINES
-from muonbook.measure.workload import SHAPES, Workload, batches, pixels
-
-
-def count_on_grids(world: World, grids: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[Any] | None]:
-    """Return {grid: on rank 0, what every rank counted there}; the same ranks stand on one grid after the other."""
-    return {(dp, tp): byte_counts.count(replace(world, dp=dp, tp=tp), one_shape_on(dp, tp)) for dp, tp in grids}
-
-
-def one_shape_on(dp: int, tp: int) -> dict[str, Workload]:
-    """Return one of the shapes that fit this grid, by turns; `make bench NAMES=bytes` counts them all."""
-    shapes = list(byte_counts.shapes_on(dp, tp).items())
-    return dict([shapes[byte_counts.GRIDS.index((dp, tp)) % len(shapes)]])
+from muonbook.measure.workload import SHAPES, batches, pixels
 
 
 def count_dtensor(world: World) -> tuple[Ledger, Ledger, Ledger]:

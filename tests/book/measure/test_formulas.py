@@ -7,7 +7,9 @@ import pytest
 
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec, plan
 from distmuon.verify.prediction import predict_step
-from muonbook.ch12.byte_counts import DTYPES, GRIDS, M, shapes_on
+from muonbook.ch12.byte_counts import DTYPES, M
+from muonbook.ch12.contenders import ALGORITHMS
+from muonbook.ch12.four_counts import GRIDS
 from muonbook.measure import formulas, reported
 from muonbook.measure.workload import SHAPES
 
@@ -15,19 +17,22 @@ from muonbook.measure.workload import SHAPES
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_formula_and_what_stands_beside_it_are_the_prediction(dp: int, tp: int) -> None:
     """Padding, AdamW's parameters and norms: nothing else, to the last byte, means over DP ranks."""
-    for workload in shapes_on(dp, tp).values():
-        for change in DTYPES.values():
+    for workload in (shape.shared_by(dp) for shape in SHAPES.values()):
+        for change in DTYPES.values() if workload.fits(dp, tp) else ():
             job = replace(workload, **change)
-            layout, muon, _ = job.plan(dp, tp)
-            n = sum(layout.specs[index].numel for index in muon)
-            w, m, s = ITEM_BYTES[job.dtype], M[job.gather_dtype], formulas.mean_owners(layout, muon)
-            ours = [predict_step(layout, tp, rank, muon, gather_dtype=job.gather_dtype) for rank in range(dp)]
-            adamw = [predict_step(layout, tp, rank) for rank in range(dp)]
-            beside_muon = sum(formulas.beside(layout, tp, muon, m).values())
-            beside_adamw = sum(formulas.beside(layout, tp, muon).values())
-            assert formulas.gather_all_muon(dp, tp, n, 4, w, m, s) + beside_muon == formulas.mean_sent(ours)
-            assert formulas.zero1_adamw(dp, n, 4, w) + beside_adamw == formulas.mean_sent(adamw)
-            assert 1 <= s <= dp
+            w, m = ITEM_BYTES[job.dtype], M[job.gather_dtype]
+            for algorithm in ALGORITHMS.values():
+                layout, muon = algorithm.plan(job, dp, tp)
+                n, s = sum(layout.specs[index].numel for index in muon), formulas.mean_owners(layout, muon)
+                places = [(d, t) for d in range(dp) for t in range(tp)]
+                ours = [algorithm.predict_optimizer(job, dp, tp, place) for place in places]
+                zeros = m if algorithm.strategy == "gather_all" else 0
+                beside = sum(formulas.beside(layout, tp, muon, zeros).values())
+                assert formulas.muon(algorithm.strategy, dp, tp, n, 4, w, m, s) + beside == formulas.mean_sent(ours)
+                assert 1 <= s <= dp
+                adamw = [predict_step(layout, tp, rank) for rank in range(dp)]
+                beside_adamw = sum(formulas.beside(layout, tp, muon).values())
+                assert formulas.zero1_adamw(dp, n, 4, w) + beside_adamw == formulas.mean_sent(adamw)
 
 
 def test_ddp_sends_what_zero1_sends() -> None:
@@ -39,18 +44,29 @@ def test_ddp_sends_what_zero1_sends() -> None:
     ("sizes", "known"), [((4, 4, 2), Fraction(5, 4)), ((4, 2, 2), Fraction(4, 3)), ((2, 2, 2), Fraction(3, 2))]
 )
 def test_without_tp_the_ratio_is_the_published_one_on_every_grid(sizes: tuple[int, int, int], known: Fraction) -> None:
-    assert {formulas.ratio(dp, 1, *sizes, s) for dp in (2, 3, 64) for s in (1, 2)} == {known}
+    assert {formulas.ratio("gather_all", dp, 1, *sizes, s) for dp in (2, 3, 64) for s in (1, 2)} == {known}
 
 
-def test_the_ratio_is_the_quotient_of_the_two_formulas() -> None:
+@pytest.mark.parametrize("dp", [2, 3, 64])
+def test_the_published_interval_is_the_range_of_s_where_only_what_is_cut_travels(dp: int) -> None:
+    found = [formulas.ratio("gather_cut", dp, 1, 4, 4, 2, s) for s in range(1, dp + 1)]
+    assert (found[0], found[-1]) == (1, Fraction(5, 4))
+    assert found == sorted(found)
+    assert {formulas.ratio("owner", dp, 1, 4, 4, 2, s) for s in (1, dp)} == {1}
+
+
+@pytest.mark.parametrize("strategy", ["gather_all", "gather_cut", "owner"])
+def test_the_ratio_is_the_quotient_of_the_two_formulas(strategy: str) -> None:
     for dp, tp, s in ((2, 2, Fraction(3, 2)), (4, 2, 1), (3, 5, 3)):
-        quotient = formulas.gather_all_muon(dp, tp, 77, 4, 2, 2, s) / formulas.zero1_adamw(dp, 77, 4, 2)
-        assert formulas.ratio(dp, tp, 4, 2, 2, s) == quotient
+        quotient = formulas.muon(strategy, dp, tp, 77, 4, 2, 2, s) / formulas.zero1_adamw(dp, 77, 4, 2)
+        assert formulas.ratio(strategy, dp, tp, 4, 2, 2, s) == quotient
 
 
 def test_what_has_no_value_is_refused() -> None:
     with pytest.raises(ValueError, match="AdamW sends nothing"):
-        formulas.ratio(1, 8, 4, 4, 2, 1)
+        formulas.ratio("gather_all", 1, 8, 4, 4, 2, 1)
+    with pytest.raises(ValueError, match="strategy is 'blockwise', without a closed formula; choose one of gather_all"):
+        formulas.momentum_sent("blockwise", 2, 1, 1)
     with pytest.raises(ValueError, match="no parameter of this map goes to Muon"):
         formulas.mean_owners(plan([ParamSpec("w", (4, 4), "float32")], 2), [])
 
@@ -84,3 +100,12 @@ def test_the_reports_bytes() -> None:
     assert {Fraction(row.muon, row.adamw) for row in reported.steps(4, 1)} == {Fraction(5, 4)}
     first, second = (row.muon / row.adamw for row in reported.steps(2, 2))
     assert 1.69 < first < second < 1.73
+
+
+def test_the_reports_model_with_every_algorithm() -> None:
+    for dp, tp in ((4, 1), (2, 2)):
+        rows = reported.steps(dp, tp)
+        mean = sum(row.muon for row in rows) / sum(row.adamw for row in rows)
+        assert reported.over_adamw(dp, tp, "gather_all") == pytest.approx(mean)
+        cut, owner = (reported.over_adamw(dp, tp, strategy) for strategy in ("gather_cut", "owner"))
+        assert 1 <= owner < cut < mean

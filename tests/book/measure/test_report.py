@@ -84,7 +84,7 @@ def test_what_a_full_disk_does_not_take_is_kept_elsewhere_and_that_is_said(
     }
     with pytest.raises(launch.OutputError) as told:
         saved[kind]()
-    option = {".json": "--json", ".json.gz": "--trace", ".npz": "--save"}[kind]
+    option = {".json": "--json", ".json.gz": "--traces", ".npz": "--save"}[kind]
     said = re.fullmatch(
         rf"{option} {full}: cannot be written \(No space left on device\); what it was to hold is in (\S+)\.",
         str(told.value),

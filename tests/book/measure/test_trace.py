@@ -234,6 +234,9 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["traces"]["a"]["communication_ms"] == 3.0
     assert [rank["waiting_ms"] for rank in found["waiting"][0]["ranks"]] == [2.0, 0.0]
+    (run,) = found["runs"]
+    assert run["ranks"] == [0, 1]
+    assert (run["communication_ms"], run["waiting_ms"], run["transfer_ms"]) == (2.0, 1.0, 1.0)
     assert str(tmp_path) not in json.dumps(found)
 
 
@@ -252,6 +255,10 @@ def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
 def test_the_results_file_is_the_public_reports_and_names_no_folder() -> None:
     text = (results.FOLDER / "report_traces.json").read_text()
     found = json.loads(text)
-    assert len(found["traces"]) == 5
+    assert len(found["traces"]) == 10
+    assert {run["run"]: run["ranks"] for run in found["runs"]} == {
+        "trace_muon_FULLSTEP_dp2_tp2": [0, 1, 2, 3],
+        "trace_adamw_FULLSTEP": [0, 1, 2, 3],
+    }
     assert "/" not in found["command"]
     assert "/work" not in text

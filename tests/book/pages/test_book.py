@@ -58,6 +58,13 @@ def test_everything_a_page_loads_or_links_to_inside_the_book_exists(site: Path, 
     assert checked > 50
 
 
+def test_every_stored_trace_can_be_downloaded_from_its_chapter(site: Path, pages: dict[Path, Page]) -> None:
+    page = site / "notebooks" / "14_traces.html"
+    offered = {Path(link).name: (page.parent / link).read_bytes() for link in pages[page].links if "_downloads" in link}
+    stored = (ROOT / "book" / "results").glob("*.json.gz")
+    assert offered == {path.name: path.read_bytes() for path in stored}
+
+
 def test_every_image_says_in_words_what_it_shows(pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         for image in page.images:

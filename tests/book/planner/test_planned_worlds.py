@@ -1,6 +1,5 @@
 """Planned worlds are planned as runs are: same layouts, same bytes, every rank; and the arithmetic on them is exact."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,13 +13,14 @@ from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import flops
 from distmuon.optim.routing import split_parameters
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import FLAT
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.strategy_predictions import of_strategy
-from muonbook.ch15.planned_steps import TimedWorld, best, robustness, seconds, square_cost, sweet_spot
-from muonbook.ch15.worlds_survey import gather_cut_340m, moonlight, reported_world, survey
+from muonbook.ch15.planned_steps import TimedWorld, square_cost
 from muonbook.measure.workload import Workload
+from muonbook.planner.algorithms import ALGORITHMS, Algorithm
 from muonbook.planner.cost_model import collectives_of, step_seconds
-from muonbook.planner.fabrics import CORNERS, FABRICS, NODE, Factors
+from muonbook.planner.fabrics import CORNERS, FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import BUCKET_RULES, Load, PlannedWorld, grids, plan_world
 
@@ -143,27 +143,6 @@ def test_redundancy_reaches_every_rank_where_a_bucket_holds_one_matrix() -> None
     assert world.redundancy == (1024.0, 1024)
 
 
-def test_the_reports_own_world_sends_least_where_all_four_ranks_stand_in_a_row() -> None:
-    rows = reported_world()
-    assert [(row["dp"], row["tp"]) for row in rows] == [(4, 1), (2, 2), (1, 4)]
-    assert rows[0]["bytes"] > rows[1]["bytes"] > rows[2]["bytes"]
-    assert rows[0]["seconds"] > rows[1]["seconds"] > rows[2]["seconds"] == 1
-
-
-def test_what_muon_adds_to_moonlight_halves_where_the_batch_doubles() -> None:
-    rows = moonlight()
-    for small, large in zip(rows[::2], rows[1::2], strict=True):
-        assert small["ranks"] == large["ranks"]
-        assert small["extra"] == pytest.approx(2 * large["extra"], rel=1e-3)
-        assert small["optimizer"] > small["extra"]
-
-
-def test_the_arithmetic_of_gather_cut_is_as_claimed() -> None:
-    rows = gather_cut_340m()
-    assert [row["bytes_over_zero1"] for row in rows] == [1.000, 1.004, 1.005, 1.006, 1.006]
-    assert [row["redundancy"] for row in rows] == [1.0, 1.11, 1.62, 2.36, 6.93]
-
-
 # A step of the real optimizer, on one rank of a large world whose collectives do nothing
 
 
@@ -215,9 +194,10 @@ def test_hops_inside_a_node_are_cheaper() -> None:
 
 @pytest.mark.parametrize("name", FABRICS)
 def test_a_step_takes_what_the_cost_model_says(name: str) -> None:
-    world = plan_world(MODELS["gpt2"], 16, 2, 10**9)  # one bucket: its slowest rank is a rank's whole step
+    shape = MODELS["gpt2"]
+    world = plan_world(shape, 16, 2, FLAT)  # its slowest rank is a rank's whole step
     wires = FABRICS[name].links(16, 2)
-    step = TimedWorld.of(world).step(FABRICS[name], 1 << 20)
+    step = TimedWorld.of(shape, 16, 2, ALGORITHMS["flat"]).step(FABRICS[name], 1 << 20)
     sizes = {"dp": 16, "tp": 2, "world": 32}
     took = []
     for rank in range(16):
@@ -226,83 +206,47 @@ def test_a_step_takes_what_the_cost_model_says(name: str) -> None:
         took.append(small + step_seconds(0.0, [row for row in rows if row.group != "world"], wires))
     assert step.communication == pytest.approx(max(took))
     assert step.muon > step.adamw > step.computation > 0
-    assert step.adamw + step.momentum + step.orthogonalizing == step.muon
 
 
-def test_muon_of_no_matrices_would_be_adamw() -> None:
-    world = plan_world(MODELS["gpt2"], 16, 2, 10**7)
-    adamw = collectives_of(world.ledger(muon=False), {"dp": 16, "tp": 2, "world": 32})
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_muon_of_no_matrices_would_be_adamw(name: str) -> None:
+    alike = ALGORITHMS[name].adamw
+    assert isinstance(alike, Algorithm)
+    specs, muon = MODELS["gpt2"].specs(2)
     fabric = FABRICS["one_wire"]
-    step = TimedWorld.of(world).step(fabric, 1 << 20)
-    dp_only = step_seconds(0.0, [row for row in adamw if row.group == "dp"], fabric.links(16, 2))
-    assert step.gradients + step.parameters == pytest.approx(dp_only)
+    links = fabric.links(16, 2) | {"mesh": fabric.exchange(32, 1)}
+    plain = alike.lay_out(specs, muon, 16, 2).update_seconds(links, fabric.flops_per_second)
+    assert plain.get("momentum", 0) == plain.get("Newton–Schulz", 0) == plain.get("blocks over TP", 0) == 0
+    step = TimedWorld.of(MODELS["gpt2"], 16, 2, ALGORITHMS[name]).step(fabric, 1 << 20)
+    assert step.plain_update == plain
+    assert step.extra == pytest.approx((step.muon - step.adamw) / (step.computation + step.activations))
+    assert step.muon == pytest.approx((1 + step.optimizer) * (step.computation + step.activations))
 
 
-# Which T?
+def test_a_batch_twice_as_large_takes_twice_the_passes_and_the_same_update() -> None:
+    world = TimedWorld.of(MODELS["gpt2"], 16, 2, ALGORITHMS["muonw"])
+    small, large = (world.step(FABRICS["nvlink_ethernet"], tokens) for tokens in (1 << 20, 1 << 21))
+    assert [2 * part for part in small[:3]] == pytest.approx(large[:3])
+    assert small.gathers > 0
+    assert small.update == large.update
 
 
-@pytest.mark.parametrize("ranks", [64, 256, 1024])
-def test_with_one_wire_the_sweet_spot_is_four_times_more_tp_than_dp(ranks: int) -> None:
-    def sent(tp: int, spread: float) -> float:  # per element of the matrices: reduce-scatter and two gathers, TP gather
-        return (4 + 2 + 2) * (1 / tp - 1 / ranks) + 2 * spread * (tp - 1) / ranks
-
-    for spread, ratio in ((1.0, 4), (4.0, 1)):
-        tp = min((1 << n for n in range(ranks.bit_length())), key=lambda t: sent(t, spread))
-        assert tp * tp == ratio * ranks  # T / D
-        assert tp == sweet_spot(ranks, spread=spread)
-
-
-def test_moonlight_on_one_wire_has_its_sweet_spot_where_the_closed_form_says() -> None:
-    shape = MODELS["moonlight"]
-    by_t = {tp: TimedWorld.of(plan_world(shape, dp, tp, 40_000_000)) for dp, tp in grids(shape, 16)}
-    took = seconds(by_t, FABRICS["one_wire"], 1 << 22, "communication")
-    assert best(took) == sweet_spot(16) == 8
-    cost = square_cost(by_t, took)
-    assert cost is not None
-    assert cost > 0
+def test_a_model_without_a_place_does_not_fit_and_a_flat_buffer_takes_room() -> None:
+    shape = MODELS["llama3_70b"]
+    flat, bucketed = (TimedWorld.of(shape, 16, 8, ALGORITHMS[name]) for name in ("flat", "bucketed"))
+    assert (flat.fits, flat.has_room) == (True, False)
+    assert bucketed.has_room
+    assert not TimedWorld.of(shape, 64, 2, ALGORITHMS["bucketed"]).fits
+    assert not bucketed.admits(16 * shape.context - 1)
 
 
 def test_square_costs_nothing_where_it_is_best_and_is_none_where_heads_forbid_it() -> None:
-    by_t = {tp: TimedWorld.of(plan_world(MODELS["gpt2"], 16 // tp, tp, 10**7)) for tp in (1, 2, 4)}
+    by_t = {tp: TimedWorld.of(MODELS["gpt2"], 16 // tp, tp, ALGORITHMS["bucketed"]) for tp in (1, 2, 4)}
     assert square_cost(by_t, {1: 3.0, 2: 2.0, 4: 1.0}) == 0.0
     assert square_cost(by_t, {1: 1.0, 2: 2.0, 4: 3.0}) == 2.0
     assert square_cost({1: by_t[1]}, {1: 1.0}) is None
 
 
-def test_robustness_counts_the_assumptions_under_which_the_winner_stays() -> None:
-    by_t = {tp: TimedWorld.of(plan_world(MODELS["gpt2"], 64 // tp, tp, 10**7)) for tp in (1, 2, 4)}
-    same = robustness(by_t, FABRICS["one_wire"], 1 << 22, "step", [Factors(), Factors()])
-    assert same == (1.0, 0.0)
+def test_assumptions_are_mixed_in_every_way() -> None:
     assert len(set(CORNERS)) == 16
-    upset = robustness(by_t, FABRICS["nvlink_ethernet"], 1 << 22, "step", [Factors(), Factors(between=1e-3)])
-    assert upset.holds == 0.5
-    assert upset.regret > 0
-
-
-# The survey
-
-
-def test_the_survey_is_the_same_every_time_and_fits_a_results_file() -> None:
-    found = survey(quick=True)
-    assert json.loads(json.dumps(found)) == json.loads(json.dumps(survey(quick=True)))
-    assert set(found) == {
-        "assumptions",
-        "models",
-        "layouts",
-        "cells",
-        "verdict",
-        "moonlight",
-        "reported",
-        "gather_cut_340m",
-    }
-    assert found["verdict"]["with_a_choice"] > 0
-    for row in found["layouts"]:
-        assert row["dp"] * row["tp"] == row["ranks"]
-        assert row["gather_all_bytes"] <= row["gather_all_bytes_most"]
-        assert row["gather_cut_over_zero1"] <= row["gather_all_over_zero1"]
-        assert row["redundancy"] <= row["redundancy_most"] <= row["ranks"]
-    for cell in found["cells"]:
-        if cell["tp"] is not None:
-            assert str(cell["tp"]) in cell["tp_choices"].split()
-            assert cell["over_best_adamw"] >= cell["over_adamw"] > 1
-            assert cell["square_cost"] is None or cell["square_cost"] >= 0
+    assert {factor for scale in CORNERS for factor in scale} == {0.5, 2.0}

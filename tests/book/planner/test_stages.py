@@ -11,9 +11,9 @@ import pytest
 from distmuon.launch import UsageError
 from distmuon.optim.newton_schulz import flops
 from muonbook.ch15.planned_steps import TimedWorld
+from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS, Experts, Shape
-from muonbook.planner.planned_worlds import BUCKET_RULES, plan_world
 from muonbook.planner.search import search
 from muonbook.planner.stages import Degrees, all_degrees, check_degrees, stage_of, stages, tp_choices
 from muonbook.planner.world_plan import HELD, OPTIMIZERS, WorldPlan, WorldSetting
@@ -80,17 +80,15 @@ def test_what_ranks_hold_adds_up(degrees: Degrees, optimizer: str) -> None:
     assert plan.held["parameters"] > 0
 
 
-@pytest.mark.parametrize("strategy", ["gather_all", "gather_cut"])
-def test_a_world_without_stages_takes_what_chapter_15_says(strategy: str) -> None:
-    shape = MODELS["gpt2"]
-    step = TimedWorld.of(replace(plan_world(shape, 16, 2, BUCKET_RULES["ours"](16)), strategy=strategy)).step(
-        FABRICS["nvlink_infiniband"], 1 << 20
-    )
-    plan = WorldPlan(WorldSetting(shape, Degrees(16, 2), strategy=strategy, tokens=1 << 20))
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_world_without_stages_takes_what_chapter_15_says(name: str) -> None:
+    shape, algorithm = MODELS["gpt2"], ALGORITHMS[name]
+    step = TimedWorld.of(shape, 16, 2, algorithm).step(FABRICS["nvlink_infiniband"], 1 << 20)
+    how = (algorithm.optimizer, algorithm.strategy, algorithm.rule)
+    plan = WorldPlan(WorldSetting(shape, Degrees(16, 2), *how, tokens=1 << 20))
     found = plan.seconds
-    for name in ("gradients", "momentum", "parameters", "summary"):
-        assert found[name] == getattr(step, name)
-    assert found["Newton–Schulz"] + found["blocks over TP"] == pytest.approx(step.orthogonalizing)
+    for part in (part for part, took in step.update.items() if took):
+        assert found[part] == step.update[part]
     assert found["forward, backward"] == pytest.approx(step.computation)
     assert found["activations (tp)"] == pytest.approx(step.activations)
     assert plan.step_seconds == pytest.approx(step.muon)

@@ -32,6 +32,15 @@ def greet(world: launch.World) -> Answer:
     return Answer(world.rank, known["total"])
 
 
+def count(world: launch.World) -> Answer:
+    return Answer(world.rank, worlds.who(world)["total"])
+
+
+def tell(answer: Answer, seconds: float) -> None:
+    print(f"rank {answer.rank} counts {answer.total}", flush=bool(seconds))
+    time.sleep(seconds)
+
+
 def wait(world: launch.World) -> None:
     """Let the last rank stay away from a collective that blocks the others."""
     import torch
@@ -68,6 +77,8 @@ def main() -> int:
     elif arguments.what == "greet":
         for answer in launch.run(greet, **options):
             print(answer)
+    elif arguments.what in ("tell", "dwell"):
+        launch.run(count, then=(tell, (1000 if arguments.what == "dwell" else 0,)), **options)
     elif arguments.what == "wait":
         launch.run(wait, **options)
     elif arguments.what == "imports":

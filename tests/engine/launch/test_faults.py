@@ -210,9 +210,9 @@ def test_ranks_whose_torchrun_is_killed_say_so_and_end() -> None:
         assert f"rank {rank}: torchrun, which had started it, is gone; so it ends." in ending.err
 
 
-@pytest.mark.parametrize("what", ["greet", "between"])
+@pytest.mark.parametrize("what", ["greet", "tell", "between"])
 def test_a_command_whose_output_nobody_reads_ends_without_a_word(what: str) -> None:
-    """As under `| head`: greet prints in a rank, between in the launching process."""
+    """As under `| head`: greet prints in a rank, tell when they have left, between in the launching process."""
     script = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); "
     script += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     assert worlds.finish("-c", script, FAULTY, what) == (141, "", "")
@@ -226,6 +226,13 @@ def test_a_broken_pipe_that_is_not_the_output_is_an_error_like_any_other() -> No
 
 
 # ---- The command is stopped -------------------------------------------------------------------------------
+
+
+def test_ctrl_c_also_stops_what_is_made_of_the_results() -> None:
+    with worlds.command(FAULTY, "dwell") as running:
+        running.wait_for("rank 0 counts 1\n")
+        running.interrupt(signal.SIGINT)
+        assert running.end() == (130, "rank 0 counts 1\n", INTERRUPTED)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import worlds
-from once import once
 
 from distmuon import launch
 from distmuon.launch import UsageError, hosts
@@ -20,17 +19,6 @@ pytestmark = pytest.mark.alone
 
 WORKER = str(Path(__file__).with_name("host_workers.py"))
 linux = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
-
-
-@once
-def obstacle() -> str | None:
-    return hosts.obstacle()
-
-
-@pytest.fixture
-def permitted() -> None:
-    if why := obstacle():
-        pytest.skip(why)
 
 
 def interfaces() -> set[str]:

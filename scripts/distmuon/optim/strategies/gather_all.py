@@ -1,4 +1,4 @@
-"""gather_all, the public blueprint: every DP rank gathers every bucket, every TP rank gathers every matrix.
+"""gather_all, as the proof of concept does: every DP rank gathers every bucket, every TP rank every matrix.
 
 A bucket's momentum is all-gathered whole, whatever lies in it: elements that belong to AdamW travel as zeros, and so
 does the padding. Each DP rank then keeps the matrices of which it owns at least one element; a matrix that straddles a
@@ -27,7 +27,7 @@ from distmuon.sharding.layout import Bucket, Layout, ParamSpec
 
 
 class GatherAll(BucketByBucket):
-    """The five moves of the blueprint, one bucket at a time."""
+    """The five moves of gather_all, one bucket at a time."""
 
     STARTS_UNREAD: ClassVar = True
 

@@ -125,6 +125,5 @@ def _remarks(recipe: TutorialRecipe, found: dict[str, Any], same: bool) -> Itera
     network, update = found["flops"]["network"], found["flops"]["muon"]
     yield f"One step's products: network {network / 1e6:,.0f} MFLOP; Muon's update {update / 1e6:,.0f} MFLOP,"
     yield f"  {update / network:.1f} times as much; AdamW's and SGD's have none."
-    if recipe.reported["muon"].seconds and recipe.reported["adamw"].seconds:
-        ratio = recipe.reported["muon"].seconds / recipe.reported["adamw"].seconds
-        yield f"  In the tutorial, on an A100, Muon's run took {ratio:.2f} times as long as AdamW's."
+    if recipe.reported_time is not None:
+        yield f"  In the tutorial, on an A100, Muon's run took {recipe.reported_time:.2f} times as long as AdamW's."

@@ -12,22 +12,19 @@ from typing import Any
 import torch.distributed as dist
 
 from distmuon.launch import World
-from distmuon.muonw.optimizer import MuonW
-from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import groups_for
-from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger, Traffic
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.measure import turns
-from muonbook.measure.baselines import Trainer, shard_by_rows, sliced_model
+from muonbook.measure.baselines import Trainer, make_fsdp2, make_strategy, make_zero1
 from muonbook.measure.workload import Workload, batches, pixels
 from muonbook.planner.cost_model import hops
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
-from muonbook.planner.stages import BLOCK
+from muonbook.planner.stages import units_of
 
 FLOAT32 = Dtypes("float32", "float32", "float32")
 
@@ -81,14 +78,11 @@ def time_steps(world: World, workload: Workload, entrants: Sequence[str], rounds
 
 def make(name: str, workload: Workload, grid: Grid) -> Trainer:
     """Return an entrant at work: "adamw", "muonw", or a strategy's name."""
-    model = sliced_model(workload, grid)
     if name == "muonw":
-        shard_by_rows([*model.blocks, model], grid)
-        return Trainer(model, [MuonW(groups_for(model, "muon"), **workload.hyperparameters)])
-    options: dict[str, Any] = workload.hyperparameters | {"bucket_size": workload.bucket_size}
+        return make_fsdp2(workload, grid, muonw=True)
     if name == "adamw":
-        return Trainer(model, [Zero1AdamW(groups_for(model, "adamw"), grid, **options)])
-    return Trainer(model, [DistributedMuon(groups_for(model, "muon"), grid, strategy=name, **options)])
+        return make_zero1(workload, grid)
+    return make_strategy(workload, grid, name, workload.bucket_size)
 
 
 def planned(name: str, workload: Workload, grid: Grid) -> tuple[Zero1Part | FsdpPart, Ledger]:
@@ -99,7 +93,7 @@ def planned(name: str, workload: Workload, grid: Grid) -> tuple[Zero1Part | Fsdp
     model.predict_activations(ledger, workload.tokens // dp, workload.torch_dtype.itemsize, tp)
     specs = specs_of([pair for group in groups_for(model, "muon") for pair in group["params"]])
     if name == "muonw":
-        units = [block[0] if (block := BLOCK.match(spec.name)) else "" for spec in specs]
+        units = units_of(specs)
         part = FsdpPart(specs, frozenset(muon), dp, tp, units, dtypes=FLOAT32)
         for op, (calls, payload, sent) in zip(("all_gather", "reduce_scatter"), part.gathers().values(), strict=True):
             _add(ledger, op, "dp", Traffic(calls, payload, sent))

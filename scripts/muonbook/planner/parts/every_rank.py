@@ -17,7 +17,7 @@ from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import ring_bytes
 from distmuon.verify.prediction import STATISTICS_BYTES
 from muonbook.planner.cost_model import LinkCost
-from muonbook.planner.parts.step_parts import orthogonalizing_seconds, outer_messages
+from muonbook.planner.parts.step_parts import Messages, orthogonalizing_seconds, outer_messages
 from muonbook.planner.planned_worlds import PlannedWorld
 
 Move = tuple[str, str]  # the group in which it sends, and what: ("dp", "gradients")
@@ -137,7 +137,7 @@ class Zero1Part:
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
         """Return seconds of the update, part by part, one after the other; see `step_parts`."""
-        found = {name: messages.seconds(links) for name, messages in outer_messages(self.world, self.muon).items()}
+        found = {name: messages.seconds(links) for name, messages in self._messages.items()}
         waits = {"orthogonalizing": 0.0, "tp_gather": 0.0}
         if self.muon:
             groups = self.world.bucket_groups
@@ -146,3 +146,7 @@ class Zero1Part:
             "blocks over TP": waits["tp_gather"],
             "Newton–Schulz": waits["orthogonalizing"] - waits["tp_gather"],
         }
+
+    @cached_property
+    def _messages(self) -> dict[str, Messages]:
+        return outer_messages(self.world, self.muon)

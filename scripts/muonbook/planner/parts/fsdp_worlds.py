@@ -43,7 +43,8 @@ MIXED = Dtypes()
 
 @dataclass(frozen=True)
 class FsdpPart:
-    """Parameters under FSDP2 over `dp` ranks, TP-local as `specs` has them. muon: indices of Muon's, all "whole".
+    """Parameters under FSDP2 over `dp` ranks, TP-local as `specs` has them. muon: indices of Muon's, all "whole"; none:
+    AdamW for everything.
 
     units: of each parameter, which `fully_shard` it belongs to; "" for that of the whole model, which keeps its
     parameters from forward to backward. micro_batches: forward and backward passes of a step.
@@ -164,6 +165,13 @@ class FsdpPart:
             sizes[unit] += self.dp * _longest(spec, self.dp)
         two = sum(sorted(sizes.values())[-2:]) if self.dp > 1 else 0
         passing = two * (ITEM_BYTES[self.dtypes.gathered] + ITEM_BYTES[self.dtypes.reduced])
+        return max(passing, int(self.step_bytes().max()))
+
+    def step_bytes(self, compute_bytes: int = COMPUTE_BYTES) -> np.ndarray:
+        """Return what every rank's step allocates, [D x T]: the second line of `transient_bytes`.
+
+        compute_bytes: per element in Newton–Schulz.
+        """
         own = sum(
             (count * self._held(spec) for (spec, muon), count in self._alike.items() if muon),
             np.zeros(self.dp * self.tp, np.int64),
@@ -171,17 +179,25 @@ class FsdpPart:
         owned = np.zeros(self.dp * self.tp, np.int64)
         for index, rank in self.owners.items():
             owned[rank] += math.prod(self._whole(index))
-        whole = whole_matrix_bytes(MOMENTUM_BYTES, COMPUTE_BYTES)
-        step = 3 * MOMENTUM_BYTES * own + (3 * MOMENTUM_BYTES + whole) * owned
-        return max(passing, int(step.max()))
+        whole = whole_matrix_bytes(MOMENTUM_BYTES, compute_bytes)
+        return 3 * MOMENTUM_BYTES * own + (3 * MOMENTUM_BYTES + whole) * owned
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
         """Return seconds of the step, part by part, of the rank that takes longest in each."""
         ranks, link = self.dp * self.tp, links["mesh"]
+        if not self.muon:
+            return {}
         once = hops("all_to_all", ranks) * link.alpha_seconds
-        names = zip(("momentum", "updates"), self.exchanged(), strict=True)
-        moves = {name: once + int(sent.max()) / link.bytes_per_second for name, sent in names} if ranks > 1 else {}
-        return moves | {"Newton–Schulz": float(self.flops().max()) / flops_per_second}
+        *sent, operations = self._most
+        names = zip(("momentum", "updates"), sent, strict=True)
+        moves = {name: once + most / link.bytes_per_second for name, most in names} if ranks > 1 else {}
+        return moves | {"Newton–Schulz": operations / flops_per_second}
+
+    @cached_property
+    def _most(self) -> tuple[int, int, float]:
+        """Bytes of momentum, bytes of updates and operations of a step, each of the rank that has most of them."""
+        out, back = self.exchanged()
+        return int(out.max()), int(back.max()), float(self.flops().max())
 
     def _whole(self, index: int) -> tuple[int, ...]:
         return self.specs[index].full_shape(self.tp)

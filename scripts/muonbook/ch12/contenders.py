@@ -1,0 +1,194 @@
+"""Who is counted in chapter 12: part III's baselines, Muon's other algorithms, and two optimizers on FSDP2.
+
+    contender     gradients       what Muon's matrices cost besides
+    muon          reduce-scatter  `gather_all`, in buckets: every bucket gathered whole
+    muon_flat     reduce-scatter  `gather_all`, flat: one bucket, gathered whole
+    muon_cut      reduce-scatter  `gather_cut`, flat: what a shard boundary cuts, among its owners
+    muon_owner    reduce-scatter  `owner`: nothing over DP; shards end between matrices
+    adamw_fsdp2   reduce-scatter  parameters gathered in forward and backward (torch: FSDP2)
+    muonw_fsdp2   reduce-scatter  the same, and two all-to-alls: momentum to owners, updates back
+
+The paper's algorithm is `muon_cut`: flat shards, and a gather of what they cut (Liu et al. 2025, section 2.3). Its
+public proof of concept is `muon`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from distmuon.muonw.optimizer import MOMENTUM_LABEL, UPDATES_LABEL, MuonW
+from distmuon.optim import strategies
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import FLAT, Layout
+from distmuon.sharding.ledger import Ledger
+from distmuon.verify.prediction import predict_step
+from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, make_fsdp2, make_strategy
+from muonbook.measure.workload import Workload
+from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
+from muonbook.planner.stages import units_of
+
+Place = tuple[int, int]  # (dp_rank, tp_rank)
+
+
+@dataclass(frozen=True)
+class CountedContender:
+    """One way to take a training step.
+
+    make: (workload, grid) -> Trainer; collective. predict: (workload, dp, tp, place) -> Ledger of one step with one
+    micro-batch; None where it can only be counted. ledger: (trainer, grid) -> where its own collectives are written;
+    None: nowhere. fsdp2: (workload, dp, tp) -> the part of the prediction that FSDP2 calls, of which that ledger does
+    not hear. over_tp: may be cut over TP. uneven: (workload, dp, tp) -> labels of the buckets whose shards are not of
+    one length: they are sent one by one.
+    """
+
+    title: str
+    make: Callable[[Workload, Grid], Trainer]
+    predict: Callable[[Workload, int, int, Place], Ledger] | None
+    ledger: Callable[[Trainer, Grid], Ledger] | None = None
+    fsdp2: Callable[[Workload, int, int], Ledger] | None = None
+    over_tp: bool = True
+    uneven: Callable[[Workload, int, int], list[str]] = lambda *_: []
+
+    def admits(self, workload: Workload, dp: int, tp: int) -> bool:
+        """Say whether this contender can train `workload` on a dp x tp grid."""
+        return workload.fits(dp, tp) and (self.over_tp or tp == 1)
+
+
+# ---- Muon, by algorithm -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LaidOutAlgorithm:
+    """A strategy and a layout. flat: one bucket, whatever size the workload asks for."""
+
+    strategy: str
+    flat: bool
+
+    def bucket_size(self, workload: Workload) -> int:
+        return FLAT if self.flat else workload.bucket_size
+
+    def plan(self, workload: Workload, dp: int, tp: int) -> tuple[Layout, list[int]]:
+        """Return the map as the strategy's own planner lays it out, and the indices of Muon's matrices in it."""
+        layout, muon, _ = workload.plan(dp, tp)
+        planner = strategies.planner(self.strategy)
+        return planner(layout.specs, muon, dp, tp, self.bucket_size(workload)), muon
+
+    def uneven(self, workload: Workload, dp: int, tp: int) -> list[str]:
+        """Return the labels of the buckets whose shards are not of one length."""
+        return [bucket.label for bucket in self.plan(workload, dp, tp)[0].buckets if bucket.ends]
+
+    def predict_optimizer(self, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
+        """Return what the optimizer's step sends, without the model's activations."""
+        layout, muon = self.plan(workload, dp, tp)
+        return predict_step(layout, tp, place[0], muon, self.strategy, workload.gather_dtype, place[1])
+
+
+ALGORITHMS = {
+    "muon": LaidOutAlgorithm("gather_all", flat=False),
+    "muon_flat": LaidOutAlgorithm("gather_all", flat=True),
+    "muon_cut": LaidOutAlgorithm("gather_cut", flat=True),
+    "muon_owner": LaidOutAlgorithm("owner", flat=False),
+}
+
+
+def _make_muon(algorithm: LaidOutAlgorithm, workload: Workload, grid: Grid) -> Trainer:
+    return make_strategy(workload, grid, algorithm.strategy, algorithm.bucket_size(workload))
+
+
+def _predict_muon(algorithm: LaidOutAlgorithm, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
+    ledger = _activations(workload, dp, tp)
+    ledger.add(algorithm.predict_optimizer(workload, dp, tp, place))
+    return ledger
+
+
+def _activations(workload: Workload, dp: int, tp: int) -> Ledger:
+    ledger, (_, _, model) = Ledger(), workload.plan(dp, tp)
+    model.predict_activations(ledger, workload.tokens // dp, workload.torch_dtype.itemsize, tp)
+    return ledger
+
+
+# ---- On FSDP2 ---------------------------------------------------------------------------------------------
+
+
+def _fsdp_part(workload: Workload, dp: int, tp: int) -> FsdpPart:
+    layout, muon, _ = workload.plan(dp, tp)
+    dtypes = Dtypes(*3 * [workload.dtype])  # of `fully_shard` without a policy
+    return FsdpPart(layout.specs, frozenset(muon), dp, tp, units_of(layout.specs), dtypes=dtypes)
+
+
+def predict_gathers(workload: Workload, dp: int, tp: int) -> Ledger:
+    """Return what FSDP2 itself calls in forward and backward."""
+    ledger = Ledger()
+    gathers = _fsdp_part(workload, dp, tp).gathers().values()
+    for op, (calls, payload, _) in zip(("all_gather", "reduce_scatter"), gathers, strict=True):
+        if calls:  # units differ in size: one call with the payload of all, and the others
+            ledger.record(op, "dp", dp, payload, "FSDP2")
+            ledger.record(op, "dp", dp, 0, "FSDP2", calls - 1)
+    return ledger
+
+
+def _predict_fsdp2(muon: bool, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
+    ledger = predict_gathers(workload, dp, tp)
+    if muon:
+        exchanged = _fsdp_part(workload, dp, tp).exchanged()
+        for label, amounts in zip((MOMENTUM_LABEL, UPDATES_LABEL), exchanged, strict=True):
+            sent = int(amounts[place[0] * tp + place[1]])
+            ledger.record("all_to_all", "mesh", dp * tp, sent, label, sent_bytes=sent)
+    return ledger
+
+
+# ---- All of them ------------------------------------------------------------------------------------------
+
+
+def _of_grid(trainer: Trainer, grid: Grid) -> Ledger:
+    return grid.ledger
+
+
+def _of_muonw(trainer: Trainer, grid: Grid) -> Ledger:
+    (optimizer,) = trainer.optimizers
+    assert isinstance(optimizer, MuonW)
+    return optimizer.ledger
+
+
+def _baseline(name: str) -> CountedContender:
+    """Return one of part III's baselines as a contender; DDP reduces in one bucket as large as the model."""
+    baseline = BASELINES[name]
+
+    def predict(workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
+        assert baseline.predict is not None
+        return baseline.predict(workload, dp, tp, place[0])
+
+    return CountedContender(
+        baseline.title,
+        lambda workload, grid: baseline.make(workload, grid, ONE_BUCKET),
+        None if baseline.predict is None else predict,
+        _of_grid if name in ("zero1", "muon") else None,  # of the others all is torch's
+        over_tp=baseline.over_tp,
+    )
+
+
+def _muon(title: str, name: str) -> CountedContender:
+    algorithm = ALGORITHMS[name]
+    made, predicted = partial(_make_muon, algorithm), partial(_predict_muon, algorithm)
+    return CountedContender(title, made, predicted, _of_grid, uneven=algorithm.uneven)
+
+
+def _on_fsdp2(title: str, muon: bool) -> CountedContender:
+    made, predicted = partial(make_fsdp2, muonw=muon), partial(_predict_fsdp2, muon)
+    return CountedContender(title, made, predicted, _of_muonw if muon else None, predict_gathers, over_tp=False)
+
+
+CONTENDERS = {name: _baseline(name) for name in BASELINES} | {
+    "muon_flat": _muon("Muon, gather_all flat", "muon_flat"),
+    "muon_cut": _muon("Muon, gather_cut flat", "muon_cut"),
+    "muon_owner": _muon("Muon, owner", "muon_owner"),
+    "adamw_fsdp2": _on_fsdp2("AdamW, FSDP2", muon=False),
+    "muonw_fsdp2": _on_fsdp2("MuonW, FSDP2", muon=True),
+}
+
+
+def admitted(workload: Workload, dp: int, tp: int) -> dict[str, CountedContender]:
+    """Return the contenders that can train this workload on this grid."""
+    return {name: contender for name, contender in CONTENDERS.items() if contender.admits(workload, dp, tp)}

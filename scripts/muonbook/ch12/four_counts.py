@@ -1,0 +1,217 @@
+"""Count a training step at one floor of the building after the other, on every grid up to eight ranks.
+
+    predicted     from the map and the model's description, before any process exists
+    ledger        rows written by our own collectives as they are called
+    dispatched    what torch's dispatcher sees being called, whoever calls it     (counter.CollectiveCounter)
+    recorded      what torch.profiler writes into a trace                         (profiler.count_once)
+
+Calls and payload are counted anew on every floor; bytes *sent* follow from them by one ring formula
+(`ledger.ring_bytes`), which only the operating system can check: `byte_counts.wire_on`.
+
+Functions that take a `world` run on every rank; `counts_on` starts worlds.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from distmuon import launch
+from distmuon.launch import World
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.ledger import NOTHING, Ledger, Traffic
+from distmuon.verify.counter import CollectiveCounter
+from muonbook.ch12.contenders import CONTENDERS, admitted
+from muonbook.measure.baselines import Trainer
+from muonbook.measure.profiler import Seen, profiled, seen, sounding_right
+from muonbook.measure.workload import SHAPES, Workload, batches, pixels
+
+Grids = Sequence[tuple[int, int]]
+Batches = Iterator[tuple[Tensor, Tensor]]
+Kinds = dict[tuple[str, str], Traffic]  # (collective, group) -> calls, payload, bytes sent
+
+GRIDS = [(dp, tp) for dp in range(1, 9) for tp in range(1, 9) if dp * tp <= 8]
+WARM_UP = 2  # steps before the one that is counted: the first ones allocate
+
+
+def warmed_up(name: str, workload: Workload, grid: Grid, corpus: Tensor) -> tuple[Trainer, Batches]:
+    """Return a contender that has taken its first steps, and the batches of those that follow. Collective."""
+    trainer = CONTENDERS[name].make(workload, grid)
+    data = batches(workload, corpus, grid.dp.size, grid.dp.rank)
+    for _ in range(WARM_UP):
+        trainer.step(next(data))
+    return trainer, data
+
+
+# ---- One step of one contender ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One contender's step on one rank, counted in four ways.
+
+    ledger: with what FSDP2 is predicted to call beside it; None where nothing is ours. sounding_right: events of the
+    trace that a reader of names would add up. native: reduce-scatters are called by that name, and not as an all-to-all
+    of the same payload (ours on gloo). uneven: labels of the buckets whose shards are not of one length, so that each
+    goes to all `others`, one by one.
+    """
+
+    predicted: Ledger
+    ledger: Ledger | None
+    dispatched: Ledger
+    recorded: dict[str, Seen]
+    sounding_right: int
+    native: bool
+    uneven: Sequence[str] = ()
+    others: int = 0
+
+    def expected(self) -> Kinds:
+        """Return the prediction in the words of torch's dispatcher."""
+        found: Kinds = {}
+        for (op, group, label), traffic in self.predicted:
+            uneven = label.partition(", ")[2] in self.uneven
+            if op == "reduce_scatter" and (uneven or not self.native):
+                op = "all_to_all"
+            elif op == "all_gather" and uneven:
+                sent = traffic.sent_bytes  # what is empty is not sent
+                op, traffic = "send", Traffic(self.others if sent else 0, sent, sent)
+            group = "world" if group == "mesh" else group  # MuonW's mesh, where it is the whole world
+            found[op, group] = found.get((op, group), NOTHING).plus(traffic)
+        return {kind: traffic for kind, traffic in found.items() if traffic.calls}
+
+    def faults(self) -> list[str]:
+        """Return where the counts disagree, one sentence each."""
+        wanted, called = self.expected(), self.dispatched.by_collective()
+        found = [f"{kind}: predicted {wanted.get(kind)}, dispatched {called.get(kind)}"
+                 for kind in {*wanted, *called} if wanted.get(kind) != called.get(kind)]  # fmt: skip
+        if self.ledger is not None:
+            found += self.ledger.differences(self.predicted)
+        if self.read() != by_name(wanted):
+            found.append(f"predicted {by_name(wanted)}, recorded {self.read()}")
+        return found
+
+    def read(self) -> dict[str, tuple[int, int]]:
+        """Return what was recorded, as `by_name` has it."""
+        return {op: (row.calls, row.payload_bytes) for op, row in self.recorded.items()}
+
+
+def by_name(kinds: Kinds) -> dict[str, tuple[int, int]]:
+    """Return {collective: (calls, payload bytes)}, all groups together: a profiler's record does not name the group."""
+    found: dict[str, tuple[int, int]] = {}
+    for (op, _), traffic in kinds.items():
+        calls, size = found.get(op, (0, 0))
+        found[op] = calls + traffic.calls, size + traffic.payload_bytes
+    return found
+
+
+def count_step(name: str, workload: Workload, grid: Grid, corpus: Tensor) -> Counted:
+    """Count a contender's third step, and profile its fourth. Collective; only for those with a prediction."""
+    contender = CONTENDERS[name]
+    assert contender.predict is not None
+    predicted = contender.predict(workload, grid.dp.size, grid.tp.size, (grid.dp.rank, grid.tp.rank))
+    trainer, data = warmed_up(name, workload, grid, corpus)
+    ledger = None if contender.ledger is None else contender.ledger(trainer, grid)
+    if ledger is not None:
+        ledger.clear()
+    with CollectiveCounter() as counter:
+        trainer.step(next(data))
+    ledger = copy.deepcopy(ledger)
+    if ledger is not None and contender.fsdp2 is not None:
+        ledger.add(contender.fsdp2(workload, grid.dp.size, grid.tp.size))
+    with profiled() as events:
+        trainer.step(next(data))
+    native = grid.dp.native_reduce_scatter or contender.fsdp2 is not None
+    uneven = contender.uneven(workload, grid.dp.size, grid.tp.size)
+    heard = predicted, ledger, counter.ledger, seen(events), sounding_right(events)
+    return Counted(*heard, native, uneven, grid.dp.size - 1)
+
+
+def count(world: World, workloads: Mapping[str, Workload]) -> list[dict[tuple[str, str], Counted]] | None:
+    """Count every step that can be predicted, of every workload that fits; return, on rank 0, what each rank counted.
+
+    {(workload, baseline): counts}
+    """
+    grid, found = Grid.of(world), {}
+    for shape, workload in workloads.items():
+        if workload.fits(world.dp, world.tp):
+            corpus = pixels(grid, workload.context)
+            for name, contender in admitted(workload, world.dp, world.tp).items():
+                if contender.predict is not None:
+                    found[shape, name] = count_step(name, workload, grid, corpus)
+    return world.gather(found)
+
+
+def faults(ranks: Sequence[Mapping[Any, Counted]]) -> list[str]:
+    """Return where the counts of any rank disagree, one sentence each."""
+    return [
+        f"rank {n}, {which}: {fault}" for n, r in enumerate(ranks) for which, c in r.items() for fault in c.faults()
+    ]
+
+
+def tell(ranks: list[dict[tuple[str, str], Counted]], dp: int, tp: int, shape: str) -> tuple[bool, None]:
+    """Print what a rank sends, a line per contender; all is well if every rank's counts agree."""
+    print(f"{dp} DP x {tp} TP ranks, model {shape!r}, one step, means over ranks:")
+    print("bytes sent  ratio  calls  L D P")
+    sent = {key: statistics.fmean(rank[key].dispatched.total().sent_bytes for rank in ranks) for key in ranks[0]}
+    for key, mean in sent.items():
+        steps = [rank[key] for rank in ranks]
+        calls = statistics.fmean(step.dispatched.total().calls for step in steps)
+        ratio = f"{mean / sent[shape, 'zero1']:.3f}" if mean else "-"
+        print(f"{mean:>10,.0f}{ratio:>7}{calls:>7.1f}  {marks(steps)}  {CONTENDERS[key[1]].title}")
+    found = faults(ranks)
+    print(*found[:5], sep="\n", end="\n" * bool(found))
+    print("ratio: over ZeRO-1. L, D, P: ledger, dispatcher, profiler,")
+    print("= as predicted, - nothing of ours to write down.")
+    print(f"Every rank and collective, all counts agree: {not found}.")
+    return not found, None
+
+
+def marks(steps: Sequence[Counted]) -> str:
+    """Return how ledger, dispatcher and profiler compare with the prediction on all ranks, a letter each."""
+    agree = [
+        all(step.ledger is None or step.ledger == step.predicted for step in steps),
+        all(step.dispatched.by_collective() == step.expected() for step in steps),
+        all(step.read() == by_name(step.expected()) for step in steps),
+    ]
+    ledger, *others = ("=" if equal else "!" for equal in agree)
+    return " ".join(["-" if steps[0].ledger is None else ledger, *others])
+
+
+# ---- On all grids -----------------------------------------------------------------------------------------
+
+
+def shape_on(dp: int, tp: int) -> dict[str, Workload]:
+    """Return one of the model shapes that can be cut over this grid, by turns, with one sequence per DP rank."""
+    shared = {shape: workload.shared_by(dp) for shape, workload in SHAPES.items()}
+    fitting = [(shape, workload) for shape, workload in shared.items() if workload.fits(dp, tp)]
+    return dict([fitting[GRIDS.index((dp, tp)) % len(fitting)]])
+
+
+def count_grids(world: World, grids: Grids) -> dict[tuple[int, int], list[dict[tuple[str, str], Counted]] | None]:
+    """Return {grid: on rank 0, what every rank counted there}; the same ranks stand on one grid after the other."""
+    return {(dp, tp): count(replace(world, dp=dp, tp=tp), shape_on(dp, tp)) for dp, tp in grids}
+
+
+def counts_on(grids: Grids) -> dict[str, Any]:
+    """Count every contender on every grid; return how much was held against each other."""
+    ranks_of: dict[tuple[int, int], Any] = {}
+    for size in sorted({dp * tp for dp, tp in grids}):
+        mine = [(dp, tp) for dp, tp in grids if dp * tp == size]
+        ranks_of |= launch.run(count_grids, (mine,), dp=size)[0]
+    rows, found = [], []
+    for dp, tp in grids:
+        steps = [counted for rank in ranks_of[dp, tp] for counted in rank.values()]
+        here = [f"{dp} x {tp}, {fault}" for fault in faults(ranks_of[dp, tp])]
+        rows.append({
+            "dp": dp, "tp": tp, "shapes": list(shape_on(dp, tp)), "steps": len(steps),
+            "collectives": sum(kind.calls for counted in steps for kind in counted.recorded.values()),
+            "records": sum(counted.sounding_right for counted in steps),
+            "equal": not here,
+        })  # fmt: skip
+        found += here
+    return {"grids": rows, "faults": found[:20], "equal": not found}

@@ -1,0 +1,111 @@
+"""Records: every stored result can be traced to the commit that made it, and what needs no clock comes out again."""
+
+import gzip
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from muonbook.measure import formulas, results
+from tools import claims
+
+FILES = sorted(path.name for path in results.FOLDER.glob("*.json*"))
+# Stored without a commit that anyone can check out, and why. Whoever takes one again strikes it off: a file that is
+# listed here and sound fails, too.
+TO_BE_RETAKEN = {
+    "muonw.json": "timed in a tree that differed from its commit, which is not in this history",
+    "step.json": "timed in a tree that differed from its commit",
+}
+
+
+def git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=results.ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def history() -> None:
+    """Skip, saying why, where there is no history to look the commits up in."""
+    try:
+        shallow = git("rev-parse", "--is-shallow-repository")
+    except OSError:
+        pytest.skip("git is not here: nobody can say whether a commit is in the history")
+    if shallow.returncode:
+        pytest.skip("this is no clone: there is no history that a commit could be in")
+    if shallow.stdout.strip() == "true":
+        pytest.skip("this clone is shallow: it has not the history that a commit could be in; git fetch --unshallow")
+
+
+def stamp(name: str) -> str | None:
+    """Return the commit that a results file carries."""
+    content = (results.FOLDER / name).read_bytes()
+    found: str | None = json.loads(gzip.decompress(content) if name.endswith(".gz") else content).get("commit")
+    return found
+
+
+def fault(commit: str | None) -> str | None:
+    """Return what is wrong with a commit that a file carries, or None."""
+    if commit is None:
+        return "it carries no commit"
+    if re.fullmatch(r"[0-9a-f]{12,40}", commit) is None:
+        return f"{commit}: taken in a tree that differed from the commit"
+    if git("merge-base", "--is-ancestor", commit, "HEAD").returncode:
+        return f"{commit}: not in the history of HEAD"
+    return None
+
+
+@pytest.mark.usefixtures("history")
+@pytest.mark.parametrize("name", FILES)
+def test_a_stored_result_was_made_by_a_commit_of_this_history(name: str) -> None:
+    wrong = fault(stamp(name))
+    if name in TO_BE_RETAKEN:
+        assert wrong is not None, f"{name} is sound: strike it off TO_BE_RETAKEN"
+    else:
+        assert wrong is None, f"{name}: {wrong}; commit, and take it again: make bench"
+
+
+def test_what_is_to_be_retaken_is_there() -> None:
+    assert set(TO_BE_RETAKEN) <= set(FILES)
+
+
+@pytest.mark.usefixtures("history")
+def test_a_wrong_commit_is_seen() -> None:
+    head = git("rev-parse", "HEAD").stdout.strip()
+    assert fault(head) is None
+    assert fault(f"{head[:12]}-dirty") is not None
+    assert fault("0" * 12) is not None
+    assert fault(None) is not None
+
+
+# ---- Nothing here needs a clock, so it comes out again ------------------------------------------------------
+
+BF16 = 1e-2  # Newton–Schulz in bf16 rounds as the processor does: two makers' differ by 3e-3
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of every number and text in nested lists and dicts."""
+    if isinstance(value, dict | list):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(one, f"{path}.{key}")
+    else:
+        yield path, value
+
+
+def test_the_claims_are_those_that_come_out_today() -> None:
+    stored = {k: v for k, v in results.load("claims").items() if k not in ("machine", "commit", "command")}
+    found = dict(leaves(json.loads(json.dumps(claims.measure()))))
+    assert set(found) == {path for path, _ in leaves(stored)}
+    for path, value in leaves(stored):
+        rounded = path.startswith(".update_rms")
+        assert found[path] == pytest.approx(value, rel=BF16 if rounded else 1e-12), path
+
+
+def test_the_formulas_are_those_that_come_out_today() -> None:
+    width, gradients = {"fp32": 4, "bf16": 2}, 4
+    for row in results.load("bytes")["ratios"]:
+        parameters, momentum = (width[dtype] for dtype in row["dtypes"].split(", momentum "))
+        again = formulas.ratio("gather_all", row["dp"], row["tp"], gradients, parameters, momentum, Fraction(row["s"]))
+        assert float(again) == pytest.approx(row["formula"], rel=1e-12), row
