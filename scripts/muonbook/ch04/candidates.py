@@ -166,3 +166,8 @@ CANDIDATES: dict[str, Candidate] = {
     ),
     "muon": Candidate("Muon", doubling(0.004, 6), (0.8, 0.9, 0.95), 0.95, (0.0, 0.1), _muon),
 }
+
+
+def title(name: str) -> str:
+    """Return how an optimizer is called in tables and pictures."""
+    return CANDIDATES[name].title

@@ -14,9 +14,9 @@ from once import once
 from distmuon import launch
 from distmuon.launch import World
 from distmuon.metrics.matrix import rms, update_of
-from muonbook.ch04 import sweep, tables, tasks
+from muonbook.ch04 import sweep, tasks
 from muonbook.ch04.candidates import Setting
-from muonbook.ch04.studies import ablations, spectra
+from muonbook.ch04.studies import ablations, spectra, tables
 from muonbook.ch04.studies.ablations import MATCHED, ROUTES, RunCache, RunSpec, carry_out, retune
 from muonbook.ch04.training import look_at
 from muonbook.figures import plots

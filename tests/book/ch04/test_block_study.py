@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -62,13 +63,13 @@ def test_all_are_tuned_on_the_same_rates_and_compared_on_the_same_seeds() -> Non
     rows = found()["rows"]
     assert [(row["blocks"], row["whole_every"]) for row in rows] == [tuple(arm) for arm in TRIED]
     for row in rows:
-        assert set(row["lrs"]) >= set(blocks.RATES)
+        assert set(row["lrs"]) >= {BEST.lr * factor for factor in blocks.FACTORS}
         assert row["lr"] == row["lrs"][row["medians"].index(min(row["medians"]))]
         assert len(row["gaps"]) == len(SEEDS)
         assert row["more_than_whole"] == [a - b for a, b in zip(row["gaps"], rows[0]["gaps"], strict=True)]
         assert not row["claimed"]  # two seeds say nothing
     assert not set(found()["seeds"]) & set(found()["tuning_seeds"])
-    ratios = [b / a for a, b in zip(blocks.RATES, blocks.RATES[1:], strict=False)]
+    ratios = [b / a for a, b in pairwise(blocks.FACTORS)]
     assert ratios == pytest.approx([math.sqrt(2)] * len(ratios))
 
 

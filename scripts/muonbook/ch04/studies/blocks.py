@@ -28,7 +28,7 @@ from muonbook.ch04.sweep import best_of, described, shared_out, span, try_rates,
 from muonbook.ch04.tasks import LearningTask
 from muonbook.ch04.training import started
 
-RATES = tuple(0.016 * 2 ** (n / 2) for n in range(3))  # 0.016 to 0.032, where the race found whole Muon at its best
+FACTORS = tuple(2 ** (n / 2) for n in (-1, 0, 1))  # of whole Muon's learning rate: what every arm tries first
 FARTHEST = 3  # learning rates beyond them, at most
 
 
@@ -76,7 +76,8 @@ def measure(
         found = iter(shared_out(world, jobs, partial(final_gap, task, best)))
         return [statistics.median(next(found) for _ in tuning) for _ in points]
 
-    curves = try_rates(dict.fromkeys(arms, RATES), losses, FARTHEST)
+    rates = [best.lr * factor for factor in FACTORS]
+    curves = try_rates(dict.fromkeys(arms, rates), losses, FARTHEST)
     race = [(arm, best_of(curves[arm]), seed) for arm in arms for seed in seeds]
     gaps = dict(zip(race, shared_out(world, race, partial(final_gap, task, best)), strict=True))
     rows = []

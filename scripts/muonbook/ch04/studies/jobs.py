@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from distmuon.launch import World
-from muonbook.ch04 import sweep, tables, tasks
-from muonbook.ch04.studies import ablations, blocks
+from muonbook.ch04 import sweep, tasks
+from muonbook.ch04.studies import ablations, blocks, tables
+from muonbook.ch04.tables import stored_settings
 
 Arguments = argparse.Namespace
 
 
 def check() -> None:
     """Raise UsageError where the race is not stored whose settings everything here begins with."""
-    tables.stored_settings("language")
+    stored_settings("language")
 
 
 def study(world: World, arguments: Arguments) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def study(world: World, arguments: Arguments) -> dict[str, Any]:
     if arguments.seeds is not None:
         seeds = sweep.RACE_SEEDS[: arguments.seeds]
         size = replace(size, seeds=seeds, spectra_seeds=seeds)
-    found = ablations.measure(world, tables.stored_settings("language"), arguments.study, size)
+    found = ablations.measure(world, stored_settings("language"), arguments.study, size)
     for name in arguments.study:
         world.say("\n".join([f"{name}:", *tables.LINES[name](found[name])]))
     return found
@@ -34,7 +35,7 @@ def study(world: World, arguments: Arguments) -> dict[str, Any]:
 
 def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
     """Race Muon in blocks against Muon, from the setting that the stored race tuned for the latter."""
-    best, task = tables.stored_settings("language")["muon"], tasks.TASKS["language"]
+    best, task = stored_settings("language")["muon"], tasks.TASKS["language"]
     steps = 20 if arguments.quick and arguments.steps is None else arguments.steps
     task = task if steps is None else task.shorter(steps)
     tuning = sweep.TUNING_SEEDS[: 1 if arguments.quick else arguments.tuning_seeds]
