@@ -84,10 +84,10 @@ def draw_curves(
             plot.axvline(x, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
             above = plot.get_xaxis_transform()
             plot.text(x, 1.01, text, transform=above, parse_math=False, ha="center", va="bottom", color=MUTED)
-        for y, text in levels:
-            plot.axhline(y, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
+        for height, text in levels:
+            plot.axhline(height, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
             beside = plot.get_yaxis_transform()
-            plot.text(0.01, y, text, transform=beside, parse_math=False, va="bottom", color=MUTED)
+            plot.text(0.01, height, text, transform=beside, parse_math=False, va="bottom", color=MUTED)
         half = wide(x_label, bold=False) / 2  # below the middle, but on the card
         middle = max(half, min(LABELS + across / 2, WIDTH - 2 * MARGIN - half))
         plot.set_xlabel(x_label, x=(middle - LABELS) / across)
@@ -127,7 +127,7 @@ def describe_curves(
     for name, (x, y) in _finite(series, False, False).items():
         shape = f"from {short(y[0])} to {short(y[-1])}, least {short(y.min())}, greatest {short(y.max())}"
         told.append(f"{name}: {shape}, for {x_label} {short(x[0])} to {short(x[-1])}")
-    told += [f"{text} at {short(y)}" for y, text in levels]
+    told += [f"{text} at {short(height)}" for height, text in levels]
     return f"{head(title, 'Curves')} {y_label} over {x_label}. {'; '.join(told)}."
 
 
