@@ -57,26 +57,26 @@ def result_lines(race: Mapping[str, Any], digits: int = 3) -> list[str]:
     seeds = len(race["seeds"])
     measure = "gap to the floor" if race["floor"] is not None else "held-out loss"
     lines = [
-        f"{race['task']}, {race['steps']} steps of {race['batch']}: {measure}, median [range] of {seeds} fresh seeds"
+        f"{race['task']}, {race['steps']} steps of {race['batch']}: {measure}, median [range] of {seeds} fresh seeds",
+        f"{'right':>38}{'lr':>9}{'others':>8}{'decay':>7}{'momentum':>10}{'beta 2':>8}",
     ]
     for name in by_median(race):
         racer = race["racers"][name]
         right = f"{statistics.median(racer['accuracy']):.1%}"
-        lines.append(f"  {title(name):6}{span(gaps(race, name), digits):24}{right:>6} right   {setting_words(racer)}")
+        lines.append(f"  {title(name):6}{span(gaps(race, name), digits):24}{right:>6}{_setting_cells(racer)}")
+        if found := at_an_end(racer):
+            lines.append(f"  {title(name)} stands at an end of its grid ({', '.join(found)}): tuning stopped too early")
     if race["floor"] is not None:
         floor = statistics.median(race["floor"])
         lines.append(f"  floor {floor:.3f} nats per letter: what the best predictor loses on the median seed's windows")
     return lines
 
 
-def setting_words(racer: Mapping[str, Any]) -> str:
-    """Return the best setting in a few words, and what of it stands at an end of its grid."""
+def _setting_cells(racer: Mapping[str, Any]) -> str:
+    """Return the best setting: learning rate, the others' over it, decay, momentum or first beta, second beta."""
     setting = Setting(**racer["best"])
-    others = "" if setting.others == 1 else f" (others {setting.others:g} times that)"
-    beta = f", second beta {setting.second_beta:g}" if setting.optimizer == "adamw" else ""
-    name = "first beta" if setting.optimizer == "adamw" else "momentum"
-    end = f"; at an end: {', '.join(found)}" if (found := at_an_end(racer)) else ""
-    return f"lr {setting.lr:g}{others}, decay {setting.weight_decay:g}, {name} {setting.momentum:g}{beta}{end}"
+    beta = f"{setting.second_beta:8g}" if setting.optimizer == "adamw" else ""
+    return f"{setting.lr:9.3g}{setting.others:8g}{setting.weight_decay:7g}{setting.momentum:10g}{beta}"
 
 
 def at_an_end(racer: Mapping[str, Any]) -> list[str]:
@@ -200,6 +200,19 @@ def rate_curves(race: Mapping[str, Any]) -> dict[str, Any]:
         if found:
             curves[title(name)] = tuple(zip(*found, strict=True))
     return curves
+
+
+def at_one_rate(race: Mapping[str, Any], first: str, second: str) -> dict[float, str]:
+    """Return every learning rate that both were tuned at -> who is ahead there: the least median losses of tuning."""
+    told = {}
+    for lr, loss in race["racers"][first]["curve"].items():
+        other = race["racers"][second]["curve"].get(lr)
+        if loss is None or other is None:
+            continue
+        ranked = sorted({title(first): loss, title(second): other}.items(), key=lambda found: found[1])
+        (winner, least), (_, greater) = ranked
+        told[float(lr)] = f"Both at {lr}: {winner} wins, {least:.3f} against {greater:.3f}."
+    return told
 
 
 def gap_curves(race: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -286,7 +286,6 @@ def test_what_is_at_an_end_of_its_grid_is_told():
     assert tables.at_an_end({"grid": grid, "best": best}) == ["momentum"]
     assert tables.at_an_end({"grid": grid, "best": best | {"lr": 0.4, "others": 0.25}}) == ["lr", "momentum", "others"]
     assert not tables.at_an_end({"grid": grid | {"momentum": [0.8, 0.9, 0.95]}, "best": best})
-    assert "at an end: momentum" in tables.setting_words({"grid": grid, "best": best})
 
 
 @pytest.mark.parametrize("name", ["digits", "language", "fashion"])
@@ -312,11 +311,26 @@ def test_a_stored_race_holds_what_its_tables_print(raced):
     assert race["task"] == "digits"
     lines = "\n".join(tables.result_lines(race) + tables.verdict_lines(race))
     for name, racer in race["racers"].items():
-        assert f"lr {racer['best']['lr']:g}" in lines
+        assert f"{racer['best']['lr']:9.3g}{racer['best']['others']:8g}" in lines
         assert racer["runs"] == racer["settings"]  # one tuning seed
         assert len(racer["held_out"]) == len(racer["usual"]["held_out"]) == len(race["seeds"]) == 5
         assert CANDIDATES[name].title in lines
     assert len(tables.verdicts(race)) == 3
+    assert max(map(len, lines.splitlines())) <= 100
+
+
+def test_who_stands_at_an_end_is_named():
+    race = results.load("race_digits")
+    muon = race["racers"]["muon"]
+    race["racers"]["muon"] = muon | {"grid": muon["grid"] | {"momentum": [0.1, muon["best"]["momentum"]]}}
+    assert "  Muon stands at an end of its grid (momentum): tuning stopped too early" in tables.result_lines(race)
+
+
+def test_one_learning_rate_for_both_has_a_winner_for_everybody():
+    curves = {"adamw": {"0.001": 0.25, "0.002": 0.5, "0.004": None}, "muon": {"0.002": 0.75, "0.004": 1, "0.008": 2}}
+    race = {"racers": {name: {"curve": curve} for name, curve in curves.items()}}
+    told = tables.at_one_rate(race, "adamw", "muon")
+    assert told == {0.002: "Both at 0.002: AdamW wins, 0.500 against 0.750."}
 
 
 def test_prices_are_steps_operations_and_time(raced):
