@@ -1,9 +1,9 @@
 """Who races, and over which settings everybody is tuned.
 
 Nobody is compared at a setting that somebody else chose. Learning rate, the ratio of the other parameters' rate to the
-hidden matrices', momentum and weight decay are tuned for all three; AdamW's second beta as well, so it has twice as
-many settings as SGD and Muon. "Momentum" is SGD's, AdamW's first beta, and Muon's mu: how much of the last steps'
-gradients is in this step's. The AdamW beside Muon keeps its betas: if that costs somebody, it is Muon.
+hidden matrices', momentum and weight decay are tuned for all three; AdamW's second beta as well, so its first grid is
+twice as large. "Momentum" is SGD's, AdamW's first beta, and Muon's mu: how much of the last steps' gradients is in this
+step's. The AdamW beside Muon keeps its betas: if that costs somebody, it is Muon.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _setting_cells(racer: Mapping[str, Any]) -> str:
     """Return the best setting: learning rate, the others' over it, decay, momentum or first beta, second beta."""
     setting = Setting(**racer["best"])
     beta = f"{setting.second_beta:8g}" if setting.optimizer == "adamw" else ""
-    return f"{setting.lr:9.3g}{setting.others:8g}{setting.weight_decay:7g}{setting.momentum:10g}{beta}"
+    return f"{setting.lr:9.3g}{setting.others:8.2g}{setting.weight_decay:7g}{setting.momentum:10g}{beta}"
 
 
 def at_an_end(racer: Mapping[str, Any]) -> list[str]:
