@@ -54,12 +54,14 @@ def draw_curves(
     series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", note: str = "",
     log_x: bool = False, log_y: bool = False,
     bands: Mapping[str, tuple[Any, Any, Any]] | None = None, marks: Sequence[tuple[float, str]] = (),
+    levels: Sequence[tuple[float, str]] = (),
 ) -> Figure:  # fmt: skip
     """Draw up to six curves, each with its name at its end, or over the plot where a name is long.
 
     series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
-    (x, text) of vertical lines. A value that is not finite, or not positive on a logarithmic axis, is left out.
-    Raises ValueError for no series, more than six, an empty one, x and y of different lengths, and an unknown band.
+    (x, text) of vertical lines. levels: (y, text) of horizontal ones. A value that is not finite, or not positive on a
+    logarithmic axis, is left out. Raises ValueError for no series, more than six, an empty one, x and y of different
+    lengths, and an unknown band.
     """
     curves = _finite(series, log_x, log_y)
     if unknown := set(bands or {}) - set(curves):
@@ -82,6 +84,10 @@ def draw_curves(
             plot.axvline(x, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
             above = plot.get_xaxis_transform()
             plot.text(x, 1.01, text, transform=above, parse_math=False, ha="center", va="bottom", color=MUTED)
+        for height, text in levels:
+            plot.axhline(height, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
+            beside = plot.get_yaxis_transform()
+            plot.text(0.01, height, text, transform=beside, parse_math=False, va="bottom", color=MUTED)
         half = wide(x_label, bold=False) / 2  # below the middle, but on the card
         middle = max(half, min(LABELS + across / 2, WIDTH - 2 * MARGIN - half))
         plot.set_xlabel(x_label, x=(middle - LABELS) / across)
@@ -112,12 +118,16 @@ def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def describe_curves(series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", **_: Any) -> str:
-    """Return alt text for `draw_curves`: per series its first, last, least and greatest value."""
+def describe_curves(
+    series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", levels: Sequence[tuple[float, str]] = (),
+    **_: Any,
+) -> str:  # fmt: skip
+    """Return alt text for `draw_curves`: per series its first, last, least and greatest value, and every level."""
     told = []
     for name, (x, y) in _finite(series, False, False).items():
         shape = f"from {short(y[0])} to {short(y[-1])}, least {short(y.min())}, greatest {short(y.max())}"
         told.append(f"{name}: {shape}, for {x_label} {short(x[0])} to {short(x[-1])}")
+    told += [f"{text} at {short(height)}" for height, text in levels]
     return f"{head(title, 'Curves')} {y_label} over {x_label}. {'; '.join(told)}."
 
 

@@ -103,15 +103,18 @@ def test_long_names_stand_over_the_plot() -> None:
     assert_readable(figure)
 
 
-def test_bands_and_marks_are_drawn_where_they_belong() -> None:
+def test_bands_marks_and_levels_are_drawn_where_they_belong() -> None:
     x, y = LOSS["Muon"]
-    figure = draw_curves(LOSS, "step", "loss", bands={"Muon": (x, y - 0.1, y + 0.1)}, marks=[(40, "decay")])
+    bands, levels = {"Muon": (x, y - 0.1, y + 0.1)}, [(1.0, "counting")]
+    figure = draw_curves(LOSS, "step", "loss", bands=bands, marks=[(40, "decay")], levels=levels)
     (band,) = [c for c in figure.axes[1].collections if c.get_gid() == "band-Muon"]
     points = np.asarray(band.get_paths()[0].vertices)
     assert points[:, 1].min() == pytest.approx((y - 0.1).min())
     assert points[:, 1].max() == pytest.approx((y + 0.1).max())
     assert [40, 40] in [np.asarray(line.get_xdata()).tolist() for line in figure.axes[1].lines]
-    assert "decay" in [text.get_text() for text in figure.axes[1].texts]
+    assert [1, 1] in [np.asarray(line.get_ydata()).tolist() for line in figure.axes[1].lines]
+    assert {"decay", "counting"} <= {text.get_text() for text in figure.axes[1].texts}
+    assert describe_curves(LOSS, "step", "loss", levels=levels).endswith("; counting at 1.")
     assert_readable(figure)
 
 
