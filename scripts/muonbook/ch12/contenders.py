@@ -1,15 +1,7 @@
 """Who is counted in chapter 12: part III's baselines, Muon's other algorithms, and two optimizers on FSDP2.
 
-    contender     gradients       what Muon's matrices cost besides
-    muon          reduce-scatter  `gather_all`, in buckets: every bucket gathered whole
-    muon_flat     reduce-scatter  `gather_all`, flat: one bucket, gathered whole
-    muon_cut      reduce-scatter  `gather_cut`, flat: what a shard boundary cuts, among its owners
-    muon_owner    reduce-scatter  `owner`: nothing over DP; shards end between matrices
-    adamw_fsdp2   reduce-scatter  parameters gathered in forward and backward (torch: FSDP2)
-    muonw_fsdp2   reduce-scatter  the same, and two all-to-alls: momentum to owners, updates back
-
-The paper's algorithm is `muon_cut`: flat shards, and a gather of what they cut (Liu et al. 2025, section 2.3). Its
-public proof of concept is `muon`.
+Muon's algorithms are those of `muonbook.measure.laid_out`. On FSDP2 parameters are gathered in forward and backward,
+gradients reduce-scattered; MuonW adds two all-to-alls, momentum to owners and updates back.
 """
 
 from __future__ import annotations
@@ -19,12 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from distmuon.muonw.optimizer import MOMENTUM_LABEL, UPDATES_LABEL, MuonW
-from distmuon.optim import strategies
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import FLAT, Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.prediction import predict_step
-from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, make_fsdp2, make_strategy
+from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, make_fsdp2
+from muonbook.measure.laid_out import LAID_OUT, LaidOut
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
 from muonbook.planner.stages import units_of
@@ -58,49 +49,24 @@ class CountedContender:
 
 # ---- Muon, by algorithm -----------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class LaidOutAlgorithm:
-    """A strategy and a layout. flat: one bucket, whatever size the workload asks for."""
-
-    strategy: str
-    flat: bool
-
-    def bucket_size(self, workload: Workload) -> int:
-        return FLAT if self.flat else workload.bucket_size
-
-    def plan(self, workload: Workload, dp: int, tp: int) -> tuple[Layout, list[int]]:
-        """Return the map as the strategy's own planner lays it out, and the indices of Muon's matrices in it."""
-        layout, muon, _ = workload.plan(dp, tp)
-        planner = strategies.planner(self.strategy)
-        return planner(layout.specs, muon, dp, tp, self.bucket_size(workload)), muon
-
-    def uneven(self, workload: Workload, dp: int, tp: int) -> list[str]:
-        """Return the labels of the buckets whose shards are not of one length."""
-        return [bucket.label for bucket in self.plan(workload, dp, tp)[0].buckets if bucket.ends]
-
-    def predict_optimizer(self, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
-        """Return what the optimizer's step sends, without the model's activations."""
-        layout, muon = self.plan(workload, dp, tp)
-        return predict_step(layout, tp, place[0], muon, self.strategy, workload.gather_dtype, place[1])
+ALGORITHMS = {name: LAID_OUT[name] for name in ("muon", "muon_flat", "muon_cut", "muon_owner")}
 
 
-ALGORITHMS = {
-    "muon": LaidOutAlgorithm("gather_all", flat=False),
-    "muon_flat": LaidOutAlgorithm("gather_all", flat=True),
-    "muon_cut": LaidOutAlgorithm("gather_cut", flat=True),
-    "muon_owner": LaidOutAlgorithm("owner", flat=False),
-}
+def predict_optimizer(algorithm: LaidOut, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
+    """Return what the optimizer's step sends, without the model's activations."""
+    layout, muon = algorithm.plan(workload, dp, tp)
+    return predict_step(layout, tp, place[0], muon, algorithm.strategy, workload.gather_dtype, place[1])
 
 
-def _make_muon(algorithm: LaidOutAlgorithm, workload: Workload, grid: Grid) -> Trainer:
-    return make_strategy(workload, grid, algorithm.strategy, algorithm.bucket_size(workload))
-
-
-def _predict_muon(algorithm: LaidOutAlgorithm, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
+def _predict_muon(algorithm: LaidOut, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
     ledger = _activations(workload, dp, tp)
-    ledger.add(algorithm.predict_optimizer(workload, dp, tp, place))
+    ledger.add(predict_optimizer(algorithm, workload, dp, tp, place))
     return ledger
+
+
+def _uneven(algorithm: LaidOut, workload: Workload, dp: int, tp: int) -> list[str]:
+    """Return the labels of the buckets whose shards are not of one length."""
+    return [bucket.label for bucket in algorithm.plan(workload, dp, tp)[0].buckets if bucket.ends]
 
 
 def _activations(workload: Workload, dp: int, tp: int) -> Ledger:
@@ -171,8 +137,8 @@ def _baseline(name: str) -> CountedContender:
 
 def _muon(title: str, name: str) -> CountedContender:
     algorithm = ALGORITHMS[name]
-    made, predicted = partial(_make_muon, algorithm), partial(_predict_muon, algorithm)
-    return CountedContender(title, made, predicted, _of_grid, uneven=algorithm.uneven)
+    predicted, uneven = partial(_predict_muon, algorithm), partial(_uneven, algorithm)
+    return CountedContender(title, algorithm.make, predicted, _of_grid, uneven=uneven)
 
 
 def _on_fsdp2(title: str, muon: bool) -> CountedContender:

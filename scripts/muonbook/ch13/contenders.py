@@ -1,11 +1,7 @@
-"""Who is weighed: part III's six baselines; the paper's layouts of Muon beside the public blueprint's; FSDP2.
+"""Who is weighed: part III's six baselines; the paper's layouts of Muon beside its proof of concept's; FSDP2.
 
-matrix by matrix      a bucket for every matrix: the paper's Algorithm 1 as it is written
-gather_all, buckets   whole buckets are gathered, one after the other: as the public proof of concept has it
-gather_all, flat      one bucket for the whole model: the fewest matrices lie across a shard boundary
-flat + cut            the same map, but only what a boundary cuts is gathered: what the paper's author asked for
-owner                 shards end between matrices: chapter 16
-AdamW, MuonW, FSDP2   float32 shards of everything, which a bf16 model casts when it gathers them
+Muon's layouts are those of `muonbook.measure.laid_out`. AdamW and MuonW on FSDP2 keep float32 shards of everything,
+which a bf16 model casts when it gathers them.
 """
 
 from __future__ import annotations
@@ -17,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import BATCHED_ON_CPU
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import FLAT, ITEM_BYTES, Layout, ParamSpec
+from distmuon.sharding.layout import ITEM_BYTES, Layout, ParamSpec
 from distmuon.verify.model_states import ModelStates, predict_rows, predict_shards
 from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient
 from distmuon.verify.strategy_predictions import whole_matrix_bytes
-from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2, make_strategy
+from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
+from muonbook.measure.laid_out import LAID_OUT
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 
@@ -99,26 +95,18 @@ def _whole_matrices(specs: list[ParamSpec], compute: int) -> int:
 # ---- Muon's layouts ---------------------------------------------------------------------------------------
 
 
-def _layout(title: str, strategy: str, bucket_size: int | None) -> WeighedContender:
-    """Return distributed Muon with a strategy's own map, in buckets of so many elements; None: the workload's."""
-
-    def plan(workload: Workload, dp: int, tp: int) -> tuple[Layout, list[int]]:
-        layout, muon, _ = workload.plan(dp, tp)
-        size = bucket_size or workload.bucket_size
-        return strategies.planner(strategy)(layout.specs, muon, dp, tp, size), muon
-
-    def make(workload: Workload, grid: Grid) -> Trainer:
-        return make_strategy(workload, grid, strategy, bucket_size or workload.bucket_size)
+def _muon(title: str, name: str) -> WeighedContender:
+    algorithm = LAID_OUT[name]
 
     def states(workload: Workload, dp: int, tp: int, dp_rank: int) -> ModelStates:
-        layout, muon = plan(workload, dp, tp)
+        layout, muon = algorithm.plan(workload, dp, tp)
         return predict_shards(layout, dp_rank, muon)
 
     def update(workload: Workload, dp: int, tp: int, dp_rank: int, compute_dtype: str) -> int:
-        layout, muon = plan(workload, dp, tp)
-        return _sharded_update(layout, tp, dp_rank, muon, strategy, workload, compute_dtype)
+        layout, muon = algorithm.plan(workload, dp, tp)
+        return _sharded_update(layout, tp, dp_rank, muon, algorithm.strategy, workload, compute_dtype)
 
-    return WeighedContender(title, make, states, update)
+    return WeighedContender(title, algorithm.make, states, update)
 
 
 # ---- FSDP2 ------------------------------------------------------------------------------------------------
@@ -150,10 +138,10 @@ def _fsdp2(title: str, muonw: bool) -> WeighedContender:
 CONTENDERS: dict[str, WeighedContender] = {
     **{name: _baseline(name) for name in BASELINES},
     "muon": _baseline("muon")._replace(title="gather_all, buckets"),
-    "muon_single": _layout("matrix by matrix", "gather_all", 1),
-    "muon_flat": _layout("gather_all, flat", "gather_all", FLAT),
-    "muon_cut": _layout("flat + cut", "gather_cut", FLAT),
-    "muon_owner": _layout("owner", "owner", None),
+    "muon_single": _muon("matrix by matrix", "muon_single"),
+    "muon_flat": _muon("gather_all, flat", "muon_flat"),
+    "muon_cut": _muon("flat + cut", "muon_cut"),
+    "muon_owner": _muon("owner", "muon_owner"),
     "adamw_fsdp2": _fsdp2("AdamW, FSDP2", muonw=False),
     "muonw": _fsdp2("MuonW, FSDP2", muonw=True),
 }

@@ -1,0 +1,54 @@
+"""Distributed Muon by algorithm, for what counts and weighs it: a strategy, and how long the buckets of its map are.
+
+    muon_single   `gather_all`, a bucket for every matrix: the paper's Algorithm 1 as it is written
+    muon          `gather_all`, in buckets, each gathered whole: the paper's public proof of concept
+    muon_flat     `gather_all`, flat: one bucket, gathered whole; the fewest matrices lie across a shard boundary
+    muon_cut      `gather_cut`, flat: what a shard boundary cuts, among its owners: what the paper's author asks for
+    muon_owner    `owner`: nothing over DP; shards end between matrices (chapter 16)
+
+Source: Liu et al. 2025, section 2.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmuon.optim import strategies
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import FLAT, Layout
+from muonbook.measure.baselines import Trainer, make_strategy
+from muonbook.measure.workload import Workload
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A strategy and its map. elements: of a bucket; FLAT: one bucket for all; None: as the workload asks."""
+
+    strategy: str
+    elements: int | None = None
+
+    @property
+    def flat(self) -> bool:
+        return self.elements == FLAT
+
+    def bucket_size(self, workload: Workload) -> int:
+        return workload.bucket_size if self.elements is None else self.elements
+
+    def plan(self, workload: Workload, dp: int, tp: int) -> tuple[Layout, list[int]]:
+        """Return the map as the strategy's own planner lays it out, and the indices of Muon's matrices in it."""
+        layout, muon, _ = workload.plan(dp, tp)
+        planner = strategies.planner(self.strategy)
+        return planner(layout.specs, muon, dp, tp, self.bucket_size(workload)), muon
+
+    def make(self, workload: Workload, grid: Grid) -> Trainer:
+        """Return a model with this Muon. Collective."""
+        return make_strategy(workload, grid, self.strategy, self.bucket_size(workload))
+
+
+LAID_OUT = {
+    "muon_single": LaidOut("gather_all", 1),
+    "muon": LaidOut("gather_all"),
+    "muon_flat": LaidOut("gather_all", FLAT),
+    "muon_cut": LaidOut("gather_cut", FLAT),
+    "muon_owner": LaidOut("owner"),
+}
