@@ -81,15 +81,17 @@ def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Fr
 
 
 def wire_rows(rows: Sequence[Mapping[str, Any]], dp: int, tp: int) -> dict[str, dict[str, float]]:
-    """Return what left the interfaces of one grid over the ring formula, in parts; rows: `byte_counts.wire_on`'s."""
+    """Return what left the interfaces of one grid beyond the ring formula, in percent of it and in parts.
+
+    rows: `byte_counts.wire_on`'s.
+    """
     found = {}
     mine = {row["contender"]: row for row in rows if (row["dp"], row["tp"]) == (dp, tp)}
     for name, row in ((name, mine[name]) for name in (*SHOWN, "muon_fsdp2") if name in mine):
         known = row["ring"] + row["reduce_scatter"]
         found[CONTENDERS[name].title] = {
-            "ring formula": 1.0,
-            "gloo's own messages": (row["payload"] - known) / row["ring"],
-            "reduce-scatter sent as all-reduce": row["reduce_scatter"] / row["ring"],
+            "gloo's own messages": 100 * (row["payload"] - known) / row["ring"],
+            "reduce-scatter sent as all-reduce": 100 * row["reduce_scatter"] / row["ring"],
         }
     return found
 

@@ -36,12 +36,19 @@ Step = tuple[ModelStates, Sequence[Moment]]  # bytes kept per kind, and the step
 PASSES = ("forward", "backward")
 WORK = {  # what is done -> its stages, its colour
     "forward, backward": (PASSES, mix(MUTED, CARD, 0.45)),
-    "reduce-scatter": (("reduce_scatter",), mix(COLD, CARD, 0.45)),
+    "reduce-scatter": (("reduce_scatter",), COLD),
     "gathering": (("momentum", "dp_gather", "tp_gather"), mix(ACCENT, CARD, 0.55)),
     "Newton–Schulz": (("newton_schulz",), ACCENT),
     "all else": ((), INK),
 }
 KEPT = mix(MUTED, CARD, 0.78)
+STAGES = {  # how captions call them, where not as the code does
+    "backward": "the backward pass",
+    "reduce_scatter": "the reduce-scatter",
+    "dp_gather": "the DP gather",
+    "tp_gather": "the TP gather",
+    "newton_schulz": "Newton–Schulz",
+}
 LABELS, HIGH, ABOVE, BELOW = 48.0, 220.0, 26.0, 24.0  # room for the scale; of the plot; for words above and below it
 ACROSS = WIDTH - 2 * MARGIN - LABELS
 DASHES = (0, (4, 2))
@@ -88,7 +95,7 @@ def _frame(
     told = f"{name} keeps {in_bytes(kept[name])}"
     if name != first:
         told += f", {_than(kept[name] - kept[first], first)}"
-    told += f". At its fullest, in {worst}, it holds {in_bytes(peaks[name])}"
+    told += f". At its fullest, in {STAGES.get(worst, worst)}, it holds {in_bytes(peaks[name])}"
     if name != first:
         told += f", {_than(peaks[name] - peaks[first], first)}"
 
