@@ -108,9 +108,14 @@ def skew_lines(found: Found) -> list[str]:
         for name in ("muon", "ddp"):
             sent = row[name]["sent_bytes"] / row["zero1"]["sent_bytes"]
             cells += f"{sent:8.2f}x  {_spread(row[name]['over_zero1']):18s}"
-        mean, _ = repeated(TIMED.shared_by(row["dp"] * row["tp"]), row["dp"], row["tp"])
-        lines.append(f"{cells}{row['muon']['seconds']['median'] / best:9.2f}x{mean:14.2f} times")
+        lines.append(f"{cells}{row['muon']['seconds']['median'] / best:9.2f}x{repeats(row):14.2f} times")
     return [*lines, _rounds(row["muon"]["over_zero1"] for row in found["skew"])]
+
+
+def repeats(row: Mapping[str, Any]) -> float:
+    """Return how often a matrix is orthogonalized on one grid of the skew, on average."""
+    mean, _ = repeated(TIMED.shared_by(row["dp"] * row["tp"]), row["dp"], row["tp"])
+    return mean
 
 
 def quickest_grids(found: Found) -> dict[str, str]:
@@ -171,16 +176,13 @@ def error_lines(found: Found) -> list[str]:
     return lines
 
 
-def model_curves(found: Found) -> dict[str, Any]:
-    """Return series for `draw_curves`: Muon's step over its computation, measured and modelled; in many calls too."""
+def error_curves(found: Found) -> dict[str, Any]:
+    """Return series for `draw_curves`: the model's step over the measured one, per entrant, where there is a rate."""
     constants, _ = fitted(found)
-    unit = _computation(found["links"]["entrants"]["muon"])
     series: dict[str, Any] = {}
-    for name, short in (("muon", "Muon"), ("muon_small", "many calls")):
+    for name in found["links"]["entrants"]:
         mine = [p for p in points(found["links"]) if p.entrant == name and p.rate_mbit is not None]
-        for label, value in (("", lambda p: p.seconds), (", model", constants.seconds)):
-            times = [value(point) / unit for point in mine]
-            series[f"{short}{label}"] = ([point.rate_mbit for point in mine], times)
+        series[NAMES[name]] = ([point.rate_mbit for point in mine], [1 + constants.error(point) for point in mine])
     return series
 
 

@@ -65,13 +65,16 @@ def within_lines(worlds: Worlds) -> list[str]:
 
 
 def square_lines(worlds: Worlds) -> list[str]:
-    """Return what the cells with a choice say of "DP = TP", by algorithm."""
-    lines = [f"  {'':{WIDE}s}cells   shortest step   sends least   largest T sends least"]
+    """Return what the plans with a choice say of "DP = TP", by algorithm.
+
+    Of those with a square and another grid, and for the third column of those where T > D is possible too.
+    """
+    lines = [f"  {'':{WIDE}s}plans   quickest   sends least   the same, where T > D is possible"]
     for name, title in worlds["algorithms"].items():
         said = worlds["verdict"][name]
-        wins = f"{said['square_wins_step']:>16.0%}{said['square_wins_communication_then']:>14.0%}"
-        most = f"{said['most_tp_wins_communication']:>24.0%}"
-        lines.append(f"  {title:{WIDE}s}{said['square_possible']:>5d}{wins}{most}")
+        then = f"{said['square_wins_communication_then']:>10.0%} of {said['square_and_more_tp_possible']}"
+        wins = f"{said['square_wins_step']:>11.0%}{said['square_wins_communication']:>14.0%}"
+        lines.append(f"  {title:{WIDE}s}{said['square_possible']:>5d}{wins}{then}")
     return lines
 
 
