@@ -14,7 +14,7 @@ from distmuon.muonw.optimizer import MOMENTUM_LABEL, UPDATES_LABEL, MuonW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.prediction import predict_step
-from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, make_fsdp2
+from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, make_fsdp2, predict_activations
 from muonbook.measure.laid_out import LAID_OUT, LaidOut
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
@@ -59,7 +59,8 @@ def predict_optimizer(algorithm: LaidOut, workload: Workload, dp: int, tp: int, 
 
 
 def _predict_muon(algorithm: LaidOut, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
-    ledger = _activations(workload, dp, tp)
+    _, _, model = workload.plan(dp, tp)
+    ledger = predict_activations(model, workload, dp, tp)
     ledger.add(predict_optimizer(algorithm, workload, dp, tp, place))
     return ledger
 
@@ -67,12 +68,6 @@ def _predict_muon(algorithm: LaidOut, workload: Workload, dp: int, tp: int, plac
 def _uneven(algorithm: LaidOut, workload: Workload, dp: int, tp: int) -> list[str]:
     """Return the labels of the buckets whose shards are not of one length."""
     return [bucket.label for bucket in algorithm.plan(workload, dp, tp)[0].buckets if bucket.ends]
-
-
-def _activations(workload: Workload, dp: int, tp: int) -> Ledger:
-    ledger, (_, _, model) = Ledger(), workload.plan(dp, tp)
-    model.predict_activations(ledger, workload.tokens // dp, workload.torch_dtype.itemsize, tp)
-    return ledger
 
 
 # ---- On FSDP2 ---------------------------------------------------------------------------------------------

@@ -222,7 +222,8 @@ def make_muon_fsdp2(workload: Workload, grid: Grid, bucket_mb: float | None = No
 # ---- Predicting what they send ----------------------------------------------------------------------------
 
 
-def _activations(model: Transformer, workload: Workload, dp: int, tp: int) -> Ledger:
+def predict_activations(model: Transformer, workload: Workload, dp: int, tp: int) -> Ledger:
+    """Return what a rank's model sends in forward and backward, of one micro-batch."""
     ledger = Ledger()
     model.predict_activations(ledger, workload.tokens // dp, workload.torch_dtype.itemsize, tp)
     return ledger
@@ -231,7 +232,7 @@ def _activations(model: Transformer, workload: Workload, dp: int, tp: int) -> Le
 def predict_ddp(workload: Workload, dp: int, tp: int, dp_rank: int) -> Ledger:
     """One all-reduce of all gradients, in the model's dtype."""
     layout, _, model = workload.plan(dp, tp, "adamw")
-    ledger = _activations(model, workload, dp, tp)
+    ledger = predict_activations(model, workload, dp, tp)
     item = workload.torch_dtype.itemsize
     ledger.record("all_reduce", "dp", dp, item * sum(spec.numel for spec in layout.specs), "gradients")
     return ledger
@@ -249,7 +250,7 @@ def predict_torch_zero(workload: Workload, dp: int, tp: int, dp_rank: int) -> Le
 def _predict_ours(algorithm: str) -> Callable[[Workload, int, int, int], Ledger]:
     def predict(workload: Workload, dp: int, tp: int, dp_rank: int) -> Ledger:
         layout, muon, model = workload.plan(dp, tp, algorithm)
-        ledger = _activations(model, workload, dp, tp)
+        ledger = predict_activations(model, workload, dp, tp)
         ledger.add(predict_step(layout, tp, dp_rank, muon, gather_dtype=workload.gather_dtype))
         return ledger
 

@@ -215,7 +215,7 @@ def test_every_frame_compares_with_the_first_on_one_scale() -> None:
     adamw, waves = frames_of_steps(steps)
     assert adamw.alt == "AdamW, ours keeps 7 kB. At its fullest, in forward, it holds 7.8 kB."
     assert waves.alt == (
-        "waves keeps 6 kB, 1 kB less than AdamW, ours. At its fullest, in newton_schulz, it holds 7.6 kB, "
+        "waves keeps 6 kB, 1 kB less than AdamW, ours. At its fullest, in Newton–Schulz, it holds 7.6 kB, "
         "200 B less than AdamW, ours."
     )
     for frame in (adamw, waves):

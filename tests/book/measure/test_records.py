@@ -14,11 +14,6 @@ from muonbook.measure import formulas, results
 from tools import claims
 
 FILES = sorted(path.name for path in results.FOLDER.glob("*.json*"))
-# Stored without a commit that anyone can check out, and why. Whoever takes one again strikes it off: a file that is
-# listed here and sound fails, too.
-TO_BE_RETAKEN = {
-    "muonw.json": "timed in a tree that differed from its commit, which is not in this history",
-}
 
 
 def git(*words: str) -> subprocess.CompletedProcess[str]:
@@ -60,14 +55,7 @@ def fault(commit: str | None) -> str | None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_stored_result_was_made_by_a_commit_of_this_history(name: str) -> None:
     wrong = fault(stamp(name))
-    if name in TO_BE_RETAKEN:
-        assert wrong is not None, f"{name} is sound: strike it off TO_BE_RETAKEN"
-    else:
-        assert wrong is None, f"{name}: {wrong}; commit, and take it again: make bench"
-
-
-def test_what_is_to_be_retaken_is_there() -> None:
-    assert set(TO_BE_RETAKEN) <= set(FILES)
+    assert wrong is None, f"{name}: {wrong}; commit, and take it again: make bench"
 
 
 @pytest.mark.usefixtures("history")

@@ -181,8 +181,10 @@ TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
     "claim-bytes": ("holds as stated", [
         ("bytes", "algorithms.dp=4,tp=1,contender=muon_cut.ratio", 1, 1.2501),
         ("bytes", "algorithms.dp=4,tp=1,contender=muon.ratio", 1.2499, 1.2501),
+        ("bytes", "ratios.dp=4,tp=1,dtypes=fp32*bf16.matrices", 1.2499, 1.2501),
         ("bytes", "ratios.dp=4,tp=1,dtypes=bf16*bf16.matrices", 1.26, 1.6),
         ("bytes", "algorithms.dp=4,tp=2,contender=muon.ratio", 1.26, 3),
+        ("bytes", "ratios.dp=4,tp=2,dtypes=fp32*bf16.matrices", 1.26, 3),
         ("bytes", "counted.equal", True, True),
     ]),
     "claim-near-one": ("holds with conditions", [

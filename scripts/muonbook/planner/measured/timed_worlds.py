@@ -18,7 +18,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger, Traffic
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.measure import turns
-from muonbook.measure.baselines import Trainer, make_fsdp2, make_strategy, make_zero1
+from muonbook.measure.baselines import Trainer, make_fsdp2, make_strategy, make_zero1, predict_activations
 from muonbook.measure.workload import Workload, batches, pixels
 from muonbook.planner.cost_model import hops
 from muonbook.planner.owned_worlds import plan_part
@@ -89,8 +89,7 @@ def planned(name: str, workload: Workload, grid: Grid) -> tuple[Zero1Part | Fsdp
     """Return the planner's part for an entrant, and what this rank will send in a step."""
     dp, tp = grid.dp.size, grid.tp.size
     _, muon, model = workload.plan(dp, tp)
-    ledger = Ledger()
-    model.predict_activations(ledger, workload.tokens // dp, workload.torch_dtype.itemsize, tp)
+    ledger = predict_activations(model, workload, dp, tp)
     specs = specs_of([pair for group in groups_for(model, "muon") for pair in group["params"]])
     if name == "muonw":
         units = units_of(specs)
