@@ -14,6 +14,7 @@ the schedule that is optimal step by step; Moonlight (Liu et al. 2025, section 2
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +49,8 @@ COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  
 FORMS = ("auto", "standard", "gram")
 NORMS = ("safe", "torch")
 
-START = {"cpu": 2e7, "cuda": 2e9}  # operations in the time of starting one; fitted to a CPU, a guess for GPUs
+# Operations in the time of starting one; fitted to two CPUs, a guess for GPUs. A matrix unit makes nothing else faster.
+START = {"cpu": 2e7, "matrix unit": 2e8, "cuda": 2e9}
 
 TORCH_EPS = 1e-7  # below it torch.optim.Muon divides no norm out
 
@@ -190,15 +192,22 @@ def fast_form(shape: Sequence[int], steps: int, dtype: torch.dtype, device: torc
     """Return the form that "auto" takes for matrices of `shape` [A, B]: the one that costs less, by a simple model.
 
     An operation costs 1, and the start of a product, or of anything between two, `START`: the Gram form has fewer of
-    the former and more of the latter. float64 stays standard, for the digits of whoever asks for it, and so do squares
-    and small sides, where little is to be had.
+    the former and more of the latter, which are dear where products are fast. float64 stays standard, for the digits of
+    whoever asks for it, and so do squares and small sides, where little is to be had.
     """
     a, b = sorted(shape)
     if dtype not in (torch.bfloat16, torch.float32) or a < 256 or a == b:
         return "standard"
-    start = START.get(device.type, START["cuda"])
+    on_unit = device.type == "cpu" and dtype == torch.bfloat16 and has_matrix_unit()
+    start = START.get("matrix unit" if on_unit else device.type, START["cuda"])
     gram, calls = gram_work(a, b, steps, whole=device.type != "cpu")
     return "gram" if gram + start * calls < flops(shape, steps) + start * 3 * steps else "standard"
+
+
+def has_matrix_unit() -> bool:
+    """Return whether this CPU multiplies bf16 matrices in a unit of their own (AMX), and oneDNN may use it."""
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    return bool(torch.cpu.get_capabilities().get("amx_bf16")) and (allowed in ("ALL", "DEFAULT") or "AMX" in allowed)
 
 
 def check_form(form: str, norm: str, dtype: Any = "auto") -> None:

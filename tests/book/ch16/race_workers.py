@@ -38,8 +38,8 @@ def first_steps(world: World, others: Sequence[str], folder: str | None) -> dict
     return found
 
 
-def small_race(world: World, rounds: int) -> dict[str, Any] | None:
-    return four_ranks.race(world, rounds, [], None, False, layers=1, width=64)
+def small_race(world: World, rounds: int, matrix_unit: bool = True) -> dict[str, Any] | None:
+    return four_ranks.race(world, rounds, [], None, False, layers=1, width=64, matrix_unit=matrix_unit)
 
 
 def small_training(world: World) -> list[dict[str, Any]] | None:

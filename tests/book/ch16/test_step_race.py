@@ -73,6 +73,12 @@ def test_a_race_has_a_ratio_and_the_predicted_bytes_for_everybody() -> None:
     assert entrants["owner_unpublished"]["sent_bytes"] == entrants["torch_replicated"]["sent_bytes"] == 0
 
 
+def test_a_race_can_do_without_the_matrix_unit() -> None:
+    without = launch.run(race_workers.small_race, (1, False), dp=2)[0]
+    assert without["matrix_unit"] is False
+    assert without["entrants"].keys() == launch.run(race_workers.small_race, (1,), dp=2)[0]["entrants"].keys()
+
+
 def test_training_steps_are_compared_with_zero1_in_bytes_and_time() -> None:
     rows = launch.run(race_workers.small_training, dp=2)[0]
     assert [row["tokens"] for row in rows] == [96, 192]
@@ -119,7 +125,8 @@ def test_who_is_here_is_known_by_the_commit_of_the_clone(tmp_path: Path, monkeyp
 # ---- The table --------------------------------------------------------------------------------------------
 
 
-def test_the_table_has_a_line_for_everybody() -> None:
+@pytest.mark.parametrize("has_unit", [False, True])
+def test_the_table_has_a_line_for_everybody(has_unit: bool) -> None:
     ratio = {"median": 1.25, "quartiles": [1.2, 1.3], "count": 3}
     race = {
         "dtype": "float32",
@@ -129,6 +136,7 @@ def test_the_table_has_a_line_for_everybody() -> None:
     }
     found = {
         "race": {"4x1": race},
+        "without_unit": race if has_unit else None,
         "one_device": {"threads": 2, "steps": {"2 of 8x16": ratio}, "newton_schulz": {"16x32": ratio}},
         "training": {"4x1": [{"tokens": 1024, "owner": {"bytes_ratio": 1.0, "ratio": ratio}}]},
         "trillion": {"seconds": 3.14, "bytes": 0.6e9},
@@ -136,8 +144,22 @@ def test_the_table_has_a_line_for_everybody() -> None:
     lines = step_race.table(found).splitlines()
     assert lines[1].split() == ["owner", "1.25", "(1.20", "to", "1.30)", "37.70", "MB"]
     assert lines[2].startswith("  This CPU has no fast bfloat16")
+    assert sum(line.startswith("4x1 without the matrix unit: one step") for line in lines) == has_unit
     assert lines[-1] == "a trillion parameters: planned in 3.1 s and 0.60 GB"
     assert lines[-2].split() == ["owner", "1,024", "tokens", "1.25", "(1.20", "to", "1.30)", "bytes", "1.0000"]
+
+
+def test_the_page_has_two_bars_for_everybody_where_there_is_a_matrix_unit() -> None:
+    stored = results.load("step")
+    plain = stored | {"without_unit": None}
+    for found, bars in ((stored, 2), (plain, 1)):
+        figure, alt = race_pictures.bars(found)
+        require_readable(figure, alt)
+        assert alt.count("without it") == (alt.count(";") + 1 if bars == 2 else 0)
+        header, *rows = race_pictures.lines(found)
+        assert header.count(" x ") == 3
+        assert ("no unit" in header) == (bars == 2)
+        assert max(map(len, rows)) <= 92
 
 
 def test_the_page_has_growth_and_training_in_its_tables() -> None:

@@ -455,6 +455,13 @@ def test_one_workspace_serves_matrix_after_matrix_and_changes_no_bit() -> None:
         assert len(work.squares) == 3
 
 
+@pytest.fixture
+def no_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What oneDNN documents for leaving AMX alone."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+
+@pytest.mark.usefixtures("no_matrix_unit")
 def test_the_fast_form_is_gram_where_it_saves_more_operations_than_it_costs_starts() -> None:
     cpu, gpu, bf16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
     for shape in ((1024, 4096), (4096, 1024), (512, 2048), (2048, 512), (512, 1024), (256, 4096)):
@@ -465,6 +472,21 @@ def test_the_fast_form_is_gram_where_it_saves_more_operations_than_it_costs_star
         assert fast_form(shape, 5, bf16, cpu) == fast_form(shape, 5, bf16, gpu) == "standard"
     assert fast_form((4096, 11008), 5, bf16, gpu) == "gram"
     assert fast_form((1024, 4096), 0, bf16, cpu) == "standard"
+
+
+def test_with_a_matrix_unit_the_gram_form_has_to_save_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    cpu, bf16 = torch.device("cpu"), torch.bfloat16
+    for allowed in ("ALL", "default", "AVX512_CORE_AMX", "AVX10_1_512_AMX_FP16"):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
+        for shape in ((512, 1024), (512, 2048), (1024, 2048), (256, 4096)):
+            assert fast_form(shape, 5, bf16, cpu) == "standard"
+            assert fast_form(shape, 5, torch.float32, cpu) == "gram"  # the unit is for bf16
+        for shape in ((512, 8192), (1024, 8192), (2048, 4096)):
+            assert fast_form(shape, 5, bf16, cpu) == "gram"
+    for forbidden in ("AVX2", "AVX512_CORE_BF16"):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", forbidden)
+        assert fast_form((512, 2048), 5, bf16, cpu) == "gram"
 
 
 @pytest.mark.parametrize("shape", [(512, 2048), (256, 256)])

@@ -8,6 +8,7 @@ transformer layers: query, key, value and output, up and down.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.newton_schulz import MUON, fast_dtype, flops
+from distmuon.optim.newton_schulz import MUON, fast_dtype, flops, has_matrix_unit
 from distmuon.optim.schedules import PipelinedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Bucket
@@ -280,14 +281,18 @@ def race(
     others: Sequence[str],
     folder: str | None,
     compiler: bool,
-    layers: int = 4,
-    width: int = 512,
+    layers: int,
+    width: int,
     names: Sequence[str] = (),
+    matrix_unit: bool = True,
 ) -> dict[str, Any] | None:
     """Let all take their steps in turns; on rank 0, return each one's time over the floor's and what a rank sends.
 
-    folder: of clones. others, compiler: see `entrants`. names: of those who run; (): everybody.
+    folder: of clones. others, compiler: see `entrants`. names: of those who run; (): everybody. matrix_unit: False
+    forbids oneDNN to use the CPU's.
     """
+    if not matrix_unit:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # read at this process's first product
     make_importable(others, folder)
     grid, matrices = Grid.of(world), Matrices.of_layers(layers, width)
     dtype = fast_dtype(grid.device, torch.float32)
@@ -317,6 +322,7 @@ def race(
         "matrices": {f"{a}x{b}": matrices.shapes.count((a, b)) for a, b in dict.fromkeys(matrices.shapes)},
         "dtype": str(dtype).removeprefix("torch."),
         "fast_bfloat16": dtype == torch.bfloat16,
+        "matrix_unit": has_matrix_unit(),
         "heaviest_over_mean": floor.heaviest_over_mean,
         "floor_milliseconds": 1e3 * turns.medians(seconds)["floor"],
         "entrants": found,

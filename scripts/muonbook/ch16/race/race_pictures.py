@@ -13,7 +13,7 @@ from muonbook.figures.plots import describe_bars, describe_curves, draw_bars, dr
 
 OURS, OTHERS = "this book's", "others'"
 NOTHING_BACK = "nothing sent back"
-DRAWN_BELOW = 2.0  # times the floor; who takes longer is named, so that the others can be told apart
+DRAWN_BELOW = 4.0  # times the floor; who takes longer is named, so that the others can be told apart
 TITLES = {  # name of an entrant -> whose it is, and what it is called on the page
     "gather_all": (OURS, "gather_all"),
     "gather_cut": (OURS, "gather_cut"),
@@ -45,25 +45,48 @@ def ratios(race: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def bars(found: Mapping[str, Any]) -> tuple[Figure, str]:
-    """Return the picture of the race on four DP ranks, the quickest first, and its alt text."""
-    medians = {name: row["median"] for name, row in ratios(found["race"]["4x1"]).items()}
-    by_time = sorted(medians, key=lambda name: medians[name])
-    rows = {TITLES[n][1]: {TITLES[n][0]: medians[n]} for n in by_time if medians[n] < DRAWN_BELOW}
-    others = ", ".join(f"{TITLES[n][1]} {medians[n]:.2f}" for n in by_time if medians[n] >= DRAWN_BELOW)
+    """Return the picture of the race on four DP ranks, the quickest first, and its alt text.
+
+    Where the CPU has a matrix unit, with two bars for everybody: products made in it, and without it.
+    """
+    medians = {kind: {n: row["median"] for n, row in ratios(race).items()} for kind, race in _on_four(found).items()}
+    first = next(iter(medians.values()))
+    by_time = sorted(first, key=lambda name: first[name])
+    rows = {TITLES[n][1]: {kind: medians[kind][n] for kind in medians} for n in by_time if first[n] < DRAWN_BELOW}
+    others = ", ".join(
+        f"{TITLES[n][1]} {' / '.join(f'{of[n]:.2f}' for of in medians.values())}"
+        for n in by_time
+        if first[n] >= DRAWN_BELOW
+    )
     title = "One step over the floor"
     note = f"Four ranks, DP alone. Nothing sent back: new parameters stay where they were made. Off the card: {others}."
     alt = f"{describe_bars(rows, title, unit='x')} Off the card: {others}."
-    return draw_bars(rows, title, note, unit="x"), alt
+    return draw_bars(rows, title, note, unit="x", grouped=True), alt
+
+
+def _on_four(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return kind of products -> the race on four DP ranks with them."""
+    if found["without_unit"] is None:
+        return {"": found["race"]["4x1"]}
+    return {"products in the matrix unit": found["race"]["4x1"], "without it": found["without_unit"]}
+
+
+def floors(found: Mapping[str, Any]) -> str:
+    """Return how much longer the floor is without the matrix unit, in a line."""
+    times = [race["floor_milliseconds"] for race in _on_four(found).values()]
+    return f"the floor without the matrix unit, over the floor with it: {times[-1] / times[0]:.0f}"
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return the table: medians of everybody, grid by grid, quartiles on the first."""
-    grids = list(found["race"])
-    table = [f"{'':50s}" + "".join(f"{grid.replace('x', ' x '):>8s}" for grid in grids) + "   half of all rounds"]
-    columns = [ratios(found["race"][grid]) for grid in grids]
-    for name in sorted(columns[0], key=lambda name: columns[0][name]["median"]):
-        cells = "".join(f"{column[name]['median']:8.2f}" if name in column else f"{'-':>8s}" for column in columns)
-        low, high = columns[0][name]["quartiles"]
+    columns = {grid.replace("x", " x "): ratios(race) for grid, race in found["race"].items()}
+    if found["without_unit"] is not None:
+        columns["no unit"] = ratios(found["without_unit"])
+    first = next(iter(columns.values()))
+    table = [f"{'':50s}" + "".join(f"{name:>8s}" for name in columns) + "   half of all rounds"]
+    for name in sorted(first, key=lambda name: first[name]["median"]):
+        cells = "".join(f"{of[name]['median']:8.2f}" if name in of else f"{'-':>8s}" for of in columns.values())
+        low, high = first[name]["quartiles"]
         whose, title = TITLES[name]
         table.append(f"{f'{whose} {title}':50s}{cells}   {low:.2f} to {high:.2f}")
     return table

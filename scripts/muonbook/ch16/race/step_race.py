@@ -16,6 +16,7 @@ from muonbook import peers
 
 GRIDS = ((4, 1), (2, 2), (1, 4))  # dp, tp
 TRAINED_ON = ((4, 1), (2, 2))  # where a whole training step is measured
+LAYERS, WIDTH = 4, 512
 GROWING = {  # what grows -> (dp, layers, width) of each race
     "ranks": [(dp, 2, 512) for dp in (1, 2, 4, 8)],
     "layers": [(4, layers, 512) for layers in (1, 2, 4, 8)],
@@ -37,9 +38,14 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
         print(f"{name}: {found['version'] if found['here'] else found['remedy']}", flush=True)
     rounds, found = (3 if quick else 40), dict[str, Any]()
     names, compiler = [name for name, one in here.items() if one["here"]], not quick and shutil.which("g++") is not None
+    arguments = (rounds, names, folder, compiler, LAYERS, WIDTH)
     for dp, tp in GRIDS:
         print(f"Racing on {dp} x {tp} ranks ...", flush=True)
-        found[f"{dp}x{tp}"] = launch.run(RACE, (rounds, names, folder, compiler), dp=dp, tp=tp, timeout=PATIENCE)[0]
+        found[f"{dp}x{tp}"] = launch.run(RACE, arguments, dp=dp, tp=tp, timeout=PATIENCE)[0]
+    without_unit = None
+    if found["4x1"]["matrix_unit"]:
+        print("Racing on 4 x 1 ranks, without the CPU's matrix unit ...", flush=True)
+        without_unit = launch.run(RACE, (*arguments, (), False), dp=4, timeout=PATIENCE)[0]
     print("Growing ...", flush=True)
     grown = {
         name: [
@@ -61,6 +67,7 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
     return {
         "peers": here,
         "race": found,
+        "without_unit": without_unit,  # the race on 4 x 1 again; None: this CPU has no matrix unit
         "growth": grown,
         "one_device": alone,
         "training": training,
@@ -72,7 +79,10 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
 def table(found: Mapping[str, Any]) -> str:
     """Return what was measured, in lines of text."""
     lines = []
-    for grid, race in found["race"].items():
+    races = dict(found["race"])
+    if found["without_unit"] is not None:
+        races["4x1 without the matrix unit"] = found["without_unit"]
+    for grid, race in races.items():
         dtype, floor = race["dtype"], race["floor_milliseconds"]
         lines.append(f"{grid}: one step over its floor, {floor:.0f} ms of products in {dtype}; sent per rank")
         lines += [
