@@ -51,7 +51,7 @@ def tell_ratios(algorithms: ByteRows, rows: ByteRows) -> bool:
 
 
 def fsdp2_lines(rows: ByteRows) -> list[str]:
-    """Return what torch's Muon on FSDP2 calls, sends and comes to, beside gather_all; one line where ranks agree."""
+    """Return what torch's Muon on FSDP2 calls and sends, beside gather_all; one line where ranks agree."""
     scopes = {
         "collectives in the update": lambda row: str(row["update_calls"]),
         "of them per matrix": lambda row: f"{row['update_calls'] / row['matrices']:.1f}",
@@ -61,8 +61,6 @@ def fsdp2_lines(rows: ByteRows) -> list[str]:
     for what, value in scopes.items():
         values = list(dict.fromkeys(value(row) for row in rows))
         lines.append(f"{' or '.join(values):>6}  {what}")
-    lines.append(f"{max(row['stray'] for row in rows):>6.2f}  of the movement: away from one process, both in bf16")
-    lines.append(f"{max(row['rounding'] for row in rows):>6.2f}  of the movement: bf16 away from float32, one process")
     return [*lines, f"The same on {', '.join(str(row['dp']) for row in rows)} DP ranks."]
 
 

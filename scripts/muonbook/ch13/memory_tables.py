@@ -30,14 +30,8 @@ PLANNED = {  # column, as the Muons of ZERO1 -> strategy, bucket rule; None: a b
     "+ cut": ("gather_cut", "flat"),
     "owner": ("owner", "megatron"),
 }
-PUBLISHED = [
-    ("llama3_8b", Degrees(8)),
-    ("llama3_8b", Degrees(64)),
-    ("moonlight", Degrees(64, ep=8)),
-    ("llama3_70b", Degrees(8, tp=8)),
-    ("llama3_70b", Degrees(128, tp=8)),
-    ("llama3_70b", Degrees(16, tp=8, pp=8)),
-]
+PUBLISHED = [("llama3_8b", Degrees(8)), ("moonlight", Degrees(64, ep=8)), ("llama3_70b", Degrees(128, tp=8))]
+SHOWN = ("single", "buckets", "+ cut", "owner")  # of PLANNED, for published models
 
 # ---- What is saved ----------------------------------------------------------------------------------------
 
@@ -84,12 +78,6 @@ def slack(found: Found) -> dict[str, tuple[float, float]]:
         if row["kept"]["momentum"] and row["bound"]:
             ratios.setdefault(row["contender"], []).append(row["bound"] / row["transient"])
     return {name: (min(each), max(each)) for name, each in ratios.items()}
-
-
-def slack_lines(found: Found) -> list[str]:
-    """Return `slack` as a table."""
-    rows = [f"{least:>7.2f}{most:>10.2f}  {CONTENDERS[name].title}" for name, (least, most) in slack(found).items()]
-    return ["  least   largest  of bound / measured", *rows]
 
 
 def bucket_curves(found: Found) -> dict[str, Curve]:
@@ -151,10 +139,10 @@ def plan_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]
 
 def published_lines() -> list[str]:
     """Return what published models save and what Muon's update takes at most, in GB; a star: no more than was saved."""
-    lines = ["saved  " + "".join(f"{title:>9}" for title in (*PLANNED, "MuonW"))]
+    lines = ["saved  " + "".join(f"{column:>9}" for column in SHOWN)]
     for name, degrees in PUBLISHED:
         saved, worst = plan_updates(MODELS[name], degrees)
-        sizes = "".join(f"{size / 1e9:>8.2f}{'*' if size <= saved else ' '}" for size in worst.values())
+        sizes = "".join(f"{worst[column] / 1e9:>8.2f}{'*' if worst[column] <= saved else ' '}" for column in SHOWN)
         lines.append(f"{saved / 1e9:>5.2f}  {sizes}  {MODELS[name].title}, {_words(degrees)}")
     return lines
 

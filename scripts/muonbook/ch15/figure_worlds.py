@@ -1,4 +1,4 @@
-"""Every planned world, in frames: five models on more and more ranks, Muon's step over AdamW's, by four algorithms."""
+"""Planned worlds, in frames: models on more and more ranks, Muon's step over AdamW's, by four algorithms."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ BAR, AXIS = 13.0, 20.0
 WITHOUT_ROOM = "Hollow: the step's own buffers do not fit into 80 GB beside the model states."
 
 
-def frames_of_worlds(worlds: Mapping[str, Any], fabric: str, tokens: int) -> list[Frame]:
-    """Return a frame for every number of ranks in book/results/worlds.json, on one fabric, with one batch.
+def frames_of_worlds(
+    worlds: Mapping[str, Any], fabric: str, tokens: int, models: Sequence[str], fewest: int = 1
+) -> list[Frame]:
+    """Return a frame for every number of ranks, from `fewest` on, in book/results/worlds.json.
+
+    models: that are drawn, from the top, all on one fabric, with one batch.
 
     Raises ValueError, naming those there are, for a batch or a fabric that was not surveyed.
     """
@@ -36,9 +40,9 @@ def frames_of_worlds(worlds: Mapping[str, Any], fabric: str, tokens: int) -> lis
         if asked not in (known := sorted({cell[name] for cell in every})):
             raise ValueError(f"{name} is {asked!r}; the survey has {', '.join(map(str, known))}.")
     here = [cell for cell in every if (cell["fabric"], cell["tokens"]) == (fabric, tokens)]
-    mine = [cell for cell in here if cell["algorithm"] in NAMES]
-    titles = {name: model["title"] for name, model in worlds["models"].items()}
-    sizes = sorted({cell["ranks"] for cell in mine})
+    mine = [cell for cell in here if cell["algorithm"] in NAMES and cell["model"] in models]
+    titles = {name: worlds["models"][name]["title"] for name in models}
+    sizes = sorted({cell["ranks"] for cell in mine if cell["ranks"] >= fewest})
     return [_frame(ranks, titles, [cell for cell in mine if cell["ranks"] == ranks]) for ranks in sizes]
 
 

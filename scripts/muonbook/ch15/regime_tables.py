@@ -176,16 +176,6 @@ def error_lines(found: Found) -> list[str]:
     return lines
 
 
-def error_curves(found: Found) -> dict[str, Any]:
-    """Return series for `draw_curves`: the model's step over the measured one, per entrant, where there is a rate."""
-    constants, _ = fitted(found)
-    series: dict[str, Any] = {}
-    for name in found["links"]["entrants"]:
-        mine = [p for p in points(found["links"]) if p.entrant == name and p.rate_mbit is not None]
-        series[NAMES[name]] = ([point.rate_mbit for point in mine], [1 + constants.error(point) for point in mine])
-    return series
-
-
 def held_out(constants: Constants, left: Sequence[Point]) -> dict[str, float]:
     """Return the median absolute error per group of held-out points; last, that of a step less its computation."""
     groups = {

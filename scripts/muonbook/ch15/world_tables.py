@@ -40,41 +40,22 @@ def repeated(worlds: Worlds, algorithm: str, model: str, ranks: int, tp: int) ->
 
 
 def moonlight_lines(worlds: Worlds, tokens: int) -> list[str]:
-    """Return what Muon adds to Moonlight's forward and backward at one of its own batches, by ranks; and how far that
-    moves on the most ranks if assumptions are doubled or halved, in every mix."""
+    """Return what Muon adds to Moonlight's forward and backward at one of its own batches, by ranks."""
     mine = rows(worlds["moonlight"], tokens=tokens)
     sizes = sorted({row["ranks"] for row in mine})
-    lines = [f"  {'':{WIDE}s}" + "".join(f"{ranks:>5d} ranks" for ranks in sizes) + "   doubled, halved"]
+    lines = [f"  {'':{WIDE}s}" + "".join(f"{ranks:>5d} ranks" for ranks in sizes)]
     for name, title in worlds["algorithms"].items():
         of = {row["ranks"]: row for row in mine if row["algorithm"] == name}
-        last = of[sizes[-1]]
-        cells = "".join(f"{of[ranks]['extra']:>11.1%}" for ranks in sizes)
-        lines.append(f"  {title:{WIDE}s}{cells}{last['extra_least']:>9.1%} to {last['extra_most']:.1%}")
-    return lines
-
-
-def within_lines(worlds: Worlds) -> list[str]:
-    """Return, per algorithm, in what share of its cells Muon adds at most 3 % to forward and backward, by batch."""
-    said = worlds["verdict"]
-    batches = list(next(iter(said[name] for name in worlds["algorithms"]))["adds_at_most_3_percent"])
-    lines = [f"  {'':{WIDE}s}" + "".join(f"{batch:>20s}" for batch in batches)]
-    for name, title in worlds["algorithms"].items():
-        shares = (said[name]["adds_at_most_3_percent"][batch] for batch in batches)
-        lines.append(f"  {title:{WIDE}s}" + "".join(f"{share:>20.0%}" for share in shares))
+        lines.append(f"  {title:{WIDE}s}" + "".join(f"{of[ranks]['extra']:>11.1%}" for ranks in sizes))
     return lines
 
 
 def square_lines(worlds: Worlds) -> list[str]:
-    """Return what the plans with a choice say of "DP = TP", by algorithm.
-
-    Of those with a square and another grid, and for the third column of those where T > D is possible too.
-    """
-    lines = [f"  {'':{WIDE}s}plans   quickest   sends least   the same, where T > D is possible"]
+    """Return in what share of the plans with a square and another grid the square is the quickest, by algorithm."""
+    lines = [f"  {'':{WIDE}s}plans   quickest"]
     for name, title in worlds["algorithms"].items():
         said = worlds["verdict"][name]
-        then = f"{said['square_wins_communication_then']:>10.0%} of {said['square_and_more_tp_possible']}"
-        wins = f"{said['square_wins_step']:>11.0%}{said['square_wins_communication']:>14.0%}"
-        lines.append(f"  {title:{WIDE}s}{said['square_possible']:>5d}{wins}{then}")
+        lines.append(f"  {title:{WIDE}s}{said['square_possible']:>5d}{said['square_wins_step']:>11.0%}")
     return lines
 
 

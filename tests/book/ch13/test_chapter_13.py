@@ -27,7 +27,6 @@ from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.stages import Degrees
 
 WORKER = str(worlds.ROOT / "scripts" / "13_memory.py")
-TABLES = [memory_tables.slack_lines, memory_tables.batch_lines]
 TINY = replace(SHAPES["odd"], width=21, heads=7, vocabulary=23, context=8, bucket_size=1_501)
 
 
@@ -168,7 +167,7 @@ def test_a_plan_is_that_of_the_fullest_stage_and_no_higher_with_smaller_buckets(
 
 def test_the_page_has_every_table() -> None:
     found = results.load("memory")
-    for lines in (memory_tables.share_lines(), memory_tables.published_lines(), *(table(found) for table in TABLES)):
+    for lines in (memory_tables.share_lines(), memory_tables.published_lines(), memory_tables.batch_lines(found)):
         assert len(lines) > 3
         assert max(map(len, lines)) <= 100
     assert {name: len(x) for name, (x, _) in memory_tables.bucket_curves(found).items()} == dict.fromkeys(

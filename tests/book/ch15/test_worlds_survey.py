@@ -214,7 +214,6 @@ def test_the_planned_worlds_fit_the_page(stored: dict[str, Any]) -> None:
     pages = [
         world_tables.world_lines(stored, "llama3_70b", 1024, 1 << 22, FAST),
         world_tables.moonlight_lines(stored, MOONLIGHT_TOKENS[0]),
-        world_tables.within_lines(stored),
         world_tables.square_lines(stored),
         world_tables.divided_lines(stored, "llama3_70b", "pp"),
         world_tables.divided_lines(stored, "moonlight", "ep", ".3f"),
