@@ -136,6 +136,19 @@ def test_what_the_page_says_of_the_races() -> None:
     assert all(sweep.verdict(tables.gaps(fashion, "muon"), tables.gaps(fashion, o)).wins == 8 for o in ("adamw", "sgd"))
 
 
+def test_what_the_page_says_of_prices() -> None:
+    times = results.load("step_times")
+    for name, cheap in (("language", True), ("fashion", False)):
+        race, seconds = results.load(f"race_{name}"), times[name]
+        share = tables.to_reach(race, "muon", "adamw")
+        assert share is not None
+        assert 0.4 < share["steps"] < 0.5
+        assert share["operations"] < 1 if cheap else round(share["operations"]) == 5
+        assert share["steps"] * seconds["muon"]["median"] / seconds["adamw"]["median"] < 1
+    tried = {name: racer["settings"] for name, racer in results.load("race_fashion")["racers"].items()}
+    assert tried["adamw"] > 4 * tried["muon"]
+
+
 def test_what_the_page_says_of_momentum() -> None:
     language = results.load("race_language")
     assert {racer["best"]["momentum"] for racer in language["racers"].values()} == {0.6, 0.7}

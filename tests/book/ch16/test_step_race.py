@@ -159,7 +159,7 @@ def test_the_page_has_two_bars_for_everybody_where_there_is_a_matrix_unit() -> N
         header, *rows = race_pictures.lines(found)
         assert header.count(" x ") == 3
         assert ("no unit" in header) == (bars == 2)
-        assert max(map(len, rows)) <= 92
+        assert max(map(len, rows)) <= 100
 
 
 def test_the_page_has_growth_and_training_in_its_tables() -> None:
@@ -182,3 +182,37 @@ def test_a_sweep_is_drawn_with_its_worst_errors_in_words() -> None:
         "as one writes it down 7, Gram, centred, computed anew 0.5, standard 0.2. Within what is allowed: 1."
     )
     require_readable(figure_spectra.draw_errors(rows, "Errors"), alt)
+
+
+# ---- What the page says of the stored race ----------------------------------------------------------------
+
+
+def test_what_the_page_says_of_the_race_with_the_matrix_unit_and_without() -> None:
+    stored = results.load("step")
+    with_unit, without = (race_pictures.ratios(race) for race in (stored["race"]["4x1"], stored["without_unit"]))
+    assert race_pictures.floors(stored).endswith(": 9")
+    assert without["owner"]["median"] < 1 < 1.9 < with_unit["owner"]["median"]
+    for name in with_unit:
+        assert with_unit[name]["median"] > without[name]["median"]
+        if not name.startswith("owner"):
+            assert with_unit[name]["median"] > with_unit["owner"]["median"]
+    repeated = [race["gather_all"]["median"] / race["owner"]["median"] for race in (with_unit, without)]
+    assert repeated[0] > repeated[1]
+    assert with_unit["owner_updates"]["quartiles"][0] > with_unit["owner"]["median"]
+    forms = [race["owner_unpublished"]["median"] / race["owner_unpublished_standard_form"]["median"]
+             for race in (with_unit, without)]  # fmt: skip
+    assert forms[0] == pytest.approx(1, abs=0.02)
+    assert forms[1] < 0.9
+
+
+def test_what_the_page_says_of_growth_and_of_whole_steps() -> None:
+    stored = results.load("step")
+    ranks = [row["entrants"] for row in stored["growth"]["ranks"]]
+    assert all(round(row["owner_unpublished"]["ratio"]["median"], 1) == 1.6 for row in ranks)
+    assert ranks[-1]["gather_all"]["ratio"]["median"] > 2.5 * ranks[0]["gather_all"]["ratio"]["median"]
+    widths = [row["entrants"]["owner"]["ratio"]["median"] for row in stored["growth"]["width"]]
+    assert widths.index(max(widths)) == 1  # 256
+    alone, square = stored["training"]["4x1"][-1], stored["training"]["2x2"][-1]
+    assert (alone["tokens"], square["tokens"]) == (4096, 2048)
+    told = [alone["owner"], alone["gather_all"], square["owner"]]
+    assert [round(row["ratio"]["median"], 2) for row in told] == [0.90, 1.07, 1.07]
