@@ -25,7 +25,7 @@ PACKAGES = ("distmuon", "muonbook", "tools")
 TRAINER = "train"  # a program to be copied: it imports what its readers will import
 MOST_LINES = 400  # of a module
 MOST_ENTRIES = 12  # of a folder: modules and folders with modules, but for __init__, __main__ and the list of chapters
-CHAPTER = re.compile(r"ch(\d\d)|(\d\d)_\w+")  # a chapter's room, its worker, its notebook
+CHAPTER = re.compile(r"ch(\d\d)|(\d\d)b?_\w+")  # a chapter's room, worker and notebook; with a b, its second page's
 PYTESTS = re.compile(r"(conftest|test_\w+)\.py")  # found by pytest, by their names
 JOB = re.compile(r"((?:distmuon|muonbook|tools)(?:\.\w+)*):(\w+)")  # a worker's name, as `launch.run` takes it
 

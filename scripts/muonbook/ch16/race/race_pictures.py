@@ -11,7 +11,7 @@ from muonbook.ch16.race import step_race
 from muonbook.ch16.race.four_ranks import COMPILED
 from muonbook.figures.plots import describe_bars, describe_curves, draw_bars, draw_curves
 
-OURS, OTHERS = "this book's", "others'"
+OURS, OTHERS = "ours", "theirs"
 NOTHING_BACK = "nothing sent back"
 DRAWN_BELOW = 4.0  # times the floor; who takes longer is named, so that the others can be told apart
 TITLES = {  # name of an entrant -> whose it is, and what it is called on the page
@@ -83,12 +83,12 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     if found["without_unit"] is not None:
         columns["no unit"] = ratios(found["without_unit"])
     first = next(iter(columns.values()))
-    table = [f"{'':50s}" + "".join(f"{name:>8s}" for name in columns) + "   half of all rounds"]
+    table = [f"{'':45s}" + "".join(f"{name:>8s}" for name in columns) + "   half of all rounds"]
     for name in sorted(first, key=lambda name: first[name]["median"]):
         cells = "".join(f"{of[name]['median']:8.2f}" if name in of else f"{'-':>8s}" for of in columns.values())
         low, high = first[name]["quartiles"]
         whose, title = TITLES[name]
-        table.append(f"{f'{whose} {title}':50s}{cells}   {low:.2f} to {high:.2f}")
+        table.append(f"{f'{whose} {title}':45s}{cells}   {low:.2f} to {high:.2f}")
     return table
 
 
