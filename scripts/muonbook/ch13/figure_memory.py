@@ -37,7 +37,7 @@ PASSES = ("forward", "backward")
 WORK = {  # what is done -> its stages, its colour
     "forward, backward": (PASSES, mix(MUTED, CARD, 0.45)),
     "reduce-scatter": (("reduce_scatter",), COLD),
-    "momentum, gathering": (("momentum", "dp_gather", "tp_gather"), mix(ACCENT, CARD, 0.55)),
+    "momentum": (("momentum", "dp_gather", "tp_gather"), mix(ACCENT, CARD, 0.55)),
     "Newton–Schulz": (("newton_schulz",), ACCENT),
     "all else": ((), INK),
 }
