@@ -40,34 +40,33 @@ def repeated(worlds: Worlds, algorithm: str, model: str, ranks: int, tp: int) ->
 
 
 def moonlight_lines(worlds: Worlds, tokens: int) -> list[str]:
-    """Return what Muon adds to Moonlight's forward and backward at one of its own batches, by ranks."""
+    """Return what Muon adds to Moonlight's forward and backward at one of its own batches, by ranks.
+
+    A star: the step's buffers have no room there. MuonW is left out: FSDP2's gathers are another account.
+    """
     mine = rows(worlds["moonlight"], tokens=tokens)
     sizes = sorted({row["ranks"] for row in mine})
     lines = [f"  {'':{WIDE}s}" + "".join(f"{ranks:>5d} ranks" for ranks in sizes)]
     for name, title in worlds["algorithms"].items():
+        if name == "muonw":
+            continue
         of = {row["ranks"]: row for row in mine if row["algorithm"] == name}
-        lines.append(f"  {title:{WIDE}s}" + "".join(f"{of[ranks]['extra']:>11.1%}" for ranks in sizes))
+        cells = (f"{of[ranks]['extra']:.1%}{' ' if of[ranks]['has_room'] else '*'}" for ranks in sizes)
+        lines.append(f"  {title:{WIDE}s}" + "".join(f"{cell:>11s}" for cell in cells))
     return lines
 
 
 def square_lines(worlds: Worlds) -> list[str]:
-    """Return in what share of the plans with a square and another grid the square is the quickest, by algorithm."""
-    lines = [f"  {'':{WIDE}s}plans   quickest"]
+    """Return in what share of plans the quickest grid has D = T, and the least T that the model fits into.
+
+    The first of the plans in which there is such a grid, and another; the second of all with a choice.
+    """
+    lines = [f"  {'':{WIDE}s}{'D = T, or nearly':>18s}{'the least T':>20s}"]
     for name, title in worlds["algorithms"].items():
         said = worlds["verdict"][name]
-        lines.append(f"  {title:{WIDE}s}{said['square_possible']:>5d}{said['square_wins_step']:>11.0%}")
-    return lines
-
-
-def divided_lines(worlds: Worlds, model: str, by: str, form: str = ".2f") -> list[str]:
-    """Return Muon's step over AdamW's if the same ranks are divided further. by: "pp", pipeline stages, or "ep", ranks
-    that share out experts."""
-    mine = rows(worlds["divided"], model=model)
-    degrees = sorted({row[by] for row in mine})
-    lines = [f"  {'':{WIDE}s}" + "".join(f"{by.upper()} {degree:>2d}".rjust(9) for degree in degrees)]
-    for name in dict.fromkeys(row["algorithm"] for row in mine):
-        over = {row[by]: row["over_adamw"] for row in mine if row["algorithm"] == name}
-        lines.append(f"  {worlds['algorithms'][name]:{WIDE}s}" + "".join(f"{over[n]:>8{form}}x" for n in degrees))
+        square = f"{said['square_wins_step']:.0%} of {said['square_possible']}"
+        least = f"{said['least_tp_wins_step']:.0%} of {said['with_a_choice']}"
+        lines.append(f"  {title:{WIDE}s}{square:>18s}{least:>20s}")
     return lines
 
 
@@ -77,12 +76,3 @@ def reported_lines(worlds: Worlds) -> list[str]:
     for row in worlds["reported"]:
         lines.append(f"  {row['dp']:2d} x {row['tp']:2d}{row['bytes'] / 2**20:11.1f}{row['seconds']:11.2f}x")
     return lines
-
-
-def planner_lines(planner: Mapping[str, Any]) -> list[str]:
-    """Return how far the planner's seconds are off those of steps that it has not seen: book/results/planner.json."""
-    errors = planner["errors"]
-    return [
-        f"  the planner, on {errors['steps']} steps of small worlds on one machine that were held out of its fit:",
-        f"  error in the median {errors['median']:.0%}, at worst {errors['worst']:.0%} ({errors['worst_of']})",
-    ]

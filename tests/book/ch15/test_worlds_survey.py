@@ -215,10 +215,7 @@ def test_the_planned_worlds_fit_the_page(stored: dict[str, Any]) -> None:
         world_tables.world_lines(stored, "llama3_70b", 1024, 1 << 22, FAST),
         world_tables.moonlight_lines(stored, MOONLIGHT_TOKENS[0]),
         world_tables.square_lines(stored),
-        world_tables.divided_lines(stored, "llama3_70b", "pp"),
-        world_tables.divided_lines(stored, "moonlight", "ep", ".3f"),
         world_tables.reported_lines(stored),
-        world_tables.planner_lines(results.load("planner")),
     ]
     for lines in pages:
         assert len(lines) > 1
