@@ -91,7 +91,7 @@ def draw_ways(counted: Sequence[WayToCount]) -> Figure:
     """Draw a pair of bars for every way, AdamW's always of one length."""
     most = max(sum(side.values()) / _counted(way.adamw) for way in counted for side in (way.muon, way.adamw))
     unit = (WIDTH - 2 * MARGIN - NAMES) / most
-    return card("One run, counted four ways", "", _key(), *(_pair(n, way, unit) for n, way in enumerate(counted, 1)))
+    return card("One report, counted four ways", "", _key(), *(_pair(n, way, unit) for n, way in enumerate(counted, 1)))
 
 
 def _counted(side: Parts) -> float:
@@ -140,4 +140,4 @@ def describe_ways(counted: Sequence[WayToCount]) -> str:
             for name, side in (("Muon", way.muon), ("AdamW", way.adamw))
         ]
         told.append(f"{number}, {way.title}: {'; '.join(sides)}; ratio {way.ratio:.2f}. {way.told}")
-    return f"One run, counted four ways, AdamW's bar being 1. {' '.join(told)}"
+    return f"One report, counted four ways, AdamW's bar being 1. {' '.join(told)}"
