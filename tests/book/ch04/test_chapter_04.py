@@ -39,7 +39,8 @@ def test_settings_that_are_given_are_run_without_tuning(tmp_path: Path) -> None:
 
 def test_a_first_impression_of_a_race(tmp_path: Path) -> None:
     target = tmp_path / "race.json"
-    ending = worlds.finish(WORKER, "--task", "digits", "--quick", "--steps", "3", "--json", str(target))
+    few = ("--quick", "--steps", "3", "--tune", "lr")
+    ending = worlds.finish(WORKER, "--task", "digits", *few, "--json", str(target))
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.startswith("digits, 3 steps of 128: held-out loss, median [range] of 5 fresh seeds\n")
     stored = json.loads(target.read_text())
