@@ -67,10 +67,6 @@ class Constants:
         """Return (model - measured) / measured."""
         return self.seconds(point) / point.seconds - 1
 
-    def moving_error(self, point: Point) -> float:
-        """Return the same of what is left without the computation, which is measured on both sides."""
-        return (self.seconds(point) - point.computation_seconds) / (point.seconds - point.computation_seconds) - 1
-
     def link(self, rate_mbit: float | None) -> LinkCost:
         """Return what a ring pays over such a link."""
         return LinkCost(self.alpha, 1 / self.per_byte(self.ring, rate_mbit))

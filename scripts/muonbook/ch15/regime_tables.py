@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from muonbook.ch15.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants, Point, fit, points
+from muonbook.ch15.cost_fit import FITTED_ENTRANTS, Constants, Point, fit, points, worst_and_median
 from muonbook.ch15.regimes import SKEW
 from muonbook.ch15.verdicts import CLAIMED
 from muonbook.measure.workload import TIMED, Workload
@@ -177,21 +177,12 @@ def error_lines(found: Found) -> list[str]:
 
 
 def held_out(constants: Constants, left: Sequence[Point]) -> dict[str, float]:
-    """Return the median absolute error per group of held-out points; last, that of a step less its computation."""
+    """Return the median absolute error per group of held-out points."""
     groups = {
         "Muon, whose sending it never saw": [p for p in left if p.entrant not in FITTED_ENTRANTS],
-        "rates it never saw": [p for p in left if p.rate_mbit not in FITTED_RATES],
-        "all held out": list(left),
+        "all held out": left,
     }
-    errors = {name: [abs(constants.error(p)) for p in group] for name, group in groups.items() if group}
-    errors["all held out, without the computation"] = [abs(constants.moving_error(p)) for p in left]
-    return {name: statistics.median(group) for name, group in errors.items()}
-
-
-def noise(found: Found) -> float:
-    """Return how far from the median a quarter of the rounds lies at least, of its own; median over all points."""
-    times = [step[name]["seconds"] for step in found["links"]["steps"] for name in found["links"]["entrants"]]
-    return statistics.median((t["quartiles"][1] - t["quartiles"][0]) / 2 / t["median"] for t in times)
+    return {name: worst_and_median(constants, group)[2] for name, group in groups.items()}
 
 
 def _sent(asked: Mapping[str, Any]) -> float:

@@ -49,6 +49,15 @@ def test_a_first_impression_of_a_race(tmp_path: Path) -> None:
     assert stored["command"].startswith("04_does_it_learn.py --task digits")
 
 
+def test_without_a_word_everything_is_tuned(tmp_path: Path) -> None:
+    target = tmp_path / "race.json"
+    few = ("--optimizer", "sgd", "--quick", "--steps", "2", "--json", str(target))
+    ending = worlds.finish(WORKER, "--task", "digits", *few)
+    assert (ending.code, ending.err) == (0, "")
+    grid = json.loads(target.read_text())["racers"]["sgd"]["grid"]
+    assert all(len(grid[tuned]) > 1 for tuned in ("lr", "weight_decay", "momentum", "others"))
+
+
 def test_the_same_curve_on_a_grid() -> None:
     ending = worlds.finish(
         WORKER, "--task", "digits", "--optimizer", "muon", "--lr", "0.02", "--steps", "10", "--dp", "2", "--tp", "2",

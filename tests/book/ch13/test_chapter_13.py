@@ -230,7 +230,7 @@ def test_every_frame_compares_with_the_first_on_one_scale() -> None:
 
 
 def test_the_table_is_printed_and_written(tmp_path: Path) -> None:
-    ending = worlds.finish(WORKER, "--dp", "2", "--tp", "2", "--json", f"{tmp_path}/new/13.json")
+    ending = worlds.finish(WORKER, "--dp", "2", "--tp", "5", "--shape", "odd", "--json", f"{tmp_path}/new/13.json")
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.count(": True") == 2
     rows = json.loads((tmp_path / "new" / "13.json").read_text())["rows"]

@@ -9,9 +9,9 @@ from matplotlib.colors import to_hex
 from muonbook.ch15.figure_worlds import NAMES, frames_of_worlds
 from muonbook.figures import player
 from muonbook.measure import results
+from muonbook.planner.model_shapes import SURVEYED
 
 FABRIC, TOKENS = "nvlink_infiniband", 1 << 22
-MODELS = ("gpt2", "llama3_8b", "moonlight", "llama3_70b", "gpt3_175b")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def here(worlds: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
 
 
 def test_every_number_of_ranks_is_a_frame_with_every_ratio_in_it_and_in_its_words(worlds: dict[str, Any]) -> None:
-    frames, sizes = frames_of_worlds(worlds, FABRIC, TOKENS, MODELS), sorted({c["ranks"] for c in worlds["cells"]})
+    frames, sizes = frames_of_worlds(worlds, FABRIC, TOKENS, SURVEYED), sorted({c["ranks"] for c in worlds["cells"]})
     assert player.html("worlds", frames)
     for ranks, frame in zip(sizes, frames, strict=True):
         assert f"On {ranks:,} ranks" in frame.alt
@@ -45,7 +45,7 @@ def test_only_the_models_that_were_asked_for_are_drawn_from_the_fewest_ranks_on(
 
 
 def test_a_longer_step_has_a_longer_bar_and_one_without_room_is_hollow(worlds: dict[str, Any]) -> None:
-    frame = frames_of_worlds(worlds, FABRIC, TOKENS, MODELS)[-2]
+    frame = frames_of_worlds(worlds, FABRIC, TOKENS, SURVEYED)[-2]
     cells = {(cell["algorithm"], cell["model"]): cell for cell in here(worlds, 1024)}
     bars = {gid: bar for name in NAMES for bar in boxes(frame.figure, f"{name}-") if (gid := bar.get_gid())}
     drawn = {place: bars["-".join(place)] for place in cells}
@@ -60,6 +60,6 @@ def test_a_longer_step_has_a_longer_bar_and_one_without_room_is_hollow(worlds: d
 
 def test_what_was_not_surveyed_is_refused(worlds: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="tokens is 5; the survey has 1048576, 4194304, 16777216"):
-        frames_of_worlds(worlds, FABRIC, 5, MODELS)
+        frames_of_worlds(worlds, FABRIC, 5, SURVEYED)
     with pytest.raises(ValueError, match="fabric is 'string'; the survey has nvlink_ethernet, "):
-        frames_of_worlds(worlds, "string", TOKENS, MODELS)
+        frames_of_worlds(worlds, "string", TOKENS, SURVEYED)
