@@ -22,7 +22,7 @@ from muonbook.puzzles import add_arguments, handle
 
 RATE = 500.0  # Mbit/s: chosen so that two ranks gain much by hiding; the page prints sending over Newton–Schulz
 SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
-TITLES = {"adamw": "AdamW, ZeRO-1", "muon": "Muon, gather_all"}
+TITLES = {"adamw": "AdamW, ZeRO-1", "muon": "Muon, bucketed"}
 TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_race:compare"
 TAKES = {  # job -> its options
     "": launch.WORLD,

@@ -47,18 +47,24 @@ def _above(race: Mapping[str, Any], losses: Sequence[float]) -> list[float]:
     return [loss - floor for loss, floor in zip(losses, floors(race), strict=True)]
 
 
+def seed_curves(race: Mapping[str, Any]) -> dict[str, tuple[list[int], list[float]]]:
+    """Return {racer: (1, 2, ..., one number per fresh seed; its gap there)}, the least median first."""
+    numbers = list(range(1, len(race["seeds"]) + 1))
+    return {title(name): (numbers, gaps(race, name)) for name in by_median(race)}
+
+
 def by_median(race: Mapping[str, Any]) -> list[str]:
     """Return the racers' names, the least median first."""
     return sorted(race["racers"], key=lambda name: statistics.median(gaps(race, name)))
 
 
 def result_lines(race: Mapping[str, Any], digits: int = 3) -> list[str]:
-    """Return the best settings, and what they reached on the fresh seeds."""
+    """Return how many settings were tried, the best ones, and what they reached on the fresh seeds."""
     seeds = len(race["seeds"])
     measure = "gap to the floor" if race["floor"] is not None else "held-out loss"
     lines = [
         f"{race['task']}, {race['steps']} steps of {race['batch']}: {measure}, median [range] of {seeds} fresh seeds",
-        f"{'right':>38}{'lr':>9}{'others':>8}{'decay':>7}{'momentum':>10}{'beta 2':>8}",
+        f"{'right':>38}{'tried':>7}{'lr':>9}{'others':>8}{'decay':>7}{'momentum':>10}{'beta 2':>8}",
     ]
     for name in by_median(race):
         racer = race["racers"][name]
@@ -73,10 +79,11 @@ def result_lines(race: Mapping[str, Any], digits: int = 3) -> list[str]:
 
 
 def _setting_cells(racer: Mapping[str, Any]) -> str:
-    """Return the best setting: learning rate, the others' over it, decay, momentum or first beta, second beta."""
+    """Return how many were tried, and the best: rate, the others' over it, decay, momentum or first beta, second."""
     setting = Setting(**racer["best"])
     beta = f"{setting.second_beta:8g}" if setting.optimizer == "adamw" else ""
-    return f"{setting.lr:9.3g}{setting.others:8.2g}{setting.weight_decay:7g}{setting.momentum:10g}{beta}"
+    rates = f"{setting.lr:9.3g}{setting.others:8.2g}"
+    return f"{racer['settings']:7d}{rates}{setting.weight_decay:7g}{setting.momentum:10g}{beta}"
 
 
 def at_an_end(racer: Mapping[str, Any]) -> list[str]:

@@ -142,8 +142,8 @@ def _on_fsdp2(title: str, muon: bool) -> CountedContender:
 
 
 CONTENDERS = {name: _baseline(name) for name in BASELINES} | {
-    "muon_flat": _muon("Muon, gather_all flat", "muon_flat"),
-    "muon_cut": _muon("Muon, gather_cut flat", "muon_cut"),
+    "muon_flat": _muon("Muon, flat", "muon_flat"),
+    "muon_cut": _muon("Muon, flat + cut", "muon_cut"),
     "muon_owner": _muon("Muon, owner", "muon_owner"),
     "adamw_fsdp2": _on_fsdp2("AdamW, FSDP2", muon=False),
     "muonw_fsdp2": _on_fsdp2("MuonW, FSDP2", muon=True),

@@ -21,7 +21,7 @@ SHOWN = ("zero1", "muon", "muon_flat", "muon_cut", "muon_owner", "adamw_fsdp2", 
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 PURPOSES = (GRADIENTS, PARAMETERS, "momentum over DP", "momentum over TP or mesh")
 ACTIVATIONS = "activations"
-CURVES = {"muon": "buckets", "muon_flat": "flat", "muon_cut": "flat + cut", "muon_owner": "owner"}
+CURVES = {"muon": "bucketed", "muon_flat": "flat", "muon_cut": "flat + cut", "muon_owner": "owner"}
 PAPERS = dict(g=4, w=4, m=2)  # bytes per element: gradients and parameters in float32, momentum in bfloat16
 
 
@@ -100,11 +100,15 @@ def wire_rows(rows: Sequence[Mapping[str, Any]], dp: int, tp: int) -> dict[str, 
 
 
 def sharing_curves(dp: int) -> dict[str, tuple[list[int], list[float]]]:
-    """Return {algorithm: (s, Muon / AdamW)} of matrices alone, without TP, in the paper's dtypes, s from 1 to D."""
+    """Return {algorithm: (s, bytes beyond AdamW's in % of them)} of matrices alone, in the paper's dtypes, without TP.
+
+    s: from 1 to D = dp.
+    """
     spread = list(range(1, dp + 1))
+    titles = {"gather_all": "bucketed, flat", "gather_cut": "flat + cut", "owner": "owner"}
     return {
-        strategy: (spread, [float(formulas.ratio(strategy, dp, 1, **PAPERS, s=s)) for s in spread])
-        for strategy in ("gather_all", "gather_cut", "owner")
+        title: (spread, [100 * float(formulas.ratio(strategy, dp, 1, **PAPERS, s=s) - 1) for s in spread])
+        for strategy, title in titles.items()
     }
 
 
@@ -122,4 +126,13 @@ def growth_curves(model: str, tp: int, ranks: Sequence[int]) -> dict[str, tuple[
             mine, adamw = (sum(float(a.mean()) for a in every_rank.sent(world, m).values()) for m in (True, False))
             found[CURVES[name]][0].append(dp)
             found[CURVES[name]][1].append(mine / adamw)
+    return found
+
+
+def beyond_adamw(models: Sequence[str], ranks: int) -> dict[str, dict[str, float]]:
+    """Return {model: {algorithm: what Muon sends beyond ZeRO-1 AdamW, in % of it}} without TP, as `growth_curves`."""
+    found = {}
+    for model in models:
+        curves = growth_curves(model, 1, [ranks])
+        found[find_shape(model).title] = {name: round(100 * (ratio - 1), 2) for name, (_, (ratio,)) in curves.items()}
     return found

@@ -63,7 +63,7 @@ def ways(found: Mapping[str, Any]) -> list[WayToCount]:
             {SENT: all_reduces},
         ),
         WayToCount(
-            "A whole step, bytes", "Both with ZeRO-1 on DP 2 × TP 2; Muon's is gather_all.", {SENT: muon}, {SENT: adamw}
+            "A whole step, bytes", "Both with ZeRO-1 on DP 2 × TP 2; Muon's is flat.", {SENT: muon}, {SENT: adamw}
         ),
     ]
 
@@ -74,6 +74,26 @@ def _by_name(trace: Mapping[str, Any]) -> Parts:
 
 def _kernels(run: Mapping[str, Any]) -> Parts:
     return {SENT: run["transfer_ms"], WAITED: run["communication_ms"] - run["transfer_ms"]}
+
+
+def by_rank(found: Mapping[str, Any]) -> dict[str, float]:
+    """Return Muon / AdamW, of milliseconds in kernels: rank by rank, on the mean of all, and that without waiting."""
+    ranks = range(4)
+    muon, adamw = (
+        [found["traces"][f"{name}_rank{rank}"]["communication_ms"] for rank in ranks] for name in (MUON, ADAMW)
+    )
+    sending = {run["run"]: run["transfer_ms"] for run in found["runs"]}
+    ratios = {f"rank {rank}": muon[rank] / adamw[rank] for rank in ranks}
+    return {**ratios, "all four": sum(muon) / sum(adamw), "all four, less waiting": sending[MUON] / sending[ADAMW]}
+
+
+def whole_steps() -> dict[str, dict[str, float]]:
+    """Return {grid: {algorithm: Muon / AdamW}}, of the bytes of a whole step of the report's model, both on ZeRO-1."""
+    titles = {"gather_all": "flat", "gather_cut": "flat + cut", "owner": "owner"}
+    return {
+        f"{dp} DP × {tp} TP": {title: reported.over_adamw(dp, tp, name) for name, title in titles.items()}
+        for dp, tp in (ADAMWS_GRID, GRID)
+    }
 
 
 def looks(optimizer: str, part: str) -> dict[str, Any]:

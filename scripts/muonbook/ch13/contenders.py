@@ -137,9 +137,9 @@ def _fsdp2(title: str, muonw: bool) -> WeighedContender:
 
 CONTENDERS: dict[str, WeighedContender] = {
     **{name: _baseline(name) for name in BASELINES},
-    "muon": _baseline("muon")._replace(title="gather_all, buckets"),
+    "muon": _baseline("muon")._replace(title="bucketed"),
     "muon_single": _muon("matrix by matrix", "muon_single"),
-    "muon_flat": _muon("gather_all, flat", "muon_flat"),
+    "muon_flat": _muon("flat", "muon_flat"),
     "muon_cut": _muon("flat + cut", "muon_cut"),
     "muon_owner": _muon("owner", "muon_owner"),
     "adamw_fsdp2": _fsdp2("AdamW, FSDP2", muonw=False),

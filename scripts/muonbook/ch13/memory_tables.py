@@ -7,7 +7,7 @@ what Muon saves: bf16 parameters whole on every rank, float32 gradients, masters
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distmuon.verify.model_states import STATE
@@ -25,13 +25,13 @@ Found = Mapping[str, Any]  # as `memory_study.measure` returns it
 Curve = tuple[list[float], list[float]]
 PLANNED = {  # column, as the Muons of ZERO1 -> strategy, bucket rule; None: a bucket for every matrix
     "single": ("gather_all", None),
-    "buckets": ("gather_all", "megatron"),
+    "bucketed": ("gather_all", "megatron"),
     "flat": ("gather_all", "flat"),
-    "+ cut": ("gather_cut", "flat"),
+    "flat + cut": ("gather_cut", "flat"),
     "owner": ("owner", "megatron"),
 }
 PUBLISHED = [("llama3_8b", Degrees(8)), ("moonlight", Degrees(64, ep=8)), ("llama3_70b", Degrees(128, tp=8))]
-SHOWN = ("single", "buckets", "+ cut", "owner")  # of PLANNED, for published models
+SHOWN = ("single", "bucketed", "flat + cut", "owner")  # of PLANNED, for published models
 
 # ---- What is saved ----------------------------------------------------------------------------------------
 
@@ -41,14 +41,28 @@ def share_of_matrices(model: Shape) -> float:
     return sum(math.prod(weight.shape) for weight in model.weights() if weight.muon) / model.parameters
 
 
+def saved(h: float) -> dict[str, float]:
+    """Return by formula which share Muon saves, of more and more, where a share `h` of the parameters is matrices'."""
+    ranks = {f"a whole rank, D = {D}": h * (4 / D) / (6 + 12 / D) for D in (1, 8, 64)}
+    return {"state": h / 2, "state and masters": h / 3, **ranks}
+
+
+def share_bars(models: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return {of what: {model: the share that Muon saves, in %}}."""
+    shares = {MODELS[name].title: saved(share_of_matrices(MODELS[name])) for name in models}
+    whole = next(iter(shares.values()))
+    return {what: {title: 100 * each[what] for title, each in shares.items()} for what in whole}
+
+
 def share_lines() -> list[str]:
-    """Return h, the share of matrices, and by formula what Muon saves: of the state, with masters, of a whole rank."""
+    """Return h, the share of matrices, and what Muon saves of more and more."""
     shares = {"our network": _share_of_shape(SHAPES["even"])}
     shares |= {model.title: share_of_matrices(model) for model in map(MODELS.__getitem__, SURVEYED)}
-    lines = ["      h  saved of state  + masters    D=1    D=8   D=64"]
+    lines = ["      h   state  + masters    D=1    D=8   D=64"]
     for title, h in shares.items():
-        ranks = "".join(f"{h * (4 / D) / (6 + 12 / D):>7.1%}" for D in (1, 8, 64))
-        lines.append(f"{h:>7.1%}{h / 2:>16.1%}{h / 3:>11.1%}{ranks}  {title}")
+        state, masters, *ranks = saved(h).values()
+        told = "".join(f"{share:>7.1%}" for share in ranks)
+        lines.append(f"{h:>7.1%}{state:>8.1%}{masters:>11.1%}{told}  {title}")
     return lines
 
 
@@ -92,19 +106,19 @@ def bucket_curves(found: Found) -> dict[str, Curve]:
     pairs = {each["zero1"]["largest_bucket"]: each for each in by_size.values()}
     x = [size / 1e3 for size in pairs]
     curves = {"saved": [each["zero1"]["mean_kept"] - each["muon"]["mean_kept"] for each in pairs.values()]}
-    for name, title in {"muon": "gather_all", "muon_owner": "owner"}.items():
+    for name, title in {"muon": "bucketed", "muon_owner": "owner"}.items():
         curves[title] = [each[name]["mean_transient"] - each["zero1"]["mean_transient"] for each in pairs.values()]
     return {title: (x, [size / 1e6 for size in sizes]) for title, sizes in curves.items()}
 
 
 def batch_lines(found: Found) -> list[str]:
     """Return the peak of a whole step on rank 0, in MB, with more and more tokens: AdamW's, then Muon's over it."""
-    lines = ["tokens   AdamW  " + "".join(f"{title:>9}" for title in PLANNED)]
+    lines = ["tokens   AdamW  " + "".join(f"{title:>12}" for title in PLANNED)]
     peaks: dict[int, dict[str, int]] = {}
     for row in found["batches"]:
         peaks.setdefault(row["tokens_per_rank"], {})[row["contender"]] = row["peak"]
     for tokens, each in peaks.items():
-        over = "".join(f"{(each[name] - each['zero1']) / 1e6:>+9.1f}" for name in ZERO1[1:])
+        over = "".join(f"{(each[name] - each['zero1']) / 1e6:>+12.1f}" for name in ZERO1[1:])
         lines.append(f"{tokens:>6,}{each['zero1'] / 1e6:>8.1f}  {over}")
     return lines
 
@@ -139,10 +153,10 @@ def plan_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]
 
 def published_lines() -> list[str]:
     """Return what published models save and what Muon's update takes at most, in GB; a star: no more than was saved."""
-    lines = ["saved  " + "".join(f"{column:>9}" for column in SHOWN)]
+    lines = ["saved  " + "".join(f"{column:>12}" for column in SHOWN)]
     for name, degrees in PUBLISHED:
         saved, worst = plan_updates(MODELS[name], degrees)
-        sizes = "".join(f"{worst[column] / 1e9:>8.2f}{'*' if worst[column] <= saved else ' '}" for column in SHOWN)
+        sizes = "".join(f"{worst[column] / 1e9:>11.2f}{'*' if worst[column] <= saved else ' '}" for column in SHOWN)
         lines.append(f"{saved / 1e9:>5.2f}  {sizes}  {MODELS[name].title}, {_words(degrees)}")
     return lines
 

@@ -57,8 +57,7 @@ def of_schedule(name: str, ranks: Sequence[RankTrace]) -> list[Callout]:
 
 
 def zoomed(ranks: Sequence[RankTrace]) -> list[View]:
-    """Return three looks at a training step of Muon: all of it, the optimizer's step, one meeting in it."""
-    step = window(ranks)
+    """Return two looks into a training step of Muon: the optimizer's step, and one meeting in it."""
     optimizer = window(ranks, within=OPTIMIZER)
     gathers = [met for met in meetings(ranks) if met.collective.name == "dp" and "momentum" in met.collective.label]
     met = max(gathers, key=lambda one: max(one.waiting.values()))
@@ -67,7 +66,6 @@ def zoomed(ranks: Sequence[RankTrace]) -> list[View]:
     arrived, left = met.arrivals[last], max(met.ends.values())
     margin = 0.25 * (left - met.arrivals[early])
     return [
-        View(step, (Callout("the optimizer's step", *optimizer),), "One training step, all of it."),
         View(
             optimizer,
             tuple(of_muon(ranks)[1:]),

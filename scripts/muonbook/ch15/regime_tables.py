@@ -12,7 +12,6 @@ from typing import Any
 
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, Constants, Point, fit, points, worst_and_median
 from muonbook.ch15.regimes import SKEW
-from muonbook.ch15.verdicts import CLAIMED
 from muonbook.measure.workload import TIMED, Workload
 
 NAMES = {
@@ -34,18 +33,15 @@ def most_share(width: int, tokens: float) -> float:
     return 5 * width / tokens
 
 
-def share_curves(found: Found, width: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (series, bands) for `draw_curves`: optimizer's time over forward and backward's, over tokens per step."""
+def share_curves(found: Found, width: int) -> dict[str, Any]:
+    """Return series for `draw_curves`: the optimizer's time over forward and backward's, medians, over tokens."""
     rows = found["share"][str(width)]
     tokens = rows["tokens"]
-    series: dict[str, Any] = {
+    return {
         "5a / tokens": (tokens, [most_share(width, t) for t in tokens]),
         "Muon": (tokens, [row["median"] for row in rows["muon"]]),
-        "3 %": (tokens, [CLAIMED[1]] * len(tokens)),
-        "1 %": (tokens, [CLAIMED[0]] * len(tokens)),
         "AdamW": (tokens, [row["median"] for row in rows["adamw"]]),
     }
-    return series, {"Muon": (tokens, *_bands(rows["muon"]))}
 
 
 def share_lines(found: Found) -> list[str]:
@@ -116,6 +112,11 @@ def repeats(row: Mapping[str, Any]) -> float:
     """Return how often a matrix is orthogonalized on one grid of the skew, on average."""
     mean, _ = repeated(TIMED.shared_by(row["dp"] * row["tp"]), row["dp"], row["tp"])
     return mean
+
+
+def repeat_bars(found: Found) -> dict[str, float]:
+    """Return {grid: how often a matrix is orthogonalized there}."""
+    return {f"{row['dp']} × {row['tp']}": repeats(row) for row in found["skew"]}
 
 
 def quickest_grids(found: Found) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What book/results/worlds.json holds, as lines of text, algorithm by algorithm: what the page prints."""
+"""What book/results/worlds.json holds, algorithm by algorithm: what the page draws, and the lines that it folds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from muonbook.planner.algorithms import ALGORITHMS
 
 RULES = {name: each.rule for name, each in ALGORITHMS.items() if each.optimizer == "muon" and each.strategy != "owner"}
-WIDE = 22  # a column of titles
+WIDE = 12  # a column of titles
 
 Worlds = Mapping[str, Any]
 
@@ -18,17 +18,13 @@ def rows(found: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
     return [row for row in found if all(row[key] == value for key, value in wanted.items())]
 
 
-def world_lines(worlds: Worlds, model: str, ranks: int, tokens: int, fabric: str) -> list[str]:
-    """Return one world, algorithm by algorithm: its step over AdamW's; how often a matrix is orthogonalized; whether
-    there is room."""
-    lines = [f"  {'':{WIDE}s}step / AdamW's   a matrix is orthogonalized   Newton-Schulz   room"]
+def world_bars(worlds: Worlds, model: str, ranks: int, tokens: int, fabric: str) -> dict[str, float]:
+    """Return {algorithm, with its step over AdamW's: how many ranks orthogonalize the same matrix} of one world."""
+    bars: dict[str, float] = {}
     for name, title in worlds["algorithms"].items():
         (cell,) = rows(worlds["cells"], model=model, ranks=ranks, tokens=tokens, fabric=fabric, algorithm=name)
-        often = f"{repeated(worlds, name, model, ranks, cell['tp']):.0f}x"
-        room = "yes" if cell["has_room"] else "no"
-        cells = f"{cell['over_adamw']:>13.2f}x{often:>29s}{cell['newton_schulz_share']:>16.0%}{room:>7s}"
-        lines.append(f"  {title:{WIDE}s}{cells}")
-    return lines
+        bars[f"{title}, step {cell['over_adamw']:.2f}×"] = round(repeated(worlds, name, model, ranks, cell["tp"]))
+    return bars
 
 
 def repeated(worlds: Worlds, algorithm: str, model: str, ranks: int, tp: int) -> float:
@@ -39,35 +35,43 @@ def repeated(worlds: Worlds, algorithm: str, model: str, ranks: int, tp: int) ->
     return float(layout["redundancy"])
 
 
-def moonlight_lines(worlds: Worlds, tokens: int) -> list[str]:
-    """Return what Muon adds to Moonlight's forward and backward at one of its own batches, by ranks.
+def moonlight_curves(worlds: Worlds, tokens: int) -> dict[str, tuple[list[int], list[float]]]:
+    """Return {algorithm: (ranks, what Muon adds to Moonlight's forward and backward, in %)} at one of its own batches.
 
-    A star: the step's buffers have no room there. MuonW is left out: FSDP2's gathers are another account.
+    MuonW is left out: FSDP2's gathers are another account.
     """
-    mine = rows(worlds["moonlight"], tokens=tokens)
-    sizes = sorted({row["ranks"] for row in mine})
-    lines = [f"  {'':{WIDE}s}" + "".join(f"{ranks:>5d} ranks" for ranks in sizes)]
+    curves: dict[str, tuple[list[int], list[float]]] = {}
     for name, title in worlds["algorithms"].items():
-        if name == "muonw":
-            continue
-        of = {row["ranks"]: row for row in mine if row["algorithm"] == name}
-        cells = (f"{of[ranks]['extra']:.1%}{' ' if of[ranks]['has_room'] else '*'}" for ranks in sizes)
+        mine = rows(worlds["moonlight"], tokens=tokens, algorithm=name)
+        if name != "muonw":
+            curves[title] = ([row["ranks"] for row in mine], [100 * row["extra"] for row in mine])
+    return curves
+
+
+def moonlight_lines(worlds: Worlds, tokens: int) -> list[str]:
+    """Return the curves' numbers, by ranks; a star: the step's buffers have no room there."""
+    names = {title: name for name, title in worlds["algorithms"].items()}
+    curves = moonlight_curves(worlds, tokens)
+    sizes, _ = next(iter(curves.values()))
+    lines = [f"  {'':{WIDE}s}" + "".join(f"{ranks:>5d} ranks" for ranks in sizes)]
+    for title, (_, shares) in curves.items():
+        room = [row["has_room"] for row in rows(worlds["moonlight"], tokens=tokens, algorithm=names[title])]
+        cells = (f"{share:.1f}%{' ' if fits else '*'}" for share, fits in zip(shares, room, strict=True))
         lines.append(f"  {title:{WIDE}s}" + "".join(f"{cell:>11s}" for cell in cells))
     return lines
 
 
-def square_lines(worlds: Worlds) -> list[str]:
-    """Return in what share of plans the quickest grid has D = T, and the least T that the model fits into.
+def square_bars(worlds: Worlds) -> dict[str, dict[str, float]]:
+    """Return in what share of plans, in %, the quickest grid has D = T, and the least T that the model fits into.
 
     The first of the plans in which there is such a grid, and another; the second of all with a choice.
     """
-    lines = [f"  {'':{WIDE}s}{'D = T, or nearly':>18s}{'the least T':>20s}"]
+    bars = {}
     for name, title in worlds["algorithms"].items():
         said = worlds["verdict"][name]
-        square = f"{said['square_wins_step']:.0%} of {said['square_possible']}"
-        least = f"{said['least_tp_wins_step']:.0%} of {said['with_a_choice']}"
-        lines.append(f"  {title:{WIDE}s}{square:>18s}{least:>20s}")
-    return lines
+        shares = {"D = T, or nearly": said["square_wins_step"], "the least T": said["least_tp_wins_step"]}
+        bars[title] = {what: round(100 * share) for what, share in shares.items()}
+    return bars
 
 
 def reported_lines(worlds: Worlds) -> list[str]:

@@ -1,9 +1,10 @@
 """What all pictures share: a light card of their own, one palette, type for a phone. The only place that knows them.
 
-One colour per DP rank, one hatch per TP rank, one grey for padding, one colour and dash per optimizer, in every
-chapter. Figures are plain `Figure` objects, without pyplot: nothing needs a screen or stays open, and a reader's own
-style does not change them. Lengths are points (1/72 inch), y downwards. A card is 360 wide, which is about a pixel per
-point on a phone, so the smallest type is 11 pixels high there; what has smaller type is not saved.
+One colour per DP rank, one hatch per TP rank, one grey for padding, one colour and dash per optimizer, and per
+algorithm of Muon's, in every chapter. Figures are plain `Figure` objects, without pyplot: nothing needs a screen or
+stays open, and a reader's own style does not change them. Lengths are points (1/72 inch), y downwards. A card is 360
+wide, which is about a pixel per point on a phone, so the smallest type is 11 pixels high there; what has smaller type
+is not saved.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "AdamW": {"color": COLD, "lw": 2.4, "ls": (0, (4.5, 1.8))},
     "SGD": {"color": MUTED, "lw": 2.4, "ls": (0, (1, 1.3))},
 }
+# And of Muon's algorithms, where several stand in one picture: red where all is gathered, ink where only what is cut.
+ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
+    "bucketed": {"color": ACCENT, "lw": 2.6, "ls": "-"},
+    "flat": {"color": "#CE7E90", "lw": 2.6, "ls": (0, (4.5, 1.8))},
+    "flat + cut": {"color": INK, "lw": 2.2, "ls": "-"},
+    "owner": {"color": "#989AA0", "lw": 2.6, "ls": (0, (1, 1.3))},
+}
+LOOKS = {**OPTIMIZERS, **ALGORITHMS}
 TITLE, TEXT, SMALL = 14.0, 12.5, 11.25
 
 WIDTH, MARGIN, LEFT = 360.0, 14.0, 58.0  # of the card, around its content, left of the strips
@@ -53,10 +62,10 @@ def dp_colour(dp_rank: int) -> str:
     return (base, mix(base, "#FFFFFF", 0.55), mix(base, "#000000", 0.35))[dp_rank // 8 % 3]
 
 
-def optimizer_of(name: str) -> str | None:
-    """Return the optimizer that a series is of, by its name: "Muon", or "Muon, DDP"; None where it is of none."""
+def entrant_of(name: str) -> str | None:
+    """Return the optimizer or algorithm that a series is of, by its name: "Muon", or "Muon, DDP"; None if of none."""
     first = name.split(",")[0]
-    return first if first in OPTIMIZERS else None
+    return first if first in LOOKS else None
 
 
 def save(figure: Figure, path: str | Path, alt: str) -> Path:

@@ -265,7 +265,7 @@ BASELINES: dict[str, Baseline] = {
     "ddp": Baseline("AdamW, DDP", "adamw", make_ddp, predict_ddp, REPLICAS, ddp_alone=True),
     "zero1": Baseline("AdamW, ZeRO-1", "adamw", make_zero1, predict_zero1, SHARDS),
     "torch_zero": Baseline("AdamW, torch's ZeRO-1", "adamw", make_torch_zero, predict_torch_zero, PARTITION),
-    "muon": Baseline("Muon, gather_all", "muon", make_muon, predict_muon, SHARDS),
+    "muon": Baseline("Muon, bucketed", "muon", make_muon, predict_muon, SHARDS),
     "muon_ddp": Baseline("Muon, DDP", "muon", make_muon_ddp, predict_ddp, REPLICAS, over_tp=False, ddp_alone=True),
     "muon_fsdp2": Baseline("torch Muon, FSDP2", "muon", make_muon_fsdp2, None, ROWS, over_tp=False),
 }

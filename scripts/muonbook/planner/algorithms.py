@@ -54,9 +54,9 @@ class Algorithm(NamedTuple):
 
 
 ALGORITHMS = {
-    "bucketed": Algorithm("gather_all, bucketed", "muon"),
-    "flat": Algorithm("gather_all, flat", "muon", rule="flat"),
-    "flat_cut": Algorithm("gather_cut, flat", "muon", "gather_cut", "flat"),
-    "owner": Algorithm("owner, flat", "muon", "owner", "flat"),
+    "bucketed": Algorithm("bucketed", "muon"),
+    "flat": Algorithm("flat", "muon", rule="flat"),
+    "flat_cut": Algorithm("flat + cut", "muon", "gather_cut", "flat"),
+    "owner": Algorithm("owner", "muon", "owner", "flat"),
     "muonw": Algorithm("MuonW, FSDP2", "muonw"),
 }

@@ -311,7 +311,9 @@ def test_a_stored_race_holds_what_its_tables_print(raced):
     assert race["task"] == "digits"
     lines = "\n".join(tables.result_lines(race) + tables.verdict_lines(race))
     for name, racer in race["racers"].items():
-        assert f"{racer['best']['lr']:9.3g}{racer['best']['others']:8.2g}" in lines
+        assert f"{racer['settings']:7d}{racer['best']['lr']:9.3g}{racer['best']['others']:8.2g}" in lines
+        numbers, gaps = tables.seed_curves(race)[CANDIDATES[name].title]
+        assert (numbers, gaps) == ([1, 2, 3, 4, 5], tables.gaps(race, name))
         assert racer["runs"] == racer["settings"]  # one tuning seed
         assert len(racer["held_out"]) == len(racer["usual"]["held_out"]) == len(race["seeds"]) == 5
         assert CANDIDATES[name].title in lines

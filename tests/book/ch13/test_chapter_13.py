@@ -158,11 +158,21 @@ def test_a_plan_is_that_of_the_fullest_stage_and_no_higher_with_smaller_buckets(
     whole, staged = (plan_updates(model, degrees) for degrees in (Degrees(4), Degrees(4, pp=4)))
     assert staged[0] == pytest.approx(whole[0] / 4)
     for _, updates in (whole, staged):
-        assert updates["single"] <= updates["buckets"] <= updates["flat"]
-        assert updates["+ cut"] < updates["flat"]
+        assert updates["single"] <= updates["bucketed"] <= updates["flat"]
+        assert updates["flat + cut"] < updates["flat"]
     assert staged[1]["flat"] < whole[1]["flat"]
     with pytest.raises(ValueError, match="which T=5 does not divide"):
         plan_updates(model, Degrees(4, tp=5))
+
+
+def test_what_muon_saves_shrinks_with_all_that_is_counted_in() -> None:
+    for h in (0.25, 1.0):
+        shares = list(memory_tables.saved(h).values())
+        assert shares[0] == h / 2
+        assert shares == sorted(shares, reverse=True)
+    bars = memory_tables.share_bars(("gpt2", "llama3_70b"))
+    assert all(48 < of["Llama 3 70B"] <= 50 for what, of in bars.items() if what == "state")
+    assert all(of["GPT-2"] < of["Llama 3 70B"] for of in bars.values())
 
 
 def test_the_page_has_every_table() -> None:
@@ -171,7 +181,7 @@ def test_the_page_has_every_table() -> None:
         assert len(lines) > 3
         assert max(map(len, lines)) <= 100
     assert {name: len(x) for name, (x, _) in memory_tables.bucket_curves(found).items()} == dict.fromkeys(
-        ("saved", "gather_all", "owner"), 6
+        ("saved", "bucketed", "owner"), 6
     )
     assert set(slack(found)) == {*ZERO1[1:], "muonw", "muon_ddp"}
     assert all(1 <= least <= most for least, most in slack(found).values())

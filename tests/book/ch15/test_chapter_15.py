@@ -130,10 +130,15 @@ def test_a_share_that_halves_where_the_batch_doubles_has_the_bounds_slope() -> N
 
 def test_of_few_rounds_the_range_is_shown_and_of_many_the_quartiles() -> None:
     few, many = ([float(x) for x in range(n)] for n in (7, 9))
-    rows = [regimes.spread(few), regimes.spread(many)]
-    shares = {"tokens": [64, 128], "muon": rows, "adamw": rows}
-    _, bands = regime_tables.share_curves({"share": {"8": shares}}, 8)
-    assert bands["Muon"] == ([64, 128], [0, 2], [6, 6])
+    rounds = {30: regimes.spread(few), 100: regimes.spread(many)}
+    steps = [
+        {"rate_mbit": rate, "muon": {"over_zero1": spread}, "ddp": {"over_zero1": spread}}
+        for rate, spread in rounds.items()
+    ]
+    sent = {"ring_bytes": 1, "exchange_bytes": 0}
+    entrants = {"muon": sent, "zero1": sent}
+    _, bands = regime_tables.link_curves({"links": {"steps": steps, "entrants": entrants}})
+    assert bands["Muon"] == ([30, 100], [0, 2], [6, 6])
 
 
 @pytest.mark.parametrize("lines", ["share_lines", "skew_lines", "link_lines", "error_lines"])

@@ -26,6 +26,7 @@ from muonbook.ch15.worlds_survey import (
     reported_world,
     survey,
 )
+from muonbook.figures.style import ALGORITHMS as LOOKS
 from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.planned_worlds import PlannedWorld
@@ -211,15 +212,20 @@ def test_near_one_is_about_bytes_without_tp() -> None:
 
 
 def test_the_planned_worlds_fit_the_page(stored: dict[str, Any]) -> None:
-    pages = [
-        world_tables.world_lines(stored, "llama3_70b", 1024, 1 << 22, FAST),
-        world_tables.moonlight_lines(stored, MOONLIGHT_TOKENS[0]),
-        world_tables.square_lines(stored),
-        world_tables.reported_lines(stored),
-    ]
-    for lines in pages:
+    for lines in (world_tables.moonlight_lines(stored, MOONLIGHT_TOKENS[0]), world_tables.reported_lines(stored)):
         assert len(lines) > 1
         assert max(map(len, lines)) <= 100
+
+
+def test_the_pages_pictures_hold_what_was_planned(stored: dict[str, Any]) -> None:
+    bars = world_tables.world_bars(stored, "llama3_70b", 1024, 1 << 22, FAST)
+    assert list(bars) == sorted(bars, key=lambda label: -float(label.split()[-1][:-1]))  # from the longest step
+    assert [label.split(", step")[0] for label in bars] == [each.title for each in ALGORITHMS.values()]
+    curves = world_tables.moonlight_curves(stored, MOONLIGHT_TOKENS[0])
+    assert set(curves) == set(LOOKS)
+    assert all(shares == sorted(shares) for shares in (curves["bucketed"][1], curves["flat"][1]))
+    for shares in world_tables.square_bars(stored).values():
+        assert 0 <= shares["D = T, or nearly"] < shares["the least T"] <= 100
 
 
 def test_who_owns_a_matrix_orthogonalizes_it_once(stored: dict[str, Any]) -> None:
