@@ -39,7 +39,7 @@ def tell_ratios(algorithms: ByteRows, rows: ByteRows) -> bool:
     print(f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, over ZeRO-1 AdamW, {PAPERS}:")
     print(*algorithm_lines(algorithms), sep="\n")
     print(f"Formula + padding + AdamW's + norms = counted: {closed(algorithms)}.")
-    print("Of gather_all, by dtypes: formula, matrices alone, whole model")
+    print("Of gather_all, gradients fp32: formula, matrices alone, whole model")
     for row in rows:
         print(f"{row['formula']:>7.3f}{row['matrices']:>9.3f}{row['whole']:>8.3f}  {row['dtypes']}")
     same = all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in rows)

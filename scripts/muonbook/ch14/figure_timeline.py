@@ -63,18 +63,19 @@ class Callout(NamedTuple):
 
 def draw_timeline(
     panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", note: str = "",
-    within: str | Window = "", together: bool = False, callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}),
-    rows: int = 0, whole_key: bool = False,
+    within: str | Window = "", since: str = "", together: bool = False,
+    callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), rows: int = 0, whole_key: bool = False,
 ) -> Figure:  # fmt: skip
     """Draw one step of one or several traces.
 
     panels: title -> the ranks of one run, as `trace.read` returns them. within: a part that is drawn instead of the
-    whole step: the name of a range, or its beginning, or the part itself. together: all panels on the scale of the
+    whole step: the name of a range, or its beginning, or the part itself. since: the name of the range from whose first
+    beginning on it is drawn. together: all panels on the scale of the
     longest, instead of each on its own. callouts: panel -> what is said over it. rows, whole_key: room for so many rows
     of callouts, and a key of the whole step, so that pictures of several parts are of one size. Raises
     ValueError for no panel, and where a trace has no such step or range.
     """
-    windows, longest = _windows(panels, step, within)
+    windows, longest = _windows(panels, step, within, since)
     what = f"the longest{' step' * (not within)}" if together else "the part shown" if within else "the step"
     keyed = _windows(panels, step, "")[0] if whole_key else windows
     shown = set().union(*(_shown(traces, keyed[name]) for name, traces in panels.items()))
@@ -91,11 +92,11 @@ def draw_timeline(
 
 def describe_timeline(
     panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", within: str | Window = "",
-    together: bool = False, callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), **_: Any,
+    since: str = "", together: bool = False, callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), **_: Any,
 ) -> str:  # fmt: skip
     """Return alt text for `draw_timeline`: per rank, the shares of the step; and what the callouts say."""
     told = []
-    windows, longest = _windows(panels, step, within)
+    windows, longest = _windows(panels, step, within, since)
     for name, traces in panels.items():
         mine, ranks = windows[name], []
         waits = _waits(traces)
@@ -115,29 +116,35 @@ def describe_timeline(
     return f"{head(title, 'Timeline of a step')} Shares of the step. {'. '.join(told)}."
 
 
-def window(traces: Sequence[RankTrace], step: int = 0, within: str | Window = "") -> Window:
-    """Return the hull of the ranks' ranges "step {step}", or of those `within` it. Errors as for `draw_timeline`."""
+def window(traces: Sequence[RankTrace], step: int = 0, within: str | Window = "", since: str = "") -> Window:
+    """Return the hull of the ranks' ranges "step {step}", or of those `within` it, from the first `since` on.
+
+    Errors as for `draw_timeline`.
+    """
     if isinstance(within, Window):
         return within
     steps = [activity for trace in traces for activity in trace.ranges if activity.name == f"{STEP}{step}"]
     if not steps:
         raise ValueError(f"the trace has no range {STEP}{step}; record it with recording.record.")
-    start, end = hull(activity.interval for activity in steps)
-    if within:
-        inner = [a.interval for t in traces for a in t.ranges if a.name.startswith(within) and start <= a.start < end]
-        if not inner:
-            raise ValueError(f"{STEP}{step} has no range {within!r}.")
-        start, end = hull(inner)
-    return Window(start, end)
+    whole = hull(activity.interval for activity in steps)
+
+    def inside(name: str) -> Interval:
+        found = [a.interval for t in traces for a in t.ranges if a.name.startswith(name)]
+        if not (inner := [interval for interval in found if whole[0] <= interval[0] < whole[1]]):
+            raise ValueError(f"{STEP}{step} has no range {name!r}.")
+        return hull(inner)
+
+    start, end = inside(within) if within else whole
+    return Window(inside(since)[0] if since else start, end)
 
 
 def _windows(
-    panels: Mapping[str, Sequence[RankTrace]], step: int, within: str | Window
+    panels: Mapping[str, Sequence[RankTrace]], step: int, within: str | Window, since: str = ""
 ) -> tuple[dict[str, Window], float]:
     """Return every panel's window, and how long the longest is."""
     if not panels:
         raise ValueError("no trace to draw; give at least one panel.")
-    windows = {name: window(traces, step, within) for name, traces in panels.items()}
+    windows = {name: window(traces, step, within, since) for name, traces in panels.items()}
     return windows, max(mine.end - mine.start for mine in windows.values())
 
 

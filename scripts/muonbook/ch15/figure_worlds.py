@@ -15,10 +15,10 @@ from muonbook.planner import algorithms as planner
 from muonbook.figures.style import box, page, put, text_block  # isort: skip
 
 NAMES = {name: each.title for name, each in planner.ALGORITHMS.items() if each.optimizer == "muon"}
-TICKS = (1.0, 1.5, 2.0, 4.0, 8.0)  # times AdamW's step; the last one is where the scale ends
+TICKS = (1.0, 1.5, 2.0, 3.0, 4.0)  # times AdamW's step; the last one is where the scale ends
 LEFT, RIGHT = MARGIN + 74.0, WIDTH - MARGIN - 46.0  # of the bars: names before them, ratios behind
 BAR, AXIS = 13.0, 20.0
-WITHOUT_ROOM = "Hollow: the step's own buffers do not fit into 80 GB beside the model states."
+WITHOUT_ROOM = "Hollow, and *: the step's own buffers do not fit into 80 GB beside the model states."
 
 
 def frames_of_worlds(
@@ -112,4 +112,5 @@ def _bar(axes: Axes, y: float, name: str, cell: Mapping[str, Any]) -> None:
     fill = look if cell["has_room"] else CARD
     put(axes, LEFT - 6, y - 1, NAMES[name], "right", color=MUTED)
     box(axes, LEFT, y + 1, max(end - LEFT, 1.5), BAR - 3, fill, ec=look, lw=1.2, gid=f"{name}-{cell['model']}")
-    put(axes, WIDTH - MARGIN, y - 1, times(cell["over_adamw"]), "right", color=INK)
+    put(axes, WIDTH - MARGIN - 8, y - 1, times(cell["over_adamw"]), "right", color=INK)
+    put(axes, WIDTH - MARGIN - 7, y - 1, "" if cell["has_room"] else "*", color=INK)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from muonbook.ch15.verdicts import choices
 from muonbook.planner.algorithms import ALGORITHMS
 
 RULES = {name: each.rule for name, each in ALGORITHMS.items() if each.optimizer == "muon" and each.strategy != "owner"}
@@ -62,15 +64,17 @@ def moonlight_lines(worlds: Worlds, tokens: int) -> list[str]:
 
 
 def square_bars(worlds: Worlds) -> dict[str, dict[str, float]]:
-    """Return in what share of plans, in %, the quickest grid has D = T, and the least T that the model fits into.
+    """Return {algorithm: {what the quickest grid is: in how many plans}}, of those with a square grid and another.
 
-    The first of the plans in which there is such a grid, and another; the second of all with a choice.
+    What it may be: the least T that the model fits into, D = T or nearly, both of these at once, neither.
     """
+    kinds = {(True, False): "the least T", (True, True): "both", (False, True): "D = T", (False, False): "neither"}
     bars = {}
     for name, title in worlds["algorithms"].items():
-        said = worlds["verdict"][name]
-        shares = {"D = T, or nearly": said["square_wins_step"], "the least T": said["least_tp_wins_step"]}
-        bars[title] = {what: round(100 * share) for what, share in shares.items()}
+        plans = [c for c in rows(worlds["cells"], algorithm=name) if c["tp"] and c["square_cost"] is not None]
+        choosable = [plan for plan in plans if len(choices(plan)) > 1]
+        found = Counter(kinds[plan["tp"] == min(choices(plan)), plan["square_cost"] == 0] for plan in choosable)
+        bars[title] = {kind: float(found[kind]) for kind in kinds.values()}
     return bars
 
 

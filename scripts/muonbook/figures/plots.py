@@ -33,6 +33,7 @@ LINES: tuple[dict[str, Any], ...] = (
 )
 AGAIN = (0, (1.6, 0.7))  # the dashes of an entrant's second line in a picture
 HUED = (LINES[1], LINES[4])  # not beside an entrant, as long as there are others
+MARKERS = "os^Dv*"  # of dots
 ROUND = (1, 2, 2.5, 5, 10)  # between numbers along an axis, times a power of ten
 Parts = Mapping[str, float]
 SHADES = ((INK, ""), (mix(MUTED, CARD, 0.5), ""), (ACCENT, ""), (CARD, "////"), (mix(ACCENT, CARD, 0.6), ""))
@@ -55,14 +56,14 @@ def draw_curves(
     series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", note: str = "",
     log_x: bool = False, log_y: bool = False,
     bands: Mapping[str, tuple[Any, Any, Any]] | None = None, marks: Sequence[tuple[float, str]] = (),
-    levels: Sequence[tuple[float, str]] = (),
+    levels: Sequence[tuple[float, str]] = (), joined: bool = True,
 ) -> Figure:  # fmt: skip
     """Draw up to six curves, each with its name at its end, or over the plot where a name is long.
 
     series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
-    (x, text) of vertical lines. levels: (y, text) of horizontal ones. A value that is not finite, or not positive on a
-    logarithmic axis, is left out. Raises ValueError for no series, more than six, an empty one, x and y of different
-    lengths, and an unknown band.
+    (x, text) of vertical lines. levels: (y, text) of horizontal ones. joined: False draws dots, where nothing lies
+    between two x. A value that is not finite, or not positive on a logarithmic axis, is left out. Raises ValueError for
+    no series, more than six, an empty one, x and y of different lengths, and an unknown band.
     """
     curves = _finite(series, log_x, log_y)
     if unknown := set(bands or {}) - set(curves):
@@ -78,9 +79,9 @@ def draw_curves(
         plot = inset(axes, MARGIN + LABELS, y_top, across, HIGH)
         for name, (x, low, high) in (bands or {}).items():
             plot.fill_between(x, low, high, color=styles[name]["color"], alpha=0.16, lw=0, gid=f"band-{name}")
-        for name, (x, y) in curves.items():
-            dot: dict[str, Any] = {"marker": "o", "ms": 5} if len(x) == 1 else {}
-            plot.plot(x, y, gid=f"curve-{name}", **styles[name], **dot)
+        for (name, (x, y)), marker in zip(curves.items(), MARKERS, strict=False):
+            look = styles[name] | ({"marker": marker, "ms": 6} if len(x) == 1 or not joined else {})
+            plot.plot(x, y, gid=f"curve-{name}", **look | ({} if joined else {"ls": "none"}))
         for x, text in marks:
             plot.axvline(x, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
             above = plot.get_xaxis_transform()
@@ -92,7 +93,7 @@ def draw_curves(
         half = wide(x_label, bold=False) / 2  # below the middle, but on the card
         middle = max(half, min(LABELS + across / 2, WIDTH - 2 * MARGIN - half))
         plot.set_xlabel(x_label, x=(middle - LABELS) / across)
-        plot.margins(x=0.02)
+        plot.margins(x=0.02 if joined else 0.06)
         whole_x = all(float(value).is_integer() for x, _ in curves.values() for value in x)
         _scales(plot, log_x, log_y, whole_x)
         if named:

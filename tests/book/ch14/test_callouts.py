@@ -127,9 +127,11 @@ def test_the_chapters_pictures_can_be_read() -> None:
     muon, adamw = stored("step_muon"), stored("step_adamw")
     panels = {"AdamW, ZeRO-1": adamw, "Muon, bucketed": muon}
     said = dict(zip(panels, (callouts.of_adamw(adamw), callouts.of_muon(muon)), strict=True))
-    assert_readable(draw_timeline(panels, title="One training step", together=True, callouts=said))
+    assert_readable(draw_timeline(panels, title="One training step", callouts=said))
     for view in callouts.zoomed(muon):
         assert_readable(draw_timeline({"m": muon}, within=view.within, callouts={"m": view.callouts}, rows=2))
     schedules = {name: stored(f"schedule_{name}") for name in ("synchronous", "naive", "pipelined")}
     told = {name: callouts.of_schedule(name, ranks) for name, ranks in schedules.items()}
-    assert_readable(draw_timeline(schedules, together=True, within=callouts.OPTIMIZER, callouts=told))
+    looks: dict[str, Any] = dict(together=True, within=callouts.OPTIMIZER, since="momentum", callouts=told)
+    assert_readable(draw_timeline(schedules, **looks))
+    assert "synchronous (100% of the longest)" in describe_timeline(schedules, **looks)

@@ -224,8 +224,12 @@ def test_the_pages_pictures_hold_what_was_planned(stored: dict[str, Any]) -> Non
     curves = world_tables.moonlight_curves(stored, MOONLIGHT_TOKENS[0])
     assert set(curves) == set(LOOKS)
     assert all(shares == sorted(shares) for shares in (curves["bucketed"][1], curves["flat"][1]))
-    for shares in world_tables.square_bars(stored).values():
-        assert 0 <= shares["D = T, or nearly"] < shares["the least T"] <= 100
+    squares = world_tables.square_bars(stored)
+    for name, title in stored["algorithms"].items():
+        said, found = stored["verdict"][name], squares[title]
+        assert sum(found.values()) == said["square_possible"]
+        won = (found["D = T"] + found["both"]) / said["square_possible"]
+        assert won == pytest.approx(said["square_wins_step"], abs=1e-4)
 
 
 def test_who_owns_a_matrix_orthogonalizes_it_once(stored: dict[str, Any]) -> None:

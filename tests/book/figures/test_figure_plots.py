@@ -95,6 +95,16 @@ def test_names_at_the_ends_stay_on_the_card_and_apart(log: tuple[bool, bool], sp
     assert_readable(draw_curves(series, "step", "loss", "Six", log_x=log[0], log_y=log[1]))
 
 
+def test_where_nothing_lies_between_two_points_they_are_not_joined() -> None:
+    figure = draw_curves(
+        {"Muon": ([1, 2, 3], [0.3, 0.1, 0.2]), "SGD": ([1, 2, 3], [0.4, 0.2, 0.3])}, "seed", "loss", joined=False
+    )
+    assert_readable(figure)
+    dots = [line for line in figure.axes[1].lines if str(line.get_gid()).startswith("curve-")]
+    assert [line.get_linestyle() for line in dots] == ["None", "None"]
+    assert len({line.get_marker() for line in dots}) == 2
+
+
 def test_long_names_stand_over_the_plot() -> None:
     names = ["Newton–Schulz with the coefficients of Muon", "the exact polar factor"]
     figure = draw_curves(dict.fromkeys(names, LOSS["Muon"]), "step", "loss")
