@@ -134,7 +134,7 @@ class ScheduledMuon(DistributedMuon):
 
 
 class NaiveMuon(ScheduledMuon):
-    """Everything is started at once and waited for at once, so that nothing is hidden."""
+    """Everything is started at once and waited for at once, so that hardly anything is hidden."""
 
     def make_moves(self, groups: Sequence[BucketGroup]) -> None:
         self.step_adamw()

@@ -72,7 +72,9 @@ def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Fr
     most = max(sum(row.values()) for rows in of.values() for row in rows.values())
     frames = []
     for (dp, tp), rows in of.items():
-        words: dict[str, Any] = dict(title=f"One step on {dp} DP × {tp} TP ranks", note="Bytes that a rank sends.")
+        words: dict[str, Any] = dict(
+            title=f"One step on {dp} DP × {tp} TP ranks", note="Bytes that a rank sends, predicted."
+        )
         over = {name: sum(row.values()) / sum(rows["AdamW, ZeRO-1"].values()) for name, row in rows.items()}
         caption = "; ".join(f"{name.removeprefix('Muon, ')} {over[name]:.2f}" for name in rows if "Muon," in name)
         caption = f"Over ZeRO-1 AdamW: {caption}."

@@ -36,9 +36,7 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
             good = isinstance(op, str) and isinstance(count, int)
             require(good, f"count_once returned {op!r}: {count!r}, and {wanted}")
         wrong = [
-            f"step {number}, rank {grid.world.rank}: {mine:,} bytes of {op}"
-            + (f", {mine / right:.3g} times as many" if right else "")
-            + f"; really called for: {right:,}."
+            f"step {number}, rank {grid.world.rank}: {mine:,} bytes of {op}, where {right:,} were called for."
             for op in sorted({*found, *called})
             if (mine := found.get(op, 0)) != (right := called[op])
         ]

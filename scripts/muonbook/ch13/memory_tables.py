@@ -24,14 +24,14 @@ from muonbook.planner.stages import Degrees, stages
 Found = Mapping[str, Any]  # as `memory_study.measure` returns it
 Curve = tuple[list[float], list[float]]
 PLANNED = {  # column, as the Muons of ZERO1 -> strategy, bucket rule; None: a bucket for every matrix
-    "single": ("gather_all", None),
+    "matrix by matrix": ("gather_all", None),
     "bucketed": ("gather_all", "megatron"),
     "flat": ("gather_all", "flat"),
     "flat + cut": ("gather_cut", "flat"),
     "owner": ("owner", "megatron"),
 }
 PUBLISHED = [("llama3_8b", Degrees(8)), ("moonlight", Degrees(64, ep=8)), ("llama3_70b", Degrees(128, tp=8))]
-SHOWN = ("single", "bucketed", "flat + cut", "owner")  # of PLANNED, for published models
+SHOWN = ("matrix by matrix", "bucketed", "flat + cut", "owner")  # of PLANNED, for published models
 
 # ---- What is saved ----------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ def on_trial(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]
     found = {}
     for name, row in rows.items():
         kept = row["kept"]
-        parts = {kind: kept[kind] for kind in ("parameters", "gradients", "masters")}
+        parts = {"parameters, gradients": kept["parameters"] + kept["gradients"], "masters": kept["masters"]}
         state = {"state": sum(kept[kind] for kind in STATE)}
         found[CONTENDERS[name].title] = parts | state | {"update": row["transient"]}
     return found
@@ -113,12 +113,13 @@ def bucket_curves(found: Found) -> dict[str, Curve]:
 
 def batch_lines(found: Found) -> list[str]:
     """Return the peak of a whole step on rank 0, in MB, with more and more tokens: AdamW's, then Muon's over it."""
-    lines = ["tokens   AdamW  " + "".join(f"{title:>12}" for title in PLANNED)]
+    lines = ["tokens   AdamW  " + "".join(f"{title:>{_wide(title)}}" for title in PLANNED)]
     peaks: dict[int, dict[str, int]] = {}
     for row in found["batches"]:
         peaks.setdefault(row["tokens_per_rank"], {})[row["contender"]] = row["peak"]
     for tokens, each in peaks.items():
-        over = "".join(f"{(each[name] - each['zero1']) / 1e6:>+12.1f}" for name in ZERO1[1:])
+        pairs = zip(ZERO1[1:], PLANNED, strict=True)
+        over = "".join(f"{(each[name] - each['zero1']) / 1e6:>+{_wide(title)}.1f}" for name, title in pairs)
         lines.append(f"{tokens:>6,}{each['zero1'] / 1e6:>8.1f}  {over}")
     return lines
 
@@ -153,12 +154,19 @@ def plan_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]
 
 def published_lines() -> list[str]:
     """Return what published models save and what Muon's update takes at most, in GB; a star: no more than was saved."""
-    lines = ["saved  " + "".join(f"{column:>12}" for column in SHOWN)]
+    lines = ["saved  " + "".join(f"{column:>{_wide(column)}}" for column in SHOWN)]
     for name, degrees in PUBLISHED:
         saved, worst = plan_updates(MODELS[name], degrees)
-        sizes = "".join(f"{worst[column] / 1e9:>11.2f}{'*' if worst[column] <= saved else ' '}" for column in SHOWN)
+        sizes = "".join(
+            f"{worst[column] / 1e9:>{_wide(column) - 1}.2f}{'*' if worst[column] <= saved else ' '}" for column in SHOWN
+        )
         lines.append(f"{saved / 1e9:>5.2f}  {sizes}  {MODELS[name].title}, {_words(degrees)}")
     return lines
+
+
+def _wide(title: str) -> int:
+    """Return how wide a column of numbers below this title is."""
+    return max(12, len(title) + 2)
 
 
 def _words(degrees: Degrees) -> str:

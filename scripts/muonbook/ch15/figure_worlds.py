@@ -18,7 +18,9 @@ NAMES = {name: each.title for name, each in planner.ALGORITHMS.items() if each.o
 TICKS = (1.0, 1.5, 2.0, 3.0, 4.0)  # times AdamW's step; the last one is where the scale ends
 LEFT, RIGHT = MARGIN + 74.0, WIDTH - MARGIN - 46.0  # of the bars: names before them, ratios behind
 BAR, AXIS = 13.0, 20.0
-WITHOUT_ROOM = "Hollow, and *: the step's own buffers do not fit into 80 GB beside the model states."
+WITHOUT_ROOM = (
+    "Hollow, and *: the step's own buffers, as our engine takes them, do not fit into 80 GB beside the model states."
+)
 
 
 def frames_of_worlds(

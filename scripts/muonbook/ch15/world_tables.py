@@ -64,17 +64,16 @@ def moonlight_lines(worlds: Worlds, tokens: int) -> list[str]:
 
 
 def square_bars(worlds: Worlds) -> dict[str, dict[str, float]]:
-    """Return {algorithm: {what the quickest grid is: in how many plans}}, of those with a square grid and another.
+    """Return {algorithm: {how much longer than the quickest grid's a square one's step takes: in % of the plans}}.
 
-    What it may be: the least T that the model fits into, D = T or nearly, both of these at once, neither.
+    Of those plans in which there is a grid with D = T, or nearly, and another.
     """
-    kinds = {(True, False): "the least T", (True, True): "both", (False, True): "D = T", (False, False): "neither"}
-    bars = {}
+    bars: dict[str, dict[str, float]] = {}
     for name, title in worlds["algorithms"].items():
-        plans = [c for c in rows(worlds["cells"], algorithm=name) if c["tp"] and c["square_cost"] is not None]
-        choosable = [plan for plan in plans if len(choices(plan)) > 1]
-        found = Counter(kinds[plan["tp"] == min(choices(plan)), plan["square_cost"] == 0] for plan in choosable)
-        bars[title] = {kind: float(found[kind]) for kind in kinds.values()}
+        plans = [c for c in rows(worlds["cells"], algorithm=name) if c["tp"] and len(choices(c)) > 1]
+        costs = [plan["square_cost"] for plan in plans if plan["square_cost"] is not None]
+        found = Counter("quickest" if cost == 0 else "within 10 %" if cost <= 0.1 else "longer" for cost in costs)
+        bars[title] = {what: round(100 * found[what] / len(costs)) for what in ("quickest", "within 10 %", "longer")}
     return bars
 
 

@@ -19,18 +19,19 @@ from muonbook.ch18.drills.faults import Fault
 
 EVERY, HELD_AFTER = 10, 4  # steps between checkpoints; after so many steps more it happens
 LOOP = "muonbook.ch18.drills.faults:train_until_it_happens"
-SILENT = r"Timed out waiting \d+ms|Connection closed by peer"  # the second where all share one network
+# The second is an echo: of a neighbour that gave up first, or of a machine's end where all share one network.
+SILENT = (r"Timed out waiting \d+ms", "Connection closed by peer")
 
 
 class Outage(NamedTuple):
     """happens: to the cluster, in the middle of a step. passes: once it was noticed. notices: the machine that says
-    something, and what, as a pattern. late: whether that takes the timeout."""
+    something, and what, as patterns, the most telling first. late: whether that takes the timeout."""
 
     done: str
     happens: Callable[[Cluster], object]
     passes: Callable[[Cluster], object]
     notices: str
-    says: str
+    says: tuple[str, ...]
     late: bool
     cable: bool = False
 
@@ -42,17 +43,17 @@ OUTAGES = {
     "a rank of another machine is killed": Outage(
         "a rank of b is killed",
         lambda c: os.kill(c.ranks_of(c.machines[1])[-1], signal.SIGKILL),
-        _nothing, "b", r"rank \d was killed by SIGKILL", False,
+        _nothing, "b", (r"rank \d was killed by SIGKILL",), False,
     ),
     "an agent is killed": Outage(
         "torchrun on b is killed",
         lambda c: os.kill(c.agent(c.machines[1]), signal.SIGKILL),
-        _nothing, "b", "the command was killed by SIGKILL", False,
+        _nothing, "b", ("the command was killed by SIGKILL",), False,
     ),
     "the agent at which all meet is killed": Outage(
         "torchrun on a is killed, at whose address all meet",
         lambda c: os.kill(c.agent(c.machines[0]), signal.SIGKILL),
-        _nothing, "a", "the command was killed by SIGKILL", False,
+        _nothing, "a", ("the command was killed by SIGKILL",), False,
     ),
     "a rank of another machine is stopped": Outage(
         "a rank of b is stopped (SIGSTOP)",
@@ -107,14 +108,15 @@ def go_through(cluster: Cluster, names: list[str]) -> Iterator[Passed]:
         outage.passes(cluster)
         cluster.wait(lambda: len(cluster.gone_on_from()) > gone_on, f"going on after {name}")  # noqa: B023
         lost = step - 1 - max(cluster.gone_on_from())
-        yield Passed(name, outage, _seen(outage, cluster.said(who)[said:]), step, lost, after)
+        yield Passed(name, outage, most_telling(outage, cluster.said(who)[said:]), step, lost, after)
 
 
-def _seen(outage: Outage, said: str) -> str:
-    found = re.search(outage.says, said)
-    if found is None:
-        raise WorldError(f"{outage.notices} does not say {outage.says!r}:\n{said}", None)
-    return found[0]
+def most_telling(outage: Outage, said: str) -> str:
+    """Return which of its words a machine said. Raises WorldError where it said none of them."""
+    for pattern in outage.says:
+        if found := re.search(pattern, said):
+            return found[0]
+    raise WorldError(f"{outage.notices} says none of {outage.says}:\n{said}", None)
 
 
 # ---- Fewer machines ---------------------------------------------------------------------------------------

@@ -329,10 +329,14 @@ def test_who_stands_at_an_end_is_named():
 
 
 def test_one_learning_rate_for_both_has_a_winner_for_everybody():
+    curves: dict[str, dict[str, float | None]]
     curves = {"adamw": {"0.001": 0.25, "0.002": 0.5, "0.004": None}, "muon": {"0.002": 0.75, "0.004": 1, "0.008": 2}}
     race = {"racers": {name: {"curve": curve} for name, curve in curves.items()}}
     told = tables.at_one_rate(race, "adamw", "muon")
     assert told == {0.002: "Both at 0.002: AdamW wins, 0.500 against 0.750."}
+    curves["muon"]["0.002"] = 0.504
+    told = tables.at_one_rate(race, "adamw", "muon")
+    assert told == {0.002: "Both at 0.002: a tie (AdamW first), 0.500 against 0.504."}
 
 
 def test_prices_are_steps_operations_and_time(raced):

@@ -11,6 +11,7 @@ import worlds
 from patient_commands import WORKER, finish
 
 from distmuon import launch
+from distmuon.launch import WorldError
 from distmuon.models import run_settings
 from muonbook.ch18 import outages
 from muonbook.ch18.drills import table
@@ -50,6 +51,16 @@ def test_drills_on_machines_end_as_they_are_stored(tmp_path: Path) -> None:
     assert [row["drill"] for row in found] == list(ON_MACHINES)
     for row in found:
         assert unmeasured(row) == unmeasured(stored()[row["drill"]])
+
+
+def test_of_what_a_machine_says_the_cause_is_told_and_not_its_echo() -> None:
+    outage = outages.OUTAGES["a cable is pulled"]
+    echo = "rank 1: Connection closed by peer [10.0.0.1]"
+    said = f"{echo}\nrank 0: Timed out waiting 3000ms for recv"
+    assert outages.most_telling(outage, said) == "Timed out waiting 3000ms"
+    assert outages.most_telling(outage, echo) == "Connection closed by peer"
+    with pytest.raises(WorldError, match="a says none of"):
+        outages.most_telling(outage, "all is well")
 
 
 def test_the_stored_table_is_whole_and_says_nothing_that_must_not_be() -> None:
