@@ -111,7 +111,12 @@ def draw_ways(counted: Sequence[WayToCount]) -> Figure:
     """Draw a pair of bars for every way, AdamW's always of one length."""
     most = max(sum(side.values()) / _counted(way.adamw) for way in counted for side in (way.muon, way.adamw))
     unit = (WIDTH - 2 * MARGIN - NAMES) / most
-    return card("One report, counted four ways", "", _key(), *(_pair(n, way, unit) for n, way in enumerate(counted, 1)))
+    return card(
+        "One report, counted four ways",
+        "Bars are scaled to AdamW's.",
+        _key(),
+        *(_pair(n, way, unit) for n, way in enumerate(counted, 1)),
+    )
 
 
 def _counted(side: Parts) -> float:

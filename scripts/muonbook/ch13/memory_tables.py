@@ -153,13 +153,18 @@ def plan_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]
 
 
 def published_lines() -> list[str]:
-    """Return what published models save and what Muon's update takes at most, in GB; a star: no more than was saved."""
+    """Return what published models save and what Muon's update takes at most, in GB.
+
+    A star: no more than was saved. An exclamation mark: more, for one whole matrix in bf16 already is.
+    """
     lines = ["saved  " + "".join(f"{column:>{_wide(column)}}" for column in SHOWN)]
     for name, degrees in PUBLISHED:
         saved, worst = plan_updates(MODELS[name], degrees)
-        sizes = "".join(
-            f"{worst[column] / 1e9:>{_wide(column) - 1}.2f}{'*' if worst[column] <= saved else ' '}" for column in SHOWN
-        )
+        least = 2 * max(math.prod(weight.shape) for weight in MODELS[name].weights() if weight.muon)
+        sizes = ""
+        for column in SHOWN:
+            mark = "*" if worst[column] <= saved else "!" if least > saved else " "
+            sizes += f"{worst[column] / 1e9:>{_wide(column) - 1}.2f}{mark}"
         lines.append(f"{saved / 1e9:>5.2f}  {sizes}  {MODELS[name].title}, {_words(degrees)}")
     return lines
 

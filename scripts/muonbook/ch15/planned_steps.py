@@ -11,14 +11,14 @@ beside AdamW, which is laid out alike on the same grid. Pipeline and expert para
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from muonbook.planner.algorithms import Algorithm, Part
-from muonbook.planner.fabrics import DEVICES, Fabric
-from muonbook.planner.model_shapes import Shape
+from muonbook.planner.algorithms import ALGORITHMS, Algorithm, Part
+from muonbook.planner.fabrics import DEVICES, FABRICS, PEAK_FLOPS, Fabric
+from muonbook.planner.model_shapes import MODELS, Shape
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.parts.step_parts import activation_messages
 from muonbook.planner.planned_worlds import specs_of
@@ -113,6 +113,13 @@ class TimedWorld:
         gathers = self.muon.pass_seconds(links["dp"]) if isinstance(self.muon, FsdpPart) else 0.0
         updates = (part.update_seconds(links, flops) for part in (self.muon, self.adamw))
         return Step(computation, activations, gathers, *updates)
+
+
+def over_adamw(model: str, grid: tuple[int, int], algorithm: str, fabric: str, tokens: int, sustained: float) -> float:
+    """Return a planned step over AdamW's, if all products ran at this share of a device's peak."""
+    timed = TimedWorld.of(MODELS[model], *grid, ALGORITHMS[algorithm])
+    step = timed.step(replace(FABRICS[fabric], flops_per_second=sustained * PEAK_FLOPS), tokens)
+    return step.muon / step.adamw
 
 
 # ---- Which T? ----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,16 +63,18 @@ def moonlight_lines(worlds: Worlds, tokens: int) -> list[str]:
 
 
 def square_bars(worlds: Worlds) -> dict[str, dict[str, float]]:
-    """Return {algorithm: {how much longer than the quickest grid's a square one's step takes: in % of the plans}}.
+    """Return {model: {algorithm: in what share of plans, in %, a square grid's step is within 10 % of the quickest's}}.
 
-    Of those plans in which there is a grid with D = T, or nearly, and another.
+    Of those plans in which there is a grid with D = T, or nearly, and another; models without one are left out.
     """
     bars: dict[str, dict[str, float]] = {}
-    for name, title in worlds["algorithms"].items():
-        plans = [c for c in rows(worlds["cells"], algorithm=name) if c["tp"] and len(choices(c)) > 1]
-        costs = [plan["square_cost"] for plan in plans if plan["square_cost"] is not None]
-        found = Counter("quickest" if cost == 0 else "within 10 %" if cost <= 0.1 else "longer" for cost in costs)
-        bars[title] = {what: round(100 * found[what] / len(costs)) for what in ("quickest", "within 10 %", "longer")}
+    for model, shape in worlds["models"].items():
+        for name in ("bucketed", "flat_cut"):
+            plans = [c for c in rows(worlds["cells"], model=model, algorithm=name) if c["tp"] and len(choices(c)) > 1]
+            costs = [plan["square_cost"] for plan in plans if plan["square_cost"] is not None]
+            if costs:
+                near = sum(cost <= 0.1 for cost in costs) / len(costs)
+                bars.setdefault(shape["title"], {})[worlds["algorithms"][name]] = round(100 * near)
     return bars
 
 

@@ -175,6 +175,13 @@ def test_what_muon_saves_shrinks_with_all_that_is_counted_in() -> None:
     assert all(of["GPT-2"] < of["Llama 3 70B"] for of in bars.values())
 
 
+def test_a_published_model_keeps_what_it_saved_or_surely_not_or_nobody_knows() -> None:
+    small, experts, wide = memory_tables.published_lines()[1:]
+    assert (small.count("*"), small.count("!")) == (3, 0)
+    assert (experts.count("*"), experts.count("!")) == (2, 0)
+    assert (wide.count("*"), wide.count("!")) == (0, 4)
+
+
 def test_the_page_has_every_table() -> None:
     found = results.load("memory")
     for lines in (memory_tables.share_lines(), memory_tables.published_lines(), memory_tables.batch_lines(found)):
