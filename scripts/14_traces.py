@@ -71,7 +71,7 @@ def save_steps(recorded, folder):
 def report_schedules(ranks):
     """Print the comparison; return whether all schedules did the same."""
     names = list(ranks[0])
-    print("rank 0, one step    calls   bytes sent   peak of memory")
+    print("rank 0, one step    calls   bytes sent    update's peak")
     for name in names:
         row = ranks[0][name]
         more = row["peak"] / ranks[0]["synchronous"]["peak"]

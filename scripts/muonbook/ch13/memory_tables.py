@@ -72,14 +72,11 @@ def _share_of_shape(shape: Workload) -> float:
 
 
 def on_trial(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return {title: {kind: bytes}} of a run's rows, {contender: row}: what is kept, and "update", the worst moment."""
-    found = {}
-    for name, row in rows.items():
-        kept = row["kept"]
-        parts = {"parameters, gradients": kept["parameters"] + kept["gradients"], "masters": kept["masters"]}
-        state = {"state": sum(kept[kind] for kind in STATE)}
-        found[CONTENDERS[name].title] = parts | state | {"update": row["transient"]}
-    return found
+    """Return {title: {"state": bytes kept on rank 0, "update": the fullest rank's worst moment}}, {contender: row}."""
+    return {
+        CONTENDERS[name].title: {"state": sum(row["kept"][kind] for kind in STATE), "update": row["transient"]}
+        for name, row in rows.items()
+    }
 
 
 # ---- What a step takes ------------------------------------------------------------------------------------
