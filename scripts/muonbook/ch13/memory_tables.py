@@ -41,7 +41,7 @@ def share_of_matrices(model: Shape) -> float:
     return sum(math.prod(weight.shape) for weight in model.weights() if weight.muon) / model.parameters
 
 
-def saved(h: float) -> dict[str, float]:
+def shares_saved(h: float) -> dict[str, float]:
     """Return by formula which share Muon saves, of more and more, where a share `h` of the parameters is matrices'."""
     ranks = {f"a whole rank, D = {D}": h * (4 / D) / (6 + 12 / D) for D in (1, 8, 64)}
     return {"state": h / 2, "state and masters": h / 3, **ranks}
@@ -49,7 +49,7 @@ def saved(h: float) -> dict[str, float]:
 
 def share_bars(models: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return {of what: {model: the share that Muon saves, in %}}."""
-    shares = {MODELS[name].title: saved(share_of_matrices(MODELS[name])) for name in models}
+    shares = {MODELS[name].title: shares_saved(share_of_matrices(MODELS[name])) for name in models}
     whole = next(iter(shares.values()))
     return {what: {title: 100 * each[what] for title, each in shares.items()} for what in whole}
 
@@ -60,7 +60,7 @@ def share_lines() -> list[str]:
     shares |= {model.title: share_of_matrices(model) for model in map(MODELS.__getitem__, SURVEYED)}
     lines = ["      h   state  + masters    D=1    D=8   D=64"]
     for title, h in shares.items():
-        state, masters, *ranks = saved(h).values()
+        state, masters, *ranks = shares_saved(h).values()
         told = "".join(f"{share:>7.1%}" for share in ranks)
         lines.append(f"{h:>7.1%}{state:>8.1%}{masters:>11.1%}{told}  {title}")
     return lines

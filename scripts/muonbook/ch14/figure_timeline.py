@@ -70,9 +70,9 @@ def draw_timeline(
 
     panels: title -> the ranks of one run, as `trace.read` returns them. within: a part that is drawn instead of the
     whole step: the name of a range, or its beginning, or the part itself. since: the name of the range from whose first
-    beginning on it is drawn. together: all panels on the scale of the
-    longest, instead of each on its own. callouts: panel -> what is said over it. rows, whole_key: room for so many rows
-    of callouts, and a key of the whole step, so that pictures of several parts are of one size. Raises
+    beginning on it is drawn. together: all panels on the scale of the longest, instead of each on its own. callouts:
+    panel -> what is said over it. rows, whole_key: room for so many rows of callouts, and a key of the whole step, so
+    that pictures of several parts are of one size. Raises
     ValueError for no panel, and where a trace has no such step or range.
     """
     windows, longest = _windows(panels, step, within, since)

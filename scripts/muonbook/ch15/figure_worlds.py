@@ -9,12 +9,12 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from muonbook.figures.player import Frame
-from muonbook.figures.style import ALGORITHMS, CARD, INK, MARGIN, MUTED, PADDING, ROW, TEXT, WIDTH, Block
-from muonbook.planner import algorithms as planner
+from muonbook.figures.style import CARD, INK, LOOKS, MARGIN, MUTED, PADDING, ROW, TEXT, WIDTH, Block
+from muonbook.planner.algorithms import ALGORITHMS
 
 from muonbook.figures.style import box, page, put, text_block  # isort: skip
 
-NAMES = {name: each.title for name, each in planner.ALGORITHMS.items() if each.optimizer == "muon"}
+NAMES = {name: each.title for name, each in ALGORITHMS.items() if each.optimizer == "muon"}
 TICKS = (1.0, 1.5, 2.0, 3.0, 4.0)  # times AdamW's step; the last one is where the scale ends
 LEFT, RIGHT = MARGIN + 74.0, WIDTH - MARGIN - 46.0  # of the bars: names before them, ratios behind
 BAR, AXIS = 13.0, 20.0
@@ -110,7 +110,7 @@ def _grids(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _bar(axes: Axes, y: float, name: str, cell: Mapping[str, Any]) -> None:
-    end, look = _place(cell["over_adamw"]), ALGORITHMS[NAMES[name]]["color"]
+    end, look = _place(cell["over_adamw"]), LOOKS[NAMES[name]]["color"]
     fill = look if cell["has_room"] else CARD
     put(axes, LEFT - 6, y - 1, NAMES[name], "right", color=MUTED)
     box(axes, LEFT, y + 1, max(end - LEFT, 1.5), BAR - 3, fill, ec=look, lw=1.2, gid=f"{name}-{cell['model']}")

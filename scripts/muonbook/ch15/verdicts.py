@@ -45,7 +45,7 @@ def of_algorithm(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return the verdict on one algorithm's cells."""
     found = [cell for cell in cells if cell["tp"] is not None]
     choice = [cell for cell in found if len(choices(cell)) > 1]
-    square = [cell for cell in choice if cell["square_cost"] is not None]
+    square = with_a_square(cells)
     open_end = [cell for cell in square if max(choices(cell)) ** 2 > 2 * cell["ranks"]]  # T > D is possible too
     batches = sorted({cell["tokens"] for cell in found})
     return {
@@ -75,6 +75,11 @@ def of_algorithm(cells: Sequence[Cell]) -> dict[str, Any]:
         "square_and_more_tp_possible": len(open_end),
         "square_wins_communication_then": share(cell["square_cost_communication"] == 0 for cell in open_end),
     }
+
+
+def with_a_square(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells in which a grid with D = T, or nearly, fits, and another."""
+    return [c for c in cells if c["tp"] is not None and len(choices(c)) > 1 and c["square_cost"] is not None]
 
 
 def choices(cell: Cell) -> list[int]:

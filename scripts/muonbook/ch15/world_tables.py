@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muonbook.ch15.verdicts import choices
+from muonbook.ch15.verdicts import with_a_square
 from muonbook.planner.algorithms import ALGORITHMS
 
 RULES = {name: each.rule for name, each in ALGORITHMS.items() if each.optimizer == "muon" and each.strategy != "owner"}
@@ -70,10 +70,9 @@ def square_bars(worlds: Worlds) -> dict[str, dict[str, float]]:
     bars: dict[str, dict[str, float]] = {}
     for model, shape in worlds["models"].items():
         for name in ("bucketed", "flat_cut"):
-            plans = [c for c in rows(worlds["cells"], model=model, algorithm=name) if c["tp"] and len(choices(c)) > 1]
-            costs = [plan["square_cost"] for plan in plans if plan["square_cost"] is not None]
-            if costs:
-                near = sum(cost <= 0.1 for cost in costs) / len(costs)
+            plans = with_a_square(rows(worlds["cells"], model=model, algorithm=name))
+            if plans:
+                near = sum(plan["square_cost"] <= 0.1 for plan in plans) / len(plans)
                 bars.setdefault(shape["title"], {})[worlds["algorithms"][name]] = round(100 * near)
     return bars
 

@@ -39,13 +39,13 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "SGD": {"color": MUTED, "lw": 2.4, "ls": (0, (1, 1.3))},
 }
 # And of Muon's algorithms, where several stand in one picture: red where all is gathered, ink where only what is cut.
-ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
+LOOKS: Mapping[str, Mapping[str, Any]] = {
+    **OPTIMIZERS,
     "bucketed": {"color": ACCENT, "lw": 2.6, "ls": "-"},
     "flat": {"color": "#CE7E90", "lw": 2.6, "ls": (0, (4.5, 1.8))},
     "flat + cut": {"color": INK, "lw": 2.2, "ls": "-"},
     "owner": {"color": "#989AA0", "lw": 2.6, "ls": (0, (1, 1.3))},
 }
-LOOKS = {**OPTIMIZERS, **ALGORITHMS}
 TITLE, TEXT, SMALL = 14.0, 12.5, 11.25
 
 WIDTH, MARGIN, LEFT = 360.0, 14.0, 58.0  # of the card, around its content, left of the strips

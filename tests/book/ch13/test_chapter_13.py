@@ -167,7 +167,7 @@ def test_a_plan_is_that_of_the_fullest_stage_and_no_higher_with_smaller_buckets(
 
 def test_what_muon_saves_shrinks_with_all_that_is_counted_in() -> None:
     for h in (0.25, 1.0):
-        shares = list(memory_tables.saved(h).values())
+        shares = list(memory_tables.shares_saved(h).values())
         assert shares[0] == h / 2
         assert shares == sorted(shares, reverse=True)
     bars = memory_tables.share_bars(("gpt2", "llama3_70b"))

@@ -8,7 +8,7 @@ from figure_helpers import assert_readable, boxes, texts
 from trace_cases import event, gloo, merged
 
 from muonbook.ch14 import callouts
-from muonbook.ch14.figure_timeline import KINDS, Callout, Window, describe_timeline, draw_timeline
+from muonbook.ch14.figure_timeline import KINDS, Callout, Window, describe_timeline, draw_timeline, window
 from muonbook.figures import style
 from muonbook.measure import results, trace
 
@@ -69,6 +69,12 @@ def test_the_last_look_is_at_the_longest_wait_for_momentum() -> None:
     assert [callout.rank for callout in meeting.callouts] == [0, 1]
     assert meeting.within.start < 40 < 49 < meeting.within.end
     assert "rank 1 comes" in meeting.caption
+
+
+def test_a_part_may_begin_at_a_range_in_it() -> None:
+    assert window(a_step(), within=callouts.OPTIMIZER, since="momentum") == Window(36, 100)
+    with pytest.raises(ValueError, match="step 0 has no range 'no such'"):
+        window(a_step(), since="no such")
 
 
 def test_words_stand_over_their_bracket_and_in_the_alt_text() -> None:
