@@ -41,7 +41,7 @@ def tell_ratios(algorithms: ByteRows, rows: ByteRows) -> bool:
     print(f"Formula + padding + AdamW's + norms = counted: {closed(algorithms)}.")
     print("Of gather_all, gradients fp32: formula, matrices alone, whole model")
     for row in rows:
-        print(f"{row['formula']:>7.3f}{row['matrices']:>9.3f}{row['whole']:>8.3f}  {row['dtypes']}")
+        print(f"{row['formula']:>7.3f}{row['matrices']:>9.3f}{row['whole']:>8.3f}  parameters {row['dtypes']}")
     same = all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in rows)
     print(f"For matrices, counted = formula: {same}.")
     return same and closed(algorithms)

@@ -143,17 +143,13 @@ def link_lines(found: Found) -> list[str]:
 
 
 def link_curves(found: Found) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (series, bands) for `draw_curves`: step time over ZeRO-1's, over Mbit/s, and the byte ratio of Muon."""
+    """Return (series, bands) for `draw_curves`: Muon's step time over ZeRO-1 AdamW's, over Mbit/s, and its bytes."""
     steps = [step for step in found["links"]["steps"] if step["rate_mbit"] is not None]
     rates, asked = [step["rate_mbit"] for step in steps], found["links"]["entrants"]
-    series: dict[str, Any] = {}
-    bands = {}
-    for name in ("muon", "ddp"):
-        ratios = [step[name]["over_zero1"] for step in steps]
-        series[NAMES[name]] = (rates, [ratio["median"] for ratio in ratios])
-        bands[NAMES[name]] = (rates, *_bands(ratios))
-    series["Muon's bytes"] = (rates, [_sent(asked["muon"]) / _sent(asked["zero1"])] * len(rates))
-    return series, bands
+    ratios = [step["muon"]["over_zero1"] for step in steps]
+    series = {"Muon": (rates, [ratio["median"] for ratio in ratios])}
+    series["its bytes"] = (rates, [_sent(asked["muon"]) / _sent(asked["zero1"])] * len(rates))
+    return series, {"Muon": (rates, *_bands(ratios))}
 
 
 # ---- The model --------------------------------------------------------------------------------------------

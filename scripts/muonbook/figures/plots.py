@@ -56,20 +56,24 @@ def draw_curves(
     series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", note: str = "",
     log_x: bool = False, log_y: bool = False,
     bands: Mapping[str, tuple[Any, Any, Any]] | None = None, marks: Sequence[tuple[float, str]] = (),
-    levels: Sequence[tuple[float, str]] = (), joined: bool = True,
+    levels: Sequence[tuple[float, str]] = (), joined: bool = True, diagonal: bool = False,
 ) -> Figure:  # fmt: skip
     """Draw up to six curves, each with its name at its end, or over the plot where a name is long.
 
     series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
     (x, text) of vertical lines. levels: (y, text) of horizontal ones. joined: False draws dots, where nothing lies
-    between two x. A value that is not finite, or not positive on a logarithmic axis, is left out. Raises ValueError for
-    no series, more than six, an empty one, x and y of different lengths, and an unknown band.
+    between two x. diagonal: marks where y is x. A value that is not finite, or not positive on a logarithmic axis, is
+    left out. Raises ValueError for no series, more than six, an empty one, x and y of different lengths, and an unknown
+    band.
     """
     curves = _finite(series, log_x, log_y)
     if unknown := set(bands or {}) - set(curves):
         raise ValueError(f"bands {sorted(unknown)} belong to no series.")
     styles, longest = line_styles(curves), max(map(wide, curves))
-    named = longest <= LONGEST
+    for (name, (x, _)), marker in zip(curves.items(), MARKERS, strict=False):
+        if len(x) == 1 or not joined:
+            styles[name] = styles[name] | {"marker": marker, "ms": 6} | ({} if joined else {"ls": "none"})
+    named = longest <= LONGEST and not diagonal
     ends = POLE + 4 + longest if named else 4.0
     across = WIDTH - 2 * MARGIN - LABELS - ends
 
@@ -79,9 +83,10 @@ def draw_curves(
         plot = inset(axes, MARGIN + LABELS, y_top, across, HIGH)
         for name, (x, low, high) in (bands or {}).items():
             plot.fill_between(x, low, high, color=styles[name]["color"], alpha=0.16, lw=0, gid=f"band-{name}")
-        for (name, (x, y)), marker in zip(curves.items(), MARKERS, strict=False):
-            look = styles[name] | ({"marker": marker, "ms": 6} if len(x) == 1 or not joined else {})
-            plot.plot(x, y, gid=f"curve-{name}", **look | ({} if joined else {"ls": "none"}))
+        for name, (x, y) in curves.items():
+            plot.plot(x, y, gid=f"curve-{name}", **styles[name])
+        if diagonal:
+            plot.axline((1, 1), slope=1, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
         for x, text in marks:
             plot.axvline(x, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
             above = plot.get_xaxis_transform()
@@ -221,7 +226,8 @@ def _line_key(styles: Mapping[str, Mapping[str, Any]]) -> Block:
     def paint(axes: Axes, top: float) -> None:
         for n, (name, look) in enumerate(styles.items()):
             y = top + 4 + n * (ROW + 1)
-            axes.plot([MARGIN, MARGIN + 30], [y + 6, y + 6], **look)
+            ends = [MARGIN + 15] if look["ls"] == "none" else [MARGIN, MARGIN + 30]
+            axes.plot(ends, [y + 6] * len(ends), **look)
             put(axes, MARGIN + 38, y, name)
 
     return len(styles) * (ROW + 1) + 6, paint

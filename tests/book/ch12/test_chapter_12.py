@@ -10,8 +10,10 @@ import stored_pages
 import worlds
 
 from distmuon.launch import hosts
-from muonbook.ch12 import byte_counts, byte_tables, figure_bytes, figure_ways, four_counts
+from distmuon.verify.prediction import predict_step
+from muonbook.ch12 import byte_counts, byte_tables, figure_bytes, figure_pieces, figure_ways, four_counts
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
+from muonbook.figures import style
 from muonbook.measure import profiler, results
 from muonbook.measure.workload import SHAPES
 
@@ -213,6 +215,38 @@ def test_frames_share_a_scale_and_a_size() -> None:
     first, second = (tuple(frame.figure.get_size_inches()) for frame in frames)
     assert first == second
     assert "bucketed 1.23; flat 1.25" in frames[0].caption
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_the_picture_calls_received_is_what_a_step_sends(name: str) -> None:
+    layout, strategy = figure_pieces.laid_out(name), ALGORITHMS[name].strategy
+    sent = 0
+    for rank in range(figure_pieces.D):
+        ledger = predict_step(layout, 1, rank, range(len(layout.specs)), strategy, "float32", 0)
+        sent += sum(t.sent_bytes for e, t in ledger if figure_bytes.purpose(e) == figure_bytes.PURPOSES[2])
+    held = sum(piece.where.size for piece in figure_pieces.pieces(name) if piece.received)
+    assert 4 * held == sent
+    assert figure_pieces.received(name) == held / (figure_pieces.D * sum(s.numel for s in layout.specs))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_rank_of_the_picture_holds_every_matrix_whole_of_which_it_keeps_a_piece(name: str) -> None:
+    held: dict[tuple[int, int], int] = {}
+    layout, pieces = figure_pieces.laid_out(name), figure_pieces.pieces(name)
+    for piece in pieces:
+        (matrix,) = (n for n, where in enumerate(layout.global_ranges) if piece.where.intersect(where).size)
+        held[piece.holder, matrix] = held.get((piece.holder, matrix), 0) + piece.where.size
+    assert all(size == layout.specs[matrix].numel for (_, matrix), size in held.items())
+    owned = [piece for piece in pieces if not piece.received]
+    assert sum(piece.where.size for piece in owned) == sum(spec.numel for spec in layout.specs)
+
+
+def test_the_picture_of_pieces_says_what_it_shows() -> None:
+    told = figure_pieces.describe_pieces("Hands")
+    assert told.startswith("Hands. Seven matrices on four DP ranks. bucketed: 6 of 7 matrices are cut")
+    assert "flat + cut: 3 of 7 matrices are cut" in told
+    assert told.endswith("owner: 0 of 7 matrices are cut, a rank receives 0 % of all.")
+    style.require_readable(figure_pieces.draw_pieces("Hands"), told)
 
 
 def test_a_planned_model_is_within_the_published_interval_where_only_what_is_cut_travels() -> None:

@@ -17,7 +17,7 @@ from distmuon.verify import model_states
 from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
 from muonbook.ch13 import memory_tables
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
-from muonbook.ch13.figure_memory import frames_of_steps
+from muonbook.ch13.figure_memory import describe_steps, draw_steps, frames_of_steps
 from muonbook.ch13.memory_tables import PLANNED, on_trial, plan_updates, share_of_matrices, slack
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
 from muonbook.figures import player, style
@@ -235,6 +235,11 @@ def test_every_frame_compares_with_the_first_on_one_scale() -> None:
     for frame in (adamw, waves):
         style.require_readable(frame.figure, frame.alt)
     assert player.html("steps", [adamw, waves]) == player.html("steps", frames_of_steps(steps))
+    told = describe_steps(steps, "Both")
+    assert told == (
+        "Both. AdamW, ours: kept 7 kB, fullest 7.8 kB, in forward; waves: kept 6 kB, fullest 7.6 kB, in Newton–Schulz."
+    )
+    style.require_readable(draw_steps(steps, "Both"), told)
     with pytest.raises(ValueError, match="two or more"):
         frames_of_steps({"alone": (kept, history)})
     with pytest.raises(ValueError, match="a history of its update"):

@@ -30,6 +30,7 @@ from muonbook.ch15.worlds_survey import (
 from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import SUSTAINED
+from muonbook.planner.measured import step_fit
 from muonbook.planner.planned_worlds import PlannedWorld
 
 # Planned anew: every world of the smallest model, and one of each other; all of them take minutes.
@@ -244,3 +245,18 @@ def test_a_ratio_of_steps_hardly_depends_on_the_share_of_the_peak(stored: dict[s
 def test_who_owns_a_matrix_orthogonalizes_it_once(stored: dict[str, Any]) -> None:
     assert world_tables.repeated(stored, "owner", "llama3_70b", 1024, 8) == 1
     assert world_tables.repeated(stored, "muonw", "llama3_70b", 1024, 8) == 1
+
+
+def test_a_plan_is_held_against_steps_that_it_has_not_seen() -> None:
+    """Points are ratios within one world; of a fitted world only the strategy that is held out everywhere."""
+    stored = results.load("planner")
+    pairs = world_tables.planned_against_measured(stored)
+    steps = [step for step in step_fit.timed(stored) if step.entrant != "adamw" and step.held_out]
+    assert sum(len(measured) for measured, _ in pairs.values()) == len(steps)
+    assert all(len(measured) == len(planned) for measured, planned in pairs.values())
+    (adamw, cut) = (next(s for s in step_fit.timed(stored) if s.entrant == name) for name in ("adamw", "gather_cut"))
+    assert adamw.world == cut.world
+    measured, planned = pairs["cut, in buckets"]
+    assert measured[0] == cut.seconds / adamw.seconds
+    constants = stored["constants"]
+    assert planned[0] == step_fit.seconds(constants, cut) / step_fit.seconds(constants, adamw)

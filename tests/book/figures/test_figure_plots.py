@@ -8,7 +8,7 @@ import pytest
 from figure_helpers import assert_readable, boxes, texts
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.lines import AxLine, Line2D
 
 from muonbook.figures import style
 from muonbook.figures.plots import (
@@ -103,6 +103,18 @@ def test_where_nothing_lies_between_two_points_they_are_not_joined() -> None:
     dots = [line for line in figure.axes[1].lines if str(line.get_gid()).startswith("curve-")]
     assert [line.get_linestyle() for line in dots] == ["None", "None"]
     assert len({line.get_marker() for line in dots}) == 2
+
+
+def test_dots_about_a_diagonal_are_named_over_the_plot_by_their_markers() -> None:
+    series = {"Muon": ([1.0, 2.0], [1.1, 1.9]), "SGD": ([1.5], [1.5])}
+    figure = draw_curves(series, "measured", "planned", joined=False, diagonal=True)
+    assert_readable(figure)
+    page, plot = figure.axes
+    assert [line.get_marker() for line in page.lines] == [
+        line.get_marker() for line in plot.lines if str(line.get_gid()).startswith("curve-")
+    ]
+    (line,) = (line for line in plot.lines if isinstance(line, AxLine))
+    assert (line.get_xy1(), line.get_slope()) == ((1, 1), 1)
 
 
 def test_long_names_stand_over_the_plot() -> None:
