@@ -71,12 +71,15 @@ def _share_of_shape(shape: Workload) -> float:
     return states["momentum"] / (states["momentum"] + states["exp_avg"])
 
 
-def on_trial(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return {title: {"state": bytes kept on rank 0, "update": the fullest rank's worst moment}}, {contender: row}."""
-    return {
-        CONTENDERS[name].title: {"state": sum(row["kept"][kind] for kind in STATE), "update": row["transient"]}
-        for name, row in rows.items()
-    }
+def kept_bars(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return {title: {kind: bytes kept on rank 0}}, of {contender: row}."""
+    bars: dict[str, dict[str, int]] = {}
+    for name, row in rows.items():
+        kept = dict(row["kept"])
+        state = sum(kept.pop(kind) for kind in STATE)
+        masters = kept.pop("masters")
+        bars[CONTENDERS[name].title] = {**kept, "state": state, "masters": masters}
+    return bars
 
 
 # ---- What a step takes ------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def race(
     }
     if recordings:
         found["recorded"] = {name: read([one[name] for one in shown]) for name in models}
-        found["traces"] = shown[0]
+        found["traces"] = {name: of_median_span([one[name] for one in shown]) for name in models}
     return found
 
 
@@ -97,6 +97,12 @@ def record(world: World, model: ScheduledModel) -> dict[str, Any]:
     model.feed()
     everyone = world.gather(recording.record(world, model.optimizer.step, 1, model.grid))
     return {} if everyone is None else recording.merge(everyone)
+
+
+def of_median_span(recorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the recording whose step took as long as the median one; of an even number, the longer of the middle."""
+    spans = [sum(trace_report.summarize(rank).span for rank in trace.parse(one)) for one in recorded]
+    return sorted(zip(spans, recorded, strict=True), key=lambda pair: pair[0])[len(recorded) // 2][1]
 
 
 def read(recorded: Sequence[dict[str, Any]]) -> dict[str, Any]:

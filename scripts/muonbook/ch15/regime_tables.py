@@ -114,17 +114,6 @@ def repeats(row: Mapping[str, Any]) -> float:
     return mean
 
 
-def repeat_bars(found: Found) -> dict[str, float]:
-    """Return {grid: how often a matrix is orthogonalized there}."""
-    return {f"{row['dp']} × {row['tp']}": repeats(row) for row in found["skew"]}
-
-
-def quickest_grids(found: Found) -> dict[str, str]:
-    """Return for each variant the grid on which its median step was shortest: "4 x 2"."""
-    rows = {f"{row['dp']} x {row['tp']}": row for row in found["skew"]}
-    return {name: min(rows, key=lambda grid: rows[grid][name]["seconds"]["median"]) for name in SKEW}
-
-
 # ---- Links ------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from distmuon.verify import model_states
 from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
 from muonbook.ch13 import memory_tables
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
-from muonbook.ch13.figure_memory import describe_steps, draw_steps, frames_of_steps
-from muonbook.ch13.memory_tables import PLANNED, on_trial, plan_updates, share_of_matrices, slack
+from muonbook.ch13.figure_memory import frames_of_steps
+from muonbook.ch13.memory_tables import PLANNED, kept_bars, plan_updates, share_of_matrices, slack
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
 from muonbook.figures import player, style
 from muonbook.measure import results
@@ -193,7 +194,11 @@ def test_the_page_has_every_table() -> None:
     assert set(slack(found)) == {*ZERO1[1:], "muonw", "muon_ddp"}
     assert all(1 <= least <= most for least, most in slack(found).values())
     rows = {row["contender"]: row for row in found["rows"] if row["contender"] in TRIED and row["dp"] == 4}
-    assert [list(parts) for parts in on_trial(rows).values()] == len(TRIED) * [["state", "update"]]
+    kinds = ["parameters", "gradients", "state", "masters"]
+    assert [list(parts) for parts in kept_bars(rows).values()] == len(TRIED) * [kinds]
+    assert [sum(parts.values()) for parts in kept_bars(rows).values()] == [
+        sum(rows[name]["kept"].values()) for name in rows
+    ]
 
 
 def test_the_stored_steps_say_what_the_page_says() -> None:
@@ -222,28 +227,39 @@ def test_histories_are_stored_in_a_line() -> None:
     assert unpacked(packed([])) == []
 
 
-def test_every_frame_compares_with_the_first_on_one_scale() -> None:
+def test_frames_show_whole_steps_and_then_how_they_come_about() -> None:
     kept = dict.fromkeys(model_states.KINDS, 1000)
     history = [Moment("forward", 800), Moment("update", 0), Moment("newton_schulz", 1600), Moment("apply", 200)]
-    steps = {"AdamW, ours": (kept, history[:2] + history[3:]), "waves": (kept | {"exp_avg": 0}, history)}
-    adamw, waves = frames_of_steps(steps)
-    assert adamw.alt == "AdamW, ours keeps 7 kB. At its fullest, in forward, it holds 7.8 kB."
-    assert waves.alt == (
-        "waves keeps 6 kB, 1 kB less than AdamW, ours. At its fullest, in Newton–Schulz, it holds 7.6 kB, "
-        "200 B less than AdamW, ours."
+    steps = {"AdamW, ours": (kept, history[:2] + history[3:]), "waves": (kept | {"exp_avg": 0}, history * 2)}
+    whole, passes, *_, last = frames = frames_of_steps(steps)
+    adamw = "AdamW, ours keeps 7 kB, fullest 7.8 kB, in forward"
+    assert whole.alt == (
+        f"Whole steps. Play runs them again. {adamw}; waves keeps 6 kB, fullest 7.6 kB, in Newton–Schulz."
     )
-    for frame in (adamw, waves):
+    assert passes.alt == (
+        f"The passes alone. Above the fullest of AdamW, ours: nobody. {adamw}; waves keeps 6 kB, fullest 6.8 kB, "
+        "in forward."
+    )
+    assert last.caption == "The whole update. Above the fullest of AdamW, ours: nobody."
+    for frame in frames:
         style.require_readable(frame.figure, frame.alt)
-    assert player.html("steps", [adamw, waves]) == player.html("steps", frames_of_steps(steps))
-    told = describe_steps(steps, "Both")
-    assert told == (
-        "Both. AdamW, ours: kept 7 kB, fullest 7.8 kB, in forward; waves: kept 6 kB, fullest 7.6 kB, in Newton–Schulz."
-    )
-    style.require_readable(draw_steps(steps, "Both"), told)
+    assert player.html("steps", frames) == player.html("steps", frames_of_steps(steps))
     with pytest.raises(ValueError, match="two or more"):
         frames_of_steps({"alone": (kept, history)})
     with pytest.raises(ValueError, match="a history of its update"):
         frames_of_steps({"a": (kept, history), "b": (kept, history[:1])})
+
+
+def test_the_stored_steps_rise_above_adamws_fullest_one_after_the_other() -> None:
+    steps = {}
+    for name, step in results.load("memory")["timelines"].items():
+        steps[CONTENDERS[name].title] = step["kept"], unpacked(step["history"])
+    above = [frame.caption.partition("ZeRO-1: ")[2] for frame in frames_of_steps(steps)]
+    assert above[1] == "nobody."
+    assert above[-1] == "bucketed, flat, flat + cut."
+    assert all(
+        set(before[:-1].split(", ")) <= {*after[:-1].split(", "), "nobody"} for before, after in pairwise(above[1:])
+    )
 
 
 # ---- The worker -------------------------------------------------------------------------------------------

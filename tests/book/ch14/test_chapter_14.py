@@ -76,6 +76,12 @@ def test_a_race_ends_with_equal_parameters_and_says_what_was_recorded() -> None:
     assert 0 < cost["share_of_step"] < 1
 
 
+def test_of_the_races_recordings_the_one_of_median_length_is_kept() -> None:
+    synchronous, naive, pipelined = (trace.load(results.FOLDER / f"schedule_{name}.json.gz") for name in SCHEDULES)
+    for order in ([synchronous, naive, pipelined], [pipelined, synchronous, naive], [naive, pipelined, synchronous]):
+        assert schedule_race.of_median_span(order) is naive  # its step is shorter than one's, longer than the other's
+
+
 def test_a_ledger_whose_listener_is_told_instead_forgets_and_then_remembers_again() -> None:
     ledger, told = Ledger(), list[Any]()
     entry = ("all_gather", "dp", 2, 8, "something")
