@@ -146,19 +146,26 @@ def to_reach(race: Mapping[str, Any], name: str, against: str = "adamw") -> dict
     return {"steps": share, "operations": share * mine / its}
 
 
-def price_lines(race: Mapping[str, Any], times: Mapping[str, Any], against: str = "adamw") -> list[str]:
-    """Return what each racer needs to reach the final median gap of `against`: steps, operations and time.
+def prices(race: Mapping[str, Any], times: Mapping[str, Any], name: str, against: str = "adamw") -> dict[str, float]:
+    """Return what a racer needs to reach the final median gap of `against`, whose own run is 1, or {} if it does not.
 
     times: of this task, as `sweep.times` returns them.
     """
+    share = to_reach(race, name, against)
+    if share is None:
+        return {}
+    seconds = share["steps"] * times[name]["median"] / times[against]["median"]
+    return {"steps": share["steps"], "operations": share["operations"], "time": seconds}
+
+
+def price_lines(race: Mapping[str, Any], times: Mapping[str, Any], against: str = "adamw") -> list[str]:
+    """Return `prices` of all racers."""
     lines = [f"  to reach {title(against)}'s final loss:  steps   operations    time"]
     for name in by_median(race):
-        share = to_reach(race, name, against)
-        if share is None:
-            lines.append(f"  {title(name):28}{'not within the race':>28}")
-            continue
-        seconds = share["steps"] * times[name]["median"] / times[against]["median"]
-        lines.append(f"  {title(name):28}{share['steps']:6.2f}{share['operations']:13.2f}{seconds:8.2f}")
+        told = f"{'not within the race':>28}"
+        if price := prices(race, times, name, against):
+            told = "{steps:6.2f}{operations:13.2f}{time:8.2f}".format_map(price)
+        lines.append(f"  {title(name):28}{told}")
     return lines
 
 

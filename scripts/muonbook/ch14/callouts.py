@@ -56,31 +56,33 @@ def of_schedule(name: str, ranks: Sequence[RankTrace]) -> list[Callout]:
     return [Callout(words, begin, end)]
 
 
-def zoomed(ranks: Sequence[RankTrace]) -> list[View]:
-    """Return two looks into a training step of Muon: the optimizer's step, and one meeting in it."""
-    optimizer = window(ranks, within=OPTIMIZER)
+def widening(ranks: Sequence[RankTrace]) -> list[View]:
+    """Return three looks at a training step of Muon: one meeting in it, the optimizer's step, the whole."""
     gathers = [met for met in meetings(ranks) if met.collective.name == "dp" and "momentum" in met.collective.label]
     met = max(gathers, key=lambda one: max(one.waiting.values()))
     last = max(met.arrivals, key=lambda rank: met.arrivals[rank])
     early = min(met.arrivals, key=lambda rank: met.arrivals[rank])
     arrived, left = met.arrivals[last], max(met.ends.values())
     margin = 0.25 * (left - met.arrivals[early])
+    meeting = (
+        Callout(f"rank {early} waits", met.arrivals[early], arrived, early),
+        Callout(f"rank {last} has come", arrived, met.ends[last], last),
+    )
+    parts = of_muon(ranks)
     return [
         View(
-            optimizer,
-            tuple(of_muon(ranks)[1:]),
-            "The optimizer's step: the mean gradients, then bucket by bucket; the last bucket, which holds no matrix, "
-            "is short.",
-        ),
-        View(
             Window(met.arrivals[early] - margin, left + margin),
-            (
-                Callout(f"rank {early} waits", met.arrivals[early], arrived, early),
-                Callout(f"rank {last} has come", arrived, met.ends[last], last),
-            ),
+            meeting,
             f"One all-gather of momentum. Rank {early} has asked for it and waits; only when rank {last} comes can it "
             "end.",
         ),
+        View(
+            window(ranks, within=OPTIMIZER),
+            tuple(parts[1:]),
+            "The optimizer's step around it: the mean gradients, then bucket by bucket; the last bucket, which holds "
+            "no matrix, is short.",
+        ),
+        View(window(ranks), tuple(parts), "The whole training step: the passes, and then the optimizer's."),
     ]
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, Constants, Point, fit, points, worst_and_median
-from muonbook.ch15.regimes import SKEW
 from muonbook.measure.workload import TIMED, Workload
 
 NAMES = {

@@ -349,6 +349,11 @@ def test_prices_are_steps_operations_and_time(raced):
     (own,) = (line for line in lines[1:] if line.strip().startswith("AdamW"))
     steps, operations, seconds = map(float, own.split()[1:])
     assert steps == operations == seconds <= 1.0
+    muon = tables.prices(race, times, "muon")
+    if muon:
+        assert muon["time"] == muon["steps"] * 1.5  # 3 over 2
+        assert muon["operations"] > muon["steps"]
+    assert bool(muon) == (tables.to_reach(race, "muon", "adamw") is not None)
 
 
 def test_muons_operations_are_those_of_newton_schulz():

@@ -62,9 +62,11 @@ def test_a_schedule_is_told_by_where_it_works() -> None:
     assert extents(callouts.of_schedule("naive", step)) == parts
 
 
-def test_the_last_look_is_at_the_longest_wait_for_momentum() -> None:
-    optimizer, meeting = callouts.zoomed(a_step())
+def test_the_first_look_is_at_the_longest_wait_for_momentum_and_the_last_at_the_whole_step() -> None:
+    meeting, optimizer, whole = callouts.widening(a_step())
     assert optimizer.within == Window(20, 100)
+    assert whole.within == window(a_step())
+    assert whole.callouts == tuple(callouts.of_muon(a_step()))
     assert extents(meeting.callouts) == {"rank 0 waits": (40, 46), "rank 1 has come": (46, 49)}
     assert [callout.rank for callout in meeting.callouts] == [0, 1]
     assert meeting.within.start < 40 < 49 < meeting.within.end
@@ -118,15 +120,15 @@ def test_callouts_of_any_step_can_be_read(late: float) -> None:
     assert_readable(draw_timeline(panels, together=True, callouts=said))
 
 
-def test_pictures_of_one_zoom_are_of_one_size() -> None:
+def test_pictures_of_one_film_are_of_one_size() -> None:
     step = a_step()
     figures = [
         draw_timeline({"one": step}, within=view.within, callouts={"one": view.callouts}, rows=2, whole_key=True)
-        for view in callouts.zoomed(step)
+        for view in callouts.widening(step)
     ]
     assert len({tuple(figure.get_size_inches()) for figure in figures}) == 1
-    first, second = (KINDS.keys() & set(texts(figure)) for figure in figures)
-    assert first == second
+    first, *others = (KINDS.keys() & set(texts(figure)) for figure in figures)
+    assert all(other == first for other in others)
 
 
 def test_the_chapters_pictures_can_be_read() -> None:
@@ -134,7 +136,7 @@ def test_the_chapters_pictures_can_be_read() -> None:
     panels = {"AdamW, ZeRO-1": adamw, "Muon, bucketed": muon}
     said = dict(zip(panels, (callouts.of_adamw(adamw), callouts.of_muon(muon)), strict=True))
     assert_readable(draw_timeline(panels, title="One training step", callouts=said))
-    for view in callouts.zoomed(muon):
+    for view in callouts.widening(muon):
         assert_readable(draw_timeline({"m": muon}, within=view.within, callouts={"m": view.callouts}, rows=2))
     schedules = {name: stored(f"schedule_{name}") for name in ("synchronous", "naive", "pipelined")}
     told = {name: callouts.of_schedule(name, ranks) for name, ranks in schedules.items()}
