@@ -1,6 +1,7 @@
 """Say on a folded cell what is inside: its first line is a comment, and the fold shows that line as its summary.
 
-Without this, every fold of the book reads "Show code cell source". The comment is the only place for the words: nothing
+Where only the output is folded, the code above says what it is of. Without this, every fold of the book reads "Show
+code cell source". The comment is the only place for the words: nothing
 has to be repeated in a cell's metadata, and in Jupyter the same line heads the code.
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 
 from docutils import nodes
 
+PRINTED = "What it prints"
 COMMENT = re.compile(r"# *(?:@title +)?(\S.*)")  # Colab shows what follows `@title` above a cell that it folds
 
 
@@ -22,9 +24,11 @@ def summary(source: str) -> str | None:
 
 def name_folds(app: Any, doctree: nodes.document) -> None:
     """Give each folded cell its summary, before MyST-NB wraps the code in it."""
-    for cell in doctree.findall(lambda node: getattr(node, "attributes", {}).get("hide_mode") == "input"):
+    for cell in doctree.findall(lambda node: "hide_mode" in getattr(node, "attributes", {})):
         code = next(cell.findall(nodes.literal_block), None)
         words = summary(code.astext()) if code is not None else None
+        if cell["hide_mode"] == "output":
+            words = PRINTED
         if words:
             cell["prompt_show"] = cell["prompt_hide"] = words
 

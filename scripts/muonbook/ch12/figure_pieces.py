@@ -24,7 +24,7 @@ LABELS, LINE, GAP = 42.0, 11.0, 3.0  # room for a rank's name; how high what it 
 ACROSS = WIDTH - 2 * MARGIN - LABELS
 
 
-class Piece(NamedTuple):
+class HeldPiece(NamedTuple):
     """A run of the buffer that `holder` needs, and `owner` keeps."""
 
     holder: int
@@ -43,14 +43,14 @@ def laid_out(name: str) -> Layout:
     return plan_part(MATRICES, range(len(MATRICES)), D, 1, size, algorithm.strategy).layout
 
 
-def pieces(name: str) -> list[Piece]:
+def pieces(name: str) -> list[HeldPiece]:
     """Return all pieces that ranks hold when they orthogonalize: their own, and those they received."""
     layout, everybody = laid_out(name), ALGORITHMS[name].strategy == "gather_all"
     found = []
     for bucket in layout.buckets:
         for index in bucket.params:
             owners = layout.owners(bucket, index)
-            held = [Piece(owner, owner, layout.meta(bucket, index, owner).local_range) for owner in owners]
+            held = [HeldPiece(owner, owner, layout.meta(bucket, index, owner).local_range) for owner in owners]
             for holder in range(D) if everybody else owners:
                 found += [piece._replace(holder=holder) for piece in held]
     return found
