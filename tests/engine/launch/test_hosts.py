@@ -44,7 +44,7 @@ def namespaces() -> set[str]:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_leaves_a_ranks_interface_is_what_the_ledger_says(ranks: int) -> None:
     excess = []
-    for _ in range(3):  # what a busy machine sends again only adds
+    for _ in range(5):  # what a busy machine sends again only adds, 64 KiB of 2 MiB at a time
         ending = worlds.finish(WORKER, "count", "--dp", str(ranks))
         assert (ending.code, ending.err) == (0, "")
         rows = [line.split() for line in ending.out.splitlines()]
@@ -54,9 +54,9 @@ def test_what_leaves_a_ranks_interface_is_what_the_ledger_says(ranks: int) -> No
             assert sorted(seen.split(",")) == ["eth0", "lo"]  # its own network, and nothing of the machine's
             assert limited == "False"
         excess.append(max(int(payload) / int(ledger) for payload, ledger, *_ in rows))
-        if excess[-1] < 1.03:
+        if excess[-1] < 1.05:
             break
-    assert min(excess) < 1.03
+    assert min(excess) < 1.05
 
 
 @pytest.mark.usefixtures("permitted")
