@@ -1,8 +1,8 @@
 """Say on a folded cell what is inside: its first line is a comment, and the fold shows that line as its summary.
 
-Where only the output is folded, the code above says what it is of. Without this, every fold of the book reads "Show
-code cell source". The comment is the only place for the words: nothing
-has to be repeated in a cell's metadata, and in Jupyter the same line heads the code.
+Where only the output is folded, the code above it says of what. Without this, every fold of the book reads "Show code
+cell source". The comment is the only place for the words: nothing has to be repeated in a cell's metadata, and in
+Jupyter the same line heads the code.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ def name_folds(app: Any, doctree: nodes.document) -> None:
     """Give each folded cell its summary, before MyST-NB wraps the code in it."""
     for cell in doctree.findall(lambda node: "hide_mode" in getattr(node, "attributes", {})):
         code = next(cell.findall(nodes.literal_block), None)
-        words = summary(code.astext()) if code is not None else None
-        if cell["hide_mode"] == "output":
-            words = PRINTED
+        named = PRINTED if cell["hide_mode"] == "output" else None
+        words = named or (summary(code.astext()) if code is not None else None)
         if words:
             cell["prompt_show"] = cell["prompt_hide"] = words
 

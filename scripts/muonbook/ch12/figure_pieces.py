@@ -13,12 +13,14 @@ from matplotlib.figure import Figure
 from distmuon.sharding.layout import Layout, ParamSpec, Range
 from muonbook.ch12.contenders import ALGORITHMS
 from muonbook.ch12.figure_bytes import CURVES
+from muonbook.figures.plots import head
 from muonbook.figures.style import CARD, INK, MARGIN, MUTED, ROW, WIDTH, Block, box, card, dp_colour, mix, put
 from muonbook.planner.owned_worlds import plan_part
 
 D = 4
 ROWS = (56, 96, 40, 64, 72, 48, 40)  # of seven matrices with 32 columns each
 MATRICES = [ParamSpec(f"W{n}", (rows, 32), "float32") for n, rows in enumerate(ROWS)]
+ELEMENTS = sum(spec.numel for spec in MATRICES)
 BUCKET = 4096  # elements; a flat buffer is one bucket for all
 LABELS, LINE, GAP = 42.0, 11.0, 3.0  # room for a rank's name; how high what it holds is; below each rank
 ACROSS = WIDTH - 2 * MARGIN - LABELS
@@ -39,7 +41,7 @@ class HeldPiece(NamedTuple):
 def laid_out(name: str) -> Layout:
     """Return the seven matrices as an algorithm of `ALGORITHMS` lays them out."""
     algorithm = ALGORITHMS[name]
-    size = sum(spec.numel for spec in MATRICES) if algorithm.flat else BUCKET
+    size = ELEMENTS if algorithm.flat else BUCKET
     return plan_part(MATRICES, range(len(MATRICES)), D, 1, size, algorithm.strategy).layout
 
 
@@ -58,7 +60,7 @@ def pieces(name: str) -> list[HeldPiece]:
 
 def received(name: str) -> float:
     """Return which share of all elements a rank receives, mean over ranks."""
-    return sum(p.where.size for p in pieces(name) if p.received) / (D * sum(spec.numel for spec in MATRICES))
+    return sum(p.where.size for p in pieces(name) if p.received) / (D * ELEMENTS)
 
 
 def draw_pieces(title: str = "") -> Figure:
@@ -75,7 +77,7 @@ def describe_pieces(title: str = "") -> str:
         cut = [len(layout.owners(bucket, index)) for bucket in layout.buckets for index in bucket.params]
         told.append(f"{CURVES[name]}: {sum(n > 1 for n in cut)} of {len(cut)} matrices are cut, a rank receives "
                     f"{100 * received(name):.0f} % of all")  # fmt: skip
-    return f"{title}. Seven matrices on four DP ranks. {'; '.join(told)}."
+    return f"{head(title, 'Pieces of matrices')} Seven matrices on four DP ranks. {'; '.join(told)}."
 
 
 def _block(name: str) -> Block:

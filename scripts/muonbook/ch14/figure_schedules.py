@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from distmuon.optim.schedules import SCHEDULES
 from muonbook.ch14.figure_timeline import KINDS
-from muonbook.figures.plots import head
-from muonbook.figures.style import CARD, INK, MARGIN, MUTED, ROW, WIDTH, Block, box, card, ink_on, mix, put, wide
+from muonbook.figures.plots import head, part_key
+from muonbook.figures.style import CARD, INK, MARGIN, MUTED, ROW, WIDTH, Block, box, card, ink_on, mix, put
 
 BUCKETS = 4
 DURATIONS = {"gather": 0.5, "work": 1.0, "parameters": 0.5}
@@ -96,7 +96,8 @@ def length(schedule: str) -> float:
 
 def draw_schedules(title: str = "") -> Figure:
     """Draw the schedules on one scale, the wire above the work, each with its share of the synchronous length."""
-    return card(title, NOTE, _key(), *(_schedule(name) for name in SCHEDULES))
+    key = part_key({name: (colour, "") for name, colour in LOOKS.values()})
+    return card(title, NOTE, *key, *(_schedule(name) for name in SCHEDULES))
 
 
 def describe_schedules(title: str = "") -> str:
@@ -133,14 +134,3 @@ def _schedule(name: str) -> Block:
         axes.vlines([end], rows["wire"] - 3, rows["work"] + HIGH + 3, mix(INK, CARD, 0.5), lw=1.0)
 
     return 12 + ROW + PITCH + HIGH + 4, paint
-
-
-def _key() -> Block:
-    def paint(axes: Axes, top: float) -> None:
-        x = MARGIN
-        for name, colour in LOOKS.values():
-            box(axes, x, top + 7, 11, 10, colour)
-            put(axes, x + 15, top + 6, name, color=MUTED)
-            x += 15 + wide(name, bold=False) + 14
-
-    return 6 + ROW, paint

@@ -11,9 +11,8 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch14 import recording
-from muonbook.measure import baselines, trace
+from muonbook.measure import baselines
 from muonbook.measure.baselines import Trainer
-from muonbook.measure.trace_report import hull
 from muonbook.measure.workload import SHAPES, Workload, batches, pixels
 
 MAKERS: dict[str, Callable[[Workload, Grid], Trainer]] = {  # by the names that their traces bear
@@ -55,11 +54,5 @@ def _record(world: World, grid: Grid, step: Callable[[], Any]) -> RecordedStep |
 
 
 def quickest(steps: Sequence[RecordedStep]) -> RecordedStep:
-    """Return the step that took the least time from the first rank's start to the last one's end."""
-
-    def span(step: RecordedStep) -> float:
-        ranges = (activity for rank in trace.parse(step.trace) for activity in rank.ranges)
-        start, end = hull(activity.interval for activity in ranges if activity.name.startswith(trace.STEP))
-        return end - start
-
-    return min(steps, key=span)
+    """Return the step that took the least time."""
+    return min(steps, key=lambda step: recording.span(step.trace))

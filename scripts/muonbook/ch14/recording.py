@@ -32,7 +32,18 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.measure.profiler import exported
-from muonbook.measure.trace import GPU_WORK, STEP, Event, computing, gloo_ranges, is_nccl, named_moves, named_ranges
+from muonbook.measure.trace import (
+    GPU_WORK,
+    STEP,
+    Event,
+    computing,
+    gloo_ranges,
+    is_nccl,
+    named_moves,
+    named_ranges,
+    parse,
+)
+from muonbook.measure.trace_report import hull
 
 MARK = "ledger "  # how the names of marks begin
 ABOUT = (
@@ -144,6 +155,13 @@ def trim(trace: dict[str, Any], rank: int, title: str, groups: Mapping[str, Sequ
     events = [event | {"pid": rank, "ts": event["ts"] + origin} for event in kept]
     members = {name: list(ranks) for name, ranks in groups.items()}
     return {"rank": rank, "title": title, "threads": names, "groups": members, "events": events}
+
+
+def span(merged: dict[str, Any]) -> float:
+    """Return how long a recorded step took, from the first rank's start to the last one's end, in microseconds."""
+    ranges = (activity for rank in parse(merged) for activity in rank.ranges)
+    start, end = hull(activity.interval for activity in ranges if activity.name.startswith(STEP))
+    return end - start
 
 
 def merge(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -288,7 +288,7 @@ def draw_bars(
                 x, y = (x, y + thick) if grouped else (x + width, y)
             top += pitch
 
-    return card(title, note, *_part_key(looks), (pitch * len(split), paint))
+    return card(title, note, *part_key(looks), (pitch * len(split), paint))
 
 
 def describe_bars(rows: Mapping[str, float | Parts], title: str = "", unit: str = "B", **_: Any) -> str:
@@ -328,7 +328,7 @@ def _part_looks(parts: Iterable[str]) -> dict[str, tuple[str, str]]:
     return looks
 
 
-def _part_key(looks: Mapping[str, tuple[str, str]]) -> list[Block]:
+def part_key(looks: Mapping[str, tuple[str, str]]) -> list[Block]:
     """Return what the parts look like, in as many lines as they need; nothing for one part without a name."""
     if set(looks) == {""}:
         return []

@@ -17,8 +17,18 @@ from distmuon.launch import hosts
 MB = 1 << 20
 
 
+def resent_segments() -> int:
+    """Return how many TCP segments this network has sent again."""
+    with open("/proc/thread-self/net/snmp") as table:
+        names, values = (line.split() for line in table if line.startswith("Tcp:"))
+    return int(values[names.index("RetransSegs")])
+
+
 def count(world: launch.World) -> list[Any] | None:
-    """Let every rank gather 4 MB of float32; return what left its interface, what else it can see, and its limits."""
+    """Let every rank gather 4 MB of float32; return what it found.
+
+    What left its interface, how many segments of it again, the ledger's bytes, every interface it sees, and its limits.
+    """
     import torch
     import torch.distributed as dist
 
@@ -30,17 +40,17 @@ def count(world: launch.World) -> list[Any] | None:
     grid.ledger.clear()
     dist.barrier()
     time.sleep(0.3)
-    before = hosts.sent()
+    before, resent = hosts.sent(), resent_segments()
     grid.world.all_gather(shard, "second")
     dist.barrier()
     time.sleep(0.3)
-    found = hosts.sent().since(before)
+    found, resent = hosts.sent().since(before), resent_segments() - resent
     with open("/proc/thread-self/net/dev") as table:
         interfaces = [line.partition(":")[0].strip() for line in table if ":" in line]
     limits = subprocess.run(
         ["tc", "-s", "qdisc", "show", "dev", hosts.INTERFACE], capture_output=True, text=True
     ).stdout
-    return world.gather((found, grid.ledger.total().sent_bytes, interfaces, limits))
+    return world.gather((found, resent, grid.ledger.total().sent_bytes, interfaces, limits))
 
 
 def wait(world: launch.World, how: str) -> None:
@@ -72,9 +82,11 @@ def main() -> int:
         return 0
     for _ in range(2):  # a second world meets at the same switch
         rows = launch.run(count, link=link, **options)[0]
-    for found, ledger, interfaces, limits in rows:
+    for found, resent, ledger, interfaces, limits in rows:
         overlimits = limits.partition("overlimits ")[2].split()
-        print(found.payload, ledger, ",".join(interfaces), "tbf" in limits, overlimits[0] if overlimits else "0")
+        print(
+            found.payload, resent, ledger, ",".join(interfaces), "tbf" in limits, overlimits[0] if overlimits else "0"
+        )
     return 0
 
 

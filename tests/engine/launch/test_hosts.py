@@ -18,6 +18,7 @@ from distmuon.launch import UsageError, hosts
 pytestmark = pytest.mark.alone
 
 WORKER = str(Path(__file__).with_name("host_workers.py"))
+SEGMENT = 1448  # bytes of payload in a TCP segment of 1500
 linux = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
 
 
@@ -44,19 +45,20 @@ def namespaces() -> set[str]:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_leaves_a_ranks_interface_is_what_the_ledger_says(ranks: int) -> None:
     excess = []
-    for _ in range(5):  # what a busy machine sends again only adds, 64 KiB of 2 MiB at a time
+    for _ in range(3):  # what a busy machine sends again only adds
         ending = worlds.finish(WORKER, "count", "--dp", str(ranks))
         assert (ending.code, ending.err) == (0, "")
         rows = [line.split() for line in ending.out.splitlines()]
         assert len(rows) == ranks
-        for payload, ledger, seen, limited, _ in rows:
+        for payload, _, ledger, seen, limited, _ in rows:
             assert int(payload) >= int(ledger)
             assert sorted(seen.split(",")) == ["eth0", "lo"]  # its own network, and nothing of the machine's
             assert limited == "False"
-        excess.append(max(int(payload) / int(ledger) for payload, ledger, *_ in rows))
-        if excess[-1] < 1.05:
+        once = [(int(payload) - SEGMENT * int(resent), int(ledger)) for payload, resent, ledger, *_ in rows]
+        excess.append(max(payload / ledger for payload, ledger in once))
+        if excess[-1] < 1.03:
             break
-    assert min(excess) < 1.05
+    assert min(excess) < 1.03
 
 
 @pytest.mark.usefixtures("permitted")
