@@ -5,19 +5,24 @@ python scripts/plan.py --model llama2_7b --dp 8 --optimizer adamw
 python scripts/plan.py --model llama3_70b --ranks 512
 python scripts/plan.py --model kimi_k2 --dp 128 --tp 8 --pp 8 --ep 64 --optimizer muonw --figure out/plan.png
 python scripts/plan.py --model my_shape.toml --ranks 64 --json out/plan.json
+python scripts/plan.py --model llama3_8b --dp 64 --tp 2 --tokens 4194304 --compare
 python scripts/plan.py --measure --json book/results/planner.json
 
-With --ranks alone it looks for the grids that fit. Bytes are those of the layout code that training uses; seconds are
-an alpha-beta model's on an assumed fabric, one part after the other. --measure times small worlds on this machine and
-holds that model against those that it has not seen: about three minutes, on Linux with network namespaces.
+With --ranks alone it looks for the grids that fit. --compare sets every Muon beside AdamW, laid out alike on one grid.
+Bytes are those of the layout code that training uses; seconds are an alpha-beta model's on an assumed fabric, one part
+after the other. --measure times small worlds on this machine and holds that model against those that it has not seen:
+about three minutes, on Linux with network namespaces.
 """
 
 from distmuon import launch
 
 GRID = ("dp", "tp", "pp", "ep")
-WORLD = ("model", "ranks", *GRID, "optimizer", "strategy", "buckets", "tokens")
-MACHINE = ("device", "fabric", "recompute")
-TAKES = {"": (*WORLD, *MACHINE, "json", "figure"), "--measure": ("quick", "json")}  # job -> its options
+WORLD = ("model", "ranks", *GRID, "tokens", "device", "fabric", "recompute")
+TAKES = {  # job -> its options
+    "": (*WORLD, "optimizer", "strategy", "buckets", "json", "figure"),
+    "--compare": (*WORLD, "json"),
+    "--measure": ("quick", "json"),
+}
 MOST_RANKS, MOST_TOKENS = 1 << 20, 1 << 34
 
 
@@ -42,6 +47,7 @@ def parse():
     machine = parser.add_argument_group("the machine, as an assumption")
     machine.add_argument("--device", default="h100", metavar="NAME", help="a100, h100 or h200 (default: %(default)s)")
     machine.add_argument("--fabric", default="nvlink_infiniband", metavar="NAME", help="links (default: %(default)s)")
+    parser.add_argument("--compare", action="store_true", help="every Muon's step over AdamW's, on one grid")
     parser.add_argument("--measure", action="store_true", help="time small worlds here, and write --json")
     parser.add_argument("--quick", action="store_true", help="with --measure: a few rounds of a few worlds")
     parser.add_argument("--json", metavar="FILE", help="write what was planned, or measured, here")
@@ -81,13 +87,13 @@ def measure(arguments):
 
 def main():
     arguments = parse()
-    if launch.chosen_job(arguments, TAKES) == "--measure":
+    if (job := launch.chosen_job(arguments, TAKES)) == "--measure":
         measure(arguments)
         return 0
     check(arguments)
     from muonbook.planner import plan_page  # and with it torch
 
-    plan_page.plan(arguments)
+    (plan_page.compare if job else plan_page.plan)(arguments)
     return 0
 
 

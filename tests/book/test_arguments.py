@@ -70,6 +70,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (trillion, "lines"),
         (plan_page, "search"),
         (plan_page, "WorldPlan"),
+        (plan_page, "compared"),
         (divisions, "survey"),
     ):
         monkeypatch.setattr(module, name, refuse)
@@ -175,6 +176,8 @@ def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number:
         ("10", "--optimizer adamw --strategy owner", "--strategy does nothing with --optimizer adamw; leave one of"),
         ("15", "--skew --quick", "--quick does nothing with --skew; it goes with --measure or --worlds."),
         (PLAN, "--quick", "--quick does nothing by itself; it goes with --measure."),
+        (PLAN, "--compare --optimizer adamw", "--optimizer does nothing with --compare; leave one of the two out."),
+        (PLAN, "--compare --ranks 64", "--compare needs a grid: give --tp with --ranks 64, or --dp."),
         (PLAN, "--measure --dp 4", "--dp does nothing with --measure; leave one of the two out."),
         (PLAN, "--optimizer adamw --strategy owner", "--strategy does nothing with --optimizer adamw; leave one of"),
         (PLAN, "--optimizer muonw --buckets flat", "--buckets does nothing with --optimizer muonw; leave one of"),

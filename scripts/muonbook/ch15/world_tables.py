@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from muonbook.ch15.verdicts import with_a_square
-from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.measured import step_fit
 
-RULES = {name: each.rule for name, each in ALGORITHMS.items() if each.optimizer == "muon" and each.strategy != "owner"}
 WIDE = 12  # a column of titles
 TIMED = {"gather_all": "bucketed", "gather_cut": "cut, in buckets", "owner": "owner", "muonw": "MuonW, FSDP2"}
 
@@ -21,33 +19,17 @@ def rows(found: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
     return [row for row in found if all(row[key] == value for key, value in wanted.items())]
 
 
-def world_bars(worlds: Worlds, model: str, ranks: int, tokens: int, fabric: str) -> dict[str, float]:
-    """Return {algorithm, with its step over AdamW's: how many ranks orthogonalize the same matrix} of one world."""
-    bars: dict[str, float] = {}
-    for name, title in worlds["algorithms"].items():
-        (cell,) = rows(worlds["cells"], model=model, ranks=ranks, tokens=tokens, fabric=fabric, algorithm=name)
-        bars[f"{title}, step {cell['over_adamw']:.2f}×"] = round(repeated(worlds, name, model, ranks, cell["tp"]))
-    return bars
+def moonlight_curves(worlds: Worlds, tokens: int, counted: str = "extra") -> dict[str, tuple[list[int], list[float]]]:
+    """Return {algorithm: (ranks, % of Moonlight's forward and backward)} at one of its own batches.
 
-
-def repeated(worlds: Worlds, algorithm: str, model: str, ranks: int, tp: int) -> float:
-    """Return how many ranks orthogonalize the same matrix, mean weighted by operations."""
-    if algorithm not in RULES:
-        return 1.0
-    (layout,) = rows(worlds["layouts"], model=model, ranks=ranks, tp=tp, rule=RULES[algorithm])
-    return float(layout["redundancy"])
-
-
-def moonlight_curves(worlds: Worlds, tokens: int) -> dict[str, tuple[list[int], list[float]]]:
-    """Return {algorithm: (ranks, what Muon adds to Moonlight's forward and backward, in %)} at one of its own batches.
-
-    MuonW is left out: FSDP2's gathers are another account.
+    counted: "extra", what Muon adds to AdamW, or "optimizer", all that is not forward and backward. MuonW is left out:
+    FSDP2's gathers are another account.
     """
     curves: dict[str, tuple[list[int], list[float]]] = {}
     for name, title in worlds["algorithms"].items():
         mine = rows(worlds["moonlight"], tokens=tokens, algorithm=name)
         if name != "muonw":
-            curves[title] = ([row["ranks"] for row in mine], [100 * row["extra"] for row in mine])
+            curves[title] = ([row["ranks"] for row in mine], [100 * row[counted] for row in mine])
     return curves
 
 

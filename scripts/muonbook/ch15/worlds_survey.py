@@ -15,12 +15,13 @@ from muonbook.ch15.planned_steps import Grids, Step, TimedWorld, best, seconds, 
 from muonbook.ch15.verdicts import short, verdict
 from muonbook.measure import reported
 from muonbook.planner.algorithms import ALGORITHMS, Algorithm
+from muonbook.planner.choices.comparison import compared
 from muonbook.planner.cost_model import collectives_of, step_seconds
 from muonbook.planner.fabrics import CORNERS, FABRICS, PEAK_FLOPS, SOURCES, SUSTAINED
 from muonbook.planner.model_shapes import MODELS, SURVEYED
 from muonbook.planner.planned_worlds import BUCKET_RULES, PlannedWorld, grids, plan_world
 from muonbook.planner.stages import Degrees
-from muonbook.planner.world_plan import WorldPlan, WorldSetting
+from muonbook.planner.world_plan import WorldSetting
 
 SQUARES = (16, 64)  # for "DP = TP" alone
 WORLDS = (16, 32, 64, 128, 512, 1024, 4096)
@@ -202,18 +203,13 @@ def divided(model: str) -> list[dict[str, Any]]:
     tokens, divisions = DIVIDED[model]
     rows = []
     for degrees in divisions:
-        for name, algorithm in ALGORITHMS.items():
-            if algorithm.optimizer != "muonw":
-                muon, adamw = (_world_plan(model, degrees, each, tokens) for each in (algorithm, algorithm.adamw))
-                place = {"model": model, "ranks": degrees.ranks, "tokens": tokens, **degrees._asdict()}
-                over = short(muon.step_seconds / adamw.step_seconds)
-                rows.append(place | {"algorithm": name, "over_adamw": over, "bubble": short(muon.bubble)})
+        place = {"model": model, "ranks": degrees.ranks, "tokens": tokens, **degrees._asdict()}
+        world = WorldSetting(MODELS[model], degrees, tokens=tokens, network=FABRICS[FAST])
+        for name, each in zip(ALGORITHMS, compared(world), strict=True):
+            if each.algorithm.optimizer != "muonw":
+                bubble = short(each.muon.bubble)
+                rows.append(place | {"algorithm": name, "over_adamw": short(each.over_adamw), "bubble": bubble})
     return rows
-
-
-def _world_plan(model: str, degrees: Degrees, algorithm: Algorithm, tokens: int) -> WorldPlan:
-    layout = (algorithm.optimizer, algorithm.strategy, algorithm.rule)
-    return WorldPlan(WorldSetting(MODELS[model], degrees, *layout, tokens=tokens, network=FABRICS[FAST]))
 
 
 def reported_world() -> list[dict[str, Any]]:

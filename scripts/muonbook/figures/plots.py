@@ -251,14 +251,14 @@ def apart(wanted: Mapping[str, float], least: float, low: float, high: float) ->
 
 def draw_bars(
     rows: Mapping[str, float | Parts], title: str = "", note: str = "", unit: str = "B", grouped: bool = False,
-    most: float = 0.0,
+    most: float = 0.0, level: float | None = None,
 ) -> Figure:  # fmt: skip
     """Draw horizontal bars with their values.
 
     rows: label -> value, or label -> {part: value}: parts are stacked, or drawn one under the other if `grouped`.
     unit: "B" prints kB, MB, GB; any other is printed after three digits. most: what the whole width stands for, so that
-    frames share a scale; 0: the longest bar. Raises ValueError for no rows, more than five parts, and values that are
-    negative or not finite.
+    frames share a scale; 0: the longest bar. level: a value that dashes mark across every bar. Raises ValueError for no
+    rows, more than five parts, and values that are negative or not finite.
     """
     split, parts = _parts(rows)
     total = max(max(p.values()) if grouped else sum(p.values()) for p in split.values())
@@ -286,6 +286,9 @@ def draw_bars(
             for part in parts:
                 width = bar(axes, x, y, label, part)
                 x, y = (x, y + thick) if grouped else (x + width, y)
+            if level is not None:
+                ends = top + 3 + ROW, top + pitch - 4
+                axes.vlines([MARGIN + level * scale], *ends, MUTED, lw=1, ls=(0, (2, 2)), gid=f"level-{label}")
             top += pitch
 
     return card(title, note, *part_key(looks), (pitch * len(split), paint))

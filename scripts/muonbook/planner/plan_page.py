@@ -15,11 +15,12 @@ from muonbook.figures import parted_bar, style
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MUTED, PADDING, Block, in_bytes, mix
 
 from muonbook.figures.style import card, text_block  # isort: skip
+from muonbook.planner.choices.comparison import Compared, compared
+from muonbook.planner.choices.search import Search, search
 from muonbook.planner.fabrics import DEVICES, FABRICS
 from muonbook.planner.model_shapes import find_shape
 from muonbook.planner.owned_worlds import KINDS
 from muonbook.planner.planned_worlds import BUCKET_RULES
-from muonbook.planner.search import Search, search
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import OPTIMIZERS, WorldPlan, WorldSetting
 
@@ -48,6 +49,20 @@ def plan(arguments: argparse.Namespace) -> None:
     if arguments.figure:
         alt = describe_plan(chosen)
         report.write_file("--figure", arguments.figure, lambda path: style.save(draw_plan(chosen), path, alt))
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Plan by every algorithm what the arguments of scripts/plan.py ask for; print it, write it where they say so.
+
+    Raises UsageError, naming option and remedy, for what cannot be planned.
+    """
+    setting = setting_of(arguments)
+    if not setting.degrees.dp:
+        raise UsageError(f"--compare needs a grid: give --tp with --ranks {arguments.ranks}, or --dp.")
+    found = compared(setting)
+    print("\n".join(comparison_lines(found)))
+    if arguments.json:
+        report.write_json(arguments.json, {"algorithms": [each.as_dict() for each in found]})
 
 
 def setting_of(arguments: argparse.Namespace) -> WorldSetting:
@@ -96,13 +111,18 @@ def lines(plan: WorldPlan) -> list[str]:
 
 
 def _heading(plan: WorldPlan) -> list[str]:
+    return [_place(plan), f"{_who(plan.setting)}; {_batch(plan)}"]
+
+
+def _place(plan: WorldPlan) -> str:
+    shape, degrees = plan.setting.shape, plan.setting.degrees
+    return f"{shape.title}, {_billions(shape.parameters)} parameters, on {degrees.ranks:,} ranks: {degrees}"
+
+
+def _batch(plan: WorldPlan) -> str:
     setting = plan.setting
-    return [
-        f"{setting.shape.title}, {_billions(setting.shape.parameters)} parameters, on {setting.degrees.ranks:,} ranks: "
-        f"{setting.degrees}",
-        f"{_who(setting)}; {setting.tokens:,} tokens a step, {setting.micro_batches:.4g} sequences of "
-        f"{setting.shape.context:,} per DP rank; {setting.device.title}, {setting.network.title}",
-    ]
+    sequences = f"{setting.micro_batches:.4g} sequences of {setting.shape.context:,} per DP rank"
+    return f"{setting.tokens:,} tokens a step, {sequences}; {setting.device.title}, {setting.network.title}"
 
 
 def _who(setting: WorldSetting) -> str:
@@ -164,6 +184,24 @@ def search_lines(found: Search) -> list[str]:
         held, took = in_bytes(plan.fullest[2]), f"{plan.step_seconds:.3g}"
         table.append(f" {sizes}{held:>11}{took:>9}{plan.model_flops_share:>11.0%}")
     return [*table, "The first of them:", *_memory(first), *_work(first), *_seconds(first)]
+
+
+def comparison_lines(found: Collection[Compared]) -> list[str]:
+    """Return the world, and a line for every algorithm in it."""
+    first = next(iter(found)).muon
+    room = in_bytes(first.setting.device.memory_bytes)
+    return [
+        _place(first),
+        _batch(first),
+        f"{'':14}step / AdamW's   Newton–Schulz   a matrix is done on   fullest rank of {room}",
+        *(f"  {each.algorithm.title:<12}{_stands(each)}" for each in found),
+    ]
+
+
+def _stands(each: Compared) -> str:
+    held = in_bytes(each.muon.fullest[2]) + ("" if each.muon.fits else ": no room")
+    ranks = f"{each.repeats:.3g} rank" + ("s" if round(each.repeats) > 1 else "")
+    return f"{each.over_adamw:13.2f}x{each.newton_schulz_share:10.0%} of it{ranks:>22}   {held}"
 
 
 def _billions(number: int) -> str:

@@ -60,6 +60,10 @@ class WorldSetting:
     def fabric(self) -> Fabric:
         return replace(self.network, flops_per_second=SUSTAINED * self.device.peak_flops)
 
+    def by(self, algorithm: Algorithm) -> WorldSetting:
+        """Return the same world trained by another algorithm."""
+        return replace(self, optimizer=algorithm.optimizer, strategy=algorithm.strategy, rule=algorithm.rule)
+
     def check(self) -> None:
         """Raise UsageError, naming option and remedy, for what cannot be."""
         check_degrees(self.shape, self.degrees)

@@ -92,16 +92,18 @@ def test_every_world_was_surveyed_by_every_algorithm(stored: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "over"), [("bucketed", 3.22), ("flat", 1.13), ("flat_cut", 1.07)]
-)  # fmt: skip
+    ("algorithm", "rule", "over", "repeats"),
+    [("bucketed", "megatron", 3.22, 187), ("flat", "flat", 1.13, 11), ("flat_cut", "flat", 1.07, 11)],
+)
 def test_the_70b_on_1024_ranks_takes_what_was_counted_elsewhere(
-    stored: dict[str, Any], algorithm: str, over: float
+    stored: dict[str, Any], algorithm: str, rule: str, over: float, repeats: int
 ) -> None:
     place = {"model": "llama3_70b", "ranks": 1024, "tokens": 1 << 22, "fabric": FAST, "algorithm": algorithm}
     (cell,) = world_tables.rows(stored["cells"], **place)
     assert cell["over_adamw"] == pytest.approx(over, abs=0.005)
-    often = {"bucketed": 187, "flat": 11, "flat_cut": 11}[algorithm]
-    assert world_tables.repeated(stored, algorithm, "llama3_70b", 1024, cell["tp"]) == pytest.approx(often, abs=0.5)
+    place = {"model": "llama3_70b", "ranks": 1024, "tp": cell["tp"], "rule": rule}
+    (layout,) = world_tables.rows(stored["layouts"], **place)
+    assert layout["redundancy"] == pytest.approx(repeats, abs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -220,12 +222,12 @@ def test_the_planned_worlds_fit_the_page(stored: dict[str, Any]) -> None:
 
 
 def test_the_pages_pictures_hold_what_was_planned(stored: dict[str, Any]) -> None:
-    bars = world_tables.world_bars(stored, "llama3_70b", 1024, 1 << 22, FAST)
-    assert list(bars) == sorted(bars, key=lambda label: -float(label.split()[-1][:-1]))  # from the longest step
-    assert [label.split(", step")[0] for label in bars] == [each.title for each in ALGORITHMS.values()]
     curves = world_tables.moonlight_curves(stored, MOONLIGHT_TOKENS[0])
     assert set(curves) == {each.title for each in ALGORITHMS.values() if each.optimizer == "muon"}
     assert all(shares == sorted(shares) for shares in (curves["bucketed"][1], curves["flat"][1]))
+    every = world_tables.moonlight_curves(stored, MOONLIGHT_TOKENS[0], "optimizer")
+    pairs = zip(curves["flat + cut"][1], every["flat + cut"][1], strict=True)
+    assert all(added < whole for added, whole in pairs)
     squares = world_tables.square_bars(stored)
     assert list(squares) == ["GPT-2", "Llama 3 8B", "Moonlight", "GPT-3 175B"]  # no grid of the 70B is square
     assert all(set(each) == {"bucketed", "flat + cut"} for each in squares.values())
@@ -240,11 +242,6 @@ def test_a_ratio_of_steps_hardly_depends_on_the_share_of_the_peak(stored: dict[s
     assert over_adamw(*asked, SUSTAINED) == pytest.approx(cell["over_adamw"], rel=1e-3)
     slow, fast = (over_adamw(*asked, share) for share in (0.2, 0.6))
     assert 1 < slow != fast < 2
-
-
-def test_who_owns_a_matrix_orthogonalizes_it_once(stored: dict[str, Any]) -> None:
-    assert world_tables.repeated(stored, "owner", "llama3_70b", 1024, 8) == 1
-    assert world_tables.repeated(stored, "muonw", "llama3_70b", 1024, 8) == 1
 
 
 def test_a_plan_is_held_against_steps_that_it_has_not_seen() -> None:

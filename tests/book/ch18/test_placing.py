@@ -14,7 +14,7 @@ from muonbook.ch18.plans import divisions
 from muonbook.ch18.plans.moving_plans import PARTS, by_part, frames_of_sizes
 from muonbook.figures import player
 from muonbook.measure import results
-from muonbook.planner import search
+from muonbook.planner.choices import search
 from muonbook.planner.model_shapes import find_shape
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting

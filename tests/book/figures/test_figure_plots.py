@@ -203,6 +203,15 @@ def test_plain_bars_need_no_key() -> None:
     assert_readable(figure)
 
 
+def test_dashes_mark_a_level_on_every_bar() -> None:
+    figure = draw_bars({"steps": 0.5, "time": 2.0}, unit="", level=1.0)
+    places = {label: boxes(figure, f"bar-{label}-")[0].get_extents() for label in ("steps", "time")}
+    for label, each in places.items():
+        (level,) = (artist for artist in figure.findobj() if artist.get_gid() == f"level-{label}")
+        (x, _), (same, _) = figure.axes[0].transData.transform(level.get_segments()[0])
+        assert x == same == pytest.approx(each.x0 + (places["time"].width / 2), abs=1)
+
+
 def test_a_key_of_many_parts_takes_more_than_one_line() -> None:
     assert_readable(draw_bars({"rank": {f"a part with a long name, {n}": 1.0 for n in range(5)}}, "Parts"))
 

@@ -13,7 +13,9 @@ import pytest
 import worlds
 
 from distmuon.launch import UsageError
+from muonbook.ch15.world_tables import rows as rows_of
 from muonbook.measure import results
+from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.model_shapes import MODELS, Experts, Latent, find_shape
 
 WORKER = str(worlds.ROOT / "scripts" / "plan.py")
@@ -77,6 +79,26 @@ def test_ranks_alone_search(tmp_path: Path) -> None:
     plans = json.loads(out.read_text())["plans"]
     rows = re.findall(r"^ +(\d+) +(\d+) +(\d+) +(\d+) +[\d.]+ GB", "\n".join(printed), re.MULTILINE)
     assert [tuple(map(int, row)) for row in rows] == [tuple(p[n] for n in ("dp", "tp", "pp", "ep")) for p in plans]
+
+
+def test_every_algorithm_is_compared_as_the_survey_plans_it(tmp_path: Path) -> None:
+    out, stored = tmp_path / "compared.json", results.load("worlds")
+    world = "--model llama3_70b --dp 128 --tp 8 --tokens 4194304"
+    printed = planned(*world.split(), "--compare", "--json", str(out)).splitlines()
+    rows = {row["algorithm"]: row for row in json.loads(out.read_text())["algorithms"]}
+    assert list(rows) == [each.title for each in ALGORITHMS.values()] == list(stored["algorithms"].values())
+    place = {"model": "llama3_70b", "ranks": 1024}
+    for line, (name, title) in zip(printed[3:], stored["algorithms"].items(), strict=True):
+        (cell,) = rows_of(stored["cells"], **place, tokens=1 << 22, fabric="nvlink_infiniband", algorithm=name)
+        assert line.startswith(f"  {title} ")
+        assert f"{rows[title]['over_adamw']:.2f}x" in line
+        assert ("no room" in line) == (not rows[title]["fits"])
+        if cell["tp"] == 8 and name != "muonw":
+            assert rows[title]["over_adamw"] == pytest.approx(cell["over_adamw"], rel=1e-3)
+    for rule, title in (("megatron", "bucketed"), ("flat", "flat + cut")):
+        (layout,) = rows_of(stored["layouts"], **place, tp=8, rule=rule)
+        assert rows[title]["repeats"] == pytest.approx(layout["redundancy"], rel=1e-3)
+    assert rows["owner"]["repeats"] == rows["MuonW, FSDP2"]["repeats"] == 1
 
 
 @pytest.mark.parametrize(
