@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from figure_helpers import assert_readable, boxes, texts
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import AxLine, Line2D
@@ -207,7 +208,10 @@ def test_dashes_mark_a_level_on_every_bar() -> None:
     figure = draw_bars({"steps": 0.5, "time": 2.0}, unit="", level=1.0)
     places = {label: boxes(figure, f"bar-{label}-")[0].get_extents() for label in ("steps", "time")}
     for label, each in places.items():
-        (level,) = (artist for artist in figure.findobj() if artist.get_gid() == f"level-{label}")
+        found = figure.findobj(LineCollection)
+        (level,) = (
+            lines for lines in found if isinstance(lines, LineCollection) and lines.get_gid() == f"level-{label}"
+        )
         (x, _), (same, _) = figure.axes[0].transData.transform(level.get_segments()[0])
         assert x == same == pytest.approx(each.x0 + (places["time"].width / 2), abs=1)
 
