@@ -144,7 +144,7 @@ def plan_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]
             for column, (strategy, rule) in PLANNED.items():
                 size = BUCKET_RULES[rule](dp) if rule else 1
                 part = Zero1Part(plan_part(specs, muon, dp, degrees.tp, size, strategy))
-                worst[column] = max(worst[column], part.transient_bytes)
+                worst[column] = max(worst[column], part.update_bytes)
             here += 4 * sum(specs[index].numel for index in muon) / dp
             rows = FsdpPart(specs, frozenset(muon), dp, degrees.tp, [""] * len(specs))
             worst["MuonW"] = max(worst["MuonW"], int(rows.step_bytes().max()))

@@ -90,7 +90,7 @@ class TimedWorld:
         specs, indices = specs_of(shape, tp)
         muon, adamw = (each.lay_out(specs, indices, dp, tp) for each in (algorithm, algorithm.adamw))
         left = MEMORY_BYTES - int(np.sum(list(muon.states().values()), axis=0).max())
-        return cls(shape, dp, tp, muon, adamw, left >= 0, left >= muon.transient_bytes)
+        return cls(shape, dp, tp, muon, adamw, left >= 0, left >= max(muon.passing_bytes, muon.update_bytes))
 
     def admits(self, tokens: int) -> bool:
         """Say whether every DP rank gets at least one whole sequence of a batch of `tokens`."""

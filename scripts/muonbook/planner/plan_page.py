@@ -137,8 +137,9 @@ def _memory(plan: WorldPlan) -> list[str]:
     room = plan.setting.device.memory_bytes
     verdict = "fits" if plan.fits else "does not fit"
     place = f"stage {stage.weights.numbers[0]}, dp {dp}, tp {tp}"
-    rows = [f"  {kind:<18}{in_bytes(held):>9}{in_bytes(mean[kind]):>9}" for kind, held in plan.held.items()]
-    total = f"  {'all':<18}{in_bytes(most):>9}{in_bytes(sum(mean.values())):>9}   of {in_bytes(room)}: {verdict}"
+    rows = [f"  {kind:<18}{in_bytes(held):>9}{in_bytes(mean[kind]):>9}" for kind, held in plan.held.items() if held]
+    told = f"{in_bytes(most):>9}{in_bytes(plan.mean_worst):>9}   of {in_bytes(room)}: {verdict}"
+    total = f"  {'worst moment':<18}{told}"
     return [f"Held by the fullest rank ({place}), and by the mean one", *rows, total]
 
 
@@ -241,7 +242,7 @@ def draw_plan(plan: WorldPlan) -> Figure:
     return card(
         f"{setting.shape.title} on {setting.degrees.ranks:,} ranks",
         told,
-        *_bar_of(f"the fullest rank: {in_bytes(most)} of {in_bytes(room)}", plan.held, in_bytes, room),
+        *_bar_of(f"the fullest rank: {in_bytes(most)} of {in_bytes(room)}", plan.held_at_worst, in_bytes, room),
         *_bar_of(f"sent by a rank in a step: {in_bytes(sum(groups.values()))}", groups, in_bytes),
         *_bar_of(f"seconds of a step: {plan.step_seconds:.3g}", seconds, lambda took: f"{took:.3g} s"),
     )
@@ -249,7 +250,7 @@ def draw_plan(plan: WorldPlan) -> Figure:
 
 def describe_plan(plan: WorldPlan) -> str:
     """Return alt text for `draw_plan`."""
-    held = ", ".join(f"{kind} {in_bytes(size)}" for kind, size in plan.held.items())
+    held = ", ".join(f"{kind} {in_bytes(size)}" for kind, size in plan.held_at_worst.items())
     sent = ", ".join(f"{group} {in_bytes(size)}" for group, size in _large(_by_group(plan), len(LOOKS)).items())
     took = ", ".join(f"{name} {each:.3g} s" for name, each in _large(plan.seconds, len(LOOKS)).items())
     return (

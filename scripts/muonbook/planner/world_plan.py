@@ -11,7 +11,7 @@ One after the other: nothing overlaps. Experts are taken to be chosen evenly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -32,7 +32,12 @@ from muonbook.planner.stages import BLOCK, Degrees, StageWeights, check_degrees,
 
 OPTIMIZERS = ("adamw", "muon", "muonw")
 STATES = {"parameters": "parameters", "gradients": "gradients", "masters": "master weights"}
-HELD = ("parameters", "gradients", "master weights", "optimizer state", "while stepping", "activations")
+MOMENTS = {  # kinds that come and go, by when they are there: an update begins when the passes are over
+    "passes": ("gathered layers", "activations"),
+    "update": ("while stepping",),
+}
+KEPT = ("parameters", "gradients", "master weights", "optimizer state")
+HELD = (*KEPT, *(kind for kinds in MOMENTS.values() for kind in kinds))
 LOGIT_BYTES = ITEM_BYTES["float32"]
 
 
@@ -111,14 +116,19 @@ class StagePlan:
         for part in self.parts.values():
             for kind, amounts in part.states().items():
                 found[STATES.get(kind, "optimizer state")] += self._over(part, amounts)
-        found["while stepping"] += max(part.transient_bytes for part in self.parts.values())
+        found["gathered layers"] += max(part.passing_bytes for part in self.parts.values())
+        found["while stepping"] += max(part.update_bytes for part in self.parts.values())
         found["activations"] += self.activation_bytes
         return found
 
     @property
     def held(self) -> np.ndarray:
-        """Return all that every rank holds at the worst moment, [D, T] bytes."""
-        return np.sum(list(self.memory.values()), axis=0)
+        """Return all that every rank holds at its worst moment, in the passes or in the update, [D, T] bytes."""
+        kept, passes, update = (self._sum(kinds) for kinds in (KEPT, *MOMENTS.values()))
+        return kept + np.maximum(passes, update)
+
+    def _sum(self, kinds: Iterable[str]) -> np.ndarray:
+        return np.sum([self.memory[kind] for kind in kinds], axis=0)
 
     @property
     def activation_bytes(self) -> float:
@@ -273,6 +283,17 @@ class WorldPlan:
         """What the fullest rank holds, {kind: bytes}."""
         stage, rank, _ = self.fullest
         return {kind: float(amounts[rank]) for kind, amounts in stage.memory.items()}
+
+    @property
+    def held_at_worst(self) -> dict[str, float]:
+        """What the fullest rank holds at its worst moment, {kind: bytes}, without kinds of which it holds nothing."""
+        there = max(MOMENTS.values(), key=lambda kinds: sum(self.held[kind] for kind in kinds))
+        return {kind: self.held[kind] for kind in (*KEPT, *there) if self.held[kind]}
+
+    @property
+    def mean_worst(self) -> float:
+        """What a rank holds at its worst moment, on average over all, in bytes."""
+        return sum(number * float(stage.held.mean()) for number, stage in self._weighted()) / self.setting.degrees.pp
 
     @property
     def mean_held(self) -> dict[str, float]:

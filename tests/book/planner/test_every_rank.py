@@ -83,7 +83,7 @@ def test_a_step_allocates_on_the_worst_rank_what_the_prediction_bounds(part: Pla
             predict_transient(*given, dp, mine, part.strategy, None, "bfloat16", native_reduce_scatter=True)
             for dp in range(part.dp)
         ]
-        assert every_rank.Zero1Part(part, muon).transient_bytes == max(bounds)
+        assert every_rank.Zero1Part(part, muon).update_bytes == max(bounds)
 
 
 def test_owners_repeat_nothing_and_gathering_repeats_what_is_cut() -> None:

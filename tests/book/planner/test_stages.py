@@ -16,7 +16,7 @@ from muonbook.planner.choices.search import search
 from muonbook.planner.fabrics import FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS, Experts, Shape
 from muonbook.planner.stages import Degrees, all_degrees, check_degrees, stage_of, stages, tp_choices
-from muonbook.planner.world_plan import HELD, OPTIMIZERS, WorldPlan, WorldSetting
+from muonbook.planner.world_plan import HELD, KEPT, OPTIMIZERS, WorldPlan, WorldSetting
 
 SMALL = replace(
     MODELS["moonlight"], layers=5, width=256, mlp=512, vocabulary=1000, context=64,
@@ -76,8 +76,22 @@ def test_what_ranks_hold_adds_up(degrees: Degrees, optimizer: str) -> None:
     else:
         assert held["gradients"] == 2 * held["parameters"]
         assert held["master weights"] * degrees.ranks >= 4 * elements
-    assert plan.fullest[2] >= sum(held.values()) - 1
+    assert sum(held[kind] for kind in KEPT) < plan.mean_worst <= sum(held.values())
+    assert (held["gathered layers"] > 0) == (optimizer == "muonw" and degrees.dp > 1)
+    assert plan.fullest[2] >= plan.mean_worst - 1
     assert plan.held["parameters"] > 0
+
+
+def test_activations_are_gone_when_an_update_begins() -> None:
+    """The worst moment is one of the two, on the fullest rank: here the update's, with long sequences the passes'."""
+    long = replace(DENSE, context=64 * DENSE.context)
+    for shape, there, absent in ((DENSE, "while stepping", "activations"), (long, "activations", "while stepping")):
+        asked = setting(shape, Degrees(4))
+        plan = WorldPlan(replace(asked, tokens=4 * shape.context))
+        assert plan.held[there] > plan.held[absent] > 0
+        kept = sum(plan.held[kind] for kind in KEPT)
+        assert plan.fullest[2] == pytest.approx(kept + plan.held[there])
+        assert sum(plan.held_at_worst.values()) == pytest.approx(plan.fullest[2])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

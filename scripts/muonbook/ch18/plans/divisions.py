@@ -56,7 +56,7 @@ def _best(ranks: int) -> dict[str, Any]:
         return place | {"degrees": None}
     return place | {
         "degrees": str(plan.setting.degrees),
-        "held": {kind: round(size) for kind, size in plan.held.items()},
+        "held": {kind: round(size) for kind, size in plan.held_at_worst.items()},
         "step_seconds": _short(plan.step_seconds),
         "seconds": {name: _short(took) for name, took in plan.seconds.items()},
         "of_the_peak": _short(plan.model_flops_share),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -105,6 +106,7 @@ class Zero1Part:
 
     world: PlannedWorld
     muon: bool = True
+    passing_bytes: ClassVar[int] = 0  # parameters are whole, always
 
     @property
     def dp(self) -> int:
@@ -121,7 +123,7 @@ class Zero1Part:
         return np.array(self.world.rank_loads()[2] if self.muon else [0] * self.world.dp, np.float64)
 
     @cached_property
-    def transient_bytes(self) -> int:
+    def update_bytes(self) -> int:
         """Bound of what a step allocates, on the worst rank, by `prediction.predict_transient`, on NCCL in bf16.
 
         Shards of unequal length are reduced by a sum of what all ranks sent, D times the longest of them.

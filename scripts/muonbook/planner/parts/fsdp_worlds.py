@@ -154,23 +154,24 @@ class FsdpPart:
         }
 
     @cached_property
-    def transient_bytes(self) -> int:
-        """Estimate of what is allocated at the worst moment on the worst rank.
-
-        forward and backward   two units whole, in the dtype of the gather and of the reduction
-        step                   momentum, parcels and updates of its own shard; what it owns, and Newton–Schulz on it
-        """
+    def passing_bytes(self) -> int:
+        """What forward and backward passes allocate: two units whole, in the dtypes of the gather and the reduction."""
         sizes = Counter[str]()
         for spec, unit in zip(self.specs, self.units, strict=True):
             sizes[unit] += self.dp * _longest(spec, self.dp)
         two = sum(sorted(sizes.values())[-2:]) if self.dp > 1 else 0
-        passing = two * (ITEM_BYTES[self.dtypes.gathered] + ITEM_BYTES[self.dtypes.reduced])
-        return max(passing, int(self.step_bytes().max()))
+        return two * (ITEM_BYTES[self.dtypes.gathered] + ITEM_BYTES[self.dtypes.reduced])
+
+    @cached_property
+    def update_bytes(self) -> int:
+        """Estimate of what a step allocates on the worst rank."""
+        return int(self.step_bytes().max())
 
     def step_bytes(self, compute_bytes: int = COMPUTE_BYTES) -> np.ndarray:
-        """Return what every rank's step allocates, [D x T]: the second line of `transient_bytes`.
+        """Return what every rank's step allocates, [D x T].
 
-        compute_bytes: per element in Newton–Schulz.
+        Momentum, parcels and updates of its own shard; what it owns, and Newton–Schulz on it. compute_bytes: per
+        element in Newton–Schulz.
         """
         own = sum(
             (count * self._held(spec) for (spec, muon), count in self._alike.items() if muon),
