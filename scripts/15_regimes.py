@@ -22,7 +22,7 @@ TAKES = {"--skew": (), "--measure": ("quick", "json"), "--worlds": ("quick", "js
 def print_skew():
     """Run the workload on four grids and print what every variant sends: counted, and predicted."""
     rows = regimes.measure_skew(rounds=0)
-    print(f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens; muon: gather_all")
+    print(f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens; muon: bucketed")
     print("  dp x tp" + "".join(f"{name:>12s}" for name in regimes.SKEW) + "   muon / zero1   counted = predicted")
     for row in rows:
         sent = {name: row[name]["sent_bytes"] for name in regimes.SKEW}

@@ -1,8 +1,7 @@
 """Training steps on the scales, side by side and on one scale: what each keeps, and what comes and goes above that.
 
 The scale begins below what the leanest keeps, not at 0, so that differences show; and of a step's width most is the
-update's. To the right runs the number of operators, not time. The first frame shows whole steps, the others how they
-come about.
+update's. To the right runs the number of operators, not time. The first frame shows the passes, the last whole steps.
 """
 
 from __future__ import annotations
@@ -60,11 +59,12 @@ DONE = {
     0.25: "A quarter of the update's operators",
     0.5: "Half of them",
     0.75: "Three quarters",
+    1.0: "The whole update",
 }
 
 
 def frames_of_steps(steps: Mapping[str, Step]) -> list[Frame]:
-    """Return frames of all steps: whole ones first, then from the passes on, until the update is done.
+    """Return frames of all steps, from the passes on, until the update is done.
 
     steps: name -> (bytes kept per kind, the step's history beyond them), the one that others are compared with first.
     Raises ValueError for fewer than two steps, or one without an update.
@@ -74,7 +74,7 @@ def frames_of_steps(steps: Mapping[str, Step]) -> list[Frame]:
     plots = {name: _Plot(sum(states.values()), _columns(history)) for name, (states, history) in steps.items()}
     room = max(plot.fullest() for plot in plots.values()) - (least := min(plot.kept for plot in plots.values()))
     scale = _Scale(least - 0.12 * room, least + 1.05 * room)
-    return [_frame(plots, scale, done) for done in (None, *DONE, 1.0)]
+    return [_frame(plots, scale, done) for done in DONE]
 
 
 class Column(NamedTuple):
@@ -120,9 +120,9 @@ class _Scale:
         return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
 
 
-def _frame(plots: Mapping[str, _Plot], scale: _Scale, done: float | None) -> Frame:
-    """Return the steps up to a share of their updates; None: whole ones, before anything has moved."""
-    first, share = next(iter(plots)), 1.0 if done is None else done
+def _frame(plots: Mapping[str, _Plot], scale: _Scale, share: float) -> Frame:
+    """Return the steps up to a share of their updates."""
+    first = next(iter(plots))
     lines = {plots[first].kept, plots[first].fullest()}
 
     def paint(axes: Axes, top: float) -> None:
@@ -142,17 +142,14 @@ def _frame(plots: Mapping[str, _Plot], scale: _Scale, done: float | None) -> Fra
 
     rows = (len(plots) + 1) // 2
     blocks = [(PITCH * (rows - 1) + 3 * ROW + HIGH + 10, paint), _key(first.split(",")[0])]
-    return Frame(page(blocks), *_told(plots, done))
+    return Frame(page(blocks), *_told(plots, share))
 
 
-def _told(plots: Mapping[str, _Plot], done: float | None) -> tuple[str, str]:
+def _told(plots: Mapping[str, _Plot], share: float) -> tuple[str, str]:
     """Return a frame's alt text and its caption: how far it is, and who held more by then than the first ever does."""
-    first, share = next(iter(plots)), 1.0 if done is None else done
+    first = next(iter(plots))
     above = [name for name, plot in plots.items() if plot.fullest(share) > plots[first].fullest()]
-    beyond = f"Above the fullest of {first}: {', '.join(above) or 'nobody'}."
-    caption = (
-        "Whole steps. Play runs them again." if done is None else f"{DONE.get(share, 'The whole update')}. {beyond}"
-    )
+    caption = f"{DONE[share]}. Above the fullest of {first}: {', '.join(above) or 'nobody'}."
     held = "; ".join(
         f"{name} keeps {in_bytes(plot.kept)}, fullest {in_bytes(plot.fullest(share))}, in {_where(plot, share)}"
         for name, plot in plots.items()

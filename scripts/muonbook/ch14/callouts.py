@@ -57,7 +57,7 @@ def of_schedule(name: str, ranks: Sequence[RankTrace]) -> list[Callout]:
 
 
 def widening(ranks: Sequence[RankTrace]) -> list[View]:
-    """Return three looks at a training step of Muon: one meeting in it, the optimizer's step, the whole."""
+    """Return two looks at a training step of Muon: one meeting in it, and the optimizer's step around that."""
     gathers = [met for met in meetings(ranks) if met.collective.name == "dp" and "momentum" in met.collective.label]
     met = max(gathers, key=lambda one: max(one.waiting.values()))
     last = max(met.arrivals, key=lambda rank: met.arrivals[rank])
@@ -68,7 +68,6 @@ def widening(ranks: Sequence[RankTrace]) -> list[View]:
         Callout(f"rank {early} waits", met.arrivals[early], arrived, early),
         Callout(f"rank {last} has come", arrived, met.ends[last], last),
     )
-    parts = of_muon(ranks)
     return [
         View(
             Window(met.arrivals[early] - margin, left + margin),
@@ -78,11 +77,10 @@ def widening(ranks: Sequence[RankTrace]) -> list[View]:
         ),
         View(
             window(ranks, within=OPTIMIZER),
-            tuple(parts[1:]),
+            tuple(of_muon(ranks)[1:]),
             "The optimizer's step around it: the mean gradients, then bucket by bucket; the last bucket, which holds "
             "no matrix, is short.",
         ),
-        View(window(ranks), tuple(parts), "The whole training step: the passes, and then the optimizer's."),
     ]
 
 

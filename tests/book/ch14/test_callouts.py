@@ -62,11 +62,10 @@ def test_a_schedule_is_told_by_where_it_works() -> None:
     assert extents(callouts.of_schedule("naive", step)) == parts
 
 
-def test_the_first_look_is_at_the_longest_wait_for_momentum_and_the_last_at_the_whole_step() -> None:
-    meeting, optimizer, whole = callouts.widening(a_step())
+def test_the_first_look_is_at_the_longest_wait_for_momentum_and_the_last_at_the_optimizers_step() -> None:
+    meeting, optimizer = callouts.widening(a_step())
     assert optimizer.within == Window(20, 100)
-    assert whole.within == window(a_step())
-    assert whole.callouts == tuple(callouts.of_muon(a_step()))
+    assert optimizer.callouts == tuple(callouts.of_muon(a_step())[1:])
     assert extents(meeting.callouts) == {"rank 0 waits": (40, 46), "rank 1 has come": (46, 49)}
     assert [callout.rank for callout in meeting.callouts] == [0, 1]
     assert meeting.within.start < 40 < 49 < meeting.within.end
