@@ -8,13 +8,13 @@ dashes first and use one accent, because colour means DP rank in this book. Name
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from math import ceil, isfinite, log2
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from muonbook.figures.style import ACCENT, CARD, INK, LOOKS, MARGIN, MUTED, ROW, WIDTH, Block
 
@@ -99,8 +99,7 @@ def draw_curves(
         middle = max(half, min(LABELS + across / 2, WIDTH - 2 * MARGIN - half))
         plot.set_xlabel(x_label, x=(middle - LABELS) / across)
         plot.margins(x=0.02 if joined else 0.06)
-        whole_x = all(float(value).is_integer() for x, _ in curves.values() for value in x)
-        _scales(plot, log_x, log_y, whole_x)
+        _scales(plot, log_x, log_y, sorted({float(value) for x, _ in curves.values() for value in x}))
         if named:
             _name_ends(plot, curves, styles)
 
@@ -176,7 +175,9 @@ def _sorted(spectra: Mapping[str, Any]) -> dict[str, Curve]:
     return {name: ((np.arange(len(v)) + 0.5) / max(len(v), 1), v) for name, v in values.items()}
 
 
-def _scales(plot: Axes, log_x: bool, log_y: bool, whole_x: bool) -> None:
+def _scales(plot: Axes, log_x: bool, log_y: bool, x_values: Sequence[float]) -> None:
+    """Set both scales, and numbers along them. x_values: of all curves; powers of two, as ranks are, are numbered so."""
+    whole_x = all(value.is_integer() for value in x_values)
     plot.set_xscale("log" if log_x else "linear")
     plot.set_yscale("log" if log_y else "linear")
     plot.spines[["top", "right"]].set_visible(False)
@@ -193,6 +194,8 @@ def _scales(plot: Axes, log_x: bool, log_y: bool, whole_x: bool) -> None:
             axis.set_major_locator(LogLocator(numticks=6 if axis is plot.yaxis else 5))
         else:  # powers of ten alone would leave an axis with one number
             axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+    if log_x and x_values[-1] < 10_000 and all(log2(value).is_integer() for value in x_values):
+        plot.xaxis.set_major_locator(FixedLocator(x_values[:: ceil(len(x_values) / 6)]))
     plot.grid(axis="y", color=MUTED, alpha=0.15, lw=0.8)
 
 
