@@ -74,7 +74,7 @@ def ways(found: Mapping[str, Any]) -> list[WayToCount]:
         ),
         WayToCount(
             "A whole step, bytes",
-            "Both with ZeRO-1 on DP 2 × TP 2, on panel 3's scale; Muon's is flat.",
+            "Planned, never run: both with ZeRO-1 on DP 2 × TP 2, on panel 3's scale; Muon's is flat.",
             {SENT: muon},
             {SENT: adamw},
             all_reduces,

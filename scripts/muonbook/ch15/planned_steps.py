@@ -21,7 +21,7 @@ from muonbook.planner.fabrics import DEVICES, FABRICS, PEAK_FLOPS, Fabric
 from muonbook.planner.model_shapes import MODELS, Shape
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.parts.step_parts import activation_messages
-from muonbook.planner.planned_worlds import specs_of
+from muonbook.planner.planned_worlds import grids, specs_of
 
 MEMORY_BYTES = DEVICES["h100"].memory_bytes
 
@@ -131,9 +131,32 @@ AIMS: dict[str, Callable[[Step], float]] = {
 }
 
 
-def seconds(grids: Grids, fabric: Fabric, tokens: int, aim: str) -> dict[int, float]:
+def timed_grids(model: str, ranks: int, algorithm: Algorithm) -> dict[int, TimedWorld]:
+    """Return the model's grids of so many ranks by this algorithm, by T."""
+    shape = MODELS[model]
+    return {tp: TimedWorld.of(shape, dp, tp, algorithm) for dp, tp in grids(shape, ranks)}
+
+
+def shape_curves(
+    worlds: Mapping[str, int], algorithm: str, fabric: str, tokens: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Return {model, ranks: (T / D, a step over that of the quickest grid)}, of grids whose model states fit.
+
+    worlds: model -> how many ranks.
+    """
+    curves = {}
+    for model, ranks in worlds.items():
+        every = timed_grids(model, ranks, ALGORITHMS[algorithm])
+        fitting = {tp: timed for tp, timed in every.items() if timed.fits and timed.admits(tokens)}
+        took = seconds(fitting, FABRICS[fabric], tokens, "step")
+        over = [each / min(took.values()) for each in took.values()]
+        curves[f"{MODELS[model].title}, {ranks:,}"] = [tp / fitting[tp].dp for tp in took], over
+    return curves
+
+
+def seconds(by_t: Grids, fabric: Fabric, tokens: int, aim: str) -> dict[int, float]:
     """Return what `aim` takes, by T."""
-    return {tp: AIMS[aim](timed.step(fabric, tokens)) for tp, timed in grids.items()}
+    return {tp: AIMS[aim](timed.step(fabric, tokens)) for tp, timed in by_t.items()}
 
 
 def best(took: Mapping[int, float]) -> int:
@@ -141,11 +164,11 @@ def best(took: Mapping[int, float]) -> int:
     return min(took, key=lambda tp: (took[tp], tp))
 
 
-def square_cost(grids: Grids, took: Mapping[int, float]) -> float | None:
+def square_cost(by_t: Grids, took: Mapping[int, float]) -> float | None:
     """Return by how much "DP = TP" takes longer than the best T; None where no grid has D and T within a factor of 2.
 
     Of D = 2 T and T = 2 D, if D = T cannot be, the better one.
     """
-    near = [tp for tp, timed in grids.items() if timed.dp <= 2 * tp <= 4 * timed.dp]
-    square = [tp for tp in near if grids[tp].dp == tp] or near
+    near = [tp for tp, timed in by_t.items() if timed.dp <= 2 * tp <= 4 * timed.dp]
+    square = [tp for tp in near if by_t[tp].dp == tp] or near
     return min(took[tp] for tp in square) / min(took.values()) - 1 if square else None

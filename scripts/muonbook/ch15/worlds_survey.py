@@ -11,10 +11,10 @@ from typing import Any
 
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
 from distmuon.verify.prediction import predict_step
-from muonbook.ch15.planned_steps import Grids, Step, TimedWorld, best, seconds, square_cost
+from muonbook.ch15.planned_steps import Grids, Step, best, seconds, square_cost, timed_grids
 from muonbook.ch15.verdicts import short, verdict
 from muonbook.measure import reported
-from muonbook.planner.algorithms import ALGORITHMS, Algorithm
+from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices.comparison import compared
 from muonbook.planner.cost_model import collectives_of, step_seconds
 from muonbook.planner.fabrics import CORNERS, FABRICS, PEAK_FLOPS, SOURCES, SUSTAINED
@@ -133,12 +133,6 @@ def cells_of(model: str, ranks: int, batches: Iterable[int]) -> list[dict[str, A
         for tokens in batches
         for fabric in FABRICS
     ]
-
-
-def timed_grids(model: str, ranks: int, algorithm: Algorithm) -> dict[int, TimedWorld]:
-    """Return the model's grids of so many ranks by this algorithm, by T."""
-    shape = MODELS[model]
-    return {tp: TimedWorld.of(shape, dp, tp, algorithm) for dp, tp in grids(shape, ranks)}
 
 
 def _cell(by_t: Grids, fabric_name: str, tokens: int) -> dict[str, Any]:

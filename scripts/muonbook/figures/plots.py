@@ -176,7 +176,7 @@ def _sorted(spectra: Mapping[str, Any]) -> dict[str, Curve]:
 
 
 def _scales(plot: Axes, log_x: bool, log_y: bool, x_values: Sequence[float]) -> None:
-    """Set both scales, and numbers along them. x_values: of all curves; powers of two, as ranks are, are numbered so."""
+    """Set both scales, and numbers along them. x_values: of all curves; powers of two are numbered so, as ranks are."""
     whole_x = all(value.is_integer() for value in x_values)
     plot.set_xscale("log" if log_x else "linear")
     plot.set_yscale("log" if log_y else "linear")
@@ -196,6 +196,9 @@ def _scales(plot: Axes, log_x: bool, log_y: bool, x_values: Sequence[float]) -> 
             axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
     if log_x and x_values[-1] < 10_000 and all(log2(value).is_integer() for value in x_values):
         plot.xaxis.set_major_locator(FixedLocator(x_values[:: ceil(len(x_values) / 6)]))
+        plot.xaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"1/{1 / value:g}" if value < 1 else power(value))
+        )
     plot.grid(axis="y", color=MUTED, alpha=0.15, lw=0.8)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
 from muonbook.ch15 import world_tables
-from muonbook.ch15.planned_steps import over_adamw
+from muonbook.ch15.planned_steps import over_adamw, shape_curves
 from muonbook.ch15.verdicts import near_one, of_algorithm, verdict
 from muonbook.ch15.worlds_survey import (
     DIVIDED,
@@ -232,6 +232,20 @@ def test_the_pages_pictures_hold_what_was_planned(stored: dict[str, Any]) -> Non
     assert list(squares) == ["GPT-2", "Llama 3 8B", "Moonlight", "GPT-3 175B"]  # no grid of the 70B is square
     assert all(set(each) == {"bucketed", "flat + cut"} for each in squares.values())
     assert squares["GPT-2"]["bucketed"] == 0 < squares["Llama 3 8B"]["bucketed"] < squares["GPT-3 175B"]["bucketed"]
+
+
+def test_a_grid_is_quickest_where_t_is_least(stored: dict[str, Any]) -> None:
+    worlds = {"gpt2": 16, "gpt3_175b": 512}
+    curves = shape_curves(worlds, "flat_cut", FAST, 1 << 22)
+    assert list(curves) == ["GPT-2, 16", "GPT-3 175B, 512"]
+    assert [shapes for shapes, _ in curves.values()] == [[1 / 16, 1 / 4, 1], [16 / 32, 32 / 16]]
+    for (model, ranks), (_, over) in zip(worlds.items(), curves.values(), strict=True):
+        assert over[0] == 1
+        assert over == sorted(over)
+        (cell,) = world_tables.rows(
+            stored["cells"], model=model, ranks=ranks, tokens=1 << 22, fabric=FAST, algorithm="flat_cut"
+        )
+        assert cell["tp"] == {"gpt2": 1, "gpt3_175b": 16}[model]
 
 
 def test_a_ratio_of_steps_hardly_depends_on_the_share_of_the_peak(stored: dict[str, Any]) -> None:
