@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muonbook.ch15.verdicts import with_a_square
 from muonbook.planner.measured import step_fit
 
 WIDE = 12  # a column of titles
@@ -44,21 +43,6 @@ def moonlight_lines(worlds: Worlds, tokens: int) -> list[str]:
         cells = (f"{share:.1f}%{' ' if fits else '*'}" for share, fits in zip(shares, room, strict=True))
         lines.append(f"  {title:{WIDE}s}" + "".join(f"{cell:>11s}" for cell in cells))
     return lines
-
-
-def square_bars(worlds: Worlds) -> dict[str, dict[str, float]]:
-    """Return {model: {algorithm: in what share of plans, in %, a square grid's step is within 10 % of the quickest's}}.
-
-    Of those plans in which there is a grid with D = T, or nearly, and another; models without one are left out.
-    """
-    bars: dict[str, dict[str, float]] = {}
-    for model, shape in worlds["models"].items():
-        for name in ("bucketed", "flat_cut"):
-            plans = with_a_square(rows(worlds["cells"], model=model, algorithm=name))
-            if plans:
-                near = sum(plan["square_cost"] <= 0.1 for plan in plans) / len(plans)
-                bars.setdefault(shape["title"], {})[worlds["algorithms"][name]] = round(100 * near)
-    return bars
 
 
 def reported_lines(worlds: Worlds) -> list[str]:
