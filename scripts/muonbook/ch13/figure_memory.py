@@ -57,7 +57,6 @@ COLUMNS = {True: 32, False: 106}  # into which the passes and the update are div
 DONE = {
     0.0: "The passes alone",
     0.25: "A quarter of the update's operators",
-    0.5: "Half of them",
     0.75: "Three quarters",
     1.0: "The whole update",
 }
@@ -149,7 +148,7 @@ def _told(plots: Mapping[str, _Plot], share: float) -> tuple[str, str]:
     """Return a frame's alt text and its caption: how far it is, and who held more by then than the first ever does."""
     first = next(iter(plots))
     above = [name for name, plot in plots.items() if plot.fullest(share) > plots[first].fullest()]
-    caption = f"{DONE[share]}. Above the fullest of {first}: {', '.join(above) or 'nobody'}."
+    caption = f"{DONE[share]}. Fuller than {first} ever is: {', '.join(above) or 'nobody'}."
     held = "; ".join(
         f"{name} keeps {in_bytes(plot.kept)}, fullest {in_bytes(plot.fullest(share))}, in {_where(plot, share)}"
         for name, plot in plots.items()
