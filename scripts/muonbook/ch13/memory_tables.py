@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from distmuon.verify.model_states import STATE
@@ -127,6 +128,7 @@ def batch_lines(found: Found) -> list[str]:
 # ---- Planned models ---------------------------------------------------------------------------------------
 
 
+@cache
 def plan_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]:
     """Return what Muon saves, the mean over a stage's ranks, and bounds of its update on the worst rank, in bytes.
 
