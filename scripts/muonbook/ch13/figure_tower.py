@@ -16,6 +16,7 @@ from muonbook.figures.style import MARGIN, MUTED, ROW, WIDTH, Block, box, card, 
 FIRST, LAST = "momentum", "all_gather"  # stages of a move of one bucket
 SHOWN = ("momentum", "Newton–Schulz", "all else")
 HIGH = 86.0  # of the highest tower
+BEYOND = 1.05  # what is drawn, over the longest move: so that its end shows
 
 
 def highest_move(history: Sequence[Moment]) -> list[Moment]:
@@ -33,7 +34,7 @@ def highest_move(history: Sequence[Moment]) -> list[Moment]:
 def draw_towers(steps: Mapping[str, Sequence[Moment]], title: str = "", note: str = "") -> Figure:
     """Draw every step's highest tower on one scale, operators to the right. steps: name -> history."""
     moves = {name: highest_move(history) for name, history in steps.items()}
-    high, wide = max(map(_top, moves.values())), max(map(len, moves.values()))
+    high, wide = max(map(_top, moves.values())), BEYOND * max(map(len, moves.values()))
     key = part_key({name: (WORK[name][1], "") for name in SHOWN})
     return card(title, note, *key, *(_tower(name, move, high, wide) for name, move in moves.items()))
 
@@ -56,7 +57,7 @@ def _work(stage: str) -> str:
     return next((work for work, (stages, _) in WORK.items() if stage in stages), SHOWN[-1])
 
 
-def _tower(name: str, move: Sequence[Moment], high: int, operators: int) -> Block:
+def _tower(name: str, move: Sequence[Moment], high: int, operators: float) -> Block:
     one, top_of_it = (WIDTH - 2 * MARGIN) / operators, HIGH * _top(move) / high
 
     def paint(axes: Axes, top: float) -> None:
