@@ -17,7 +17,7 @@ about three minutes, on Linux with network namespaces.
 from distmuon import launch
 
 GRID = ("dp", "tp", "pp", "ep")
-WORLD = ("model", "ranks", *GRID, "tokens", "device", "fabric", "recompute")
+WORLD = ("model", "ranks", *GRID, "tokens", "device", "fabric", "recompute", "sequence_parallel")
 TAKES = {  # job -> its options
     "": (*WORLD, "optimizer", "strategy", "buckets", "json", "figure"),
     "--compare": (*WORLD, "json"),
@@ -44,6 +44,7 @@ def parse():
     add("--buckets", default="ours", metavar="RULE", help="how long buckets are: ours, megatron, flat (default: ours)")
     add("--tokens", type=int, default=1 << 24, metavar="N", help="per step, of all ranks (default: %(default)s)")
     add("--recompute", action="store_true", help="keep a layer's input alone, and compute the rest again")
+    add("--sequence-parallel", action="store_true", help="with --tp: cut the sequence where no matrix is cut")
     machine = parser.add_argument_group("the machine, as an assumption")
     machine.add_argument("--device", default="h100", metavar="NAME", help="a100, h100 or h200 (default: %(default)s)")
     machine.add_argument("--fabric", default="nvlink_infiniband", metavar="NAME", help="links (default: %(default)s)")

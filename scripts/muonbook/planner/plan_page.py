@@ -73,9 +73,12 @@ def setting_of(arguments: argparse.Namespace) -> WorldSetting:
     _one_of("--buckets", arguments.buckets, BUCKET_RULES)
     _one_of("--device", arguments.device, DEVICES)
     _one_of("--fabric", arguments.fabric, FABRICS)
+    degrees = _degrees(arguments)
+    if arguments.sequence_parallel and degrees.dp and degrees.tp == 1:
+        raise UsageError("--sequence-parallel does nothing with --tp 1; choose a larger T, or leave it out.")
     return WorldSetting(
-        shape, _degrees(arguments), arguments.optimizer, arguments.strategy, arguments.buckets, arguments.tokens,
-        DEVICES[arguments.device], FABRICS[arguments.fabric], arguments.recompute,
+        shape, degrees, arguments.optimizer, arguments.strategy, arguments.buckets, arguments.tokens,
+        DEVICES[arguments.device], FABRICS[arguments.fabric], arguments.recompute, arguments.sequence_parallel,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """A whole world, planned: what its ranks hold, send and compute in a step, and how long it takes on an assumed fabric.
 
-    micro-batch   one sequence: forward and backward of a stage's layers, all-reduces over TP, all-to-alls of experts,
-                  activations to the next stage and their gradients back; under FSDP2 the gathers of parameters
+    micro-batch   one sequence: forward and backward of a stage's layers, all-reduces over TP (with sequence
+                  parallelism reduce-scatters and all-gathers), all-to-alls of experts, activations to the next stage
+                  and their gradients back; under FSDP2 the gathers of parameters
     bubble        P - 1 micro-batches of the slowest stage, in which others wait: (P - 1) / (M + P - 1) of a pipeline
                   of M micro-batches under 1F1B (Narayanan et al. 2021, section 2.2)
     update        the optimizer's moves and Newton–Schulz, those of dense weights and then those of experts
@@ -25,10 +26,11 @@ from muonbook.planner.algorithms import Algorithm, Part
 from muonbook.planner.cost_model import hops
 from muonbook.planner.fabrics import DEVICES, FABRICS, SUSTAINED, Device, Fabric
 from muonbook.planner.model_shapes import Shape, Weight, local_specs
+from muonbook.planner.parts.activations import StageActivations
 from muonbook.planner.parts.every_rank import Move
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
-from muonbook.planner.parts.step_parts import ACTIVATION_BYTES, activation_messages
-from muonbook.planner.stages import BLOCK, Degrees, StageWeights, check_degrees, stages
+from muonbook.planner.parts.step_parts import ACTIVATION_BYTES
+from muonbook.planner.stages import Degrees, StageWeights, check_degrees, stages
 
 OPTIMIZERS = ("adamw", "muon", "muonw")
 STATES = {"parameters": "parameters", "gradients": "gradients", "masters": "master weights"}
@@ -38,13 +40,13 @@ MOMENTS = {  # kinds that come and go, by when they are there: an update begins 
 }
 KEPT = ("parameters", "gradients", "master weights", "optimizer state")
 HELD = (*KEPT, *(kind for kinds in MOMENTS.values() for kind in kinds))
-LOGIT_BYTES = ITEM_BYTES["float32"]
 
 
 @dataclass(frozen=True)
 class WorldSetting:
     """All that a plan depends on. rule: of BUCKET_RULES. tokens: of all ranks, per step. recompute: of a layer, keep
-    the input alone, and compute the rest again in the backward pass."""
+    the input alone, and compute the rest again in the backward pass. sequence_parallel: where TP cuts no matrix, it
+    cuts the sequence (Korthikanti et al. 2022, section 4.2.2)."""
 
     shape: Shape
     degrees: Degrees
@@ -55,6 +57,7 @@ class WorldSetting:
     device: Device = DEVICES["h100"]
     network: Fabric = FABRICS["nvlink_infiniband"]
     recompute: bool = False
+    sequence_parallel: bool = False
 
     @property
     def micro_batches(self) -> float:
@@ -78,6 +81,16 @@ class WorldSetting:
                 f"--tokens {self.tokens:,} are fewer than a sequence of {self.shape.context:,} for each of --dp "
                 f"{self.degrees.dp} ranks; choose {least:,} or more."
             )
+        if not self.divides_sequences:
+            raise UsageError(
+                f"--sequence-parallel: --tp {self.degrees.tp} does not divide a sequence of {self.shape.context:,}; "
+                f"choose another T, or leave it out."
+            )
+
+    @property
+    def divides_sequences(self) -> bool:
+        """Whether T divides a sequence, where it has to."""
+        return not self.sequence_parallel or self.shape.context % self.degrees.tp == 0
 
 
 class StagePlan:
@@ -88,6 +101,9 @@ class StagePlan:
 
     def __init__(self, setting: WorldSetting, weights: StageWeights) -> None:
         self.setting, self.weights, degrees = setting, weights, setting.degrees
+        self.activations = StageActivations(
+            setting.shape, weights, degrees, setting.recompute, setting.sequence_parallel
+        )
         self._everywhere = np.ones((degrees.dp, degrees.tp))
 
     @cached_property
@@ -98,14 +114,6 @@ class StagePlan:
         if self.weights.experts:
             found["expert "] = _part(self.setting, self.weights.experts, degrees.replicas)
         return found
-
-    @property
-    def is_first(self) -> bool:
-        return 0 in self.weights.numbers
-
-    @property
-    def is_last(self) -> bool:
-        return self.setting.degrees.pp - 1 in self.weights.numbers
 
     # ---- What it holds ---------------------------------------------------------------------------------------
 
@@ -118,7 +126,7 @@ class StagePlan:
                 found[STATES.get(kind, "optimizer state")] += self._over(part, amounts)
         found["gathered layers"] += max(part.passing_bytes for part in self.parts.values())
         found["while stepping"] += max(part.update_bytes for part in self.parts.values())
-        found["activations"] += self.activation_bytes
+        found["activations"] += self.activations.held_bytes(self.setting.micro_batches)
         return found
 
     @property
@@ -129,29 +137,6 @@ class StagePlan:
 
     def _sum(self, kinds: Iterable[str]) -> np.ndarray:
         return np.sum([self.memory[kind] for kind in kinds], axis=0)
-
-    @property
-    def activation_bytes(self) -> float:
-        """Estimate of what forward passes leave for backward passes, at the most, under 1F1B.
-
-        2 bytes, for every token of a micro-batch, times: 4 h per layer (norms and what they are fed), each matrix's
-        output, and of row-parallel ones the input, over T where TP cuts it; the logits once, in float32, over T. With
-        `recompute` h per layer, and all of the largest layer once. Stage s holds min(M, P - s) micro-batches.
-        """
-        shape, degrees = self.setting.shape, self.setting.degrees
-        by_layer: dict[str, float] = {}
-        for layer, weight in ((_layer(weight), weight) for weight in self.weights.dense if weight.muon):
-            by_layer[layer] = by_layer.get(layer, 4.0 * shape.width) + _outputs(weight, degrees.tp)
-        if shape.experts and self.weights.mixtures:
-            matrices = 3 if shape.gated else 2
-            routed = shape.experts.active * matrices * shape.experts.width / degrees.tp
-            mixtures = {_layer(weight) for weight in self.weights.experts}
-            by_layer = {name: size + routed * (name in mixtures) for name, size in by_layer.items()}
-        kept = len(by_layer) * shape.width if self.setting.recompute else sum(by_layer.values())
-        once = max(by_layer.values(), default=0.0) if self.setting.recompute else 0.0
-        under_way = max(1.0, min(self.setting.micro_batches, degrees.pp - self.weights.numbers[0]))
-        logits = LOGIT_BYTES * shape.vocabulary / degrees.tp if self.is_last else 0.0
-        return shape.context * (ACTIVATION_BYTES * (under_way * kept + once) + logits)
 
     # ---- What it sends ---------------------------------------------------------------------------------------
 
@@ -171,16 +156,16 @@ class StagePlan:
     def passing(self) -> dict[Move, tuple[int, float]]:
         """Return {(group, move): (hops, bytes that a rank sends)} of one micro-batch, forward and backward."""
         shape, (_, tp, pp, ep) = self.setting.shape, self.setting.degrees
-        sequence = shape.context * shape.width * ACTIVATION_BYTES
         found: dict[Move, tuple[int, float]] = {}
         if tp > 1:
-            over_tp = activation_messages(shape, tp, 4 * self.weights.layers + self.is_first + self.is_last)
+            over_tp = self.activations.messages()
             found["tp", "activations"] = over_tp.hops, over_tp.sent_bytes
         if pp > 1:
-            found["pp", "activations"] = 2, sequence * ((not self.is_first) + (not self.is_last))
+            neighbours = (not self.activations.is_first) + (not self.activations.is_last)
+            found["pp", "activations"] = 2, self.activations.passed_on_bytes() * neighbours
         if ep > 1 and shape.experts and self.weights.mixtures:
-            calls = 4 * self.weights.mixtures  # there and back, forward and backward
-            payload = sequence * shape.experts.active / tp
+            calls = (4 + 2 * self.setting.recompute) * self.weights.mixtures  # there and back, in every pass
+            payload = shape.context * shape.width * ACTIVATION_BYTES * shape.experts.active / tp
             found["ep", "tokens"] = calls * hops("all_to_all", ep), calls * payload * (ep - 1) / ep
         return found
 
@@ -239,18 +224,6 @@ def _part(setting: WorldSetting, weights: Sequence[Weight], dp: int) -> Part:
     specs, muon = local_specs(weights, setting.degrees.tp)
     algorithm = Algorithm("", setting.optimizer, setting.strategy, setting.rule)
     return algorithm.lay_out(specs, muon, dp, setting.degrees.tp, setting.micro_batches)
-
-
-def _layer(weight: Weight) -> str:
-    block = BLOCK.match(weight.name)
-    return block[0] if block else ""
-
-
-def _outputs(weight: Weight, tp: int) -> float:
-    """Return how many numbers of a token a matrix leaves behind: its outputs, or what it is fed where TP cuts that."""
-    if weight.cut == 1:
-        return weight.shape[1] / tp
-    return weight.shape[0] / (tp if weight.cut == 0 else 1)
 
 
 # ---- The whole world ------------------------------------------------------------------------------------------
@@ -377,6 +350,7 @@ class WorldPlan:
             "device": setting.device.title,
             "fabric": setting.network.title,
             "recompute": setting.recompute,
+            "sequence_parallel": setting.sequence_parallel,
             "micro_batches": setting.micro_batches,
             "fullest": {"stage": stage.weights.numbers[0], "dp": rank[0], "tp": rank[1], "bytes": round(most)},
             "held": {kind: round(amount) for kind, amount in self.held.items()},

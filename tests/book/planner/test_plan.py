@@ -67,6 +67,7 @@ def test_a_plan_is_told_in_thirty_lines_written_and_drawn(tmp_path: Path) -> Non
         "--model llama2_7b --dp 8 --tp 2 --strategy gather_cut --buckets flat",
         "--model llama2_7b --dp 8 --tp 2 --strategy blockwise --recompute --device a100",
         "--model kimi_k2 --dp 128 --tp 8 --pp 8 --ep 64 --optimizer muonw --fabric nvlink_ethernet",
+        "--model llama3_70b --dp 16 --tp 8 --pp 4 --recompute --sequence-parallel",
     ],
 )
 def test_every_optimizer_is_told_in_thirty_lines(line: str) -> None:
@@ -120,6 +121,7 @@ def test_every_algorithm_is_compared_as_the_survey_plans_it(tmp_path: Path) -> N
         ("--dp 6 --ep 4", "--dp 6 is not a multiple of --ep 4"),
         ("--model gpt2 --ep 2", "--ep 2: GPT-2 has no experts to share out; leave --ep out."),
         ("--pp 28", "--pp 28: Moonlight has 27 layers"),
+        ("--sequence-parallel", "--sequence-parallel does nothing with --tp 1; choose a larger T, or leave it out."),
         ("--tokens 100", "--tokens 100 are fewer than a sequence of 8,192"),
         ("--figure plan.pdf", "--figure plan.pdf: name a .png or an .svg file."),
         ("--measure", "--measure needs --json FILE to write to"),

@@ -143,6 +143,56 @@ def test_recomputing_trades_memory_for_work() -> None:
     assert again.seconds["forward, backward"] == pytest.approx(plain.seconds["forward, backward"] * 8 / 6)
 
 
+def over_tp(plan: WorldPlan) -> float:
+    """Return what a rank sends over TP for activations, in the units of one half of an all-reduce."""
+    setting = plan.setting
+    tokens = setting.tokens // setting.degrees.dp
+    half = tokens * setting.shape.width * 2 * (setting.degrees.tp - 1) / setting.degrees.tp  # bf16
+    mean, most = plan.sent["tp", "activations"]
+    assert mean == most
+    return mean / half
+
+
+def test_recomputing_repeats_the_forward_passes_all_reduces() -> None:
+    plain = WorldPlan(setting(DENSE, Degrees(4, 2)))
+    again = WorldPlan(replace(plain.setting, recompute=True))
+    assert over_tp(plain) == pytest.approx(2 * (4 * DENSE.layers + 2))
+    assert over_tp(again) == pytest.approx(2 * (6 * DENSE.layers + 2))
+
+
+def test_recomputing_sends_tokens_to_experts_again() -> None:
+    plain = WorldPlan(setting(SMALL, Degrees(12, 1, 1, 6)))
+    again = WorldPlan(replace(plain.setting, recompute=True))
+    assert again.sent["ep", "tokens"][0] == pytest.approx(1.5 * plain.sent["ep", "tokens"][0])
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("shape", [DENSE, SMALL])
+def test_sequence_parallelism_cuts_activations_and_gathers_them_again(shape: Shape, recompute: bool) -> None:
+    plain = WorldPlan(replace(setting(shape, Degrees(4, 2)), recompute=recompute))
+    cut = WorldPlan(replace(plain.setting, sequence_parallel=True))
+    whole = WorldPlan(replace(plain.setting, degrees=Degrees(4, 1)))
+    assert cut.held["activations"] == pytest.approx(whole.held["activations"] / 2)  # logits too
+    assert cut.held["activations"] < plain.held["activations"]
+    assert over_tp(cut) - over_tp(plain) == pytest.approx(2 * shape.layers + 1)  # and before the head
+    kept = [{kind: plan.held[kind] for kind in KEPT} for plan in (plain, cut)]
+    assert kept[0] == kept[1]
+
+
+def test_sequence_parallelism_passes_on_a_part_of_a_sequence() -> None:
+    plain = WorldPlan(setting(DENSE, Degrees(2, 2, 3)))
+    cut = WorldPlan(replace(plain.setting, sequence_parallel=True))
+    assert cut.sent["pp", "activations"][0] == pytest.approx(plain.sent["pp", "activations"][0] / 2)
+
+
+def test_a_sequence_that_t_does_not_divide_is_refused_where_it_is_cut() -> None:
+    odd = replace(DENSE, context=DENSE.context + 1)
+    asked = setting(odd, Degrees(4, 2))
+    assert WorldPlan(asked).held["activations"] > 0
+    with pytest.raises(UsageError, match=r"--sequence-parallel: --tp 2 does not divide a sequence of [\d,]+; choose"):
+        WorldPlan(replace(asked, sequence_parallel=True))
+
+
 # ---- What cannot be -------------------------------------------------------------------------------------------
 
 

@@ -59,7 +59,8 @@ def search(setting: WorldSetting, ranks: int) -> Search:
         if len(plans) < SHOWN and (plan := WorldPlan(each)).fits:
             plans.append(plan)
     if not plans:
-        remedy = "choose more ranks" + (", or --recompute" if not setting.recompute else "")
+        given = {"--recompute": setting.recompute, "--sequence-parallel": setting.sequence_parallel}
+        remedy = ", or ".join(["choose more ranks", *(option for option, there in given.items() if not there)])
         raise UsageError(f"--ranks {ranks}: of {len(possible)} divisions none fits {setting.device.title}; {remedy}.")
     return Search(sorted(plans, key=lambda plan: plan.step_seconds), len(possible), len(roomy))
 
@@ -67,7 +68,7 @@ def search(setting: WorldSetting, ranks: int) -> Search:
 def divisions(setting: WorldSetting, ranks: int) -> list[WorldSetting]:
     """Return the setting in every division of `ranks` that the model and the batch permit."""
     asked = (replace(setting, degrees=each) for each in all_degrees(setting.shape, ranks, setting.network.node))
-    return [each for each in asked if each.micro_batches >= 1]
+    return [each for each in asked if each.micro_batches >= 1 and each.divides_sequences]
 
 
 def _whole(shape: Shape) -> ModelTotals:
@@ -95,7 +96,7 @@ def _least_bytes(setting: WorldSetting, whole: ModelTotals) -> float:
     dense, experts = _held(setting, whole)
     states = kept * (dense + experts) + cut * (dense / setting.degrees.dp + experts / setting.degrees.replicas)
     first = StagePlan(setting, stages(setting.shape, *setting.degrees[2:])[0])
-    return 0.9 * states + first.activation_bytes  # stages are uneven
+    return 0.9 * states + first.activations.held_bytes(setting.micro_batches)  # stages are uneven
 
 
 def _least_seconds(setting: WorldSetting, whole: ModelTotals) -> float:

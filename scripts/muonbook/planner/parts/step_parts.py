@@ -67,10 +67,11 @@ def orthogonalizing_seconds(groups: Mapping[tuple, int], tp: int, link: LinkCost
     return found
 
 
-def activation_messages(shape: Shape, tp: int, all_reduces: int) -> Messages:
-    """Return so many all-reduces over TP of one sequence's activations."""
+def activation_messages(shape: Shape, tp: int, all_reduces: int, all_gathers: int = 0) -> Messages:
+    """Return so many all-reduces and all-gathers over TP of one sequence's activations."""
     ledger, payload = Ledger(), shape.context * shape.width * ACTIVATION_BYTES
     ledger.record("all_reduce", "tp", tp, payload, "activations", all_reduces)
+    ledger.record("all_gather", "tp", tp, payload, "activations", all_gathers)
     return _messages(ledger, "activations", "tp", {"tp": tp})
 
 
