@@ -148,7 +148,7 @@ def _told(plots: Mapping[str, _Plot], share: float) -> tuple[str, str]:
     """Return a frame's alt text and its caption: how far it is, and who held more by then than the first ever does."""
     first = next(iter(plots))
     above = [name for name, plot in plots.items() if plot.fullest(share) > plots[first].fullest()]
-    caption = f"{DONE[share]}. Fuller than {first} ever is: {', '.join(above) or 'nobody'}."
+    caption = f"{DONE[share]}. Above the peak of {first}: {', '.join(above) or 'nobody'}."
     held = "; ".join(
         f"{name} keeps {in_bytes(plot.kept)}, fullest {in_bytes(plot.fullest(share))}, in {_where(plot, share)}"
         for name, plot in plots.items()

@@ -22,7 +22,7 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.verify.storage_tracker import StorageTracker
 from muonbook.ch14 import recording
 from muonbook.measure import results, trace, trace_report, turns
-from muonbook.measure.baselines import sliced_model
+from muonbook.measure.baselines import SAME_EVERYWHERE, sliced_model
 from muonbook.measure.workload import Workload
 
 RECORDS = 20_000  # ledger entries per round, to time one
@@ -126,7 +126,7 @@ def compare(
     """Take two steps in all schedules; on rank 0, return per rank and schedule whether the parameters are those of the
     synchronous one, and the calls, bytes sent and peak memory of the second step."""
     grid, found = Grid.of(world), dict[str, Any]()
-    models = {name: ScheduledModel(workload, grid, name, **options) for name in SCHEDULES}
+    models = {name: ScheduledModel(workload, grid, name, **options, **SAME_EVERYWHERE) for name in SCHEDULES}
     for name, model in models.items():
         for _ in range(2):
             model.feed()

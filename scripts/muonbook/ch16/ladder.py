@@ -23,9 +23,9 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT
 from distmuon.verify.prediction import predict_step, predict_transient, predict_work
 from distmuon.verify.storage_tracker import StorageTracker
+from muonbook.measure.baselines import SAME_EVERYWHERE
 
 SHAPE = dict(vocabulary=64, width=128, layers=4, heads=8, context=16)  # 16 square matrices, 8 four times as long
-FIXED = dict(compute_dtype=torch.float32, ns_form="standard")  # the same on every machine
 
 
 class Rung(NamedTuple):
@@ -84,7 +84,7 @@ def _optimizer(model: Transformer, grid: Grid, rung: Rung | None) -> ShardedOpti
     if rung is None:
         return Zero1AdamW(groups_for(model, "adamw"), grid)
     groups = groups_for(model, "muon")
-    options: dict[str, Any] = {**rung._asdict(), **FIXED}
+    options: dict[str, Any] = {**rung._asdict(), **SAME_EVERYWHERE}
     return DistributedMuon(groups, grid, **options)
 
 

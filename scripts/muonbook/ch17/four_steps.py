@@ -30,10 +30,10 @@ from distmuon.sharding.ownership import balance
 from distmuon.verify.certificate import difference
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.ch17.existing_program import DigitReader, wrap
+from muonbook.measure.baselines import SAME_EVERYWHERE
 
 Way = Callable[[Sequence[DTensor], Group], list[Tensor]]  # momenta U[A{dp}, B], bf16 -> updates O[A/D, B]
-FIXED = dict(ns_form="standard", compute_dtype=torch.float32, batched=False)  # the same on every machine
-OPTIONS: dict[str, Any] = MUON_DEFAULTS | FIXED | dict(lr=0.02)
+OPTIONS: dict[str, Any] = MUON_DEFAULTS | SAME_EVERYWHERE | dict(batched=False, lr=0.02)
 
 
 # ---- Four ways --------------------------------------------------------------------------------------------

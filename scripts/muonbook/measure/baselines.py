@@ -40,6 +40,7 @@ from distmuon.verify.model_states import ModelStates
 from distmuon.verify.prediction import predict_step
 from muonbook.measure.workload import Workload
 
+SAME_EVERYWHERE: dict[str, Any] = dict(compute_dtype=torch.float32, ns_form="standard")  # for counts of Muon
 ONE_BUCKET = 1e4  # MB: larger than any gradient here, so that DDP sends all of it in one call
 
 

@@ -235,10 +235,10 @@ def test_frames_show_how_steps_come_about() -> None:
     passes, *_, last = frames = frames_of_steps(steps)
     adamw = "AdamW, ours keeps 7 kB, fullest 7.8 kB, in forward"
     assert passes.alt == (
-        f"The passes alone. Fuller than AdamW, ours ever is: nobody. {adamw}; waves keeps 6 kB, fullest 6.8 kB, "
+        f"The passes alone. Above the peak of AdamW, ours: nobody. {adamw}; waves keeps 6 kB, fullest 6.8 kB, "
         "in forward."
     )
-    beyond = "The whole update. Fuller than AdamW, ours ever is: nobody."
+    beyond = "The whole update. Above the peak of AdamW, ours: nobody."
     assert last == (last.figure, f"{beyond} {adamw}; waves keeps 6 kB, fullest 7.6 kB, in Newton–Schulz.", beyond)
     for frame in frames:
         style.require_readable(frame.figure, frame.alt)
