@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from distmuon.optim.gram import GramWorkspace, gram_iterate_, gram_work
 
@@ -276,11 +277,12 @@ def unit_frobenius_(
     Zero stays zero, infinity becomes NaN. The squares of 1e-30 are below the smallest
     float32, and an epsilon in their place would make the result depend on the scale. So the
     largest entry's power of two is divided out first, which rounds nothing. On a CPU that
-    is left out where it is not needed; on a GPU looking would stall the stream.
+    is left out where it is not needed; on a GPU looking would stall the stream, and a FakeTensor has no numbers.
     """
     both = (-2, -1)
     norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
-    if not x.is_cuda and all(1e-15 < one < 1e15 for one in norm.flatten().tolist()):
+    look = not x.is_cuda and not isinstance(x, FakeTensor)
+    if look and all(1e-15 < one < 1e15 for one in norm.flatten().tolist()):
         return x.mul_(1 / norm)
     high, low = x.amax(dim=both, keepdim=True), x.amin(dim=both, keepdim=True)
     largest = torch.maximum(high, -low)

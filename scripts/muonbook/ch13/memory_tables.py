@@ -1,6 +1,6 @@
 """Chapter 13's tables and curves, from book/results/memory.json and from maps alone: numbers first, names last.
 
-`plan_updates` says what the layout of a published model makes of Muon's update, in each of the ways on trial, beside
+`weigh_updates` says what the layout of a published model makes of Muon's update, in four of the ways on trial, beside
 what Muon saves: bf16 parameters whole on every rank, float32 gradients, masters and state in 1/D shards.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from distmuon.verify.model_states import STATE
 from muonbook.ch13.contenders import CONTENDERS, ZERO1
+from muonbook.ch13.weightless import weigh_worst_moves
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import SHAPES, Workload
 from muonbook.planner.model_shapes import MODELS, SURVEYED, Shape, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
-from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import Degrees, stages
 
@@ -129,44 +129,38 @@ def batch_lines(found: Found) -> list[str]:
 
 
 @cache
-def plan_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]:
-    """Return what Muon saves, the mean over a stage's ranks, and bounds of its update on the worst rank, in bytes.
+def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]:
+    """Return what Muon saves, the mean over a stage's ranks, and what its update borrows at most, in bytes.
 
-    Bounds: {column of PLANNED, or "MuonW" on FSDP2: bytes}, on NCCL, whose reduce-scatter of equal shards needs no
-    room, and with Newton–Schulz in bf16; of the stage for which each is largest. Raises ValueError where T does not
-    divide what it cuts.
+    The latter: {column of SHOWN: bytes} of the rank with the largest bound, in the stage in which they are most,
+    weighed without data, in bf16; or what unequal shards take to be reduced, if that is more. AdamW's part of the
+    update is not in it. Raises ValueError where T does not divide what it cuts.
     """
-    saved, worst = 0.0, dict.fromkeys((*PLANNED, "MuonW"), 0)
+    saved, worst = 0.0, dict.fromkeys(SHOWN, 0)
     for stage in stages(model, degrees.pp, degrees.ep):
         here = 0.0
         for weights, dp in ((stage.dense, degrees.dp), (stage.experts, degrees.replicas)):
             if not weights:
                 continue
             specs, muon = local_specs(weights, degrees.tp)
-            for column, (strategy, rule) in PLANNED.items():
-                size = BUCKET_RULES[rule](dp) if rule else 1
-                part = Zero1Part(plan_part(specs, muon, dp, degrees.tp, size, strategy))
-                worst[column] = max(worst[column], part.update_bytes)
+            for column in SHOWN:
+                strategy, rule = PLANNED[column]
+                world = plan_part(specs, muon, dp, degrees.tp, BUCKET_RULES[rule](dp) if rule else 1, strategy)
+                moves = weigh_worst_moves(world.layout, world.muon, degrees.tp, strategy)
+                worst[column] = max(worst[column], moves, Zero1Part(world).exchange_bytes)
             here += 4 * sum(specs[index].numel for index in muon) / dp
-            rows = FsdpPart(specs, frozenset(muon), dp, degrees.tp, [""] * len(specs))
-            worst["MuonW"] = max(worst["MuonW"], int(rows.step_bytes().max()))
         saved = max(saved, here)
     return saved, worst
 
 
 def published_lines() -> list[str]:
-    """Return what published models save and what Muon's update takes at most, in GB.
-
-    A star: no more than was saved. An exclamation mark: more, for one whole matrix in bf16 already is.
-    """
+    """Return what published models save and what Muon's update borrows, in GB. A star: no more than was saved."""
     lines = ["saved  " + "".join(f"{column:>{_wide(column)}}" for column in SHOWN)]
     for name, degrees in PUBLISHED:
-        saved, worst = plan_updates(MODELS[name], degrees)
-        least = 2 * max(math.prod(weight.shape) for weight in MODELS[name].weights() if weight.muon)
-        sizes = ""
-        for column in SHOWN:
-            mark = "*" if worst[column] <= saved else "!" if least > saved else " "
-            sizes += f"{worst[column] / 1e9:>{_wide(column) - 1}.2f}{mark}"
+        saved, worst = weigh_updates(MODELS[name], degrees)
+        sizes = "".join(
+            f"{worst[column] / 1e9:>{_wide(column) - 1}.2f}{' *'[worst[column] <= saved]}" for column in SHOWN
+        )
         lines.append(f"{saved / 1e9:>5.2f}  {sizes}  {MODELS[name].title}, {_words(degrees)}")
     return lines
 

@@ -6,7 +6,7 @@ hours; here a sweep over the map answers for all, and tests hold the two equal o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -124,18 +124,26 @@ class Zero1Part:
 
     @cached_property
     def update_bytes(self) -> int:
-        """Bound of what a step allocates, on the worst rank, by `prediction.predict_transient`, on NCCL in bf16.
-
-        Shards of unequal length are reduced by a sum of what all ranks sent, D times the longest of them.
-        """
-        layout, exchange, adamw = self.world.layout, 0, 0
-        for bucket in layout.buckets:
-            item, own = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype], bucket.shard_size
-            adamw = max(adamw, 3 * item * own)
-            if layout.dp > 1 and bucket.ends:
-                exchange = max(exchange, item * layout.dp * own)
+        """Bound of what a step allocates, on the worst rank, by `prediction.predict_transient`, on NCCL in bf16."""
+        adamw = max(3 * shard for shard, _ in self._shards())
         moves = self.world.transient_bytes if self.muon else 0
-        return max(exchange, adamw, moves) + STATISTICS_BYTES * (len(layout.specs) + 1)
+        return max(self.exchange_bytes, adamw, moves) + STATISTICS_BYTES * (len(self.world.layout.specs) + 1)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """What it takes to reduce shards of unequal length, on the rank with the longest: as many as there are ranks.
+
+        Our optimizers receive everybody's and add them up; equal shards are left to NCCL, which needs no such room.
+        """
+        dp = self.world.dp
+        return max((dp * shard for shard, uneven in self._shards() if uneven and dp > 1), default=0)
+
+    def _shards(self) -> Iterator[tuple[int, bool]]:
+        """Yield, bucket by bucket, the bytes of the longest shard's gradients, and whether shards are unequal."""
+        layout = self.world.layout
+        for bucket in layout.buckets:
+            item = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
+            yield item * bucket.shard_size, bool(bucket.ends)
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
         """Return seconds of the update, part by part, one after the other; see `step_parts`."""

@@ -1,0 +1,60 @@
+"""Moves weighed without data are those of real steps, and stay under their bounds where no step can be taken."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from distmuon.launch import session
+from distmuon.verify.prediction import predict_transient
+from muonbook.ch13.figure_tower import highest_move
+from muonbook.ch13.memory_study import PICTURED
+from muonbook.ch13.step_memory import unpacked
+from muonbook.ch13.weightless import weigh_moves, weigh_worst_moves
+from muonbook.measure import results
+from muonbook.measure.laid_out import LAID_OUT
+from muonbook.planner.model_shapes import MODELS, local_specs
+from muonbook.planner.owned_worlds import plan_part
+from muonbook.planner.planned_worlds import BUCKET_RULES
+from muonbook.planner.stages import stages
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_a_move_takes_as_much_as_with_data_to_the_byte(name: str) -> None:
+    """Of a stored step, whose moments also count what stands beside a move: what the first has beyond its piece."""
+    layout, muon = LAID_OUT[name].plan(PICTURED, 4, 1)
+    move = highest_move(unpacked(results.load("memory")["timelines"][name]["history"]))
+    (beside,) = {moment.alive for moment in move[:1]}
+    weighed = weigh_moves(layout, muon, 1, LAID_OUT[name].strategy, [0], "float32")
+    assert weighed == max(moment.alive for moment in move) - beside
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(8, 1), (16, 8)])
+@pytest.mark.parametrize("strategy", ["gather_all", "gather_cut", "owner"])
+def test_a_world_too_large_to_start_stays_under_its_bound(strategy: str, dp: int, tp: int) -> None:
+    specs, muon = local_specs(stages(MODELS["llama3_8b"], 4, 1)[0].dense, tp)
+    world = plan_part(specs, muon, dp, tp, 1 << 26, strategy)
+    heaviest = weigh_worst_moves(world.layout, world.muon, tp, strategy)
+    every = weigh_moves(world.layout, world.muon, tp, strategy, range(dp), "bfloat16")
+    bound = max(predict_transient(world.layout, tp, d, world.muon, strategy, None, "bfloat16", True) for d in range(dp))
+    assert 0.95 * every < heaviest <= every <= bound  # the rank with the largest bound need not be the fullest
+
+
+def test_flat_has_room_where_its_bound_has_none() -> None:
+    """What chapter 15 says of a Llama 3 70B on 1,024 ranks: 30.5 GB by its bound, and 21.3 weighed."""
+    specs, muon = local_specs(stages(MODELS["llama3_70b"], 1, 1)[0].dense, 8)
+    world = plan_part(specs, muon, 128, 8, BUCKET_RULES["flat"](128), "gather_all")
+    weighed = weigh_worst_moves(world.layout, world.muon, 8, "gather_all")
+    assert (f"{world.transient_bytes / 1e9:.1f}", f"{weighed / 1e9:.1f}") == ("30.5", "21.3")
+
+
+def test_a_process_that_has_a_group_is_refused() -> None:
+    layout, muon = LAID_OUT["muon"].plan(PICTURED, 4, 1)
+    with session.environment(session.directory()):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            with pytest.raises(RuntimeError, match="this process has a process group already"):
+                weigh_moves(layout, muon, 1, "gather_all", [0], "float32")
+        finally:
+            dist.destroy_process_group()
