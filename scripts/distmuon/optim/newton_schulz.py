@@ -277,7 +277,8 @@ def unit_frobenius_(
     Zero stays zero, infinity becomes NaN. The squares of 1e-30 are below the smallest
     float32, and an epsilon in their place would make the result depend on the scale. So the
     largest entry's power of two is divided out first, which rounds nothing. On a CPU that
-    is left out where it is not needed; on a GPU looking would stall the stream, and a FakeTensor has no numbers.
+    is left out where it is not needed; on a GPU looking would stall the stream, and a
+    FakeTensor has no numbers.
     """
     both = (-2, -1)
     norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)

@@ -24,6 +24,7 @@ from distmuon.sharding.layout import Bucket, Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.prediction import predict_transient
 from distmuon.verify.storage_tracker import StorageTracker
+from muonbook.measure.baselines import SAME_EVERYWHERE
 
 UNEVEN_OVER_TP = ("owner",)  # strategies whose TP ranks do unequal work
 
@@ -36,7 +37,8 @@ def weigh_moves(
     muon: indices of Muon's matrices. What the reduction, AdamW and the last moves take is not in it. Raises
     RuntimeError where this process has a process group.
     """
-    groups = {index: MUON_DEFAULTS | _options(compute_dtype) for index in muon}
+    options = MUON_DEFAULTS | SAME_EVERYWHERE | {"compute_dtype": getattr(torch, compute_dtype)}
+    groups = dict.fromkeys(muon, options)
     known: dict[tuple[object, ...], int] = {}
     with _nobody(layout.dp, tp) as handles:
         for dp_rank in dp_ranks:
@@ -45,8 +47,8 @@ def weigh_moves(
                 grid = _grid((layout.dp, dp_rank, handles["dp"]), (tp, tp_rank, handles["tp"]))
                 moves = strategies.load(strategy)(StrategyContext(layout, metas, grid, groups, None))
                 for bucket in layout.buckets:
-                    pieces = {i: metas[i].local_range.size for i in bucket.params if i in groups}
-                    pieces = {index: size for index, size in pieces.items() if size}
+                    mine = (i for i in bucket.params if i in groups and metas[i].local_range.size)
+                    pieces = {index: metas[index].local_range.size for index in mine}
                     shapes = (layout.specs[index][1:] for index in pieces)  # all but the name
                     alike = (tp_rank, bucket.padded, *zip(shapes, pieces.values(), strict=True))
                     if pieces and alike not in known:
@@ -84,10 +86,6 @@ def _weigh_bucket(
         del blocks  # as there: and with them the gathered bucket
         moves.dp_shard(group, update_blocks)
     return tracker.peak
-
-
-def _options(compute_dtype: str) -> dict[str, object]:
-    return {"compute_dtype": getattr(torch, compute_dtype), "ns_form": "standard"}
 
 
 def _grid(dp: tuple[int, int, dist.ProcessGroup], tp: tuple[int, int, dist.ProcessGroup]) -> Grid:

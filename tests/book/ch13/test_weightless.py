@@ -21,12 +21,11 @@ from muonbook.planner.stages import stages
 
 @pytest.mark.parametrize("name", LAID_OUT)
 def test_a_move_takes_as_much_as_with_data_to_the_byte(name: str) -> None:
-    """Of a stored step, whose moments also count what stands beside a move: what the first has beyond its piece."""
+    """Of a stored step, whose moments also count what stands beside a move: what the first has, which begins it."""
     layout, muon = LAID_OUT[name].plan(PICTURED, 4, 1)
     move = highest_move(unpacked(results.load("memory")["timelines"][name]["history"]))
-    (beside,) = {moment.alive for moment in move[:1]}
     weighed = weigh_moves(layout, muon, 1, LAID_OUT[name].strategy, [0], "float32")
-    assert weighed == max(moment.alive for moment in move) - beside
+    assert weighed == max(moment.alive for moment in move) - move[0].alive
     assert not dist.is_initialized()
 
 

@@ -89,7 +89,8 @@ def test_other_optimizers_are_what_they_are_and_not_muon(dp: int, tp: int, name:
     assert judged.float64_relative_difference <= FLOAT64_BOUND
     assert judged.drifts["unrounded"].passed
     if tp == 1 or name == "periodic every step":
-        assert judged.from_muon is None  # of what is rounded, luck decides in so few steps, and a CPU's order of sums
+        assert judged.from_muon is None
+        assert all(verdict for row, verdict in judged.verdicts.items() if row != recipe.dtype)  # there luck decides
         assert certificate.identical(
             certificate.exact_alone(replace(recipe, strategy="owner"), dp, CPU, tp), evidence.exact
         )
