@@ -21,14 +21,17 @@ ALONE = Group("tp")  # T = 1: the layers are then plain linear layers
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between.
+    """Linear layers with an activation between: ReLU, or another that works element by element.
 
     widths: features per layer, for instance (64, 256, 128, 128, 10). Hidden layers are cut over TP in pairs, column
     then row parallel; an odd one left over, and the head, are replicated.
     """
 
-    def __init__(self, widths: Sequence[int], tp: Group = ALONE) -> None:
+    def __init__(
+        self, widths: Sequence[int], tp: Group = ALONE, activation: Callable[[Tensor], Tensor] = F.relu
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.layers = nn.ModuleList()
         hidden = list(itertools.pairwise(widths[:-1]))
         for position, (inputs, outputs) in enumerate(hidden):
@@ -47,7 +50,7 @@ class MLP(nn.Module):
         x: Tensor,  # [rows, widths[0]]
     ) -> Tensor:  # [rows, widths[-1]]
         for layer in self.layers:
-            x = F.relu(layer(x))
+            x = self.activation(layer(x))
         return self.head(x)
 
     def predict_activations(self, ledger: Ledger, rows: int, item_bytes: int, tp: int) -> None:

@@ -36,7 +36,6 @@ from torch.nn import functional as F
 
 from distmuon.launch import session
 from distmuon.models.digits import Split, digits
-from distmuon.models.networks import MLP
 from distmuon.models.recipe import FLOAT64_BOUND, Recipe
 from distmuon.optim.muon import Muon
 from distmuon.optim.routing import groups_for
@@ -46,7 +45,7 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import mark, tp_split_dim, whole_parameters
 from distmuon.verify.blocks import BlockMuon, block_options
 from distmuon.verify.drift import Drift
-from distmuon.verify.training import Build, Run, build, initial_parameters, train, train_on_grid
+from distmuon.verify.training import Build, Run, build, initial_parameters, network, train, train_on_grid
 
 EXACT_STEPS, EXACT_MICRO_BATCHES = 3, 2  # the second: of every DP rank, in every step
 
@@ -59,7 +58,7 @@ class Reference:
     """
 
     def __init__(self, recipe: Recipe, device: torch.device, batched: bool = True, tp: int = 1) -> None:
-        self.model: nn.Module = MLP(recipe.widths).to(device=device, dtype=recipe.torch_dtype)
+        self.model: nn.Module = network(recipe).to(device)
         start = initial_parameters(recipe)
         self.model.load_state_dict(start)
         self.parameters = dict(self.model.named_parameters())

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from distmuon.launch import World
-from distmuon.models.networks import MLP
 from distmuon.models.recipe import Recipe
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
@@ -24,7 +24,7 @@ from distmuon.sharding.ledger import ring_bytes
 from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.model_states import ModelStates, count, predict_replicas, predict_rows, predict_shards
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.training import build, initial_parameters, plan_run
+from distmuon.verify.training import build, initial_parameters, network, plan_run
 from muonbook.measure.baselines import Trainer, data_parallel, shard_by_rows
 
 
@@ -124,8 +124,8 @@ def tell(ranks: list[dict[tuple[str, str], tuple[Cost, Cost]]], recipe: Recipe) 
     return right, rows
 
 
-def _model(recipe: Recipe, grid: Grid) -> MLP:
-    model = MLP(recipe.widths).to(device=grid.device, dtype=recipe.torch_dtype)
+def _model(recipe: Recipe, grid: Grid) -> nn.Module:
+    model = network(recipe).to(grid.device)
     model.load_state_dict(initial_parameters(recipe))
     return model
 

@@ -102,6 +102,13 @@ def bear_witness(world: World, recipes: Mapping[str, Recipe], cases: bool = True
     )
 
 
+def train_seeds(world: World, recipe: Recipe, seeds: range) -> list[dict[str, Tensor]]:
+    """Return the whole parameters after training the recipe, per seed."""
+    grid = Grid.of(world)
+    each = (replace(recipe, seed=seed) for seed in seeds)
+    return [train_on_grid(seeded, grid, digits(grid, seeded.seed)[0]).parameters for seeded in each]
+
+
 def compare_replicas(world: World, culprit: int | None) -> bool:
     """Return on rank 0 whether replicas agree, when one rank's copy is off by one ulp in one element."""
     parameters = {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16)}
