@@ -64,23 +64,28 @@ def predict_transient(
     gather_dtype: str | None = None,
     compute_dtype: str = "float32",
     native_reduce_scatter: bool = False,
+    publish: str = "parameters",
 ) -> int:
     """Return an upper bound, in bytes, of what one optimizer step allocates at its worst moment on one rank.
 
     That is beyond parameters, gradients, master weights and state, which stay. Without a native reduce-scatter (gloo),
-    receiving a bucket of gradients takes its size once more; AdamW's temporaries are three of its largest piece.
+    receiving a bucket of gradients takes its size once more; AdamW's temporaries are three of its largest piece; who
+    publishes updates packs its own and gathers all of a bucket's.
     """
-    exchange = adamw = 0
+    exchange = adamw = published = 0
     for bucket in layout.buckets:
         buffer, own = layout.buffers[bucket.buffer_idx], bucket.shard(dp_rank).size
         grad_bytes = ITEM_BYTES[buffer.grad_dtype]
         adamw = max(adamw, 3 * grad_bytes * own)
         if layout.dp > 1 and (bucket.ends or not native_reduce_scatter):
             exchange = max(exchange, grad_bytes * layout.dp * own)
+        if publish == "updates" and set(bucket.params) & set(muon):
+            wire = momentum_bytes(layout, bucket, _item_bytes(gather_dtype))[1]
+            published = max(published, wire * (own + bucket.padded))
     moves = of_strategy(strategy).allocates(
         layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), ITEM_BYTES[compute_dtype]
     )
-    return max(exchange, adamw, moves) + STATISTICS_BYTES * (len(layout.specs) + 1)
+    return max(exchange, adamw, moves + published) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
 
 def more_transient(

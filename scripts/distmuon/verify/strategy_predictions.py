@@ -5,16 +5,77 @@ Formulas are per strategy, in its section; the five moves they speak of are in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from distmuon.optim import strategies
+from distmuon.optim.newton_schulz import BATCHED_ON_GPU
 from distmuon.optim.strategies.owner import deal, work
 from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label, updates_label
-from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
+from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout, ParamSpec
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import SameShape
+
+# ---- Whole matrices ---------------------------------------------------------------------------------------
+
+
+class WholeMatrices(NamedTuple):
+    """Elements of the parameters that a rank orthogonalizes in one round, their matrices whole.
+
+    total: of all of them (where TP cuts between matrices: of its own). largest: of the largest. small: of those whose
+    matrices are no larger than a device takes in a batch (a GPU, which takes larger ones than a CPU does), together.
+    several: of those that hold several matrices each, together.
+    """
+
+    total: int = 0
+    largest: int = 0
+    small: int = 0
+    several: int = 0
+
+    @classmethod
+    def of(cls, specs: Iterable[ParamSpec], tp: int, blocks: bool = False) -> WholeMatrices:
+        """Return the sizes of these parameters' whole matrices, or of their TP-local `blocks`."""
+        total = cls()
+        for spec in specs:
+            total = total.plus(cls.of_one(spec, tp, blocks))
+        return total
+
+    @classmethod
+    def of_one(cls, spec: ParamSpec, tp: int, blocks: bool = False) -> WholeMatrices:
+        """Return the same of one parameter."""
+        local = blocks or spec.own_matrices
+        size = spec.numel if local else spec.gathered_numel(tp)
+        parts = spec.local_parts if local else spec.whole_parts(tp)
+        small = all(math.prod(part.shape) <= BATCHED_ON_GPU for part in parts)
+        return cls(size, size, size * small, size * (spec.matrices != "whole"))
+
+    def plus(self, other: WholeMatrices) -> WholeMatrices:
+        """Return the sizes of both together."""
+        largest = max(self.largest, other.largest)
+        return WholeMatrices(self.total + other.total, largest, self.small + other.small, self.several + other.several)
+
+    def bytes(self, gathered: int, compute: int) -> int:
+        """Return a bound of the bytes that they take from their gather to their updates.
+
+            m F                         whole matrices; a large one is overwritten by its update
+            + m S                       batches of small ones, which become their updates
+            + max(p + c, 5 c) E         Newton–Schulz's own: it takes one batch, or one large matrix, after the other
+            + 2 m min(E, P)             several matrices, copied out of the parameters that hold them
+
+        with F = `total`, L = `largest`, S = `small`, P = `several` and E = max(L, S); m = `gathered` and c = `compute`
+        bytes per element, p of the norm (float32 or wider).
+        """
+        at_once = max(self.largest, self.small)
+        copies = self.total + self.small + 2 * min(at_once, self.several)
+        return gathered * copies + iteration_bytes(gathered, compute) * at_once
+
+
+def iteration_bytes(gathered: int, compute: int) -> int:
+    """Return a bound, per element, of what Newton–Schulz allocates: max(p + c, 5 c), as in `WholeMatrices.bytes`."""
+    return max(max(gathered, 4) + compute, 5 * compute)
+
 
 # ---- gather_all -------------------------------------------------------------------------------------------
 
@@ -48,47 +109,25 @@ def gather_all_allocates(
 ) -> int:
     """Return a bound, in bytes, of what one bucket group's moves allocate, for the worst bucket.
 
-    w b                            the momentum's pieces
-    + m (b + B)                    the shard, and the gathered bucket
-    + (2 m + max(p + c, 5 c)) F    whole matrices, their batch (it becomes their update),
-                                   Newton–Schulz's own
-    + m L                          the copy that puts blocks cut along dimension 1 side by side
+    w b             the momentum's pieces
+    + m (b + B)     the shard, and the gathered bucket
+    + m L           the copy that puts blocks cut along dimension 1 side by side
+    + whole matrices, and Newton–Schulz: see `WholeMatrices`
 
-    with B elements in the bucket (padded) and b = B / D in a shard; F in the whole matrices of
-    which this rank owns a part (where TP cuts between matrices: in its own), L in the largest of
-    them; w, m, c bytes per element of the momentum, the gather and Newton–Schulz; p of the norm
-    (float32 or wider). F <= T b + 2 L, for only the two matrices at the ends of a shard can stick
-    out of it: the bound grows with the bucket and the largest matrix, never with the model.
+    with B elements in the bucket (padded), b = B / D in a shard and L in the largest whole matrix; w
+    and m bytes per element of the momentum and of the gather. Of the whole matrices of which a rank
+    owns a part, only the two at the ends of its shard can stick out of it: the bound grows with the
+    bucket and the largest matrix, never with the model.
     """
     worst = 0
     for bucket in layout.buckets:
         if not any(i in muon for i in bucket.params):
             continue
         w, m = momentum_bytes(layout, bucket, item_bytes)
-        mine = _owned(layout, bucket, muon, dp_rank)
-        matrices = gathered_bytes(layout, mine, tp, m, compute_bytes)
-        flat = w * bucket.shard_size + m * (bucket.shard_size + bucket.padded)
-        worst = max(worst, flat + matrices)
+        whole = WholeMatrices.of((layout.specs[i] for i in _owned(layout, bucket, muon, dp_rank)), tp)
+        flat = w * bucket.shard_size + m * (bucket.shard_size + bucket.padded + whole.largest)
+        worst = max(worst, flat + whole.bytes(m, compute_bytes))
     return worst
-
-
-def gathered_bytes(layout: Layout, mine: Collection[int], tp: int, m: int, c: int) -> int:
-    """Return the last two lines of `gather_all_allocates`, for the matrices `mine`."""
-    whole = [layout.specs[index].gathered_numel(tp) for index in mine]
-    return _whole_bytes(sum(whole), max(whole, default=0), m, c)
-
-
-def _whole_bytes(elements: int, largest: int, m: int, c: int) -> int:
-    return whole_matrix_bytes(m, c) * elements + m * largest
-
-
-def whole_matrix_bytes(gathered: int, compute: int) -> int:
-    """Return a bound, per element, of what whole matrices take from their gather to their updates.
-
-    2 m + max(p + c, 5 c), with m = `gathered` and c = `compute` bytes per element; see
-    `gather_all_allocates`.
-    """
-    return 2 * gathered + max(max(gathered, 4) + compute, 5 * compute)
 
 
 def _gathers_over_tp(ledger: Ledger, layout: Layout, owned: Collection[int], tp: int, size: int) -> None:
@@ -135,15 +174,15 @@ def gather_cut_allocates(
         mine = _owned(layout, bucket, muon, dp_rank)
         pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in mine)
         local = sum(layout.specs[i].numel for i in mine)
-        whole = [layout.specs[i].gathered_numel(tp) for i in mine]
+        whole = WholeMatrices.of((layout.specs[i] for i in mine), tp)
         sizes, packed = momentum_bytes(layout, bucket, item_bytes), _packed(layout, bucket, mine, dp_rank)
-        found = gather_cut_bound(pieces, packed, local, (sum(whole), max(whole, default=0)), sizes, compute_bytes)
+        found = gather_cut_bound(pieces, packed, local, whole, sizes, compute_bytes)
         worst = max(worst, found)
     return worst
 
 
 def gather_cut_bound(
-    pieces: int, packed: int, local: int, whole: tuple[int, int], sizes: tuple[int, int], compute: int
+    pieces: int, packed: int, local: int, whole: WholeMatrices, sizes: tuple[int, int], compute: int
 ) -> int:
     """Return a bound, in bytes, of what one bucket's moves allocate; signs as in `gather_all_allocates`.
 
@@ -151,12 +190,14 @@ def gather_cut_bound(
     + m b                           in the dtype in which they travel
     + m S                           packed: a piece once for every other owner
     + 2 m L'                        what came, and TP-local matrices joined
-    + as gather_all                 whole matrices and Newton–Schulz
+    + m L                           the copy that puts blocks cut along dimension 1 side by side
+    + whole matrices, and Newton–Schulz: see `WholeMatrices`
 
-    with b = `pieces`, S = `packed`, L' = `local` elements; whole: F and L; `sizes` are w and m of `momentum_bytes`.
+    with b = `pieces`, S = `packed`, L' = `local` and L = `whole.largest` elements; `sizes` are w and m of
+    `momentum_bytes`.
     """
     w, m = sizes
-    return (w + m) * pieces + m * (packed + 2 * local) + _whole_bytes(*whole, m, compute)
+    return (w + m) * pieces + m * (packed + 2 * local + whole.largest) + whole.bytes(m, compute)
 
 
 def _packed(layout: Layout, bucket: Bucket, mine: Collection[int], dp_rank: int) -> int:
@@ -216,33 +257,32 @@ def owner_allocates(
     for bucket in layout.buckets:
         row = _owned(layout, bucket, muon, dp_rank)
         own = sum(layout.specs[index].numel for index in row)
-        wholes = [0] * tp
+        wholes = [WholeMatrices()] * tp
         for index in row:
             spec, owner = layout.specs[index], dealt[index].tp
             for rank in range(tp):
-                if owner in (rank, None):
-                    wholes[rank] += spec.gathered_numel(tp)
-                elif blocks_too:
-                    wholes[rank] += spec.numel
+                if owner in (rank, None) or blocks_too:
+                    more = WholeMatrices.of_one(spec, tp, blocks=owner not in (rank, None))
+                    wholes[rank] = wholes[rank].plus(more)
         sizes = momentum_bytes(layout, bucket, item_bytes)
-        worst = max(worst, owner_bound(own, max(wholes), bucket.padded, sizes, compute_bytes))
+        bounds = (owner_bound(own, whole, sizes, compute_bytes) for whole in set(wholes))
+        worst = max(worst, *bounds)
     return worst
 
 
-def owner_bound(own: int, whole: int, padded: int, sizes: tuple[int, int], compute: int) -> int:
+def owner_bound(own: int, whole: WholeMatrices, sizes: tuple[int, int], compute: int) -> int:
     """Return a bound, in bytes, of what one bucket's moves allocate.
 
     (w + 2 m) b                     the momentum's pieces, in the dtype in which they travel, and packed
     + m F                           blocks that came
-    + (2 m + max(p + c, 5 c)) F     whole matrices, and Newton–Schulz, as in gather_all's
+    + whole matrices, and Newton–Schulz: see `WholeMatrices`
     + m (F + b)                     updates packed, and blocks of them that came
-    + m (b + B)                     updates packed and gathered, where those are published
 
-    with b = `own` elements of Muon's in this rank's shard, B = `padded` in the bucket, F = `whole` in the matrices that
-    it owns; `sizes` are w and m of `momentum_bytes`, `compute` is c.
+    with b = `own` elements of Muon's in this rank's shard, F = `whole.total` in the matrices that it owns; `sizes` are
+    w and m of `momentum_bytes`, `compute` is c.
     """
     w, m = sizes
-    return (w + 4 * m) * own + (2 * m + whole_matrix_bytes(m, compute)) * whole + m * padded
+    return (w + 3 * m) * own + 2 * m * whole.total + whole.bytes(m, compute)
 
 
 # ---- blockwise --------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from distmuon.launch import World
+from distmuon.models.networks import MLP
 from distmuon.models.recipe import Recipe
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
@@ -124,7 +124,7 @@ def tell(ranks: list[dict[tuple[str, str], tuple[Cost, Cost]]], recipe: Recipe) 
     return right, rows
 
 
-def _model(recipe: Recipe, grid: Grid) -> nn.Module:
+def _model(recipe: Recipe, grid: Grid) -> MLP:
     model = network(recipe).to(grid.device)
     model.load_state_dict(initial_parameters(recipe))
     return model

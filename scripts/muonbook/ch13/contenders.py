@@ -18,7 +18,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, Layout, ParamSpec
 from distmuon.verify.model_states import ModelStates, predict_rows, predict_shards
 from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient
-from distmuon.verify.strategy_predictions import whole_matrix_bytes
+from distmuon.verify.strategy_predictions import iteration_bytes
 from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
 from muonbook.measure.laid_out import LAID_OUT
 from muonbook.measure.workload import Workload
@@ -89,7 +89,8 @@ def _whole_matrices(specs: list[ParamSpec], compute: int) -> int:
         key = spec.shape if spec.numel <= BATCHED_ON_CPU else number
         batches[key] = batches.get(key, 0) + spec.numel
     largest = max((spec.numel * ITEM_BYTES[spec.dtype] for spec in specs), default=0)
-    return whole_matrix_bytes(ITEM_BYTES["bfloat16"], compute) * max(batches.values(), default=0) + largest
+    gathered = ITEM_BYTES["bfloat16"]  # twice: the matrices, and their batch
+    return (2 * gathered + iteration_bytes(gathered, compute)) * max(batches.values(), default=0) + largest
 
 
 # ---- Muon's layouts ---------------------------------------------------------------------------------------

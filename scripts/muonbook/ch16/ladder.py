@@ -99,7 +99,7 @@ def _judged(optimizer: ShardedOptimizer, grid: Grid, rung: Rung | None, counted:
     if rung is not None and isinstance(optimizer, DistributedMuon):
         muon, strategy = list(optimizer.muon), rung.strategy
         ledger = predict_step(layout, tp, place[0], muon, strategy, tp_rank=place[1], publish=rung.publish)
-        bound = predict_transient(layout, tp, place[0], muon, strategy, compute_dtype="float32")
+        bound = predict_transient(layout, tp, place[0], muon, strategy, compute_dtype="float32", publish=rung.publish)
         work = predict_work(strategy, layout, tp, muon)[place]
     else:
         ledger, work = predict_step(layout, tp, place[0]), 0

@@ -17,7 +17,7 @@ from distmuon.optim import strategies
 from distmuon.optim.strategies.owner import deal, work
 from distmuon.sharding.layout import Bucket, ParamSpec
 from distmuon.sharding.ownership import Owner
-from distmuon.verify.strategy_predictions import momentum_bytes, owner_bound
+from distmuon.verify.strategy_predictions import WholeMatrices, momentum_bytes, owner_bound
 from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES, Load, PlannedWorld, undominated
 
 
@@ -105,19 +105,19 @@ class OwnedWorld(PlannedWorld):
         worst = 0
         for bucket, rows in self.rows:
             sizes = momentum_bytes(self.layout, bucket, None)
-            for own, whole in undominated(self._held(rows)):
-                worst = max(worst, owner_bound(own, whole, bucket.padded, sizes, COMPUTE_BYTES))
+            for own, *whole in undominated(self._held(rows)):
+                worst = max(worst, owner_bound(own, WholeMatrices(*whole), sizes, COMPUTE_BYTES))
         return worst
 
-    def _held(self, rows: dict[int, list[int]]) -> Iterator[tuple[int, int]]:
-        """Yield, of each row, the elements in its shard and those in the whole matrices of its busiest rank."""
-        specs = self.layout.specs
+    def _held(self, rows: dict[int, list[int]]) -> Iterator[tuple[int, ...]]:
+        """Yield, of each rank, the elements in its shard and those of `WholeMatrices`."""
+        specs, blocks = self.layout.specs, self.strategy == "blockwise"
         for indices in rows.values():
             own = sum(specs[index].numel for index in indices)
-            wholes = [0] * self.tp
-            for index in () if self.strategy == "blockwise" else indices:
-                wholes[self.dealt[index].tp or 0] += specs[index].gathered_numel(self.tp)
-            yield own, own if self.strategy == "blockwise" else max(wholes)
+            theirs: dict[int, list[ParamSpec]] = {}
+            for index in indices:
+                theirs.setdefault(0 if blocks else self.dealt[index].tp or 0, []).append(specs[index])
+            yield from ((own, *WholeMatrices.of(each, self.tp, blocks)) for each in theirs.values())
 
 
 # ---- By the name of the strategy ----

@@ -22,7 +22,7 @@ from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.strategy_predictions import gather_cut_bound, momentum_bytes, of_strategy
+from distmuon.verify.strategy_predictions import WholeMatrices, gather_cut_bound, momentum_bytes, of_strategy
 from muonbook.measure.formulas import mean_owners
 from muonbook.planner.model_shapes import Shape
 
@@ -201,8 +201,8 @@ class PlannedWorld:
             return max((self._cut_bytes(bucket, rows) for bucket, rows in self.matrices), default=0)
         worst, allocates = 0, of_strategy("gather_all").allocates
         for bucket, rows in self.matrices:
-            wholes = [self.layout.specs[row.place].gathered_numel(self.tp) for row in rows]
-            sizes = {(sum(wholes[low:high]), max(wholes[low:high])): rank for rank, low, high in _runs(rows)}
+            specs = [self.layout.specs[row.place] for row in rows]
+            sizes = {WholeMatrices.of(specs[low:high], self.tp): rank for rank, low, high in _runs(rows)}
             alone = _alone(self.layout, bucket)
             for size in undominated(sizes):
                 worst = max(worst, allocates(alone, self.muon, self.tp, sizes[size], None, COMPUTE_BYTES))
@@ -211,16 +211,23 @@ class PlannedWorld:
     def _cut_bytes(self, bucket: Bucket, rows: Sequence[Matrix]) -> int:
         """Return gather_cut's bound for one bucket, on the rank for which it is largest."""
         packed = self._cut_sent(bucket, rows) // MOMENTUM_BYTES
-        pieces, local, whole, largest = np.zeros((4, self.dp), np.int64)
+        pieces, local, total, largest, small, several = np.zeros((6, self.dp), np.int64)
         for row in rows:
             spec, mine = self.layout.specs[row.place], row.slice
             pieces[mine] += self._pieces(bucket, row)
             local[mine] += spec.numel
-            whole[mine] += spec.gathered_numel(self.tp)
-            largest[mine] = np.maximum(largest[mine], spec.gathered_numel(self.tp))
+            whole = WholeMatrices.of_one(spec, self.tp)
+            total[mine] += whole.total
+            largest[mine] = np.maximum(largest[mine], whole.largest)
+            small[mine] += whole.small
+            several[mine] += whole.several
         sizes = momentum_bytes(self.layout, bucket, None)
-        ranks = np.unique(np.stack([pieces, packed, local, whole, largest]), axis=1).T.tolist()
-        return max(gather_cut_bound(b, s, own, (f, most), sizes, COMPUTE_BYTES) for b, s, own, f, most in ranks)
+        columns = np.stack([pieces, packed, local, total, largest, small, several])
+        ranks = np.unique(columns, axis=1).T.tolist()
+        return max(
+            gather_cut_bound(piece, sent, own, WholeMatrices(*whole), sizes, COMPUTE_BYTES)
+            for piece, sent, own, *whole in ranks
+        )
 
 
 def plan_world(shape: Shape, dp: int, tp: int, bucket_size: int) -> PlannedWorld:

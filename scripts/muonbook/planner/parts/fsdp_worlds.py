@@ -11,7 +11,6 @@ equal on small worlds, and the gathers to what torch's dispatcher counts.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from distmuon.muonw.optimizer import HEADER
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
 from distmuon.sharding.ownership import balance
-from distmuon.verify.strategy_predictions import whole_matrix_bytes
+from distmuon.verify.strategy_predictions import WholeMatrices
 from muonbook.planner.cost_model import LinkCost, hops
 from muonbook.planner.parts.every_rank import Move
 from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES
@@ -177,11 +176,11 @@ class FsdpPart:
             (count * self._held(spec) for (spec, muon), count in self._alike.items() if muon),
             np.zeros(self.dp * self.tp, np.int64),
         )
-        owned = np.zeros(self.dp * self.tp, np.int64)
+        owned = [WholeMatrices()] * (self.dp * self.tp)
         for index, rank in self.owners.items():
-            owned[rank] += math.prod(self._whole(index))
-        whole = whole_matrix_bytes(MOMENTUM_BYTES, compute_bytes)
-        return 3 * MOMENTUM_BYTES * own + (3 * MOMENTUM_BYTES + whole) * owned
+            owned[rank] = owned[rank].plus(WholeMatrices.of_one(self.specs[index], self.tp))
+        parcels = np.array([3 * MOMENTUM_BYTES * whole.total for whole in owned])
+        return 3 * MOMENTUM_BYTES * own + parcels + [whole.bytes(MOMENTUM_BYTES, compute_bytes) for whole in owned]
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
         """Return seconds of the step, part by part, of the rank that takes longest in each."""
