@@ -1,6 +1,6 @@
 """Chapter 13's tables and curves, from book/results/memory.json and from maps alone: numbers first, names last.
 
-`weigh_updates` says what the layout of a published model makes of Muon's update, in four of the ways on trial, beside
+`weigh_updates` says what the layout of a published model makes of Muon's update, in the ways on trial, beside
 what Muon saves: bf16 parameters whole on every rank, float32 gradients, masters and state in 1/D shards.
 """
 
@@ -32,7 +32,6 @@ PLANNED = {  # column, as the Muons of ZERO1 -> strategy, bucket rule; None: a b
     "owner": ("owner", "megatron"),
 }
 PUBLISHED = [("llama3_8b", Degrees(8)), ("moonlight", Degrees(64, ep=8)), ("llama3_70b", Degrees(128, tp=8))]
-SHOWN = ("matrix by matrix", "bucketed", "flat + cut", "owner")  # of PLANNED, for published models
 
 # ---- What is saved ----------------------------------------------------------------------------------------
 
@@ -98,7 +97,8 @@ def slack(found: Found) -> dict[str, tuple[float, float]]:
 def bucket_curves(found: Found) -> dict[str, Curve]:
     """Return megabytes over thousands of elements in the largest bucket; means over ranks.
 
-    "saved": what Muon does not keep. The others: what an update takes at its worst moment, beyond AdamW's at its own.
+    Of Muon, bucketed. "saved": what it does not keep. "borrowed": what its update takes at its worst moment, beyond
+    AdamW's at its own.
     """
     rows = [(row["bucket_size"], row["contender"], row) for row in found["sweep"]]
     by_size: dict[int, dict[str, Any]] = {}
@@ -106,9 +106,9 @@ def bucket_curves(found: Found) -> dict[str, Curve]:
         by_size.setdefault(size, {})[name] = row
     pairs = {each["zero1"]["largest_bucket"]: each for each in by_size.values()}
     x = [size / 1e3 for size in pairs]
-    curves = {"saved": [each["zero1"]["mean_kept"] - each["muon"]["mean_kept"] for each in pairs.values()]}
-    for name, title in {"muon": "bucketed", "muon_owner": "owner"}.items():
-        curves[title] = [each[name]["mean_transient"] - each["zero1"]["mean_transient"] for each in pairs.values()]
+    saved = [each["zero1"]["mean_kept"] - each["muon"]["mean_kept"] for each in pairs.values()]
+    borrowed = [each["muon"]["mean_transient"] - each["zero1"]["mean_transient"] for each in pairs.values()]
+    curves = {"saved": saved, "borrowed": borrowed}
     return {title: (x, [size / 1e6 for size in sizes]) for title, sizes in curves.items()}
 
 
@@ -132,19 +132,18 @@ def batch_lines(found: Found) -> list[str]:
 def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]:
     """Return what Muon saves, the mean over a stage's ranks, and what its update borrows at most, in bytes.
 
-    The latter: {column of SHOWN: bytes} of the rank with the largest bound, in the stage in which they are most,
+    The latter: {column of PLANNED: bytes} of the rank with the largest bound, in the stage in which they are most,
     weighed without data, in bf16; or what unequal shards take to be reduced, if that is more. AdamW's part of the
     update is not in it. Raises ValueError where T does not divide what it cuts.
     """
-    saved, worst = 0.0, dict.fromkeys(SHOWN, 0)
+    saved, worst = 0.0, dict.fromkeys(PLANNED, 0)
     for stage in stages(model, degrees.pp, degrees.ep):
         here = 0.0
         for weights, dp in ((stage.dense, degrees.dp), (stage.experts, degrees.replicas)):
             if not weights:
                 continue
             specs, muon = local_specs(weights, degrees.tp)
-            for column in SHOWN:
-                strategy, rule = PLANNED[column]
+            for column, (strategy, rule) in PLANNED.items():
                 world = plan_part(specs, muon, dp, degrees.tp, BUCKET_RULES[rule](dp) if rule else 1, strategy)
                 moves = weigh_worst_moves(world.layout, world.muon, degrees.tp, strategy)
                 worst[column] = max(worst[column], moves, Zero1Part(world).exchange_bytes)
@@ -155,11 +154,11 @@ def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]
 
 def published_lines() -> list[str]:
     """Return what published models save and what Muon's update borrows, in GB. A star: no more than was saved."""
-    lines = ["saved  " + "".join(f"{column:>{_wide(column)}}" for column in SHOWN)]
+    lines = ["saved  " + "".join(f"{column:>{_wide(column)}}" for column in PLANNED)]
     for name, degrees in PUBLISHED:
         saved, worst = weigh_updates(MODELS[name], degrees)
         sizes = "".join(
-            f"{worst[column] / 1e9:>{_wide(column) - 1}.2f}{' *'[worst[column] <= saved]}" for column in SHOWN
+            f"{worst[column] / 1e9:>{_wide(column) - 1}.2f}{' *'[worst[column] <= saved]}" for column in PLANNED
         )
         lines.append(f"{saved / 1e9:>5.2f}  {sizes}  {MODELS[name].title}, {_words(degrees)}")
     return lines

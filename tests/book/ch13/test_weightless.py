@@ -46,10 +46,11 @@ def test_a_world_too_large_to_start_stays_under_its_bound(strategy: str, dp: int
 def test_bounds_of_published_models_are_near_what_is_weighed(
     model: str, dp: int, tp: int, rule: str, strategy: str
 ) -> None:
+    """Chapter 15's limits say how near."""
     specs, muon = local_specs(stages(MODELS[model], 1, 1)[0].dense, tp)
     world = plan_part(specs, muon, dp, tp, BUCKET_RULES[rule](dp), strategy)
     weighed = weigh_worst_moves(world.layout, world.muon, tp, strategy)
-    most = {"gather_all": 1.5, "gather_cut": 1.8, "owner": 3.0}[strategy]
+    most = {"gather_all": 1.5, "gather_cut": 1.8, "owner": 2.6}[strategy]
     assert weighed <= world.transient_bytes <= most * weighed
 
 
