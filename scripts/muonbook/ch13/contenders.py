@@ -18,7 +18,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, Layout, ParamSpec
 from distmuon.verify.model_states import ModelStates, predict_rows, predict_shards
 from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient
-from distmuon.verify.strategy_predictions import iteration_bytes
+from distmuon.verify.whole_matrices import iteration_bytes
 from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
 from muonbook.measure.laid_out import LAID_OUT
 from muonbook.measure.workload import Workload

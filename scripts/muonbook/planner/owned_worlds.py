@@ -17,7 +17,8 @@ from distmuon.optim import strategies
 from distmuon.optim.strategies.owner import deal, work
 from distmuon.sharding.layout import Bucket, ParamSpec
 from distmuon.sharding.ownership import Owner
-from distmuon.verify.strategy_predictions import WholeMatrices, momentum_bytes, owner_bound
+from distmuon.verify.strategy_predictions import momentum_bytes, owner_bound
+from distmuon.verify.whole_matrices import WholeMatrices
 from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES, Load, PlannedWorld, undominated
 
 

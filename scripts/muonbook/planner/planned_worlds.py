@@ -22,7 +22,8 @@ from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.strategy_predictions import WholeMatrices, gather_cut_bound, momentum_bytes, of_strategy
+from distmuon.verify.strategy_predictions import gather_cut_bound, momentum_bytes, of_strategy
+from distmuon.verify.whole_matrices import WholeMatrices
 from muonbook.measure.formulas import mean_owners
 from muonbook.planner.model_shapes import Shape
 

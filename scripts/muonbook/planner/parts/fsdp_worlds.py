@@ -23,7 +23,7 @@ from distmuon.muonw.optimizer import HEADER
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
 from distmuon.sharding.ownership import balance
-from distmuon.verify.strategy_predictions import WholeMatrices
+from distmuon.verify.whole_matrices import WholeMatrices
 from muonbook.planner.cost_model import LinkCost, hops
 from muonbook.planner.parts.every_rank import Move
 from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES
