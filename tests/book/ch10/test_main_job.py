@@ -131,21 +131,8 @@ def test_torchrun_prints_the_same_page_without_a_ratio(first: tuple[worlds.Endin
 
 def test_quiet_says_the_verdict_alone_for_adamw_and_bf16_as_well(tmp_path: Path) -> None:
     picture = tmp_path / "of" / "run.svg"
-    options = [
-        "--quiet",
-        "--dp",
-        "2",
-        "--tp",
-        "1",
-        "--steps",
-        "3",
-        "--lr",
-        "0.1",
-        "--optimizer",
-        "adamw",
-        "--dtype",
-        "bfloat16",
-    ]
+    training = ["--steps", "3", "--lr", "0.1", "--optimizer", "adamw", "--dtype", "bfloat16"]
+    options = ["--quiet", "--dp", "2", "--tp", "1", *training]
     ending = worlds.finish(JOB, *options, "--figure", str(picture), "--json", f"{tmp_path}/run.json")
     assert ending == (0, f"Picture: {picture}\n{VERIFIED}", "")
     assert "adamw, bfloat16" in picture.read_text()
