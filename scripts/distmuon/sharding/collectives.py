@@ -21,6 +21,26 @@ from distmuon.sharding.ledger import Ledger
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+ADDED_AT_ONCE = 200_000_000  # elements that a rank receives at a time to add them up: 800 MB of float32
+
+
+def piece_size(lengths: Sequence[int]) -> int:
+    """Return how many elements of its shard a rank receives from everybody at a time, where it adds them up itself.
+
+    lengths: of all ranks' shards.
+    """
+    return max(1, min(max(lengths), ADDED_AT_ONCE // len(lengths)))
+
+
+def adding_takes(lengths: Sequence[int], rank: int) -> int:
+    """Return how many elements `Group.reduce_scatter` allocates at most on a rank that adds them up itself.
+
+    A piece of its shard comes from everybody; where shards are longer than a piece, what goes out is packed, too.
+    """
+    size = piece_size(lengths)
+    packed = sum(min(size, length) for length in lengths) if size < max(lengths) else 0
+    return len(lengths) * min(size, lengths[rank]) + packed
+
 
 class PendingWork:
     """Collectives that were started and have not been waited for.
@@ -137,7 +157,7 @@ class Group:
 
         lengths: of all ranks' parts where they are not equal. The sum is taken in rank order,
         one addition per rank, unless the backend's own reduce-scatter is used, which wants
-        equal parts.
+        equal parts. Long parts are added up piece by piece, so that little is alive at a time.
         """
         if self.size == 1:
             return out
@@ -145,13 +165,28 @@ class Group:
         if self.native_reduce_scatter and lengths is None:
             _reduce_scatter_flat(out, full, group=self.process_group)
             return out
-        coming = None if lengths is None else [out.numel()] * self.size
-        received = self._exchange(full, coming, lengths)
-        first, *others = received.view(self.size, out.numel()).unbind()  # n parts [len]
+        of_ranks = [out.numel()] * self.size if lengths is None else list(lengths)
+        at_once, parts = piece_size(of_ranks), full.split(of_ranks)
+        for start in range(0, max(of_ranks), at_once):
+            pieces = [part[start : start + at_once] for part in parts]
+            packed = full if at_once == max(of_ranks) else torch.cat(pieces)
+            self._add_up(packed, None if lengths is None else pieces, out[start : start + at_once])
+            del packed  # before the next is
+        return out
+
+    def _add_up(
+        self,
+        packed: Tensor,  # a piece for every rank, in rank order
+        pieces: Sequence[Tensor] | None,  # the same, where they are not of equal length
+        out: Tensor,  # [len]
+    ) -> None:
+        """Send every rank its piece, and fill `out` with the sum of what came, in rank order."""
+        coming, going = (None, None) if pieces is None else ([len(out)] * self.size, [*map(len, pieces)])
+        received = self._exchange(packed, coming, going)
+        first, *others = received.view(self.size, len(out)).unbind()  # n pieces [len]
         out.copy_(first)
         for other in others:
             out += other
-        return out
 
     @of_kind(COMMUNICATION)
     def all_to_all(

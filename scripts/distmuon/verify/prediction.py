@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from distmuon.optim.strategies.strategy import updates_label
+from distmuon.sharding.collectives import adding_takes
 from distmuon.sharding.gradients import STATISTICS_LABEL, statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Layout
 from distmuon.sharding.ledger import Ledger
@@ -68,24 +69,25 @@ def predict_transient(
 ) -> int:
     """Return an upper bound, in bytes, of what one optimizer step allocates at its worst moment on one rank.
 
-    That is beyond parameters, gradients, master weights and state, which stay. Without a native reduce-scatter (gloo),
-    receiving a bucket of gradients takes its size once more; AdamW's temporaries are three of its largest piece; who
-    publishes updates packs its own and gathers all of a bucket's.
+    That is beyond parameters, gradients, master weights and state, which stay. Without a native reduce-scatter (on
+    gloo, or of unequal shards) gradients are received to be added up (`collectives.adding_takes`); AdamW's temporaries
+    are three of its largest piece; who publishes updates packs its own and gathers all of a bucket's.
     """
-    exchange = adamw = published = 0
+    adding = adamw = published = 0
     for bucket in layout.buckets:
         buffer, own = layout.buffers[bucket.buffer_idx], bucket.shard(dp_rank).size
         grad_bytes = ITEM_BYTES[buffer.grad_dtype]
         adamw = max(adamw, 3 * grad_bytes * own)
         if layout.dp > 1 and (bucket.ends or not native_reduce_scatter):
-            exchange = max(exchange, grad_bytes * layout.dp * own)
+            lengths = bucket.lengths or [bucket.shard_size] * layout.dp
+            adding = max(adding, grad_bytes * adding_takes(lengths, dp_rank))
         if publish == "updates" and set(bucket.params) & set(muon):
             wire = momentum_bytes(layout, bucket, _item_bytes(gather_dtype))[1]
             published = max(published, wire * (own + bucket.padded))
     moves = of_strategy(strategy).allocates(
         layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), ITEM_BYTES[compute_dtype]
     )
-    return max(exchange, adamw, moves + published) + STATISTICS_BYTES * (len(layout.specs) + 1)
+    return max(adding, adamw, moves + published) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
 
 def more_transient(

@@ -27,7 +27,7 @@ QUICK = [(2, 1), (2, 2)]
 DEEP = replace(TIMED, width=128, layers=12)  # many matrices, none of them large
 BUCKETS = [1 << power for power in (15, 16, 17, 18, 19, 20, 22)]  # elements; the last is larger than DEEP
 BATCHES = [1, 4, 16]  # sequences per DP rank
-BUCKETED = ("zero1", "muon", "muon_owner")
+BUCKETED = ("zero1", "muon")
 PICTURED = replace(TIMED, bucket_size=1 << 20).shared_by(4)  # three waves of matrices, and an end of all the rest
 
 
@@ -177,7 +177,7 @@ def _summed(ranks: Sequence[Weighed]) -> ModelStates:
 
 
 def measure_buckets(sizes: Sequence[int]) -> list[Row]:
-    """Weigh those with buckets on 2 DP ranks, with buckets from a single matrix to the whole model."""
+    """Weigh AdamW and Muon, bucketed, on 2 DP ranks, with buckets from a single matrix to the whole model."""
     workloads = [replace(DEEP, bucket_size=size).shared_by(2) for size in sizes]
     rows, ranks = weigh_ours(workloads, 2, BUCKETED)
     for number, row in enumerate(rows):

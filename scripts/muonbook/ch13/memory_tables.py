@@ -146,7 +146,7 @@ def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]
             for column, (strategy, rule) in PLANNED.items():
                 world = plan_part(specs, muon, dp, degrees.tp, BUCKET_RULES[rule](dp) if rule else 1, strategy)
                 moves = weigh_worst_moves(world.layout, world.muon, degrees.tp, strategy)
-                worst[column] = max(worst[column], moves, Zero1Part(world).exchange_bytes)
+                worst[column] = max(worst[column], moves, Zero1Part(world).adding_bytes)
             here += 4 * sum(specs[index].numel for index in muon) / dp
         saved = max(saved, here)
     return saved, worst

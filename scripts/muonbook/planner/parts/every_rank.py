@@ -6,13 +6,14 @@ hours; here a sweep over the map answers for all, and tests hold the two equal o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
+from distmuon.sharding.collectives import adding_takes
 from distmuon.sharding.gradients import statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import ring_bytes
@@ -125,25 +126,24 @@ class Zero1Part:
     @cached_property
     def update_bytes(self) -> int:
         """Bound of what a step allocates, on the worst rank, by `prediction.predict_transient`, on NCCL in bf16."""
-        adamw = max(3 * shard for shard, _ in self._shards())
+        layout = self.world.layout
+        items = [ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype] for bucket in layout.buckets]
+        adamw = max(3 * item * bucket.shard_size for item, bucket in zip(items, layout.buckets, strict=True))
         moves = self.world.transient_bytes if self.muon else 0
-        return max(self.exchange_bytes, adamw, moves) + STATISTICS_BYTES * (len(self.world.layout.specs) + 1)
+        return max(self.adding_bytes, adamw, moves) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
     @property
-    def exchange_bytes(self) -> int:
-        """What it takes to reduce shards of unequal length, on the rank with the longest: as many as there are ranks.
+    def adding_bytes(self) -> int:
+        """What it takes to reduce shards of unequal length, on the rank with the longest; see `adding_takes`.
 
-        Our optimizers receive everybody's and add them up; equal shards are left to NCCL, which needs no such room.
+        Equal shards are left to NCCL, which needs no such room.
         """
-        dp = self.world.dp
-        return max((dp * shard for shard, uneven in self._shards() if uneven and dp > 1), default=0)
-
-    def _shards(self) -> Iterator[tuple[int, bool]]:
-        """Yield, bucket by bucket, the bytes of the longest shard's gradients, and whether shards are unequal."""
-        layout = self.world.layout
+        layout, most = self.world.layout, 0
         for bucket in layout.buckets:
-            item = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
-            yield item * bucket.shard_size, bool(bucket.ends)
+            lengths, item = bucket.lengths, ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
+            if lengths and layout.dp > 1:
+                most = max(most, item * adding_takes(lengths, lengths.index(max(lengths))))
+        return most
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
         """Return seconds of the update, part by part, one after the other; see `step_parts`."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from distmuon.sharding.collectives import piece_size
 from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.sharding.ledger import Ledger
@@ -47,11 +48,16 @@ def outer_messages(world: PlannedWorld, muon: bool = True) -> dict[str, Messages
     if world.strategy != "gather_all":
         slowest = {"momentum": sum(int(each.max()) for each in world.momentum_sent()) if muon else 0}
         slowest |= {"gradients": 0, "parameters": 0}
+        repeats = 0  # of a reduction that takes long unequal shards piece by piece
         for bucket in world.layout.buckets:
             buffer, shards = world.layout.buffers[bucket.buffer_idx], bucket.lengths or [bucket.shard_size]
             slowest["gradients"] += ITEM_BYTES[buffer.grad_dtype] * (bucket.padded - min(shards))
             slowest["parameters"] += ITEM_BYTES[buffer.param_dtype] * (world.dp - 1) * max(shards)
+            if bucket.ends:
+                repeats += -(-max(shards) // piece_size(shards)) - 1
         found |= {name: found[name]._replace(sent_bytes=sent) for name, sent in slowest.items()}
+        more = repeats * hops("reduce_scatter", world.dp)
+        found["gradients"] = found["gradients"]._replace(hops=found["gradients"].hops + more)
     return found | {"summary": _messages(ledger, STATISTICS_LABEL, "world", sizes, "tree")}
 
 

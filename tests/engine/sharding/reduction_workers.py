@@ -1,0 +1,57 @@
+"""Shards of equal and of unequal length reduced all at once and in pieces, by ranks that add up themselves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from distmuon.launch import World
+from distmuon.sharding import collectives
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.ledger import Traffic
+from distmuon.verify.storage_tracker import StorageTracker
+
+RANKS, ITEM = 4, 4
+LENGTHS = {"equal": (7, 7, 7, 7), "unequal": (5, 0, 9, 2), "nothing": (0, 0, 0, 0)}
+AT_ONCE = (1, 4, 12, 32, 1000)  # elements received at a time, over all ranks
+Case = tuple[str, int]
+
+
+class Reduced(NamedTuple):
+    right: bool  # the sum in rank order, to the bit
+    rest_stayed: bool
+    alive: int  # bytes at the worst moment
+    bound: int  # bytes
+    traffic: Traffic
+
+
+def reduce_all(world: World) -> dict[Case, Reduced]:
+    """Return what every case came to on this rank."""
+    grid = Grid.of(world)
+    return {(name, at_once): _reduce(grid, LENGTHS[name], at_once) for name in LENGTHS for at_once in AT_ONCE}
+
+
+def _reduce(grid: Grid, lengths: tuple[int, ...], at_once: int) -> Reduced:
+    rank = grid.dp.rank
+    everybodys = (
+        torch.randn(RANKS, sum(lengths), generator=torch.Generator().manual_seed(1)) * 10.0 ** torch.arange(4)[:, None]
+    )
+    wanted = everybodys[0].clone()
+    for other in everybodys[1:]:
+        wanted += other
+    full = everybodys[rank].clone()
+    own = slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
+    grid.ledger.clear()
+    kept, collectives.ADDED_AT_ONCE = collectives.ADDED_AT_ONCE, at_once
+    try:
+        with StorageTracker() as tracker:
+            grid.dp.reduce_scatter(full, full[own], "gradients", None if len(set(lengths)) == 1 else lengths)
+        bound = ITEM * collectives.adding_takes(lengths, rank)
+    finally:
+        collectives.ADDED_AT_ONCE = kept
+    mine = full[own].clone()
+    full[own] = everybodys[rank][own]
+    return Reduced(
+        torch.equal(mine, wanted[own]), torch.equal(full, everybodys[rank]), tracker.peak, bound, grid.ledger.total()
+    )
