@@ -8,7 +8,7 @@ import pytest
 import reduction_workers as work
 
 from distmuon import launch
-from distmuon.sharding.collectives import adding_takes, piece_size
+from distmuon.sharding.collectives import ADDED_AT_ONCE, MOST_PIECES, adding_takes, piece_size
 
 every_case = pytest.mark.parametrize("name", work.LENGTHS)
 
@@ -45,9 +45,12 @@ def test_no_more_is_alive_than_what_adding_takes(name: str) -> None:
             assert max(alive[:2]) <= 2 * work.RANKS * work.ITEM < alive[-1], rank
 
 
-def test_what_is_added_at_a_time_does_not_grow_with_shards_or_ranks() -> None:
+def test_what_is_added_at_a_time_grows_neither_with_ranks_nor_beyond_an_eighth_of_all() -> None:
     assert piece_size([10, 20]) == 20
     assert adding_takes([10, 20], 0) == 20
     assert adding_takes([10, 20], 1) == 40
     for ranks in (2, 128, 4096):
-        assert adding_takes([10**9] * ranks, 0) <= 400_000_000
+        for longest in (10**4, 10**7, 10**9):
+            lengths = [longest] * ranks
+            assert adding_takes(lengths, 0) <= max(2 * ADDED_AT_ONCE, sum(lengths) / 8)
+            assert -(-longest // piece_size(lengths)) <= MOST_PIECES
