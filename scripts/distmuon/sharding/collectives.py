@@ -21,8 +21,8 @@ from distmuon.sharding.ledger import Ledger
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-ADDED_AT_ONCE = 200_000_000  # elements that a rank receives at a time to add them up: 800 MB of float32; or more, if
-MOST_PIECES = 16  # a shard came in more pieces than these, for a message costs time, however short it is
+ADDED_AT_ONCE = 200_000_000  # elements that a rank receives at a time to add them up, 800 MB of float32; or more,
+MOST_PIECES = 16  # so that no shard comes in more pieces: a message costs time, however short it is
 
 
 def piece_size(lengths: Sequence[int]) -> int:
