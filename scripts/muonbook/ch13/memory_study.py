@@ -1,4 +1,4 @@
-"""Chapter 13's counts: the contenders weighed on every small grid, with many bucket and batch sizes, step by step.
+"""Chapter 13's counts: the contenders weighed on every small grid, and step by step with many batch sizes.
 
 Nothing here is a time: the same counts on every machine.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from distmuon import launch
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import FLAT
 from distmuon.verify.model_states import STATE, ModelStates
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, weigh
@@ -24,10 +25,7 @@ CASES = [("even", "float32"), ("even", "bfloat16"), ("tall", "bfloat16"), ("odd"
 GRIDS = [(dp, tp) for tp in range(1, 9) for dp in range(1, 9) if dp * tp <= 8]
 TRACKED = [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)]  # where whole steps are followed, too
 QUICK = [(2, 1), (2, 2)]
-DEEP = replace(TIMED, width=128, layers=12)  # many matrices, none of them large
-BUCKETS = [1 << power for power in (15, 16, 17, 18, 19, 20, 22)]  # elements; the last is larger than DEEP
 BATCHES = [1, 4, 16]  # sequences per DP rank
-BUCKETED = ("zero1", "muon")
 PICTURED = replace(TIMED, bucket_size=1 << 20).shared_by(4)  # three waves of matrices, and an end of all the rest
 
 
@@ -112,13 +110,12 @@ def measure(quick: bool) -> Row:
     """Return all that chapter 13 stores. Nothing here is a time: the same counts on every machine."""
     models = CASES[:1] if quick else CASES
     grids, tracked = (QUICK, QUICK[:1]) if quick else (GRIDS, TRACKED)
-    sizes, batches = (BUCKETS[2:7:2], BATCHES[:1]) if quick else (BUCKETS, BATCHES)
-    of_grids, sweep = measure_grids(grids, tracked, models), measure_buckets(sizes)
-    of_batches, timelines = measure_steps(batches)
+    of_grids = measure_grids(grids, tracked, models)
+    of_batches, timelines = measure_steps(BATCHES[:1] if quick else BATCHES)
     return {
         "quick": quick,
         **of_grids,
-        "sweep": sweep,
+        "one_bucket": measure_one_bucket(),
         "batches": of_batches,
         "timelines": timelines,
         "cross_check": launch.run(cross_check_all, (["zero1", "muon", "muonw"],))[0],
@@ -176,17 +173,15 @@ def _summed(ranks: Sequence[Weighed]) -> ModelStates:
     return {kind: sum(one.states[kind] for one in ranks) for kind in ranks[0].states}
 
 
-def measure_buckets(sizes: Sequence[int]) -> list[Row]:
-    """Weigh AdamW and Muon, bucketed, on 2 DP ranks, with buckets from a single matrix to the whole model."""
-    workloads = [replace(DEEP, bucket_size=size).shared_by(2) for size in sizes]
-    rows, ranks = weigh_ours(workloads, 2, BUCKETED)
+def measure_one_bucket() -> Row:
+    """Weigh AdamW and Muon on 2 DP ranks, everything in one bucket; return {contender: row}."""
+    workload = replace(TIMED, bucket_size=FLAT).shared_by(2)
+    rows, ranks = weigh_ours([workload], 2, ("zero1", "muon"))
     for number, row in enumerate(rows):
         each = [rank[number] for rank in ranks]
         row["mean_kept"] = sum(sum(one.states.values()) for one in each) // len(each)
-        row["mean_transient"] = sum(one.transient for one in each) // len(each)
-    for row, workload in zip(rows[:: len(BUCKETED)], workloads, strict=True):
         row["largest_bucket"] = max(bucket.padded for bucket in workload.plan(2, 1)[0].buckets)
-    return rows
+    return {row["contender"]: row for row in rows}
 
 
 def measure_steps(batches: Sequence[int]) -> tuple[list[Row], Row]:

@@ -1,4 +1,4 @@
-"""Chapter 13's tables and curves, from book/results/memory.json and from maps alone: numbers first, names last.
+"""Chapter 13's tables and bars, from book/results/memory.json and from maps alone: numbers first, names last.
 
 `weigh_updates` says what the layout of a published model makes of Muon's update, in the ways on trial, beside
 what Muon saves: bf16 parameters whole on every rank, float32 gradients, masters and state in 1/D shards.
@@ -23,7 +23,6 @@ from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import Degrees, stages
 
 Found = Mapping[str, Any]  # as `memory_study.measure` returns it
-Curve = tuple[list[float], list[float]]
 PLANNED = {  # column, as the Muons of ZERO1 -> strategy, bucket rule; None: a bucket for every matrix
     "matrix by matrix": ("gather_all", None),
     "bucketed": ("gather_all", "megatron"),
@@ -88,28 +87,10 @@ def kept_bars(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]
 def slack(found: Found) -> dict[str, tuple[float, float]]:
     """Return {contender: (least, largest) bound / measured} of every Muon's update that has a bound, over all rows."""
     ratios: dict[str, list[float]] = {}
-    for row in [*found["rows"], *found["sweep"], *found["batches"]]:
+    for row in [*found["rows"], *found["one_bucket"].values(), *found["batches"]]:
         if row["kept"]["momentum"] and row["bound"]:
             ratios.setdefault(row["contender"], []).append(row["bound"] / row["transient"])
     return {name: (min(each), max(each)) for name, each in ratios.items()}
-
-
-def bucket_curves(found: Found) -> dict[str, Curve]:
-    """Return megabytes over thousands of elements in the largest bucket; means over ranks.
-
-    Of Muon, bucketed. "saved": what it does not keep. "borrowed": what its update takes at its worst moment, beyond
-    AdamW's at its own.
-    """
-    rows = [(row["bucket_size"], row["contender"], row) for row in found["sweep"]]
-    by_size: dict[int, dict[str, Any]] = {}
-    for size, name, row in rows:
-        by_size.setdefault(size, {})[name] = row
-    pairs = {each["zero1"]["largest_bucket"]: each for each in by_size.values()}
-    x = [size / 1e3 for size in pairs]
-    saved = [each["zero1"]["mean_kept"] - each["muon"]["mean_kept"] for each in pairs.values()]
-    borrowed = [each["muon"]["mean_transient"] - each["zero1"]["mean_transient"] for each in pairs.values()]
-    curves = {"saved": saved, "borrowed": borrowed}
-    return {title: (x, [size / 1e6 for size in sizes]) for title, sizes in curves.items()}
 
 
 def batch_lines(found: Found) -> list[str]:
