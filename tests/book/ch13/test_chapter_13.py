@@ -20,7 +20,7 @@ from muonbook.ch13 import memory_tables
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.ch13.figure_memory import frames_of_steps
 from muonbook.ch13.figure_tower import describe_towers, draw_towers, highest_move
-from muonbook.ch13.memory_tables import PLANNED, kept_bars, share_of_matrices, slack, weigh_updates
+from muonbook.ch13.memory_tables import PLANNED, share_of_matrices, weigh_updates
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
 from muonbook.figures import player, style
 from muonbook.measure import results
