@@ -1,7 +1,7 @@
 """Chapter 13: memory. Weigh what eight ways to train keep on a rank, and what one step of each takes besides.
 
-python scripts/13_memory.py --dp 4 --dtype bfloat16
-python scripts/13_memory.py --dp 2 --tp 2 --shape tall --json out/13.json
+python scripts/13_memory.py --dp 4
+python scripts/13_memory.py --dp 2 --tp 2 --shape tall --dtype bfloat16 --json out/13.json
 python scripts/13_memory.py --measure --json book/results/memory.json
 """
 
@@ -12,7 +12,7 @@ from distmuon import launch
 from distmuon.models.recipe import DTYPES, add_arguments
 from muonbook import puzzles
 from muonbook.ch13 import puzzle as step_in_waves
-from muonbook.measure.workload import SHAPES
+from muonbook.ch13.shapes import WEIGHED
 from muonbook.report import check_json, run_job
 
 TAKES = {"": (*launch.WORLD, "shape", "dtype", "json"), "--measure": ("quick", "json")}  # job -> its options
@@ -22,7 +22,7 @@ def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=4, tp=1)
     job = parser.add_argument_group("the job")
-    job.add_argument("--shape", metavar=launch.choices(tuple(SHAPES)), default="even", help="(default: even)")
+    job.add_argument("--shape", metavar=launch.choices(tuple(WEIGHED)), default="film", help="(default: film)")
     add_arguments(job, "dtype")
     job.add_argument("--measure", action="store_true", help="take all measurements of the chapter, on grids of its own")
     job.add_argument("--quick", action="store_true", help="with --measure: a few, for a first impression")
@@ -34,7 +34,7 @@ def parse():
 def checked(arguments):
     """Return the workload; raise launch.UsageError for arguments that do not fit."""
     launch.chosen_job(arguments, TAKES)
-    for option, value, known in (("shape", arguments.shape, tuple(SHAPES)), ("dtype", arguments.dtype, DTYPES)):
+    for option, value, known in (("shape", arguments.shape, tuple(WEIGHED)), ("dtype", arguments.dtype, DTYPES)):
         if value not in known:
             raise launch.UsageError(f"--{option} {value}: choose one of {', '.join(known)}.")
     if arguments.measure and not arguments.json:
@@ -42,7 +42,7 @@ def checked(arguments):
     if arguments.measure and launch.under_torchrun():
         raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
     check_json(arguments)
-    workload = replace(SHAPES[arguments.shape], dtype=arguments.dtype)
+    workload = replace(WEIGHED[arguments.shape], dtype=arguments.dtype)
     return workload.shared_by(max(arguments.dp, 1)).check(arguments.dp, arguments.tp)
 
 

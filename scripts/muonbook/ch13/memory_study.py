@@ -15,6 +15,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT
 from distmuon.verify.model_states import STATE, ModelStates
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
+from muonbook.ch13.shapes import FILM
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, weigh
 from muonbook.measure.workload import SHAPES, TIMED, Workload
 
@@ -26,7 +27,7 @@ GRIDS = [(dp, tp) for tp in range(1, 9) for dp in range(1, 9) if dp * tp <= 8]
 TRACKED = [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)]  # where whole steps are followed, too
 QUICK = [(2, 1), (2, 2)]
 BATCHES = [1, 4, 16]  # sequences per DP rank
-PICTURED = replace(TIMED, bucket_size=1 << 20).shared_by(4)  # three waves of matrices, and an end of all the rest
+PICTURED = FILM.shared_by(4)
 
 
 # ---- On every rank ----------------------------------------------------------------------------------------
@@ -63,12 +64,12 @@ def tell(ranks: list[list[Weighed]], workload: Workload, dp: int, tp: int) -> tu
     rows = [row_of(name, [rank[number] for rank in ranks]) for number, name in enumerate(names)]
     print(f"Bytes on rank 0 of {dp} DP x {tp} TP, {workload.dtype}; its update: that of the fullest rank\n")
     print(
-        f"{'':<20}{'parameters':>10}{'gradients':>11}{'masters':>9}{'state':>9}{'kept':>11}{'update':>11}{'bound':>11}"
+        f"{'':<20}{'parameters':>10}{'gradients':>11}{'masters':>9}{'state':>10}{'kept':>11}{'update':>11}{'bound':>11}"
     )
     for row in rows:
         columns = [row["kept"][kind] for kind in ("parameters", "gradients", "masters")]
         columns += [sum(row["kept"][kind] for kind in STATE), sum(row["kept"].values()), row["transient"], row["bound"]]
-        sizes = "".join(f"{value:>{w},}" for value, w in zip(columns, (10, 11, 9, 9, 11, 11, 11), strict=True))
+        sizes = "".join(f"{value:>{w},}" for value, w in zip(columns, (10, 11, 9, 10, 11, 11, 11), strict=True))
         print(f"{CONTENDERS[row['contender']].title:<20}{sizes}")
     numbers = numbers_compared(ranks)
     well = numbers["equal"] == numbers["compared"]

@@ -272,7 +272,7 @@ def test_the_table_is_printed_and_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--shape", "round"], "--shape round: choose one of even, tall, odd"),
+        (["--shape", "round"], "--shape round: choose one of film, even, tall, odd"),
         (["--dtype", "int8"], "--dtype int8: choose one of"),
         (["--measure"], "add --json FILE"),
         (["--quick"], "--quick does nothing by itself; it goes with --measure"),
