@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.verify.model_states import STATE
 from muonbook.ch13.contenders import CONTENDERS, ZERO1
 from muonbook.ch13.weightless import weigh_worst_moves
@@ -131,6 +132,16 @@ def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]
             here += 4 * sum(specs[index].numel for index in muon) / dp
         saved = max(saved, here)
     return saved, worst
+
+
+def adamw_tower(model: Shape, degrees: Degrees) -> int:
+    """Return a bound of what AdamW's update borrows, in bytes: three of its largest piece, a parameter at a time."""
+    largest = 0
+    for stage in stages(model, degrees.pp, degrees.ep):
+        for weights, dp in ((stage.dense, degrees.dp), (stage.experts, degrees.replicas)):
+            sizes = [spec.numel for spec in local_specs(weights, degrees.tp)[0]]
+            largest = max(largest, min(max(sizes, default=0), -(-sum(sizes) // dp)))
+    return 3 * ITEM_BYTES["float32"] * largest
 
 
 def published_lines() -> list[str]:

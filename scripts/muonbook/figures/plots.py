@@ -257,20 +257,21 @@ def apart(wanted: Mapping[str, float], least: float, low: float, high: float) ->
 
 def draw_bars(
     rows: Mapping[str, float | Parts], title: str = "", note: str = "", unit: str = "B", grouped: bool = False,
-    most: float = 0.0, level: float | None = None,
+    most: float = 0.0, level: float | None = None, colours: Mapping[str, str] | None = None,
 ) -> Figure:  # fmt: skip
     """Draw horizontal bars with their values.
 
     rows: label -> value, or label -> {part: value}: parts are stacked, or drawn one under the other if `grouped`.
     unit: "B" prints kB, MB, GB; any other is printed after three digits. most: what the whole width stands for, so that
-    frames share a scale; 0: the longest bar. level: a value that dashes mark across every bar. Raises ValueError for no
-    rows, more than five parts, and values that are negative or not finite.
+    frames share a scale; 0: the longest bar. level: a value that dashes mark across every bar. colours: of parts that
+    have one elsewhere. Raises ValueError for no rows, more than five parts, and values that are negative or not finite.
     """
     split, parts = _parts(rows)
     total = max(max(p.values()) if grouped else sum(p.values()) for p in split.values())
     total = max(total, most) or 1.0
     scale, thick = (WIDTH - 2 * MARGIN) / total, 9.0 if grouped and len(parts) > 1 else 15.0
     looks = {"": (MUTED, "")} if parts == [""] else _part_looks(parts)
+    looks |= {part: (colour, "") for part, colour in (colours or {}).items()}
     pitch = ROW + 12 + thick * (len(parts) if grouped else 1)
 
     def bar(axes: Axes, x: float, y: float, label: str, part: str) -> float:
