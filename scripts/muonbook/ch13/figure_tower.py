@@ -1,4 +1,4 @@
-"""Towers of `figure_memory`, enlarged: what is alive, operator by operator, while one bucket is moved."""
+"""Towers of `figure_memory`, enlarged: what is alive, operator by operator, while buckets are moved."""
 
 from __future__ import annotations
 
@@ -16,55 +16,56 @@ from muonbook.figures.style import MARGIN, MUTED, ROW, WIDTH, Block, box, card, 
 FIRST, LAST = "momentum", "all_gather"  # stages of a move of one bucket
 SHOWN = ("momentum", "Newton–Schulz", "all else")
 HIGH = 86.0  # of the highest tower
-BEYOND = 1.05  # what is drawn, over the longest move: so that its end shows
+BEYOND = 1.05  # what is drawn, over the longest tower: so that its end shows
 
 
-def highest_move(history: Sequence[Moment]) -> list[Moment]:
-    """Return the moments of that bucket's move in which most is alive. Raises ValueError where nothing is moved."""
+def moves(history: Sequence[Moment]) -> list[list[Moment]]:
+    """Return the moments of every bucket's move, in order. Raises ValueError where nothing is moved."""
     begins = [n for n, (before, moment) in enumerate(pairwise(history), 1) if FIRST == moment.stage != before.stage]
-    moves = []
+    found = []
     for begin, limit in pairwise([*begins, len(history)]):
         ends = [n for n in range(begin, limit) if history[n].stage == LAST]
-        moves.append(list(history[begin : ends[-1] + 1]) if ends else [])
-    if not any(moves):
+        if ends:
+            found.append(list(history[begin : ends[-1] + 1]))
+    if not found:
         raise ValueError("a tower is one move of a bucket, from momentum to all_gather; this step has none.")
-    return max(moves, key=_top)
+    return found
 
 
-def draw_towers(steps: Mapping[str, Sequence[Moment]], title: str = "", note: str = "") -> Figure:
-    """Draw every step's highest tower on one scale, operators to the right. steps: name -> history."""
-    moves = {name: highest_move(history) for name, history in steps.items()}
-    high, wide = max(map(_top, moves.values())), BEYOND * max(map(len, moves.values()))
+def draw_towers(towers: Mapping[str, Sequence[Moment]], title: str = "", note: str = "") -> Figure:
+    """Draw towers on one scale, operators to the right. towers: name -> moments of one move, or of several."""
+    high, wide = max(map(_top, towers.values())), BEYOND * max(map(len, towers.values()))
     key = part_key({name: (WORK[name][1], "") for name in SHOWN})
-    return card(title, note, *key, *(_tower(name, move, high, wide) for name, move in moves.items()))
+    return card(title, note, *key, *(_tower(name, moments, high, wide) for name, moments in towers.items()))
 
 
-def describe_towers(steps: Mapping[str, Sequence[Moment]], title: str = "", **_: str) -> str:
+def describe_towers(towers: Mapping[str, Sequence[Moment]], title: str = "", **_: str) -> str:
     """Return alt text for `draw_towers`: how high each colour of each tower is."""
     told = []
-    for name, history in steps.items():
-        move = highest_move(history)
-        tops = {work: _top([moment for moment in move if _work(moment.stage) == work]) for work in SHOWN}
-        told.append(f"{name}, {len(move)} operators: {', '.join(f'{work} {in_bytes(tops[work])}' for work in SHOWN)}")
+    for name, moments in towers.items():
+        tops = {work: _top([moment for moment in moments if _work(moment.stage) == work]) for work in SHOWN}
+        told.append(
+            f"{name}, {len(moments)} operators: {', '.join(f'{work} {in_bytes(tops[work])}' for work in SHOWN)}"
+        )
     return f"{head(title, 'Towers')} {'; '.join(told)}."
 
 
-def _top(move: Sequence[Moment]) -> int:
-    return max((moment.alive for moment in move), default=0)
+def _top(moments: Sequence[Moment]) -> int:
+    return max((moment.alive for moment in moments), default=0)
 
 
 def _work(stage: str) -> str:
     return next((work for work, (stages, _) in WORK.items() if stage in stages), SHOWN[-1])
 
 
-def _tower(name: str, move: Sequence[Moment], high: int, operators: float) -> Block:
-    one, top_of_it = (WIDTH - 2 * MARGIN) / operators, HIGH * _top(move) / high
+def _tower(name: str, moments: Sequence[Moment], high: int, operators: float) -> Block:
+    one, top_of_it = (WIDTH - 2 * MARGIN) / operators, HIGH * _top(moments) / high
 
     def paint(axes: Axes, top: float) -> None:
         put(axes, MARGIN, top + 6, name, bold=True)
-        put(axes, WIDTH - MARGIN, top + 6, in_bytes(_top(move)), "right", True)
+        put(axes, WIDTH - MARGIN, top + 6, in_bytes(_top(moments)), "right", True)
         floor = top + 12 + ROW + top_of_it
-        for n, moment in enumerate(move):
+        for n, moment in enumerate(moments):
             tall = HIGH * moment.alive / high
             if tall:  # a hair wider, or the card would shine through
                 box(axes, MARGIN + n * one, floor - tall, one + 0.2, tall, WORK[_work(moment.stage)][1])

@@ -14,9 +14,10 @@ from typing import Any
 from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.verify.model_states import STATE
 from muonbook.ch13.contenders import CONTENDERS, ZERO1
+from muonbook.ch13.shapes import FILM
 from muonbook.ch13.weightless import weigh_worst_moves
 from muonbook.measure.baselines import BASELINES
-from muonbook.measure.workload import SHAPES, Workload
+from muonbook.measure.workload import Workload
 from muonbook.planner.model_shapes import MODELS, SURVEYED, Shape, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
@@ -56,7 +57,7 @@ def share_bars(models: Sequence[str]) -> dict[str, dict[str, float]]:
 
 def share_lines() -> list[str]:
     """Return h, the share of matrices, and what Muon saves of more and more."""
-    shares = {"our network": _share_of_shape(SHAPES["even"])}
+    shares = {"the film's network": _share_of_shape(FILM)}
     shares |= {model.title: share_of_matrices(model) for model in map(MODELS.__getitem__, SURVEYED)}
     lines = ["      h   state  + masters    D=1    D=8   D=64"]
     for title, h in shares.items():

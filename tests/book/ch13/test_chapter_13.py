@@ -19,7 +19,7 @@ from distmuon.verify.storage_tracker import Moment, StorageTracker, references, 
 from muonbook.ch13 import memory_tables
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.ch13.figure_memory import frames_of_steps
-from muonbook.ch13.figure_tower import describe_towers, draw_towers, highest_move
+from muonbook.ch13.figure_tower import describe_towers, draw_towers, moves
 from muonbook.ch13.memory_tables import PLANNED, share_of_matrices, weigh_updates
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
 from muonbook.figures import player, style
@@ -234,17 +234,21 @@ def test_frames_show_how_steps_come_about() -> None:
         frames_of_steps({"a": (kept, history), "b": (kept, history[:1])})
 
 
-def test_a_tower_is_the_move_in_which_most_is_alive() -> None:
+def test_a_tower_is_one_move_or_several() -> None:
     low = [Moment("momentum", 10), Moment("newton_schulz", 30), Moment("all_gather", 5)]
     high = [Moment("momentum", 20), Moment("dp_gather", 40), Moment("newton_schulz", 90), Moment("apply", 25),
             Moment("all_gather", 7)]  # fmt: skip
     history = [Moment("forward", 500), *low, *high, Moment("update", 900)]
-    assert highest_move(history) == high
-    told = describe_towers({"one": history}, "Enlarged")
-    assert told == "Enlarged. one, 5 operators: momentum 40 B, Newton–Schulz 90 B, all else 25 B."
-    style.require_readable(draw_towers({"one": history, "two": history[:4] + history[:1]}, "Enlarged"), told)
+    assert moves(history) == [low, high]
+    towers = {"both": low + high, "low": low}
+    told = describe_towers(towers, "Enlarged")
+    assert told == (
+        "Enlarged. both, 8 operators: momentum 40 B, Newton–Schulz 90 B, all else 25 B; "
+        "low, 3 operators: momentum 10 B, Newton–Schulz 30 B, all else 5 B."
+    )
+    style.require_readable(draw_towers(towers, "Enlarged"), told)
     with pytest.raises(ValueError, match="this step has none"):
-        highest_move(history[:1])
+        moves(history[:1])
 
 
 def test_the_stored_steps_rise_above_adamws_fullest_one_after_the_other() -> None:
