@@ -1,7 +1,8 @@
 """How long a step of a planned world takes by the alpha-beta model, on assumed links, and which T makes it shortest.
 
-    forward and backward    6 FLOPs per active parameter and token, over all ranks; attention's scores left out
-    activations             4 all-reduces over TP per layer and 2 for embedding and head, sequence by sequence
+    passes                  forward, again, and backward: 8 FLOPs per active parameter and token, over all ranks, for
+                            activations are recomputed (6 where they are not); attention's scores left out
+    activations             all-reduces over TP, sequence by sequence: `StageActivations.messages`
     FSDP2's gathers         of parameters and gradients, for every sequence
 
 and the update, as the planner's parts have it. Nothing overlaps, as in this book's optimizer. Every algorithm stands
@@ -19,9 +20,10 @@ import numpy as np
 from muonbook.planner.algorithms import ALGORITHMS, Algorithm, Part
 from muonbook.planner.fabrics import DEVICES, FABRICS, PEAK_FLOPS, Fabric
 from muonbook.planner.model_shapes import MODELS, Shape
+from muonbook.planner.parts.activations import StageActivations
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
-from muonbook.planner.parts.step_parts import activation_messages
 from muonbook.planner.planned_worlds import grids, specs_of
+from muonbook.planner.stages import Degrees, stages
 
 MEMORY_BYTES = DEVICES["h100"].memory_bytes
 
@@ -54,12 +56,12 @@ class Step(NamedTuple):
 
     @property
     def extra(self) -> float:
-        """What Muon adds to AdamW's step, over forward and backward."""
+        """What Muon adds to AdamW's step, over the passes."""
         return (self.muon - self.adamw) / (self.computation + self.activations)
 
     @property
     def optimizer(self) -> float:
-        """All that is not forward and backward, over forward and backward."""
+        """All that is not the passes, over the passes."""
         return self.muon / (self.computation + self.activations) - 1
 
     @property
@@ -71,8 +73,8 @@ class Step(NamedTuple):
 class TimedWorld:
     """A model on a grid by one algorithm, and by AdamW beside it: time it on any fabric, for any batch.
 
-    fits: the fullest rank's model states fit a device. has_room: what a step allocates fits beside them. Activations
-    are counted in neither.
+    fits: the fullest rank's model states and the activations of a sequence fit a device. has_room: so does what a step
+    allocates, when activations are gone. recompute: of a layer, keep the input alone; see `WorldSetting`.
     """
 
     shape: Shape
@@ -82,15 +84,17 @@ class TimedWorld:
     adamw: Part
     fits: bool
     has_room: bool
+    recompute: bool = True
     known: dict[Fabric, Step] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shape: Shape, dp: int, tp: int, algorithm: Algorithm) -> TimedWorld:
+    def of(cls, shape: Shape, dp: int, tp: int, algorithm: Algorithm, recompute: bool = True) -> TimedWorld:
         """Plan it. Raises ValueError for a T that the model cannot take."""
         specs, indices = specs_of(shape, tp)
         muon, adamw = (each.lay_out(specs, indices, dp, tp) for each in (algorithm, algorithm.adamw))
         left = MEMORY_BYTES - int(np.sum(list(muon.states().values()), axis=0).max())
-        return cls(shape, dp, tp, muon, adamw, left >= 0, left >= max(muon.passing_bytes, muon.update_bytes))
+        passes = _activations(shape, dp, tp, recompute).held_bytes(1) + muon.passing_bytes
+        return cls(shape, dp, tp, muon, adamw, left >= passes, left >= max(passes, muon.update_bytes), recompute)
 
     def admits(self, tokens: int) -> bool:
         """Say whether every DP rank gets at least one whole sequence of a batch of `tokens`."""
@@ -108,11 +112,17 @@ class TimedWorld:
         """Return the step if every DP rank had one sequence."""
         links = fabric.links(self.dp, self.tp) | {"mesh": fabric.exchange(self.dp * self.tp, 1)}
         flops = fabric.flops_per_second
-        computation = 6 * self.shape.active * self.shape.context / self.tp / flops
-        activations = activation_messages(self.shape, self.tp, 4 * self.shape.layers + 2).seconds(links)
+        per_token = (8 if self.recompute else 6) * self.shape.active
+        computation = per_token * self.shape.context / self.tp / flops
+        activations = _activations(self.shape, self.dp, self.tp, self.recompute).messages().seconds(links)
         gathers = self.muon.pass_seconds(links["dp"]) if isinstance(self.muon, FsdpPart) else 0.0
         updates = (part.update_seconds(links, flops) for part in (self.muon, self.adamw))
         return Step(computation, activations, gathers, *updates)
+
+
+def _activations(shape: Shape, dp: int, tp: int, recompute: bool) -> StageActivations:
+    (whole,) = stages(shape, 1, 1)
+    return StageActivations(shape, whole, Degrees(dp, tp), recompute, sequence_parallel=False)
 
 
 def over_adamw(model: str, grid: tuple[int, int], algorithm: str, fabric: str, tokens: int, sustained: float) -> float:
@@ -131,16 +141,16 @@ AIMS: dict[str, Callable[[Step], float]] = {
 }
 
 
-def timed_grids(model: str, ranks: int, algorithm: Algorithm) -> dict[int, TimedWorld]:
+def timed_grids(model: str, ranks: int, algorithm: Algorithm, recompute: bool = True) -> dict[int, TimedWorld]:
     """Return the model's grids of so many ranks by this algorithm, by T."""
     shape = MODELS[model]
-    return {tp: TimedWorld.of(shape, dp, tp, algorithm) for dp, tp in grids(shape, ranks)}
+    return {tp: TimedWorld.of(shape, dp, tp, algorithm, recompute) for dp, tp in grids(shape, ranks)}
 
 
 def shape_curves(
     worlds: Mapping[str, int], algorithm: str, fabric: str, tokens: int
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Return {model, ranks: (T / D, a step over that of the quickest grid)}, of grids whose model states fit.
+    """Return {model, ranks: (T / D, a step over that of the quickest grid)}, of grids that fit.
 
     worlds: model -> how many ranks.
     """

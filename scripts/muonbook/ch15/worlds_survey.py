@@ -168,13 +168,15 @@ def shares(step: Step) -> dict[str, float | None]:
 def moonlight(sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Return what Muon adds to Moonlight's own batches on NVLink and InfiniBand, by ranks and algorithm, at the best T.
 
+    Nothing is recomputed, so that forward and backward are what the paper's sentence is about.
+
     extra: over AdamW laid out alike; optimizer: all that is not forward and backward. Both over forward and backward.
     extra_least, extra_most: with every assumption doubled or halved, in every mix.
     """
     rows, fabric = [], FABRICS[FAST]
     for name, algorithm in ALGORITHMS.items():
         for ranks in sizes:
-            by_t = timed_grids("moonlight", ranks, algorithm)
+            by_t = timed_grids("moonlight", ranks, algorithm, recompute=False)
             fitting = {tp: timed for tp, timed in by_t.items() if timed.fits}
             for tokens in MOONLIGHT_TOKENS if fitting else ():
                 tp = best(seconds(fitting, fabric, tokens, "step"))
@@ -198,7 +200,7 @@ def divided(model: str) -> list[dict[str, Any]]:
     rows = []
     for degrees in divisions:
         place = {"model": model, "ranks": degrees.ranks, "tokens": tokens, **degrees._asdict()}
-        world = WorldSetting(MODELS[model], degrees, tokens=tokens, network=FABRICS[FAST])
+        world = WorldSetting(MODELS[model], degrees, tokens=tokens, network=FABRICS[FAST], recompute=True)
         for name, each in zip(ALGORITHMS, compared(world), strict=True):
             if each.algorithm.optimizer != "muonw":
                 bubble = short(each.muon.bubble)
