@@ -19,7 +19,7 @@ TICKS = (1.0, 1.5, 2.0, 3.0, 4.0)  # times AdamW's step; the last one is where t
 LEFT, RIGHT = MARGIN + 74.0, WIDTH - MARGIN - 46.0  # of the bars: names before them, ratios behind
 BAR, AXIS = 13.0, 20.0
 WITHOUT_ROOM = (
-    "Hollow, and *: the step's own buffers, as our engine takes them, do not fit into 80 GB beside the model states."
+    "Hollow, and *: the step's own buffers, as our engine takes them, do not fit into 80 GB beside what it keeps."
 )
 
 
