@@ -183,8 +183,8 @@ class Group:
         out: Tensor,  # [len]
     ) -> None:
         """Send every rank its piece, and fill `out` with the sum of what came, in rank order."""
-        coming, going = (None, None) if pieces is None else ([len(out)] * self.size, [*map(len, pieces)])
-        received = self._exchange(packed, coming, going)
+        uneven = ([len(out)] * self.size, [*map(len, pieces)]) if pieces else (None, None)
+        received = self._exchange(packed, *uneven)
         first, *others = received.view(self.size, len(out)).unbind()  # n pieces [len]
         out.copy_(first)
         for other in others:
