@@ -20,7 +20,7 @@ from muonbook.ch13 import memory_tables
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.ch13.figure_memory import frames_of_steps
 from muonbook.ch13.figure_tower import describe_towers, draw_towers, moves
-from muonbook.ch13.memory_tables import PLANNED, share_of_matrices, weigh_updates
+from muonbook.ch13.memory_tables import PLANNED, kept_bars, share_of_matrices, slack, weigh_updates
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
 from muonbook.figures import player, style
 from muonbook.measure import results
@@ -185,6 +185,14 @@ def test_the_page_has_every_table() -> None:
     for lines in (memory_tables.share_lines(), memory_tables.published_lines(), memory_tables.batch_lines(found)):
         assert len(lines) > 3
         assert max(map(len, lines)) <= 100
+    assert set(slack(found)) == {*ZERO1[1:], "muonw", "muon_ddp"}
+    assert all(1 <= least <= most for least, most in slack(found).values())
+    rows = {row["contender"]: row for row in found["rows"] if row["contender"] in TRIED and row["dp"] == 4}
+    kinds = ["parameters", "gradients", "state", "masters"]
+    assert [list(parts) for parts in kept_bars(rows).values()] == len(TRIED) * [kinds]
+    assert [sum(parts.values()) for parts in kept_bars(rows).values()] == [
+        sum(rows[name]["kept"].values()) for name in rows
+    ]
 
 
 def test_the_stored_steps_say_what_the_page_says() -> None:

@@ -216,6 +216,12 @@ def test_dashes_mark_a_level_on_every_bar() -> None:
         assert x == same == pytest.approx(each.x0 + (places["time"].width / 2), abs=1)
 
 
+def test_a_part_that_has_a_colour_elsewhere_keeps_it() -> None:
+    figure = draw_bars({"rank": {"hill": 2.0, "tower": 1.0}}, "Parts", colours={"tower": "#a8173a"})
+    (tower,) = boxes(figure, "bar-rank-tower")
+    assert to_hex(tower.get_facecolor()) == "#a8173a"
+
+
 def test_a_key_of_many_parts_takes_more_than_one_line() -> None:
     assert_readable(draw_bars({"rank": {f"a part with a long name, {n}": 1.0 for n in range(5)}}, "Parts"))
 
