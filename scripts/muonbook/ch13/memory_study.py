@@ -177,10 +177,10 @@ def measure_one_bucket() -> Row:
     """Weigh AdamW and Muon on 2 DP ranks, everything in one bucket; return {contender: row}."""
     workload = replace(TIMED, bucket_size=FLAT).shared_by(2)
     rows, ranks = weigh_ours([workload], 2, ("zero1", "muon"))
+    largest = max(bucket.padded for bucket in workload.plan(2, 1)[0].buckets)
     for number, row in enumerate(rows):
         each = [rank[number] for rank in ranks]
-        row["mean_kept"] = sum(sum(one.states.values()) for one in each) // len(each)
-        row["largest_bucket"] = max(bucket.padded for bucket in workload.plan(2, 1)[0].buckets)
+        row |= {"mean_kept": sum(sum(one.states.values()) for one in each) // len(each), "largest_bucket": largest}
     return {row["contender"]: row for row in rows}
 
 
