@@ -17,7 +17,7 @@ Source: Moonlight (Liu et al. 2025), Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,26 +119,34 @@ class DistributedMuon(ShardedOptimizer):
             self.move(buckets)
 
     def move(self, buckets: BucketGroup) -> None:
-        """Take a bucket group from reduced gradients to new parameters; free what it took."""
-        momentum = self.momentum(buckets)  # G[N_dp] -> M[N_dp]
+        """Take a bucket group from reduced gradients to new parameters; free what each of its waves took."""
+        update_pieces: dict[int, Tensor] = {}
+        for wave in self.strategy.waves(buckets, [piece.index for piece in self._moving(buckets)]):
+            if self.published == "updates":
+                update_pieces |= self.orthogonalize(buckets, wave)  # G[N_dp] -> O[N_dp]
+            else:
+                self.apply(buckets, self.orthogonalize(buckets, wave))  # -> O, W[N_dp]
+        if self.published == "updates":
+            self.apply_everywhere(self.gather_updates(buckets, update_pieces))  # -> O, W[I_tp, J]
+            return
+        for bucket in buckets:
+            self.all_gather(bucket)  # -> W[I_tp, J]
+
+    def orthogonalize(self, buckets: BucketGroup, wave: Collection[int]) -> dict[int, Tensor]:  # O[N_dp]
+        """Take a wave of a bucket group from reduced gradients to updates, whole matrices in between."""
+        momentum = self.momentum(buckets, wave)  # G[N_dp] -> M[N_dp]
         blocks = self.strategy.dp_gather(buckets, momentum)  # -> M[I_tp, J]
         matrices = self.strategy.tp_gather(buckets, blocks)  # -> M[I, J]
         updates = self.strategy.newton_schulz(matrices)  # -> O[I, J]
         update_blocks = self.strategy.tp_shard(buckets, updates)  # -> O[I_tp, J]
         del blocks  # and with them the gathered bucket
-        update_pieces = self.strategy.dp_shard(buckets, update_blocks)  # -> O[N_dp]
-        if self.published == "updates":
-            self.apply_everywhere(self.gather_updates(buckets, update_pieces))  # -> O, W[I_tp, J]
-            return
-        self.apply(buckets, update_pieces)  # -> W[N_dp]
-        for bucket in buckets:
-            self.all_gather(bucket)  # -> W[I_tp, J]
+        return self.strategy.dp_shard(buckets, update_blocks)  # -> O[N_dp]
 
     @hooked
-    def momentum(self, buckets: BucketGroup) -> dict[int, Tensor]:  # M[N_dp]
-        """Update the momentum of this rank's pieces; return what Newton–Schulz is fed."""
+    def momentum(self, buckets: BucketGroup, wave: Collection[int] | None = None) -> dict[int, Tensor]:  # M[N_dp]
+        """Update the momentum of this rank's pieces, of a wave or of all; return what Newton–Schulz is fed."""
         inputs = {}
-        for piece in self._moving(buckets):
+        for piece in self._moving(buckets, wave):
             group = self.muon[piece.index]
             settings = (group["momentum"], group["nesterov"], group["momentum_kind"])
             buffer = self._momentum_buffer(piece)
@@ -152,7 +160,7 @@ class DistributedMuon(ShardedOptimizer):
         updates: Tensors,  # O[N_dp]
     ) -> None:
         """Decay and move this rank's master weights; the scale is that of whole matrices."""
-        for piece in self._moving(buckets):
+        for piece in self._moving(buckets, updates):
             group, update = self.muon[piece.index], updates[piece.index]
             decay_(piece.weight, group["lr"], group["weight_decay"])
             for run, lr, factor in self._paces(piece.index, piece.meta.range_in_param):
@@ -234,9 +242,11 @@ class DistributedMuon(ShardedOptimizer):
                     f'publish="updates" needs parameters that are their own masters; these are {buffer.param_dtype}.'
                 )
 
-    def _moving(self, buckets: BucketGroup) -> list[Piece]:
-        """Return this rank's Muon pieces that have a gradient on some rank."""
+    def _moving(self, buckets: BucketGroup, wave: Collection[int] | None = None) -> list[Piece]:
+        """Return this rank's Muon pieces that have a gradient on some rank: of a wave, or all."""
         moving = self.statistics.present & self.muon.keys()
+        if wave is not None:
+            moving &= set(wave)
         return [piece for bucket in buckets for piece in self.buffers.pieces[bucket] if piece.index in moving]
 
     def _momentum_buffer(self, piece: Piece) -> Tensor:  # [n]

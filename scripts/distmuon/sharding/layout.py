@@ -109,6 +109,10 @@ class ParamSpec(NamedTuple):
         """Return the matrices in the whole parameter."""
         return parts(of_whole(self.matrices, self.tp_split_dim, tp), self.full_shape(tp))
 
+    def seen_parts(self, tp: int) -> list[SameShape]:
+        """Return the matrices that a rank sees whole: all of them, or where TP cuts between them, its own."""
+        return self.local_parts if self.own_matrices else self.whole_parts(tp)
+
     def runs(self, tp: int) -> Iterator[tuple[Range, tuple[int, int], tuple[int, int]]]:
         """Yield (run of elements of the TP-local parameter, shape of its matrices here, and of them whole)."""
         start = 0

@@ -108,36 +108,44 @@ def gather_cut_allocates(
     item_bytes: int | None,
     compute_bytes: int,
 ) -> int:
-    """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket; see `gather_cut_bound`."""
+    """Return a bound, in bytes, of what one wave allocates, for the worst; see `gather_cut_bound`."""
     worst = 0
     for bucket in layout.buckets:
-        mine = _owned(layout, bucket, muon, dp_rank)
-        pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in mine)
-        local = sum(layout.specs[i].numel for i in mine)
-        whole = WholeMatrices.of((layout.specs[i] for i in mine), tp)
-        sizes, packed = momentum_bytes(layout, bucket, item_bytes), _packed(layout, bucket, mine, dp_rank)
-        found = gather_cut_bound(pieces, packed, local, whole, sizes, compute_bytes)
-        worst = max(worst, found)
+        sizes, cut, small = momentum_bytes(layout, bucket, item_bytes), list[int](), list[int]()
+        for index in _owned(layout, bucket, muon, dp_rank):
+            spec = layout.specs[index]
+            if len(layout.owners(bucket, index)) > 1:
+                cut.append(index)
+            elif (whole := WholeMatrices.of_one(spec, tp)).small:
+                small.append(index)
+            else:
+                worst = max(worst, gather_cut_bound(spec.numel, 0, 0, whole, sizes, compute_bytes))
+        for wave in (cut, small):
+            pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in wave)
+            joined = sum(layout.specs[i].numel for i in wave if wave is cut)
+            whole = WholeMatrices.of((layout.specs[i] for i in wave), tp)
+            packed = _packed(layout, bucket, wave, dp_rank)
+            worst = max(worst, gather_cut_bound(pieces, packed, joined, whole, sizes, compute_bytes))
     return worst
 
 
 def gather_cut_bound(
-    pieces: int, packed: int, local: int, whole: WholeMatrices, sizes: tuple[int, int], compute: int
+    pieces: int, packed: int, joined: int, whole: WholeMatrices, sizes: tuple[int, int], compute: int
 ) -> int:
-    """Return a bound, in bytes, of what one bucket's moves allocate; signs as in `gather_all_allocates`.
+    """Return a bound, in bytes, of what one wave allocates; signs as in `gather_all_allocates`.
 
     w b                             the momentum's pieces
     + m b                           in the dtype in which they travel
     + m S                           packed: a piece once for every other owner
-    + 2 m L'                        what came, and TP-local matrices joined
+    + 2 m L'                        what came, and TP-local matrices joined, of the first wave
     + m L                           the copy that puts blocks cut along dimension 1 side by side
     + whole matrices, and Newton–Schulz: see `WholeMatrices`
 
-    with b = `pieces`, S = `packed`, L' = `local` and L = `whole.largest` elements; `sizes` are w and m of
+    with b = `pieces`, S = `packed`, L' = `joined` and L = `whole.largest` elements; `sizes` are w and m of
     `momentum_bytes`.
     """
     w, m = sizes
-    return (w + m) * pieces + m * (packed + 2 * local + whole.largest) + whole.bytes(m, compute)
+    return (w + m) * pieces + m * (packed + 2 * joined + whole.largest) + whole.bytes(m, compute)
 
 
 def _packed(layout: Layout, bucket: Bucket, mine: Collection[int], dp_rank: int) -> int:
@@ -277,14 +285,14 @@ def by_all_owners(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Ta
         for index in bucket.params:
             if index in muon:
                 rows = layout.owners(bucket, index)
-                yield Task(index, _seen(layout, index, tp), [(d, t) for d in rows for t in range(tp)])
+                yield Task(index, layout.specs[index].seen_parts(tp), [(d, t) for d in rows for t in range(tp)])
 
 
 def by_one_owner(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
     """Yield all parameters, each at one rank; one whose matrices TP does not cut, at all ranks of a row."""
     for index, owner in deal(layout.specs, muon, layout.dp, tp).items():
         ranks = [(owner.dp, t) for t in (range(tp) if owner.tp is None else [owner.tp])]
-        yield Task(index, _seen(layout, index, tp), ranks)
+        yield Task(index, layout.specs[index].seen_parts(tp), ranks)
 
 
 def by_blocks(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
@@ -292,12 +300,6 @@ def by_blocks(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
     for task in by_all_owners(layout, muon, tp):
         spec = layout.specs[task.parameter]
         yield task._replace(parts=spec.local_parts)
-
-
-def _seen(layout: Layout, index: int, tp: int) -> Sequence[SameShape]:
-    """Return the whole matrices that a rank sees of a parameter: all, or those that it holds."""
-    spec = layout.specs[index]
-    return spec.local_parts if spec.own_matrices else spec.whole_parts(tp)
 
 
 # ---- All strategies ---------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class WholeMatrices(NamedTuple):
         """Return the same of one parameter."""
         local = blocks or spec.own_matrices
         size = spec.numel if local else spec.gathered_numel(tp)
-        parts = spec.local_parts if local else spec.whole_parts(tp)
+        parts = spec.local_parts if blocks else spec.seen_parts(tp)
         small = all(math.prod(part.shape) <= BATCHED_ON_GPU for part in parts)
         return cls(size, size, size * small, size * (spec.matrices != "whole"))
 

@@ -63,8 +63,8 @@ class DecayLast(DistributedMuon):
 class MomentumInBf16(DistributedMuon):
     """The momentum is kept in bf16."""
 
-    def momentum(self, buckets: BucketGroup) -> dict[int, Tensor]:
-        inputs = super().momentum(buckets)
+    def momentum(self, buckets: BucketGroup, wave: Collection[int] | None = None) -> dict[int, Tensor]:
+        inputs = super().momentum(buckets, wave)
         for state in self.state.values():
             if "momentum_buffer" in state:
                 state["momentum_buffer"].copy_(state["momentum_buffer"].bfloat16())

@@ -167,9 +167,9 @@ class GradientInsteadOfMomentum(DistributedMuon):
     Shows: the same bytes, and a first step that is right, because momentum then is a multiple of the gradient.
     """
 
-    def momentum(self, buckets: BucketGroup) -> dict[int, Tensor]:
-        super().momentum(buckets)
-        return {piece.index: piece.gradient for piece in self._moving(buckets)}
+    def momentum(self, buckets: BucketGroup, wave: Collection[int] | None = None) -> dict[int, Tensor]:
+        super().momentum(buckets, wave)
+        return {piece.index: piece.gradient for piece in self._moving(buckets, wave)}
 
 
 # ---- Newton–Schulz: the wrong number of times, or on rounded numbers --------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,12 +20,13 @@ BEYOND = 1.05  # what is drawn, over the longest tower: so that its end shows
 
 def moves(history: Sequence[Moment]) -> list[list[Moment]]:
     """Return the moments of every bucket's move, in order. Raises ValueError where nothing is moved."""
-    begins = [n for n, (before, moment) in enumerate(pairwise(history), 1) if FIRST == moment.stage != before.stage]
-    found = []
-    for begin, limit in pairwise([*begins, len(history)]):
-        ends = [n for n in range(begin, limit) if history[n].stage == LAST]
-        if ends:
-            found.append(list(history[begin : ends[-1] + 1]))
+    found, begin = [], None
+    for n, (moment, after) in enumerate(zip(history, [*history[1:], None], strict=True)):
+        if begin is None and moment.stage == FIRST:
+            begin = n  # of the first wave, which further ones follow
+        if begin is not None and moment.stage == LAST and (after is None or after.stage != LAST):
+            found.append(list(history[begin : n + 1]))
+            begin = None
     if not found:
         raise ValueError("a tower is one move of a bucket, from momentum to all_gather; this step has none.")
     return found

@@ -2,6 +2,7 @@
 
 `weigh_updates` says what the layout of a published model makes of Muon's update, in the ways on trial, beside
 what Muon saves: bf16 parameters whole on every rank, float32 gradients, masters and state in 1/D shards.
+`peaked_world` says what that makes of the peak of a step.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.verify.model_states import STATE
@@ -18,11 +21,12 @@ from muonbook.ch13.shapes import FILM
 from muonbook.ch13.weightless import weigh_worst_moves
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import Workload
-from muonbook.planner.model_shapes import MODELS, SURVEYED, Shape, local_specs
+from muonbook.planner.model_shapes import MODELS, SURVEYED, Shape, Weight, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import Degrees, stages
+from muonbook.planner.world_plan import WorldPlan, WorldSetting
 
 Found = Mapping[str, Any]  # as `memory_study.measure` returns it
 PLANNED = {  # column, as the Muons of ZERO1 -> strategy, bucket rule; None: a bucket for every matrix
@@ -125,14 +129,31 @@ def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]
         for weights, dp in ((stage.dense, degrees.dp), (stage.experts, degrees.replicas)):
             if not weights:
                 continue
+            for column, part in _weighed(weights, dp, degrees.tp).items():
+                worst[column] = max(worst[column], part.moves, part.laid_out.adding_bytes)
             specs, muon = local_specs(weights, degrees.tp)
-            for column, (strategy, rule) in PLANNED.items():
-                world = plan_part(specs, muon, dp, degrees.tp, BUCKET_RULES[rule](dp) if rule else 1, strategy)
-                moves = weigh_worst_moves(world.layout, world.muon, degrees.tp, strategy)
-                worst[column] = max(worst[column], moves, Zero1Part(world).adding_bytes)
             here += 4 * sum(specs[index].numel for index in muon) / dp
         saved = max(saved, here)
     return saved, worst
+
+
+class WeighedPart(NamedTuple):
+    """Weights laid out in one way. moves: bytes that its update's moves borrow on `dp_rank`, weighed without data."""
+
+    laid_out: Zero1Part
+    dp_rank: int
+    moves: int
+
+
+@cache
+def _weighed(weights: tuple[Weight, ...], dp: int, tp: int) -> dict[str, WeighedPart]:
+    """Return {column of PLANNED: these weights in that layout, weighed on the rank with the largest bound}."""
+    specs, muon = local_specs(weights, tp)
+    found = {}
+    for column, (strategy, rule) in PLANNED.items():
+        world = plan_part(specs, muon, dp, tp, BUCKET_RULES[rule](dp) if rule else 1, strategy)
+        found[column] = WeighedPart(Zero1Part(world), *weigh_worst_moves(world.layout, world.muon, tp, strategy))
+    return found
 
 
 def adamw_tower(model: Shape, degrees: Degrees) -> int:
@@ -143,6 +164,41 @@ def adamw_tower(model: Shape, degrees: Degrees) -> int:
             sizes = [spec.numel for spec in local_specs(weights, degrees.tp)[0]]
             largest = max(largest, min(max(sizes, default=0), -(-sum(sizes) // dp)))
     return 3 * ITEM_BYTES["float32"] * largest
+
+
+class PeakedWorld(NamedTuple):
+    """Peaks of a step in one world. adamw: a whole rank's peak with AdamW, in bytes.
+
+    beyond: {column of PLANNED: bytes by which Muon's peak is higher}; negative where it is lower.
+    """
+
+    adamw: float
+    beyond: Mapping[str, float]
+
+
+def peaked_world(model: Shape, degrees: Degrees) -> PeakedWorld:
+    """Return the peaks of a step that recomputes layers, one sequence at a time, and cuts sequences over TP, too.
+
+    Of the fullest rank: the one that keeps most at the passes' peak or while gradients are added up, or the one whose
+    moves have the largest bound, at the peak of those. Raises ValueError for pipelines and shared-out experts, whose
+    parts peak one by one, and where AdamW's update may borrow more than the passes do.
+    """
+    if degrees.pp > 1 or degrees.ep > 1:
+        raise ValueError(f"peaks are those of one part; not of PP {degrees.pp}, EP {degrees.ep}.")
+    setting = WorldSetting(
+        model, degrees, "adamw", "gather_all", "megatron", recompute=True, sequence_parallel=degrees.tp > 1
+    )
+    adamw = WorldPlan(setting)
+    hill, tower = adamw.held["activations"], adamw_tower(model, degrees)
+    if tower > hill:
+        raise ValueError(f"{model.title}: AdamW's update may borrow {tower:,} bytes; its passes leave {hill:,.0f}.")
+    (stage,) = stages(model, 1, 1)
+    most, beyond = adamw.fullest[2], {}
+    for column, part in _weighed(stage.dense, degrees.dp, degrees.tp).items():
+        kept = np.sum(list(part.laid_out.states().values()), axis=0)  # [D]
+        keeping_most = kept.max() + max(hill, part.laid_out.adding_bytes)
+        beyond[column] = float(max(keeping_most, kept[part.dp_rank] + part.moves) - most)
+    return PeakedWorld(most, beyond)
 
 
 def published_lines() -> list[str]:

@@ -58,13 +58,14 @@ def weigh_moves(
 
 def weigh_worst_moves(
     layout: Layout, muon: frozenset[int], tp: int, strategy: str, compute_dtype: str = "bfloat16"
-) -> int:
-    """Return `weigh_moves` of the DP rank for which the bound of `predict_transient` is largest."""
+) -> tuple[int, int]:
+    """Return the DP rank for which the bound of `predict_transient` is largest, and `weigh_moves` of it."""
     bounds = [
         predict_transient(layout, tp, rank, muon, strategy, None, compute_dtype, native_reduce_scatter=True)
         for rank in range(layout.dp)
     ]
-    return weigh_moves(layout, muon, tp, strategy, [bounds.index(max(bounds))], compute_dtype)
+    rank = bounds.index(max(bounds))
+    return rank, weigh_moves(layout, muon, tp, strategy, [rank], compute_dtype)
 
 
 def _weigh_bucket(
@@ -75,17 +76,23 @@ def _weigh_bucket(
 ) -> int:
     """Return the most that is alive while one bucket is moved; see `DistributedMuon.move`."""
     dtype = getattr(torch, layout.buffers[bucket.buffer_idx].grad_dtype)
-    group, momentum = (bucket,), dict[int, Tensor]()
     with FakeTensorMode(), StorageTracker() as tracker:
-        for index, size in pieces.items():
-            momentum[index] = torch.empty(size, dtype=dtype)
-        blocks = moves.dp_gather(group, momentum)
-        matrices = moves.tp_gather(group, blocks)
-        updates = moves.newton_schulz(matrices)
-        update_blocks = moves.tp_shard(group, updates)
-        del blocks  # as there: and with them the gathered bucket
-        moves.dp_shard(group, update_blocks)
+        for wave in moves.waves((bucket,), list(pieces)):
+            momentum = {index: torch.empty(pieces[index], dtype=dtype) for index in wave}
+            _move(moves, bucket, momentum)
+            del momentum
     return tracker.peak
+
+
+def _move(moves: Strategy, bucket: Bucket, momentum: Mapping[int, Tensor]) -> None:
+    """Make the five moves of a wave; see `DistributedMuon.orthogonalize`."""
+    group = (bucket,)
+    blocks = moves.dp_gather(group, momentum)
+    matrices = moves.tp_gather(group, blocks)
+    updates = moves.newton_schulz(matrices)
+    update_blocks = moves.tp_shard(group, updates)
+    del blocks  # as there: and with them the gathered bucket
+    moves.dp_shard(group, update_blocks)
 
 
 def _grid(dp: tuple[int, int, dist.ProcessGroup], tp: tuple[int, int, dist.ProcessGroup]) -> Grid:

@@ -210,25 +210,38 @@ class PlannedWorld:
         return worst
 
     def _cut_bytes(self, bucket: Bucket, rows: Sequence[Matrix]) -> int:
-        """Return gather_cut's bound for one bucket, on the rank for which it is largest."""
-        packed = self._cut_sent(bucket, rows) // MOMENTUM_BYTES
-        pieces, local, total, largest, small, several = np.zeros((6, self.dp), np.int64)
+        """Return gather_cut's bound for one bucket, on the rank and in the wave for which it is largest."""
+        cut, small, large = list[Matrix](), list[Matrix](), set[tuple[int, WholeMatrices]]()
+        for row in rows:
+            if len(row.owners) > 1:
+                cut.append(row)
+            elif (whole := WholeMatrices.of_one(self.layout.specs[row.place], self.tp)).small:
+                small.append(row)
+            else:
+                large.add((row.numel, whole))
+        waves: set[tuple[int, ...]] = {(numel, 0, 0, *whole) for numel, whole in large}
+        waves |= self._wave_sizes(bucket, cut, travels=True) | self._wave_sizes(bucket, small, travels=False)
+        sizes = momentum_bytes(self.layout, bucket, None)
+        return max(
+            gather_cut_bound(pieces, packed, joined, WholeMatrices(*whole), sizes, COMPUTE_BYTES)
+            for pieces, packed, joined, *whole in waves
+        )
+
+    def _wave_sizes(self, bucket: Bucket, rows: Sequence[Matrix], travels: bool) -> set[tuple[int, ...]]:
+        """Return what `gather_cut_bound` asks of a wave, for all ranks. travels: whether these are the cut ones."""
+        pieces, joined, total, largest, small, several = np.zeros((6, self.dp), np.int64)
         for row in rows:
             spec, mine = self.layout.specs[row.place], row.slice
             pieces[mine] += self._pieces(bucket, row)
-            local[mine] += spec.numel
+            joined[mine] += spec.numel * travels
             whole = WholeMatrices.of_one(spec, self.tp)
             total[mine] += whole.total
             largest[mine] = np.maximum(largest[mine], whole.largest)
             small[mine] += whole.small
             several[mine] += whole.several
-        sizes = momentum_bytes(self.layout, bucket, None)
-        columns = np.stack([pieces, packed, local, total, largest, small, several])
-        ranks = np.unique(columns, axis=1).T.tolist()
-        return max(
-            gather_cut_bound(piece, sent, own, WholeMatrices(*whole), sizes, COMPUTE_BYTES)
-            for piece, sent, own, *whole in ranks
-        )
+        packed = self._cut_sent(bucket, rows) // MOMENTUM_BYTES
+        columns = np.stack([pieces, packed, joined, total, largest, small, several])
+        return set(map(tuple, np.unique(columns, axis=1).T.tolist()))
 
 
 def plan_world(shape: Shape, dp: int, tp: int, bucket_size: int) -> PlannedWorld:

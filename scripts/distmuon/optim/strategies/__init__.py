@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PUBLISHED = ("parameters", "updates")  # what the last move may send
 MOVES = ("dp_gather", "tp_gather", "newton_schulz", "tp_shard", "dp_shard")
-METHODS = ("plan", "options", "bucket_groups", *MOVES, "lr_ratio")  # what every strategy has
+METHODS = ("plan", "options", "bucket_groups", "waves", *MOVES, "lr_ratio")  # what every strategy has
 
 
 def names() -> list[str]:

@@ -1,44 +1,65 @@
 """gather_cut, as the paper's author meant it: only what a shard boundary cuts travels, and only among its owners.
 
-A matrix that lies whole in a shard stays where it is. Of any other, every owner sends its piece to all the others, in
-one all-to-all per bucket; what a rank owns nothing of, it never sees. The owners still orthogonalize a cut matrix side
-by side, and over TP all is as in gather_all. Few boundaries cut few matrices, so this wants long shards: a
-`bucket_size` beyond the model (`layout.FLAT`). Source: the discussion of Moonlight's proof of concept (Megatron-LM
-pull request 1428).
+Of a cut matrix every owner sends its piece to all the others, in one all-to-all per bucket; what a rank owns nothing
+of, it never sees. The owners still orthogonalize a cut matrix side by side, and over TP all is as in gather_all. Few
+boundaries cut few matrices, so this wants long shards: a `bucket_size` beyond the model (`layout.FLAT`). Source: the
+discussion of Moonlight's proof of concept (Megatron-LM pull request 1428).
 
-    dp_gather       this rank's pieces   ->  TP-local matrices     all-to-all
+A matrix that lies whole in a shard stays where it is, and is taken after those that were cut: a large one by itself,
+small ones together, so that a long shard is never whole matrices all at once. One by one is the paper's own order
+(Moonlight, Algorithm 1).
+
+    dp_gather       this rank's pieces   ->  TP-local matrices     all-to-all, in the first wave
     the other four                                                 as in gather_all
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from distmuon.optim.newton_schulz import batching_pays
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.strategy import BucketGroup, Tensors, momentum_label
 from distmuon.sharding.hooks import hooked
 
 
 class GatherCut(GatherAll):
-    """gather_all, but for what travels over DP."""
+    """gather_all, but for what travels over DP, and in waves."""
 
     STARTS_UNREAD: ClassVar = False  # pieces are joined as soon as they are here
+
+    def waves(self, buckets: BucketGroup, indices: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return what is cut first, for that is waited for, also where nothing is; then small ones, then each other."""
+        (bucket,) = buckets
+        cut, small, large = list[int](), list[int](), list[int]()
+        for index in indices:
+            alone = len(self.context.layout.owners(bucket, index)) == 1
+            (cut if not alone else small if self._is_small(index) else large).append(index)
+        return [cut, *([small] if small else []), *([index] for index in large)]
+
+    def _is_small(self, index: int) -> bool:
+        """Say whether Newton–Schulz takes this parameter's matrices in batches."""
+        grid, parts = self.context.grid, self.context.layout.specs[index].seen_parts(self.context.grid.tp.size)
+        batched = self.context.groups[index]["batched"]
+        return batched and all(batching_pays(part.shape, grid.device) for part in parts)
 
     @hooked
     def dp_gather(
         self,
         buckets: BucketGroup,
-        momentum: Tensors,  # M[N_dp]: this rank's pieces
+        momentum: Tensors,  # M[N_dp]: this rank's pieces, of one wave
     ) -> dict[int, Tensor]:  # M[I_tp, J]
         """Pieces of cut matrices -> all their owners -> the TP-local matrices that this rank owns pieces of."""
         (bucket,) = buckets
         dp, dtype, layout = self.context.grid.dp, self.context.wire_dtype(buckets), self.context.layout
         owners = {index: layout.owners(bucket, index) for index in bucket.params if index in self.context.groups}
+        cut = {index for index, ranks in owners.items() if len(ranks) > 1}
         pieces = {(index, dp.rank): piece.to(dtype) for index, piece in momentum.items()}
-        if any(len(ranks) > 1 for ranks in owners.values()):  # on any rank: all join the call, or none does
+        if cut and momentum.keys() <= cut:  # the first wave; all join the call, also those that have nothing cut
             shared = [[i for i in momentum if rank in owners[i] and rank != dp.rank] for rank in range(dp.size)]
             lengths = [[layout.meta(bucket, i, rank).local_range.size for i in shared[rank]] for rank in range(dp.size)]
             nothing = torch.empty(0, dtype=dtype, device=self.context.grid.device)
@@ -47,9 +68,10 @@ class GatherCut(GatherAll):
             for rank, parcel in enumerate(received):
                 for index, piece in zip(shared[rank], parcel.split(lengths[rank]), strict=True):
                     pieces[index, rank] = piece
+        joined = {i: [pieces[i, rank] for rank in owners[i]] for i in momentum}
         return {
-            index: torch.cat([pieces[index, rank] for rank in owners[index]]).view(self.context.metas[index].shape)
-            for index in momentum
+            i: (torch.cat(all_of_it) if i in cut else all_of_it[0]).view(self.context.metas[i].shape)
+            for i, all_of_it in joined.items()
         }
 
 

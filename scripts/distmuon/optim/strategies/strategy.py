@@ -9,7 +9,8 @@ A strategy owns the five moves between momentum and update, mirror images around
     dp_shard        {index: O[I_tp, J]}  ->  {index: O[N_dp]}        TP-local updates     ->  this rank's pieces
 
 `index` is the parameter's place in the map, which the strategy lays out itself (`plan`): where shards may end decides
-what has to travel. What travels together is a *bucket group*: the buckets of one round.
+what has to travel. What travels together is a *bucket group*: the buckets of one round. A rank may take the matrices of
+one in several *waves*, one after the other, each through all five moves, so that fewer of them are whole at a time.
 Before them it says which options of a group are its own (`options`), and after them by what a matrix's learning rate
 is multiplied in this step (`lr_ratio`): for every form of Muon by 1.
 A file with a strategy ends in `STRATEGY = TheClass`. What it sends and holds is predicted in
@@ -90,6 +91,7 @@ class Strategy(Protocol):
     @staticmethod
     def options(given: Mapping[str, Any]) -> dict[str, Any]: ...
     def bucket_groups(self) -> Sequence[BucketGroup]: ...
+    def waves(self, buckets: BucketGroup, indices: Sequence[int]) -> Sequence[Sequence[int]]: ...
     def start(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]: ...
     def dp_gather(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]: ...
     def tp_gather(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
@@ -116,6 +118,11 @@ class BucketByBucket:
     def bucket_groups(self) -> Sequence[BucketGroup]:
         """Return one group per bucket: while one is gathered, no other takes up memory."""
         return [(bucket,) for bucket in self.context.layout.buckets]
+
+    def waves(self, buckets: BucketGroup, indices: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return the matrices `indices`, of which this rank owns pieces, in waves. Ranks that meet in a collective of a
+        wave must all have it, also one that has nothing to add."""
+        return [indices]
 
     def start(
         self,
