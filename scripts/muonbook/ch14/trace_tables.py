@@ -10,6 +10,11 @@ from muonbook.measure.trace_report import meetings
 
 Found = Mapping[str, Any]
 PLACES = {"loopback": "loopback 2 x 1", "loopback_2x2": "loopback 2 x 2", "limited_link": "slow link 2 x 1"}
+COUNTED = {  # number of a `trace_report.Summary` -> how the chapter calls it
+    "communication_sum": "durations, summed",
+    "communication": "the same, as a union",
+    "span": "first start to last end",
+}
 
 
 def waiting_lines(ranks: Sequence[RankTrace]) -> list[str]:
@@ -47,28 +52,19 @@ def gain_lines(found: Found) -> list[str]:
     return lines
 
 
-def recorded_lines(recorded: Found) -> list[str]:
-    """Return what the recorded steps of naive and pipelined show, relative to those of the synchronous schedule."""
-    rows = {
-        "communication_sum": "collectives, durations summed",
-        "communication": "the same, as a union",
-        "span": "first start to last end",
-    }
-    lines, compared = ["naive  pipelined"], ("naive", "pipelined")
-    for key, what in rows.items():
-        naive, ahead = (recorded[name][key] / recorded["synchronous"][key] for name in compared)
-        lines.append(f"{naive:5.2f}{ahead:11.2f}  {what}")
-    naive, ahead = (recorded[name]["overlap"] / recorded[name]["computation"] for name in compared)
-    return [*lines, f"{naive:5.0%}{ahead:11.0%}  of all computing runs under a collective"]
+def overlap_lines(recorded: Found, synchronous: Found, asynchronous: Found) -> list[str]:
+    """Return what asynchronous steps show over synchronous ones, ours and the report's, and how much of each is hidden.
 
-
-def asynchronous_lines(synchronous: Found, asynchronous: Found) -> list[str]:
-    """Return what two public traces of a rank say, one over the other."""
-    rows = {
-        "communication_sum_ms": "NCCL kernels, durations summed",
-        "communication_ms": "the same, as a union",
-        "span_ms": "GPU, first start to last end",
-    }
-    lines = [f"{asynchronous[key] / synchronous[key]:5.2f}  {what}" for key, what in rows.items()]
-    after, before = (trace["overlap_ms"] / trace["communication_ms"] for trace in (asynchronous, synchronous))
-    return [*lines, f"{after:5.0%}  hidden under computation; before: {before:.0%}"]
+    recorded: schedule -> medians of its recorded steps, ours. synchronous, asynchronous: two public traces of a rank.
+    """
+    ours = [(recorded[name], recorded["synchronous"]) for name in ("naive", "pipelined")]
+    public = [{key.removesuffix("_ms"): trace[key] for key in trace} for trace in (asynchronous, synchronous)]
+    pairs, lines = [*ours, public], [" ours:          report's:", "naive  pipelined    async"]
+    for key, what in COUNTED.items():
+        naive, ahead, theirs = (after[key] / before[key] for after, before in pairs)
+        lines.append(f"{naive:5.2f}{ahead:11.2f}{theirs:9.2f}  {what}")
+    shares = {"computation": "of computing, under a collective", "communication": "of collectives, over computing"}
+    for key, what in shares.items():
+        naive, ahead, theirs = (after["overlap"] / after[key] for after, _ in pairs)
+        lines.append(f"{naive:5.0%}{ahead:11.0%}{theirs:9.0%}  {what}")
+    return lines

@@ -1,118 +1,90 @@
-"""Planned worlds, in frames: models on more and more ranks, Muon's step over AdamW's, by four algorithms."""
+"""Planned worlds, in frames: model by model, Muon's step over AdamW's on more and more ranks, by four algorithms."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
-from matplotlib.axes import Axes
+import numpy as np
 
+from muonbook.ch15.world_tables import rows
 from muonbook.figures.player import Frame
-from muonbook.figures.style import CARD, INK, LOOKS, MARGIN, MUTED, PADDING, ROW, TEXT, WIDTH, Block
+from muonbook.figures.plots import Curve, draw_curves
 from muonbook.planner.algorithms import ALGORITHMS
 
-from muonbook.figures.style import box, page, put, text_block  # isort: skip
-
 NAMES = {name: each.title for name, each in ALGORITHMS.items() if each.optimizer == "muon"}
-TICKS = (1.0, 1.5, 2.0, 3.0, 4.0)  # times AdamW's step; the last one is where the scale ends
-LEFT, RIGHT = MARGIN + 74.0, WIDTH - MARGIN - 46.0  # of the bars: names before them, ratios behind
-BAR, AXIS = 13.0, 20.0
-WITHOUT_ROOM = (
-    "Hollow, and *: the step's own buffers, as our engine takes them, do not fit into 80 GB beside what it keeps."
-)
+AXES = ("ranks", "Muon's step / AdamW's")
+TWICE, GAIN_ENDS = 2.0, "twice: no gain left"  # where Muon needs half of AdamW's steps
+Cells = list[dict[str, Any]]
+Line = Sequence[float] | np.ndarray  # slope and intercept
 
 
 def frames_of_worlds(
-    worlds: Mapping[str, Any], fabric: str, tokens: int, models: Sequence[str], fewest: int = 1
+    worlds: Mapping[str, Any], fabric: str, tokens: int, models: Sequence[str], line: Line
 ) -> list[Frame]:
-    """Return a frame for every number of ranks, from `fewest` on, in book/results/worlds.json.
+    """Return a frame for every model, on one fabric and with one batch; all frames share their scales.
 
-    models: that are drawn, from the top, all on one fabric, with one batch.
+    worlds: book/results/worlds.json. line: from np.polyfit(planned, measured, 1): what the clock would make
+    of a planned ratio if plans err there as they do in small worlds.
 
-    Raises ValueError, naming those there are, for a batch or a fabric that was not surveyed.
+    Raises ValueError, naming those there are, for a batch, a fabric or a model that was not surveyed.
     """
     every = worlds["cells"]
-    for name, asked in (("fabric", fabric), ("tokens", tokens)):
+    for name, asked in (("fabric", fabric), ("tokens", tokens), *(("model", model) for model in models)):
         if asked not in (known := sorted({cell[name] for cell in every})):
             raise ValueError(f"{name} is {asked!r}; the survey has {', '.join(map(str, known))}.")
-    here = [cell for cell in every if (cell["fabric"], cell["tokens"]) == (fabric, tokens)]
-    mine = [cell for cell in here if cell["algorithm"] in NAMES and cell["model"] in models]
-    titles = {name: worlds["models"][name]["title"] for name in models}
-    sizes = sorted({cell["ranks"] for cell in mine if cell["ranks"] >= fewest})
-    return [_frame(ranks, titles, [cell for cell in mine if cell["ranks"] == ranks]) for ranks in sizes]
+    here = [cell for cell in rows(every, fabric=fabric, tokens=tokens) if cell["algorithm"] in NAMES]
+    cells = {worlds["models"][model]["title"]: rows(here, model=model) for model in models}
+    most = ceil(max(cell["over_adamw"] for mine in cells.values() for cell in mine if cell["tp"]))
+    reach = [(ranks, height) for ranks in sorted({cell["ranks"] for cell in here}) for height in (1.0, most)]
+    wires = worlds["assumptions"]["fabrics"][fabric]["title"]
+    note = (
+        f"Planned: {wires}, {tokens / 1e6:.0f} million tokens. Shaded: what the clock may say, judging by small "
+        "worlds. Hollow: no room for the step's own buffers."
+    )
+    return [_frame(model, mine, note, reach, line) for model, mine in cells.items()]
 
 
-def _frame(ranks: int, titles: Mapping[str, str], cells: Sequence[Mapping[str, Any]]) -> Frame:
-    head = f"On {ranks:,} ranks: Muon's step / AdamW's"
-    panels, told = [], []
-    for model, title in titles.items():
-        rows = {cell["algorithm"]: cell for cell in cells if cell["model"] == model}
-        panels.append(_panel(title, rows))
-        told.append(f"{title}{_grids(rows)}: {_words(rows)}.")
-    blocks = [text_block(head, TEXT), _axis(len(titles)), *panels, text_block(WITHOUT_ROOM)]
-    return Frame(page(blocks), f"{head}. {' '.join(told)}", _caption(cells))
+def _frame(model: str, cells: Cells, note: str, reach: Sequence[tuple[float, float]], line: Line) -> Frame:
+    drawn = [cell for cell in cells if cell["tp"]]
+    series = {title: _curve(rows(drawn, algorithm=name)) for name, title in NAMES.items()}
+    hollow = {title: _curve(rows(drawn, algorithm=name, has_room=False)) for name, title in NAMES.items()}
+    long = [title for title, (_, planned) in series.items() if max(planned) >= TWICE]
+    bands = {}  # of those that a plan would convict, and of bucketed in any case
+    for title in dict.fromkeys([NAMES["bucketed"], *long]):
+        ranks, planned = series[title]
+        bands[title] = ranks, np.polyval(line, planned), planned
+    head = f"{model}: {_who(long)} {TWICE:g}×"
+    look: dict[str, Any] = {"log_x": True, "bands": bands, "hollow": hollow, "reach": reach}
+    told = [f"{title} {_told(rows(cells, algorithm=name))}" for name, title in NAMES.items()]
+    told += [f"{title} by the clock perhaps {', '.join(map(times, low))}" for title, (_, low, _) in bands.items()]
+    alt = f"{head}. {AXES[1]} over {AXES[0]}. {'; '.join(told)}; at {times(TWICE)}, {GAIN_ENDS}."
+    return Frame(draw_curves(series, *AXES, head, note, levels=[(TWICE, GAIN_ENDS)], **look), alt, _caption(series))
 
 
-def _caption(cells: Sequence[Mapping[str, Any]]) -> str:
-    def most(name: str) -> str:
-        return times(max(cell["over_adamw"] for cell in cells if cell["algorithm"] == name and cell["tp"]))
-
-    return f"At most: {', '.join(f'{title} {most(name)}' for name, title in NAMES.items() if name != 'flat')}."
+def _curve(cells: Cells) -> Curve:
+    return [cell["ranks"] for cell in cells], [cell["over_adamw"] for cell in cells]
 
 
-def _words(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    if all(cell["tp"] is None for cell in rows.values()):
-        return next(cell["why"] for cell in rows.values())
+def _who(long: Sequence[str]) -> str:
+    """Say who takes twice as long by plan: it may, for a plan may exaggerate. One row, as all frames are of a size."""
+    if not long:
+        return "no algorithm reaches"
+    return f"{long[0] if len(long) == 1 else f'{len(long)} algorithms'} may reach"
+
+
+def _caption(series: Mapping[str, Curve]) -> str:
+    return f"At most: {', '.join(f'{title} {times(max(planned))}' for title, (_, planned) in series.items())}."
+
+
+def _told(cells: Cells) -> str:
+    """Return an algorithm's ratio, or why there is none, on every number of ranks."""
     room = {True: "", False: " without room for its buffers"}
-    return ", ".join(f"{NAMES[name]} {times(rows[name]['over_adamw'])}{room[rows[name]['has_room']]}" for name in NAMES)
+    ratios = [times(cell["over_adamw"]) + room[cell["has_room"]] if cell["tp"] else cell["why"] for cell in cells]
+    return ", ".join(f"on {cell['ranks']:,}: {ratio}" for cell, ratio in zip(cells, ratios, strict=True))
 
 
 def times(ratio: float) -> str:
-    """Return a ratio as it is written here: "1.07x"."""
+    """Return a ratio as it is written here: "1.07×"."""
     return f"{ratio:.2f}×"
-
-
-def _place(ratio: float) -> float:
-    """Return where a ratio lies on the card, on a logarithmic scale that begins at 1."""
-    return LEFT + (RIGHT - LEFT) * max(0.0, min(1.0, math.log(ratio) / math.log(TICKS[-1])))
-
-
-def _panel_height() -> float:
-    return ROW + 2 + BAR * len(NAMES) + 5
-
-
-def _axis(panels: int) -> Block:
-    def paint(axes: Axes, top: float) -> None:
-        for tick in TICKS:
-            put(axes, _place(tick), top, f"{tick:g}×", "center", color=MUTED)
-            axes.vlines([_place(tick)], top + AXIS - 3, top + AXIS + panels * _panel_height() - 4, PADDING, lw=0.7)
-
-    return AXIS, paint
-
-
-def _panel(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Block:
-    def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top, title + _grids(rows), bold=True)
-        if all(cell["tp"] is None for cell in rows.values()):
-            put(axes, LEFT, top + ROW + 2, next(cell["why"] for cell in rows.values()), color=MUTED)
-            return
-        for number, name in enumerate(NAMES):
-            _bar(axes, top + ROW + 2 + BAR * number, name, rows[name])
-
-    return _panel_height(), paint
-
-
-def _grids(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return which T the algorithms have their shortest steps at."""
-    found = sorted({cell["tp"] for cell in rows.values() if cell["tp"]})
-    return f", T = {' or '.join(map(str, found))}" if found else ""
-
-
-def _bar(axes: Axes, y: float, name: str, cell: Mapping[str, Any]) -> None:
-    end, look = _place(cell["over_adamw"]), LOOKS[NAMES[name]]["color"]
-    fill = look if cell["has_room"] else CARD
-    put(axes, LEFT - 6, y - 1, NAMES[name], "right", color=MUTED)
-    box(axes, LEFT, y + 1, max(end - LEFT, 1.5), BAR - 3, fill, ec=look, lw=1.2, gid=f"{name}-{cell['model']}")
-    put(axes, WIDTH - MARGIN - 8, y - 1, times(cell["over_adamw"]), "right", color=INK)
-    put(axes, WIDTH - MARGIN - 7, y - 1, "" if cell["has_room"] else "*", color=INK)

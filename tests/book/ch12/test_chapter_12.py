@@ -5,15 +5,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import stored_pages
 import worlds
+from figure_helpers import assert_readable, boxes, texts
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from distmuon.launch import hosts
 from distmuon.verify.prediction import predict_step
 from muonbook.ch12 import byte_counts, byte_tables, figure_bytes, figure_pieces, figure_ways, four_counts
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
-from muonbook.figures import style
+from muonbook.figures import player, style
 from muonbook.measure import profiler, results
 from muonbook.measure.workload import SHAPES
 
@@ -274,17 +279,61 @@ def test_the_wires_bars_are_its_ratios() -> None:
             assert sum(bars[title].values()) == pytest.approx(100 * (row["ratio"] - 1), abs=1e-7)
 
 
-def test_four_ways_of_counting_one_run() -> None:
+def test_five_ways_of_counting_lead_from_the_reports_number_to_that_of_whole_steps_on_one_grid() -> None:
     counted = figure_ways.ways(results.load("report_traces"))
-    ratios = [round(way.ratio, digits) for way, digits in zip(counted, (2, 3, 2, 2), strict=True)]
-    assert ratios == [0.57, 0.451, 0.24, 1.71]
-    assert "ratio 0.57." in figure_ways.describe_ways(counted)
-    calls, step = counted[2:]  # on one scale: what the calls leave out is what AdamW itself sends
-    assert calls.bar == step.bar
-    assert calls.muon[figure_ways.LEFT_OUT] == step.adamw[figure_ways.SENT]
+    assert [way.written for way in counted] == ["0.57", "0.45", "0.24", "0.585", "1.71"]
+    calls, step, one_grid = counted[2:]  # on one scale: what the calls leave out is what AdamW itself sends
+    assert calls.bar == step.bar == one_grid.bar
+    assert calls.muon[figure_ways.LEFT_OUT] == step.muon[figure_ways.REST] == sum(one_grid.adamw.values())
     muon = counted[1].muon
-    assert muon[figure_ways.WAITED] > 0.3 * sum(muon.values())
-    assert figure_ways.draw_ways(counted).get_size_inches()[0] == 5
+    assert muon[figure_ways.WAITING] > 0.3 * sum(muon.values())
+
+
+@pytest.fixture(scope="module")
+def walk() -> list[player.Frame]:
+    return figure_ways.frames_of_ways(figure_ways.ways(results.load("report_traces")))
+
+
+def test_every_frame_of_the_walk_shows_all_results_and_inks_its_own(walk: list[player.Frame]) -> None:
+    assert player.html("ways", walk)
+    for now, frame in enumerate(walk):
+        stones = [patch for patch in frame.figure.axes[0].patches if (patch.get_gid() or "").startswith("stone-")]
+        assert [to_hex(stone.get_facecolor()) == style.INK.lower() for stone in stones] == [n == now for n in range(5)]
+        written = [text for text in texts(frame.figure) if text in ("0.57", "0.45", "0.24", "0.585", "1.71")]
+        assert len(written) == 5
+        assert frame.caption.startswith(f"{written[now]}: ")
+        assert len(frame.caption.split()) <= 12
+        assert f"Muon / AdamW {written[now]}." in frame.alt
+        assert_readable(frame.figure)
+
+
+def test_adamws_bar_shrinks_to_the_length_of_the_dashes_and_to_a_guide(walk: list[player.Frame]) -> None:
+    calls, step, one_grid = (frame.figure for frame in walk[2:])
+    (left_out,), (rest,) = boxes(calls, f"Muon-{figure_ways.LEFT_OUT}"), boxes(step, f"Muon-{figure_ways.REST}")
+    assert left_out.get_bbox().bounds == rest.get_bbox().bounds
+    assert left_out.get_linestyle() == rest.get_linestyle() != "-"
+    before, after = (boxes(figure, "AdamW-")[0].get_bbox() for figure in (step, one_grid))
+    assert before.width == pytest.approx(figure_ways.ACROSS)
+    assert after.extents[::2] == pytest.approx(rest.get_bbox().extents[::2])
+    ((guide,),) = (line.get_segments() for line in lines(one_grid, "guide"))
+    assert guide[:, 0] == pytest.approx([after.x1, after.x1])
+    assert not lines(calls, "guide") + lines(step, "guide")
+
+
+def test_every_ranks_dot_stands_on_the_scale_of_the_bars(walk: list[player.Frame]) -> None:
+    figure, ratios = walk[1].figure, figure_ways.by_rank(results.load("report_traces"))
+    dots = {line.get_gid(): np.ravel(line.get_xdata())[0] for line in figure.axes[0].lines if line.get_gid()}
+    (mean,) = lines(figure, "mean")
+    assert len(dots) == 4
+    for who in (f"rank {rank}" for rank in range(4)):
+        assert dots[f"dot-{who}"] == pytest.approx(style.MARGIN + figure_ways.ACROSS * ratios[who])
+        assert f"{who} {ratios[who]:.3f}" in walk[1].alt
+    bar = boxes(figure, "Muon-")[-1].get_bbox()
+    assert mean.get_segments()[0][0][0] == pytest.approx(bar.x1)
+
+
+def lines(figure: Figure, gid: str) -> list[LineCollection]:
+    return [line for line in figure.findobj(LineCollection) if line.get_gid() == gid]  # type: ignore[attr-defined]
 
 
 def test_which_rank_one_asks_decides_the_ratio_of_one_and_the_same_run() -> None:
