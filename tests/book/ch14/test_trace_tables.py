@@ -1,0 +1,37 @@
+"""The table that puts steps that overlap beside each other: ours and the report's, by one definition."""
+
+from typing import Any
+
+from muonbook.ch14 import trace_tables
+from muonbook.measure import results
+
+
+def row(total: float, union: float, span: float, computing: float, overlap: float) -> dict[str, Any]:
+    values = {"communication_sum": total, "communication": union, "span": span, "computation": computing}
+    return {**values, "overlap": overlap}
+
+
+def in_ms(**row: float) -> dict[str, Any]:
+    return {**{f"{key}_ms": value for key, value in row.items()}, "device": "gpu", "name_matched_parts": []}
+
+
+def test_every_column_is_over_its_own_synchronous_step() -> None:
+    ours = {"synchronous": row(4, 4, 8, 4, 0), "naive": row(5, 4, 8, 4, 1), "pipelined": row(8, 4, 6, 5, 4)}
+    before, after = in_ms(**row(10, 10, 50, 40, 0)), in_ms(**row(30, 20, 40, 50, 15))
+    assert trace_tables.overlap_lines(ours, before, after)[1:] == [
+        "naive  pipelined    async",
+        " 1.25       2.00     3.00  durations, summed",
+        " 1.00       1.00     2.00  the same, as a union",
+        " 1.00       0.75     0.80  first start to last end",
+        "  25%        80%      30%  of computing, under a collective",
+        "  25%       100%      75%  of collectives, over computing",
+    ]
+
+
+def test_in_the_stored_traces_sums_grow_and_spans_shrink_here_and_there() -> None:
+    report = results.load("report_traces")["traces"]
+    sync, asynchronous = (report[f"trace_muon_FULLSTEP_dp2_tp2{kind}_rank0"] for kind in ("", "_async"))
+    lines = trace_tables.overlap_lines(results.load("traces")["limited_link"]["recorded"], sync, asynchronous)
+    assert max(map(len, lines)) <= 60
+    summed, _, span = ([float(number) for number in line.split()[:3]] for line in lines[2:5])
+    assert min(summed) > 1 > max(span)
