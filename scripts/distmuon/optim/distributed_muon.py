@@ -119,7 +119,7 @@ class DistributedMuon(ShardedOptimizer):
             self.move(buckets)
 
     def move(self, buckets: BucketGroup) -> None:
-        """Take a bucket group from reduced gradients to new parameters; free what each of its waves took."""
+        """Take a bucket group from reduced gradients to new parameters, wave by wave."""
         update_pieces: dict[int, Tensor] = {}
         for wave in self.strategy.waves(buckets, [piece.index for piece in self._moving(buckets)]):
             if self.published == "updates":
@@ -132,7 +132,11 @@ class DistributedMuon(ShardedOptimizer):
         for bucket in buckets:
             self.all_gather(bucket)  # -> W[I_tp, J]
 
-    def orthogonalize(self, buckets: BucketGroup, wave: Collection[int]) -> dict[int, Tensor]:  # O[N_dp]
+    def orthogonalize(
+        self,
+        buckets: BucketGroup,
+        wave: Collection[int],
+    ) -> dict[int, Tensor]:  # O[N_dp]
         """Take a wave of a bucket group from reduced gradients to updates, whole matrices in between."""
         momentum = self.momentum(buckets, wave)  # G[N_dp] -> M[N_dp]
         blocks = self.strategy.dp_gather(buckets, momentum)  # -> M[I_tp, J]
@@ -143,8 +147,12 @@ class DistributedMuon(ShardedOptimizer):
         return self.strategy.dp_shard(buckets, update_blocks)  # -> O[N_dp]
 
     @hooked
-    def momentum(self, buckets: BucketGroup, wave: Collection[int] | None = None) -> dict[int, Tensor]:  # M[N_dp]
-        """Update the momentum of this rank's pieces, of a wave or of all; return what Newton–Schulz is fed."""
+    def momentum(
+        self,
+        buckets: BucketGroup,
+        wave: Collection[int] | None = None,
+    ) -> dict[int, Tensor]:  # M[N_dp]
+        """Update the momentum of this rank's pieces, of a wave or all; return Newton–Schulz's input."""
         inputs = {}
         for piece in self._moving(buckets, wave):
             group = self.muon[piece.index]

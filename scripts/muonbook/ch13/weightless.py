@@ -20,10 +20,10 @@ from distmuon.optim.muon import MUON_DEFAULTS
 from distmuon.optim.strategies.strategy import Strategy, StrategyContext
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import Bucket, Layout
+from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
-from distmuon.verify.prediction import predict_transient
 from distmuon.verify.storage_tracker import StorageTracker
+from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.measure.baselines import SAME_EVERYWHERE
 
 UNEVEN_OVER_TP = ("owner",)  # strategies whose TP ranks do unequal work
@@ -59,11 +59,9 @@ def weigh_moves(
 def weigh_worst_moves(
     layout: Layout, muon: frozenset[int], tp: int, strategy: str, compute_dtype: str = "bfloat16"
 ) -> tuple[int, int]:
-    """Return the DP rank for which the bound of `predict_transient` is largest, and `weigh_moves` of it."""
-    bounds = [
-        predict_transient(layout, tp, rank, muon, strategy, None, compute_dtype, native_reduce_scatter=True)
-        for rank in range(layout.dp)
-    ]
+    """Return the DP rank for whose moves the strategy's own bound is largest, and `weigh_moves` of it."""
+    allocates, item = of_strategy(strategy).allocates, ITEM_BYTES[compute_dtype]
+    bounds = [allocates(layout, muon, tp, rank, None, item) for rank in range(layout.dp)]
     rank = bounds.index(max(bounds))
     return rank, weigh_moves(layout, muon, tp, strategy, [rank], compute_dtype)
 
