@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from distmuon.launch import World
@@ -10,6 +13,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.ch12 import byte_counts
+from muonbook.measure import profiler
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import SHAPES, batches, pixels
 
@@ -22,6 +26,17 @@ def count_dtensor(world: World) -> tuple[Ledger, Ledger, Ledger]:
     with CollectiveCounter() as counter:
         sharded.full_tensor()
     return counter.ledger, *byte_counts.count_fsdp2(world, SHAPES["even"].shared_by(world.dp))
+
+
+def reduce_scattered(world: World) -> list[str]:
+    """Return by what names a trace knows a reduce-scatter of torch's own, on gloo: its operators and annotations."""
+    inputs, mine = torch.ones(2 * world.size), torch.empty(2)
+    with profiler.profiled() as events, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renames it
+        dist.reduce_scatter_tensor(mine, inputs)
+    kinds = ("cpu_op", "user_annotation")
+    names = [event["name"] for event in events if event.get("cat") in kinds]
+    return [name for name in names if name.startswith(("c10d::", "gloo:"))]
 
 
 def stray(world: World) -> dict[str, float]:

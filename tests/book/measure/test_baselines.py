@@ -99,6 +99,12 @@ def test_torchs_muon_on_fsdp2_makes_many_collectives_for_every_matrix() -> None:
         assert {entry.op for entry, _ in model} == {"all_gather", "reduce_scatter"}
 
 
+def test_gloos_reduce_scatter_gives_itself_away_in_an_annotation() -> None:
+    """Chapter 12, the last floor: the operator has its right name, what runs has another."""
+    for names in launch.run(workers.reduce_scattered, dp=2):
+        assert sorted(names) == ["c10d::_reduce_scatter_base_", "gloo:all_reduce"]
+
+
 def test_torchs_muon_on_fsdp2_strays_no_further_than_bf16_rounds() -> None:
     for found in launch.run(workers.stray, dp=2):
         assert found["stray"] < found["rounding"] < 0.25
