@@ -137,7 +137,7 @@ class DistributedMuon(ShardedOptimizer):
         buckets: BucketGroup,
         wave: Collection[int],
     ) -> dict[int, Tensor]:  # O[N_dp]
-        """Take a wave of a bucket group from reduced gradients to updates, whole matrices in between."""
+        """Take a wave from reduced gradients to updates, by way of whole matrices."""
         momentum = self.momentum(buckets, wave)  # G[N_dp] -> M[N_dp]
         blocks = self.strategy.dp_gather(buckets, momentum)  # -> M[I_tp, J]
         matrices = self.strategy.tp_gather(buckets, blocks)  # -> M[I, J]

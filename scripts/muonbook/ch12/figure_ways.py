@@ -171,14 +171,14 @@ def whole_steps() -> dict[str, dict[str, float]]:
 
 
 def frames_of_ways(counted: Sequence[WayToCount]) -> list[Frame]:
-    """Return a frame for every way: all results as a row of stones, and below it the bars behind the present one."""
-    title = f"{counted[0].written} becomes {counted[-1].written}, count by count"
-    row = ", ".join(way.written for way in counted)
+    """Return a frame for every way: results so far in a row of stones, and below it the bars behind the present one."""
+    title = f"{counted[0].written}, count by count"
     below = max(_below(way)[0] for way in counted)
     frames = []
     for now, way in enumerate(counted):
         blocks = [_stones(counted, now), text_block(way.title, TEXT), _bars(way), (below, _below(way)[1])]
-        alt = f"{title}: {row}. Count {now + 1}, {_describe(way)}"
+        row = ", ".join(each.written for each in counted[: now + 1])
+        alt = f"{title}: {row}. Count {now + 1} of {len(counted)}, {_describe(way)}"
         frames.append(Frame(card(title, "", *blocks), alt, f"{way.written}: {way.change}."))
     return frames
 
@@ -207,7 +207,7 @@ def _stones(counted: Sequence[WayToCount], now: int) -> Block:
             fill, edge = (INK, INK) if n == now else (mix(MUTED, CARD, 0.8), INK) if n < now else (CARD, pale)
             axes.add_patch(Ellipse((x, y), across, high, fc=fill, ec=edge, lw=1.2, gid=f"stone-{n}"))
             colour = ink_on(fill) if n <= now else MUTED
-            put(axes, x, y - 0.51 * size, way.written, "center", n == now, color=colour, size=size)
+            put(axes, x, y - 0.51 * size, way.written if n <= now else "?", "center", n == now, color=colour, size=size)
             put(axes, x, y + 21, way.stone, "center", color=INK if n == now else MUTED)
 
     return STONES, paint

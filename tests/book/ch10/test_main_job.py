@@ -505,5 +505,5 @@ def test_a_strategy_file_that_cannot_be_one_is_refused_at_once(tmp_path: Path, t
 def test_a_strategy_without_all_moves_is_refused_by_name(tmp_path: Path) -> None:
     ending = run_own(tmp_path, "class Mine:\n    def dp_gather(self): ...\n\nSTRATEGY = Mine\n")
     assert ending.code == 1
-    lacking = "plan, options, bucket_groups, tp_gather, newton_schulz, tp_shard, dp_shard, lr_ratio"
+    lacking = "plan, options, bucket_groups, waves, tp_gather, newton_schulz, tp_shard, dp_shard, lr_ratio"
     assert f"its class lacks {lacking}: write them" in ending.err
