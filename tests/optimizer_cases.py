@@ -88,6 +88,7 @@ SMALL = Case(
         Weight("other rows", (7, 7), 0, 1),
     )
 )
+MATRICES = replace(SMALL, weights=tuple(w for w in SMALL.weights if w.group < 2), groups=(MUON, OTHER_MUON))
 RAGGED = Case(
     (
         *(

@@ -120,15 +120,17 @@ class DistributedMuon(ShardedOptimizer):
 
     def move(self, buckets: BucketGroup) -> None:
         """Take a bucket group from reduced gradients to new parameters, wave by wave."""
-        update_pieces: dict[int, Tensor] = {}
-        for wave in self.strategy.waves(buckets, [piece.index for piece in self._moving(buckets)]):
-            if self.published == "updates":
-                update_pieces |= self.orthogonalize(buckets, wave)  # G[N_dp] -> O[N_dp]
-            else:
-                self.apply(buckets, self.orthogonalize(buckets, wave))  # -> O, W[N_dp]
+        waves = self.strategy.waves(buckets, [piece.index for piece in self._moving(buckets)])
         if self.published == "updates":
+            update_pieces: dict[int, Tensor] = {}
+            for wave in waves:
+                found = self.orthogonalize(buckets, wave)  # G[N_dp] -> O[N_dp]
+                # views of whole matrices, which must not outlive their wave where others follow
+                update_pieces |= {i: o.clone() for i, o in found.items()} if len(waves) > 1 else found
             self.apply_everywhere(self.gather_updates(buckets, update_pieces))  # -> O, W[I_tp, J]
             return
+        for wave in waves:
+            self.apply(buckets, self.orthogonalize(buckets, wave))  # G -> O, W[N_dp]
         for bucket in buckets:
             self.all_gather(bucket)  # -> W[I_tp, J]
 

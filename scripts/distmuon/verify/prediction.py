@@ -71,7 +71,8 @@ def predict_transient(
 
     That is beyond parameters, gradients, master weights and state, which stay. Without a native reduce-scatter (on
     gloo, or of unequal shards) gradients are received to be added up (`collectives.adding_takes`); AdamW's temporaries
-    are three of its largest piece; who publishes updates packs its own and gathers all of a bucket's.
+    are three of its largest piece; who publishes updates packs its own and gathers all of a bucket's, and keeps
+    those of earlier waves until then.
     """
     adding = adamw = published = 0
     for bucket in layout.buckets:
@@ -83,7 +84,8 @@ def predict_transient(
             adding = max(adding, grad_bytes * adding_takes(lengths, dp_rank))
         if publish == "updates" and set(bucket.params) & set(muon):
             wire = momentum_bytes(layout, bucket, _item_bytes(gather_dtype))[1]
-            published = max(published, wire * (own + bucket.padded))
+            kept = own if of_strategy(strategy).in_waves else 0
+            published = max(published, wire * (kept + own + bucket.padded))
     moves = of_strategy(strategy).allocates(
         layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), ITEM_BYTES[compute_dtype]
     )

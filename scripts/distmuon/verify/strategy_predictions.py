@@ -111,22 +111,28 @@ def gather_cut_allocates(
     """Return a bound, in bytes, of what one wave allocates, for the worst; see `gather_cut_bound`."""
     worst = 0
     for bucket in layout.buckets:
-        sizes, cut, small = momentum_bytes(layout, bucket, item_bytes), list[int](), list[int]()
-        for index in _owned(layout, bucket, muon, dp_rank):
-            spec = layout.specs[index]
-            if len(layout.owners(bucket, index)) > 1:
-                cut.append(index)
-            elif (whole := WholeMatrices.of_one(spec, tp)).small:
-                small.append(index)
-            else:
-                worst = max(worst, gather_cut_bound(spec.numel, 0, 0, whole, sizes, compute_bytes))
-        for wave in (cut, small):
+        sizes = momentum_bytes(layout, bucket, item_bytes)
+        cut, small, large = gather_cut_waves(layout, bucket, _owned(layout, bucket, muon, dp_rank), tp)
+        for wave in (cut, small, *([index] for index in large)):
             pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in wave)
             joined = sum(layout.specs[i].numel for i in wave if wave is cut)
             whole = WholeMatrices.of((layout.specs[i] for i in wave), tp)
             packed = _packed(layout, bucket, wave, dp_rank)
             worst = max(worst, gather_cut_bound(pieces, packed, joined, whole, sizes, compute_bytes))
     return worst
+
+
+def gather_cut_waves(
+    layout: Layout, bucket: Bucket, indices: Collection[int], tp: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Return which of these matrices are cut; which of the others are small to some device, and go together; the rest.
+
+    What a device takes singly although another would not, it takes with less room than is bounded here.
+    """
+    cut = [index for index in indices if len(layout.owners(bucket, index)) > 1]
+    others = [index for index in indices if index not in set(cut)]
+    small = [index for index in others if WholeMatrices.of_one(layout.specs[index], tp).small]
+    return cut, small, [index for index in others if index not in set(small)]
 
 
 def gather_cut_bound(
@@ -311,7 +317,8 @@ class StrategyPrediction(NamedTuple):
     sends: (ledger, layout, muon, tp, dp_rank, item_bytes, tp_rank) -> None; adds a step's collectives to the ledger.
         That of a strategy whose steps are not all alike takes one argument more: see `predict_step` for `whole`.
     allocates: (layout, muon, tp, dp_rank, item_bytes, compute_bytes) -> an upper bound of the bytes that the moves of
-        one bucket group allocate beyond state, parameters and gradients.
+        one bucket group, or of one wave of it, allocate beyond state, parameters and gradients.
+    in_waves: whether a bucket group may take several.
     tasks: (layout, muon, tp) -> every rank's work, in one sweep over the map; None: not known.
 
     muon: indices of the Muon parameters. item_bytes: of the gather dtype; None: the default, per buffer.
@@ -321,11 +328,12 @@ class StrategyPrediction(NamedTuple):
     sends: Callable[..., None]
     allocates: Callable[[Layout, frozenset[int], int, int, int | None, int], int]
     tasks: Callable[[Layout, Collection[int], int], Iterator[Task]] | None = None
+    in_waves: bool = False
 
 
 PREDICTIONS = {
     "gather_all": StrategyPrediction(gather_all_sends, gather_all_allocates, by_all_owners),
-    "gather_cut": StrategyPrediction(gather_cut_sends, gather_cut_allocates, by_all_owners),
+    "gather_cut": StrategyPrediction(gather_cut_sends, gather_cut_allocates, by_all_owners, in_waves=True),
     "owner": StrategyPrediction(owner_sends, owner_allocates, by_one_owner),
     "blockwise": StrategyPrediction(blockwise_sends, blockwise_allocates, by_blocks),
     "periodic": StrategyPrediction(owner_sends, periodic_allocates, by_one_owner),

@@ -40,7 +40,7 @@ class StaleGroupParameters(DistributedMuon):
         for group in groups:  # in the original this loop updates the momentum
             params = {id(p) for p in group["params"]}
         for group in groups:  # and here `params = group["params"]` is missing
-            for piece in self._moving(buckets):
+            for piece in self._moving(buckets, updates):
                 if id(self.buffers.parameters[piece.index]) in params:
                     spec, lr = self.buffers.layout.specs[piece.index], group["lr"]
                     whole = spec.full_shape(self.grid.tp.size)

@@ -1,7 +1,8 @@
 """Muon's moves weighed on tensors without data: the engine itself, as one rank of a world too large to start.
 
 torch's FakeTensorMode makes tensors of a shape, a dtype and a storage of that size, and no numbers; its fake process
-group answers every collective at once, with nothing. What the moves allocate is what they would allocate with data.
+group answers every collective at once, with nothing. What the moves allocate is what they would allocate with data, on
+a CPU: a GPU takes larger matrices in batches.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.strategy_predictions import gather_cut_bound, momentum_bytes, of_strategy
+from distmuon.verify.strategy_predictions import gather_cut_bound, gather_cut_waves, momentum_bytes, of_strategy
 from distmuon.verify.whole_matrices import WholeMatrices
 from muonbook.measure.formulas import mean_owners
 from muonbook.planner.model_shapes import Shape
@@ -211,16 +211,13 @@ class PlannedWorld:
 
     def _cut_bytes(self, bucket: Bucket, rows: Sequence[Matrix]) -> int:
         """Return gather_cut's bound for one bucket, on the rank and in the wave for which it is largest."""
-        cut, small, large = list[Matrix](), list[Matrix](), set[tuple[int, WholeMatrices]]()
-        for row in rows:
-            if len(row.owners) > 1:
-                cut.append(row)
-            elif (whole := WholeMatrices.of_one(self.layout.specs[row.place], self.tp)).small:
-                small.append(row)
-            else:
-                large.add((row.numel, whole))
-        waves: set[tuple[int, ...]] = {(numel, 0, 0, *whole) for numel, whole in large}
-        waves |= self._wave_sizes(bucket, cut, travels=True) | self._wave_sizes(bucket, small, travels=False)
+        by_place = {row.place: row for row in rows}
+        cut, small, large = gather_cut_waves(self.layout, bucket, list(by_place), self.tp)
+        waves = self._wave_sizes(bucket, [by_place[place] for place in cut], travels=True)
+        waves |= self._wave_sizes(bucket, [by_place[place] for place in small], travels=False)
+        for place in large:
+            spec = self.layout.specs[place]
+            waves.add((spec.numel, 0, 0, *WholeMatrices.of_one(spec, self.tp)))
         sizes = momentum_bytes(self.layout, bucket, None)
         return max(
             gather_cut_bound(pieces, packed, joined, WholeMatrices(*whole), sizes, COMPUTE_BYTES)

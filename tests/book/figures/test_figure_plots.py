@@ -123,7 +123,7 @@ def test_a_trend_goes_on_beyond_the_dots_it_is_held_to_run_through() -> None:
     shown: dict[str, Any] = {"joined": False, "diagonal": True, "trend": ends}
     (_, plot) = draw_curves(series, "measured", "planned", **shown).axes
     (line,) = (line for line in plot.lines if line.get_gid() == "trend")
-    assert line.get_xydata().tolist() == [list(end) for end in ends]
+    assert np.array_equal(np.asarray(line.get_xydata()), ends)
     assert plot.get_ylim()[1] > 3.0
     assert "trend through (1, 1) and (2.5, 3)" in describe_curves(series, "measured", "planned", **shown)
 

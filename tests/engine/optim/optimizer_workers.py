@@ -11,6 +11,7 @@ import torch
 from optimizer_cases import (
     ABSENT,
     ADAMW_ONLY,
+    MATRICES,
     RAGGED,
     SINGLE_SCALAR,
     SMALL,
@@ -33,6 +34,7 @@ from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.gradients import NonFiniteGradient
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import FLAT
 from distmuon.sharding.tensor_parallel import mark
 from distmuon.verify.counter import CollectiveCounter
 
@@ -59,6 +61,7 @@ def muon_facts(world: World) -> dict[str, Any]:
         "bf16 and fp32": train_sharded(mixed, grid),
         "float64": train_sharded(small64, grid),
         "one element": train_sharded(TINY, grid),
+        "matrices": train_sharded(MATRICES, grid),
         "absent": train_sharded(ABSENT, grid),
         "clipped": train_sharded(replace(small64, max_norm=1.5), grid),
         "clipped fp32": train_sharded(replace(SMALL, max_norm=1.5), grid),
@@ -72,6 +75,9 @@ def muon_facts(world: World) -> dict[str, Any]:
         outcomes[f"owner, buckets of {size}"] = train_sharded(SMALL, grid, bucket_size=size, strategy="owner")
     for name, case in {"small": SMALL, "float64": small64, "absent": ABSENT}.items():
         outcomes[f"updates {name}"] = train_sharded(case, grid, strategy="owner", publish="updates")
+    waves: dict[str, Any] = {"strategy": "gather_cut", "bucket_size": FLAT}
+    outcomes["updates in waves of matrices"] = train_sharded(MATRICES, grid, publish="updates", **waves)
+    outcomes["gather_cut ragged, one bucket"] = train_sharded(RAGGED, grid, **waves)
     outcomes["blockwise small"] = train_sharded(SMALL, grid, strategy="blockwise")
     for strategy in ("gather_cut", "owner"):
         outcomes[f"{strategy} ragged"] = train_sharded(RAGGED, grid, strategy=strategy)
@@ -79,6 +85,7 @@ def muon_facts(world: World) -> dict[str, Any]:
         outcomes[f"{strategy} bf16 and fp32"] = train_sharded(mixed, grid, strategy=strategy)
         outcomes[f"{strategy} float64"] = train_sharded(small64, grid, strategy=strategy)
         outcomes[f"{strategy} one element"] = train_sharded(TINY, grid, strategy=strategy)
+        outcomes[f"{strategy} matrices"] = train_sharded(MATRICES, grid, strategy=strategy)
         outcomes[f"{strategy} absent"] = train_sharded(ABSENT, grid, strategy=strategy)
     return {
         "outcomes": outcomes,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers_math import distance, message
 from once import once
-from optimizer_cases import ABSENT, ADAMW, RAGGED, SMALL, TINY, Case, Outcome
+from optimizer_cases import ABSENT, ADAMW, MATRICES, RAGGED, SMALL, TINY, Case, Outcome
 from optimizer_workers import BAD_NUMBERS, same
 from torch import Tensor, nn
 
@@ -33,6 +33,7 @@ on_every_grid = pytest.mark.parametrize(("dp", "tp"), [(4, 1), (2, 2), (1, 4), (
 MIXED = SMALL.of_dtype(torch.bfloat16, torch.float32)
 FLOAT64 = SMALL.of_dtype(torch.float64)
 CASES = {"ragged": RAGGED, "small": SMALL, "bf16 and fp32": MIXED, "float64": FLOAT64, "one element": TINY}
+CASES["matrices"] = MATRICES
 
 
 @once
@@ -91,9 +92,17 @@ def test_every_strategy_ends_there_too(dp: int, tp: int, strategy: str) -> None:
 
 
 @on_every_grid
+def test_a_long_shard_taken_in_waves_ends_there_too(dp: int, tp: int) -> None:
+    expected = one_process("ragged", dp, tp).values
+    assert different(RAGGED, dp, tp, "gather_cut ragged, one bucket", expected) == []
+
+
+@on_every_grid
 def test_publishing_updates_instead_of_parameters_changes_no_bit(dp: int, tp: int) -> None:
     for name, case in {"small": SMALL, "float64": FLOAT64, "absent": ABSENT}.items():
         assert different(case, dp, tp, f"updates {name}", one_process(name, dp, tp).values) == [], name
+    in_waves, expected = "updates in waves of matrices", one_process("matrices", dp, tp).values
+    assert different(MATRICES, dp, tp, in_waves, expected) == []
 
 
 @pytest.mark.parametrize(

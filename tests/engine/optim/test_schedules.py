@@ -11,11 +11,13 @@ import schedule_workers as work
 import torch
 from helpers_math import message
 from once import once
-from optimizer_cases import SMALL, build
+from optimizer_cases import MUON as MUON_GROUP
+from optimizer_cases import SMALL, Case, Weight, build, give, go_on
 
 from distmuon import launch
 from distmuon.models.recipe import SCHEDULE_NAMES
 from distmuon.optim.schedules import SCHEDULES, PipelinedMuon
+from distmuon.optim.strategies import PUBLISHED
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.gather_cut import GatherCut
 from distmuon.optim.strategies.strategy import BucketByBucket, StrategyContext
@@ -23,7 +25,8 @@ from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger
-from distmuon.verify.prediction import more_transient
+from distmuon.verify.prediction import more_transient, predict_transient
+from distmuon.verify.storage_tracker import StorageTracker
 from distmuon.verify.strategy_predictions import of_strategy
 
 each_pair = pytest.mark.parametrize("pair", work.PAIRS, ids=" ".join)
@@ -213,6 +216,36 @@ def test_matrices_that_must_not_be_batched_are_taken_one_by_one() -> None:
 
 def test_gather_all_takes_a_bucket_at_once() -> None:
     assert [len(waves(GatherAll, rank)) for rank in range(3)] == [1, 1, 1]
+
+
+def test_a_wave_that_is_cut_in_part_is_refused() -> None:
+    layout = plan(SPECS, 3, FLAT)
+    (bucket,) = layout.buckets
+    groups: dict[int, dict[str, Any]] = {index: {} for index in MUON}
+    grid: Any = SimpleNamespace(dp=SimpleNamespace(rank=0, size=3), tp=SimpleNamespace(size=1), device="cpu")
+    strategy = GatherCut(StrategyContext(layout, layout.view(0), grid, groups, torch.float32))
+    by_cut = {len(ranks) > 1: index for index, ranks in strategy.owners(bucket).items()}
+    with pytest.raises(ValueError, match="are cut and others come in one wave") as error:
+        strategy.dp_gather((bucket,), {index: torch.zeros(1) for index in by_cut.values()})
+    message(error)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_published_updates_keep_no_whole_matrix_of_an_earlier_wave_alive() -> None:
+    """They are kept until all are there, but as pieces; and the bound knows of them."""
+    weights, peaks = tuple(Weight(f"w{n}", (512, 513)) for n in range(8)), {}
+    case = Case(weights, (MUON_GROUP,), bucket_size=FLAT)
+    for publish in PUBLISHED:
+        parameters, optimizer = build(case, Grid.alone(), strategy="gather_cut", publish=publish)
+        go_on(case, Grid.alone(), parameters, optimizer, [0])  # the first makes the state
+        give(case, Grid.alone(), parameters, 1)
+        with StorageTracker() as tracker:
+            optimizer.step()
+        muon = range(len(weights))
+        assert tracker.peak <= predict_transient(optimizer.buffers.layout, 1, 0, muon, "gather_cut", publish=publish)
+        peaks[publish] = tracker.peak
+    pieces = 2 * 512 * 513 * len(weights)  # in bf16; packed and gathered besides
+    assert peaks["updates"] <= peaks["parameters"] + 3 * pieces
 
 
 def test_with_more_layers_on_as_many_ranks_no_more_is_whole_at_a_time() -> None:

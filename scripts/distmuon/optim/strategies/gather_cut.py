@@ -6,8 +6,8 @@ boundaries cut few matrices, so this wants long shards: a `bucket_size` beyond t
 discussion of Moonlight's proof of concept (Megatron-LM pull request 1428).
 
 A matrix that lies whole in a shard stays where it is, and is taken after those that were cut: a large one by itself,
-small ones together, so that a long shard is never whole matrices all at once. One by one is the paper's own order
-(Moonlight, Algorithm 1).
+small ones together, so that of a long shard of large matrices few are whole at a time. One by one is the paper's own
+order (Moonlight, Algorithm 1).
 
     dp_gather       this rank's pieces   ->  TP-local matrices     all-to-all, in the first wave
     the other four                                                 as in gather_all
@@ -23,8 +23,9 @@ from torch import Tensor
 
 from distmuon.optim.newton_schulz import batching_pays
 from distmuon.optim.strategies.gather_all import GatherAll
-from distmuon.optim.strategies.strategy import BucketGroup, Tensors, momentum_label
+from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label
 from distmuon.sharding.hooks import hooked
+from distmuon.sharding.layout import Bucket
 
 
 class GatherCut(GatherAll):
@@ -32,13 +33,23 @@ class GatherCut(GatherAll):
 
     STARTS_UNREAD: ClassVar = False  # pieces are joined as soon as they are here
 
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._owners: dict[Bucket, dict[int, range]] = {}
+
+    def owners(self, bucket: Bucket) -> dict[int, range]:
+        """Return the DP ranks that own pieces of each of Muon's matrices in a bucket; found out once."""
+        if bucket not in self._owners:
+            layout, muon = self.context.layout, self.context.groups
+            self._owners[bucket] = {i: layout.owners(bucket, i) for i in bucket.params if i in muon}
+        return self._owners[bucket]
+
     def waves(self, buckets: BucketGroup, indices: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return what is cut first, for that is waited for, also where nothing is; then small ones, then each other."""
         (bucket,) = buckets
-        cut, small, large = list[int](), list[int](), list[int]()
-        for index in indices:
-            alone = len(self.context.layout.owners(bucket, index)) == 1
-            (cut if not alone else small if self._is_small(index) else large).append(index)
+        owners = self.owners(bucket)
+        cut, here = ([i for i in indices if (len(owners[i]) > 1) == is_cut] for is_cut in (True, False))
+        small, large = ([i for i in here if self._is_small(i) == is_small] for is_small in (True, False))
         return [cut, *([small] if small else []), *([index] for index in large)]
 
     def _is_small(self, index: int) -> bool:
@@ -53,11 +64,16 @@ class GatherCut(GatherAll):
         buckets: BucketGroup,
         momentum: Tensors,  # M[N_dp]: this rank's pieces, of one wave
     ) -> dict[int, Tensor]:  # M[I_tp, J]
-        """Pieces of cut matrices -> all their owners -> the TP-local matrices that this rank owns pieces of."""
+        """Pieces of cut matrices -> all their owners -> the TP-local matrices that this rank owns pieces of.
+
+        Raises ValueError for a mixture of cut ones and others, which no wave is: ranks would not agree on who sends.
+        """
         (bucket,) = buckets
         dp, dtype, layout = self.context.grid.dp, self.context.wire_dtype(buckets), self.context.layout
-        owners = {index: layout.owners(bucket, index) for index in bucket.params if index in self.context.groups}
+        owners = self.owners(bucket)
         cut = {index for index, ranks in owners.items() if len(ranks) > 1}
+        if momentum.keys() & cut and momentum.keys() - cut:
+            raise ValueError("matrices that are cut and others come in one wave; take them apart, as `waves` does.")
         pieces = {(index, dp.rank): piece.to(dtype) for index, piece in momentum.items()}
         if cut and momentum.keys() <= cut:  # the first wave; all join the call, also those that have nothing cut
             shared = [[i for i in momentum if rank in owners[i] and rank != dp.rank] for rank in range(dp.size)]
