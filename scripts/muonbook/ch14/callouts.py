@@ -78,8 +78,8 @@ def widening(ranks: Sequence[RankTrace]) -> list[View]:
         View(
             window(ranks, within=OPTIMIZER),
             tuple(of_muon(ranks)[1:]),
-            "The optimizer's step around it: the mean gradients, then bucket by bucket; the last bucket, which holds "
-            "no matrix, is short.",
+            "The optimizer's step around it: the mean gradients, then bucket by bucket; the last one holds no "
+            "matrix.",
         ),
     ]
 
