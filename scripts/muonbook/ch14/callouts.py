@@ -78,8 +78,7 @@ def widening(ranks: Sequence[RankTrace]) -> list[View]:
         View(
             window(ranks, within=OPTIMIZER),
             tuple(of_muon(ranks)[1:]),
-            "The optimizer's step around it: the mean gradients, then bucket by bucket; the last one holds no "
-            "matrix.",
+            "The optimizer's step around it: the mean gradients, then bucket by bucket; the last one holds no matrix.",
         ),
     ]
 
