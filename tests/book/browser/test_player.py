@@ -37,7 +37,7 @@ def frame(number: int, caption: str = "") -> player.Frame:
 def place(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page with a player of four frames and one of two without captions, by its address on the disk."""
     path = tmp_path_factory.mktemp("player") / "page.html"
-    captions = [f"Caption {number}.{' It goes on.' * 20 * (number == 2)}" for number in (1, 2, 3, 4)]
+    captions = [f"Caption {number}.{' It goes on.' * 40 * (number == 2)}" for number in (1, 2, 3, 4)]
     frames = {"long": [frame(*each) for each in enumerate(captions, 1)], "short": [frame(1), frame(2)]}
     players = [player.html(name, each) for name, each in frames.items()]
     outputs = "".join(f'<div class="cell_output"><div class="output text_html">{each}</div></div>' for each in players)
