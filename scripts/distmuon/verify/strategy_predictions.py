@@ -129,10 +129,13 @@ def gather_cut_waves(
 
     What a device takes singly although another would not, it takes with less room than is bounded here.
     """
-    cut = [index for index in indices if len(layout.owners(bucket, index)) > 1]
-    others = [index for index in indices if index not in set(cut)]
-    small = [index for index in others if WholeMatrices.of_one(layout.specs[index], tp).small]
-    return cut, small, [index for index in others if index not in set(small)]
+    cut, small, large = list[int](), list[int](), list[int]()
+    for index in indices:
+        if len(layout.owners(bucket, index)) > 1:
+            cut.append(index)
+        else:
+            (small if WholeMatrices.of_one(layout.specs[index], tp).small else large).append(index)
+    return cut, small, large
 
 
 def gather_cut_bound(

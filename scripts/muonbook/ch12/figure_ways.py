@@ -1,4 +1,4 @@
-"""From 0.57 to 1.71, in frames: one report's two runs counted in five ways, of which each changes one thing.
+"""From 0.57 to 1.71, in frames: one report's two runs counted in five ways, each a step from the one before.
 
 Durations are those of the run's public traces (book/results/report_traces.json), bytes those that our map plans for
 its five matrices (`measure.reported`).

@@ -66,9 +66,9 @@ def draw_curves(
     (x, text) of vertical lines. levels: (y, text) of horizontal ones. joined: False draws dots, where nothing lies
     between two x. diagonal: marks where y is x. hollow: name -> (x, y), circles on the series of that name. reach:
     (x, y) that both axes reach with no curve there, so that frames share a scale. trend: (x, y) at both ends of a
-    dashed line that dots are held to follow. A value that is not finite, or not
-    positive on a logarithmic axis, is left out. Raises ValueError for no series, more than six, an empty one, x and y
-    of different lengths, and an unknown band or circle.
+    dashed line that dots are held to follow. A value that is not finite, or not positive on a logarithmic axis, is left
+    out. Raises ValueError for no series, more than six, an empty one, x and y of different lengths, and an unknown band
+    or circle.
     """
     curves = _finite(series, log_x, log_y)
     for kind, named_alike in (("bands", bands), ("hollow circles", hollow)):
