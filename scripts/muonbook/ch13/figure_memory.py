@@ -1,13 +1,13 @@
-"""Training steps on the scales, side by side and on one scale: what each keeps, and what comes and goes above that.
+"""Steps on the scales, two at a time and on one scale: what each keeps, and what comes and goes above that.
 
 The scale begins below what the leanest keeps, not at 0, so that differences show; and of a step's width most is the
-update's. To the right runs the number of operators, not time. The first frame shows the passes, the last whole steps.
+update's. To the right runs the number of operators, not time. The first step stands above every other one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,21 +16,10 @@ from matplotlib.axes import Axes
 from distmuon.verify.model_states import ModelStates
 from distmuon.verify.storage_tracker import Moment
 from muonbook.figures.player import Frame
-from muonbook.figures.style import (
-    ACCENT,
-    CARD,
-    COLD,
-    INK,
-    MARGIN,
-    MUTED,
-    ROW,
-    WIDTH,
-    box,
-    in_bytes,
-    mix,
-    page,
-    put,
-)
+from muonbook.figures.plots import part_key
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, SMALL, TEXT, TITLE, WIDTH, Block
+
+from muonbook.figures.style import box, in_bytes, mix, page, put, text_block, wide, wrapped  # isort: skip
 
 Step = tuple[ModelStates, Sequence[Moment]]  # bytes kept per kind, and the step's history beyond them
 PASSES = ("forward", "backward")
@@ -43,37 +32,42 @@ WORK = {  # what is done -> its stages, its colour
 }
 KEPT = mix(MUTED, CARD, 0.78)
 STAGES = {  # how captions call them, where not as the code does
+    "forward": "the forward pass",
     "backward": "the backward pass",
     "reduce_scatter": "the reduce-scatter",
     "dp_gather": "the DP gather",
     "tp_gather": "the TP gather",
     "newton_schulz": "Newton–Schulz",
 }
-LABELS, HIGH, PITCH = 46.0, 92.0, 138.0  # room for the scale; of a plot; from one row of plots to the next
-BETWEEN = 14.0  # two plots
-ACROSS = (WIDTH - 2 * MARGIN - LABELS - BETWEEN) / 2
+UNITS = {"B": 1e0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+LEFT = MARGIN + 46.0  # where plots begin, right of the numbers along the scale
+ACROSS, HIGH = WIDTH - MARGIN - LEFT, 168.0  # a plot, from the bottom up to the fullest of all
+GAP, ASIDE = 3.0, 6.0  # between a line of type and what it stands on, or beside
+PLOT = HIGH + 2 * GAP + TITLE  # with room for a number on the fullest
+BELOW = ROW + 8.0  # a plot: for the names of its parts
 DASHES = (0, (4, 2))
-COLUMNS = {True: 32, False: 106}  # into which the passes and the update are divided; each shows its highest moment
-DONE = {
-    0.0: "The passes alone",
-    0.25: "A quarter of the update's operators",
-    0.75: "Three quarters",
-    1.0: "The whole update",
-}
+COLUMNS = {True: 76, False: 210}  # into which the passes and the update are divided; each shows its highest moment
+ONE = ACROSS / sum(COLUMNS.values())
+UPDATE = ONE * COLUMNS[True]  # where it begins, from the left of a plot
 
 
-def frames_of_steps(steps: Mapping[str, Step]) -> list[Frame]:
-    """Return frames of all steps, from the passes on, until the update is done.
+def frames_of_steps(steps: Mapping[str, Step], sentences: Mapping[str, str] | None = None) -> list[Frame]:
+    """Return a frame of the first step alone, then one for each other step: that step below the first one.
 
     steps: name -> (bytes kept per kind, the step's history beyond them), the one that others are compared with first.
-    Raises ValueError for fewer than two steps, or one without an update.
+    sentences: name -> what the caption adds. Raises ValueError for fewer than two steps, for one without an update, and
+    for a sentence about none of them.
     """
     if len(steps) < 2 or not all(_parts(history)[False] for _, history in steps.values()):
         raise ValueError("pictures of memory compare steps: two or more, each with a history of its update.")
-    plots = {name: _Plot(sum(states.values()), _columns(history)) for name, (states, history) in steps.items()}
-    room = max(plot.fullest() for plot in plots.values()) - (least := min(plot.kept for plot in plots.values()))
-    scale = _Scale(least - 0.12 * room, least + 1.05 * room)
-    return [_frame(plots, scale, done) for done in DONE]
+    if strangers := [name for name in sentences or {} if name not in steps]:
+        raise ValueError(f"there is a sentence about {strangers[0]!r}, but the steps are {', '.join(steps)}.")
+    first, *others = (_Plot(name, sum(kept.values()), _columns(history)) for name, (kept, history) in steps.items())
+    scale = _Scale([first, *others])
+    pairs = [([first], _others(others, scale))]
+    pairs += [([first, other], _panel(other, first, scale, [_number(other, first, scale)])) for other in others]
+    head = max(text_block(_title(pair), TITLE)[0] for pair, _ in pairs)
+    return [_frame(pair, scale, lower, head, (sentences or {}).get(pair[-1].name, "")) for pair, lower in pairs]
 
 
 class Column(NamedTuple):
@@ -86,23 +80,32 @@ class Column(NamedTuple):
 class _Plot(NamedTuple):
     """One step: bytes kept, and what is alive beyond them in the columns of the passes and of the update."""
 
+    name: str
     kept: int
     columns: list[Column]
 
-    def until(self, done: float) -> list[Column]:
-        """Return the columns of the passes, and of the update this share."""
-        return self.columns[: COLUMNS[True] + round(done * COLUMNS[False])]
+    @property
+    def highest(self) -> Column:
+        """The column in which most is alive."""
+        return max(self.columns, key=lambda column: column.alive)
 
-    def fullest(self, done: float = 1.0) -> int:
-        """Return the most bytes that it has held by then."""
-        return self.kept + max(column.alive for column in self.until(done))
+    @property
+    def fullest(self) -> int:
+        """The most bytes that it holds at one time."""
+        return self.kept + self.highest.alive
+
+    @property
+    def where(self) -> str:
+        """In words, during which stage it is fullest."""
+        return STAGES.get(self.highest.stage, self.highest.stage)
 
 
 class _Scale:
-    """Bytes from `low` to `high`, upwards on a plot."""
+    """Bytes upwards on a plot, from somewhat below the least that is kept to the fullest of all."""
 
-    def __init__(self, low: float, high: float) -> None:
-        self.low, self.high = max(0.0, low), high
+    def __init__(self, plots: Sequence[_Plot]) -> None:
+        least, self.high = min(plot.kept for plot in plots), max(plot.fullest for plot in plots)
+        self.low = max(0.0, least - 0.12 * (self.high - least))
 
     def long(self, size: float) -> float:
         """Return how long a number of bytes is, in points."""
@@ -119,83 +122,146 @@ class _Scale:
         return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
 
 
-def _frame(plots: Mapping[str, _Plot], scale: _Scale, share: float) -> Frame:
-    """Return the steps up to a share of their updates."""
-    first = next(iter(plots))
-    lines = {plots[first].kept, plots[first].fullest()}
+class _Label(NamedTuple):
+    """A line of type on a plot: its left end and its foot, in points from the plot's lower left corner."""
+
+    text: str
+    x: float
+    up: float
+    colour: str = INK
+    size: float = SMALL
+    bold: bool = False
+
+
+def _frame(pair: Sequence[_Plot], scale: _Scale, lower: Block, head: float, sentence: str) -> Frame:
+    """Return the first step and what is below it. head: the room for the title."""
+    title, first, shown = _title(pair), pair[0], pair[-1]
+    upper = _panel(first, first, scale, _names(first, scale))
+    key = part_key({name: (colour, "") for name, (_, colour) in WORK.items()})
+    held = "; ".join(
+        f"{plot.name} keeps {in_bytes(plot.kept)}, fullest {in_bytes(plot.fullest)}, in {plot.where}" for plot in pair
+    )
+    caption = f"Fullest in {shown.where}: {in_bytes(shown.fullest)}. {sentence}".rstrip()
+    return Frame(page([(head + GAP, text_block(title, TITLE)[1]), upper, lower, *key]), f"{title}. {held}.", caption)
+
+
+def _title(pair: Sequence[_Plot]) -> str:
+    """Return the message: how full the first step is, or how much fuller than that the other one."""
+    first, shown = pair[0], pair[-1]
+    if shown is first:
+        return f"{first.name}: {in_bytes(first.fullest)} at its fullest"
+    signed = _beyond(shown, first)
+    side = {"+": "above", "−": "below"}.get(signed[0])
+    return f"{shown.name}: {f'{signed[1:]} {side}' if side else 'as full as'} {_short(first)}"
+
+
+def _short(plot: _Plot) -> str:
+    return plot.name.split(",")[0]
+
+
+def _beyond(plot: _Plot, first: _Plot) -> str:
+    """Return how much fuller a step is than the first, in the unit of the first: "+9.7 MB"."""
+    size, unit = plot.fullest - first.fullest, in_bytes(first.fullest).split()[1]
+    amount = f"{abs(size) / UNITS[unit]:.1f} {unit}"
+    return amount if amount.startswith("0.0 ") else f"{'+' if size > 0 else '−'}{amount}"
+
+
+# ---- Panels -----------------------------------------------------------------------------------------------
+
+
+def _panel(plot: _Plot, first: _Plot, scale: _Scale, labels: Sequence[_Label]) -> Block:
+    """Return a step's name, its plot with dashes where the first is fullest, and labels on it; the first's is lower."""
+    high = PLOT if plot is not first else max(label.up + label.size for label in labels) + GAP
 
     def paint(axes: Axes, top: float) -> None:
-        for n, (name, plot) in enumerate(plots.items()):
-            left, y = MARGIN + LABELS + n % 2 * (ACROSS + BETWEEN), top + n // 2 * PITCH
-            put(axes, left, y, name, bold=True)
-            put(axes, left, y + ROW, f"fullest {in_bytes(plot.fullest(share))}", color=MUTED)
-            floor = y + 2 * ROW + HIGH
-            if n % 2 == 0:
-                _numbers(axes, left, floor, scale)
-            _towers(axes, left, floor, plot, share, scale)
-            for size in lines:
-                axes.hlines([floor - scale.up(size)], left, left + ACROSS, COLD, linestyles=DASHES, lw=1.3)
-            if n >= len(plots) - 2:
-                put(axes, left, floor + 4, "passes", color=MUTED)
-                put(axes, left + ACROSS, floor + 4, "update", "right", color=MUTED)
+        floor = top + ROW + high
+        put(axes, MARGIN, top, plot.name, bold=True)
+        for size in scale.ticks():
+            if (up := scale.up(size)) <= high:
+                put(axes, LEFT - 6, floor - up - 6, in_bytes(size), "right", color=MUTED)
+                box(axes, LEFT - 3, floor - up - 0.4, 3, 0.8, INK)
+        _towers(axes, floor, plot, scale)
+        y, gid = floor - scale.up(first.fullest), f"level-{plot.name}"
+        axes.hlines([y], LEFT, LEFT + ACROSS, COLD, linestyles=DASHES, lw=1.3, gid=gid)
+        for text, x, up, colour, size, bold in labels:
+            put(axes, LEFT + x, floor - up - size, text, bold=bold, color=colour, size=size)
+        put(axes, LEFT, floor + GAP, "passes", color=MUTED)
+        put(axes, LEFT + UPDATE + ASIDE, floor + GAP, "update", color=MUTED)
 
-    rows = (len(plots) + 1) // 2
-    blocks = [(PITCH * (rows - 1) + 3 * ROW + HIGH + 10, paint), _key(first.split(",")[0])]
-    return Frame(page(blocks), *_told(plots, share))
+    return ROW + high + BELOW, paint
 
 
-def _told(plots: Mapping[str, _Plot], share: float) -> tuple[str, str]:
-    """Return a frame's alt text and its caption: how far it is, and who held more by then than the first ever does."""
-    first = next(iter(plots))
-    above = [name for name, plot in plots.items() if plot.fullest(share) > plots[first].fullest()]
-    caption = f"{DONE[share]}. Above the peak of {first}: {', '.join(above) or 'nobody'}."
-    held = "; ".join(
-        f"{name} keeps {in_bytes(plot.kept)}, fullest {in_bytes(plot.fullest(share))}, in {_where(plot, share)}"
-        for name, plot in plots.items()
-    )
-    return f"{caption} {held}.", caption
-
-
-def _where(plot: _Plot, share: float) -> str:
-    """Return in words during which stage most was alive."""
-    stage = max(plot.until(share), key=lambda column: column.alive).stage
-    return STAGES.get(stage, stage)
-
-
-def _numbers(axes: Axes, left: float, floor: float, scale: _Scale) -> None:
-    for size in scale.ticks():
-        put(axes, left - 6, floor - scale.up(size) - 6, in_bytes(size), "right", color=MUTED)
-        box(axes, left - 3, floor - scale.up(size) - 0.4, 3, 0.8, INK)
-
-
-def _towers(axes: Axes, left: float, floor: float, plot: _Plot, share: float, scale: _Scale) -> None:
+def _towers(axes: Axes, floor: float, plot: _Plot, scale: _Scale) -> None:
     """Paint the ground that a step stands on, all that has come and gone on it, and where its update begins."""
-    ground, one, at = scale.up(plot.kept), ACROSS / sum(COLUMNS.values()), 0
-    box(axes, left, floor - ground, ACROSS, ground, KEPT)
+    ground, at = scale.up(plot.kept), 0
+    box(axes, LEFT, floor - ground, ACROSS, ground, KEPT, gid=f"kept-{plot.name}")
     colours = {stage: colour for stages, colour in WORK.values() for stage in stages}
-    looks = ((column.alive, colours.get(column.stage, INK)) for column in plot.until(share))
-    for (alive, colour), run in groupby(looks):
+    for (alive, colour), run in groupby((column.alive, colours.get(column.stage, INK)) for column in plot.columns):
         length = len(list(run))
         if alive:  # a hair wider, or the card would shine through
-            box(axes, left + at * one, floor - ground - (high := scale.long(alive)), length * one + 0.2, high, colour)
+            x, high = LEFT + at * ONE, scale.long(alive)
+            box(axes, x, floor - ground - high, length * ONE + 0.2, high, colour, gid=f"alive-{plot.name}")
         at += length
-    divide = left + one * COLUMNS[True]
-    axes.vlines([divide], floor - HIGH, floor + 6, INK, linestyles=(0, (1, 2)), lw=1)
+    axes.vlines([LEFT + UPDATE], floor - ground, floor + ROW, INK, linestyles=(0, (1, 2)), lw=1)
 
 
-def _key(first: str) -> tuple[float, Callable[[Axes, float], None]]:
-    """Return the block that says what the colours are, and whose the dashed lines."""
+def _names(first: _Plot, scale: _Scale) -> list[_Label]:
+    """Return the names of the shapes in the first step's plot, and of the dashes."""
+    level = scale.up(first.fullest)
+    hill, tower, dashes = "hill: activations", "tower: the update", f"{_short(first)}'s fullest: "
+    dashes += in_bytes(first.fullest)
+    begin, above = ACROSS - wide(tower, bold=False), level + GAP
+    return [
+        _Label("ground: what is kept", UPDATE + ASIDE, (scale.up(first.kept) - SMALL) / 2),
+        _Label(hill, ASIDE, _foot(first, scale, ASIDE, ASIDE + wide(hill, bold=False), level, above)),
+        _Label(tower, begin, _foot(first, scale, begin, ACROSS, level, above + ROW)),
+        _Label(dashes, ACROSS - wide(dashes), above, COLD, bold=True),
+    ]
+
+
+def _number(plot: _Plot, first: _Plot, scale: _Scale) -> _Label:
+    """Return the label at a step's highest point: how much fuller it is than the first."""
+    text, level = _beyond(plot, first), scale.up(first.fullest)
+    long, middle = wide(text, TITLE), ONE * (plot.columns.index(plot.highest) + 0.5)
+    x = min(max(middle - long / 2, ASIDE), ACROSS - long)
+    foot = _foot(plot, scale, x, x + long, level, level + GAP, TITLE)
+    return _Label(text, x, foot, ACCENT if plot.fullest > first.fullest else INK, TITLE, True)
+
+
+def _foot(
+    plot: _Plot, scale: _Scale, begin: float, end: float, level: float, lifted: float, size: float = SMALL
+) -> float:
+    """Return where a line of type stands on the columns from begin to end; `lifted` if it would cross the dashes."""
+    under = plot.columns[int(begin / ONE) : math.ceil(end / ONE)]
+    foot = scale.up(plot.kept + max(column.alive for column in under)) + GAP
+    return lifted if foot - GAP <= level < foot + size else foot
+
+
+def _others(others: Sequence[_Plot], scale: _Scale) -> Block:
+    """Return what stands where the next frames have a second plot: who comes there, and how to read it."""
+    told = {
+        f"Next, one by one, on the same scale: {', '.join(other.name for other in others)}.": INK,
+        f"Upwards: what is held at one time. The scale begins at {in_bytes(scale.low)}.": MUTED,
+        "To the right: operators in order, not time.": MUTED,
+    }
+    across = WIDTH - 2 * MARGIN
+    parts = [(wrapped(text, across - 4 * ASIDE, TEXT), colour) for text, colour in told.items()]
+    pitch, between = 1.4 * TEXT, 2 * ASIDE
+    high = pitch * sum(len(rows) for rows, _ in parts) + between * (len(parts) - 1)
 
     def paint(axes: Axes, top: float) -> None:
-        for n, name in enumerate([*WORK, first]):
-            x, y = MARGIN + (0, 136, 252)[n % 3], top + 2 + ROW * (n // 3)
-            if name in WORK:
-                box(axes, x, y + 2, 10, 10, WORK[name][1])
-            else:
-                axes.hlines([y + 7], x - 2, x + 11, COLD, linestyles=DASHES, lw=1.3)
-            put(axes, x + 14, y, name)
+        box(axes, MARGIN, top, across, ROW + PLOT, mix(MUTED, CARD, 0.92))
+        y = top + (ROW + PLOT - high) / 2
+        for rows, colour in parts:
+            for row in rows:
+                put(axes, MARGIN + 2 * ASIDE, y, row, color=colour, size=TEXT)
+                y += pitch
+            y += between
 
-    return 2 * ROW + 4, paint
+    return ROW + PLOT + BELOW, paint
+
+
+# ---- Columns ----------------------------------------------------------------------------------------------
 
 
 def _parts(history: Sequence[Moment]) -> dict[bool, list[Moment]]:

@@ -41,21 +41,6 @@ def of_muon(ranks: Sequence[RankTrace]) -> list[Callout]:
     return found + [Callout(f"bucket {n}", begin.start, end.end) for n, (begin, end) in enumerate(rounds)]
 
 
-def of_schedule(name: str, ranks: Sequence[RankTrace]) -> list[Callout]:
-    """Return where a schedule of Muon's step works and sends, on its first rank."""
-    first = ranks[0]
-    works = _named(first, "newton_schulz")
-    begin, end = works[0].start, works[-1].end
-    if name == "naive":
-        sends = hull(activity.interval for activity in _named(first, "momentum"))[0]
-        return [
-            Callout("all gathers", sends, begin), Callout("all work", begin, end),
-            Callout("all parameters", end, _last(first)),
-        ]  # fmt: skip
-    words = {"synchronous": "wire and work take turns", "pipelined": "work over a busy wire"}[name]
-    return [Callout(words, begin, end)]
-
-
 def widening(ranks: Sequence[RankTrace]) -> list[View]:
     """Return two looks at a training step of Muon: one meeting in it, and the optimizer's step around that."""
     gathers = [met for met in meetings(ranks) if met.collective.name == "dp" and "momentum" in met.collective.label]
@@ -90,7 +75,3 @@ def _over(rank: RankTrace, words: str, *names: str) -> Callout:
 
 def _named(rank: RankTrace, name: str) -> list[Activity]:
     return sorted((activity for activity in rank.ranges if activity.name == name), key=lambda activity: activity.start)
-
-
-def _last(rank: RankTrace) -> float:
-    return max(activity.end for activity in rank.ranges if activity.name.startswith(OPTIMIZER))

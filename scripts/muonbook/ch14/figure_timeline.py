@@ -63,40 +63,35 @@ class Callout(NamedTuple):
 
 def draw_timeline(
     panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", note: str = "",
-    within: str | Window = "", since: str = "", together: bool = False,
-    callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), rows: int = 0, whole_key: bool = False,
+    within: str | Window = "", callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), rows: int = 0,
+    whole_key: bool = False,
 ) -> Figure:  # fmt: skip
     """Draw one step of one or several traces.
 
     panels: title -> the ranks of one run, as `trace.read` returns them. within: a part that is drawn instead of the
-    whole step: the name of a range, or its beginning, or the part itself. since: the name of the range from whose first
-    beginning on it is drawn. together: all panels on the scale of the longest, instead of each on its own. callouts:
-    panel -> what is said over it. rows, whole_key: room for so many rows of callouts, and a key of the whole step, so
-    that pictures of several parts are of one size. Raises
-    ValueError for no panel, and where a trace has no such step or range.
+    whole step: the name of a range, or its beginning, or the part itself. callouts: panel -> what is said over it.
+    rows, whole_key: room for so many rows of callouts, and a key of the whole step, so that pictures of several parts
+    are of one size. Raises ValueError for no panel, and where a trace has no such step or range.
     """
-    windows, longest = _windows(panels, step, within, since)
-    what = f"the longest{' step' * (not within)}" if together else "the part shown" if within else "the step"
-    keyed = _windows(panels, step, "")[0] if whole_key else windows
+    windows = _windows(panels, step, within)
+    keyed = _windows(panels, step, "") if whole_key else windows
     shown = set().union(*(_shown(traces, keyed[name]) for name, traces in panels.items()))
     moves = [(kind, colour, "") for kind, (colour, _) in KINDS.items() if kind in shown]
     sent = [look for what, look in SENT.items() if what in shown]
     keys = {"Above, the move:": moves, "Below, collectives:": sent}
     blocks = [_key(heading, looks) for heading, looks in keys.items() if looks]
     for name, traces in panels.items():
-        mine = windows[name]
-        scale = PANEL * ((mine.end - mine.start) / longest if together else 1.0)
-        blocks.append(_panel(name, traces, mine, scale, callouts.get(name, ()), rows))
-    return card(title, note, *blocks, _axis(f"share of {what}"))
+        blocks.append(_panel(name, traces, windows[name], callouts.get(name, ()), rows))
+    return card(title, note, *blocks, _axis(f"share of {'the part shown' if within else 'the step'}"))
 
 
 def describe_timeline(
     panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", within: str | Window = "",
-    since: str = "", together: bool = False, callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), **_: Any,
+    callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), **_: Any,
 ) -> str:  # fmt: skip
     """Return alt text for `draw_timeline`: per rank, the shares of the step; and what the callouts say."""
     told = []
-    windows, longest = _windows(panels, step, within, since)
+    windows = _windows(panels, step, within)
     for name, traces in panels.items():
         mine, ranks = windows[name], []
         waits = _waits(traces)
@@ -107,8 +102,7 @@ def describe_timeline(
             parts["in Newton–Schulz"] = ranges(trace, "Newton–Schulz")
             shares = ", ".join(f"{_covered(part, mine):.0%} {what}" for what, part in parts.items())
             ranks.append(f"{trace.title} {shares}")
-        size = f" ({(mine.end - mine.start) / longest:.0%} of the longest)" if together else ""
-        told.append(f"{name}{size}: {'; '.join(ranks)}")
+        told.append(f"{name}: {'; '.join(ranks)}")
         if said := [
             f"{c.words} ({mine.share(c.start):.0%} to {mine.share(c.end):.0%})" for c in callouts.get(name, ())
         ]:
@@ -116,8 +110,8 @@ def describe_timeline(
     return f"{head(title, 'Timeline of a step')} Shares of the step. {'. '.join(told)}."
 
 
-def window(traces: Sequence[RankTrace], step: int = 0, within: str | Window = "", since: str = "") -> Window:
-    """Return the hull of the ranks' ranges "step {step}", or of those `within` it, from the first `since` on.
+def window(traces: Sequence[RankTrace], step: int = 0, within: str | Window = "") -> Window:
+    """Return the hull of the ranks' ranges "step {step}", or of those `within` it.
 
     Errors as for `draw_timeline`.
     """
@@ -128,24 +122,21 @@ def window(traces: Sequence[RankTrace], step: int = 0, within: str | Window = ""
         raise ValueError(f"the trace has no range {STEP}{step}; record it with recording.record.")
     whole = hull(activity.interval for activity in steps)
 
-    def inside(name: str) -> Interval:
-        found = [a.interval for t in traces for a in t.ranges if a.name.startswith(name)]
-        if not (inner := [interval for interval in found if whole[0] <= interval[0] < whole[1]]):
-            raise ValueError(f"{STEP}{step} has no range {name!r}.")
-        return hull(inner)
-
-    start, end = inside(within) if within else whole
-    return Window(inside(since)[0] if since else start, end)
+    if not within:
+        return Window(*whole)
+    found = [a.interval for t in traces for a in t.ranges if a.name.startswith(within)]
+    if not (inner := [interval for interval in found if whole[0] <= interval[0] < whole[1]]):
+        raise ValueError(f"{STEP}{step} has no range {within!r}.")
+    return Window(*hull(inner))
 
 
 def _windows(
-    panels: Mapping[str, Sequence[RankTrace]], step: int, within: str | Window, since: str = ""
-) -> tuple[dict[str, Window], float]:
-    """Return every panel's window, and how long the longest is."""
+    panels: Mapping[str, Sequence[RankTrace]], step: int, within: str | Window
+) -> dict[str, Window]:
+    """Return every panel's window."""
     if not panels:
         raise ValueError("no trace to draw; give at least one panel.")
-    windows = {name: window(traces, step, within, since) for name, traces in panels.items()}
-    return windows, max(mine.end - mine.start for mine in windows.values())
+    return {name: window(traces, step, within) for name, traces in panels.items()}
 
 
 def ranges(trace: RankTrace, kind: str) -> list[Interval]:
@@ -198,7 +189,7 @@ def _lanes(collectives: Sequence[TracedCollective]) -> list[tuple[TracedCollecti
 
 
 def _panel(
-    name: str, traces: Sequence[RankTrace], mine: Window, scale: float, callouts: Sequence[Callout], rows: int
+    name: str, traces: Sequence[RankTrace], mine: Window, callouts: Sequence[Callout], rows: int
 ) -> Block:
     pitch = MOVES_HIGH + SENT_HIGH + GAP
     waits, laid = _waits(traces), {trace.rank: _lanes(trace.collectives) for trace in traces}
@@ -206,7 +197,7 @@ def _panel(
 
     def place(interval: Interval) -> tuple[float, float]:
         start, end = (min(max(mine.share(moment), 0.0), 1.0) for moment in interval)
-        return MARGIN + NAMES + scale * start, scale * (end - start)
+        return MARGIN + NAMES + PANEL * start, PANEL * (end - start)
 
     def middle(interval: Interval) -> float:
         x, across = place(interval)
@@ -239,7 +230,7 @@ def _panel(
         first = top + above
         for n, trace in enumerate(traces):
             y = first + n * pitch
-            box(axes, MARGIN + NAMES, y, scale, MOVES_HIGH + SENT_HIGH + 1, mix(MUTED, CARD, 0.88))
+            box(axes, MARGIN + NAMES, y, PANEL, MOVES_HIGH + SENT_HIGH + 1, mix(MUTED, CARD, 0.88))
             paint_rank(axes, y, trace)
         for callout, (left, row) in zip(callouts, spots, strict=True):
             x, across = place((callout.start, callout.end))

@@ -9,7 +9,7 @@ from muonbook.measure.trace import RankTrace
 from muonbook.measure.trace_report import meetings
 
 Found = Mapping[str, Any]
-PLACES = {"loopback": "loopback 2 x 1", "loopback_2x2": "loopback 2 x 2", "limited_link": "slow link 2 x 1"}
+PLACES = {"limited_link": "slow link 2 x 1", "loopback": "loopback 2 x 1", "loopback_2x2": "loopback 2 x 2"}
 COUNTED = {  # number of a `trace_report.Summary` -> how the chapter calls it
     "communication_sum": "durations, summed",
     "communication": "the same, as a union",
@@ -41,15 +41,34 @@ def optimizer_lines(trace: Found) -> list[str]:
     return [f"{trace[key] / trace['busy_ms']:6.1%}  {what}" for key, what in rows.items()]
 
 
-def gain_lines(found: Found) -> list[str]:
-    """Return what naive and pipelined steps take over synchronous ones."""
+def gain_lines(found: Found, place: str) -> list[str]:
+    """Return what naive and pipelined steps take over synchronous ones at one of `PLACES`."""
     lines = ["median  quartiles    rounds"]
-    for place, title in PLACES.items():
-        for schedule in ("naive", "pipelined"):
-            row = found[place]["ratio_to_synchronous"][schedule]
-            low, high = row["quartiles"]
-            lines.append(f"{row['median']:6.2f}  {low:.2f} to {high:.2f}{row['count']:5}  {schedule}, {title}")
+    for schedule in ("naive", "pipelined"):
+        row = found[place]["ratio_to_synchronous"][schedule]
+        low, high = row["quartiles"]
+        lines.append(f"{row['median']:6.2f}  {low:.2f} to {high:.2f}{row['count']:5}  {schedule}, {PLACES[place]}")
     return lines
+
+
+def divided_steps(recorded: Found) -> dict[str, dict[str, float]]:
+    """Return {schedule: {what a rank was at: % of the synchronous step}}, parts that add up to the schedule's step.
+
+    recorded: schedule -> medians of its recorded steps. A moment is counted once: "both" is the intersection of sending
+    and working, "neither" what their union leaves of the step.
+    """
+    whole = recorded["synchronous"]["span"]
+    found = {}
+    for schedule, row in recorded.items():
+        sending, working, both = row["communication"], row["computation"], row["overlap"]
+        times = {
+            "in a collective": sending - both,
+            "both at once": both,
+            "working": working - both,
+            "neither": row["span"] - (sending + working - both),
+        }
+        found[schedule] = {what: 100 * time / whole for what, time in times.items()}
+    return found
 
 
 def overlap_lines(recorded: Found, synchronous: Found, asynchronous: Found) -> list[str]:

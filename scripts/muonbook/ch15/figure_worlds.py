@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
-import numpy as np
-
 from muonbook.ch15.world_tables import rows
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import Curve, draw_curves
@@ -17,16 +15,14 @@ NAMES = {name: each.title for name, each in ALGORITHMS.items() if each.optimizer
 AXES = ("ranks", "Muon's step / AdamW's")
 TWICE, GAIN_ENDS = 2.0, "twice: no gain left"  # where Muon needs half of AdamW's steps
 Cells = list[dict[str, Any]]
-Line = Sequence[float] | np.ndarray  # slope and intercept
 
 
 def frames_of_worlds(
-    worlds: Mapping[str, Any], fabric: str, tokens: int, models: Sequence[str], line: Line
+    worlds: Mapping[str, Any], fabric: str, tokens: int, models: Sequence[str], error: float
 ) -> list[Frame]:
     """Return a frame for every model, on one fabric and with one batch; all frames share their scales.
 
-    worlds: book/results/worlds.json. line: from np.polyfit(planned, measured, 1): what the clock would make
-    of a planned ratio if plans err there as they do in small worlds.
+    worlds: book/results/worlds.json. error: by what share of the measured ratio a plan may be off to either side.
 
     Raises ValueError, naming those there are, for a batch, a fabric or a model that was not surveyed.
     """
@@ -36,29 +32,33 @@ def frames_of_worlds(
             raise ValueError(f"{name} is {asked!r}; the survey has {', '.join(map(str, known))}.")
     here = [cell for cell in rows(every, fabric=fabric, tokens=tokens) if cell["algorithm"] in NAMES]
     cells = {worlds["models"][model]["title"]: rows(here, model=model) for model in models}
-    most = ceil(max(cell["over_adamw"] for mine in cells.values() for cell in mine if cell["tp"]))
-    reach = [(ranks, height) for ranks in sorted({cell["ranks"] for cell in here}) for height in (1.0, most)]
+    highest = max(cell["over_adamw"] for mine in cells.values() for cell in mine if cell["tp"])
+    least, most = _trusted(1.0, error)[0], ceil(_trusted(highest, error)[1])
+    reach = [(ranks, height) for ranks in sorted({cell["ranks"] for cell in here}) for height in (least, most)]
     wires = worlds["assumptions"]["fabrics"][fabric]["title"]
     note = (
-        f"Planned: {wires}, {tokens / 1e6:.0f} million tokens. Shaded: what the clock may say, judging by small "
-        "worlds. Hollow: no room for the step's own buffers."
+        f"Planned: {wires}, {tokens / 1e6:.0f} million tokens. Shaded: off by {100 * error:.0f} %, as the worst plan of a small "
+        "world. Hollow: no room for the step's own buffers."
     )
-    return [_frame(model, mine, note, reach, line) for model, mine in cells.items()]
+    return [_frame(model, mine, note, reach, error) for model, mine in cells.items()]
 
 
-def _frame(model: str, cells: Cells, note: str, reach: Sequence[tuple[float, float]], line: Line) -> Frame:
+def _frame(model: str, cells: Cells, note: str, reach: Sequence[tuple[float, float]], error: float) -> Frame:
     drawn = [cell for cell in cells if cell["tp"]]
     series = {title: _curve(rows(drawn, algorithm=name)) for name, title in NAMES.items()}
     hollow = {title: _curve(rows(drawn, algorithm=name, has_room=False)) for name, title in NAMES.items()}
-    long = [title for title, (_, planned) in series.items() if max(planned) >= TWICE]
-    bands = {}  # of those that a plan would convict, and of bucketed in any case
+    long = {title: max(planned) for title, (_, planned) in series.items() if max(planned) >= TWICE}
+    bands = {}  # of those that take twice as long by plan, and of bucketed in any case
     for title in dict.fromkeys([NAMES["bucketed"], *long]):
         ranks, planned = series[title]
-        bands[title] = ranks, np.polyval(line, planned), planned
-    head = f"{model}: {_who(long)} {TWICE:g}×"
+        low, high = zip(*(_trusted(ratio, error) for ratio in planned), strict=True)
+        bands[title] = ranks, low, high
+    head = f"{model}: {_who(long, error)} {TWICE:g}×"
     look: dict[str, Any] = {"log_x": True, "bands": bands, "hollow": hollow, "reach": reach}
     told = [f"{title} {_told(rows(cells, algorithm=name))}" for name, title in NAMES.items()]
-    told += [f"{title} by the clock perhaps {', '.join(map(times, low))}" for title, (_, low, _) in bands.items()]
+    for title, (_, low, high) in bands.items():
+        between = (f"{times(least)} to {times(most)}" for least, most in zip(low, high, strict=True))
+        told.append(f"{title} shaded from {', '.join(between)}")
     alt = f"{head}. {AXES[1]} over {AXES[0]}. {'; '.join(told)}; at {times(TWICE)}, {GAIN_ENDS}."
     return Frame(draw_curves(series, *AXES, head, note, levels=[(TWICE, GAIN_ENDS)], **look), alt, _caption(series))
 
@@ -67,11 +67,20 @@ def _curve(cells: Cells) -> Curve:
     return [cell["ranks"] for cell in cells], [cell["over_adamw"] for cell in cells]
 
 
-def _who(long: Sequence[str]) -> str:
-    """Say who takes twice as long by plan: it may, for a plan may exaggerate. One row, as all frames are of a size."""
+def _trusted(planned: float, error: float) -> tuple[float, float]:
+    """Return the least and the most that was measured, if the plan is off by no more than the error."""
+    return planned / (1 + error), planned / (1 - error)
+
+
+def _who(long: Mapping[str, float], error: float) -> str:
+    """Say who takes twice as long by plan, and whether it does so however the plan errs. One row: frames are of a size.
+
+    long: algorithm -> its greatest ratio.
+    """
     if not long:
         return "no algorithm reaches"
-    return f"{long[0] if len(long) == 1 else f'{len(long)} algorithms'} may reach"
+    sure = all(_trusted(most, error)[0] >= TWICE for most in long.values())
+    return f"{next(iter(long)) if len(long) == 1 else f'{len(long)} algorithms'} {'passes' if sure else 'may reach'}"
 
 
 def _caption(series: Mapping[str, Curve]) -> str:

@@ -58,17 +58,15 @@ def draw_curves(
     bands: Mapping[str, tuple[Any, Any, Any]] | None = None, marks: Sequence[tuple[float, str]] = (),
     levels: Sequence[tuple[float, str]] = (), joined: bool = True, diagonal: bool = False,
     hollow: Mapping[str, Curve] | None = None, reach: Sequence[tuple[float, float]] = (),
-    trend: Sequence[tuple[float, float]] = (),
 ) -> Figure:  # fmt: skip
     """Draw up to six curves, each with its name at its end, or over the plot where a name is long.
 
     series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
     (x, text) of vertical lines. levels: (y, text) of horizontal ones. joined: False draws dots, where nothing lies
     between two x. diagonal: marks where y is x. hollow: name -> (x, y), circles on the series of that name. reach:
-    (x, y) that both axes reach with no curve there, so that frames share a scale. trend: (x, y) at both ends of a
-    dashed line that dots are held to follow. A value that is not finite, or not positive on a logarithmic axis, is left
-    out. Raises ValueError for no series, more than six, an empty one, x and y of different lengths, and an unknown band
-    or circle.
+    (x, y) that both axes reach with no curve there, so that frames share a scale. A value that is not finite, or not
+    positive on a logarithmic axis, is left out. Raises ValueError for no series, more than six, an empty one, x and y
+    of different lengths, and an unknown band or circle.
     """
     curves = _finite(series, log_x, log_y)
     for kind, named_alike in (("bands", bands), ("hollow circles", hollow)):
@@ -94,8 +92,6 @@ def draw_curves(
             plot.plot(x, y, "o", ms=6.5, mew=1.8, mfc=CARD, mec=styles[name]["color"], gid=f"hollow-{name}")
         if reach:
             plot.update_datalim(reach)
-        if trend:
-            plot.plot(*zip(*trend, strict=True), color=INK, lw=1.2, ls=(0, (6, 3)), zorder=1, gid="trend")
         if diagonal:
             plot.axline((1, 1), slope=1, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
         for x, text in marks:
@@ -138,16 +134,14 @@ def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def describe_curves(
     series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", levels: Sequence[tuple[float, str]] = (),
-    trend: Sequence[tuple[float, float]] = (), **_: Any,
+    **_: Any,
 ) -> str:  # fmt: skip
-    """Return alt text for `draw_curves`: per series its first, last, least and greatest value; levels and the trend."""
+    """Return alt text for `draw_curves`: per series its first, last, least and greatest value; and levels."""
     told = []
     for name, (x, y) in _finite(series, False, False).items():
         shape = f"from {short(y[0])} to {short(y[-1])}, least {short(y.min())}, greatest {short(y.max())}"
         told.append(f"{name}: {shape}, for {x_label} {short(x[0])} to {short(x[-1])}")
     told += [f"{text} at {short(height)}" for height, text in levels]
-    if trend:
-        told.append(f"trend through {' and '.join(f'({short(x)}, {short(y)})' for x, y in trend)}")
     return f"{head(title, 'Curves')} {y_label} over {x_label}. {'; '.join(told)}."
 
 

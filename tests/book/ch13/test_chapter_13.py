@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import worlds
+from figure_helpers import assert_readable, boxes, texts
+from matplotlib.collections import LineCollection
 
 from distmuon import launch
 from distmuon.sharding.grid import Grid
@@ -18,7 +20,7 @@ from distmuon.verify import model_states
 from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
 from muonbook.ch13 import memory_tables
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
-from muonbook.ch13.figure_memory import frames_of_steps
+from muonbook.ch13.figure_memory import Step, frames_of_steps
 from muonbook.ch13.figure_tower import describe_towers, draw_towers, moves
 from muonbook.ch13.memory_tables import PLANNED, kept_bars, share_of_matrices, slack, weigh_updates
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
@@ -221,25 +223,112 @@ def test_histories_are_stored_in_a_line() -> None:
     assert unpacked(packed([])) == []
 
 
-def test_frames_show_how_steps_come_about() -> None:
+@pytest.fixture(scope="module")
+def three() -> dict[str, Step]:
+    """AdamW's step, one that stays below its fullest, and one that rises above it."""
     kept = dict.fromkeys(model_states.KINDS, 1000)
-    history = [Moment("forward", 800), Moment("update", 0), Moment("newton_schulz", 1600), Moment("apply", 200)]
-    steps = {"AdamW, ours": (kept, history[:2] + history[3:]), "waves": (kept | {"exp_avg": 0}, history * 2)}
-    passes, *_, last = frames = frames_of_steps(steps)
-    adamw = "AdamW, ours keeps 7 kB, fullest 7.8 kB, in forward"
-    assert passes.alt == (
-        f"The passes alone. Above the peak of AdamW, ours: nobody. {adamw}; waves keeps 6 kB, fullest 6.8 kB, "
-        "in forward."
+    less = kept | {"exp_avg": 0}
+    passes, update = [Moment("forward", 800)], [Moment("update", 0), Moment("apply", 200)]
+    low, high = ([Moment("newton_schulz", alive)] for alive in (1600, 3000))
+    return {
+        "AdamW, ours": (kept, passes + update),
+        "waves": (less, passes + update[:1] + low + update),
+        "all": (less, passes + high),
+    }
+
+
+def heights(frame: player.Frame, name: str) -> tuple[float, float, float]:
+    """Return how many points the ground, the highest point and the dashes are above the bottom of a step's plot."""
+    (kept,) = boxes(frame.figure, f"kept-{name}")
+    floor = kept.get_bbox().y1
+    highest = max(floor - alive.get_bbox().y0 for alive in boxes(frame.figure, f"alive-{name}"))
+    (dashes,) = (line for line in frame.figure.findobj(LineCollection) if line.get_gid() == f"level-{name}")
+    return floor - kept.get_bbox().y0, highest, floor - dashes.get_segments()[0][0][1]
+
+
+def test_every_step_has_a_frame_whose_title_says_how_it_ends(three: dict[str, Step]) -> None:
+    sentences = {"AdamW, ours": "It is first.", "all": "All is whole at once."}
+    alone, waves, all_at_once = frames_of_steps(three, sentences)
+    adamw = "AdamW, ours keeps 7 kB, fullest 7.8 kB, in the forward pass"
+    titles = "AdamW, ours: 7.8 kB at its fullest", "waves: 0.2 kB below AdamW", "all: 1.2 kB above AdamW"
+    assert alone[1:] == (f"{titles[0]}. {adamw}.", "Fullest in the forward pass: 7.8 kB. It is first.")
+    assert waves[1:] == (
+        f"{titles[1]}. {adamw}; waves keeps 6 kB, fullest 7.6 kB, in Newton–Schulz.",
+        "Fullest in Newton–Schulz: 7.6 kB.",
     )
-    beyond = "The whole update. Above the peak of AdamW, ours: nobody."
-    assert last == (last.figure, f"{beyond} {adamw}; waves keeps 6 kB, fullest 7.6 kB, in Newton–Schulz.", beyond)
-    for frame in frames:
-        style.require_readable(frame.figure, frame.alt)
-    assert player.html("steps", frames) == player.html("steps", frames_of_steps(steps))
+    assert all_at_once[1:] == (
+        f"{titles[2]}. {adamw}; all keeps 6 kB, fullest 9 kB, in Newton–Schulz.",
+        "Fullest in Newton–Schulz: 9 kB. All is whole at once.",
+    )
+    for frame, title in zip((alone, waves, all_at_once), titles, strict=True):
+        assert texts(frame.figure)[0] == title
+        assert texts(frame.figure).count("AdamW's fullest: 7.8 kB") == 1
+    numbers = [[text for text in texts(frame.figure) if text[0] in "+−"] for frame in (alone, waves, all_at_once)]
+    assert numbers == [[], ["−0.2 kB"], ["+1.2 kB"]]
+
+
+def test_both_plots_of_all_frames_have_one_scale(three: dict[str, Step]) -> None:
+    frames = frames_of_steps(three)
+    assert len({tuple(frame.figure.get_size_inches()) for frame in frames}) == 1
+    (adamw,) = {heights(frame, "AdamW, ours") for frame in frames}  # it does not move
+    ground, fullest, dashes = adamw
+    assert fullest == pytest.approx(dashes)
+    kilobyte = (fullest - ground) / 0.8
+    for frame, name, beyond in zip(frames[1:], ("waves", "all"), (-0.2, 1.2), strict=True):
+        below, highest, level = heights(frame, name)
+        assert level == pytest.approx(dashes)
+        assert highest - level == pytest.approx(beyond * kilobyte)
+        assert ground - below == pytest.approx(kilobyte)
+        (upper,), (lower,) = (boxes(frame.figure, f"kept-{which}") for which in ("AdamW, ours", name))
+        assert upper.get_bbox().y1 < lower.get_bbox().y0 - highest + below
+        assert upper.get_bbox().extents[::2] == pytest.approx(lower.get_bbox().extents[::2])
+    assert {box.get_gid() for box in boxes(frames[0].figure, "kept-")} == {"kept-AdamW, ours"}
+
+
+def foot_and_head(frame: player.Frame, name: str) -> tuple[float, float]:
+    """Return how far the foot of the signed number, and its head, are above the bottom of the plot."""
+    (number,) = (text for text in frame.figure.axes[0].texts if text.get_text()[0] in "+−")
+    (kept,) = boxes(frame.figure, f"kept-{name}")
+    head = kept.get_bbox().y1 - number.get_position()[1]
+    return head - number.get_fontsize(), head
+
+
+def test_a_number_stands_on_its_highest_point_and_never_across_the_dashes(three: dict[str, Step]) -> None:
+    for frame, name in zip(frames_of_steps(three)[1:], ("waves", "all"), strict=True):
+        _, highest, level = heights(frame, name)
+        assert max(highest, level) < foot_and_head(frame, name)[0] < max(highest, level) + 4
+    kept, history = three["waves"]
+    lean = kept, [Moment(moment.stage, moment.alive // 2) for moment in history]
+    frame = frames_of_steps(three | {"lean": lean})[-1]
+    _, highest, level = heights(frame, "lean")
+    foot, head = foot_and_head(frame, "lean")
+    assert highest < foot < highest + 4 < head < level
+
+
+def test_frames_of_steps_are_readable_and_always_the_same(three: dict[str, Step]) -> None:
+    stored = results.load("memory")["timelines"]
+    long = three | {"waves of whole matrices, bucket after bucket": three["waves"]}  # whose title takes two rows
+    for steps in (three, long, {CONTENDERS[name].title: stored_step(step) for name, step in stored.items()}):
+        for frame in (frames := frames_of_steps(steps)):
+            style.require_readable(frame.figure, frame.alt)
+            assert_readable(frame.figure)
+        assert player.html("steps", frames) == player.html("steps", frames_of_steps(steps))
+
+
+def test_what_is_no_picture_of_memory_is_answered_in_a_sentence(three: dict[str, Step]) -> None:
+    kept, history = three["waves"]
     with pytest.raises(ValueError, match="two or more"):
         frames_of_steps({"alone": (kept, history)})
     with pytest.raises(ValueError, match="a history of its update"):
         frames_of_steps({"a": (kept, history), "b": (kept, history[:1])})
+    with pytest.raises(ValueError, match="about 'wave', but the steps are AdamW, ours, waves, all"):
+        frames_of_steps(three, {"wave": "It is not there."})
+
+
+def test_a_step_that_is_as_full_as_the_first_is_neither_above_nor_below(three: dict[str, Step]) -> None:
+    frames = frames_of_steps({"AdamW, ours": three["AdamW, ours"], "again": three["AdamW, ours"]})
+    assert texts(frames[1].figure)[0] == "again: as full as AdamW"
+    assert texts(frames[1].figure).count("0.0 kB") == 1
 
 
 def test_a_tower_is_one_move_or_several() -> None:
@@ -259,14 +348,25 @@ def test_a_tower_is_one_move_or_several() -> None:
         moves(history[:1])
 
 
-def test_the_stored_steps_rise_above_adamws_fullest_one_after_the_other() -> None:
-    steps = {}
-    for name, step in results.load("memory")["timelines"].items():
-        steps[CONTENDERS[name].title] = step["kept"], unpacked(step["history"])
-    above = [frame.caption.partition("ZeRO-1: ")[2] for frame in frames_of_steps(steps)]
-    assert above[0] == "nobody."
-    assert above[-1] == "bucketed, flat, flat + cut."
-    assert all(set(before[:-1].split(", ")) <= {*after[:-1].split(", "), "nobody"} for before, after in pairwise(above))
+def stored_step(step: dict[str, Any]) -> Step:
+    return step["kept"], unpacked(step["history"])
+
+
+def test_the_stored_steps_are_above_or_below_adamws_fullest() -> None:
+    """By as much as their titles say; in the first frame is AdamW alone."""
+    steps = {CONTENDERS[name].title: stored_step(step) for name, step in results.load("memory")["timelines"].items()}
+    fullest = {name: sum(kept.values()) + max(m.alive for m in history) for name, (kept, history) in steps.items()}
+    alone, *others = frames_of_steps(steps)
+    assert alone.alt.startswith(f"AdamW, ZeRO-1: {style.in_bytes(fullest['AdamW, ZeRO-1'])} at its fullest. ")
+    assert len(others) == len(steps) - 1 == 5
+    sides = {}
+    for name, frame in zip(list(steps)[1:], others, strict=True):
+        beyond = (fullest[name] - fullest["AdamW, ZeRO-1"]) / 1e6
+        sides[name] = "above" if beyond > 0 else "below"
+        assert frame.alt.startswith(f"{name}: {abs(beyond):.1f} MB {sides[name]} AdamW. ")
+        assert frame.caption.endswith(f": {style.in_bytes(fullest[name])}.")
+        assert f"{'+' if beyond > 0 else '−'}{abs(beyond):.1f} MB" in texts(frame.figure)
+    assert [name for name, side in sides.items() if side == "above"] == ["bucketed", "flat", "flat + cut"]
 
 
 # ---- The worker -------------------------------------------------------------------------------------------

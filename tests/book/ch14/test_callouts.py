@@ -54,14 +54,6 @@ def test_parts_of_a_step_are_where_the_moves_were() -> None:
     }  # fmt: skip
 
 
-def test_a_schedule_is_told_by_where_it_works() -> None:
-    step = a_step()
-    assert extents(callouts.of_schedule("synchronous", step)) == {"wire and work take turns": (50, 80)}
-    assert extents(callouts.of_schedule("pipelined", step)) == {"work over a busy wire": (50, 80)}
-    parts = {"all gathers": (36, 50), "all work": (50, 80), "all parameters": (80, 100)}
-    assert extents(callouts.of_schedule("naive", step)) == parts
-
-
 def test_the_first_look_is_at_the_longest_wait_for_momentum_and_the_last_at_the_optimizers_step() -> None:
     meeting, optimizer = callouts.widening(a_step())
     assert optimizer.within == Window(20, 100)
@@ -72,10 +64,10 @@ def test_the_first_look_is_at_the_longest_wait_for_momentum_and_the_last_at_the_
     assert "rank 1 comes" in meeting.caption
 
 
-def test_a_part_may_begin_at_a_range_in_it() -> None:
-    assert window(a_step(), within=callouts.OPTIMIZER, since="momentum") == Window(36, 100)
+def test_a_part_is_found_by_the_name_of_its_range() -> None:
+    assert window(a_step(), within=callouts.OPTIMIZER) == Window(20, 100)
     with pytest.raises(ValueError, match="step 0 has no range 'no such'"):
-        window(a_step(), since="no such")
+        window(a_step(), within="no such")
 
 
 def test_words_stand_over_their_bracket_and_in_the_alt_text() -> None:
@@ -116,7 +108,7 @@ def test_callouts_of_any_step_can_be_read(late: float) -> None:
     )  # fmt: skip
     panels = {"one": step, "other": a_step()}
     said = {"one": callouts.of_adamw(step), "other": callouts.of_muon(panels["other"])}
-    assert_readable(draw_timeline(panels, together=True, callouts=said))
+    assert_readable(draw_timeline(panels, callouts=said))
 
 
 def test_pictures_of_one_film_are_of_one_size() -> None:
@@ -137,8 +129,3 @@ def test_the_chapters_pictures_can_be_read() -> None:
     assert_readable(draw_timeline(panels, title="One training step", callouts=said))
     for view in callouts.widening(muon):
         assert_readable(draw_timeline({"m": muon}, within=view.within, callouts={"m": view.callouts}, rows=2))
-    schedules = {name: stored(f"schedule_{name}") for name in ("synchronous", "naive", "pipelined")}
-    told = {name: callouts.of_schedule(name, ranks) for name, ranks in schedules.items()}
-    looks: dict[str, Any] = dict(together=True, within=callouts.OPTIMIZER, since="momentum", callouts=told)
-    assert_readable(draw_timeline(schedules, **looks))
-    assert "synchronous (100% of the longest)" in describe_timeline(schedules, **looks)

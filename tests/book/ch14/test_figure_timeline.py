@@ -64,14 +64,6 @@ def test_every_move_is_of_one_kind() -> None:
     assert set(MOVES) <= set(names)
 
 
-def test_panels_on_one_scale() -> None:
-    half = parse(merged([moved("step 0", 0, 50, 0), moved("newton_schulz", 0, 50, 0)]))
-    panels = {"long": two_ranks(), "short": half}
-    assert extents(draw_timeline(panels, together=True), "timeline-short-0-Newton") == [(0, 50)]
-    assert extents(draw_timeline(panels), "timeline-short-0-Newton") == [(0, 100)]
-    assert "short (50% of the longest)" in describe_timeline(panels, together=True)
-
-
 def test_part_of_a_step() -> None:
     figure = draw_timeline({"one": two_ranks()}, within="newton")
     assert extents(figure, "timeline-one-0-Newton") == [(0, 100)]
@@ -95,7 +87,7 @@ def test_what_is_not_known_is_not_drawn_as_waiting() -> None:
 
 def test_three_panels_can_be_read() -> None:
     panels = {name: two_ranks() for name in ("synchronous", "naive", "pipelined")}
-    figure = draw_timeline(panels, title="One step, three schedules", note="Recorded on one machine.", together=True)
+    figure = draw_timeline(panels, title="One step, three schedules", note="Recorded on one machine.")
     assert_readable(figure)
 
 

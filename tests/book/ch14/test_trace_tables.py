@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from muonbook.ch14 import trace_tables
+from muonbook.ch14.figure_schedules import PARTS
 from muonbook.measure import results
 
 
@@ -35,3 +38,24 @@ def test_in_the_stored_traces_sums_grow_and_spans_shrink_here_and_there() -> Non
     assert max(map(len, lines)) <= 60
     summed, _, span = ([float(number) for number in line.split()[:3]] for line in lines[2:5])
     assert min(summed) > 1 > max(span)
+
+
+def test_the_parts_of_a_step_add_up_to_it_and_count_a_moment_once() -> None:
+    steps = {"synchronous": row(4, 4, 10, 5, 0), "pipelined": row(8, 4, 6, 5, 4)}
+    assert trace_tables.divided_steps(steps) == {
+        "synchronous": {"in a collective": 40, "both at once": 0, "working": 50, "neither": 10},
+        "pipelined": {"in a collective": 0, "both at once": 40, "working": 10, "neither": 10},
+    }
+
+
+def test_in_the_stored_traces_naive_shortens_the_wire_and_the_pipeline_hides_work_besides() -> None:
+    recorded = results.load("traces")["limited_link"]["recorded"]
+    steps = trace_tables.divided_steps(recorded)
+    for name, parts in steps.items():
+        assert min(parts.values()) >= 0
+        assert list(parts) == list(PARTS)
+        assert sum(parts.values()) == pytest.approx(100 * recorded[name]["span"] / recorded["synchronous"]["span"])
+    wires = {name: parts["in a collective"] + parts["both at once"] for name, parts in steps.items()}
+    assert wires["naive"] < wires["pipelined"] < wires["synchronous"]
+    assert steps["naive"]["both at once"] < steps["pipelined"]["both at once"]
+    assert sum(steps["pipelined"].values()) < sum(steps["naive"].values()) < 100

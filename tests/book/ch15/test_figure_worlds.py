@@ -16,7 +16,7 @@ from muonbook.measure import results
 from muonbook.planner.model_shapes import SURVEYED
 
 FABRIC, TOKENS = "nvlink_infiniband", 1 << 22
-LINE = (0.5, 0.6)  # lower than the plan from 1.2 on: 2.72 becomes 1.96
+ERROR = 0.2  # 2.72 may be 2.27
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def worlds() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def frames(worlds: dict[str, Any]) -> dict[str, Frame]:
-    return dict(zip(SURVEYED, frames_of_worlds(worlds, FABRIC, TOKENS, SURVEYED, LINE), strict=True))
+    return dict(zip(SURVEYED, frames_of_worlds(worlds, FABRIC, TOKENS, SURVEYED, ERROR), strict=True))
 
 
 def here(worlds: dict[str, Any], model: str, name: str) -> list[dict[str, Any]]:
@@ -75,22 +75,26 @@ def test_what_has_no_room_for_its_buffers_is_hollow(worlds: dict[str, Any], fram
     assert any(len(points(rings)) for frame in frames.values() for rings in drawn(frame, "hollow-").values())
 
 
-def test_a_band_goes_from_the_plan_to_what_the_clock_may_say(frames: dict[str, Frame]) -> None:
+def test_a_band_reaches_as_far_to_either_side_as_a_plan_may_be_off(frames: dict[str, Frame]) -> None:
     for frame in frames.values():
         long = {title for title, line in drawn(frame, "curve-").items() if np.max(line.get_ydata()) >= TWICE}
         assert set(bands(frame)) == {"bucketed"} | long
         for title, corners in bands(frame).items():
             planned = points(drawn(frame, "curve-")[title])
-            clocked = [(ranks, LINE[0] * ratio + LINE[1]) for ranks, ratio in planned]
-            for wanted in planned + clocked:
-                assert np.isclose(corners, wanted).all(axis=1).any()
-            assert ", ".join(f"{ratio:.2f}×" for _, ratio in clocked) in frame.alt
+            ends = [(ratio / (1 + ERROR), ratio / (1 - ERROR)) for _, ratio in planned]
+            for (ranks, _), between in zip(planned, ends, strict=True):
+                assert all(np.isclose(corners, (ranks, end)).all(axis=1).any() for end in between)
+            assert ", ".join(f"{low:.2f}× to {high:.2f}×" for low, high in ends) in frame.alt
 
 
-def test_the_title_names_who_may_take_twice_as_long(frames: dict[str, Frame]) -> None:
-    assert "Llama 3 70B: bucketed may reach 2×" in texts(frames["llama3_70b"].figure)
+def test_the_title_names_who_takes_twice_as_long_and_whether_however_the_plan_errs(
+    worlds: dict[str, Any], frames: dict[str, Frame]
+) -> None:
+    (unsure,) = frames_of_worlds(worlds, FABRIC, TOKENS, ("llama3_70b",), 0.4)
+    assert "Llama 3 70B: bucketed may reach 2×" in texts(unsure.figure)
+    assert "Llama 3 70B: bucketed passes 2×" in texts(frames["llama3_70b"].figure)
     assert "Llama 3 8B: no algorithm reaches 2×" in texts(frames["llama3_8b"].figure)
-    assert "GPT-2: owner may reach 2×" in texts(frames["gpt2"].figure)
+    assert "GPT-2: owner passes 2×" in texts(frames["gpt2"].figure)
     plot = frames["gpt2"].figure.axes[1]
     (dashes,) = (line for line in plot.lines if points(line) == [(0, TWICE), (1, TWICE)])
     assert dashes.get_linestyle() == "--"
@@ -99,19 +103,19 @@ def test_the_title_names_who_may_take_twice_as_long(frames: dict[str, Frame]) ->
 
 def test_models_come_in_the_order_asked_for_on_one_scale(worlds: dict[str, Any]) -> None:
     models = ("llama3_70b", "gpt2", "moonlight")
-    frames = frames_of_worlds(worlds, FABRIC, TOKENS, models, LINE)
+    frames = frames_of_worlds(worlds, FABRIC, TOKENS, models, ERROR)
     assert [frame.alt.split(":")[0] for frame in frames] == ["Llama 3 70B", "GPT-2", "Moonlight"]
     views = [(frame.figure.axes[1].get_xlim(), frame.figure.axes[1].get_ylim()) for frame in frames]
     assert views == [views[0]] * 3
     (left, right), (low, high) = views[0]
     assert left < 16 < 4096 < right
-    assert low < 1 < 3 < high
+    assert low < 1 < 2.72 / (1 - ERROR) < high
 
 
 def test_every_fabric_and_batch_can_be_played_and_read(worlds: dict[str, Any]) -> None:
     others = {(FABRIC, cell["tokens"]) for cell in worlds["cells"]}
     for fabric, tokens in sorted(others | {(fabric, TOKENS) for fabric in worlds["assumptions"]["fabrics"]}):
-        played = frames_of_worlds(worlds, fabric, tokens, SURVEYED, LINE)
+        played = frames_of_worlds(worlds, fabric, tokens, SURVEYED, ERROR)
         assert player.html("worlds", played)
         for frame in played:
             assert_readable(frame.figure)
@@ -119,8 +123,8 @@ def test_every_fabric_and_batch_can_be_played_and_read(worlds: dict[str, Any]) -
 
 def test_what_was_not_surveyed_is_refused(worlds: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="tokens is 5; the survey has 1048576, 4194304, 16777216"):
-        frames_of_worlds(worlds, FABRIC, 5, SURVEYED, LINE)
+        frames_of_worlds(worlds, FABRIC, 5, SURVEYED, ERROR)
     with pytest.raises(ValueError, match="fabric is 'string'; the survey has nvlink_ethernet, "):
-        frames_of_worlds(worlds, "string", TOKENS, SURVEYED, LINE)
+        frames_of_worlds(worlds, "string", TOKENS, SURVEYED, ERROR)
     with pytest.raises(ValueError, match="model is 'gpt5'; the survey has gpt2, "):
-        frames_of_worlds(worlds, FABRIC, TOKENS, ("gpt2", "gpt5"), LINE)
+        frames_of_worlds(worlds, FABRIC, TOKENS, ("gpt2", "gpt5"), ERROR)

@@ -118,16 +118,6 @@ def test_dots_about_a_diagonal_are_named_over_the_plot_by_their_markers() -> Non
     assert (line.get_xy1(), line.get_slope()) == ((1, 1), 1)
 
 
-def test_a_trend_goes_on_beyond_the_dots_it_is_held_to_run_through() -> None:
-    series, ends = {"Muon": ([1.0, 2.0], [1.1, 1.9])}, [(1.0, 1.0), (2.5, 3.0)]
-    shown: dict[str, Any] = {"joined": False, "diagonal": True, "trend": ends}
-    (_, plot) = draw_curves(series, "measured", "planned", **shown).axes
-    (line,) = (line for line in plot.lines if line.get_gid() == "trend")
-    assert np.array_equal(np.asarray(line.get_xydata()), ends)
-    assert plot.get_ylim()[1] > 3.0
-    assert "trend through (1, 1) and (2.5, 3)" in describe_curves(series, "measured", "planned", **shown)
-
-
 def test_long_names_stand_over_the_plot() -> None:
     names = ["Newton–Schulz with the coefficients of Muon", "the exact polar factor"]
     figure = draw_curves(dict.fromkeys(names, LOSS["Muon"]), "step", "loss")
