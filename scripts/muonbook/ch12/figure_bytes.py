@@ -17,7 +17,8 @@ from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts import every_rank
 from muonbook.planner.planned_worlds import BUCKET_RULES
 
-SHOWN = ("zero1", "muon", "muon_flat", "muon_cut", "muon_owner", "adamw_fsdp2", "muonw_fsdp2")
+SHOWN = ("zero1", "muon", "muon_flat", "muon_cut", "muon_owner")
+WIRED = (*SHOWN, "adamw_fsdp2", "muonw_fsdp2", "muon_fsdp2")
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 PURPOSES = (GRADIENTS, PARAMETERS, "momentum over DP", "momentum over TP or mesh")
 ACTIVATIONS = "activations"
@@ -49,14 +50,14 @@ def sent_by_purpose(ledger: Ledger) -> dict[str, float]:
     return found
 
 
-def step_rows(workload: Workload, dp: int, tp: int) -> dict[str, dict[str, float]]:
+def step_rows(workload: Workload, dp: int, tp: int, names: Sequence[str] = SHOWN) -> dict[str, dict[str, float]]:
     """Return what a rank is predicted to send in one step, mean over ranks, by contender and purpose.
 
-    Without activations, which all have in common. FSDP2 over TP is predicted, too: see `planner.parts.fsdp_worlds`.
+    Without activations, which all have in common. names: of `CONTENDERS` with a prediction.
     """
     ranks = [(d, t) for d in range(dp) for t in range(tp)]
     rows = {}
-    for contender in (CONTENDERS[name] for name in SHOWN):
+    for contender in (CONTENDERS[name] for name in names):
         assert contender.predict is not None
         rows[contender.title] = mean = dict.fromkeys(PURPOSES, 0.0)
         for rank in ranks:
@@ -89,7 +90,7 @@ def wire_rows(rows: Sequence[Mapping[str, Any]], dp: int, tp: int) -> dict[str, 
     """
     found = {}
     mine = {row["contender"]: row for row in rows if (row["dp"], row["tp"]) == (dp, tp)}
-    for name, row in ((name, mine[name]) for name in (*SHOWN, "muon_fsdp2") if name in mine):
+    for name, row in ((name, mine[name]) for name in WIRED if name in mine):
         known = row["ring"] + row["reduce_scatter"]
         found[CONTENDERS[name].title] = {
             "gloo's own messages": 100 * (row["payload"] - known) / row["ring"],

@@ -22,7 +22,8 @@ from muonbook.figures.style import box, card, in_bytes, ink_on, mix, put, text_b
 MUON, ADAMW = "trace_muon_FULLSTEP_dp2_tp2", "trace_adamw_FULLSTEP"
 GRID, ADAMWS_GRID = (2, 2), (4, 1)
 ONCE, AGAIN, SENDING, WAITING = "counted", "counted again", "sending", "waiting"
-MOMENTUM, LEFT_OUT, REST, EVERYTHING = "momentum", "the rest: left out", "the rest", "everything"
+OVER, LEFT_OUT, REST, EVERYTHING = "momentum over ", "the rest: left out", "the rest", "everything"
+OVER_DP, OVER_TP = f"{OVER}DP", f"{OVER}TP"
 ACROSS = WIDTH - 2 * MARGIN  # what stands for 1
 THICK, GAP, STONES = 26.0, 8.0, 64.0  # a bar; below it; the row of stones
 PAIR = 2 * (ROW + THICK + GAP)  # both bars, with a line above each
@@ -77,8 +78,10 @@ def ways(found: Mapping[str, Any]) -> list[WayToCount]:
     """Return the five ways. found: report_traces.json."""
     traces, runs = found["traces"], {run["run"]: run for run in found["runs"]}
     steps, all_reduces = reported.steps(*GRID), reported.all_reduces(ADAMWS_GRID[0])
-    gathers, muon, adamw = (fmean(getattr(row, name) for row in steps) for name in ("gathers", "muon", "adamw"))
-    step, calls = {REST: muon - gathers, MOMENTUM: gathers}, {LEFT_OUT: muon - gathers, MOMENTUM: gathers}
+    names = ("gathers", "over_tp", "muon", "adamw")
+    gathers, over_tp, muon, adamw = (fmean(getattr(row, name) for row in steps) for name in names)
+    momentum = {OVER_DP: gathers - over_tp, OVER_TP: over_tp}
+    step, calls = {REST: muon - gathers, **momentum}, {LEFT_OUT: muon - gathers, **momentum}
     grid, adamws_grid = (f"DP {dp}{f' × TP {tp}' * (tp > 1)}" for dp, tp in (GRID, ADAMWS_GRID))
     events = WayToCount(
         "events",
@@ -107,7 +110,7 @@ def ways(found: Mapping[str, Any]) -> list[WayToCount]:
             "bytes",
             "The same calls, in bytes",
             "bytes instead of milliseconds, a part beside a whole",
-            "Left out: Muon's gradients and parameters, which that run never sent.",
+            "DP, TP: momentum. Left out: Muon's gradients and parameters, which that run never sent.",
             (f"{grid}, one part", f"{adamws_grid}, whole step"),
             calls,
             {EVERYTHING: all_reduces},
@@ -126,7 +129,8 @@ def ways(found: Mapping[str, Any]) -> list[WayToCount]:
             "one grid",
             "Both on Muon's grid, in bytes",
             "AdamW moves to Muon's grid, and its bar shrinks",
-            "AdamW sends as much as Muon's rest; momentum comes on top. (Planned with ZeRO-1, never run.)",
+            "AdamW sends as much as Muon's rest. Momentum comes on top, most of it over TP. (Planned with ZeRO-1, "
+            "never run.)",
             (f"{grid}, whole step", f"{grid}, whole step"),
             step,
             {EVERYTHING: adamw},
@@ -222,6 +226,7 @@ def _look(optimizer: str, part: str) -> dict[str, Any]:
         WAITING: {"fc": mix(colour, CARD, 0.6)},
         LEFT_OUT: {"fc": CARD, **dashed},
         REST: {"fc": mix(colour, CARD, 0.55), **dashed},
+        OVER_TP: {"fc": mix(colour, INK, 0.45)},
     }.get(part, {"fc": colour})
 
 
@@ -253,6 +258,7 @@ def _bars(way: WayToCount) -> Block:
 
 def _label(axes: Axes, x: float, y: float, width: float, part: str, look: Mapping[str, Any]) -> None:
     """Name a part of a bar inside it, if there is room; on hatches over a patch of the card."""
+    part = part.removeprefix(OVER)
     long = wide(part, bold=False)
     if long + 6 > width:
         return

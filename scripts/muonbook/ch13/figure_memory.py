@@ -122,7 +122,7 @@ class _Scale:
         return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
 
 
-class _Label(NamedTuple):
+class _TypeOnPlot(NamedTuple):
     """A line of type on a plot: its left end and its foot, in points from the plot's lower left corner."""
 
     text: str
@@ -169,7 +169,7 @@ def _beyond(plot: _Plot, first: _Plot) -> str:
 # ---- Panels -----------------------------------------------------------------------------------------------
 
 
-def _panel(plot: _Plot, first: _Plot, scale: _Scale, labels: Sequence[_Label]) -> Block:
+def _panel(plot: _Plot, first: _Plot, scale: _Scale, labels: Sequence[_TypeOnPlot]) -> Block:
     """Return a step's name, its plot with dashes where the first is fullest, and labels on it; the first's is lower."""
     high = PLOT if plot is not first else max(label.up + label.size for label in labels) + GAP
 
@@ -205,27 +205,27 @@ def _towers(axes: Axes, floor: float, plot: _Plot, scale: _Scale) -> None:
     axes.vlines([LEFT + UPDATE], floor - ground, floor + ROW, INK, linestyles=(0, (1, 2)), lw=1)
 
 
-def _names(first: _Plot, scale: _Scale) -> list[_Label]:
+def _names(first: _Plot, scale: _Scale) -> list[_TypeOnPlot]:
     """Return the names of the shapes in the first step's plot, and of the dashes."""
     level = scale.up(first.fullest)
     hill, tower, dashes = "hill: activations", "tower: the update", f"{_short(first)}'s fullest: "
     dashes += in_bytes(first.fullest)
     begin, above = ACROSS - wide(tower, bold=False), level + GAP
     return [
-        _Label("ground: what is kept", UPDATE + ASIDE, (scale.up(first.kept) - SMALL) / 2),
-        _Label(hill, ASIDE, _foot(first, scale, ASIDE, ASIDE + wide(hill, bold=False), level, above)),
-        _Label(tower, begin, _foot(first, scale, begin, ACROSS, level, above + ROW)),
-        _Label(dashes, ACROSS - wide(dashes), above, COLD, bold=True),
+        _TypeOnPlot("ground: what is kept", UPDATE + ASIDE, (scale.up(first.kept) - SMALL) / 2),
+        _TypeOnPlot(hill, ASIDE, _foot(first, scale, ASIDE, ASIDE + wide(hill, bold=False), level, above)),
+        _TypeOnPlot(tower, begin, _foot(first, scale, begin, ACROSS, level, above + ROW)),
+        _TypeOnPlot(dashes, ACROSS - wide(dashes), above, COLD, bold=True),
     ]
 
 
-def _number(plot: _Plot, first: _Plot, scale: _Scale) -> _Label:
+def _number(plot: _Plot, first: _Plot, scale: _Scale) -> _TypeOnPlot:
     """Return the label at a step's highest point: how much fuller it is than the first."""
     text, level = _beyond(plot, first), scale.up(first.fullest)
     long, middle = wide(text, TITLE), ONE * (plot.columns.index(plot.highest) + 0.5)
     x = min(max(middle - long / 2, ASIDE), ACROSS - long)
     foot = _foot(plot, scale, x, x + long, level, level + GAP, TITLE)
-    return _Label(text, x, foot, ACCENT if plot.fullest > first.fullest else INK, TITLE, True)
+    return _TypeOnPlot(text, x, foot, ACCENT if plot.fullest > first.fullest else INK, TITLE, True)
 
 
 def _foot(

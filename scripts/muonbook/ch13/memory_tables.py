@@ -2,7 +2,7 @@
 
 `weigh_updates` says what the layout of a published model makes of Muon's update, in the ways on trial, beside
 what Muon saves: bf16 parameters whole on every rank, float32 gradients, masters and state in 1/D shards.
-`peaked_world` says what that makes of the peak of a step.
+`hills_and_towers` and `peaked_world` say what that makes of the peak of a step.
 """
 
 from __future__ import annotations
@@ -166,6 +166,30 @@ def adamw_tower(model: Shape, degrees: Degrees) -> int:
     return 3 * ITEM_BYTES["float32"] * largest
 
 
+class PeakOfRank(NamedTuple):
+    """A peak on the rank that is fullest there, in bytes. ground: what it keeps; height: what is alive beyond that."""
+
+    ground: float
+    height: float
+
+    @property
+    def top(self) -> float:
+        """All that it holds."""
+        return self.ground + self.height
+
+
+class HillAndTower(NamedTuple):
+    """Both peaks of a step. hill: the passes', or that of adding up gradients, if higher; tower: the update's."""
+
+    hill: PeakOfRank
+    tower: PeakOfRank
+
+    @property
+    def highest(self) -> PeakOfRank:
+        """The step's peak."""
+        return max(self, key=lambda peak: peak.top)
+
+
 class PeakedWorld(NamedTuple):
     """Peaks of a step in one world. adamw: a whole rank's peak with AdamW, in bytes.
 
@@ -176,12 +200,14 @@ class PeakedWorld(NamedTuple):
     beyond: Mapping[str, float]
 
 
-def peaked_world(model: Shape, degrees: Degrees) -> PeakedWorld:
-    """Return the peaks of a step that recomputes layers, one sequence at a time, and cuts sequences over TP, too.
+@cache
+def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
+    """Return {"AdamW", or a column of PLANNED: peaks of a step with AdamW, or with Muon in that layout}.
 
-    Of the fullest rank: the one that keeps most at the passes' peak or while gradients are added up, or the one whose
-    moves have the largest bound, at the peak of those. Raises ValueError for pipelines and shared-out experts, whose
-    parts peak one by one, and where AdamW's update may borrow more than the passes do.
+    A step recomputes layers, takes one sequence at a time, and cuts sequences over TP, too. The hill is that of the
+    rank that keeps most; the tower that of the rank whose moves have the largest bound; AdamW's tower is a bound.
+    Raises ValueError for pipelines and shared-out experts, whose parts peak one by one, and where AdamW's update may
+    borrow more than the passes do.
     """
     if degrees.pp > 1 or degrees.ep > 1:
         raise ValueError(f"peaks are those of one part; not of PP {degrees.pp}, EP {degrees.ep}.")
@@ -193,12 +219,19 @@ def peaked_world(model: Shape, degrees: Degrees) -> PeakedWorld:
     if tower > hill:
         raise ValueError(f"{model.title}: AdamW's update may borrow {tower:,} bytes; its passes leave {hill:,.0f}.")
     (stage,) = stages(model, 1, 1)
-    most, beyond = adamw.fullest[2], {}
+    ground = adamw.fullest[2] - hill
+    found = {"AdamW": HillAndTower(PeakOfRank(ground, hill), PeakOfRank(ground, tower))}
     for column, part in _weighed(stage.dense, degrees.dp, degrees.tp).items():
         kept = np.sum(list(part.laid_out.states().values()), axis=0)  # [D]
-        keeping_most = kept.max() + max(hill, part.laid_out.adding_bytes)
-        beyond[column] = float(max(keeping_most, kept[part.dp_rank] + part.moves) - most)
-    return PeakedWorld(most, beyond)
+        passes = PeakOfRank(float(kept.max()), max(hill, float(part.laid_out.adding_bytes)))
+        found[column] = HillAndTower(passes, PeakOfRank(float(kept[part.dp_rank]), float(part.moves)))
+    return found
+
+
+def peaked_world(model: Shape, degrees: Degrees) -> PeakedWorld:
+    """Return the peaks of a step, each that of its fullest rank. Errors as for `hills_and_towers`."""
+    found = {name: peaks.highest.top for name, peaks in hills_and_towers(model, degrees).items()}
+    return PeakedWorld(found["AdamW"], {column: found[column] - found["AdamW"] for column in PLANNED})
 
 
 def published_lines() -> list[str]:

@@ -64,30 +64,31 @@ class Callout(NamedTuple):
 def draw_timeline(
     panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", note: str = "",
     within: str | Window = "", callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), rows: int = 0,
-    whole_key: bool = False,
+    whole_key: bool = False, only: Sequence[int] = (),
 ) -> Figure:  # fmt: skip
     """Draw one step of one or several traces.
 
     panels: title -> the ranks of one run, as `trace.read` returns them. within: a part that is drawn instead of the
     whole step: the name of a range, or its beginning, or the part itself. callouts: panel -> what is said over it.
     rows, whole_key: room for so many rows of callouts, and a key of the whole step, so that pictures of several parts
-    are of one size. Raises ValueError for no panel, and where a trace has no such step or range.
+    are of one size. only: the ranks whose strips are drawn, all by default; how long they waited, all of them tell.
+    Raises ValueError for no panel, and where a trace has no such step or range.
     """
     windows = _windows(panels, step, within)
     keyed = _windows(panels, step, "") if whole_key else windows
-    shown = set().union(*(_shown(traces, keyed[name]) for name, traces in panels.items()))
+    shown = set().union(*(_shown(traces, keyed[name], only) for name, traces in panels.items()))
     moves = [(kind, colour, "") for kind, (colour, _) in KINDS.items() if kind in shown]
     sent = [look for what, look in SENT.items() if what in shown]
     keys = {"Above, the move:": moves, "Below, collectives:": sent}
     blocks = [_key(heading, looks) for heading, looks in keys.items() if looks]
     for name, traces in panels.items():
-        blocks.append(_panel(name, traces, windows[name], callouts.get(name, ()), rows))
+        blocks.append(_panel(name, traces, windows[name], callouts.get(name, ()), rows, only))
     return card(title, note, *blocks, _axis(f"share of {'the part shown' if within else 'the step'}"))
 
 
 def describe_timeline(
     panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", within: str | Window = "",
-    callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), **_: Any,
+    callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), only: Sequence[int] = (), **_: Any,
 ) -> str:  # fmt: skip
     """Return alt text for `draw_timeline`: per rank, the shares of the step; and what the callouts say."""
     told = []
@@ -95,7 +96,7 @@ def describe_timeline(
     for name, traces in panels.items():
         mine, ranks = windows[name], []
         waits = _waits(traces)
-        for trace in traces:
+        for trace in _drawn(traces, only):
             sent = [c.when.interval for c in trace.collectives]
             waiting = [(c.when.start, waits[id(c)]) for c in trace.collectives if id(c) in waits]
             parts: dict[str, Sequence[Interval]] = {"in collectives": sent, "waiting in them": waiting}
@@ -130,9 +131,7 @@ def window(traces: Sequence[RankTrace], step: int = 0, within: str | Window = ""
     return Window(*hull(inner))
 
 
-def _windows(
-    panels: Mapping[str, Sequence[RankTrace]], step: int, within: str | Window
-) -> dict[str, Window]:
+def _windows(panels: Mapping[str, Sequence[RankTrace]], step: int, within: str | Window) -> dict[str, Window]:
     """Return every panel's window."""
     if not panels:
         raise ValueError("no trace to draw; give at least one panel.")
@@ -165,10 +164,14 @@ def _parts(collective: TracedCollective, waits: Mapping[int, float]) -> dict[str
     return {"unknown": (start, end)} if arrived is None else {"waiting": (start, arrived), "transfer": (arrived, end)}
 
 
-def _shown(traces: Sequence[RankTrace], mine: Window) -> set[str]:
+def _drawn(traces: Sequence[RankTrace], only: Sequence[int]) -> list[RankTrace]:
+    return [trace for trace in traces if not only or trace.rank in only]
+
+
+def _shown(traces: Sequence[RankTrace], mine: Window, only: Sequence[int]) -> set[str]:
     """Return which of KINDS and SENT there is something of in the window."""
     waits, found = _waits(traces), dict[str, list[Interval]]()
-    for trace in traces:
+    for trace in _drawn(traces, only):
         for kind in KINDS:
             found.setdefault(kind, []).extend(ranges(trace, kind))
         for collective in trace.collectives:
@@ -189,10 +192,11 @@ def _lanes(collectives: Sequence[TracedCollective]) -> list[tuple[TracedCollecti
 
 
 def _panel(
-    name: str, traces: Sequence[RankTrace], mine: Window, callouts: Sequence[Callout], rows: int
+    name: str, traces: Sequence[RankTrace], mine: Window, callouts: Sequence[Callout], rows: int, only: Sequence[int]
 ) -> Block:
     pitch = MOVES_HIGH + SENT_HIGH + GAP
-    waits, laid = _waits(traces), {trace.rank: _lanes(trace.collectives) for trace in traces}
+    waits, traces = _waits(traces), _drawn(traces, only)
+    laid = {trace.rank: _lanes(trace.collectives) for trace in traces}
     thin = SENT_HIGH / (1 + max((lane for lanes in laid.values() for _, lane in lanes), default=0))
 
     def place(interval: Interval) -> tuple[float, float]:

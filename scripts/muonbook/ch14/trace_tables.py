@@ -71,6 +71,11 @@ def divided_steps(recorded: Found) -> dict[str, dict[str, float]]:
     return found
 
 
+def verdicts(synchronous: Found, asynchronous: Found) -> dict[str, float]:
+    """Return two readings of a public asynchronous run over its synchronous one: durations added up, and the span."""
+    return {COUNTED[key]: asynchronous[f"{key}_ms"] / synchronous[f"{key}_ms"] for key in ("communication_sum", "span")}
+
+
 def overlap_lines(recorded: Found, synchronous: Found, asynchronous: Found) -> list[str]:
     """Return what asynchronous steps show over synchronous ones, ours and the report's, and how much of each is hidden.
 

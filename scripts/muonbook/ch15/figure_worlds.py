@@ -37,8 +37,8 @@ def frames_of_worlds(
     reach = [(ranks, height) for ranks in sorted({cell["ranks"] for cell in here}) for height in (least, most)]
     wires = worlds["assumptions"]["fabrics"][fabric]["title"]
     note = (
-        f"Planned: {wires}, {tokens / 1e6:.0f} million tokens. Shaded: off by {100 * error:.0f} %, as the worst plan of a small "
-        "world. Hollow: no room for the step's own buffers."
+        f"Planned: {wires}, {tokens / 1e6:.0f} million tokens. Shaded: off by {100 * error:.0f} %, as the worst plan "
+        "of a small world. Hollow: no room for the step's own buffers."
     )
     return [_frame(model, mine, note, reach, error) for model, mine in cells.items()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from muonbook.planner.measured import step_fit
@@ -32,16 +33,25 @@ def moonlight_curves(worlds: Worlds, tokens: int, counted: str = "extra") -> dic
     return curves
 
 
-def moonlight_lines(worlds: Worlds, tokens: int) -> list[str]:
+def moonlight_lines(worlds: Worlds, tokens: int, counted: str = "extra") -> list[str]:
     """Return the curves' numbers, by ranks; a star: the step's buffers have no room there."""
     names = {title: name for name, title in worlds["algorithms"].items()}
-    curves = moonlight_curves(worlds, tokens)
+    curves = moonlight_curves(worlds, tokens, counted)
     sizes, _ = next(iter(curves.values()))
     lines = [f"  {'':{WIDE}s}" + "".join(f"{ranks:>5d} ranks" for ranks in sizes)]
     for title, (_, shares) in curves.items():
         room = [row["has_room"] for row in rows(worlds["moonlight"], tokens=tokens, algorithm=names[title])]
         cells = (f"{share:.1f}%{' ' if fits else '*'}" for share, fits in zip(shares, room, strict=True))
         lines.append(f"  {title:{WIDE}s}" + "".join(f"{cell:>11s}" for cell in cells))
+    return lines
+
+
+def shape_lines(curves: Mapping[str, tuple[list[float], list[float]]]) -> list[str]:
+    """Return a line for every model of `planned_steps.shape_curves`: a step over the quickest grid's, by T / D."""
+    lines = []
+    for title, (shapes, over) in curves.items():
+        told = (f"{str(Fraction(shape)):>4s}: {ratio:.2f}x" for shape, ratio in zip(shapes, over, strict=True))
+        lines.append(f"  {title:20s}{'  '.join(told)}")
     return lines
 
 

@@ -38,9 +38,11 @@ def plan_model(dp: int, tp: int, strategy: str = "gather_all") -> Layout:
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Bytes that one rank sends per step. gathers: of Muon's momentum alone. adamw, muon: whole ZeRO-1 steps."""
+    """Bytes that one rank sends per step. gathers: of Muon's momentum alone; over_tp: those of them that travel over
+    TP. adamw, muon: whole ZeRO-1 steps."""
 
     gathers: int
+    over_tp: int
     adamw: int
     muon: int
 
@@ -52,8 +54,11 @@ def steps(dp: int, tp: int) -> list[StepBytes]:
     found = []
     for rank in range(dp):
         muon, adamw = predict_step(layout, tp, rank, everything), predict_step(layout, tp, rank)
-        gathers = sum(t.sent_bytes for entry, t in muon if entry.label.startswith("momentum"))
-        found.append(StepBytes(gathers, *(ledger.total().sent_bytes - _norms(ledger) for ledger in (adamw, muon))))
+        gathers = [(entry.group, t.sent_bytes) for entry, t in muon if entry.label.startswith("momentum")]
+        sent, over_tp = sum(size for _, size in gathers), sum(size for group, size in gathers if group == "tp")
+        found.append(
+            StepBytes(sent, over_tp, *(ledger.total().sent_bytes - _norms(ledger) for ledger in (adamw, muon)))
+        )
     return found
 
 

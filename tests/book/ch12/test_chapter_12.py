@@ -121,7 +121,10 @@ def test_what_is_stored_of_muon_over_adamw_is_what_is_predicted(dp: int, tp: int
     workload = SHAPES["even"].shared_by(dp)
     assert set(stored) == {name for name in byte_counts.COMPARED if name in admitted(workload, dp, tp)}
     sums = {CONTENDERS[name].title: row["sent"] for name, row in stored.items()}
-    planned = {title: sum(row.values()) for title, row in figure_bytes.step_rows(workload, dp, tp).items()}
+    planned = {
+        title: sum(row.values())
+        for title, row in figure_bytes.step_rows(workload, dp, tp, byte_counts.COMPARED).items()
+    }
     assert sums == pytest.approx({title: planned[title] for title in sums}, abs=0.5 / (dp * tp))
 
 
@@ -201,13 +204,13 @@ def test_a_collective_that_the_reader_does_not_know_is_no_silent_gap() -> None:
 @pytest.mark.parametrize(("dp", "tp"), [(4, 2), (8, 1), (2, 4)])
 def test_every_predicted_byte_has_a_purpose(dp: int, tp: int) -> None:
     workload = SHAPES["even"].shared_by(dp)
-    for contender in (CONTENDERS[name] for name in figure_bytes.SHOWN):
+    for contender in (CONTENDERS[name] for name in byte_counts.COMPARED):
         assert contender.predict is not None
         ledger = contender.predict(workload, dp, tp, (dp - 1, 0))
         purposes = figure_bytes.sent_by_purpose(ledger)
         assert sum(purposes.values()) == ledger.total().sent_bytes
         assert purposes["activations"] == ledger.total(op="all_reduce", group="tp").sent_bytes
-    rows = figure_bytes.step_rows(workload, dp, tp)
+    rows = figure_bytes.step_rows(workload, dp, tp, byte_counts.COMPARED)
     over_tp = {title for title, row in rows.items() if row["momentum over TP or mesh"]}
     assert {title for title in over_tp if "FSDP2" not in title} == {
         title for title in rows if title.startswith("Muon,") and tp > 1

@@ -71,6 +71,18 @@ def test_part_of_a_step() -> None:
     assert "share of the part shown" in texts(figure)
 
 
+def test_of_one_rank_alone_the_others_still_tell_how_long_it_waited() -> None:
+    panels = {"one": two_ranks()}
+    figure, both = draw_timeline(panels, only=[0]), draw_timeline(panels)
+    assert boxes(figure, "timeline-one-1-") == []
+    for what in ("waiting", "transfer", "Newton"):
+        assert extents(figure, f"timeline-one-0-{what}") == extents(both, f"timeline-one-0-{what}")
+    assert extents(figure, "timeline-one-0-waiting")
+    assert "rank 1" not in describe_timeline(panels, only=[0])
+    assert "rank 0 (dp 0, tp 0) 30% in collectives, 20% waiting" in describe_timeline(panels, only=[0])
+    assert_readable(figure)
+
+
 def test_collectives_at_the_same_time_lie_in_lanes() -> None:
     one = parse(merged([gloo(0, 50, 0, 0, ranks=(0,)), gloo(10, 50, 0, 1, ranks=(0,)), gloo(55, 10, 0, 2, ranks=(0,))]))
     first, second, third = boxes(draw_timeline({"one": one}), "timeline-one-0-transfer")

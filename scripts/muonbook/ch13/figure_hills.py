@@ -1,0 +1,172 @@
+"""Steps of `figure_memory` as silhouettes, AdamW's and Muon's side by side in several worlds, all on one scale.
+
+Heights above the grounds are to scale. Shapes are not: all that is known here of a hill or a tower is its highest
+moment. Grounds are torn off a little below the leanest. AdamW's tower is left out: `hills_and_towers` answers only
+where it is the lower of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Polygon
+
+from muonbook.ch13.figure_memory import ASIDE, DASHES, GAP, KEPT, WORK
+from muonbook.ch13.memory_tables import HillAndTower
+from muonbook.figures.plots import head
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, LOOKS, MARGIN, ROW, SMALL, TEXT, TITLE, WIDTH, Block
+
+from muonbook.figures.style import box, card, in_bytes, put, wide  # isort: skip
+
+HILL, TOWER = WORK["forward, backward"][1], WORK["Newton–Schulz"][1]
+HIGH = 176.0  # from the leanest ground to the highest peak, in the world where that is most
+DEEP, TOOTH = 26.0, 4.0  # how much of the leanest ground is left; a tooth of its torn edge, half as wide, as high
+SLIM, BETWEEN, RIGHT = 62.0, 12.0, WIDTH - MARGIN  # a tower, between grounds, where Muon's ground ends
+BROAD = (RIGHT - MARGIN - BETWEEN - SLIM - 5 * ASIDE) / 2  # each hill
+MUONS = MARGIN + BROAD + 2 * ASIDE + BETWEEN  # where Muon's ground begins
+ROOM = 2 * ROW + 24  # how high a hill is that has room for its name over its size
+CAP = 3.5  # half a bar across either end of a measured distance
+Peaks = Mapping[str, HillAndTower]  # as `hills_and_towers` returns them
+
+
+def draw_hills(worlds: Mapping[str, Peaks], layout: str, title: str = "", note: str = "") -> Figure:
+    """Draw a panel for every world: AdamW's ground and hill, and Muon's ground, hill and tower in one layout.
+
+    worlds: title -> peaks of its steps. layout: a column of `memory_tables.PLANNED`. Raises ValueError for no world.
+    """
+    if not worlds:
+        raise ValueError("hills and towers stand in one world or more; here is none.")
+    pairs = {name: _Pair(peaks["AdamW"], peaks[layout]) for name, peaks in worlds.items()}
+    point = max(pair.highest - pair.leanest for pair in pairs.values()) / HIGH
+    return card(title, note, *(_panel(name, pair, layout, point) for name, pair in pairs.items()))
+
+
+def describe_hills(worlds: Mapping[str, Peaks], layout: str, title: str = "", **_: str) -> str:
+    """Return alt text for `draw_hills`: what either keeps, how high hills and towers are, and which is the peak."""
+    told = []
+    for name, peaks in worlds.items():
+        pair = _Pair(peaks["AdamW"], peaks[layout])
+        adamw, muon, signed = pair.adamw, pair.muon, pair.signed
+        side = {"+": "above", "−": "below"}.get(signed[0])
+        told.append(
+            f"{name}: AdamW keeps {in_bytes(adamw.hill.ground)}, and its hill of {_gigabytes(adamw.hill.height)} "
+            f"makes a peak of {in_bytes(adamw.highest.top)}. Muon, {layout}, keeps {pair.kept}; on that stand a hill "
+            f"of {_gigabytes(muon.hill.height)} and a tower of {_gigabytes(muon.tower.height)}, the higher of them "
+            f"{f'{signed[1:]} {side}' if side else 'as high as'} AdamW's peak."
+        )
+    return f"{head(title, 'Hills and towers')} {' '.join(told)}"
+
+
+class _Pair(NamedTuple):
+    """A step with AdamW, and one with Muon, in the same world."""
+
+    adamw: HillAndTower
+    muon: HillAndTower
+
+    @property
+    def leanest(self) -> float:
+        """The least that either keeps, in bytes."""
+        return min(peak.ground for step in self for peak in step)
+
+    @property
+    def highest(self) -> float:
+        """The most that either holds, in bytes."""
+        return max(step.highest.top for step in self)
+
+    @property
+    def beyond(self) -> float:
+        """How much higher Muon's peak is, in bytes; negative where it is lower."""
+        return self.muon.highest.top - self.adamw.highest.top
+
+    @property
+    def signed(self) -> str:
+        """The same in words: "−0.2 GB"; without a sign where they are as high."""
+        amount = f"{abs(self.beyond) / 1e9:.1f} GB"
+        return amount if amount == "0.0 GB" else f"{'+' if self.beyond > 0 else '−'}{amount}"
+
+    @property
+    def kept(self) -> str:
+        """In words, what Muon keeps less than AdamW."""
+        saved = self.adamw.hill.ground - self.muon.hill.ground
+        return f"{_gigabytes(abs(saved))} {'less' if saved >= 0 else 'more'}"
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def _panel(name: str, pair: _Pair, layout: str, point: float) -> Block:
+    """Return the name of a world, AdamW's peak as dashes, and both steps below it. point: bytes."""
+    high, level = (pair.highest - pair.leanest) / point, (pair.adamw.highest.top - pair.leanest) / point
+    above = TEXT + 9 + TITLE + 2 * GAP  # the name, and numbers on the dashes
+
+    def paint(axes: Axes, top: float) -> None:
+        floor = top + above + high  # the leanest ground
+        put(axes, MARGIN, top + 4, name, bold=True, size=TEXT)
+        for who, step, x, end in (("AdamW", pair.adamw, MARGIN, MUONS - BETWEEN), ("Muon", pair.muon, MUONS, RIGHT)):
+            grounds = [(peak.ground - pair.leanest) / point for peak in step]
+            _ground(axes, f"{name}-{who}", (x, end), floor, grounds)
+            _hill(axes, f"{name}-{who}", x + ASIDE, floor - grounds[0], step.hill.height, point)
+            if step is pair.muon:
+                _tower(axes, name, x + BROAD + 2 * ASIDE, floor - grounds[1], step.tower.height, point)
+            kept = pair.kept if step is pair.muon else in_bytes(step.hill.ground)
+            put(axes, x + ASIDE, floor + 5, f"ground: {kept}")
+            named = f"{who}, {layout}" if step is pair.muon else who
+            put(axes, x, floor + DEEP + GAP, named, bold=True, color=LOOKS[who]["color"])
+        axes.hlines([floor - level], MARGIN, RIGHT, COLD, linestyles=DASHES, lw=1.3, gid=f"level-{name}")
+        line = f"AdamW's peak, {in_bytes(pair.adamw.highest.top)}"
+        put(axes, MARGIN, floor - level - GAP - SMALL, line, bold=True, color=COLD)
+        _number(axes, pair, floor, level, point)
+
+    return above + high + DEEP + GAP + ROW + 8, paint
+
+
+def _ground(axes: Axes, name: str, across: tuple[float, float], floor: float, grounds: Sequence[float]) -> None:
+    """Paint what a step keeps, with its lower edge torn. grounds: points above the floor, of the hill and the tower."""
+    (left, right), (hills, towers) = across, grounds
+    middle = left + BROAD + 1.5 * ASIDE
+    teeth = np.linspace(right, left, 2 * round((right - left) / TOOTH / 2) + 1)
+    torn = [(x, floor + DEEP - TOOTH * (n % 2)) for n, x in enumerate(teeth)]
+    upper = [(left, floor - hills), (middle, floor - hills), (middle, floor - towers), (right, floor - towers)]
+    axes.add_patch(Polygon([*upper, *torn], fc=KEPT, lw=0, gid=f"ground-{name}"))
+
+
+def _hill(axes: Axes, name: str, x: float, foot: float, size: float, point: float) -> None:
+    """Paint a hill, its left end at x, with its name and size on it."""
+    high, along = size / point, np.linspace(0.0, 1.0, 61)
+    slope = list(zip(x + BROAD * along, foot - high * np.sin(np.pi * along) ** 1.25, strict=True))
+    axes.add_patch(Polygon(slope, fc=HILL, lw=0, gid=f"hill-{name}"))
+    _words(axes, ["hill", _gigabytes(size)][high < ROOM :], x + BROAD / 2, foot - 6)
+
+
+def _tower(axes: Axes, name: str, x: float, foot: float, size: float, point: float) -> None:
+    """Paint a tower, its left edge at x, with its name and size: on it, or above it where it is too low for them."""
+    high, words = size / point, ["tower", _gigabytes(size)]
+    box(axes, x, foot - high, SLIM, high, TOWER, gid=f"tower-{name}")
+    inside = high > ROW * len(words)
+    _words(axes, words, x + SLIM / 2, foot - (2 if inside else high + GAP), CARD if inside else TOWER)
+
+
+def _words(axes: Axes, rows: Sequence[str], middle: float, foot: float, colour: str = INK) -> None:
+    """Write rows above `foot`, the last of them bold."""
+    for n, row in enumerate(reversed(rows)):
+        put(axes, middle, foot - SMALL - 14.5 * n, row, "center", bold=not n, color=colour)
+
+
+def _number(axes: Axes, pair: _Pair, floor: float, level: float, point: float) -> None:
+    """Write how much higher Muon's peak is, there: between it and the dashes, or above if that is narrow."""
+    hill = pair.muon.highest is pair.muon.hill
+    middle = MUONS + ASIDE + (BROAD / 2 if hill else BROAD + ASIDE + SLIM / 2)
+    reached = (pair.muon.highest.top - pair.leanest) / point
+    looks: dict[str, Any] = {"bold": True, "size": TITLE, "color": ACCENT if pair.beyond > 0 else INK}
+    if level - reached > TITLE + 2 * GAP:
+        axes.vlines([middle], floor - level, floor - reached, INK, lw=1.3)
+        axes.hlines([floor - level, floor - reached], middle - CAP, middle + CAP, INK, lw=1.3)
+        put(axes, middle + 2 * ASIDE, floor - (level + reached) / 2 - TITLE / 2, pair.signed, **looks)
+        return
+    x = min(middle, RIGHT - wide(pair.signed, TITLE) / 2)
+    put(axes, x, floor - max(level, reached) - GAP - TITLE, pair.signed, "center", **looks)
