@@ -69,7 +69,12 @@ def step_rows(workload: Workload, dp: int, tp: int, names: Sequence[str] = SHOWN
 
 def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Frame]:
     """Return one frame per grid, all on one scale."""
-    of = {(dp, tp): step_rows(workload.shared_by(dp), dp, tp) for dp, tp in grids}
+    of = {}
+    for dp, tp in grids:
+        rows = step_rows(workload.shared_by(dp), dp, tp)
+        of[dp, tp] = {
+            name: {what.removesuffix(" or mesh"): sent for what, sent in row.items()} for name, row in rows.items()
+        }
     most = max(sum(row.values()) for rows in of.values() for row in rows.values())
     frames = []
     for (dp, tp), rows in of.items():

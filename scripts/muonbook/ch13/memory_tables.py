@@ -99,12 +99,25 @@ def slack(found: Found) -> dict[str, tuple[float, float]]:
     return {name: (min(each), max(each)) for name, each in ratios.items()}
 
 
+def on_nccl(contender: str, stage: str) -> bool:
+    """Say whether NCCL, too, borrows what this stage of a step borrows here.
+
+    To reduce and scatter, gloo's backend needs room for a copy; NCCL does not, unless shards are unequal, as owners'.
+    """
+    return stage != "reduce_scatter" or contender == "muon_owner"
+
+
 def batch_lines(found: Found) -> list[str]:
-    """Return the peak of a whole step on rank 0, in MB, with more and more tokens: AdamW's, then Muon's over it."""
+    """Return the peak of a whole step on rank 0, in MB, with more and more tokens: AdamW's, then Muon's over it.
+
+    As on NCCL: see `on_nccl`.
+    """
     lines = ["tokens   AdamW  " + "".join(f"{title:>{_wide(title)}}" for title in PLANNED)]
     peaks: dict[int, dict[str, int]] = {}
     for row in found["batches"]:
-        peaks.setdefault(row["tokens_per_rank"], {})[row["contender"]] = row["peak"]
+        name, stages = row["contender"], row["stages"]
+        borrowed = max(size for stage, size in stages.items() if on_nccl(name, stage))
+        peaks.setdefault(row["tokens_per_rank"], {})[name] = row["standing"] + borrowed
     for tokens, each in peaks.items():
         pairs = zip(ZERO1[1:], PLANNED, strict=True)
         over = "".join(f"{(each[name] - each['zero1']) / 1e6:>+{_wide(title)}.1f}" for name, title in pairs)

@@ -395,3 +395,17 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
     ending = worlds.finish(WORKER, *arguments)
     assert ending.code == 2
     assert words in ending.err
+
+
+def test_peaks_by_batch_leave_out_what_the_cpu_alone_borrows() -> None:
+    """Only for unequal shards does NCCL need room to reduce; so flat + cut, too, stays below AdamW's fullest."""
+    found = results.load("memory")
+    borrowed = {row["contender"]: row["stages"] for row in found["batches"] if row["tokens_per_rank"] == 64}
+    assert borrowed["muon_cut"]["reduce_scatter"] == max(borrowed["muon_cut"].values())  # on a CPU
+    assert memory_tables.on_nccl("muon_owner", "reduce_scatter")
+    assert not memory_tables.on_nccl("muon_cut", "reduce_scatter")
+    head, *rows = memory_tables.batch_lines(found)
+    assert head.split()[:2] == ["tokens", "AdamW"]
+    few = [float(cell) for cell in rows[0].split()[2:]]
+    assert [cell > 0 for cell in few] == [False, True, True, False, False]
+    assert all(float(cell) < -3 for row in rows[1:] for cell in row.split()[2:])
