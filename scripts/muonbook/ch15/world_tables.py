@@ -50,7 +50,7 @@ def shape_lines(curves: Mapping[str, tuple[list[float], list[float]]]) -> list[s
     """Return a line for every model of `planned_steps.shape_curves`: a step over the quickest grid's, by T / D."""
     lines = []
     for title, (shapes, over) in curves.items():
-        told = (f"{str(Fraction(shape)):>4s}: {ratio:.2f}x" for shape, ratio in zip(shapes, over, strict=True))
+        told = (f"{Fraction(shape)!s:>4s}: {ratio:.2f}x" for shape, ratio in zip(shapes, over, strict=True))
         lines.append(f"  {title:20s}{'  '.join(told)}")
     return lines
 
