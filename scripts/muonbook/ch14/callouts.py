@@ -57,8 +57,8 @@ def widening(ranks: Sequence[RankTrace]) -> list[View]:
         View(
             Window(met.arrivals[early] - margin, left + margin),
             meeting,
-            f"One all-gather of momentum. Rank {early} has asked for it and waits; only when rank {last} comes can it "
-            "end.",
+            f"One all-gather, among ranks {' and '.join(map(str, sorted(met.arrivals)))}. Rank {early} has asked for "
+            f"it and waits; only when rank {last} comes can it end.",
         ),
         View(
             window(ranks, within=OPTIMIZER),

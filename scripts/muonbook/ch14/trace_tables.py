@@ -54,8 +54,8 @@ def gain_lines(found: Found, place: str) -> list[str]:
 def divided_steps(recorded: Found) -> dict[str, dict[str, float]]:
     """Return {schedule: {what a rank was at: % of the synchronous step}}, parts that add up to the schedule's step.
 
-    recorded: schedule -> medians of its recorded steps. A moment is counted once: "both" is the intersection of sending
-    and working, "neither" what their union leaves of the step.
+    recorded: schedule -> medians of its recorded steps, or `in_ms` of a public trace. A moment is counted once: "both"
+    is the intersection of sending and working, "neither" what their union leaves of the step.
     """
     whole = recorded["synchronous"]["span"]
     found = {}
@@ -71,6 +71,11 @@ def divided_steps(recorded: Found) -> dict[str, dict[str, float]]:
     return found
 
 
+def in_ms(trace: Found) -> dict[str, Any]:
+    """Return a public trace's numbers by the names that recorded steps have: without "_ms"."""
+    return {key.removesuffix("_ms"): value for key, value in trace.items()}
+
+
 def verdicts(synchronous: Found, asynchronous: Found) -> dict[str, float]:
     """Return two readings of a public asynchronous run over its synchronous one: durations added up, and the span."""
     return {COUNTED[key]: asynchronous[f"{key}_ms"] / synchronous[f"{key}_ms"] for key in ("communication_sum", "span")}
@@ -81,9 +86,9 @@ def overlap_lines(recorded: Found, synchronous: Found, asynchronous: Found) -> l
 
     recorded: schedule -> medians of its recorded steps, ours. synchronous, asynchronous: two public traces of a rank.
     """
-    ours = [(recorded[name], recorded["synchronous"]) for name in ("naive", "pipelined")]
-    public = [{key.removesuffix("_ms"): trace[key] for key in trace} for trace in (asynchronous, synchronous)]
-    pairs, lines = [*ours, public], [" ours:          report's:", "naive  pipelined    async"]
+    pairs = [(recorded[name], recorded["synchronous"]) for name in ("naive", "pipelined")]
+    pairs.append((in_ms(asynchronous), in_ms(synchronous)))
+    lines = [" ours:          report's:", "naive  pipelined    async"]
     for key, what in COUNTED.items():
         naive, ahead, theirs = (after[key] / before[key] for after, before in pairs)
         lines.append(f"{naive:5.2f}{ahead:11.2f}{theirs:9.2f}  {what}")
