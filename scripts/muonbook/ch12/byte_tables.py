@@ -20,13 +20,19 @@ BROADCASTS = ("torch_zero",)  # along a tree: only all ranks together send what 
 
 
 def algorithm_lines(rows: ByteRows) -> list[str]:
-    """Return `algorithms_on`'s rows of one grid, over ZeRO-1 AdamW: by formula, and counted."""
-    lines = ["formula  counted     s"]
-    for row in rows:
-        planned = f"{row['ratio']:>7.3f}" if "ratio" in row else f"{'-':>7}"
-        spread = f"{row['s']:>6.2f}" if "s" in row else f"{'-':>6}"
-        lines.append(f"{planned}{row['over_zero1']:>9.3f}{spread}  {CONTENDERS[row['contender']].title}")
-    return lines
+    """Return Muon's algorithms of `algorithms_on`'s rows of one grid, over ZeRO-1 AdamW: by formula, and counted."""
+    ours = [row for row in rows if row["contender"] in ALGORITHMS]
+    titles = [CONTENDERS[row["contender"]].title.removeprefix("Muon, ") for row in ours]
+    lines = [f"{row['ratio']:>7.3f}{row['over_zero1']:>9.3f}  {title}" for row, title in zip(ours, titles, strict=True)]
+    return ["formula  counted", *lines]
+
+
+def dtype_lines(rows: ByteRows) -> list[str]:
+    """Return `ratios_on`'s rows of one grid: what the formula says, and what was counted."""
+    told = (
+        f"{row['formula']:>7.3f}{row['matrices']:>10.3f}{row['whole']:>13.3f}  parameters {row['dtypes']}" for row in rows
+    )
+    return ["formula  matrices  whole model", *told]
 
 
 def closed(rows: ByteRows) -> bool:
@@ -34,17 +40,25 @@ def closed(rows: ByteRows) -> bool:
     return all(row["closed"] for row in rows if row["contender"] in ALGORITHMS)
 
 
-def tell_ratios(algorithms: ByteRows, rows: ByteRows) -> bool:
+def tell_ratios(rows: ByteRows) -> bool:
     """Print Muon / ZeRO-1 AdamW on one grid; return whether what was counted is what the formulas say."""
-    print(f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, over ZeRO-1 AdamW, {PAPERS}:")
-    print(*algorithm_lines(algorithms), sep="\n")
-    print(f"Formula + padding + AdamW's + norms = counted: {closed(algorithms)}.")
-    print("Of gather_all, gradients fp32: formula, matrices alone, whole model")
-    for row in rows:
-        print(f"{row['formula']:>7.3f}{row['matrices']:>9.3f}{row['whole']:>8.3f}  parameters {row['dtypes']}")
+    print(f"{_grid(rows)}, {PAPERS}; bytes of Muon / ZeRO-1 AdamW:")
+    print(*algorithm_lines(rows), sep="\n")
+    print(f"Formula + padding + AdamW's + norms = counted: {closed(rows)}.")
+    return closed(rows)
+
+
+def tell_dtypes(rows: ByteRows) -> bool:
+    """Print `gather_all` / ZeRO-1 AdamW on one grid, by dtypes; return whether matrices send what the formula says."""
+    print(f"{_grid(rows)}, gradients fp32; bytes of gather_all / ZeRO-1 AdamW:")
+    print(*dtype_lines(rows), sep="\n")
     same = all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in rows)
     print(f"For matrices, counted = formula: {same}.")
-    return same and closed(algorithms)
+    return same
+
+
+def _grid(rows: ByteRows) -> str:
+    return f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks"
 
 
 # ---- torch's own Muon -------------------------------------------------------------------------------------
@@ -117,7 +131,7 @@ def tell_wire(rows: ByteRows) -> bool:
 
     Of a broadcast only the sum over ranks must be.
     """
-    print(f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, {STEPS} steps:")
+    print(f"{_grid(rows)}, {STEPS} steps:")
     print("what left the interfaces, without headers, over the ring formula of the collectives called;")
     print("gloo's: the same, a reduce-scatter that torch calls being an all-reduce")
     print("  sum  gloo's   single ranks        formula")

@@ -156,13 +156,12 @@ def faults(ranks: Sequence[Mapping[Any, Counted]]) -> list[str]:
 def tell(ranks: list[dict[tuple[str, str], Counted]], dp: int, tp: int, shape: str) -> tuple[bool, None]:
     """Print what a rank sends, a line per contender; all is well if every rank's counts agree."""
     print(f"{dp} DP x {tp} TP ranks, model {shape!r}, one step, means over ranks:")
-    print("bytes sent  ratio  calls  L D P")
+    print("bytes sent  ratio  L D P")
     sent = {key: statistics.fmean(rank[key].dispatched.total().sent_bytes for rank in ranks) for key in ranks[0]}
     for key, mean in sent.items():
         steps = [rank[key] for rank in ranks]
-        calls = statistics.fmean(step.dispatched.total().calls for step in steps)
         ratio = f"{mean / sent[shape, 'zero1']:.3f}" if mean else "-"
-        print(f"{mean:>10,.0f}{ratio:>7}{calls:>7.1f}  {marks(steps)}  {CONTENDERS[key[1]].title}")
+        print(f"{mean:>10,.0f}{ratio:>7}  {marks(steps)}  {CONTENDERS[key[1]].title}")
     found = faults(ranks)
     print(*found[:5], sep="\n", end="\n" * bool(found))
     print("ratio: over ZeRO-1. L, D, P: ledger, dispatcher, profiler,")

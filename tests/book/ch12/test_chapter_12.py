@@ -30,7 +30,7 @@ WORKER = str(worlds.ROOT / "scripts" / "12_bytes.py")
 
 def test_all_counts_of_a_step_are_printed_and_agree() -> None:
     out = stored_pages.printed("12_bytes", "python ../scripts/12_bytes.py --dp 4 --tp 1 --shape odd")
-    rows = re.findall(r"^ *[\d,]+ +[\d.]+ +[\d.]+  ([=-]) = =  (.+)$", out, re.MULTILINE)
+    rows = re.findall(r"^ *[\d,]+ +[\d.]+  ([=-]) = =  (.+)$", out, re.MULTILINE)
     assert [title for _, title in rows] == [c.title for name, c in CONTENDERS.items() if name != "muon_fsdp2"]
     ours = {title for mark, title in rows if mark == "="}
     assert ours == {c.title for c in CONTENDERS.values() if c.ledger is not None}
@@ -40,17 +40,22 @@ def test_all_counts_of_a_step_are_printed_and_agree() -> None:
 
 def test_what_was_counted_is_what_the_formulas_say() -> None:
     out = stored_pages.printed("12_bytes", "python ../scripts/12_bytes.py --ratios --dp 4 --tp 1")
-    algorithms = re.findall(r"^ +(\d\.\d{3}) +(\d\.\d{3}) +\d\.\d\d  Muon, (.+)$", out, re.MULTILINE)
+    algorithms = re.findall(r"^ +(\d\.\d{3}) +(\d\.\d{3})  (.+)$", out, re.MULTILINE)
     assert [name for *_, name in algorithms] == ["bucketed", "flat", "flat + cut", "owner"]
     by_formula = [float(formula) for formula, *_ in algorithms]
     assert by_formula[:2] == [1.25, 1.25]
     assert 1 < by_formula[2] < 1.25
     assert by_formula[3] == 1
-    found = re.findall(r"(\d\.\d{3}) +(\d\.\d{3}) +(\d\.\d{3})  ", out, re.MULTILINE)
+    assert out.endswith("Formula + padding + AdamW's + norms = counted: True.\n")
+
+
+def test_other_dtypes_send_what_the_formula_says_too() -> None:
+    ending = worlds.finish(WORKER, "--dtypes", "--dp", "2", "--tp", "1", "--shape", "odd")
+    assert (ending.code, ending.err) == (0, "")
+    found = re.findall(r"^ +(\d\.\d{3}) +(\d\.\d{3}) +(\d\.\d{3})  parameters \w+, ", ending.out, re.MULTILINE)
     assert [row[:2] for row in found] == [("1.250",) * 2, ("1.333",) * 2, ("1.500",) * 2]
     assert all(1 < float(whole) < float(formula) for formula, _, whole in found)  # what is not a matrix dilutes it
-    assert "Formula + padding + AdamW's + norms = counted: True." in out
-    assert out.endswith("counted = formula: True.\n")
+    assert ending.out.endswith("counted = formula: True.\n")
 
 
 def test_the_operating_system_counts_or_says_why_not() -> None:
@@ -83,6 +88,7 @@ def test_what_is_measured_is_written_or_null(tmp_path: Path, monkeypatch: pytest
         (["--shape", "round"], "--shape round is unknown; choose one of even, tall, odd."),
         (["--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
         (["--ratios", "--dp", "1"], "--ratios --dp 1: with one DP rank AdamW sends nothing"),
+        (["--dtypes", "--dp", "1"], "--dtypes --dp 1: with one DP rank AdamW sends nothing"),
         (["--hosts", "--dp", "1", "--tp", "1"], "--hosts: one rank has nobody to send to"),
         (["--hosts", "--backend", "nccl"], "--backend does nothing with --hosts"),
         (["--json", "x.json"], "--json does nothing by itself; it goes with --measure"),
@@ -143,7 +149,7 @@ def test_tables_say_what_the_rows_say() -> None:
     ]
     muon = {"contender": "muon_cut", "over_zero1": 1.05, "s": 1.5, "ratio": 1.0625, "closed": False}
     lines = byte_tables.algorithm_lines([{"contender": "zero1", "over_zero1": 1.0}, muon])
-    assert lines[1:] == ["      -    1.000     -  AdamW, ZeRO-1", "  1.062    1.050  1.50  Muon, flat + cut"]
+    assert lines[1:] == ["  1.062    1.050  flat + cut"]
     assert not byte_tables.closed([muon])
 
 
@@ -279,17 +285,19 @@ def test_the_wires_bars_are_its_ratios() -> None:
     for row in wire or []:
         title = CONTENDERS[row["contender"]].title
         if (row["dp"], row["tp"]) == (4, 1) and title in bars:
-            assert sum(bars[title].values()) == pytest.approx(100 * (row["ratio"] - 1), abs=1e-7)
+            assert sum(bars[title].values()) == pytest.approx(100 * row["ratio"], abs=1e-7)
 
 
-def test_five_ways_of_counting_lead_from_the_reports_number_to_that_of_whole_steps_on_one_grid() -> None:
+def test_six_ways_of_counting_lead_from_the_reports_number_to_that_of_whole_steps_on_one_grid() -> None:
     counted = figure_ways.ways(results.load("report_traces"))
-    assert [way.written for way in counted] == ["0.57", "0.45", "0.24", "0.585", "1.71"]
-    calls, step, one_grid = counted[2:]  # on one scale: what the calls leave out is what AdamW itself sends
+    assert [way.written for way in counted] == ["0.57", "0.594", "0.45", "0.24", "0.585", "1.71"]
+    events, kernels, ranks, calls, step, one_grid = counted
+    for name in ("muon", "adamw"):  # the first change takes away what had been counted again, and nothing else
+        assert getattr(events, name)[figure_ways.ONCE] == sum(getattr(kernels, name).values())
+    # on one scale: what the calls leave out is what AdamW itself sends
     assert calls.bar == step.bar == one_grid.bar
     assert calls.muon[figure_ways.LEFT_OUT] == step.muon[figure_ways.REST] == sum(one_grid.adamw.values())
-    muon = counted[1].muon
-    assert muon[figure_ways.WAITING] > 0.3 * sum(muon.values())
+    assert ranks.muon[figure_ways.WAITING] > 0.3 * sum(ranks.muon.values())
 
 
 @pytest.fixture(scope="module")
@@ -298,11 +306,11 @@ def walk() -> list[player.Frame]:
 
 
 def test_every_frame_of_the_walk_shows_results_so_far_and_inks_its_own(walk: list[player.Frame]) -> None:
-    results_in_order = ["0.57", "0.45", "0.24", "0.585", "1.71"]
+    results_in_order = ["0.57", "0.594", "0.45", "0.24", "0.585", "1.71"]
     assert player.html("ways", walk)
     for now, frame in enumerate(walk):
         stones = [patch for patch in frame.figure.axes[0].patches if (patch.get_gid() or "").startswith("stone-")]
-        assert [to_hex(stone.get_facecolor()) == style.INK.lower() for stone in stones] == [n == now for n in range(5)]
+        assert [to_hex(stone.get_facecolor()) == style.INK.lower() for stone in stones] == [n == now for n in range(6)]
         written = [text for text in texts(frame.figure) if text in ("?", *results_in_order)]
         assert written == [result if n <= now else "?" for n, result in enumerate(results_in_order)]
         assert frame.caption.startswith(f"{written[now]}: ")
@@ -312,7 +320,7 @@ def test_every_frame_of_the_walk_shows_results_so_far_and_inks_its_own(walk: lis
 
 
 def test_adamws_bar_shrinks_to_the_length_of_the_dashes_and_to_a_guide(walk: list[player.Frame]) -> None:
-    calls, step, one_grid = (frame.figure for frame in walk[2:])
+    calls, step, one_grid = (frame.figure for frame in walk[3:])
     (left_out,), (rest,) = boxes(calls, f"Muon-{figure_ways.LEFT_OUT}"), boxes(step, f"Muon-{figure_ways.REST}")
     assert left_out.get_bbox().bounds == rest.get_bbox().bounds
     assert left_out.get_linestyle() == rest.get_linestyle() != "-"
@@ -325,13 +333,13 @@ def test_adamws_bar_shrinks_to_the_length_of_the_dashes_and_to_a_guide(walk: lis
 
 
 def test_every_ranks_dot_stands_on_the_scale_of_the_bars(walk: list[player.Frame]) -> None:
-    figure, ratios = walk[1].figure, figure_ways.by_rank(results.load("report_traces"))
+    figure, ratios = walk[2].figure, figure_ways.by_rank(results.load("report_traces"))
     dots = {line.get_gid(): np.ravel(line.get_xdata())[0] for line in figure.axes[0].lines if line.get_gid()}
     (mean,) = lines(figure, "mean")
     assert len(dots) == 4
     for who in (f"rank {rank}" for rank in range(4)):
         assert dots[f"dot-{who}"] == pytest.approx(style.MARGIN + figure_ways.ACROSS * ratios[who])
-        assert f"{who} {ratios[who]:.3f}" in walk[1].alt
+        assert f"{who} {ratios[who]:.3f}" in walk[2].alt
     bar = boxes(figure, "Muon-")[-1].get_bbox()
     assert mean.get_segments()[0][0][0] == pytest.approx(bar.x1)
 
