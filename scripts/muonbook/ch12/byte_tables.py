@@ -22,15 +22,18 @@ BROADCASTS = ("torch_zero",)  # along a tree: only all ranks together send what 
 def algorithm_lines(rows: ByteRows) -> list[str]:
     """Return Muon's algorithms of `algorithms_on`'s rows of one grid, over ZeRO-1 AdamW: by formula, and counted."""
     ours = [row for row in rows if row["contender"] in ALGORITHMS]
-    titles = [CONTENDERS[row["contender"]].title.removeprefix("Muon, ") for row in ours]
-    lines = [f"{row['ratio']:>7.3f}{row['over_zero1']:>9.3f}  {title}" for row, title in zip(ours, titles, strict=True)]
-    return ["formula  counted", *lines]
+    told = (
+        f"{row['ratio']:>7.3f}{row['over_zero1']:>9.3f}  {CONTENDERS[row['contender']].title.removeprefix('Muon, ')}"
+        for row in ours
+    )
+    return ["formula  counted", *told]
 
 
 def dtype_lines(rows: ByteRows) -> list[str]:
     """Return `ratios_on`'s rows of one grid: what the formula says, and what was counted."""
     told = (
-        f"{row['formula']:>7.3f}{row['matrices']:>10.3f}{row['whole']:>13.3f}  parameters {row['dtypes']}" for row in rows
+        f"{row['formula']:>7.3f}{row['matrices']:>10.3f}{row['whole']:>13.3f}  parameters {row['dtypes']}"
+        for row in rows
     )
     return ["formula  matrices  whole model", *told]
 
