@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any
 
-from muonbook.ch14.figure_timeline import Callout, Window, window
+from muonbook.ch14.figure_timeline import Callout, Window, describe_timeline, draw_timeline, in_sight
+from muonbook.figures.player import Frame
 from muonbook.measure.trace import Activity, RankTrace
 from muonbook.measure.trace_report import hull, meetings
 
-OPTIMIZER = "Optimizer.step"  # how the range around an optimizer's step begins
 REDUCTION = ("reduce_scatter", "norms")
-
-
-class View(NamedTuple):
-    """A part of a step, and what is said of it."""
-
-    within: Window
-    callouts: tuple[Callout, ...]
-    caption: str
 
 
 def of_adamw(ranks: Sequence[RankTrace]) -> list[Callout]:
@@ -41,31 +34,38 @@ def of_muon(ranks: Sequence[RankTrace]) -> list[Callout]:
     return found + [Callout(f"bucket {n}", begin.start, end.end) for n, (begin, end) in enumerate(rounds)]
 
 
-def widening(ranks: Sequence[RankTrace]) -> list[View]:
-    """Return two looks at a training step of Muon: one meeting in it, and the optimizer's step around that."""
+def frames_of_waiting(ranks: Sequence[RankTrace]) -> list[Frame]:
+    """Return two looks at the gather of momentum that made a rank wait longest: by its trace, then by all traces."""
     gathers = [met for met in meetings(ranks) if met.collective.name == "dp" and "momentum" in met.collective.label]
     met = max(gathers, key=lambda one: max(one.waiting.values()))
-    last = max(met.arrivals, key=lambda rank: met.arrivals[rank])
-    early = min(met.arrivals, key=lambda rank: met.arrivals[rank])
-    arrived, left = met.arrivals[last], max(met.ends.values())
-    margin = 0.25 * (left - met.arrivals[early])
-    meeting = (
-        Callout(f"rank {early} waits", met.arrivals[early], arrived, early),
-        Callout(f"rank {last} has come", arrived, met.ends[last], last),
-    )
-    return [
-        View(
-            Window(met.arrivals[early] - margin, left + margin),
-            meeting,
-            f"One all-gather, among ranks {' and '.join(map(str, sorted(met.arrivals)))}. Rank {early} has asked for "
-            f"it and waits; only when rank {last} comes can it end.",
+    last, early = (pick(met.arrivals, key=lambda rank: met.arrivals[rank]) for pick in (max, min))
+    called, arrived, left = met.arrivals[early], met.arrivals[last], max(met.ends.values())
+    margin = 0.25 * (left - called)
+    blind = [replace(trace, collectives=[], ranges=[]) if trace.rank != early else trace for trace in ranks]
+    looks = [
+        (
+            blind,
+            [Callout("one all-gather", called, met.ends[early], early)],
+            f"By rank {early}'s trace it takes long. Is the wire slow?",
         ),
-        View(
-            window(ranks, within=OPTIMIZER),
-            tuple(of_muon(ranks)[1:]),
-            "The optimizer's step around it: the mean gradients, then bucket by bucket; the last one holds no matrix.",
+        (
+            ranks,
+            [
+                Callout(f"rank {early} waits", called, arrived, early),
+                Callout(f"rank {last} has come", arrived, met.ends[last], last),
+            ],
+            f"By rank {last}'s it is soon over. Rank {last} was late, and rank {early} waited for it.",
         ),
     ]
+    title, both = "One all-gather, two traces", sorted((early, last))
+    within = Window(called - margin, left + margin)
+    key = sorted(set().union(*(in_sight(traces, within, both) for traces, *_ in looks)))
+    frames = []
+    for traces, said, caption in looks:
+        panel = {"Muon, bucketed": traces}
+        look: dict[str, Any] = dict(title=title, within=within, callouts=dict.fromkeys(panel, said), only=both)
+        frames.append(Frame(draw_timeline(panel, **look, rows=1, key=key), describe_timeline(panel, **look), caption))
+    return frames
 
 
 def _over(rank: RankTrace, words: str, *names: str) -> Callout:

@@ -64,19 +64,19 @@ class Callout(NamedTuple):
 def draw_timeline(
     panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", note: str = "",
     within: str | Window = "", callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), rows: int = 0,
-    whole_key: bool = False, only: Sequence[int] = (),
+    key: Sequence[str] = (), only: Sequence[int] = (),
 ) -> Figure:  # fmt: skip
     """Draw one step of one or several traces.
 
     panels: title -> the ranks of one run, as `trace.read` returns them. within: a part that is drawn instead of the
     whole step: the name of a range, or its beginning, or the part itself. callouts: panel -> what is said over it.
-    rows, whole_key: room for so many rows of callouts, and a key of the whole step, so that pictures of several parts
-    are of one size. only: the ranks whose strips are drawn, all by default; how long they waited, all of them tell.
+    rows, key: room for so many rows of callouts, and which of KINDS and SENT the key has, by default those in sight: so
+    that frames of one film are of one size. only: the ranks whose strips are drawn, all by default; how long they
+    waited, all of them tell.
     Raises ValueError for no panel, and where a trace has no such step or range.
     """
     windows = _windows(panels, step, within)
-    keyed = _windows(panels, step, "") if whole_key else windows
-    shown = set().union(*(_shown(traces, keyed[name], only) for name, traces in panels.items()))
+    shown = set(key) or set().union(*(in_sight(traces, windows[name], only) for name, traces in panels.items()))
     moves = [(kind, colour, "") for kind, (colour, _) in KINDS.items() if kind in shown]
     sent = [look for what, look in SENT.items() if what in shown]
     keys = {"Above, the move:": moves, "Below, collectives:": sent}
@@ -168,7 +168,7 @@ def _drawn(traces: Sequence[RankTrace], only: Sequence[int]) -> list[RankTrace]:
     return [trace for trace in traces if not only or trace.rank in only]
 
 
-def _shown(traces: Sequence[RankTrace], mine: Window, only: Sequence[int]) -> set[str]:
+def in_sight(traces: Sequence[RankTrace], mine: Window, only: Sequence[int] = ()) -> set[str]:
     """Return which of KINDS and SENT there is something of in the window."""
     waits, found = _waits(traces), dict[str, list[Interval]]()
     for trace in _drawn(traces, only):

@@ -8,7 +8,7 @@ from figure_helpers import assert_readable, boxes, texts
 from trace_cases import event, gloo, merged
 
 from muonbook.ch14 import callouts
-from muonbook.ch14.figure_timeline import KINDS, Callout, Window, describe_timeline, draw_timeline, window
+from muonbook.ch14.figure_timeline import KINDS, SENT, Callout, Window, describe_timeline, draw_timeline, window
 from muonbook.figures import style
 from muonbook.measure import results, trace
 
@@ -54,18 +54,27 @@ def test_parts_of_a_step_are_where_the_moves_were() -> None:
     }  # fmt: skip
 
 
-def test_the_first_look_is_at_the_longest_wait_for_momentum_and_the_last_at_the_optimizers_step() -> None:
-    meeting, optimizer = callouts.widening(a_step())
-    assert optimizer.within == Window(20, 100)
-    assert optimizer.callouts == tuple(callouts.of_muon(a_step())[1:])
-    assert extents(meeting.callouts) == {"rank 0 waits": (40, 46), "rank 1 has come": (46, 49)}
-    assert [callout.rank for callout in meeting.callouts] == [0, 1]
-    assert meeting.within.start < 40 < 49 < meeting.within.end
-    assert "rank 1 comes" in meeting.caption
+def test_a_gather_is_long_by_one_trace_and_short_by_the_other() -> None:
+    blind, seen = callouts.frames_of_waiting(a_step())
+    assert "Labelled: one all-gather (" in blind.alt
+    assert "Labelled: rank 0 waits (" in seen.alt
+    assert "rank 1 has come (" in seen.alt
+    assert blind.caption.startswith("By rank 0's")
+    assert seen.caption.startswith("By rank 1's")
+    what_of = {frame: {(what, rank): boxes(frame.figure, f"timeline-Muon, bucketed-{rank}-{what}")
+                       for what in SENT for rank in (0, 1)} for frame in (blind, seen)}  # fmt: skip
+    assert [kind for kind, found in what_of[blind].items() if found] == [("unknown", 0)]  # one rank cannot tell which
+    assert not what_of[seen]["unknown", 0]
+    (waited,), (unknown,) = what_of[seen]["waiting", 0], what_of[blind]["unknown", 0]
+    (early,), (last,) = what_of[seen]["transfer", 0], what_of[seen]["transfer", 1]
+    assert waited.get_x() == unknown.get_x()
+    assert waited.get_x() + waited.get_width() == pytest.approx(early.get_x()) == pytest.approx(last.get_x())
+    for frame in (blind, seen):
+        assert_readable(frame.figure)
 
 
 def test_a_part_is_found_by_the_name_of_its_range() -> None:
-    assert window(a_step(), within=callouts.OPTIMIZER) == Window(20, 100)
+    assert window(a_step(), within="Optimizer.step") == Window(20, 100)
     with pytest.raises(ValueError, match="step 0 has no range 'no such'"):
         window(a_step(), within="no such")
 
@@ -111,15 +120,12 @@ def test_callouts_of_any_step_can_be_read(late: float) -> None:
     assert_readable(draw_timeline(panels, callouts=said))
 
 
-def test_pictures_of_one_film_are_of_one_size() -> None:
-    step = a_step()
-    figures = [
-        draw_timeline({"one": step}, within=view.within, callouts={"one": view.callouts}, rows=2, whole_key=True)
-        for view in callouts.widening(step)
-    ]
+def test_frames_of_one_film_are_of_one_size_and_have_one_key() -> None:
+    figures = [frame.figure for frame in callouts.frames_of_waiting(a_step())]
     assert len({tuple(figure.get_size_inches()) for figure in figures}) == 1
-    first, *others = (KINDS.keys() & set(texts(figure)) for figure in figures)
-    assert all(other == first for other in others)
+    names = KINDS.keys() | {name for name, *_ in SENT.values()}
+    blind, seen = (names & set(texts(figure)) for figure in figures)
+    assert blind == seen
 
 
 def test_the_chapters_pictures_can_be_read() -> None:
@@ -127,5 +133,5 @@ def test_the_chapters_pictures_can_be_read() -> None:
     panels = {"AdamW, ZeRO-1": adamw, "Muon, bucketed": muon}
     said = dict(zip(panels, (callouts.of_adamw(adamw), callouts.of_muon(muon)), strict=True))
     assert_readable(draw_timeline(panels, title="One training step", callouts=said))
-    for view in callouts.widening(muon):
-        assert_readable(draw_timeline({"m": muon}, within=view.within, callouts={"m": view.callouts}, rows=2))
+    for frame in callouts.frames_of_waiting(muon):
+        assert_readable(frame.figure)
