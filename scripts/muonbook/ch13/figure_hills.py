@@ -17,6 +17,7 @@ from matplotlib.patches import Polygon
 
 from muonbook.ch13.figure_memory import ASIDE, DASHES, GAP, KEPT, WORK
 from muonbook.ch13.memory_tables import HillAndTower
+from muonbook.figures.player import Frame
 from muonbook.figures.plots import head
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, LOOKS, MARGIN, ROW, SMALL, TEXT, TITLE, WIDTH, Block
 
@@ -29,6 +30,7 @@ SLIM, BETWEEN, RIGHT = 62.0, 12.0, WIDTH - MARGIN  # a tower, between grounds, w
 BROAD = (RIGHT - MARGIN - BETWEEN - SLIM - 5 * ASIDE) / 2  # each hill
 MUONS = MARGIN + BROAD + 2 * ASIDE + BETWEEN  # where Muon's ground begins
 ROOM = 2 * ROW + 24  # how high a hill is that has room for its name over its size
+LOW = ROW + 9  # how high a hill is that has room for its size
 CAP = 3.5  # half a bar across either end of a measured distance
 Peaks = Mapping[str, HillAndTower]  # as `hills_and_towers` returns them
 
@@ -40,23 +42,32 @@ def draw_hills(worlds: Mapping[str, Peaks], layout: str, title: str = "", note: 
     """
     if not worlds:
         raise ValueError("hills and towers stand in one world or more; here is none.")
-    pairs = {name: _Pair(peaks["AdamW"], peaks[layout]) for name, peaks in worlds.items()}
-    point = max(pair.highest - pair.leanest for pair in pairs.values()) / HIGH
-    return card(title, note, *(_panel(name, pair, layout, point) for name, pair in pairs.items()))
+    pairs = _pairs(worlds, layout)
+    return card(title, note, *(_panel(name, pair, layout, _point(pairs)) for name, pair in pairs.items()))
+
+
+def frames_of_hills(worlds: Mapping[str, Peaks], layout: str, title: str = "", note: str = "") -> list[Frame]:
+    """Return a frame for every world, all on one scale and of one size; Muon's peak in its caption."""
+    pairs = _pairs(worlds, layout)
+    point, frames = _point(pairs), []
+    for name, pair in pairs.items():
+        figure = card(title, note, _panel(name, pair, layout, point, HIGH))
+        peak = "hill" if pair.muon.highest is pair.muon.hill else "tower"
+        caption = f"{name}: Muon's peak is its {peak}, {pair.compared} AdamW's."
+        frames.append(Frame(figure, describe_hills({name: worlds[name]}, layout, title), caption))
+    return frames
 
 
 def describe_hills(worlds: Mapping[str, Peaks], layout: str, title: str = "", **_: str) -> str:
     """Return alt text for `draw_hills`: what either keeps, how high hills and towers are, and which is the peak."""
     told = []
-    for name, peaks in worlds.items():
-        pair = _Pair(peaks["AdamW"], peaks[layout])
-        adamw, muon, signed = pair.adamw, pair.muon, pair.signed
-        side = {"+": "above", "−": "below"}.get(signed[0])
+    for name, pair in _pairs(worlds, layout).items():
+        adamw, muon, amount = pair.adamw, pair.muon, pair.amount
         told.append(
-            f"{name}: AdamW keeps {in_bytes(adamw.hill.ground)}, and its hill of {_gigabytes(adamw.hill.height)} "
+            f"{name}: AdamW keeps {in_bytes(adamw.hill.ground)}, and its hill of {amount(adamw.hill.height)} "
             f"makes a peak of {in_bytes(adamw.highest.top)}. Muon, {layout}, keeps {pair.kept}; on that stand a hill "
-            f"of {_gigabytes(muon.hill.height)} and a tower of {_gigabytes(muon.tower.height)}, the higher of them "
-            f"{f'{signed[1:]} {side}' if side else 'as high as'} AdamW's peak."
+            f"of {amount(muon.hill.height)} and a tower of {amount(muon.tower.height)}, the higher of them "
+            f"{pair.compared} AdamW's peak."
         )
     return f"{head(title, 'Hills and towers')} {' '.join(told)}"
 
@@ -85,23 +96,49 @@ class _Pair(NamedTuple):
     @property
     def signed(self) -> str:
         """The same in words: "−0.2 GB"; without a sign where they are as high."""
-        amount = f"{abs(self.beyond) / 1e9:.1f} GB"
-        return amount if amount == "0.0 GB" else f"{'+' if self.beyond > 0 else '−'}{amount}"
+        name, size, _ = self._unit
+        amount = f"{abs(self.beyond) / size:.1f}"
+        return f"{'' if amount == '0.0' else '+' if self.beyond > 0 else '−'}{amount} {name}"
+
+    @property
+    def compared(self) -> str:
+        """Where Muon's peak is, in words that "AdamW's" can follow."""
+        side = {"+": "above", "−": "below"}.get(self.signed[0])
+        return f"{self.signed[1:]} {side}" if side else "as high as"
 
     @property
     def kept(self) -> str:
         """In words, what Muon keeps less than AdamW."""
         saved = self.adamw.hill.ground - self.muon.hill.ground
-        return f"{_gigabytes(abs(saved))} {'less' if saved >= 0 else 'more'}"
+        return f"{self.amount(abs(saved))} {'less' if saved >= 0 else 'more'}"
+
+    def amount(self, size: float) -> str:
+        """Return a height with this pair's unit."""
+        name, unit, digits = self._unit
+        return f"{size / unit:.{digits}f} {name}"
+
+    @property
+    def _unit(self) -> tuple[str, float, int]:
+        """The unit of all its heights: name, bytes, digits after the point."""
+        return ("GB", 1e9, 2) if self.highest >= 1e9 else ("MB", 1e6, 1)
 
 
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"
+def _pairs(worlds: Mapping[str, Peaks], layout: str) -> dict[str, _Pair]:
+    return {name: _Pair(peaks["AdamW"], peaks[layout]) for name, peaks in worlds.items()}
 
 
-def _panel(name: str, pair: _Pair, layout: str, point: float) -> Block:
-    """Return the name of a world, AdamW's peak as dashes, and both steps below it. point: bytes."""
+def _point(pairs: Mapping[str, _Pair]) -> float:
+    """Return how many bytes a point stands for, on the scale that all of these share."""
+    return max(pair.highest - pair.leanest for pair in pairs.values()) / HIGH
+
+
+def _panel(name: str, pair: _Pair, layout: str, point: float, room: float = 0.0) -> Block:
+    """Return the name of a world, AdamW's peak as dashes, and both steps below it.
+
+    point: bytes. room: points above the leanest ground, where they are to be more than the highest peak takes.
+    """
     high, level = (pair.highest - pair.leanest) / point, (pair.adamw.highest.top - pair.leanest) / point
+    high = max(high, room)
     above = TEXT + 9 + TITLE + 2 * GAP  # the name, and numbers on the dashes
 
     def paint(axes: Axes, top: float) -> None:
@@ -110,9 +147,11 @@ def _panel(name: str, pair: _Pair, layout: str, point: float) -> Block:
         for who, step, x, end in (("AdamW", pair.adamw, MARGIN, MUONS - BETWEEN), ("Muon", pair.muon, MUONS, RIGHT)):
             grounds = [(peak.ground - pair.leanest) / point for peak in step]
             _ground(axes, f"{name}-{who}", (x, end), floor, grounds)
-            _hill(axes, f"{name}-{who}", x + ASIDE, floor - grounds[0], step.hill.height, point)
+            size = step.hill.height
+            _hill(axes, f"{name}-{who}", x + ASIDE, floor - grounds[0], size / point, pair.amount(size))
             if step is pair.muon:
-                _tower(axes, name, x + BROAD + 2 * ASIDE, floor - grounds[1], step.tower.height, point)
+                size = step.tower.height
+                _tower(axes, name, x + BROAD + 2 * ASIDE, floor - grounds[1], size / point, pair.amount(size))
             kept = pair.kept if step is pair.muon else in_bytes(step.hill.ground)
             put(axes, x + ASIDE, floor + 5, f"ground: {kept}")
             named = f"{who}, {layout}" if step is pair.muon else who
@@ -135,17 +174,18 @@ def _ground(axes: Axes, name: str, across: tuple[float, float], floor: float, gr
     axes.add_patch(Polygon([*upper, *torn], fc=KEPT, lw=0, gid=f"ground-{name}"))
 
 
-def _hill(axes: Axes, name: str, x: float, foot: float, size: float, point: float) -> None:
-    """Paint a hill, its left end at x, with its name and size on it."""
-    high, along = size / point, np.linspace(0.0, 1.0, 61)
+def _hill(axes: Axes, name: str, x: float, foot: float, high: float, size: str) -> None:
+    """Paint a hill, its left end at x, with its name and size on it, as far as there is room."""
+    along = np.linspace(0.0, 1.0, 61)
     slope = list(zip(x + BROAD * along, foot - high * np.sin(np.pi * along) ** 1.25, strict=True))
     axes.add_patch(Polygon(slope, fc=HILL, lw=0, gid=f"hill-{name}"))
-    _words(axes, ["hill", _gigabytes(size)][high < ROOM :], x + BROAD / 2, foot - 6)
+    if high > LOW:
+        _words(axes, ["hill", size][high < ROOM :], x + BROAD / 2, foot - 6)
 
 
-def _tower(axes: Axes, name: str, x: float, foot: float, size: float, point: float) -> None:
+def _tower(axes: Axes, name: str, x: float, foot: float, high: float, size: str) -> None:
     """Paint a tower, its left edge at x, with its name and size: on it, or above it where it is too low for them."""
-    high, words = size / point, ["tower", _gigabytes(size)]
+    words = ["tower", size]
     box(axes, x, foot - high, SLIM, high, TOWER, gid=f"tower-{name}")
     inside = high > ROW * len(words)
     _words(axes, words, x + SLIM / 2, foot - (2 if inside else high + GAP), CARD if inside else TOWER)

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 
 from distmuon.verify.model_states import ModelStates
 from distmuon.verify.storage_tracker import Moment
+from muonbook.ch13.step_memory import PASSES
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import part_key
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, SMALL, TEXT, TITLE, WIDTH, Block
@@ -22,7 +23,6 @@ from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, 
 from muonbook.figures.style import box, in_bytes, mix, page, put, text_block, wide, wrapped  # isort: skip
 
 Step = tuple[ModelStates, Sequence[Moment]]  # bytes kept per kind, and the step's history beyond them
-PASSES = ("forward", "backward")
 WORK = {  # what is done -> its stages, its colour
     "forward, backward": (PASSES, mix(MUTED, CARD, 0.45)),
     "reduce-scatter": (("reduce_scatter",), COLD),

@@ -18,6 +18,7 @@ from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.verify.model_states import STATE
 from muonbook.ch13.contenders import CONTENDERS, ZERO1
 from muonbook.ch13.shapes import FILM
+from muonbook.ch13.step_memory import PASSES
 from muonbook.ch13.weightless import weigh_worst_moves
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import Workload
@@ -107,21 +108,30 @@ def on_nccl(contender: str, stage: str) -> bool:
     return stage != "reduce_scatter" or contender == "muon_owner"
 
 
-def batch_lines(found: Found) -> list[str]:
-    """Return the peak of a whole step on rank 0, in MB, with more and more tokens: AdamW's, then Muon's over it.
-
-    As on NCCL: see `on_nccl`.
-    """
-    lines = ["tokens   AdamW  " + "".join(f"{title:>{_wide(title)}}" for title in PLANNED)]
-    peaks: dict[int, dict[str, int]] = {}
+def hills_of_batches(found: Found) -> dict[int, dict[str, HillAndTower]]:
+    """Return {tokens per rank: {"AdamW", or a column of PLANNED: peaks of a step on rank 0}}, as NCCL would borrow."""
+    titles = dict(zip(ZERO1, ("AdamW", *PLANNED), strict=True))
+    peaks: dict[int, dict[str, HillAndTower]] = {}
     for row in found["batches"]:
-        name, stages = row["contender"], row["stages"]
-        borrowed = max(size for stage, size in stages.items() if on_nccl(name, stage))
-        peaks.setdefault(row["tokens_per_rank"], {})[name] = row["standing"] + borrowed
-    for tokens, each in peaks.items():
-        pairs = zip(ZERO1[1:], PLANNED, strict=True)
-        over = "".join(f"{(each[name] - each['zero1']) / 1e6:>+{_wide(title)}.1f}" for name, title in pairs)
-        lines.append(f"{tokens:>6,}{each['zero1'] / 1e6:>8.1f}  {over}")
+        name, hill, tower = row["contender"], 0, 0
+        for stage, size in row["stages"].items():
+            if stage in PASSES or (stage == "reduce_scatter" and on_nccl(name, stage)):
+                hill = max(hill, size)
+            elif stage != "reduce_scatter":
+                tower = max(tower, size)
+        ground = row["standing"]
+        both = HillAndTower(PeakOfRank(ground, hill), PeakOfRank(ground, tower))
+        peaks.setdefault(row["tokens_per_rank"], {})[titles[name]] = both
+    return peaks
+
+
+def batch_lines(found: Found) -> list[str]:
+    """Return the peak of a whole step on rank 0, in MB, with more and more tokens: AdamW's, then Muon's over it."""
+    lines = ["tokens   AdamW  " + "".join(f"{title:>{_wide(title)}}" for title in PLANNED)]
+    for tokens, each in hills_of_batches(found).items():
+        adamw = each["AdamW"].highest.top
+        over = "".join(f"{(each[title].highest.top - adamw) / 1e6:>+{_wide(title)}.1f}" for title in PLANNED)
+        lines.append(f"{tokens:>6,}{adamw / 1e6:>8.1f}  {over}")
     return lines
 
 

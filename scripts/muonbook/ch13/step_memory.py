@@ -25,6 +25,7 @@ from muonbook.measure.baselines import Trainer
 from muonbook.measure.trace import named_moves
 from muonbook.measure.workload import Workload
 
+PASSES = ("forward", "backward")  # stages before the update
 WARM = 2  # steps before the one that is weighed: state is made in the first, and DDP arranges itself
 
 

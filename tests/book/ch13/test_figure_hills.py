@@ -9,9 +9,18 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from muonbook.ch13.figure_hills import describe_hills, draw_hills
-from muonbook.ch13.memory_tables import PLANNED, HillAndTower, PeakOfRank, hills_and_towers, peaked_world, weigh_updates
+from muonbook.ch13.figure_hills import describe_hills, draw_hills, frames_of_hills
+from muonbook.ch13.memory_tables import (
+    PLANNED,
+    HillAndTower,
+    PeakOfRank,
+    hills_and_towers,
+    hills_of_batches,
+    peaked_world,
+    weigh_updates,
+)
 from muonbook.figures import style
+from muonbook.measure import results
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.stages import Degrees
 
@@ -148,3 +157,29 @@ def test_peaks_and_savings_are_those_of_the_other_tables(name: str) -> None:
     assert muon.tower.height == borrowed["matrix by matrix"]
     assert muon.hill.height == found["AdamW"].hill.height
     assert found["AdamW"].hill.ground - muon.hill.ground == pytest.approx(saved, rel=1e-5)
+
+
+# ---- As tokens grow ---------------------------------------------------------------------------------------
+
+
+def test_frames_share_a_scale_a_size_and_a_floor() -> None:
+    few, many = (frame.figure for frame in frames_of_hills(WORLDS, "owner"))
+    assert tuple(few.get_size_inches()) == tuple(many.get_size_inches())
+    high, low = extent(few, "hill-high-AdamW"), extent(many, "hill-low-AdamW")
+    assert high.height / 8 == pytest.approx(low.height / 3)
+    floors = [extent(figure, f"ground-{name}-Muon").y1 for figure, name in ((few, "high"), (many, "low"))]
+    assert floors[0] == pytest.approx(floors[1])
+
+
+def test_with_more_tokens_the_hill_rises_past_the_tower() -> None:
+    batches = hills_of_batches(results.load("memory"))
+    frames = frames_of_hills({f"{tokens} tokens": peaks for tokens, peaks in batches.items()}, "flat")
+    captions = [frame.caption for frame in frames]
+    assert "its tower, 9.7 MB above" in captions[0]
+    assert all("its hill, 3.2 MB below" in caption for caption in captions[1:])
+    towers = {peaks["flat"].tower for peaks in batches.values()}
+    assert len(towers) == 1  # tokens do not touch it
+    hills = [peaks["flat"].hill.height for peaks in batches.values()]
+    assert hills == sorted(hills)
+    for frame in frames:
+        assert_readable(frame.figure)
