@@ -11,7 +11,7 @@ beside AdamW, which is laid out alike on the same grid. Pipeline and expert para
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -125,11 +125,18 @@ def _activations(shape: Shape, dp: int, tp: int, recompute: bool) -> StageActiva
     return StageActivations(shape, whole, Degrees(dp, tp), recompute, sequence_parallel=False)
 
 
-def over_adamw(model: str, grid: tuple[int, int], algorithm: str, fabric: str, tokens: int, sustained: float) -> float:
-    """Return a planned step over AdamW's, if all products ran at this share of a device's peak."""
-    timed = TimedWorld.of(MODELS[model], *grid, ALGORITHMS[algorithm])
-    step = timed.step(replace(FABRICS[fabric], flops_per_second=sustained * PEAK_FLOPS), tokens)
-    return step.muon / step.adamw
+def turned_assumptions(
+    model: str, grid: tuple[int, int], algorithms: Sequence[str], tokens: int, fabric: str = "nvlink_infiniband"
+) -> dict[str, dict[str, float]]:
+    """Return {what is assumed: {algorithm: a planned step over AdamW's}}: as planned, and one thing otherwise."""
+    planned = FABRICS[fabric]
+    shares = {"products at a fifth of the peak": 0.2, "products at three fifths": 0.6}
+    assumed = {"as planned": planned}
+    assumed |= {what: replace(planned, flops_per_second=share * PEAK_FLOPS) for what, share in shares.items()}
+    assumed |= {other.title: other for other in FABRICS.values() if other is not planned}
+    timed = {ALGORITHMS[name].title: TimedWorld.of(MODELS[model], *grid, ALGORITHMS[name]) for name in algorithms}
+    steps = {what: {title: each.step(on, tokens) for title, each in timed.items()} for what, on in assumed.items()}
+    return {what: {title: step.muon / step.adamw for title, step in row.items()} for what, row in steps.items()}
 
 
 # ---- Which T? ----------------------------------------------------------------------------------------------

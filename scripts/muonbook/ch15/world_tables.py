@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -43,6 +43,20 @@ def moonlight_lines(worlds: Worlds, tokens: int, counted: str = "extra") -> list
         room = [row["has_room"] for row in rows(worlds["moonlight"], tokens=tokens, algorithm=names[title])]
         cells = (f"{share:.1f}%{' ' if fits else '*'}" for share, fits in zip(shares, room, strict=True))
         lines.append(f"  {title:{WIDE}s}" + "".join(f"{cell:>11s}" for cell in cells))
+    return lines
+
+
+def ranks_lines(worlds: Worlds, fabric: str, tokens: int, models: Sequence[str]) -> list[str]:
+    """Return a model's step over AdamW's, algorithm by algorithm, by ranks; -: no grid of so many fits."""
+    lines = []
+    for model in models:
+        mine = rows(worlds["cells"], model=model, fabric=fabric, tokens=tokens)
+        sizes = sorted({row["ranks"] for row in mine})
+        lines.append(f"  {worlds['models'][model]['title']:14s}" + "".join(f"{ranks:>8,}" for ranks in sizes))
+        for name, title in worlds["algorithms"].items():
+            cells = (rows(mine, algorithm=name, ranks=ranks) for ranks in sizes)
+            told = (f"{row['over_adamw']:.2f}x" if row["tp"] else "-" for (row,) in cells)
+            lines.append(f"  {title:14s}" + "".join(f"{ratio:>8s}" for ratio in told))
     return lines
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
 from muonbook.ch15 import world_tables
-from muonbook.ch15.planned_steps import TimedWorld, over_adamw, shape_curves
+from muonbook.ch15.planned_steps import TimedWorld, shape_curves, turned_assumptions
 from muonbook.ch15.verdicts import near_one, of_algorithm, verdict
 from muonbook.ch15.worlds_survey import (
     DIVIDED,
@@ -29,7 +29,7 @@ from muonbook.ch15.worlds_survey import (
 )
 from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
-from muonbook.planner.fabrics import FABRICS, SUSTAINED
+from muonbook.planner.fabrics import FABRICS
 from muonbook.planner.measured import step_fit
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import PlannedWorld
@@ -246,14 +246,33 @@ def test_a_grid_is_quickest_where_t_is_least(stored: dict[str, Any]) -> None:
         assert cell["tp"] == {"gpt2": 1, "gpt3_175b": 16}[model]
 
 
-def test_a_ratio_of_steps_hardly_depends_on_the_share_of_the_peak(stored: dict[str, Any]) -> None:
-    (cell,) = world_tables.rows(
-        stored["cells"], model="gpt2", ranks=128, tokens=1 << 22, fabric=FAST, algorithm="bucketed"
-    )
-    asked = ("gpt2", (128 // cell["tp"], cell["tp"]), "bucketed", FAST, 1 << 22)
-    assert over_adamw(*asked, SUSTAINED) == pytest.approx(cell["over_adamw"], rel=1e-3)
-    slow, fast = (over_adamw(*asked, share) for share in (0.2, 0.6))
+def test_what_is_assumed_otherwise_is_the_survey_s_other_wires_and_other_shares_of_the_peak(
+    stored: dict[str, Any],
+) -> None:
+    cells = world_tables.rows(stored["cells"], model="gpt2", ranks=128, tokens=1 << 22, algorithm="bucketed")
+    by_fabric = {FABRICS[cell["fabric"]].title: cell for cell in cells}
+    grid = (128 // cells[0]["tp"], cells[0]["tp"])
+    turned = turned_assumptions("gpt2", grid, ("bucketed", "owner"), 1 << 22)
+    assert set(turned) > set(by_fabric) - {FABRICS[FAST].title}
+    assert turned["as planned"]["bucketed"] == pytest.approx(by_fabric[FABRICS[FAST].title]["over_adamw"], rel=1e-3)
+    for title in set(by_fabric) & set(turned):
+        if by_fabric[title]["tp"] == grid[1]:
+            assert turned[title]["bucketed"] == pytest.approx(by_fabric[title]["over_adamw"], rel=1e-3)
+    slow, fast = (turned[f"products at {share}"]["bucketed"] for share in ("a fifth of the peak", "three fifths"))
     assert 1 < slow != fast < 2
+    assert all(list(row) == ["bucketed", "owner"] for row in turned.values())
+
+
+def test_every_cell_of_a_model_is_in_its_lines(stored: dict[str, Any]) -> None:
+    first, *lines = world_tables.ranks_lines(stored, FAST, 1 << 22, ("llama3_70b",))
+    assert first.split() == ["Llama", "3", "70B", "16", "32", "64", "128", "512", "1,024", "4,096"]
+    told = {line[:16].strip(): line[16:].split() for line in lines}
+    assert list(told) == list(stored["algorithms"].values())
+    (cell,) = world_tables.rows(
+        stored["cells"], model="llama3_70b", ranks=1024, fabric=FAST, tokens=1 << 22, algorithm="bucketed"
+    )
+    assert told["bucketed"][5] == f"{cell['over_adamw']:.2f}x"
+    assert told["bucketed"][0] == "-"  # 16 ranks have no room
 
 
 def test_a_plan_is_held_against_steps_that_it_has_not_seen() -> None:
