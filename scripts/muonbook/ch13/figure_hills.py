@@ -1,4 +1,4 @@
-"""Steps of `figure_memory` as silhouettes, AdamW's and Muon's side by side in several worlds, all on one scale.
+"""Steps of `figure_memory` as silhouettes, AdamW's and Muon's side by side, a frame for every world, on one scale.
 
 Heights above the grounds are to scale. Shapes are not: all that is known here of a hill or a tower is its highest
 moment. Grounds are torn off a little below the leanest. AdamW's tower is left out: `hills_and_towers` answers only
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
 from muonbook.ch13.figure_memory import ASIDE, DASHES, GAP, KEPT, WORK
@@ -35,41 +34,32 @@ CAP = 3.5  # half a bar across either end of a measured distance
 Peaks = Mapping[str, HillAndTower]  # as `hills_and_towers` returns them
 
 
-def draw_hills(worlds: Mapping[str, Peaks], layout: str, title: str = "", note: str = "") -> Figure:
-    """Draw a panel for every world: AdamW's ground and hill, and Muon's ground, hill and tower in one layout.
+def frames_of_hills(worlds: Mapping[str, Peaks], layout: str, title: str = "", note: str = "") -> list[Frame]:
+    """Return a frame for every world: AdamW's ground and hill beside Muon's ground, hill and tower, all on one scale.
 
     worlds: title -> peaks of its steps. layout: a column of `memory_tables.PLANNED`. Raises ValueError for no world.
     """
     if not worlds:
         raise ValueError("hills and towers stand in one world or more; here is none.")
-    pairs = _pairs(worlds, layout)
-    return card(title, note, *(_panel(name, pair, layout, _point(pairs)) for name, pair in pairs.items()))
-
-
-def frames_of_hills(worlds: Mapping[str, Peaks], layout: str, title: str = "", note: str = "") -> list[Frame]:
-    """Return a frame for every world, all on one scale and of one size; Muon's peak in its caption."""
-    pairs = _pairs(worlds, layout)
-    point, frames = _point(pairs), []
+    pairs = {name: _Pair(peaks["AdamW"], peaks[layout]) for name, peaks in worlds.items()}
+    point, frames = max(pair.highest - pair.leanest for pair in pairs.values()) / HIGH, []
     for name, pair in pairs.items():
-        figure = card(title, note, _panel(name, pair, layout, point, HIGH))
         peak = "hill" if pair.muon.highest is pair.muon.hill else "tower"
         caption = f"{name}: Muon's peak is its {peak}, {pair.compared} AdamW's."
-        frames.append(Frame(figure, describe_hills({name: worlds[name]}, layout, title), caption))
+        figure = card(title, note, _panel(name, pair, layout, point))
+        frames.append(Frame(figure, f"{head(title, 'Hills and towers')} {_describe(name, pair, layout)}", caption))
     return frames
 
 
-def describe_hills(worlds: Mapping[str, Peaks], layout: str, title: str = "", **_: str) -> str:
-    """Return alt text for `draw_hills`: what either keeps, how high hills and towers are, and which is the peak."""
-    told = []
-    for name, pair in _pairs(worlds, layout).items():
-        adamw, muon, amount = pair.adamw, pair.muon, pair.amount
-        told.append(
-            f"{name}: AdamW keeps {in_bytes(adamw.hill.ground)}, and its hill of {amount(adamw.hill.height)} "
-            f"makes a peak of {in_bytes(adamw.highest.top)}. Muon, {layout}, keeps {pair.kept}; on that stand a hill "
-            f"of {amount(muon.hill.height)} and a tower of {amount(muon.tower.height)}, the higher of them "
-            f"{pair.compared} AdamW's peak."
-        )
-    return f"{head(title, 'Hills and towers')} {' '.join(told)}"
+def _describe(name: str, pair: _Pair, layout: str) -> str:
+    """Return in words what a frame shows: what either keeps, how high hills and tower are, and which is the peak."""
+    adamw, muon, amount = pair.adamw, pair.muon, pair.amount
+    return (
+        f"{name}: AdamW keeps {in_bytes(adamw.hill.ground)}, and its hill of {amount(adamw.hill.height)} "
+        f"makes a peak of {in_bytes(adamw.highest.top)}. Muon, {layout}, keeps {pair.kept}; on that stand a hill "
+        f"of {amount(muon.hill.height)} and a tower of {amount(muon.tower.height)}, the higher of them "
+        f"{pair.compared} AdamW's peak."
+    )
 
 
 class _Pair(NamedTuple):
@@ -123,26 +113,13 @@ class _Pair(NamedTuple):
         return ("GB", 1e9, 2) if self.highest >= 1e9 else ("MB", 1e6, 1)
 
 
-def _pairs(worlds: Mapping[str, Peaks], layout: str) -> dict[str, _Pair]:
-    return {name: _Pair(peaks["AdamW"], peaks[layout]) for name, peaks in worlds.items()}
-
-
-def _point(pairs: Mapping[str, _Pair]) -> float:
-    """Return how many bytes a point stands for, on the scale that all of these share."""
-    return max(pair.highest - pair.leanest for pair in pairs.values()) / HIGH
-
-
-def _panel(name: str, pair: _Pair, layout: str, point: float, room: float = 0.0) -> Block:
-    """Return the name of a world, AdamW's peak as dashes, and both steps below it.
-
-    point: bytes. room: points above the leanest ground, where they are to be more than the highest peak takes.
-    """
-    high, level = (pair.highest - pair.leanest) / point, (pair.adamw.highest.top - pair.leanest) / point
-    high = max(high, room)
+def _panel(name: str, pair: _Pair, layout: str, point: float) -> Block:
+    """Return the name of a world, AdamW's peak as dashes, and both steps below it. point: bytes."""
+    level = (pair.adamw.highest.top - pair.leanest) / point
     above = TEXT + 9 + TITLE + 2 * GAP  # the name, and numbers on the dashes
 
     def paint(axes: Axes, top: float) -> None:
-        floor = top + above + high  # the leanest ground
+        floor = top + above + HIGH  # the leanest ground
         put(axes, MARGIN, top + 4, name, bold=True, size=TEXT)
         for who, step, x, end in (("AdamW", pair.adamw, MARGIN, MUONS - BETWEEN), ("Muon", pair.muon, MUONS, RIGHT)):
             grounds = [(peak.ground - pair.leanest) / point for peak in step]
@@ -161,7 +138,7 @@ def _panel(name: str, pair: _Pair, layout: str, point: float, room: float = 0.0)
         put(axes, MARGIN, floor - level - GAP - SMALL, line, bold=True, color=COLD)
         _number(axes, pair, floor, level, point)
 
-    return above + high + DEEP + GAP + ROW + 8, paint
+    return above + HIGH + DEEP + GAP + ROW + 8, paint
 
 
 def _ground(axes: Axes, name: str, across: tuple[float, float], floor: float, grounds: Sequence[float]) -> None:
@@ -206,7 +183,9 @@ def _number(axes: Axes, pair: _Pair, floor: float, level: float, point: float) -
     if level - reached > TITLE + 2 * GAP:
         axes.vlines([middle], floor - level, floor - reached, INK, lw=1.3)
         axes.hlines([floor - level, floor - reached], middle - CAP, middle + CAP, INK, lw=1.3)
-        put(axes, middle + 2 * ASIDE, floor - (level + reached) / 2 - TITLE / 2, pair.signed, **looks)
+        right = middle + 2 * ASIDE + wide(pair.signed, TITLE) < RIGHT
+        x, side = (middle + 2 * ASIDE, "left") if right else (middle - 2 * ASIDE, "right")
+        put(axes, x, floor - (level + reached) / 2 - TITLE / 2, pair.signed, side, **looks)
         return
     x = min(middle, RIGHT - wide(pair.signed, TITLE) / 2)
     put(axes, x, floor - max(level, reached) - GAP - TITLE, pair.signed, "center", **looks)

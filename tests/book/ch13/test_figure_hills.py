@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from muonbook.ch13.figure_hills import describe_hills, draw_hills, frames_of_hills
+from muonbook.ch13.figure_hills import frames_of_hills
 from muonbook.ch13.memory_tables import (
     PLANNED,
     HillAndTower,
@@ -58,15 +58,24 @@ def numbers(figure: Figure) -> list[Text]:
 # ---- Drawn ------------------------------------------------------------------------------------------------
 
 
-def test_all_worlds_have_one_scale_and_everything_stands_on_its_ground() -> None:
-    figure = draw_hills(WORLDS, **SHOWN)
-    gigabyte = extent(figure, "hill-high-AdamW").height / 8
+def drawn(layout: str = "owner") -> dict[str, Figure]:
+    return dict(
+        zip(WORLDS, (frame.figure for frame in frames_of_hills(WORLDS, **SHOWN | {"layout": layout})), strict=True)
+    )
+
+
+def test_all_worlds_have_one_scale_and_one_size_and_everything_stands_on_its_ground() -> None:
+    figures = drawn()
+    assert len({tuple(figure.get_size_inches()) for figure in figures.values()}) == 1
+    gigabyte = extent(figures["high"], "hill-high-AdamW").height / 8
+    floors = []
     for world, peaks in WORLDS.items():
-        muon, adamw = peaks["owner"], peaks["AdamW"]
+        figure, muon, adamw = figures[world], peaks["owner"], peaks["AdamW"]
         grounds = {who: extent(figure, f"ground-{world}-{who}") for who in ("AdamW", "Muon")}
         saved = adamw.hill.ground - muon.hill.ground
         assert grounds["Muon"].y0 - grounds["AdamW"].y0 == pytest.approx(saved / GB * gigabyte)
         assert grounds["Muon"].y1 == pytest.approx(grounds["AdamW"].y1)
+        floors.append(grounds["Muon"].y1)
         shapes = {f"hill-{world}-{who}": (who, peaks["AdamW"].hill) for who in grounds}
         shapes[f"tower-{world}"] = "Muon", muon.tower
         for gid, (who, peak) in shapes.items():
@@ -76,74 +85,86 @@ def test_all_worlds_have_one_scale_and_everything_stands_on_its_ground() -> None
             assert grounds[who].x0 < shape.x0 < shape.x1 < grounds[who].x1
         assert level(figure, world) == pytest.approx(extent(figure, f"hill-{world}-AdamW").y0)
         assert extent(figure, f"hill-{world}-Muon").x1 < extent(figure, f"tower-{world}").x0
+    assert floors[0] == pytest.approx(floors[1])
 
 
 def test_where_the_rank_of_the_tower_keeps_less_the_tower_stands_lower() -> None:
     muon = HillAndTower(PeakOfRank(56 * GB, 8 * GB), PeakOfRank(54 * GB, 2 * GB))
-    figure = draw_hills({"high": WORLDS["high"] | {"owner": muon}}, **SHOWN)
-    gigabyte = extent(figure, "hill-high-Muon").height / 8
-    assert extent(figure, "tower-high").y1 - extent(figure, "hill-high-Muon").y1 == pytest.approx(2 * gigabyte)
+    (frame,) = frames_of_hills({"high": WORLDS["high"] | {"owner": muon}}, **SHOWN)
+    hill, tower = (extent(frame.figure, gid) for gid in ("hill-high-Muon", "tower-high"))
+    assert tower.y1 - hill.y1 == pytest.approx(2 * hill.height / 8)
 
 
 @pytest.mark.parametrize(("layout", "signed"), [("owner", ["−4.0 GB", "−0.3 GB"]), ("flat", ["+2.0 GB", "0.0 GB"])])
 def test_the_number_stands_at_muons_peak_and_never_across_the_dashes(layout: str, signed: list[str]) -> None:
-    figure = draw_hills(WORLDS, **SHOWN | {"layout": layout})
-    assert [number.get_text() for number in numbers(figure)] == signed
-    for number, (world, peaks) in zip(numbers(figure), WORLDS.items(), strict=True):
-        muon, (x, head) = peaks[layout], number.get_position()
+    colours = {}
+    for (world, figure), words in zip(drawn(layout).items(), signed, strict=True):
+        (number,), muon = numbers(figure), WORLDS[world][layout]
+        assert number.get_text() == words
+        x, head = number.get_position()
         peak = extent(figure, f"hill-{world}-Muon" if muon.highest is muon.hill else f"tower-{world}")
         assert peak.x0 < x < peak.x1
         foot, dashes = head + float(number.get_fontsize()), level(figure, world)
-        if number.get_text() == "−4.0 GB":  # there is room between
+        if words == "−4.0 GB":  # there is room between
             assert dashes < head < foot < peak.y0
         else:
             assert foot < min(dashes, peak.y0)
-    above = {number.get_color() for number in numbers(figure) if number.get_text()[0] == "+"}
-    assert above.isdisjoint(number.get_color() for number in numbers(figure) if number.get_text()[0] != "+")
+        colours[words[0]] = number.get_color()
+    assert colours.pop("+", None) not in colours.values()
 
 
 def test_every_silhouette_has_its_size_and_the_dashes_theirs() -> None:
-    figure = draw_hills(WORLDS, **SHOWN)
-    sizes = [text for text in texts(figure) if text.endswith("0 GB") and text[0] in "2378"]
+    told = [text for figure in drawn().values() for text in texts(figure)]
+    sizes = [text for text in told if text.endswith("0 GB") and text[0] in "2378"]
     assert sizes == ["8.00 GB", "8.00 GB", "2.00 GB", "3.00 GB", "3.00 GB", "3.70 GB"]
-    assert [text for text in texts(figure) if "ground" in text and "less" not in text] == [
-        "ground: 60 GB",
-        "ground: 50 GB",
-    ]
-    assert [text for text in texts(figure) if "less" in text] == ["ground: 4.00 GB less", "ground: 1.00 GB less"]
-    assert [text for text in texts(figure) if "peak" in text] == ["AdamW's peak, 68 GB", "AdamW's peak, 53 GB"]
-    assert texts(figure).count("Muon, owner") == 2
+    assert [text for text in told if "ground" in text and "less" not in text] == ["ground: 60 GB", "ground: 50 GB"]
+    assert [text for text in told if "less" in text] == ["ground: 4.00 GB less", "ground: 1.00 GB less"]
+    assert [text for text in told if "peak" in text] == ["AdamW's peak, 68 GB", "AdamW's peak, 53 GB"]
+    assert told.count("Muon, owner") == 2
 
 
-def test_the_alt_text_has_every_number_and_its_side() -> None:
-    assert describe_hills(WORLDS, **SHOWN) == (
+def test_a_hill_too_low_for_its_size_has_none() -> None:
+    low = {"AdamW": step(50, 0.5, 0.1), "owner": step(49, 0.5, 0.7)}
+    _, frame = frames_of_hills(WORLDS | {"low": low}, **SHOWN)
+    assert "0.50 GB" not in texts(frame.figure)
+    assert "a hill of 0.50 GB" in frame.alt
+
+
+def test_caption_and_alt_text_have_every_number_and_its_side() -> None:
+    high, low = frames_of_hills(WORLDS, **SHOWN)
+    assert high.caption == "high: Muon's peak is its hill, 4.0 GB below AdamW's."
+    assert high.alt == (
         "High or not. high: AdamW keeps 60 GB, and its hill of 8.00 GB makes a peak of 68 GB. Muon, owner, keeps 4.00 "
-        "GB less; on that stand a hill of 8.00 GB and a tower of 2.00 GB, the higher of them 4.0 GB below AdamW's "
-        "peak. low: AdamW keeps 50 GB, and its hill of 3.00 GB makes a peak of 53 GB. Muon, owner, keeps 1.00 GB less; "
-        "on that stand a hill of 3.00 GB and a tower of 3.70 GB, the higher of them 0.3 GB below AdamW's peak."
+        "GB less; on that stand a hill of 8.00 GB and a tower of 2.00 GB, the higher of them 4.0 GB below AdamW's peak."
     )
-    flat = describe_hills(WORLDS, "flat")
-    assert "the higher of them 2.0 GB above AdamW's peak" in flat
-    assert "the higher of them as high as AdamW's peak" in flat
+    assert low.alt.endswith("a hill of 3.00 GB and a tower of 3.70 GB, the higher of them 0.3 GB below AdamW's peak.")
+    high, low = frames_of_hills(WORLDS, "flat")
+    assert "the higher of them 2.0 GB above AdamW's peak" in high.alt
+    assert "the higher of them as high as AdamW's peak" in low.alt
+    assert low.caption == "low: Muon's peak is its tower, as high as AdamW's."
 
 
 def test_without_a_world_there_is_no_picture() -> None:
     with pytest.raises(ValueError, match="here is none"):
-        draw_hills({}, **SHOWN)
+        frames_of_hills({}, **SHOWN)
 
 
 # ---- Planned ----------------------------------------------------------------------------------------------
 
 
-def test_the_published_models_are_readable_and_one_saves_more_than_the_other() -> None:
-    found = {name: hills_and_towers(*where) for name, where in LLAMAS.items()}
-    shown = SHOWN | {"layout": "matrix by matrix"}
-    figure, alt = draw_hills(found, **shown), describe_hills(found, **shown)
-    style.require_readable(figure, alt)
-    assert_readable(figure)
-    assert [number.get_text() for number in numbers(figure) if number.get_text()[0] == "−"] == ["−3.5 GB", "−0.2 GB"]
-    for told in ("3.49 GB less", "a tower of 0.68 GB", "0.27 GB less", "a hill of 2.15 GB and a tower of 2.21 GB"):
-        assert told in alt
+def test_more_ranks_save_less_beside_a_tower_that_stands() -> None:
+    model = MODELS["llama3_70b"]
+    worlds = {"8B": hills_and_towers(*LLAMAS["8B"])}
+    worlds |= {f"{dp} x 8": hills_and_towers(model, Degrees(dp, 8)) for dp in (16, 64, 128)}
+    frames = frames_of_hills(worlds, **SHOWN | {"layout": "matrix by matrix"})
+    for frame in frames:
+        style.require_readable(frame.figure, frame.alt)
+        assert_readable(frame.figure)
+    signed = [text for frame in frames for text in texts(frame.figure) if text[0] == "−"]
+    assert signed == ["−3.5 GB", "−2.1 GB", "−0.5 GB", "−0.2 GB"]
+    told = ("3.49 GB less", "2.14 GB less", "0.53 GB less", "0.27 GB less")
+    assert all(less in frame.alt for less, frame in zip(told, frames, strict=True))
+    assert all("a hill of 2.15 GB and a tower of 2.21 GB" in frame.alt for frame in frames[1:])
 
 
 @pytest.mark.parametrize("name", LLAMAS)
@@ -160,15 +181,6 @@ def test_peaks_and_savings_are_those_of_the_other_tables(name: str) -> None:
 
 
 # ---- As tokens grow ---------------------------------------------------------------------------------------
-
-
-def test_frames_share_a_scale_a_size_and_a_floor() -> None:
-    few, many = (frame.figure for frame in frames_of_hills(WORLDS, "owner"))
-    assert tuple(few.get_size_inches()) == tuple(many.get_size_inches())
-    high, low = extent(few, "hill-high-AdamW"), extent(many, "hill-low-AdamW")
-    assert high.height / 8 == pytest.approx(low.height / 3)
-    floors = [extent(figure, f"ground-{name}-Muon").y1 for figure, name in ((few, "high"), (many, "low"))]
-    assert floors[0] == pytest.approx(floors[1])
 
 
 def test_with_more_tokens_the_hill_rises_past_the_tower() -> None:
