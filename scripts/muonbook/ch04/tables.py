@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from distmuon.launch import UsageError
 from muonbook.ch04.candidates import CANDIDATES, Setting, ends, title
@@ -231,6 +231,29 @@ def at_one_rate(race: Mapping[str, Any], first: str, second: str) -> dict[float,
         says = f"{winner} wins" if greater > 1.01 * least else f"a tie ({winner} first)"
         told[float(lr)] = f"Both at {lr}: {says}, {least:.3f} against {greater:.3f}."
     return told
+
+
+class Advocacy(NamedTuple):
+    """Two optimizers, and whose momentum and rates' ratio were tuned. gaps: {optimizer: median gap}; told: verdict."""
+
+    tuned: str
+    gaps: dict[str, float]
+    told: str
+
+
+def advocacies(race: Mapping[str, Any], first: str, second: str) -> list[Advocacy]:
+    """Return what comes out if nobody's, the first's, the second's, and both's are tuned; the others' are as usual."""
+    found, both = [], (first, second)
+    choices: list[tuple[str, ...]] = [(), (first,), (second,), both]
+    for tuned in choices:
+        columns = [gaps(race, name, usual=name not in tuned) for name in both]
+        judged = verdict(*columns)
+        whose = {0: "nobody's", 2: "both's"}.get(len(tuned)) or f"{title(tuned[0])}'s alone"
+        told = f"{title(first)} is ahead on {judged.wins} of {judged.seeds} seeds"
+        told += "." if judged.claimed else ": nothing may be claimed."
+        medians = {title(name): statistics.median(column) for name, column in zip(both, columns, strict=True)}
+        found.append(Advocacy(whose, medians, told))
+    return found
 
 
 def gap_curves(race: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -169,6 +169,13 @@ def test_what_the_page_says_of_momentum() -> None:
         assert 0.5 < statistics.median(tuned[name]) / statistics.median(usual[name]) < 0.6
     assert not sweep.verdict(usual["muon"], tuned["adamw"]).claimed
     assert sweep.verdict(usual["muon"], usual["adamw"]).wins == 8
+    neither, muon, adamw, both = tables.advocacies(language, "muon", "adamw")
+    assert [each.tuned for each in (neither, muon, adamw, both)] == [
+        "nobody's", "Muon's alone", "AdamW's alone", "both's",
+    ]  # fmt: skip
+    assert muon.gaps == {"Muon": statistics.median(tuned["muon"]), "AdamW": statistics.median(usual["adamw"])}
+    assert adamw.told == "Muon is ahead on 7 of 8 seeds: nothing may be claimed."
+    assert both.told == "Muon is ahead on 8 of 8 seeds."
 
 
 def test_what_the_page_says_of_the_tutorials_recipe() -> None:
