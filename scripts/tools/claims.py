@@ -92,15 +92,17 @@ def the_reported_run():
     """Return bytes per rank and step of what the report compared, and whole steps of its model, Muon / ZeRO-1 AdamW."""
     from muonbook.measure import reported
 
-    gathers = [step.gathers for step in reported.steps(2, 2)]
-    mean, other = sum(gathers) / len(gathers), reported.all_reduces(4)
-    whole, sent = {}, {}
+    gathers, whole, sent = {}, {}, {}
     for dp, tp in ((2, 2), (4, 1), (1, 4)):
         steps = reported.steps(dp, tp)
-        sent[f"{dp}x{tp}"] = sum(step.muon for step in steps) / dp
+        grid = f"{dp}x{tp}"
+        gathers[grid] = sum(step.gathers for step in steps) / dp
+        sent[grid] = sum(step.muon for step in steps) / dp
         if dp > 1:  # alone, ZeRO-1 AdamW sends nothing
-            whole[f"{dp}x{tp}"] = sum(step.muon for step in steps) / sum(step.adamw for step in steps)
-    return {"muon_2x2": mean, "adamw_4x1": other, "over": mean / other, "whole_step": whole, "whole_step_bytes": sent}
+            whole[grid] = sum(step.muon for step in steps) / sum(step.adamw for step in steps)
+    other = reported.all_reduces(4)
+    over = gathers["2x2"] / other
+    return {"gathers": gathers, "adamw_4x1": other, "over": over, "whole_step": whole, "whole_step_bytes": sent}
 
 
 def look(world):

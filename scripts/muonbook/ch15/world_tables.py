@@ -77,10 +77,13 @@ def reported_lines(worlds: Worlds) -> list[str]:
     return lines
 
 
-def planned_against_measured(planner: Mapping[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
+def planned_against_measured(
+    planner: Mapping[str, Any], unseen: bool = False
+) -> dict[str, tuple[list[float], list[float]]]:
     """Return {Muon: (its step over AdamW's in the same world, measured; the same, planned)}, for `draw_curves`.
 
-    planner: what book/results/planner.json holds. Of Muon's steps that no constant was fitted to.
+    planner: what book/results/planner.json holds. Of Muon's steps that no constant was fitted to; unseen: only of those
+    in worlds where none was fitted to AdamW's either.
     """
     by_world: dict[str, dict[str, step_fit.TimedStep]] = {}
     for step in step_fit.timed(planner):
@@ -89,7 +92,7 @@ def planned_against_measured(planner: Mapping[str, Any]) -> dict[str, tuple[list
     for steps in by_world.values():
         adamw = steps.pop("adamw")
         for name, step in steps.items():
-            if step.held_out:
+            if step.held_out and (adamw.held_out or not unseen):
                 measured, planned = found.setdefault(TIMED[name], ([], []))
                 measured.append(step.seconds / adamw.seconds)
                 planned.append(

@@ -282,6 +282,12 @@ def test_a_plan_is_held_against_steps_that_it_has_not_seen() -> None:
     steps = [step for step in step_fit.timed(stored) if step.entrant != "adamw" and step.held_out]
     assert sum(len(measured) for measured, _ in pairs.values()) == len(steps)
     assert all(len(measured) == len(planned) for measured, planned in pairs.values())
+    fitted = {step.world for step in step_fit.timed(stored) if step.entrant == "adamw" and not step.held_out}
+    unseen = world_tables.planned_against_measured(stored, unseen=True)
+    there = [step for step in steps if step.world not in fitted]
+    assert sum(len(measured) for measured, _ in unseen.values()) == len(there) < len(steps)
+    for title, (measured, _) in unseen.items():
+        assert set(measured) <= set(pairs[title][0])
     (adamw, cut) = (next(s for s in step_fit.timed(stored) if s.entrant == name) for name in ("adamw", "gather_cut"))
     assert adamw.world == cut.world
     measured, planned = pairs["cut, in buckets"]
