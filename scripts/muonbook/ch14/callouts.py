@@ -26,11 +26,11 @@ def of_adamw(ranks: Sequence[RankTrace]) -> list[Callout]:
 
 
 def of_muon(ranks: Sequence[RankTrace]) -> list[Callout]:
-    """Return the same of Muon: after the reduction bucket by bucket, without the last, which holds no matrix."""
+    """Return the same of Muon: after the reduction bucket by bucket."""
     first = ranks[0]
     found = [_over(first, "forward, backward", "forward_backward"), _over(first, "mean gradients", *REDUCTION)]
     begins, ends = _named(first, "momentum"), _named(first, "all_gather")
-    rounds = zip(begins[:-1], ends[:-1], strict=True)
+    rounds = zip(begins, ends, strict=True)
     return found + [Callout(f"bucket {n}", begin.start, end.end) for n, (begin, end) in enumerate(rounds)]
 
 

@@ -15,6 +15,12 @@ COUNTED = {  # number of a `trace_report.Summary` -> how the chapter calls it
     "communication": "the same, as a union",
     "span": "first start to last end",
 }
+READINGS = {  # number of a public trace -> what a reader of it compares, from the report's reading to what one pays
+    "communication_sum_ms": "collectives, durations summed",
+    "communication_ms": "collectives, as a union",
+    "exposed_ms": "collectives with no work beside",
+    "span_ms": "the whole run, first start to last end",
+}
 
 
 def waiting_lines(ranks: Sequence[RankTrace]) -> list[str]:
@@ -76,9 +82,9 @@ def in_ms(trace: Found) -> dict[str, Any]:
     return {key.removesuffix("_ms"): value for key, value in trace.items()}
 
 
-def verdicts(synchronous: Found, asynchronous: Found) -> dict[str, float]:
-    """Return two readings of a public asynchronous run over its synchronous one: durations added up, and the span."""
-    return {COUNTED[key]: asynchronous[f"{key}_ms"] / synchronous[f"{key}_ms"] for key in ("communication_sum", "span")}
+def readings(synchronous: Found, asynchronous: Found) -> dict[str, float]:
+    """Return {what one may read in a public trace: the asynchronous run over the synchronous one}, in `READINGS`."""
+    return {what: asynchronous[key] / synchronous[key] for key, what in READINGS.items()}
 
 
 def overlap_lines(recorded: Found, synchronous: Found, asynchronous: Found) -> list[str]:

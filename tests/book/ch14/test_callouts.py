@@ -50,7 +50,7 @@ def test_parts_of_a_step_are_where_the_moves_were() -> None:
         "forward, backward": (0, 20), "mean gradients": (20, 35), "AdamW": (35, 36), "parameters": (82, 100),
     }  # fmt: skip
     assert extents(callouts.of_muon(step)) == {
-        "forward, backward": (0, 20), "mean gradients": (20, 35), "bucket 0": (36, 88),
+        "forward, backward": (0, 20), "mean gradients": (20, 35), "bucket 0": (36, 88), "bucket 1": (88, 100),
     }  # fmt: skip
 
 

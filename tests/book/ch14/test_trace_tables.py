@@ -40,9 +40,9 @@ def test_in_the_stored_traces_sums_grow_and_spans_shrink_here_and_there() -> Non
     assert min(summed) > 1 > max(span)
 
 
-def test_two_readings_of_one_run_are_each_over_the_synchronous_one() -> None:
-    before, after = in_ms(**row(10, 10, 50, 40, 0)), in_ms(**row(30, 20, 40, 50, 15))
-    assert trace_tables.verdicts(before, after) == {"durations, summed": 3.0, "first start to last end": 0.8}
+def test_four_readings_of_two_runs_are_each_over_the_synchronous_one() -> None:
+    before, after = in_ms(**row(10, 10, 50, 40, 0), exposed=10), in_ms(**row(30, 20, 40, 50, 15), exposed=5)
+    assert list(trace_tables.readings(before, after).values()) == [3.0, 2.0, 0.5, 0.8]
 
 
 def test_the_parts_of_a_step_add_up_to_it_and_count_a_moment_once() -> None:
