@@ -234,7 +234,7 @@ def at_one_rate(race: Mapping[str, Any], first: str, second: str) -> dict[float,
 
 
 class Advocacy(NamedTuple):
-    """Two optimizers, and whose momentum and rates' ratio were tuned. gaps: {optimizer: median gap}; told: verdict."""
+    """Two optimizers, and who was tuned to the end. gaps: {optimizer: median gap}; told: the verdict."""
 
     tuned: str
     gaps: dict[str, float]
@@ -242,17 +242,20 @@ class Advocacy(NamedTuple):
 
 
 def advocacies(race: Mapping[str, Any], first: str, second: str) -> list[Advocacy]:
-    """Return what comes out if nobody's, the first's, the second's, and both's are tuned; the others' are as usual."""
+    """Return what comes out if nobody, the first, the second, and both are tuned to the end.
+
+    Else the usual momentum and one learning rate for all parameters are kept, and only the others are tuned.
+    """
     found, both = [], (first, second)
     choices: list[tuple[str, ...]] = [(), (first,), (second,), both]
     for tuned in choices:
         columns = [gaps(race, name, usual=name not in tuned) for name in both]
         judged = verdict(*columns)
-        whose = {0: "nobody's", 2: "both's"}.get(len(tuned)) or f"{title(tuned[0])}'s alone"
+        who = {0: "nobody", 2: "both"}.get(len(tuned)) or f"{title(tuned[0])} alone"
         told = f"{title(first)} is ahead on {judged.wins} of {judged.seeds} seeds"
         told += "." if judged.claimed else ": nothing may be claimed."
         medians = {title(name): statistics.median(column) for name, column in zip(both, columns, strict=True)}
-        found.append(Advocacy(whose, medians, told))
+        found.append(Advocacy(who, medians, told))
     return found
 
 
