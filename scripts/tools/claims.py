@@ -92,17 +92,19 @@ def the_reported_run():
     """Return bytes per rank and step of what the report compared, and whole steps of its model, Muon / ZeRO-1 AdamW."""
     from muonbook.measure import reported
 
-    gathers, whole, sent = {}, {}, {}
+    gathers, whole, sent, adamw = {}, {}, {}, {}
     for dp, tp in ((2, 2), (4, 1), (1, 4)):
         steps = reported.steps(dp, tp)
         grid = f"{dp}x{tp}"
         gathers[grid] = sum(step.gathers for step in steps) / dp
         sent[grid] = sum(step.muon for step in steps) / dp
+        adamw[grid] = sum(step.adamw for step in steps) / dp
         if dp > 1:  # alone, ZeRO-1 AdamW sends nothing
             whole[grid] = sum(step.muon for step in steps) / sum(step.adamw for step in steps)
     other = reported.all_reduces(4)
     over = gathers["2x2"] / other
-    return {"gathers": gathers, "adamw_4x1": other, "over": over, "whole_step": whole, "whole_step_bytes": sent}
+    steps = {"whole_step": whole, "whole_step_bytes": sent, "adamw_step_bytes": adamw}
+    return {"gathers": gathers, "all_reduces_4": other, "over": over, **steps}
 
 
 def look(world):
