@@ -103,8 +103,8 @@ def the_reported_run():
             whole[grid] = sum(step.muon for step in steps) / sum(step.adamw for step in steps)
     other = reported.all_reduces(4)
     over = gathers["2x2"] / other
-    steps = {"whole_step": whole, "whole_step_bytes": sent, "adamw_step_bytes": adamw}
-    return {"gathers": gathers, "all_reduces_4": other, "over": over, **steps}
+    in_bytes = {"gathers": gathers, "all_reduces_4": other, "whole_step_bytes": sent, "adamw_step_bytes": adamw}
+    return {**in_bytes, "over": over, "whole_step": whole}
 
 
 def look(world):

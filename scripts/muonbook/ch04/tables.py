@@ -234,7 +234,7 @@ def at_one_rate(race: Mapping[str, Any], first: str, second: str) -> dict[float,
 
 
 class Advocacy(NamedTuple):
-    """Two optimizers, and who was tuned to the end. gaps: {optimizer: median gap}; told: the verdict."""
+    """Two optimizers, and who was fully tuned. gaps: {optimizer: median gap}; told: the verdict."""
 
     tuned: str
     gaps: dict[str, float]
@@ -242,7 +242,7 @@ class Advocacy(NamedTuple):
 
 
 def advocacies(race: Mapping[str, Any], first: str, second: str) -> list[Advocacy]:
-    """Return what comes out if nobody, the first, the second, and both are tuned to the end.
+    """Return what comes out if neither, the first, the second, and both are fully tuned.
 
     Else the usual momentum and one learning rate for all parameters are kept, and only the others are tuned.
     """
@@ -251,7 +251,7 @@ def advocacies(race: Mapping[str, Any], first: str, second: str) -> list[Advocac
     for tuned in choices:
         columns = [gaps(race, name, usual=name not in tuned) for name in both]
         judged = verdict(*columns)
-        who = {0: "nobody", 2: "both"}.get(len(tuned)) or f"{title(tuned[0])} alone"
+        who = {0: "neither", 2: "both"}.get(len(tuned)) or f"{title(tuned[0])} alone"
         told = f"{title(first)} is ahead on {judged.wins} of {judged.seeds} seeds"
         told += "." if judged.claimed else ": nothing may be claimed."
         medians = {title(name): statistics.median(column) for name, column in zip(both, columns, strict=True)}

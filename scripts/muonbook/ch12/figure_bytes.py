@@ -10,7 +10,6 @@ from distmuon.sharding.ledger import Entry, Ledger
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import describe_bars, draw_bars
-from muonbook.measure import formulas
 from muonbook.measure.workload import Workload
 from muonbook.planner.model_shapes import find_shape
 from muonbook.planner.owned_worlds import plan_part
@@ -23,7 +22,6 @@ GRADIENTS, PARAMETERS = "gradients", "parameters"
 PURPOSES = (GRADIENTS, PARAMETERS, "momentum over DP", "momentum over TP or mesh")
 ACTIVATIONS = "activations"
 CURVES = {"muon": "bucketed", "muon_flat": "flat", "muon_cut": "flat + cut", "muon_owner": "owner"}
-PAPERS = dict(g=4, w=4, m=2)  # bytes per element: gradients and parameters in float32, momentum in bfloat16
 
 
 # ---- What a step sends ------------------------------------------------------------------------------------
@@ -106,19 +104,6 @@ def wire_rows(rows: Sequence[Mapping[str, Any]], dp: int, tp: int) -> dict[str, 
 
 
 # ---- Muon over ZeRO-1 AdamW -------------------------------------------------------------------------------
-
-
-def sharing_curves(dp: int) -> dict[str, tuple[list[int], list[float]]]:
-    """Return {algorithm: (s, bytes beyond AdamW's in % of them)} of matrices alone, in the paper's dtypes, without TP.
-
-    s: from 1 to D = dp.
-    """
-    spread = list(range(1, dp + 1))
-    titles = {"gather_all": "bucketed, flat", "gather_cut": "flat + cut", "owner": "owner"}
-    return {
-        title: (spread, [100 * float(formulas.ratio(strategy, dp, 1, **PAPERS, s=s) - 1) for s in spread])
-        for strategy, title in titles.items()
-    }
 
 
 def growth_curves(model: str, tp: int, ranks: Sequence[int]) -> dict[str, tuple[list[int], list[float]]]:

@@ -44,8 +44,8 @@ def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
     events: of one rank, as in the trace's "traceEvents". An operator that takes a list of tensors
     does not say of what dtype they are; the annotation of its backend does, which has the same
-    dimensions. Raises ValueError on an operator or a dtype that it does not know: a silent gap
-    would make every count worthless.
+    dimensions. Raises ValueError on an operator that it does not know, and where that dtype is
+    missing or ambiguous: a silent gap would make every count worthless.
     """
     bytes_of: dict[str, int] = {}
     for event in filter(_is_operator, events):
@@ -56,11 +56,11 @@ def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         dims, dtype = (event["args"][key][INPUTS[argument]] for key in ("Input Dims", "Input type"))
         if dtype == "TensorList":
             (dims,) = dims  # each of our calls has one tensor
-            carried = [e["args"]["Input type"][0] for e in events if _carries(e, collective, dims)]
-            if not carried:
-                what = f"the {collective} of {dims}"
-                raise ValueError(f"no annotation of gloo or nccl says of what dtype {what} is.")
-            dtype = carried[0]
+            carried = {e["args"]["Input type"][0] for e in events if _carries(e, collective, dims)}
+            if len(carried) != 1:
+                which = f"{len(carried)} dtypes" if carried else "no dtype"
+                raise ValueError(f"gloo and nccl annotate {which} for the {collective} of {dims}.")
+            (dtype,) = carried
         bytes_of[collective] = bytes_of.get(collective, 0) + math.prod(dims) * ITEM_BYTES[dtype]
     return bytes_of
 

@@ -170,7 +170,7 @@ def test_what_the_page_says_of_momentum() -> None:
     assert not sweep.verdict(usual["muon"], tuned["adamw"]).claimed
     assert sweep.verdict(usual["muon"], usual["adamw"]).wins == 8
     neither, muon, adamw, both = tables.advocacies(language, "muon", "adamw")
-    assert [each.tuned for each in (neither, muon, adamw, both)] == ["nobody", "Muon alone", "AdamW alone", "both"]
+    assert [each.tuned for each in (neither, muon, adamw, both)] == ["neither", "Muon alone", "AdamW alone", "both"]
     assert muon.gaps == {"Muon": statistics.median(tuned["muon"]), "AdamW": statistics.median(usual["adamw"])}
     assert adamw.told == "Muon is ahead on 7 of 8 seeds: nothing may be claimed."
     assert both.told == "Muon is ahead on 8 of 8 seeds."

@@ -2,6 +2,7 @@
 
 import json
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 
 from distmuon.launch import hosts
 from distmuon.verify.prediction import predict_step
-from muonbook.ch12 import byte_counts, byte_tables, figure_bytes, figure_pieces, figure_ways, four_counts
+from muonbook.ch12 import byte_counts, byte_tables, figure_bytes, figure_pieces, figure_strips, figure_ways, four_counts
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
 from muonbook.figures import player, style
 from muonbook.measure import profiler, results
@@ -190,8 +191,16 @@ def test_on_nccl_the_dtype_is_its_annotations_and_not_that_of_its_shadow_on_the_
     shadow = {"name": "nccl:all_reduce", "cat": "gpu_user_annotation", "args": {"External id": 7}}
     there = [shadow, *(event | {"name": event["name"].replace("gloo:", "nccl:")} for event in TRACE)]
     assert profiler.count_once(there) == profiler.count_once(TRACE)
-    with pytest.raises(ValueError, match=r"of what dtype the all_reduce of \[3\] is"):
+    with pytest.raises(ValueError, match=r"annotate no dtype for the all_reduce of \[3\]"):
         profiler.count_once([operator("c10d::allreduce_", [[[3]], []], ["TensorList", ""]), shadow])
+
+
+def test_of_two_dtypes_of_one_shape_none_is_guessed() -> None:
+    call = operator("c10d::allreduce_", [[[3]], []], ["TensorList", ""])
+    half, whole = (annotation("gloo:all_reduce", [3], dtype) for dtype in ("c10::BFloat16", "float"))
+    assert profiler.count_once([call, whole, call, whole]) == {"all_reduce": 24}
+    with pytest.raises(ValueError, match="annotate 2 dtypes for the all_reduce"):
+        profiler.count_once([call, half, call, whole])
 
 
 def test_a_send_is_read_where_nccl_names_both_ends() -> None:
@@ -269,8 +278,29 @@ def test_a_planned_model_is_within_the_published_interval_where_only_what_is_cut
     assert all(1.24 < value <= 1.25 for name in ("bucketed", "flat") for value in without_tp[name][1])
     for first, last in (curve[1] for curve in with_tp.values()):
         assert first > last
-    sharing = figure_bytes.sharing_curves(8)
-    assert sharing["flat + cut"][1][::7] == [0, 25]
+
+
+def test_equal_matrices_stand_at_one_plus_a_quarter_over_their_number() -> None:
+    for size in (1, 3, 11, 43):
+        found = figure_strips.strip(size)
+        assert found.ratio == 1 + Fraction(1, 4 * size)
+        assert sum(ranks - 1 for ranks in found.spread) == figure_strips.D - 1  # a boundary, a journey
+
+
+def test_strips_have_red_where_a_boundary_cuts() -> None:
+    sizes = (3, 11)
+    figure, told = figure_strips.draw_strips(sizes, "Strips"), figure_strips.describe_strips(sizes, "Strips")
+    style.require_readable(figure, told)
+    assert_readable(figure)
+    for size, cut in zip(sizes, (3, 7), strict=True):
+        matrices = boxes(figure, f"matrix-{size}")
+        (ends,) = lines(figure, f"boundaries-{size}")
+        at = [segment[0][0] for segment in ends.get_segments()]
+        red = [to_hex(matrix.get_facecolor()) == style.ACCENT.lower() for matrix in matrices]
+        inside = [any(m.get_x() < x < m.get_x() + m.get_width() for x in at) for m in matrices]
+        assert red == inside
+        assert sum(red) == cut
+        assert f"{size} matrices, {cut} cut: {1 + 1 / (4 * size):.3f}" in told
 
 
 def test_what_muon_sends_beyond_adamw_in_per_cent() -> None:
