@@ -65,8 +65,8 @@ def received(name: str) -> float:
 
 def draw_pieces(title: str = "") -> Figure:
     """Draw, for every algorithm, the buffer from left to right and what each rank holds of it."""
-    blocks = [_block(name) for name in ALGORITHMS]
-    return card(title, "What four DP ranks hold of seven matrices, between lines. Strong: kept. Pale: received.", *blocks)
+    note = "What four DP ranks hold of seven matrices, between lines. Strong: kept. Pale: received."
+    return card(title, note, *(_block(name) for name in ALGORITHMS))
 
 
 def describe_pieces(title: str = "") -> str:
