@@ -2,6 +2,7 @@
 
 python scripts/12_bytes.py --dp 2 --tp 2
 python scripts/12_bytes.py --ratios --dp 4
+python scripts/12_bytes.py --dtypes --dp 4
 python scripts/12_bytes.py --hosts --dp 4
 python scripts/12_bytes.py --measure --json book/results/bytes.json
 """

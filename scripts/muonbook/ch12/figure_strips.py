@@ -18,7 +18,6 @@ from muonbook.figures.style import ACCENT, CARD, INK, MARGIN, MUTED, ROW, WIDTH,
 from muonbook.measure import formulas
 from muonbook.planner.owned_worlds import plan_part
 
-PAPERS = dict(g=4, w=4, m=2)  # bytes per element: gradients and parameters in float32, momentum in bfloat16
 D = 8
 SHAPE = (8, 8)  # of every matrix: in shards of an odd number of them no boundary falls between two
 HIGH, OUT = 20.0, 5.0  # a strip; how far boundaries stick out
@@ -26,7 +25,7 @@ ACROSS = WIDTH - 2 * MARGIN
 
 
 class Strip(NamedTuple):
-    """A model in one flat buffer. cut: matrix -> on how many ranks it lies; ratio: Muon over ZeRO-1 AdamW, in bytes."""
+    """A model in one flat buffer. spread: on how many ranks each matrix lies; ratio: Muon / ZeRO-1 AdamW, in bytes."""
 
     layout: Layout
     spread: list[int]
@@ -40,7 +39,7 @@ def strip(matrices: int) -> Strip:
     (bucket,) = layout.buckets
     spread = [len(layout.owners(bucket, index)) for index in bucket.params]
     s = formulas.mean_owners(layout, range(matrices))
-    return Strip(layout, spread, formulas.ratio("gather_cut", D, 1, **PAPERS, s=s))
+    return Strip(layout, spread, formulas.ratio("gather_cut", D, 1, g=4, w=4, m=2, s=s))  # in the paper's dtypes
 
 
 def draw_strips(sizes: Sequence[int], title: str = "") -> Figure:

@@ -113,13 +113,12 @@ def hills_of_batches(found: Found) -> dict[int, dict[str, HillAndTower]]:
     titles = dict(zip(ZERO1, ("AdamW", *PLANNED), strict=True))
     peaks: dict[int, dict[str, HillAndTower]] = {}
     for row in found["batches"]:
-        name, hill, tower = row["contender"], 0, 0
-        for stage, size in row["stages"].items():
-            if stage in PASSES or (stage == "reduce_scatter" and on_nccl(name, stage)):
-                hill = max(hill, size)
-            elif stage != "reduce_scatter":
-                tower = max(tower, size)
-        ground = row["standing"]
+        name, ground = row["contender"], row["standing"]
+        borrowed = {stage: size for stage, size in row["stages"].items() if on_nccl(name, stage)}
+        of_hill = (*PASSES, "reduce_scatter")
+        hill, tower = (
+            max(size for stage, size in borrowed.items() if (stage in of_hill) == before) for before in (True, False)
+        )
         both = HillAndTower(PeakOfRank(ground, hill), PeakOfRank(ground, tower))
         peaks.setdefault(row["tokens_per_rank"], {})[titles[name]] = both
     return peaks

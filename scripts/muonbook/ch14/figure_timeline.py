@@ -168,7 +168,7 @@ def _drawn(traces: Sequence[RankTrace], only: Sequence[int]) -> list[RankTrace]:
     return [trace for trace in traces if not only or trace.rank in only]
 
 
-def in_sight(traces: Sequence[RankTrace], mine: Window, only: Sequence[int] = ()) -> set[str]:
+def in_sight(traces: Sequence[RankTrace], mine: Window, only: Sequence[int]) -> set[str]:
     """Return which of KINDS and SENT there is something of in the window."""
     waits, found = _waits(traces), dict[str, list[Interval]]()
     for trace in _drawn(traces, only):
