@@ -33,7 +33,7 @@ def print_skew():
 
 def plan(quick):
     """Return the survey of planned worlds."""
-    from muonbook.ch15.worlds_survey import survey  # and with it torch
+    from muonbook.ch15.worlds.survey import survey  # and with it torch
 
     return survey(quick)
 

@@ -20,7 +20,7 @@ from distmuon.launch import hosts, rank, supervise
 from distmuon.launch.arguments import Parser
 from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
-from muonbook.ch15 import worlds_survey
+from muonbook.ch15.worlds import survey
 from muonbook.ch16 import trillion
 from muonbook.ch18.plans import divisions
 from muonbook.planner import plan_page
@@ -67,7 +67,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (byte_counts, "algorithms_on"),
         (byte_counts, "ratios_on"),
         (byte_counts, "wire_on"),
-        (worlds_survey, "survey"),
+        (survey, "survey"),
         (trillion, "lines"),
         (plan_page, "search"),
         (plan_page, "WorldPlan"),

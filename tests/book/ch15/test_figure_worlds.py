@@ -8,7 +8,7 @@ import pytest
 from figure_helpers import assert_readable, texts
 from matplotlib.lines import Line2D
 
-from muonbook.ch15.figure_worlds import NAMES, TWICE, frames_of_worlds
+from muonbook.ch15.worlds.figure_worlds import NAMES, TWICE, frames_of_worlds
 from muonbook.figures import player
 from muonbook.figures.player import Frame
 from muonbook.figures.style import LOOKS

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
-from muonbook.ch15 import world_tables
-from muonbook.ch15.planned_steps import TimedWorld, shape_curves, turned_assumptions
-from muonbook.ch15.verdicts import near_one, of_algorithm, verdict
-from muonbook.ch15.worlds_survey import (
+from muonbook.ch15.worlds import world_tables
+from muonbook.ch15.worlds.planned_steps import TimedWorld, shape_curves, turned_assumptions
+from muonbook.ch15.worlds.survey import (
     DIVIDED,
     FAST,
     MOONLIGHT_TOKENS,
@@ -27,6 +26,7 @@ from muonbook.ch15.worlds_survey import (
     reported_world,
     survey,
 )
+from muonbook.ch15.worlds.verdicts import near_one, of_algorithm, verdict
 from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import FABRICS

@@ -16,7 +16,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.strategy_predictions import of_strategy
-from muonbook.ch15.planned_steps import TimedWorld, square_cost
+from muonbook.ch15.worlds.planned_steps import TimedWorld, square_cost
 from muonbook.measure.workload import Workload
 from muonbook.planner.algorithms import ALGORITHMS, Algorithm
 from muonbook.planner.cost_model import collectives_of, step_seconds

@@ -10,7 +10,7 @@ import pytest
 
 from distmuon.launch import UsageError
 from distmuon.optim.newton_schulz import flops
-from muonbook.ch15.planned_steps import TimedWorld
+from muonbook.ch15.worlds.planned_steps import TimedWorld
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices.search import search
 from muonbook.planner.fabrics import FABRICS, NODE

@@ -11,8 +11,8 @@ from typing import Any
 
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
 from distmuon.verify.prediction import predict_step
-from muonbook.ch15.planned_steps import Grids, Step, best, seconds, square_cost, timed_grids
-from muonbook.ch15.verdicts import short, verdict
+from muonbook.ch15.worlds.planned_steps import Grids, Step, best, seconds, square_cost, timed_grids
+from muonbook.ch15.worlds.verdicts import short, verdict
 from muonbook.measure import reported
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices.comparison import compared

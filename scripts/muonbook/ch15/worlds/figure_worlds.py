@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from muonbook.ch15.world_tables import rows
+from muonbook.ch15.worlds.world_tables import rows
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import Curve, draw_curves
 from muonbook.planner.algorithms import ALGORITHMS

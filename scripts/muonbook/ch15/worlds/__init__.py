@@ -1,0 +1,1 @@
+"""Worlds that no laptop starts: planned, surveyed, drawn."""
