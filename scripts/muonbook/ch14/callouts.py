@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from muonbook.ch14.figure_timeline import Callout, Window, describe_timeline, draw_timeline, in_sight
+from muonbook.ch14.figure_timeline import Callout, Window, describe_timeline, draw_timeline, in_sight, window
 from muonbook.figures.player import Frame
 from muonbook.measure.trace import Activity, RankTrace
 from muonbook.measure.trace_report import hull, meetings
@@ -32,6 +32,36 @@ def of_muon(ranks: Sequence[RankTrace]) -> list[Callout]:
     begins, ends = _named(first, "momentum"), _named(first, "all_gather")
     rounds = zip(begins, ends, strict=True)
     return found + [Callout(f"bucket {n}", begin.start, end.end) for n, (begin, end) in enumerate(rounds)]
+
+
+def of_bucket(ranks: Sequence[RankTrace]) -> list[Callout]:
+    """Return the parts of Muon's first bucket, on its first rank."""
+    first = _first_bucket(ranks[0])
+    return [
+        _over(first, "gathers", "dp_gather", "tp_gather"),
+        _over(first, "Newton–Schulz", "newton_schulz"),
+        _over(first, "update", "tp_shard", "dp_shard", "apply"),
+        _over(first, "parameters", "all_gather"),
+    ]
+
+
+def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> list[Frame]:
+    """Return three looks at the first rank's step: AdamW's, Muon's, and the first bucket of Muon's, enlarged."""
+    bucket = Window(*hull(activity.interval for activity in _first_bucket(muon[0]).ranges))
+    looks: list[tuple[str, Sequence[RankTrace], Window, list[Callout], str]] = [
+        ("AdamW, ZeRO-1", adamw, window(adamw), of_adamw(adamw), "AdamW updates its shard, publishes it, and is done."),
+        ("Muon, bucketed", muon, window(muon), of_muon(muon), "Muon begins alike. Then it goes bucket by bucket."),
+        ("Muon, bucket 0", muon, bucket, of_bucket(muon), "Gather momentum, orthogonalize, update, publish."),
+    ]
+    only = [muon[0].rank]
+    key = sorted(set().union(*(in_sight(traces, within, only) for _, traces, within, *_ in looks)))
+    frames = []
+    for name, traces, within, said, caption in looks:
+        panel = {name: traces}
+        look: dict[str, Any] = {"title": "One step, as its first rank saw it", "within": within, "only": only}
+        look["callouts"] = {name: said}
+        frames.append(Frame(draw_timeline(panel, **look, rows=3, key=key), describe_timeline(panel, **look), caption))
+    return frames
 
 
 def frames_of_waiting(ranks: Sequence[RankTrace]) -> list[Frame]:
@@ -66,6 +96,14 @@ def frames_of_waiting(ranks: Sequence[RankTrace]) -> list[Frame]:
         look: dict[str, Any] = dict(title=title, within=within, callouts=dict.fromkeys(panel, said), only=both)
         frames.append(Frame(draw_timeline(panel, **look, rows=1, key=key), describe_timeline(panel, **look), caption))
     return frames
+
+
+def _first_bucket(rank: RankTrace) -> RankTrace:
+    """Return a rank's trace with the ranges of its first bucket alone."""
+    start, end = _named(rank, "momentum")[0].start, _named(rank, "all_gather")[0].end
+    return replace(
+        rank, ranges=[activity for activity in rank.ranges if start <= activity.start and activity.end <= end]
+    )
 
 
 def _over(rank: RankTrace, words: str, *names: str) -> Callout:

@@ -15,12 +15,12 @@ COUNTED = {  # number of a `trace_report.Summary` -> how the chapter calls it
     "communication": "the same, as a union",
     "span": "first start to last end",
 }
-READINGS = {  # number of a public trace -> what a reader of it compares, from the report's reading to what one pays
-    "communication_sum_ms": "collectives, durations summed",
-    "communication_ms": "collectives, as a union",
-    "exposed_ms": "collectives with no work beside",
-    "span_ms": "the whole run, first start to last end",
-}
+READINGS = (  # what one may compare of two runs, from the report's reading to what one pays
+    "collectives, durations summed",
+    "collectives, as a union",
+    "collectives with no work beside",
+    "the whole run, first start to last end",
+)
 
 
 def waiting_lines(ranks: Sequence[RankTrace]) -> list[str]:
@@ -38,13 +38,13 @@ def waiting_lines(ranks: Sequence[RankTrace]) -> list[str]:
 
 
 def optimizer_lines(trace: Found) -> list[str]:
-    """Return a public trace's optimizer, on host and GPU, over the time in which the GPU was busy."""
+    """Return the optimizer of a public trace, `in_ms`, on host and GPU, over the time in which the GPU was busy."""
     rows = {
-        "optimizer_cpu_ms": "on the host, launching",
-        "optimizer_gpu_ms": "on the GPU, inside the optimizer's range",
-        "optimizer_gpu_computing_ms": "in that range, computing",
+        "optimizer_cpu": "on the host, launching",
+        "optimizer_gpu": "on the GPU, inside the optimizer's range",
+        "optimizer_gpu_computing": "in that range, computing",
     }
-    return [f"{trace[key] / trace['busy_ms']:6.1%}  {what}" for key, what in rows.items()]
+    return [f"{trace[key] / trace['busy']:6.1%}  {what}" for key, what in rows.items()]
 
 
 def gain_lines(found: Found, place: str) -> list[str]:
@@ -83,17 +83,23 @@ def in_ms(trace: Found) -> dict[str, Any]:
 
 
 def readings(synchronous: Found, asynchronous: Found) -> dict[str, float]:
-    """Return {what one may read in a public trace: the asynchronous run over the synchronous one}, in `READINGS`."""
-    return {what: asynchronous[key] / synchronous[key] for key, what in READINGS.items()}
+    """Return {what one may read, one of `READINGS`: the asynchronous run over the synchronous one}.
+
+    Each is a recorded step, or `in_ms` of a public trace.
+    """
+    runs = (asynchronous, synchronous)
+    read = [(row["communication_sum"], row["communication"], row["communication"] - row["overlap"], row["span"])
+            for row in runs]  # fmt: skip
+    return {what: after / before for what, after, before in zip(READINGS, *read, strict=True)}
 
 
 def overlap_lines(recorded: Found, synchronous: Found, asynchronous: Found) -> list[str]:
     """Return what asynchronous steps show over synchronous ones, ours and the report's, and how much of each is hidden.
 
-    recorded: schedule -> medians of its recorded steps, ours. synchronous, asynchronous: two public traces of a rank.
+    recorded: schedule -> medians of its recorded steps, ours. synchronous, asynchronous: two public traces, `in_ms`.
     """
     pairs = [(recorded[name], recorded["synchronous"]) for name in ("naive", "pipelined")]
-    pairs.append((in_ms(asynchronous), in_ms(synchronous)))
+    pairs.append((asynchronous, synchronous))
     lines = [" ours:          report's:", "naive  pipelined    async"]
     for key, what in COUNTED.items():
         naive, ahead, theirs = (after[key] / before[key] for after, before in pairs)

@@ -135,3 +135,22 @@ def test_the_chapters_pictures_can_be_read() -> None:
     assert_readable(draw_timeline(panels, title="One training step", callouts=said))
     for frame in callouts.frames_of_waiting(muon):
         assert_readable(frame.figure)
+
+
+def test_a_bucket_is_the_first_one_from_its_momentum_to_its_parameters() -> None:
+    assert extents(callouts.of_bucket(a_step())) == {
+        "gathers": (40, 50), "Newton–Schulz": (50, 80), "update": (80, 82), "parameters": (82, 88),
+    }  # fmt: skip
+
+
+def test_three_looks_at_a_step_are_of_one_size_and_the_last_is_a_part_of_the_second() -> None:
+    frames = callouts.frames_of_a_step(a_step(), a_step())
+    assert len({tuple(frame.figure.get_size_inches()) for frame in frames}) == 1
+    _, muon, bucket = frames
+    assert "bucket 0 (36% to 88%)" in muon.alt
+    assert "gathers (8% to 27%)" in bucket.alt  # of the 52 from 36 to 88
+    for name, frame in (("Muon, bucketed", muon), ("Muon, bucket 0", bucket)):
+        (worked,) = boxes(frame.figure, f"timeline-{name}-0-Newton–Schulz")
+        assert worked.get_width() == pytest.approx(PANEL * (0.3 if frame is muon else 30 / 52))
+    for frame in callouts.frames_of_a_step(stored("step_adamw"), stored("step_muon")):
+        assert_readable(frame.figure)

@@ -14,13 +14,9 @@ def row(total: float, union: float, span: float, computing: float, overlap: floa
     return {**values, "overlap": overlap}
 
 
-def in_ms(**row: float) -> dict[str, Any]:
-    return {**{f"{key}_ms": value for key, value in row.items()}, "device": "gpu", "name_matched_parts": []}
-
-
 def test_every_column_is_over_its_own_synchronous_step() -> None:
     ours = {"synchronous": row(4, 4, 8, 4, 0), "naive": row(5, 4, 8, 4, 1), "pipelined": row(8, 4, 6, 5, 4)}
-    before, after = in_ms(**row(10, 10, 50, 40, 0)), in_ms(**row(30, 20, 40, 50, 15))
+    before, after = row(10, 10, 50, 40, 0), row(30, 20, 40, 50, 15)
     assert trace_tables.overlap_lines(ours, before, after)[1:] == [
         "naive  pipelined    async",
         " 1.25       2.00     3.00  durations, summed",
@@ -33,15 +29,23 @@ def test_every_column_is_over_its_own_synchronous_step() -> None:
 
 def test_in_the_stored_traces_sums_grow_and_spans_shrink_here_and_there() -> None:
     report = results.load("report_traces")["traces"]
-    sync, asynchronous = (report[f"trace_muon_FULLSTEP_dp2_tp2{kind}_rank0"] for kind in ("", "_async"))
+    theirs = (report[f"trace_muon_FULLSTEP_dp2_tp2{kind}_rank0"] for kind in ("", "_async"))
+    sync, asynchronous = map(trace_tables.in_ms, theirs)
     lines = trace_tables.overlap_lines(results.load("traces")["limited_link"]["recorded"], sync, asynchronous)
     assert max(map(len, lines)) <= 60
     summed, _, span = ([float(number) for number in line.split()[:3]] for line in lines[2:5])
     assert min(summed) > 1 > max(span)
 
 
+def test_a_public_trace_has_the_names_of_a_recorded_step_and_the_same_time_with_no_work_beside() -> None:
+    for public in results.load("report_traces")["traces"].values():
+        renamed = trace_tables.in_ms(public)
+        assert not [name for name in renamed if name.endswith("_ms")]
+        assert renamed["exposed"] == pytest.approx(renamed["communication"] - renamed["overlap"], abs=2e-3)  # all are rounded
+
+
 def test_four_readings_of_two_runs_are_each_over_the_synchronous_one() -> None:
-    before, after = in_ms(**row(10, 10, 50, 40, 0), exposed=10), in_ms(**row(30, 20, 40, 50, 15), exposed=5)
+    before, after = row(10, 10, 50, 40, 0), row(30, 20, 40, 50, 15)
     assert list(trace_tables.readings(before, after).values()) == [3.0, 2.0, 0.5, 0.8]
 
 
