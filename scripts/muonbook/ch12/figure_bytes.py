@@ -17,6 +17,7 @@ from muonbook.planner.parts import every_rank
 from muonbook.planner.planned_worlds import BUCKET_RULES
 
 SHOWN = ("zero1", "muon", "muon_flat", "muon_cut", "muon_owner")
+WAYS = ("zero1", "torch_zero", "muon_cut", "adamw_fsdp2", "muonw_fsdp2")
 WIRED = ("zero1", "muon_cut", "adamw_fsdp2", "muonw_fsdp2", "muon_fsdp2")
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 PURPOSES = (GRADIENTS, PARAMETERS, "momentum over DP", "momentum over TP or mesh")
@@ -63,6 +64,17 @@ def step_rows(workload: Workload, dp: int, tp: int, names: Sequence[str] = SHOWN
             for what in PURPOSES:
                 mean[what] += sent[what] / len(ranks)
     return rows
+
+
+def way_rows(workload: Workload, dp: int, tp: int) -> dict[str, dict[str, float]]:
+    """Return what a rank sends, as `step_rows`, by `WAYS` and in percent of what it sends with ZeRO-1 AdamW."""
+    rows = step_rows(workload, dp, tp, WAYS)
+    whole = sum(rows["AdamW, ZeRO-1"].values())
+    found = {}
+    for name, row in rows.items():
+        gradients, parameters, *muons = (100 * row[what] / whole for what in PURPOSES)
+        found[name] = {GRADIENTS: gradients, PARAMETERS: parameters, "momentum, updates": sum(muons)}
+    return found
 
 
 def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Frame]:

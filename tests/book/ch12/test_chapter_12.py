@@ -233,6 +233,16 @@ def test_every_predicted_byte_has_a_purpose(dp: int, tp: int) -> None:
     assert rows["Muon, owner"]["momentum over DP"] == 0
 
 
+def test_ways_to_train_are_in_percent_of_zero1_and_add_up_to_what_was_counted() -> None:
+    rows = figure_bytes.way_rows(SHAPES["odd"].shared_by(4), 4, 1)
+    out = stored_pages.printed("12_bytes", "python ../scripts/12_bytes.py --dp 4 --tp 1 --shape odd")
+    ratios = {who: float(ratio) for ratio, who in re.findall(r" +([\d.]+)  [=-] = =  (.+)$", out, re.MULTILINE)}
+    for name, row in rows.items():
+        assert sum(row.values()) / 100 == pytest.approx(ratios[name], abs=5e-4)
+        assert (row["momentum, updates"] > 0) == ("Muon" in name)
+    assert rows["AdamW, torch's ZeRO-1"]["gradients"] == pytest.approx(2 * rows["AdamW, ZeRO-1"]["gradients"], rel=1e-3)
+
+
 def test_frames_share_a_scale_and_a_size() -> None:
     frames = figure_bytes.step_frames(SHAPES["even"], [(8, 1), (2, 4)])
     first, second = (tuple(frame.figure.get_size_inches()) for frame in frames)
