@@ -3,8 +3,8 @@
 One colour per DP rank, one hatch per TP rank, one grey for padding, one colour and dash per optimizer, and per
 algorithm of Muon's, in every chapter. Figures are plain `Figure` objects, without pyplot: nothing needs a screen or
 stays open, and a reader's own style does not change them. Lengths are points (1/72 inch), y downwards. A card is 360
-wide, which is about a pixel per point on a phone, so the smallest type is 11 pixels high there; what has smaller type
-is not saved.
+wide, which is about a pixel per point on a phone, so the smallest type is 11 pixels high there; what has smaller type,
+or words on other words, is not saved.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from io import BytesIO
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ LOOKS: Mapping[str, Mapping[str, Any]] = {
     "owner": {"color": "#989AA0", "lw": 2.6, "ls": (0, (1, 1.3))},
 }
 TITLE, TEXT, SMALL = 14.0, 12.5, 11.25
+TOUCH = 2.0  # points by which two lines of type may overlap, for letters do not fill their line
 
 WIDTH, MARGIN, LEFT = 360.0, 14.0, 58.0  # of the card, around its content, left of the strips
 STRIP, ROW = WIDTH - LEFT - MARGIN, 16.0  # the longest strip, a line of small type
@@ -71,7 +73,7 @@ def entrant_of(name: str) -> str | None:
 def save(figure: Figure, path: str | Path, alt: str) -> Path:
     """Write `figure` as .png or .svg with its alt text inside; the same figure gives the same bytes.
 
-    Raises ValueError for an empty `alt`, for type that is too small, and for any other suffix.
+    Raises ValueError as `require_readable` does, and for any other suffix.
     """
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
@@ -83,7 +85,7 @@ def save(figure: Figure, path: str | Path, alt: str) -> Path:
 def png(figure: Figure, alt: str) -> bytes:
     """Return `figure` as PNG (128 colours, which makes a page three times lighter) with its alt text inside.
 
-    Raises ValueError for an empty `alt`, and for type that is too small.
+    Raises ValueError as `require_readable` does.
     """
     require_readable(figure, alt)
     drawn, packed = BytesIO(), BytesIO()
@@ -102,7 +104,7 @@ def vector(figure: Figure, alt: str, letters: str = "none") -> bytes:
     """Return `figure` as SVG with its alt text as the title, and nothing of when and by what it was drawn.
 
     letters: "none": text stays text, for a page that names other fonts (svg.py); "path": shapes, which every viewer
-    shows alike. Raises ValueError for an empty `alt`, and for type that is too small.
+    shows alike. Raises ValueError as `require_readable` does.
     """
     require_readable(figure, alt)
     drawn = BytesIO()
@@ -113,17 +115,46 @@ def vector(figure: Figure, alt: str, letters: str = "none") -> bytes:
 
 
 def require_readable(figure: Figure, alt: str) -> None:
-    """Raise ValueError for an empty `alt`, and for any type below `SMALL`, which a phone would show too small."""
+    """Raise ValueError for an empty `alt`, for type below `SMALL`, which a phone would show too small, and for words
+    that lie on others."""
     if not alt.strip():
         raise ValueError("a figure needs alt text that is not empty; the describe functions write it.")
     with style.context(_STYLE):
         figure.draw_without_rendering()  # the numbers along axes exist from here on
-    for text in figure.findobj(Text):
-        words, size = text.get_text(), float(text.get_fontsize())  # type: ignore[attr-defined]
-        if text.get_parse_math() and words.count("$") > 1 and set(words) & {"^", "_"}:  # type: ignore[attr-defined]
-            size *= 0.7  # what matplotlib makes of 10⁻² with a formula
-        if words.strip() and text.get_visible() and size < SMALL - 1e-6:
-            raise ValueError(f"{words!r} is written in {size:.4g} points; the smallest type for a phone is {SMALL:g}.")
+        written = _written(figure)
+        for text in written:
+            _require_large(text)
+        _require_apart(written)
+
+
+def _written(figure: Figure) -> list[Any]:
+    """Return what a figure says: all that is visible, but for the labels of marks beyond the end of an axis."""
+    beyond = set()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+        away = (tick for tick in ticks if not low <= tick.get_loc() <= high)
+        beyond |= {label for tick in away for label in (tick.label1, tick.label2)}
+    texts: list[Any] = figure.findobj(Text)
+    return [text for text in texts if text.get_visible() and text.get_text().strip() and text not in beyond]
+
+
+def _require_large(text: Any) -> None:
+    words, size = text.get_text(), float(text.get_fontsize())
+    if text.get_parse_math() and words.count("$") > 1 and set(words) & {"^", "_"}:
+        size *= 0.7  # what matplotlib makes of 10⁻² with a formula
+    if size < SMALL - 1e-6:
+        raise ValueError(f"{words!r} is written in {size:.4g} points; the smallest type for a phone is {SMALL:g}.")
+
+
+def _require_apart(written: Sequence[Any]) -> None:
+    """Raise ValueError where two pieces of text overlap by more than `TOUCH` both ways."""
+    extents = [(text, Text.get_window_extent(text)) for text in written]  # of the words, without a box around them
+    for (one, its), (other, others) in combinations(extents, 2):
+        across = min(its.x1, others.x1) - max(its.x0, others.x0)
+        down = min(its.y1, others.y1) - max(its.y0, others.y0)
+        if min(across, down) > TOUCH * one.figure.dpi / 72:
+            raise ValueError(f"{one.get_text()!r} lies on {other.get_text()!r}; move one of them.")
 
 
 # ---- The page: blocks from top to bottom, on one pair of axes that covers the card ----

@@ -41,7 +41,7 @@ def test_a_public_trace_has_the_names_of_a_recorded_step_and_the_same_time_with_
     for public in results.load("report_traces")["traces"].values():
         renamed = trace_tables.in_ms(public)
         assert not [name for name in renamed if name.endswith("_ms")]
-        assert renamed["exposed"] == pytest.approx(renamed["communication"] - renamed["overlap"], abs=2e-3)  # all are rounded
+        assert renamed["exposed"] == pytest.approx(renamed["communication"] - renamed["overlap"], abs=2e-3)
 
 
 def test_four_readings_of_two_runs_are_each_over_the_synchronous_one() -> None:

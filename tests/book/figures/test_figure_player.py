@@ -30,6 +30,7 @@ def picture(number: int, hatches: Sequence[str] = ("", "////", "...."), rows: in
     figure = style.card(f"Step <{number}> & more", "", (180.0, paint))
     plot = style.inset(figure.axes[0], 230, 80, 90, 80)
     plot.plot([0, 1, 2], [0, number / 3, 1], "--o")
+    plot.set(xticks=[0, 1, 2], yticks=[0, 1, 2])
     plot.tick_params(labelsize=style.SMALL)
     return figure
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from muonbook.figures import style
@@ -11,8 +12,8 @@ from muonbook.figures import style
 
 def test_what_a_phone_would_show_too_small_is_not_saved(tmp_path: Path) -> None:
     def written(size: float, text: str = "a label", math: bool = False) -> Figure:
-        figure = style.card("A title", "a note")
-        figure.axes[0].text(20, 20, text, size=size, parse_math=math)
+        figure = style.page([*style.heading("A title", "a note"), (20.0, lambda axes, top: None)])
+        figure.axes[0].text(20, 65, text, size=size, parse_math=math)
         return figure
 
     told = "'a label' is written in 11 points; the smallest type for a phone is 11.25."
@@ -28,6 +29,25 @@ def test_what_a_phone_would_show_too_small_is_not_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     style.save(written(style.SMALL), tmp_path / "large.png", "a card")
     assert style.SMALL * 358 / style.WIDTH > 11  # pixels, on a card that is 358 of them wide
+
+
+def test_words_on_other_words_are_refused_and_rows_of_type_are_not() -> None:
+    def two_lines(apart: float, right: float = 0.0) -> Figure:
+        def paint(axes: Axes, top: float) -> None:
+            style.put(axes, 20, top, "bucketed")
+            style.put(axes, 20 + right, top + apart, "flat + cut", bold=True)
+
+        return style.page([(60.0, paint)])
+
+    for apart in (0.0, 6.0):
+        with pytest.raises(ValueError, match=re.escape("'bucketed' lies on 'flat + cut'; move one of them.")):
+            style.png(two_lines(apart), "two lines")
+    style.require_readable(two_lines(style.ROW), "one below the other")
+    style.require_readable(two_lines(0.0, right=style.wide("bucketed")), "one beside the other")
+    boxed = style.card("", "")
+    for x in (20, 60):
+        boxed.axes[0].text(x, 20, "flat", size=style.SMALL, bbox={"pad": 9})
+    style.require_readable(boxed, "a box around words is no words")
 
 
 def test_text_is_wrapped_by_its_measure() -> None:
