@@ -27,7 +27,7 @@ SQUARES = (16, 64)  # for "DP = TP" alone
 WORLDS = (16, 32, 64, 128, 512, 1024, 4096)
 TOKENS = (1 << 20, 1 << 22, 1 << 24)  # of all ranks, per step
 QUICK = (("gpt2", "llama3_8b"), (32, 1024), (1 << 22,))
-MOONLIGHT_RANKS = (16, 32, 64, 128)
+MOONLIGHT_RANKS = (16, 32, 64, 128, 256)
 MOONLIGHT_TOKENS = (2048 * 8192, 4096 * 8192)  # per step: Liu et al. 2025, section 3.3
 REPORTED_GRIDS = ((4, 1), (2, 2), (1, 4))  # of the report's four ranks
 FAST = "nvlink_infiniband"
