@@ -57,21 +57,18 @@ def draw_curves(
     log_x: bool = False, log_y: bool = False,
     bands: Mapping[str, tuple[Any, Any, Any]] | None = None, marks: Sequence[tuple[float, str]] = (),
     levels: Sequence[tuple[float, str]] = (), joined: bool = True, diagonal: bool = False,
-    hollow: Mapping[str, Curve] | None = None, reach: Sequence[tuple[float, float]] = (),
 ) -> Figure:  # fmt: skip
     """Draw up to six curves, each with its name at its end, or over the plot where a name is long.
 
     series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
     (x, text) of vertical lines. levels: (y, text) of horizontal ones. joined: False draws dots, where nothing lies
-    between two x. diagonal: marks where y is x. hollow: name -> (x, y), circles on the series of that name. reach:
-    (x, y) that both axes reach with no curve there, so that frames share a scale. A value that is not finite, or not
-    positive on a logarithmic axis, is left out. Raises ValueError for no series, more than six, an empty one, x and y
-    of different lengths, and an unknown band or circle.
+    between two x. diagonal: marks where y is x. A value that is not finite, or not positive on a logarithmic axis, is
+    left out. Raises ValueError for no series, more than six, an empty one, x and y of different lengths, and an unknown
+    band.
     """
     curves = _finite(series, log_x, log_y)
-    for kind, named_alike in (("bands", bands), ("hollow circles", hollow)):
-        if unknown := set(named_alike or {}) - set(curves):
-            raise ValueError(f"{kind} {sorted(unknown)} belong to no series.")
+    if unknown := set(bands or {}) - set(curves):
+        raise ValueError(f"bands {sorted(unknown)} belong to no series.")
     styles, longest = line_styles(curves), max(map(wide, curves))
     for (name, (x, _)), marker in zip(curves.items(), MARKERS, strict=False):
         if len(x) == 1 or not joined:
@@ -88,10 +85,6 @@ def draw_curves(
             plot.fill_between(x, low, high, color=styles[name]["color"], alpha=0.16, lw=0, gid=f"band-{name}")
         for name, (x, y) in curves.items():
             plot.plot(x, y, gid=f"curve-{name}", **styles[name])
-        for name, (x, y) in (hollow or {}).items():
-            plot.plot(x, y, "o", ms=6.5, mew=1.8, mfc=CARD, mec=styles[name]["color"], gid=f"hollow-{name}")
-        if reach:
-            plot.update_datalim(reach)
         if diagonal:
             plot.axline((1, 1), slope=1, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
         for x, text in marks:
@@ -106,7 +99,7 @@ def draw_curves(
         middle = max(half, min(LABELS + across / 2, WIDTH - 2 * MARGIN - half))
         plot.set_xlabel(x_label, x=(middle - LABELS) / across)
         plot.margins(x=0.02 if joined else 0.06)
-        across_all = [value for x, _ in curves.values() for value in x] + [x for x, _ in reach]
+        across_all = [value for x, _ in curves.values() for value in x]
         _scales(plot, log_x, log_y, sorted(set(map(float, across_all))))
         if named:
             _name_ends(plot, curves, styles)

@@ -117,7 +117,7 @@ def test_moonlight_adds_what_was_counted_elsewhere(
 ) -> None:
     """Of 128 ranks and flat, the other count said 2.0: with experts in buffers of their own."""
     rows = world_tables.rows(stored["moonlight"], algorithm=algorithm, tokens=MOONLIGHT_TOKENS[0])
-    assert [100 * row["extra"] for row in rows] == pytest.approx(percent, abs=0.05)
+    assert [100 * row["extra"] for row in rows if row["ranks"] <= 128] == pytest.approx(percent, abs=0.05)
 
 
 def test_the_bytes_of_gather_cut_are_those_counted_elsewhere() -> None:

@@ -141,24 +141,6 @@ def test_bands_marks_and_levels_are_drawn_where_they_belong() -> None:
     assert_readable(figure)
 
 
-def test_hollow_circles_lie_on_their_curve_in_its_colour() -> None:
-    x, y = LOSS["Muon"]
-    figure = draw_curves(LOSS, "step", "loss", hollow={"Muon": (x[:2], y[:2])})
-    (circles,) = (line for line in figure.axes[1].lines if line.get_gid() == "hollow-Muon")
-    assert np.array_equal(circles.get_ydata(), y[:2])
-    assert circles.get_markeredgecolor() == OPTIMIZERS["Muon"]["color"] != circles.get_markerfacecolor()
-    assert_readable(figure)
-
-
-def test_frames_that_reach_the_same_points_share_a_scale() -> None:
-    low, high = {"a": ([2, 8], [1.0, 1.1])}, {"a": ([1, 2, 4], [1.0, 2.0, 3.0])}
-    reach = [(n, y) for n in (1, 2, 4, 8) for y in (1, 3)]
-    plots = [draw_curves(series, "ranks", "times", log_x=True, reach=reach).axes[1] for series in (low, high)]
-    assert len({(plot.get_xlim(), plot.get_ylim(), tuple(plot.get_xticks())) for plot in plots}) == 1
-    assert plots[0].get_xticks().tolist() == [1, 2, 4, 8]
-    assert plots[0].get_ylim()[0] < 1 < 3 < plots[0].get_ylim()[1]
-
-
 def test_what_an_axis_cannot_show_is_left_out() -> None:
     figure = draw_curves({"a": ([0, 1, 2, 3], [1, 0, np.nan, 4])}, "x", "y", log_y=True)
     assert np.asarray(curves(figure)["a"].get_ydata()).tolist() == [1, 4]
@@ -174,7 +156,6 @@ def test_what_an_axis_cannot_show_is_left_out() -> None:
         ({"a": ([1, 2], [1])}, {}, "'a' has x"),
         ({"a": ([], [])}, {}, "no point"),
         ({"a": ([1], [1])}, {"bands": {"b": ([1], [1], [1])}}, r"bands \['b'\]"),
-        ({"a": ([1], [1])}, {"hollow": {"b": ([1], [1])}}, r"circles \['b'\]"),
     ],
 )
 def test_curves_that_cannot_be_drawn_say_why(series: Any, options: Any, message: str) -> None:

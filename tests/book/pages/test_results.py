@@ -172,6 +172,7 @@ BF16 = "rows.dp=4,tp=1,shape=even,dtype=bfloat16,contender={}.kept.masters+momen
 
 MEANS = "runs.run={}.communication_ms"
 MOONLIGHT = "moonlight.algorithm={},ranks={},tokens=16777216.{}"
+LATER = "moonlight.algorithm=flat_cut,ranks={},tokens=33554432.{}"
 SENT = "reported_bytes.whole_step_bytes"
 TUNED = "originals.fashion.tuned.median"
 PEAK = "batches.tokens_per_rank={0},contender={1}.peak / batches.tokens_per_rank={0},contender=zero1.peak"
@@ -204,9 +205,11 @@ TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
         ("regimes", "share.256.muon.0.median", 0.1, 100),
         ("regimes", "share.256.muon.-1.median / share.256.muon.0.median", 0, 0.5),
         ("worlds", "models.moonlight.newton_schulz_once_per_million_tokens", 0.01, 0.1),
-        *[("worlds", MOONLIGHT.format("flat_cut", ranks, "extra_most"), 0, 0.01) for ranks in (32, 64, 128)],
+        *[("worlds", MOONLIGHT.format("flat_cut", ranks, "extra_most"), 0, 0.01) for ranks in (32, 64, 128, 256)],
         ("worlds", MOONLIGHT.format("flat_cut", 64, "optimizer"), 0.01, 0.03),
         ("worlds", MOONLIGHT.format("flat_cut", 128, "optimizer"), 0.03, 0.1),
+        ("worlds", LATER.format(128, "optimizer"), 0.01, 0.03),  # with the batch of nearly all of its training
+        ("worlds", LATER.format(256, "optimizer"), 0.03, 0.1),
         ("worlds", MOONLIGHT.format("bucketed", 64, "extra"), 0.01, 0.03),  # the proof of concept
         ("worlds", MOONLIGHT.format("bucketed", 128, "extra"), 0.03, 0.06),
         ("worlds", "verdict.flat_cut.adds_at_most_3_percent.16*", 0.5, 1),
