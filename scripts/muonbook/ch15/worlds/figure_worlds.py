@@ -24,7 +24,7 @@ def frames_of_worlds(
     """
     every = worlds["cells"]
     models, sizes = zip(*shown, strict=True)
-    asked = {"fabric": [fabric], "tokens": [tokens], "model": models, "ranks": sizes}
+    asked: dict[str, Sequence[Any]] = {"fabric": [fabric], "tokens": [tokens], "model": models, "ranks": sizes}
     for name, values in asked.items():
         known = sorted({cell[name] for cell in every})
         for value in values:
