@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from distmuon.sharding.gradients import STATISTICS_LABEL
@@ -17,8 +17,6 @@ from muonbook.planner.parts import every_rank
 from muonbook.planner.planned_worlds import BUCKET_RULES
 
 SHOWN = ("zero1", "muon", "muon_flat", "muon_cut", "muon_owner")
-WAYS = ("zero1", "torch_zero", "muon_cut", "adamw_fsdp2", "muonw_fsdp2")
-WIRED = ("zero1", "muon_cut", "adamw_fsdp2", "muonw_fsdp2", "muon_fsdp2")
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 PURPOSES = (GRADIENTS, PARAMETERS, "momentum over DP", "momentum over TP or mesh")
 ACTIVATIONS = "activations"
@@ -66,17 +64,6 @@ def step_rows(workload: Workload, dp: int, tp: int, names: Sequence[str] = SHOWN
     return rows
 
 
-def way_rows(workload: Workload, dp: int, tp: int) -> dict[str, dict[str, float]]:
-    """Return what a rank sends, as `step_rows`, by `WAYS` and in percent of what it sends with ZeRO-1 AdamW."""
-    rows = step_rows(workload, dp, tp, WAYS)
-    whole = sum(rows["AdamW, ZeRO-1"].values())
-    found = {}
-    for name, row in rows.items():
-        gradients, parameters, *muons = (100 * row[what] / whole for what in PURPOSES)
-        found[name] = {GRADIENTS: gradients, PARAMETERS: parameters, "momentum, updates": sum(muons)}
-    return found
-
-
 def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Frame]:
     """Return one frame per grid, all on one scale."""
     of = {}
@@ -96,23 +83,6 @@ def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Fr
         caption = f"Over ZeRO-1 AdamW: {caption}."
         frames.append(Frame(draw_bars(rows, **words, most=most), describe_bars(rows, **words), caption))
     return frames
-
-
-def wire_rows(rows: Sequence[Mapping[str, Any]], dp: int, tp: int) -> dict[str, dict[str, float]]:
-    """Return what left the interfaces of one grid, in percent of what the collectives called come to, in parts.
-
-    rows: `byte_counts.wire_on`'s.
-    """
-    found = {}
-    mine = {row["contender"]: row for row in rows if (row["dp"], row["tp"]) == (dp, tp)}
-    for name, row in ((name, mine[name]) for name in WIRED if name in mine):
-        known = row["ring"] + row["reduce_scatter"]
-        found[CONTENDERS[name].title] = {
-            "as called": 100.0,
-            "gloo's own messages": 100 * (row["payload"] - known) / row["ring"],
-            "a reduce-scatter, sent as all-reduce": 100 * row["reduce_scatter"] / row["ring"],
-        }
-    return found
 
 
 # ---- Muon over ZeRO-1 AdamW -------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def ways(found: Mapping[str, Any]) -> list[WayToCount]:
         WayToCount(
             "ranks",
             "The kernels of all ranks, in milliseconds",
-            "all four ranks, who disagree",
+            "all four ranks; waiting is for the last to come",
             "",
             (f"{grid}, mean of all", f"{adamws_grid}, mean of all"),
             _kernels(runs[MUON]),

@@ -17,7 +17,16 @@ from matplotlib.figure import Figure
 
 from distmuon.launch import hosts
 from distmuon.verify.prediction import predict_step
-from muonbook.ch12 import byte_counts, byte_tables, figure_bytes, figure_pieces, figure_strips, figure_ways, four_counts
+from muonbook.ch12 import (
+    byte_counts,
+    byte_tables,
+    figure_bytes,
+    figure_floors,
+    figure_pieces,
+    figure_strips,
+    figure_ways,
+    four_counts,
+)
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
 from muonbook.figures import player, style
 from muonbook.measure import profiler, results
@@ -233,16 +242,6 @@ def test_every_predicted_byte_has_a_purpose(dp: int, tp: int) -> None:
     assert rows["Muon, owner"]["momentum over DP"] == 0
 
 
-def test_ways_to_train_are_in_percent_of_zero1_and_add_up_to_what_was_counted() -> None:
-    rows = figure_bytes.way_rows(SHAPES["odd"].shared_by(4), 4, 1)
-    out = stored_pages.printed("12_bytes", "python ../scripts/12_bytes.py --dp 4 --tp 1 --shape odd")
-    ratios = {who: float(ratio) for ratio, who in re.findall(r" +([\d.]+)  [=-] = =  (.+)$", out, re.MULTILINE)}
-    for name, row in rows.items():
-        assert sum(row.values()) / 100 == pytest.approx(ratios[name], abs=5e-4)
-        assert (row["momentum, updates"] > 0) == ("Muon" in name)
-    assert rows["AdamW, torch's ZeRO-1"]["gradients"] == pytest.approx(2 * rows["AdamW, ZeRO-1"]["gradients"], rel=1e-3)
-
-
 def test_frames_share_a_scale_and_a_size() -> None:
     frames = figure_bytes.step_frames(SHAPES["even"], [(8, 1), (2, 4)])
     first, second = (tuple(frame.figure.get_size_inches()) for frame in frames)
@@ -319,13 +318,38 @@ def test_what_muon_sends_beyond_adamw_in_per_cent() -> None:
     assert 0 <= found["owner"] <= found["flat + cut"] < 0.1
 
 
-def test_the_wires_bars_are_its_ratios() -> None:
-    wire = results.load("bytes")["wire"]
-    bars = figure_bytes.wire_rows(wire or [], dp=4, tp=1)
-    for row in wire or []:
-        title = CONTENDERS[row["contender"]].title
-        if (row["dp"], row["tp"]) == (4, 1) and title in bars:
-            assert sum(bars[title].values()) == pytest.approx(100 * row["ratio"], abs=1e-7)
+def test_floors_are_equal_but_for_the_wire_which_is_its_ratio() -> None:
+    found = results.load("bytes")
+    ledger, dispatcher, profiler, wire = figure_floors.counts(found, 4, 1)
+    assert ledger == {"zero1": 1, "muon_cut": 1, "adamw_fsdp2": None, "muonw_fsdp2": 1}
+    assert set(dispatcher.values()) == set(profiler.values()) == {1.0}
+    stored = {row["contender"]: row["ratio"] for row in found["wire"] if (row["dp"], row["tp"]) == (4, 1)}
+    assert wire == {name: pytest.approx(stored[name], rel=1e-12) for name in figure_floors.SHOWN}
+
+
+def test_every_frame_lights_one_floor_more_and_the_last_one_is_red_where_it_differs() -> None:
+    frames = figure_floors.frames_of_floors(results.load("bytes"), 4, 1)
+    for n, frame in enumerate(frames):
+        assert_readable(frame.figure)
+        for k, floor in enumerate(figure_floors.FLOORS):
+            reds = {
+                name
+                for name in figure_floors.SHOWN
+                if to_hex(boxes(frame.figure, f"{floor.name}-{name}")[0].get_facecolor()) == style.ACCENT.lower()
+            }
+            assert reds == ({"adamw_fsdp2", "muonw_fsdp2"} if k == n == 3 else set())
+        assert texts(frame.figure).count("=") == (3, 7, 11, 11)[n]
+    assert "wire: AdamW, ZeRO-1 100 %, Muon, flat + cut 100 %, AdamW, FSDP2 134 %" in frames[-1].alt
+
+
+def test_without_a_wire_there_are_three_floors_and_counts_that_differ_are_refused() -> None:
+    found = results.load("bytes")
+    assert len(figure_floors.frames_of_floors({**found, "wire": None}, 4, 1)) == 3
+    with pytest.raises(ValueError, match="on 9 x 1 ranks counts were not taken"):
+        figure_floors.counts(found, 9, 1)
+    grids = [row | {"equal": False} for row in found["counted"]["grids"]]
+    with pytest.raises(ValueError, match="or are not those predicted"):
+        figure_floors.counts({**found, "counted": {"grids": grids}}, 4, 1)
 
 
 def test_six_ways_of_counting_lead_from_the_reports_number_to_that_of_whole_steps_on_one_grid() -> None:
