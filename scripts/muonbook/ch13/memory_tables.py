@@ -2,7 +2,7 @@
 
 `weigh_updates` says what the layout of a published model makes of Muon's update, in the ways on trial, beside
 what Muon saves: bf16 parameters whole on every rank, float32 gradients, masters and state in 1/D shards.
-`hills_and_towers` and `peaked_world` say what that makes of the peak of a step.
+`hills_and_towers` says what that makes of the peak of a step.
 """
 
 from __future__ import annotations
@@ -124,13 +124,16 @@ def hills_of_batches(found: Found) -> dict[int, dict[str, HillAndTower]]:
     return peaks
 
 
-def batch_lines(found: Found) -> list[str]:
-    """Return the peak of a whole step on rank 0, in MB, with more and more tokens: AdamW's, then Muon's over it."""
-    lines = ["tokens   AdamW  " + "".join(f"{title:>{_wide(title)}}" for title in PLANNED)]
-    for tokens, each in hills_of_batches(found).items():
-        adamw = each["AdamW"].highest.top
-        over = "".join(f"{(each[title].highest.top - adamw) / 1e6:>+{_wide(title)}.1f}" for title in PLANNED)
-        lines.append(f"{tokens:>6,}{adamw / 1e6:>8.1f}  {over}")
+def peak_lines(worlds: Mapping[str, Mapping[str, HillAndTower]], unit: float) -> list[str]:
+    """Return the peak of a whole step in every world: AdamW's, then how far from it Muon's is, layout by layout.
+
+    worlds: title -> peaks of its steps. unit: bytes, of which numbers are multiples.
+    """
+    lines = ["AdamW  " + "".join(f"{title:>{_wide(title)}}" for title in PLANNED)]
+    for name, peaks in worlds.items():
+        adamw = peaks["AdamW"].highest.top
+        over = "".join(f"{(peaks[title].highest.top - adamw) / unit:>+{_wide(title)}.1f}" for title in PLANNED)
+        lines.append(f"{adamw / unit:>5.1f}  {over}  {name}")
     return lines
 
 
@@ -212,16 +215,6 @@ class HillAndTower(NamedTuple):
         return max(self, key=lambda peak: peak.top)
 
 
-class PeakedWorld(NamedTuple):
-    """Peaks of a step in one world. adamw: a whole rank's peak with AdamW, in bytes.
-
-    beyond: {column of PLANNED: bytes by which Muon's peak is higher}; negative where it is lower.
-    """
-
-    adamw: float
-    beyond: Mapping[str, float]
-
-
 @cache
 def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
     """Return {"AdamW", or a column of PLANNED: peaks of a step with AdamW, or with Muon in that layout}.
@@ -248,12 +241,6 @@ def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
         passes = PeakOfRank(float(kept.max()), max(hill, float(part.laid_out.adding_bytes)))
         found[column] = HillAndTower(passes, PeakOfRank(float(kept[part.dp_rank]), float(part.moves)))
     return found
-
-
-def peaked_world(model: Shape, degrees: Degrees) -> PeakedWorld:
-    """Return the peaks of a step, each that of its fullest rank. Errors as for `hills_and_towers`."""
-    found = {name: peaks.highest.top for name, peaks in hills_and_towers(model, degrees).items()}
-    return PeakedWorld(found["AdamW"], {column: found[column] - found["AdamW"] for column in PLANNED})
 
 
 def published_lines() -> list[str]:

@@ -184,7 +184,9 @@ def test_a_star_stands_where_an_update_borrows_no_more_than_was_saved() -> None:
 
 def test_the_page_has_every_table() -> None:
     found = results.load("memory")
-    for lines in (memory_tables.share_lines(), memory_tables.published_lines(), memory_tables.batch_lines(found)):
+    batches = {str(tokens): peaks for tokens, peaks in memory_tables.hills_of_batches(found).items()}
+    peaks = memory_tables.peak_lines(batches, 1e6)
+    for lines in (memory_tables.share_lines(), memory_tables.published_lines(), peaks):
         assert len(lines) > 3
         assert max(map(len, lines)) <= 100
     assert set(slack(found)) == {*ZERO1[1:], "muonw", "muon_ddp"}
@@ -404,8 +406,10 @@ def test_peaks_by_batch_leave_out_what_the_cpu_alone_borrows() -> None:
     assert borrowed["muon_cut"]["reduce_scatter"] == max(borrowed["muon_cut"].values())  # on a CPU
     assert memory_tables.on_nccl("muon_owner", "reduce_scatter")
     assert not memory_tables.on_nccl("muon_cut", "reduce_scatter")
-    head, *rows = memory_tables.batch_lines(found)
-    assert head.split()[:2] == ["tokens", "AdamW"]
-    few = [float(cell) for cell in rows[0].split()[2:]]
+    batches = {str(tokens): peaks for tokens, peaks in memory_tables.hills_of_batches(found).items()}
+    head, *rows = memory_tables.peak_lines(batches, 1e6)
+    assert head.split()[0] == "AdamW"
+    assert [row.split()[-1] for row in rows] == list(batches)
+    few, *more = ([float(cell) for cell in row.split()[1:-1]] for row in rows)
     assert [cell > 0 for cell in few] == [False, True, True, False, False]
-    assert all(float(cell) < -3 for row in rows[1:] for cell in row.split()[2:])
+    assert all(cell < -3 for cells in more for cell in cells)

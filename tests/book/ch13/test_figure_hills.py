@@ -16,13 +16,13 @@ from muonbook.ch13.memory_tables import (
     PeakOfRank,
     hills_and_towers,
     hills_of_batches,
-    peaked_world,
     weigh_updates,
 )
 from muonbook.figures import style
 from muonbook.measure import results
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.stages import Degrees
+from muonbook.planner.world_plan import WorldPlan, WorldSetting
 
 GB = 1e9
 LLAMAS = {"8B": (MODELS["llama3_8b"], Degrees(8)), "70B": (MODELS["llama3_70b"], Degrees(128, 8))}
@@ -144,6 +144,13 @@ def test_caption_and_alt_text_have_every_number_and_its_side() -> None:
     assert low.caption == "low: Muon's peak is its tower, as high as AdamW's."
 
 
+def test_every_world_may_have_a_layout_of_its_own() -> None:
+    high, low = frames_of_hills(WORLDS, {"high": "flat", "low": "owner"})
+    assert "Muon, flat, keeps" in high.alt
+    assert "Muon, owner, keeps" in low.alt
+    assert "Muon, owner" in texts(low.figure)
+
+
 def test_without_a_world_there_is_no_picture() -> None:
     with pytest.raises(ValueError, match="here is none"):
         frames_of_hills({}, **SHOWN)
@@ -152,32 +159,83 @@ def test_without_a_world_there_is_no_picture() -> None:
 # ---- Planned ----------------------------------------------------------------------------------------------
 
 
-def test_more_ranks_save_less_beside_a_tower_that_stands() -> None:
-    model = MODELS["llama3_70b"]
-    worlds = {"8B": hills_and_towers(*LLAMAS["8B"])}
-    worlds |= {f"{dp} x 8": hills_and_towers(model, Degrees(dp, 8)) for dp in (16, 64, 128)}
-    frames = frames_of_hills(worlds, **SHOWN | {"layout": "matrix by matrix"})
-    for frame in frames:
-        style.require_readable(frame.figure, frame.alt)
-        assert_readable(frame.figure)
-    signed = [text for frame in frames for text in texts(frame.figure) if text[0] == "−"]
-    assert signed == ["−3.5 GB", "−2.1 GB", "−0.5 GB", "−0.2 GB"]
-    told = ("3.49 GB less", "2.14 GB less", "0.53 GB less", "0.27 GB less")
-    assert all(less in frame.alt for less, frame in zip(told, frames, strict=True))
-    assert all("a hill of 2.15 GB and a tower of 2.21 GB" in frame.alt for frame in frames[1:])
+def beyond(model: str, degrees: Degrees) -> dict[str, float]:
+    """Return {column of PLANNED: bytes by which Muon's peak is higher than AdamW's}."""
+    found = hills_and_towers(MODELS[model], degrees)
+    return {column: found[column].highest.top - found["AdamW"].highest.top for column in PLANNED}
+
+
+def test_more_ranks_save_less_until_a_buckets_tower_passes_adamws_peak() -> None:
+    worlds = {f"{dp} x 8": hills_and_towers(MODELS["llama3_70b"], Degrees(dp, 8)) for dp in (16, 64, 128)}
+    for layout, signed in (
+        ("bucketed", ["−1.9 GB", "+0.3 GB", "+0.5 GB"]),
+        ("matrix by matrix", ["−2.1 GB", "−0.5 GB", "−0.2 GB"]),
+    ):
+        frames = frames_of_hills({"8B": hills_and_towers(*LLAMAS["8B"]), **worlds}, **SHOWN | {"layout": layout})
+        for frame in frames:
+            style.require_readable(frame.figure, frame.alt)
+            assert_readable(frame.figure)
+        found = [words for frame in frames for words in texts(frame.figure) if words[0] in "+−"]
+        assert found == ["−3.5 GB", *signed]
+        told = ("3.49 GB less", "2.14 GB less", "0.53 GB less", "0.27 GB less")
+        assert all(less in frame.alt for less, frame in zip(told, frames, strict=True))
+    assert all("a hill of 2.15 GB and a tower of 2.21 GB" in frame.alt for frame in frames[1:])  # matrix by matrix
 
 
 @pytest.mark.parametrize("name", LLAMAS)
 def test_peaks_and_savings_are_those_of_the_other_tables(name: str) -> None:
-    found, world = hills_and_towers(*LLAMAS[name]), peaked_world(*LLAMAS[name])
+    found = hills_and_towers(*LLAMAS[name])
     saved, borrowed = weigh_updates(*LLAMAS[name])
     assert found["AdamW"].highest is found["AdamW"].hill
-    assert found["AdamW"].highest.top == world.adamw
-    assert {column: found[column].highest.top - world.adamw for column in PLANNED} == world.beyond
     muon = found["matrix by matrix"]
     assert muon.tower.height == borrowed["matrix by matrix"]
     assert muon.hill.height == found["AdamW"].hill.height
     assert found["AdamW"].hill.ground - muon.hill.ground == pytest.approx(saved, rel=1e-5)
+
+
+def test_peaks_are_those_that_the_planner_has() -> None:
+    """Where the passes hide both updates; the planner counts AdamW's step counters, too."""
+    model, degrees = LLAMAS["8B"]
+    adamw, muon = (
+        WorldPlan(WorldSetting(model, degrees, optimizer, "gather_all", "megatron", recompute=True))
+        for optimizer in ("adamw", "muon")
+    )
+    assert "while stepping" not in {**adamw.held_at_worst, **muon.held_at_worst}
+    assert hills_and_towers(model, degrees)["AdamW"].highest.top == adamw.fullest[2]
+    assert beyond("llama3_8b", degrees)["bucketed"] == pytest.approx(muon.fullest[2] - adamw.fullest[2], rel=1e-6)
+
+
+@pytest.mark.parametrize(("model", "degrees"), [("llama3_8b", Degrees(8)), ("llama3_70b", Degrees(128, 8))])
+def test_the_more_an_update_borrows_the_less_is_saved(model: str, degrees: Degrees) -> None:
+    """In layouts of which every rank keeps as much; nobody's fullest rank saves more than ranks do on average."""
+    saved, updates = weigh_updates(MODELS[model], degrees)
+    higher = beyond(model, degrees)
+    counters = 4 * len(MODELS[model].specs(degrees.tp)[0])  # AdamW's steps
+    assert all(size >= -saved - counters for size in higher.values())
+    alike = sorted(("matrix by matrix", "bucketed"), key=updates.__getitem__)
+    assert [higher[name] for name in alike] == sorted(higher[name] for name in alike)
+
+
+def test_a_flat_shard_without_matrices_saves_nothing() -> None:
+    """The embeddings and the head of the 8B fill one of eight shards."""
+    higher, saved = beyond("llama3_8b", Degrees(8)), weigh_updates(*LLAMAS["8B"])[0]
+    assert abs(higher["flat + cut"]) < 0.001 * saved
+    assert higher["bucketed"] == pytest.approx(-saved, rel=1e-3)
+
+
+def test_above_the_passes_peaks_differ_by_what_updates_borrow() -> None:
+    (_, updates), higher = weigh_updates(*LLAMAS["70B"]), beyond("llama3_70b", Degrees(128, 8))
+    more = higher["bucketed"] - higher["matrix by matrix"]
+    assert more == pytest.approx(updates["bucketed"] - updates["matrix by matrix"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees", "words"),
+    [("llama3_8b", Degrees(4, pp=2), "not of PP 2, EP 1"), ("gpt2", Degrees(4), "GPT-2: AdamW's update may borrow")],
+)
+def test_where_the_passes_are_not_one_ranks_peak_there_is_no_answer(model: str, degrees: Degrees, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        hills_and_towers(MODELS[model], degrees)
 
 
 # ---- As tokens grow ---------------------------------------------------------------------------------------
