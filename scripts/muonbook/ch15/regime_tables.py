@@ -130,14 +130,22 @@ def link_lines(found: Found) -> list[str]:
     return [*lines, _rounds(step["muon"]["over_zero1"] for step in rows.values())]
 
 
-def link_curves(found: Found) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (series, bands) for `draw_curves`: Muon's step time over ZeRO-1 AdamW's, over Mbit/s, and its bytes."""
-    steps = [step for step in found["links"]["steps"] if step["rate_mbit"] is not None]
-    rates, asked = [step["rate_mbit"] for step in steps], found["links"]["entrants"]
-    ratios = [step["muon"]["over_zero1"] for step in steps]
-    series = {"Muon": (rates, [ratio["median"] for ratio in ratios])}
-    series["its bytes"] = (rates, [_sent(asked["muon"]) / _sent(asked["zero1"])] * len(rates))
-    return series, {"Muon": (rates, *_bands(ratios))}
+def link_parts(found: Found) -> dict[str, dict[str, dict[str, float]]]:
+    """Return {link: {entrant: {part: % of ZeRO-1 AdamW's step over it}}}, from the slowest link to none.
+
+    The whole is the median over rounds of the two steps' ratio; of it, computing is what a step takes that sends
+    nothing, and the rest is sending, and waiting for it.
+    """
+    parts = {}
+    for step in found["links"]["steps"]:
+        rows = {}
+        for name in ("zero1", "muon"):
+            alone = found["links"]["entrants"][name]["computation_seconds"]["median"]
+            computing = 100 * alone / step["zero1"]["seconds"]["median"]
+            whole = 100 * step[name]["over_zero1"]["median"]
+            rows[NAMES[name]] = {"computing": computing, "sending": whole - computing}
+        parts[_rate(step["rate_mbit"])] = rows
+    return parts
 
 
 # ---- The model --------------------------------------------------------------------------------------------
@@ -194,10 +202,6 @@ def _spread(found: Mapping[str, Any]) -> str:
 def _band(found: Mapping[str, Any]) -> list[float]:
     """Return the quartiles, or, of fewer than eight values, the range."""
     return found["quartiles"] if found["count"] >= 8 else found["range"]
-
-
-def _bands(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    return [_band(row)[0] for row in rows], [_band(row)[1] for row in rows]
 
 
 def _rounds(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -131,14 +131,23 @@ def test_a_share_that_halves_where_the_batch_doubles_has_the_bounds_slope() -> N
 def test_of_few_rounds_the_range_is_shown_and_of_many_the_quartiles() -> None:
     few, many = ([float(x) for x in range(n)] for n in (7, 9))
     rounds = {30: regimes.spread(few), 100: regimes.spread(many)}
-    steps = [
-        {"rate_mbit": rate, "muon": {"over_zero1": spread}, "ddp": {"over_zero1": spread}}
-        for rate, spread in rounds.items()
-    ]
-    sent = {"ring_bytes": 1, "exchange_bytes": 0}
-    entrants = {"muon": sent, "zero1": sent}
-    _, bands = regime_tables.link_curves({"links": {"steps": steps, "entrants": entrants}})
-    assert bands["Muon"] == ([30, 100], [0, 2], [6, 6])
+    steps = [{"rate_mbit": rate, "muon": {"over_zero1": spread}} for rate, spread in rounds.items()]
+    asked = {"ring_bytes": 1, "exchange_bytes": 0, "computation_seconds": {"median": 1.0}}
+    lines = regime_tables.link_lines({"links": {"steps": steps, "entrants": dict.fromkeys(("muon", "zero1"), asked)}})
+    assert [line.split()[-1] for line in lines[-3:-1]] == ["(0.00-6.00)", "(2.00-6.00)"]
+
+
+def test_parts_of_a_step_over_a_link_add_up_to_the_ratio_that_is_told() -> None:
+    found = results.load("regimes")
+    parts = regime_tables.link_parts(found)
+    assert list(parts) == ["30 Mbit", "100 Mbit", "300 Mbit", "1000 Mbit", "no limit"]
+    for step, rows in zip(found["links"]["steps"], parts.values(), strict=True):
+        assert sum(rows["AdamW, ZeRO-1"].values()) == pytest.approx(100)
+        assert sum(rows["Muon"].values()) == pytest.approx(100 * step["muon"]["over_zero1"]["median"])
+        alone = {name: asked["computation_seconds"]["median"] for name, asked in found["links"]["entrants"].items()}
+        ratio = rows["Muon"]["computing"] / rows["AdamW, ZeRO-1"]["computing"]
+        assert ratio == pytest.approx(alone["muon"] / alone["zero1"])
+        assert all(part > 0 for row in rows.values() for part in row.values())
 
 
 @pytest.mark.parametrize("lines", ["share_lines", "skew_lines", "link_lines", "error_lines"])
