@@ -46,21 +46,27 @@ def of_bucket(ranks: Sequence[RankTrace]) -> list[Callout]:
 
 
 def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> list[Frame]:
-    """Return three looks at the first rank's step: AdamW's, Muon's, and the first bucket of Muon's, enlarged."""
-    bucket = Window(*hull(activity.interval for activity in _first_bucket(muon[0]).ranges))
-    looks: list[tuple[str, Sequence[RankTrace], Window, list[Callout], str]] = [
-        ("AdamW, ZeRO-1", adamw, window(adamw), of_adamw(adamw), "AdamW updates its shard, publishes it, and is done."),
-        ("Muon, bucketed", muon, window(muon), of_muon(muon), "Muon begins alike. Then it goes bucket by bucket."),
-        ("Muon, bucket 0", muon, bucket, of_bucket(muon), "Gather momentum, orthogonalize, update, publish."),
-    ]
-    only = [muon[0].rank]
-    key = sorted(set().union(*(in_sight(traces, within, only) for _, traces, within, *_ in looks)))
-    frames = []
-    for name, traces, within, said, caption in looks:
-        panel = {name: traces}
-        look: dict[str, Any] = {"title": "One step, as its first rank saw it", "within": within, "only": only}
-        look["callouts"] = {name: said}
-        frames.append(Frame(draw_timeline(panel, **look, rows=3, key=key), describe_timeline(panel, **look), caption))
+    """Return two looks at the first rank's step: AdamW's over Muon's, on one scale; a bucket of Muon's, enlarged."""
+    names = "AdamW, ZeRO-1", "Muon, bucketed", "its bucket 0, enlarged"
+    whole, bucket = window(muon), Window(*hull(activity.interval for activity in _first_bucket(muon[0]).ranges))
+    began = window(adamw).start
+    as_long = Window(began, began + whole.end - whole.start)
+    longer = (whole.end - whole.start) / (window(adamw).end - began)
+    both = {names[0]: (adamw, as_long, of_adamw(adamw)), names[1]: (muon, whole, of_muon(muon))}
+    near = {names[1]: both[names[1]], names[2]: (muon, bucket, of_bucket(muon))}
+    only, frames = [muon[0].rank], []
+    key = sorted(
+        set().union(*(in_sight(traces, within, only) for traces, within, _ in (*both.values(), *near.values())))
+    )
+    for looks, caption in (
+        (both, f"One scale: Muon's step is {longer:.1f} times as long. After the gradients it goes bucket by bucket."),
+        (near, "Of a bucket: gather momentum, orthogonalize, update, publish."),
+    ):
+        panels = {name: traces for name, (traces, *_) in looks.items()}
+        look: dict[str, Any] = {"title": "A step of AdamW, a step of Muon", "only": only}
+        look["within"] = {name: within for name, (_, within, _) in looks.items()}
+        look["callouts"] = {name: said for name, (*_, said) in looks.items()}
+        frames.append(Frame(draw_timeline(panels, **look, rows=3, key=key), describe_timeline(panels, **look), caption))
     return frames
 
 

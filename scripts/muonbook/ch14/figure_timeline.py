@@ -52,6 +52,9 @@ class Window(NamedTuple):
         return (moment - self.start) / (self.end - self.start)
 
 
+Within = str | Window | Mapping[str, Window]  # the same part of every panel, or one for each
+
+
 class Callout(NamedTuple):
     """Words over a stretch of time, in microseconds. rank: at whose strips to look; None: at everybody's."""
 
@@ -62,17 +65,17 @@ class Callout(NamedTuple):
 
 
 def draw_timeline(
-    panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", note: str = "",
-    within: str | Window = "", callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), rows: int = 0,
+    panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", note: str = "", within: Within = "",
+    callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), rows: int = 0,
     key: Sequence[str] = (), only: Sequence[int] = (),
 ) -> Figure:  # fmt: skip
     """Draw one step of one or several traces.
 
     panels: title -> the ranks of one run, as `trace.read` returns them. within: a part that is drawn instead of the
-    whole step: the name of a range, or its beginning, or the part itself. callouts: panel -> what is said over it.
-    rows, key: room for so many rows of callouts, and which of KINDS and SENT the key has, by default those in sight: so
-    that frames of one film are of one size. only: the ranks whose strips are drawn, all by default; how long they
-    waited, all of them tell.
+    whole step: the name of a range, or its beginning, or the part itself, of one panel or of each. callouts: panel ->
+    what is said over it. rows, key: room for so many rows of callouts, and which of KINDS and SENT the key has, by
+    default those in sight: so that frames of one film are of one size. only: the ranks whose strips are drawn, all by
+    default; how long they waited, all of them tell.
     Raises ValueError for no panel, and where a trace has no such step or range.
     """
     windows = _windows(panels, step, within)
@@ -87,7 +90,7 @@ def draw_timeline(
 
 
 def describe_timeline(
-    panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", within: str | Window = "",
+    panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", within: Within = "",
     callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), only: Sequence[int] = (), **_: Any,
 ) -> str:  # fmt: skip
     """Return alt text for `draw_timeline`: per rank, the shares of the step; and what the callouts say."""
@@ -131,11 +134,12 @@ def window(traces: Sequence[RankTrace], step: int = 0, within: str | Window = ""
     return Window(*hull(inner))
 
 
-def _windows(panels: Mapping[str, Sequence[RankTrace]], step: int, within: str | Window) -> dict[str, Window]:
+def _windows(panels: Mapping[str, Sequence[RankTrace]], step: int, within: Within) -> dict[str, Window]:
     """Return every panel's window."""
     if not panels:
         raise ValueError("no trace to draw; give at least one panel.")
-    return {name: window(traces, step, within) for name, traces in panels.items()}
+    of = within if isinstance(within, Mapping) else dict.fromkeys(panels, within)
+    return {name: window(traces, step, of[name]) for name, traces in panels.items()}
 
 
 def ranges(trace: RankTrace, kind: str) -> list[Interval]:

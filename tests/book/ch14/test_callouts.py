@@ -1,5 +1,6 @@
 """Callouts: words over what they name, at no other word, and found in any trace of a step."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,10 @@ def a_step() -> Any:
         moves += [("apply", 80, 2), ("all_gather", 82, 6), ("momentum", 88, 2), ("all_gather", 92, 8)]
         found.append([*(moved(*move, rank) for move in moves), gloo(40 + late, 9 - late, rank, 0)])
     return trace.parse(merged(*found))
+
+
+def moved_to(rank: trace.RankTrace, name: str, start: float, end: float) -> trace.Activity:
+    return rank.ranges[0]._replace(name=name, start=start, end=end)
 
 
 def extents(said: Any) -> dict[str, tuple[float, float]]:
@@ -143,14 +148,20 @@ def test_a_bucket_is_the_first_one_from_its_momentum_to_its_parameters() -> None
     }  # fmt: skip
 
 
-def test_three_looks_at_a_step_are_of_one_size_and_the_last_is_a_part_of_the_second() -> None:
-    frames = callouts.frames_of_a_step(a_step(), a_step())
-    assert len({tuple(frame.figure.get_size_inches()) for frame in frames}) == 1
-    _, muon, bucket = frames
-    assert "bucket 0 (36% to 88%)" in muon.alt
-    assert "gathers (8% to 27%)" in bucket.alt  # of the 52 from 36 to 88
-    for name, frame in (("Muon, bucketed", muon), ("Muon, bucket 0", bucket)):
-        (worked,) = boxes(frame.figure, f"timeline-{name}-0-Newton–Schulz")
-        assert worked.get_width() == pytest.approx(PANEL * (0.3 if frame is muon else 30 / 52))
+def test_two_looks_at_a_step_one_on_one_scale_and_one_enlarged() -> None:
+    short = [replace(rank, ranges=[a for a in rank.ranges if a.end <= 36]) for rank in a_step()]  # without Muon's moves
+    short = [replace(rank, ranges=[*rank.ranges, moved_to(rank, "all_gather", 36, 50), moved_to(rank, "step 0", 0, 50)])
+             for rank in short]  # fmt: skip
+    muon = [replace(rank, ranges=[*rank.ranges, moved_to(rank, "step 0", 0, 100)]) for rank in a_step()]
+    both, near = callouts.frames_of_a_step(short, muon)
+    assert tuple(both.figure.get_size_inches()) == tuple(near.figure.get_size_inches())
+    assert both.caption.startswith("One scale: Muon's step is 2.0 times as long.")
+    for name in ("AdamW, ZeRO-1", "Muon, bucketed"):  # the same 20 of 100 on both
+        (passes,) = boxes(both.figure, f"timeline-{name}-0-forward and backward")
+        assert passes.get_width() == pytest.approx(PANEL * 0.2)
+    assert "bucket 0 (36% to 88%)" in both.alt
+    assert "gathers (8% to 27%)" in near.alt  # of the 52 from 36 to 88
+    (worked,) = boxes(near.figure, "timeline-its bucket 0, enlarged-0-Newton–Schulz")
+    assert worked.get_width() == pytest.approx(PANEL * 30 / 52)
     for frame in callouts.frames_of_a_step(stored("step_adamw"), stored("step_muon")):
         assert_readable(frame.figure)
