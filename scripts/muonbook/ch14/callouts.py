@@ -66,7 +66,7 @@ def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> l
         look: dict[str, Any] = {"title": "A step of AdamW, a step of Muon", "only": only}
         look["within"] = {name: within for name, (_, within, _) in looks.items()}
         look["callouts"] = {name: said for name, (*_, said) in looks.items()}
-        frames.append(Frame(draw_timeline(panels, **look, rows=3, key=key), describe_timeline(panels, **look), caption))
+        frames.append(Frame(draw_timeline(panels, **look, rows=2, key=key), describe_timeline(panels, **look), caption))
     return frames
 
 
