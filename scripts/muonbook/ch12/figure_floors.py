@@ -13,7 +13,10 @@ from muonbook.figures.player import Frame
 from muonbook.figures.style import ACCENT, CARD, INK, MARGIN, MUTED, ROW, WIDTH, Block, box, card, ink_on, mix, put
 
 SHOWN = ("zero1", "muon_cut", "adamw_fsdp2", "muonw_fsdp2")
-TITLE, NOTE = "Who counts the same?", "Bytes of a step. =: as predicted, call by call. Percent: of the prediction."
+TITLE, NOTE = (
+    "Who counts the same?",
+    "Bytes of a step. =: as predicted, call by call. –: no call of ours. Percent: of the prediction.",
+)
 NAMES, HIGH, GAP = 78.0, 26.0, 4.0  # room for a floor's name; a floor; between floors
 ACROSS = (WIDTH - 2 * MARGIN - NAMES) / len(SHOWN)
 NEAR = 1.01  # what is this near to its prediction agrees: the wire also carries gloo's own messages
