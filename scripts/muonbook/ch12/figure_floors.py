@@ -22,7 +22,7 @@ ACROSS = (WIDTH - 2 * MARGIN - NAMES) / len(SHOWN)
 NEAR = 1.01  # what is this near to its prediction agrees: the wire also carries gloo's own messages
 
 
-class Floor(NamedTuple):
+class CountingFloor(NamedTuple):
     """A floor: who counts there."""
 
     name: str
@@ -30,10 +30,10 @@ class Floor(NamedTuple):
 
 
 FLOORS = (
-    Floor("ledger", "Ledger: each collective of ours writes a row when it is called."),
-    Floor("dispatcher", "Dispatcher: torch's one switchboard for operators. DDP and FSDP2 cannot hide there."),
-    Floor("profiler", "Profiler: the same, read out of a trace afterwards."),
-    Floor("wire", "Wire: the operating system, which has never heard of torch."),
+    CountingFloor("ledger", "Ledger: each collective of ours writes a row when it is called."),
+    CountingFloor("dispatcher", "Dispatcher: torch's one switchboard for operators. DDP and FSDP2 cannot hide there."),
+    CountingFloor("profiler", "Profiler: the same, read out of a trace afterwards."),
+    CountingFloor("wire", "Wire: the operating system, which has never heard of torch."),
 )
 
 
@@ -69,7 +69,7 @@ def _told(floors: Sequence[Mapping[str, float | None]]) -> str:
     return f"{'; '.join(told)}."
 
 
-def _cell(floor: Floor, ratio: float | None) -> str:
+def _cell(floor: CountingFloor, ratio: float | None) -> str:
     if ratio is None:
         return "–"
     return f"{100 * ratio:.0f} %" if floor.name == "wire" else "="
