@@ -13,10 +13,8 @@ from muonbook.figures.player import Frame
 from muonbook.figures.style import ACCENT, CARD, INK, MARGIN, MUTED, ROW, WIDTH, Block, box, card, ink_on, mix, put
 
 SHOWN = ("zero1", "muon_cut", "adamw_fsdp2", "muonw_fsdp2")
-TITLE, NOTE = (
-    "Who counts the same?",
-    "Bytes of a step. =: as predicted, call by call. –: no call of ours. Percent: of the prediction.",
-)
+TITLE = "Who counts the same?"
+NOTE = "Bytes of a step. =: as predicted, call by call. –: no call of ours. Percent: of the prediction."
 NAMES, HIGH, GAP = 78.0, 26.0, 4.0  # room for a floor's name; a floor; between floors
 ACROSS = (WIDTH - 2 * MARGIN - NAMES) / len(SHOWN)
 NEAR = 1.01  # what is this near to its prediction agrees: the wire also carries gloo's own messages
@@ -49,7 +47,7 @@ def counts(found: Mapping[str, Any], dp: int, tp: int) -> list[dict[str, float |
     ledger = {name: None if CONTENDERS[name].ledger is None else 1.0 for name in SHOWN}
     floors: list[dict[str, float | None]] = [ledger, dict.fromkeys(SHOWN, 1.0), dict.fromkeys(SHOWN, 1.0)]
     wire = {row["contender"]: row for row in found["wire"] or () if (row["dp"], row["tp"]) == (dp, tp)}
-    return [*floors, {name: wire[name]["payload"] / wire[name]["ring"] for name in SHOWN}] if wire else floors
+    return [*floors, {name: wire[name]["ratio"] for name in SHOWN}] if wire else floors
 
 
 def frames_of_floors(found: Mapping[str, Any], dp: int, tp: int) -> list[Frame]:

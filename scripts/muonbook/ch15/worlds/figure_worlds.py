@@ -23,13 +23,11 @@ def frames_of_worlds(
     number of ranks that was not surveyed, and where a model fits no grid of so many ranks.
     """
     every = worlds["cells"]
-    models, sizes = zip(*shown, strict=True)
-    asked: dict[str, Sequence[Any]] = {"fabric": [fabric], "tokens": [tokens], "model": models, "ranks": sizes}
-    for name, values in asked.items():
-        known = sorted({cell[name] for cell in every})
-        for value in values:
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; the survey has {', '.join(map(str, known))}.")
+    asked: list[tuple[str, Any]] = [("fabric", fabric), ("tokens", tokens)]
+    asked += [(name, value) for look in shown for name, value in zip(("model", "ranks"), look, strict=True)]
+    for name, value in asked:
+        if value not in (known := sorted({cell[name] for cell in every})):
+            raise ValueError(f"{name} is {value!r}; the survey has {', '.join(map(str, known))}.")
     here = rows(every, fabric=fabric, tokens=tokens)
     found = {}
     for model, ranks in shown:
