@@ -4,6 +4,7 @@ python scripts/04b_for_the_curious.py --study spectra --steps 20 --seeds 1
 python scripts/04b_for_the_curious.py --study rms decay
 python scripts/04b_for_the_curious.py --json book/results/sights.json
 python scripts/04b_for_the_curious.py --blocks --json book/results/blocks.json
+python scripts/04b_for_the_curious.py --writing --json book/results/writing.json
 
 Each study begins with the settings that chapter 4's stored race tuned, changes one thing, and tunes the learning rate
 again wherever the change could ask for another. All of them take half an hour on two cores.
@@ -16,8 +17,8 @@ from muonbook.report import check_json
 # Named here as well as in muonbook.ch04, which needs torch: a wrong argument is answered at once.
 STUDIES = ("spectra", "finetune", "rms", "decay", "routing", "batch")
 MANY = ("ranks", "threads", "quick", "json", "steps", "seeds")  # runs, shared out
-TAKES = {"": (*MANY, "study"), "--blocks": (*MANY, "tuning_seeds")}  # job -> its options
-FUNCTIONS = {"": "study", "--blocks": "compare_blocks"}  # of muonbook.ch04.studies.jobs
+TAKES = {"": (*MANY, "study"), "--blocks": (*MANY, "tuning_seeds"), "--writing": MANY}  # job -> its options
+FUNCTIONS = {"": "study", "--blocks": "compare_blocks", "--writing": "let_write"}  # of muonbook.ch04.studies.jobs
 PATIENCE = 6 * 3600.0  # seconds: a rank that has done its runs waits for those that have not
 
 
@@ -26,6 +27,7 @@ def parse():
     add = parser.add_argument
     add("--study", nargs="+", default=list(STUDIES), metavar="NAME", help=f"some of {', '.join(STUDIES)}")
     add("--blocks", action="store_true", help="what it costs to orthogonalize the blocks that TP ranks hold")
+    add("--writing", action="store_true", help="what the race's three models write of the language on their way")
     add("--steps", type=int, metavar="N", help="of every run (default: the race's)")
     add("--seeds", type=int, metavar="N", help="fresh seeds, 1 to 8 (default: as stored)")
     add("--tuning-seeds", type=int, default=3, metavar="N", help="with --blocks: to tune on, 1 to 3 (default: 3)")

@@ -28,6 +28,7 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "step_times": (RACE, "--times"),
     "sights": (STUDIES,),
     "blocks": (STUDIES, "--blocks"),
+    "writing": (STUDIES, "--writing"),
     "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist", "--if-here"),
     "learning": (RACE, "--summary"),
 }

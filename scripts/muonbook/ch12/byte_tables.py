@@ -38,6 +38,16 @@ def dtype_lines(rows: ByteRows) -> list[str]:
     return ["formula  matrices  whole model", *told]
 
 
+def growth_lines(over: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> list[str]:
+    """Return `figure_bytes.growth_curves` as a table: an algorithm per column, a number of DP ranks per row."""
+    (ranks, _), *_ = over.values()
+    told = (
+        "".join(f"{ratios[n]:>{len(name) + 2}.2f}" for name, (_, ratios) in over.items()) for n in range(len(ranks))
+    )
+    rows = (f"{line}  {dp:,} DP ranks" for line, dp in zip(told, ranks, strict=True))
+    return ["".join(f"  {name}" for name in over), *rows]
+
+
 def closed(rows: ByteRows) -> bool:
     """Say whether formula, padding, AdamW's parameters and norms are what was counted, for all of Muon's algorithms."""
     return all(row["closed"] for row in rows if row["contender"] in ALGORITHMS)

@@ -34,24 +34,21 @@ CAP = 3.5  # half a bar across either end of a measured distance
 Peaks = Mapping[str, HillAndTower]  # as `hills_and_towers` returns them
 
 
-def frames_of_hills(
-    worlds: Mapping[str, Peaks], layout: str | Mapping[str, str], title: str = "", note: str = ""
-) -> list[Frame]:
+def frames_of_hills(worlds: Sequence[tuple[str, Peaks, str]], title: str = "", note: str = "") -> list[Frame]:
     """Return a frame for every world: AdamW's ground and hill beside Muon's ground, hill and tower, all on one scale.
 
-    worlds: title -> peaks of its steps. layout: a column of `memory_tables.PLANNED`, or of which world which. Raises
-    ValueError for no world.
+    worlds: name, peaks of its steps, and Muon's layout, a column of `memory_tables.PLANNED`. Raises ValueError for no
+    world.
     """
     if not worlds:
         raise ValueError("hills and towers stand in one world or more; here is none.")
-    of = dict.fromkeys(worlds, layout) if isinstance(layout, str) else layout
-    pairs = {name: _Pair(peaks["AdamW"], peaks[of[name]]) for name, peaks in worlds.items()}
-    point, frames = max(pair.highest - pair.leanest for pair in pairs.values()) / HIGH, []
-    for name, pair in pairs.items():
+    pairs = [_Pair(peaks["AdamW"], peaks[layout]) for _, peaks, layout in worlds]
+    point, frames = max(pair.highest - pair.leanest for pair in pairs) / HIGH, []
+    for (name, _, layout), pair in zip(worlds, pairs, strict=True):
         peak = "hill" if pair.muon.highest is pair.muon.hill else "tower"
         caption = f"{name}: Muon's peak is its {peak}, {pair.compared} AdamW's."
-        figure = card(title, note, _panel(name, pair, of[name], point))
-        frames.append(Frame(figure, f"{head(title, 'Hills and towers')} {_describe(name, pair, of[name])}", caption))
+        figure = card(title, note, _panel(name, pair, layout, point))
+        frames.append(Frame(figure, f"{head(title, 'Hills and towers')} {_describe(name, pair, layout)}", caption))
     return frames
 
 

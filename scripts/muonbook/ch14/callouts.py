@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,14 +45,25 @@ def of_bucket(ranks: Sequence[RankTrace]) -> list[Callout]:
     ]
 
 
+def on_one_scale(runs: Mapping[str, Sequence[RankTrace]]) -> tuple[dict[str, Window], dict[str, float]]:
+    """Return {run: a window from the start of its first rank's step, as long as the longest of these steps}, and {run:
+    its step over the first run's}.
+
+    runs: name -> its ranks' traces.
+    """
+    steps = {name: window(ranks[:1]) for name, ranks in runs.items()}
+    took = {name: step.end - step.start for name, step in steps.items()}
+    windows = {name: Window(step.start, step.start + max(took.values())) for name, step in steps.items()}
+    return windows, {name: each / next(iter(took.values())) for name, each in took.items()}
+
+
 def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> list[Frame]:
     """Return two looks at the first rank's step: AdamW's over Muon's, on one scale; a bucket of Muon's, enlarged."""
     names = "AdamW, ZeRO-1", "Muon, bucketed", "its bucket 0, enlarged"
-    whole, bucket = window(muon), Window(*hull(activity.interval for activity in _first_bucket(muon[0]).ranges))
-    began = window(adamw).start
-    as_long = Window(began, began + whole.end - whole.start)
-    longer = (whole.end - whole.start) / (window(adamw).end - began)
-    both = {names[0]: (adamw, as_long, of_adamw(adamw)), names[1]: (muon, whole, of_muon(muon))}
+    bucket = Window(*hull(activity.interval for activity in _first_bucket(muon[0]).ranges))
+    windows, over = on_one_scale({names[0]: adamw, names[1]: muon})
+    longer = over[names[1]]
+    both = {names[0]: (adamw, windows[names[0]], of_adamw(adamw)), names[1]: (muon, windows[names[1]], of_muon(muon))}
     near = {names[1]: both[names[1]], names[2]: (muon, bucket, of_bucket(muon))}
     only, frames = [muon[0].rank], []
     key = sorted(
@@ -67,6 +78,48 @@ def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> l
         look["within"] = {name: within for name, (_, within, _) in looks.items()}
         look["callouts"] = {name: said for name, (*_, said) in looks.items()}
         frames.append(Frame(draw_timeline(panels, **look, rows=2, key=key), describe_timeline(panels, **look), caption))
+    return frames
+
+
+def of_schedules(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, list[Callout]]:
+    """Return what each schedule does after the gradients, on its first rank. runs: of `optim.schedules.SCHEDULES`."""
+    after, worked = {}, {}
+    for name, ranks in runs.items():
+        begin = _named(ranks[0], "momentum")[0].start
+        after[name] = begin, window(ranks[:1]).end
+        worked[name] = hull(activity.interval for activity in _named(ranks[0], "newton_schulz"))
+    (begin, end), (works, rests) = after["naive"], worked["naive"]
+    return {
+        "synchronous": [Callout("gather, work, publish, by turns", *after["synchronous"])],
+        "naive": [
+            Callout("gathers", begin, works),
+            Callout("work", works, rests),
+            Callout("publications", rests, end),
+        ],
+        "pipelined": [Callout("work while the next travels", *after["pipelined"])],
+    }
+
+
+def frames_of_schedules(runs: Mapping[str, Sequence[RankTrace]], title: str, note: str = "") -> list[Frame]:
+    """Return a frame for every schedule's recorded step, each below those before it, all on one scale.
+
+    runs: name, of `optim.schedules.SCHEDULES` and synchronous first -> its ranks' traces. The strips are the first
+    rank's.
+    """
+    (windows, over), said = on_one_scale(runs), of_schedules(runs)
+    only, frames = [next(iter(runs.values()))[0].rank], []
+    told = {
+        "synchronous": "Wire and work take turns, bucket by bucket.",
+        "naive": f"Two at a time on the wire, no work beside: {over['naive']:.2f} of the synchronous step.",
+        "pipelined": f"Work hides under the wire: {over['pipelined']:.2f} of the synchronous step.",
+    }
+    key = sorted(set().union(*(in_sight(ranks, windows[name], only) for name, ranks in runs.items())))
+    blank = {name: [replace(rank, collectives=[], ranges=[]) for rank in ranks] for name, ranks in runs.items()}
+    for n, name in enumerate(runs, 1):
+        begun = dict(list(runs.items())[:n])
+        look: dict[str, Any] = {"title": title, "only": only, "within": windows, "callouts": {name: said[name]}}
+        figure = draw_timeline(blank | begun, **look, note=note, rows=1, key=key)
+        frames.append(Frame(figure, describe_timeline(begun, **look), told[name]))
     return frames
 
 

@@ -23,12 +23,6 @@ LOOKS = {  # kind -> how the key calls it, its colour in timelines
     "work": ("work (Newton–Schulz)", KINDS["Newton–Schulz"][0]),
     "parameters": ("parameters", KINDS["ZeRO-1's moves"][0]),
 }
-PARTS = {  # what a rank is at, as `trace_tables.divided_steps` counts it -> its colour
-    "in a collective": LOOKS["gather"][1],
-    "both at once": INK,
-    "working": LOOKS["work"][1],
-    "neither": mix(MUTED, CARD, 0.7),
-}
 NOTE = (
     "A sketch, no measurement: four buckets, time to the right. A gather and a publication of parameters each take "
     "half as long as the work here. 100 %: synchronous."

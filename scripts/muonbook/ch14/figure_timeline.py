@@ -111,7 +111,7 @@ def describe_timeline(
             f"{c.words} ({mine.share(c.start):.0%} to {mine.share(c.end):.0%})" for c in callouts.get(name, ())
         ]:
             told.append(f"Labelled: {'; '.join(said)}")
-    return f"{head(title, 'Timeline of a step')} Shares of the step. {'. '.join(told)}."
+    return f"{head(title, 'Timeline of a step')} Shares of the {'part shown' if within else 'step'}. {'. '.join(told)}."
 
 
 def window(traces: Sequence[RankTrace], step: int = 0, within: str | Window = "") -> Window:

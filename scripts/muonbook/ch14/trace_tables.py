@@ -57,26 +57,6 @@ def gain_lines(found: Found, place: str) -> list[str]:
     return lines
 
 
-def divided_steps(recorded: Found) -> dict[str, dict[str, float]]:
-    """Return {schedule: {what a rank was at: % of the synchronous step}}, parts that add up to the schedule's step.
-
-    recorded: schedule -> medians of its recorded steps, or `in_ms` of a public trace. A moment is counted once: "both"
-    is the intersection of sending and working, "neither" what their union leaves of the step.
-    """
-    whole = recorded["synchronous"]["span"]
-    found = {}
-    for schedule, row in recorded.items():
-        sending, working, both = row["communication"], row["computation"], row["overlap"]
-        times = {
-            "in a collective": sending - both,
-            "both at once": both,
-            "working": working - both,
-            "neither": row["span"] - (sending + working - both),
-        }
-        found[schedule] = {what: 100 * time / whole for what, time in times.items()}
-    return found
-
-
 def in_ms(trace: Found) -> dict[str, Any]:
     """Return a public trace's numbers by the names that recorded steps have: without "_ms"."""
     return {key.removesuffix("_ms"): value for key, value in trace.items()}

@@ -1,5 +1,6 @@
 """Hills and towers: on one scale, on their grounds, the number at Muon's peak; and those of two published models."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from muonbook.ch13.figure_hills import frames_of_hills
+from muonbook.ch13.figure_hills import Peaks, frames_of_hills
 from muonbook.ch13.memory_tables import (
     PLANNED,
     HillAndTower,
@@ -36,7 +37,12 @@ WORLDS = {
     "high": {"AdamW": step(60, 8, 1), "owner": step(56, 8, 2), "flat": step(56, 8, 14)},
     "low": {"AdamW": step(50, 3, 1), "owner": step(49, 3, 3.7), "flat": step(49, 3, 4)},
 }
-SHOWN: Any = {"layout": "owner", "title": "High or not", "note": "Torn."}
+SHOWN: Any = {"title": "High or not", "note": "Torn."}
+
+
+def laid(worlds: Mapping[str, Peaks], layout: str = "owner") -> list[tuple[str, Peaks, str]]:
+    """Return every world with one layout, as `frames_of_hills` takes them."""
+    return [(name, peaks, layout) for name, peaks in worlds.items()]
 
 
 def extent(figure: Figure, gid: str) -> Bbox:
@@ -59,9 +65,7 @@ def numbers(figure: Figure) -> list[Text]:
 
 
 def drawn(layout: str = "owner") -> dict[str, Figure]:
-    return dict(
-        zip(WORLDS, (frame.figure for frame in frames_of_hills(WORLDS, **SHOWN | {"layout": layout})), strict=True)
-    )
+    return dict(zip(WORLDS, (frame.figure for frame in frames_of_hills(laid(WORLDS, layout), **SHOWN)), strict=True))
 
 
 def test_all_worlds_have_one_scale_and_one_size_and_everything_stands_on_its_ground() -> None:
@@ -90,7 +94,7 @@ def test_all_worlds_have_one_scale_and_one_size_and_everything_stands_on_its_gro
 
 def test_where_the_rank_of_the_tower_keeps_less_the_tower_stands_lower() -> None:
     muon = HillAndTower(PeakOfRank(56 * GB, 8 * GB), PeakOfRank(54 * GB, 2 * GB))
-    (frame,) = frames_of_hills({"high": WORLDS["high"] | {"owner": muon}}, **SHOWN)
+    (frame,) = frames_of_hills([("high", WORLDS["high"] | {"owner": muon}, "owner")], **SHOWN)
     hill, tower = (extent(frame.figure, gid) for gid in ("hill-high-Muon", "tower-high"))
     assert tower.y1 - hill.y1 == pytest.approx(2 * hill.height / 8)
 
@@ -125,35 +129,36 @@ def test_every_silhouette_has_its_size_and_the_dashes_theirs() -> None:
 
 def test_a_hill_too_low_for_its_size_has_none() -> None:
     low = {"AdamW": step(50, 0.5, 0.1), "owner": step(49, 0.5, 0.7)}
-    _, frame = frames_of_hills(WORLDS | {"low": low}, **SHOWN)
+    _, frame = frames_of_hills(laid(WORLDS | {"low": low}), **SHOWN)
     assert "0.50 GB" not in texts(frame.figure)
     assert "a hill of 0.50 GB" in frame.alt
 
 
 def test_caption_and_alt_text_have_every_number_and_its_side() -> None:
-    high, low = frames_of_hills(WORLDS, **SHOWN)
+    high, low = frames_of_hills(laid(WORLDS), **SHOWN)
     assert high.caption == "high: Muon's peak is its hill, 4.0 GB below AdamW's."
     assert high.alt == (
         "High or not. high: AdamW keeps 60 GB, and its hill of 8.00 GB makes a peak of 68 GB. Muon, owner, keeps 4.00 "
         "GB less; on that stand a hill of 8.00 GB and a tower of 2.00 GB, the higher of them 4.0 GB below AdamW's peak."
     )
     assert low.alt.endswith("a hill of 3.00 GB and a tower of 3.70 GB, the higher of them 0.3 GB below AdamW's peak.")
-    high, low = frames_of_hills(WORLDS, "flat")
+    high, low = frames_of_hills(laid(WORLDS, "flat"))
     assert "the higher of them 2.0 GB above AdamW's peak" in high.alt
     assert "the higher of them as high as AdamW's peak" in low.alt
     assert low.caption == "low: Muon's peak is its tower, as high as AdamW's."
 
 
-def test_every_world_may_have_a_layout_of_its_own() -> None:
-    high, low = frames_of_hills(WORLDS, {"high": "flat", "low": "owner"})
-    assert "Muon, flat, keeps" in high.alt
-    assert "Muon, owner, keeps" in low.alt
-    assert "Muon, owner" in texts(low.figure)
+def test_a_world_may_stand_twice_each_time_with_another_layout() -> None:
+    first, second = frames_of_hills([("high", WORLDS["high"], layout) for layout in ("flat", "owner")])
+    for frame, layout in ((first, "flat"), (second, "owner")):
+        assert "high: AdamW keeps" in frame.alt
+        assert f"Muon, {layout}, keeps" in frame.alt
+    assert "Muon, owner" in texts(second.figure)
 
 
 def test_without_a_world_there_is_no_picture() -> None:
     with pytest.raises(ValueError, match="here is none"):
-        frames_of_hills({}, **SHOWN)
+        frames_of_hills([], **SHOWN)
 
 
 # ---- Planned ----------------------------------------------------------------------------------------------
@@ -171,7 +176,7 @@ def test_more_ranks_save_less_until_a_buckets_tower_passes_adamws_peak() -> None
         ("bucketed", ["−1.9 GB", "+0.3 GB", "+0.5 GB"]),
         ("matrix by matrix", ["−2.1 GB", "−0.5 GB", "−0.2 GB"]),
     ):
-        frames = frames_of_hills({"8B": hills_and_towers(*LLAMAS["8B"]), **worlds}, **SHOWN | {"layout": layout})
+        frames = frames_of_hills(laid({"8B": hills_and_towers(*LLAMAS["8B"]), **worlds}, layout), **SHOWN)
         for frame in frames:
             style.require_readable(frame.figure, frame.alt)
             assert_readable(frame.figure)
@@ -243,7 +248,7 @@ def test_where_the_passes_are_not_one_ranks_peak_there_is_no_answer(model: str, 
 
 def test_with_more_tokens_the_hill_rises_past_the_tower() -> None:
     batches = hills_of_batches(results.load("memory"))
-    frames = frames_of_hills({f"{tokens} tokens": peaks for tokens, peaks in batches.items()}, "flat")
+    frames = frames_of_hills([(f"{tokens} tokens", peaks, "flat") for tokens, peaks in batches.items()])
     captions = [frame.caption for frame in frames]
     assert "its tower, 9.7 MB above" in captions[0]
     assert all("its hill, 3.2 MB below" in caption for caption in captions[1:])

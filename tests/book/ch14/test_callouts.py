@@ -8,6 +8,7 @@ import pytest
 from figure_helpers import assert_readable, boxes, texts
 from trace_cases import event, gloo, merged
 
+from distmuon.optim.schedules import SCHEDULES
 from muonbook.ch14 import callouts
 from muonbook.ch14.figure_timeline import KINDS, SENT, Callout, Window, describe_timeline, draw_timeline, window
 from muonbook.figures import style
@@ -165,3 +166,29 @@ def test_two_looks_at_a_step_one_on_one_scale_and_one_enlarged() -> None:
     assert worked.get_width() == pytest.approx(PANEL * 30 / 52)
     for frame in callouts.frames_of_a_step(stored("step_adamw"), stored("step_muon")):
         assert_readable(frame.figure)
+
+
+def test_a_scale_is_as_long_as_the_longest_first_rank_and_begins_where_each_does() -> None:
+    def ranks(*spans: tuple[float, float]) -> list[trace.RankTrace]:
+        return trace.parse(merged(*([moved("step 0", a, b - a, rank)] for rank, (a, b) in enumerate(spans))))
+
+    windows, over = callouts.on_one_scale({"a": ranks((10, 110), (0, 400)), "b": ranks((5, 45))})
+    assert windows == {"a": Window(10, 110), "b": Window(5, 105)}  # rank 1 is not drawn
+    assert over == {"a": 1.0, "b": 0.4}
+
+
+def test_schedules_appear_one_below_the_other_on_one_scale() -> None:
+    runs = {name: stored(f"schedule_{name}") for name in SCHEDULES}
+    frames = callouts.frames_of_schedules(runs, "Recorded", "Rank 0.")
+    _, over = callouts.on_one_scale(runs)
+    assert len({tuple(frame.figure.get_size_inches()) for frame in frames}) == 1
+    for n, (name, frame) in enumerate(zip(runs, frames, strict=True), 1):
+        assert_readable(frame.figure)
+        drawn = [run for run in runs if boxes(frame.figure, f"timeline-{run}-0-Newton–Schulz")]
+        assert drawn == list(runs)[:n]
+        assert all((run in frame.alt) == (run in drawn) for run in runs)
+        assert name == "synchronous" or f"{over[name]:.2f} of the synchronous step" in frame.caption
+    works = boxes(frames[-1].figure, "timeline-pipelined-0-Newton–Schulz")
+    said = extents(callouts.of_schedules(runs)["naive"])
+    assert said["gathers"][1] == said["work"][0] < said["work"][1] == said["publications"][0]
+    assert len(works) > 10  # a bucket each

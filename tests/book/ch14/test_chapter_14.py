@@ -50,7 +50,7 @@ def test_of_several_recordings_the_quickest_is_kept() -> None:
 
 
 def test_all_schedules_do_the_same_and_take_more_memory() -> None:
-    lines = stored_pages.printed("14_traces", "python ../scripts/14_traces.py --schedules --dp 4 --tp 1").splitlines()
+    lines = stored_pages.printed("14_traces", "python ../scripts/14_traces.py --schedules --dp 2 --tp 2").splitlines()
     assert lines[-1].endswith("same bytes: True")
     assert [line.split()[0] for line in lines[1:4]] == list(SCHEDULES)
     synchronous, naive, pipelined = (float(line.split()[-2]) for line in lines[1:4])

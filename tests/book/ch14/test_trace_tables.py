@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from distmuon.optim.schedules import SCHEDULES
 from muonbook.ch14 import trace_tables
-from muonbook.ch14.figure_schedules import PARTS
 from muonbook.measure import results
 
 
@@ -49,22 +49,9 @@ def test_four_readings_of_two_runs_are_each_over_the_synchronous_one() -> None:
     assert list(trace_tables.readings(before, after).values()) == [3.0, 2.0, 0.5, 0.8]
 
 
-def test_the_parts_of_a_step_add_up_to_it_and_count_a_moment_once() -> None:
-    steps = {"synchronous": row(4, 4, 10, 5, 0), "pipelined": row(8, 4, 6, 5, 4)}
-    assert trace_tables.divided_steps(steps) == {
-        "synchronous": {"in a collective": 40, "both at once": 0, "working": 50, "neither": 10},
-        "pipelined": {"in a collective": 0, "both at once": 40, "working": 10, "neither": 10},
-    }
-
-
 def test_in_the_stored_traces_naive_shortens_the_wire_and_the_pipeline_hides_work_besides() -> None:
     recorded = results.load("traces")["limited_link"]["recorded"]
-    steps = trace_tables.divided_steps(recorded)
-    for name, parts in steps.items():
-        assert min(parts.values()) >= 0
-        assert list(parts) == list(PARTS)
-        assert sum(parts.values()) == pytest.approx(100 * recorded[name]["span"] / recorded["synchronous"]["span"])
-    wires = {name: parts["in a collective"] + parts["both at once"] for name, parts in steps.items()}
-    assert wires["naive"] < wires["pipelined"] < wires["synchronous"]
-    assert steps["naive"]["both at once"] < steps["pipelined"]["both at once"]
-    assert sum(steps["pipelined"].values()) < sum(steps["naive"].values()) < 100
+    synchronous, naive, pipelined = (recorded[name] for name in SCHEDULES)
+    assert naive["communication"] < pipelined["communication"] < synchronous["communication"]
+    assert synchronous["overlap"] == 0 < naive["overlap"] < pipelined["overlap"]
+    assert pipelined["span"] < naive["span"] < synchronous["span"]

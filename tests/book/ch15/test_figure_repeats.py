@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from figure_helpers import assert_readable
 
-from muonbook.ch15.worlds.figure_repeats import SHOWN, describe_repeats, draw_repeats, repeats
+from muonbook.ch15.worlds.figure_repeats import SHOWN, describe_repeats, draw_repeats
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices.comparison import compared
+from muonbook.planner.choices.repeats import repeats
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import specs_of
 from muonbook.planner.stages import Degrees
@@ -18,12 +19,12 @@ TITLE = "One matrix of the 70B on 1,024 GPUs"
 def test_means_are_those_of_the_planner_s_table() -> None:
     setting = WorldSetting(shape=MODELS["llama3_70b"], degrees=Degrees(128, 8), tokens=1 << 22, recompute=True)
     planned = {each.algorithm.title: each.repeats for each in compared(setting)}
-    for each in repeats("llama3_70b", 128, 8, "blocks.40.up"):
+    for each in repeats("llama3_70b", 128, 8, "blocks.40.up", SHOWN):
         assert each.mean == pytest.approx(planned[each.title], rel=1e-3)
 
 
 def test_columns_are_consecutive_and_whole_except_the_owner_s_single_rank() -> None:
-    found = dict(zip(SHOWN, repeats("llama3_70b", 128, 8, "blocks.40.up"), strict=True))
+    found = dict(zip(SHOWN, repeats("llama3_70b", 128, 8, "blocks.40.up", SHOWN), strict=True))
     for name in ("bucketed", "flat"):
         columns = found[name].busy.any(axis=0)
         assert np.array_equal(found[name].busy, np.broadcast_to(columns, (8, 128)))
@@ -36,12 +37,12 @@ def test_on_a_small_grid_columns_are_the_owners_of_the_map() -> None:
     layout = ALGORITHMS["bucketed"].lay_out(specs, indices, 4, 2).world.layout  # type: ignore[union-attr]
     for index in sorted(indices)[:6]:
         (bucket,) = (bucket for bucket in layout.buckets if index in bucket.params)
-        first, *_ = repeats("gpt2", 4, 2, specs[index].name)
+        first, *_ = repeats("gpt2", 4, 2, specs[index].name, SHOWN)
         assert np.flatnonzero(first.busy.any(axis=0)).tolist() == list(layout.owners(bucket, index))
 
 
 def test_the_picture_has_a_cell_per_rank_and_says_in_words_what_it_shows() -> None:
-    found = repeats("llama3_70b", 128, 8, "blocks.40.up")
+    found = repeats("llama3_70b", 128, 8, "blocks.40.up", SHOWN)
     figure = draw_repeats(found, TITLE)
     assert_readable(figure)
     meshes = [mesh for mesh in figure.axes[0].collections if (mesh.get_gid() or "").startswith("ranks-")]
@@ -57,4 +58,4 @@ def test_the_picture_has_a_cell_per_rank_and_says_in_words_what_it_shows() -> No
 
 def test_a_matrix_that_muon_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no matrix 'embedding' in gpt2; its first is"):
-        repeats("gpt2", 4, 2, "embedding")
+        repeats("gpt2", 4, 2, "embedding", SHOWN)

@@ -8,7 +8,7 @@ from typing import Any
 
 from distmuon.launch import World
 from muonbook.ch04 import sweep, tasks
-from muonbook.ch04.studies import ablations, blocks, tables
+from muonbook.ch04.studies import ablations, blocks, tables, writing
 from muonbook.ch04.tables import stored_settings
 
 Arguments = argparse.Namespace
@@ -42,4 +42,13 @@ def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
     seeds = sweep.RACE_SEEDS[: arguments.seeds or len(sweep.RACE_SEEDS)]
     found = blocks.measure(world, best, task, tuning, seeds, blocks.ARMS[:3] if arguments.quick else blocks.ARMS)
     world.say("\n".join(blocks.lines(found)))
+    return found
+
+
+def let_write(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Let the race's three models write, after more and more steps."""
+    steps = arguments.steps or (20 if arguments.quick else tasks.TASKS["language"].steps)
+    seeds = sweep.RACE_SEEDS[: arguments.seeds or (1 if arguments.quick else len(sweep.RACE_SEEDS))]
+    found = writing.measure(world, stored_settings("language"), seeds, steps)
+    world.say("\n".join(writing.lines(found)))
     return found

@@ -1,0 +1,98 @@
+"""What a model has learned of the language, in its own letters: it writes, and its words exist or do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from distmuon.launch import World
+from distmuon.models.language import Language, spell
+from muonbook.ch04 import tasks
+from muonbook.ch04.candidates import Setting, title
+from muonbook.ch04.sweep import shared_out
+from muonbook.ch04.training import Training, train
+
+TEXTS, LETTERS = 16, 300  # that a model writes at every look
+LOOKS = (0.25, 0.5, 0.75, 1.0)  # when it writes, as shares of the run
+
+
+class Word(NamedTuple):
+    """A run of letters without a space, or of spaces. exists: in the lexicon."""
+
+    letters: str
+    exists: bool
+
+
+def words_of(text: str, lexicon: frozenset[str]) -> list[Word]:
+    """Return a text cut into its words and the spaces between, each once."""
+    return [
+        Word("".join(letters), False) if space else Word(word := "".join(letters), word in lexicon)
+        for space, letters in groupby(text, key=" ".__eq__)
+    ]
+
+
+def share_in_words(texts: Sequence[str], lexicon: frozenset[str]) -> float:
+    """Return the share of letters, spaces left out, that stand in words of the lexicon.
+
+    A text's first and last word are left out, too: where a text is cut, a word may be.
+    """
+    inner = [word for text in texts for word in words_of(text, lexicon)[1:-1] if not word.letters.isspace()]
+    written = sum(len(word.letters) for word in inner)
+    return sum(len(word.letters) for word in inner if word.exists) / written if written else 0.0
+
+
+@torch.no_grad()
+def write(model: nn.Module, texts: int, letters: int, generator: torch.Generator) -> Tensor:
+    """Return texts [texts, letters] int64, letter by letter drawn from what the model predicts after a space."""
+    model.eval()
+    written = torch.zeros(texts, 1, dtype=torch.long)  # a space, ALPHABET[0]
+    for _ in range(letters):
+        chances = model(written[:, -tasks.CONTEXT :])[:, -1].softmax(-1)
+        written = torch.cat([written, torch.multinomial(chances, 1, generator=generator)], dim=1)
+    model.train()
+    return written[:, 1:]
+
+
+def measure(world: World, settings: Mapping[str, Setting], seeds: Sequence[int], steps: int) -> dict[str, Any]:
+    """Train every optimizer at its setting on every seed's language, and let it write on the way. Collective.
+
+    Returns seeds, the steps after which they wrote, and "writers": optimizer -> the first seed's first text at each of
+    them, and every seed's shares of letters in words that exist; "lexicon" is the first seed's.
+    """
+    task = tasks.TASKS["language"].shorter(steps)
+    looks = [max(1, round(share * steps)) for share in LOOKS]
+
+    def job(asked: tuple[str, int]) -> tuple[list[str], list[float]]:
+        name, seed = asked
+        lexicon, firsts, shares = frozenset(Language.of(seed).words), [], []
+
+        def watch(run: Training, step: int) -> None:
+            if step in looks:
+                written = write(run.model, TEXTS, LETTERS, torch.Generator().manual_seed(seed))
+                texts = [spell(text) for text in written]
+                firsts.append(texts[0])
+                shares.append(share_in_words(texts, lexicon))
+
+        train(task, settings[name], seed, watch=watch)
+        return firsts, shares
+
+    jobs = [(name, seed) for name in settings for seed in seeds]
+    found = dict(zip(jobs, shared_out(world, jobs, job), strict=True))
+    writers = {
+        name: {"texts": found[name, seeds[0]][0], "shares": [found[name, seed][1] for seed in seeds]}
+        for name in settings
+    }
+    return {"seeds": list(seeds), "steps": looks, "lexicon": list(Language.of(seeds[0]).words), "writers": writers}
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """Return every writer's median share of letters in words that exist, after more and more steps."""
+    writers = {title(name): zip(*writer["shares"], strict=True) for name, writer in found["writers"].items()}
+    told = (f"{''.join(f'{median(shares):6.0%}' for shares in looks)}  {name}" for name, looks in writers.items())
+    return [f"letters in words that exist, median of {len(found['seeds'])} seeds, after so many steps:",
+            "".join(f"{steps:6}" for steps in found["steps"]), *told]  # fmt: skip
