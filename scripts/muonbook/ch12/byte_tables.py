@@ -10,6 +10,7 @@ from typing import Any
 
 from muonbook.ch12.byte_counts import PAPERS, STEPS
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS
+from muonbook.ch12.planned_bytes import Added
 
 ByteRows = Sequence[Mapping[str, Any]]
 TOLERANCE = 0.03  # of what the ring formula says: beyond it, a link measured here and now disagrees with it
@@ -38,14 +39,13 @@ def dtype_lines(rows: ByteRows) -> list[str]:
     return ["formula  matrices  whole model", *told]
 
 
-def growth_lines(over: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> list[str]:
-    """Return `figure_bytes.growth_curves` as a table: an algorithm per column, a number of DP ranks per row."""
-    (ranks, _), *_ = over.values()
-    told = (
-        "".join(f"{ratios[n]:>{len(name) + 2}.2f}" for name, (_, ratios) in over.items()) for n in range(len(ranks))
-    )
-    rows = (f"{line}  {dp:,} DP ranks" for line, dp in zip(told, ranks, strict=True))
-    return ["".join(f"  {name}" for name in over), *rows]
+def growth_lines(added: Mapping[str, Mapping[int, Added]]) -> list[str]:
+    """Return `planned_bytes.growth` as a table of ratios: an algorithm per column, a number of DP ranks per row."""
+    lines = ["".join(f"  {name}" for name in added)]
+    for dp in next(iter(added.values())):
+        cells = (f"{of[dp].ratio:>{len(name) + 2}.2f}" for name, of in added.items())
+        lines.append(f"{''.join(cells)}  {dp:,} DP ranks")
+    return lines
 
 
 def closed(rows: ByteRows) -> bool:

@@ -1,4 +1,4 @@
-"""Chapter 12's bars and curves: what a step sends, and what for; Muon over AdamW, as matrices are cut and D grows."""
+"""Chapter 12's bars: what a step sends, and what for."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from typing import Any
 
 from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.ledger import Entry, Ledger
-from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS
+from muonbook.ch12.contenders import CONTENDERS
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import describe_bars, draw_bars
 from muonbook.measure.workload import Workload
-from muonbook.planner.model_shapes import find_shape
-from muonbook.planner.owned_worlds import plan_part
-from muonbook.planner.parts import every_rank
-from muonbook.planner.planned_worlds import BUCKET_RULES
 
 SHOWN = ("zero1", "muon", "muon_flat", "muon_cut", "muon_owner")
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 PURPOSES = (GRADIENTS, PARAMETERS, "momentum over DP", "momentum over TP or mesh")
 ACTIVATIONS = "activations"
-CURVES = {"muon": "bucketed", "muon_flat": "flat", "muon_cut": "flat + cut", "muon_owner": "owner"}
 
 
 # ---- What a step sends ------------------------------------------------------------------------------------
@@ -83,32 +78,3 @@ def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Fr
         caption = f"Over ZeRO-1 AdamW: {caption}."
         frames.append(Frame(draw_bars(rows, **words, most=most), describe_bars(rows, **words), caption))
     return frames
-
-
-# ---- Muon over ZeRO-1 AdamW -------------------------------------------------------------------------------
-
-
-def growth_curves(model: str, tp: int, ranks: Sequence[int]) -> dict[str, tuple[list[int], list[float]]]:
-    """Return {algorithm: (D, Muon / ZeRO-1 AdamW)} of a published model, planned on D x `tp` ranks, D of `ranks`.
-
-    All parameters, in the paper's dtypes; buckets are Megatron-LM's. Bytes are means over ranks, to the byte.
-    """
-    specs, muon = find_shape(model).specs(tp, "float32")
-    found: dict[str, tuple[list[int], list[float]]] = {title: ([], []) for title in CURVES.values()}
-    for dp in ranks:
-        for name, algorithm in ALGORITHMS.items():
-            size = BUCKET_RULES["flat" if algorithm.flat else "megatron"](dp)
-            world = plan_part(specs, muon, dp, tp, size, algorithm.strategy)
-            mine, adamw = (sum(float(a.mean()) for a in every_rank.sent(world, m).values()) for m in (True, False))
-            found[CURVES[name]][0].append(dp)
-            found[CURVES[name]][1].append(mine / adamw)
-    return found
-
-
-def beyond_adamw(models: Sequence[str], ranks: int) -> dict[str, dict[str, float]]:
-    """Return {model: {algorithm: what Muon sends beyond ZeRO-1 AdamW, in % of it}} without TP, as `growth_curves`."""
-    found = {}
-    for model in models:
-        curves = growth_curves(model, 1, [ranks])
-        found[find_shape(model).title] = {name: round(100 * (ratio - 1), 2) for name, (_, (ratio,)) in curves.items()}
-    return found

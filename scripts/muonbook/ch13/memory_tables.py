@@ -219,8 +219,9 @@ class HillAndTower(NamedTuple):
 def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
     """Return {"AdamW", or a column of PLANNED: peaks of a step with AdamW, or with Muon in that layout}.
 
-    A step recomputes layers, takes one sequence at a time, and cuts sequences over TP, too. The hill is that of the
-    rank that keeps most; the tower that of the rank whose moves have the largest bound; AdamW's tower is a bound.
+    A step recomputes layers, takes one sequence at a time, and cuts sequences over TP, too. The tower is that of the
+    rank whose moves have the largest bound. If it is the step's peak, the hill is that rank's, too, else that of the
+    rank that keeps most; all ranks' hills are as high. AdamW's tower is a bound.
     Raises ValueError for pipelines and shared-out experts, whose parts peak one by one, and where AdamW's update may
     borrow more than the passes do.
     """
@@ -239,7 +240,10 @@ def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
     for column, part in _weighed(stage.dense, degrees.dp, degrees.tp).items():
         kept = np.sum(list(part.laid_out.states().values()), axis=0)  # [D]
         passes = PeakOfRank(float(kept.max()), max(hill, float(part.laid_out.adding_bytes)))
-        found[column] = HillAndTower(passes, PeakOfRank(float(kept[part.dp_rank]), float(part.moves)))
+        update = PeakOfRank(float(kept[part.dp_rank]), float(part.moves))
+        if update.top > passes.top:
+            passes = passes._replace(ground=update.ground)
+        found[column] = HillAndTower(passes, update)
     return found
 
 

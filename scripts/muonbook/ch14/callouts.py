@@ -106,12 +106,12 @@ def frames_of_schedules(runs: Mapping[str, Sequence[RankTrace]], title: str, not
     runs: name, of `optim.schedules.SCHEDULES` and synchronous first -> its ranks' traces. The strips are the first
     rank's.
     """
-    (windows, over), said = on_one_scale(runs), of_schedules(runs)
+    (windows, _), said = on_one_scale(runs), of_schedules(runs)
     only, frames = [next(iter(runs.values()))[0].rank], []
     told = {
         "synchronous": "Wire and work take turns, bucket by bucket.",
-        "naive": f"Two at a time on the wire, no work beside: {over['naive']:.2f} of the synchronous step.",
-        "pipelined": f"Work hides under the wire: {over['pipelined']:.2f} of the synchronous step.",
+        "naive": "Two at a time on the wire, and no work beside.",
+        "pipelined": "Two at a time on the wire, and work beside.",
     }
     key = sorted(set().union(*(in_sight(ranks, windows[name], only) for name, ranks in runs.items())))
     blank = {name: [replace(rank, collectives=[], ranges=[]) for rank in ranks] for name, ranks in runs.items()}

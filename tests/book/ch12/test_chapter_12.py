@@ -26,6 +26,7 @@ from muonbook.ch12 import (
     figure_strips,
     figure_ways,
     four_counts,
+    planned_bytes,
 )
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
 from muonbook.figures import player, style
@@ -282,11 +283,12 @@ def test_the_picture_of_pieces_says_what_it_shows() -> None:
 
 
 def test_a_planned_model_is_within_the_published_interval_where_only_what_is_cut_travels() -> None:
-    without_tp, with_tp = (figure_bytes.growth_curves("llama3_70b", tp, [8, 1024]) for tp in (1, 8))
-    assert all(1 < value < 1.001 for value in without_tp["flat + cut"][1])
-    assert all(1.24 < value <= 1.25 for name in ("bucketed", "flat") for value in without_tp[name][1])
-    for first, last in (curve[1] for curve in with_tp.values()):
-        assert first > last
+    without_tp, with_tp = (planned_bytes.growth("llama3_70b", tp, [8, 1024]) for tp in (1, 8))
+    assert all(1 < added.ratio < 1.001 for added in without_tp["flat + cut"].values())
+    assert all(1.24 < added.ratio <= 1.25 for name in ("bucketed", "flat") for added in without_tp[name].values())
+    assert all(added.tp == 0 for of in without_tp.values() for added in of.values())
+    for of in with_tp.values():
+        assert of[8].ratio > of[1024].ratio
 
 
 def test_equal_matrices_stand_at_one_plus_a_quarter_over_their_number() -> None:
@@ -313,7 +315,7 @@ def test_strips_have_red_where_a_boundary_cuts() -> None:
 
 
 def test_what_muon_sends_beyond_adamw_in_per_cent() -> None:
-    found = figure_bytes.beyond_adamw(["moonlight"], 8)["Moonlight"]
+    found = planned_bytes.beyond_adamw(["moonlight"], 8)["Moonlight"]
     assert 25.01 > found["flat"] > 24.99 > found["bucketed"] > 24
     assert 0 <= found["owner"] <= found["flat + cut"] < 0.1
 

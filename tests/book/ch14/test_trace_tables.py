@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+from trace_cases import event, gloo, merged
 
 from distmuon.optim.schedules import SCHEDULES
 from muonbook.ch14 import trace_tables
-from muonbook.measure import results
+from muonbook.measure import results, trace
 
 
 def row(total: float, union: float, span: float, computing: float, overlap: float) -> dict[str, Any]:
@@ -55,3 +56,12 @@ def test_in_the_stored_traces_naive_shortens_the_wire_and_the_pipeline_hides_wor
     assert naive["communication"] < pipelined["communication"] < synchronous["communication"]
     assert synchronous["overlap"] == 0 < naive["overlap"] < pipelined["overlap"]
     assert pipelined["span"] < naive["span"] < synchronous["span"]
+
+
+def test_time_after_the_gradients_is_that_of_collectives_since_momentum_and_of_what_computes() -> None:
+    def moved(name: str, start: float, dur: float) -> Any:
+        return event("user_annotation", name, start, dur, 1, 0)
+
+    moves = [("reduce_scatter", 0, 30), ("momentum", 30, 2), ("dp_gather", 32, 8), ("newton_schulz", 40, 5)]
+    (rank,) = trace.parse(merged([*(moved(*move) for move in moves), gloo(10, 25, 0, 0), gloo(33, 6, 0, 0)]))
+    assert trace_tables.after_the_gradients(rank) == (9, 7)

@@ -42,7 +42,7 @@ def test_captions_name_who_takes_twice_as_long_and_who_has_no_room(worlds: dict[
     captions = [frame.caption for frame in frames_of_worlds(worlds, FABRIC, TOKENS, SHOWN)]
     assert captions[1:] == ["Twice as long or longer: bucketed.", "Twice as long or longer: owner."]
     tight = [name for name, cell in here(worlds, *SHOWN[0]).items() if not cell["has_room"]]
-    assert captions[0] == f"Twice as long or longer: none. Short of room for its buffers: {', '.join(tight)}."
+    assert captions[0] == f"Twice as long or longer: none. Too full for 80 GB while it updates: {', '.join(tight)}."
     assert tight
     for (model, ranks), caption in zip(SHOWN, captions, strict=True):
         long = {name for name, cell in here(worlds, model, ranks).items() if cell["over_adamw"] >= TWICE}

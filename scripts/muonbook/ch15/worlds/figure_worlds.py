@@ -52,4 +52,4 @@ def _caption(cells: Mapping[str, Mapping[str, Any]]) -> str:
     long = [name for name, cell in cells.items() if cell["over_adamw"] >= TWICE]
     tight = [name for name, cell in cells.items() if not cell["has_room"]]
     told = f"Twice as long or longer: {', '.join(long) or 'none'}."
-    return f"{told} Short of room for its buffers: {', '.join(tight)}." if tight else told
+    return f"{told} Too full for 80 GB while it updates: {', '.join(tight)}." if tight else told

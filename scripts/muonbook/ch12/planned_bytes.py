@@ -1,0 +1,56 @@
+"""What Muon adds to AdamW's bytes in a published model, by algorithm, as D grows: planned, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from muonbook.ch12.contenders import ALGORITHMS
+from muonbook.planner.model_shapes import find_shape
+from muonbook.planner.owned_worlds import plan_part
+from muonbook.planner.parts import every_rank
+from muonbook.planner.planned_worlds import BUCKET_RULES
+
+TITLES = {"muon": "bucketed", "muon_flat": "flat", "muon_cut": "flat + cut", "muon_owner": "owner"}
+
+
+class Added(NamedTuple):
+    """What Muon sends beyond ZeRO-1 AdamW, over what that sends: momentum over DP, and momentum over TP."""
+
+    dp: float
+    tp: float
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of Muon / ZeRO-1 AdamW."""
+        return 1 + self.dp + self.tp
+
+
+def growth(model: str, tp: int, ranks: Sequence[int]) -> dict[str, dict[int, Added]]:
+    """Return {algorithm: {D: what Muon adds}} of a published model, planned on D x `tp` ranks, D of `ranks`.
+
+    All parameters, in the paper's dtypes; buckets are Megatron-LM's. Bytes are means over ranks, to the byte.
+    """
+    specs, muon = find_shape(model).specs(tp, "float32")
+    found: dict[str, dict[int, Added]] = {title: {} for title in TITLES.values()}
+    for dp in ranks:
+        for name, algorithm in ALGORITHMS.items():
+            size = BUCKET_RULES["flat" if algorithm.flat else "megatron"](dp)
+            world = plan_part(specs, muon, dp, tp, size, algorithm.strategy)
+            mine, adamw = (
+                {move: float(amounts.mean()) for move, amounts in every_rank.sent(world, of).items()}
+                for of in (True, False)
+            )
+            whole = sum(adamw.values())
+            beyond = {group: mine[group, "momentum"] / whole for group in ("dp", "tp")}
+            found[TITLES[name]][dp] = Added(**beyond)
+    return found
+
+
+def beyond_adamw(models: Sequence[str], ranks: int) -> dict[str, dict[str, float]]:
+    """Return {model: {algorithm: what Muon sends beyond ZeRO-1 AdamW, in % of it}} without TP, as `growth`."""
+    found = {}
+    for model in models:
+        added = growth(model, 1, [ranks])
+        found[find_shape(model).title] = {name: round(100 * of[ranks].dp, 2) for name, of in added.items()}
+    return found
