@@ -53,15 +53,10 @@ def seed_curves(race: Mapping[str, Any]) -> dict[str, tuple[list[int], list[floa
     return {title(name): (numbers, gaps(race, name)) for name in by_median(race)}
 
 
-def ratio_curves(
-    races: Mapping[str, Mapping[str, Any]], name: str, against: str = "adamw"
-) -> dict[str, tuple[list[int], list[float]]]:
-    """Return {race: (1, 2, ..., one racer's gap over another's on each fresh seed)}; losses where no floor is known."""
-    curves = {}
-    for told, race in races.items():
-        pairs = zip(gaps(race, name), gaps(race, against), strict=True)
-        curves[told] = list(range(1, len(race["seeds"]) + 1)), [gap / other for gap, other in pairs]
-    return curves
+def ratios(races: Mapping[str, Mapping[str, Any]], name: str, against: str = "adamw") -> dict[str, list[float]]:
+    """Return {race: one racer's gap over another's on each fresh seed}; losses where no floor is known."""
+    pairs = {told: zip(gaps(race, name), gaps(race, against), strict=True) for told, race in races.items()}
+    return {told: [gap / other for gap, other in both] for told, both in pairs.items()}
 
 
 def by_median(race: Mapping[str, Any]) -> list[str]:

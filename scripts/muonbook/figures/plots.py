@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-from muonbook.figures.style import ACCENT, CARD, INK, LOOKS, MARGIN, MUTED, ROW, WIDTH, Block
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, LOOKS, MARGIN, MUTED, ROW, WIDTH, Block
 
 from muonbook.figures.style import box, card, entrant_of, in_bytes, inset, mix, put, wide  # isort: skip
 
@@ -310,6 +310,41 @@ def describe_bars(rows: Mapping[str, float | Parts], title: str = "", unit: str 
         inner = ", ".join(f"{part} {_amount(value, unit)}" for part, value in values.items())
         told.append(f"{label}: {inner if len(parts) > 1 else _amount(sum(values.values()), unit)}")
     return f"{head(title, 'Bars')} {'; '.join(told)}."
+
+
+def draw_dots(rows: Mapping[str, Sequence[float]], title: str = "", note: str = "", level: float = 1.0) -> Figure:
+    """Draw a strip per row with a dot for each value, and dashes at `level`; those below it are red.
+
+    rows: label -> values, 0 or more. At the right: how many are below.
+    """
+    scale = (WIDTH - 2 * MARGIN) / (1.05 * max(level, *(value for values in rows.values() for value in values)))
+    high, pitch = 14.0, ROW + 26
+
+    def paint(axes: Axes, top: float) -> None:
+        for label, values in rows.items():
+            put(axes, MARGIN, top + 6, label)
+            put(axes, WIDTH - MARGIN, top + 6, _below(values, level), "right", True)
+            y = top + 8 + ROW
+            box(axes, MARGIN, y, WIDTH - 2 * MARGIN, high, mix(MUTED, CARD, 0.88))
+            for red in (True, False):
+                x = [MARGIN + value * scale for value in values if (value < level) == red]
+                gid = f"dots-{label}-{'below' if red else 'above'}"
+                axes.scatter(x, [y + high / 2] * len(x), 42, ACCENT if red else COLD, alpha=0.75, lw=0, gid=gid)
+            axes.vlines([MARGIN + level * scale], y - 3, y + high + 3, INK, lw=1.3, ls=(0, (2, 2)))
+            top += pitch
+
+    return card(title, note, (pitch * len(rows) + 4, paint))
+
+
+def describe_dots(rows: Mapping[str, Sequence[float]], title: str = "", level: float = 1.0, **_: Any) -> str:
+    """Return alt text for `draw_dots`: the least and the greatest of each row, and how many are below."""
+    told = (f"{label}: {min(values):.3g} to {max(values):.3g}, {_below(values, level)} below {level:g}"
+            for label, values in rows.items())  # fmt: skip
+    return f"{head(title, 'Dots')} {'; '.join(told)}."
+
+
+def _below(values: Sequence[float], level: float) -> str:
+    return f"{sum(value < level for value in values)} of {len(values)}"
 
 
 def _amount(value: float, unit: str) -> str:

@@ -17,9 +17,11 @@ from muonbook.figures.plots import (
     apart,
     describe_bars,
     describe_curves,
+    describe_dots,
     describe_spectra,
     draw_bars,
     draw_curves,
+    draw_dots,
     draw_spectra,
     line_styles,
     power,
@@ -256,3 +258,25 @@ def test_alt_text_has_the_true_numbers() -> None:
     )
     assert describe_bars({"a": 0.5}, "Ratios", unit="×") == "Ratios. a: 0.5 ×."
     assert describe_spectra({"M": [1, 4, 2]}) == "Singular values. M: largest 4, median 2, smallest 1."
+
+
+# ---- Dots -------------------------------------------------------------------------------------------------
+
+DOTS = {"a draw": [0.5, 1.0, 1.25], "a claim": [0.25, 0.75]}
+
+
+def test_dots_stand_where_their_values_are_red_below_the_level() -> None:
+    figure = draw_dots(DOTS, "Dots", "Of some seeds.")
+    assert_readable(figure)
+    scale = (style.WIDTH - 2 * style.MARGIN) / (1.05 * 1.25)
+    for label, values in DOTS.items():
+        for side, wanted in (("below", [v for v in values if v < 1]), ("above", [v for v in values if v >= 1])):
+            (dots,) = (c for c in figure.axes[0].collections if c.get_gid() == f"dots-{label}-{side}")
+            x = np.asarray(dots.get_offsets())[:, 0].tolist()
+            assert x == pytest.approx([style.MARGIN + value * scale for value in wanted])
+    assert {"1 of 3", "2 of 2"} <= set(texts(figure))
+
+
+def test_dots_are_told_with_their_range_and_how_many_are_below() -> None:
+    told = describe_dots(DOTS, "Dots")
+    assert told == "Dots. a draw: 0.5 to 1.25, 1 of 3 below 1; a claim: 0.25 to 0.75, 2 of 2 below 1."
