@@ -45,24 +45,22 @@ def of_bucket(ranks: Sequence[RankTrace]) -> list[Callout]:
     ]
 
 
-def on_one_scale(runs: Mapping[str, Sequence[RankTrace]]) -> tuple[dict[str, Window], dict[str, float]]:
-    """Return {run: a window from the start of its first rank's step, as long as the longest of these steps}, and {run:
-    its step over the first run's}.
+def on_one_scale(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, Window]:
+    """Return {run: a window from the start of its first rank's step, as long as the longest of these steps}.
 
     runs: name -> its ranks' traces.
     """
     steps = {name: window(ranks[:1]) for name, ranks in runs.items()}
-    took = {name: step.end - step.start for name, step in steps.items()}
-    windows = {name: Window(step.start, step.start + max(took.values())) for name, step in steps.items()}
-    return windows, {name: each / next(iter(took.values())) for name, each in took.items()}
+    longest = max(step.end - step.start for step in steps.values())
+    return {name: Window(step.start, step.start + longest) for name, step in steps.items()}
 
 
 def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> list[Frame]:
     """Return two looks at the first rank's step: AdamW's over Muon's, on one scale; a bucket of Muon's, enlarged."""
     names = "AdamW, ZeRO-1", "Muon, bucketed", "its bucket 0, enlarged"
     bucket = Window(*hull(activity.interval for activity in _first_bucket(muon[0]).ranges))
-    windows, over = on_one_scale({names[0]: adamw, names[1]: muon})
-    longer = over[names[1]]
+    windows = on_one_scale({names[0]: adamw, names[1]: muon})
+    longer = 1 / windows[names[0]].share(window(adamw[:1]).end)
     both = {names[0]: (adamw, windows[names[0]], of_adamw(adamw)), names[1]: (muon, windows[names[1]], of_muon(muon))}
     near = {names[1]: both[names[1]], names[2]: (muon, bucket, of_bucket(muon))}
     only, frames = [muon[0].rank], []
@@ -83,20 +81,17 @@ def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> l
 
 def of_schedules(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, list[Callout]]:
     """Return what each schedule does after the gradients, on its first rank. runs: of `optim.schedules.SCHEDULES`."""
-    after, worked = {}, {}
-    for name, ranks in runs.items():
-        begin = _named(ranks[0], "momentum")[0].start
-        after[name] = begin, window(ranks[:1]).end
-        worked[name] = hull(activity.interval for activity in _named(ranks[0], "newton_schulz"))
-    (begin, end), (works, rests) = after["naive"], worked["naive"]
+    begins = {name: _named(ranks[0], "momentum")[0].start for name, ranks in runs.items()}
+    ends = {name: window(ranks[:1]).end for name, ranks in runs.items()}
+    works, rests = hull(activity.interval for activity in _named(runs["naive"][0], "newton_schulz"))
     return {
-        "synchronous": [Callout("gather, work, publish, by turns", *after["synchronous"])],
+        "synchronous": [Callout("gather, work, publish, by turns", begins["synchronous"], ends["synchronous"])],
         "naive": [
-            Callout("gathers", begin, works),
+            Callout("gathers", begins["naive"], works),
             Callout("work", works, rests),
-            Callout("publications", rests, end),
+            Callout("publications", rests, ends["naive"]),
         ],
-        "pipelined": [Callout("work while the next travels", *after["pipelined"])],
+        "pipelined": [Callout("work while the next travels", begins["pipelined"], ends["pipelined"])],
     }
 
 
@@ -106,7 +101,7 @@ def frames_of_schedules(runs: Mapping[str, Sequence[RankTrace]], title: str, not
     runs: name, of `optim.schedules.SCHEDULES` and synchronous first -> its ranks' traces. The strips are the first
     rank's.
     """
-    (windows, _), said = on_one_scale(runs), of_schedules(runs)
+    windows, said = on_one_scale(runs), of_schedules(runs)
     only, frames = [next(iter(runs.values()))[0].rank], []
     told = {
         "synchronous": "Wire and work take turns, bucket by bucket.",

@@ -172,9 +172,8 @@ def test_a_scale_is_as_long_as_the_longest_first_rank_and_begins_where_each_does
     def ranks(*spans: tuple[float, float]) -> list[trace.RankTrace]:
         return trace.parse(merged(*([moved("step 0", a, b - a, rank)] for rank, (a, b) in enumerate(spans))))
 
-    windows, over = callouts.on_one_scale({"a": ranks((10, 110), (0, 400)), "b": ranks((5, 45))})
+    windows = callouts.on_one_scale({"a": ranks((10, 110), (0, 400)), "b": ranks((5, 45))})
     assert windows == {"a": Window(10, 110), "b": Window(5, 105)}  # rank 1 is not drawn
-    assert over == {"a": 1.0, "b": 0.4}
 
 
 def test_schedules_appear_one_below_the_other_on_one_scale() -> None:

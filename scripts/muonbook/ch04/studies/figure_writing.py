@@ -34,9 +34,7 @@ def frames_of_writing(found: Mapping[str, Any], names: Sequence[str], title: str
             share = f"{100 * statistics.median(shares[n] for shares in writer['shares']):.0f} %"
             lines = laid(words_of(writer["texts"][n], lexicon))
             blocks.append(_writer(titled(name), share, lines))
-            told.append(
-                f"{titled(name)} {share}: {' '.join(''.join(w.letters for w in line).strip() for line in lines)}"
-            )
+            told.append(f"{titled(name)} {share}: {' '.join(word.letters for line in lines for word in line)}")
         figure = card(title, NOTE.format(len(found["seeds"])), *blocks)
         caption = f"After {steps} of {found['steps'][-1]} steps."
         frames.append(Frame(figure, f"{head(title, 'Writing')} {caption} {'. '.join(told)}.", caption))
@@ -44,21 +42,26 @@ def frames_of_writing(found: Mapping[str, Any], names: Sequence[str], title: str
 
 
 def laid(words: Sequence[Word], lines: int = LINES, room: float = ACROSS) -> list[list[Word]]:
-    """Return the first words, in as many lines as fit the card; spaces are one wide."""
+    """Return the first words, without spaces, in lines that fit the card with a space after each word."""
     found: list[list[Word]] = [[]]
     used = 0.0
     for word in words:
         if word.letters.isspace():
             continue
-        size = wide(f"{word.letters} ", SMALL, word.exists)
+        size = _room(word)
         if used + size > room and found[-1]:
             if len(found) == lines:
                 break
             found.append([])
             used = 0.0
-        found[-1].append(Word(f"{word.letters} ", word.exists))
+        found[-1].append(word)
         used += size
     return found
+
+
+def _room(word: Word) -> float:
+    """Return how wide a word is, with a space after it."""
+    return wide(f"{word.letters} ", SMALL, word.exists)
 
 
 def _writer(name: str, share: str, lines: Sequence[Sequence[Word]]) -> Block:
@@ -71,7 +74,7 @@ def _writer(name: str, share: str, lines: Sequence[Sequence[Word]]) -> Block:
             x = MARGIN
             for word in line:
                 looks = {"bold": True, "color": colour} if word.exists else {"color": PALE}
-                put(axes, x, top + 10 + ROW * (n + 1), word.letters.strip(), **looks)
-                x += wide(word.letters, SMALL, word.exists)
+                put(axes, x, top + 10 + ROW * (n + 1), word.letters, **looks)
+                x += _room(word)
 
     return 12 + ROW * (LINES + 1) + 6, paint

@@ -30,10 +30,8 @@ class Word(NamedTuple):
 
 def words_of(text: str, lexicon: frozenset[str]) -> list[Word]:
     """Return a text cut into its words and the spaces between, each once."""
-    return [
-        Word("".join(letters), False) if space else Word(word := "".join(letters), word in lexicon)
-        for space, letters in groupby(text, key=" ".__eq__)
-    ]
+    found = ("".join(letters) for _, letters in groupby(text, key=str.isspace))
+    return [Word(letters, letters in lexicon) for letters in found]
 
 
 def share_in_words(texts: Sequence[str], lexicon: frozenset[str]) -> float:

@@ -59,10 +59,10 @@ def test_lines_fit_the_card_and_break_between_words() -> None:
     words = words_of("da duli dull no " * 30, LEXICON)
     lines = laid(words)
     assert len(lines) == LINES
-    assert all(sum(wide(word.letters, SMALL, word.exists) for word in line) <= ACROSS for line in lines)
-    flat = [word.letters.strip() for line in lines for word in line]
+    assert all(sum(wide(f"{word.letters} ", SMALL, word.exists) for word in line) <= ACROSS for line in lines)
+    flat = [word.letters for line in lines for word in line]
     assert flat == [word.letters for word in words if not word.letters.isspace()][: len(flat)]
-    assert laid(words_of("x" * 200, LEXICON)) == [[Word("x" * 200 + " ", False)]]
+    assert laid(words_of("x" * 200, LEXICON)) == [[Word("x" * 200, False)]]
 
 
 def test_the_worker_lets_three_models_write(tmp_path: Path) -> None:
