@@ -1,4 +1,4 @@
-"""Chapter 4b: what lies beside the race on the language: spectra, RMS, decay, routing, batch, fine-tuning, blocks, writing.
+"""Chapter 4b: what lies beside the race on the language: spectra, RMS, decay, routing, batch, fine-tuning, blocks.
 
 python scripts/04b_for_the_curious.py --study spectra --steps 20 --seeds 1
 python scripts/04b_for_the_curious.py --study rms decay

@@ -123,6 +123,20 @@ def wire_lines(rows: ByteRows) -> list[str]:
     return lines
 
 
+def called_and_sent(rows: ByteRows, contender: str, dp: int, tp: int) -> dict[str, dict[str, float]]:
+    """Return a contender's bytes over all ranks, in parts: as torch calls for them, as gloo sends them, as counted.
+
+    gloo carries out a reduce-scatter as an all-reduce, which sends twice as much.
+    """
+    (row,) = (row for row in rows if (row["contender"], row["dp"], row["tp"]) == (contender, dp, tp))
+    gathers, scatter = row["ring"] - row["reduce_scatter"], row["reduce_scatter"]
+    return {
+        "as torch calls it": {"all-gathers": gathers, "reduce-scatter": scatter},
+        "as gloo sends it": {"all-gathers": gathers, "all-reduce": 2 * scatter},
+        "on the wire": {"counted": row["payload"]},
+    }
+
+
 def wire_verdicts(rows: ByteRows) -> list[str]:
     """Return what left the interfaces over what gloo has to send, in sum and on single ranks, for all we predict."""
     known = predicted(rows)

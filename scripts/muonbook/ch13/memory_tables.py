@@ -247,6 +247,16 @@ def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
     return found
 
 
+def beyond_adamw(
+    worlds: Mapping[int, Mapping[str, HillAndTower]], layouts: Sequence[str]
+) -> dict[str, tuple[list[int], list[float]]]:
+    """Return {layout: (D, GB by which Muon's peak is above AdamW's)}. worlds: D -> peaks of its steps."""
+    return {
+        layout: (list(worlds), [(of[layout].highest.top - of["AdamW"].highest.top) / 1e9 for of in worlds.values()])
+        for layout in layouts
+    }
+
+
 def published_lines() -> list[str]:
     """Return what published models save and what Muon's update borrows, in GB. A star: no more than was saved."""
     lines = ["saved  " + "".join(f"{column:>{_wide(column)}}" for column in PLANNED)]

@@ -45,22 +45,19 @@ def of_bucket(ranks: Sequence[RankTrace]) -> list[Callout]:
     ]
 
 
-def on_one_scale(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, Window]:
-    """Return {run: a window from the start of its first rank's step, as long as the longest of these steps}.
-
-    runs: name -> its ranks' traces.
-    """
-    steps = {name: window(ranks[:1]) for name, ranks in runs.items()}
-    longest = max(step.end - step.start for step in steps.values())
-    return {name: Window(step.start, step.start + longest) for name, step in steps.items()}
+def on_one_scale(parts: Mapping[str, Window]) -> dict[str, Window]:
+    """Return every part from where it begins, all as long as the longest."""
+    longest = max(part.end - part.start for part in parts.values())
+    return {name: Window(part.start, part.start + longest) for name, part in parts.items()}
 
 
 def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> list[Frame]:
     """Return two looks at the first rank's step: AdamW's over Muon's, on one scale; a bucket of Muon's, enlarged."""
     names = "AdamW, ZeRO-1", "Muon, bucketed", "its bucket 0, enlarged"
     bucket = Window(*hull(activity.interval for activity in _first_bucket(muon[0]).ranges))
-    windows = on_one_scale({names[0]: adamw, names[1]: muon})
-    longer = 1 / windows[names[0]].share(window(adamw[:1]).end)
+    step = window(adamw[:1])
+    windows = on_one_scale({names[0]: step, names[1]: window(muon[:1])})
+    longer = 1 / windows[names[0]].share(step.end)
     both = {names[0]: (adamw, windows[names[0]], of_adamw(adamw)), names[1]: (muon, windows[names[1]], of_muon(muon))}
     near = {names[1]: both[names[1]], names[2]: (muon, bucket, of_bucket(muon))}
     only, frames = [muon[0].rank], []
@@ -79,29 +76,32 @@ def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> l
     return frames
 
 
+def after_the_gradients(rank: RankTrace) -> Window:
+    """Return the part of a rank's step that begins with Muon's first move."""
+    return Window(_named(rank, "momentum")[0].start, window([rank]).end)
+
+
 def of_schedules(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, list[Callout]]:
     """Return what each schedule does after the gradients, on its first rank. runs: of `optim.schedules.SCHEDULES`."""
-    begins = {name: _named(ranks[0], "momentum")[0].start for name, ranks in runs.items()}
-    ends = {name: window(ranks[:1]).end for name, ranks in runs.items()}
-    works, rests = hull(activity.interval for activity in _named(runs["naive"][0], "newton_schulz"))
+    first = {name: ranks[0] for name, ranks in runs.items()}
+    bucket = hull(activity.interval for activity in _first_bucket(first["synchronous"]).ranges)
+    (begin, end), pipelined = after_the_gradients(first["naive"]), after_the_gradients(first["pipelined"])
+    works, rests = hull(activity.interval for activity in _named(first["naive"], "newton_schulz"))
     return {
-        "synchronous": [Callout("gather, work, publish, by turns", begins["synchronous"], ends["synchronous"])],
-        "naive": [
-            Callout("gathers", begins["naive"], works),
-            Callout("work", works, rests),
-            Callout("publications", rests, ends["naive"]),
-        ],
-        "pipelined": [Callout("work while the next travels", begins["pipelined"], ends["pipelined"])],
+        "synchronous": [Callout("a bucket: gather, work, publish", *bucket)],
+        "naive": [Callout("gathers", begin, works), Callout("work", works, rests), Callout("publish", rests, end)],
+        "pipelined": [Callout("work while the next travels", *pipelined)],
     }
 
 
 def frames_of_schedules(runs: Mapping[str, Sequence[RankTrace]], title: str, note: str = "") -> list[Frame]:
-    """Return a frame for every schedule's recorded step, each below those before it, all on one scale.
+    """Return a frame for every schedule's recorded step, after the gradients, each below those before it, on one scale.
 
     runs: name, of `optim.schedules.SCHEDULES` and synchronous first -> its ranks' traces. The strips are the first
     rank's.
     """
-    windows, said = on_one_scale(runs), of_schedules(runs)
+    windows = on_one_scale({name: after_the_gradients(ranks[0]) for name, ranks in runs.items()})
+    said = of_schedules(runs)
     only, frames = [next(iter(runs.values()))[0].rank], []
     told = {
         "synchronous": "Wire and work take turns, bucket by bucket.",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from muonbook.measure.trace import RankTrace
-from muonbook.measure.trace_report import intersection, length, meetings, union
+from muonbook.measure.trace_report import Interval, intersection, length, meetings, union
 
 Found = Mapping[str, Any]
 PLACES = {"limited_link": "slow link 2 x 1", "loopback": "loopback 2 x 1", "loopback_2x2": "loopback 2 x 2"}
@@ -16,7 +15,7 @@ COUNTED = {  # number of a `trace_report.Summary` -> how the chapter calls it
     "communication": "the same, as a union",
     "span": "first start to last end",
 }
-WORK = ("momentum", "newton_schulz", "apply", "adamw")  # ranges of a step that compute and do not send
+WORK = ("momentum", "newton_schulz", "apply")  # ranges of a step that compute and do not send
 READINGS = (  # what one may compare of two runs, from the report's reading to what one pays
     "collectives, durations summed",
     "collectives, as a union",
@@ -59,12 +58,11 @@ def gain_lines(found: Found, place: str) -> list[str]:
     return lines
 
 
-def after_the_gradients(rank: RankTrace) -> tuple[float, float]:
-    """Return for how long a rank was in collectives once its gradients were reduced, and at Muon's work, in us."""
-    begin = min(activity.start for activity in rank.ranges if activity.name == "momentum")
+def sending_and_working(rank: RankTrace, part: Interval) -> tuple[float, float]:
+    """Return for how long a rank was in collectives during a part of its step, and how long at Muon's work, in us."""
     sending = union(c.when.interval for c in rank.collectives)
     working = union(activity.interval for activity in rank.ranges if activity.name in WORK)
-    return length(intersection(sending, [(begin, math.inf)])), length(working)
+    return length(intersection(sending, [part])), length(intersection(working, [part]))
 
 
 def in_ms(trace: Found) -> dict[str, Any]:

@@ -332,8 +332,11 @@ def draw_dots(rows: Mapping[str, Sequence[float]], title: str = "", note: str = 
                 axes.scatter(x, [y + high / 2] * len(x), 42, ACCENT if red else COLD, alpha=0.75, lw=0, gid=gid)
             axes.vlines([MARGIN + level * scale], y - 3, y + high + 3, INK, lw=1.3, ls=(0, (2, 2)))
             top += pitch
+        for value in (0.0, level / 2, level):
+            place = "center" if value else "left"
+            put(axes, MARGIN + value * scale, top, f"{value:g}", place, color=MUTED)
 
-    return card(title, note, (pitch * len(rows) + 4, paint))
+    return card(title, note, (pitch * len(rows) + ROW, paint))
 
 
 def describe_dots(rows: Mapping[str, Sequence[float]], title: str = "", level: float = 1.0, **_: Any) -> str:

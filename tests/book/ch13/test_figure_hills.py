@@ -15,6 +15,7 @@ from muonbook.ch13.memory_tables import (
     PLANNED,
     HillAndTower,
     PeakOfRank,
+    beyond_adamw,
     hills_and_towers,
     hills_of_batches,
     weigh_updates,
@@ -193,6 +194,19 @@ def test_where_the_tower_is_the_peak_both_stand_on_its_rank_s_ground() -> None:
     assert found["flat"].hill.ground == found["flat"].tower.ground < found["AdamW"].hill.ground - 4 * GB
     assert found["flat + cut"].highest is found["flat + cut"].hill
     assert found["flat + cut"].hill.ground > found["flat + cut"].tower.ground  # it holds embeddings, which stay AdamW's
+
+
+def test_as_dp_grows_every_layout_but_one_passes_adamw_s_peak_sooner_or_later() -> None:
+    worlds = {dp: hills_and_towers(MODELS["llama3_70b"], Degrees(dp, 8)) for dp in (32, 64, 128, 256)}
+    curves = beyond_adamw(worlds, list(PLANNED))
+    assert all(ranks == [32, 64, 128, 256] for ranks, _ in curves.values())
+    above = {layout: [dp for dp, size in zip(*curve, strict=True) if size > 0] for layout, curve in curves.items()}
+    assert above == {
+        "matrix by matrix": [], "bucketed": [64, 128, 256], "flat": [32, 64, 128, 256], "flat + cut": [64, 128, 256],
+        "owner": [256],
+    }  # fmt: skip
+    of = worlds[64]
+    assert curves["bucketed"][1][1] == (of["bucketed"].highest.top - of["AdamW"].highest.top) / GB
 
 
 @pytest.mark.parametrize("name", LLAMAS)

@@ -168,12 +168,14 @@ def test_two_looks_at_a_step_one_on_one_scale_and_one_enlarged() -> None:
         assert_readable(frame.figure)
 
 
-def test_a_scale_is_as_long_as_the_longest_first_rank_and_begins_where_each_does() -> None:
-    def ranks(*spans: tuple[float, float]) -> list[trace.RankTrace]:
-        return trace.parse(merged(*([moved("step 0", a, b - a, rank)] for rank, (a, b) in enumerate(spans))))
+def test_a_scale_is_as_long_as_the_longest_part_and_begins_where_each_does() -> None:
+    windows = callouts.on_one_scale({"a": Window(10, 110), "b": Window(5, 45)})
+    assert windows == {"a": Window(10, 110), "b": Window(5, 105)}
 
-    windows = callouts.on_one_scale({"a": ranks((10, 110), (0, 400)), "b": ranks((5, 45))})
-    assert windows == {"a": Window(10, 110), "b": Window(5, 105)}  # rank 1 is not drawn
+
+def test_after_the_gradients_comes_what_muon_does() -> None:
+    ranks = [replace(rank, ranges=[*rank.ranges, moved_to(rank, "step 0", 0, 100)]) for rank in a_step()]
+    assert callouts.after_the_gradients(ranks[0]) == Window(36, 100)
 
 
 def test_schedules_appear_one_below_the_other_on_one_scale() -> None:
@@ -187,5 +189,5 @@ def test_schedules_appear_one_below_the_other_on_one_scale() -> None:
         assert all((run in frame.alt) == (run in drawn) for run in runs)
     works = boxes(frames[-1].figure, "timeline-pipelined-0-Newton–Schulz")
     said = extents(callouts.of_schedules(runs)["naive"])
-    assert said["gathers"][1] == said["work"][0] < said["work"][1] == said["publications"][0]
+    assert said["gathers"][1] == said["work"][0] < said["work"][1] == said["publish"][0]
     assert len(works) > 10  # a bucket each

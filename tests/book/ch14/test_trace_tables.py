@@ -58,10 +58,11 @@ def test_in_the_stored_traces_naive_shortens_the_wire_and_the_pipeline_hides_wor
     assert pipelined["span"] < naive["span"] < synchronous["span"]
 
 
-def test_time_after_the_gradients_is_that_of_collectives_since_momentum_and_of_what_computes() -> None:
+def test_sending_and_working_are_those_of_the_part_alone() -> None:
     def moved(name: str, start: float, dur: float) -> Any:
         return event("user_annotation", name, start, dur, 1, 0)
 
     moves = [("reduce_scatter", 0, 30), ("momentum", 30, 2), ("dp_gather", 32, 8), ("newton_schulz", 40, 5)]
     (rank,) = trace.parse(merged([*(moved(*move) for move in moves), gloo(10, 25, 0, 0), gloo(33, 6, 0, 0)]))
-    assert trace_tables.after_the_gradients(rank) == (9, 7)
+    assert trace_tables.sending_and_working(rank, (30, 50)) == (9, 7)
+    assert trace_tables.sending_and_working(rank, (31, 42)) == (8, 3)
