@@ -46,6 +46,7 @@ LOOKS: Mapping[str, Mapping[str, Any]] = {
     "flat": {"color": "#CE7E90", "lw": 2.6, "ls": (0, (4.5, 1.8))},
     "flat + cut": {"color": INK, "lw": 2.2, "ls": "-"},
     "owner": {"color": "#989AA0", "lw": 2.6, "ls": (0, (1, 1.3))},
+    "matrix by matrix": {"color": "#8A6414", "lw": 2.4, "ls": (0, (6, 1.6, 1.2, 1.6))},
 }
 TITLE, TEXT, SMALL = 14.0, 12.5, 11.25
 TOUCH = 2.0  # points by which two lines of type may overlap, for letters do not fill their line
