@@ -124,16 +124,16 @@ def wire_lines(rows: ByteRows) -> list[str]:
 
 
 def called_and_sent(rows: ByteRows, contender: str, dp: int, tp: int) -> dict[str, dict[str, float]]:
-    """Return a contender's bytes over all ranks, in parts: as torch calls for them, as gloo sends them, as counted.
+    """Return a contender's bytes of a step, over all ranks, in parts: as torch calls, as gloo sends, as counted.
 
     gloo carries out a reduce-scatter as an all-reduce, which sends twice as much.
     """
     (row,) = (row for row in rows if (row["contender"], row["dp"], row["tp"]) == (contender, dp, tp))
-    gathers, scatter = row["ring"] - row["reduce_scatter"], row["reduce_scatter"]
+    ring, scatter, counted = (row[key] / STEPS for key in ("ring", "reduce_scatter", "payload"))
     return {
-        "as torch calls it": {"all-gathers": gathers, "reduce-scatter": scatter},
-        "as gloo sends it": {"all-gathers": gathers, "all-reduce": 2 * scatter},
-        "on the wire": {"counted": row["payload"]},
+        "as torch calls it": {"all-gathers": ring - scatter, "reduce-scatter": scatter},
+        "as gloo sends it": {"all-gathers": ring - scatter, "all-reduce": 2 * scatter},
+        "on the wire": {"counted": counted},
     }
 
 

@@ -58,6 +58,29 @@ def gain_lines(found: Found, place: str) -> list[str]:
     return lines
 
 
+def savings(recorded: Found) -> dict[str, dict[str, float]]:
+    """Return {schedule: {what makes its step shorter: % of the synchronous step}}, parts that add up to all it saves.
+
+    recorded: schedule -> medians of its recorded steps. A step is the union of its collectives, and its work, less what
+    of that lies under them, and idle time.
+    """
+
+    def idle(row: Found) -> float:
+        return row["span"] - row["communication"] - row["computation"] + row["overlap"]
+
+    before, found = recorded["synchronous"], {}
+    for schedule in ("naive", "pipelined"):
+        after = recorded[schedule]
+        times = {
+            "two collectives at once": before["communication"] - after["communication"],
+            "work under the wire": after["overlap"] - before["overlap"],
+            "less idling": idle(before) - idle(after),
+            "quicker work": before["computation"] - after["computation"],
+        }
+        found[schedule] = {what: 100 * time / before["span"] for what, time in times.items()}
+    return found
+
+
 def sending_and_working(rank: RankTrace, part: Interval) -> tuple[float, float]:
     """Return for how long a rank was in collectives during a part of its step, and how long at Muon's work, in us."""
     sending = union(c.when.interval for c in rank.collectives)

@@ -428,7 +428,8 @@ def test_a_whole_step_of_the_reports_model_is_never_cheaper_than_adamws() -> Non
 
 
 def test_what_gloo_sends_for_fsdp2_is_called_with_its_reduce_scatter_as_an_all_reduce() -> None:
-    row = {"contender": "x", "dp": 2, "tp": 1, "ring": 300, "reduce_scatter": 100, "payload": 402}
+    sizes = {"ring": 300, "reduce_scatter": 100, "payload": 402}  # of a step
+    row = {"contender": "x", "dp": 2, "tp": 1, **{what: byte_counts.STEPS * size for what, size in sizes.items()}}
     assert byte_tables.called_and_sent([row, row | {"dp": 4}], "x", 2, 1) == {
         "as torch calls it": {"all-gathers": 200, "reduce-scatter": 100},
         "as gloo sends it": {"all-gathers": 200, "all-reduce": 200},

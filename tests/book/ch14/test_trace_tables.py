@@ -66,3 +66,16 @@ def test_sending_and_working_are_those_of_the_part_alone() -> None:
     (rank,) = trace.parse(merged([*(moved(*move) for move in moves), gloo(10, 25, 0, 0), gloo(33, 6, 0, 0)]))
     assert trace_tables.sending_and_working(rank, (30, 50)) == (9, 7)
     assert trace_tables.sending_and_working(rank, (31, 42)) == (8, 3)
+
+
+def test_savings_add_up_to_what_the_whole_step_is_shorter() -> None:
+    steps = {"synchronous": row(4, 4, 10, 5, 0), "naive": row(5, 3, 8, 5, 0.5), "pipelined": row(8, 3, 6, 4, 2)}
+    assert trace_tables.savings(steps) == {
+        "naive": {"two collectives at once": 10, "work under the wire": 5, "less idling": 5, "quicker work": 0},
+        "pipelined": {"two collectives at once": 10, "work under the wire": 20, "less idling": 0, "quicker work": 10},
+    }
+    recorded = results.load("traces")["limited_link"]["recorded"]
+    for schedule, parts in trace_tables.savings(recorded).items():
+        shorter = 1 - recorded[schedule]["span"] / recorded["synchronous"]["span"]
+        assert sum(parts.values()) == pytest.approx(100 * shorter)
+        assert min(parts.values()) >= 0
