@@ -51,7 +51,7 @@ def bucket_work(model: str, dp: int, tp: int) -> list[BucketWork]:
         work = [np.zeros(dp) for _ in part.world.matrices]
         for mine, (_, rows) in zip(work, part.world.matrices, strict=True):
             for row in rows:
-                mine[row.owners.start : row.owners.stop] += row.load.flops
+                mine[row.slice] += row.load.flops
         found.append(BucketWork(ALGORITHMS[name].title, work))
     return found
 
