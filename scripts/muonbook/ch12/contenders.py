@@ -13,14 +13,11 @@ from functools import partial
 from distmuon.muonw.optimizer import MOMENTUM_LABEL, UPDATES_LABEL, MuonW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from distmuon.verify.prediction import predict_step
-from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, make_fsdp2, predict_activations
-from muonbook.measure.laid_out import LAID_OUT, LaidOut
+from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, make_fsdp2
+from muonbook.measure.laid_out import LAID_OUT, Place
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
 from muonbook.planner.stages import units_of
-
-Place = tuple[int, int]  # (dp_rank, tp_rank)
 
 
 @dataclass(frozen=True)
@@ -50,24 +47,6 @@ class CountedContender:
 # ---- Muon, by algorithm -----------------------------------------------------------------------------------
 
 ALGORITHMS = {name: LAID_OUT[name] for name in ("muon", "muon_flat", "muon_cut", "muon_owner")}
-
-
-def predict_optimizer(algorithm: LaidOut, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
-    """Return what the optimizer's step sends, without the model's activations."""
-    layout, muon = algorithm.plan(workload, dp, tp)
-    return predict_step(layout, tp, place[0], muon, algorithm.strategy, workload.gather_dtype, place[1])
-
-
-def _predict_muon(algorithm: LaidOut, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
-    _, _, model = workload.plan(dp, tp)
-    ledger = predict_activations(model, workload, dp, tp)
-    ledger.add(predict_optimizer(algorithm, workload, dp, tp, place))
-    return ledger
-
-
-def _uneven(algorithm: LaidOut, workload: Workload, dp: int, tp: int) -> list[str]:
-    """Return the labels of the buckets whose shards are not of one length."""
-    return [bucket.label for bucket in algorithm.plan(workload, dp, tp)[0].buckets if bucket.ends]
 
 
 # ---- On FSDP2 ---------------------------------------------------------------------------------------------
@@ -132,8 +111,7 @@ def _baseline(name: str) -> CountedContender:
 
 def _muon(title: str, name: str) -> CountedContender:
     algorithm = ALGORITHMS[name]
-    predicted, uneven = partial(_predict_muon, algorithm), partial(_uneven, algorithm)
-    return CountedContender(title, algorithm.make, predicted, _of_grid, uneven=uneven)
+    return CountedContender(title, algorithm.make, algorithm.predict, _of_grid, uneven=algorithm.uneven)
 
 
 def _on_fsdp2(title: str, muon: bool) -> CountedContender:

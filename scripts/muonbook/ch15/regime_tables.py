@@ -11,13 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, Constants, Point, fit, points, worst_and_median
+from muonbook.ch15.regimes import ALGORITHMS
 from muonbook.measure.workload import TIMED, Workload
 
 NAMES = {
-    "muon": "Muon",
+    "muon": "bucketed",
+    "muon_flat": "flat",
+    "muon_cut": "flat + cut",
+    "muon_owner": "owner",
     "zero1": "AdamW, ZeRO-1",
     "ddp": "AdamW, DDP",
-    "muon_small": "Muon, many calls",
+    "muon_small": "bucketed, many calls",
     "zero1_small": "ZeRO-1, many calls",
 }
 
@@ -92,19 +96,27 @@ def repeated(workload: Workload, dp: int, tp: int) -> tuple[float, float]:
 
 
 def skew_lines(found: Found) -> list[str]:
-    """Return, per grid, bytes and step time over ZeRO-1 AdamW's; and Muon's step over that on its best grid."""
-    best = min(row["muon"]["seconds"]["median"] for row in found["skew"])
-    lines = [
-        "             Muon / AdamW, ZeRO-1            DDP / ZeRO-1           Muon's step /   a matrix is",
-        "  dp x tp   bytes   time                  bytes   time             its best grid   orthogonalized",
-    ]
+    """Return, per grid, bytes and step time over ZeRO-1 AdamW's; bucketed's step over that on its best grid."""
+    names = (*ALGORITHMS, "ddp")
+    titles = [NAMES[name] for name in names]
+    lines = [_row("bytes", titles)]
     for row in found["skew"]:
-        cells = f"  {row['dp']:2d} x {row['tp']:2d}"
-        for name in ("muon", "ddp"):
-            sent = row[name]["sent_bytes"] / row["zero1"]["sent_bytes"]
-            cells += f"{sent:8.2f}x  {_spread(row[name]['over_zero1']):18s}"
-        lines.append(f"{cells}{row['muon']['seconds']['median'] / best:9.2f}x{repeats(row):14.2f} times")
+        lines.append(_row(_grid(row), [_times(row[n]["sent_bytes"] / row["zero1"]["sent_bytes"]) for n in names]))
+    lines.append(_row("time", titles))
+    lines += [_row(_grid(row), [_spread(row[name]["over_zero1"]) for name in names]) for row in found["skew"]]
+    lines.append("  bucketed's step over that on its best grid, and how often a matrix is orthogonalized:")
+    best = min(row["muon"]["seconds"]["median"] for row in found["skew"])
+    for row in found["skew"]:
+        lines.append(_row(_grid(row), [_times(row["muon"]["seconds"]["median"] / best), _times(repeats(row))], 10))
     return [*lines, _rounds(row["muon"]["over_zero1"] for row in found["skew"])]
+
+
+def clocked_grids(found: Found) -> dict[str, dict[str, float]]:
+    """Return {grid: {algorithm: median step over ZeRO-1 AdamW's}}."""
+    return {
+        f"{row['dp']} DP × {row['tp']} TP": {NAMES[name]: row[name]["over_zero1"]["median"] for name in ALGORITHMS}
+        for row in found["skew"]
+    }
 
 
 def repeats(row: Mapping[str, Any]) -> float:
@@ -117,29 +129,28 @@ def repeats(row: Mapping[str, Any]) -> float:
 
 
 def link_lines(found: Found) -> list[str]:
-    """Return step time over ZeRO-1 AdamW's, per rate; above it the limits of the simple formula."""
-    asked = found["links"]["entrants"]
+    """Return step time over ZeRO-1 AdamW's, per rate; before it the limits of the simple formula."""
+    asked, steps = found["links"]["entrants"], found["links"]["steps"]
     names = [name for name in asked if name != "zero1"]
-    rows = {_rate(step["rate_mbit"]): step for step in found["links"]["steps"]}
-    lines = [_row("", [NAMES[name] for name in names])]
-    for label, amount in (("bytes", _sent), ("computed", _computation)):
-        lines.append(
-            _row(label, [f"{amount(asked[name]) / amount(asked['zero1']):.2f}x            " for name in names])
-        )
-    lines += [_row(rate, [_spread(step[name]["over_zero1"]) for name in names]) for rate, step in rows.items()]
-    return [*lines, _rounds(step["muon"]["over_zero1"] for step in rows.values())]
+    lines = [_row("", ["bytes", "computed"], 10)]
+    for name in names:
+        amounts = [amount(asked[name]) / amount(asked["zero1"]) for amount in (_sent, _computation)]
+        lines.append(_row(NAMES[name], [_times(each) for each in amounts], 10))
+    lines.append(_row("time", [_rate(step["rate_mbit"]) for step in steps]))
+    lines += [_row(NAMES[name], [_spread(step[name]["over_zero1"]) for step in steps]) for name in names]
+    return [*lines, _rounds(step["muon"]["over_zero1"] for step in steps)]
 
 
 def link_parts(found: Found) -> dict[str, dict[str, dict[str, float]]]:
     """Return {link: {entrant: {part: % of ZeRO-1 AdamW's step over it}}}, from the slowest link to none.
 
-    The whole is the median over rounds of the two steps' ratio; of it, computing is what a step takes that sends
+    Entrants are AdamW and Muon by algorithm. The whole is the median over rounds of the two steps' ratio; of it, computing is what a step takes that sends
     nothing, and the rest is sending, and waiting for it.
     """
     parts = {}
     for step in found["links"]["steps"]:
         rows = {}
-        for name in ("zero1", "muon"):
+        for name in ("zero1", *ALGORITHMS):
             alone = found["links"]["entrants"][name]["computation_seconds"]["median"]
             computing = 100 * alone / step["zero1"]["seconds"]["median"]
             whole = 100 * step[name]["over_zero1"]["median"]
@@ -190,13 +201,21 @@ def _rate(rate_mbit: float | None) -> str:
     return "no limit" if rate_mbit is None else f"{rate_mbit:g} Mbit"
 
 
-def _row(label: str, cells: Sequence[str]) -> str:
-    return (f"  {label:9s}" + "".join(f"{cell:>21s}" for cell in cells)).rstrip()
+def _grid(row: Mapping[str, Any]) -> str:
+    return f"{row['dp']:2d} x {row['tp']:2d}"
+
+
+def _row(label: str, cells: Sequence[str], width: int = 15) -> str:
+    return (f"  {label:20s}" + "".join(f"{cell:>{width}s}" for cell in cells)).rstrip()
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}"
 
 
 def _spread(found: Mapping[str, Any]) -> str:
     low, high = _band(found)
-    return f"{found['median']:.2f}x ({low:.2f}-{high:.2f})"
+    return f"{found['median']:.2f} {low:.2f}-{high:.2f}"
 
 
 def _band(found: Mapping[str, Any]) -> list[float]:
@@ -205,4 +224,5 @@ def _band(found: Mapping[str, Any]) -> list[float]:
 
 
 def _rounds(rows: Iterable[Mapping[str, Any]]) -> str:
-    return f"  rounds: {', '.join(str(row['count']) for row in rows)}; in brackets quartiles, below 8 rounds the range"
+    counts = ", ".join(str(row["count"]) for row in rows)
+    return f"  rounds: {counts}; time: median, and quartiles, below 8 rounds the range"

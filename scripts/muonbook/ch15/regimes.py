@@ -25,13 +25,14 @@ Ranks = Sequence[dict[str, dict[str, Any]]]  # what `time_steps` returned, by ra
 
 
 class Variant(NamedTuple):
-    """A baseline, by its name in BASELINES, with a bucket size of its own: elements, for ours."""
+    """A contender, by its name, with a bucket size of its own: elements, for ours that are not flat."""
 
-    baseline: str
+    contender: str
     bucket_size: int = TIMED.bucket_size
 
 
-SKEW = {"muon": Variant("muon"), "zero1": Variant("zero1"), "ddp": Variant("ddp")}
+ALGORITHMS = ("muon", "muon_flat", "muon_cut", "muon_owner")
+SKEW = {name: Variant(name) for name in (*ALGORITHMS, "zero1", "ddp")}
 LINKS = SKEW | {"zero1_small": Variant("zero1", 1 << 15), "muon_small": Variant("muon", 1 << 15)}
 
 

@@ -14,11 +14,12 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
+from muonbook.ch15.contenders import contender
 from muonbook.ch15.without_communication import trainer_without_communication
 from muonbook.measure import turns
-from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer
+from muonbook.measure.baselines import BASELINES, Trainer
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
-from muonbook.planner.cost_model import collectives_of, hops
+from muonbook.planner.cost_model import collectives_of, exchanged_bytes, hops
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 MICRO_BATCH = 512  # tokens of one forward and backward pass; larger batches accumulate
@@ -66,7 +67,7 @@ def time_steps(
 ) -> dict[str, dict[str, Any]]:
     """Let the variants take training steps in turn for `rounds` rounds, after one of each that makes state and buckets.
 
-    variants: name -> (baseline, bucket size in elements, for ours).
+    variants: name -> (contender, bucket size in elements, for ours that are not flat).
     Return per variant this rank's "seconds" of every step, its "sent_bytes" per step as torch's dispatcher counted
     them, the "predicted_bytes", and its `demand`. bare: time each also without communication, as "computation_seconds".
     """
@@ -75,13 +76,13 @@ def time_steps(
     trainers: dict[tuple[str, str], Trainer] = {}
     found: dict[str, dict[str, Any]] = {}
     for name, (of, bucket_size) in variants.items():
-        baseline, its = BASELINES[of], replace(workload, bucket_size=bucket_size)
-        trainers[name, "seconds"] = baseline.make(its, grid, ONE_BUCKET)
+        timed, its = contender(of), replace(workload, bucket_size=bucket_size)
+        trainers[name, "seconds"] = timed.make(its, grid)
         if bare:
             trainers[name, "computation_seconds"] = trainer_without_communication(of, its, grid)
-        assert baseline.predict is not None
-        ledger = baseline.predict(its, world.dp, world.tp, grid.dp.rank)
-        found[name] = {"predicted_bytes": ledger.total().sent_bytes, "demand": demand(ledger, sizes)}
+        ledger = timed.predict(its, world.dp, world.tp, (grid.dp.rank, grid.tp.rank))
+        uneven = bool(timed.uneven(its, world.dp, world.tp))
+        found[name] = {"predicted_bytes": ledger.total().sent_bytes, "demand": demand(ledger, sizes, uneven)}
     data = batches(workload, corpus, world.dp, grid.dp.rank)
     batch = next(data)
     for (name, key), trainer in trainers.items():
@@ -96,13 +97,13 @@ def time_steps(
     return found
 
 
-def demand(ledger: Ledger, sizes: Mapping[str, int]) -> dict[str, int]:
+def demand(ledger: Ledger, sizes: Mapping[str, int], uneven: bool = False) -> dict[str, int]:
     """Return what a predicted step asks of the link, per rank: messages one after the other, and bytes by pattern.
 
-    sizes: ranks of "dp", "tp" and "world". "exchange_bytes" are those of reduce-scatters, which on gloo are
-    all-to-alls; "ring_bytes" all others.
+    sizes: ranks of "dp", "tp" and "world". uneven: whether shards over DP are. "exchange_bytes" go straight to others,
+    "ring_bytes" around a ring.
     """
-    exchanged = ledger.total(op="reduce_scatter").sent_bytes
+    exchanged = exchanged_bytes(ledger, uneven)
     return {
         "messages": sum(row.calls * hops(row.op, row.group_size) for row in collectives_of(ledger, sizes)),
         "ring_bytes": ledger.total().sent_bytes - exchanged,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer
+from muonbook.ch15.contenders import contender
+from muonbook.measure.baselines import Trainer
 from muonbook.measure.workload import Workload
 
 
@@ -33,10 +34,10 @@ class GroupWithoutCommunication(Group):
         out: Tensor | None = None,
         lengths: Sequence[int] | None = None,
     ) -> Tensor:
-        assert lengths is None, "unequal shards cannot stand in for each other"
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
-        for part in out.chunk(self.size):
-            part.copy_(shard)
+        for part in out.chunk(self.size) if lengths is None else out.split(list(lengths)):
+            fitting = min(len(part), len(shard))  # all of it, where shards are equal
+            part[:fitting].copy_(shard[:fitting])
         return out
 
     def all_reduce(self, tensor: Tensor, label: str, op: Any = None) -> Tensor:
@@ -52,20 +53,26 @@ class GroupWithoutCommunication(Group):
         going: Sequence[int] | None = None,
         may_start: bool = False,
     ) -> Tensor:
-        return parcels
+        if coming is None:
+            return parcels
+        received = parcels.new_zeros(sum(coming))
+        fitting = min(len(received), len(parcels))
+        received[:fitting].copy_(parcels[:fitting])
+        return received
 
     def _record(self, op: str, payload: Tensor, label: str, sent: int | None = None) -> None:
         pass
 
 
 def trainer_without_communication(name: str, workload: Workload, grid: Grid) -> Trainer:
-    """Return the baseline `name` on a grid of the same shape that is silent over DP; T must be 1.
+    """Return the contender `name` on a grid of the same shape that is silent over DP; T must be 1.
 
     What torch's DDP adds to a step is its all-reduce: without communication, it is the bare model.
     """
     if grid.tp.size != 1:
         raise ValueError(f"T is {grid.tp.size}; only DP falls silent, so take T = 1.")
     silent = GroupWithoutCommunication("dp", grid.dp.size, grid.dp.rank)
-    dp = Group("dp") if BASELINES[name].ddp_alone else silent
+    alone = contender(name)
+    dp = Group("dp") if alone.ddp_alone else silent
     world = GroupWithoutCommunication("world", grid.world.size, grid.world.rank)
-    return BASELINES[name].make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger), ONE_BUCKET)
+    return alone.make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger))

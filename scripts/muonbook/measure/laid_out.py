@@ -16,8 +16,12 @@ from dataclasses import dataclass
 from distmuon.optim import strategies
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT, Layout
-from muonbook.measure.baselines import Trainer, make_strategy
+from distmuon.sharding.ledger import Ledger
+from distmuon.verify.prediction import predict_step
+from muonbook.measure.baselines import Trainer, make_strategy, predict_activations
 from muonbook.measure.workload import Workload
+
+Place = tuple[int, int]  # (dp_rank, tp_rank)
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,25 @@ class LaidOut:
         planner = strategies.planner(self.strategy)
         return planner(layout.specs, muon, dp, tp, self.bucket_size(workload)), muon
 
+    def uneven(self, workload: Workload, dp: int, tp: int) -> list[str]:
+        """Return the labels of the buckets whose shards are not of one length: those are sent one by one."""
+        return [bucket.label for bucket in self.plan(workload, dp, tp)[0].buckets if bucket.ends]
+
     def make(self, workload: Workload, grid: Grid) -> Trainer:
         """Return a model with this Muon. Collective."""
         return make_strategy(workload, grid, self.strategy, self.bucket_size(workload))
+
+    def predict(self, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
+        """Return what a rank will send in a step with one micro-batch."""
+        _, _, model = workload.plan(dp, tp)
+        ledger = predict_activations(model, workload, dp, tp)
+        ledger.add(self.predict_optimizer(workload, dp, tp, place))
+        return ledger
+
+    def predict_optimizer(self, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
+        """Return what the optimizer's step sends, without the model's activations."""
+        layout, muon = self.plan(workload, dp, tp)
+        return predict_step(layout, tp, place[0], muon, self.strategy, workload.gather_dtype, place[1])
 
 
 LAID_OUT = {

@@ -102,3 +102,11 @@ def collectives_of(ledger: Ledger, sizes: Mapping[str, int]) -> list[Collective]
         Collective(entry.op, entry.group, sizes[entry.group], traffic.payload_bytes // traffic.calls, traffic.calls)
         for entry, traffic in ledger
     ]
+
+
+def exchanged_bytes(ledger: Ledger, uneven: bool = False) -> int:
+    """Return what a rank sends straight to others and not around a ring, as the book's engine does it on gloo:
+    reduce-scatters and all-to-alls; where shards are uneven, all-gathers over DP, too.
+    """
+    sent = sum(ledger.total(op=op).sent_bytes for op in ("reduce_scatter", "all_to_all"))
+    return sent + (ledger.total(op="all_gather", group="dp").sent_bytes if uneven else 0)

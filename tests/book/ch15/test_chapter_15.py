@@ -15,9 +15,11 @@ import worlds
 from distmuon import launch
 from distmuon.optim.newton_schulz import flops
 from muonbook.ch15 import regime_tables, regimes, timed_steps
+from muonbook.ch15.contenders import contender
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants
 from muonbook.measure import results
 from muonbook.measure.baselines import BASELINES
+from muonbook.measure.laid_out import LAID_OUT
 from muonbook.measure.workload import SHAPES, TIMED, Workload
 
 WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
@@ -26,10 +28,14 @@ WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
 def test_skewed_grids_send_what_was_predicted() -> None:
     out = stored_pages.printed("15_regimes", "python ../scripts/15_regimes.py --skew")
     assert out.count("\n") == 6
-    rows = re.findall(r"^ +(\d) x +(\d) +([\d,]+) +([\d,]+) +([\d,]+) +(\d\.\d+) +(True|False)$", out, re.MULTILINE)
+    rows = re.findall(r"^ +(\d) x +(\d) +([\d,]+(?: +[\d,]+){5}) +(True|False)$", out, re.MULTILINE)
     assert [(int(dp), int(tp)) for dp, tp, *_ in rows] == list(regimes.GRIDS)
     assert {equal for *_, equal in rows} == {"True"}
-    assert 1.24 < float(rows[0][5]) < 1.25  # the head's and the embedding's bytes do not grow
+    zero1, ddp, bucketed, flat, cut, owner = (int(cell.replace(",", "")) for cell in rows[0][2].split())
+    assert 1.24 < bucketed / zero1 < 1.25  # the head's and the embedding's bytes do not grow
+    assert (f"{flat / zero1:.2f}", owner) == ("1.25", zero1)
+    assert owner < cut < 1.02 * zero1
+    assert zero1 == pytest.approx(ddp, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -78,20 +84,36 @@ def test_the_slowest_rank_of_a_round_counts_and_rounds_are_compared_in_pairs() -
     assert regimes.ratios(ranks, "muon", "zero1") == {"median": 2, "quartiles": [2, 2.5], "count": 3, "range": [2, 3]}
 
 
-def demand(baseline: str, bucket_size: int) -> dict[str, int]:
-    predict = BASELINES[baseline].predict
-    assert predict is not None
-    ledger = predict(replace(regimes.LINKED, bucket_size=bucket_size), regimes.RANKS, 1, 0)
-    return timed_steps.demand(ledger, {"dp": regimes.RANKS, "world": regimes.RANKS})
+def demand(variant: regimes.Variant) -> dict[str, int]:
+    workload, timed = replace(regimes.LINKED, bucket_size=variant.bucket_size), contender(variant.contender)
+    ledger = timed.predict(workload, regimes.RANKS, 1, (0, 0))
+    uneven = bool(timed.uneven(workload, regimes.RANKS, 1))
+    return timed_steps.demand(ledger, {"dp": regimes.RANKS, "world": regimes.RANKS}, uneven)
 
 
 def test_what_a_step_asks_of_the_link() -> None:
-    whole, cut, ddp = (demand(*regimes.LINKS[name]) for name in ("zero1", "zero1_small", "ddp"))
+    whole, cut, ddp = (demand(regimes.LINKS[name]) for name in ("zero1", "zero1_small", "ddp"))
     assert ddp["exchange_bytes"] == 0
     assert ddp["messages"] == 2 * (regimes.RANKS - 1)
     assert whole["exchange_bytes"] == pytest.approx(ddp["ring_bytes"] / 2, rel=1e-3)
     assert whole["exchange_bytes"] == pytest.approx(cut["exchange_bytes"], rel=1e-3)
     assert cut["messages"] > 2 * whole["messages"]
+
+
+def test_uneven_shards_and_what_a_boundary_cuts_go_straight_to_their_owners() -> None:
+    zero1, flat, cut, owner = (demand(regimes.LINKS[name]) for name in ("zero1", "muon_flat", "muon_cut", "muon_owner"))
+    assert flat["exchange_bytes"] == pytest.approx(zero1["exchange_bytes"], rel=1e-3)
+    assert cut["exchange_bytes"] > flat["exchange_bytes"]
+    assert cut["ring_bytes"] == pytest.approx(zero1["ring_bytes"], rel=1e-3)
+    assert owner["ring_bytes"] < 0.01 * owner["exchange_bytes"]  # norms alone
+
+
+def test_whoever_is_timed_is_one_of_ours_or_of_the_baselines_that_can_be_predicted() -> None:
+    assert {variant.contender for variant in regimes.LINKS.values()} <= LAID_OUT.keys() | BASELINES.keys()
+    assert contender("ddp").ddp_alone
+    assert not contender("muon_owner").ddp_alone
+    with pytest.raises(KeyError):
+        contender("nobody")
 
 
 # ---- Tables -----------------------------------------------------------------------------------------------
@@ -134,7 +156,7 @@ def test_of_few_rounds_the_range_is_shown_and_of_many_the_quartiles() -> None:
     steps = [{"rate_mbit": rate, "muon": {"over_zero1": spread}} for rate, spread in rounds.items()]
     asked = {"ring_bytes": 1, "exchange_bytes": 0, "computation_seconds": {"median": 1.0}}
     lines = regime_tables.link_lines({"links": {"steps": steps, "entrants": dict.fromkeys(("muon", "zero1"), asked)}})
-    assert [line.split()[-1] for line in lines[-3:-1]] == ["(0.00-6.00)", "(2.00-6.00)"]
+    assert lines[-2].split() == ["bucketed", "3.00", "0.00-6.00", "4.00", "2.00-6.00"]
 
 
 def test_parts_of_a_step_over_a_link_add_up_to_the_ratio_that_is_told() -> None:
@@ -143,10 +165,12 @@ def test_parts_of_a_step_over_a_link_add_up_to_the_ratio_that_is_told() -> None:
     assert list(parts) == ["30 Mbit", "100 Mbit", "300 Mbit", "1000 Mbit", "no limit"]
     for step, rows in zip(found["links"]["steps"], parts.values(), strict=True):
         assert sum(rows["AdamW, ZeRO-1"].values()) == pytest.approx(100)
-        assert sum(rows["Muon"].values()) == pytest.approx(100 * step["muon"]["over_zero1"]["median"])
         alone = {name: asked["computation_seconds"]["median"] for name, asked in found["links"]["entrants"].items()}
-        ratio = rows["Muon"]["computing"] / rows["AdamW, ZeRO-1"]["computing"]
-        assert ratio == pytest.approx(alone["muon"] / alone["zero1"])
+        for name in regimes.ALGORITHMS:
+            row = rows[regime_tables.NAMES[name]]
+            assert sum(row.values()) == pytest.approx(100 * step[name]["over_zero1"]["median"])
+            ratio = row["computing"] / rows["AdamW, ZeRO-1"]["computing"]
+            assert ratio == pytest.approx(alone[name] / alone["zero1"])
         assert all(part > 0 for row in rows.values() for part in row.values())
 
 

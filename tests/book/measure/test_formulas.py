@@ -8,7 +8,7 @@ import pytest
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec, plan
 from distmuon.verify.prediction import predict_step
 from muonbook.ch12.byte_counts import DTYPES, M
-from muonbook.ch12.contenders import ALGORITHMS, predict_optimizer
+from muonbook.ch12.contenders import ALGORITHMS
 from muonbook.ch12.four_counts import GRIDS
 from muonbook.measure import formulas, reported
 from muonbook.measure.workload import SHAPES
@@ -25,7 +25,7 @@ def test_formula_and_what_stands_beside_it_are_the_prediction(dp: int, tp: int) 
                 layout, muon = algorithm.plan(job, dp, tp)
                 n, s = sum(layout.specs[index].numel for index in muon), formulas.mean_owners(layout, muon)
                 places = [(d, t) for d in range(dp) for t in range(tp)]
-                ours = [predict_optimizer(algorithm, job, dp, tp, place) for place in places]
+                ours = [algorithm.predict_optimizer(job, dp, tp, place) for place in places]
                 zeros = m if algorithm.strategy == "gather_all" else 0
                 beside = sum(formulas.beside(layout, tp, muon, zeros).values())
                 assert formulas.muon(algorithm.strategy, dp, tp, n, 4, w, m, s) + beside == formulas.mean_sent(ours)

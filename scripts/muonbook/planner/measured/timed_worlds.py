@@ -20,7 +20,7 @@ from distmuon.verify.counter import CollectiveCounter
 from muonbook.measure import turns
 from muonbook.measure.baselines import Trainer, make_fsdp2, make_strategy, make_zero1, predict_activations
 from muonbook.measure.workload import Workload, batches, pixels
-from muonbook.planner.cost_model import hops
+from muonbook.planner.cost_model import exchanged_bytes, hops
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
@@ -119,9 +119,7 @@ def asked(name: str, part: Zero1Part | FsdpPart, ledger: Ledger, workload: Workl
     tables = ("tokens.weight", "positions.weight")
     matrices = sum(spec.numel for spec in specs if len(spec.shape) == 2 and spec.name not in tables)
     uneven = isinstance(part, Zero1Part) and any(bucket.ends for bucket in part.world.layout.buckets)
-    straight = ["reduce_scatter", "all_to_all"] + ["all_gather"] * uneven
-    exchanged = sum(ledger.total(op=op, group=group).sent_bytes for op in straight for group in ("dp", "mesh"))
-    exchanged += ledger.total(op="all_to_all", group="tp").sent_bytes
+    exchanged = exchanged_bytes(ledger, uneven)
     work = part.flops()
     return Asked(
         passes=6.0 * matrices * workload.tokens / grid.dp.size,

@@ -1,0 +1,43 @@
+"""Who is timed in chapter 15: AdamW on DDP and ZeRO-1, and Muon by algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.ledger import Ledger
+from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer
+from muonbook.measure.laid_out import LAID_OUT, Place
+from muonbook.measure.workload import Workload
+
+
+class TimedContender(NamedTuple):
+    """One way to train.
+
+    make: (workload, grid) -> Trainer; collective. predict: (workload, dp, tp, place) -> Ledger of one step with one
+    micro-batch. ddp_alone: sends what DDP sends, and nothing else. uneven: (workload, dp, tp) -> labels of the buckets
+    whose shards are not of one length.
+    """
+
+    make: Callable[[Workload, Grid], Trainer]
+    predict: Callable[[Workload, int, int, Place], Ledger]
+    ddp_alone: bool = False
+    uneven: Callable[[Workload, int, int], list[str]] = lambda *_: []
+
+
+def contender(name: str) -> TimedContender:
+    """Return one by its name in LAID_OUT or, of those that send what can be predicted, in BASELINES."""
+    if name in LAID_OUT:
+        algorithm = LAID_OUT[name]
+        return TimedContender(algorithm.make, algorithm.predict, uneven=algorithm.uneven)
+    baseline = BASELINES[name]
+
+    def make(workload: Workload, grid: Grid) -> Trainer:
+        return baseline.make(workload, grid, ONE_BUCKET)
+
+    def predict(workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
+        assert baseline.predict is not None
+        return baseline.predict(workload, dp, tp, place[0])
+
+    return TimedContender(make, predict, baseline.ddp_alone)
