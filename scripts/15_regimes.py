@@ -5,7 +5,7 @@ python scripts/15_regimes.py --measure --json book/results/regimes.json
 python scripts/15_regimes.py --measure --quick --json out/regimes.json
 python scripts/15_regimes.py --worlds --json book/results/worlds.json
 
---measure takes about six minutes on two cores, and needs the machine to itself; --quick half a minute. The links
+--measure takes about five minutes on two cores, and needs the machine to itself; --quick half a minute. The links
 need network namespaces; where the machine does not permit them, that part is left out and said. --worlds plans worlds
 of 16 to 4,096 ranks; nothing is measured, and no process is started.
 """
@@ -32,9 +32,7 @@ COLUMNS = {  # of the skewed grids
 def print_skew():
     """Run the workload on four grids and print what every variant sends: counted, and predicted."""
     rows = regimes.measure_skew(rounds=0)
-    print(
-        f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens; AdamW on ZeRO-1 and DDP, Muon"
-    )
+    print(f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens; AdamW, then Muon")
     print("  dp x tp" + "".join(f"{head:>11s}" for head in COLUMNS.values()) + "   counted = predicted")
     for row in rows:
         equal = all(row[name]["equal_on_every_rank"] for name in COLUMNS)

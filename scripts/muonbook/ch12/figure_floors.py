@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,19 +20,12 @@ ACROSS = (WIDTH - 2 * MARGIN - NAMES) / len(SHOWN)
 NEAR = 1.01  # what is this near to its prediction agrees: the wire also carries gloo's own messages
 
 
-class CountingFloor(NamedTuple):
-    """A floor: who counts there."""
-
-    name: str
-    told: str
-
-
-FLOORS = (
-    CountingFloor("ledger", "Ledger: each collective of ours writes a row when it is called."),
-    CountingFloor("dispatcher", "Dispatcher: torch's one switchboard for operators. DDP and FSDP2 cannot hide there."),
-    CountingFloor("profiler", "Profiler: the same, read out of a trace afterwards."),
-    CountingFloor("wire", "Wire: the operating system, which has never heard of torch."),
-)
+FLOORS = ("ledger", "dispatcher", "profiler", "wire")  # who counts there, from our own code down
+STOPS = {  # floors that are lit, from the top -> what is said there
+    1: "Our ledger: every call of ours is as predicted. Of what FSDP2 calls it does not hear.",
+    3: "Dispatcher and profiler hear FSDP2, too, and all is as predicted.",
+    4: "On the wire both that run on FSDP2 send a third more.",
+}
 
 
 def counts(found: Mapping[str, Any], dp: int, tp: int) -> list[dict[str, float | None]]:
@@ -51,11 +44,12 @@ def counts(found: Mapping[str, Any], dp: int, tp: int) -> list[dict[str, float |
 
 
 def frames_of_floors(found: Mapping[str, Any], dp: int, tp: int) -> list[Frame]:
-    """Return a frame per floor, from our own code down; what lies deeper is still dark. Errors as for `counts`."""
+    """Return a frame per stop on the way down; what lies deeper is still dark. Errors as for `counts`."""
     floors = counts(found, dp, tp)
     return [
-        Frame(_draw(floors[: n + 1]), f"{TITLE} {dp} DP × {tp} TP ranks. {_told(floors[: n + 1])}", FLOORS[n].told)
-        for n in range(len(floors))
+        Frame(_draw(floors[:lit]), f"{TITLE} {dp} DP × {tp} TP ranks. {_told(floors[:lit])}", told)
+        for lit, told in STOPS.items()
+        if lit <= len(floors)
     ]
 
 
@@ -63,14 +57,14 @@ def _told(floors: Sequence[Mapping[str, float | None]]) -> str:
     told = []
     for floor, counted in zip(FLOORS, floors, strict=False):
         cells = (f"{CONTENDERS[name].title} {_cell(floor, ratio)}" for name, ratio in counted.items())
-        told.append(f"{floor.name}: {', '.join(cells)}")
+        told.append(f"{floor}: {', '.join(cells)}")
     return f"{'; '.join(told)}."
 
 
-def _cell(floor: CountingFloor, ratio: float | None) -> str:
+def _cell(floor: str, ratio: float | None) -> str:
     if ratio is None:
         return "–"
-    return f"{100 * ratio:.0f} %" if floor.name == "wire" else "="
+    return f"{100 * ratio:.0f} %" if floor == "wire" else "="
 
 
 def _draw(floors: Sequence[Mapping[str, float | None]]) -> Figure:
@@ -94,12 +88,12 @@ def _floor(n: int, floors: Sequence[Mapping[str, float | None]]) -> Block:
     floor, seen = FLOORS[n], n < len(floors)
 
     def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top + 6, floor.name, bold=n == len(floors) - 1, color=INK if seen else MUTED)
+        put(axes, MARGIN, top + 6, floor, bold=n == len(floors) - 1, color=INK if seen else MUTED)
         for column, name in enumerate(SHOWN):
             ratio = floors[n][name] if seen else None
             agrees = ratio is None or ratio < NEAR
             colour = (mix(MUTED, CARD, 0.75) if agrees else ACCENT) if seen else mix(MUTED, CARD, 0.35)
-            x, gid = MARGIN + NAMES + ACROSS * column, f"{floor.name}-{name}"
+            x, gid = MARGIN + NAMES + ACROSS * column, f"{floor}-{name}"
             box(axes, x + 2, top, ACROSS - 4, HIGH, colour, gid=gid)
             if seen:
                 put(axes, _middle(column), top + 6, _cell(floor, ratio), "center", bold=True, color=ink_on(colour))

@@ -48,13 +48,14 @@ def optimizer_lines(trace: Found) -> list[str]:
     return [f"{trace[key] / trace['busy']:6.1%}  {what}" for key, what in rows.items()]
 
 
-def gain_lines(found: Found, place: str) -> list[str]:
-    """Return what naive and pipelined steps take over synchronous ones at one of `PLACES`."""
-    lines = ["median  quartiles    rounds"]
-    for schedule in ("naive", "pipelined"):
-        row = found[place]["ratio_to_synchronous"][schedule]
-        low, high = row["quartiles"]
-        lines.append(f"{row['median']:6.2f}  {low:.2f} to {high:.2f}{row['count']:5}  {schedule}, {PLACES[place]}")
+def gain_lines(found: Found) -> list[str]:
+    """Return what naive and pipelined steps take over synchronous ones, at all `PLACES`."""
+    lines = ["step / that of the synchronous schedule:", "", "median  quartiles    rounds"]
+    for place, told in PLACES.items():
+        for schedule in ("naive", "pipelined"):
+            row = found[place]["ratio_to_synchronous"][schedule]
+            low, high = row["quartiles"]
+            lines.append(f"{row['median']:6.2f}  {low:.2f} to {high:.2f}{row['count']:5}  {schedule}, {told}")
     return lines
 
 

@@ -144,8 +144,8 @@ def link_lines(found: Found) -> list[str]:
 def link_parts(found: Found) -> dict[str, dict[str, dict[str, float]]]:
     """Return {link: {entrant: {part: % of ZeRO-1 AdamW's step over it}}}, from the slowest link to none.
 
-    Entrants are AdamW and Muon by algorithm. The whole is the median over rounds of the two steps' ratio; of it, computing is what a step takes that sends
-    nothing, and the rest is sending, and waiting for it.
+    Entrants are AdamW and Muon by algorithm. The whole is the median over rounds of the two steps' ratio; of it,
+    computing is what a step takes that sends nothing, and the rest is sending, and waiting for it.
     """
     parts = {}
     for step in found["links"]["steps"]:

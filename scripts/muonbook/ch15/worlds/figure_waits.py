@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from muonbook.figures.plots import head
-from muonbook.figures.style import ACCENT, CARD, MARGIN, MUTED, ROW, WIDTH, Block, box, card, mix, put
+from muonbook.figures.style import ACCENT, CARD, MARGIN, MUTED, ROW, SMALL, WIDTH, Block, box, card, mix, put
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.parts.every_rank import Zero1Part
@@ -20,6 +20,7 @@ SHOWN = ("bucketed", "flat")
 FEW = 3  # buckets that are drawn, at most
 HIGH = 46.0  # the longest first bucket
 BETWEEN = 3.0  # buckets
+NAMES = 62.0  # room for a bucket's name
 WAITS = mix(MUTED, CARD, 0.75)
 NOTE = "A column: a DP rank; time runs down. Red: Newton–Schulz. Grey: waits for the bucket's slowest rank."
 
@@ -79,10 +80,11 @@ def _block(each: BucketWork, unit: float) -> Block:
     def paint(axes: Axes, top: float) -> None:
         put(axes, MARGIN, top + 6, _counted(each))
         put(axes, WIDTH - MARGIN, top + 6, f"at work {each.busy:.0%}", "right", bold=True)
-        y, across = top + 8 + ROW, WIDTH - 2 * MARGIN
+        y, across = top + 8 + ROW, WIDTH - 2 * MARGIN - NAMES
         for n, (work, high) in enumerate(zip(each.work, heights, strict=False)):
-            box(axes, MARGIN, y, across, high, WAITS, gid=f"bucket-{each.title}-{n}")
-            edges = np.linspace(MARGIN, MARGIN + across, len(work) + 1)
+            put(axes, MARGIN, y + (high - SMALL) / 2, f"bucket {n}", color=MUTED)
+            box(axes, MARGIN + NAMES, y, across, high, WAITS, gid=f"bucket-{each.title}-{n}")
+            edges = np.linspace(MARGIN + NAMES, MARGIN + NAMES + across, len(work) + 1)
             axes.stairs(y + work / unit, edges, baseline=y, fill=True, color=ACCENT, lw=0, gid=f"work-{each.title}-{n}")
             y += high + BETWEEN
 
