@@ -109,8 +109,9 @@ def _baseline(name: str) -> CountedContender:
     )
 
 
-def _muon(title: str, name: str) -> CountedContender:
+def _muon(name: str) -> CountedContender:
     algorithm = ALGORITHMS[name]
+    title = f"Muon, {algorithm.title}"
     return CountedContender(title, algorithm.make, algorithm.predict, _of_grid, uneven=algorithm.uneven)
 
 
@@ -120,9 +121,7 @@ def _on_fsdp2(title: str, muon: bool) -> CountedContender:
 
 
 CONTENDERS = {name: _baseline(name) for name in BASELINES} | {
-    "muon_flat": _muon("Muon, flat", "muon_flat"),
-    "muon_cut": _muon("Muon, flat + cut", "muon_cut"),
-    "muon_owner": _muon("Muon, owner", "muon_owner"),
+    **{name: _muon(name) for name in ("muon_flat", "muon_cut", "muon_owner")},
     "adamw_fsdp2": _on_fsdp2("AdamW, FSDP2", muon=False),
     "muonw_fsdp2": _on_fsdp2("MuonW, FSDP2", muon=True),
 }

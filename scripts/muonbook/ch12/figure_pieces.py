@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from distmuon.sharding.layout import Layout, ParamSpec, Range
 from muonbook.ch12.contenders import ALGORITHMS
-from muonbook.ch12.planned_bytes import TITLES
 from muonbook.figures.plots import head
 from muonbook.figures.style import CARD, INK, MARGIN, MUTED, ROW, WIDTH, Block, box, card, dp_colour, mix, put
 from muonbook.planner.owned_worlds import plan_part
@@ -72,10 +71,10 @@ def draw_pieces(title: str = "") -> Figure:
 def describe_pieces(title: str = "") -> str:
     """Return alt text for `draw_pieces`: what a rank receives, and among how many ranks the matrices are cut."""
     told = []
-    for name in ALGORITHMS:
+    for name, algorithm in ALGORITHMS.items():
         layout = laid_out(name)
         cut = [len(layout.owners(bucket, index)) for bucket in layout.buckets for index in bucket.params]
-        told.append(f"{TITLES[name]}: {sum(n > 1 for n in cut)} of {len(cut)} matrices are cut, a rank receives "
+        told.append(f"{algorithm.title}: {sum(n > 1 for n in cut)} of {len(cut)} matrices are cut, a rank receives "
                     f"{100 * received(name):.0f} % of all")  # fmt: skip
     return f"{head(title, 'Pieces of matrices')} Seven matrices on four DP ranks. {'; '.join(told)}."
 
@@ -85,7 +84,7 @@ def _block(name: str) -> Block:
     scale = ACROSS / layout.buffers[0].size
 
     def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top + 6, TITLES[name], bold=True)
+        put(axes, MARGIN, top + 6, ALGORITHMS[name].title, bold=True)
         put(axes, WIDTH - MARGIN, top + 6, f"receives {100 * received(name):.0f} %", "right", bold=True)
         y = top + 8 + ROW
         for rank in range(D):

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from muonbook.ch12.contenders import ALGORITHMS
+from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.model_shapes import find_shape
-from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts import every_rank
-from muonbook.planner.planned_worlds import BUCKET_RULES
 
-TITLES = {"muon": "bucketed", "muon_flat": "flat", "muon_cut": "flat + cut", "muon_owner": "owner"}
+SHOWN = [ALGORITHMS[name] for name in ("bucketed", "flat", "flat_cut", "owner")]
 
 
 class Added(NamedTuple):
@@ -32,18 +30,18 @@ def growth(model: str, tp: int, ranks: Sequence[int]) -> dict[str, dict[int, Add
     All parameters, in the paper's dtypes; buckets are Megatron-LM's. Bytes are means over ranks, to the byte.
     """
     specs, muon = find_shape(model).specs(tp, "float32")
-    found: dict[str, dict[int, Added]] = {title: {} for title in TITLES.values()}
+    found: dict[str, dict[int, Added]] = {algorithm.title: {} for algorithm in SHOWN}
     for dp in ranks:
-        for name, algorithm in ALGORITHMS.items():
-            size = BUCKET_RULES["flat" if algorithm.flat else "megatron"](dp)
-            world = plan_part(specs, muon, dp, tp, size, algorithm.strategy)
+        for algorithm in SHOWN:
+            part = algorithm.lay_out(specs, muon, dp, tp)
+            assert isinstance(part, every_rank.Zero1Part)
             mine, adamw = (
-                {move: float(amounts.mean()) for move, amounts in every_rank.sent(world, of).items()}
+                {move: float(amounts.mean()) for move, amounts in every_rank.sent(part.world, of).items()}
                 for of in (True, False)
             )
             whole = sum(adamw.values())
             beyond = {group: mine[group, "momentum"] / whole for group in ("dp", "tp")}
-            found[TITLES[name]][dp] = Added(**beyond)
+            found[algorithm.title][dp] = Added(**beyond)
     return found
 
 

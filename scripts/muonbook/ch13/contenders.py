@@ -96,7 +96,7 @@ def _whole_matrices(specs: list[ParamSpec], compute: int) -> int:
 # ---- Muon's layouts ---------------------------------------------------------------------------------------
 
 
-def _muon(title: str, name: str) -> WeighedContender:
+def _muon(name: str) -> WeighedContender:
     algorithm = LAID_OUT[name]
 
     def states(workload: Workload, dp: int, tp: int, dp_rank: int) -> ModelStates:
@@ -107,7 +107,7 @@ def _muon(title: str, name: str) -> WeighedContender:
         layout, muon = algorithm.plan(workload, dp, tp)
         return _sharded_update(layout, tp, dp_rank, muon, algorithm.strategy, workload, compute_dtype)
 
-    return WeighedContender(title, algorithm.make, states, update)
+    return WeighedContender(algorithm.title, algorithm.make, states, update)
 
 
 # ---- FSDP2 ------------------------------------------------------------------------------------------------
@@ -138,11 +138,8 @@ def _fsdp2(title: str, muonw: bool) -> WeighedContender:
 
 CONTENDERS: dict[str, WeighedContender] = {
     **{name: _baseline(name) for name in BASELINES},
-    "muon": _baseline("muon")._replace(title="bucketed"),
-    "muon_single": _muon("matrix by matrix", "muon_single"),
-    "muon_flat": _muon("flat", "muon_flat"),
-    "muon_cut": _muon("flat + cut", "muon_cut"),
-    "muon_owner": _muon("owner", "muon_owner"),
+    "muon": _baseline("muon")._replace(title=LAID_OUT["muon"].title),
+    **{name: _muon(name) for name in ("muon_single", "muon_flat", "muon_cut", "muon_owner")},
     "adamw_fsdp2": _fsdp2("AdamW, FSDP2", muonw=False),
     "muonw": _fsdp2("MuonW, FSDP2", muonw=True),
 }

@@ -247,6 +247,18 @@ def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
     return found
 
 
+def top_overlapped(model: Shape, degrees: Degrees, layout: str) -> float:
+    """Return what the fullest rank holds at most where gradients are added up while the passes still run, in bytes.
+
+    As `hills_and_towers`, where they are added up afterwards; the passes' hill is taken at its highest.
+    """
+    found = hills_and_towers(model, degrees)
+    (stage,) = stages(model, 1, 1)
+    part = _weighed(stage.dense, degrees.dp, degrees.tp)[layout].laid_out
+    kept = float(np.sum(list(part.states().values()), axis=0).max())
+    return max(kept + found["AdamW"].hill.height + part.adding_bytes, found[layout].tower.top)
+
+
 def beyond_adamw(
     worlds: Mapping[int, Mapping[str, HillAndTower]], layouts: Sequence[str]
 ) -> dict[str, tuple[list[int], list[float]]]:

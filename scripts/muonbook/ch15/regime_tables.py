@@ -12,13 +12,11 @@ from typing import Any
 
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, Constants, Point, fit, points, worst_and_median
 from muonbook.ch15.regimes import ALGORITHMS
+from muonbook.measure.laid_out import LAID_OUT
 from muonbook.measure.workload import TIMED, Workload
 
 NAMES = {
-    "muon": "bucketed",
-    "muon_flat": "flat",
-    "muon_cut": "flat + cut",
-    "muon_owner": "owner",
+    **{name: LAID_OUT[name].title for name in ALGORITHMS},
     "zero1": "AdamW, ZeRO-1",
     "ddp": "AdamW, DDP",
     "muon_small": "bucketed, many calls",

@@ -26,8 +26,11 @@ Place = tuple[int, int]  # (dp_rank, tp_rank)
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A strategy and its map. elements: of a bucket; FLAT: one bucket for all; None: as the workload asks."""
+    """A strategy and its map. title: how the book calls it. elements: of a bucket; FLAT: one bucket for all; None: as
+    the workload asks.
+    """
 
+    title: str
     strategy: str
     elements: int | None = None
 
@@ -66,9 +69,9 @@ class LaidOut:
 
 
 LAID_OUT = {
-    "muon_single": LaidOut("gather_all", 1),
-    "muon": LaidOut("gather_all"),
-    "muon_flat": LaidOut("gather_all", FLAT),
-    "muon_cut": LaidOut("gather_cut", FLAT),
-    "muon_owner": LaidOut("owner"),
+    "muon_single": LaidOut("matrix by matrix", "gather_all", 1),
+    "muon": LaidOut("bucketed", "gather_all"),
+    "muon_flat": LaidOut("flat", "gather_all", FLAT),
+    "muon_cut": LaidOut("flat + cut", "gather_cut", FLAT),
+    "muon_owner": LaidOut("owner", "owner"),
 }

@@ -18,6 +18,7 @@ from muonbook.ch13.memory_tables import (
     beyond_adamw,
     hills_and_towers,
     hills_of_batches,
+    top_overlapped,
     weigh_updates,
 )
 from muonbook.figures import style
@@ -205,6 +206,11 @@ def test_as_dp_grows_every_layout_but_one_passes_adamw_s_peak_sooner_or_later() 
         "matrix by matrix": [], "bucketed": [64, 128, 256], "flat": [32, 64, 128, 256], "flat + cut": [64, 128, 256],
         "owner": [256],
     }  # fmt: skip
+    tops = [top_overlapped(MODELS["llama3_70b"], Degrees(dp, 8), "owner") for dp in worlds]
+    assert all(top > of["owner"].highest.top for top, of in zip(tops, worlds.values(), strict=True))
+    assert all(top > of["AdamW"].highest.top for top, of in zip(tops, worlds.values(), strict=True))
+    same = top_overlapped(MODELS["llama3_70b"], Degrees(64, 8), "bucketed")  # equal shards: nothing to add up
+    assert same == worlds[64]["bucketed"].highest.top
     of = worlds[64]
     assert curves["bucketed"][1][1] == (of["bucketed"].highest.top - of["AdamW"].highest.top) / GB
 
