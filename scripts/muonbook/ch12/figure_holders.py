@@ -23,7 +23,7 @@ def frames_of_holders(
     """
     frames = []
     note = "A column: a DP rank. Red: holds a piece of this matrix, and gathers the rest of it over TP. "
-    note += "Numbers: what momentum adds, in units of all that AdamW sends."
+    note += "Numbers, of the whole model: what momentum adds to what AdamW sends, 1."
     for dp in next(iter(added.values())):
         found, on = repeats(model, dp, tp, matrix, SHOWN), f"{title}: {dp:,} DP × {tp} TP ranks"
         of = {each.title: added[each.title][dp] for each in found}

@@ -94,13 +94,11 @@ def of_schedules(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, list[Call
     }
 
 
-def frames_of_schedules(
-    runs: Mapping[str, Sequence[RankTrace]], over: Mapping[str, float], title: str, note: str = ""
-) -> list[Frame]:
+def frames_of_schedules(runs: Mapping[str, Sequence[RankTrace]], title: str, note: str = "") -> list[Frame]:
     """Return a frame for every schedule's recorded step, after the gradients, each below those before it, on one scale.
 
     runs: name, of `optim.schedules.SCHEDULES` and synchronous first -> its ranks' traces. The strips are the first
-    rank's. over: name -> what its whole step takes of the synchronous one's, to be told below it.
+    rank's.
     """
     windows = on_one_scale({name: after_the_gradients(ranks[0]) for name, ranks in runs.items()})
     said = of_schedules(runs)
@@ -116,10 +114,7 @@ def frames_of_schedules(
         begun = dict(list(runs.items())[:n])
         look: dict[str, Any] = {"title": title, "only": only, "within": windows, "callouts": {name: said[name]}}
         figure = draw_timeline(blank | begun, **look, note=note, rows=1, key=key)
-        whole = (
-            f" With forward and backward a step takes {over[name]:.2f} of a synchronous one." if name in over else ""
-        )
-        frames.append(Frame(figure, describe_timeline(begun, **look), told[name] + whole))
+        frames.append(Frame(figure, describe_timeline(begun, **look), told[name]))
     return frames
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from muonbook.ch14.callouts import after_the_gradients
 from muonbook.measure.trace import RankTrace
 from muonbook.measure.trace_report import Interval, intersection, length, meetings, union
 
@@ -59,29 +60,28 @@ def gain_lines(found: Found) -> list[str]:
     return lines
 
 
-def savings(recorded: Found) -> dict[str, dict[str, float]]:
-    """Return {schedule: {what makes its step shorter: % of the synchronous step}}, parts that add up to all it saves.
-
-    recorded: schedule -> medians of its recorded steps. Two collectives at once make their union shorter. The rest is
-    less idle time, and quicker work.
+def times(rank: RankTrace, part: Interval) -> dict[str, float]:
+    """Return how long a rank was at Muon's work alone, at work while in a collective, in a collective alone, and in
+    neither, during a part of its step: us, which add up to the part.
     """
-    before, found = recorded["synchronous"], {}
-    for schedule in ("naive", "pipelined"):
-        after = recorded[schedule]
-        times = {
-            "two collectives at once": before["communication"] - after["communication"],
-            "work under the wire": after["overlap"] - before["overlap"],
-        }
-        times["the rest"] = before["span"] - after["span"] - sum(times.values())
-        found[schedule] = {what: 100 * time / before["span"] for what, time in times.items()}
-    return found
+    working = intersection(union(each.interval for each in rank.ranges if each.name in WORK), [part])
+    sending = intersection(union(c.when.interval for c in rank.collectives), [part])
+    work, wire, both = length(working), length(sending), length(intersection(working, sending))
+    idle = part[1] - part[0] - (work + wire - both)
+    return {"work": work - both, "work under the wire": both, "wire": wire - both, "neither": idle}
 
 
-def sending_and_working(rank: RankTrace, part: Interval) -> tuple[float, float]:
-    """Return for how long a rank was in collectives during a part of its step, and how long at Muon's work, in us."""
-    sending = union(c.when.interval for c in rank.collectives)
-    working = union(activity.interval for activity in rank.ranges if activity.name in WORK)
-    return length(intersection(sending, [part])), length(intersection(working, [part]))
+def time_bars(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, dict[str, float]]:
+    """Return {schedule: {what ranks are at: %}}, after the gradients, mean of ranks; 100 %: the synchronous schedule's.
+
+    runs: name, of `optim.schedules.SCHEDULES` -> a recorded step's traces.
+    """
+    found = {}
+    for name, ranks in runs.items():
+        of_ranks = [times(rank, after_the_gradients(rank)) for rank in ranks]
+        found[name] = {what: sum(each[what] for each in of_ranks) / len(ranks) for what in of_ranks[0]}
+    whole = sum(found["synchronous"].values())
+    return {name: {what: 100 * time / whole for what, time in parts.items()} for name, parts in found.items()}
 
 
 def in_ms(trace: Found) -> dict[str, Any]:

@@ -157,6 +157,12 @@ def link_parts(found: Found) -> dict[str, dict[str, dict[str, float]]]:
     return parts
 
 
+def link_bytes(found: Found) -> dict[str, float]:
+    """Return {entrant of `link_parts`: bytes that a rank sends in a step, % of ZeRO-1 AdamW's}."""
+    asked = found["links"]["entrants"]
+    return {NAMES[name]: 100 * _sent(asked[name]) / _sent(asked["zero1"]) for name in ("zero1", *ALGORITHMS)}
+
+
 # ---- The model --------------------------------------------------------------------------------------------
 
 

@@ -180,16 +180,13 @@ def test_after_the_gradients_comes_what_muon_does() -> None:
 
 def test_schedules_appear_one_below_the_other_on_one_scale() -> None:
     runs = {name: stored(f"schedule_{name}") for name in SCHEDULES}
-    frames = callouts.frames_of_schedules(runs, {"naive": 0.834, "pipelined": 0.77}, "Recorded", "Rank 0.")
+    frames = callouts.frames_of_schedules(runs, "Recorded", "Rank 0.")
     assert len({tuple(frame.figure.get_size_inches()) for frame in frames}) == 1
     for n, frame in enumerate(frames, 1):
         assert_readable(frame.figure)
         drawn = [run for run in runs if boxes(frame.figure, f"timeline-{run}-0-Newton–Schulz")]
         assert drawn == list(runs)[:n]
         assert all((run in frame.alt) == (run in drawn) for run in runs)
-    told = [frame.caption.rpartition("a step takes ")[2] for frame in frames]
-    assert told[1:] == ["0.83 of a synchronous one.", "0.77 of a synchronous one."]
-    assert "a step takes" not in frames[0].caption
     works = boxes(frames[-1].figure, "timeline-pipelined-0-Newton–Schulz")
     said = extents(callouts.of_schedules(runs)["naive"])
     assert said["gathers"][1] == said["work"][0] < said["work"][1] == said["publish"][0]

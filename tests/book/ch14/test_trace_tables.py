@@ -7,6 +7,7 @@ from trace_cases import event, gloo, merged
 
 from distmuon.optim.schedules import SCHEDULES
 from muonbook.ch14 import trace_tables
+from muonbook.ch14.callouts import after_the_gradients
 from muonbook.measure import results, trace
 
 
@@ -58,24 +59,25 @@ def test_in_the_stored_traces_naive_shortens_the_wire_and_the_pipeline_hides_wor
     assert pipelined["span"] < naive["span"] < synchronous["span"]
 
 
-def test_sending_and_working_are_those_of_the_part_alone() -> None:
+def test_times_are_those_of_the_part_alone_and_add_up_to_it() -> None:
     def moved(name: str, start: float, dur: float) -> Any:
         return event("user_annotation", name, start, dur, 1, 0)
 
     moves = [("reduce_scatter", 0, 30), ("momentum", 30, 2), ("dp_gather", 32, 8), ("newton_schulz", 40, 5)]
     (rank,) = trace.parse(merged([*(moved(*move) for move in moves), gloo(10, 25, 0, 0), gloo(33, 6, 0, 0)]))
-    assert trace_tables.sending_and_working(rank, (30, 50)) == (9, 7)
-    assert trace_tables.sending_and_working(rank, (31, 42)) == (8, 3)
+    parts = ("work", "work under the wire", "wire", "neither")
+    assert trace_tables.times(rank, (30, 50)) == dict(zip(parts, (5, 2, 7, 6), strict=True))
+    assert trace_tables.times(rank, (31, 42)) == dict(zip(parts, (2, 1, 7, 1), strict=True))
 
 
-def test_savings_add_up_to_what_the_whole_step_is_shorter() -> None:
-    steps = {"synchronous": row(4, 4, 10, 5, 0), "naive": row(5, 3, 8, 5, 0.5), "pipelined": row(8, 3, 6, 4, 2)}
-    assert trace_tables.savings(steps) == {
-        "naive": {"two collectives at once": 10, "work under the wire": 5, "the rest": 5},
-        "pipelined": {"two collectives at once": 10, "work under the wire": 20, "the rest": 10},
-    }
-    recorded = results.load("traces")["limited_link"]["recorded"]
-    for schedule, parts in trace_tables.savings(recorded).items():
-        shorter = 1 - recorded[schedule]["span"] / recorded["synchronous"]["span"]
-        assert sum(parts.values()) == pytest.approx(100 * shorter)
-        assert min(parts.values()) >= 0
+def test_bars_are_shares_of_the_synchronous_schedule_and_only_the_others_work_under_the_wire() -> None:
+    runs = {name: trace.read(results.FOLDER / f"schedule_{name}.json.gz") for name in SCHEDULES}
+    bars = trace_tables.time_bars(runs)
+    assert sum(bars["synchronous"].values()) == pytest.approx(100)
+    whole = [end - start for start, end in map(after_the_gradients, runs["synchronous"])]
+    for name, ranks in runs.items():
+        spans = [end - start for start, end in map(after_the_gradients, ranks)]
+        assert sum(bars[name].values()) == pytest.approx(100 * sum(spans) / sum(whole))
+        assert min(bars[name].values()) >= 0
+    hidden = {name: parts["work under the wire"] for name, parts in bars.items()}
+    assert hidden["synchronous"] == 0 < hidden["naive"] < hidden["pipelined"]

@@ -159,6 +159,21 @@ def test_of_few_rounds_the_range_is_shown_and_of_many_the_quartiles() -> None:
     assert lines[-2].split() == ["bucketed", "3.00", "0.00-6.00", "4.00", "2.00-6.00"]
 
 
+def test_the_quickest_grid_is_another_one_in_the_paper_s_layout_as_the_claims_page_says() -> None:
+    rows = results.load("regimes")["skew"]
+    seconds = {name: {(row["dp"], row["tp"]): row[name]["seconds"]["median"] for row in rows} for name in regimes.SKEW}
+    quickest = {name: min(of, key=lambda grid: of[grid]) for name, of in seconds.items()}
+    assert (quickest["muon"], quickest["muon_cut"]) == ((4, 2), (8, 1))
+
+
+def test_clocked_grids_are_the_stored_medians_by_title() -> None:
+    found = results.load("regimes")
+    clocks = regime_tables.clocked_grids(found)
+    assert list(clocks) == [f"{dp} DP × {tp} TP" for dp, tp in regimes.GRIDS]
+    assert all(list(row) == ["bucketed", "flat", "flat + cut", "owner"] for row in clocks.values())
+    assert clocks["4 DP × 2 TP"]["owner"] == found["skew"][1]["muon_owner"]["over_zero1"]["median"]
+
+
 def test_parts_of_a_step_over_a_link_add_up_to_the_ratio_that_is_told() -> None:
     found = results.load("regimes")
     parts = regime_tables.link_parts(found)
