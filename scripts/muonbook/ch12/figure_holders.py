@@ -1,17 +1,91 @@
-"""What TP costs, as a share of the grid: the DP ranks that hold a piece of one matrix, on more and more of them."""
+"""What TP costs: where one part of one matrix travels; and who holds a piece of one, on more and more DP ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
 
 from muonbook.ch12.planned_bytes import Added
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import head
 from muonbook.figures.rank_grid import rank_grid
-from muonbook.figures.style import card
+from muonbook.figures.style import (
+    ACCENT,
+    CARD,
+    COLD,
+    INK,
+    MARGIN,
+    MUTED,
+    ROW,
+    WIDTH,
+    Block,
+    box,
+    card,
+    ink_on,
+    mix,
+    put,
+)
 from muonbook.planner.choices.repeats import repeats
 
 SHOWN = ("bucketed", "flat_cut")
+D, T = 4, 8  # of the grid on which one part is followed
+ADAMW_BYTES, MOMENTUM_BYTES = 8, 2  # per element: gradient and parameter in float32; momentum in bf16
+NAMES, LINE = 48.0, 17.0  # room for a TP rank's name; a rank's height
+
+
+def frames_of_parts(title: str = "") -> list[Frame]:
+    """Return where TP rank 0's part of one matrix goes: with AdamW; with Muon, where one DP rank holds a piece, or two.
+
+    That is all that ranks of this TP rank send; with two holders each has a piece of the part.
+    """
+    captions = (
+        "AdamW: gradient and parameter, over DP.",
+        "Muon: momentum besides, over TP, on the DP rank that holds the matrix.",
+        "Two DP ranks hold a piece of it: both gather.",
+    )
+    frames, adamw = [], (D - 1) * ADAMW_BYTES
+    for holders, caption in enumerate(captions):
+        muon = holders * (T - 1) * MOMENTUM_BYTES
+        times = f"{holders} × " * (holders > 1)
+        told = [
+            f"AdamW: {D - 1} × {ADAMW_BYTES} bytes = {adamw}",
+            f"Muon adds {times}{T - 1} × {MOMENTUM_BYTES} bytes = {muon}: {muon / adamw:.2f} more" if holders else "",
+        ]
+        note = "Bytes per element. Black: TP rank 0's part of one matrix."
+        figure = card(title, note, _grid_of_parts(holders), _lines(told))
+        alt = f"{head(title, 'One part')} {D} DP × {T} TP ranks. {'. '.join(filter(None, told))}."
+        frames.append(Frame(figure, alt, caption))
+    return frames
+
+
+def _grid_of_parts(holders: int) -> Block:
+    """Return the grid: a column per DP rank, TP rank 0 on top. holders: DP ranks that gather over TP."""
+    across = (WIDTH - 2 * MARGIN - NAMES) / D
+
+    def paint(axes: Axes, top: float) -> None:
+        for d in range(D):
+            put(axes, MARGIN + NAMES + across * (d + 0.5), top + 6, f"DP {d}", "center", color=MUTED)
+        for t in range(T):
+            y = top + 8 + ROW + LINE * t
+            put(axes, MARGIN, y + 2, f"TP {t}", color=MUTED)
+            for d in range(D):
+                gathers, mine = d < holders, (d, t) == (0, 0)
+                colour = INK if mine else COLD if not t else ACCENT if gathers else mix(MUTED, CARD, 0.75)
+                box(axes, MARGIN + NAMES + across * d + 1, y, across - 2, LINE - 2, colour, gid=f"part-{d}-{t}")
+                words = "" if mine else f"{ADAMW_BYTES}" if not t else f"{MOMENTUM_BYTES}" if gathers else ""
+                if words:
+                    put(axes, MARGIN + NAMES + across * (d + 0.5), y + 2, words, "center", color=ink_on(colour))
+
+    return 8 + ROW + LINE * T + 4, paint
+
+
+def _lines(told: Sequence[str]) -> Block:
+    def paint(axes: Axes, top: float) -> None:
+        for n, (line, colour) in enumerate(zip(told, (COLD, ACCENT), strict=True)):
+            put(axes, MARGIN, top + 4 + ROW * n, line, bold=True, color=colour)
+
+    return 8 + ROW * len(told), paint
 
 
 def frames_of_holders(

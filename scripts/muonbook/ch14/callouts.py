@@ -57,7 +57,6 @@ def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> l
     bucket = Window(*hull(activity.interval for activity in _first_bucket(muon[0]).ranges))
     step = window(adamw[:1])
     windows = on_one_scale({names[0]: step, names[1]: window(muon[:1])})
-    longer = 1 / windows[names[0]].share(step.end)
     both = {names[0]: (adamw, windows[names[0]], of_adamw(adamw)), names[1]: (muon, windows[names[1]], of_muon(muon))}
     near = {names[1]: both[names[1]], names[2]: (muon, bucket, of_bucket(muon))}
     only, frames = [muon[0].rank], []
@@ -65,7 +64,7 @@ def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> l
         set().union(*(in_sight(traces, within, only) for traces, within, _ in (*both.values(), *near.values())))
     )
     for looks, caption in (
-        (both, f"One scale: Muon's step is {longer:.1f} times as long. After the gradients it goes bucket by bucket."),
+        (both, "One scale. After the gradients Muon's step goes bucket by bucket."),
         (near, "Of a bucket: gather momentum, orthogonalize, update, publish."),
     ):
         panels = {name: traces for name, (traces, *_) in looks.items()}

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from figure_helpers import assert_readable, texts
+from figure_helpers import assert_readable, boxes, texts
+from matplotlib.colors import to_hex
 
 from muonbook.ch12 import byte_tables, planned_bytes
-from muonbook.ch12.figure_holders import SHOWN, frames_of_holders
+from muonbook.ch12.figure_holders import SHOWN, D, T, frames_of_holders, frames_of_parts
+from muonbook.figures import style
 from muonbook.planner.choices.repeats import repeats
 
 TP, RANKS = 8, [4, 64, 1024]
@@ -31,6 +33,19 @@ def test_red_columns_are_the_holders_and_the_numbers_those_of_the_curves(added) 
             assert f"DP +{more.dp:.2f}   TP +{more.tp:.2f}" in texts(frame.figure)
             assert f"{each.title} {each.dp_ranks}" in frame.caption
         assert frame.alt.startswith(f"A model: {dp:,} DP × 8 TP ranks. Red columns of {dp:,}: ")
+
+
+def test_one_part_goes_to_other_dp_ranks_and_over_tp_where_a_dp_rank_holds_it() -> None:
+    frames = frames_of_parts("One part")
+    for holders, frame in enumerate(frames):
+        assert_readable(frame.figure)
+        colours = [
+            [to_hex(boxes(frame.figure, f"part-{d}-{t}")[0].get_facecolor()) for d in range(D)] for t in range(T)
+        ]
+        assert sum(row.count(to_hex(style.ACCENT)) for row in colours) == holders * (T - 1)
+        assert colours[0].count(to_hex(style.COLD)) == D - 1
+        added = holders * (T - 1) / 4 / (D - 1)  # the page's formula
+        assert (f"{added:.2f} more" in frame.alt) == (holders > 0)
 
 
 def test_tp_adds_its_seven_quarters_of_the_holders_share_and_dp_a_quarter_where_all_travels(added) -> None:

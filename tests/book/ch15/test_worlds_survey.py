@@ -30,7 +30,6 @@ from muonbook.ch15.worlds.verdicts import near_one, of_algorithm, verdict
 from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import FABRICS
-from muonbook.planner.measured import step_fit
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import PlannedWorld
 
@@ -273,24 +272,3 @@ def test_every_cell_of_a_model_is_in_its_lines(stored: dict[str, Any]) -> None:
     )
     assert told["bucketed"][5] == f"{cell['over_adamw']:.2f}x"
     assert told["bucketed"][0] == "-"  # 16 ranks have no room
-
-
-def test_a_plan_is_held_against_steps_that_it_has_not_seen() -> None:
-    """Points are ratios within one world; of a fitted world only the strategy that is held out everywhere."""
-    stored = results.load("planner")
-    pairs = world_tables.planned_against_measured(stored)
-    steps = [step for step in step_fit.timed(stored) if step.entrant != "adamw" and step.held_out]
-    assert sum(len(measured) for measured, _ in pairs.values()) == len(steps)
-    assert all(len(measured) == len(planned) for measured, planned in pairs.values())
-    fitted = {step.world for step in step_fit.timed(stored) if step.entrant == "adamw" and not step.held_out}
-    unseen = world_tables.planned_against_measured(stored, unseen=True)
-    there = [step for step in steps if step.world not in fitted]
-    assert sum(len(measured) for measured, _ in unseen.values()) == len(there) < len(steps)
-    for title, (measured, _) in unseen.items():
-        assert set(measured) <= set(pairs[title][0])
-    (adamw, cut) = (next(s for s in step_fit.timed(stored) if s.entrant == name) for name in ("adamw", "gather_cut"))
-    assert adamw.world == cut.world
-    measured, planned = pairs["cut, in buckets"]
-    assert measured[0] == cut.seconds / adamw.seconds
-    constants = stored["constants"]
-    assert planned[0] == step_fit.seconds(constants, cut) / step_fit.seconds(constants, adamw)

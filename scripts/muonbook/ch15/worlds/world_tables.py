@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from muonbook.planner.measured import step_fit
-
 WIDE = 12  # a column of titles
-TIMED = {"gather_all": "bucketed", "gather_cut": "cut, in buckets", "owner": "owner", "muonw": "MuonW, FSDP2"}
 
 Worlds = Mapping[str, Any]
 
@@ -75,27 +72,3 @@ def reported_lines(worlds: Worlds) -> list[str]:
     for row in worlds["reported"]:
         lines.append(f"  {row['dp']:2d} x {row['tp']:2d}{row['bytes'] / 2**20:11.1f}{row['seconds']:11.2f}x")
     return lines
-
-
-def planned_against_measured(
-    planner: Mapping[str, Any], unseen: bool = False
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Return {Muon: (its step over AdamW's in the same world, measured; the same, planned)}, for `draw_curves`.
-
-    planner: what book/results/planner.json holds. Of Muon's steps that no constant was fitted to; unseen: only of those
-    in worlds where none was fitted to AdamW's either.
-    """
-    by_world: dict[str, dict[str, step_fit.TimedStep]] = {}
-    for step in step_fit.timed(planner):
-        by_world.setdefault(step.world, {})[step.entrant] = step
-    found: dict[str, tuple[list[float], list[float]]] = {}
-    for steps in by_world.values():
-        adamw = steps.pop("adamw")
-        for name, step in steps.items():
-            if step.held_out and (adamw.held_out or not unseen):
-                measured, planned = found.setdefault(TIMED[name], ([], []))
-                measured.append(step.seconds / adamw.seconds)
-                planned.append(
-                    step_fit.seconds(planner["constants"], step) / step_fit.seconds(planner["constants"], adamw)
-                )
-    return {title: found[title] for title in TIMED.values()}
