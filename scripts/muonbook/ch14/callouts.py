@@ -104,7 +104,7 @@ def frames_of_schedules(runs: Mapping[str, Sequence[RankTrace]], title: str, not
     only, frames = [next(iter(runs.values()))[0].rank], []
     told = {
         "synchronous": "Wire and work take turns, bucket by bucket.",
-        "naive": "Two at a time on the wire, and no work beside.",
+        "naive": "Two at a time on the wire, and hardly any work beside.",
         "pipelined": "Two at a time on the wire, and work beside.",
     }
     key = sorted(set().union(*(in_sight(ranks, windows[name], only) for name, ranks in runs.items())))

@@ -71,17 +71,28 @@ def times(rank: RankTrace, part: Interval) -> dict[str, float]:
     return {"work": work - both, "work under the wire": both, "wire": wire - both, "neither": idle}
 
 
-def time_bars(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, dict[str, float]]:
-    """Return {schedule: {what ranks are at: %}}, after the gradients, mean of ranks; 100 %: the synchronous schedule's.
+def savings(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, dict[str, float]]:
+    """Return {schedule: {what makes it shorter: %}} after the gradients, mean of ranks; 100 %: the synchronous one.
 
-    runs: name, of `optim.schedules.SCHEDULES` -> a recorded step's traces.
+    runs: name, of `optim.schedules.SCHEDULES` -> a recorded step's traces. Parts add up to all that is saved.
     """
     found = {}
     for name, ranks in runs.items():
         of_ranks = [times(rank, after_the_gradients(rank)) for rank in ranks]
         found[name] = {what: sum(each[what] for each in of_ranks) / len(ranks) for what in of_ranks[0]}
-    whole = sum(found["synchronous"].values())
-    return {name: {what: 100 * time / whole for what, time in parts.items()} for name, parts in found.items()}
+    before = found.pop("synchronous")
+    whole, hidden = sum(before.values()), "work under the wire"
+    saved = {}
+    for name, after in found.items():
+        less = {what: before[what] - after[what] for what in before}  # under the wire there is more of both
+        parts = {
+            "work hidden": -less[hidden],
+            "less on the wire": less["wire"] + less[hidden],
+            "less idle": less["neither"],
+            "quicker work": less["work"] + less[hidden],
+        }
+        saved[name] = {what: 100 * time / whole for what, time in parts.items()}
+    return saved
 
 
 def in_ms(trace: Found) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def trainer_without_communication(name: str, workload: Workload, grid: Grid) -> 
     if grid.tp.size != 1:
         raise ValueError(f"T is {grid.tp.size}; only DP falls silent, so take T = 1.")
     silent = GroupWithoutCommunication("dp", grid.dp.size, grid.dp.rank)
-    alone = contender(name)
-    dp = Group("dp") if alone.ddp_alone else silent
+    timed = contender(name)
+    dp = Group("dp") if timed.ddp_alone else silent
     world = GroupWithoutCommunication("world", grid.world.size, grid.world.rank)
-    return alone.make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger))
+    return timed.make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger))

@@ -70,14 +70,12 @@ def test_times_are_those_of_the_part_alone_and_add_up_to_it() -> None:
     assert trace_tables.times(rank, (31, 42)) == dict(zip(parts, (2, 1, 7, 1), strict=True))
 
 
-def test_bars_are_shares_of_the_synchronous_schedule_and_only_the_others_work_under_the_wire() -> None:
+def test_savings_add_up_to_what_is_shorter_after_the_gradients() -> None:
     runs = {name: trace.read(results.FOLDER / f"schedule_{name}.json.gz") for name in SCHEDULES}
-    bars = trace_tables.time_bars(runs)
-    assert sum(bars["synchronous"].values()) == pytest.approx(100)
-    whole = [end - start for start, end in map(after_the_gradients, runs["synchronous"])]
-    for name, ranks in runs.items():
-        spans = [end - start for start, end in map(after_the_gradients, ranks)]
-        assert sum(bars[name].values()) == pytest.approx(100 * sum(spans) / sum(whole))
-        assert min(bars[name].values()) >= 0
-    hidden = {name: parts["work under the wire"] for name, parts in bars.items()}
-    assert hidden["synchronous"] == 0 < hidden["naive"] < hidden["pipelined"]
+    saved = trace_tables.savings(runs)
+    assert list(saved) == ["naive", "pipelined"]
+    spans = {name: sum(end - start for start, end in map(after_the_gradients, ranks)) for name, ranks in runs.items()}
+    for name, parts in saved.items():
+        assert sum(parts.values()) == pytest.approx(100 * (1 - spans[name] / spans["synchronous"]))
+        assert min(parts.values()) >= 0
+    assert 0 < saved["naive"]["work hidden"] < saved["pipelined"]["work hidden"]

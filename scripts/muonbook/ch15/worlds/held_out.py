@@ -11,7 +11,7 @@ from muonbook.measure.workload import Workload
 from muonbook.planner.measured import step_fit
 from muonbook.planner.measured.timed_worlds import asked_on
 
-TIMED = {"gather_all": "bucketed", "gather_cut": "cut, in buckets", "owner": "owner", "muonw": "MuonW, FSDP2"}
+ENTRANT_TITLES = {"gather_all": "bucketed", "gather_cut": "cut, in buckets", "owner": "owner", "muonw": "MuonW, FSDP2"}
 
 Pairs = dict[str, tuple[list[float], list[float]]]  # Muon -> (its step over AdamW's, measured; the same, planned)
 
@@ -29,12 +29,12 @@ def planned_against_measured(planner: Mapping[str, Any], unseen: bool = False) -
         adamw = steps.pop("adamw")
         for name, step in steps.items():
             if step.held_out and (adamw.held_out or not unseen):
-                measured, planned = found.setdefault(TIMED[name], ([], []))
+                measured, planned = found.setdefault(ENTRANT_TITLES[name], ([], []))
                 measured.append(step.seconds / adamw.seconds)
                 planned.append(
                     step_fit.seconds(planner["constants"], step) / step_fit.seconds(planner["constants"], adamw)
                 )
-    return {title: found[title] for title in TIMED.values()}
+    return {title: found[title] for title in ENTRANT_TITLES.values()}
 
 
 def planned_grids(
