@@ -91,20 +91,23 @@ def _lines(told: Sequence[str]) -> Block:
 def frames_of_holders(
     model: str, matrix: str, tp: int, added: Mapping[str, Mapping[int, Added]], title: str = ""
 ) -> list[Frame]:
-    """Return a frame per D: the grid, in red the ranks that hold a piece of one matrix, and what momentum adds.
+    """Return a frame per D: the grid, in red the ranks that hold a piece of one matrix, and what TP adds to its bytes.
 
     added: title of an algorithm -> D -> what it sends beyond AdamW, of all matrices, as `planned_bytes.growth` has it.
     """
     frames = []
     note = "A column: a DP rank. Red: holds a piece of this matrix, and gathers the rest of it over TP. "
-    note += "Numbers, of the whole model: what momentum adds to what AdamW sends, 1."
+    note += "Numbers: what that adds to AdamW's bytes."
     for dp in next(iter(added.values())):
         found, on = repeats(model, dp, tp, matrix, SHOWN), f"{title}: {dp:,} DP × {tp} TP ranks"
-        of = {each.title: added[each.title][dp] for each in found}
-        adds = {name: f"DP +{more.dp:.2f}   TP +{more.tp:.2f}" for name, more in of.items()}
-        figure = card(on, note, *(rank_grid(each.title, each.busy, adds[each.title]) for each in found))
+        adds = [f"+{(tp - 1) / 4 * each.dp_ranks / (dp - 1):.2f}" for each in found]  # the page's formula
+        figure = card(
+            on, note, *(rank_grid(each.title, each.busy, more) for each, more in zip(found, adds, strict=True))
+        )
         held = ", ".join(f"{each.title} {each.dp_ranks:,}" for each in found)
-        caption = f"Red columns of {dp:,}: {held}."
-        sent = "; ".join(f"{name} {adds[name]}, together {more.ratio:.2f} times" for name, more in of.items())
-        frames.append(Frame(figure, f"{head(on, 'Holders')} {caption} Beyond AdamW's bytes: {sent}.", caption))
+        whole = ", ".join(f"{each.title} {added[each.title][dp].ratio:.2f}" for each in found)
+        caption = f"Red columns of {dp:,}: {held}. The whole model, over AdamW: {whole}."
+        frames.append(
+            Frame(figure, f"{head(on, 'Holders')} {caption} This matrix, over TP: {', '.join(adds)}.", caption)
+        )
     return frames

@@ -72,14 +72,11 @@ def times(rank: RankTrace, part: Interval) -> dict[str, float]:
 
 
 def savings(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, dict[str, float]]:
-    """Return {schedule: {what makes it shorter: %}} after the gradients, mean of ranks; 100 %: the synchronous one.
+    """Return {schedule: {what makes it shorter: %}} after the gradients, of the first rank; 100 %: the synchronous one.
 
     runs: name, of `optim.schedules.SCHEDULES` -> a recorded step's traces. Parts add up to all that is saved.
     """
-    found = {}
-    for name, ranks in runs.items():
-        of_ranks = [times(rank, after_the_gradients(rank)) for rank in ranks]
-        found[name] = {what: sum(each[what] for each in of_ranks) / len(ranks) for what in of_ranks[0]}
+    found = {name: times(ranks[0], after_the_gradients(ranks[0])) for name, ranks in runs.items()}
     before = found.pop("synchronous")
     whole, hidden = sum(before.values()), "work under the wire"
     saved = {}

@@ -29,9 +29,9 @@ def test_red_columns_are_the_holders_and_the_numbers_those_of_the_curves(added) 
             assert colours.shape == (TP, dp, 3)
             red = (colours == colours.reshape(-1, 3)[each.busy.argmax()]).all(axis=2)
             assert np.array_equal(red, each.busy)
-            more = added[each.title][dp]
-            assert f"DP +{more.dp:.2f}   TP +{more.tp:.2f}" in texts(frame.figure)
+            assert f"+{7 / 4 * each.busy.any(axis=0).sum() / (dp - 1):.2f}" in texts(frame.figure)
             assert f"{each.title} {each.dp_ranks}" in frame.caption
+            assert f"{each.title} {added[each.title][dp].ratio:.2f}" in frame.caption
         assert frame.alt.startswith(f"A model: {dp:,} DP × 8 TP ranks. Red columns of {dp:,}: ")
 
 
