@@ -157,13 +157,6 @@ def link_parts(found: Found) -> dict[str, dict[str, dict[str, float]]]:
     return parts
 
 
-def link_curves(found: Found) -> dict[str, tuple[list[float], list[float]]]:
-    """Return {algorithm: (rates in Mbit/s, median step over ZeRO-1 AdamW's)}, over links with a limit."""
-    limited = [step for step in found["links"]["steps"] if step["rate_mbit"] is not None]
-    rates = [step["rate_mbit"] for step in limited]
-    return {NAMES[name]: (rates, [step[name]["over_zero1"]["median"] for step in limited]) for name in ALGORITHMS}
-
-
 def link_bytes(found: Found) -> dict[str, float]:
     """Return {entrant of `link_parts`: bytes that a rank sends in a step, % of ZeRO-1 AdamW's}."""
     asked = found["links"]["entrants"]

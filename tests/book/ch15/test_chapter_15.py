@@ -174,14 +174,6 @@ def test_clocked_grids_are_the_stored_medians_by_title() -> None:
     assert clocks["4 DP × 2 TP"]["owner"] == found["skew"][1]["muon_owner"]["over_zero1"]["median"]
 
 
-def test_curves_over_links_are_the_stored_medians_of_those_with_a_limit() -> None:
-    found = results.load("regimes")
-    curves = regime_tables.link_curves(found)
-    assert list(curves) == ["bucketed", "flat", "flat + cut", "owner"]
-    assert all(rates == [30, 100, 300, 1000] for rates, _ in curves.values())
-    assert curves["owner"][1][0] == found["links"]["steps"][0]["muon_owner"]["over_zero1"]["median"]
-
-
 def test_bytes_over_links_are_shares_of_adamws() -> None:
     sent = regime_tables.link_bytes(results.load("regimes"))
     assert {title: round(share) for title, share in sent.items()} == {
