@@ -13,7 +13,7 @@ from functools import partial
 from distmuon.muonw.optimizer import MOMENTUM_LABEL, UPDATES_LABEL, MuonW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer, make_fsdp2
+from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
 from muonbook.measure.laid_out import LAID_OUT, Place
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
@@ -95,15 +95,10 @@ def _of_muonw(trainer: Trainer, grid: Grid) -> Ledger:
 def _baseline(name: str) -> CountedContender:
     """Return one of part III's baselines as a contender; DDP reduces in one bucket as large as the model."""
     baseline = BASELINES[name]
-
-    def predict(workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
-        assert baseline.predict is not None
-        return baseline.predict(workload, dp, tp, place[0])
-
     return CountedContender(
         baseline.title,
-        lambda workload, grid: baseline.make(workload, grid, ONE_BUCKET),
-        None if baseline.predict is None else predict,
+        baseline.make_whole,
+        None if baseline.predict is None else baseline.predict_at,
         _of_grid if name in ("zero1", "muon") else None,  # of the others all is torch's
         over_tp=baseline.over_tp,
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.measure.baselines import BASELINES, ONE_BUCKET, Trainer
+from muonbook.measure.baselines import BASELINES, Trainer
 from muonbook.measure.laid_out import LAID_OUT, Place
 from muonbook.measure.workload import Workload
 
@@ -32,12 +32,4 @@ def contender(name: str) -> TimedContender:
         algorithm = LAID_OUT[name]
         return TimedContender(algorithm.make, algorithm.predict, uneven=algorithm.uneven)
     baseline = BASELINES[name]
-
-    def make(workload: Workload, grid: Grid) -> Trainer:
-        return baseline.make(workload, grid, ONE_BUCKET)
-
-    def predict(workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
-        assert baseline.predict is not None
-        return baseline.predict(workload, dp, tp, place[0])
-
-    return TimedContender(make, predict, baseline.ddp_alone)
+    return TimedContender(baseline.make_whole, baseline.predict_at, baseline.ddp_alone)

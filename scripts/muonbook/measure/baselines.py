@@ -117,6 +117,19 @@ class Baseline:
         """Say whether this baseline can train `workload` on a dp x tp grid."""
         return workload.fits(dp, tp) and (self.over_tp or tp == 1)
 
+    def make_whole(self, workload: Workload, grid: Grid) -> Trainer:
+        """Return it with gradients that DDP reduces in one call. Collective."""
+        return self.make(workload, grid, ONE_BUCKET)
+
+    def predict_at(self, workload: Workload, dp: int, tp: int, place: tuple[int, int]) -> Ledger:
+        """Return what the rank at `place`, (dp_rank, tp_rank), will send in a step with one micro-batch.
+
+        Raises ValueError for one that can only be counted.
+        """
+        if self.predict is None:
+            raise ValueError(f"what {self.title} sends is planned by torch; it can only be counted.")
+        return self.predict(workload, dp, tp, place[0])
+
     def predict_states(self, workload: Workload, dp: int, tp: int, dp_rank: int) -> ModelStates:
         """Return what the ranks with this `dp_rank` will keep, bytes per kind; starts nothing."""
         layout, muon, _ = workload.plan(dp, tp, self.algorithm)

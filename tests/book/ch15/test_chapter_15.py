@@ -114,6 +114,8 @@ def test_whoever_is_timed_is_one_of_ours_or_of_the_baselines_that_can_be_predict
     assert not contender("muon_owner").ddp_alone
     with pytest.raises(KeyError):
         contender("nobody")
+    with pytest.raises(ValueError, match="it can only be counted"):
+        contender("muon_fsdp2").predict(regimes.LINKED, regimes.RANKS, 1, (0, 0))
 
 
 # ---- Tables -----------------------------------------------------------------------------------------------
