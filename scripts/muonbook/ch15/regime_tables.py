@@ -65,14 +65,6 @@ def slope(found: Found, width: int) -> float:
     return statistics.linear_regression(tokens, shares).slope
 
 
-def first_within(found: Found, width: int, share: float) -> int | None:
-    """Return the tokens per step from which on Muon's median share stays at or below `share`; None: none measured."""
-    rows = found["share"][str(width)]
-    over = [tokens for tokens, row in zip(rows["tokens"], rows["muon"], strict=True) if row["median"] > share]
-    later = [tokens for tokens in rows["tokens"] if tokens > max(over, default=0)]
-    return min(later, default=None)
-
-
 def repeated(workload: Workload, dp: int, tp: int) -> tuple[float, float]:
     """Return how often `gather_all` orthogonalizes a matrix, mean by operations; and the busiest rank's work over its
     fair share. From the map alone."""

@@ -141,12 +141,6 @@ def spread(value: float) -> dict[str, Any]:
     return {"median": value, "quartiles": [value, value], "count": 1, "range": [value, value]}
 
 
-def test_the_claim_holds_from_the_batch_on_after_which_it_never_breaks() -> None:
-    shares = {"tokens": [64, 128, 256, 512], "muon": [spread(x) for x in (0.5, 0.02, 0.04, 0.01)]}
-    assert regime_tables.first_within({"share": {"8": shares}}, 8, 0.03) == 512
-    assert regime_tables.first_within({"share": {"8": shares}}, 8, 0.001) is None
-
-
 def test_a_share_that_halves_where_the_batch_doubles_has_the_bounds_slope() -> None:
     shares = {"tokens": [64, 128, 256], "muon": [spread(x) for x in (0.4, 0.2, 0.1)]}
     assert regime_tables.slope({"share": {"8": shares}}, 8) == pytest.approx(-1)
