@@ -70,14 +70,23 @@ def _grid_of_parts(holders: int) -> Block:
             y = top + 8 + ROW + LINE * t
             put(axes, MARGIN, y + 2, f"TP {t}", color=MUTED)
             for d in range(D):
-                gathers, mine = d < holders, (d, t) == (0, 0)
-                colour = INK if mine else COLD if not t else ACCENT if gathers else mix(MUTED, CARD, 0.75)
+                colour, words = _rank_of_parts(d, t, holders)
                 box(axes, MARGIN + NAMES + across * d + 1, y, across - 2, LINE - 2, colour, gid=f"part-{d}-{t}")
-                words = "" if mine else f"{ADAMW_BYTES}" if not t else f"{MOMENTUM_BYTES}" if gathers else ""
                 if words:
                     put(axes, MARGIN + NAMES + across * (d + 0.5), y + 2, words, "center", color=ink_on(colour))
 
     return 8 + ROW + LINE * T + 4, paint
+
+
+def _rank_of_parts(d: int, t: int, holders: int) -> tuple[str, str]:
+    """Return a rank's colour, and how many bytes per element of the part go there."""
+    if (d, t) == (0, 0):
+        return INK, ""
+    if t == 0:
+        return COLD, str(ADAMW_BYTES)
+    if d < holders:
+        return ACCENT, str(MOMENTUM_BYTES)
+    return mix(MUTED, CARD, 0.75), ""
 
 
 def _lines(told: Sequence[str]) -> Block:

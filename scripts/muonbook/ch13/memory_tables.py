@@ -169,6 +169,11 @@ class WeighedPart(NamedTuple):
     dp_rank: int
     moves: int
 
+    @property
+    def kept(self) -> np.ndarray:
+        """What every DP rank keeps, in bytes, [D]."""
+        return np.sum(list(self.laid_out.states().values()), axis=0)
+
 
 @cache
 def _weighed(weights: tuple[Weight, ...], dp: int, tp: int) -> dict[str, WeighedPart]:
@@ -238,7 +243,7 @@ def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
     ground = adamw.fullest[2] - hill
     found = {"AdamW": HillAndTower(PeakOfRank(ground, hill), PeakOfRank(ground, tower))}
     for column, part in _weighed(stage.dense, degrees.dp, degrees.tp).items():
-        kept = np.sum(list(part.laid_out.states().values()), axis=0)  # [D]
+        kept = part.kept
         passes = PeakOfRank(float(kept.max()), max(hill, float(part.laid_out.adding_bytes)))
         update = PeakOfRank(float(kept[part.dp_rank]), float(part.moves))
         if update.top > passes.top:
@@ -254,9 +259,9 @@ def top_overlapped(model: Shape, degrees: Degrees, layout: str) -> float:
     """
     found = hills_and_towers(model, degrees)
     (stage,) = stages(model, 1, 1)
-    part = _weighed(stage.dense, degrees.dp, degrees.tp)[layout].laid_out
-    kept = float(np.sum(list(part.states().values()), axis=0).max())
-    return max(kept + found["AdamW"].hill.height + part.adding_bytes, found[layout].tower.top)
+    part = _weighed(stage.dense, degrees.dp, degrees.tp)[layout]
+    passes = float(part.kept.max()) + found["AdamW"].hill.height + part.laid_out.adding_bytes
+    return max(passes, found[layout].tower.top)
 
 
 def beyond_adamw(
