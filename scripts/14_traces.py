@@ -5,7 +5,6 @@ python scripts/14_traces.py --schedules --dp 2 --tp 2 --strategy owner
 python scripts/14_traces.py --measure --json book/results/traces.json
 """
 
-import itertools
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import Any
 from distmuon import launch
 from distmuon.launch import hosts
 from distmuon.models.recipe import STRATEGIES, Recipe
-from distmuon.optim.strategies import PUBLISHED
 from muonbook.ch14 import puzzle as look_ahead
 from muonbook.measure import results, trace
 from muonbook.measure.workload import SHAPES, TIMED
 from muonbook.puzzles import add_arguments, handle
 
-RATE = 500.0  # Mbit/s: chosen so that two ranks gain much by hiding; the page prints sending over Newton–Schulz
+RATES = (250.0, 500.0, 1000.0, 2000.0, 4000.0)  # Mbit/s: from sending far longer than working to about as long
+RECORDED = 1000.0  # the one whose traces are stored
 SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
 TITLES = {"adamw": "AdamW, ZeRO-1", "muon": "Muon, bucketed"}
 TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_race:compare"
@@ -87,7 +86,7 @@ def report_schedules(ranks):
 
 def measure(path, quick, threads):
     """Take all of this chapter's stored measurements; write them, and the traces beside them."""
-    rounds, recordings = (6, 1) if quick else (30, 5)
+    rounds, recordings = (6, 1) if quick else (30, 9)
     folder, options = Path(path).parent, dict(threads=threads, timeout=60.0)
     obstacle = hosts.obstacle()
     if obstacle is None:
@@ -98,29 +97,26 @@ def measure(path, quick, threads):
         "workload": {"width": TIMED.width, "layers": TIMED.layers, "bucket_size": TIMED.bucket_size}
     }
     print("Racing three schedules over loopback, 2 x 1 and 2 x 2 ranks ...", flush=True)
-    found["loopback"] = launch.run(RACE, (TIMED, rounds, 0), dp=2, **options)[0]
+    found["loopback"] = raced = launch.run(RACE, (TIMED, rounds, recordings), dp=2, **options)[0]
+    raced.pop("traces")
     found["loopback_2x2"] = launch.run(RACE, (TIMED, rounds // 2, 0), dp=2, tp=2, **options)[0]
-    found["limited_link"] = found["limited_link_owner"] = None
+    found["links"] = {}
     if obstacle is None:
-        print(f"The same over a link of {RATE:g} Mbit/s, 2 x 1 ranks ...", flush=True)
-        link = hosts.Link(RATE)
-        limited = launch.run(RACE, (TIMED, rounds * 2 // 3, recordings), dp=2, link=link, **options)[0]
-        for name, merged in limited.pop("traces").items():
-            trace.save(merged | results.made_by(), folder / f"schedule_{name}.json.gz")
-        found["limited_link"] = {"rate_mbit": RATE} | limited
-        print("The same with one owner per matrix, 2 x 1 and 1 x 2 ranks ...", flush=True)
-        found["limited_link_owner"] = {}
-        for (dp, tp), publish in itertools.product(((2, 1), (1, 2)), PUBLISHED):
-            job = (TIMED, rounds * 2 // 3, 0, {"strategy": "owner", "publish": publish})
-            (found_here, *_) = launch.run(RACE, job, dp=dp, tp=tp, link=link, **options)
-            found["limited_link_owner"][f"{publish}, {dp} x {tp}"] = found_here
+        for rate in RATES:
+            print(f"The same over a link of {rate:g} Mbit/s, 2 x 1 ranks ...", flush=True)
+            job = (TIMED, rounds * 2 // 3, recordings)
+            found["links"][f"{rate:g}"] = raced = launch.run(RACE, job, dp=2, link=hosts.Link(rate), **options)[0]
+            recorded = raced.pop("traces")
+            for name, merged in recorded.items() if rate == RECORDED else ():
+                trace.save(merged | results.made_by(), folder / f"schedule_{name}.json.gz")
     print("Timing the ledger ...", flush=True)
     found["ledger_overhead"] = launch.run(OVERHEAD, (TIMED, rounds), dp=2, **options)[0]
     print("Recording a training step of AdamW and one of Muon on 2 x 2 ranks ...", flush=True)
     save_steps(launch.run(TRAIN, (recordings,), dp=2, tp=2, **options)[0], folder)
     results.write(path, found)
-    raced = {name: found[name] for name in ("loopback", "loopback_2x2", "limited_link") if found[name]}
-    for name, race in (raced | (found["limited_link_owner"] or {})).items():
+    over_links = {f"{rate} Mbit/s": race for rate, race in found["links"].items()}
+    alone = {name: found[name] for name in ("loopback", "loopback_2x2")}
+    for name, race in (alone | over_links).items():
         for schedule, row in race["ratio_to_synchronous"].items():
             low, high = row["quartiles"]
             print(f"  {name:<17}{schedule:<14}{row['median']:>6.2f} ({low:.2f} to {high:.2f}) x synchronous")
