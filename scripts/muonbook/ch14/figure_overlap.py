@@ -12,13 +12,17 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from muonbook.ch14.figure_schedules import BUCKETS, HIGH, LABELS, LOOKS
-from muonbook.ch14.trace_tables import COUNTED
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import part_key
 from muonbook.figures.style import CARD, INK, MARGIN, MUTED, ROW, WIDTH, Block, box, card, ink_on, mix, put
 from muonbook.measure.trace_report import Interval, hull, intersection, length
 
 GATHER = WORK = 1.0  # how long a gather takes that has the wire to itself, and the work on a bucket
+COUNTED = {  # number of a `trace_report.Summary` -> how the chapter calls it
+    "communication_sum": "durations, summed",
+    "communication": "the same, as a union",
+    "span": "first start to last end",
+}
 TITLE = "The sum grows, the step shrinks"
 NOTE = (
     f"A sketch, no measurement: {BUCKETS} buckets. A gather with the wire to itself takes {GATHER:g}, and so does the "

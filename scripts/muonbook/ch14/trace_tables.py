@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from muonbook.ch14.callouts import after_the_gradients
+from muonbook.figures.plots import Curve
 from muonbook.measure.trace import RankTrace
 from muonbook.measure.trace_report import Interval, intersection, length, meetings, union
 
 Found = Mapping[str, Any]
-PLACES = {"limited_link": "slow link 2 x 1", "loopback": "loopback 2 x 1", "loopback_2x2": "loopback 2 x 2"}
-COUNTED = {  # number of a `trace_report.Summary` -> how the chapter calls it
-    "communication_sum": "durations, summed",
-    "communication": "the same, as a union",
-    "span": "first start to last end",
-}
+FREE = "no limit"  # a link that is as fast as it goes
+AHEAD = ("naive", "pipelined")  # schedules that start a collective before they need it
 WORK = ("momentum", "newton_schulz", "apply")  # ranges of a step that compute and do not send
 READINGS = (  # what one may compare of two runs, from the report's reading to what one pays
     "collectives, durations summed",
@@ -49,14 +46,42 @@ def optimizer_lines(trace: Found) -> list[str]:
     return [f"{trace[key] / trace['busy']:6.1%}  {what}" for key, what in rows.items()]
 
 
+def on_every_link(found: Found) -> dict[str, Found]:
+    """Return {link: the race of two ranks over it}, from the slowest to one without a limit."""
+    limited = {f"{float(rate):,.0f} Mbit/s": found["links"][rate] for rate in sorted(found["links"], key=float)}
+    return limited | {FREE: found["loopback"]}
+
+
+def sending_over_work(race: Found) -> float:
+    """Return a synchronous step's time in collectives over its time at work."""
+    step = race["recorded"]["synchronous"]
+    return step["communication"] / step["computation"]
+
+
+def gain_curves(found: Found) -> tuple[dict[str, Curve], dict[str, tuple[Any, Any, Any]]]:
+    """Return {schedule: (x, y)} and {schedule: (x, low, high)}, the middle half of all rounds.
+
+    x: `sending_over_work` of every link, y: the schedule's step over the synchronous one.
+    """
+    races = sorted(on_every_link(found).values(), key=sending_over_work)
+    x, curves, bands = [sending_over_work(race) for race in races], dict[str, Curve](), {}
+    for schedule in AHEAD:
+        over = [race["ratio_to_synchronous"][schedule] for race in races]
+        curves[schedule] = x, [spread["median"] for spread in over]
+        low, high = zip(*(spread["quartiles"] for spread in over), strict=True)
+        bands[schedule] = x, low, high
+    return curves, bands
+
+
 def gain_lines(found: Found) -> list[str]:
-    """Return what naive and pipelined steps take over synchronous ones, at all `PLACES`."""
+    """Return what naive and pipelined steps take over synchronous ones, on every link and on a grid."""
     lines = ["step / that of the synchronous schedule:", "", "median  quartiles    rounds"]
-    for place, told in PLACES.items():
-        for schedule in ("naive", "pipelined"):
-            row = found[place]["ratio_to_synchronous"][schedule]
+    races = {f"{link}, 2 x 1": race for link, race in on_every_link(found).items()}
+    for place, race in (races | {f"{FREE}, 2 x 2": found["loopback_2x2"]}).items():
+        for schedule in AHEAD:
+            row = race["ratio_to_synchronous"][schedule]
             low, high = row["quartiles"]
-            lines.append(f"{row['median']:6.2f}  {low:.2f} to {high:.2f}{row['count']:5}  {schedule}, {told}")
+            lines.append(f"{row['median']:6.2f}  {low:.2f} to {high:.2f}{row['count']:5}  {schedule}, {place}")
     return lines
 
 
@@ -108,19 +133,16 @@ def readings(synchronous: Found, asynchronous: Found) -> dict[str, float]:
     return {what: after / before for what, after, before in zip(READINGS, *read, strict=True)}
 
 
-def overlap_lines(recorded: Found, synchronous: Found, asynchronous: Found) -> list[str]:
-    """Return what asynchronous steps show over synchronous ones, ours and the report's, and how much of each is hidden.
+def reading_lines(found: Found, synchronous: Found, asynchronous: Found) -> list[str]:
+    """Return pipelined steps over synchronous ones on every link in all readings, and the report's run below them.
 
-    recorded: schedule -> medians of its recorded steps, ours. synchronous, asynchronous: two public traces, `in_ms`.
+    synchronous, asynchronous: two public traces, `in_ms`. "hidden": the share of collectives that lies under work.
     """
-    pairs = [(recorded[name], recorded["synchronous"]) for name in ("naive", "pipelined")]
-    pairs.append((asynchronous, synchronous))
-    lines = [" ours:          report's:", "naive  pipelined    async"]
-    for key, what in COUNTED.items():
-        naive, ahead, theirs = (after[key] / before[key] for after, before in pairs)
-        lines.append(f"{naive:5.2f}{ahead:11.2f}{theirs:9.2f}  {what}")
-    shares = {"computation": "of computing, under a collective", "communication": "of collectives, over computing"}
-    for key, what in shares.items():
-        naive, ahead, theirs = (after["overlap"] / after[key] for after, _ in pairs)
-        lines.append(f"{naive:5.0%}{ahead:11.0%}{theirs:9.0%}  {what}")
+    steps = {link: race["recorded"] for link, race in on_every_link(found).items()}
+    pairs = {link: (step["synchronous"], step["pipelined"]) for link, step in steps.items()}
+    lines = ["summed  union  alone  whole  hidden"]
+    for name, (before, after) in (pairs | {"the report's": (synchronous, asynchronous)}).items():
+        cells = "".join(f"{ratio:>{width}.2f}" for ratio, width in zip(readings(before, after).values(), (6, 7, 7, 7),
+                                                                       strict=True))  # fmt: skip
+        lines.append(f"{cells}{after['overlap'] / after['communication']:>8.0%}  {name}")
     return lines

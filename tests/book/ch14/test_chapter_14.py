@@ -120,11 +120,12 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
 
 def test_the_stored_results_hold_what_the_chapter_reads() -> None:
     found = results.load("traces")
-    for place in ("loopback", "loopback_2x2", "limited_link"):
-        assert found[place]["equal_parameters"]
-        assert found[place]["waves"] >= 6
-        assert found[place]["ratio_to_synchronous"].keys() == SCHEDULES.keys()
-    assert found["limited_link"]["recorded"].keys() == SCHEDULES.keys()
+    alone = [found["loopback"], *found["links"].values()]
+    for race in (*alone, found["loopback_2x2"]):
+        assert race["equal_parameters"]
+        assert race["waves"] >= 6
+        assert race["ratio_to_synchronous"].keys() == SCHEDULES.keys()
+    assert all(race["recorded"].keys() == SCHEDULES.keys() for race in alone)
     assert found["ledger_overhead"]["share_of_step"] < 0.01  # of the stored file: no time is taken here
     assert "traces" not in json.dumps(list(found))
 

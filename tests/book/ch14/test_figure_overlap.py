@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from muonbook.ch14.figure_overlap import (
     BUCKETS,
+    COUNTED,
     GATHER,
     SCENES,
     WORK,
@@ -18,7 +19,6 @@ from muonbook.ch14.figure_overlap import (
     hidden,
     timed,
 )
-from muonbook.ch14.trace_tables import COUNTED
 from muonbook.figures import player, style
 from muonbook.figures.player import Frame
 

@@ -6,7 +6,7 @@ import pytest
 from trace_cases import event, gloo, merged
 
 from distmuon.optim.schedules import SCHEDULES
-from muonbook.ch14 import trace_tables
+from muonbook.ch14 import figure_links, trace_tables
 from muonbook.ch14.callouts import after_the_gradients
 from muonbook.measure import results, trace
 
@@ -16,27 +16,56 @@ def row(total: float, union: float, span: float, computing: float, overlap: floa
     return {**values, "overlap": overlap}
 
 
-def test_every_column_is_over_its_own_synchronous_step() -> None:
-    ours = {"synchronous": row(4, 4, 8, 4, 0), "naive": row(5, 4, 8, 4, 1), "pipelined": row(8, 4, 6, 5, 4)}
-    before, after = row(10, 10, 50, 40, 0), row(30, 20, 40, 50, 15)
-    assert trace_tables.overlap_lines(ours, before, after)[1:] == [
-        "naive  pipelined    async",
-        " 1.25       2.00     3.00  durations, summed",
-        " 1.00       1.00     2.00  the same, as a union",
-        " 1.00       0.75     0.80  first start to last end",
-        "  25%        80%      30%  of computing, under a collective",
-        "  25%       100%      75%  of collectives, over computing",
+def race(**steps: Any) -> dict[str, Any]:
+    over = {name: {"median": 0.8, "quartiles": [0.7, 0.9], "count": 3} for name in SCHEDULES}
+    return {"recorded": steps, "ratio_to_synchronous": over}
+
+
+SHORT = race(synchronous=row(4, 4, 8, 8, 0), naive=row(5, 4, 8, 4, 1), pipelined=row(8, 4, 6, 5, 4))
+LONG = race(synchronous=row(10, 10, 50, 5, 0), naive=row(5, 4, 8, 4, 1), pipelined=row(20, 10, 40, 5, 4))
+STORED = {"links": {"1000": SHORT, "250": LONG}, "loopback": SHORT, "loopback_2x2": SHORT}
+
+
+def test_links_come_slowest_first_and_one_without_a_limit_last() -> None:
+    assert list(trace_tables.on_every_link(STORED)) == ["250 Mbit/s", "1,000 Mbit/s", "no limit"]
+    assert trace_tables.on_every_link({**STORED, "links": {}}) == {"no limit": SHORT}  # where links cannot be limited
+
+
+def test_every_line_is_a_pipelined_step_over_its_own_synchronous_one() -> None:
+    assert trace_tables.reading_lines(STORED, row(10, 10, 50, 40, 0), row(30, 20, 40, 50, 15)) == [
+        "summed  union  alone  whole  hidden",
+        "  2.00   1.00   0.60   0.80     40%  250 Mbit/s",
+        "  2.00   1.00   0.00   0.75    100%  1,000 Mbit/s",
+        "  2.00   1.00   0.00   0.75    100%  no limit",
+        "  3.00   2.00   0.50   0.80     75%  the report's",
     ]
 
 
-def test_in_the_stored_traces_sums_grow_and_spans_shrink_here_and_there() -> None:
-    report = results.load("report_traces")["traces"]
-    theirs = (report[f"trace_muon_FULLSTEP_dp2_tp2{kind}_rank0"] for kind in ("", "_async"))
-    sync, asynchronous = map(trace_tables.in_ms, theirs)
-    lines = trace_tables.overlap_lines(results.load("traces")["limited_link"]["recorded"], sync, asynchronous)
-    assert max(map(len, lines)) <= 60
-    summed, _, span = ([float(number) for number in line.split()[:3]] for line in lines[2:5])
-    assert min(summed) > 1 > max(span)
+def test_a_curve_goes_from_little_sending_to_much_with_the_middle_half_around_it() -> None:
+    curves, bands = trace_tables.gain_curves(STORED)
+    assert curves == dict.fromkeys(("naive", "pipelined"), ([0.5, 0.5, 2.0], [0.8] * 3))
+    assert bands["naive"] == ([0.5, 0.5, 2.0], (0.7,) * 3, (0.9,) * 3)
+    assert trace_tables.gain_lines(STORED)[-1] == "  0.80  0.70 to 0.90    3  pipelined, no limit, 2 x 2"
+
+
+def test_in_the_stored_races_more_is_hidden_on_faster_links_and_unions_grow_unless_nothing_lies_under_work() -> None:
+    races = trace_tables.on_every_link(results.load("traces"))
+    weights = [trace_tables.sending_over_work(race) for race in races.values()]
+    assert weights == sorted(weights, reverse=True)
+    steps = [race["recorded"] for race in races.values()]
+    hidden = [step["pipelined"]["overlap"] / step["pipelined"]["communication"] for step in steps]
+    assert hidden == sorted(hidden)
+    for name, low, high in (("naive", 0.7, 1.0), ("pipelined", 1.15, 2.2)):
+        for step in steps[-3:]:
+            assert low < step[name]["communication"] / step["synchronous"]["communication"] < high
+
+
+def test_a_frame_for_every_link_and_the_report_on_one_scale() -> None:
+    frames = figure_links.frames_of_links(STORED, row(10, 10, 50, 40, 0), row(30, 20, 40, 50, 15))
+    heads = ["Ours, 250 Mbit/s", "Ours, 1,000 Mbit/s", "Ours, no limit", "The report's GPUs"]
+    assert [frame.alt.partition(".")[0] for frame in frames] == heads
+    assert frames[-1].caption == "75% of the union lies under work."
+    assert len({tuple(axes.get_xlim()) for frame in frames for axes in frame.figure.axes}) == 1
 
 
 def test_a_public_trace_has_the_names_of_a_recorded_step_and_the_same_time_with_no_work_beside() -> None:
@@ -49,14 +78,6 @@ def test_a_public_trace_has_the_names_of_a_recorded_step_and_the_same_time_with_
 def test_four_readings_of_two_runs_are_each_over_the_synchronous_one() -> None:
     before, after = row(10, 10, 50, 40, 0), row(30, 20, 40, 50, 15)
     assert list(trace_tables.readings(before, after).values()) == [3.0, 2.0, 0.5, 0.8]
-
-
-def test_in_the_stored_traces_naive_shortens_the_wire_and_the_pipeline_hides_work_besides() -> None:
-    recorded = results.load("traces")["limited_link"]["recorded"]
-    synchronous, naive, pipelined = (recorded[name] for name in SCHEDULES)
-    assert naive["communication"] < pipelined["communication"] < synchronous["communication"]
-    assert synchronous["overlap"] == 0 < naive["overlap"] < pipelined["overlap"]
-    assert pipelined["span"] < naive["span"] < synchronous["span"]
 
 
 def test_times_are_those_of_the_part_alone_and_add_up_to_it() -> None:

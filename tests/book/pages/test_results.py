@@ -263,7 +263,7 @@ TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
         ("traces", "loopback_2x2.ratio_to_synchronous.pipelined.median", 0.5, 1.05),
         ("traces", "loopback.ratio_to_synchronous.naive.median", 0.5, 1.5),
         ("traces", "loopback.ratio_to_synchronous.pipelined.median", 0.5, 1.05),
-        ("traces", "limited_link.ratio_to_synchronous.pipelined.median", 0.3, 1 / 1.2),
+        ("traces", "links.1000.ratio_to_synchronous.pipelined.median", 0.3, 1 / 1.2),
     ]),
     "claim-sweet-spot": ("open", [
         ("worlds", "verdict.bucketed.square_wins_step", 0, 0.5),
