@@ -97,29 +97,32 @@ def measure(path, quick, threads):
         "workload": {"width": TIMED.width, "layers": TIMED.layers, "bucket_size": TIMED.bucket_size}
     }
     print("Racing three schedules over loopback, 2 x 1 and 2 x 2 ranks ...", flush=True)
-    found["loopback"] = raced = launch.run(RACE, (TIMED, rounds, recordings), dp=2, **options)[0]
-    raced.pop("traces")
+    for name, asleep in (("loopback", False), ("loopback_asleep", True)):
+        found[name] = launch.run(RACE, (TIMED, rounds, recordings, asleep), dp=2, **options)[0]
+        found[name].pop("traces")
     found["loopback_2x2"] = launch.run(RACE, (TIMED, rounds // 2, 0), dp=2, tp=2, **options)[0]
-    found["links"] = {}
-    if obstacle is None:
-        for rate in RATES:
-            print(f"The same over a link of {rate:g} Mbit/s, 2 x 1 ranks ...", flush=True)
-            job = (TIMED, rounds * 2 // 3, recordings)
-            found["links"][f"{rate:g}"] = raced = launch.run(RACE, job, dp=2, link=hosts.Link(rate), **options)[0]
+    found["links"], found["links_asleep"] = {}, {}
+    for rate in RATES if obstacle is None else ():
+        print(f"The same over a link of {rate:g} Mbit/s, 2 x 1 ranks ...", flush=True)
+        for name, asleep in (("links", False), ("links_asleep", True)):
+            job = (TIMED, rounds * 2 // 3, recordings, asleep)
+            raced = launch.run(RACE, job, dp=2, link=hosts.Link(rate), **options)[0]
+            found[name][f"{rate:g}"] = raced
             recorded = raced.pop("traces")
-            for name, merged in recorded.items() if rate == RECORDED else ():
-                trace.save(merged | results.made_by(), folder / f"schedule_{name}.json.gz")
+            for schedule, merged in recorded.items() if rate == RECORDED and not asleep else ():
+                trace.save(merged | results.made_by(), folder / f"schedule_{schedule}.json.gz")
     print("Timing the ledger ...", flush=True)
     found["ledger_overhead"] = launch.run(OVERHEAD, (TIMED, rounds), dp=2, **options)[0]
     print("Recording a training step of AdamW and one of Muon on 2 x 2 ranks ...", flush=True)
     save_steps(launch.run(TRAIN, (recordings,), dp=2, tp=2, **options)[0], folder)
     results.write(path, found)
-    over_links = {f"{rate} Mbit/s": race for rate, race in found["links"].items()}
-    alone = {name: found[name] for name in ("loopback", "loopback_2x2")}
-    for name, race in (alone | over_links).items():
+    raced = {name: found[name] for name in ("loopback", "loopback_asleep", "loopback_2x2")}
+    for name in ("links", "links_asleep"):
+        raced |= {f"{name} {rate}": race for rate, race in found[name].items()}
+    for name, race in raced.items():
         for schedule, row in race["ratio_to_synchronous"].items():
             low, high = row["quartiles"]
-            print(f"  {name:<17}{schedule:<14}{row['median']:>6.2f} ({low:.2f} to {high:.2f}) x synchronous")
+            print(f"  {name:<18}{schedule:<14}{row['median']:>6.2f} ({low:.2f} to {high:.2f}) x synchronous")
     print(f"Ledger: {found['ledger_overhead']['share_of_step']:.2%} of a step. Written to {path}")
 
 

@@ -6,12 +6,14 @@ the bit. Timed is the optimizer's step alone, from one meeting of all ranks to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
@@ -26,6 +28,7 @@ from muonbook.measure.baselines import SAME_EVERYWHERE, sliced_model
 from muonbook.measure.workload import Workload
 
 RECORDS = 20_000  # ledger entries per round, to time one
+TRIALS = 3  # steps in which it is seen how long Newton–Schulz takes
 
 
 class ScheduledModel:
@@ -56,16 +59,49 @@ class ScheduledModel:
             torch.distributed.barrier()
 
 
-def race(
-    world: World, workload: Workload, rounds: int, recordings: int, options: Mapping[str, Any] = MappingProxyType({})
-) -> dict[str, Any] | None:
+class Nap:
+    """Newton–Schulz that takes as long as ever and needs no core.
+
+    Called, it works and notes how long that takes, per wave; `asleep` sleeps for the median of those times and returns
+    the matrices as they are, for they have the sizes of updates.
+    """
+
+    def __init__(self, work: Callable[[Mapping[int, Tensor]], dict[int, Tensor]]) -> None:
+        self.work, self.taken = work, dict[tuple[int, ...], list[float]]()
+
+    def __call__(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        start = time.perf_counter()
+        updates = self.work(matrices)
+        self.taken.setdefault(tuple(matrices), []).append(time.perf_counter() - start)
+        return updates
+
+    def asleep(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        time.sleep(statistics.median(self.taken[tuple(matrices)]))
+        return dict(matrices)
+
+
+def put_to_sleep(models: Mapping[str, ScheduledModel]) -> None:
+    """Let all schedules sleep instead of orthogonalizing, as long as a synchronous step takes for it. Collective."""
+    first = models["synchronous"]
+    nap = Nap(first.optimizer.strategy.newton_schulz)
+    first.optimizer.strategy.newton_schulz = nap  # type: ignore[method-assign]
+    for _ in range(TRIALS):
+        first.feed()
+        first.step()
+    for model in models.values():
+        model.optimizer.strategy.newton_schulz = nap.asleep  # type: ignore[method-assign]
+
+
+def race(world: World, workload: Workload, rounds: int, recordings: int, asleep: bool = False) -> dict[str, Any] | None:
     """Let the schedules take turns; on rank 0, return ratios to the synchronous one, and what was recorded.
 
-    rounds: timed ones, after one that warms up. recordings: one-step traces of each, taken after the race. options: of
-    distributed Muon.
+    rounds: timed ones, after one that warms up. recordings: one-step traces of each, taken after the race. asleep: all
+    `put_to_sleep`, so that no collective shares a core with the work, and parameters are good for nothing.
     """
     grid = Grid.of(world)
-    models = {name: ScheduledModel(workload, grid, name, **options) for name in SCHEDULES}
+    models = {name: ScheduledModel(workload, grid, name) for name in SCHEDULES}
+    if asleep:
+        put_to_sleep(models)
     steps = {name: model.step for name, model in models.items()}
     seconds = turns.take_turns(steps, rounds, before=lambda name: models[name].feed())
     equal = all(alike(models["synchronous"].model, other.model) for other in models.values())
