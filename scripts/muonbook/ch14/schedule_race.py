@@ -82,12 +82,12 @@ class Nap:
 
 def put_to_sleep(models: Mapping[str, ScheduledModel]) -> None:
     """Let all schedules sleep instead of orthogonalizing, as long as a synchronous step takes for it. Collective."""
-    first = models["synchronous"]
-    nap = Nap(first.optimizer.strategy.newton_schulz)
-    first.optimizer.strategy.newton_schulz = nap  # type: ignore[method-assign]
-    for _ in range(TRIALS):
-        first.feed()
-        first.step()
+    timed = models["synchronous"].optimizer.strategy
+    nap = timed.newton_schulz = Nap(timed.newton_schulz)  # type: ignore[method-assign]
+    for model in models.values():  # all of them, so that they stay alike
+        for _ in range(TRIALS):
+            model.feed()
+            model.step()
     for model in models.values():
         model.optimizer.strategy.newton_schulz = nap.asleep  # type: ignore[method-assign]
 

@@ -46,10 +46,14 @@ def optimizer_lines(trace: Found) -> list[str]:
     return [f"{trace[key] / trace['busy']:6.1%}  {what}" for key, what in rows.items()]
 
 
-def on_every_link(found: Found) -> dict[str, Found]:
-    """Return {link: the race of two ranks over it}, from the slowest to one without a limit."""
-    limited = {f"{float(rate):,.0f} Mbit/s": found["links"][rate] for rate in sorted(found["links"], key=float)}
-    return limited | {FREE: found["loopback"]}
+def on_every_link(found: Found, asleep: bool = False) -> dict[str, Found]:
+    """Return {link: the race of two ranks over it}, from the slowest to one without a limit.
+
+    asleep: the races in which Newton–Schulz leaves its core to the collectives.
+    """
+    links, free = ("links_asleep", "loopback_asleep") if asleep else ("links", "loopback")
+    limited = {f"{float(rate):,.0f} Mbit/s": found[links][rate] for rate in sorted(found[links], key=float)}
+    return limited | {FREE: found[free]}
 
 
 def sending_over_work(race: Found) -> float:
@@ -58,26 +62,31 @@ def sending_over_work(race: Found) -> float:
     return step["communication"] / step["computation"]
 
 
-def gain_curves(found: Found) -> tuple[dict[str, Curve], dict[str, tuple[Any, Any, Any]]]:
-    """Return {schedule: (x, y)} and {schedule: (x, low, high)}, the middle half of all rounds.
+def gain_curves(found: Found, kinds: Mapping[str, tuple[str, bool]]) -> tuple[dict[str, Curve], dict[str, Any]]:
+    """Return {name: (x, y)} and {name: (x, low, high)}, the middle half of all rounds.
 
-    x: `sending_over_work` of every link, y: the schedule's step over the synchronous one.
+    kinds: name -> a schedule, and whether asleep. x: `sending_over_work` of every link, y: the schedule's step over the
+    synchronous one.
     """
-    races = sorted(on_every_link(found).values(), key=sending_over_work)
-    x, curves, bands = [sending_over_work(race) for race in races], dict[str, Curve](), {}
-    for schedule in AHEAD:
-        over = [race["ratio_to_synchronous"][schedule] for race in races]
-        curves[schedule] = x, [spread["median"] for spread in over]
+    awake = on_every_link(found)
+    links = sorted(awake, key=lambda link: sending_over_work(awake[link]))
+    x, curves, bands = [sending_over_work(awake[link]) for link in links], dict[str, Curve](), {}
+    for name, (schedule, asleep) in kinds.items():
+        races = on_every_link(found, asleep)
+        over = [races[link]["ratio_to_synchronous"][schedule] for link in links]
+        curves[name] = x, [spread["median"] for spread in over]
         low, high = zip(*(spread["quartiles"] for spread in over), strict=True)
-        bands[schedule] = x, low, high
+        bands[name] = x, low, high
     return curves, bands
 
 
 def gain_lines(found: Found) -> list[str]:
-    """Return what naive and pipelined steps take over synchronous ones, on every link and on a grid."""
+    """Return what naive and pipelined steps take over synchronous ones, on every link and on a grid; and asleep."""
     lines = ["step / that of the synchronous schedule:", "", "median  quartiles    rounds"]
     races = {f"{link}, 2 x 1": race for link, race in on_every_link(found).items()}
-    for place, race in (races | {f"{FREE}, 2 x 2": found["loopback_2x2"]}).items():
+    races[f"{FREE}, 2 x 2"] = found["loopback_2x2"]
+    races |= {f"{link}, asleep": race for link, race in on_every_link(found, asleep=True).items()}
+    for place, race in races.items():
         for schedule in AHEAD:
             row = race["ratio_to_synchronous"][schedule]
             low, high = row["quartiles"]
@@ -110,8 +119,7 @@ def savings(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, dict[str, floa
         parts = {
             "work hidden": -less[hidden],
             "less on the wire": less["wire"] + less[hidden],
-            "less idle": less["neither"],
-            "quicker work": less["work"] + less[hidden],
+            "less idle, quicker work": less["neither"] + less["work"] + less[hidden],
         }
         saved[name] = {what: 100 * time / whole for what, time in parts.items()}
     return saved

@@ -16,8 +16,9 @@ from trace_cases import event, merged
 from distmuon import launch
 from distmuon.launch import hosts
 from distmuon.optim.schedules import SCHEDULES
+from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch14 import recording, schedule_race
+from muonbook.ch14 import recording, schedule_race, trace_tables
 from muonbook.ch14.recorded_step import MAKERS, RecordedStep, quickest
 from muonbook.measure import results, trace, trace_report
 from muonbook.measure.workload import Workload
@@ -76,6 +77,35 @@ def test_a_race_ends_with_equal_parameters_and_says_what_was_recorded() -> None:
     assert 0 < cost["share_of_step"] < 1
 
 
+def nap_and_time(world: launch.World) -> Any:
+    """Return whether a schedule asleep kept its matrices, how many waves naps were timed for, and how often."""
+    models = {name: schedule_race.ScheduledModel(TINY, Grid.of(world), name) for name in SCHEDULES}
+    schedule_race.put_to_sleep(models)
+    strategy = models["naive"].optimizer.strategy
+    asleep: Any = strategy.newton_schulz
+    taken = asleep.__self__.taken
+    matrices = dict.fromkeys(next(iter(taken)), torch.ones(2, 3))
+    kept = all(asleep(matrices)[index] is matrix for index, matrix in matrices.items())
+    return kept, len(taken) == len(strategy.bucket_groups()), {*map(len, taken.values())}
+
+
+def test_asleep_every_schedule_sleeps_as_long_as_a_synchronous_step_works() -> None:
+    assert launch.run(nap_and_time, dp=2) == [(True, True, {schedule_race.TRIALS})] * 2
+
+
+def race_asleep(world: launch.World) -> Any:
+    return schedule_race.race(world, TINY, 2, 1, asleep=True)
+
+
+def test_a_race_asleep_makes_the_same_calls_and_works_on_nothing() -> None:
+    (found, _), (awake, _) = launch.run(race_asleep, dp=2), launch.run(race_and_weigh, dp=2)[0]
+    assert found["equal_parameters"]
+    for name in SCHEDULES:
+        assert found["recorded"][name]["collectives"] == awake["recorded"][name]["collectives"]
+        moves = [{a.name for rank in trace.parse(one["traces"][name]) for a in rank.ranges} for one in (found, awake)]
+        assert moves[1] - moves[0] == {"newton_schulz"}
+
+
 def test_of_the_races_recordings_the_one_of_median_length_is_kept() -> None:
     synchronous, naive, pipelined = (trace.load(results.FOLDER / f"schedule_{name}.json.gz") for name in SCHEDULES)
     for order in ([synchronous, naive, pipelined], [pipelined, synchronous, naive], [naive, pipelined, synchronous]):
@@ -120,7 +150,8 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
 
 def test_the_stored_results_hold_what_the_chapter_reads() -> None:
     found = results.load("traces")
-    alone = [found["loopback"], *found["links"].values()]
+    alone = [race for asleep in (False, True) for race in trace_tables.on_every_link(found, asleep).values()]
+    assert len(alone) == 12
     for race in (*alone, found["loopback_2x2"]):
         assert race["equal_parameters"]
         assert race["waves"] >= 6
