@@ -1,6 +1,7 @@
 """What the tests of figures look at: the texts and boxes of a card, and whether its type can be read."""
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
@@ -14,6 +15,11 @@ def boxes(figure: Figure, start: str) -> list[Rectangle]:
     """Return what was drawn under an identifier that begins with `start`."""
     found = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     return [box for box in found if (box.get_gid() or "").startswith(start)]
+
+
+def curves(figure: Figure) -> dict[str, Line2D]:
+    """Return the lines of `plots.draw_curves`, by name."""
+    return {str(line.get_gid())[6:]: line for line in figure.axes[1].lines if str(line.get_gid()).startswith("curve-")}
 
 
 def assert_readable(figure: Figure) -> None:

@@ -57,14 +57,15 @@ def draw_curves(
     log_x: bool = False, log_y: bool = False,
     bands: Mapping[str, tuple[Any, Any, Any]] | None = None, marks: Sequence[tuple[float, str]] = (),
     levels: Sequence[tuple[float, str]] = (), joined: bool = True, diagonal: bool = False,
+    room_for: Sequence[Curve] = (),
 ) -> Figure:  # fmt: skip
     """Draw up to six curves, each with its name at its end, or over the plot where a name is long.
 
     series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
     (x, text) of vertical lines. levels: (y, text) of horizontal ones. joined: False draws dots, where nothing lies
-    between two x. diagonal: marks where y is x. A value that is not finite, or not positive on a logarithmic axis, is
-    left out. Raises ValueError for no series, more than six, an empty one, x and y of different lengths, and an unknown
-    band.
+    between two x. diagonal: marks where y is x. room_for: curves of other frames, so that all share a scale. A
+    value that is not finite, or not positive on a logarithmic axis, is left out. Raises ValueError for no series, more
+    than six, an empty one, x and y of different lengths, and an unknown band.
     """
     curves = _finite(series, log_x, log_y)
     if unknown := set(bands or {}) - set(curves):
@@ -85,6 +86,8 @@ def draw_curves(
             plot.fill_between(x, low, high, color=styles[name]["color"], alpha=0.16, lw=0, gid=f"band-{name}")
         for name, (x, y) in curves.items():
             plot.plot(x, y, gid=f"curve-{name}", **styles[name])
+        for x, y in room_for:
+            plot.update_datalim(np.column_stack((x, y)))
         if diagonal:
             plot.axline((1, 1), slope=1, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
         for x, text in marks:
@@ -99,7 +102,7 @@ def draw_curves(
         middle = max(half, min(LABELS + across / 2, WIDTH - 2 * MARGIN - half))
         plot.set_xlabel(x_label, x=(middle - LABELS) / across)
         plot.margins(x=0.02 if joined else 0.06)
-        across_all = [value for x, _ in curves.values() for value in x]
+        across_all = [value for x, _ in (*curves.values(), *room_for) for value in x]
         _scales(plot, log_x, log_y, sorted(set(map(float, across_all))))
         if named:
             _name_ends(plot, curves, styles)

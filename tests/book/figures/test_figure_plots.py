@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from figure_helpers import assert_readable, boxes, texts
+from figure_helpers import assert_readable, boxes, curves, texts
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.lines import AxLine, Line2D
+from matplotlib.lines import AxLine
 
 from muonbook.figures import style
 from muonbook.figures.plots import (
@@ -36,11 +35,18 @@ MEMORY = {
 }
 
 
-def curves(figure: Figure) -> dict[str, Line2D]:
-    return {str(line.get_gid())[6:]: line for line in figure.axes[1].lines if str(line.get_gid()).startswith("curve-")}
-
-
 # Curves
+
+
+def test_a_frame_that_leaves_room_for_others_has_their_scale() -> None:
+    low, high = ([1, 8], [1, 2]), ([2, 64], [3, 6])
+    alone = [draw_curves({"a": curve}, "ranks", "x", log_x=True) for curve in (low, high)]
+    beside = [draw_curves({"a": curve}, "ranks", "x", log_x=True, room_for=[low, high]) for curve in (low, high)]
+    assert len({figure.axes[1].get_xlim() for figure in alone}) == 2
+    for limits in ("get_xlim", "get_ylim"):
+        (shared,) = {getattr(figure.axes[1], limits)() for figure in beside}
+        assert shared[0] <= 1 < 6 < shared[1]
+    assert [np.asarray(curves(figure)["a"].get_xdata())[-1] for figure in beside] == [8, 64]
 
 
 def test_every_point_is_drawn_and_every_end_is_named() -> None:
