@@ -15,14 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Polygon
 
 from muonbook.ch13.figure_memory import ASIDE, DASHES, GAP, KEPT, WORK
-from muonbook.ch13.memory_tables import HillAndTower
+from muonbook.ch13.memory_tables import HillAndTowers
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import head
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, LOOKS, MARGIN, ROW, SMALL, TEXT, TITLE, WIDTH, Block
 
 from muonbook.figures.style import box, card, in_bytes, put, wide  # isort: skip
 
-HILL, TOWER = WORK["forward, backward"][1], WORK["Newton–Schulz"][1]
+HILL, REDUCTION, TOWER = (WORK[name][1] for name in ("forward, backward", "reduce-scatter", "Newton–Schulz"))
 HIGH = 176.0  # from the leanest ground to the highest peak, in the world where that is most
 DEEP, TOOTH = 26.0, 4.0  # how much of the leanest ground is left; a tooth of its torn edge, half as wide, as high
 SLIM, BETWEEN, RIGHT = 62.0, 12.0, WIDTH - MARGIN  # a tower, between grounds, where Muon's ground ends
@@ -31,7 +31,8 @@ MUONS = MARGIN + BROAD + 2 * ASIDE + BETWEEN  # where Muon's ground begins
 ROOM = 2 * ROW + 24  # how high a hill is that has room for its name over its size
 LOW = ROW + 9  # how high a hill is that has room for its size
 CAP = 3.5  # half a bar across either end of a measured distance
-Peaks = Mapping[str, HillAndTower]  # as `hills_and_towers` returns them
+PEAKS = ("hill", "blue tower", "tower")  # as captions call them
+Peaks = Mapping[str, HillAndTowers]  # as `hills_and_towers` returns them
 
 
 def frames_of_hills(worlds: Sequence[tuple[str, Peaks, str]], title: str = "", note: str = "") -> list[Frame]:
@@ -45,7 +46,7 @@ def frames_of_hills(worlds: Sequence[tuple[str, Peaks, str]], title: str = "", n
     pairs = [_Pair(peaks["AdamW"], peaks[layout]) for _, peaks, layout in worlds]
     point, frames = max(pair.highest - pair.leanest for pair in pairs) / HIGH, []
     for (name, _, layout), pair in zip(worlds, pairs, strict=True):
-        peak = "hill" if pair.muon.highest is pair.muon.hill else "tower"
+        peak = PEAKS[pair.muon.index(pair.muon.highest)]
         caption = f"{name}: Muon's peak is its {peak}, {pair.compared} AdamW's."
         figure = card(title, note, _panel(name, pair, layout, point))
         frames.append(Frame(figure, f"{head(title, 'Hills and towers')} {_describe(name, pair, layout)}", caption))
@@ -55,10 +56,12 @@ def frames_of_hills(worlds: Sequence[tuple[str, Peaks, str]], title: str = "", n
 def _describe(name: str, pair: _Pair, layout: str) -> str:
     """Return in words what a frame shows: what either keeps, how high hills and tower are, and which is the peak."""
     adamw, muon, amount = pair.adamw, pair.muon, pair.amount
+    blue = muon.reduction.height
+    between = f", a blue tower of {amount(blue)} while gradients are added up" if blue else ""
     return (
         f"{name}: AdamW keeps {in_bytes(adamw.hill.ground)}, and its hill of {amount(adamw.hill.height)} "
         f"makes a peak of {in_bytes(adamw.highest.top)}. Muon, {layout}, keeps {pair.kept}; on that stand a hill "
-        f"of {amount(muon.hill.height)} and a tower of {amount(muon.tower.height)}, the higher of them "
+        f"of {amount(muon.hill.height)}{between} and a tower of {amount(muon.tower.height)}, the highest of them "
         f"{pair.compared} AdamW's peak."
     )
 
@@ -66,8 +69,8 @@ def _describe(name: str, pair: _Pair, layout: str) -> str:
 class _Pair(NamedTuple):
     """A step with AdamW, and one with Muon, in the same world."""
 
-    adamw: HillAndTower
-    muon: HillAndTower
+    adamw: HillAndTowers
+    muon: HillAndTowers
 
     @property
     def leanest(self) -> float:
@@ -125,11 +128,16 @@ def _panel(name: str, pair: _Pair, layout: str, point: float) -> Block:
         for who, step, x, end in (("AdamW", pair.adamw, MARGIN, MUONS - BETWEEN), ("Muon", pair.muon, MUONS, RIGHT)):
             grounds = [(peak.ground - pair.leanest) / point for peak in step]
             _ground(axes, f"{name}-{who}", (x, end), floor, grounds)
-            size = step.hill.height
-            _hill(axes, f"{name}-{who}", x + ASIDE, floor - grounds[0], size / point, pair.amount(size))
+            size, blue = step.hill.height, step.reduction.height
+            broad = BROAD - (SLIM + ASIDE if blue else 0)
+            _hill(axes, f"{name}-{who}", (x + ASIDE, broad), floor - grounds[0], size / point, pair.amount(size))
+            if blue:
+                foot, words = floor - grounds[1], ["gradients", pair.amount(blue)]
+                _tower(axes, f"reduction-{name}", x + ASIDE + BROAD - SLIM, foot, blue / point, words, REDUCTION)
             if step is pair.muon:
-                size = step.tower.height
-                _tower(axes, name, x + BROAD + 2 * ASIDE, floor - grounds[1], size / point, pair.amount(size))
+                size, words = step.tower.height, ["tower", pair.amount(step.tower.height)]
+                foot = floor - grounds[2]
+                _tower(axes, f"tower-{name}", x + BROAD + 2 * ASIDE, foot, size / point, words, TOWER)
             kept = pair.kept if step is pair.muon else in_bytes(step.hill.ground)
             put(axes, x + ASIDE, floor + 5, f"ground: {kept}")
             named = f"{who}, {layout}" if step is pair.muon else who
@@ -143,8 +151,8 @@ def _panel(name: str, pair: _Pair, layout: str, point: float) -> Block:
 
 
 def _ground(axes: Axes, name: str, across: tuple[float, float], floor: float, grounds: Sequence[float]) -> None:
-    """Paint what a step keeps, with its lower edge torn. grounds: points above the floor, of the hill and the tower."""
-    (left, right), (hills, towers) = across, grounds
+    """Paint what a step keeps, with its lower edge torn. grounds: points above the floor, of each peak."""
+    (left, right), (hills, _, towers) = across, grounds
     middle = left + BROAD + 1.5 * ASIDE
     teeth = np.linspace(right, left, 2 * round((right - left) / TOOTH / 2) + 1)
     torn = [(x, floor + DEEP - TOOTH * (n % 2)) for n, x in enumerate(teeth)]
@@ -152,21 +160,20 @@ def _ground(axes: Axes, name: str, across: tuple[float, float], floor: float, gr
     axes.add_patch(Polygon([*upper, *torn], fc=KEPT, lw=0, gid=f"ground-{name}"))
 
 
-def _hill(axes: Axes, name: str, x: float, foot: float, high: float, size: str) -> None:
-    """Paint a hill, its left end at x, with its name and size on it, as far as there is room."""
-    along = np.linspace(0.0, 1.0, 61)
-    slope = list(zip(x + BROAD * along, foot - high * np.sin(np.pi * along) ** 1.25, strict=True))
+def _hill(axes: Axes, name: str, across: tuple[float, float], foot: float, high: float, size: str) -> None:
+    """Paint a hill with its name and size on it, as far as there is room. across: its left end, and how broad it is."""
+    (x, broad), along = across, np.linspace(0.0, 1.0, 61)
+    slope = list(zip(x + broad * along, foot - high * np.sin(np.pi * along) ** 1.25, strict=True))
     axes.add_patch(Polygon(slope, fc=HILL, lw=0, gid=f"hill-{name}"))
-    if high > LOW:
-        _words(axes, ["hill", size][high < ROOM :], x + BROAD / 2, foot - 6)
+    if high > LOW and broad > wide(size):
+        _words(axes, ["hill", size][high < ROOM :], x + broad / 2, foot - 6)
 
 
-def _tower(axes: Axes, name: str, x: float, foot: float, high: float, size: str) -> None:
+def _tower(axes: Axes, gid: str, x: float, foot: float, high: float, words: Sequence[str], colour: str) -> None:
     """Paint a tower, its left edge at x, with its name and size: on it, or above it where it is too low for them."""
-    words = ["tower", size]
-    box(axes, x, foot - high, SLIM, high, TOWER, gid=f"tower-{name}")
+    box(axes, x, foot - high, SLIM, high, colour, gid=gid)
     inside = high > ROW * len(words)
-    _words(axes, words, x + SLIM / 2, foot - (2 if inside else high + GAP), CARD if inside else TOWER)
+    _words(axes, words, x + SLIM / 2, foot - (2 if inside else high + GAP), CARD if inside else colour)
 
 
 def _words(axes: Axes, rows: Sequence[str], middle: float, foot: float, colour: str = INK) -> None:
@@ -177,8 +184,8 @@ def _words(axes: Axes, rows: Sequence[str], middle: float, foot: float, colour: 
 
 def _number(axes: Axes, pair: _Pair, floor: float, level: float, point: float) -> None:
     """Write how much higher Muon's peak is, there: between it and the dashes, or above if that is narrow."""
-    hill = pair.muon.highest is pair.muon.hill
-    middle = MUONS + ASIDE + (BROAD / 2 if hill else BROAD + ASIDE + SLIM / 2)
+    middles = (BROAD / 2, BROAD - SLIM / 2, BROAD + ASIDE + SLIM / 2)  # of hill, blue tower and tower
+    middle = MUONS + ASIDE + middles[pair.muon.index(pair.muon.highest)]
     reached = (pair.muon.highest.top - pair.leanest) / point
     looks: dict[str, Any] = {"bold": True, "size": TITLE, "color": ACCENT if pair.beyond > 0 else INK}
     if level - reached > TITLE + 2 * GAP:

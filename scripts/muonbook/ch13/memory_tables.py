@@ -108,23 +108,23 @@ def on_nccl(contender: str, stage: str) -> bool:
     return stage != "reduce_scatter" or contender == "muon_owner"
 
 
-def hills_of_batches(found: Found) -> dict[int, dict[str, HillAndTower]]:
+def hills_of_batches(found: Found) -> dict[int, dict[str, HillAndTowers]]:
     """Return {tokens per rank: {"AdamW", or a column of PLANNED: peaks of a step on rank 0}}, as NCCL would borrow."""
     titles = dict(zip(ZERO1, ("AdamW", *PLANNED), strict=True))
-    peaks: dict[int, dict[str, HillAndTower]] = {}
+    peaks: dict[int, dict[str, HillAndTowers]] = {}
     for row in found["batches"]:
         name, ground = row["contender"], row["standing"]
         borrowed = {stage: size for stage, size in row["stages"].items() if on_nccl(name, stage)}
-        of_hill = (*PASSES, "reduce_scatter")
+        reduction = borrowed.pop("reduce_scatter", 0)
         hill, tower = (
-            max(size for stage, size in borrowed.items() if (stage in of_hill) == before) for before in (True, False)
+            max(size for stage, size in borrowed.items() if (stage in PASSES) == before) for before in (True, False)
         )
-        both = HillAndTower(PeakOfRank(ground, hill), PeakOfRank(ground, tower))
-        peaks.setdefault(row["tokens_per_rank"], {})[titles[name]] = both
+        all_three = HillAndTowers(*(PeakOfRank(ground, height) for height in (hill, reduction, tower)))
+        peaks.setdefault(row["tokens_per_rank"], {})[titles[name]] = all_three
     return peaks
 
 
-def peak_lines(worlds: Mapping[str, Mapping[str, HillAndTower]], unit: float) -> list[str]:
+def peak_lines(worlds: Mapping[str, Mapping[str, HillAndTowers]], unit: float) -> list[str]:
     """Return the peak of a whole step in every world: AdamW's, then how far from it Muon's is, layout by layout.
 
     worlds: title -> peaks of its steps. unit: bytes, of which numbers are multiples.
@@ -208,10 +208,12 @@ class PeakOfRank(NamedTuple):
         return self.ground + self.height
 
 
-class HillAndTower(NamedTuple):
-    """Both peaks of a step. hill: the passes', or that of adding up gradients, if higher; tower: the update's."""
+class HillAndTowers(NamedTuple):
+    """The peaks of a step. hill: the passes'; reduction: of adding up gradients, 0 high where that borrows nothing;
+    tower: the update's."""
 
     hill: PeakOfRank
+    reduction: PeakOfRank
     tower: PeakOfRank
 
     @property
@@ -221,12 +223,12 @@ class HillAndTower(NamedTuple):
 
 
 @cache
-def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
+def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTowers]:
     """Return {"AdamW", or a column of PLANNED: peaks of a step with AdamW, or with Muon in that layout}.
 
     A step recomputes layers, takes one sequence at a time, and cuts sequences over TP, too. The tower is that of the
-    rank whose moves have the largest bound. If it is the step's peak, the hill is that rank's, too, else that of the
-    rank that keeps most; all ranks' hills are as high. AdamW's tower is a bound.
+    rank whose moves have the largest bound. If it is the step's peak, hill and reduction are that rank's, too, else
+    those of the rank that keeps most; all ranks' hills are as high. AdamW's tower is a bound.
     Raises ValueError for pipelines and shared-out experts, whose parts peak one by one, and where AdamW's update may
     borrow more than the passes do.
     """
@@ -241,14 +243,13 @@ def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
         raise ValueError(f"{model.title}: AdamW's update may borrow {tower:,} bytes; its passes leave {hill:,.0f}.")
     (stage,) = stages(model, 1, 1)
     ground = adamw.fullest[2] - hill
-    found = {"AdamW": HillAndTower(PeakOfRank(ground, hill), PeakOfRank(ground, tower))}
+    found = {"AdamW": HillAndTowers(*(PeakOfRank(ground, height) for height in (hill, 0.0, tower)))}
     for column, part in _weighed(stage.dense, degrees.dp, degrees.tp).items():
-        kept = part.kept
-        passes = PeakOfRank(float(kept.max()), max(hill, float(part.laid_out.adding_bytes)))
+        kept, fullest = part.kept, float(part.kept.max())
         update = PeakOfRank(float(kept[part.dp_rank]), float(part.moves))
-        if update.top > passes.top:
-            passes = passes._replace(ground=update.ground)
-        found[column] = HillAndTower(passes, update)
+        adding = float(part.laid_out.adding_bytes)
+        ground = update.ground if update.top > fullest + max(hill, adding) else fullest
+        found[column] = HillAndTowers(PeakOfRank(ground, hill), PeakOfRank(ground, adding), update)
     return found
 
 
@@ -265,7 +266,7 @@ def top_overlapped(model: Shape, degrees: Degrees, layout: str) -> float:
 
 
 def beyond_adamw(
-    worlds: Mapping[int, Mapping[str, HillAndTower]], layouts: Sequence[str]
+    worlds: Mapping[int, Mapping[str, HillAndTowers]], layouts: Sequence[str]
 ) -> dict[str, tuple[list[int], list[float]]]:
     """Return {layout: (D, GB by which Muon's peak is above AdamW's)}. worlds: D -> peaks of its steps."""
     return {

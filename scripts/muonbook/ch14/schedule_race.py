@@ -6,6 +6,7 @@ the bit. Timed is the optimizer's step alone, from one meeting of all ranks to t
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -151,9 +152,17 @@ def read(recorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
             name: sum(getattr(summary, name) for summary in summaries) / len(ranks)
             for name in ("collectives", "communication_sum", "communication", "computation", "overlap", "span")
         }
+        row["hideable"] = sum(map(hideable, ranks)) / len(ranks)
         row["waiting"] = sum(sum(meeting.waiting.values()) for meeting in met) / len(ranks)
         rows.append(row)
     return {name: round(results.spread([row[name] for row in rows])["median"], 3) for name in rows[0]}
+
+
+def hideable(rank: trace.RankTrace) -> float:
+    """Return how long a rank was in collectives from Muon's first move on, which is when one can hide: ms."""
+    begin = min(activity.start for activity in rank.ranges if activity.name == "momentum")
+    sending = (collective.when.interval for collective in rank.collectives)
+    return trace_report.MS * trace_report.length(trace_report.intersection(sending, [(begin, math.inf)]))
 
 
 def compare(

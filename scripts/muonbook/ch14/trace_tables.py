@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from muonbook.ch14.callouts import after_the_gradients
 from muonbook.figures.plots import Curve
 from muonbook.measure.trace import RankTrace
 from muonbook.measure.trace_report import Interval, intersection, length, meetings, union
@@ -56,21 +55,21 @@ def on_every_link(found: Found, asleep: bool = False) -> dict[str, Found]:
     return limited | {FREE: found[free]}
 
 
-def sending_over_work(race: Found) -> float:
-    """Return a synchronous step's time in collectives over its time at work."""
+def hideable_over_work(race: Found) -> float:
+    """Return a synchronous step's time in collectives after the gradients, which can hide, over its time at work."""
     step = race["recorded"]["synchronous"]
-    return step["communication"] / step["computation"]
+    return step["hideable"] / step["computation"]
 
 
 def gain_curves(found: Found, kinds: Mapping[str, tuple[str, bool]]) -> tuple[dict[str, Curve], dict[str, Any]]:
     """Return {name: (x, y)} and {name: (x, low, high)}, the middle half of all rounds.
 
-    kinds: name -> a schedule, and whether asleep. x: `sending_over_work` of every link, y: the schedule's step over the
-    synchronous one.
+    kinds: name -> a schedule, and whether asleep. x: `hideable_over_work` of every link, awake; y: the schedule's step
+    over the synchronous one.
     """
     awake = on_every_link(found)
-    links = sorted(awake, key=lambda link: sending_over_work(awake[link]))
-    x, curves, bands = [sending_over_work(awake[link]) for link in links], dict[str, Curve](), {}
+    links = sorted(awake, key=lambda link: hideable_over_work(awake[link]))
+    x, curves, bands = [hideable_over_work(awake[link]) for link in links], dict[str, Curve](), {}
     for name, (schedule, asleep) in kinds.items():
         races = on_every_link(found, asleep)
         over = [races[link]["ratio_to_synchronous"][schedule] for link in links]
@@ -105,24 +104,12 @@ def times(rank: RankTrace, part: Interval) -> dict[str, float]:
     return {"work": work - both, "work under the wire": both, "wire": wire - both, "neither": idle}
 
 
-def savings(runs: Mapping[str, Sequence[RankTrace]]) -> dict[str, dict[str, float]]:
-    """Return {schedule: {what makes it shorter: %}} after the gradients, of the first rank; 100 %: the synchronous one.
-
-    runs: name, of `optim.schedules.SCHEDULES` -> a recorded step's traces. Parts add up to all that is saved.
-    """
-    found = {name: times(ranks[0], after_the_gradients(ranks[0])) for name, ranks in runs.items()}
-    before = found.pop("synchronous")
-    whole, hidden = sum(before.values()), "work under the wire"
-    saved = {}
-    for name, after in found.items():
-        less = {what: before[what] - after[what] for what in before}  # under the wire there is more of both
-        parts = {
-            "work hidden": -less[hidden],
-            "less on the wire": less["wire"] + less[hidden],
-            "less idle, quicker work": less["neither"] + less["work"] + less[hidden],
-        }
-        saved[name] = {what: 100 * time / whole for what, time in parts.items()}
-    return saved
+def parts(run: Found, whole: float) -> dict[str, float]:
+    """Return {what a rank was at: %} of a recorded step, or of a public trace, `in_ms`. whole: ms that are 100 %."""
+    both = run["overlap"]
+    found = {"work": run["computation"] - both, "both": both, "collectives": run["communication"] - both}
+    found["neither"] = run["span"] - sum(found.values())
+    return {what: 100 * time / whole for what, time in found.items()}
 
 
 def in_ms(trace: Found) -> dict[str, Any]:

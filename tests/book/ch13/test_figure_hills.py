@@ -13,7 +13,7 @@ from matplotlib.transforms import Bbox
 from muonbook.ch13.figure_hills import Peaks, frames_of_hills
 from muonbook.ch13.memory_tables import (
     PLANNED,
-    HillAndTower,
+    HillAndTowers,
     PeakOfRank,
     beyond_adamw,
     hills_and_towers,
@@ -31,8 +31,8 @@ GB = 1e9
 LLAMAS = {"8B": (MODELS["llama3_8b"], Degrees(8)), "70B": (MODELS["llama3_70b"], Degrees(128, 8))}
 
 
-def step(ground: float, hill: float, tower: float) -> HillAndTower:
-    return HillAndTower(PeakOfRank(ground * GB, hill * GB), PeakOfRank(ground * GB, tower * GB))
+def step(ground: float, hill: float, tower: float, reduction: float = 0.0) -> HillAndTowers:
+    return HillAndTowers(*(PeakOfRank(ground * GB, height * GB) for height in (hill, reduction, tower)))
 
 
 WORLDS = {
@@ -95,10 +95,24 @@ def test_all_worlds_have_one_scale_and_one_size_and_everything_stands_on_its_gro
 
 
 def test_where_the_rank_of_the_tower_keeps_less_the_tower_stands_lower() -> None:
-    muon = HillAndTower(PeakOfRank(56 * GB, 8 * GB), PeakOfRank(54 * GB, 2 * GB))
+    muon = step(56, 8, 2)._replace(tower=PeakOfRank(54 * GB, 2 * GB))
     (frame,) = frames_of_hills([("high", WORLDS["high"] | {"owner": muon}, "owner")], **SHOWN)
     hill, tower = (extent(frame.figure, gid) for gid in ("hill-high-Muon", "tower-high"))
     assert tower.y1 - hill.y1 == pytest.approx(2 * hill.height / 8)
+
+
+def test_where_gradients_are_added_up_a_blue_tower_stands_between_hill_and_tower() -> None:
+    (frame,) = frames_of_hills([("high", WORLDS["high"] | {"owner": step(56, 8, 2, reduction=14)}, "owner")], **SHOWN)
+    hill, blue, tower = (extent(frame.figure, f"{gid}-high{end}") for gid, end in
+                         (("hill", "-Muon"), ("reduction", ""), ("tower", "")))  # fmt: skip
+    assert hill.x1 < blue.x0 < blue.x1 < tower.x0
+    assert blue.height == pytest.approx(hill.height * 14 / 8)
+    (number,) = numbers(frame.figure)
+    assert number.get_text() == "+2.0 GB"
+    assert blue.x0 < number.get_position()[0] < blue.x1
+    assert frame.caption == "high: Muon's peak is its blue tower, 2.0 GB above AdamW's."
+    assert "a blue tower of 14.00 GB while gradients are added up" in frame.alt
+    assert_readable(frame.figure)
 
 
 @pytest.mark.parametrize(("layout", "signed"), [("owner", ["−4.0 GB", "−0.3 GB"]), ("flat", ["+2.0 GB", "0.0 GB"])])
@@ -140,13 +154,14 @@ def test_caption_and_alt_text_have_every_number_and_its_side() -> None:
     high, low = frames_of_hills(laid(WORLDS), **SHOWN)
     assert high.caption == "high: Muon's peak is its hill, 4.0 GB below AdamW's."
     assert high.alt == (
-        "High or not. high: AdamW keeps 60 GB, and its hill of 8.00 GB makes a peak of 68 GB. Muon, owner, keeps 4.00 "
-        "GB less; on that stand a hill of 8.00 GB and a tower of 2.00 GB, the higher of them 4.0 GB below AdamW's peak."
+        "High or not. high: AdamW keeps 60 GB, and its hill of 8.00 GB makes a peak of 68 GB. Muon, owner, keeps "
+        "4.00 GB less; on that stand a hill of 8.00 GB and a tower of 2.00 GB, the highest of them 4.0 GB below "
+        "AdamW's peak."
     )
-    assert low.alt.endswith("a hill of 3.00 GB and a tower of 3.70 GB, the higher of them 0.3 GB below AdamW's peak.")
+    assert low.alt.endswith("a hill of 3.00 GB and a tower of 3.70 GB, the highest of them 0.3 GB below AdamW's peak.")
     high, low = frames_of_hills(laid(WORLDS, "flat"))
-    assert "the higher of them 2.0 GB above AdamW's peak" in high.alt
-    assert "the higher of them as high as AdamW's peak" in low.alt
+    assert "the highest of them 2.0 GB above AdamW's peak" in high.alt
+    assert "the highest of them as high as AdamW's peak" in low.alt
     assert low.caption == "low: Muon's peak is its tower, as high as AdamW's."
 
 

@@ -6,14 +6,13 @@ import pytest
 from trace_cases import event, gloo, merged
 
 from distmuon.optim.schedules import SCHEDULES
-from muonbook.ch14 import figure_links, trace_tables
-from muonbook.ch14.callouts import after_the_gradients
+from muonbook.ch14 import figure_links, schedule_race, trace_tables
 from muonbook.measure import results, trace
 
 
 def row(total: float, union: float, span: float, computing: float, overlap: float) -> dict[str, Any]:
     values = {"communication_sum": total, "communication": union, "span": span, "computation": computing}
-    return {**values, "overlap": overlap}
+    return {**values, "overlap": overlap, "hideable": union / 2}
 
 
 def race(**steps: Any) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def race(**steps: Any) -> dict[str, Any]:
     return {"recorded": steps, "ratio_to_synchronous": over}
 
 
-SHORT = race(synchronous=row(4, 4, 8, 8, 0), naive=row(5, 4, 8, 4, 1), pipelined=row(8, 4, 6, 5, 4))
+SHORT = race(synchronous=row(4, 4, 8, 4, 0), naive=row(5, 4, 8, 4, 1), pipelined=row(8, 4, 6, 5, 4))
 LONG = race(synchronous=row(10, 10, 50, 5, 0), naive=row(5, 4, 8, 4, 1), pipelined=row(20, 10, 40, 5, 4))
 STORED: dict[str, Any] = {"links": {"1000": SHORT, "250": LONG}, "loopback": SHORT, "loopback_2x2": SHORT}
 STORED |= {"links_asleep": {"1000": LONG, "250": SHORT}, "loopback_asleep": LONG}
@@ -46,14 +45,14 @@ def test_every_line_is_a_pipelined_step_over_its_own_synchronous_one() -> None:
 def test_a_curve_goes_from_little_sending_to_much_with_the_middle_half_around_it() -> None:
     kinds = {"ahead": ("pipelined", False), "rested": ("pipelined", True)}
     curves, bands = trace_tables.gain_curves(STORED, kinds)
-    assert curves == dict.fromkeys(kinds, ([0.5, 0.5, 2.0], [0.8] * 3))  # asleep, too, over what the work is awake
-    assert bands["rested"] == ([0.5, 0.5, 2.0], (0.7,) * 3, (0.9,) * 3)
+    assert curves == dict.fromkeys(kinds, ([0.5, 0.5, 1.0], [0.8] * 3))  # asleep, too, over what the work is awake
+    assert bands["rested"] == ([0.5, 0.5, 1.0], (0.7,) * 3, (0.9,) * 3)
     assert trace_tables.gain_lines(STORED)[-1] == "  0.80  0.70 to 0.90    3  pipelined, no limit, asleep"
 
 
 def test_in_the_stored_races_more_is_hidden_on_faster_links_and_unions_grow_awake_but_not_asleep() -> None:
     races = trace_tables.on_every_link(results.load("traces"))
-    weights = [trace_tables.sending_over_work(race) for race in races.values()]
+    weights = [trace_tables.hideable_over_work(race) for race in races.values()]
     assert weights == sorted(weights, reverse=True)
     steps = [race["recorded"] for race in races.values()]
     hidden = [step["pipelined"]["overlap"] / step["pipelined"]["communication"] for step in steps]
@@ -68,7 +67,8 @@ def test_a_frame_for_every_link_and_the_report_on_one_scale() -> None:
     frames = figure_links.frames_of_links(STORED, row(10, 10, 50, 40, 0), row(30, 20, 40, 50, 15))
     heads = ["Ours, 250 Mbit/s", "Ours, 1,000 Mbit/s", "Ours, no limit", "The report's GPUs"]
     assert [frame.alt.partition(".")[0] for frame in frames] == heads
-    assert frames[-1].caption == "75% of the union lies under work."
+    assert frames[-1].caption == "Durations, summed: 3.00 ×. Their union: 2.00 ×. The step: 0.80 ×."
+    assert frames[0].alt.endswith("pipelined: work 2 %, both 8 %, collectives 12 %, neither 58 %.")
     assert len({tuple(axes.get_xlim()) for frame in frames for axes in frame.figure.axes}) == 1
 
 
@@ -95,12 +95,12 @@ def test_times_are_those_of_the_part_alone_and_add_up_to_it() -> None:
     assert trace_tables.times(rank, (31, 42)) == dict(zip(parts, (2, 1, 7, 1), strict=True))
 
 
-def test_savings_add_up_to_what_is_shorter_after_the_gradients() -> None:
-    runs = {name: trace.read(results.FOLDER / f"schedule_{name}.json.gz") for name in SCHEDULES}
-    saved = trace_tables.savings(runs)
-    assert list(saved) == ["naive", "pipelined"]
-    ends = {name: after_the_gradients(ranks[0]) for name, ranks in runs.items()}
-    spans = {name: end - start for name, (start, end) in ends.items()}
-    for name, parts in saved.items():
-        assert sum(parts.values()) == pytest.approx(100 * (1 - spans[name] / spans["synchronous"]))
-    assert 0 < saved["naive"]["work hidden"] < saved["pipelined"]["work hidden"]
+def test_parts_of_a_step_add_up_to_it_and_no_time_is_in_two() -> None:
+    assert trace_tables.parts(row(8, 4, 8, 5, 3), 10) == {"work": 20, "both": 30, "collectives": 10, "neither": 20}
+
+
+def test_what_can_hide_begins_with_muons_first_move() -> None:
+    moves = [event("user_annotation", name, start, dur, 1, 0) for name, start, dur in
+             (("reduce_scatter", 0, 30_000), ("momentum", 30_000, 2_000))]  # fmt: skip
+    (rank,) = trace.parse(merged([*moves, gloo(10_000, 25_000, 0, 0), gloo(33_000, 6_000, 0, 0)]))
+    assert schedule_race.hideable(rank) == pytest.approx(9)  # ms: of the first, what it does not share with the second
