@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from muonbook.ch14.figure_timeline import Callout, Window, describe_timeline, draw_timeline, in_sight, window
 from muonbook.figures.player import Frame
 from muonbook.measure.trace import Activity, RankTrace
@@ -34,45 +36,19 @@ def of_muon(ranks: Sequence[RankTrace]) -> list[Callout]:
     return found + [Callout(f"bucket {n}", begin.start, end.end) for n, (begin, end) in enumerate(rounds)]
 
 
-def of_bucket(ranks: Sequence[RankTrace]) -> list[Callout]:
-    """Return the parts of Muon's first bucket, on its first rank."""
-    first = _first_bucket(ranks[0])
-    return [
-        _over(first, "gathers", "dp_gather", "tp_gather"),
-        _over(first, "Newton–Schulz", "newton_schulz"),
-        _over(first, "update", "tp_shard", "dp_shard", "apply"),
-        _over(first, "parameters", "all_gather"),
-    ]
-
-
 def on_one_scale(parts: Mapping[str, Window]) -> dict[str, Window]:
     """Return every part from where it begins, all as long as the longest."""
     longest = max(part.end - part.start for part in parts.values())
     return {name: Window(part.start, part.start + longest) for name, part in parts.items()}
 
 
-def frames_of_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace]) -> list[Frame]:
-    """Return two looks at the first rank's step: AdamW's over Muon's, on one scale; a bucket of Muon's, enlarged."""
-    names = "AdamW, ZeRO-1", "Muon, bucketed", "its bucket 0, enlarged"
-    bucket = Window(*hull(activity.interval for activity in _first_bucket(muon[0]).ranges))
-    step = window(adamw[:1])
-    windows = on_one_scale({names[0]: step, names[1]: window(muon[:1])})
-    both = {names[0]: (adamw, windows[names[0]], of_adamw(adamw)), names[1]: (muon, windows[names[1]], of_muon(muon))}
-    near = {names[1]: both[names[1]], names[2]: (muon, bucket, of_bucket(muon))}
-    only, frames = [muon[0].rank], []
-    key = sorted(
-        set().union(*(in_sight(traces, within, only) for traces, within, _ in (*both.values(), *near.values())))
-    )
-    for looks, caption in (
-        (both, "One scale. After the gradients Muon's step goes bucket by bucket."),
-        (near, "Of a bucket: gather momentum, orthogonalize, update, publish."),
-    ):
-        panels = {name: traces for name, (traces, *_) in looks.items()}
-        look: dict[str, Any] = {"title": "A step of AdamW, a step of Muon", "only": only}
-        look["within"] = {name: within for name, (_, within, _) in looks.items()}
-        look["callouts"] = {name: said for name, (*_, said) in looks.items()}
-        frames.append(Frame(draw_timeline(panels, **look, rows=2, key=key), describe_timeline(panels, **look), caption))
-    return frames
+def draw_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace], title: str) -> tuple[Figure, str]:
+    """Draw the first rank's step of AdamW over its step of Muon, on one scale; return it and its alt text."""
+    panels = {"AdamW, ZeRO-1": adamw, "Muon, bucketed": muon}
+    look: dict[str, Any] = {"title": title, "only": [muon[0].rank]}
+    look["within"] = on_one_scale({name: window(ranks[:1]) for name, ranks in panels.items()})
+    look["callouts"] = dict(zip(panels, (of_adamw(adamw), of_muon(muon)), strict=True))
+    return draw_timeline(panels, **look, rows=2), describe_timeline(panels, **look)
 
 
 def after_the_gradients(rank: RankTrace) -> Window:

@@ -143,29 +143,18 @@ def test_the_chapters_pictures_can_be_read() -> None:
         assert_readable(frame.figure)
 
 
-def test_a_bucket_is_the_first_one_from_its_momentum_to_its_parameters() -> None:
-    assert extents(callouts.of_bucket(a_step())) == {
-        "gathers": (40, 50), "Newton–Schulz": (50, 80), "update": (80, 82), "parameters": (82, 88),
-    }  # fmt: skip
-
-
-def test_two_looks_at_a_step_one_on_one_scale_and_one_enlarged() -> None:
+def test_a_step_of_adamw_stands_over_one_of_muon_on_one_scale() -> None:
     short = [replace(rank, ranges=[a for a in rank.ranges if a.end <= 36]) for rank in a_step()]  # without Muon's moves
     short = [replace(rank, ranges=[*rank.ranges, moved_to(rank, "all_gather", 36, 50), moved_to(rank, "step 0", 0, 50)])
              for rank in short]  # fmt: skip
     muon = [replace(rank, ranges=[*rank.ranges, moved_to(rank, "step 0", 0, 100)]) for rank in a_step()]
-    both, near = callouts.frames_of_a_step(short, muon)
-    assert tuple(both.figure.get_size_inches()) == tuple(near.figure.get_size_inches())
-    assert both.caption.startswith("One scale.")
+    figure, alt = callouts.draw_a_step(short, muon, "Two steps")
     for name in ("AdamW, ZeRO-1", "Muon, bucketed"):  # the same 20 of 100 on both
-        (passes,) = boxes(both.figure, f"timeline-{name}-0-forward and backward")
+        (passes,) = boxes(figure, f"timeline-{name}-0-forward and backward")
         assert passes.get_width() == pytest.approx(PANEL * 0.2)
-    assert "bucket 0 (36% to 88%)" in both.alt
-    assert "gathers (8% to 27%)" in near.alt  # of the 52 from 36 to 88
-    (worked,) = boxes(near.figure, "timeline-its bucket 0, enlarged-0-Newton–Schulz")
-    assert worked.get_width() == pytest.approx(PANEL * 30 / 52)
-    for frame in callouts.frames_of_a_step(stored("step_adamw"), stored("step_muon")):
-        assert_readable(frame.figure)
+    assert alt.startswith("Two steps")
+    assert "bucket 0 (36% to 88%)" in alt
+    assert_readable(callouts.draw_a_step(stored("step_adamw"), stored("step_muon"), "Two steps")[0])
 
 
 def test_a_scale_is_as_long_as_the_longest_part_and_begins_where_each_does() -> None:

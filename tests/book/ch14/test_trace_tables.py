@@ -64,7 +64,7 @@ def test_in_the_stored_races_more_is_hidden_on_faster_links_and_unions_grow_awak
 
 
 def test_a_frame_for_every_link_and_the_report_on_one_scale() -> None:
-    frames = figure_links.frames_of_links(STORED, row(10, 10, 50, 40, 0), row(30, 20, 40, 50, 15))
+    frames = figure_links.frames_of_links(STORED, row(10, 10, 50, 40, 0), row(30, 20, 40, 30, 15))
     heads = ["Ours, 250 Mbit/s", "Ours, 1,000 Mbit/s", "Ours, no limit", "The report's GPUs"]
     assert [frame.alt.partition(".")[0] for frame in frames] == heads
     assert frames[-1].caption == "Durations, summed: 3.00 ×. Their union: 2.00 ×. The step: 0.80 ×."
