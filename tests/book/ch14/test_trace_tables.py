@@ -58,7 +58,7 @@ def test_in_the_stored_races_more_is_hidden_on_faster_links_and_unions_grow_awak
     hidden = [step["pipelined"]["overlap"] / step["pipelined"]["communication"] for step in steps]
     assert hidden == sorted(hidden)
     asleep = [race["recorded"] for race in trace_tables.on_every_link(results.load("traces"), asleep=True).values()]
-    for some, low, high in ((steps, 1.1, 3.0), (asleep, 0.9, 1.15)):
+    for some, low, high in ((steps, 1.1, 3.0), (asleep, 0.7, 1.15)):
         for step in some[-3:]:
             assert low < step["pipelined"]["communication"] / step["synchronous"]["communication"] < high
 
