@@ -19,7 +19,7 @@ from muonbook.measure.workload import SHAPES, TIMED
 from muonbook.puzzles import add_arguments, handle
 
 RATES = (250.0, 500.0, 1000.0, 2000.0, 4000.0)  # Mbit/s: from sending far longer than working to about as long
-RECORDED = 1000.0  # the one whose traces are stored
+RECORDED = 2000.0  # the one whose traces are stored: sending takes about as long as working
 SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
 TITLES = {"adamw": "AdamW, ZeRO-1", "muon": "Muon, bucketed"}
 TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_race:compare"
@@ -109,8 +109,9 @@ def measure(path, quick, threads):
             raced = launch.run(RACE, job, dp=2, link=hosts.Link(rate), **options)[0]
             found[name][f"{rate:g}"] = raced
             recorded = raced.pop("traces")
-            for schedule, merged in recorded.items() if rate == RECORDED and not asleep else ():
-                trace.save(merged | results.made_by(), folder / f"schedule_{schedule}.json.gz")
+            for schedule, merged in recorded.items() if rate == RECORDED else ():
+                file = f"schedule_{schedule}{'_asleep' if asleep else ''}.json.gz"
+                trace.save(merged | results.made_by(), folder / file)
     print("Timing the ledger ...", flush=True)
     found["ledger_overhead"] = launch.run(OVERHEAD, (TIMED, rounds), dp=2, **options)[0]
     print("Recording a training step of AdamW and one of Muon on 2 x 2 ranks ...", flush=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
@@ -24,6 +25,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.storage_tracker import StorageTracker
 from muonbook.ch14 import recording
+from muonbook.ch14.one_lane import one_at_a_time
 from muonbook.measure import results, trace, trace_report, turns
 from muonbook.measure.baselines import SAME_EVERYWHERE, sliced_model
 from muonbook.measure.workload import Workload
@@ -77,7 +79,8 @@ class Nap:
         return updates
 
     def asleep(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        time.sleep(statistics.median(self.taken[tuple(matrices)]))
+        with record_function("newton_schulz"):  # a trace shows it where the work would be
+            time.sleep(statistics.median(self.taken[tuple(matrices)]))
         return dict(matrices)
 
 
@@ -94,12 +97,14 @@ def put_to_sleep(models: Mapping[str, ScheduledModel]) -> None:
 
 
 def race(world: World, workload: Workload, rounds: int, recordings: int, asleep: bool = False) -> dict[str, Any] | None:
-    """Let the schedules take turns; on rank 0, return ratios to the synchronous one, and what was recorded.
+    """Let the schedules take turns, one collective at a time; on rank 0, return ratios to the synchronous one, and what
+    was recorded.
 
     rounds: timed ones, after one that warms up. recordings: one-step traces of each, taken after the race. asleep: all
     `put_to_sleep`, so that no collective shares a core with the work, and parameters are good for nothing.
     """
-    grid = Grid.of(world)
+    with one_at_a_time():
+        grid = Grid.of(world)
     models = {name: ScheduledModel(workload, grid, name) for name in SCHEDULES}
     if asleep:
         put_to_sleep(models)
