@@ -80,8 +80,8 @@ def frames_of_schedules(runs: Mapping[str, Sequence[RankTrace]], title: str, not
     only, frames = [next(iter(runs.values()))[0].rank], []
     told = {
         "synchronous": "Wire and work take turns, bucket by bucket.",
-        "naive": "Two at a time on the wire, and hardly any work beside.",
-        "pipelined": "Two at a time on the wire, and work beside.",
+        "naive": "All gathers, then all work: hardly any of it beside the wire.",
+        "pipelined": "Work beside the wire.",
     }
     key = sorted(set().union(*(in_sight(ranks, windows[name], only) for name, ranks in runs.items())))
     blank = {name: [replace(rank, collectives=[], ranges=[]) for rank in ranks] for name, ranks in runs.items()}

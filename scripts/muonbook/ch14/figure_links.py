@@ -29,7 +29,7 @@ def frames_of_links(found: Found, synchronous: Found, asynchronous: Found) -> li
         bars = {name: parts(run, before["span"]) for name, run in runs.items()}
         shown: dict[str, Any] = {"title": title, "unit": "%", "level": 100.0}
         picture = draw_bars(bars, **shown, note=NOTE, colours=COLOURS, most=110.0)
-        summed, union, _, whole = readings(before, after).values()
-        caption = f"Durations, summed: {summed:.2f} ×. Their union: {union:.2f} ×. The step: {whole:.2f} ×."
+        _, union, _, whole = readings(before, after).values()
+        caption = f"In collectives: {union:.2f} × as long. The step: {whole:.2f} ×."
         frames.append(Frame(picture, describe_bars(bars, **shown), caption))
     return frames

@@ -67,7 +67,7 @@ def test_a_frame_for_every_link_and_the_report_on_one_scale() -> None:
     frames = figure_links.frames_of_links(STORED, row(10, 10, 50, 40, 0), row(30, 20, 40, 30, 15))
     heads = ["Ours, 250 Mbit/s", "Ours, 1,000 Mbit/s", "Ours, no limit", "The report's GPUs"]
     assert [frame.alt.partition(".")[0] for frame in frames] == heads
-    assert frames[-1].caption == "Durations, summed: 3.00 ×. Their union: 2.00 ×. The step: 0.80 ×."
+    assert frames[-1].caption == "In collectives: 2.00 × as long. The step: 0.80 ×."
     assert frames[0].alt.endswith("pipelined: work 2 %, both 8 %, collectives 12 %, neither 58 %.")
     assert len({tuple(axes.get_xlim()) for frame in frames for axes in frame.figure.axes}) == 1
 
