@@ -5,6 +5,7 @@ A sketch: the order of starts and waits is that of `distmuon.optim.schedules`, t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -43,14 +44,15 @@ class TimedBlock(NamedTuple):
 class TwoLanes:
     """A rank's work, and a wire that does one thing at a time, in the order in which the rank starts them."""
 
-    def __init__(self) -> None:
+    def __init__(self, durations: Mapping[str, float]) -> None:
+        self.durations = durations
         self.free = {"wire": 0.0, "work": 0.0}  # since when; the rank starts things when its own lane is free
         self.blocks: list[TimedBlock] = []
 
     def start(self, kind: str, bucket: int) -> TimedBlock:
         """Begin a block as soon as its lane is free, and not before the rank gets there."""
         begin = max(self.free[LANES[kind]], self.free["work"])
-        self.blocks.append(block := TimedBlock(kind, bucket, begin, begin + DURATIONS[kind]))
+        self.blocks.append(block := TimedBlock(kind, bucket, begin, begin + self.durations[kind]))
         self.free[LANES[kind]] = block.end
         return block
 
@@ -59,12 +61,12 @@ class TwoLanes:
         self.free["work"] = max(self.free["work"], block.end)
 
 
-def blocks(schedule: str) -> list[TimedBlock]:
-    """Return all blocks of one of `SCHEDULES`, in the order in which they are started.
+def blocks(schedule: str, durations: Mapping[str, float] = DURATIONS, count: int = BUCKETS) -> list[TimedBlock]:
+    """Return all blocks of one of `SCHEDULES`, for `count` buckets, in the order in which they are started.
 
     Raises ValueError for any other name.
     """
-    lanes, buckets = TwoLanes(), range(BUCKETS)
+    lanes, buckets = TwoLanes(durations), range(count)
     if schedule == "synchronous":
         for bucket in buckets:
             lanes.wait(lanes.start("gather", bucket))
@@ -80,7 +82,7 @@ def blocks(schedule: str) -> list[TimedBlock]:
         ahead = lanes.start("gather", 0)
         for bucket in buckets:
             lanes.wait(ahead)
-            if bucket + 1 < BUCKETS:
+            if bucket + 1 < count:
                 ahead = lanes.start("gather", bucket + 1)
             lanes.start("work", bucket)
             lanes.start("parameters", bucket)
@@ -89,9 +91,9 @@ def blocks(schedule: str) -> list[TimedBlock]:
     return lanes.blocks
 
 
-def length(schedule: str) -> float:
-    """Return when the last block of a schedule ends."""
-    return max(block.end for block in blocks(schedule))
+def length(schedule: str, durations: Mapping[str, float] = DURATIONS, count: int = BUCKETS) -> float:
+    """Return when the last block of a schedule ends. durations: of `DURATIONS`' kinds; count: buckets."""
+    return max(block.end for block in blocks(schedule, durations, count))
 
 
 def draw_schedules(title: str = "") -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from muonbook.ch14.figure_schedules import length as length_of_sketch
 from muonbook.figures.plots import Curve
 from muonbook.measure.trace import RankTrace
 from muonbook.measure.trace_report import Interval, intersection, length, meetings, union
@@ -77,6 +78,23 @@ def gain_curves(found: Found, kinds: Mapping[str, tuple[str, bool]]) -> tuple[di
         low, high = zip(*(spread["quartiles"] for spread in over), strict=True)
         bands[name] = x, low, high
     return curves, bands
+
+
+def sketched(found: Found, schedule: str) -> Curve:
+    """Return what the sketch says of a schedule's step over the synchronous one, over `hideable_over_work`, awake.
+
+    Collectives of every bucket take that share of its work, half of it before; what a synchronous step does besides,
+    nothing shortens.
+    """
+    x, y = [], []
+    for race in sorted(on_every_link(found).values(), key=hideable_over_work):
+        step, count = race["recorded"]["synchronous"], race["waves"]
+        x.append(wire := hideable_over_work(race))
+        durations = {"gather": wire / 2, "work": 1.0, "parameters": wire / 2}
+        besides = count * (step["span"] / step["computation"] - wire - 1)
+        after, before = (besides + length_of_sketch(name, durations, count) for name in (schedule, "synchronous"))
+        y.append(after / before)
+    return x, y
 
 
 def gain_lines(found: Found) -> list[str]:

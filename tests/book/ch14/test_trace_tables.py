@@ -104,3 +104,20 @@ def test_what_can_hide_begins_with_muons_first_move() -> None:
              (("reduce_scatter", 0, 30_000), ("momentum", 30_000, 2_000))]  # fmt: skip
     (rank,) = trace.parse(merged([*moves, gloo(10_000, 25_000, 0, 0), gloo(33_000, 6_000, 0, 0)]))
     assert schedule_race.hideable(rank) == pytest.approx(9)  # ms: of the first, what it does not share with the second
+
+
+def test_the_sketch_shortens_by_what_can_hide_and_nothing_besides() -> None:
+    races = {"links": {}, "loopback": {**SHORT, "waves": 1}}
+    assert trace_tables.sketched(races, "pipelined") == ([0.5], [1.0])  # with one bucket nothing can hide
+    many = {**SHORT, "waves": 1000}
+    many["recorded"] = {"synchronous": {**row(4, 4, 8, 4, 0), "hideable": 4}}  # wire as long as work, nothing besides
+    ((weight,), (ratio,)) = trace_tables.sketched({"links": {}, "loopback": many}, "pipelined")
+    assert (weight, ratio) == (1.0, pytest.approx(0.5, abs=0.001))
+
+
+def test_in_the_stored_races_the_clock_follows_the_sketch_asleep() -> None:
+    found = results.load("traces")
+    _, sketch = trace_tables.sketched(found, "pipelined")
+    curves, _ = trace_tables.gain_curves(found, {"asleep": ("pipelined", True), "awake": ("pipelined", False)})
+    far = {name: max(abs(one - other) for one, other in zip(sketch, y, strict=True)) for name, (_, y) in curves.items()}
+    assert far["asleep"] < 0.06 < 0.15 < far["awake"]
