@@ -155,7 +155,6 @@ def reading_lines(found: Found, synchronous: Found, asynchronous: Found) -> list
     pairs = {link: (step["synchronous"], step["pipelined"]) for link, step in steps.items()}
     lines = ["summed  union  alone  whole  hidden"]
     for name, (before, after) in (pairs | {"the report's": (synchronous, asynchronous)}).items():
-        cells = "".join(f"{ratio:>{width}.2f}" for ratio, width in zip(readings(before, after).values(), (6, 7, 7, 7),
-                                                                       strict=True))  # fmt: skip
+        cells = "".join(f"{ratio:7.2f}" for ratio in readings(before, after).values())[1:]
         lines.append(f"{cells}{after['overlap'] / after['communication']:>8.0%}  {name}")
     return lines
