@@ -16,8 +16,9 @@ from muonbook.measure import results
 from muonbook.measure.trace import read
 from muonbook.measure.trace_report import by_group, clocks_disagree, matched_by_name, meetings, runs, summarize
 
-from muonbook.measure.trace_report import optimizer_times, range_times  # isort: skip
+from muonbook.measure.trace_report import MS, hull, optimizer_times, range_times, union  # isort: skip
 
+JOINED = 0.1  # ms: work that pauses for less is one stretch
 COLUMNS = {"communication": "comm.", "communication_sum": "comm. sum", "computation": "comp."}
 COLUMNS |= {name: name for name in ("overlap", "exposed", "busy", "span", "idle")}
 
@@ -36,6 +37,23 @@ def host_and_gpu(times):
     return {"cpu": times.host, "gpu": times.gpu, "gpu_computing": times.computing}
 
 
+def timeline(trace):
+    """Return [start, end] of all stretches of work, and [start, end, ranks] of all collectives, ms from the first."""
+    working = [activity.interval for activity in trace.computation]
+    begin, _ = hull([*working, *(collective.when.interval for collective in trace.collectives)])
+    stretches: list[list[float]] = []
+    for start, end in ([round(MS * (moment - begin), 2) for moment in stretch] for stretch in union(working)):
+        if stretches and start - stretches[-1][1] < JOINED:
+            stretches[-1][1] = end
+        else:
+            stretches.append([start, end])
+    sent = []
+    for collective in sorted(trace.collectives, key=lambda one: one.when.start):
+        start, end = (round(MS * (moment - begin), 2) for moment in collective.when.interval)
+        sent.append([start, end, list(collective.group or ())])
+    return {"work": stretches, "collectives": sent}
+
+
 def as_json(trace):
     """Return one rank's numbers for a results file."""
     summary, parts = summarize(trace), matched_by_name(trace)
@@ -51,6 +69,7 @@ def as_json(trace):
             {"name": name, "calls": times.calls} | in_ms(**host_and_gpu(times))
             for name, times in range_times(trace).items()
         ],
+        "timeline": timeline(trace),
     }
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from figure_helpers import assert_readable, boxes
 from trace_cases import event, gloo, merged
 
 from distmuon.optim.schedules import SCHEDULES
@@ -121,3 +122,25 @@ def test_in_the_stored_races_the_clock_follows_the_sketch_asleep() -> None:
     curves, _ = trace_tables.gain_curves(found, {"asleep": ("pipelined", True), "awake": ("pipelined", False)})
     far = {name: max(abs(one - other) for one, other in zip(sketch, y, strict=True)) for name, (_, y) in curves.items()}
     assert far["asleep"] < 0.06 < 0.15 < far["awake"]
+
+
+def public(*sent: tuple[float, float, list[int]]) -> dict[str, Any]:
+    return {"timeline": {"work": [[1.0, 3.0], [7.0, 30.0], [35.0, 90.0]], "collectives": [list(one) for one in sent]}}
+
+
+def test_a_step_of_the_report_begins_with_its_dp_gather_and_ends_where_the_next_one_begins() -> None:
+    dp, tp = figure_links.GROUPS.values()
+    run = public((0, 1, dp), (10, 12, dp), (20, 26, dp), (20, 22, tp), (40, 41, dp), (42, 43, tp))
+    lanes, length = figure_links.one_step(run)
+    assert length == 20
+    assert lanes == {"work": [(0, 10), (15, 20)], "DP": [(0, 6)], "TP": [(0, 2)]}
+    after = public((0, 1, dp), (10, 12, dp), (20, 26, dp), (26, 28, tp), (45, 46, dp))
+    figure = figure_links.draw_report(after, run, "Two runs")
+    assert_readable(figure)
+    scale = {name: boxes(figure, f"{name}-DP")[0].get_width() / 6 for name in ("synchronous", "asynchronous")}
+    assert scale["synchronous"] == pytest.approx(scale["asynchronous"])
+    told = figure_links.describe_report(after, run, "Two runs")
+    assert told == (
+        "Two runs. synchronous, 25 ms: DP gather 0.0 to 6.0, TP 6.0 to 8.0; "
+        "asynchronous, 20 ms: DP gather 0.0 to 6.0, TP 0.0 to 2.0."
+    )

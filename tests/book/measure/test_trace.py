@@ -233,6 +233,7 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert "dp [0, 1]                1     0       3.00       2.00       1.00" in done.out
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["traces"]["a"]["communication_ms"] == 3.0
+    assert found["traces"]["a"]["timeline"] == {"work": [[3.0, 4.0]], "collectives": [[0.0, 3.0, [0, 1]]]}
     assert [rank["waiting_ms"] for rank in found["waiting"][0]["ranks"]] == [2.0, 0.0]
     (run,) = found["runs"]
     assert run["ranks"] == [0, 1]
