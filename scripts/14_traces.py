@@ -19,7 +19,7 @@ from muonbook.measure.workload import SHAPES, TIMED
 from muonbook.puzzles import add_arguments, handle
 
 RATES = (250.0, 500.0, 1000.0, 2000.0, 4000.0)  # Mbit/s: from sending far longer than working to about as long
-RECORDED = 2000.0  # the one whose traces are stored: sending takes about as long as working
+RECORDED = 2000.0  # the one whose traces are stored: sending takes little longer than working
 SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
 TITLES = {"adamw": "AdamW, ZeRO-1", "muon": "Muon, bucketed"}
 TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_race:compare"

@@ -22,7 +22,7 @@ from muonbook.figures.style import ACCENT, CARD, COLD, INK, LOOKS, MARGIN, ROW, 
 
 from muonbook.figures.style import box, card, in_bytes, put, wide  # isort: skip
 
-HILL, REDUCTION, TOWER = (WORK[name][1] for name in ("forward, backward", "reduce-scatter", "Newton–Schulz"))
+HILL = WORK["forward, backward"][1]
 HIGH = 176.0  # from the leanest ground to the highest peak, in the world where that is most
 DEEP, TOOTH = 26.0, 4.0  # how much of the leanest ground is left; a tooth of its torn edge, half as wide, as high
 SLIM, BETWEEN, RIGHT = 62.0, 12.0, WIDTH - MARGIN  # a tower, between grounds, where Muon's ground ends
@@ -31,6 +31,21 @@ MUONS = MARGIN + BROAD + 2 * ASIDE + BETWEEN  # where Muon's ground begins
 ROOM = 2 * ROW + 24  # how high a hill is that has room for its name over its size
 LOW = ROW + 9  # how high a hill is that has room for its size
 CAP = 3.5  # half a bar across either end of a measured distance
+
+
+class _Tower(NamedTuple):
+    """How a tower is drawn. kind: for its identifier; along: from the hill's left end to its own left edge."""
+
+    kind: str
+    word: str
+    colour: str
+    along: float
+
+
+TOWERS = (  # in the order of `HillAndTowers`, after the hill
+    _Tower("reduction", "gradients", WORK["reduce-scatter"][1], BROAD - SLIM),
+    _Tower("tower", "tower", WORK["Newton–Schulz"][1], BROAD + ASIDE),
+)
 PEAKS = ("hill", "blue tower", "tower")  # as captions call them
 Peaks = Mapping[str, HillAndTowers]  # as `hills_and_towers` returns them
 
@@ -128,16 +143,13 @@ def _panel(name: str, pair: _Pair, layout: str, point: float) -> Block:
         for who, step, x, end in (("AdamW", pair.adamw, MARGIN, MUONS - BETWEEN), ("Muon", pair.muon, MUONS, RIGHT)):
             grounds = [(peak.ground - pair.leanest) / point for peak in step]
             _ground(axes, f"{name}-{who}", (x, end), floor, grounds)
-            size, blue = step.hill.height, step.reduction.height
-            broad = BROAD - (SLIM + ASIDE if blue else 0)
+            size, crowded = step.hill.height, step.reduction.height > 0
+            broad = BROAD - (SLIM + ASIDE if crowded else 0)
             _hill(axes, f"{name}-{who}", (x + ASIDE, broad), floor - grounds[0], size / point, pair.amount(size))
-            if blue:
-                foot, words = floor - grounds[1], ["gradients", pair.amount(blue)]
-                _tower(axes, f"reduction-{name}", x + ASIDE + BROAD - SLIM, foot, blue / point, words, REDUCTION)
-            if step is pair.muon:
-                size, words = step.tower.height, ["tower", pair.amount(step.tower.height)]
-                foot = floor - grounds[2]
-                _tower(axes, f"tower-{name}", x + BROAD + 2 * ASIDE, foot, size / point, words, TOWER)
+            for look, peak, ground in zip(TOWERS, step[1:], grounds[1:], strict=True) if step is pair.muon else ():
+                if peak.height:
+                    words = [look.word, pair.amount(peak.height)]
+                    _tower(axes, name, look, x + ASIDE, floor - ground, peak.height / point, words)
             kept = pair.kept if step is pair.muon else in_bytes(step.hill.ground)
             put(axes, x + ASIDE, floor + 5, f"ground: {kept}")
             named = f"{who}, {layout}" if step is pair.muon else who
@@ -169,11 +181,14 @@ def _hill(axes: Axes, name: str, across: tuple[float, float], foot: float, high:
         _words(axes, ["hill", size][high < ROOM :], x + broad / 2, foot - 6)
 
 
-def _tower(axes: Axes, gid: str, x: float, foot: float, high: float, words: Sequence[str], colour: str) -> None:
-    """Paint a tower, its left edge at x, with its name and size: on it, or above it where it is too low for them."""
-    box(axes, x, foot - high, SLIM, high, colour, gid=gid)
+def _tower(
+    axes: Axes, name: str, look: _Tower, hill: float, foot: float, high: float, words: Sequence[str]
+) -> None:  # fmt: skip
+    """Paint a tower with its name and size: on it, or above it where it is too low for them. hill: its left end."""
+    x = hill + look.along
+    box(axes, x, foot - high, SLIM, high, look.colour, gid=f"{look.kind}-{name}")
     inside = high > ROW * len(words)
-    _words(axes, words, x + SLIM / 2, foot - (2 if inside else high + GAP), CARD if inside else colour)
+    _words(axes, words, x + SLIM / 2, foot - (2 if inside else high + GAP), CARD if inside else look.colour)
 
 
 def _words(axes: Axes, rows: Sequence[str], middle: float, foot: float, colour: str = INK) -> None:
@@ -184,7 +199,7 @@ def _words(axes: Axes, rows: Sequence[str], middle: float, foot: float, colour: 
 
 def _number(axes: Axes, pair: _Pair, floor: float, level: float, point: float) -> None:
     """Write how much higher Muon's peak is, there: between it and the dashes, or above if that is narrow."""
-    middles = (BROAD / 2, BROAD - SLIM / 2, BROAD + ASIDE + SLIM / 2)  # of hill, blue tower and tower
+    middles = (BROAD / 2, *(look.along + SLIM / 2 for look in TOWERS))
     middle = MUONS + ASIDE + middles[pair.muon.index(pair.muon.highest)]
     reached = (pair.muon.highest.top - pair.leanest) / point
     looks: dict[str, Any] = {"bold": True, "size": TITLE, "color": ACCENT if pair.beyond > 0 else INK}

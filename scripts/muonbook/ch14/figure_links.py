@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from muonbook.ch14.figure_schedules import HIGH, LABELS, PITCH
+from muonbook.ch14.figure_schedules import HIGH, LABELS, PITCH, empty_lanes
 from muonbook.ch14.figure_timeline import KINDS
 from muonbook.ch14.trace_tables import Found, on_every_link, parts, readings
 from muonbook.figures.player import Frame
@@ -88,15 +88,13 @@ def _recorded(name: str, lanes: Lanes, length: float, longest: float) -> Block:
     left, scale = MARGIN + LABELS, (WIDTH - 2 * MARGIN - LABELS) / longest
 
     def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top + 8, name, bold=True)
-        put(axes, left + scale * length, top + 8, f"{length:.0f} ms", "right", bold=True)
-        for n, (lane, spans) in enumerate(lanes.items()):
-            y = top + 12 + ROW + PITCH * n
-            put(axes, MARGIN, y + 4, lane, color=MUTED)
-            box(axes, left, y, scale * length, HIGH, mix(MUTED, CARD, 0.88))
+        rows = empty_lanes(axes, top, name, f"{length:.0f} ms", lanes, scale * length)
+        for lane, spans in lanes.items():
             for start, end in spans:
-                box(axes, left + scale * start, y, scale * (end - start), HIGH, LANES[lane], gid=f"{name}-{lane}")
+                x, across = left + scale * start, scale * (end - start)
+                box(axes, x, rows[lane], across, HIGH, LANES[lane], gid=f"{name}-{lane}")
             if lane in GROUPS:
-                put(axes, left + scale * spans[0][1] + 5, y + 4, f"{spans[0][1] - spans[0][0]:.1f} ms", bold=True)
+                ((start, end),) = spans
+                put(axes, left + scale * end + 5, rows[lane] + 4, f"{end - start:.1f} ms", bold=True)
 
     return 12 + ROW + PITCH * len(LANES) + 4, paint

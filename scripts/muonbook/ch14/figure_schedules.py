@@ -5,7 +5,7 @@ A sketch: the order of starts and waits is that of `distmuon.optim.schedules`, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -114,6 +114,23 @@ def describe_schedules(title: str = "") -> str:
     return f"{head(title, 'Three schedules of a step')} {NOTE} {'; '.join(told)}."
 
 
+def empty_lanes(
+    axes: Axes, top: float, name: str, told: str, lanes: Iterable[str], across: float
+) -> dict[str, float]:  # fmt: skip
+    """Write a name, `told` where time ends, and below an empty strip for every lane; return each strip's upper edge.
+
+    across: how long the strips are. They begin after `LABELS`, `HIGH` points high, `PITCH` from one to the next.
+    """
+    left = MARGIN + LABELS
+    put(axes, MARGIN, top + 8, name, bold=True)
+    put(axes, left + across, top + 8, told, "right", bold=True)
+    rows = {lane: top + 12 + ROW + PITCH * n for n, lane in enumerate(lanes)}
+    for lane, y in rows.items():
+        put(axes, MARGIN, y + 4, lane, color=MUTED)
+        box(axes, left, y, across, HIGH, mix(MUTED, CARD, 0.88))
+    return rows
+
+
 def _share(schedule: str) -> str:
     return f"{100 * length(schedule) / length('synchronous'):.0f} %"
 
@@ -123,12 +140,7 @@ def _schedule(name: str) -> Block:
     end = left + scale * length(name)
 
     def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top + 8, name, bold=True)
-        put(axes, end, top + 8, _share(name), "right", bold=True)
-        rows = {lane: top + 12 + ROW + PITCH * n for n, lane in enumerate(("wire", "work"))}
-        for lane, y in rows.items():
-            put(axes, MARGIN, y + 4, lane, color=MUTED)
-            box(axes, left, y, end - left, HIGH, mix(MUTED, CARD, 0.88))
+        rows = empty_lanes(axes, top, name, _share(name), ("wire", "work"), end - left)
         for kind, bucket, start, stop in blocks(name):
             x, y, colour = left + scale * start, rows[LANES[kind]], LOOKS[kind][1]
             box(axes, x, y, scale * (stop - start), HIGH, colour, ec=CARD, lw=1.0, gid=f"{name}-{kind}-{bucket}")
