@@ -12,9 +12,10 @@ Sources: two all-to-alls and an owner: dion (Ahn et al. 2025). Muon and AdamW si
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +23,21 @@ from torch import Tensor, nn
 from distmuon.muonw.boxes import extent, volume
 from distmuon.muonw.meshes import shards
 from distmuon.muonw.parcels import Matrix, MatrixPiece, numel
-from distmuon.muonw.plans import Plan, lay_out, local
+from distmuon.muonw.plans import Plan, Plans, local
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
 from distmuon.optim.muon import (
     MUON_DEFAULTS,
     apply_,
     batches,
     check_dtype,
-    check_muon_group,
+    check_muon_options,
+    check_muon_parameters,
     decay_,
     momentum_,
     orthogonalize,
     scale,
 )
+from distmuon.optim.options import check_complete
 from distmuon.optim.routing import (
     GROUP_NOTES,
     complete_group,
@@ -44,8 +47,8 @@ from distmuon.optim.routing import (
     withdrawn_if_refused,
 )
 from distmuon.optim.sharded_optimizer import check_max_norm
+from distmuon.optim.states import WholeState, check_shapes
 from distmuon.sharding.agreement import Disagreement
-from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import Division
 
@@ -54,7 +57,7 @@ HEADER = 4  # elements before a parcel, each a byte of the sender's digest: smal
 MOMENTUM_LABEL, UPDATES_LABEL = "momentum", "updates"
 
 
-class MuonW(torch.optim.Optimizer):
+class MuonW(WholeState):
     """Muon for the groups with `algorithm="muon"` (the default), AdamW for those with `algorithm="adamw"`.
 
     params: a model, which `split_parameters` divides between the two; or parameters, (name, parameter) pairs or groups,
@@ -75,6 +78,8 @@ class MuonW(torch.optim.Optimizer):
     """
 
     DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
+    MADE_BY: ClassVar = "MuonW"
+    KEPT: ClassVar = ("_options", "gather_dtype", "skipped_steps")  # by copies and pickles, besides what torch keeps
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
 
     def __init__(
@@ -89,9 +94,8 @@ class MuonW(torch.optim.Optimizer):
         self._options, self.gather_dtype = options | ({} if lr is None else {"lr": lr}), gather_dtype
         known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
         refuse_unknown(self._options, known, "MuonW")
-        self.ledger, self.skipped_steps = Ledger(), 0
-        self._plans: list[Plan] | None = None  # made in the first step
-        self._everybody: Group
+        self.skipped_steps = 0
+        self._begin()
         super().__init__(split_parameters(params) if isinstance(params, nn.Module) else params, {})
         first = next(iter(self.DEFAULTS.values()))  # what schedulers look at
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
@@ -102,7 +106,20 @@ class MuonW(torch.optim.Optimizer):
         super().add_param_group(param_group)
         with withdrawn_if_refused(self):
             self._check(param_group)
-        self._plans = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has of its original: torch's own part, and the options. Wires and plans are made anew."""
+        return super().__getstate__() | {name: self.__dict__[name] for name in self.KEPT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a copied, unpickled or loaded state."""
+        super().__setstate__(state)
+        if "_plans" not in self.__dict__:
+            self._begin()
+
+    def _begin(self) -> None:
+        self.ledger = Ledger()
+        self._plans = Plans(self.gather_dtype, self.ledger)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -111,10 +128,13 @@ class MuonW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        plans = self._laid_out()
+        self._check_now()
+        plans = self._plans.of(self.param_groups)
         if not self._unscale():
             self.skipped_steps += 1
             return loss
+        if refusal := self._refusal():
+            self._refuse(plans, refusal)
         headers = [self._digest(plan) for plan in plans]
         received = [self._gather(*pair) for pair in zip(plans, headers, strict=True)]
         for plan, header, matrices in zip(plans, headers, received, strict=True):
@@ -131,30 +151,27 @@ class MuonW(torch.optim.Optimizer):
         ValueError for a negative max_norm.
         """
         check_max_norm(max_norm)
-        self._laid_out()
+        self._check_now()
+        self._plans.of(self.param_groups)
         moving = [(n, p, p.grad) for group in self.param_groups for n, p in named(group) if p.grad is not None]
-        squares = torch.zeros(1, dtype=torch.float64, device=local(self.param_groups[0]["params"][0]).device)
         for name, p, _ in moving:
-            own = _local_gradient(name, p).double().square().sum()
-            squares += own * shards(p) / self._everybody.size  # so many ranks hold the same part
-        norm = self._everybody.all_reduce(squares, "norm").sqrt()[0]
-        if norm > max_norm:
-            factor = (max_norm / norm).item()
+            _check_gradient(name, p)
+        squares = torch.zeros(1, dtype=torch.float64, device=local(self.param_groups[0]["params"][0]).device)
+        for _, p, _ in moving:
+            own = _local_gradient(p).double().square().sum()
+            squares += own * shards(p) / self._plans.everybody.size  # so many ranks hold the same part
+        norm = self._plans.everybody.all_reduce(squares, "norm").sqrt()[0]
+        factor = (max_norm / (norm + 1e-6)).item()  # torch's formula
+        if not factor >= 1:
             for _, _, gradient in moving:
                 local(gradient).mul_(factor)
         return norm
-
-    def _laid_out(self) -> list[Plan]:
-        """Return the plans, made when they are first wanted. Collective then."""
-        if self._plans is None:
-            self._everybody, self._plans = lay_out(self.param_groups, self.gather_dtype, self.ledger)
-        return self._plans
 
     def _unscale(self) -> bool:
         """Under a GradScaler, divide the gradients by its scale; False, on all ranks, where any found an infinity."""
         if (found := getattr(self, "found_inf", None)) is None:
             return True
-        if self._everybody.all_reduce(found.detach().clone().view(1), "found_inf").item():
+        if self._plans.everybody.all_reduce(found.detach().clone().view(1), "found_inf").item():
             return False
         if (factor := getattr(self, "grad_scale", None)) is not None:
             for group in self.param_groups:
@@ -179,7 +196,8 @@ class MuonW(torch.optim.Optimizer):
     def _momenta(self, plan: Plan) -> list[Tensor]:  # U, as this rank holds the parameter
         """Update the momentum; return what Newton–Schulz is fed, zeros where there is no gradient."""
         found = []
-        for name, p, group in plan.parameters:
+        for _, p, number in plan.parameters:
+            group = self.param_groups[number]
             if p.grad is None:
                 found.append(torch.zeros_like(local(p), dtype=plan.dtype))
                 continue
@@ -187,7 +205,7 @@ class MuonW(torch.optim.Optimizer):
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(p)
             settings = group["momentum"], group["nesterov"], group["momentum_kind"]
-            u = momentum_(local(state["momentum_buffer"]), _local_gradient(name, p), *settings)
+            u = momentum_(local(state["momentum_buffer"]), _local_gradient(p), *settings)
             found.append(u.to(plan.dtype))
         return found
 
@@ -199,7 +217,8 @@ class MuonW(torch.optim.Optimizer):
         """Run Newton–Schulz on what this rank owns and has a gradient for."""
         keys = [key for key in matrices if plan.parameters[key[0]].tensor.grad is not None]
         flat = [matrices[key].view(plan.parcels.whole(key)[1]) for key in keys]
-        groups, found = [plan.parameters[index].group for index, _ in keys], dict(matrices)
+        groups = [self.param_groups[plan.parameters[index].group] for index, _ in keys]
+        found = dict(matrices)
         for batch in batches(flat, groups, [WHOLE] * len(keys)):
             updates = orthogonalize([flat[i] for i in batch], groups[batch[0]], [WHOLE] * len(batch))
             for i, update in zip(batch, updates, strict=True):
@@ -218,11 +237,13 @@ class MuonW(torch.optim.Optimizer):
 
     def _apply(self, plan: Plan, pieces: Iterable[tuple[MatrixPiece, Tensor]]) -> None:
         """Decay and move what this rank holds; the scale is that of whole matrices."""
-        for _, p, group in plan.parameters:
+        for _, p, number in plan.parameters:
+            group = self.param_groups[number]
             if p.grad is not None:
                 decay_(local(p), group["lr"], group["weight_decay"])
         for piece, update in pieces:
-            _, p, group = plan.parameters[piece.matrix[0]]
+            _, p, number = plan.parameters[piece.matrix[0]]
+            group = self.param_groups[number]
             if p.grad is not None:
                 _, shape = plan.parcels.whole(piece.matrix)
                 apply_(local(p)[plan.here(piece)], update, group["lr"], scale(shape, group["scale"]))
@@ -260,37 +281,77 @@ class MuonW(torch.optim.Optimizer):
     def _step_adamw(self) -> None:
         """Run torch's AdamW on what this rank holds of its groups' parameters."""
         for group in self.param_groups:
-            moving = [(n, p) for n, p in named(group) if p.grad is not None and group["algorithm"] == "adamw"]
-            for _, p in moving:
+            moving = [p for p in group["params"] if p.grad is not None and group["algorithm"] == "adamw"]
+            for p in moving:
                 if "step" not in (state := self.state[p]):
                     state["step"] = torch.zeros((), dtype=torch.float32)
                     state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
             if moving:
-                states = [{name: local(value) for name, value in self.state[p].items()} for _, p in moving]
-                adamw_(group, [local(p) for _, p in moving], [_local_gradient(*pair) for pair in moving], states)
+                states = [{name: local(value) for name, value in self.state[p].items()} for p in moving]
+                adamw_(group, [local(p) for p in moving], [_local_gradient(p) for p in moving], states)
 
     # ---- Checks -------------------------------------------------------------------------------------------
 
-    def _digest(self, plan: Plan) -> Tensor:  # [HEADER]
+    def _digest(self, plan: Plan, *more: str) -> Tensor:  # [HEADER]
         """Return what ranks must have alike in this step, as a few small numbers: options, and who has gradients."""
         options = [{k: str(v) for k, v in group.items() if k not in GROUP_NOTES} for group in self.param_groups]
         present = [p.name for p in plan.parameters if p.tensor.grad is not None]
-        digest = zlib.crc32(repr((options, present)).encode()).to_bytes(HEADER, "little")
+        digest = zlib.crc32(repr((options, present, *more)).encode()).to_bytes(HEADER, "little")
         return torch.tensor(list(digest), dtype=plan.dtype, device=plan.device)
 
     def _check(self, group: dict[str, Any]) -> None:
         """Raise ValueError or TypeError, naming what is wrong with the options or parameters of a group."""
-        if group["algorithm"] == "adamw":
-            check_adamw_options(group)
-        else:
-            check_muon_group(group)
+        self._check_options(group)
+        if group["algorithm"] == "muon":
+            check_muon_parameters(group)
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        check = {"muon": check_muon_options, "adamw": check_adamw_options}[group["algorithm"]]
+        check(group)
+
+    def _check_now(self) -> None:
+        """Raise ValueError for groups of which no plan can be made: those that lack what every plan asks for."""
+        for group in self.param_groups:
+            check_complete(group, self.DEFAULTS, "MuonW")
+
+    def _refusal(self) -> Exception | None:
+        """Return why this step cannot be made, looked for before anything changes."""
+        try:
+            for group in self.param_groups:
+                self._check_options(group)
+                for name, p in named(group):
+                    if p.grad is not None:
+                        _check_gradient(name, p)
+                        check_shapes(name, p, self.state)
+        except (RuntimeError, TypeError, ValueError) as error:
+            return error
+        return None
+
+    def _refuse(self, plans: Sequence[Plan], refusal: Exception) -> NoReturn:
+        """Raise the refusal, once the other ranks, which may have none, have heard of it in their first exchange."""
+        for plan in [plan for plan in plans if plan.group.size > 1][:1]:
+            nothing = [
+                [torch.zeros(extent(p.box), dtype=plan.dtype, device=plan.device) for p in to]
+                for to in plan.parcels.out
+            ]
+            header = self._digest(plan, str(refusal))
+            with contextlib.suppress(Disagreement):  # theirs says that this rank differs, this rank's own says how
+                list(self._exchange(plan, header, nothing, plan.parcels.coming, MOMENTUM_LABEL))
+        raise refusal
+
+    def _required(self, group: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
+        check_complete(group, self.DEFAULTS, "MuonW")
+        return group["algorithm"], ["algorithm", *self.DEFAULTS[group["algorithm"]]]
 
 
-def _local_gradient(name: str, parameter: Tensor) -> Tensor:
-    """Return what this rank holds of the gradient, in the parameter's dtype and placement.
+def _local_gradient(parameter: Tensor) -> Tensor:
+    """Return what this rank holds of the gradient, in the parameter's dtype and placement."""
+    assert parameter.grad is not None
+    return local(parameter.grad).to(parameter.dtype)
 
-    Raises RuntimeError for a gradient that is placed in another way, or still to be summed over ranks.
-    """
+
+def _check_gradient(name: str, parameter: Tensor) -> None:
+    """Raise RuntimeError for a gradient that is placed in another way, is still to be summed, or is sparse."""
     gradient = parameter.grad
     assert gradient is not None
     if getattr(gradient, "placements", None) != getattr(parameter, "placements", None):
@@ -301,7 +362,6 @@ def _local_gradient(name: str, parameter: Tensor) -> Tensor:
         )
     if gradient.is_sparse:
         raise RuntimeError(f"parameter {name!r} has a sparse gradient; MuonW takes dense ones (sparse=False).")
-    return local(gradient).to(parameter.dtype)
 
 
 def _difference(plan: Plan, header: Tensor, received: Sequence[Tensor]) -> str:

@@ -1,4 +1,9 @@
-"""What MuonW decides once, before its first step: who holds, who owns, and what travels in which dtype."""
+"""What MuonW has to know before a step: who holds, who owns, and what travels in which dtype.
+
+Groups and parameters may be others at every step: a loaded state brings new groups, a resized embedding is another
+tensor. So `Plans` looks at all of them each time, keeps none of what groups say, and lays out anew where a parameter
+is another one or lies elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +22,15 @@ from distmuon.optim.routing import named
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
 
+Groups = Sequence[Mapping[str, Any]]
+
 
 class Parameter(NamedTuple):
-    """One of Muon's, and its group."""
+    """One of Muon's. group: the number of its group."""
 
     name: str
     tensor: Tensor
-    group: dict[str, Any]
+    group: int
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,40 @@ class Plan:
         return within(piece.box, self.parcels.whole(piece.matrix)[0])
 
 
-def lay_out(
-    groups: Sequence[Mapping[str, Any]], gather_dtype: torch.dtype | None, ledger: Ledger
-) -> tuple[Group, list[Plan]]:
-    """Return the group of all ranks, and the plans for Muon's parameters: one for each dtype, plain tensors apart.
+class Plans:
+    """The plans for the groups as they are, and the group of all ranks, on which everything is sent.
 
-    gather_dtype: see `MuonW`. ledger: for what will be sent. Collective where the mesh has no group of all its ranks.
-    Raises ValueError for a parameter whose place cannot be relied on, before anything is sent.
+    gather_dtype: see `MuonW`. ledger: for what will be sent.
     """
+
+    everybody: Group
+
+    def __init__(self, gather_dtype: torch.dtype | None, ledger: Ledger) -> None:
+        self._gather_dtype, self._ledger = gather_dtype, ledger
+        self._laid_out: list[tuple[object, ...]] | None = None  # what the plans below are for
+        self._plans: list[Plan] = []
+
+    def of(self, groups: Groups) -> list[Plan]:
+        """Return the plans for Muon's parameters: one for each dtype, plain tensors apart.
+
+        Collective where the mesh has no group of all its ranks yet. Raises ValueError for a parameter whose place
+        cannot be relied on, or that the option `matrices` does not fit, before anything is sent.
+        """
+        now = [(number, *_looks(p, group)) for number, group in enumerate(groups) for p in group["params"]]
+        if now != self._laid_out:
+            self.everybody, self._plans = _lay_out(groups, self._gather_dtype, self._ledger)
+            self._laid_out = now
+        return self._plans
+
+
+def _looks(parameter: Tensor, group: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return all that a plan depends on. The option is written out: a list may change in place."""
+    placed = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
+    option = repr(group["matrices"]) if group["algorithm"] == "muon" else None
+    return id(parameter), parameter.shape, parameter.dtype, parameter.device, placed, option
+
+
+def _lay_out(groups: Groups, gather_dtype: torch.dtype | None, ledger: Ledger) -> tuple[Group, list[Plan]]:
     mesh = common_mesh([pair for group in groups for pair in named(group)])
     alone = Group("mesh", ledger=ledger)
     everybody = alone if mesh is None else group_of(mesh, ledger)
@@ -64,9 +97,9 @@ def lay_out(
     for (placed, dtype), parameters in kinds.items():
         group = everybody if placed else alone
         held = []
-        for name, p, options in parameters:
+        for name, p, number in parameters:
             boxes = [all_of(p.shape)] if mesh is None or not isinstance(p, DTensor) else boxes_on(mesh, name, p)
-            held.append(Placed(boxes, matrices_of(options["matrices"], tuple(p.shape))))
+            held.append(Placed(boxes, matrices_of(groups[number]["matrices"], tuple(p.shape))))
         parcels = Parcels(held, group.size, group.rank)
         plans.append(Plan(dtype, local(parameters[0].tensor).device, group, parameters, parcels))
     return everybody, plans
@@ -77,7 +110,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _muons(groups: Sequence[Mapping[str, Any]]) -> Iterator[Parameter]:
-    for group in groups:
+def _muons(groups: Groups) -> Iterator[Parameter]:
+    for number, group in enumerate(groups):
         if group["algorithm"] == "muon":
-            yield from (Parameter(name, p, group) for name, p in named(group))  # type: ignore[arg-type]
+            yield from (Parameter(name, p, number) for name, p in named(group))

@@ -18,7 +18,7 @@ Source: Moonlight (Liu et al. 2025), Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -52,6 +52,8 @@ class DistributedMuon(ShardedOptimizer):
     state: as in `ShardedOptimizer`, and for Muon's parameters momentum_buffer [n], in the gradient's dtype.
     """
 
+    MADE_BY: ClassVar = "DistributedMuon"
+
     def __init__(
         self,
         params: Any,
@@ -78,7 +80,8 @@ class DistributedMuon(ShardedOptimizer):
         self._chosen, self.published = chosen, publish
         self.DEFAULTS = {"muon": MUON_DEFAULTS | own, "adamw": ADAMW_DEFAULTS}
         super().__init__(params, grid, lr, **options)
-        self.muon = {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
+        self.muon: dict[int, dict[str, Any]] = {}  # the Muon parameters' groups, by index in the map
+        self._look_at_groups()
         layout, metas = self.buffers.layout, self.buffers.metas
         self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype, lambda: self.steps))
         if publish == "updates":
@@ -95,15 +98,14 @@ class DistributedMuon(ShardedOptimizer):
         self._refuse_others_options(param_group)
         super().add_param_group(param_group)
         if param_group["algorithm"] == "muon":
-            check_muon_options(param_group)
-            self._chosen.options(param_group)
             for name, parameter in zip(param_group["param_names"], param_group["params"], strict=True):
                 check_muon_parameter(name, parameter, param_group["matrices"], self.grid.tp.size)
 
-    def collect(self) -> RuntimeError | None:
+    def collect(self) -> Exception | None:
         """Do as any sharded optimizer does, and refuse matrices that the map does not know."""
         if refusal := super().collect():
             return refusal
+        self._look_at_groups()
         specs = self.buffers.layout.specs
         try:
             changed = specs_in_groups(specs, self.param_groups, self.grid.tp.size)[0] != list(specs)
@@ -223,6 +225,16 @@ class DistributedMuon(ShardedOptimizer):
             shard[place.as_slice] = updates[index]
         whole = torch.empty(bucket.padded, dtype=dtype, device=self.grid.device)
         return self.grid.dp.all_gather(shard, updates_label(bucket), whole, bucket.lengths)
+
+    def _look_at_groups(self) -> None:
+        """Take the groups as they are now, since a load brings new ones; the strategy looks at the same dict."""
+        self.muon |= {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        super()._check_options(group)
+        if group["algorithm"] == "muon":
+            check_muon_options(group)
+            self._chosen.options(group)
 
     def _check_arguments(self) -> None:
         self._refuse_others_options(self._options)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from distmuon.optim.newton_schulz import COMPUTE_DTYPES, batching_pays, check_form, newton_schulz_, quintics
+from distmuon.optim.options import check_complete, check_one_number
 from distmuon.optim.routing import (
     check_muon_parameter,
     named,
@@ -26,6 +27,7 @@ from distmuon.optim.routing import (
     refuse_unknown_in_group,
     withdrawn_if_refused,
 )
+from distmuon.optim.states import WholeState, check_shapes
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.matrices import Division, check_matrices, kind_of, parts
 
@@ -204,12 +206,11 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
         raise ValueError(f"momentum_kind is {group['momentum_kind']!r}; choose one of {', '.join(MOMENTA)}.")
     if group["scale"] not in SCALES:
         raise ValueError(f"scale is {group['scale']!r}; choose one of {', '.join(SCALES)}.")
-    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
-        raise ValueError(f"lr is a tensor of {group['lr'].numel()} elements; give one.")
-    if not group["lr"] >= 0 or not group["weight_decay"] >= 0 or not 0 <= group["momentum"] < 1:
+    check_one_number("lr", group["lr"])
+    if not all(0 <= group[name] < math.inf for name in ("lr", "weight_decay")) or not 0 <= group["momentum"] < 1:
         raise ValueError(
             f"lr={group['lr']}, weight_decay={group['weight_decay']}, momentum={group['momentum']}: "
-            "lr and weight_decay must be 0 or more, momentum in [0, 1)."
+            "lr and weight_decay must be 0 or more, and finite, momentum in [0, 1)."
         )
     check_matrices(group["matrices"])
     quintics(group["ns_coefficients"], group["ns_steps"])
@@ -217,9 +218,8 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
     check_form(group["ns_form"], group["ns_norm"], group["compute_dtype"])
 
 
-def check_muon_group(group: Mapping[str, Any]) -> None:
-    """Raise ValueError or TypeError, naming what is wrong with a group's options or with a whole parameter of it."""
-    check_muon_options(group)
+def check_muon_parameters(group: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming it, for a whole parameter of a group that Muon cannot take."""
     for name, parameter in named(group):
         check_muon_parameter(name, parameter, group["matrices"])
         if parameter.dtype not in MOMENTUM_DTYPES:
@@ -238,7 +238,7 @@ def check_dtype(name: str, dtype: Any, default: Any, allowed: Sequence[torch.dty
 # ---- The single-device optimizer --------------------------------------------------------------------------
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(WholeState):
     """Muon for whole matrices on one device. Other parameters belong to `torch.optim.AdamW`.
 
     params: as for any torch optimizer; every parameter is a matrix [A, B], or holds several.
@@ -255,20 +255,11 @@ class Muon(torch.optim.Optimizer):
     """
 
     DEFAULTS: ClassVar = MUON_DEFAULTS | {"input_dtype": None}
+    MADE_BY: ClassVar = "Muon"
 
     def __init__(self, params: Any, lr: float | Tensor = MUON_DEFAULTS["lr"], **options: Any) -> None:
         refuse_unknown(options, self.DEFAULTS, "Muon")
         super().__init__(params, self.DEFAULTS | {"lr": lr} | options)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a copied, unpickled or loaded state, if Muon made it: another's momentum may mean something else."""
-        for group in state["param_groups"]:
-            if missing := [name for name in self.DEFAULTS if name not in group]:
-                raise ValueError(
-                    f"this state's groups lack {', '.join(missing)}; another optimizer saved it, or an older Muon: add "
-                    "them by register_load_state_dict_pre_hook, if you know them."
-                )
-        super().__setstate__(state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; torch calls it for every group."""
@@ -285,6 +276,9 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group in self.param_groups:
+            check_complete({"algorithm": "muon"} | group, {"muon": self.DEFAULTS}, "Muon")
+            self._check_options(group)
         moving = [(p, group) for group in self.param_groups for p in self._moving(group)]
         parameters, groups = [p for p, _ in moving], [group for _, group in moving]
         for batch in batches(parameters, groups):
@@ -293,21 +287,30 @@ class Muon(torch.optim.Optimizer):
 
     def _check(self, group: dict[str, Any]) -> None:
         """Raise ValueError or TypeError, naming what is wrong with the options or parameters of a group."""
+        self._check_options(group)
+        check_muon_parameters(group)
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
         if group.get("algorithm", "muon") != "muon":
             raise ValueError(
                 f"a group has algorithm={group['algorithm']!r}; Muon on one device runs 'muon' alone: give this group "
                 "to torch.optim.AdamW, or all groups to DistributedMuon."
             )
         check_dtype("input_dtype", group["input_dtype"], None)
-        check_muon_group(group)
+        check_muon_options(group)
+
+    def _required(self, group: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
+        return "muon", list(self.DEFAULTS)
 
     def _moving(self, group: dict[str, Any]) -> Iterator[Tensor]:
         """Return the parameters of a group that have a gradient."""
         for name, p in named(group):
-            if p.grad is not None and p.grad.is_sparse:
+            if p.grad is None:
+                continue
+            if p.grad.is_sparse:
                 raise RuntimeError(f"parameter {name!r} has a sparse gradient; Muon takes dense ones (sparse=False).")
-            if p.grad is not None:
-                yield p
+            check_shapes(name, p, self.state)
+            yield p
 
     def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         """Update the matrices of one batch, and free what that took."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distmuon.optim.states import names_of
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.matrices import Matrices, of_block
@@ -20,7 +21,7 @@ EMBEDDING_NAME = re.compile(
     r"(^|\.)((embed\w*|\w*embedding\w*|wte|wpe|lm_head|unembed\w*)(\.|$)|(head|classifier)(\.weight)?$)"
 )
 SCHEDULED = ("initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum")  # by torch's schedulers
-GROUP_NOTES = ("params", "param_names", "name", *SCHEDULED)  # what a group may carry besides its options
+GROUP_NOTES = ("params", "param_names", "name", "lr_scale", *SCHEDULED)  # what a group may carry besides its options
 
 
 def split_parameters(model: nn.Module, explain: bool = False, heads: Iterable[str] = ("head", "lm_head")) -> list[dict]:
@@ -147,8 +148,7 @@ def complete_group(
 
 def named(group: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Return a group's parameters with their names, or with their places in it."""
-    params = group["params"]
-    return zip(group.get("param_names") or [f"#{i}" for i in range(len(params))], params, strict=True)
+    return zip(names_of(group), group["params"], strict=True)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
+from distmuon.optim.options import check_complete
 from distmuon.optim.routing import complete_group, refuse_meta, refuse_unknown
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
@@ -82,15 +83,14 @@ class ShardedOptimizer(ShardedState):
         with together(self.grid, "the optimizer", "make the same one on every rank"):
             self._check_arguments()
             super().__init__(params, {})
+            self._algorithms = [group["algorithm"] for group in self.param_groups]
             refuse_shared_memory(self._named())
         first = next(iter(self.DEFAULTS.values()))
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
         self._agree_at_start(bucket_size, broadcast)
         self.buffers, self._laid_out = ShardedBuffers(self._named(), self.grid, bucket_size, self.plan), True
         self.gradient_views = gradients.GradientViews(self.buffers)
-        of_parameter = {id(p): group for group in self.param_groups for p in group["params"]}
-        self.group_of = [of_parameter[id(p)] for p in self.buffers.parameters]  # by index in the map
-        self.save_by_shard()
+        self.list_masters()
         self._ready: bool | None = None  # whether to update; None: the gradients are not reduced yet
         self._reduced: gradients.Versions = []  # the gradients when they were
         self._warned = False
@@ -100,8 +100,7 @@ class ShardedOptimizer(ShardedState):
         if self._laid_out:
             raise RuntimeError("the virtual map is laid out once; pass all parameter groups to the constructor.")
         complete_group(param_group, self.DEFAULTS, self._options, type(self).__name__)
-        if param_group["algorithm"] == "adamw":
-            check_adamw_options(param_group)
+        self._check_options(param_group)
         self._name_parameters(param_group)
         super().add_param_group(param_group)
 
@@ -171,6 +170,11 @@ class ShardedOptimizer(ShardedState):
     def buckets(self) -> tuple[Bucket, ...]:
         return self.buffers.buckets
 
+    @property
+    def group_of(self) -> list[dict[str, Any]]:
+        """The group of each parameter, by index in the map: as the groups are now, since a load brings new ones."""
+        return [group for group in self.param_groups for _ in group["params"]]
+
     def plan(self, specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> Layout:
         """Return the map of the parameters."""
         return plan(specs, dp, bucket_size)
@@ -195,14 +199,15 @@ class ShardedOptimizer(ShardedState):
             )
         return self._ready
 
-    def collect(self) -> RuntimeError | None:
+    def collect(self) -> Exception | None:
         """Bring gradients and parameters home; return why they cannot be trained on, for all ranks to hear of it."""
         try:
             _refuse_inference_mode()
+            self._check_groups()
             if [id(p) for g in self.param_groups for p in g["params"]] != [*map(id, self.buffers.parameters)]:
                 raise RuntimeError("the groups hold other parameters than at construction; make a new optimizer.")
             self._touched = self.buffers.follow()
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             self._touched, self._present = False, set()
             return error
         self.buffers.refresh_masters()
@@ -250,8 +255,9 @@ class ShardedOptimizer(ShardedState):
     def step_adamw(self) -> None:
         """Run torch's AdamW on the pieces of its groups that have a gradient on some rank."""
         moving = [p for pieces in self.buffers.pieces.values() for p in pieces if p.index in self.statistics.present]
+        group_of = self.group_of
         for group in self.param_groups:
-            pieces = [piece for piece in moving if self.group_of[piece.index] is group]
+            pieces = [piece for piece in moving if group_of[piece.index] is group]
             if group["algorithm"] != "adamw" or not pieces:
                 continue
             states = [self.state[self.buffers.parameters[piece.index]] for piece in pieces]
@@ -274,6 +280,22 @@ class ShardedOptimizer(ShardedState):
 
     def _named(self) -> list[tuple[str, Any]]:
         return [pair for g in self.param_groups for pair in zip(g["param_names"], g["params"], strict=True)]
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        """Raise ValueError or TypeError for options that a group's algorithm does not have."""
+        if group["algorithm"] == "adamw":
+            check_adamw_options(group)
+
+    def _check_groups(self) -> None:
+        """Raise ValueError or TypeError for what was written to the groups since, by hand or by a scheduler."""
+        for group, algorithm in zip(self.param_groups, self._algorithms, strict=True):
+            check_complete(group, self.DEFAULTS, type(self).__name__)
+            if group["algorithm"] != algorithm:
+                raise ValueError(
+                    f"the algorithm of a group is {group['algorithm']!r} and was {algorithm!r}; the virtual map is "
+                    "laid out once, so set it back, or make a new optimizer."
+                )
+            self._check_options(group)
 
     def _check_arguments(self) -> None:
         if self.on_nonfinite not in NON_FINITE_CHOICES:
@@ -351,8 +373,9 @@ class ShardedOptimizer(ShardedState):
         mine = {"step": self.steps, "max_norm": max_norm, "on_nonfinite": self.on_nonfinite}
         mine |= {"check_every": self.check_every}
         for number, group in enumerate(self.param_groups):
-            names = ("algorithm", *self.DEFAULTS[group["algorithm"]], *({"momentum"} & group.keys()))
-            mine |= {f"{name} of group {number}": _plain(group[name]) for name in names}
+            algorithm = self._algorithms[number]
+            names = ("algorithm", *self.DEFAULTS[algorithm], *({"momentum"} & group.keys()))
+            mine |= {f"{name} of group {number}": _plain(group.get(name)) for name in names}
         return [(name, repr(value)) for name, value in mine.items()]
 
     def _check_values(self, remedy: str) -> None:

@@ -8,49 +8,42 @@ Of a parameter, a rank keeps what belongs to its piece of n elements; of one tha
 
 from __future__ import annotations
 
-import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-import torch
-
-from distmuon.sharding.buffers import ShardedBuffers
+from distmuon.optim.states import MASTER_WEIGHT, NAMES, CheckedState, check_kept, check_maker, check_same_algorithm
+from distmuon.sharding.buffers import Piece, ShardedBuffers
 from distmuon.sharding.grid import Grid
 
+SHARDED = ("DistributedMuon", "Zero1AdamW")  # both keep the same of a parameter, if its algorithm is the same
 
-class ShardedState(torch.optim.Optimizer):
-    """The part of a sharded optimizer that saves and loads. It does so in torch's own hooks: others may hang theirs on.
 
-    A subclass sets `grid` and `buffers`, then calls `save_by_shard`.
-    """
+class ShardedState(CheckedState):
+    """The part of a sharded optimizer that saves and loads. A subclass sets `grid` and `buffers`."""
 
     grid: Grid
     buffers: ShardedBuffers
     steps: int  # updates made so far, skipped steps apart
-
-    def save_by_shard(self) -> None:
-        """Let `state_dict` and `load_state_dict` deal in shards from now on."""
-        self._groups = self.param_groups
-        self._list_masters()
-        self.register_state_dict_post_hook(_add_place, prepend=True)
-        self.register_load_state_dict_post_hook(_take_state, prepend=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's shard of the state, and its place. No collective: any rank may call it alone.
 
         The model's own `state_dict` holds the parameters.
         """
-        return super().state_dict()
+        first = self.register_state_dict_post_hook(_add_place, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            first.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned on the same rank of the same grid, with the same map, under any names.
+        """Load what `state_dict` returned on the same rank of the same grid, with the same map.
 
-        Raises ValueError, saying what differs, for anything else: a shard of another map is not this rank's state.
+        Parameters may have other names, but not each other's. Raises ValueError, saying what differs, for anything
+        else: a shard of another map is not this rank's state.
         """
-        last = self.register_load_state_dict_pre_hook(_set_state_aside)  # after those of others, who may change it
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            last.remove()
+        super().load_state_dict(state_dict)
 
     def __getstate__(self) -> NoReturn:  # type: ignore[override]
         raise TypeError(
@@ -58,13 +51,70 @@ class ShardedState(torch.optim.Optimizer):
             "buffers. Save its state_dict(), and make another optimizer for a copied model."
         )
 
-    def _list_masters(self) -> None:
+    def list_masters(self) -> None:
         """List master weights that are not the parameters themselves in the state."""
-        for pieces in self.buffers.pieces.values():
-            for piece in pieces:
-                parameter = self.buffers.parameters[piece.index]
-                if piece.weight.dtype != parameter.dtype:
-                    self.state[parameter]["master_weight"] = piece.weight
+        for piece in self._pieces():
+            if self._has_master(piece):
+                self.state[self.buffers.parameters[piece.index]][MASTER_WEIGHT] = piece.weight
+
+    def _in_order(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if "place" not in state_dict:
+            raise ValueError(
+                "this is no state of a sharded optimizer, which knows its rank; train on from one that is."
+            )
+        groups = state_dict["param_groups"]
+        check_maker(groups, self.MADE_BY, *SHARDED)
+        saved, mine = state_dict["place"], self._place()
+        if saved != mine:
+            key = next(key for key in mine if saved.get(key) != mine[key])
+            short = f": {saved.get(key)} instead of {mine[key]}" if key in ("grid", "rank") else ""
+            raise ValueError(
+                f"this state belongs elsewhere, it has another {key}{short}; load it where it was saved, "
+                "on the same rank of the same grid, with the same parameters, bucket size and strategy."
+            )
+        theirs, ours = ([name for group in each for name in group[NAMES]] for each in (groups, self.param_groups))
+        for place, name in enumerate(theirs):
+            if name in ours and ours[place] != name:
+                raise ValueError(
+                    f"this state has {name!r} in the place of {ours[place]!r}: the same parameters in another order, "
+                    "which are other shards; build the model and its groups in the order of the run that saved it."
+                )
+        states = [state_dict["state"].get(number, {}) for group in groups for number in group["params"]]
+        algorithms = [
+            check_same_algorithm(self, own, group)
+            for own, group in zip(self.param_groups, groups, strict=True)
+            for _ in own["params"]
+        ]
+        for piece in self._pieces():
+            name, state = self.buffers.names[piece.index], states[piece.index]
+            if self._has_master(piece) and MASTER_WEIGHT not in state:
+                raise ValueError(
+                    f"this state lacks the {MASTER_WEIGHT} of {name!r}, without which training would go on from "
+                    "rounded weights; load the state as it was saved."
+                )
+            check_kept(name, piece.weight, state, algorithms[piece.index])
+        return [group | {NAMES: own[NAMES]} for own, group in zip(self.param_groups, groups, strict=True)]
+
+    def _required(self, group: Mapping[str, Any]) -> tuple[str, list[str]]:
+        return group["algorithm"], ["algorithm", *self.DEFAULTS[group["algorithm"]]]  # type: ignore[attr-defined]
+
+    def _put_in(self, states: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]) -> None:
+        for piece in self._pieces():
+            state = dict(states[piece.index])
+            if MASTER_WEIGHT in state:
+                piece.weight.copy_(state.pop(MASTER_WEIGHT))
+            device = piece.weight.device
+            # a shard is float32 or wider, whatever the parameter is
+            here = {k: value.to(value.device if k == "step" else device, copy=True) for k, value in state.items()}
+            self.state[self.buffers.parameters[piece.index]].update(here)
+        self.steps = state_dict["steps"]
+        self.list_masters()
+
+    def _pieces(self) -> Iterator[Piece]:
+        return itertools.chain.from_iterable(self.buffers.pieces.values())
+
+    def _has_master(self, piece: Piece) -> bool:
+        return piece.weight.dtype != self.buffers.parameters[piece.index].dtype
 
     def _place(self) -> dict[str, Any]:
         layout, grid = self.buffers.layout, self.grid
@@ -78,48 +128,5 @@ class ShardedState(torch.optim.Optimizer):
         }
 
 
-# ---- The hooks --------------------------------------------------------------------------------------------
-
-
 def _add_place(optimizer: Any, state_dict: dict[str, Any]) -> None:
     state_dict |= {"place": optimizer._place(), "steps": optimizer.steps}
-
-
-def _set_state_aside(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Check where the state belongs; keep it from torch, which would round it to the parameters' dtype."""
-    if "place" not in state_dict:
-        raise ValueError("this is no state of a sharded optimizer, which knows its rank; train on from one that is.")
-    saved, mine = state_dict["place"], optimizer._place()
-    if saved != mine:
-        key = next(key for key in mine if saved.get(key) != mine[key])
-        short = f": {saved.get(key)} instead of {mine[key]}" if key in ("grid", "rank") else ""
-        raise ValueError(
-            f"this state belongs elsewhere, it has another {key}{short}; load it where it was saved, "
-            "on the same rank of the same grid, with the same parameters, bucket size and strategy."
-        )
-    for group in state_dict["param_groups"]:
-        if missing := [name for name in optimizer.DEFAULTS[group["algorithm"]] if name not in group]:
-            raise ValueError(f"a group of this state lacks {', '.join(missing)}; load one that was saved here.")
-    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]  # in the order of the map
-    states = [copy.deepcopy(state_dict["state"].get(number, {})) for number in numbers]
-    optimizer._incoming = states, state_dict["steps"]
-    return state_dict | {"state": {}}
-
-
-def _take_state(optimizer: Any) -> None:
-    """Put the state in, and the options into the groups that everybody holds: torch has made new ones."""
-    for group, loaded in zip(optimizer._groups, optimizer.param_groups, strict=True):
-        kept = {name: group[name] for name in ("params", "param_names")}
-        group.clear()
-        group.update(loaded | kept)
-    optimizer.param_groups = optimizer._groups
-    states, optimizer.steps = optimizer._incoming
-    for pieces in optimizer.buffers.pieces.values():
-        for piece in pieces:
-            state = states[piece.index]
-            if "master_weight" in state:
-                piece.weight.copy_(state.pop("master_weight"))
-            here = {name: value if name == "step" else value.to(piece.weight.device) for name, value in state.items()}
-            optimizer.state[optimizer.buffers.parameters[piece.index]].update(here)
-    optimizer._list_masters()
-    del optimizer._incoming

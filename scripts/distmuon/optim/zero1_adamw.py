@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 
 
 class Zero1AdamW(ShardedOptimizer):
     """`torch.optim.AdamW` on this rank's flat shards; arguments as for `ShardedOptimizer`."""
+
+    MADE_BY: ClassVar = "Zero1AdamW"
 
     def update(self) -> None:
         self.step_adamw()  # W[N_dp] -> W[N_dp]

@@ -1,0 +1,256 @@
+"""What `load_state_dict` takes: a state that the same optimizer has made of the same parameters.
+
+torch matches states with parameters by their place and looks no further, so that a state of another optimizer, or of
+the same parameters in another order, trains on as if it fitted. Here it is put in order by the parameters' names, or
+refused before anything has changed. A state says what made it: "made_by" in each of its groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+STATE_KEYS = {"muon": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an algorithm keeps
+MASTER_WEIGHT = "master_weight"  # and what is kept of a parameter that is narrower than float32
+MADE_BY, NAMES = "made_by", "param_names"
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, torch.compile and FSDP1 put into names
+
+Group = Mapping[str, Any]
+
+
+class CheckedState(torch.optim.Optimizer):
+    """The part of an optimizer that saves and loads.
+
+    It does so in torch's own hooks, of which it is the last before a load and the first after one: other hooks may
+    change a foreign state so that it fits, and see what was loaded.
+    """
+
+    MADE_BY: ClassVar[str]  # the name in a state of this optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch's optimizers do, and in each group what made it."""
+        first = self.register_state_dict_post_hook(_sign, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            first.remove()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned: a copy of it, in the order of this optimizer's parameters.
+
+        Raises ValueError, saying what differs, before anything has changed.
+        """
+        last = self.register_load_state_dict_pre_hook(_set_aside)
+        first = self.register_load_state_dict_post_hook(_put_in, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            last.remove()
+            first.remove()
+            self.__dict__.pop("_incoming", None)
+
+    def _required(self, group: Group) -> tuple[str, Sequence[str]]:
+        """Return a group's algorithm and the options that it needs. Raises ValueError for no such algorithm."""
+        raise NotImplementedError
+
+    def _in_order(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the groups of a state as this optimizer has them; raise ValueError if it is not one of its own."""
+        raise NotImplementedError
+
+    def _put_in(self, states: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]) -> None:
+        """Take a copy of what was loaded. states: of the parameters in order. state_dict: that they came in."""
+        raise NotImplementedError
+
+
+class WholeState(CheckedState):
+    """The state of an optimizer that keeps, of each parameter, tensors of the parameter's own shape and placement."""
+
+    def _in_order(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if "place" in state_dict:
+            raise ValueError(
+                "this state is one rank's shard of a sharded optimizer's; save and load such a training by "
+                "distmuon.checkpoint, which knows where the parts belong."
+            )
+        check_maker(state_dict["param_groups"], self.MADE_BY)
+        groups = in_own_order(self.param_groups, state_dict["param_groups"])
+        for own, saved in zip(self.param_groups, groups, strict=True):
+            algorithm = check_same_algorithm(self, own, saved)
+            names = names_of(own)
+            for name, p, number in zip(names, own["params"], saved["params"], strict=True):
+                _check_whole(name, p, state_dict["state"].get(number, {}), algorithm)
+        return groups
+
+    def _put_in(self, states: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for p, state in zip(parameters, states, strict=True):
+            for key, value in state.items():
+                # as torch has it: in the parameter's dtype, but for counts and for what is wider on purpose
+                dtype = value.dtype if key in ("step", MASTER_WEIGHT) else p.dtype
+                device = value.device if key == "step" else p.device
+                self.state[p][key] = value.to(device, dtype, copy=True)
+
+
+# ---- The hooks --------------------------------------------------------------------------------------------
+
+
+def _sign(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    for group in state_dict["param_groups"]:  # torch has made these for the state
+        group[MADE_BY] = optimizer.MADE_BY
+
+
+def _set_aside(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Check and order the state; keep its tensors from torch, which would round all to the parameters' dtype."""
+    groups = optimizer._in_order(state_dict)
+    numbers = [number for group in groups for number in group["params"]]
+    optimizer._incoming = [state_dict["state"].get(number, {}) for number in numbers], state_dict
+    unsigned = [{name: value for name, value in group.items() if name != MADE_BY} for group in groups]
+    return state_dict | {"state": {}, "param_groups": unsigned}
+
+
+def _put_in(optimizer: Any) -> None:
+    optimizer._put_in(*optimizer._incoming)
+
+
+# ---- What fits --------------------------------------------------------------------------------------------
+
+
+def check_maker(groups: Sequence[Group], *makers: str) -> None:
+    """Raise ValueError if the groups of a state say that another optimizer than these has made it."""
+    for group in groups:
+        if (made_by := group.get(MADE_BY, makers[0])) not in makers:
+            raise ValueError(
+                f"this state was made by {made_by}, and {makers[0]} would train on with parts of it; load it into "
+                f"{made_by}, or take the weights alone and begin with a new state."
+            )
+
+
+def check_same_algorithm(optimizer: CheckedState, own: Group, saved: Group) -> str:
+    """Return the algorithm of two groups; raise ValueError if it is not one, or if the saved one lacks an option."""
+    algorithm, options = optimizer._required(own)
+    who = optimizer.MADE_BY
+    if (theirs := saved.get("algorithm", algorithm if "algorithm" not in own else None)) != algorithm:
+        by = f"of {theirs!r}" if theirs else f"that names no algorithm, so {who} has not made it"
+        raise ValueError(
+            f"this state has a group {by}, where the optimizer has one of {algorithm!r}; load one of the same groups."
+        )
+    if missing := [name for name in options if name not in saved]:
+        raise ValueError(
+            f"this state's groups lack {', '.join(missing)}; another optimizer saved it, or an older {who}: add them "
+            "by register_load_state_dict_pre_hook, if you know them."
+        )
+    return algorithm
+
+
+def in_own_order(own: Sequence[Group], saved: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return the saved groups, and what they say of each parameter, in the order of the optimizer's own.
+
+    By name where both have names; a state by whose keys torch.distributed.checkpoint has matched them is in order.
+    Otherwise by place, as torch does: then all that can be compared are sizes, here, and shapes. Raises ValueError.
+    """
+    by_key = any(isinstance(number, str) for group in saved for number in group["params"])
+    have_names = all(NAMES in group for group in (*own, *saved)) and not by_key
+    common = _all_names(own) & _all_names(saved) if have_names else set()
+    if common:
+        if odd := sorted(_all_names(own) ^ _all_names(saved)):
+            where = "the optimizer" if odd[0] in _all_names(own) else "the state"
+            raise ValueError(f"parameter {odd[0]!r} is in {where} alone; load a state of the same parameters.")
+        return _by_name(own, saved)
+    sizes = [[len(group["params"]) for group in groups] for groups in (own, saved)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"this state has groups of {_listed(sizes[1])} parameters, the optimizer of {_listed(sizes[0])}; load one "
+            "of the same groups."
+        )
+    return [_renamed(theirs, mine) for mine, theirs in zip(own, saved, strict=True)]
+
+
+def names_of(group: Group) -> list[str]:
+    """Return the names of a group's parameters, or their places in it."""
+    names = group.get(NAMES) or ()
+    return list(names) if len(names) == len(group["params"]) else [f"#{i}" for i in range(len(group["params"]))]
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without what wrappers put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "") if wrapper.startswith("_") else name.removeprefix(wrapper)
+    return name
+
+
+def check_shapes(name: str, parameter: Tensor, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
+    """Raise RuntimeError, naming the parameter, if it has changed its shape since its state was made."""
+    for key, value in states[parameter].items() if parameter in states else ():
+        if key != "step" and isinstance(value, Tensor) and value.shape != parameter.shape:
+            raise RuntimeError(
+                f"parameter {name!r} has the shape {list(parameter.shape)} now, and its {key} {list(value.shape)}; "
+                "let its state begin anew (optimizer.state.pop(parameter)), or make a new optimizer."
+            )
+
+
+def _by_name(own: Sequence[Group], saved: Sequence[Group]) -> list[dict[str, Any]]:
+    left = list(saved)
+    found = []
+    for mine in own:
+        names = [plain_name(name) for name in mine[NAMES]]
+        same = [group for group in left if {plain_name(name) for name in group[NAMES]} == set(names)]
+        if not same:
+            raise ValueError(
+                f"this state divides the same parameters into other groups: none has those of {names[0]!r} and no "
+                "others; load one of the same groups."
+                if names
+                else "this state has no group without parameters, and the optimizer has; load one of the same groups."
+            )
+        left.remove(same[0])
+        numbers = {plain_name(name): n for name, n in zip(same[0][NAMES], same[0]["params"], strict=True)}
+        found.append(_renamed(same[0], mine) | {"params": [numbers[name] for name in names]})
+    if left:
+        raise ValueError(f"this state has {len(left)} more groups than the optimizer; load one of the same groups.")
+    return found
+
+
+def _renamed(saved: Group, own: Group) -> dict[str, Any]:
+    """Return a saved group under the optimizer's own names of its parameters, if it has any."""
+    return {name: value for name, value in saved.items() if name != NAMES} | {k: own[k] for k in (NAMES,) if k in own}
+
+
+def _all_names(groups: Sequence[Group]) -> set[str]:
+    return {plain_name(name) for group in groups for name in group[NAMES]}
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return " + ".join(map(str, numbers)) or "no"
+
+
+def check_kept(name: str, held: Tensor, state: Mapping[str, Any], algorithm: str) -> None:
+    """Raise ValueError, naming the parameter, unless this is what its algorithm keeps, and of the shape of `held`."""
+    if not state.keys() - {MASTER_WEIGHT}:  # it never had a gradient
+        return
+    if missing := [key for key in STATE_KEYS[algorithm] if not isinstance(state.get(key), Tensor)]:
+        raise ValueError(
+            f"the state of {name!r} has {', '.join(state)} and lacks {', '.join(missing)}, which {algorithm!r} keeps; "
+            "load one of the same groups."
+        )
+    for key, value in state.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"the state of {name!r} has {key} = {value!r}, which is no tensor; another optimizer's?")
+        if key != "step" and value.shape != held.shape:
+            raise ValueError(
+                f"{key} of {name!r} has the shape {list(value.shape)} in this state, and {list(held.shape)} is what is "
+                "held of the parameter here; load a state of the same model."
+            )
+
+
+def _check_whole(name: str, parameter: Tensor, state: Mapping[str, Any], algorithm: str) -> None:
+    check_kept(name, parameter, state, algorithm)
+    for key in state.keys() - {"step"}:
+        value = state[key]
+        theirs, ours = (getattr(tensor, "placements", None) for tensor in (value, parameter))
+        if theirs != ours:
+            placed = [f"placed as {where}" if where else "a plain tensor" for where in (theirs, ours)]
+            raise ValueError(
+                f"{key} of {name!r} is {placed[0]} in this state, the parameter {placed[1]}; load it by "
+                "torch.distributed.checkpoint.state_dict or distmuon.checkpoint, which place it anew."
+            )
