@@ -50,6 +50,10 @@ distributed_muon = Adapter(
     refuses={
         "parameters are swapped": "optimizer",
         "the distributed checkpoints state by names": "this is no state of a sharded optimizer",
+        "a model and its optimizer are copied by deepcopy": "cannot be copied or pickled",
+        "a model and its optimizer are copied by pickle": "cannot be copied or pickled",
+        "a parameter is replaced in its group": "the groups hold other parameters",
+        "a parameter is taken out of its group": "the groups hold other parameters",
     },
     **CLAIMS,
 )

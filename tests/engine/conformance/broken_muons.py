@@ -252,6 +252,18 @@ class RemembersItsLearningRate(PlainSteps):
         super().move(p, group | {"lr": self.defaults["lr"]})
 
 
+@caught_by("program: a run that went back is held still")
+class KeepsItsFirstGroups(PlainSteps):
+    first: list[dict[str, Any]] | None = None
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        now, self.first = self.param_groups, self.first or self.param_groups
+        self.param_groups = self.first
+        loss = super().step(closure)
+        self.param_groups = now
+        return loss
+
+
 @caught_by("a closure")
 class KeepsTheLoss(PlainSteps):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from mesh_cases import WRAPS, Net, Wrap, fsdp, give, groups_of, plain, start
 from optimizer_cases import made_up
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -109,6 +112,60 @@ def refuse_uneven_tp(world: World) -> str:
     except ValueError as error:
         return str(error)
     return "nothing"
+
+
+def train_on(model: nn.Module, optimizer: MuonW, steps: range) -> None:
+    """Take steps whose learning rates fall, in every group."""
+    for step in steps:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 / (1 + step)
+        give(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def saved_by_torch(world: World, folder: str, steps: int) -> None:
+    """Train on FSDP2, and save it as torch's own trainers do."""
+    net = Net()
+    start(net)
+    model = fsdp(world, net)
+    optimizer = MuonW(groups_of(model), batched=False)
+    train_on(model, optimizer, range(steps))
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+
+
+def resumed_by_torch(world: World, folder: str, first: int, last: int) -> list[str]:
+    """Go on from there on these ranks; return the parameters that differ from an uninterrupted run of one process."""
+    model = fsdp(world, Net())
+    optimizer = MuonW(groups_of(model), batched=False)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+    train_on(model, optimizer, range(first, last))
+    whole = Net()
+    start(whole)
+    train_on(whole, MuonW(groups_of(whole), batched=False), range(last))
+    there = dict(whole.named_parameters())
+    return [n for n, p in model.named_parameters() if not torch.equal(local(p), held(there[n].detach(), p))]
+
+
+def refused_on_one(world: World) -> list[str]:
+    """Let one rank have a learning rate that is NaN, then all; return what this rank says, and whether it moved."""
+    model = fsdp(world, Net())
+    optimizer = MuonW(groups_of(model))
+    before = [local(p).detach().clone() for p in model.parameters()]
+    said = []
+    for concerned in (world.rank == 1, True):
+        optimizer.param_groups[0]["lr"] = math.nan if concerned else 0.02
+        give(model, 0)
+        try:
+            optimizer.step()
+        except ValueError as error:
+            said.append(str(error))
+    assert not any(optimizer.state[p] for p in model.parameters()) or world.rank != 1
+    moved = any(not torch.equal(old, local(p)) for old, p in zip(before, model.parameters(), strict=True))
+    return [*said, f"moved: {moved}"]
 
 
 def losses(world: World, wrap: str) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import muonw_workers as work
@@ -104,6 +105,19 @@ def test_a_model_is_trained_on_its_own_gradients() -> None:
         for rank in launch.run(work.losses, (wrap,), dp=ranks):
             assert rank == pytest.approx(alone, rel=0.05)
     assert alone[-1] < alone[0] - 0.1
+
+
+def test_torchs_checkpoint_resumes_on_more_ranks_under_a_falling_learning_rate(tmp_path: Path) -> None:
+    launch.run(work.saved_by_torch, (str(tmp_path / "saved"), 2), dp=2)
+    assert launch.run(work.resumed_by_torch, (str(tmp_path / "saved"), 2, 5), dp=3) == [[]] * 3
+
+
+def test_what_one_rank_refuses_stops_all_before_a_weight_moves() -> None:
+    first, concerned = launch.run(work.refused_on_one, dp=2)
+    assert "rank(s) 1 step with other options" in first[0]
+    assert concerned[0].startswith("lr=nan, weight_decay=0.1, momentum=0.95: ")
+    assert first[1] == concerned[1] == concerned[0]
+    assert first[2] == concerned[2] == "moved: False"
 
 
 def test_an_infinity_on_one_rank_is_skipped_by_all() -> None:

@@ -48,6 +48,10 @@ ORACLES: dict[str, tuple[Callable[..., Optimizer], float]] = {
 REFUSED = {  # what a sharded optimizer cannot do as torch's do; it says so
     "parameters are swapped": (RuntimeError, "parameter 'group0.0'.*optimizer"),
     "the distributed checkpoints state by names": (ValueError, "this is no state of a sharded optimizer"),
+    "a model and its optimizer are copied by deepcopy": (TypeError, "cannot be copied or pickled"),
+    "a model and its optimizer are copied by pickle": (TypeError, "cannot be copied or pickled"),
+    "a parameter is replaced in its group": (RuntimeError, "the groups hold other parameters"),
+    "a parameter is taken out of its group": (RuntimeError, "the groups hold other parameters"),
 }
 each = pytest.mark.parametrize("kind", OURS)
 each_sharded = pytest.mark.parametrize("kind", SHARDED)

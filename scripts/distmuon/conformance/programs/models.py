@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from distmuon.conformance.programs.small import (
     program,
     programs,
     refill,
+    set_lr,
     sizes,
     step,
     train,
@@ -161,6 +163,39 @@ def parameters_are_swapped(make: Make) -> Trained:
         model.double().float()
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
+    return model, seen + train(model, optimizer, 2, first=2)
+
+
+@programs({"deepcopy": copy.deepcopy, "pickle": lambda pair: pickle.loads(pickle.dumps(pair))})
+def a_model_and_its_optimizer_are_copied_by(make: Make, choice: Callable[[Any], Any]) -> Trained:
+    model = SmallNet()
+    optimizer = make(model)
+    seen = train(model, optimizer, 2)
+    model, optimizer = choice((model, optimizer))
+    for lr in (0.0, 0.05):
+        set_lr(optimizer, lr)
+        seen += train(model, optimizer, 2, first=2)
+    return model, seen
+
+
+@program
+def a_parameter_is_replaced_in_its_group(make: Make) -> Trained:
+    model = SmallNet()
+    optimizer = make(model)
+    seen, old = train(model, optimizer, 2), model.second.weight
+    model.second.weight = nn.Parameter(0.5 * old.detach())
+    for group in optimizer.param_groups:
+        group["params"] = [model.second.weight if p is old else p for p in group["params"]]
+    return model, seen + train(model, optimizer, 2, first=2)
+
+
+@program
+def a_parameter_is_taken_out_of_its_group(make: Make) -> Trained:
+    model = SmallNet()
+    optimizer = make(model)
+    seen = train(model, optimizer, 2)
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if p is not model.second.weight]
     return model, seen + train(model, optimizer, 2, first=2)
 
 

@@ -89,3 +89,8 @@ def sizes(model: nn.Module) -> list[float]:
 def options_of(optimizer: Optimizer) -> list[float]:
     """Return what every scheduler moves."""
     return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

@@ -21,6 +21,7 @@ from distmuon.conformance.programs.small import (
     options_of,
     program,
     programs,
+    set_lr,
     step,
     train,
 )
@@ -123,6 +124,19 @@ def a_run_goes_back_to_where_it_was(make: Make) -> Trained:
     return model, seen
 
 
+@program
+def a_run_that_went_back_is_held_still(make: Make) -> Trained:
+    model = SmallNet()
+    optimizer = make(model)
+    seen = train(model, optimizer, 2)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    seen += train(model, optimizer, 1, first=2)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    set_lr(optimizer, 0.0)  # what a schedule does to the groups that a load has brought
+    return model, seen + train(model, optimizer, 2, first=2)
+
+
 @programs(
     {
         "clear": lambda optimizer: optimizer.state.clear(),
@@ -148,6 +162,8 @@ def the_distributed_checkpoints_state_by_names(make: Make) -> Trained:
     saved = copy.deepcopy(get_state_dict(model, optimizer))
     resumed = make(other)
     set_state_dict(other, resumed, model_state_dict=saved[0], optim_state_dict=saved[1])
+    for one in (optimizer, resumed):  # torch has let the second take a step, before it loaded
+        set_lr(one, 0.005)
     seen += train(other, resumed, 2, first=2)
     assert seen[2:] == train(model, optimizer, 2, first=2)
     return other, seen
