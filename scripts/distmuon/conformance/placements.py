@@ -137,7 +137,8 @@ def give(p: Tensor, whole: Tensor) -> None:
     """Make a whole gradient the parameter's, of which this rank holds its part."""
     if isinstance(p, DTensor):
         options: dict[str, Any] = dict(run_check=False, shape=p.shape, stride=p.stride())
-        p.grad = DTensor.from_local(held(whole, p).contiguous(), p.device_mesh, p.placements, **options)
+        part = held(whole, p).contiguous().view(p.to_local().shape)  # which may call what is empty otherwise
+        p.grad = DTensor.from_local(part, p.device_mesh, p.placements, **options)
     else:
         p.grad = whole.clone()
 

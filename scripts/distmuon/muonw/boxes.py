@@ -10,6 +10,9 @@ dp first and *strided*; here strided placements are taken last.
     (_StridedShard(0), Shard(0))     dp, tp of a column-wise weight: rows, first in T parts, each of them in D
     (Shard(0), Shard(1))             dp, tp of a row-wise weight: columns in T parts, rows in D
     (Replicate(), Shard(0))          hybrid: rows, the same on every replica
+
+Where TP's parts are unequal, DTensor's own metadata is wrong about FSDP2's cuts of them. What ranks really hold is as
+written here, so nothing in this room asks DTensor.
 """
 
 from __future__ import annotations
@@ -45,18 +48,6 @@ def boxes(shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[
                 raise ValueError(f"a parameter is placed as {placement}, which is neither a shard nor a replica.")
         found.append(tuple(box))
     return found
-
-
-def uneven_over(
-    shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[Placement]
-) -> tuple[int, int] | None:
-    """Return (tensor dimension, mesh dimension) of a cut inside another one that leaves unequal parts; None for none.
-
-    FSDP2 cuts what TP has cut already. Where TP's parts are unequal, DTensor's metadata is wrong about FSDP2's.
-    """
-    cuts = [(at, where.dim) for at, where in enumerate(placements) if isinstance(where, Shard | _StridedShard)]
-    uneven = [(dim, mesh_dim) for mesh_dim, dim in cuts[1:] if shape[dim] % mesh_shape[mesh_dim]]
-    return uneven[0] if uneven else None
 
 
 def matrices_of(matrices: Matrices, shape: Sequence[int]) -> list[tuple[Box, tuple[int, int]]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from distmuon.muonw.boxes import Box, boxes, extent, uneven_over
+from distmuon.muonw.boxes import Box, boxes, extent
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import everyone
 from distmuon.sharding.ledger import Ledger
@@ -97,19 +97,11 @@ def own_box(name: str, parameter: DTensor) -> Box:
 def _boxes_on_own_mesh(name: str, parameter: DTensor) -> list[Box]:
     own, placements = parameter.device_mesh, parameter.placements
     shape, sizes = tuple(parameter.shape), tuple(own.shape)
-    if (cut := uneven_over(shape, sizes, placements)) is not None:
-        dim, mesh_dim = cut
-        ranks = sizes[mesh_dim]
-        raise ValueError(
-            f"parameter {name!r} of shape {shape} is cut along dimension {dim} over {ranks} TP ranks, which do not "
-            f"divide {shape[dim]}, and then by FSDP2, whose DTensor is wrong about it; choose a T that divides "
-            f"{shape[dim]}."
-        )
     found = boxes(shape, sizes, placements)
-    held = extent(found[_place(own)])
-    if held != tuple(parameter.to_local().shape):
+    held, here = extent(found[_place(own)]), tuple(parameter.to_local().shape)
+    if held != here and math.prod(held) + math.prod(here):  # torch calls what is empty [2, 0] or [0, 0]
         raise ValueError(
-            f"parameter {name!r} holds {tuple(parameter.to_local().shape)} here, and its placements {placements} on "
+            f"parameter {name!r} holds {here} here, and its placements {placements} on "
             f"{own} say {held}; wrap the model anew, or give this parameter to another optimizer."
         )
     return found

@@ -98,20 +98,27 @@ def disagree(world: World) -> str:
     return "nothing"
 
 
-def refuse_uneven_tp(world: World) -> str:
-    """Cut 7 rows over 2 TP ranks and shard them; return what the first step says."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = Pair(8, 7)
-    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    fully_shard(model, mesh=mesh["dp"])
-    optimizer = MuonW(model)
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    try:
-        optimizer.step()
-    except ValueError as error:
-        return str(error)
-    return "nothing"
+def uneven_tp(world: World, tp: int) -> list[str]:
+    """Cut widths that the TP ranks do not divide, and shard the parts; return what differs from one process."""
+    mesh = init_device_mesh("cpu", (world.size // tp, tp), mesh_dim_names=("dp", "tp"))
+    differ = []
+    for width, hidden in ((8, 7), (6, 5), (5, 3), (4, 1)):
+        model, whole = Pair(width, hidden), Pair(width, hidden)
+        for net in (model, whole):
+            start(net)
+        parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["dp"])
+        for net in (model, whole):
+            optimizer = MuonW(net.named_parameters(), batched=False)
+            for step in range(2):
+                give(net, step)
+                optimizer.step()
+        there = dict(whole.named_parameters())
+        for name, p in model.named_parameters():
+            part = held(there[name].detach(), p)
+            if part.numel() and not torch.equal(local(p), part):
+                differ.append(f"{name} of {width} x {hidden}")
+    return differ
 
 
 def train_on(model: nn.Module, optimizer: MuonW, steps: range) -> None:
