@@ -50,8 +50,8 @@ COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  
 FORMS = ("auto", "standard", "gram")
 NORMS = ("safe", "torch")
 
-# Operations in the time of starting one; fitted to two CPUs, a guess for GPUs. A matrix unit makes nothing else faster.
-START = {"cpu": 2e7, "matrix unit": 2e8, "cuda": 2e9}
+# Operations in the time of starting one, fitted to two CPUs. A matrix unit makes nothing else faster.
+START = {"cpu": 2e7, "matrix unit": 2e8}
 
 TORCH_EPS = 1e-7  # below it torch.optim.Muon divides no norm out
 
@@ -193,15 +193,15 @@ def fast_form(shape: Sequence[int], steps: int, dtype: torch.dtype, device: torc
     """Return the form that "auto" takes for matrices of `shape` [A, B]: the one that costs less, by a simple model.
 
     An operation costs 1, and the start of a product, or of anything between two, `START`: the Gram form has fewer of
-    the former and more of the latter, which are dear where products are fast. float64 stays standard, for the digits of
-    whoever asks for it, and so do squares and small sides, where little is to be had.
+    the former and more of the latter, which cost most where products are fast. float64 stays standard, because those
+    who ask for it want the digits, and so do squares and small sides, where little can be gained. A GPU always takes
+    the standard form: on the one that `tests/gpu/one_gpu.py` has measured, the Gram form was slower at every shape.
     """
     a, b = sorted(shape)
-    if dtype not in (torch.bfloat16, torch.float32) or a < 256 or a == b:
+    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32) or a < 256 or a == b:
         return "standard"
-    on_unit = device.type == "cpu" and dtype == torch.bfloat16 and has_matrix_unit()
-    start = START.get("matrix unit" if on_unit else device.type, START["cuda"])
-    gram, calls = gram_work(a, b, steps, whole=device.type != "cpu")
+    start = START["matrix unit" if dtype == torch.bfloat16 and has_matrix_unit() else "cpu"]
+    gram, calls = gram_work(a, b, steps)
     return "gram" if gram + start * calls < flops(shape, steps) + start * 3 * steps else "standard"
 
 
@@ -280,19 +280,16 @@ def unit_frobenius_(
     is left out where it is not needed; on a GPU looking would stall the stream, and a
     FakeTensor has no numbers.
     """
-    both = (-2, -1)
+    both, tiny = (-2, -1), torch.finfo(x.dtype).tiny
+    if not x.is_cuda and not isinstance(x, FakeTensor):
+        norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
+        if all(1e-15 < one < 1e15 for one in norm.flatten().tolist()):
+            return x.mul_(1 / norm)
+    largest = torch.linalg.vector_norm(x, math.inf, dim=both, keepdim=True)
+    mantissa, _ = torch.frexp(largest)  # over the largest entry it is a power of two; NaN for an infinity, 0 for zero
+    x.mul_(mantissa / largest.clamp_(min=tiny))
     norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
-    look = not x.is_cuda and not isinstance(x, FakeTensor)
-    if look and all(1e-15 < one < 1e15 for one in norm.flatten().tolist()):
-        return x.mul_(1 / norm)
-    high, low = x.amax(dim=both, keepdim=True), x.amin(dim=both, keepdim=True)
-    largest = torch.maximum(high, -low)
-    bound = 126 if x.dtype == torch.float32 else 1022  # beyond, 2**exponent overflows
-    exponent = torch.frexp(largest).exponent.clamp(-bound, bound)
-    x.mul_(torch.exp2(-exponent.to(x.dtype)))
-    norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
-    inverse = torch.where(torch.isfinite(norm), 1 / norm, torch.nan)
-    return x.mul_(torch.where(norm == 0, 1.0, inverse))
+    return x.mul_(norm.clamp_(min=tiny).reciprocal_())
 
 
 def flops(shape: Sequence[int], steps: int = 5, form: str = "standard", device: str = "cpu") -> int:

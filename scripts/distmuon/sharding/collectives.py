@@ -44,6 +44,33 @@ def adding_takes(lengths: Sequence[int], rank: int) -> int:
     return len(lengths) * min(size, lengths[rank]) + packed
 
 
+def backend_of(group: dist.ProcessGroup, device_type: str) -> str | None:
+    """Return what carries the group's tensors on such a device: "nccl" of "cpu:gloo,cuda:nccl"."""
+    return dict(pair.split(":") for pair in dist.get_backend_config(group).split(",")).get(device_type)
+
+
+def sends_from_the_host(group: dist.ProcessGroup, tensor: Tensor) -> bool:
+    """Return whether send and receive reach this tensor only by way of the host's memory.
+
+    gloo copies a GPU's tensors to the host and back in its collectives, but not in these two: they take the GPU's
+    address for one of the host's, and end in "Bad address".
+    """
+    return tensor.is_cuda and backend_of(group, tensor.device.type) == "gloo"
+
+
+class _ViaHost:
+    """Messages between copies on the host; once they are waited for, what has come is where it belongs."""
+
+    def __init__(self, works: Sequence[Any], arriving: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._works, self._arriving = works, arriving
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        for part, copy in self._arriving:
+            part.copy_(copy)
+
+
 class PendingWork:
     """Collectives that were started and have not been waited for.
 
@@ -126,7 +153,7 @@ class Group:
         started = self._pending is not None
         if lengths is None:
             works = [_all_gather_flat(out, shard, group=self.process_group, async_op=started)]
-        else:  # no backend gathers unequal shards at once; each rank sends its own to all
+        else:  # gloo's all-gather wants equal shards (NCCL's, of a list, does not); so each rank sends its own to all
             works = self._send_to_all(shard, out.split(list(lengths)))
         for work in works:
             if self._pending is not None:
@@ -244,11 +271,17 @@ class Group:
         """
         if parts[self.rank].data_ptr() != shard.data_ptr():
             parts[self.rank].copy_(shard)
-        others, options = [rank for rank in range(self.size) if rank != self.rank], {"group": self.process_group}
-        sending = [dist.P2POp(dist.isend, shard, group_peer=rank, **options) for rank in others if len(shard)]
-        receiving = [dist.P2POp(dist.irecv, parts[rank], group_peer=rank, **options) for rank in others]
-        operations = sending + [operation for operation in receiving if len(operation.tensor)]
-        return dist.batch_isend_irecv(operations) if operations else []
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        arriving = {rank: parts[rank] for rank in others if len(parts[rank])}
+        via_host = sends_from_the_host(self.process_group, shard)
+        if via_host:
+            shard, homes = shard.cpu(), arriving
+            arriving = {rank: torch.empty_like(part, device="cpu") for rank, part in homes.items()}
+        options = {"group": self.process_group}
+        operations = [dist.P2POp(dist.isend, shard, group_peer=rank, **options) for rank in others if len(shard)]
+        operations += [dist.P2POp(dist.irecv, part, group_peer=rank, **options) for rank, part in arriving.items()]
+        works = dist.batch_isend_irecv(operations) if operations else []
+        return [_ViaHost(works, [(homes[rank], part) for rank, part in arriving.items()])] if via_host else works
 
     def _exchange(
         self,

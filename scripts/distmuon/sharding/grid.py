@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from distmuon.launch import World
-from distmuon.sharding.collectives import Group
+from distmuon.sharding.collectives import Group, backend_of
 from distmuon.sharding.ledger import Ledger
 
 DIMENSIONS = ("dp", "tp")
@@ -83,7 +83,7 @@ class Grid:
             if group is dist.GroupMember.NON_GROUP_MEMBER:
                 raise ValueError(f"rank {dist.get_rank()} is in no {name} group; only members may make the grid.")
         if device is None:
-            nccl = torch.cuda.is_available() and all(_backend(group, "cuda") == "nccl" for group in given.values())
+            nccl = torch.cuda.is_available() and all(backend_of(group, "cuda") == "nccl" for group in given.values())
             device = "cuda" if nccl else "cpu"
         ranks = torch.tensor(_ranks(list(given.values())))  # [D, T], or one dimension of it
         mesh = DeviceMesh.from_group(
@@ -127,7 +127,7 @@ class Grid:
         handles = {name: mesh.get_group(name) for name in mesh.mesh_dim_names}
         handles["world"] = everyone(mesh, list(handles.values()))
         if native is None:
-            native = _backend(handles["world"], mesh.device_type) == "nccl"
+            native = backend_of(handles["world"], mesh.device_type) == "nccl"
         ledger = Ledger()
         groups = {name: Group(name, ledger=ledger) for name in DIMENSIONS}
         for name, handle in handles.items():
@@ -181,11 +181,6 @@ def everyone(mesh: DeviceMesh, handles: list[dist.ProcessGroup]) -> dist.Process
     # torch gives a new group its own timeout, half an hour, and has no public way to ask for that of an old one
     limit = known[0]._get_backend(torch.device(mesh.device_type)).options._timeout
     return dist.new_group(ranks, timeout=limit, backend=config, use_local_synchronization=True, group_desc="world")
-
-
-def _backend(group: dist.ProcessGroup, device_type: str) -> str | None:
-    """Return what carries the group's tensors on such a device: "nccl" of "cpu:gloo,cuda:nccl"."""
-    return dict(pair.split(":") for pair in dist.get_backend_config(group).split(",")).get(device_type)
 
 
 def _in_order(group: Group) -> Group:

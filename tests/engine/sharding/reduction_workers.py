@@ -1,4 +1,4 @@
-"""Shards of equal and of unequal length reduced all at once and in pieces, by ranks that add up themselves."""
+"""Shards of equal and of unequal length: reduced, at once and in pieces, by ranks that add up themselves; gathered."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from distmuon.launch import World
 from distmuon.sharding import collectives
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Traffic
+from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.storage_tracker import StorageTracker
 
 RANKS, ITEM = 4, 4
 LENGTHS = {"equal": (7, 7, 7, 7), "unequal": (5, 0, 9, 2), "nothing": (0, 0, 0, 0)}
 AT_ONCE = (1, 4, 12, 32, 1000)  # elements received at a time, over all ranks
 Case = tuple[str, int]
+Way = tuple[str, bool, bool]  # whose lengths; by way of the host's memory; started, and waited for later
 
 
 class Reduced(NamedTuple):
@@ -24,6 +26,46 @@ class Reduced(NamedTuple):
     alive: int  # bytes at the worst moment
     bound: int  # bytes
     traffic: Traffic
+
+
+class Gathered(NamedTuple):
+    whole: list[float]
+    wanted: list[float]
+    traffic: Traffic
+    dispatched: Traffic
+
+
+def work(world: World) -> tuple[dict[Case, Reduced], dict[Way, Gathered]]:
+    """Return what every case of both came to on this rank."""
+    return reduce_all(world), gather_all(world)
+
+
+def gather_all(world: World) -> dict[Way, Gathered]:
+    """Gather every rank's shard, as a GPU's tensors travel over gloo, too: a CPU's may take the same way."""
+    grid, found = Grid.of(world), {}
+    kept = collectives.sends_from_the_host
+    for name in LENGTHS:
+        for via_host in (False, True):
+            collectives.sends_from_the_host = lambda *_, answer=via_host: answer
+            for started in (False, True):
+                found[name, via_host, started] = _gather(grid, LENGTHS[name], started)
+    collectives.sends_from_the_host = kept
+    return found
+
+
+def _gather(grid: Grid, lengths: tuple[int, ...], started: bool) -> Gathered:
+    wanted = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(2))
+    whole, rank = torch.zeros(sum(lengths)), grid.dp.rank
+    shard = wanted.split(list(lengths))[rank].clone()
+    grid.ledger.clear()
+    with CollectiveCounter() as counter:
+        if started:
+            with grid.dp.starting() as pending:
+                grid.dp.all_gather(shard, "parameters", whole, lengths)
+            pending.wait()
+        else:
+            grid.dp.all_gather(shard, "parameters", whole, lengths)
+    return Gathered(whole.tolist(), wanted.tolist(), grid.ledger.total(), counter.ledger.total())
 
 
 def reduce_all(world: World) -> dict[Case, Reduced]:

@@ -1,21 +1,30 @@
-"""A reduction that adds up itself: the same sum in as many pieces as it likes, and no more room than it says."""
+"""Shards of unequal length: added up in as many pieces as a rank likes, and in no more room than it says; gathered."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import reduction_workers as work
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from distmuon import launch
+from distmuon.sharding import collectives
 from distmuon.sharding.collectives import ADDED_AT_ONCE, MOST_PIECES, adding_takes, piece_size
 
 every_case = pytest.mark.parametrize("name", work.LENGTHS)
 
 
 @cache
+def both() -> list[tuple[dict[work.Case, work.Reduced], dict[work.Way, work.Gathered]]]:
+    return launch.run(work.work, dp=work.RANKS)
+
+
 def found() -> list[dict[work.Case, work.Reduced]]:
-    return launch.run(work.reduce_all, dp=work.RANKS)
+    return [reduced for reduced, _ in both()]
 
 
 @every_case
@@ -54,3 +63,36 @@ def test_what_is_added_at_a_time_grows_neither_with_ranks_nor_beyond_an_eighth_o
             lengths = [longest] * ranks
             assert adding_takes(lengths, 0) <= max(2 * ADDED_AT_ONCE, sum(lengths) / 8)
             assert -(-longest // piece_size(lengths)) <= MOST_PIECES
+
+
+@every_case
+@pytest.mark.parametrize("started", [False, True], ids=["at once", "started"])
+def test_shards_that_travel_by_way_of_the_host_arrive_as_all_do_and_are_counted_alike(name: str, started: bool) -> None:
+    lengths = work.LENGTHS[name]
+    for rank, (_, ways) in enumerate(both()):
+        straight, via_host = ways[name, False, started], ways[name, True, started]
+        assert straight.whole == via_host.whole == straight.wanted, rank
+        sent = (work.RANKS - 1) * lengths[rank] * work.ITEM
+        assert straight.traffic == via_host.traffic == (1, sum(lengths) * work.ITEM, sent), rank
+        assert straight.dispatched == via_host.dispatched, rank
+        assert via_host.dispatched.sent_bytes == sent, rank
+
+
+class OnGpu:
+    """As much of a GPU's tensor as is looked at."""
+
+    is_cuda, device = True, torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("backend", "by_host"), [("gloo", True), ("nccl", False), ("cpu:gloo,cuda:nccl", False), ("cuda:gloo", True)]
+)
+def test_only_a_gpus_tensor_over_gloo_takes_the_way_by_the_host(
+    monkeypatch: pytest.MonkeyPatch, backend: str, by_host: bool
+) -> None:
+    config = str(BackendConfig(Backend(backend)))
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    group: Any = None
+    gpus: Any = OnGpu()
+    assert collectives.sends_from_the_host(group, gpus) == by_host
+    assert not collectives.sends_from_the_host(group, torch.ones(1))
