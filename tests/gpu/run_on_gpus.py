@@ -1,65 +1,59 @@
-"""Run the tests of this folder, and store what came of each, on which GPUs and versions: what `make gpu` calls.
+"""Run the tests of this folder side by side, and store what came of each: the last part of `one_gpu.py`.
 
-python tests/gpu/run_on_gpus.py book/results/gpu.json
+python tests/gpu/run_on_gpus.py tests out/tests.json
 """
 
 from __future__ import annotations
 
-import datetime
-import subprocess
+import json
 import sys
+from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+HERE = Path(__file__).parent
+LINES, WIDTH = 40, 240  # of what a failed test said last
+
 
 class Outcomes:
-    """A plugin of pytest's: what came of each test. {name: "passed", "failed", or why it was skipped}."""
+    """A plugin of pytest's, which keeps what came of each test in a file, as soon as it is known."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, str] = {}
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.passed: list[str] = []
+        self.skipped: dict[str, str] = {}  # why
+        self.failed: dict[str, list[str]] = {}  # the last lines of what it said
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid.rpartition("::")[2]
         if report.skipped and isinstance(report.longrepr, tuple):
-            self.found[name] = report.longrepr[2].removeprefix("Skipped: ")
-        elif report.failed or report.when == "call":
-            self.found[name] = report.outcome
+            self.skipped[name] = report.longrepr[2].removeprefix("Skipped: ")
+        elif report.failed:
+            self.failed[name] = [line[:WIDTH] for line in report.longreprtext.splitlines()[-LINES:]]
+        elif report.when == "call":
+            self.passed.append(name)
+        self.path.write_text(json.dumps(self.found()), encoding="utf-8")
+
+    def found(self) -> dict[str, Any]:
+        kinds: dict[str, Collection[str]] = {"passed": self.passed, "skipped": self.skipped, "failed": self.failed}
+        counts = {kind: len(names) for kind, names in kinds.items()}
+        skipped = dict(sorted(self.skipped.items()))
+        return {"counts": counts, "failed": self.failed, "passed": sorted(self.passed), "skipped": skipped}
 
 
-def gpus() -> dict[str, Any]:
-    """Return what the outcomes depend on besides the machine: the GPUs, their driver, CUDA's and NCCL's versions."""
-    import torch
-
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        driver = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]
-    except (OSError, IndexError, subprocess.CalledProcessError):
-        driver = None
-    return {
-        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
-        "driver": driver,
-        "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
-        "date": datetime.date.today().isoformat(),
-    }
-
-
-def main(path: str) -> int:
-    """Return pytest's exit code. The file is written only where there is a GPU: elsewhere nothing has been tried."""
-    outcomes = Outcomes()
-    code = pytest.main([str(Path(__file__).parent), "-rs"], plugins=[outcomes])
-    import torch
-
-    if not torch.cuda.is_available():
-        print(f"torch sees no GPU here, so nothing was tried, and {path} stays as it was.")
-        return int(code)
-    from muonbook.measure import results  # found from here on: pytest has put scripts/ on the path
-
-    results.write(path, gpus() | {"tests": outcomes.found})
-    print(f"Written to {path}")
-    return int(code)
+def main(_: str, path: str) -> int:
+    """Return pytest's exit code. The first argument is the part's name, as for the other parts' script."""
+    options = [f"--confcutdir={HERE}", "-p", "no:cacheprovider", "--tb=short"]
+    if find_spec("xdist"):
+        options += ["-n", "auto"]
+    outcomes = Outcomes(Path(path))
+    code = int(pytest.main([str(HERE), *options], plugins=[outcomes]))
+    for name, said in outcomes.failed.items():
+        print("\n".join([f"FAILED {name}", *said]))
+    return code
 
 
 if __name__ == "__main__":
