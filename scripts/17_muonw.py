@@ -60,6 +60,12 @@ def check(arguments):
         raise launch.UsageError(f"--tp {arguments.tp} does not divide the model's {HEADS} heads; choose 1, 2 or 4.")
     if arguments.train is None and arguments.dp >= 1 and WIDTH % arguments.dp:
         raise launch.UsageError(f"--dp {arguments.dp} does not divide {WIDTH} rows, which steps 1 to 3 need; choose 4.")
+    shared = (arguments.backend, arguments.device) == ("gloo", "cuda") and arguments.dp * arguments.tp > 1
+    if arguments.train is None and shared:
+        raise launch.UsageError(
+            "--backend gloo --device cuda: torch's DTensor gathers no GPU tensors over gloo, which this job needs; "
+            "take --backend nccl, --device cpu or --train."
+        )
     launch.check_range(arguments, train=(1, 1000), save_at=(1, arguments.train or 1))
     launch.check_writable("--watch", arguments.watch)
     if arguments.save is not None and Path(arguments.save).exists():

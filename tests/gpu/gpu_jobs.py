@@ -17,7 +17,8 @@ ELSEWHERE = {("04_does_it_learn", "--recipe")}  # its data is not here, and is f
 class Job(NamedTuple):
     """One job of a worker. job: as in the worker's TAKES. options: a small one of its kind.
 
-    dp, tp: for several ranks; 0 where the job has no grid. alone: a single rank may do it, too.
+    dp, tp: for several ranks; 0 where the job has no grid. alone: a single rank may do it, too. gloo: ranks may share a
+    GPU; not where DTensors are gathered, which torch does for no GPU over gloo.
     """
 
     worker: str
@@ -26,6 +27,7 @@ class Job(NamedTuple):
     dp: int = 2
     tp: int = 1
     alone: bool = True
+    gloo: bool = True
 
 
 JOBS = (
@@ -58,7 +60,7 @@ JOBS = (
     Job("14_traces", "--traces", "--traces out/gpu/traces", alone=False),
     Job("14_traces", "--schedules", "--schedules", tp=2, alone=False),
     Job("16_owner", "", dp=2, tp=2),
-    Job("17_muonw", "", dp=2, tp=2, alone=False),
+    Job("17_muonw", "", dp=2, tp=2, alone=False, gloo=False),
     Job("17_muonw", "--train", "--train 6", dp=2, tp=2),
     Job("train", "", "--steps 6", dp=2, tp=2),
     Job("train", "", "--steps 6 --sharding zero1 --dtype bfloat16", dp=2, tp=2),
@@ -83,7 +85,8 @@ def runs() -> list[Run]:
             found.append(Run(f"{name}, one process", 1, [*begin, "--device", "cuda"]))
             continue
         grid = ["--dp", str(job.dp), "--tp", str(job.tp), "--timeout", "120"]
-        found.append(Run(f"{name}, gloo", 1, [*begin, *grid, "--backend", "gloo", "--device", "cuda"]))
+        if job.gloo:
+            found.append(Run(f"{name}, gloo", 1, [*begin, *grid, "--backend", "gloo", "--device", "cuda"]))
         found.append(Run(f"{name}, nccl", job.dp * job.tp, [*begin, *grid, "--backend", "nccl"]))
         if job.alone:
             found.append(Run(f"{name}, nccl alone", 1, [*begin, "--dp", "1", "--tp", "1", "--backend", "nccl"]))

@@ -51,8 +51,8 @@ SCALES = (1.0, 1e-30, 1e30)
 PEAKS = {"A100": 312.0, "H100": 989.4, "H200": 989.4, "GH200": 989.4, "B200": 2250.0}
 
 SHAPES = [(1024, 4096), (2048, 5632), (4096, 4096), (4096, 11008), (8192, 28672)] if GPU else [(64, 256)]
-MODEL = dict(vocabulary=8192, width=1024, layers=24, heads=16, context=64)
-SMALL_MODEL = dict(vocabulary=64, width=64, layers=2, heads=4, context=16)
+MODEL: dict[str, Any] = dict(vocabulary=8192, width=1024, layers=24, heads=16, context=64)
+SMALL_MODEL: dict[str, Any] = dict(vocabulary=64, width=64, layers=2, heads=4, context=16)
 SENT = (torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8)  # dtypes that the engine sends
 TIMED = 0.1 if GPU else 0.0  # seconds for which one thing is repeated, in each round
 ROUNDS = 3 if GPU else 1
@@ -178,7 +178,7 @@ def _optimizer(name: str, groups: list[dict[str, Any]]) -> tuple[Any, int | None
         strategy = name.split()[1]
         ours = DistributedMuon(groups, Grid.alone(DEVICE.type), strategy=strategy, max_norm=1.0)
         layout, dtype = ours.buffers.layout, _name(ns.fast_dtype(DEVICE, torch.bfloat16))
-        return ours, predict_transient(layout, 1, 0, list(ours.muon), strategy, compute_dtype=dtype)
+        return ours, predict_transient(layout, 1, 0, list(ours.muon), strategy, compute_dtype=dtype, foreach=GPU)
     if name == "MuonW":
         return MuonW(groups), None
     matrices, others = ([p for _, p in group["params"]] for group in groups)
@@ -289,7 +289,7 @@ def _fsdp2() -> float:
             optimizer.clip_grad_norm_(0.1)
             optimizer.step()
             optimizer.zero_grad()
-        ends.append([p.detach().full_tensor() if isinstance(p, DTensor) else p.detach() for p in net.parameters()])
+        ends.append([(p.full_tensor() if isinstance(p, DTensor) else p).detach() for p in net.parameters()])
     return max(float((one - other).abs().max()) for one, other in zip(*ends, strict=True))
 
 

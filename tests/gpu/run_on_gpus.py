@@ -1,11 +1,14 @@
 """Run the tests of this folder side by side, and store what came of each: the last part of `one_gpu.py`.
 
+pytest stops at this folder, because tests/conftest.py imports a browser and notebooks, which no GPU box has.
+
 python tests/gpu/run_on_gpus.py tests out/tests.json
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Collection
 from importlib.util import find_spec
@@ -47,8 +50,8 @@ class Outcomes:
 def main(_: str, path: str) -> int:
     """Return pytest's exit code. The first argument is the part's name, as for the other parts' script."""
     options = [f"--confcutdir={HERE}", "-p", "no:cacheprovider", "--tb=short"]
-    if find_spec("xdist"):
-        options += ["-n", "auto"]
+    if find_spec("xdist"):  # each starts up to eight ranks, and two cores keep one command going
+        options += ["-n", str(max(1, min(8, (os.cpu_count() or 1) // 2)))]
     outcomes = Outcomes(Path(path))
     code = int(pytest.main([str(HERE), *options], plugins=[outcomes]))
     for name, said in outcomes.failed.items():

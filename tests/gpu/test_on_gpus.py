@@ -74,6 +74,21 @@ def test_a_mesh_of_gpus_trains_as_our_world_does(backend: str, ranks: int) -> No
         assert found["precision"] == "highest"
 
 
+@needs_a_gpu
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gloo_gathers_unequal_shards_of_a_gpus_tensors(ranks: int) -> None:
+    wanted = [1.0 + rank for rank in range(ranks) for _ in range(2 * rank)]
+    for found in launch.run(gpu_workers.gather_unequal_shards, dp=ranks, backend="gloo", device="cuda"):
+        assert found == dict.fromkeys(found, wanted)
+
+
+@needs_a_gpu
+def test_torch_still_gathers_no_dtensor_of_a_gpu_over_gloo() -> None:
+    """Where it does, chapter 17's count need not refuse any more."""
+    with pytest.raises(launch.WorldError):
+        launch.run(gpu_workers.gather_a_dtensor, dp=2, backend="gloo", device="cuda", timeout=30)
+
+
 @pytest.mark.skipif(gpu_jobs.GPUS < 4, reason="needs 4 GPUs: the order of a sum shows from the third rank on.")
 def test_nccl_adds_in_rank_order_when_it_is_told_to() -> None:
     for found in launch.run(gpu_workers.add_in_rank_order, dp=4, backend="nccl"):

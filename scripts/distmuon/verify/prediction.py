@@ -6,7 +6,7 @@ ZeRO-1's outer moves are the same for every optimizer; between them each strateg
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from distmuon.optim.strategies.strategy import updates_label
@@ -17,6 +17,16 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.verify.strategy_predictions import momentum_bytes, of_strategy
 
 STATISTICS_BYTES = 128  # per parameter, an upper bound: norms, AdamW's counters, flags
+
+
+def adamw_temporaries(sizes: Iterable[int], foreach: bool) -> int:
+    """Return what AdamW allocates for tensors of these sizes, in the unit of the sizes: an upper bound.
+
+    Three of the largest where it takes one after the other. foreach: torch takes all at once, as it does on a GPU, and
+    then one of each is alive.
+    """
+    each = list(sizes)
+    return max(3 * max(each, default=0), sum(each) if foreach else 0)
 
 
 def predict_step(
@@ -66,19 +76,21 @@ def predict_transient(
     compute_dtype: str = "float32",
     native_reduce_scatter: bool = False,
     publish: str = "parameters",
+    foreach: bool = False,
 ) -> int:
     """Return an upper bound, in bytes, of what one optimizer step allocates at its worst moment on one rank.
 
     That is beyond parameters, gradients, master weights and state, which stay. Without a native reduce-scatter (on
-    gloo, or of unequal shards) gradients are received to be added up (`collectives.adding_takes`); AdamW's temporaries
-    are three of its largest piece; who publishes updates packs its own and gathers all of a bucket's, and keeps
-    those of earlier waves until then.
+    gloo, or of unequal shards) gradients are received to be added up (`collectives.adding_takes`); for AdamW's, and for
+    foreach, which is so on a GPU, see `adamw_temporaries`, of a bucket's shard for its pieces; who publishes updates
+    packs its own and gathers all of a bucket's, and keeps those of earlier waves until then.
     """
-    adding = adamw = published = 0
+    adding = published = 0
+    shards: list[int] = []  # bytes
     for bucket in layout.buckets:
         buffer, own = layout.buffers[bucket.buffer_idx], bucket.shard(dp_rank).size
         grad_bytes = ITEM_BYTES[buffer.grad_dtype]
-        adamw = max(adamw, 3 * grad_bytes * own)
+        shards.append(grad_bytes * own)
         if layout.dp > 1 and (bucket.ends or not native_reduce_scatter):
             lengths = bucket.lengths or [bucket.shard_size] * layout.dp
             adding = max(adding, grad_bytes * adding_takes(lengths, dp_rank))
@@ -89,6 +101,7 @@ def predict_transient(
     moves = of_strategy(strategy).allocates(
         layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), ITEM_BYTES[compute_dtype]
     )
+    adamw = adamw_temporaries(shards, foreach)
     return max(adding, adamw, moves + published) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
 

@@ -37,8 +37,9 @@ class StorageTracker(TorchDispatchMode):
     `history` has a Moment per operator; `during(stage)` says which stage it is.
     """
 
-    def __init__(self, standing: Iterable[StorageWeakRef] | None = None) -> None:
+    def __init__(self, standing: Iterable[StorageWeakRef] | None = None, device: torch.device | None = None) -> None:
         super().__init__()
+        self.device = device
         self.peak, self.stage = 0, ""
         self.history: list[Moment] = []
         self._standing = None if standing is None else {ref.cdata: ref for ref in standing}
@@ -58,7 +59,8 @@ class StorageTracker(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result) + (given if self._standing is not None else []):
             storage = storage_of(tensor)
-            if storage._cdata not in old and storage._cdata not in self._alive:
+            elsewhere = self.device is not None and storage.device != self.device
+            if not elsewhere and storage._cdata not in old and storage._cdata not in self._alive:
                 self._alive[storage._cdata] = StorageWeakRef(storage)
         sizes = {key: size_of(ref) for key, ref in self._alive.items()}
         self._alive = {key: ref for key, ref in self._alive.items() if sizes[key] is not None}

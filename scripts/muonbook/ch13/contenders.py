@@ -17,29 +17,27 @@ from distmuon.optim.newton_schulz import BATCHED_ON_CPU
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, Layout, ParamSpec
 from distmuon.verify.model_states import ModelStates, predict_rows, predict_shards
-from distmuon.verify.prediction import STATISTICS_BYTES, predict_transient
+from distmuon.verify.prediction import STATISTICS_BYTES, adamw_temporaries, predict_transient
 from distmuon.verify.whole_matrices import iteration_bytes
 from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
 from muonbook.measure.laid_out import LAID_OUT
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 
-ADAMW_TEMPORARIES = 3  # of the largest parameter that it meets: on a CPU it takes one after the other
-
 
 class WeighedContender(NamedTuple):
     """One way to train. title: for tables.
 
     make: (workload, grid) -> Trainer; collective. states: (workload, dp, tp, dp_rank) -> what that rank keeps. update:
-    (workload, dp, tp, dp_rank, compute_dtype) -> an upper bound, in bytes, of what its update allocates at its worst
-    moment; None where DTensor decides. over_tp: may be cut over TP. in_float64: may train a float64 model; what is
-    planned of FSDP2 has float32 shards.
+    (workload, dp, tp, dp_rank, compute_dtype, foreach) -> an upper bound, in bytes, of what its update allocates at its
+    worst moment; None where DTensor decides. foreach: see `adamw_temporaries`. over_tp: may be cut over TP. in_float64:
+    may train a float64 model; what is planned of FSDP2 has float32 shards.
     """
 
     title: str
     make: Callable[[Workload, Grid], Trainer]
     states: Callable[[Workload, int, int, int], ModelStates]
-    update: Callable[[Workload, int, int, int, str], int | None]
+    update: Callable[[Workload, int, int, int, str, bool], int | None]
     over_tp: bool = True
     in_float64: bool = True
 
@@ -58,26 +56,33 @@ def _baseline(name: str) -> WeighedContender:
     def make(workload: Workload, grid: Grid) -> Trainer:
         return baseline.make(workload, grid, None)
 
-    def update(workload: Workload, dp: int, tp: int, dp_rank: int, compute_dtype: str) -> int | None:
+    def update(workload: Workload, dp: int, tp: int, dp_rank: int, compute_dtype: str, foreach: bool) -> int | None:
         layout, muon, _ = workload.plan(dp, tp, baseline.algorithm)
         if baseline.states is predict_shards:
-            return _sharded_update(layout, tp, dp_rank, muon, "gather_all", workload, compute_dtype)
-        return None if baseline.states is predict_rows else _replicas_update(layout, muon, compute_dtype)
+            return _sharded_update(layout, tp, dp_rank, muon, "gather_all", workload, compute_dtype, foreach)
+        return None if baseline.states is predict_rows else _replicas_update(layout, muon, compute_dtype, foreach)
 
     return WeighedContender(baseline.title, make, baseline.predict_states, update, baseline.over_tp)
 
 
 def _sharded_update(
-    layout: Layout, tp: int, dp_rank: int, muon: Collection[int], strategy: str, workload: Workload, compute_dtype: str
+    layout: Layout,
+    tp: int,
+    dp_rank: int,
+    muon: Collection[int],
+    strategy: str,
+    workload: Workload,
+    compute_dtype: str,
+    foreach: bool,
 ) -> int:
-    dtypes = {"gather_dtype": workload.gather_dtype, "compute_dtype": compute_dtype}
-    return predict_transient(layout, tp, dp_rank, muon, strategy, **dtypes)  # type: ignore[arg-type]
+    dtypes: dict[str, Any] = {"gather_dtype": workload.gather_dtype, "compute_dtype": compute_dtype}
+    return predict_transient(layout, tp, dp_rank, muon, strategy, foreach=foreach, **dtypes)
 
 
-def _replicas_update(layout: Layout, muon: Collection[int], compute_dtype: str) -> int:
+def _replicas_update(layout: Layout, muon: Collection[int], compute_dtype: str, foreach: bool) -> int:
     """Return what DDP's optimizers allocate: AdamW's temporaries, or our single-device Muon's largest batch."""
     specs = [spec for index, spec in enumerate(layout.specs) if index not in muon]
-    adamw = ADAMW_TEMPORARIES * max(spec.numel * ITEM_BYTES[spec.dtype] for spec in specs)
+    adamw = adamw_temporaries((spec.numel * ITEM_BYTES[spec.dtype] for spec in specs), foreach)
     matrices = [layout.specs[index] for index in muon]
     return max(adamw, _whole_matrices(matrices, ITEM_BYTES[compute_dtype])) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
@@ -103,9 +108,9 @@ def _muon(name: str) -> WeighedContender:
         layout, muon = algorithm.plan(workload, dp, tp)
         return predict_shards(layout, dp_rank, muon)
 
-    def update(workload: Workload, dp: int, tp: int, dp_rank: int, compute_dtype: str) -> int:
+    def update(workload: Workload, dp: int, tp: int, dp_rank: int, compute_dtype: str, foreach: bool) -> int:
         layout, muon = algorithm.plan(workload, dp, tp)
-        return _sharded_update(layout, tp, dp_rank, muon, algorithm.strategy, workload, compute_dtype)
+        return _sharded_update(layout, tp, dp_rank, muon, algorithm.strategy, workload, compute_dtype, foreach)
 
     return WeighedContender(algorithm.title, algorithm.make, states, update)
 
@@ -127,10 +132,10 @@ def _fsdp2(title: str, muonw: bool) -> WeighedContender:
     def states(workload: Workload, dp: int, tp: int, dp_rank: int) -> ModelStates:
         return {kind: int(column[dp_rank]) for kind, column in part(workload, dp).states().items()}
 
-    def update(workload: Workload, dp: int, tp: int, dp_rank: int, compute_dtype: str) -> int:
+    def update(workload: Workload, dp: int, tp: int, dp_rank: int, compute_dtype: str, foreach: bool) -> int:
         planned = part(workload, dp)
-        largest = max(-(-spec.shape[0] // dp) * (spec.numel // spec.shape[0]) for spec in planned.specs)
-        elementwise = ADAMW_TEMPORARIES * ITEM_BYTES["float32"] * largest + STATISTICS_BYTES * len(planned.specs)
+        rows = (-(-spec.shape[0] // dp) * (spec.numel // spec.shape[0]) for spec in planned.specs)
+        elementwise = ITEM_BYTES["float32"] * adamw_temporaries(rows, foreach) + STATISTICS_BYTES * len(planned.specs)
         return elementwise + int(planned.step_bytes(ITEM_BYTES[compute_dtype])[dp_rank])
 
     return WeighedContender(title, make, states, update, over_tp=False, in_float64=False)

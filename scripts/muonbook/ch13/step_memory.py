@@ -77,18 +77,24 @@ def weigh(
     standing = sum(size_of(ref) or 0 for ref in there)
     place = (grid.dp.size, grid.tp.size, grid.dp.rank)
     predicted = CONTENDERS[name].states(workload, *place)
-    bound = CONTENDERS[name].update(workload, *place, compute_dtype) if compute_dtype else None
+    at_once = takes_all_at_once(grid.device)
+    bound = CONTENDERS[name].update(workload, *place, compute_dtype, at_once) if compute_dtype else None
     found = Weighed(states, predicted, standing, bound, {}, 0, [])
     if not tracked:
         return found
     homes = _homes(trainer)
-    with StorageTracker([*there, *homes, *references([ids])]) as whole:
+    with StorageTracker([*there, *homes, *references([ids])], grid.device) as whole:
         with whole.during("forward"), _backward_after(trainer, whole):
             trainer.forward_backward(ids, ids)
-        update = StorageTracker([*_references(trainer), *homes])
+        update = StorageTracker([*_references(trainer), *homes], grid.device)
         with update, whole.during("update"), named_moves(whole.during):
             trainer.update()
     return found._replace(stages=whole.peaks(), transient=update.peak, history=whole.history)
+
+
+def takes_all_at_once(device: torch.device) -> bool:
+    """Return whether torch's AdamW, left to itself, takes all tensors of a call at once on this device."""
+    return device.type != "cpu"
 
 
 def _references(trainer: Trainer) -> list[StorageWeakRef]:
@@ -169,7 +175,7 @@ def cross_check(name: str, workload: Workload, grid: Grid) -> tuple[int, int]:
         elif step == 1:
             found.append(allocated_peak(trainer.update, grid.device))
         else:
-            with StorageTracker([*_references(trainer), *_homes(trainer)]) as tracker:
+            with StorageTracker([*_references(trainer), *_homes(trainer)], grid.device) as tracker:
                 trainer.update()
             found.append(tracker.peak)
     return found[1], found[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.verify import model_states
 from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
-from muonbook.ch13 import memory_tables
+from muonbook.ch13 import memory_tables, step_memory
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.ch13.figure_memory import Step, frames_of_steps
 from muonbook.ch13.figure_tower import describe_towers, draw_towers, moves
@@ -44,6 +45,18 @@ def weigh_layouts(world: launch.World, workload: Workload) -> dict[str, Weighed]
 
 
 # ---- Counted against predicted ----------------------------------------------------------------------------
+
+
+def test_where_adamw_takes_all_tensors_at_once_as_on_a_gpu_the_bound_holds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = replace(TINY, layers=6).shared_by(1)  # all tensors are many times the largest
+    adam = importlib.import_module("torch.optim.adam")
+    monkeypatch.setattr(adam, "_default_to_fused_or_foreach", lambda *_, **__: (False, True))
+    one_by_one = {name: weigh(name, deep, Grid.alone()) for name in ("zero1", "adamw_fsdp2", "muonw")}
+    assert one_by_one["adamw_fsdp2"].transient > (one_by_one["adamw_fsdp2"].bound or 0)
+    monkeypatch.setattr(step_memory, "takes_all_at_once", lambda device: True)
+    for name in one_by_one:
+        found = weigh(name, deep, Grid.alone())
+        assert 0 < found.transient <= (found.bound or 0), name
 
 
 @pytest.mark.parametrize(("dp", "tp", "dtype"), [(1, 1, "float32"), (3, 1, "bfloat16"), (2, 1, "float32")])

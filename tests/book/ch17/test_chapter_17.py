@@ -68,6 +68,10 @@ def test_a_training_goes_on_on_another_mesh_and_a_damaged_checkpoint_is_refused(
     [
         ("--hybrid --dp 3", "--hybrid with --dp 3 --tp 1: two replicas want an even --dp and --tp 1."),
         ("--tp 3", "--tp 3 does not divide the model's 4 heads; choose 1, 2 or 4."),
+        (
+            "--backend gloo --device cuda",
+            "torch's DTensor gathers no GPU tensors over gloo, which this job needs; take ",
+        ),
         ("--dp 3", "--dp 3 does not divide 64 rows, which steps 1 to 3 need; choose 4."),
         ("--train 5 --save out/x --save-at 6", "--save-at 6: must be from 1 to 5."),
         ("--save-at 6", "--save-at does nothing by itself; it goes with --train."),

@@ -68,3 +68,10 @@ def test_the_tracker_counts_storages_once_and_forgets_the_dead():
     with StorageTracker() as tracker:
         a.mul_(2)
     assert tracker.peak == 0
+
+
+def test_the_tracker_counts_one_device_alone_where_it_is_told_to():
+    with StorageTracker(device=torch.device("cpu")) as tracker:
+        torch.zeros(1000)
+        torch.zeros(5000, device="meta")
+    assert tracker.peak == 4000
