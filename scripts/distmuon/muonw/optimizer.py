@@ -81,6 +81,7 @@ class MuonW(WholeState):
     MADE_BY: ClassVar = "MuonW"
     KEPT: ClassVar = ("_options", "gather_dtype", "skipped_steps")  # by copies and pickles, besides what torch keeps
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
+    _clipped = False  # since the latest step
 
     def __init__(
         self,
@@ -133,7 +134,8 @@ class MuonW(WholeState):
         if not self._unscale():
             self.skipped_steps += 1
             return loss
-        if refusal := self._refusal():
+        refusal, self._clipped = self._refusal(), False
+        if refusal:
             self._refuse(plans, refusal)
         headers = [self._digest(plan) for plan in plans]
         received = [self._gather(*pair) for pair in zip(plans, headers, strict=True)]
@@ -153,6 +155,7 @@ class MuonW(WholeState):
         check_max_norm(max_norm)
         self._check_now()
         self._plans.of(self.param_groups)
+        self._clipped = True
         moving = [(n, p, p.grad) for group in self.param_groups for n, p in named(group) if p.grad is not None]
         for name, p, _ in moving:
             _check_gradient(name, p)
@@ -317,6 +320,11 @@ class MuonW(WholeState):
     def _refusal(self) -> Exception | None:
         """Return why this step cannot be made, looked for before anything changes."""
         try:
+            if self._clipped and getattr(self, "grad_scale", None) is not None:
+                raise RuntimeError(
+                    "gradients were clipped before they were unscaled; call scaler.unscale_(optimizer) before "
+                    "clip_grad_norm_. Drop these, for they are clipped by a norm that the scale has enlarged."
+                )
             for group in self.param_groups:
                 self._check_options(group)
                 for name, p in named(group):

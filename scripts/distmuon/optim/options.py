@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,11 +26,18 @@ def check_complete(group: Mapping[str, Any], defaults: Mapping[str, Iterable[str
             f"a group with algorithm={algorithm!r} lacks {', '.join(missing)}; set them too, or make a new optimizer."
         )
     for name in group.keys() - {*options}:
-        if meant := difflib.get_close_matches(name, options, 1, NEARLY):
-            raise ValueError(f"a group has the option {name!r}, which nothing reads; did you mean {meant[0]!r}?")
+        if meant := _nearest(name, tuple(options)):
+            raise ValueError(
+                f"a group has the option {name!r}, which nothing reads; write {meant!r} if you meant that."
+            )
 
 
 def check_one_number(name: str, value: Any) -> None:
     """Raise ValueError for an option that is a tensor of several elements."""
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"{name} is a tensor of {value.numel()} elements; give one.")
+
+
+@functools.cache
+def _nearest(name: str, options: tuple[str, ...]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, options, 1, NEARLY)), None)

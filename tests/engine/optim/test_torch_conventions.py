@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -377,6 +378,70 @@ def test_momentum_that_a_schedule_sets_is_adamws_first_beta() -> None:
         ends.append(state_of(model))
     assert torch.equal(*ends)
     assert not torch.equal(ends[0], START)
+
+
+REFUSED_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "lr is NaN": ({"lr": math.nan}, "lr"),
+    "lr is infinite": ({"lr": math.inf}, "lr"),
+    "lr is negative": ({"lr": -0.1}, "lr"),
+    "decay is NaN": ({"weight_decay": math.nan}, "weight_decay"),
+    "momentum is 1.5": ({"momentum": 1.5}, "momentum"),
+    "a scale nobody has": ({"scale": "orignal"}, "orignal"),
+    "coefficients nobody has": ({"ns_coefficients": "polar_expres"}, "polar_expres"),
+    "matrices nobody has": ({"matrices": "staked"}, "staked"),
+    "betas above 1": ({"betas": (1.5, 0.9)}, "betas"),
+    "eps below 0": ({"eps": -1e-8}, "eps"),
+    "another algorithm": ({"algorithm": "sgd"}, "sgd"),
+    "the other algorithm": ({"algorithm": "other"}, "algorithm"),
+    "a typo": ({"weight_deca": 0.3}, "write 'weight_decay' if you meant that"),
+}
+
+
+@each
+@pytest.mark.parametrize("case", REFUSED_OPTIONS)
+def test_an_option_that_is_set_wrong_later_is_refused_before_a_weight_moves(kind: str, case: str) -> None:
+    change, words = REFUSED_OPTIONS[case]
+    model, optimizer = start(kind)
+    train(model, optimizer, 1)
+    (group,) = optimizer.param_groups
+    if not change.keys() & {*group, "algorithm", "weight_deca"}:
+        return  # this algorithm has no such option
+    if change == {"algorithm": "other"}:
+        change = {"algorithm": {"muon": "adamw"}.get(group.get("algorithm", "muon"), "muon")}
+    before = state_of(model), copy.deepcopy([optimizer.state[p] for p in model.parameters()])
+    kept = {name: group[name] for name in change if name in group}
+    group |= change
+    with pytest.raises((ValueError, TypeError), match=re.escape(words)) as error:
+        train(model, optimizer, 1)
+    message(error)
+    assert torch.equal(before[0], state_of(model))
+    for saved, p in zip(before[1], model.parameters(), strict=True):
+        assert all(torch.equal(value, optimizer.state[p][key]) for key, value in saved.items())
+    for name in change:
+        del group[name]
+    group |= kept
+    train(model, optimizer, 1)
+    assert not torch.equal(before[0], state_of(model))
+
+
+def test_muonw_refuses_gradients_that_were_clipped_before_they_were_unscaled() -> None:
+    model, optimizer = start("MuonW")
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for unscales in (True, False):
+        scaler.scale(loss_of(model, 0)).backward()
+        before = state_of(model)
+        if unscales:
+            scaler.unscale_(optimizer)
+        optimizer.clip_grad_norm_(0.1)  # type: ignore[attr-defined]
+        if unscales:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            assert not torch.equal(before, state_of(model))
+    with pytest.raises(RuntimeError, match="clipped before they were unscaled") as error:
+        scaler.step(optimizer)
+    message(error)
+    assert torch.equal(before, state_of(model))
 
 
 # ---- What a model goes through ----------------------------------------------------------------------------
