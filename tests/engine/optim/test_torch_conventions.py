@@ -393,7 +393,7 @@ REFUSED_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "eps below 0": ({"eps": -1e-8}, "eps"),
     "another algorithm": ({"algorithm": "sgd"}, "sgd"),
     "the other algorithm": ({"algorithm": "other"}, "algorithm"),
-    "a typo": ({"weight_deca": 0.3}, "write 'weight_decay' if you meant that"),
+    "a typo": ({"weight_deca": 0.3}, "write 'weight_decay' if that is meant"),
 }
 
 
