@@ -23,7 +23,7 @@ from distmuon.optim.routing import complete_group, refuse_meta, refuse_unknown
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
 from distmuon.sharding.agreement import agree, broadcast_values, check_values, together
-from distmuon.sharding.buffers import ShardedBuffers, refuse_shared_memory, specs_of
+from distmuon.sharding.buffers import ShardedBuffers, refuse_elsewhere, refuse_shared_memory, specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, plan
@@ -85,6 +85,7 @@ class ShardedOptimizer(ShardedState):
             super().__init__(params, {})
             self._algorithms = [group["algorithm"] for group in self.param_groups]
             refuse_shared_memory(self._named())
+            refuse_elsewhere(self._named(), self.grid.device)
         first = next(iter(self.DEFAULTS.values()))
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
         self._agree_at_start(bucket_size, broadcast)

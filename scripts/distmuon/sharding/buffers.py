@@ -187,6 +187,20 @@ def refuse_shared_memory(named_parameters: Sequence[tuple[str, Tensor]]) -> None
             )
 
 
+def refuse_elsewhere(named_parameters: Sequence[tuple[str, Tensor]], device: torch.device) -> None:
+    """Raise ValueError for a parameter that is not on the grid's device: it would move there, and the inputs would not.
+
+    An index counts where both have one: torch says "mps" and "mps:0" of the same.
+    """
+    for name, p in named_parameters:
+        here, there = p.device, device
+        if here.type != there.type or (None not in (here.index, there.index) and here.index != there.index):
+            raise ValueError(
+                f"parameter {name!r} is on {here}, and the grid on {there}; move the model to {there} before you make "
+                f"its optimizer, or make the grid where the model is, such as Grid.alone({str(here)!r})."
+            )
+
+
 def _looks(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 

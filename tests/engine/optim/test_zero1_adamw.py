@@ -15,6 +15,7 @@ from optimizer_workers import same
 from torch import Tensor, nn
 
 from distmuon import launch
+from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.buffers import ShardedBuffers, dtype_name, specs_of
 from distmuon.sharding.grid import Grid
@@ -236,6 +237,16 @@ def test_what_adamw_cannot_take_is_refused_in_one_sentence(
     with pytest.raises(kind, match=words) as error:
         attempt()
     message(error)
+
+
+@pytest.mark.parametrize("make", [Zero1AdamW, DistributedMuon])
+def test_a_parameter_that_is_not_where_the_grid_is_stays_there_and_is_refused(make: Callable[..., Any]) -> None:
+    """As on a GPU with `Grid.alone()`, which is a CPU's: parameters would move, and the inputs would not."""
+    w = parameter(2, 3)
+    with pytest.raises(ValueError, match=r"'w' is on cpu, and the grid on meta; move .* Grid\.alone\('cpu'\)") as error:
+        make([("w", w)], Grid.alone("meta"))
+    message(error)
+    assert w.device == torch.device("cpu")
 
 
 def test_other_parameters_in_the_groups_are_refused() -> None:
