@@ -198,9 +198,9 @@ def statistics_bytes(parameters: int) -> int:
 def clip_(buffers: ShardedBuffers, norm: float, max_norm: float) -> None:
     """Scale this rank's reduced gradients so that the global `norm` is at most `max_norm`, as torch's clipping does."""
     coefficient = min(1.0, max_norm / (norm + 1e-6))
-    for pieces in buffers.pieces.values():
-        for piece in pieces:
-            piece.gradient.mul_(coefficient)
+    gradients = [piece.gradient for pieces in buffers.pieces.values() for piece in pieces]
+    if gradients and coefficient < 1.0:
+        torch._foreach_mul_(gradients, coefficient)  # on a GPU a few launches for all of them
 
 
 def require_finite(statistics: GradientStatistics, names: list[str]) -> None:
