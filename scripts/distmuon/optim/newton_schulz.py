@@ -195,7 +195,7 @@ def fast_form(shape: Sequence[int], steps: int, dtype: torch.dtype, device: torc
     An operation costs 1, and the start of a product, or of anything between two, `START`: the Gram form has fewer of
     the former and more of the latter, which cost most where products are fast. float64 stays standard, because those
     who ask for it want the digits, and so do squares and small sides, where little can be gained. A GPU always takes
-    the standard form: on the one that `tests/gpu/one_gpu.py` has measured, the Gram form was slower at every shape.
+    the standard form: on the one that `tests/gpu/one_gpu.py` has measured, the Gram form gained nothing at any shape.
     """
     a, b = sorted(shape)
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32) or a < 256 or a == b:
