@@ -87,16 +87,15 @@ def fast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 
     float64 stays float64, because whoever asks for it wants the digits. Everything else is
     computed in bf16 where the hardware multiplies bf16 natively (a GPU since Ampere; a CPU
-    with AVX512-BF16 or AMX), and in fp32 elsewhere: emulated bf16 is slower than fp32. fp16
-    is never chosen; on a CPU it is slower by two orders of magnitude.
+    with AVX512-BF16 or AMX, and oneDNN permitted to use it), and in fp32 elsewhere: emulated bf16
+    is slower than fp32. fp16 is never chosen; on a CPU it is slower by two orders of magnitude.
     """
     if dtype == torch.float64:
         return torch.float64
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)
     elif device.type == "cpu":
-        supported = torch.cpu.get_capabilities()
-        fast = bool(supported.get("avx512_bf16") or supported.get("amx_bf16"))
+        fast = _may_use("avx512_bf16", "BF16", "FP16", "AMX", "AVX10") or has_matrix_unit()
     else:
         fast = False
     return torch.bfloat16 if fast else torch.float32
@@ -207,8 +206,17 @@ def fast_form(shape: Sequence[int], steps: int, dtype: torch.dtype, device: torc
 
 def has_matrix_unit() -> bool:
     """Return whether this CPU multiplies bf16 matrices in a unit of their own (AMX), and oneDNN may use it."""
-    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
-    return bool(torch.cpu.get_capabilities().get("amx_bf16")) and (allowed in ("ALL", "DEFAULT") or "AMX" in allowed)
+    return _may_use("amx_bf16", "AMX")
+
+
+def _may_use(feature: str, *permitting: str) -> bool:
+    """Return whether this CPU has a feature, and oneDNN, which multiplies bf16 for torch, may use it.
+
+    permitting: parts of the names of those limits (ONEDNN_MAX_CPU_ISA, formerly DNNL_MAX_CPU_ISA) that permit it.
+    """
+    limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL").upper()
+    permitted = limit in ("ALL", "DEFAULT") or any(part in limit for part in permitting)
+    return permitted and bool(torch.cpu.get_capabilities().get(feature))
 
 
 def check_form(form: str, norm: str, dtype: Any = "auto") -> None:

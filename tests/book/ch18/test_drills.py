@@ -43,8 +43,8 @@ def test_a_drill_ends_as_it_is_stored(ground: DrillGround, name: str) -> None:
     worlds.assert_worlds_left_nothing()
 
 
-@pytest.mark.usefixtures("permitted")
 def test_drills_on_machines_end_as_they_are_stored(tmp_path: Path) -> None:
+    """Whether machines may have networks of their own or share one: what comes of the drills is the same."""
     ending = finish(WORKER, "--drill", *ON_MACHINES, "--json", str(tmp_path / "drills.json"))
     assert ending.code == 0, ending.err
     found = json.loads((tmp_path / "drills.json").read_text())["drills"]

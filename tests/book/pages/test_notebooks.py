@@ -53,13 +53,13 @@ def test_a_chapter_is_stored_as_make_notebooks_stores_it(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == nbformat.writes(chapter, version=4) + "\n"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @by_name
 def test_a_chapter_prints_in_colab_what_it_shows(path: Path, published: str, tmp_path: Path) -> None:
     assert run_in_colab.in_colab(path, published, tmp_path / "reader") == []
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_a_chapter_in_a_clone_fetches_nothing(tmp_path: Path) -> None:
     assert run_in_clone(ROOT / "notebooks" / "07_virtual_map.ipynb", tmp_path) == []  # the one that takes least
 
@@ -345,7 +345,7 @@ def test_most_chapters_run_side_by_side_and_those_that_time_something_follow(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     meets = (
-        "from pathlib import Path; from time import monotonic, sleep; end = monotonic() + 60\n"
+        "from pathlib import Path; from time import monotonic, sleep; end = monotonic() + 1500\n"
         "Path({mine!r}).touch()\n"
         "while not Path({other!r}).exists() and monotonic() < end: sleep(0.02)\n"
         "print('met:', Path({other!r}).exists())"

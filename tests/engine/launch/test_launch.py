@@ -28,13 +28,13 @@ FAULTY = str(Path(__file__).with_name("faulty_worker.py"))
 
 @linux
 def test_worlds_of_one_process_share_a_fork_server_and_return_results_in_rank_order(monkeypatch) -> None:
-    first = launch.run(worlds.who, ("a", 1), dp=2, tp=2, timeout=30, threads=2)
+    first = launch.run(worlds.who, ("a", 1), dp=2, tp=2, timeout=300, threads=2)
     assert [found["world"].rank for found in first] == [0, 1, 2, 3]
     assert [found["total"] for found in first] == [6, 6, 6, 6]
     assert len({found["pid"] for found in first} | {os.getpid()}) == 5
     assert all(found["arguments"] == ("a", 1) for found in first)
     assert all(found["threads"] == 2 for found in first)
-    expected = World(0, 4, 2, 2, "gloo", "cpu", 30, 2, first[0]["world"].started)
+    expected = World(0, 4, 2, 2, "gloo", "cpu", 300, 2, first[0]["world"].started)
     assert first[0]["world"] == expected
 
     monkeypatch.setenv("DISTMUON_TEST_PROBE", "set after the fork server had started")
