@@ -44,13 +44,23 @@ def code_cells(path: Path) -> list[NotebookNode]:
 # ---- A repository to fetch --------------------------------------------------------------------------------
 
 
+def project_files(root: Path = ROOT) -> list[Path]:
+    """Return every file of the working tree, relative to it, that .gitignore does not name. Raises UsageError.
+
+    Git is asked with an empty history, so that an archive, which has none, is answered like a clone.
+    """
+    with tempfile.TemporaryDirectory(prefix="empty-") as empty:
+        _git("init", "--quiet", "--bare", empty, folder=root)
+        place = {"GIT_DIR": empty, "GIT_WORK_TREE": str(root)}
+        listed = _git("ls-files", "-z", "--others", "--exclude-standard", folder=root, **place)
+    return [Path(name) for name in filter(None, listed.split("\0")) if (root / name).is_file()]
+
+
 def copy_tree(folder: Path, root: Path = ROOT) -> Path:
-    """Copy the working tree as it stands: what git tracks or would track, committed or not. Raises UsageError."""
-    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", folder=root)
-    for name in filter(None, listed.split("\0")):
-        if (root / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((root / name).read_bytes())
+    """Copy the working tree as it stands, committed or not. Raises UsageError."""
+    for name in project_files(root):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((root / name).read_bytes())
     (folder / "notebooks").mkdir(exist_ok=True)
     (folder / "notebooks" / ".keep").touch()
     return folder
@@ -68,11 +78,12 @@ def publish(folder: Path, root: Path = ROOT) -> Path:
     return folder / "published.git"
 
 
-def _git(*arguments: str, folder: Path) -> str:
+def _git(*arguments: str, folder: Path, **place: str) -> str:
+    """Return what git says in `folder`, without anybody's settings. place: variables that git reads."""
     alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     author = ["-c", "user.name=reader", "-c", "user.email=reader@example.org"]
     done = subprocess.run(
-        ["git", *author, *arguments], cwd=folder, env=os.environ | alone, capture_output=True, text=True
+        ["git", *author, *arguments], cwd=folder, env=os.environ | alone | place, capture_output=True, text=True
     )
     if done.returncode != 0:
         raise launch.UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from chapters import CHAPTERS, PICTURE, ROOT
 from nbformat import NotebookNode
 
+from muonbook import report
 from tools import run_in_colab, run_notebooks
 
 by_name = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
@@ -125,6 +127,21 @@ def test_the_comparison_bites(
     found = run_in_colab.in_colab(edited(changes), published, tmp_path / "reader")
     for fault, words in zip(found, says, strict=True):
         assert words in fault
+
+
+def test_a_line_about_the_machine_is_all_that_another_machine_may_print(published: str, tmp_path: Path) -> None:
+    tellings = [
+        f"print('{report.HERE}it is {how}.'); print('{always}')"
+        for how, always in (("so", "yes"), ("not", "yes"), ("so", "no"))
+    ]
+    stored = chapters.tiny_notebook(tmp_path / "00_tiny.ipynb", *tellings)
+    cells = json.loads(stored.read_text(encoding="utf-8"))
+    so, *others = (cell for cell in cells["cells"] if report.HERE in "".join(cell["source"]))
+    for cell in others:
+        cell["outputs"] = so["outputs"]
+    stored.write_text(json.dumps(cells), encoding="utf-8")
+    (found,) = run_in_colab.in_colab(stored, published, tmp_path / "reader")
+    assert "no" in found
 
 
 def test_in_a_clone_the_shared_cell_would_notice_that_it_cannot_fetch(tiny: Path, tmp_path: Path) -> None:

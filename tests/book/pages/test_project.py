@@ -21,7 +21,7 @@ import yaml
 import distmuon
 import muonbook
 from muonbook import notebook
-from tools import set_address
+from tools import run_in_colab, set_address
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = "https://github.com/some-one/muon.book-2"
@@ -52,20 +52,12 @@ CHAPTERS = {
 
 
 def repository_texts() -> dict[Path, str]:
-    """Return path (relative) -> text of every file that git tracks or would track; binary files are left out."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if listed.returncode != 0:
-        pytest.skip("not a git clone, so there is no list of the files that belong to it")
+    """Return path (relative) -> text of every file that belongs to the project; binary files are left out."""
     texts = {}
-    for name in filter(None, listed.stdout.split("\0")):
+    for path in run_in_colab.project_files(ROOT):
         try:
-            texts[Path(name)] = (ROOT / name).read_text(encoding="utf-8")
-        except (UnicodeDecodeError, FileNotFoundError):
+            texts[path] = (ROOT / path).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
             continue
     return texts
 

@@ -437,13 +437,10 @@ def test_a_quintic_with_a_root_at_the_mean_divides_nothing_by_zero(quintic: Any,
         assert (found - wanted).norm() < 1e-5
 
 
-SWEEP = [(256, 256), (256, 512), (256, 2048), (512, 640), (512, 1024)]
-
-
 HARDEST = ("all equal", "square Gaussian", "an outlier, 1000", "heavy tail", "rank 1")  # by margin, at m = 1024
 
 
-@pytest.mark.parametrize("shape", SWEEP)
+@pytest.mark.parametrize("shape", [(256, 256), (256, 512)])
 def test_in_bf16_the_gram_form_is_as_safe_as_the_standard_form(shape: tuple[int, int]) -> None:
     assert len(spectra(256)) >= 28
     with WideProducts():
@@ -451,6 +448,12 @@ def test_in_bf16_the_gram_form_is_as_safe_as_the_standard_form(shape: tuple[int,
     assert len(rows) == 2 * len(spectra(shape[0]))
     unsafe = [row for row in rows if not row.safe]
     assert not unsafe
+
+
+@pytest.mark.parametrize("shape", [(256, 2048), (512, 640), (512, 1024)])
+def test_in_bf16_longer_sums_are_safe_on_the_hardest_spectra(shape: tuple[int, int]) -> None:
+    with WideProducts():
+        assert all(row.safe for row in gram_errors([shape], names=HARDEST))
 
 
 def test_in_bf16_a_batch_is_safe_too_though_it_rounds_once_more() -> None:
@@ -522,7 +525,7 @@ def test_auto_takes_the_fast_form(shape: tuple[int, int]) -> None:
 # ---- Torch's norm -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (64, 300), (257, 129), (300, 300)])
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (24, 100), (97, 65), (80, 80)])
 def test_torchs_order_of_cast_and_norm_gives_torchs_bits(shape: tuple[int, int]) -> None:
     for magnitude in (1e-9, 1e-3, 1.0, 1e5):
         matrix = gaussian(*shape) * magnitude
