@@ -30,6 +30,7 @@ from tools import run_notebooks, set_address
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "file:///nowhere/"  # a fetch from here fails at once
+READERS = set_address.Repository("a-reader", "muon-at-scale")  # what copies name: nothing is fetched from OWNER
 SHOWN = ("torch", "numpy", "matplotlib", "IPython", "ipykernel")  # versions, in the report's first line
 # What nbval does not compare, as it wants to be told: a line about the machine, and what another version draws.
 ELSEWHERE = f"regex: (?m)^{report.HERE}.*$\nreplace: {report.HERE}...\n"
@@ -67,10 +68,14 @@ def copy_tree(folder: Path, root: Path = ROOT) -> Path:
 
 
 def publish(folder: Path, root: Path = ROOT) -> Path:
-    """Return a bare repository, inside `folder`, with the working tree as its only commit. Raises UsageError."""
+    """Return a bare repository, inside `folder`, whose only commit is the working tree, published as `READERS`.
+
+    Raises UsageError.
+    """
     tree = folder / "tree"
     tree.mkdir()
     copy_tree(tree, root)
+    set_address.set_address(tree, READERS.url)
     _git("init", "--quiet", "--initial-branch=main", ".", folder=tree)
     _git("add", "--all", ".", folder=tree)
     _git("commit", "--quiet", "--message=The tree as it stands", folder=tree)
@@ -118,7 +123,7 @@ def reader(folder: Path, source: str, colab: bool, python: str = sys.executable)
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{source}.insteadOf",
-        "GIT_CONFIG_VALUE_0": set_address.current(ROOT).url if source != NOWHERE else "https://",
+        "GIT_CONFIG_VALUE_0": READERS.url if source != NOWHERE else "https://",
         **({"PYTHONPATH": str(packages)} if colab else {}),
     }
 
@@ -165,7 +170,8 @@ def in_colab(notebook: Path, published: str, folder: Path, python: str = sys.exe
     content, home = folder / "content", folder / "home"
     content.mkdir(parents=True)
     home.mkdir()
-    (content / notebook.name).write_bytes(notebook.read_bytes())
+    text, _ = set_address.rewrite(notebook.read_text(encoding="utf-8"), set_address.current(ROOT), READERS)
+    (content / notebook.name).write_text(text, encoding="utf-8")
     environment = reader(home, published, True, python)
     for module, there in (("distmuon", False), ("muonbook", False), ("google.colab", True)):
         tried = subprocess.run([python, "-c", f"import {module}"], cwd=content, env=environment, capture_output=True)
