@@ -122,6 +122,7 @@ class MuonW(WholeState):
         self.ledger = Ledger()
         self._plans = Plans(self.gather_dtype, self.ledger)
 
+    @torch._disable_dynamo  # torch.compile(optimizer.step) runs it as it is
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the closure's loss, if one is given. Collective."""

@@ -269,6 +269,7 @@ class Muon(WholeState):
         with withdrawn_if_refused(self):
             self._check(param_group)
 
+    @torch._disable_dynamo  # torch.compile(optimizer.step) runs it as it is
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the closure's loss, if one is given."""

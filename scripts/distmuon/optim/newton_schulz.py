@@ -175,7 +175,7 @@ def newton_schulz_(
     x = x.reshape(-1, *x.shape[-2:])  # [n, a, b]
     if form == "gram":
         x = _iterate_gram_(x, schedule)
-        if x.data_ptr() == matrices.data_ptr():  # the same dtype, so it was computed in place
+        if not torch.compiler.is_compiling() and x.data_ptr() == matrices.data_ptr():  # the same dtype, so in place
             return matrices
     elif len(x) == 1:
         x = _iterate(x[0], schedule)
@@ -196,7 +196,7 @@ def fast_form(shape: Sequence[int], steps: int, dtype: torch.dtype, device: torc
     who ask for it want the digits, and so do squares and small sides, where little can be gained. A GPU always takes
     the standard form: on the one that `tests/gpu/one_gpu.py` has measured, the Gram form gained nothing at any shape.
     """
-    a, b = sorted(shape)
+    a, b = min(shape), max(shape)
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32) or a < 256 or a == b:
         return "standard"
     start = START["matrix unit" if dtype == torch.bfloat16 and has_matrix_unit() else "cpu"]
@@ -217,6 +217,10 @@ def _may_use(feature: str, *permitting: str) -> bool:
     limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL").upper()
     permitted = limit in ("ALL", "DEFAULT") or any(part in limit for part in permitting)
     return permitted and bool(torch.cpu.get_capabilities().get(feature))
+
+
+# What torch.compiler.assume_constant_result sets, without the second that importing the compiler takes.
+_may_use._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_form(form: str, norm: str, dtype: Any = "auto") -> None:
@@ -259,6 +263,8 @@ def _iterate_gram_(
     schedule: Sequence[Quintic],
 ) -> Tensor:  # the same tensor
     """Apply the quintics in the Gram form: a batch at once where that pays, else each in the memory of the last."""
+    if torch.compiler.is_compiling():  # batched, because that reads no number; contiguous, because of `out=`
+        return gram_iterate_(x.contiguous(), schedule)
     if x.is_cuda or (len(x) > 1 and batching_pays(x.shape[1:], x.device)):
         return gram_iterate_(x, schedule)
     work = GramWorkspace(x[0])
@@ -285,11 +291,11 @@ def unit_frobenius_(
     Zero stays zero, infinity becomes NaN. The squares of 1e-30 are below the smallest
     float32, and an epsilon in their place would make the result depend on the scale. So the
     largest entry's power of two is divided out first, which rounds nothing. On a CPU that
-    is left out where it is not needed; on a GPU looking would stall the stream, and a
-    FakeTensor has no numbers.
+    is left out where it is not needed; on a GPU looking would stall the stream, and
+    neither a FakeTensor nor a compiler's graph has numbers.
     """
     both, tiny = (-2, -1), torch.finfo(x.dtype).tiny
-    if not x.is_cuda and not isinstance(x, FakeTensor):
+    if not (x.is_cuda or torch.compiler.is_compiling() or isinstance(x, FakeTensor)):
         norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
         if all(1e-15 < one < 1e15 for one in norm.flatten().tolist()):
             return x.mul_(1 / norm)

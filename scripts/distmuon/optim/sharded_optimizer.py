@@ -105,6 +105,7 @@ class ShardedOptimizer(ShardedState):
         self._name_parameters(param_group)
         super().add_param_group(param_group)
 
+    @torch._disable_dynamo  # torch.compile(optimizer.step) runs it as it is
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None

@@ -233,6 +233,24 @@ def test_float64_is_computed_in_float64_and_half_is_never_chosen(monkeypatch: py
                     assert fast_dtype(torch.device(device), dtype) == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "form", "dtype"),
+    [
+        ((8, 12), "auto", torch.float32),
+        ((2, 12, 8), "standard", torch.bfloat16),
+        ((8, 12), "gram", torch.float32),
+        ((2, 12, 8), "gram", torch.float64),
+    ],
+)
+def test_it_compiles_to_one_graph(shape: tuple[int, ...], form: str, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(newton_schulz, backend="eager", fullgraph=True)  # "eager" needs no C++ compiler
+    for seed in range(2):
+        matrices = gaussian(*shape, seed=seed).to(dtype)
+        options: dict[str, Any] = {"form": form, "compute_dtype": "auto" if form == "auto" else dtype}
+        assert distance(compiled(matrices, **options), newton_schulz(matrices, **options)) < 1e-5
+
+
 @pytest.mark.parametrize("features", [{}, {"avx512_bf16": True}])
 def test_auto_computes_in_the_fast_dtype(monkeypatch: pytest.MonkeyPatch, features: dict[str, bool]) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)

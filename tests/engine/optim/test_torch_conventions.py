@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
 import pickle
@@ -92,6 +93,26 @@ def test_a_program_of_torchs_users_trains_alike(kind: str, name: str) -> None:
 
 
 # ---- Copies and states ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the step", "forward, backward and the step"])
+@each
+def test_a_step_that_is_compiled_is_the_same_step(kind: str, whole: bool) -> None:
+    (plain, optimizer), (compiled, other) = start(kind), start(kind)
+
+    def taken(model: nn.Module, take: Callable[[], Any]) -> None:
+        loss_of(model, 0).backward()
+        take()
+        model.zero_grad()
+
+    torch._dynamo.reset()
+    compiler: Any = functools.partial(torch.compile, backend="eager")  # which needs no C++ compiler
+    stepping = other.step if whole else compiler(other.step)
+    taking = compiler(taken) if whole else taken
+    for _ in range(2):
+        taken(plain, optimizer.step)
+        taking(compiled, stepping)
+    assert torch.equal(state_of(plain), state_of(compiled))
 
 
 def through_pickle(thing: Any) -> Any:
