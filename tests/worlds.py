@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -82,6 +83,35 @@ def run_unprivileged(number: int, directory: str, world: World, payload: bytes) 
     return rank.run_local(number, directory, world, payload)
 
 
+def train_on_a_mesh(world: World) -> tuple[int, float]:
+    """Take a step as a program for torch alone would; return the mesh's size, and how far a weight has moved."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from distmuon import DistributedMuon, MuonW
+
+    mesh = init_device_mesh("cpu", (world.dp, world.tp), mesh_dim_names=("dp", "tp"))
+    model = torch.nn.Linear(4, 4)
+    DistributedMuon(list(torch.nn.Linear(4, 4).parameters())[:1], mesh, lr=0.1)
+    fully_shard(model, mesh=mesh["dp"])
+    optimizer = MuonW(model, lr=0.1)
+    before: Any = model.weight.detach().clone()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    after: Any = model.weight.detach()
+    return mesh.size(), (after - before).full_tensor().abs().max().item()
+
+
+def leave_the_group(world: World) -> int:
+    """End as programs for torchrun do."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    dist.destroy_process_group()
+    return world.rank
+
+
 def tensor(world: World) -> Any:
     """Return what nobody can read without torch."""
     import torch
@@ -112,6 +142,9 @@ def misbehave(world: World, how: str, culprits: tuple[int, ...]) -> bool:
         raise ValueError(f"rank {world.rank} has had enough")
     if guilty and how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if guilty and how == "fill":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as if a disk were full
+        return True
     if guilty and how == "leave":
         os._exit(0)
     if guilty and how == "stop":

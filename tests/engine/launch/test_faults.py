@@ -53,6 +53,24 @@ def test_a_rank_that_raises_is_named_whatever_its_words_remind_of(words: str) ->
     assert error.value.rank == 1
 
 
+def test_a_temporary_folder_that_is_full_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = failure("fill", 1)
+    assert error.rank == 1
+    assert re.fullmatch(
+        r"rank 1 could not leave its result in the temporary folder, which is full; make room in \S+, or set TMPDIR to "
+        r"another folder\.",
+        str(error),
+    )
+    monkeypatch.setattr(session, "_directory", None)
+    monkeypatch.setattr(session.tempfile, "tempdir", "/dev/full")
+    with pytest.raises(launch.UsageError) as refused:
+        session.directory()
+    assert str(refused.value) == (
+        "no temporary folder can be made (Not a directory); make room where temporary files go, or set TMPDIR to a "
+        "folder that you may write to."
+    )
+
+
 def test_of_two_ranks_that_raise_one_is_named() -> None:
     error = failure("raise", 1, 3)
     assert error.rank in (1, 3)

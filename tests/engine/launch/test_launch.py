@@ -115,6 +115,42 @@ def test_a_temporary_directory_whose_path_is_too_long_for_a_socket_is_no_obstacl
     assert ending == (0, "[(0, True), (21, True)]\n", "")
 
 
+@pytest.mark.parametrize("ending", ["print(launch.run(work, dp=2))", "launch.command(lambda: launch.run(work, dp=2))"])
+def test_a_program_without_a_guard_is_told_in_one_sentence_what_to_add(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "mine.py").write_text(f"from distmuon import launch\ndef work(world): ...\n{ending}\n")
+    assert worlds.finish(str(tmp_path / "mine.py")) == (
+        2,
+        "",
+        "error: mine.py calls launch.run whenever it is imported, and every rank imports it; put the call, and "
+        'whatever else only the command is to do, under `if __name__ == "__main__":`.\n',
+    )
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_one_rank_has_a_process_group_as_two_have(dp: int) -> None:
+    before = dict(os.environ)
+    found = launch.run(worlds.train_on_a_mesh, dp=dp)
+    assert [size for size, _ in found] == [dp] * dp
+    assert all(moved > 0 for _, moved in found)
+    assert not torch.distributed.is_initialized()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_worker_may_leave_its_process_group_by_itself(dp: int) -> None:
+    assert launch.run(worlds.leave_the_group, dp=dp) == list(range(dp))
+
+
+def test_a_world_of_one_takes_the_process_group_that_its_program_has() -> None:
+    with session.environment(session.directory(), GLOO_SOCKET_IFNAME=rank.LOOPBACK):
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            assert launch.run(worlds.train_on_a_mesh)[0][0] == 1
+            assert torch.distributed.is_initialized()
+        finally:
+            torch.distributed.destroy_process_group()
+
+
 # ---- The command line and torchrun ------------------------------------------------------------------------
 
 GREETINGS = "rank 0 of 4\nrank 1 of 4\nrank 2 of 4\nrank 3 of 4\n"
@@ -374,7 +410,8 @@ def test_a_parser_describes_a_worker_and_shows_its_commands() -> None:
         (["--nonesuch"], "unrecognized arguments: --nonesuch; see --help."),
         (["--dp", "two"], "argument --dp: invalid int value: 'two'; see --help."),
         (["--timeout"], "argument --timeout: expected one argument; see --help."),
-        (["--t", "2"], "ambiguous option: --t could match --tp, --timeout, --threads; see --help."),
+        (["--t", "2"], "unrecognized arguments: --t 2; see --help."),
+        (["--thread=2"], "unrecognized arguments: --thread=2; see --help."),
     ],
 )
 def test_what_argparse_refuses_is_one_sentence_too(given: list[str], says: str, capsys) -> None:
