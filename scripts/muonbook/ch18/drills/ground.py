@@ -110,6 +110,7 @@ class DrillGround:
         try:
             job = (self.settings(drill, **changes), tuple(faults), str(log))
             ended, *_ = launch.run(JOB, job, dp=RANKS, timeout=timeout)
+            error = ended.unsaved or None
         except WorldError as failed:
             error = str(failed)
         now = time.monotonic()
