@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -36,12 +36,11 @@ from tqdm import tqdm
 
 from distmuon import DistributedMuon, Grid, Metrics, MuonW, Zero1AdamW, checkpoint, launch
 from distmuon.checkpoint.folders import on_rank_0
-from distmuon.checkpoint.runs import Loaded
-from distmuon.launch.arguments import option_of
 from distmuon.metrics.writers import JsonLines, TensorBoard
 from distmuon.models.corpus import Corpus, corpus
 from distmuon.models.networks import ALONE, Transformer, initial_weights
-from distmuon.models.run_settings import FIXED, RATE, STEERING, RunSettings, parse
+from distmuon.models.run_settings import RunSettings, parse
+from distmuon.models.same_run import check_same_run, notes_of, settings_then, what_differs
 from distmuon.optim.routing import groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.tensor_parallel import load_slices
@@ -91,7 +90,7 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
     hidden = None if world.rank == 0 else True  # None: where there is no terminal
     with held, tqdm(total=settings.steps, initial=first, disable=hidden, unit="step") as bar:
         for step in range(first + 1, settings.steps + 1):
-            lr = lr_of(step, settings)
+            lr = settings.lr_at(step)
             for group in optimizer.param_groups:
                 group["lr"] = lr
             own_loss = backward(world, settings, text, forward, step)
@@ -159,15 +158,6 @@ def evaluate(world: launch.World, settings: RunSettings, text: Corpus, forward: 
         dist.all_reduce(total)
     floor = "" if text.floor is None else f", of which {text.floor / math.log(2):.3f} nobody can save"
     return f"held out {total.item() / world.size / math.log(2):.3f} bits per {text.unit}{floor}"
-
-
-def lr_of(step: int, settings: RunSettings) -> float:
-    """Return the learning rate of a step: up in `warmup` steps, then down along the schedule, to a hundredth."""
-    if step <= settings.warmup:
-        return settings.lr * step / settings.warmup
-    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
-    down = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
-    return settings.lr * max(0.01, down[settings.schedule])
 
 
 # ---- The model and its optimizer --------------------------------------------------------------------------
@@ -300,53 +290,14 @@ def resume(
         tell(world, f"refused     {reason}")
     if not loaded.step:
         return 0
-    was = RunSettings(**vars(settings) | loaded.notes.get("settings", {}))
-    check_same_run(settings, text, was, loaded)
+    check_same_run(settings, text, loaded.notes, loaded.step)
     tell(world, f"step {loaded.step:5d}   gone on from {checkpoint.at_step(settings.folder, loaded.step)}")
-    if "text" not in loaded.notes:
-        tell(world, f"step {loaded.step:5d}   does not say on what text it was trained: nobody can compare it")
-    for change in changed(STEERING, was, settings):
-        tell(world, f"step {loaded.step:5d}   resuming with {change}")
-    if changed(RATE, was, settings):
-        lrs = f"{lr_of(loaded.step, was):.3g}, and in the next {lr_of(loaded.step + 1, settings):.3g}"
-        tell(world, f"step {loaded.step:5d}   learning rate in this step {lrs}")
-    if was.weight_decay != settings.weight_decay:  # loading has put the old one back
+    for line in what_differs(settings, loaded.notes, loaded.step):
+        tell(world, f"step {loaded.step:5d}   {line}")
+    if settings_then(settings, loaded.notes).weight_decay != settings.weight_decay:  # loading has put the old one back
         for group, decay in zip(optimizer.param_groups, decays, strict=True):
             group["weight_decay"] = decay
-    if loaded.step == settings.steps:
-        tell(world, f"step {loaded.step:5d}   was the last one; there is nothing left to do")
     return loaded.step
-
-
-def check_same_run(settings: RunSettings, text: Corpus, was: RunSettings, loaded: Loaded) -> None:
-    """Raise CheckpointError where going on would be another run. was: the settings of the checkpoint."""
-    for change in changed(FIXED, was, settings):
-        raise checkpoint.CheckpointError(
-            f"the run in {settings.folder} cannot go on with {change}; give the same, or another --folder."
-        )
-    trained_on, here = loaded.notes.get("text", {}), description(settings, text)
-    if trained_on and trained_on["sha256"] != here["sha256"]:
-        texts = [f"{one['name']} ({one['tokens']:,} tokens, {one['sha256'][:8]}…)" for one in (trained_on, here)]
-        raise checkpoint.CheckpointError(
-            f"the run in {settings.folder} was trained on {texts[0]}, and this is another text, {texts[1]}; give the "
-            "same, or another --folder."
-        )
-    if loaded.step > settings.steps:
-        raise checkpoint.CheckpointError(
-            f"the run in {settings.folder} has made {loaded.step} steps, and --steps {settings.steps} asks for fewer; "
-            "ask for more, or give another --folder."
-        )
-
-
-def changed(names: Sequence[str], was: RunSettings, now: RunSettings) -> list[str]:
-    """Return in words which of these settings differ."""
-    pairs = [(option_of(name), getattr(was, name), getattr(now, name)) for name in names]
-    return [f"{option} {new} instead of {old}" for option, old, new in pairs if old != new]
-
-
-def description(settings: RunSettings, text: Corpus) -> dict[str, Any]:
-    """Return what a checkpoint says of the text that it was trained on."""
-    return {"name": settings.text, "tokens": len(text), "sha256": text.sha256}
 
 
 def save(
@@ -362,8 +313,7 @@ def save(
     Training goes on where that fails, as on a full disk, and the next save may succeed; the reason is printed.
     """
     assert settings.folder is not None
-    notes = {"step": step, "settings": {name: getattr(settings, name) for name in (*FIXED, *STEERING)}}
-    notes["text"] = description(settings, text)
+    notes = notes_of(settings, text, step)
     folder = checkpoint.at_step(settings.folder, step)
     try:
         warnings.filterwarnings("ignore", message=".* was not saved: ", category=RuntimeWarning)  # `report` says it

@@ -84,6 +84,14 @@ class RunSettings:
     log_every: int = 10
     tensorboard: bool = False
 
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of a step: up in `warmup` steps, then down along the schedule, to a hundredth."""
+        if step <= self.warmup:
+            return self.lr * step / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        down = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
+        return self.lr * max(0.01, down[self.schedule])
+
 
 FIXED = ("width", "layers", "heads", "context", "optimizer", "batch", "seed")  # and the text: see `Corpus.sha256`
 RATE = ("lr", "schedule", "warmup", "steps")

@@ -104,12 +104,12 @@ def test_other_choices_train_alike_wherever(tmp_path: Path, changes: dict[str, A
 
 def test_the_learning_rate_rises_then_falls_along_the_schedule() -> None:
     settings = RunSettings(lr=2.0, warmup=10, steps=110)
-    assert [train.lr_of(step, settings) for step in (1, 10)] == [0.2, 2.0]
+    assert [settings.lr_at(step) for step in (1, 10)] == [0.2, 2.0]
     for schedule, half in (("cosine", 1.0), ("linear", 1.0), ("constant", 2.0)):
-        rates = [train.lr_of(step, dataclasses.replace(settings, schedule=schedule)) for step in range(10, 111)]
+        rates = [dataclasses.replace(settings, schedule=schedule).lr_at(step) for step in range(10, 111)]
         assert rates[50] == pytest.approx(half)
         assert rates == sorted(rates, reverse=True)
-    assert train.lr_of(1, RunSettings(lr=2.0, warmup=0)) > 1.98
+    assert RunSettings(lr=2.0, warmup=0).lr_at(1) > 1.98
 
 
 @pytest.mark.parametrize("sharding", ["fsdp2", "zero1"])
@@ -222,7 +222,7 @@ def test_what_changes_the_rest_of_a_run_is_said_and_done(
     ):  # fmt: skip
         assert f"step     3   resuming with {words}\n" in said
     assert said.count("resuming with") == len(changes) - 1  # how often it saves changes nothing
-    now = train.lr_of(4, dataclasses.replace(SMALL, **changes))
+    now = dataclasses.replace(SMALL, **changes).lr_at(4)
     assert f"step     3   learning rate in this step 0.00854, and in the next {now:.3g}\n" in said
     manifest = json.loads((tmp_path / "step-000007" / "manifest.json").read_text())
     assert {group["options"]["weight_decay"] for group in manifest["notes"]["groups"]} == {0.3}
