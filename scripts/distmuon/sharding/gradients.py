@@ -174,15 +174,18 @@ def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touch
     counts anywhere: 0 * NaN). options, touched: of this rank; the last three numbers are its vote.
     """
     count, ranks = len(buffers.parameters), buffers.grid.world.size
-    numbers = torch.zeros(2 * count + 3, dtype=torch.float64, device=buffers.grid.device)
-    squares, presence, votes = numbers.split([count, count, 3])
-    for pieces in buffers.pieces.values():
-        for piece in pieces:
-            square = torch.linalg.vector_norm(piece.gradient, dtype=torch.float64).square()
-            counted_here = piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0
-            squares[piece.index] = square * float(counted_here)
-    presence[sorted(present)] = 1.0
-    votes.copy_(torch.tensor([*ballot(options, ranks), touched], dtype=torch.float64))
+    pieces = [piece for of_bucket in buffers.pieces.values() for piece in of_bucket]
+    counted = [0.0] * count
+    for piece in pieces:
+        counted[piece.index] = float(piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0)
+    present_here = [float(index in present) for index in range(count)]
+    # brought to the device at once, and all norms taken at once: on a GPU each copy from the host makes it wait
+    votes = [*ballot(options, ranks), float(touched)]
+    numbers = torch.tensor([*counted, *present_here, *votes], dtype=torch.float64).to(buffers.grid.device)
+    if pieces:
+        norms = torch._foreach_norm([piece.gradient for piece in pieces], dtype=torch.float64)
+        found, none = {piece.index: norm for piece, norm in zip(pieces, norms, strict=True)}, numbers.new_zeros(())
+        numbers[:count].mul_(torch.stack([found.get(index, none) for index in range(count)]).square_())
     squares, presence, votes = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu().split([count, count, 3])
     largest = torch.tensor([torch.finfo(home.dtype).max for home in buffers.gradient_homes], dtype=torch.float64)
     *ballots, touches = votes.tolist()

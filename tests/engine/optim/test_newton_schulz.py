@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_math import distance, gaussian, message, quick
+from helpers_math import Operations, distance, gaussian, message, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.optim._muon import _zeropower_via_newtonschulz
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from wide_products import WideProducts
 
@@ -361,16 +360,6 @@ def test_unit_frobenius_divides_every_matrix_in_place() -> None:
         unit = unit_frobenius_(stack)
         assert unit is stack
         torch.testing.assert_close(torch.linalg.matrix_norm(unit), torch.ones(3, dtype=dtype))
-
-
-class Operations(TorchDispatchMode):
-    """Counts what is dispatched: on a GPU, about as many kernels are started."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 def test_where_no_number_may_be_looked_at_a_matrix_is_divided_by_its_norm_in_few_operations() -> None:

@@ -8,7 +8,7 @@ import optimizer_cases as cases
 import optimizer_workers as work
 import pytest
 import torch
-from helpers_math import gaussian, message
+from helpers_math import Operations, gaussian, message
 from once import once
 from optimizer_cases import ADAMW_ONLY, SINGLE_SCALAR, Case
 from optimizer_workers import same
@@ -237,6 +237,20 @@ def test_what_adamw_cannot_take_is_refused_in_one_sentence(
     with pytest.raises(kind, match=words) as error:
         attempt()
     message(error)
+
+
+def test_gradients_of_many_parameters_are_measured_and_clipped_in_as_many_operations_as_those_of_few() -> None:
+    counts = []
+    for number in (3, 30):
+        steps = optimizer(*((str(place), parameter(2, 3)) for place in range(number)))
+        for p in steps.param_groups[0]["params"]:
+            p.grad = torch.ones(2, 3)
+        steps._refusal = steps.collect()
+        with torch.no_grad(), Operations() as operations:
+            assert steps.check_and_clip(1e-3)
+        assert steps.statistics.norm == pytest.approx((6 * number) ** 0.5)
+        counts.append(operations.count)
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("make", [Zero1AdamW, DistributedMuon])
