@@ -76,6 +76,21 @@ def test_the_stored_table_is_whole_and_says_nothing_that_must_not_be() -> None:
             assert row["when"] != table.AT_TIMEOUT or row["after"] >= 0.99, row
 
 
+def test_a_training_that_a_busy_machine_ends_before_its_fault_is_begun_again(
+    ground: DrillGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, tried = ground.attempt, []
+
+    def attempt(drill: str, faults: tuple[Fault, ...] = (), *more: Any, **changes: Any) -> Any:
+        tried.append(drill)
+        return honest(drill, faults if len(tried) > 1 else (), *more, **changes)
+
+    monkeypatch.setattr(ground, "attempt", attempt)
+    name = "killed before the first step"
+    assert unmeasured(table.ON_GROUND[name](ground, name)._asdict()) == unmeasured(stored()[name])
+    assert len(tried) == 3  # in vain, until it happened, and to the end
+
+
 # ---- What must not pass -----------------------------------------------------------------------------------
 
 

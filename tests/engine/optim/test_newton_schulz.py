@@ -215,6 +215,16 @@ def test_half_precision_input_survives_at_both_ends_of_its_range(magnitude: floa
         assert distance(result, newton_schulz(matrix.double())) < 5e-2
 
 
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # on what oneDNN uses of a processor: the name, and the former one
+
+
+@pytest.fixture
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in LIMITS:
+        monkeypatch.delenv(limit, raising=False)
+
+
+@pytest.mark.usefixtures("unlimited")
 def test_float64_is_computed_in_float64_and_half_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     for features in ({}, {"avx512_bf16": True}, {"amx_bf16": True}, {"avx512_fp16": True}):
         for capability in ((7, 5), (8, 0), (9, 0)):
@@ -248,6 +258,27 @@ def test_it_compiles_to_one_graph(shape: tuple[int, ...], form: str, dtype: torc
         matrices = gaussian(*shape, seed=seed).to(dtype)
         options: dict[str, Any] = {"form": form, "compute_dtype": "auto" if form == "auto" else dtype}
         assert distance(compiled(matrices, **options), newton_schulz(matrices, **options)) < 1e-5
+
+
+@pytest.mark.usefixtures("unlimited")
+@pytest.mark.parametrize("variable", LIMITS)
+@pytest.mark.parametrize(
+    ("limit", "fast"),
+    [
+        ("SSE41", False), ("AVX", False), ("AVX2", False), ("avx2_vnni_2", False), ("AVX512_CORE", False),
+        ("AVX512_CORE_VNNI", False), ("AVX512_CORE_BF16", True), ("AVX512_CORE_FP16", True),
+        ("AVX512_CORE_AMX", True), ("AVX10_1_512", True), ("DEFAULT", True), ("all", True), ("", True),
+    ],
+)  # fmt: skip
+def test_bf16_that_onednn_may_not_multiply_natively_is_not_fast(
+    variable: str, limit: str, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})
+    monkeypatch.setenv(variable, limit)
+    assert (fast_dtype(torch.device("cpu"), torch.float32) == torch.bfloat16) == fast
+    if variable == LIMITS[1]:
+        monkeypatch.setenv(LIMITS[0], "ALL")  # the newer name is asked first
+        assert fast_dtype(torch.device("cpu"), torch.float32) == torch.bfloat16
 
 
 @pytest.mark.parametrize("features", [{}, {"avx512_bf16": True}])
@@ -507,6 +538,7 @@ def test_the_fast_form_is_gram_where_it_saves_more_operations_than_it_costs_star
     assert fast_form((1024, 4096), 0, bf16, cpu) == "standard"
 
 
+@pytest.mark.usefixtures("unlimited")
 def test_with_a_matrix_unit_the_gram_form_has_to_save_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     cpu, bf16 = torch.device("cpu"), torch.bfloat16
