@@ -117,6 +117,6 @@ def _until_it_happens(ground: DrillGround, name: str, drill: RankDrill) -> Attem
     for _ in range(TRIES):
         ground.begin(name, drill.after)
         first = ground.attempt(name, drill.faults, timeout, **drill.changes)
-        if first.late is not None:
+        if first.error is None or first.late is not None:
             return first
-    raise DrillFailed(f"{name}: nothing happened in {TRIES} tries, of which the last said {first.error}")
+    raise DrillFailed(f"{name}: failed {TRIES} times before anything had happened, at last with {first.error}")
