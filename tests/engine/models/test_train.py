@@ -452,12 +452,25 @@ def test_what_cannot_be_is_one_sentence(line: str, says: str) -> None:
     assert str(error.value).startswith(says)
 
 
+def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:  # permission bits do not stop the root user
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(run_settings.os, "listdir", refuse)
+    with pytest.raises(launch.UsageError) as error:
+        settings_of("--folder", str(tmp_path))
+    assert str(error.value) == f"--folder {tmp_path}: cannot be read (Permission denied); name another folder."
+    assert settings_of("--folder", str(tmp_path / "new")).folder == str(tmp_path / "new")
+
+
 def test_torchrun_understands_every_option() -> None:
     """It takes a prefix of one of its own options for that option, even behind the name of the program."""
     help_page = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True, check=True
     ).stdout
     theirs = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", help_page))
-    ours = {f"--{name.replace('_', '-')}" for name in [*run_settings.HELP, *launch.WORLD, "config"]}
+    ours = {f"--{name.replace('_', '-')}" for name in [*run_settings.HELP, *launch.WORLD, "config", "no_tensorboard"]}
     assert len(theirs) > 20
     assert not [(mine, other) for mine in ours for other in theirs if other.startswith(mine)]
