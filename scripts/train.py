@@ -58,11 +58,13 @@ CUTS: dict[str, Any] = {
 class Ended(NamedTuple):
     """How a run has ended, the same on all ranks.
 
-    refused: why it did not begin. diverged: after `SKIPS` skips. unsaved: why the last checkpoint is missing.
+    refused: why it did not begin. again: whether another start may succeed, which keep_going.py makes unless the exit
+    code is 2. diverged: after `SKIPS` skips. unsaved: why the last checkpoint is missing.
     """
 
     step: int
     refused: str = ""
+    again: bool = False
     diverged: bool = False
     unsaved: str = ""
 
@@ -75,10 +77,15 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
     text = corpus(settings.text)
     held = contextlib.ExitStack()  # the run's folder and its metrics
     saving: Future[None] | None = None
+    if settings.folder is not None:
+        try:
+            held.enter_context(claim_patiently(world, settings.folder))
+        except (
+            checkpoint.CheckpointError
+        ) as error:  # under torchrun, by what is left of this run on a machine that hangs
+            return Ended(0, refused=str(error), again=launch.under_torchrun())
     try:
         check_same_everywhere(world, text)
-        if settings.folder is not None:
-            held.enter_context(claim_patiently(world, settings.folder))
         model, optimizer, forward = build(world, settings, text.vocabulary)
         first = resume(world, settings, text, model, optimizer)
         metrics = held.enter_context(observe(settings, optimizer, first))
@@ -357,7 +364,7 @@ def main() -> int:
     arguments, settings = parse(__doc__)
     outcome, *_ = launch.run(train, (settings,), **launch.options(arguments), stop_within=STOP_WITHIN)
     if outcome.refused:
-        raise launch.UsageError(outcome.refused)
+        raise launch.WorldError(outcome.refused, None) if outcome.again else launch.UsageError(outcome.refused)
     if outcome.unsaved:
         raise launch.OutputError(f"{outcome.unsaved.rstrip('.')}; {what_is_left(settings)}.")
     if not launch.speaks():

@@ -253,6 +253,25 @@ def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(tmp_path: P
     assert steps == list(range(1, int(made) + 1))
 
 
+def test_under_torchrun_a_folder_in_use_is_waited_for_and_the_loop_around_may_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world = launch.World(0, 1, 1, 1, "gloo", "cpu", 1.0, 1, 0)
+    settings = dataclasses.replace(SMALL, folder=str(tmp_path))
+    with train.claim_patiently(world, str(tmp_path)):
+        monkeypatch.setattr(launch, "under_torchrun", lambda: True)
+        ended = train.train(world, settings)
+        monkeypatch.undo()
+        assert not train.train(world, settings).again
+    assert ended.again
+    assert capfd.readouterr().out == f"waiting     {ended.refused}\n"
+    assert ended.refused.startswith(f"{tmp_path} is in use by another ")
+    monkeypatch.setattr(launch, "run", lambda *_, **__: [ended])
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(launch.WorldError, match="is in use by another"):
+        train.main()
+
+
 def test_a_package_that_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert "needs the package tensorboard" in run(tmp_path, dp=1, tensorboard=True).refused
