@@ -48,7 +48,6 @@ distributed_muon = Adapter(
         "gradients stay as they were": "a step uses the gradients up; `.grad` is None after it, as the contract says."
     },
     refuses={
-        "parameters are swapped": "optimizer",
         "the distributed checkpoints state by names": "this is no state of a sharded optimizer",
         "a model and its optimizer are copied by deepcopy": "cannot be copied or pickled",
         "a model and its optimizer are copied by pickle": "cannot be copied or pickled",

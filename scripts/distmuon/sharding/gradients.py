@@ -75,11 +75,10 @@ class GradientViews:
         self._versions = [0] * len(buffers.parameters)  # of those, after the latest backward pass
         for index, (p, home) in enumerate(zip(buffers.parameters, buffers.gradient_homes, strict=True)):
             gradient, p.grad = p.grad, None
-            p.grad_dtype = None  # any: the home's may differ from the parameter's
+            self._watch(index)
             if gradient is not None:
                 self._move_in(index)
                 home.copy_(gradient)
-            self._watch(index)
 
     def collect(self) -> set[int]:
         """Bring every gradient home; return the indices of the parameters that have one.
@@ -156,6 +155,7 @@ class GradientViews:
         node = get_gradient_edge(p.requires_grad_(True)).node  # the node stays when the parameter is frozen again
         p.requires_grad_(not frozen)
         if node is not self._nodes[index]:
+            p.grad_dtype = None  # any: the home's may differ from the parameter's
             me = weakref.ref(self)  # the node may outlive the optimizer
             node.register_prehook(lambda _: views.offer_home(index) if (views := me()) else None)
             self._nodes[index] = node

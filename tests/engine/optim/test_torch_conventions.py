@@ -9,10 +9,12 @@ import math
 import pickle
 import re
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing  # which tells ForkingPickler how tensors travel
 from helpers_math import distance, gaussian, message
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
@@ -48,7 +50,6 @@ ORACLES: dict[str, tuple[Callable[..., Optimizer], float]] = {
     "DistributedMuon": (OURS["Muon"], 1e-5),
 }
 REFUSED = {  # what a sharded optimizer cannot do as torch's do; it says so
-    "parameters are swapped": (RuntimeError, "parameter 'group0.0'.*optimizer"),
     "the distributed checkpoints state by names": (ValueError, "this is no state of a sharded optimizer"),
     "a model and its optimizer are copied by deepcopy": (TypeError, "cannot be copied or pickled"),
     "a model and its optimizer are copied by pickle": (TypeError, "cannot be copied or pickled"),
@@ -543,6 +544,85 @@ def test_weights_loaded_into_a_bf16_model_after_construction_are_trained(kind: s
         if late:
             model.load_state_dict(weights)
         train(model, optimizer, 3)
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+
+
+# ---- Storage that moves under the same tensor -------------------------------------------------------------
+
+
+def sent(thing: Any) -> Any:
+    """Return what another process would get of `thing`: the same memory, into which torch moves it for that."""
+    return pickle.loads(ForkingPickler.dumps(thing))
+
+
+HANDED_OVER: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
+    "model": lambda model, optimizer: list(sent(model).parameters()),
+    "its state": lambda model, optimizer: [*sent(model.state_dict()).values()],
+    "one parameter": lambda model, optimizer: [sent(next(model.parameters()))],
+    "gradients": lambda model, optimizer: [sent(p.grad) for p in model.parameters() if p.grad is not None] and [],
+    "the optimizer's state": lambda model, optimizer: sent(optimizer.state_dict()) and [],
+    "share_memory": lambda model, optimizer: [p.detach() for p in model.share_memory().parameters()],
+    "all of it": lambda model, optimizer: sent((model.share_memory(), optimizer.state_dict())) and [],
+}
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("moment", ["before", "between steps", "before a step"])
+@pytest.mark.parametrize("what", HANDED_OVER)
+def test_training_goes_on_after_something_was_handed_to_another_process(
+    kind: str, what: str, moment: str, dtype: torch.dtype
+) -> None:
+    """And the other process sees it go on, as with torch's optimizers."""
+    ends, seen = [], []
+    for moves in (False, True):
+        model = SmallNet().to(dtype)
+        if moves and moment == "before":
+            seen = HANDED_OVER[what](model, torch.optim.SGD(model.parameters()))
+        optimizer = OURS[kind](model.parameters())
+        train(model, optimizer, 2)
+        if moves and moment == "between steps":
+            seen = HANDED_OVER[what](model, optimizer)
+        optimizer.zero_grad()
+        loss_of(model, 2).backward()
+        if moves and moment == "before a step":
+            seen = HANDED_OVER[what](model, optimizer)
+        optimizer.step()
+        train(model, optimizer, 3, first=3)
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+    for theirs, ours in zip(seen, model.parameters(), strict=False):
+        assert torch.equal(theirs, ours)
+
+
+@each
+def test_what_another_process_writes_into_shared_memory_is_trained_on(kind: str) -> None:
+    ends = []
+    for shared in (False, True):
+        model, optimizer = start(kind)
+        theirs = sent(model) if shared else model
+        train(model, optimizer, 1)
+        with torch.no_grad():
+            theirs.second.weight.mul_(2.0)
+        train(model, optimizer, 2, first=1)
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+
+
+@each_sharded
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_that_torch_swaps_under_their_names_are_trained_on(kind: str, dtype: torch.dtype) -> None:
+    ends = []
+    for swaps in (False, True):
+        model = SmallNet().to(dtype)
+        optimizer = OURS[kind](model.parameters())
+        train(model, optimizer, 2)
+        optimizer.zero_grad()
+        if swaps:
+            for p in model.parameters():
+                torch.utils.swap_tensors(p, nn.Parameter(p.detach().clone()))
+        train(model, optimizer, 3, first=2)
         ends.append(state_of(model))
     assert torch.equal(*ends)
 
