@@ -14,6 +14,7 @@ from distmuon.muonw.plans import local
 from distmuon.optim.routing import refuse_meta
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.layout import Range
+from distmuon.sharding.precision import widest
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 
@@ -69,13 +70,14 @@ class PlacedHeads:
         return Range(first, first + heads)
 
     def factors(self, gammas: Sequence[float], alpha: float) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (parameter, by what each of the rows that this rank holds is to be multiplied), float64.
+        """Yield (parameter, by what each of the rows that this rank holds is to be multiplied).
 
         gammas: of all heads of the layer. alpha: see `AttentionHeads.factors`.
         """
         for (which, held), parts in zip(self.parameters.items(), self.attention.factors(gammas, alpha), strict=True):
             for leaf, p in held.items():
-                rows = [part.to(local(p).device).repeat_interleave(self.width) for part in parts]
+                of = {"dtype": widest(local(p).device), "device": local(p).device}
+                rows = [torch.tensor(part, **of).repeat_interleave(self.width) for part in parts]
                 if isinstance(p, DTensor):
                     yield p, torch.cat(rows)[own_box(f"{self.name}, {which}, {leaf}", p)[0].as_slice]
                 else:

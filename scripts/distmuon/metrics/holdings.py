@@ -96,7 +96,7 @@ class OnShards:
         present = part.index in self.optimizer.statistics.present
         return self._pieces[part.index].gradient if present else None
 
-    def squared_gradients(self, summed: Tensor) -> Tensor:  # [P], float64
+    def squared_gradients(self, summed: Tensor) -> Tensor:  # [P]
         """Return the squared norms of the latest step's gradients, from before clipping."""
         return self.optimizer.statistics.squared_norms
 
@@ -157,7 +157,7 @@ class InPlace:
         gradient = part.parameter.grad
         return None if gradient is None else local(gradient)
 
-    def squared_gradients(self, summed: Tensor) -> Tensor:  # [P], float64
+    def squared_gradients(self, summed: Tensor) -> Tensor:  # [P]
         """Return the squared norms of the latest step's gradients, from the sums over all ranks."""
         return summed
 

@@ -51,6 +51,7 @@ from distmuon.optim.states import WholeState, check_shapes
 from distmuon.sharding.agreement import Disagreement
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import Division
+from distmuon.sharding.precision import widest
 
 WHOLE = Division()
 HEADER = 4  # elements before a parcel, each a byte of the sender's digest: small integers, exact in any dtype
@@ -160,9 +161,10 @@ class MuonW(WholeState):
         moving = [(n, p, p.grad) for group in self.param_groups for n, p in named(group) if p.grad is not None]
         for name, p, _ in moving:
             _check_gradient(name, p)
-        squares = torch.zeros(1, dtype=torch.float64, device=local(self.param_groups[0]["params"][0]).device)
+        device = local(self.param_groups[0]["params"][0]).device
+        squares = torch.zeros(1, dtype=widest(device), device=device)
         for _, p, _ in moving:
-            own = _local_gradient(p).double().square().sum()
+            own = _local_gradient(p).to(squares.dtype).square().sum()
             squares += own * shards(p) / self._plans.everybody.size  # so many ranks hold the same part
         norm = self._plans.everybody.all_reduce(squares, "norm").sqrt()[0]
         factor = (max_norm / (norm + 1e-6)).item()  # torch's formula
@@ -180,7 +182,7 @@ class MuonW(WholeState):
         if (factor := getattr(self, "grad_scale", None)) is not None:
             for group in self.param_groups:
                 for p in (p for p in group["params"] if p.grad is not None):
-                    local(p.grad).mul_(factor.double().reciprocal().to(p.grad.dtype))
+                    local(p.grad).mul_(factor.to(widest(factor.device)).reciprocal().to(p.grad.dtype))
         return True
 
     # ---- Muon's moves -------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from distmuon.optim.gram import GramWorkspace, gram_iterate_, gram_work
+from distmuon.sharding.precision import exactly
 
 Quintic = tuple[float, float, float]
 
@@ -325,14 +326,14 @@ def singular_values(
     matrices: Tensor,  # [..., A, B]
 ) -> Tensor:  # [..., min(A, B)], float64
     """Return the singular values, largest first."""
-    return torch.linalg.svdvals(matrices.double())
+    return torch.linalg.svdvals(exactly(matrices))
 
 
 def orthogonality_error(
     matrices: Tensor,  # X, [..., A, B]
 ) -> Tensor:  # [...], float64
     """Return ||X X^T - I||_F / sqrt(min(A, B)), rows and columns swapped if X is tall."""
-    x = matrices.double()
+    x = exactly(matrices)
     x = x.mT if x.shape[-2] > x.shape[-1] else x
     identity = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
     return torch.linalg.matrix_norm(x @ x.mT - identity) / max(x.shape[-2], 1) ** 0.5
@@ -346,7 +347,7 @@ def polar_factor(
     Singular values below 1e-9 of the largest stay 0, because their directions are chance: a
     row of zeros gives one.
     """
-    u, s, vt = torch.linalg.svd(matrices.double(), full_matrices=False)
+    u, s, vt = torch.linalg.svd(exactly(matrices), full_matrices=False)
     spoken = s > 1e-9 * s[..., :1]
     return (u * spoken[..., None, :]) @ vt
 
@@ -356,6 +357,6 @@ def cosine_to_polar(
     orthogonalized: Tensor,  # [..., A, B]
 ) -> Tensor:  # [...], float64
     """Return the cosine between `orthogonalized` and the exact polar factor of `matrices`."""
-    exact, found = polar_factor(matrices), orthogonalized.double()
+    exact, found = polar_factor(matrices), exactly(orthogonalized)
     norms = torch.linalg.matrix_norm(exact) * torch.linalg.matrix_norm(found)
     return (exact * found).sum(dim=(-2, -1)) / norms

@@ -18,6 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from distmuon.sharding.agreement import Lines, ballot, unanimous
 from distmuon.sharding.buffers import ShardedBuffers
+from distmuon.sharding.precision import widest
 
 STATISTICS_LABEL = "gradient summary"  # in ledgers, and in every stored one
 
@@ -30,14 +31,14 @@ class NonFiniteGradient(FloatingPointError):
 class GradientStatistics:
     """What all ranks know of the P parameters' gradients after the all-reduce, and know alike.
 
-    squared_norms: of the mean gradient over DP, whole over TP; float64, on the CPU.
+    squared_norms: of the mean gradient over DP, whole over TP; in the widest dtype of its device, on the CPU.
     largest: the largest square that the gradient's dtype holds.
     present: indices of the parameters that got a gradient on at least one rank.
     agreed: whether all ranks have the same options. touched: whether any rank's parameters were written to in between.
     """
 
     squared_norms: Tensor  # [P]
-    largest: Tensor  # [P], float64
+    largest: Tensor  # [P], as squared_norms
     present: frozenset[int]
     agreed: bool
     touched: bool
@@ -106,7 +107,7 @@ class GradientViews:
     def unscale(self, scale: Tensor) -> None:
         """Divide all gradients, after `collect`, by the `scale` of this rank's loss."""
         for flat in self.buffers.flat_gradients:
-            flat.mul_(scale.double().reciprocal().to(flat.dtype))
+            flat.mul_(scale.to(widest(scale.device)).reciprocal().to(flat.dtype))
 
     def versions(self) -> Versions:
         """Return the gradients of this moment, for `are` to tell whether they have changed."""
@@ -167,27 +168,28 @@ def _same_place(tensor: Tensor, home: Tensor) -> bool:
 
 
 def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touched: bool) -> GradientStatistics:
-    """Return what the reduced gradients amount to, over the whole grid: one all-reduce of 2 P + 3 float64.
+    """Return what the reduced gradients amount to, over the whole grid: one all-reduce of 2 P + 3 numbers.
 
     present: indices of the parameters that have a gradient on this rank. Over DP the shards' squares add up. Over TP,
     split parameters add up too; replicated ones are the same on every TP rank and count on rank 0 alone (but a NaN
     counts anywhere: 0 * NaN). options, touched: of this rank; the last three numbers are its vote.
     """
     count, ranks = len(buffers.parameters), buffers.grid.world.size
+    wide = widest(buffers.grid.device)
     pieces = [piece for of_bucket in buffers.pieces.values() for piece in of_bucket]
     counted = [0.0] * count
     for piece in pieces:
         counted[piece.index] = float(piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0)
     present_here = [float(index in present) for index in range(count)]
     # brought to the device at once, and all norms taken at once: on a GPU each copy from the host makes it wait
-    votes = [*ballot(options, ranks), float(touched)]
-    numbers = torch.tensor([*counted, *present_here, *votes], dtype=torch.float64).to(buffers.grid.device)
+    votes = [*ballot(options, ranks, wide), float(touched)]
+    numbers = torch.tensor([*counted, *present_here, *votes], dtype=wide).to(buffers.grid.device)
     if pieces:
-        norms = torch._foreach_norm([piece.gradient for piece in pieces], dtype=torch.float64)
+        norms = torch._foreach_norm([piece.gradient for piece in pieces], dtype=wide)
         found, none = {piece.index: norm for piece, norm in zip(pieces, norms, strict=True)}, numbers.new_zeros(())
         numbers[:count].mul_(torch.stack([found.get(index, none) for index in range(count)]).square_())
     squares, presence, votes = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu().split([count, count, 3])
-    largest = torch.tensor([torch.finfo(home.dtype).max for home in buffers.gradient_homes], dtype=torch.float64)
+    largest = torch.tensor([torch.finfo(home.dtype).max for home in buffers.gradient_homes], dtype=wide)
     *ballots, touches = votes.tolist()
     with_gradient = frozenset(presence.nonzero().flatten().tolist())
     return GradientStatistics(squares, largest, with_gradient, unanimous(ballots, ranks), touches > 0)
