@@ -76,8 +76,9 @@ class PlacedHeads:
         """
         for (which, held), parts in zip(self.parameters.items(), self.attention.factors(gammas, alpha), strict=True):
             for leaf, p in held.items():
-                of = {"dtype": widest(local(p).device), "device": local(p).device}
-                rows = [torch.tensor(part, **of).repeat_interleave(self.width) for part in parts]
+                device = local(p).device
+                wide = [torch.tensor(part, dtype=widest(device), device=device) for part in parts]
+                rows = [part.repeat_interleave(self.width) for part in wide]
                 if isinstance(p, DTensor):
                     yield p, torch.cat(rows)[own_box(f"{self.name}, {which}, {leaf}", p)[0].as_slice]
                 else:

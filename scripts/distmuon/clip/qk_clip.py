@@ -31,6 +31,7 @@ from distmuon.clip.placed import PlacedHeads
 from distmuon.muonw.meshes import common_mesh, group_of
 from distmuon.muonw.optimizer import MuonW
 from distmuon.muonw.plans import local
+from distmuon.optim.masters import MasterWeights
 from distmuon.optim.routing import named
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.agreement import Disagreement, agree, together
@@ -190,6 +191,9 @@ class QKClip:
         held = set[Tensor]()
         if isinstance(self._optimizer, ShardedOptimizer) and factors:
             held = set(self._optimizer.buffers.parameters)
+            self._optimizer.scale_rows_(factors)
+        elif isinstance(self._optimizer, MasterWeights):
+            held = set(factors)
             self._optimizer.scale_rows_(factors)
         for p in factors.keys() - held:
             local(p).mul_(factors[p].view(-1, *[1] * (p.ndim - 1)))

@@ -25,6 +25,7 @@ from distmuon.muonw.meshes import shards
 from distmuon.muonw.parcels import Matrix, MatrixPiece, numel
 from distmuon.muonw.plans import Plan, Plans, local
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
+from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.muon import (
     MUON_DEFAULTS,
     apply_,
@@ -47,7 +48,7 @@ from distmuon.optim.routing import (
     withdrawn_if_refused,
 )
 from distmuon.optim.sharded_optimizer import check_max_norm
-from distmuon.optim.states import WholeState, check_shapes
+from distmuon.optim.states import check_shapes
 from distmuon.sharding.agreement import Disagreement
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import Division
@@ -58,7 +59,7 @@ HEADER = 4  # elements before a parcel, each a byte of the sender's digest: smal
 MOMENTUM_LABEL, UPDATES_LABEL = "momentum", "updates"
 
 
-class MuonW(WholeState):
+class MuonW(MasterWeights):
     """Muon for the groups with `algorithm="muon"` (the default), AdamW for those with `algorithm="adamw"`.
 
     params: a model, which `split_parameters` divides between the two; or parameters, (name, parameter) pairs or groups,
@@ -66,12 +67,15 @@ class MuonW(WholeState):
     lr, options: defaults of the groups, for both algorithms alike; Muon's are those of `muon.Muon`.
     gather_dtype: in which momentum and updates travel and Newton–Schulz sees them, on one device as well, so that the
         result does not depend on the number of ranks; None: bf16, and float64 for float64 parameters.
+    master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and the rest of its
+        state in float32. None: none, and a warning where weight decay is lost to rounding; False: none. Either way a
+        bf16 parameter is decayed and moved in float32, and rounded once in a step.
 
     A plain tensor is updated by every rank for itself, as torch's optimizers do. A matrix of a DTensor is
     orthogonalized by one rank of the mesh, for all replicas. All ranks call `step` together, with gradients for the
     same parameters.
 
-    state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, placed as the parameter is.
+    state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, and perhaps master_weight, placed as the parameter.
     ledger: what this rank has sent. skipped_steps: how many, for an infinity under a GradScaler; not saved.
 
     Raises ValueError for a parameter that it cannot take, naming it and the remedy: at construction, or before anything
@@ -80,7 +84,7 @@ class MuonW(WholeState):
 
     DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
     MADE_BY: ClassVar = "MuonW"
-    KEPT: ClassVar = ("_options", "gather_dtype", "skipped_steps")  # by copies and pickles, besides what torch keeps
+    KEPT: ClassVar = (*MasterWeights.KEPT, "_options", "gather_dtype", "skipped_steps")
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
     _clipped = False  # since the latest step
 
@@ -90,8 +94,10 @@ class MuonW(WholeState):
         lr: float | Tensor | None = None,
         *,
         gather_dtype: torch.dtype | None = None,
+        master_weights: bool | None = None,
         **options: Any,
     ) -> None:
+        self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
         self._options, self.gather_dtype = options | ({} if lr is None else {"lr": lr}), gather_dtype
         known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
@@ -109,12 +115,8 @@ class MuonW(WholeState):
         with withdrawn_if_refused(self):
             self._check(param_group)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has of its original: torch's own part, and the options. Wires and plans are made anew."""
-        return super().__getstate__() | {name: self.__dict__[name] for name in self.KEPT}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a copied, unpickled or loaded state."""
+        """Take a copied, unpickled or loaded state; wires and plans are made anew."""
         super().__setstate__(state)
         if "_plans" not in self.__dict__:
             self._begin()
@@ -139,6 +141,7 @@ class MuonW(WholeState):
         refusal, self._clipped = self._refusal(), False
         if refusal:
             self._refuse(plans, refusal)
+        self.warn_of_lost_decay()
         headers = [self._digest(plan) for plan in plans]
         received = [self._gather(*pair) for pair in zip(plans, headers, strict=True)]
         for plan, header, matrices in zip(plans, headers, received, strict=True):
@@ -164,7 +167,7 @@ class MuonW(WholeState):
         device = local(self.param_groups[0]["params"][0]).device
         squares = torch.zeros(1, dtype=widest(device), device=device)
         for _, p, _ in moving:
-            own = _local_gradient(p).to(squares.dtype).square().sum()
+            own = _local_gradient(p, p.dtype).to(squares.dtype).square().sum()
             squares += own * shards(p) / self._plans.everybody.size  # so many ranks hold the same part
         norm = self._plans.everybody.all_reduce(squares, "norm").sqrt()[0]
         factor = (max_norm / (norm + 1e-6)).item()  # torch's formula
@@ -209,9 +212,9 @@ class MuonW(WholeState):
                 continue
             state = self.state[p]
             if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p)
+                state["momentum_buffer"] = torch.zeros_like(p, dtype=self.kept_dtype(p))
             settings = group["momentum"], group["nesterov"], group["momentum_kind"]
-            u = momentum_(local(state["momentum_buffer"]), _local_gradient(p), *settings)
+            u = momentum_(local(state["momentum_buffer"]), _local_gradient(p, self.kept_dtype(p)), *settings)
             found.append(u.to(plan.dtype))
         return found
 
@@ -243,16 +246,18 @@ class MuonW(WholeState):
 
     def _apply(self, plan: Plan, pieces: Iterable[tuple[MatrixPiece, Tensor]]) -> None:
         """Decay and move what this rank holds; the scale is that of whole matrices."""
-        for _, p, number in plan.parameters:
-            group = self.param_groups[number]
-            if p.grad is not None:
-                decay_(local(p), group["lr"], group["weight_decay"])
+        of_parameter: list[list[tuple[MatrixPiece, Tensor]]] = [[] for _ in plan.parameters]
         for piece, update in pieces:
-            _, p, number = plan.parameters[piece.matrix[0]]
+            of_parameter[piece.matrix[0]].append((piece, update))
+        for (_, p, number), found in zip(plan.parameters, of_parameter, strict=True):
+            if p.grad is None:
+                continue
             group = self.param_groups[number]
-            if p.grad is not None:
-                _, shape = plan.parcels.whole(piece.matrix)
-                apply_(local(p)[plan.here(piece)], update, group["lr"], scale(shape, group["scale"]))
+            with rounded_once(local(p), self.master(p)) as weight:
+                decay_(weight, group["lr"], group["weight_decay"])
+                for piece, update in found:
+                    _, shape = plan.parcels.whole(piece.matrix)
+                    apply_(weight[plan.here(piece)], update, group["lr"], scale(shape, group["scale"]))
 
     def _exchange(
         self,
@@ -291,10 +296,17 @@ class MuonW(WholeState):
             for p in moving:
                 if "step" not in (state := self.state[p]):
                     state["step"] = torch.zeros((), dtype=torch.float32)
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+                    kept = self.kept_dtype(p)
+                    state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(p, dtype=kept) for _ in range(2))
             if moving:
+                masters = [self.master(p) for p in moving]
+                weights = [local(p) if master is None else master for p, master in zip(moving, masters, strict=True)]
+                gradients = [_local_gradient(p, self.kept_dtype(p)) for p in moving]
                 states = [{name: local(value) for name, value in self.state[p].items()} for p in moving]
-                adamw_(group, [local(p) for p in moving], [_local_gradient(p) for p in moving], states)
+                adamw_(group, weights, gradients, states)
+                for p, master in zip(moving, masters, strict=True):
+                    if master is not None:
+                        local(p).copy_(master)
 
     # ---- Checks -------------------------------------------------------------------------------------------
 
@@ -355,10 +367,10 @@ class MuonW(WholeState):
         return group["algorithm"], ["algorithm", *self.DEFAULTS[group["algorithm"]]]
 
 
-def _local_gradient(parameter: Tensor) -> Tensor:
-    """Return what this rank holds of the gradient, in the parameter's dtype and placement."""
+def _local_gradient(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what this rank holds of the gradient."""
     assert parameter.grad is not None
-    return local(parameter.grad).to(parameter.dtype)
+    return local(parameter.grad).to(dtype)
 
 
 def _check_gradient(name: str, parameter: Tensor) -> None:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.newton_schulz import COMPUTE_DTYPES, batching_pays, check_form, newton_schulz_, quintics
 from distmuon.optim.options import check_complete, check_one_number
 from distmuon.optim.routing import (
@@ -27,7 +28,7 @@ from distmuon.optim.routing import (
     refuse_unknown_in_group,
     withdrawn_if_refused,
 )
-from distmuon.optim.states import WholeState, check_shapes
+from distmuon.optim.states import check_shapes
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.matrices import Division, check_matrices, kind_of, parts
 
@@ -238,7 +239,7 @@ def check_dtype(name: str, dtype: Any, default: Any, allowed: Sequence[torch.dty
 # ---- The single-device optimizer --------------------------------------------------------------------------
 
 
-class Muon(WholeState):
+class Muon(MasterWeights):
     """Muon for whole matrices on one device. Other parameters belong to `torch.optim.AdamW`.
 
     params: as for any torch optimizer; every parameter is a matrix [A, B], or holds several.
@@ -249,16 +250,29 @@ class Muon(WholeState):
         compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch" and batched=False it is torch.optim.Muon.
     input_dtype: round what Newton–Schulz is fed to this dtype first; None keeps it. A distributed run gathers the
         momentum in bf16, so the reference it is held against must round in the same place.
+    master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and its momentum in
+        float32. None: none, and a warning where weight decay is lost to rounding; False: none.
 
-    state: `momentum_buffer`, [A, B], in the parameter's dtype. Raises ValueError for a wrong value or parameter,
-    TypeError for an unknown option; maximize, foreach, fused, capturable and differentiable do not exist.
+    state: `momentum_buffer`, [A, B], in the parameter's dtype, and perhaps `master_weight`.
+
+    A bf16 parameter is decayed and moved in float32 and rounded once; torch.optim.Muon rounds it twice. Raises
+    ValueError for a wrong value or parameter, TypeError for an unknown option; maximize, foreach, fused, capturable
+    and differentiable do not exist.
     """
 
     DEFAULTS: ClassVar = MUON_DEFAULTS | {"input_dtype": None}
     MADE_BY: ClassVar = "Muon"
 
-    def __init__(self, params: Any, lr: float | Tensor = MUON_DEFAULTS["lr"], **options: Any) -> None:
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = MUON_DEFAULTS["lr"],
+        *,
+        master_weights: bool | None = None,
+        **options: Any,
+    ) -> None:
         refuse_unknown(options, self.DEFAULTS, "Muon")
+        self.choose_masters(master_weights)
         super().__init__(params, self.DEFAULTS | {"lr": lr} | options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -280,6 +294,7 @@ class Muon(WholeState):
         for group in self.param_groups:
             check_complete({"algorithm": "muon"} | group, {"muon": self.DEFAULTS}, "Muon")
             self._check_options(group)
+        self.warn_of_lost_decay()
         moving = [(p, group) for group in self.param_groups for p in self._moving(group)]
         parameters, groups = [p for p, _ in moving], [group for _, group in moving]
         for batch in batches(parameters, groups):
@@ -319,11 +334,12 @@ class Muon(WholeState):
         divisions = [Division(group["matrices"]) for group in groups]
         updates = orthogonalize(inputs, groups[0], divisions)
         for p, group, update in zip(parameters, groups, updates, strict=True):
-            decay_(p, group["lr"], group["weight_decay"])
             found = parts(group["matrices"], p.shape)
             rows = [part.rows for part in found]
-            for part, w, u in zip(found, p.split(rows), update.split(rows), strict=True):
-                apply_(w, u, group["lr"], scale(part.shape, group["scale"]))
+            with rounded_once(p, self.master(p)) as weight:
+                decay_(weight, group["lr"], group["weight_decay"])
+                for part, w, u in zip(found, weight.split(rows), update.split(rows), strict=True):
+                    apply_(w, u, group["lr"], scale(part.shape, group["scale"]))
 
     def _momentum(
         self,
@@ -333,8 +349,9 @@ class Muon(WholeState):
         """Update the momentum of `p`; return what Newton–Schulz is fed."""
         assert p.grad is not None
         state = self.state[p]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(p)
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p, dtype=self.kept_dtype(p))
         buffer = state["momentum_buffer"]
-        u = momentum_(buffer, p.grad, group["momentum"], group["nesterov"], group["momentum_kind"])
+        gradient = p.grad.to(torch.promote_types(p.grad.dtype, buffer.dtype))
+        u = momentum_(buffer, gradient, group["momentum"], group["nesterov"], group["momentum_kind"])
         return u if group["input_dtype"] is None else u.to(group["input_dtype"])

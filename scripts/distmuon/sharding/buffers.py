@@ -139,7 +139,7 @@ class ShardedBuffers:
         for bucket, master in self.masters.items():
             shard = self.parameters_of(bucket)[1]
             if master.dtype != shard.dtype:
-                torch.where(master.to(shard.dtype) == shard, master, shard, out=master)
+                follow_writes_(master, shard)
 
     def scale_rows_(self, factors: Mapping[Tensor, Tensor]) -> list[Bucket]:
         """Multiply parameters row by row, masters included; return the buckets whose parameters are yet to be gathered.
@@ -205,6 +205,11 @@ class ShardedBuffers:
                 gradient = self.flat_gradients[bucket.buffer_idx][meta.local_range.as_slice]
                 pieces.append(Piece(index, meta, weight, gradient))
         return pieces
+
+
+def follow_writes_(master: Tensor, rounded: Tensor) -> None:
+    """Where a weight is no longer what its master rounds to, somebody has written it: let the master be that."""
+    torch.where(master.to(rounded.dtype) == rounded, master, rounded, out=master)
 
 
 def refuse_shared_memory(named_parameters: Sequence[tuple[str, Tensor]]) -> None:
