@@ -11,7 +11,7 @@ from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.sharding.grid import Grid
 
-CLAIMS: dict[str, Any] = dict(nesterov=True, momentum_kind="sum", scale="match_rms", epsilon=0.0)
+CLAIMS: dict[str, Any] = dict(nesterov=True, momentum_kind="sum", scale="match_rms", epsilon=0.0, decays_bf16=True)
 MARKS = {"adamw": {"algorithm": "adamw"}}
 DTENSORS = ("fsdp", "fsdp_uneven", "fsdp_short", "columns", "hybrid", "tp", "resumed")
 

@@ -314,7 +314,9 @@ class MuonW(MasterWeights):
         """Return what ranks must have alike in this step, as a few small numbers: options, and who has gradients."""
         options = [{k: str(v) for k, v in group.items() if k not in GROUP_NOTES} for group in self.param_groups]
         present = [p.name for p in plan.parameters if p.tensor.grad is not None]
-        digest = zlib.crc32(repr((options, present, *more)).encode()).to_bytes(HEADER, "little")
+        digest = zlib.crc32(repr((options, present, bool(self.master_weights), *more)).encode()).to_bytes(
+            HEADER, "little"
+        )
         return torch.tensor(list(digest), dtype=plan.dtype, device=plan.device)
 
     def _check(self, group: dict[str, Any]) -> None:

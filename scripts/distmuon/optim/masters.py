@@ -8,6 +8,7 @@ carries the decay over. For an update that is itself that small, nothing helps b
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -80,7 +81,7 @@ class MasterWeights(WholeState):
         factors: {parameter: of each of the rows that this rank holds}.
         """
         for p, rows in factors.items():
-            weight, master = _held(p), self.master(p)
+            weight, master = _held(p), self.master(p) if p in self.state else None
             (weight if master is None else master).mul_(rows.view(-1, *[1] * (p.ndim - 1)))
             if master is not None:
                 weight.copy_(master)
@@ -109,7 +110,7 @@ class MasterWeights(WholeState):
                         f"parameter {name!r} is {p.dtype}, in which a decay of lr * weight_decay = {decay:.1e} a step "
                         "is rounded away unless an update carries it over, as small updates are; pass "
                         "master_weights=True for float32 masters, or False if this is what you want.",
-                        stacklevel=5,
+                        stacklevel=_users_line(),
                     )
                     return
 
@@ -127,7 +128,7 @@ class MasterWeights(WholeState):
                 if state and MASTER_WEIGHT not in state and self.keeps_master(p):
                     lacking.append(name)
         if lacking:
-            warnings.warn(lacks_masters("state", lacking), stacklevel=5)
+            warnings.warn(lacks_masters("state", lacking), stacklevel=_users_line())
         return groups
 
 
@@ -138,6 +139,14 @@ def lacks_masters(what: str, names: Sequence[str]) -> str:
         f"this {what} has no {MASTER_WEIGHT} of {names[0]!r}{more}; the masters begin in the next step, as the "
         "parameters are then."
     )
+
+
+def _users_line() -> int:
+    """Return the level on the stack, seen from the caller, of the first line that is neither torch's nor ours."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "distmuon"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _held(tensor: Tensor) -> Tensor:
