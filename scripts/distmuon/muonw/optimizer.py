@@ -13,6 +13,8 @@ Sources: two all-to-alls and an owner: dion (Ahn et al. 2025). Muon and AdamW si
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from distmuon.muonw.boxes import extent, volume
-from distmuon.muonw.meshes import shards
+from distmuon.muonw.meshes import beyond_all, shards
 from distmuon.muonw.parcels import Matrix, MatrixPiece, numel
 from distmuon.muonw.plans import Plan, Plans, local
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
@@ -41,8 +43,12 @@ from distmuon.optim.muon import (
 from distmuon.optim.options import check_complete
 from distmuon.optim.routing import (
     GROUP_NOTES,
+    Watch,
     complete_group,
+    divided,
+    name_like_the_others,
     named,
+    options_of,
     refuse_unknown,
     split_parameters,
     withdrawn_if_refused,
@@ -50,6 +56,7 @@ from distmuon.optim.routing import (
 from distmuon.optim.sharded_optimizer import check_max_norm
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.agreement import Disagreement
+from distmuon.sharding.grid import refuse_one_stage
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import Division
 from distmuon.sharding.precision import widest
@@ -85,6 +92,7 @@ class MuonW(MasterWeights):
     DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
     MADE_BY: ClassVar = "MuonW"
     KEPT: ClassVar = (*MasterWeights.KEPT, "_options", "gather_dtype", "skipped_steps")
+    _watch = functools.cached_property(Watch)  # made when first wanted, by copies as well
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
     _clipped = False  # since the latest step
 
@@ -100,20 +108,27 @@ class MuonW(MasterWeights):
         self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
         self._options, self.gather_dtype = options | ({} if lr is None else {"lr": lr}), gather_dtype
-        known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
-        refuse_unknown(self._options, known, "MuonW")
+        refuse_unknown(self._options, options_of(self.DEFAULTS), "MuonW")
         self.skipped_steps = 0
         self._begin()
-        super().__init__(split_parameters(params) if isinstance(params, nn.Module) else params, {})
+        if isinstance(params, nn.Module):
+            params = split_parameters(params, frozen=True, decay_vectors=False)
+        super().__init__(params, {})
         first = next(iter(self.DEFAULTS.values()))  # what schedulers look at
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with its algorithm's defaults, refusing parameters and options that it cannot take."""
-        complete_group(param_group, self.DEFAULTS, self._options, "MuonW")
-        super().add_param_group(param_group)
+        """Add a group with its algorithm's defaults, refusing parameters and options that it cannot take.
+
+        After construction, a group that names no algorithm may hold a layer's matrices and its biases: see `divided`.
+        """
+        self._watch.take(param_group)
+        name_like_the_others(self, param_group)
         with withdrawn_if_refused(self):
-            self._check(param_group)
+            for group in divided(param_group) if self.defaults else [param_group]:
+                complete_group(group, self.DEFAULTS, self._options, "MuonW")
+                super().add_param_group(group)
+                self._check(group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a copied, unpickled or loaded state; wires and plans are made anew."""
@@ -134,6 +149,7 @@ class MuonW(MasterWeights):
             with torch.enable_grad():
                 loss = closure()
         self._check_now()
+        self._watch.look(any(p.grad is not None for group in self.param_groups for p in group["params"]))
         plans = self._plans.of(self.param_groups)
         if not self._unscale():
             self.skipped_steps += 1
@@ -158,6 +174,13 @@ class MuonW(MasterWeights):
         ValueError for a negative max_norm.
         """
         check_max_norm(max_norm)
+        if max_norm < math.inf:
+            refuse_one_stage(
+                beyond_all(self.param_groups),
+                "clip_grad_norm_",
+                "clip_grad_norm_(math.inf) measures this stage, so add the squares of all stages up, and multiply the "
+                "gradients by the factor yourself",
+            )
         self._check_now()
         self._plans.of(self.param_groups)
         self._clipped = True
@@ -180,6 +203,7 @@ class MuonW(MasterWeights):
         """Under a GradScaler, divide the gradients by its scale; False, on all ranks, where any found an infinity."""
         if (found := getattr(self, "found_inf", None)) is None:
             return True
+        refuse_one_stage(beyond_all(self.param_groups), "a GradScaler", "train in bfloat16, without one")
         if self._plans.everybody.all_reduce(found.detach().clone().view(1), "found_inf").item():
             return False
         if (factor := getattr(self, "grad_scale", None)) is not None:

@@ -11,6 +11,7 @@ Newton–Schulz touches one element at a time, which is why ZeRO-1 can run it on
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -22,7 +23,9 @@ from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.newton_schulz import COMPUTE_DTYPES, batching_pays, check_form, newton_schulz_, quintics
 from distmuon.optim.options import check_complete, check_one_number
 from distmuon.optim.routing import (
+    Watch,
     check_muon_parameter,
+    name_like_the_others,
     named,
     refuse_unknown,
     refuse_unknown_in_group,
@@ -37,7 +40,7 @@ SCALES = ("match_rms", "original")
 MOMENTUM_DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # hold a momentum of any size; float16 ends at 65504
 
 MUON_DEFAULTS: dict[str, Any] = dict(
-    lr=0.02,
+    lr=1e-3,
     momentum=0.95,
     nesterov=True,
     momentum_kind="sum",
@@ -262,6 +265,7 @@ class Muon(MasterWeights):
 
     DEFAULTS: ClassVar = MUON_DEFAULTS | {"input_dtype": None}
     MADE_BY: ClassVar = "Muon"
+    _watch = functools.cached_property(Watch)  # made when first wanted, by copies as well
 
     def __init__(
         self,
@@ -279,8 +283,10 @@ class Muon(MasterWeights):
         """Add a group, refusing parameters and options that Muon cannot take; torch calls it for every group."""
         if isinstance(param_group, dict):  # what else is wrong with it, torch will say
             refuse_unknown_in_group(param_group, (*self.DEFAULTS, "algorithm"), "Muon")
-        super().add_param_group(param_group)
+            self._watch.take(param_group)
+            name_like_the_others(self, param_group)
         with withdrawn_if_refused(self):
+            super().add_param_group(param_group)
             self._check(param_group)
 
     @torch._disable_dynamo  # torch.compile(optimizer.step) runs it as it is
@@ -296,6 +302,7 @@ class Muon(MasterWeights):
             self._check_options(group)
         self.warn_of_lost_decay()
         moving = [(p, group) for group in self.param_groups for p in self._moving(group)]
+        self._watch.look(bool(moving))
         parameters, groups = [p for p, _ in moving], [group for _, group in moving]
         for batch in batches(parameters, groups):
             self._move([parameters[i] for i in batch], [groups[i] for i in batch])

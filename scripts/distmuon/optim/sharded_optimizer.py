@@ -9,6 +9,7 @@ A step is ZeRO-1's two outer moves, and between them what a subclass does with i
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
 from distmuon.optim.options import check_complete
-from distmuon.optim.routing import complete_group, refuse_meta, refuse_unknown
+from distmuon.optim.routing import Watch, complete_group, options_of, refuse_meta, refuse_unknown
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
 from distmuon.sharding.agreement import agree, broadcast_values, check_values, together
@@ -59,6 +60,7 @@ class ShardedOptimizer(ShardedState):
     """
 
     DEFAULTS = ALGORITHMS  # per algorithm; a group that names none gets the first
+    _watch = functools.cached_property(Watch)
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
 
     statistics: gradients.GradientStatistics  # of the latest step
@@ -99,7 +101,11 @@ class ShardedOptimizer(ShardedState):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with its algorithm's defaults; only the constructor may, because the map is laid out once."""
         if self._laid_out:
-            raise RuntimeError("the virtual map is laid out once; pass all parameter groups to the constructor.")
+            raise RuntimeError(
+                "the virtual map is laid out once; pass all parameter groups to the constructor, and layers that will "
+                "be unfrozen later with them: split_parameters(model, frozen=True)."
+            )
+        self._watch.take(param_group)
         complete_group(param_group, self.DEFAULTS, self._options, type(self).__name__)
         self._check_options(param_group)
         self._name_parameters(param_group)
@@ -143,6 +149,7 @@ class ShardedOptimizer(ShardedState):
         max_norm, RuntimeError if called twice before a step.
         """
         check_max_norm(max_norm)
+        self.grid.refuse_one_stage("clip_grad_norm_")
         if self._ready is not None:
             raise RuntimeError("the gradients of this step are clipped already; call step() or zero_grad() next.")
         self.reduce(max_norm if self.max_norm is None else min(max_norm, self.max_norm))
@@ -183,6 +190,8 @@ class ShardedOptimizer(ShardedState):
 
     def reduce(self, max_norm: float | None) -> bool:
         """Reduce, measure and clip the gradients, once in a step; return whether all of them are finite."""
+        if self._scale is not None:
+            self.grid.refuse_one_stage("a GradScaler")
         if self._ready is None:
             self._refusal = self.collect()  # .grad -> G[I_tp, J]{U_dp}
             for bucket in self.buckets:
@@ -244,6 +253,7 @@ class ShardedOptimizer(ShardedState):
             agree(self.grid, "options", options, "set, load and keep them alike on every rank")
         if self._refusal:
             raise self._refusal
+        self._watch.look(bool(self.statistics.present))
         due = self.check_every and self.steps % self.check_every == 0
         if due or self.statistics.touched:
             self._check_values("change parameters alike on every rank, or go back to a checkpoint")
@@ -306,9 +316,9 @@ class ShardedOptimizer(ShardedState):
             check_max_norm(self.max_norm)
         if not isinstance(self.check_every, int) or self.check_every < 0:
             raise ValueError(f"check_every is {self.check_every!r}; give a number of steps, or 0 for never.")
-        known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
-        refuse_unknown(self._options, known, type(self).__name__)
+        refuse_unknown(self._options, options_of(self.DEFAULTS), type(self).__name__)
         _refuse_inference_mode()
+        self.grid.check_beyond(max_norm=self.max_norm is not None, on_nonfinite=self.on_nonfinite == "skip")
 
     def _name_parameters(self, group: dict[str, Any]) -> None:
         """Make (name, parameter) pairs of the group's parameters; refuse what cannot be laid out.

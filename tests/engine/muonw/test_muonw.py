@@ -200,11 +200,14 @@ def test_on_one_device_it_is_muon_beside_adamw() -> None:
         if ours:
             optimizers: list[torch.optim.Optimizer] = [MuonW(net, lr=0.02)]
         else:
-            matrices = [p for p in net.parameters() if p.ndim == 2]
-            rest = [p for p in net.parameters() if p.ndim < 2]
+            hidden, head = net[0], net[2]
+            rest = [
+                {"params": [head.weight], "weight_decay": 0.1},
+                {"params": [hidden.bias, head.bias], "weight_decay": 0.0},
+            ]
             optimizers = [
-                Muon(matrices, lr=0.02, input_dtype=torch.bfloat16),
-                torch.optim.AdamW(rest, lr=0.02, weight_decay=0.1),
+                Muon([hidden.weight], lr=0.02, input_dtype=torch.bfloat16),
+                torch.optim.AdamW(rest, lr=0.02),
             ]
         for i in range(3):
             net(gaussian(4, 6, seed=i)).square().mean().backward()
@@ -218,7 +221,7 @@ def test_on_one_device_it_is_muon_beside_adamw() -> None:
 def test_bad_groups_are_refused_and_leave_no_trace() -> None:
     optimizer = MuonW(nn.Linear(3, 4))
     for group, words in (
-        ({"params": [("b", nn.Parameter(torch.zeros(5)))]}, "1 dimension"),
+        ({"params": [("b", nn.Parameter(torch.zeros(5)))], "algorithm": "muon"}, "1 dimension"),
         ({"params": [("w", nn.Parameter(torch.zeros(5, 5).half()))]}, "holds no momentum"),
         ({"params": [("e", nn.Parameter(torch.zeros(2, 3, 4)))]}, "'stacked' for the experts"),
     ):

@@ -8,6 +8,7 @@ import io
 import math
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -26,6 +27,7 @@ from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import fast_dtype
+from distmuon.optim.routing import split_parameters
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 
@@ -74,7 +76,7 @@ START = state_of(SmallNet())
 
 @each
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.filterwarnings("error", "ignore:Using backward.. with create_graph=True")
+@pytest.mark.filterwarnings("error", "ignore:Using backward.. with create_graph=True", "ignore:no parameter of this")
 def test_a_program_of_torchs_users_trains_alike(kind: str, name: str) -> None:
     if kind in SHARDED and name in REFUSED:
         refusal, words = REFUSED[name]
@@ -365,6 +367,106 @@ def test_a_group_cannot_join_a_sharded_optimizer_later(kind: str) -> None:
     message(error)
     assert len(optimizer.param_groups) == 1
     train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("kind", ["Muon", "MuonW"])
+@pytest.mark.parametrize("first_named", [True, False])
+@pytest.mark.parametrize("then_named", [True, False])
+def test_a_layer_can_join_with_and_without_names(kind: str, first_named: bool, then_named: bool) -> None:
+    model, grown = SmallNet(), nn.Linear(5, 5, bias=kind == "MuonW")
+    optimizer = OURS[kind](model.named_parameters() if first_named else model.parameters())
+    optimizer.add_param_group({"params": grown.named_parameters() if then_named else grown.parameters(), "lr": 0.5})
+    assert [group["lr"] for group in optimizer.param_groups[1:]] == [0.5] * len(list(grown.parameters()))
+    before = [p.detach().clone() for p in grown.parameters()]
+    grown(torch.ones(2, 5)).square().sum().backward()
+    optimizer.step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, grown.parameters(), strict=True))
+
+
+def test_a_layer_that_is_refused_in_its_second_part_leaves_nothing_behind() -> None:
+    model, twice = SmallNet(), nn.Linear(5, 5)
+    optimizer = MuonW([{"params": list(model.parameters())}, {"params": [twice.bias], "algorithm": "adamw"}])
+    with pytest.raises(ValueError, match="more than one"):
+        optimizer.add_param_group({"params": twice.parameters()})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1]
+
+
+# ---- An optimizer that trains nothing, or not all ------------------------------------------------------------
+
+
+def without_ever_a_gradient(model: SmallNet, how: str) -> nn.Module:
+    """Let a model have other parameters than those that its optimizer has."""
+    if how == "load_state_dict(assign=True)":
+        model.load_state_dict({name: p.detach().clone() for name, p in model.state_dict().items()}, assign=True)
+    elif how == "to_empty":
+        twin = SmallNet().to("meta").to_empty(device="cpu")
+        twin.load_state_dict(model.state_dict())
+        return twin
+    else:
+        model.requires_grad_(False)
+        for layer in (model.first, model.second):  # an adapter of rank 1 on each weight
+            nn.utils.parametrize.register_parametrization(layer, "weight", Adapter(layer.weight))
+    return model
+
+
+class Adapter(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        rows, columns = weight.shape
+        self.a, self.b = nn.Parameter(torch.ones(rows, 1)), nn.Parameter(torch.ones(1, columns))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.a @ self.b
+
+
+@each
+@pytest.mark.parametrize("how", ["load_state_dict(assign=True)", "to_empty", "adapters"])
+def test_an_optimizer_whose_parameters_get_no_gradient_says_so_once(kind: str, how: str) -> None:
+    model, optimizer = start(kind)
+    changed = without_ever_a_gradient(model, how)
+    with pytest.warns(
+        UserWarning, match=f"no parameter of this {kind} has a gradient.*make the optimizer after"
+    ) as said:
+        for number in range(3):
+            loss_of(changed, number).backward()  # type: ignore[arg-type]
+            optimizer.step()
+    assert len(said) == 1
+
+
+@each
+def test_a_layer_that_is_unfrozen_later_trains_or_is_said_not_to(kind: str) -> None:
+    model = SmallNet()
+    model.first.requires_grad_(False)
+    groups = [group | {"algorithm": "muon"} for group in split_parameters(model)]
+    if kind == "Zero1AdamW":
+        groups = [group | {"algorithm": "adamw"} for group in groups]
+    optimizer = OURS[kind](groups)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, 2)
+    model.first.requires_grad_(True)
+    with pytest.warns(UserWarning, match=r"'first.weight' was frozen.*split_parameters\(model, frozen=True\)") as said:
+        train(model, optimizer, 2)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("make", [MuonW, lambda model: DistributedMuon(taken(model), Grid.alone())])
+def test_an_unfrozen_layer_trains_where_it_was_taken_from_the_start(make: Callable[[nn.Module], Optimizer]) -> None:
+    model = SmallNet()
+    model.first.requires_grad_(False)
+    optimizer, before = make(model), model.first.weight.detach().clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, 2)
+        assert torch.equal(model.first.weight, before)
+        assert not optimizer.state[model.first.weight]
+        model.first.requires_grad_(True)
+        train(model, optimizer, 1)
+    assert not torch.equal(model.first.weight, before)
+
+
+def taken(model: nn.Module) -> list[dict]:
+    return split_parameters(model, frozen=True)
 
 
 @pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR"])
