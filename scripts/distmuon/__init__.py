@@ -3,7 +3,7 @@
     from distmuon import DistributedMuon, Grid, launch, split_parameters
 
     def work(world):  # runs on every rank
-        optimizer = DistributedMuon(split_parameters(model), Grid.of(world), lr=0.02)
+        optimizer = DistributedMuon(split_parameters(model), Grid.of(world), lr=2e-3)
 
     launch.run(work, dp=4, tp=2)
 

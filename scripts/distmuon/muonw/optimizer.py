@@ -69,9 +69,11 @@ MOMENTUM_LABEL, UPDATES_LABEL = "momentum", "updates"
 class MuonW(MasterWeights):
     """Muon for the groups with `algorithm="muon"` (the default), AdamW for those with `algorithm="adamw"`.
 
-    params: a model, which `split_parameters` divides between the two; or parameters, (name, parameter) pairs or groups,
-        as for any torch optimizer. Tensors, or DTensors of FSDP2, of tensor parallelism or of both, on one mesh.
-    lr, options: defaults of the groups, for both algorithms alike; Muon's are those of `muon.Muon`.
+    params: a model, which `split_parameters` divides between the two, frozen parameters included and without decay for
+        norms and biases; or parameters, (name, parameter) pairs or groups, as for any torch optimizer. Tensors, or
+        DTensors of FSDP2, of tensor parallelism or of both, on one mesh.
+    lr, options: defaults of the groups, for both algorithms alike; Muon's are those of `muon.Muon`. adamw_lr: another
+        rate for AdamW's groups. The default, AdamW's, does no harm; Muon's best is often a few times that.
     gather_dtype: in which momentum and updates travel and Newton–Schulz sees them, on one device as well, so that the
         result does not depend on the number of ranks; None: bf16, and float64 for float64 parameters.
     master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and the rest of its

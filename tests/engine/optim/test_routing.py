@@ -104,7 +104,7 @@ def test_kernels_are_in_a_group_of_their_own_and_groups_are_else_the_two_that_th
 
 def test_vectors_are_put_into_a_group_without_decay_where_that_is_asked() -> None:
     model = Tiny(tied=False)
-    model.gain._no_weight_decay = True
+    model.gain._no_weight_decay = True  # type: ignore[attr-defined]
     *_, rest, bare = split_parameters(model, decay_vectors=False)
     assert [name for name, _ in rest["params"]] == ["embed.weight", "head.weight"]
     assert (bare["algorithm"], bare["weight_decay"]) == ("adamw", 0.0)

@@ -18,7 +18,7 @@ import torch
 import torch.multiprocessing  # which tells ForkingPickler how tensors travel
 from helpers_math import distance, gaussian, message
 from torch import Tensor, nn
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import AdamW, Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distmuon.conformance.programs import PROGRAMS
@@ -424,23 +424,26 @@ class Adapter(nn.Module):
 def test_an_optimizer_whose_parameters_get_no_gradient_says_so_once(kind: str, how: str) -> None:
     model, optimizer = start(kind)
     changed = without_ever_a_gradient(model, how)
+
+    def trains() -> None:
+        for number in range(3):
+            loss_of(changed, number).backward()
+            optimizer.step()
+
     with pytest.warns(
         UserWarning, match=f"no parameter of this {kind} has a gradient.*make the optimizer after"
     ) as said:
-        for number in range(3):
-            loss_of(changed, number).backward()  # type: ignore[arg-type]
-            optimizer.step()
+        trains()
     assert len(said) == 1
 
 
+@pytest.mark.filterwarnings("ignore:Muon gets nothing")
 @each
 def test_a_layer_that_is_unfrozen_later_trains_or_is_said_not_to(kind: str) -> None:
     model = SmallNet()
     model.first.requires_grad_(False)
-    groups = [group | {"algorithm": "muon"} for group in split_parameters(model)]
-    if kind == "Zero1AdamW":
-        groups = [group | {"algorithm": "adamw"} for group in groups]
-    optimizer = OURS[kind](groups)
+    algorithm = "adamw" if kind == "Zero1AdamW" else "muon"
+    optimizer = OURS[kind]([group | {"algorithm": algorithm} for group in split_parameters(model)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(model, optimizer, 2)
@@ -467,6 +470,97 @@ def test_an_unfrozen_layer_trains_where_it_was_taken_from_the_start(make: Callab
 
 def taken(model: nn.Module) -> list[dict]:
     return split_parameters(model, frozen=True)
+
+
+# ---- The default learning rate -------------------------------------------------------------------------------
+
+DEFAULT: dict[str, Callable[..., list[Optimizer]]] = {  # optimizers of a whole model, as little said as can be
+    "Muon": lambda model, **lr: [
+        Muon([model.first.weight, model.hidden.weight], **lr),
+        AdamW([model.second.weight], **lr),
+    ],
+    "MuonW": lambda model, **lr: [MuonW(model, **lr)],
+    "DistributedMuon": lambda model, **lr: [DistributedMuon(split_parameters(model), Grid.alone(), **lr)],
+    "Zero1AdamW": lambda model, **lr: [Zero1AdamW(model.parameters(), Grid.alone(), **lr)],
+}
+
+
+class Wide(nn.Module):
+    """SmallNet with a wide hidden matrix between, whose elements are as small as those of a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.hidden = nn.Linear(6, 128, bias=False), nn.Linear(128, 128, bias=False)
+        self.second = nn.Linear(128, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, 6] -> [n, 4]
+        h = self.first(x).tanh()
+        return self.second(h + self.hidden(h))
+
+
+@functools.cache
+def trained() -> Wide:
+    """Return a network at the end of its training, whose loss is that of the noise in its labels."""
+    torch.manual_seed(0)
+    model = Wide()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+    schedule = lr_scheduler.CosineAnnealingLR(optimizer, 150)
+    for number in range(150):
+        optimizer.zero_grad()
+        noisy_loss(model, number).backward()
+        optimizer.step()
+        schedule.step()
+    return model
+
+
+def noisy_loss(model: nn.Module, number: int) -> Tensor:
+    x, noise = gaussian(256, 6, seed=number), gaussian(256, 4, seed=1000 + number)
+    return (model(x) - (x[:, :4] * x[:, 2:]).tanh() - 0.5 * noise).square().mean()
+
+
+def rise(model: Wide, optimizers: list[Optimizer]) -> float:
+    """Return by what part one step changes the loss on fresh data."""
+    before = noisy_loss(model, 999).item()
+    noisy_loss(model, 500).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    return noisy_loss(model, 999).item() / before - 1
+
+
+@pytest.mark.parametrize("kind", DEFAULT)
+def test_one_step_at_the_default_rate_does_no_harm_to_a_trained_model(kind: str) -> None:
+    found = {}
+    for name, options in {"default": {}, "0.02": {"lr": 0.02}}.items():
+        model = copy.deepcopy(trained())
+        found[name] = rise(model, DEFAULT[kind](model, **options))
+    assert found["default"] < 0.01
+    assert found["0.02"] > 0.1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [MuonW, lambda model, **options: DistributedMuon(split_parameters(model), Grid.alone(), **options)],
+    ids=["MuonW", "DistributedMuon"],
+)
+def test_adamw_may_have_a_rate_of_its_own(make: Callable[..., Optimizer]) -> None:
+    optimizer = make(SmallNet(), lr=0.01, adamw_lr=0.003)
+    assert {group["algorithm"]: group["lr"] for group in optimizer.param_groups} == {"muon": 0.01, "adamw": 0.003}
+    groups = [{"params": [p], "algorithm": "adamw", "lr": 0.5} for p in SmallNet().parameters()]
+    assert {group["lr"] for group in MuonW(groups, adamw_lr=0.003).param_groups} == {0.5}
+    with pytest.raises(ValueError, match="-1"):
+        make(SmallNet(), adamw_lr=-1.0)
+
+
+def test_an_optimizer_without_muon_has_one_rate() -> None:
+    with pytest.raises(TypeError, match="adamw_lr"):
+        Zero1AdamW(SmallNet().parameters(), Grid.alone(), adamw_lr=0.1)
+
+
+def test_muonw_of_a_model_decays_no_norm_and_no_bias() -> None:
+    optimizer = MuonW(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), weight_decay=0.3)
+    decays = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
+    matrices = {"0.weight": 0.3, "2.weight": 0.3}
+    assert decays == matrices | dict.fromkeys(["0.bias", "1.weight", "1.bias", "2.bias"], 0.0)
 
 
 @pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR"])
