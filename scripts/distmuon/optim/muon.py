@@ -88,7 +88,8 @@ def scale(shape: Sequence[int], kind: str = "match_rms") -> float:
 
     "match_rms": 0.2 sqrt(max(A, B)); a semi-orthogonal [A, B] has RMS 1/sqrt(max(A, B))
     (Moonlight, Lemma 1), so the update's RMS becomes 0.2, about AdamW's, whose learning rate
-    and decay are then safe; the best rate is often a few times as high. "original": sqrt(max(1, A / B)) (Jordan et al. 2024).
+    and decay are then safe; the best rate is often a few times as high. "original":
+    sqrt(max(1, A / B)) (Jordan et al. 2024).
     """
     a, b = shape
     if kind == "match_rms":
@@ -248,9 +249,10 @@ class Muon(MasterWeights):
     params: as for any torch optimizer; every parameter is a matrix [A, B], or holds several.
     matrices: which, an option of each group; see `sharding.matrices`. Each has a scale of its own.
     Everything else is an option of each group, too, as torch has it, and what is given here is its default:
-    lr (with scale="match_rms"; the "original" wants another), momentum, nesterov, momentum_kind, weight_decay, scale, ns_steps, ns_coefficients, compute_dtype, ns_form,
-        ns_norm, batched: see the functions above and `newton_schulz`. With momentum_kind="average", scale="original",
-        compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch" and batched=False it is torch.optim.Muon.
+    lr, momentum, nesterov, momentum_kind, weight_decay, scale, ns_steps, ns_coefficients, compute_dtype, ns_form,
+        ns_norm, batched: see the functions above and `newton_schulz`. The default lr is AdamW's, for "match_rms"; the
+        other scale wants another. With momentum_kind="average", scale="original", compute_dtype=torch.bfloat16,
+        ns_form="standard", ns_norm="torch", batched=False and an lr it is torch.optim.Muon.
     input_dtype: round what Newton–Schulz is fed to this dtype first; None keeps it. A distributed run gathers the
         momentum in bf16, so the reference it is held against must round in the same place.
     master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and its momentum in
