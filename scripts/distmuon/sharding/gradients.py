@@ -177,17 +177,19 @@ def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touch
     count, ranks = len(buffers.parameters), buffers.grid.world.size
     wide = widest(buffers.grid.device)
     pieces = [piece for of_bucket in buffers.pieces.values() for piece in of_bucket]
-    counted = [0.0] * count
+    counted = [0.0] * count  # whether this rank's part of a parameter is to be counted
     for piece in pieces:
         counted[piece.index] = float(piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0)
-    present_here = [float(index in present) for index in range(count)]
-    # brought to the device at once, and all norms taken at once: on a GPU each copy from the host makes it wait
-    votes = [*ballot(options, ranks, wide), float(touched)]
-    numbers = torch.tensor([*counted, *present_here, *votes], dtype=wide).to(buffers.grid.device)
+    presence_here = [float(index in present) for index in range(count)]
+    # one copy from the host, and one call for all norms: on a GPU the first makes the host wait, the others add up
+    line = [*counted, *presence_here, *ballot(options, ranks, wide), float(touched)]
+    numbers = torch.tensor(line, dtype=wide).to(buffers.grid.device)
     if pieces:
+        by_index = [numbers.new_zeros(())] * count
         norms = torch._foreach_norm([piece.gradient for piece in pieces], dtype=wide)
-        found, none = {piece.index: norm for piece, norm in zip(pieces, norms, strict=True)}, numbers.new_zeros(())
-        numbers[:count].mul_(torch.stack([found.get(index, none) for index in range(count)]).square_())
+        for piece, norm in zip(pieces, norms, strict=True):
+            by_index[piece.index] = norm
+        numbers[:count].mul_(torch.stack(by_index).square_())
     squares, presence, votes = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu().split([count, count, 3])
     largest = torch.tensor([torch.finfo(home.dtype).max for home in buffers.gradient_homes], dtype=wide)
     *ballots, touches = votes.tolist()
