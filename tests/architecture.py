@@ -23,8 +23,6 @@ ENGINE_ROOMS = (
 )  # fmt: skip
 PACKAGES = ("distmuon", "muonbook", "tools")
 TRAINER = "train"  # a program to be copied: it imports what its readers will import
-MOST_LINES = 400  # of a module
-MOST_ENTRIES = 12  # of a folder: modules and folders with modules, but for __init__, __main__ and the list of chapters
 CHAPTER = re.compile(r"ch(\d\d)|(\d\d)b?_\w+")  # a chapter's room, worker and notebook; with a b, its second page's
 PYTESTS = re.compile(r"(conftest|test_\w+)\.py")  # found by pytest, by their names
 JOB = re.compile(r"((?:distmuon|muonbook|tools)(?:\.\w+)*):(\w+)")  # a worker's name, as `launch.run` takes it
@@ -261,34 +259,6 @@ def _is_loaded_by_name(tree: ast.Module) -> bool:
     """Say whether a module names a STRATEGY, which `optim.strategies` finds by the file's name."""
     targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
     return any(isinstance(target, ast.Name) and target.id == "STRATEGY" for target in targets)
-
-
-def crowded(house: House) -> list[str]:
-    """At most 12 entries in a folder, in scripts and tests alike."""
-    found = []
-    for top in ("scripts", "tests"):
-        entries: dict[Path, set[str]] = {}
-        for path in (house.root / top).rglob("*.py"):
-            for entry in (path, *path.parents):
-                if entry == house.root / top:
-                    break
-                if entry.name not in ("__init__.py", "__main__.py") and not CHAPTER.fullmatch(entry.stem):
-                    entries.setdefault(entry.parent, set()).add(entry.name)
-        for folder, names in sorted(entries.items()):
-            if len(names) > MOST_ENTRIES:
-                where = folder.relative_to(house.root)
-                found.append(f"{where} has {len(names)} entries, more than {MOST_ENTRIES}; merge some, or make a room.")
-    return found
-
-
-def long(house: House) -> list[str]:
-    """At most 400 lines in a module."""
-    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in house.paths.values()}
-    return [
-        f"{path.relative_to(house.root)} has {lines} lines, more than {MOST_LINES}; it holds more than one idea."
-        for path, lines in lengths.items()
-        if lines > MOST_LINES
-    ]
 
 
 def namesakes(house: House) -> list[str]:
