@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from distmuon.muonw.boxes import Box, boxes, extent
 from distmuon.sharding.collectives import Group
-from distmuon.sharding.grid import beyond, everyone
+from distmuon.sharding.grid import beyond, everyone, refuse_one_stage
 from distmuon.sharding.ledger import Ledger
 
 Named = Sequence[tuple[str, Tensor]]
@@ -47,10 +47,14 @@ def common_mesh(parameters: Named) -> DeviceMesh | None:
     return widest
 
 
-def beyond_all(groups: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the dimensions, of the mesh of all ranks, over which none of the groups' DTensors extends."""
+def refuse_one_of_the_stages(groups: Iterable[Mapping[str, Any]], what: str) -> None:
+    """Raise ValueError, naming `what`, if the groups' DTensors are on one stage of a pipeline, which would decide it."""
     meshes = {p.device_mesh for group in groups for p in group["params"] if isinstance(p, DTensor)}
-    return set.intersection(*(set(beyond(mesh)) for mesh in meshes)) if meshes else set()
+    remedy = (
+        "clip_grad_norm_(math.inf) measures this stage, so add up the squares of all, and scale gradients yourself"
+    )
+    if meshes:
+        refuse_one_stage(set.intersection(*(set(beyond(mesh)) for mesh in meshes)), what, remedy)
 
 
 def group_of(mesh: DeviceMesh, ledger: Ledger) -> Group:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from distmuon.muonw.boxes import extent, volume
-from distmuon.muonw.meshes import beyond_all, shards
+from distmuon.muonw.meshes import refuse_one_of_the_stages, shards
 from distmuon.muonw.parcels import Matrix, MatrixPiece, numel
 from distmuon.muonw.plans import Plan, Plans, local
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
@@ -56,7 +56,6 @@ from distmuon.optim.routing import (
 from distmuon.optim.sharded_optimizer import check_max_norm
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.agreement import Disagreement
-from distmuon.sharding.grid import refuse_one_stage
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import Division
 from distmuon.sharding.precision import widest
@@ -120,10 +119,7 @@ class MuonW(MasterWeights):
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with its algorithm's defaults, refusing parameters and options that it cannot take.
-
-        After construction, a group that names no algorithm may hold a layer's matrices and its biases: see `divided`.
-        """
+        """Add a group with its algorithm's defaults, refusing what it cannot take. A later one is `divided`."""
         self._watch.take(param_group)
         name_like_the_others(self, param_group)
         with withdrawn_if_refused(self):
@@ -177,12 +173,7 @@ class MuonW(MasterWeights):
         """
         check_max_norm(max_norm)
         if max_norm < math.inf:
-            refuse_one_stage(
-                beyond_all(self.param_groups),
-                "clip_grad_norm_",
-                "clip_grad_norm_(math.inf) measures this stage, so add the squares of all stages up, and multiply the "
-                "gradients by the factor yourself",
-            )
+            refuse_one_of_the_stages(self.param_groups, "clip_grad_norm_")
         self._check_now()
         self._plans.of(self.param_groups)
         self._clipped = True
@@ -205,7 +196,7 @@ class MuonW(MasterWeights):
         """Under a GradScaler, divide the gradients by its scale; False, on all ranks, where any found an infinity."""
         if (found := getattr(self, "found_inf", None)) is None:
             return True
-        refuse_one_stage(beyond_all(self.param_groups), "a GradScaler", "train in bfloat16, without one")
+        refuse_one_of_the_stages(self.param_groups, "a GradScaler")
         if self._plans.everybody.all_reduce(found.detach().clone().view(1), "found_inf").item():
             return False
         if (factor := getattr(self, "grad_scale", None)) is not None:
