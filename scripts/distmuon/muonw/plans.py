@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from distmuon.muonw.boxes import all_of, matrices_of, within
 from distmuon.muonw.meshes import boxes_on, common_mesh, group_of
 from distmuon.muonw.parcels import MatrixPiece, Parcels, Placed
+from distmuon.optim.muon import check_muon_parameters
 from distmuon.optim.routing import named
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
@@ -68,8 +69,8 @@ class Plans:
     def of(self, groups: Groups) -> list[Plan]:
         """Return the plans for Muon's parameters: one for each dtype, plain tensors apart.
 
-        Collective where the mesh has no group of all its ranks yet. Raises ValueError for a parameter whose place
-        cannot be relied on, or that the option `matrices` does not fit, before anything is sent.
+        Collective where the mesh has no group of all its ranks yet. Raises ValueError for a parameter that Muon cannot
+        take, or whose place cannot be relied on, before anything is sent.
         """
         now = [(number, *_looks(p, group)) for number, group in enumerate(groups) for p in group["params"]]
         if now != self._laid_out:
@@ -86,6 +87,9 @@ def _looks(parameter: Tensor, group: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _lay_out(groups: Groups, gather_dtype: torch.dtype | None, ledger: Ledger) -> tuple[Group, list[Plan]]:
+    for options in groups:
+        if options["algorithm"] == "muon":
+            check_muon_parameters(options, warn=False)  # which may be others than at construction
     mesh = common_mesh([pair for group in groups for pair in named(group)])
     alone = Group("mesh", ledger=ledger)
     everybody = alone if mesh is None else group_of(mesh, ledger)

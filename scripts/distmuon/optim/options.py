@@ -27,9 +27,7 @@ def check_complete(group: Mapping[str, Any], defaults: Mapping[str, Iterable[str
         )
     for name in group.keys() - {*options}:
         if meant := _nearest(name, tuple(options)):
-            raise ValueError(
-                f"a group has the option {name!r}, which nothing reads; write {meant!r} if that is meant."
-            )
+            raise ValueError(f"a group has the option {name!r}, which nothing reads; write {meant!r} if that is meant.")
 
 
 def check_one_number(name: str, value: Any) -> None:

@@ -338,11 +338,13 @@ def refuse_meta(name: str, parameter: Tensor) -> None:
         raise ValueError(f"parameter {name!r} is on the meta device; give it storage first (to_empty), then values.")
 
 
-def check_muon_parameter(name: str, parameter: Tensor, matrices: Matrices = "whole", tp: int = 1) -> None:
+def check_muon_parameter(
+    name: str, parameter: Tensor, matrices: Matrices = "whole", tp: int = 1, warn: bool = True
+) -> None:
     """Raise ValueError, naming the parameter and the remedy, if Newton–Schulz cannot or should not take it.
 
     matrices: the group's option. tp: T, where the parameter is TP-local.
-    An embedding or output head, recognised by its name, only gets a warning: it runs, but not well.
+    warn: of an embedding or output head, recognised by its name: it runs, but not well.
     """
     problem = None
     refuse_meta(name, parameter)
@@ -360,7 +362,7 @@ def check_muon_parameter(name: str, parameter: Tensor, matrices: Matrices = "who
             "split_parameters(model) makes both, and so does MuonW(model), given the model and not its parameters()."
         )
     of_block(matrices, name, tuple(parameter.shape), getattr(parameter, "tp_split_dim", None) if tp > 1 else None, tp)
-    if EMBEDDING_NAME.search(name):
+    if warn and EMBEDDING_NAME.search(name):
         warnings.warn(
             f"parameter {name!r} looks like an embedding or output head; the paper gives those to AdamW.", stacklevel=3
         )

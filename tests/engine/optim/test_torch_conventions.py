@@ -642,6 +642,28 @@ def test_an_option_that_is_set_wrong_later_is_refused_before_a_weight_moves(kind
     assert not torch.equal(before[0], state_of(model))
 
 
+@pytest.mark.parametrize("kind", ["Muon", "MuonW"])
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (torch.zeros(5), "has 1 dimension"),
+        (torch.zeros(0, 4), "is empty"),
+        (torch.zeros(3, 4, dtype=torch.float16), "holds no momentum"),
+    ],
+)
+def test_a_parameter_that_comes_later_is_refused_as_one_at_construction(kind: str, other: Tensor, words: str) -> None:
+    model, optimizer = start(kind)
+    train(model, optimizer, 1)
+    before = state_of(model)
+    new = nn.Parameter(other)
+    new.grad = torch.zeros_like(new)
+    optimizer.param_groups[0]["params"].append(new)
+    with pytest.raises(ValueError, match=words) as error:
+        train(model, optimizer, 1)
+    message(error)
+    assert torch.equal(before, state_of(model))
+
+
 def test_muonw_refuses_gradients_that_were_clipped_before_they_were_unscaled() -> None:
     model, optimizer = start("MuonW")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
