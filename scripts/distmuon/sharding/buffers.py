@@ -56,7 +56,8 @@ class ShardedBuffers:
     in it already, they *are* the rank's part of the parameters and cost nothing.
 
     named_parameters: TP-local, in the order of the map. They move into their homes; whoever had them before, loses
-    them: `follow` tells. planner: makes the map of (specs, D, bucket_size).
+    them: `follow` tells. One in shared memory stays there, because other processes may look at it: its home then is a
+    copy, which `follow` and `seal` keep equal to it. planner: makes the map of (specs, D, bucket_size).
     """
 
     def __init__(
@@ -75,10 +76,13 @@ class ShardedBuffers:
         self.flat_gradients = [self._storage(b.size, b.grad_dtype) for b in self.layout.buffers]  # each [size]
         self.parameter_homes = [_home(self.flat_parameters, meta) for meta in self.metas]  # each W[I_tp, J]
         self.gradient_homes = [_home(self.flat_gradients, meta) for meta in self.metas]  # each G[I_tp, J]{U_dp}
+        self._addresses = [home.data_ptr() for home in (*self.parameter_homes, *self.gradient_homes)]
         self._number = next(_numbers)
-        for p, home in zip(self.parameters, self.parameter_homes, strict=True):
-            p.data = home.copy_(p.data)
+        self._shared: set[int] = set()  # indices of the parameters that stay in shared memory
+        for index, p in enumerate(self.parameters):
             p.sharded_by = self._number  # type: ignore[attr-defined]
+            self._take_in(index)
+        self._marks = [dict(vars(p)) for p in self.parameters]
         self.seal()
         self.masters = {bucket: self._master(bucket) for bucket in self.layout.buckets}  # each [shard_size]
         self.pieces = {bucket: self._pieces(bucket) for bucket in self.layout.buckets}
@@ -101,6 +105,8 @@ class ShardedBuffers:
 
     def seal(self) -> None:
         """Note that the parameters are as a step has left them; a backward pass through older values is refused."""
+        for index in self._shared:
+            self.parameters[index].data.copy_(self.parameter_homes[index])
         torch.autograd.graph.increment_version(self.parameters)
         self._versions = [p._version for p in self.parameters]
 
@@ -111,7 +117,10 @@ class ShardedBuffers:
         another shape, dtype or device than it had, and for one that belongs to a later optimizer.
         """
         touched = self._versions != [p._version for p in self.parameters]
-        for name, p, home in zip(self.names, self.parameters, self.parameter_homes, strict=True):
+        self._renew_homes()
+        for index, (name, p, home) in enumerate(zip(self.names, self.parameters, self.parameter_homes, strict=True)):
+            if not hasattr(p, "sharded_by"):  # `swap_tensors` takes along what was written on a tensor
+                vars(p).update(self._marks[index])
             if not self.own(p):
                 raise RuntimeError(f"parameter {name!r} belongs to an optimizer that was made later; use that one.")
             if (p.data_ptr(), *_looks(p)) == (home.data_ptr(), *_looks(home)):
@@ -122,8 +131,7 @@ class ShardedBuffers:
                     f"parameter {name!r} is now {now}, and was {before} when the optimizer was made; "
                     "change the model first, then make its optimizer."
                 )
-            p.data = home.copy_(p.data.clone())
-            touched = True
+            touched |= self._take_in(index)
         return touched
 
     def refresh_masters(self) -> None:
@@ -152,6 +160,29 @@ class ShardedBuffers:
                 piece.weight.mul_(each)
             behind.append(bucket)
         return behind
+
+    def _take_in(self, index: int) -> bool:
+        """Let a parameter live in its home, or keep a copy there of one in shared memory; return whether it changed."""
+        p, home = self.parameters[index], self.parameter_homes[index]
+        self._shared.discard(index)
+        if p.device.type == "cpu" and p.is_shared():  # torch says so of all CUDA tensors, whose storage never moves
+            self._shared.add(index)
+            changed = not torch.equal(p.data, home)
+            if changed:
+                home.copy_(p.data)
+            return changed
+        p.data = home.copy_(p.data.clone())
+        return True
+
+    def _renew_homes(self) -> None:
+        """Make homes anew whose storage has left the flat one: share_memory moves it for all who have the tensor."""
+        for homes, flats, addresses in (
+            (self.parameter_homes, self.flat_parameters, self._addresses[: len(self.metas)]),
+            (self.gradient_homes, self.flat_gradients, self._addresses[len(self.metas) :]),
+        ):
+            for index, (meta, address) in enumerate(zip(self.metas, addresses, strict=True)):
+                if homes[index].data_ptr() != address:
+                    homes[index] = _home(flats, meta)
 
     def _storage(self, size: int, dtype: str) -> Tensor:
         return torch.zeros(size, dtype=getattr(torch, dtype), device=self.grid.device)

@@ -18,6 +18,11 @@ from distmuon.sharding.ledger import CHUNKS_SENT, Ledger, ring_bytes
 LATENCIES = ("ring", "tree")
 
 
+def exchange_in(group: str) -> str:
+    """Return the name of the link over which ranks of a group send straight to each other, and not around a ring."""
+    return f"{group} exchange"
+
+
 @dataclass(frozen=True)
 class LinkCost:
     """What a link costs. alpha_seconds: what a message takes however short it is. bytes_per_second: of one rank,
@@ -107,6 +112,8 @@ def collectives_of(ledger: Ledger, sizes: Mapping[str, int]) -> list[Collective]
 def exchanged_bytes(ledger: Ledger, uneven: bool = False) -> int:
     """Return what a rank sends straight to others and not around a ring, as the book's engine does it on gloo:
     reduce-scatters and all-to-alls; where shards are uneven, all-gathers over DP, too.
+
+    On NCCL, which `step_parts` plans, reduce-scatters of equal shards go around a ring as well.
     """
     sent = sum(ledger.total(op=op).sent_bytes for op in ("reduce_scatter", "all_to_all"))
     return sent + (ledger.total(op="all_gather", group="dp").sent_bytes if uneven else 0)

@@ -9,6 +9,9 @@ node has the inside link. A ring over several nodes enters and leaves each of th
 one node at the same moment share what joins it to the others: with T <= 8 they are T DP groups. Summed over them, the
 bytes that leave a node for DP do not depend on T, however much each rank's own share shrinks.
 
+An exchange, in which ranks send straight to each other, has no such order: with T = 1 all eight ranks of a node send
+to every rank outside it, so the node's way out carries up to eight times what it carries for a ring.
+
 Bandwidths are the makers' peaks; nobody reaches them, which is what doubling and halving is for.
 """
 
@@ -17,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from muonbook.planner.cost_model import LinkCost
+from muonbook.planner.cost_model import LinkCost, exchange_in
 
 NODE = 8  # ranks
 
@@ -63,9 +66,16 @@ class Fabric:
             flops_per_second=self.flops_per_second * scale.flops,
         )
 
-    def links(self, dp: int, tp: int) -> dict[str, LinkCost]:
-        """Return the link of each group on a dp x tp grid: "dp", "tp" and "world"."""
-        return {"dp": self.ring(dp, tp), "tp": self.ring(tp, 1), "world": self.ring(dp * tp, 1)}
+    def links(self, dp: int, tp: int, stride: int | None = None) -> dict[str, LinkCost]:
+        """Return the links of each group on a dp x tp grid: of rings in "dp", "tp" and "world"; of exchanges in them,
+        by `exchange_in`, and among all ranks, "mesh".
+
+        stride: between neighbours in a DP group, if it is not T.
+        """
+        sizes = {"dp": (dp, stride or tp), "tp": (tp, 1)}
+        rings = {name: self.ring(*each) for name, each in sizes.items()}
+        exchanges = {exchange_in(name): self.exchange(*each) for name, each in sizes.items()}
+        return rings | exchanges | {"world": self.ring(dp * tp, 1), "mesh": self.exchange(dp * tp, 1)}
 
     def exchange(self, size: int, stride: int) -> LinkCost:
         """Return the link of an all-to-all in a group of `size` ranks, `stride` apart, while all ranks exchange.

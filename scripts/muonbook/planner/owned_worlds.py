@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES, Load,
 @dataclass(frozen=True)
 class OwnedWorld(PlannedWorld):
     """A planned world whose strategy is "owner" or "blockwise". Rows are DP ranks with all their TP ranks."""
+
+    has_owners: ClassVar[bool] = True
 
     @cached_property
     def dealt(self) -> dict[int, Owner]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -79,6 +79,7 @@ class PlannedWorld:
     layout: Layout
     muon: frozenset[int]
     strategy: str = "gather_all"
+    has_owners: ClassVar[bool] = False  # to whom unequal shards, and over TP blocks, are sent straight
 
     @cached_property
     def matrices(self) -> list[tuple[Bucket, list[Matrix]]]:

@@ -206,9 +206,7 @@ class StagePlan:
         fabric, (dp, tp, _, _) = self.setting.fabric, self.setting.degrees
         found: dict[str, float] = {}
         for part in self.parts.values():
-            stride = tp * (dp // part.dp)
-            links = {"dp": fabric.ring(part.dp, stride) if part.dp > 1 else fabric.inside, "tp": fabric.ring(tp, 1)}
-            links |= {"world": fabric.ring(part.dp * tp, 1), "mesh": fabric.exchange(part.dp * tp, 1)}
+            links = fabric.links(part.dp, tp, stride=tp * (dp // part.dp))
             for name, took in part.update_seconds(links, fabric.flops_per_second).items():
                 found[name] = found.get(name, 0.0) + took
         if self.tied_bytes:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -11,17 +12,22 @@ import torch.distributed as dist
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import flops
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.routing import groups_for, split_parameters
+from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT
+from distmuon.sharding.ledger import Ledger
+from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.ch15.worlds.planned_steps import TimedWorld, square_cost
 from muonbook.measure.workload import Workload
 from muonbook.planner.algorithms import ALGORITHMS, Algorithm
-from muonbook.planner.cost_model import collectives_of, step_seconds
+from muonbook.planner.cost_model import collectives_of, exchange_in, step_seconds
 from muonbook.planner.fabrics import CORNERS, FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.owned_worlds import KINDS, plan_part
+from muonbook.planner.parts.step_parts import outer_messages
 from muonbook.planner.planned_worlds import BUCKET_RULES, Load, PlannedWorld, grids, plan_world
 
 SMALL = [
@@ -169,7 +175,65 @@ def test_the_optimizer_sends_what_is_planned(fake_world: None, dp: int, tp: int,
     assert grid.ledger == predict_step(layout, tp, grid.dp.rank, muon)
 
 
+def counted_step(strategy: str, rank: int, dp: int) -> tuple[PlannedWorld, Ledger]:
+    """Return a small model's plan, and what a rank's step calls where NCCL would be the backend."""
+    fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=rank, world_size=dp)
+    grid = Grid.of(World(rank, dp, dp, 1, "nccl", "cpu", timeout=60.0, threads=1, started=0.0))
+    job = Workload(vocabulary=64, width=64, layers=2, heads=16, context=16, bucket_size=30_011)
+    model = job.model(grid.tp)
+    optimizer = DistributedMuon(split_parameters(model), grid, strategy=strategy, bucket_size=job.bucket_size)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with CollectiveCounter() as counter:
+        optimizer.step()
+    dist.destroy_process_group()
+    specs = specs_of([pair for group in groups_for(model, "muon") for pair in group["params"]])
+    muon = job.plan(dp, 1)[1]
+    return plan_part(specs, muon, dp, 1, job.bucket_size, strategy), counter.ledger
+
+
+@pytest.mark.parametrize("strategy", KINDS)
+def test_a_plan_charges_rings_for_what_goes_around_one_and_exchanges_for_all_else(strategy: str) -> None:
+    """Against torch's dispatcher: the engine makes all-to-alls and sends of unequal shards, and rings of equal ones."""
+    dp = 4
+    steps = [counted_step(strategy, rank, dp) for rank in range(dp)]
+    world = steps[0][0]
+    found = {}
+    for link, operators in {"dp": ("reduce_scatter", "all_gather"), exchange_in("dp"): ("all_to_all", "send")}.items():
+        counted = [sum(ledger.total(op=op, group="dp").sent_bytes for op in operators) for _, ledger in steps]
+        found[link] = sum(each.sent_bytes for each in chain(*outer_messages(world).values()) if each.link == link)
+        assert max(counted) <= found[link] <= sum(counted)  # of each bucket its slowest rank
+    assert bool(found[exchange_in("dp")]) == (strategy != "gather_all")
+    shards = [bucket.lengths for bucket in world.layout.buckets if bucket.lengths]
+    for rank, (_, ledger) in enumerate(steps if world.has_owners else ()):  # by hand, 4 bytes an element
+        reduced, gathered = (ledger.total(op=op, group="dp").sent_bytes for op in ("all_to_all", "send"))
+        assert reduced == 4 * sum(sum(each) - each[rank] for each in shards)
+        assert gathered == 4 * (dp - 1) * sum(each[rank] for each in shards)
+
+
 # Wires and time
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "over", "flat_cut"), [("llama3_8b", 1, 1.068, 1.006), ("moonlight", 2, 1.158, 1.013)]
+)
+def test_owners_without_tp_pay_for_messages_that_leave_the_node_by_eight(
+    model: str, tp: int, over: float, flat_cut: float
+) -> None:
+    """On 64 GPUs and 4 million tokens: counted elsewhere with the same price of an exchange; around a ring, as planned
+    before, owners would take 1.003 and 1.007."""
+    found = [TimedWorld.of(MODELS[model], 64 // tp, tp, ALGORITHMS[name]) for name in ("owner", "flat_cut")]
+    steps = [each.step(FABRICS["nvlink_infiniband"], 1 << 22) for each in found]
+    assert [step.muon / step.adamw for step in steps] == pytest.approx([over, flat_cut], abs=0.001)
+
+
+def test_with_eight_tp_ranks_in_a_node_an_exchange_costs_what_a_ring_does() -> None:
+    links = FABRICS["nvlink_infiniband"].links(64, 8)
+    assert links[exchange_in("dp")] == links["dp"]
+    alone = FABRICS["nvlink_infiniband"].links(64, 1)
+    outside = 56 / 63  # of what a rank sends
+    assert alone["dp"].bytes_per_second / alone[exchange_in("dp")].bytes_per_second == pytest.approx(8 * outside)
 
 
 def test_a_group_within_a_node_has_the_inside_wire() -> None:

@@ -110,7 +110,7 @@ class TimedWorld:
 
     def _of_a_sequence(self, fabric: Fabric) -> Step:
         """Return the step if every DP rank had one sequence."""
-        links = fabric.links(self.dp, self.tp) | {"mesh": fabric.exchange(self.dp * self.tp, 1)}
+        links = fabric.links(self.dp, self.tp)
         flops = fabric.flops_per_second
         per_token = (8 if self.recompute else 6) * self.shape.active
         computation = per_token * self.shape.context / self.tp / flops

@@ -18,7 +18,7 @@ from distmuon.sharding.gradients import statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import ring_bytes
 from distmuon.verify.prediction import STATISTICS_BYTES
-from muonbook.planner.cost_model import LinkCost
+from muonbook.planner.cost_model import LinkCost, exchange_in
 from muonbook.planner.parts.step_parts import Messages, orthogonalizing_seconds, outer_messages
 from muonbook.planner.planned_worlds import PlannedWorld
 
@@ -147,16 +147,16 @@ class Zero1Part:
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
         """Return seconds of the update, part by part, one after the other; see `step_parts`."""
-        found = {name: messages.seconds(links) for name, messages in self._messages.items()}
+        found = {name: sum(each.seconds(links) for each in parts) for name, parts in self._messages.items()}
         waits = {"orthogonalizing": 0.0, "tp_gather": 0.0}
         if self.muon:
-            groups = self.world.bucket_groups
-            waits = orthogonalizing_seconds(groups, self.world.tp, links["tp"], flops_per_second)
+            link = links[exchange_in("tp") if self.world.has_owners else "tp"]
+            waits = orthogonalizing_seconds(self.world.bucket_groups, self.world.tp, link, flops_per_second)
         return found | {
             "blocks over TP": waits["tp_gather"],
             "Newton–Schulz": waits["orthogonalizing"] - waits["tp_gather"],
         }
 
     @cached_property
-    def _messages(self) -> dict[str, Messages]:
+    def _messages(self) -> dict[str, list[Messages]]:
         return outer_messages(self.world, self.muon)

@@ -7,18 +7,22 @@
     summary          one small all-reduce of everybody, down and up a tree
 
 One after the other: nothing overlaps, as in this book's optimizer. Elementwise arithmetic is left out.
+
+Equal shards go around NCCL's rings. Unequal ones, as an owner has them, are exchanged: `Group` reduces them by an
+all-to-all and sums of its own, and gathers them by a message from every rank to every other. An all-to-all is charged
+as if every rank had a parcel for all others, though `gather_cut` has some for neighbours alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from distmuon.sharding.collectives import piece_size
 from distmuon.sharding.gradients import STATISTICS_LABEL
-from distmuon.sharding.layout import ITEM_BYTES
+from distmuon.sharding.layout import ITEM_BYTES, Bucket
 from distmuon.sharding.ledger import Ledger
-from muonbook.planner.cost_model import LinkCost, hops
+from muonbook.planner.cost_model import LinkCost, exchange_in, hops
 from muonbook.planner.model_shapes import Shape
 from muonbook.planner.planned_worlds import PlannedWorld
 
@@ -27,38 +31,62 @@ Seconds = dict[str, float]
 
 
 class Messages(NamedTuple):
-    """Collectives of one group, added up: hops, one after the other, and bytes that a rank sends."""
+    """What goes over one link: hops, one after the other, and bytes that a rank sends. link: its name in
+    `Fabric.links`."""
 
-    group: str
+    link: str
     hops: int
     sent_bytes: float
 
     def seconds(self, links: Mapping[str, LinkCost]) -> float:
-        link = links[self.group]
+        link = links[self.link]
         return self.hops * link.alpha_seconds + self.sent_bytes / link.bytes_per_second
 
 
-def outer_messages(world: PlannedWorld, muon: bool = True) -> dict[str, Messages]:
+def outer_messages(world: PlannedWorld, muon: bool = True) -> dict[str, list[Messages]]:
     """Return "gradients", "momentum", "parameters" and "summary" of one step; of what differs, each bucket's slowest.
 
     muon: False: AdamW for everything.
     """
     ledger, sizes = world.ledger(muon=muon), {"dp": world.dp, "tp": world.tp, "world": world.dp * world.tp}
-    found = {name: _messages(ledger, name, "dp", sizes) for name in ("gradients", "momentum", "parameters")}
-    if world.strategy != "gather_all":
-        slowest = {"momentum": sum(int(each.max()) for each in world.momentum_sent()) if muon else 0}
-        slowest |= {"gradients": 0, "parameters": 0}
-        repeats = 0  # of a reduction that takes long unequal shards piece by piece
-        for bucket in world.layout.buckets:
-            buffer, shards = world.layout.buffers[bucket.buffer_idx], bucket.lengths or [bucket.shard_size]
-            slowest["gradients"] += ITEM_BYTES[buffer.grad_dtype] * (bucket.padded - min(shards))
-            slowest["parameters"] += ITEM_BYTES[buffer.param_dtype] * (world.dp - 1) * max(shards)
-            if bucket.ends:
-                repeats += -(-max(shards) // piece_size(shards)) - 1
-        found |= {name: found[name]._replace(sent_bytes=sent) for name, sent in slowest.items()}
-        more = repeats * hops("reduce_scatter", world.dp)
-        found["gradients"] = found["gradients"]._replace(hops=found["gradients"].hops + more)
-    return found | {"summary": _messages(ledger, STATISTICS_LABEL, "world", sizes, "tree")}
+    momentum = _messages(ledger, "momentum", "dp", sizes)
+    if muon and world.strategy == "gather_cut":  # parcels for those ranks alone that own a part of the same matrix
+        most = sum(int(each.max()) for each in world.momentum_sent())
+        momentum = Messages(exchange_in("dp"), momentum.hops, most)
+    buckets = world.layout.buckets
+    return {
+        "gradients": [_reduced(world, bucket) for bucket in buckets],
+        "momentum": [momentum],
+        "parameters": [_gathered(world, bucket) for bucket in buckets],
+        "summary": [_messages(ledger, STATISTICS_LABEL, "world", sizes, "tree")],
+    }
+
+
+def _reduced(world: PlannedWorld, bucket: Bucket) -> Messages:
+    """Return what the gradients of a bucket ask of its slowest rank.
+
+    Unequal shards are exchanged and added up where they arrive, long ones piece by piece: see `Group.reduce_scatter`.
+    """
+    shards, item = _shards(bucket), ITEM_BYTES[world.layout.buffers[bucket.buffer_idx].grad_dtype]
+    pieces = -(-max(shards) // piece_size(shards)) if bucket.ends else 1
+    return Messages(_link(bucket), pieces * hops("reduce_scatter", world.dp), item * (bucket.padded - min(shards)))
+
+
+def _gathered(world: PlannedWorld, bucket: Bucket) -> Messages:
+    """Return what the parameters of a bucket ask of its slowest rank; of unequal shards, each goes to all others."""
+    item = ITEM_BYTES[world.layout.buffers[bucket.buffer_idx].param_dtype]
+    sent = item * (world.dp - 1) * max(_shards(bucket))
+    return Messages(_link(bucket), hops("all_gather", world.dp), sent)
+
+
+def _shards(bucket: Bucket) -> Sequence[int]:
+    """Return how many elements of a bucket each DP rank owns; one number where that is the same for all."""
+    return bucket.lengths or [bucket.shard_size]
+
+
+def _link(bucket: Bucket) -> str:
+    """Return over which link a bucket's shards travel: around a ring as NCCL sends them, if they are equal."""
+    return exchange_in("dp") if bucket.ends else "dp"
 
 
 def orthogonalizing_seconds(groups: Mapping[tuple, int], tp: int, link: LinkCost, flops_per_second: float) -> Seconds:
