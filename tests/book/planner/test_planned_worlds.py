@@ -194,17 +194,21 @@ def counted_step(strategy: str, rank: int, dp: int) -> tuple[PlannedWorld, Ledge
 
 
 @pytest.mark.parametrize("strategy", KINDS)
-def test_a_plan_charges_rings_for_what_goes_around_one_and_exchanges_for_all_else(strategy: str) -> None:
-    """Against torch's dispatcher: the engine makes all-to-alls and sends of unequal shards, and rings of equal ones."""
+def test_a_plan_charges_rings_for_equal_shards_and_exchanges_for_unequal_ones(strategy: str) -> None:
+    """Against torch's dispatcher: the engine makes an all-to-all and sends of unequal shards, and rings of equal ones.
+
+    The all-to-all of `gather_cut` is between neighbours, and charged as a ring: see `step_parts`.
+    """
     dp = 4
     steps = [counted_step(strategy, rank, dp) for rank in range(dp)]
     world = steps[0][0]
-    found = {}
-    for link, operators in {"dp": ("reduce_scatter", "all_gather"), exchange_in("dp"): ("all_to_all", "send")}.items():
+    found, straight = {}, ("all_to_all", "send")
+    rings = ("reduce_scatter", "all_gather") if world.has_owners else ("reduce_scatter", "all_gather", *straight)
+    for link, operators in {"dp": rings, exchange_in("dp"): straight if world.has_owners else ()}.items():
         counted = [sum(ledger.total(op=op, group="dp").sent_bytes for op in operators) for _, ledger in steps]
         found[link] = sum(each.sent_bytes for each in chain(*outer_messages(world).values()) if each.link == link)
         assert max(counted) <= found[link] <= sum(counted)  # of each bucket its slowest rank
-    assert bool(found[exchange_in("dp")]) == (strategy != "gather_all")
+    assert bool(found[exchange_in("dp")]) == world.has_owners
     shards = [bucket.lengths for bucket in world.layout.buckets if bucket.lengths]
     for rank, (_, ledger) in enumerate(steps if world.has_owners else ()):  # by hand, 4 bytes an element
         reduced, gathered = (ledger.total(op=op, group="dp").sent_bytes for op in ("all_to_all", "send"))
@@ -216,7 +220,7 @@ def test_a_plan_charges_rings_for_what_goes_around_one_and_exchanges_for_all_els
 
 
 @pytest.mark.parametrize(
-    ("model", "tp", "over", "flat_cut"), [("llama3_8b", 1, 1.068, 1.006), ("moonlight", 2, 1.158, 1.013)]
+    ("model", "tp", "over", "flat_cut"), [("llama3_8b", 1, 1.068, 1.005), ("moonlight", 2, 1.158, 1.013)]
 )
 def test_owners_without_tp_pay_for_messages_that_leave_the_node_by_eight(
     model: str, tp: int, over: float, flat_cut: float

@@ -9,8 +9,9 @@
 One after the other: nothing overlaps, as in this book's optimizer. Elementwise arithmetic is left out.
 
 Equal shards go around NCCL's rings. Unequal ones, as an owner has them, are exchanged: `Group` reduces them by an
-all-to-all and sums of its own, and gathers them by a message from every rank to every other. An all-to-all is charged
-as if every rank had a parcel for all others, though `gather_cut` has some for neighbours alone.
+all-to-all and sums of its own, and gathers them by a message from every rank to every other. The parcels of
+`gather_cut` go to those ranks alone that own a part of the same matrix. Of two owners, neighbours, they load the links
+as a ring does, and so they are charged; where a matrix has many owners they take longer than that.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ def outer_messages(world: PlannedWorld, muon: bool = True) -> dict[str, list[Mes
     """
     ledger, sizes = world.ledger(muon=muon), {"dp": world.dp, "tp": world.tp, "world": world.dp * world.tp}
     momentum = _messages(ledger, "momentum", "dp", sizes)
-    if muon and world.strategy == "gather_cut":  # parcels for those ranks alone that own a part of the same matrix
-        most = sum(int(each.max()) for each in world.momentum_sent())
-        momentum = Messages(exchange_in("dp"), momentum.hops, most)
+    if muon and world.strategy == "gather_cut":
+        momentum = momentum._replace(sent_bytes=sum(int(each.max()) for each in world.momentum_sent()))
     buckets = world.layout.buckets
     return {
         "gradients": [_reduced(world, bucket) for bucket in buckets],
