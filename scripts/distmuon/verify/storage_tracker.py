@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
@@ -34,12 +35,20 @@ class StorageTracker(TorchDispatchMode):
 
     standing: storages that were there before. Where they are given, every other one counts from when an operator first
     takes or returns it: FSDP2 fills storages that it made empty, long ago.
+    fakes: count tensors without data, for work that is weighed on them. Else they are left out: DTensor makes some on
+    its own, the first time it meets a call, to learn the shape of a result.
     `history` has a Moment per operator; `during(stage)` says which stage it is.
     """
 
-    def __init__(self, standing: Iterable[StorageWeakRef] | None = None, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        standing: Iterable[StorageWeakRef] | None = None,
+        device: torch.device | None = None,
+        *,
+        fakes: bool = False,
+    ) -> None:
         super().__init__()
-        self.device = device
+        self.device, self._fakes = device, fakes
         self.peak, self.stage = 0, ""
         self.history: list[Moment] = []
         self._standing = None if standing is None else {ref.cdata: ref for ref in standing}
@@ -58,6 +67,8 @@ class StorageTracker(TorchDispatchMode):
         old = {storage_of(tensor)._cdata for tensor in given} if self._standing is None else self._standing
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result) + (given if self._standing is not None else []):
+            if isinstance(tensor, FakeTensor) and not self._fakes:
+                continue
             storage = storage_of(tensor)
             elsewhere = self.device is not None and storage.device != self.device
             if not elsewhere and storage._cdata not in old and storage._cdata not in self._alive:

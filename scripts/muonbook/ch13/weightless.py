@@ -75,7 +75,7 @@ def _weigh_bucket(
 ) -> int:
     """Return the most that is alive while one bucket is moved; see `DistributedMuon.move`."""
     dtype = getattr(torch, layout.buffers[bucket.buffer_idx].grad_dtype)
-    with FakeTensorMode(), StorageTracker() as tracker:
+    with FakeTensorMode(), StorageTracker(fakes=True) as tracker:
         for wave in moves.waves((bucket,), list(pieces)):
             momentum = {index: torch.empty(pieces[index], dtype=dtype) for index in wave}
             _move(moves, bucket, momentum)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -121,7 +122,11 @@ WAYS: dict[str, Way] = {
 
 
 class LocalProducts(TorchDispatchMode):
-    """Counts operations in matrix products of what this rank holds: torch's FlopCounterMode sees DTensors as whole."""
+    """Counts operations in matrix products of what this rank holds: torch's FlopCounterMode sees DTensors as whole.
+
+    The first time it meets a call, DTensor runs it on FakeTensors too, to learn the shape of a result. These compute
+    nothing, and are not counted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +136,8 @@ class LocalProducts(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor first: what it calls comes back here
         result = func(*args, **(kwargs or {}))
-        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None and not isinstance(result, FakeTensor):
             self.flops += formula(*args, **(kwargs or {}), out_val=result)
         return result
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -15,15 +16,17 @@ from distmuon.sharding.layout import plan
 from distmuon.sharding.ledger import ring_bytes
 from muonbook.figures.style import MARGIN, MUTED, OPTIMIZERS, ROW, WIDTH, Block, box, card, in_bytes, put
 from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.parts.every_rank import states
+from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.planned_worlds import BUCKET_RULES, MOMENTUM_BYTES, PlannedWorld
-from muonbook.planner.stages import expert_of, stage_of
+from muonbook.planner.stages import expert_of, stage_of, units_of
 
 WORLD, WAYS = 64, 8
 MODEL = MODELS["moonlight"]
 
 
 class Price(NamedTuple):
-    """What Muon costs the busiest rank: bytes of momentum kept (float32), of it sent (bf16), operations."""
+    """What Muon costs the rank that has most of it: bytes of momentum kept (float32), of it sent (bf16), operations."""
 
     kept: float
     sent: float
@@ -33,40 +36,47 @@ class Price(NamedTuple):
 @cache
 def prices() -> dict[str, Price]:
     """Return cut -> what it costs, on 64 ranks, with ZeRO-1 over the DP group in all rows but the first and third."""
-    matrices = [weight.shape for weight in MODEL.weights() if weight.muon]
-    size, everything = sum(map(math.prod, matrices)), sum(map(flops, matrices))
+    specs, muon = MODEL.specs(1)
+    matrices = [specs[index].shape for index in muon]
+    size, everything = sum(map(math.prod, matrices)), float(sum(map(flops, matrices)))
     by_rows = sum(ring_bytes("all_gather", MOMENTUM_BYTES * math.prod(shape), WORLD) for shape in matrices)
+    rows = FsdpPart(specs, frozenset(muon), WORLD, 1, units_of(specs)).states()["momentum"]
     dp = WORLD // WAYS
-    zero1 = _price(WORLD)
-    stages = [_price(dp, names=partial(in_stage, stage)) for stage in range(WAYS)]
-    experts = [_price(dp, names=partial(_in_expert_rank, rank)) for rank in range(WAYS)]
-    no_experts = _price(WORLD, names=lambda name: expert_of(name) is None)
+    zero1 = _busiest(_of_ranks(WORLD))
+    stages = [_of_ranks(dp, names=partial(in_stage, stage)) for stage in range(WAYS)]
+    experts = [_of_ranks(dp, names=partial(_in_expert_rank, rank)) for rank in range(WAYS)]
+    no_experts = _of_ranks(WORLD, names=lambda name: expert_of(name) is None)
+    with_experts = no_experts + np.stack(experts, axis=-1).reshape(no_experts.shape)  # dp = ep + E x replica
     return {
         f"DP {WORLD}, momentum not cut": Price(4 * size, 0, everything),
         f"DP {WORLD}, ZeRO-1 or -2": zero1,
-        f"DP {WORLD}, FSDP2 (all gather all)": Price(4 * size / WORLD, by_rows, everything),
-        f"DP {dp} × TP {WAYS}": _price(dp, WAYS),
-        f"DP {dp} × PP {WAYS}": _busiest(stages),
-        f"DP {WORLD}, with EP {WAYS} inside": Price(*map(sum, zip(no_experts, _busiest(experts), strict=True))),
+        f"DP {WORLD}, FSDP2 (all gather all)": Price(float(rows.max()), by_rows, everything),
+        f"DP {dp} × TP {WAYS}": _busiest(_of_ranks(dp, WAYS)),
+        f"DP {dp} × PP {WAYS}": _most(map(_busiest, stages)),
+        f"DP {WORLD}, with EP {WAYS} inside": _busiest(with_experts),
         f"DP {dp} × CP {WAYS}": zero1,  # gradients are summed, and state is cut, over both
     }
 
 
-def _busiest(prices: Sequence[Price]) -> Price:
+def _busiest(of_ranks: np.ndarray) -> Price:
+    return Price(*of_ranks.max(axis=1).tolist())
+
+
+def _most(prices: Iterable[Price]) -> Price:
     return Price(*map(max, zip(*prices, strict=True)))
 
 
-def _price(dp: int, tp: int = 1, names: Callable[[str], bool] = lambda name: True) -> Price:
-    """Return what the parameters with such names cost on dp x tp ranks that have no others: ZeRO-1, `gather_all`."""
+def _of_ranks(dp: int, tp: int = 1, names: Callable[[str], bool] = lambda name: True) -> np.ndarray:
+    """Return what parameters with such names cost each DP rank of dp x tp that have no others, a row for each field of
+    `Price`: ZeRO-1, `gather_all`."""
     specs, muon = MODEL.specs(tp)
     held = [index for index, spec in enumerate(specs) if names(spec.name)]
     layout = plan([specs[index] for index in held], dp, BUCKET_RULES["megatron"](dp))
     ours = frozenset(place for place, index in enumerate(held) if index in set(muon))
     world = PlannedWorld(None, dp, tp, layout, ours)
     by_dp = [world.ledger(muon=muon).total(group="dp").sent_bytes for muon in (True, False)]
-    largest = world.total_load()[1]
-    size = sum(layout.specs[place].numel for place in ours)
-    return Price(4 * size / dp, by_dp[0] - by_dp[1] + largest.sent_bytes, largest.flops)
+    _, over_tp, work = map(np.array, world.rank_loads())
+    return np.stack([states(world)["momentum"], by_dp[0] - by_dp[1] + over_tp, work])
 
 
 def in_stage(stage: int, name: str) -> bool:
@@ -84,7 +94,7 @@ def _in_expert_rank(rank: int, name: str) -> bool:
 def draw_prices() -> Figure:
     """Draw what each cut costs Muon on the busiest rank of 64."""
     found = prices()
-    tops = _busiest(list(found.values()))
+    tops = _most(found.values())
     blocks = [_heads(), *(_price_row(name, price, tops) for name, price in found.items())]
     return card(f"{MODEL.title} on {WORLD} ranks: what Muon adds", "A step, on the busiest rank.", *blocks)
 

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 import stored_pages
+import torch
+import torch.distributed as dist
 import worlds
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from muonbook.ch17 import four_steps, moving_rows
 from muonbook.measure import results
@@ -33,6 +37,36 @@ def test_every_step_sends_less_and_ends_where_one_process_does() -> None:
     assert owner[2] == ours[2] == 1
     assert torchs[3] != "to the bit"
     assert {row[3] for row in (each, once, owner, ours)} == {"to the bit"}
+
+
+def test_torchs_products_are_those_counted_by_hand() -> None:
+    """A layer has four matrices of 64 x 64 and two of 64 x 256. A step multiplies X by its transpose, squares the
+    result, [64, 64], and multiplies X by a sum of both; all in products of 64 x 64 matrices:"""
+    square, wide, steps = 1 + 1 + 1, 4 + 1 + 4, 5
+    once = steps * (4 * square + 2 * wide)
+    repeated = steps * 3  # one of the two is cut along its long side: all four ranks square the same [64, 64]
+    found = {
+        words: rows(stored_pages.printed("17_muonw", f"python ../scripts/17_muonw.py {words}"))[four_steps.TORCH][2]
+        for words in ("--dp 4", "--dp 2 --tp 2", "--hybrid")
+    }
+    assert found["--dp 4"] == round((once + repeated) / once, 2) == 1.1
+    assert [found["--dp 2 --tp 2"], found["--hybrid"]] == [2.07, 2.04]
+
+
+def test_runs_on_fake_tensors_are_no_products() -> None:
+    """DTensor tries a call that it meets for the first time on tensors without data; the second time it need not."""
+    fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        a = DTensor.from_local(torch.ones(4, 5), mesh, [Shard(0)])  # [8, 5]
+        b = DTensor.from_local(torch.ones(5, 7), mesh, [Replicate()])
+        for _ in range(2):
+            with four_steps.LocalProducts() as products:
+                a @ b
+            assert products.flops == 2 * 4 * 5 * 7
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("mesh", ["--dp 2 --tp 2", "--hybrid"])

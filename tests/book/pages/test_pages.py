@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops
 
+from distmuon.sharding.layout import plan
+from muonbook.planner.planned_worlds import BUCKET_RULES
 from tools import draw_pages
 from tools.pages import journey, moving, prices
 
@@ -105,6 +107,19 @@ def test_what_the_cuts_cost_is_what_a_ring_and_the_map_say() -> None:
     }
     by_stage = next(cut for cut in moving.CUTS if cut.name == "PP")
     assert sum(moving.work(by_stage, rank) for rank in moving.EVERYTHING) == 1
+
+
+def test_the_bill_is_the_busiest_ranks() -> None:
+    """Momentum kept, found without a shortcut: of each rank, what it owns of every matrix, by its own map."""
+    bill, dp = prices.prices(), 64
+    for title, ranks, tp in (("DP 64, ZeRO-1 or -2", dp, 1), ("DP 8 × TP 8", 8, 8)):
+        specs, muon = prices.MODEL.specs(tp)
+        layout = plan(specs, ranks, BUCKET_RULES["megatron"](ranks))
+        views = [layout.view(rank) for rank in range(ranks)]
+        kept = [4 * sum(view[index].local_range.size for index in muon) for view in views]
+        assert bill[title].kept == max(kept) > 1.02 * sum(kept) / ranks
+    assert f"{bill['DP 64, ZeRO-1 or -2'].kept / 1e6:.0f}" == "977"
+    assert f"{bill['DP 8 × TP 8'].kept / 1e6:.0f}" == "992"
 
 
 def test_the_bill_says_what_the_page_says_of_it() -> None:

@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from distmuon import launch
 from distmuon.models.networks import MLP
@@ -74,4 +78,23 @@ def test_the_tracker_counts_one_device_alone_where_it_is_told_to():
     with StorageTracker(device=torch.device("cpu")) as tracker:
         torch.zeros(1000)
         torch.zeros(5000, device="meta")
+    assert tracker.peak == 4000
+
+
+def test_the_tracker_leaves_out_what_dtensor_makes_without_data():
+    fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
+    try:
+        whole = DTensor.from_local(torch.ones(10, 100), init_device_mesh("cpu", (2,)), [Shard(0)])
+        for _ in range(2):  # the first time, DTensor learns the result's shape, 8 kB, without data
+            with StorageTracker() as tracker:
+                whole.mul(2)
+            assert tracker.peak == 4000
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_tracker_counts_tensors_without_data_where_work_is_weighed_on_them():
+    with FakeTensorMode(), StorageTracker(fakes=True) as tracker:
+        torch.zeros(1000)
     assert tracker.peak == 4000
