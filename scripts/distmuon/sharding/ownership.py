@@ -31,7 +31,8 @@ def balance(costs: Mapping[int, float], ranks: int, loads: Sequence[float] = ())
     """Deal out items over `ranks`, the costliest first, each to the rank that has least so far: {item: rank}.
 
     loads: what the ranks have already, if anything.
-    Ties go to the smaller item and to the smaller rank. No rank ends above 4/3 of the best possible (Graham 1969).
+    Ties go to the smaller item and to the smaller rank. On m ranks that start with nothing no rank ends above
+    4/3 - 1/(3m) of the best possible (Graham 1969); on ranks that start with loads, none above 3/2 - 1/(2m) (Lee 1991).
     """
     return {item: owner.dp for item, owner in owners(costs, ranks, 1, loads=loads).items()}
 

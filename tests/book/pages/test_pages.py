@@ -135,3 +135,35 @@ def test_the_bill_says_what_the_page_says_of_it() -> None:
     assert fsdp2.flops == alone.flops
     blocks = [sum(prices.in_stage(stage, f"blocks.{n}.out") for n in range(27)) for stage in range(8)]
     assert sorted(blocks) == [3, 3, 3, 3, 3, 4, 4, 4]
+
+
+# ---- Said on several pages ------------------------------------------------------------------------------------
+
+
+def paragraphs() -> list[str]:
+    """Return every paragraph, list item and table row of the pages and of the chapters' Markdown."""
+    chapters = [json.loads(path.read_text(encoding="utf-8"))["cells"] for path in (ROOT / "notebooks").glob("*.ipynb")]
+    texts = ["".join(cell["source"]) for cells in chapters for cell in cells if cell["cell_type"] == "markdown"]
+    texts += [path.read_text(encoding="utf-8") for path in (ROOT / "book").glob("*.md")]
+    return [part for text in texts for part in re.split(r"\n\n|\n(?=[-|:] ?)", text)]
+
+
+def test_megatrons_default_is_told_with_its_date() -> None:
+    """`blockwise` until August 2026, then `duplicated`: what another project does by default can change any day."""
+    told = [part for part in paragraphs() if "blockwise" in part and "default" in part and "Megatron" in part]
+    assert len(told) >= 4
+    assert all("2026" in part for part in told), told
+
+
+def test_what_is_not_tried_is_said_where_trials_are_promised() -> None:
+    landing, claims = ((ROOT / "book" / name).read_text(encoding="utf-8") for name in ("index.md", "claims.md"))
+    untried = re.search(r"^## Not tried yet$(.*?)^## ", claims, re.MULTILINE | re.DOTALL)
+    count = len(re.findall(r"^- ", untried[1], re.MULTILINE)) if untried else 0
+    assert ("not tried yet" in " ".join(landing.split())) == bool(count)
+    assert count == 0 or "Three claims of the reproduction report are" in " ".join(landing.split())
+
+
+def test_the_landing_page_says_where_half_the_steps_was_seen() -> None:
+    first = (ROOT / "book" / "index.md").read_text(encoding="utf-8").split("\n\n")[1]
+    assert "In the small races of [chapter 4]" in first
+    assert "about half as many steps" in first

@@ -1,8 +1,9 @@
 """blockwise: every rank orthogonalizes the block that it holds, and sends nothing for it. Another optimizer than Muon.
 
 Over DP as in `owner`: no shard boundary cuts a TP-local matrix. Over TP nothing happens at all: a matrix that is cut
-over TP ranks is orthogonalized in that many blocks, each by itself, so the update depends on T. It is what Megatron-LM
-does by default (`muon_tp_mode="blockwise"`). Where T is 1, it is Muon.
+over TP ranks is orthogonalized in that many blocks, each by itself, so the update depends on T. Megatron-LM did so by
+default (`muon_tp_mode="blockwise"`) until 21 August 2026, when `duplicated` took its place (commit bb47df5416); NeMo's
+Megatron-Bridge 0.5.0 still sets it. Where T is 1, it is Muon.
 
     dp_gather       this rank's pieces, which are whole   ->  TP-local matrices        nothing sent
     tp_gather       TP-local matrices                     ->  the same                 nothing sent

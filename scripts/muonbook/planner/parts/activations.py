@@ -1,6 +1,8 @@
 """Activations of one pipeline stage: what a micro-batch, one sequence, leaves in a rank, and what it sends over TP.
 
-Estimates, of a transformer in bf16 whose attention keeps no scores. Without sequence parallelism every TP rank holds
+Estimates, of a transformer in bf16 whose attention keeps no scores and whose gated feed-forward part (SwiGLU) is one
+fused kernel. PyTorch's eager mode keeps the output of silu, too: one more tensor as wide as that part, a fifth of what
+a layer of Llama 3 70B keeps. Without sequence parallelism every TP rank holds
 all of what no matrix cuts; with it a T-th of the sequence (Korthikanti et al. 2022, sections 4.1 and 4.2.2).
 """
 
