@@ -191,7 +191,9 @@ def compare(trained: list[Tensor], alone: list[Tensor]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Distributed Muon on one page, compared with one process.")
+    parser = argparse.ArgumentParser(
+        description="Distributed Muon on one page, compared with one process.", allow_abbrev=False
+    )
     parser.add_argument("--dp", type=int, default=4, help="ranks among which batch and momentum are cut (4)")
     parser.add_argument("--tp", type=int, default=2, help="ranks among which every matrix is cut (2)")
     parser.add_argument("--steps", type=int, default=20)

@@ -14,12 +14,16 @@ saved; ten end the run.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import sys
 import threading
+import time
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,16 +35,19 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from distmuon import DistributedMuon, Grid, Metrics, MuonW, Zero1AdamW, checkpoint, launch
+from distmuon.checkpoint.folders import on_rank_0
 from distmuon.metrics.writers import JsonLines, TensorBoard
 from distmuon.models.corpus import Corpus, corpus
 from distmuon.models.networks import ALONE, Transformer, initial_weights
-from distmuon.models.run_settings import FIXED, RunSettings, parse
+from distmuon.models.run_settings import RunSettings, parse
+from distmuon.models.same_run import check_same_run, notes_of, settings_then, what_differs
 from distmuon.optim.routing import groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.tensor_parallel import load_slices
 
 tqdm.set_lock(threading.RLock())  # by default it takes a semaphore of the system's, which a killed rank would leave
 SKIPS = 10  # steps in a row that may be skipped before the run ends
+AGAIN = 0.5  # seconds before a folder that another run keeps is asked for again
 STOP_WITHIN = 25.0  # seconds to save in, once asked to stop; torchrun kills after 30
 CUTS: dict[str, Any] = {
     **dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel),
@@ -49,11 +56,17 @@ CUTS: dict[str, Any] = {
 
 
 class Ended(NamedTuple):
-    """How a run has ended, the same on all ranks. refused: why it did not begin. diverged: after `SKIPS` skips."""
+    """How a run has ended, the same on all ranks.
+
+    refused: why it did not begin. again: whether another start may succeed, which keep_going.py makes unless the exit
+    code is 2. diverged: after `SKIPS` skips. unsaved: why the last checkpoint is missing.
+    """
 
     step: int
     refused: str = ""
+    again: bool = False
     diverged: bool = False
+    unsaved: str = ""
 
 
 # ---- The loop ---------------------------------------------------------------------------------------------
@@ -62,19 +75,29 @@ class Ended(NamedTuple):
 def train(world: launch.World, settings: RunSettings) -> Ended:
     """Train up to the last step, or until asked to stop. Runs on every rank."""
     text = corpus(settings.text)
-    model, optimizer, forward = build(world, settings, text.vocabulary)
+    held = contextlib.ExitStack()  # the run's folder and its metrics
     saving: Future[None] | None = None
+    if settings.folder is not None:
+        try:
+            held.enter_context(claim_patiently(world, settings.folder))
+        except (
+            checkpoint.CheckpointError
+        ) as error:  # under torchrun, by what is left of this run on a machine that hangs
+            return Ended(0, refused=str(error), again=launch.under_torchrun())
     try:
-        first = resume(world, settings, model, optimizer)
-        metrics = observe(settings, optimizer, first)
-    except (checkpoint.CheckpointError, ValueError) as error:
+        check_same_everywhere(world, text)
+        model, optimizer, forward = build(world, settings, text.vocabulary)
+        first = resume(world, settings, text, model, optimizer)
+        metrics = held.enter_context(observe(settings, optimizer, first))
+    except (checkpoint.CheckpointError, ValueError, ModuleNotFoundError) as error:  # the last: of --tensorboard
+        held.close()
         return Ended(0, refused=str(error))
 
     step, skips = first, 0
     hidden = None if world.rank == 0 else True  # None: where there is no terminal
-    with metrics, tqdm(total=settings.steps, initial=first, disable=hidden, unit="step") as bar:
+    with held, tqdm(total=settings.steps, initial=first, disable=hidden, unit="step") as bar:
         for step in range(first + 1, settings.steps + 1):
-            lr = settings.lr * share_of_lr(step, settings)
+            lr = settings.lr_at(step)
             for group in optimizer.param_groups:
                 group["lr"] = lr
             own_loss = backward(world, settings, text, forward, step)
@@ -86,6 +109,7 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
                 optimizer.step()
                 skips = 0
             else:
+                metrics.step += 1  # it counts calls of `step`
                 skips += 1
                 found = f"loss {loss:g}, gradient norm {norm:g}"
                 tell(world, f"step {step:5d}   skipped: {found} ({skips} of {SKIPS})")
@@ -99,13 +123,12 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
                 tell(world, f"step {step:5d}   {evaluate(world, settings, text, forward)}")
             due = step % settings.save_every == 0 and not skips  # in a storm: nothing to go on from
             if settings.folder is not None and (last or due):
-                saving = save(world, settings, model, optimizer, step)
+                saving = save(world, settings, text, model, optimizer, step)
             bar.update()
             if stop or skips == SKIPS:
                 break
-        if saving is not None:
-            saving.result()
-    return Ended(step, diverged=skips == SKIPS)
+        unsaved = saving.exception() if saving is not None else None
+    return Ended(step, diverged=skips == SKIPS, unsaved=str(unsaved or ""))
 
 
 def backward(world: launch.World, settings: RunSettings, text: Corpus, forward: Any, step: int) -> Tensor:
@@ -142,15 +165,6 @@ def evaluate(world: launch.World, settings: RunSettings, text: Corpus, forward: 
         dist.all_reduce(total)
     floor = "" if text.floor is None else f", of which {text.floor / math.log(2):.3f} nobody can save"
     return f"held out {total.item() / world.size / math.log(2):.3f} bits per {text.unit}{floor}"
-
-
-def share_of_lr(step: int, settings: RunSettings) -> float:
-    """Return by what the learning rate of a step is multiplied: up in `warmup` steps, then down along the schedule."""
-    if step <= settings.warmup:
-        return step / settings.warmup
-    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
-    down = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
-    return max(0.01, down[settings.schedule])
 
 
 # ---- The model and its optimizer --------------------------------------------------------------------------
@@ -208,36 +222,121 @@ def optimizer_of(model: nn.Module, grid: Grid, settings: RunSettings) -> MuonW |
 # ---- Checkpoints and metrics ------------------------------------------------------------------------------
 
 
-def resume(world: launch.World, settings: RunSettings, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def check_same_everywhere(world: launch.World, text: Corpus) -> None:
+    """Raise ValueError, on all ranks, where machines have different files under the text's name. Collective."""
+    found: list[Any] = [text.sha256] * world.size
+    if world.size > 1:
+        dist.all_gather_object(found, text.sha256)
+    if differing := [rank for rank, theirs in enumerate(found) if theirs != found[0]]:
+        raise ValueError(f"rank {differing[0]} reads another text than rank 0; give every machine the same file.")
+
+
+@contextlib.contextmanager
+def claim(folder: str) -> Iterator[None]:
+    """Keep a run's folder to this run while inside, or until rank 0 dies: the lock is the system's. Collective.
+
+    Raises CheckpointError on all ranks where another run has it. A file system without locks gives one to everybody.
+    """
+    file: IO[str] | None = None
+
+    def take() -> None:
+        nonlocal file
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file = open(Path(folder) / "lock", "a")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            words = "is in use by another run; wait for it, or give another --folder"
+            raise checkpoint.CheckpointError(f"{folder} {words}.") from None
+        except OSError:
+            file.close()
+
+    on_rank_0(take)
+    try:
+        yield
+    finally:
+        if file is not None:
+            file.close()
+
+
+@contextlib.contextmanager
+def claim_patiently(world: launch.World, folder: str) -> Iterator[None]:
+    """Keep the folder to this run. Collective; raises CheckpointError where another run keeps it.
+
+    What was killed a moment ago may take a second to go; a machine that was cut off, as long as a collective waits.
+    """
+    patience = world.timeout if launch.under_torchrun() else 3.0
+    tries = math.ceil(patience / AGAIN)  # counted, and not timed: all ranks give up at the same one
+    with contextlib.ExitStack() as held:
+        for left in reversed(range(tries)):
+            try:
+                held.enter_context(claim(folder))
+                break
+            except checkpoint.CheckpointError as taken:
+                if not left:
+                    raise
+                if left == tries - 1 and launch.under_torchrun():
+                    tell(world, f"waiting     {taken}")
+                time.sleep(AGAIN)
+        yield
+
+
+def resume(
+    world: launch.World, settings: RunSettings, text: Corpus, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> int:
     """Go on from the newest checkpoint of the run, if there is one; return its step.
 
     Raises CheckpointError where none of them can be believed, or they are of another run.
     """
     if settings.folder is None:
         return 0
+    decays = [group["weight_decay"] for group in optimizer.param_groups]
     loaded = checkpoint.load_newest(settings.folder, model, optimizer)
     for reason in loaded.refused:
         tell(world, f"refused     {reason}")
-    for name, was in loaded.notes.get("settings", {}).items():
-        if (now := getattr(settings, name)) != was:
-            raise checkpoint.CheckpointError(
-                f"the run in {settings.folder} was begun with --{name} {was}, this is --{name} {now}; give the "
-                "same, or another --folder."
-            )
-    if loaded.step:
-        tell(world, f"step {loaded.step:5d}   gone on from {checkpoint.at_step(settings.folder, loaded.step)}")
+    if not loaded.step:
+        return 0
+    check_same_run(settings, text, loaded.notes, loaded.step)
+    tell(world, f"step {loaded.step:5d}   gone on from {checkpoint.at_step(settings.folder, loaded.step)}")
+    for line in what_differs(settings, loaded.notes, loaded.step):
+        tell(world, f"step {loaded.step:5d}   {line}")
+    if settings_then(settings, loaded.notes).weight_decay != settings.weight_decay:  # loading has put the old one back
+        for group, decay in zip(optimizer.param_groups, decays, strict=True):
+            group["weight_decay"] = decay
     return loaded.step
 
 
 def save(
-    world: launch.World, settings: RunSettings, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
+    world: launch.World,
+    settings: RunSettings,
+    text: Corpus,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
 ) -> Future[None]:
-    """Begin to save in the background, once the save before has ended; remove what is older than `keep` saves."""
+    """Begin to save in the background, once the save before has ended; remove what is older than `keep` saves.
+
+    Training goes on where that fails, as on a full disk, and the next save may succeed; the reason is printed.
+    """
     assert settings.folder is not None
-    notes = {"step": step, "settings": {name: getattr(settings, name) for name in FIXED}}
-    saving = checkpoint.async_save(checkpoint.at_step(settings.folder, step), model, optimizer, notes)
+    notes = notes_of(settings, text, step)
+    folder = checkpoint.at_step(settings.folder, step)
+    try:
+        warnings.filterwarnings("ignore", message=".* was not saved: ", category=RuntimeWarning)  # `report` says it
+        saving = checkpoint.async_save(folder, model, optimizer, notes)
+    except (checkpoint.CheckpointError, OSError) as error:
+        saving = Future()
+        saving.set_exception(checkpoint.CheckpointError(f"{folder} was not saved: {error}"))
+
+    def report(ended: Future[None]) -> None:
+        if error := ended.exception():
+            tell(world, f"step {step:5d}   {error}")
+
+    saving.add_done_callback(report)
     if world.rank == 0:
-        checkpoint.keep_newest(settings.folder, settings.keep)
+        with contextlib.suppress(OSError):  # what cannot be removed stays, and the next save tries again
+            checkpoint.keep_newest(settings.folder, settings.keep)
     return saving
 
 
@@ -265,21 +364,27 @@ def main() -> int:
     arguments, settings = parse(__doc__)
     outcome, *_ = launch.run(train, (settings,), **launch.options(arguments), stop_within=STOP_WITHIN)
     if outcome.refused:
-        raise launch.UsageError(outcome.refused)
+        raise launch.WorldError(outcome.refused, None) if outcome.again else launch.UsageError(outcome.refused)
+    if outcome.unsaved:
+        raise launch.OutputError(f"{outcome.unsaved.rstrip('.')}; {what_is_left(settings)}.")
     if not launch.speaks():
         return int(outcome.diverged)
     if outcome.diverged:
-        kept = f"; {settings.folder} keeps the checkpoints before" if settings.folder is not None else ""
-        print(f"error: {SKIPS} steps in a row had no finite loss and gradient; lower --lr{kept}.", file=sys.stderr)
+        print(
+            f"error: {SKIPS} steps in a row had no finite loss and gradient; lower --lr; {what_is_left(settings)}.",
+            file=sys.stderr,
+        )
         return 1
     if outcome.step < settings.steps:
-        kept = (
-            f"saved in {settings.folder}; the same command goes on"
-            if settings.folder is not None
-            else "nothing was saved"
-        )
-        print(f"stopped after step {outcome.step} of {settings.steps}; {kept}.")
+        saved = f"saved in {settings.folder}; the same command goes on" if settings.folder else "nothing was saved"
+        print(f"stopped after step {outcome.step} of {settings.steps}; {saved}.")
     return 0
+
+
+def what_is_left(settings: RunSettings) -> str:
+    """Return in words what a run that has failed leaves behind."""
+    steps = checkpoint.saved_steps(settings.folder) if settings.folder is not None else []
+    return f"the newest checkpoint in {settings.folder} is of step {steps[0]}" if steps else "there is no checkpoint"
 
 
 if __name__ == "__main__":

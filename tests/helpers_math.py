@@ -1,11 +1,14 @@
-"""What several unit tests share: repeatable hypothesis settings, seeded matrices, and what a clear error is."""
+"""What several unit tests share: repeatable hypothesis settings, seeded matrices, what a clear error is, a count."""
+
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon.conformance.reference import distance, gaussian
 
-__all__ = ["distance", "gaussian", "message", "quick"]
+__all__ = ["Operations", "distance", "gaussian", "message", "quick"]
 
 
 def quick(examples: int) -> settings:
@@ -19,3 +22,13 @@ def message(error: pytest.ExceptionInfo) -> str:
     assert "\n" not in text
     assert text.endswith(".")
     return text
+
+
+class Operations(TorchDispatchMode):
+    """Context manager; `count` is how many operators ran inside: on a GPU, about as many kernels are launched."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))

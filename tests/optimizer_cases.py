@@ -92,15 +92,16 @@ MATRICES = replace(SMALL, weights=tuple(w for w in SMALL.weights if w.group < 2)
 RAGGED = Case(
     (
         *(
-            Weight(f"{a}x{b} {dim}", (a, b), dim, group=int(a > 300))
-            for a, b in [(1, 1), (3, 5), (100, 100), (124, 324), (456, 124), (676, 876)]
+            Weight(f"{a}x{b} {dim}", (a, b), dim, group=int(a > 75))
+            for a, b in [(1, 1), (3, 5), (25, 25), (31, 81), (114, 31), (169, 219)]
             for dim in (0, 1, None)
         ),
         Weight("table", (37, 5), None, 2),
         Weight("bias", (131,), 0, 2),
     ),
+    (MUON, OTHER_MUON | dict(ns_form="gram"), ADAMW),
     steps=2,
-    bucket_size=100_000,
+    bucket_size=6_250,
 )
 TINY = Case((Weight("only", (1, 1), 0),), (MUON,))
 ADAMW_ONLY = Case(

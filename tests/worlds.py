@@ -1,4 +1,7 @@
-"""Worlds for tests: worker functions at the top level of a module, and commands whose every trace is looked for."""
+"""Worlds for tests: worker functions at the top level of a module, and commands whose every trace is looked for.
+
+And what becomes of a test on a machine that lacks what it needs.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import multiprocessing
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -16,14 +20,28 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
+
+import pytest
 
 from distmuon.launch import World, processes, rank, session
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "DISTMUON_TEST_MARK"  # an environment variable: whatever a command starts inherits it
-PATIENCE = 300.0  # seconds to wait for something that must come; a slow machine that is busy takes long
-DEADLINE = 10.0  # seconds after which nothing may be left
+PATIENCE = 1500.0  # seconds to wait for something that must come; a slow machine that is busy takes long
+DEADLINE = 45.0  # seconds after which nothing may be left: fewer than a forgotten rank waits for its peers
+
+
+# ---- What not every machine has ---------------------------------------------------------------------------
+
+MUST_HAVE = "DISTMUON_TEST_MUST_HAVE"  # an environment variable: what a machine is known to have, "browser networks"
+
+
+def without(what: str, why: str) -> NoReturn:
+    """Skip a test because `what` is missing; fail it where the machine is known to have that: then it was lost."""
+    if what in os.environ.get(MUST_HAVE, "").split():
+        pytest.fail(why)
+    pytest.skip(why)
 
 
 # ---- Workers ----------------------------------------------------------------------------------------------
@@ -65,6 +83,35 @@ def run_unprivileged(number: int, directory: str, world: World, payload: bytes) 
     return rank.run_local(number, directory, world, payload)
 
 
+def train_on_a_mesh(world: World) -> tuple[int, float]:
+    """Take a step as a program for torch alone would; return the mesh's size, and how far a weight has moved."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from distmuon import DistributedMuon, MuonW
+
+    mesh = init_device_mesh("cpu", (world.dp, world.tp), mesh_dim_names=("dp", "tp"))
+    model = torch.nn.Linear(4, 4)
+    DistributedMuon(list(torch.nn.Linear(4, 4).parameters())[:1], mesh, lr=0.1)
+    fully_shard(model, mesh=mesh["dp"])
+    optimizer = MuonW(model, lr=0.1)
+    before: Any = model.weight.detach().clone()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    after: Any = model.weight.detach()
+    return mesh.size(), (after - before).full_tensor().abs().max().item()
+
+
+def leave_the_group(world: World) -> int:
+    """End as programs for torchrun do."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    dist.destroy_process_group()
+    return world.rank
+
+
 def tensor(world: World) -> Any:
     """Return what nobody can read without torch."""
     import torch
@@ -95,6 +142,9 @@ def misbehave(world: World, how: str, culprits: tuple[int, ...]) -> bool:
         raise ValueError(f"rank {world.rank} has had enough")
     if guilty and how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if guilty and how == "fill":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as if a disk were full
+        return True
     if guilty and how == "leave":
         os._exit(0)
     if guilty and how == "stop":
@@ -267,7 +317,7 @@ class Command:
         (os.killpg if group else os.kill)(self.process.pid, number)
 
     def end(self) -> Ending:
-        """Wait for the command to end; assert that within 10 s more it has left no process and no file."""
+        """Wait for the command to end; assert that soon after it has left no process and no file."""
         code = self.process.wait(PATIENCE)
         assert eventually(lambda: not self.running()), f"still running: {self.running()}"
         assert eventually(lambda: not self.files()), f"still there: {self.files()}"

@@ -3,7 +3,7 @@
     from distmuon import DistributedMuon, Grid, launch, split_parameters
 
     def work(world):  # runs on every rank
-        optimizer = DistributedMuon(split_parameters(model), Grid.of(world), lr=0.02)
+        optimizer = DistributedMuon(split_parameters(model), Grid.of(world), lr=2e-3)
 
     launch.run(work, dp=4, tp=2)
 
@@ -15,6 +15,8 @@ takes 2 s to import and this package should not.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -34,6 +36,14 @@ __all__ = [
     "plan",
     "split_parameters",
 ]
+
+if sys.platform == "win32":  # before anything is imported that needs signals, fork servers or file locks
+    _SENTENCE = "distmuon runs on Linux, macOS, or WSL on Windows; start this in WSL."
+    _program = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
+    if os.path.dirname(_program) == os.path.dirname(os.path.dirname(os.path.abspath(__file__))):
+        print(f"error: {_SENTENCE}", file=sys.stderr)  # one of the workers beside this package: no traceback
+        sys.exit(2)
+    raise ImportError(_SENTENCE)
 
 if TYPE_CHECKING:
     from distmuon import checkpoint, launch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
+from distmuon.launch import session
 from muonbook.figures import player, style
 
 TORCH_FLOOR = (2, 11)  # what Colab ships; a floor, never a pin: replacing Colab's torch breaks the rest of it
@@ -39,12 +41,26 @@ def start() -> None:
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_FLOOR:
         wanted = ".".join(map(str, TORCH_FLOOR))
         raise RuntimeError(f"torch is {torch.__version__}, and this book needs {wanted} or newer.")
-    beside, found = str(Path(sys.executable).parent), os.environ.get("PATH", "")
-    if os.path.exists(os.path.join(beside, "python")) and found.split(os.pathsep)[0] != beside:
-        os.environ["PATH"] = os.pathsep.join([beside, found])
+    first, found = str(_folder_of_python()), os.environ.get("PATH", "")
+    if found.split(os.pathsep)[0] != first:
+        os.environ["PATH"] = os.pathsep.join([first, found])
     shell = get_ipython()
     if shell is not None:
         shell.system = run_command  # type: ignore[method-assign]  # on the object: Colab has overridden the method
+
+
+def _folder_of_python() -> Path:
+    """Return a folder whose `python` is this kernel's: its own, or one that is made where it has only a `python3`."""
+    here = Path(sys.executable)
+    python = here.with_name("python")
+    if python.exists() and python.samefile(here):
+        return here.parent
+    made = Path(session.directory()) / "bin"  # which goes with this process
+    made.mkdir(exist_ok=True)
+    # no link: an interpreter looks beside itself for the environment that it belongs to
+    (made / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(str(here))} "$@"\n')
+    (made / "python").chmod(0o755)
+    return made
 
 
 def run_command(command: str) -> None:

@@ -16,6 +16,10 @@ from typing import Any
 
 from distmuon import launch
 
+HERE = (
+    "On this machine "  # begins a printed line about what a machine permits, which a chapter need not print elsewhere
+)
+
 
 def run_job(arguments: argparse.Namespace, work: str, given: Sequence[Any] = (), *more: Any) -> int:
     """Run a job on the ranks that `arguments` describe, tell of it, and return the worker's exit code.

@@ -25,12 +25,16 @@ import nbformat
 from nbformat import NotebookNode
 
 from distmuon import launch
+from muonbook import report
 from tools import run_notebooks, set_address
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "file:///nowhere/"  # a fetch from here fails at once
+READERS = set_address.Repository("a-reader", "muon-at-scale")  # what copies name: nothing is fetched from OWNER
 SHOWN = ("torch", "numpy", "matplotlib", "IPython", "ipykernel")  # versions, in the report's first line
-UNDRAWN = "regex: (?s)<svg .*?</svg>\nreplace: a picture\n"  # for nbval
+# What nbval does not compare, as it wants to be told: a line about the machine, and what another version draws.
+ELSEWHERE = f"regex: (?m)^{report.HERE}.*$\nreplace: {report.HERE}...\n"
+UNDRAWN = "regex: (?s)<svg .*?</svg>\nreplace: a picture\n"
 STRANGE = ("GIT_", "JUPYTER_", "PYTEST_", "PYTHON", "JPY_", "COV_", "IPYTHON")  # ours, and not a reader's
 
 
@@ -41,23 +45,37 @@ def code_cells(path: Path) -> list[NotebookNode]:
 # ---- A repository to fetch --------------------------------------------------------------------------------
 
 
+def project_files(root: Path = ROOT) -> list[Path]:
+    """Return every file of the working tree, relative to it, that .gitignore does not name. Raises UsageError.
+
+    Git is asked with an empty history, so that an archive, which has none, is answered like a clone.
+    """
+    with tempfile.TemporaryDirectory(prefix="empty-") as empty:
+        _git("init", "--quiet", "--bare", empty, folder=root)
+        place = {"GIT_DIR": empty, "GIT_WORK_TREE": str(root)}
+        listed = _git("ls-files", "-z", "--others", "--exclude-standard", folder=root, **place)
+    return [Path(name) for name in filter(None, listed.split("\0")) if (root / name).is_file()]
+
+
 def copy_tree(folder: Path, root: Path = ROOT) -> Path:
-    """Copy the working tree as it stands: what git tracks or would track, committed or not. Raises UsageError."""
-    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", folder=root)
-    for name in filter(None, listed.split("\0")):
-        if (root / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((root / name).read_bytes())
+    """Copy the working tree as it stands, committed or not. Raises UsageError."""
+    for name in project_files(root):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((root / name).read_bytes())
     (folder / "notebooks").mkdir(exist_ok=True)
     (folder / "notebooks" / ".keep").touch()
     return folder
 
 
 def publish(folder: Path, root: Path = ROOT) -> Path:
-    """Return a bare repository, inside `folder`, with the working tree as its only commit. Raises UsageError."""
+    """Return a bare repository, inside `folder`, whose only commit is the working tree, published as `READERS`.
+
+    Raises UsageError.
+    """
     tree = folder / "tree"
     tree.mkdir()
     copy_tree(tree, root)
+    set_address.set_address(tree, READERS.url)
     _git("init", "--quiet", "--initial-branch=main", ".", folder=tree)
     _git("add", "--all", ".", folder=tree)
     _git("commit", "--quiet", "--message=The tree as it stands", folder=tree)
@@ -65,11 +83,12 @@ def publish(folder: Path, root: Path = ROOT) -> Path:
     return folder / "published.git"
 
 
-def _git(*arguments: str, folder: Path) -> str:
+def _git(*arguments: str, folder: Path, **place: str) -> str:
+    """Return what git says in `folder`, without anybody's settings. place: variables that git reads."""
     alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     author = ["-c", "user.name=reader", "-c", "user.email=reader@example.org"]
     done = subprocess.run(
-        ["git", *author, *arguments], cwd=folder, env=os.environ | alone, capture_output=True, text=True
+        ["git", *author, *arguments], cwd=folder, env=os.environ | alone | place, capture_output=True, text=True
     )
     if done.returncode != 0:
         raise launch.UsageError(
@@ -104,7 +123,7 @@ def reader(folder: Path, source: str, colab: bool, python: str = sys.executable)
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{source}.insteadOf",
-        "GIT_CONFIG_VALUE_0": set_address.current(ROOT).url if source != NOWHERE else "https://",
+        "GIT_CONFIG_VALUE_0": READERS.url if source != NOWHERE else "https://",
         **({"PYTHONPATH": str(packages)} if colab else {}),
     }
 
@@ -118,11 +137,10 @@ def complaints(notebook: Path, home: Path, environment: dict[str, str], drawn_al
     """
     (home / "pytest.ini").write_text("[pytest]\n")  # instead of any that lies in a folder above
     report = home / f"{notebook.stem}.xml"
-    options = ["--nbval", "--nbval-kernel-name", "reader", "--nbval-cell-timeout", "600", "-p", "nbval.plugin"]
+    options = ["--nbval", "--nbval-kernel-name", "reader", "--nbval-cell-timeout", "1800", "-p", "nbval.plugin"]
     options += ["-p", "no:cacheprovider", "-c", str(home / "pytest.ini"), "--rootdir", str(notebook.parent)]
-    if not drawn_alike:
-        (home / "sanitize.cfg").write_text(UNDRAWN)
-        options += ["--nbval-sanitize-with", str(home / "sanitize.cfg")]
+    (home / "sanitize.cfg").write_text(ELSEWHERE if drawn_alike else ELSEWHERE + UNDRAWN)
+    options += ["--nbval-sanitize-with", str(home / "sanitize.cfg")]
     command = [sys.executable, "-m", "pytest", *options, "-q", f"--junit-xml={report}", notebook.name]
     done = subprocess.run(command, cwd=notebook.parent, env=environment, capture_output=True, text=True)
     if not report.exists():
@@ -152,7 +170,8 @@ def in_colab(notebook: Path, published: str, folder: Path, python: str = sys.exe
     content, home = folder / "content", folder / "home"
     content.mkdir(parents=True)
     home.mkdir()
-    (content / notebook.name).write_bytes(notebook.read_bytes())
+    text, _ = set_address.rewrite(notebook.read_text(encoding="utf-8"), set_address.current(ROOT), READERS)
+    (content / notebook.name).write_text(text, encoding="utf-8")
     environment = reader(home, published, True, python)
     for module, there in (("distmuon", False), ("muonbook", False), ("google.colab", True)):
         tried = subprocess.run([python, "-c", f"import {module}"], cwd=content, env=environment, capture_output=True)

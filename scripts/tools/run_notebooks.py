@@ -43,17 +43,32 @@ CELL_METADATA = {"tags"}  # what a chapter's author writes; editors and Colab le
 FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}
 
 # The first code cell of every chapter, kept alike by `regenerate`; {url} is `repository.url` of _config.yml. The
-# folder's name is given, because the repository may be called otherwise one day.
+# folder's name is given, because the repository may be called otherwise one day. While OWNER stands there, which
+# anybody could register, nothing is fetched. Git writes its index last, so a clone without one was broken off.
 FIRST_CELL = """\
 # @title Run this first: it fetches the project where it is missing, and installs nothing
 import os, subprocess, sys
 
-if not os.path.exists("../scripts/distmuon"):
-    if not os.path.exists("muon-at-scale"):
-        address = "{url}"
-        command = ["git", "clone", "--quiet", "--depth=1", address, "muon-at-scale"]
-        subprocess.run(command, check=True)
-    os.chdir("muon-at-scale/notebooks")
+address, copy = "{url}", "muon-at-scale"
+places = [place for place in ("..", ".", copy) if os.path.exists(place + "/scripts/distmuon")]
+if not places and not os.path.exists(copy):
+    if "/OWNER/" in address:
+        remedy = "open this notebook in the folder notebooks of a copy that you have"
+        sys.exit("This project is not published yet, so nothing is fetched; " + remedy + ".")
+    command = ["git", "clone", "--quiet", "--depth=1", address, copy]
+    quiet = dict(os.environ, GIT_TERMINAL_PROMPT="0")  # it would wait for a password
+    try:
+        subprocess.run(command, check=True, env=quiet, stderr=subprocess.PIPE, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).splitlines()[0].rstrip(".")
+        sys.exit("The project could not be fetched (" + said + "); mend that, and try again.")
+    places = [copy]
+home = places[0] if places else copy
+if not places or (os.path.isdir(home + "/.git") and not os.path.exists(home + "/.git/index")):
+    found = "In " + os.path.abspath(home) + " there is an unfinished copy of the project"
+    sys.exit(found + "; remove that folder, and run this cell again.")
+if home != "..":
+    os.chdir(home + "/notebooks")
 sys.path.insert(0, os.path.abspath("../scripts"))
 from muonbook import notebook
 

@@ -156,6 +156,14 @@ def test_an_option_that_does_nothing_is_refused_in_every_job(monkeypatch: pytest
             assert words.startswith(nothing) == (name not in takes), (job, name, words)
 
 
+@pytest.mark.parametrize("number", NUMBERS)
+def test_no_option_may_be_abbreviated(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    for name in actions(number):
+        option, *value = given(number, name)
+        words = said(monkeypatch, number, option[:-1], *value)
+        assert words.startswith(f"unrecognized arguments: {option[:-1]}"), words
+
+
 @pytest.mark.parametrize("number", [number for number in NUMBERS if number.isdigit()])
 def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
     for name in set(actions(number)) - set(PUZZLE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -102,6 +103,29 @@ except ModuleNotFoundError as error:
     assert first.split() == ["True", "False", *names]
     assert refused.startswith("worker is 'distmuon.nothing:at_all'; give a function")
     assert missing == "No module named 'torch'"
+
+
+@pytest.fixture
+def on_windows(tmp_path: Path) -> dict[str, str]:
+    """An environment in which Python takes this machine for one with Windows."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.platform = 'win32'\n")
+    return {**os.environ, "PYTHONPATH": f"{tmp_path}:{ENGINE.parent}"}
+
+
+ELSEWHERE = "distmuon runs on Linux, macOS, or WSL on Windows; start this in WSL.\n"
+
+
+def test_windows_is_told_where_it_runs_instead(on_windows: dict[str, str]) -> None:
+    program = "try:\n    import distmuon\nexcept ImportError as error:\n    print(error)"
+    done = subprocess.run([sys.executable, "-c", program], env=on_windows, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, ELSEWHERE, "")
+
+
+@pytest.mark.parametrize("worker", ["10_dp_tp.py", "keep_going.py", "plan.py"])
+def test_a_worker_on_windows_ends_with_that_sentence_alone(on_windows: dict[str, str], worker: str) -> None:
+    command = [sys.executable, str(ENGINE.parent / worker)]
+    done = subprocess.run(command, env=on_windows, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {ELSEWHERE}")
 
 
 def test_with_torch_every_public_name_is_what_it_says(with_torch: Path) -> None:

@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,9 @@ def numerics(found: dict[str, Any]) -> None:
             for dtype, tolerance in TOLERANCES.items():
                 errors = {str(s): _error(m * s, wanted, form, dtype) for s in SCALES}
                 right = all(error <= tolerance for error in errors.values())
-                rows.append({"shape": shape, "form": form, "dtype": _name(dtype), "errors": errors, "right": right})
+                rows.append(
+                    {"shape": _shape(shape), "form": form, "dtype": _name(dtype), "errors": errors, "right": right}
+                )
                 print(
                     *shape, form, dtype, *(f"{error:.1e}" for error in errors.values()), "right" if right else "WRONG"
                 )
@@ -110,7 +112,10 @@ def speed(found: dict[str, Any]) -> None:
     found["rows"] = rows = []
     for a, b in SHAPES:
         x = torch.randn(a, b, device=DEVICE, dtype=torch.bfloat16) / (a * b) ** 0.5
-        row: dict[str, Any] = {"shape": [a, b], "auto": ns.fast_form((a, b), 5, torch.bfloat16, torch.device("cuda"))}
+        row: dict[str, Any] = {
+            "shape": _shape((a, b)),
+            "auto": ns.fast_form((a, b), 5, torch.bfloat16, torch.device("cuda")),
+        }
         ways: dict[str, Callable[[], object]] = {
             "standard": partial(ns.newton_schulz_, x, form="standard", compute_dtype=torch.bfloat16),
             "gram": partial(ns.newton_schulz_, x, form="gram", compute_dtype=torch.bfloat16),
@@ -123,11 +128,7 @@ def speed(found: dict[str, Any]) -> None:
         row["tflops"] = ns.flops((a, b)) / row["standard_ms"] / 1e9
         row["share_of_peak"] = row["tflops"] / peak if peak else None
         rows.append(row)
-        print(
-            a,
-            b,
-            *(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()),
-        )
+        print(_line(row))
 
 
 # ---- Optimizers -------------------------------------------------------------------------------------------
@@ -164,10 +165,7 @@ def steps(found: dict[str, Any]) -> None:
         give()
         row |= profiled(optimizer.step)
         rows.append(row)
-        print(
-            name,
-            *(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()),
-        )
+        print(_line(row))
         give()
         print(*_host_time(optimizer.step), sep="\n")
 
@@ -339,8 +337,22 @@ def profiled(run: Callable[[], object]) -> dict[str, Any]:
     found: dict[str, Any] = {
         what: sum(event.count for event in events if event.key.startswith(names)) for what, names in COUNTED.items()
     }
-    on_gpu = sum(event.self_device_time_total for event in events if event.device_type != torch.autograd.DeviceType.CPU)
+    on_gpu = sum(
+        event.self_device_time_total
+        for event in events
+        if event.device_type != torch.autograd.DeviceType.CPU and not event.is_user_annotation  # it spans kernels
+    )
     return found | {"gpu_busy_ms": on_gpu / 1e3}
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
+    )
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -28,7 +28,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 MANIFEST = "manifest.json"
 FORMAT = "distmuon checkpoint 1"
@@ -51,6 +53,15 @@ class ManifestWriter(FileSystemWriter):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a copy, in the host's memory, for `dcp.async_save`: training goes on and writes to the original."""
         return {name: boxed.copied() for name, boxed in state_dict.items()}
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's chunks. Raises what the system says, as of a full disk, and not what torch makes of it."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:  # of its zip archive, which is closed at the wrong place once a write has failed
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the manifest and rename the folder, on the coordinator, once all ranks have written."""

@@ -6,6 +6,7 @@ optimizer/blocks.0.up.weight/momentum_buffer     what its optimizer keeps of it
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -18,7 +19,9 @@ from distmuon.checkpoint.storage import CheckpointError
 from distmuon.muonw.boxes import all_of
 from distmuon.muonw.meshes import common_mesh, own_box
 from distmuon.muonw.plans import local
+from distmuon.optim.masters import MasterWeights, lacks_masters
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.states import MASTER_WEIGHT
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.layout import ParamSpec
 from distmuon.sharding.tensor_parallel import tp_split_dim
@@ -45,6 +48,7 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Box
 def make_states(model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
     """Let the optimizer have just those states, of any values, that are saved under these names."""
     made = _kind_of(model, optimizer)
+    _check_masters(model, optimizer, names)
     for name, p in owned(model, optimizer):
         begin = f"{OPTIMIZER}/{name}/"
         keys = [found.removeprefix(begin) for found in names if found.startswith(begin)]
@@ -55,7 +59,25 @@ def make_states(model: nn.Module, optimizer: torch.optim.Optimizer, names: Colle
             del state[key]
         for key in keys:
             if key not in state:
-                state[key] = torch.zeros(()) if key == "step" else torch.zeros_like(like)
+                dtype = optimizer.kept_dtype(p) if isinstance(optimizer, MasterWeights) else like.dtype
+                state[key] = torch.zeros(()) if key == "step" else torch.zeros_like(like, dtype=dtype)
+
+
+def _check_masters(model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
+    """Refuse saved masters where they would be rounded; warn where there are none, and they are wanted."""
+    lacking = []
+    for name, p in owned(model, optimizer) if isinstance(optimizer, MasterWeights) else ():
+        begin = f"{OPTIMIZER}/{name}/"
+        saved, wanted = begin + MASTER_WEIGHT in names, optimizer.keeps_master(p)  # type: ignore[attr-defined]
+        if saved and not wanted:
+            raise CheckpointError(
+                f"the checkpoint has a {MASTER_WEIGHT} of {name!r}, which is {p.dtype} here and keeps none; make the "
+                "optimizer with master_weights=True, and the model as it was."
+            )
+        if wanted and not saved and any(found.startswith(begin) for found in names):
+            lacking.append(name)
+    if lacking:
+        warnings.warn(lacks_masters("checkpoint", lacking), stacklevel=4)
 
 
 def owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 SCALED = ("weight", "bias")  # what a projection may consist of: its output is linear in both, row by row
 
@@ -45,7 +44,7 @@ class AttentionHeads(NamedTuple):
         self,
         gammas: Sequence[float],  # of each head
         alpha: float,
-    ) -> list[list[Tensor]]:  # for each projection its parts, one factor per head, float64
+    ) -> list[list[list[float]]]:  # for each projection its parts, one factor per head
         """Return by what the heads' rows are multiplied: gamma^alpha in the query, gamma^(1 - alpha) in the key.
 
         A key head that several query heads share stays: each of them takes its whole gamma, and none moves another's
@@ -54,8 +53,7 @@ class AttentionHeads(NamedTuple):
         shared = self.keys < self.heads
         query = [gamma if shared else gamma**alpha for gamma in gammas]
         key = [1.0] * self.keys if shared else [gamma ** (1 - alpha) for gamma in gammas]
-        parts = [torch.tensor(heads, dtype=torch.float64) for heads in (query, key)]
-        return [[*parts, torch.ones_like(parts[1])]] if self.fused else [[part] for part in parts]
+        return [[query, key, [1.0] * self.keys]] if self.fused else [[query], [key]]
 
     def check(self, name: str) -> None:
         """Raise ValueError, naming the layer and the remedy, unless its heads are rows of its parameters."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from distmuon.sharding.precision import widest
+
 CHUNK_NUMEL = 2**24  # logits that exist at a time: 32 MB in bf16
 
 
@@ -15,7 +17,7 @@ def largest_logits(
     is_causal: bool = False,
     scale: float | None = None,
     chunk_numel: int = CHUNK_NUMEL,
-) -> Tensor:  # [heads], float64
+) -> Tensor:  # [heads], in the widest dtype of the device
     """Return scale * max q_i . k_j of each head, over the batch and over the pairs (i, j) that attention uses.
 
     is_causal, scale: what `scaled_dot_product_attention` was given: only keys j <= i count; 1 / sqrt(d) by default.
@@ -38,4 +40,4 @@ def largest_logits(
                 later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(start + 1)
                 logits = logits.masked_fill(later, -torch.inf)
             found = torch.maximum(found, logits.amax((0, 3, 4)))
-    return found.flatten().double() * (width**-0.5 if scale is None else scale)
+    return found.flatten().to(widest(found.device)) * (width**-0.5 if scale is None else scale)

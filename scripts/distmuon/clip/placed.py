@@ -14,6 +14,7 @@ from distmuon.muonw.plans import local
 from distmuon.optim.routing import refuse_meta
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.layout import Range
+from distmuon.sharding.precision import widest
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 
@@ -69,13 +70,15 @@ class PlacedHeads:
         return Range(first, first + heads)
 
     def factors(self, gammas: Sequence[float], alpha: float) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (parameter, by what each of the rows that this rank holds is to be multiplied), float64.
+        """Yield (parameter, by what each of the rows that this rank holds is to be multiplied).
 
         gammas: of all heads of the layer. alpha: see `AttentionHeads.factors`.
         """
         for (which, held), parts in zip(self.parameters.items(), self.attention.factors(gammas, alpha), strict=True):
             for leaf, p in held.items():
-                rows = [part.to(local(p).device).repeat_interleave(self.width) for part in parts]
+                device = local(p).device
+                wide = [torch.tensor(part, dtype=widest(device), device=device) for part in parts]
+                rows = [part.repeat_interleave(self.width) for part in wide]
                 if isinstance(p, DTensor):
                     yield p, torch.cat(rows)[own_box(f"{self.name}, {which}, {leaf}", p)[0].as_slice]
                 else:

@@ -31,11 +31,13 @@ from distmuon.clip.placed import PlacedHeads
 from distmuon.muonw.meshes import common_mesh, group_of
 from distmuon.muonw.optimizer import MuonW
 from distmuon.muonw.plans import local
+from distmuon.optim.masters import MasterWeights
 from distmuon.optim.routing import named
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.agreement import Disagreement, agree, together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.precision import widest
 
 LABEL = "largest logits"  # in ledgers
 VOTES = 3  # beside the logits: whether the step was skipped; a digest of the options, and the same with a minus
@@ -56,7 +58,7 @@ class QKClip:
     grid: for plain tensors on several ranks, under an optimizer that does not know of these: what `Grid.of` takes, such
         as `torch.distributed.group.WORLD` under DDP; `Grid.alone()` for a model of this rank's own.
 
-    largest, gammas: {name: [heads] float64, on the CPU}, of whole layers, alike on all ranks, in the latest step that
+    largest, gammas: {name: [heads], on the CPU}, of whole layers, alike on all ranks, in the latest step that
     was not skipped; -inf where nothing was recorded. skipped_steps: how many were, by a GradScaler or because of
     on_nonfinite="skip"; nothing is scaled then. ledger: what this rank has sent.
 
@@ -155,14 +157,15 @@ class QKClip:
         A NaN, which a maximum may lose, travels as infinity. Raises Disagreement, on all ranks, for unlike options.
         """
         heads = [layer.attention.heads for layer in self.layers.values()]
-        numbers = torch.full((sum(heads) + VOTES,), -torch.inf, dtype=torch.float64, device=self.grid.device)
+        wide = widest(self.grid.device)
+        numbers = torch.full((sum(heads) + VOTES,), -torch.inf, dtype=wide, device=self.grid.device)
         *of_layers, votes = numbers.split([*heads, VOTES])
         for name, of_layer in zip(self.layers, of_layers, strict=True):
             if name in self._seen:
                 here, found = self._seen[name]
                 of_layer[here] = found.nan_to_num(torch.inf, torch.inf, -torch.inf)
         digest = zlib.crc32(self._options().encode())
-        votes.copy_(torch.tensor([self._was_skipped(), digest, -digest], dtype=torch.float64))
+        votes.copy_(torch.tensor([self._was_skipped(), digest, -digest], dtype=wide))
         numbers = self.grid.world.all_reduce(numbers, LABEL, dist.ReduceOp.MAX).cpu()
         *of_layers, votes = numbers.split([*heads, VOTES])
         skipped, greatest, minus_least = votes.tolist()
@@ -188,6 +191,9 @@ class QKClip:
         held = set[Tensor]()
         if isinstance(self._optimizer, ShardedOptimizer) and factors:
             held = set(self._optimizer.buffers.parameters)
+            self._optimizer.scale_rows_(factors)
+        elif isinstance(self._optimizer, MasterWeights):
+            held = set(factors)
             self._optimizer.scale_rows_(factors)
         for p in factors.keys() - held:
             local(p).mul_(factors[p].view(-1, *[1] * (p.ndim - 1)))

@@ -57,6 +57,7 @@ class Adapter:
     coefficients, steps: of Newton–Schulz, as `newton_schulz` takes them.
     scale: the factor on the orthogonalized update: a name in `reference.SCALES`, or (A, B) -> factor.
     epsilon: the norm of Newton–Schulz's input below which the update may shrink; 0: none, at any scale of gradients.
+    decays_bf16: whether decay takes from bf16 parameters, beside an update, what it takes from float32 ones.
     precision: the narrowest dtype that it rounds a matrix to on the way; sets all tolerances.
     flags: keywords that must not change the result: ({"foreach": True},).
     placements: names in `placements.PLACEMENTS` where it claims to train as it does on one process.
@@ -76,6 +77,7 @@ class Adapter:
     steps: int = 5
     scale: str | Callable[[int, int], float] | None = None
     epsilon: float | None = None
+    decays_bf16: bool | None = None
     precision: torch.dtype = torch.bfloat16
     flags: Sequence[Mapping[str, Any]] = ()
     placements: Sequence[str] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -237,6 +238,30 @@ def decoupled_weight_decay(subject: Subject) -> str:
         none - some, lr * 0.5 * weight, 1e-5, "what a decay of 0.5 takes away at lr 0.25, an eighth of the weights"
     )
     return f"W <- (1 - lr lambda) W beside the update, up to {off:.0e}."
+
+
+@check(
+    "A bf16 weight keeps no change below half of its last digit: decay rounded by itself does nothing, and all grow."
+)
+def decay_in_bf16(subject: Subject) -> str:
+    taken = {}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = (0.3 * gaussian(16, 16)).to(dtype)
+            gradients = [[gaussian(16, 16, seed=1 + step).bfloat16().to(dtype)] for step in range(60)]
+            ends = [subject.train([weight], gradients, lr=0.02, weight_decay=decay)[0][0] for decay in (0.1, 0.0)]
+            decayed, left = (float(end.float().norm()) for end in ends)
+            taken[dtype] = 1 - decayed / left
+    part = taken[torch.bfloat16] / taken[torch.float32]
+    subject.numbers |= {"part": part}
+    saw = f"in bf16, decay takes {part:.0%} of what it takes in float32"
+    if abs(part - 1) <= 0.2:
+        return f"{saw}."
+    said = "it says so" if any("decay" in str(warning.message) for warning in told) else "nothing is said"
+    if subject.adapter.decays_bf16 is None:
+        raise Unclaimed(f"{saw}, and {said}.")
+    raise Breach(f"{saw}, where all of it is claimed.")
 
 
 @check("Gradients are logged, clipped and added up by others; a step that overwrites them breaks those in silence.")

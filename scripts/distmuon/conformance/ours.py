@@ -11,7 +11,7 @@ from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.sharding.grid import Grid
 
-CLAIMS: dict[str, Any] = dict(nesterov=True, momentum_kind="sum", scale="match_rms", epsilon=0.0)
+CLAIMS: dict[str, Any] = dict(nesterov=True, momentum_kind="sum", scale="match_rms", epsilon=0.0, decays_bf16=True)
 MARKS = {"adamw": {"algorithm": "adamw"}}
 DTENSORS = ("fsdp", "fsdp_uneven", "fsdp_short", "columns", "hybrid", "tp", "resumed")
 
@@ -48,7 +48,6 @@ distributed_muon = Adapter(
         "gradients stay as they were": "a step uses the gradients up; `.grad` is None after it, as the contract says."
     },
     refuses={
-        "parameters are swapped": "optimizer",
         "the distributed checkpoints state by names": "this is no state of a sharded optimizer",
         "a model and its optimizer are copied by deepcopy": "cannot be copied or pickled",
         "a model and its optimizer are copied by pickle": "cannot be copied or pickled",

@@ -73,6 +73,7 @@ def parser(doc: str | None) -> Parser:
         description="\n\n".join(textwrap.fill(text, 78) for text in paragraphs if text),
         epilog="\n".join(["examples:", *examples]) if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --s for --steps would mean something else as soon as there is a --seed
     )
 
 

@@ -20,6 +20,7 @@ from distmuon.launch import hosts, session, stopping
 from distmuon.launch.arguments import OutputError, UsageError
 from distmuon.launch.world import World
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # where gloo meets on one host
 Worker = Callable[..., Any] | str  # a function, or its name, "package.module:function"
 
 
@@ -46,12 +47,12 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
         gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", world.rank)) % torch.cuda.device_count())
         torch.cuda.set_device(gpu)
         torch.set_float32_matmul_precision("highest")  # torch's default, which some containers change to TF32
-    if world.size == 1 and world.backend == "gloo":
-        return work(world, *arguments)  # a world of one needs no process group, and no collective is called
+    if world.size == 1 and dist.is_initialized():
+        return work(world, *arguments)  # in a program that has a process group: there is no second one
     if world.link is not None:
         hosts.plug_in(world.link)
-    elif world.size > 1 and (directory is not None or os.environ.get("LOCAL_WORLD_SIZE") == str(world.size)):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")  # one host only
+    elif directory is not None or os.environ.get("LOCAL_WORLD_SIZE") == str(world.size):  # one host only
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     store = dist.FileStore(os.path.join(directory, "store"), world.size) if directory is not None else None
     options: dict[str, Any] = {"timeout": timedelta(seconds=world.timeout)}
     if store is not None:
@@ -65,12 +66,20 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
         if agent is not None and os.getppid() != agent:
             _end_orphaned(world.rank)  # or the loss of a peer, which ended for the same reason, would be blamed
         if world.size == 1:
-            dist.destroy_process_group()  # the process lives on; a rank that failed ends, which closes everything
+            _leave()  # the process lives on; a rank that failed ends, which closes everything
         raise
-    if world.size > 1:
+    if world.size > 1 and dist.is_initialized():
         dist.barrier()  # leave together: a rank that is still reading must not see its peers' sockets close
-    dist.destroy_process_group()
+    _leave()
     return result
+
+
+def _leave() -> None:
+    """Leave the process group, unless the worker has done so by itself, as programs for torchrun do."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _end_with_agent(rank: int, agent: int) -> None:
@@ -145,7 +154,7 @@ def run_alone(world: World, worker: Worker, arguments: Sequence[Any]) -> Any:
     try:
         with (
             _noting(world, session.STOPPING, patient=False),
-            session.environment(home),
+            session.environment(home, GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)),
             tempfile.TemporaryDirectory(prefix="world-", dir=home) as directory,
         ):
             return run(world, directory, worker, arguments)

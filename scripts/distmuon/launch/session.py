@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
+from distmuon.launch.arguments import UsageError
+
 # every optimizer imports the last: 1 s, once; the first imports them all, and quicker
 PRELOAD = ["distmuon.launch.preload", "torch", "torch.distributed.device_mesh", "torch._dynamo"]
 CLEANUP = """
@@ -56,7 +58,11 @@ def directory() -> str:
     global _directory, _cleanup
     if _directory is None or not os.path.isdir(_directory):
         with undisturbed():
-            path = tempfile.mkdtemp(prefix="distmuon-")
+            try:
+                path = tempfile.mkdtemp(prefix="distmuon-")
+            except OSError as error:
+                remedy = "make room where temporary files go, or set TMPDIR to a folder that you may write to"
+                raise UsageError(f"no temporary folder can be made ({error.strerror}); {remedy}.") from error
             _cleanup = subprocess.Popen(
                 ["/bin/sh", "-c", CLEANUP, path],
                 text=True,

@@ -4,7 +4,8 @@
     results = launch.run(work, (20,), dp=4, tp=2)    # one result per rank, in rank order
 
 Which of the three starts it is follows from the surroundings. Under torchrun, RANK and WORLD_SIZE are set, and this
-process is one rank. With dp * tp = 1 the worker runs right here. Otherwise ranks are local processes, watched by
+process is one rank. With dp * tp = 1 the worker runs right here, in a process group of its own, so that it may call
+what it calls on many ranks. Otherwise ranks are local processes, watched by
 `supervise`: none of them outlives a failure, Ctrl-C, or the death of the process that started them.
 
 This module imports torch only when a rank starts, so that a wrong argument is answered at once. Where ranks are local
@@ -60,8 +61,10 @@ def run(
         None where that is None. It is called when all local ranks have left, and in a process that is forked as they
         were: that one has torch, which takes this one 2 s to import. Its UsageError or OutputError is raised here.
     Under torchrun the list holds this rank's result only.
-    Raises UsageError before anything is started; WorldError, naming the first failure, when a rank fails.
+    Raises UsageError before anything is started; WorldError, naming the first failure, when a rank fails. A program
+    that calls this without `if __name__ == "__main__":` around it ends here with one sentence and exit code 2.
     """
+    supervise.end_where_the_program_begins_anew()
     for each in (worker, *((then[0],) if then else ())):
         _check_name(each)
     world = World(
@@ -72,8 +75,17 @@ def run(
     if under_torchrun() or world.size == 1:
         found = (rank.run_under_torchrun if under_torchrun() else rank.run_alone)(world, worker, arguments)
         return [found if then is None else rank.go_on(found, *then)]
+    try:
+        return _run_locally(worker, arguments, world, then)
+    except supervise.NoGuard as error:  # it lies in the program, whose author a traceback would lead astray
+        sys.exit(_complain(error, 2))
+
+
+def _run_locally(
+    worker: Worker, arguments: Sequence[Any], world: World, then: tuple[Worker, Sequence[Any]] | None
+) -> list[Any]:
     start_method = "forkserver" if world.device == "cpu" and sys.platform == "linux" else "spawn"
-    how = (start_method, timeout, stop_within)
+    how = (start_method, world.timeout, world.stop_within)
     given = (world, _pickled(worker, arguments))
     if then is None:
         return supervise.run_local(rank.run_local, given, world.size, *how)

@@ -19,6 +19,7 @@ Every signal, exit code and record below was seen on Linux with torch 2.13 and g
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import itertools
 import multiprocessing
@@ -37,12 +38,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from distmuon.launch import session, stopping
+from distmuon.launch.arguments import UsageError
 
 GRACE = 1.0  # seconds that the others get, after the first failure, to fail by themselves and say why
 PLUMBING = [os.path.join(os.path.dirname(__file__), name) for name in ("supervise.py", "rank.py")]  # left out of stacks
+NO_GUARD, NO_ROOM = 197, 198  # exit codes of ranks, which nobody else is likely to choose: see `_explained`
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a file system says that takes no more
 FORK_SERVER_GONE = 255  # the exit code that multiprocessing makes up when nobody can tell it the true one
 SERVER_GONE = "the process that ranks are forked from has ended; every rank was stopped."
 ANSWER = 0.5  # seconds that a rank which is still running gets to say where it is
+
+
+RANK = "rank "  # how the names of its process begin
 
 
 class WorldError(RuntimeError):
@@ -51,6 +58,20 @@ class WorldError(RuntimeError):
     def __init__(self, message: str, rank: int | None) -> None:
         super().__init__(message.rstrip())
         self.rank = rank
+
+
+class NoGuard(UsageError):
+    """The program starts its world whenever it is imported, and every rank imports it."""
+
+
+def end_where_the_program_begins_anew() -> None:
+    """End this process, without a word, if it is a rank that still imports the program which has started it.
+
+    To be called before anything is started. The launcher sees the exit code, and says what is missing.
+    """
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False) and process.name.startswith(RANK):  # as multiprocessing itself asks
+        os._exit(NO_GUARD)
 
 
 def run_local(
@@ -82,19 +103,37 @@ def run_local(
                 with contextlib.nullcontext() if forkserver else session.signals_blocked():
                     for rank in range(size):
                         given = (rank, directory, home, dict(os.environ), target, arguments)
-                        ranks.append(context.Process(target=_rank_process, args=given, name=f"rank {rank}"))
+                        ranks.append(context.Process(target=_rank_process, args=given, name=f"{RANK}{rank}"))
                         try:
                             ranks[-1].start()
                         except (EOFError, ConnectionError) as error:  # it took the order, or not even that
                             raise WorldError(SERVER_GONE, None) from error
             failure = _watch(ranks, directory, timeout, stop_within)
             if failure:
-                raise failure
+                raise _explained(ranks, home) or failure
             return [_read(directory, "result", rank) for rank in range(size)]
         finally:
             with session.undisturbed():
                 _stop(ranks)
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def _explained(ranks: list[Any], home: str) -> Exception | None:
+    """Return what a rank could only say by its exit code, if one did."""
+    codes = [process.exitcode for process in ranks]
+    if NO_GUARD in codes:
+        program = os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "this program")
+        return NoGuard(
+            f"{program} calls launch.run whenever it is imported, and every rank imports it; put the call, and "
+            'whatever else only the command is to do, under `if __name__ == "__main__":`.'
+        )
+    if NO_ROOM in codes:
+        rank = codes.index(NO_ROOM)
+        remedy = f"make room in {os.path.dirname(home)}, or set TMPDIR to another folder"
+        return WorldError(
+            f"rank {rank} could not leave its result in the temporary folder, which is full; {remedy}.", rank
+        )
+    return None
 
 
 def _stop(ranks: list[Any]) -> None:
@@ -137,11 +176,14 @@ def _rank_process(
         faulthandler.enable(file=stack)  # and when C++ gives up: gloo aborts on collectives that do not match
         _write(directory, "result", rank, target(rank, directory, *arguments))
     except BaseException as error:
+        code = 1
         try:
             _write(directory, "failure", rank, _failure(error))
             sys.stdout.flush()
+        except OSError as full:
+            code = NO_ROOM if full.errno in FULL else 1
         finally:
-            os._exit(1)  # not sys.exit: gloo's threads may hang in their destructors when a peer is gone
+            os._exit(code)  # not sys.exit: gloo's threads may hang in their destructors when a peer is gone
 
 
 def _end_with_launcher(directory: str, home: str) -> None:

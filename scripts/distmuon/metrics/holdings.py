@@ -24,6 +24,7 @@ from distmuon.muonw.meshes import boxes_on, common_mesh, group_of
 from distmuon.muonw.optimizer import MuonW
 from distmuon.muonw.plans import local
 from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.masters import MasterWeights
 from distmuon.optim.muon import Muon
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.strategy import gather_dtype_name
@@ -96,7 +97,7 @@ class OnShards:
         present = part.index in self.optimizer.statistics.present
         return self._pieces[part.index].gradient if present else None
 
-    def squared_gradients(self, summed: Tensor) -> Tensor:  # [P], float64
+    def squared_gradients(self, summed: Tensor) -> Tensor:  # [P]
         """Return the squared norms of the latest step's gradients, from before clipping."""
         return self.optimizer.statistics.squared_norms
 
@@ -139,7 +140,8 @@ class InPlace:
                 boxes = boxes_on(mesh, name, p)
             self._boxes.append(boxes[self.wires.rank])
             self._counted.append(boxes.index(boxes[self.wires.rank]) == self.wires.rank)
-            self.wholes.append(Whole(name, number, p.numel(), p.dtype, self._matrices(p, number)))
+            dtype = optimizer.kept_dtype(p) if isinstance(optimizer, MasterWeights) else p.dtype
+            self.wholes.append(Whole(name, number, p.numel(), dtype, self._matrices(p, number)))
 
     @property
     def sent_bytes(self) -> int:
@@ -148,7 +150,7 @@ class InPlace:
     def parts(self) -> list[HeldPart]:
         """Return what this rank holds."""
         return [
-            HeldPart(index, p, local(p.detach()), self._counted[index], self._fed_dtype(index))
+            HeldPart(index, p, self._weight(p), self._counted[index], self._fed_dtype(index))
             for index, p in enumerate(self.parameters)
         ]
 
@@ -157,13 +159,17 @@ class InPlace:
         gradient = part.parameter.grad
         return None if gradient is None else local(gradient)
 
-    def squared_gradients(self, summed: Tensor) -> Tensor:  # [P], float64
+    def squared_gradients(self, summed: Tensor) -> Tensor:  # [P]
         """Return the squared norms of the latest step's gradients, from the sums over all ranks."""
         return summed
 
     def boxes(self, part: HeldPart, values: Tensor) -> list[tuple[Box, Tensor]]:
         """Return values that belong to `part.weight` as boxes of the whole parameter."""
         return [(self._boxes[part.index], values)]
+
+    def _weight(self, p: Tensor) -> Tensor:
+        master = self.optimizer.master(p) if isinstance(self.optimizer, MasterWeights) else None
+        return local(p.detach()) if master is None else master
 
     def _matrices(self, p: Tensor, number: int) -> Sequence[tuple[Box, tuple[int, int]]]:
         group = self.optimizer.param_groups[number]

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from distmuon.sharding.precision import exactly
+
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
@@ -50,17 +52,19 @@ def orthogonality(
 
     In float64, by the eigenvalues of two Gram matrices: two eigendecompositions of the shorter side. Directions in
     which M has less than 1e-7 of its norm have no polar factor that can be told from noise, and are left out of P.
+    (In float32, where there is nothing wider, less than 1e-3.)
     """
-    o, m = (x.double() if x.shape[0] <= x.shape[1] else x.double().T for x in (update, fed))
+    o, m = (x if x.shape[0] <= x.shape[1] else x.T for x in (exactly(update), exactly(fed)))
     if not (o.isfinite().all() and m.isfinite().all()):
         return Orthogonality(torch.nan, torch.nan, (torch.nan,) * len(QUANTILES))
     squares = torch.linalg.eigvalsh(o @ o.T).clamp(min=0)  # s^2
     lengths, directions = torch.linalg.eigh(m @ m.T)
-    kept = lengths > 1e-14 * lengths[-1]
+    noise = 1e-14 if o.dtype == torch.float64 else 1e-6
+    kept = lengths > noise * lengths[-1]
     directions = directions[:, kept]
     # <O, P> = sum_k q_k^T (O M^T) q_k / |M^T q_k|
     common = (((o @ m.T) @ directions * directions).sum(0) / lengths[kept].sqrt()).sum()
     cosine = common / (squares.sum() * kept.sum()).sqrt()
-    levels = torch.tensor(QUANTILES, dtype=torch.float64, device=o.device)
+    levels = torch.tensor(QUANTILES, dtype=o.dtype, device=o.device)
     quantiles = squares.sqrt().quantile(levels)
     return Orthogonality((squares - 1).square().mean().sqrt().item(), cosine.item(), tuple(quantiles.tolist()))

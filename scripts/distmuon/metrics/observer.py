@@ -279,15 +279,17 @@ class Metrics:
     # ---- Ranks and writers --------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Look who holds what: at construction, and where a group has been added."""
+        """Look who holds what: at construction, and where the groups are others than they were."""
         self._holdings: Holdings = holdings(self.optimizer)
         self._seen = self._parameters()
         wires = self._holdings.wires
         alone = wires.size == 1 and dist.is_available() and dist.is_initialized()
         self._first = (dist.get_rank() if alone else wires.rank) == 0
 
-    def _parameters(self) -> list[int]:
-        return [id(p) for group in self.optimizer.param_groups for p in group["params"]]
+    def _parameters(self) -> list[tuple[int, int, str]]:
+        """Return what the holdings depend on: parameters, their groups, and how a group divides them into matrices."""
+        groups = enumerate(self.optimizer.param_groups)
+        return [(id(p), number, repr(group.get("matrices"))) for number, group in groups for p in group["params"]]
 
     def _agree(self) -> None:
         """Check the arguments, on all ranks alike, and open the writers of rank 0. Collective."""

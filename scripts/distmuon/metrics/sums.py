@@ -1,4 +1,4 @@
-"""The numbers of one observation: one all-reduce of float64, and from it the same record on every rank.
+"""The numbers of one observation: one all-reduce, in float64 where the device has it; the same record on every rank.
 
     sums    [5, P]    of squares and counts of elements, for P parameters; each element is counted by one rank
     table   [W, K]    K numbers of every rank in a row of its own: seconds, bytes, and what the user has recorded
@@ -21,6 +21,7 @@ from distmuon.metrics.matrix import update_of
 from distmuon.metrics.stopwatch import STEP
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.hooks import COMMUNICATION, NEWTON_SCHULZ
+from distmuon.sharding.precision import widest
 
 SUMS = ("update", "weight", "momentum", "gradient", "moved")  # four of squares; elements that have a gradient
 REDUCTIONS = ("max", "sum", "mean")
@@ -39,23 +40,24 @@ def local_sums(
     holdings: Holdings,
     parts: Sequence[HeldPart],
     updates: Mapping[int, Tensor],  # by parameter; of those that were moved
-) -> Tensor:  # [5, P], float64
+) -> Tensor:  # [5, P], in the widest dtype of the device
     """Return this rank's contribution, after a step."""
-    sums = torch.zeros(len(SUMS), len(holdings.wholes), dtype=torch.float64, device=holdings.device)
+    wide = widest(holdings.device)
+    sums = torch.zeros(len(SUMS), len(holdings.wholes), dtype=wide, device=holdings.device)
     for part in parts:
         if part.counted:
             gradient = holdings.gradient(part)
             found = (updates.get(part.index), part.weight, momentum_of(holdings.optimizer, part), gradient)
             for row, values in enumerate(found):
                 if values is not None:
-                    sums[row, part.index] = torch.linalg.vector_norm(values, dtype=torch.float64).square()
+                    sums[row, part.index] = torch.linalg.vector_norm(values, dtype=wide).square()
             sums[-1, part.index] = 0 if gradient is None else part.weight.numel()
     return sums
 
 
 def all_reduce(
     wires: Group,
-    sums: Tensor,  # [5, P], float64
+    sums: Tensor,  # [5, P]
     row: Sequence[float],  # K numbers of this rank
 ) -> tuple[Tensor, Tensor]:  # [5, P], [W, K], on the CPU
     """Return the sums over all ranks, and the rows of all. Collective."""
@@ -79,7 +81,7 @@ def row_of(
 
 
 def of_table(
-    table: Tensor,  # [W, K], float64
+    table: Tensor,  # [W, K]
     reductions: Mapping[str, str],  # of the scalars, in the order of the columns
 ) -> dict[str, Any]:
     """Return {"seconds", "communication", "newton_schulz", "sent_bytes", "scalars"} of all ranks.
@@ -103,7 +105,7 @@ def of_table(
 
 def norms(
     wholes: Sequence[Whole],
-    sums: Tensor,  # [5, P], float64
+    sums: Tensor,  # [5, P]
     groups: Sequence[Mapping[str, Any]],
     measured: Sequence[bool],  # of each group, whether its updates could be measured
 ) -> dict[str, Any]:

@@ -6,8 +6,10 @@ training which is resumed, on however many ranks, goes on with what would have c
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -32,6 +34,16 @@ class Corpus:
     vocabulary: int
     unit: str
     floor: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.training) + len(self.held_out)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The digest of all tokens: what tells a text from another one of the same name."""
+        digest = hashlib.sha256(self.training.numpy().data)
+        digest.update(self.held_out.numpy().data)
+        return digest.hexdigest()
 
     def batch(
         self, step: int, count: int, length: int, seed: int, part: int = 0, parts: int = 1

@@ -53,8 +53,11 @@ HELP = {
 
 @dataclass(frozen=True)
 class RunSettings:
-    """A run, besides its grid. batch: sequences of `context` tokens per step, of all ranks together. Those of `FIXED`
-    may not change when the run is gone on with: it would be another one."""
+    """A run, besides its grid. batch: sequences of `context` tokens per step, of all ranks together.
+
+    When a run is gone on with, those of `FIXED` may not change, because it would be another run. Those of `STEERING`
+    may, because one lengthens a run or lowers its rate on purpose, and then the run says from what to what.
+    """
 
     text: str = "alice"
     width: int = 64
@@ -81,8 +84,18 @@ class RunSettings:
     log_every: int = 10
     tensorboard: bool = False
 
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of a step: up in `warmup` steps, then down along the schedule, to a hundredth."""
+        if step <= self.warmup:
+            return self.lr * step / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        down = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
+        return self.lr * max(0.01, down[self.schedule])
 
-FIXED = ("text", "width", "layers", "heads", "context", "optimizer", "batch", "seed")
+
+FIXED = ("width", "layers", "heads", "context", "optimizer", "batch", "seed")  # and the text: see `Corpus.sha256`
+RATE = ("lr", "schedule", "warmup", "steps")
+STEERING = (*RATE, "weight_decay", "clip", "dtype", "sharding", "strategy")
 
 
 def parse(doc: str | None, words: list[str] | None = None) -> tuple[argparse.Namespace, RunSettings]:
@@ -92,14 +105,15 @@ def parse(doc: str | None, words: list[str] | None = None) -> tuple[argparse.Nam
     """
     parser = launch.parser(doc)
     launch.add_arguments(parser, dp=1, tp=1)
-    parser.add_argument("--config", metavar="FILE", help="options in TOML, by their names here: lr = 0.01")
+    words_of_config = "options in TOML, by their names here: lr = 0.01; of several files, the later one counts"
+    parser.add_argument("--config", action="append", default=[], metavar="FILE", help=words_of_config)
     group = parser.add_argument_group("the run")
     for field in fields(RunSettings):
         add_option(group, field.name, field.default)
     words = sys.argv[1:] if words is None else words
     arguments = parser.parse_args(words)
-    if arguments.config is not None:
-        arguments = parser.parse_args([*words_of(arguments.config), *words])
+    if arguments.config:
+        arguments = parser.parse_args([word for path in arguments.config for word in words_of(path)] + words)
     return arguments, checked(arguments)
 
 
@@ -107,7 +121,7 @@ def add_option(group: Any, name: str, default: Any) -> None:
     """Add the option of one setting."""
     option = option_of(name)
     if isinstance(default, bool):
-        group.add_argument(option, action="store_true", help=HELP[name])
+        group.add_argument(option, action=argparse.BooleanOptionalAction, default=default, help=HELP[name])
         return
     kind = str if name == "folder" else type(default)
     metavar = launch.choices(CHOICES[name]) if name in CHOICES else {int: "N", float: "X", str: "NAME"}[kind]
@@ -123,14 +137,31 @@ def words_of(path: str) -> list[str]:
         raise launch.UsageError(f"--config {path}: cannot be read ({error.strerror}); name a TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise launch.UsageError(f"--config {path}: is no TOML ({error}); write lines such as lr = 0.01.") from error
-    words = []
-    for name, value in options.items():
-        option = option_of(name)
-        if isinstance(value, dict | list):
-            raise launch.UsageError(f"--config {path}: {name} is a {type(value).__name__}; give one value.")
-        if value is not False:
-            words += [option] if value is True else [f"{option}={value}"]
-    return words
+    return [_word_of(path, name.replace("-", "_"), value) for name, value in options.items()]
+
+
+def _word_of(path: str, name: str, value: Any) -> str:
+    """Return one option of a file as it stands on a command line."""
+    usual = {field.name: field.default for field in fields(RunSettings)} | dict.fromkeys(launch.WORLD)
+    if name not in usual:
+        raise launch.UsageError(f"--config {path}: {name} is no option that a file may give; see --help.")
+    if isinstance(value, dict | list):
+        raise launch.UsageError(f"--config {path}: {name} is a {type(value).__name__}; give one value.")
+    if not isinstance(value, bool):
+        return f"{option_of(name)}={value}"
+    if not isinstance(usual[name], bool):
+        raise launch.UsageError(f"--config {path}: {name} is {str(value).lower()}; give it a value, or leave it out.")
+    return option_of(name if value else f"no_{name}")
+
+
+def check_folder(path: str) -> None:
+    """Raise UsageError unless a run may look for checkpoints in this folder, and write there. It need not exist."""
+    try:
+        if os.path.lexists(path):
+            os.listdir(path)  # or it would look empty, and the run would begin anew
+    except OSError as error:
+        raise launch.UsageError(f"--folder {path}: cannot be read ({error.strerror}); name another folder.") from error
+    launch.check_writable("--folder", str(Path(path) / "metrics.jsonl"))
 
 
 def checked(arguments: argparse.Namespace) -> RunSettings:
@@ -161,8 +192,10 @@ def checked(arguments: argparse.Namespace) -> RunSettings:
             f"--batch {arguments.batch} cannot be shared out to --dp {arguments.dp} times --accumulate "
             f"{arguments.accumulate}; choose a multiple of {parts}."
         )
+    arguments.text = os.path.expanduser(arguments.text)  # no shell has done it in a file, nor behind a "="
     if arguments.folder is not None:
-        launch.check_writable("--folder", str(Path(arguments.folder) / "metrics.jsonl"))
+        arguments.folder = os.path.expanduser(arguments.folder)
+        check_folder(arguments.folder)
     if (room := len(corpus(arguments.text).held_out)) <= arguments.context:
         raise launch.UsageError(
             f"--context {arguments.context}: {room:,} tokens of this text are held out; choose fewer."

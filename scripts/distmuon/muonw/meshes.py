@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from distmuon.muonw.boxes import Box, boxes, extent
 from distmuon.sharding.collectives import Group
-from distmuon.sharding.grid import everyone
+from distmuon.sharding.grid import beyond, everyone
 from distmuon.sharding.ledger import Ledger
 
 Named = Sequence[tuple[str, Tensor]]
@@ -44,6 +45,12 @@ def common_mesh(parameters: Named) -> DeviceMesh | None:
                     "for each mesh."
                 )
     return widest
+
+
+def beyond_all(groups: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the dimensions, of the mesh of all ranks, over which none of the groups' DTensors extends."""
+    meshes = {p.device_mesh for group in groups for p in group["params"] if isinstance(p, DTensor)}
+    return set.intersection(*(set(beyond(mesh)) for mesh in meshes)) if meshes else set()
 
 
 def group_of(mesh: DeviceMesh, ledger: Ledger) -> Group:

@@ -13,6 +13,8 @@ Sources: two all-to-alls and an owner: dion (Ahn et al. 2025). Muon and AdamW si
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
@@ -21,10 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from distmuon.muonw.boxes import extent, volume
-from distmuon.muonw.meshes import shards
+from distmuon.muonw.meshes import beyond_all, shards
 from distmuon.muonw.parcels import Matrix, MatrixPiece, numel
 from distmuon.muonw.plans import Plan, Plans, local
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
+from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.muon import (
     MUON_DEFAULTS,
     apply_,
@@ -40,37 +43,48 @@ from distmuon.optim.muon import (
 from distmuon.optim.options import check_complete
 from distmuon.optim.routing import (
     GROUP_NOTES,
+    Watch,
     complete_group,
+    divided,
+    name_like_the_others,
     named,
+    options_of,
     refuse_unknown,
     split_parameters,
     withdrawn_if_refused,
 )
 from distmuon.optim.sharded_optimizer import check_max_norm
-from distmuon.optim.states import WholeState, check_shapes
+from distmuon.optim.states import check_shapes
 from distmuon.sharding.agreement import Disagreement
+from distmuon.sharding.grid import refuse_one_stage
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import Division
+from distmuon.sharding.precision import widest
 
 WHOLE = Division()
 HEADER = 4  # elements before a parcel, each a byte of the sender's digest: small integers, exact in any dtype
 MOMENTUM_LABEL, UPDATES_LABEL = "momentum", "updates"
 
 
-class MuonW(WholeState):
+class MuonW(MasterWeights):
     """Muon for the groups with `algorithm="muon"` (the default), AdamW for those with `algorithm="adamw"`.
 
-    params: a model, which `split_parameters` divides between the two; or parameters, (name, parameter) pairs or groups,
-        as for any torch optimizer. Tensors, or DTensors of FSDP2, of tensor parallelism or of both, on one mesh.
-    lr, options: defaults of the groups, for both algorithms alike; Muon's are those of `muon.Muon`.
+    params: a model, which `split_parameters` divides between the two, frozen parameters included and without decay for
+        norms and biases; or parameters, (name, parameter) pairs or groups, as for any torch optimizer. Tensors, or
+        DTensors of FSDP2, of tensor parallelism or of both, on one mesh.
+    lr, options: defaults of the groups, for both algorithms alike; Muon's are those of `muon.Muon`. adamw_lr: another
+        rate for AdamW's groups. The default, AdamW's, does no harm; Muon's best is often a few times that.
     gather_dtype: in which momentum and updates travel and Newton–Schulz sees them, on one device as well, so that the
         result does not depend on the number of ranks; None: bf16, and float64 for float64 parameters.
+    master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and the rest of its
+        state in float32. None: none, and a warning where weight decay is lost to rounding; False: none. Either way a
+        bf16 parameter is decayed and moved in float32, and rounded once in a step.
 
     A plain tensor is updated by every rank for itself, as torch's optimizers do. A matrix of a DTensor is
     orthogonalized by one rank of the mesh, for all replicas. All ranks call `step` together, with gradients for the
     same parameters.
 
-    state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, placed as the parameter is.
+    state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, and perhaps master_weight, placed as the parameter.
     ledger: what this rank has sent. skipped_steps: how many, for an infinity under a GradScaler; not saved.
 
     Raises ValueError for a parameter that it cannot take, naming it and the remedy: at construction, or before anything
@@ -79,7 +93,8 @@ class MuonW(WholeState):
 
     DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
     MADE_BY: ClassVar = "MuonW"
-    KEPT: ClassVar = ("_options", "gather_dtype", "skipped_steps")  # by copies and pickles, besides what torch keeps
+    KEPT: ClassVar = (*MasterWeights.KEPT, "_options", "gather_dtype", "skipped_steps")
+    _watch = functools.cached_property(Watch)  # made when first wanted, by copies as well
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
     _clipped = False  # since the latest step
 
@@ -89,31 +104,36 @@ class MuonW(WholeState):
         lr: float | Tensor | None = None,
         *,
         gather_dtype: torch.dtype | None = None,
+        master_weights: bool | None = None,
         **options: Any,
     ) -> None:
+        self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
         self._options, self.gather_dtype = options | ({} if lr is None else {"lr": lr}), gather_dtype
-        known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
-        refuse_unknown(self._options, known, "MuonW")
+        refuse_unknown(self._options, options_of(self.DEFAULTS), "MuonW")
         self.skipped_steps = 0
         self._begin()
-        super().__init__(split_parameters(params) if isinstance(params, nn.Module) else params, {})
+        if isinstance(params, nn.Module):
+            params = split_parameters(params, frozen=True, decay_vectors=False)
+        super().__init__(params, {})
         first = next(iter(self.DEFAULTS.values()))  # what schedulers look at
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with its algorithm's defaults, refusing parameters and options that it cannot take."""
-        complete_group(param_group, self.DEFAULTS, self._options, "MuonW")
-        super().add_param_group(param_group)
-        with withdrawn_if_refused(self):
-            self._check(param_group)
+        """Add a group with its algorithm's defaults, refusing parameters and options that it cannot take.
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has of its original: torch's own part, and the options. Wires and plans are made anew."""
-        return super().__getstate__() | {name: self.__dict__[name] for name in self.KEPT}
+        After construction, a group that names no algorithm may hold a layer's matrices and its biases: see `divided`.
+        """
+        self._watch.take(param_group)
+        name_like_the_others(self, param_group)
+        with withdrawn_if_refused(self):
+            for group in divided(param_group) if self.defaults else [param_group]:
+                complete_group(group, self.DEFAULTS, self._options, "MuonW")
+                super().add_param_group(group)
+                self._check(group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a copied, unpickled or loaded state."""
+        """Take a copied, unpickled or loaded state; wires and plans are made anew."""
         super().__setstate__(state)
         if "_plans" not in self.__dict__:
             self._begin()
@@ -122,6 +142,7 @@ class MuonW(WholeState):
         self.ledger = Ledger()
         self._plans = Plans(self.gather_dtype, self.ledger)
 
+    @torch._disable_dynamo  # torch.compile(optimizer.step) runs it as it is
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the closure's loss, if one is given. Collective."""
@@ -130,6 +151,7 @@ class MuonW(WholeState):
             with torch.enable_grad():
                 loss = closure()
         self._check_now()
+        self._watch.look(any(p.grad is not None for group in self.param_groups for p in group["params"]))
         plans = self._plans.of(self.param_groups)
         if not self._unscale():
             self.skipped_steps += 1
@@ -137,6 +159,7 @@ class MuonW(WholeState):
         refusal, self._clipped = self._refusal(), False
         if refusal:
             self._refuse(plans, refusal)
+        self.warn_of_lost_decay()
         headers = [self._digest(plan) for plan in plans]
         received = [self._gather(*pair) for pair in zip(plans, headers, strict=True)]
         for plan, header, matrices in zip(plans, headers, received, strict=True):
@@ -153,15 +176,23 @@ class MuonW(WholeState):
         ValueError for a negative max_norm.
         """
         check_max_norm(max_norm)
+        if max_norm < math.inf:
+            refuse_one_stage(
+                beyond_all(self.param_groups),
+                "clip_grad_norm_",
+                "clip_grad_norm_(math.inf) measures this stage, so add the squares of all stages up, and multiply the "
+                "gradients by the factor yourself",
+            )
         self._check_now()
         self._plans.of(self.param_groups)
         self._clipped = True
         moving = [(n, p, p.grad) for group in self.param_groups for n, p in named(group) if p.grad is not None]
         for name, p, _ in moving:
             _check_gradient(name, p)
-        squares = torch.zeros(1, dtype=torch.float64, device=local(self.param_groups[0]["params"][0]).device)
+        device = local(self.param_groups[0]["params"][0]).device
+        squares = torch.zeros(1, dtype=widest(device), device=device)
         for _, p, _ in moving:
-            own = _local_gradient(p).double().square().sum()
+            own = _local_gradient(p, p.dtype).to(squares.dtype).square().sum()
             squares += own * shards(p) / self._plans.everybody.size  # so many ranks hold the same part
         norm = self._plans.everybody.all_reduce(squares, "norm").sqrt()[0]
         factor = (max_norm / (norm + 1e-6)).item()  # torch's formula
@@ -174,12 +205,13 @@ class MuonW(WholeState):
         """Under a GradScaler, divide the gradients by its scale; False, on all ranks, where any found an infinity."""
         if (found := getattr(self, "found_inf", None)) is None:
             return True
+        refuse_one_stage(beyond_all(self.param_groups), "a GradScaler", "train in bfloat16, without one")
         if self._plans.everybody.all_reduce(found.detach().clone().view(1), "found_inf").item():
             return False
         if (factor := getattr(self, "grad_scale", None)) is not None:
             for group in self.param_groups:
                 for p in (p for p in group["params"] if p.grad is not None):
-                    local(p.grad).mul_(factor.double().reciprocal().to(p.grad.dtype))
+                    local(p.grad).mul_(factor.to(widest(factor.device)).reciprocal().to(p.grad.dtype))
         return True
 
     # ---- Muon's moves -------------------------------------------------------------------------------------
@@ -206,9 +238,9 @@ class MuonW(WholeState):
                 continue
             state = self.state[p]
             if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p)
+                state["momentum_buffer"] = torch.zeros_like(p, dtype=self.kept_dtype(p))
             settings = group["momentum"], group["nesterov"], group["momentum_kind"]
-            u = momentum_(local(state["momentum_buffer"]), _local_gradient(p), *settings)
+            u = momentum_(local(state["momentum_buffer"]), _local_gradient(p, self.kept_dtype(p)), *settings)
             found.append(u.to(plan.dtype))
         return found
 
@@ -240,16 +272,18 @@ class MuonW(WholeState):
 
     def _apply(self, plan: Plan, pieces: Iterable[tuple[MatrixPiece, Tensor]]) -> None:
         """Decay and move what this rank holds; the scale is that of whole matrices."""
-        for _, p, number in plan.parameters:
-            group = self.param_groups[number]
-            if p.grad is not None:
-                decay_(local(p), group["lr"], group["weight_decay"])
+        of_parameter: list[list[tuple[MatrixPiece, Tensor]]] = [[] for _ in plan.parameters]
         for piece, update in pieces:
-            _, p, number = plan.parameters[piece.matrix[0]]
+            of_parameter[piece.matrix[0]].append((piece, update))
+        for (_, p, number), found in zip(plan.parameters, of_parameter, strict=True):
+            if p.grad is None:
+                continue
             group = self.param_groups[number]
-            if p.grad is not None:
-                _, shape = plan.parcels.whole(piece.matrix)
-                apply_(local(p)[plan.here(piece)], update, group["lr"], scale(shape, group["scale"]))
+            with rounded_once(local(p), self.master(p)) as weight:
+                decay_(weight, group["lr"], group["weight_decay"])
+                for piece, update in found:
+                    _, shape = plan.parcels.whole(piece.matrix)
+                    apply_(weight[plan.here(piece)], update, group["lr"], scale(shape, group["scale"]))
 
     def _exchange(
         self,
@@ -288,10 +322,17 @@ class MuonW(WholeState):
             for p in moving:
                 if "step" not in (state := self.state[p]):
                     state["step"] = torch.zeros((), dtype=torch.float32)
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+                    kept = self.kept_dtype(p)
+                    state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(p, dtype=kept) for _ in range(2))
             if moving:
+                masters = [self.master(p) for p in moving]
+                weights = [local(p) if master is None else master for p, master in zip(moving, masters, strict=True)]
+                gradients = [_local_gradient(p, self.kept_dtype(p)) for p in moving]
                 states = [{name: local(value) for name, value in self.state[p].items()} for p in moving]
-                adamw_(group, [local(p) for p in moving], [_local_gradient(p) for p in moving], states)
+                adamw_(group, weights, gradients, states)
+                for p, master in zip(moving, masters, strict=True):
+                    if master is not None:
+                        local(p).copy_(master)
 
     # ---- Checks -------------------------------------------------------------------------------------------
 
@@ -299,7 +340,9 @@ class MuonW(WholeState):
         """Return what ranks must have alike in this step, as a few small numbers: options, and who has gradients."""
         options = [{k: str(v) for k, v in group.items() if k not in GROUP_NOTES} for group in self.param_groups]
         present = [p.name for p in plan.parameters if p.tensor.grad is not None]
-        digest = zlib.crc32(repr((options, present, *more)).encode()).to_bytes(HEADER, "little")
+        digest = zlib.crc32(repr((options, present, bool(self.master_weights), *more)).encode()).to_bytes(
+            HEADER, "little"
+        )
         return torch.tensor(list(digest), dtype=plan.dtype, device=plan.device)
 
     def _check(self, group: dict[str, Any]) -> None:
@@ -352,10 +395,10 @@ class MuonW(WholeState):
         return group["algorithm"], ["algorithm", *self.DEFAULTS[group["algorithm"]]]
 
 
-def _local_gradient(parameter: Tensor) -> Tensor:
-    """Return what this rank holds of the gradient, in the parameter's dtype and placement."""
+def _local_gradient(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what this rank holds of the gradient."""
     assert parameter.grad is not None
-    return local(parameter.grad).to(parameter.dtype)
+    return local(parameter.grad).to(dtype)
 
 
 def _check_gradient(name: str, parameter: Tensor) -> None:

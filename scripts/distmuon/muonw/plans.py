@@ -81,7 +81,7 @@ class Plans:
 def _looks(parameter: Tensor, group: Mapping[str, Any]) -> tuple[object, ...]:
     """Return all that a plan depends on. The option is written out: a list may change in place."""
     placed = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
-    option = repr(group["matrices"]) if group["algorithm"] == "muon" else None
+    option = (repr(group["matrices"]), may_move(parameter)) if group["algorithm"] == "muon" else None
     return id(parameter), parameter.shape, parameter.dtype, parameter.device, placed, option
 
 
@@ -110,7 +110,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
+def may_move(parameter: Tensor) -> bool:
+    """Say whether a parameter has to be laid out: a frozen one, until it is unfrozen, travels nowhere."""
+    return parameter.requires_grad or parameter.grad is not None
+
+
 def _muons(groups: Groups) -> Iterator[Parameter]:
     for number, group in enumerate(groups):
         if group["algorithm"] == "muon":
-            yield from (Parameter(name, p, number) for name, p in named(group))
+            yield from (Parameter(name, p, number) for name, p in named(group) if may_move(p))

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from distmuon.optim.masters import is_narrow, rounded_once
 from distmuon.optim.options import check_one_number
 
 ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
@@ -37,7 +38,23 @@ def adamw_(
     gradients: Sequence[Tensor],  # G, as the weights
     states: Sequence[Mapping[str, Tensor]],  # step, exp_avg, exp_avg_sq of each; overwritten
 ) -> None:
-    """Take a step in place, under one group's options."""
+    """Take a step in place, under one group's options. What is narrower than float32 is rounded once, at the end."""
+    narrow = [i for i, weight in enumerate(weights) if is_narrow(weight)]
+    for i in narrow:  # one by one, for the sake of memory
+        average, square = states[i]["exp_avg"], states[i]["exp_avg_sq"]
+        with rounded_once(weights[i]) as weight, rounded_once(average) as wide, rounded_once(square) as wide_square:
+            state = {"step": states[i]["step"], "exp_avg": wide, "exp_avg_sq": wide_square}
+            _adamw(group, [weight], [gradients[i].float()], [state])
+    if others := [i for i in range(len(weights)) if i not in narrow]:
+        _adamw(group, [weights[i] for i in others], [gradients[i] for i in others], [states[i] for i in others])
+
+
+def _adamw(
+    group: Mapping[str, Any],
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[Mapping[str, Tensor]],
+) -> None:
     beta1, beta2 = group["betas"]
     adamw(
         params=list(weights),

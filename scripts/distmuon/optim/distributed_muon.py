@@ -47,7 +47,8 @@ class DistributedMuon(ShardedOptimizer):
         left them, in the gather dtype, which every rank then takes by itself: to the bit the same, and half the bytes
         of a float32 model. For strategies that keep Muon's matrices in buckets of their own, and models that are
         their own masters.
-    options: defaults of the groups: those of `muon.Muon`, of AdamW, and the strategy's own, such as whole_every.
+    options: defaults of the groups: those of `muon.Muon`, of AdamW, and the strategy's own, such as whole_every; and
+        adamw_lr, another learning rate for AdamW's groups.
 
     state: as in `ShardedOptimizer`, and for Muon's parameters momentum_buffer [n], in the gradient's dtype.
     """

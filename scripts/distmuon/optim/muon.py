@@ -11,6 +11,7 @@ Newton–Schulz touches one element at a time, which is why ZeRO-1 can run it on
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,16 +19,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.newton_schulz import COMPUTE_DTYPES, batching_pays, check_form, newton_schulz_, quintics
 from distmuon.optim.options import check_complete, check_one_number
 from distmuon.optim.routing import (
+    Watch,
     check_muon_parameter,
+    name_like_the_others,
     named,
     refuse_unknown,
     refuse_unknown_in_group,
     withdrawn_if_refused,
 )
-from distmuon.optim.states import WholeState, check_shapes
+from distmuon.optim.states import check_shapes
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.matrices import Division, check_matrices, kind_of, parts
 
@@ -36,7 +40,7 @@ SCALES = ("match_rms", "original")
 MOMENTUM_DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # hold a momentum of any size; float16 ends at 65504
 
 MUON_DEFAULTS: dict[str, Any] = dict(
-    lr=0.02,
+    lr=1e-3,
     momentum=0.95,
     nesterov=True,
     momentum_kind="sum",
@@ -84,7 +88,8 @@ def scale(shape: Sequence[int], kind: str = "match_rms") -> float:
 
     "match_rms": 0.2 sqrt(max(A, B)); a semi-orthogonal [A, B] has RMS 1/sqrt(max(A, B))
     (Moonlight, Lemma 1), so the update's RMS becomes 0.2, about AdamW's, whose learning rate
-    and decay can then be reused. "original": sqrt(max(1, A / B)) (Jordan et al. 2024).
+    and decay are then safe; the best rate is often a few times as high. "original":
+    sqrt(max(1, A / B)) (Jordan et al. 2024).
     """
     a, b = shape
     if kind == "match_rms":
@@ -238,37 +243,55 @@ def check_dtype(name: str, dtype: Any, default: Any, allowed: Sequence[torch.dty
 # ---- The single-device optimizer --------------------------------------------------------------------------
 
 
-class Muon(WholeState):
+class Muon(MasterWeights):
     """Muon for whole matrices on one device. Other parameters belong to `torch.optim.AdamW`.
 
     params: as for any torch optimizer; every parameter is a matrix [A, B], or holds several.
     matrices: which, an option of each group; see `sharding.matrices`. Each has a scale of its own.
     Everything else is an option of each group, too, as torch has it, and what is given here is its default:
     lr, momentum, nesterov, momentum_kind, weight_decay, scale, ns_steps, ns_coefficients, compute_dtype, ns_form,
-        ns_norm, batched: see the functions above and `newton_schulz`. With momentum_kind="average", scale="original",
-        compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch" and batched=False it is torch.optim.Muon.
+        ns_norm, batched: see the functions above and `newton_schulz`. The default lr is AdamW's, for "match_rms"; the
+        other scale wants another. With momentum_kind="average", scale="original", compute_dtype=torch.bfloat16,
+        ns_form="standard", ns_norm="torch", batched=False and an lr it is torch.optim.Muon.
     input_dtype: round what Newton–Schulz is fed to this dtype first; None keeps it. A distributed run gathers the
         momentum in bf16, so the reference it is held against must round in the same place.
+    master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and its momentum in
+        float32. None: none, and a warning where weight decay is lost to rounding; False: none.
 
-    state: `momentum_buffer`, [A, B], in the parameter's dtype. Raises ValueError for a wrong value or parameter,
-    TypeError for an unknown option; maximize, foreach, fused, capturable and differentiable do not exist.
+    state: `momentum_buffer`, [A, B], in the parameter's dtype, and perhaps `master_weight`.
+
+    A bf16 parameter is decayed and moved in float32 and rounded once; torch.optim.Muon rounds it twice. Raises
+    ValueError for a wrong value or parameter, TypeError for an unknown option; maximize, foreach, fused, capturable
+    and differentiable do not exist.
     """
 
     DEFAULTS: ClassVar = MUON_DEFAULTS | {"input_dtype": None}
     MADE_BY: ClassVar = "Muon"
+    _watch = functools.cached_property(Watch)  # made when first wanted, by copies as well
 
-    def __init__(self, params: Any, lr: float | Tensor = MUON_DEFAULTS["lr"], **options: Any) -> None:
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = MUON_DEFAULTS["lr"],
+        *,
+        master_weights: bool | None = None,
+        **options: Any,
+    ) -> None:
         refuse_unknown(options, self.DEFAULTS, "Muon")
+        self.choose_masters(master_weights)
         super().__init__(params, self.DEFAULTS | {"lr": lr} | options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; torch calls it for every group."""
         if isinstance(param_group, dict):  # what else is wrong with it, torch will say
             refuse_unknown_in_group(param_group, (*self.DEFAULTS, "algorithm"), "Muon")
-        super().add_param_group(param_group)
+            self._watch.take(param_group)
+            name_like_the_others(self, param_group)
         with withdrawn_if_refused(self):
+            super().add_param_group(param_group)
             self._check(param_group)
 
+    @torch._disable_dynamo  # torch.compile(optimizer.step) runs it as it is
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the closure's loss, if one is given."""
@@ -279,7 +302,9 @@ class Muon(WholeState):
         for group in self.param_groups:
             check_complete({"algorithm": "muon"} | group, {"muon": self.DEFAULTS}, "Muon")
             self._check_options(group)
+        self.warn_of_lost_decay()
         moving = [(p, group) for group in self.param_groups for p in self._moving(group)]
+        self._watch.look(bool(moving))
         parameters, groups = [p for p, _ in moving], [group for _, group in moving]
         for batch in batches(parameters, groups):
             self._move([parameters[i] for i in batch], [groups[i] for i in batch])
@@ -318,11 +343,12 @@ class Muon(WholeState):
         divisions = [Division(group["matrices"]) for group in groups]
         updates = orthogonalize(inputs, groups[0], divisions)
         for p, group, update in zip(parameters, groups, updates, strict=True):
-            decay_(p, group["lr"], group["weight_decay"])
             found = parts(group["matrices"], p.shape)
             rows = [part.rows for part in found]
-            for part, w, u in zip(found, p.split(rows), update.split(rows), strict=True):
-                apply_(w, u, group["lr"], scale(part.shape, group["scale"]))
+            with rounded_once(p, self.master(p)) as weight:
+                decay_(weight, group["lr"], group["weight_decay"])
+                for part, w, u in zip(found, weight.split(rows), update.split(rows), strict=True):
+                    apply_(w, u, group["lr"], scale(part.shape, group["scale"]))
 
     def _momentum(
         self,
@@ -332,8 +358,9 @@ class Muon(WholeState):
         """Update the momentum of `p`; return what Newton–Schulz is fed."""
         assert p.grad is not None
         state = self.state[p]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(p)
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p, dtype=self.kept_dtype(p))
         buffer = state["momentum_buffer"]
-        u = momentum_(buffer, p.grad, group["momentum"], group["nesterov"], group["momentum_kind"])
+        gradient = p.grad.to(torch.promote_types(p.grad.dtype, buffer.dtype))
+        u = momentum_(buffer, gradient, group["momentum"], group["nesterov"], group["momentum_kind"])
         return u if group["input_dtype"] is None else u.to(group["input_dtype"])

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from distmuon.optim.gram import GramWorkspace, gram_iterate_, gram_work
+from distmuon.sharding.precision import exactly
 
 Quintic = tuple[float, float, float]
 
@@ -87,16 +88,15 @@ def fast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 
     float64 stays float64, because whoever asks for it wants the digits. Everything else is
     computed in bf16 where the hardware multiplies bf16 natively (a GPU since Ampere; a CPU
-    with AVX512-BF16 or AMX), and in fp32 elsewhere: emulated bf16 is slower than fp32. fp16
-    is never chosen; on a CPU it is slower by two orders of magnitude.
+    with AVX512-BF16 or AMX, and oneDNN permitted to use it), and in fp32 elsewhere: emulated bf16
+    is slower than fp32. fp16 is never chosen; on a CPU it is slower by two orders of magnitude.
     """
     if dtype == torch.float64:
         return torch.float64
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)
     elif device.type == "cpu":
-        supported = torch.cpu.get_capabilities()
-        fast = bool(supported.get("avx512_bf16") or supported.get("amx_bf16"))
+        fast = _may_use("avx512_bf16", "BF16", "FP16", "AMX", "AVX10") or has_matrix_unit()
     else:
         fast = False
     return torch.bfloat16 if fast else torch.float32
@@ -176,7 +176,7 @@ def newton_schulz_(
     x = x.reshape(-1, *x.shape[-2:])  # [n, a, b]
     if form == "gram":
         x = _iterate_gram_(x, schedule)
-        if x.data_ptr() == matrices.data_ptr():  # the same dtype, so it was computed in place
+        if not torch.compiler.is_compiling() and x.data_ptr() == matrices.data_ptr():  # the same dtype, so in place
             return matrices
     elif len(x) == 1:
         x = _iterate(x[0], schedule)
@@ -195,9 +195,9 @@ def fast_form(shape: Sequence[int], steps: int, dtype: torch.dtype, device: torc
     An operation costs 1, and the start of a product, or of anything between two, `START`: the Gram form has fewer of
     the former and more of the latter, which cost most where products are fast. float64 stays standard, because those
     who ask for it want the digits, and so do squares and small sides, where little can be gained. A GPU always takes
-    the standard form: on the one that `tests/gpu/one_gpu.py` has measured, the Gram form was slower at every shape.
+    the standard form: on the one that `tests/gpu/one_gpu.py` has measured, the Gram form gained nothing at any shape.
     """
-    a, b = sorted(shape)
+    a, b = min(shape), max(shape)
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32) or a < 256 or a == b:
         return "standard"
     start = START["matrix unit" if dtype == torch.bfloat16 and has_matrix_unit() else "cpu"]
@@ -207,8 +207,21 @@ def fast_form(shape: Sequence[int], steps: int, dtype: torch.dtype, device: torc
 
 def has_matrix_unit() -> bool:
     """Return whether this CPU multiplies bf16 matrices in a unit of their own (AMX), and oneDNN may use it."""
-    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
-    return bool(torch.cpu.get_capabilities().get("amx_bf16")) and (allowed in ("ALL", "DEFAULT") or "AMX" in allowed)
+    return _may_use("amx_bf16", "AMX")
+
+
+def _may_use(feature: str, *permitting: str) -> bool:
+    """Return whether this CPU has a feature, and oneDNN, which multiplies bf16 for torch, may use it.
+
+    permitting: parts of the names of those limits (ONEDNN_MAX_CPU_ISA, formerly DNNL_MAX_CPU_ISA) that permit it.
+    """
+    limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL").upper()
+    permitted = limit in ("ALL", "DEFAULT") or any(part in limit for part in permitting)
+    return permitted and bool(torch.cpu.get_capabilities().get(feature))
+
+
+# What torch.compiler.assume_constant_result sets, without the second that importing the compiler takes.
+_may_use._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_form(form: str, norm: str, dtype: Any = "auto") -> None:
@@ -251,6 +264,8 @@ def _iterate_gram_(
     schedule: Sequence[Quintic],
 ) -> Tensor:  # the same tensor
     """Apply the quintics in the Gram form: a batch at once where that pays, else each in the memory of the last."""
+    if torch.compiler.is_compiling():  # batched, because that reads no number; contiguous, because of `out=`
+        return gram_iterate_(x.contiguous(), schedule)
     if x.is_cuda or (len(x) > 1 and batching_pays(x.shape[1:], x.device)):
         return gram_iterate_(x, schedule)
     work = GramWorkspace(x[0])
@@ -277,11 +292,11 @@ def unit_frobenius_(
     Zero stays zero, infinity becomes NaN. The squares of 1e-30 are below the smallest
     float32, and an epsilon in their place would make the result depend on the scale. So the
     largest entry's power of two is divided out first, which rounds nothing. On a CPU that
-    is left out where it is not needed; on a GPU looking would stall the stream, and a
-    FakeTensor has no numbers.
+    is left out where it is not needed; on a GPU looking would stall the stream, and
+    neither a FakeTensor nor a compiler's graph has numbers.
     """
     both, tiny = (-2, -1), torch.finfo(x.dtype).tiny
-    if not x.is_cuda and not isinstance(x, FakeTensor):
+    if not (x.is_cuda or torch.compiler.is_compiling() or isinstance(x, FakeTensor)):
         norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
         if all(1e-15 < one < 1e15 for one in norm.flatten().tolist()):
             return x.mul_(1 / norm)
@@ -311,14 +326,14 @@ def singular_values(
     matrices: Tensor,  # [..., A, B]
 ) -> Tensor:  # [..., min(A, B)], float64
     """Return the singular values, largest first."""
-    return torch.linalg.svdvals(matrices.double())
+    return torch.linalg.svdvals(exactly(matrices))
 
 
 def orthogonality_error(
     matrices: Tensor,  # X, [..., A, B]
 ) -> Tensor:  # [...], float64
     """Return ||X X^T - I||_F / sqrt(min(A, B)), rows and columns swapped if X is tall."""
-    x = matrices.double()
+    x = exactly(matrices)
     x = x.mT if x.shape[-2] > x.shape[-1] else x
     identity = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
     return torch.linalg.matrix_norm(x @ x.mT - identity) / max(x.shape[-2], 1) ** 0.5
@@ -332,7 +347,7 @@ def polar_factor(
     Singular values below 1e-9 of the largest stay 0, because their directions are chance: a
     row of zeros gives one.
     """
-    u, s, vt = torch.linalg.svd(matrices.double(), full_matrices=False)
+    u, s, vt = torch.linalg.svd(exactly(matrices), full_matrices=False)
     spoken = s > 1e-9 * s[..., :1]
     return (u * spoken[..., None, :]) @ vt
 
@@ -342,6 +357,6 @@ def cosine_to_polar(
     orthogonalized: Tensor,  # [..., A, B]
 ) -> Tensor:  # [...], float64
     """Return the cosine between `orthogonalized` and the exact polar factor of `matrices`."""
-    exact, found = polar_factor(matrices), orthogonalized.double()
+    exact, found = polar_factor(matrices), exactly(orthogonalized)
     norms = torch.linalg.matrix_norm(exact) * torch.linalg.matrix_norm(found)
     return (exact * found).sum(dim=(-2, -1)) / norms

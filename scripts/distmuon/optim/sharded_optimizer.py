@@ -9,6 +9,7 @@ A step is ZeRO-1's two outer moves, and between them what a subclass does with i
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,11 +20,11 @@ from torch.nn.parameter import is_lazy
 
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
 from distmuon.optim.options import check_complete
-from distmuon.optim.routing import complete_group, refuse_meta, refuse_unknown
+from distmuon.optim.routing import Watch, complete_group, options_of, refuse_meta, refuse_unknown
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
 from distmuon.sharding.agreement import agree, broadcast_values, check_values, together
-from distmuon.sharding.buffers import ShardedBuffers, refuse_shared_memory, specs_of
+from distmuon.sharding.buffers import ShardedBuffers, refuse_elsewhere, refuse_shared_memory, specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, plan
@@ -59,6 +60,7 @@ class ShardedOptimizer(ShardedState):
     """
 
     DEFAULTS = ALGORITHMS  # per algorithm; a group that names none gets the first
+    _watch = functools.cached_property(Watch)
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
 
     statistics: gradients.GradientStatistics  # of the latest step
@@ -85,6 +87,7 @@ class ShardedOptimizer(ShardedState):
             super().__init__(params, {})
             self._algorithms = [group["algorithm"] for group in self.param_groups]
             refuse_shared_memory(self._named())
+            refuse_elsewhere(self._named(), self.grid.device)
         first = next(iter(self.DEFAULTS.values()))
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
         self._agree_at_start(bucket_size, broadcast)
@@ -98,12 +101,17 @@ class ShardedOptimizer(ShardedState):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with its algorithm's defaults; only the constructor may, because the map is laid out once."""
         if self._laid_out:
-            raise RuntimeError("the virtual map is laid out once; pass all parameter groups to the constructor.")
+            raise RuntimeError(
+                "the virtual map is laid out once; pass all parameter groups to the constructor, and layers that will "
+                "be unfrozen later with them: split_parameters(model, frozen=True)."
+            )
+        self._watch.take(param_group)
         complete_group(param_group, self.DEFAULTS, self._options, type(self).__name__)
         self._check_options(param_group)
         self._name_parameters(param_group)
         super().add_param_group(param_group)
 
+    @torch._disable_dynamo  # torch.compile(optimizer.step) runs it as it is
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -141,6 +149,7 @@ class ShardedOptimizer(ShardedState):
         max_norm, RuntimeError if called twice before a step.
         """
         check_max_norm(max_norm)
+        self.grid.refuse_one_stage("clip_grad_norm_")
         if self._ready is not None:
             raise RuntimeError("the gradients of this step are clipped already; call step() or zero_grad() next.")
         self.reduce(max_norm if self.max_norm is None else min(max_norm, self.max_norm))
@@ -181,6 +190,8 @@ class ShardedOptimizer(ShardedState):
 
     def reduce(self, max_norm: float | None) -> bool:
         """Reduce, measure and clip the gradients, once in a step; return whether all of them are finite."""
+        if self._scale is not None:
+            self.grid.refuse_one_stage("a GradScaler")
         if self._ready is None:
             self._refusal = self.collect()  # .grad -> G[I_tp, J]{U_dp}
             for bucket in self.buckets:
@@ -242,6 +253,7 @@ class ShardedOptimizer(ShardedState):
             agree(self.grid, "options", options, "set, load and keep them alike on every rank")
         if self._refusal:
             raise self._refusal
+        self._watch.look(bool(self.statistics.present))
         due = self.check_every and self.steps % self.check_every == 0
         if due or self.statistics.touched:
             self._check_values("change parameters alike on every rank, or go back to a checkpoint")
@@ -304,9 +316,9 @@ class ShardedOptimizer(ShardedState):
             check_max_norm(self.max_norm)
         if not isinstance(self.check_every, int) or self.check_every < 0:
             raise ValueError(f"check_every is {self.check_every!r}; give a number of steps, or 0 for never.")
-        known = {name: None for defaults in self.DEFAULTS.values() for name in defaults}
-        refuse_unknown(self._options, known, type(self).__name__)
+        refuse_unknown(self._options, options_of(self.DEFAULTS), type(self).__name__)
         _refuse_inference_mode()
+        self.grid.check_beyond(max_norm=self.max_norm is not None, on_nonfinite=self.on_nonfinite == "skip")
 
     def _name_parameters(self, group: dict[str, Any]) -> None:
         """Make (name, parameter) pairs of the group's parameters; refuse what cannot be laid out.

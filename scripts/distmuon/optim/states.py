@@ -68,6 +68,10 @@ class CheckedState(torch.optim.Optimizer):
 class WholeState(CheckedState):
     """The state of an optimizer that keeps, of each parameter, tensors of the parameter's own shape and placement."""
 
+    def kept_dtype(self, p: Tensor) -> torch.dtype:
+        """Return in which dtype the state has what it keeps of a parameter, but for counts."""
+        return p.dtype
+
     def _in_order(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
         if "place" in state_dict:
             raise ValueError(
@@ -87,8 +91,7 @@ class WholeState(CheckedState):
         parameters = [p for group in self.param_groups for p in group["params"]]
         for p, state in zip(parameters, states, strict=True):
             for key, value in state.items():
-                # as torch has it: in the parameter's dtype, but for counts and for what is wider on purpose
-                dtype = value.dtype if key in ("step", MASTER_WEIGHT) else p.dtype
+                dtype = value.dtype if key == "step" else self.kept_dtype(p)
                 device = value.device if key == "step" else p.device
                 self.state[p][key] = value.to(device, dtype, copy=True)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -225,12 +226,13 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 # ---- During training: a vote inside a sum that is taken anyway --------------------------------------------
 
 
-def ballot(lines: Lines, ranks: int) -> tuple[float, float]:
-    """Return (h, h^2), h a digest of the lines: two float64 for an all-reduce by sum over `ranks` ranks.
+def ballot(lines: Lines, ranks: int, dtype: torch.dtype = torch.float64) -> tuple[float, float]:
+    """Return (h, h^2), h a digest of the lines: two numbers for an all-reduce by sum over `ranks` ranks.
 
-    h has as many bits as let the sums stay exact in any order: 25 for 4 ranks, 20 for 8,192.
+    h has as many bits as let the sums stay exact in any order: of float64, 25 for 4 ranks, 20 for 8,192.
     """
-    bits = (53 - (ranks - 1).bit_length()) // 2
+    digits = 1 - int(math.log2(torch.finfo(dtype).eps))  # 53 of float64
+    bits = (digits - (ranks - 1).bit_length()) // 2
     text = json.dumps([list(line) for line in lines]).encode()
     h = int.from_bytes(hashlib.sha256(text).digest()[:8], "little") % 2**bits
     return float(h), float(h * h)

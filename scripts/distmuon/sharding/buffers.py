@@ -139,7 +139,7 @@ class ShardedBuffers:
         for bucket, master in self.masters.items():
             shard = self.parameters_of(bucket)[1]
             if master.dtype != shard.dtype:
-                torch.where(master.to(shard.dtype) == shard, master, shard, out=master)
+                follow_writes_(master, shard)
 
     def scale_rows_(self, factors: Mapping[Tensor, Tensor]) -> list[Bucket]:
         """Multiply parameters row by row, masters included; return the buckets whose parameters are yet to be gathered.
@@ -207,6 +207,11 @@ class ShardedBuffers:
         return pieces
 
 
+def follow_writes_(master: Tensor, rounded: Tensor) -> None:
+    """Where a weight is no longer what its master rounds to, somebody has written it: let the master be that."""
+    torch.where(master.to(rounded.dtype) == rounded, master, rounded, out=master)
+
+
 def refuse_shared_memory(named_parameters: Sequence[tuple[str, Tensor]]) -> None:
     """Raise ValueError for two parameters on one memory, because each would get a home of its own."""
     first: dict[int, str] = {}
@@ -215,6 +220,20 @@ def refuse_shared_memory(named_parameters: Sequence[tuple[str, Tensor]]) -> None
             raise ValueError(
                 f"parameters {first[p.data_ptr()]!r} and {name!r} share memory, and would not any more; "
                 "use one Parameter in both places."
+            )
+
+
+def refuse_elsewhere(named_parameters: Sequence[tuple[str, Tensor]], device: torch.device) -> None:
+    """Raise ValueError for a parameter that is not on the grid's device: it would move there, and the inputs would not.
+
+    An index counts where both have one: torch says "mps" and "mps:0" of the same.
+    """
+    for name, p in named_parameters:
+        here, there = p.device, device
+        if here.type != there.type or (None not in (here.index, there.index) and here.index != there.index):
+            raise ValueError(
+                f"parameter {name!r} is on {here}, and the grid on {there}; move the model to {there} before you make "
+                f"its optimizer, or make the grid where the model is, such as Grid.alone({str(here)!r})."
             )
 
 

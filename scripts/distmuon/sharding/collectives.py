@@ -49,11 +49,11 @@ def backend_of(group: dist.ProcessGroup, device_type: str) -> str | None:
     return dict(pair.split(":") for pair in dist.get_backend_config(group).split(",")).get(device_type)
 
 
-def sends_from_the_host(group: dist.ProcessGroup, tensor: Tensor) -> bool:
-    """Return whether send and receive reach this tensor only by way of the host's memory.
+def is_gpu_over_gloo(group: dist.ProcessGroup, tensor: Tensor) -> bool:
+    """Return whether gloo would carry a GPU's tensor, which it does only in whole collectives, by copies on the host.
 
-    gloo copies a GPU's tensors to the host and back in its collectives, but not in these two: they take the GPU's
-    address for one of the host's, and end in "Bad address".
+    Its send and receive, and what torch's coalescing manager hands to it, take the GPU's address for one of the host's:
+    they end in "Bad address", or with the process.
     """
     return tensor.is_cuda and backend_of(group, tensor.device.type) == "gloo"
 
@@ -273,7 +273,7 @@ class Group:
             parts[self.rank].copy_(shard)
         others = [rank for rank in range(self.size) if rank != self.rank]
         arriving = {rank: parts[rank] for rank in others if len(parts[rank])}
-        via_host = sends_from_the_host(self.process_group, shard)
+        via_host = is_gpu_over_gloo(self.process_group, shard)
         if via_host:
             shard, homes = shard.cpu(), arriving
             arriving = {rank: torch.empty_like(part, device="cpu") for rank, part in homes.items()}

@@ -18,6 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from distmuon.sharding.agreement import Lines, ballot, unanimous
 from distmuon.sharding.buffers import ShardedBuffers
+from distmuon.sharding.precision import widest
 
 STATISTICS_LABEL = "gradient summary"  # in ledgers, and in every stored one
 
@@ -30,14 +31,14 @@ class NonFiniteGradient(FloatingPointError):
 class GradientStatistics:
     """What all ranks know of the P parameters' gradients after the all-reduce, and know alike.
 
-    squared_norms: of the mean gradient over DP, whole over TP; float64, on the CPU.
+    squared_norms: of the mean gradient over DP, whole over TP; in the widest dtype of its device, on the CPU.
     largest: the largest square that the gradient's dtype holds.
     present: indices of the parameters that got a gradient on at least one rank.
     agreed: whether all ranks have the same options. touched: whether any rank's parameters were written to in between.
     """
 
     squared_norms: Tensor  # [P]
-    largest: Tensor  # [P], float64
+    largest: Tensor  # [P], as squared_norms
     present: frozenset[int]
     agreed: bool
     touched: bool
@@ -75,11 +76,10 @@ class GradientViews:
         self._versions = [0] * len(buffers.parameters)  # of those, after the latest backward pass
         for index, (p, home) in enumerate(zip(buffers.parameters, buffers.gradient_homes, strict=True)):
             gradient, p.grad = p.grad, None
-            p.grad_dtype = None  # any: the home's may differ from the parameter's
+            self._watch(index)
             if gradient is not None:
                 self._move_in(index)
                 home.copy_(gradient)
-            self._watch(index)
 
     def collect(self) -> set[int]:
         """Bring every gradient home; return the indices of the parameters that have one.
@@ -107,7 +107,7 @@ class GradientViews:
     def unscale(self, scale: Tensor) -> None:
         """Divide all gradients, after `collect`, by the `scale` of this rank's loss."""
         for flat in self.buffers.flat_gradients:
-            flat.mul_(scale.double().reciprocal().to(flat.dtype))
+            flat.mul_(scale.to(widest(scale.device)).reciprocal().to(flat.dtype))
 
     def versions(self) -> Versions:
         """Return the gradients of this moment, for `are` to tell whether they have changed."""
@@ -156,6 +156,7 @@ class GradientViews:
         node = get_gradient_edge(p.requires_grad_(True)).node  # the node stays when the parameter is frozen again
         p.requires_grad_(not frozen)
         if node is not self._nodes[index]:
+            p.grad_dtype = None  # any: the home's may differ from the parameter's
             me = weakref.ref(self)  # the node may outlive the optimizer
             node.register_prehook(lambda _: views.offer_home(index) if (views := me()) else None)
             self._nodes[index] = node
@@ -167,24 +168,28 @@ def _same_place(tensor: Tensor, home: Tensor) -> bool:
 
 
 def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touched: bool) -> GradientStatistics:
-    """Return what the reduced gradients amount to, over the whole grid: one all-reduce of 2 P + 3 float64.
+    """Return what the reduced gradients amount to, over the whole grid: one all-reduce of 2 P + 3 numbers.
 
     present: indices of the parameters that have a gradient on this rank. Over DP the shards' squares add up. Over TP,
     split parameters add up too; replicated ones are the same on every TP rank and count on rank 0 alone (but a NaN
     counts anywhere: 0 * NaN). options, touched: of this rank; the last three numbers are its vote.
     """
     count, ranks = len(buffers.parameters), buffers.grid.world.size
-    numbers = torch.zeros(2 * count + 3, dtype=torch.float64, device=buffers.grid.device)
-    squares, presence, votes = numbers.split([count, count, 3])
-    for pieces in buffers.pieces.values():
-        for piece in pieces:
-            square = torch.linalg.vector_norm(piece.gradient, dtype=torch.float64).square()
-            counted_here = piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0
-            squares[piece.index] = square * float(counted_here)
-    presence[sorted(present)] = 1.0
-    votes.copy_(torch.tensor([*ballot(options, ranks), touched], dtype=torch.float64))
+    wide = widest(buffers.grid.device)
+    pieces = [piece for of_bucket in buffers.pieces.values() for piece in of_bucket]
+    counted = [0.0] * count
+    for piece in pieces:
+        counted[piece.index] = float(piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0)
+    present_here = [float(index in present) for index in range(count)]
+    # brought to the device at once, and all norms taken at once: on a GPU each copy from the host makes it wait
+    votes = [*ballot(options, ranks, wide), float(touched)]
+    numbers = torch.tensor([*counted, *present_here, *votes], dtype=wide).to(buffers.grid.device)
+    if pieces:
+        norms = torch._foreach_norm([piece.gradient for piece in pieces], dtype=wide)
+        found, none = {piece.index: norm for piece, norm in zip(pieces, norms, strict=True)}, numbers.new_zeros(())
+        numbers[:count].mul_(torch.stack([found.get(index, none) for index in range(count)]).square_())
     squares, presence, votes = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu().split([count, count, 3])
-    largest = torch.tensor([torch.finfo(home.dtype).max for home in buffers.gradient_homes], dtype=torch.float64)
+    largest = torch.tensor([torch.finfo(home.dtype).max for home in buffers.gradient_homes], dtype=wide)
     *ballots, touches = votes.tolist()
     with_gradient = frozenset(presence.nonzero().flatten().tolist())
     return GradientStatistics(squares, largest, with_gradient, unanimous(ballots, ranks), touches > 0)
@@ -198,9 +203,9 @@ def statistics_bytes(parameters: int) -> int:
 def clip_(buffers: ShardedBuffers, norm: float, max_norm: float) -> None:
     """Scale this rank's reduced gradients so that the global `norm` is at most `max_norm`, as torch's clipping does."""
     coefficient = min(1.0, max_norm / (norm + 1e-6))
-    for pieces in buffers.pieces.values():
-        for piece in pieces:
-            piece.gradient.mul_(coefficient)
+    gradients = [piece.gradient for pieces in buffers.pieces.values() for piece in pieces]
+    if gradients and coefficient < 1.0:
+        torch._foreach_mul_(gradients, coefficient)  # on a GPU a few launches for all of them
 
 
 def require_finite(statistics: GradientStatistics, names: list[str]) -> None:

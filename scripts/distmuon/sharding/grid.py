@@ -12,6 +12,9 @@ D=4, T=2:   0 1
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import zip_longest
@@ -26,6 +29,7 @@ from distmuon.sharding.collectives import Group, backend_of
 from distmuon.sharding.ledger import Ledger
 
 DIMENSIONS = ("dp", "tp")
+PIPELINES = ("pp", "pipe", "pipeline", "stage", "stages", "pipeline_parallel")  # what people call that dimension
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,22 @@ class Grid:
         where bits are compared with another grid's, there must be neither.
         """
         return replace(self, dp=_in_order(self.dp), tp=_in_order(self.tp), world=_in_order(self.world))
+
+    def refuse_one_stage(self, what: str) -> None:
+        """Raise ValueError, naming `what`, if stages of a pipeline are beyond this grid and would have to share it."""
+        refuse_one_stage(beyond(self.mesh), what, "leave it out, a norm of all stages is not served yet")
+
+    def check_beyond(self, **asked: bool) -> None:
+        """Refuse what is asked for, see `refuse_one_stage`; warn if this grid is but a part of a larger mesh."""
+        for what, is_asked in asked.items():
+            if is_asked:
+                self.refuse_one_stage(what)
+        if outside := beyond(self.mesh):
+            warnings.warn(
+                f"the mesh is a part of one with the dimension(s) {', '.join(outside)}, over which nothing is "
+                "averaged, measured or checked here: a gradient that is not finite stops the ranks of this part alone.",
+                stacklevel=5,
+            )
 
     @classmethod
     def _of_world(cls, world: World) -> Grid:
@@ -181,6 +201,42 @@ def everyone(mesh: DeviceMesh, handles: list[dist.ProcessGroup]) -> dist.Process
     # torch gives a new group its own timeout, half an hour, and has no public way to ask for that of an old one
     limit = known[0]._get_backend(torch.device(mesh.device_type)).options._timeout
     return dist.new_group(ranks, timeout=limit, backend=config, use_local_synchronization=True, group_desc="world")
+
+
+@functools.lru_cache(maxsize=16)
+def beyond(mesh: DeviceMesh | None) -> tuple[str, ...]:
+    """Return the dimensions, of the mesh that this one is a part of, along which it holds one place among several.
+
+    For mesh["dp", "tp"] of a mesh of pp, dp and tp that is pp: the other stages of a pipeline are beyond it.
+    """
+    root = _root(mesh)
+    if mesh is None or root is None or root.mesh_dim_names is None:
+        return ()
+    places = torch.isin(root.mesh, mesh.mesh.flatten()).nonzero()  # [ranks, dimensions]
+    alike = (places == places[:1]).all(0).tolist()
+    return tuple(
+        name for name, same, size in zip(root.mesh_dim_names, alike, root.mesh.shape, strict=True) if same and size > 1
+    )
+
+
+def refuse_one_stage(dimensions: Iterable[str], what: str, remedy: str) -> None:
+    """Raise ValueError, naming `what`, if a pipeline's stages would each decide it for themselves.
+
+    dimensions: those `beyond` the mesh; a pipeline's is known by its name. remedy: the end of the sentence.
+    """
+    if stages := [name for name in dimensions if name in PIPELINES]:
+        raise ValueError(
+            f"{what} would see one pipeline stage alone, because the mesh is a part of one with the dimension "
+            f"{stages[0]!r}: every stage would clip by a norm of its own, or skip a step that others make; {remedy}."
+        )
+
+
+def _root(mesh: DeviceMesh | None) -> DeviceMesh | None:
+    """Return the mesh from which this one was sliced. torch has moved and renamed the method, and may again."""
+    for name in ("get_root_mesh", "_get_root_mesh"):
+        if callable(find := getattr(mesh, name, None)):
+            return find()
+    return mesh
 
 
 def _in_order(group: Group) -> Group:

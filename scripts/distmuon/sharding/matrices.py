@@ -106,7 +106,7 @@ def _problem(matrices: Matrices, shape: tuple[int, ...]) -> str:
     if kind == "whole" and len(shape) > 2:
         return (
             "that is for an [m, n]; give its group 'stacked' for the experts of an [E, m, n], 'flattened' for a "
-            "convolution's kernel, or put it in an AdamW group"
+            "convolution's kernel, or put it in an AdamW group; split_parameters(model) and MuonW(model) know which"
         )
     if kind == "stacked" and len(shape) != 3:
         return "that is for [E, m, n]; give its group 'flattened' for a kernel, 'whole' for an [m, n]"

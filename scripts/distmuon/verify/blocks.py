@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distmuon.models.recipe import Recipe
+from distmuon.optim.masters import rounded_once
 from distmuon.optim.muon import MUON_DEFAULTS, Muon, apply_, batches, decay_, orthogonalize, scale
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
@@ -60,8 +61,9 @@ class BlockMuon(Muon):
             updates = [next(remaining) for _ in mine]  # O[I_tp, J] or O[I, J_tp], T of them
             update = torch.cat(updates, tp_split_dim(p) or 0) if len(mine) > 1 else updates[0]
             ratio = _ratio(p, group) if len(mine) > 1 else 1.0
-            decay_(p, group["lr"], group["weight_decay"])
-            apply_(p, update, group["lr"] * ratio, scale(p.shape, group["scale"]))
+            with rounded_once(p, self.master(p)) as weight:
+                decay_(weight, group["lr"], group["weight_decay"])
+                apply_(weight, update, group["lr"] * ratio, scale(p.shape, group["scale"]))
 
     def _cut(
         self,

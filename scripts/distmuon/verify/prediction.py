@@ -19,7 +19,7 @@ from distmuon.verify.strategy_predictions import momentum_bytes, of_strategy
 STATISTICS_BYTES = 128  # per parameter, an upper bound: norms, AdamW's counters, flags
 
 
-def adamw_temporaries(sizes: Iterable[int], foreach: bool) -> int:
+def adamw_temporaries(sizes: Iterable[int], foreach: bool = False) -> int:
     """Return what AdamW allocates for tensors of these sizes, in the unit of the sizes: an upper bound.
 
     Three of the largest where it takes one after the other. foreach: torch takes all at once, as it does on a GPU, and
@@ -81,16 +81,20 @@ def predict_transient(
     """Return an upper bound, in bytes, of what one optimizer step allocates at its worst moment on one rank.
 
     That is beyond parameters, gradients, master weights and state, which stay. Without a native reduce-scatter (on
-    gloo, or of unequal shards) gradients are received to be added up (`collectives.adding_takes`); for AdamW's, and for
-    foreach, which is so on a GPU, see `adamw_temporaries`, of a bucket's shard for its pieces; who publishes updates
-    packs its own and gathers all of a bucket's, and keeps those of earlier waves until then.
+    gloo, or of unequal shards) gradients are received to be added up (`collectives.adding_takes`); AdamW's temporaries
+    are `adamw_temporaries`, of whole shards for its largest piece; who publishes updates packs its own and gathers all
+    of a bucket's, and keeps those of earlier waves until then.
+
+    foreach: as torch's AdamW does on a GPU.
     """
-    adding = published = 0
-    shards: list[int] = []  # bytes
+    adding = adamw = all_pieces = published = 0
     for bucket in layout.buckets:
         buffer, own = layout.buffers[bucket.buffer_idx], bucket.shard(dp_rank).size
         grad_bytes = ITEM_BYTES[buffer.grad_dtype]
-        shards.append(grad_bytes * own)
+        adamw = max(adamw, adamw_temporaries([grad_bytes * own]))
+        if foreach:
+            others = (index for index in bucket.params if index not in muon)
+            all_pieces += grad_bytes * sum(layout.meta(bucket, index, dp_rank).local_range.size for index in others)
         if layout.dp > 1 and (bucket.ends or not native_reduce_scatter):
             lengths = bucket.lengths or [bucket.shard_size] * layout.dp
             adding = max(adding, grad_bytes * adding_takes(lengths, dp_rank))
@@ -101,8 +105,7 @@ def predict_transient(
     moves = of_strategy(strategy).allocates(
         layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), ITEM_BYTES[compute_dtype]
     )
-    adamw = adamw_temporaries(shards, foreach)
-    return max(adding, adamw, moves + published) + STATISTICS_BYTES * (len(layout.specs) + 1)
+    return max(adding, adamw, all_pieces, moves + published) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
 
 def more_transient(

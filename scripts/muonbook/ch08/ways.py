@@ -28,7 +28,7 @@ def tell(ranks: list[dict[str, coalescing.Found | None]], timed: bool) -> tuple[
     print(f"{len(MANY)} matrices, {dp} ranks             asked  made  bytes sent  padding")
     for name in found:
         if name not in known:
-            print(f"{name:<34}skipped: this torch has none")
+            print(f"{name:<34}skipped: torch has none here")
             continue
         row = known[name]
         sent = row.made.sent_bytes

@@ -12,11 +12,13 @@ processes inside: the kernel removes them with the last one, whoever dies of wha
 as those of a cluster do. Its names for each other stand in /etc/hosts of each, because looking up an address without
 a server takes some 5 s per connection.
 
-Where namespaces are not permitted, `apart=False` makes machines in name only: they share one network and all else.
+Where namespaces are not permitted, `apart=False` makes machines in name only: they share one network and all else. One
+that must fall silent is stopped (SIGSTOP) instead: it answers nothing, and its connections stay open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -44,6 +46,7 @@ class Machine:
     def __init__(self, number: int, apart: bool = True) -> None:
         self.number, self.name, self.apart = number, NAMES[number - 1], apart
         self.process: subprocess.Popen[bytes] | None = None
+        self.frozen = False  # whether what ran on it when it lost its power is still there, stopped
 
     @property
     def address(self) -> str:
@@ -54,7 +57,8 @@ class Machine:
 
         variables: of the environment.
         """
-        assert self.process is None or self.process.poll() is not None, f"{self.name} is running"
+        assert self.process is None or self.frozen or self.process.poll() is not None, f"{self.name} is running"
+        self._clear()
         program = "from muonbook.ch18 import machines; machines.boot()"
         if not (table := log.with_name("hosts")).exists():
             table.write_text(HOSTS)
@@ -72,24 +76,41 @@ class Machine:
     def cut(self) -> None:
         """Pull the cable: what is sent is lost, and nobody is told."""
         assert self.process
-        hosts.cut(self.process.pid)
+        if self.apart:
+            hosts.cut(self.process.pid)
+        else:
+            self._send(signal.SIGSTOP)
 
     def mend(self) -> None:
         """Put the cable back."""
         assert self.process
-        hosts.mend(self.process.pid)
+        if self.apart:
+            hosts.mend(self.process.pid)
+        else:
+            self._send(signal.SIGCONT)
 
     def kill(self) -> None:
         """Pull the plug. The cable comes first, or the kernel would still tell the others that connections close."""
         assert self.process
-        if self.apart and self.process.poll() is None:
+        if self.process.poll() is None:
             self.cut()
+        self.frozen = not self.apart  # were its processes to go, their connections would close
+        if not self.frozen:
+            self._clear()
+
+    def _clear(self) -> None:
+        """Remove whatever runs on it."""
+        if self.process is not None and self.process.poll() is None:
+            self._send(signal.SIGKILL)
+            self.process.wait()
+        self.frozen = False
+
+    def _send(self, number: int) -> None:
+        """Send a signal to every process that runs on it."""
+        assert self.process
         for pid in (self.process.pid, *processes.descendants(self.process.pid)):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:  # gone with the machine
-                continue
-        self.process.wait()
+            with contextlib.suppress(ProcessLookupError):  # gone with the machine
+                os.kill(pid, number)
 
     @property
     def command_pid(self) -> int:
@@ -108,6 +129,7 @@ class Machine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.process is not None and self.process.poll() is None:
             self.kill()
+        self._clear()
 
 
 def boot() -> None:

@@ -19,7 +19,7 @@ from muonbook.ch18.drills.faults import Fault
 
 EVERY, HELD_AFTER = 10, 4  # steps between checkpoints; after so many steps more it happens
 LOOP = "muonbook.ch18.drills.faults:train_until_it_happens"
-# The second is an echo: of a neighbour that gave up first, or of a machine's end where all share one network.
+# The second is an echo: of a neighbour that gave up first.
 SILENT = (r"Timed out waiting \d+ms", "Connection closed by peer")
 
 
@@ -33,7 +33,6 @@ class Outage(NamedTuple):
     notices: str
     says: tuple[str, ...]
     late: bool
-    cable: bool = False
 
 
 def _nothing(_: Cluster) -> None: ...
@@ -62,7 +61,7 @@ OUTAGES = {
     ),
     "a cable is pulled": Outage(
         "the cable of b is pulled, and put back later",
-        lambda c: c.machines[1].cut(), lambda c: c.machines[1].mend(), "a", SILENT, True, cable=True,
+        lambda c: c.machines[1].cut(), lambda c: c.machines[1].mend(), "a", SILENT, True,
     ),
     "a machine loses its power": Outage(
         "b is switched off, and on again later",

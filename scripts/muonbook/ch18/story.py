@@ -9,6 +9,7 @@ from pathlib import Path
 
 from distmuon.checkpoint import runs
 from distmuon.launch import WorldError, session
+from muonbook import report
 from muonbook.ch18 import contents, outages
 from muonbook.ch18.cluster import Cluster
 
@@ -23,16 +24,14 @@ def tell(obstacle: str | None) -> Iterator[str]:
 
     Raises WorldError where the end is not that of one machine.
     """
-    apart = obstacle is None
-    names = [name for name in AFTERWARDS if apart or not outages.OUTAGES[name].cable]
     with tempfile.TemporaryDirectory(prefix="story-", dir=session.directory()) as home:
-        cluster = Cluster(Path(home) / "cluster", apart=apart)
-        outages.prepare(cluster, len(names))
+        cluster = Cluster(Path(home) / "cluster", apart=obstacle is None)
+        outages.prepare(cluster, len(AFTERWARDS))
         yield from _beginning(cluster, obstacle)
         alone = outages.undisturbed(cluster, Path(home) / "one machine")
         with cluster:
             cluster.start()
-            for passed in outages.go_through(cluster, names):
+            for passed in outages.go_through(cluster, list(AFTERWARDS)):
                 yield from _happened(passed)
             codes = cluster.wait_for_end()
         yield f"step {cluster.steps}   finished: both loops end, with exit code {' and '.join(map(str, codes))}"
@@ -47,9 +46,9 @@ def _beginning(cluster: Cluster, obstacle: str | None) -> Iterator[str]:
     ranks, last = cluster.ranks, runs.at_step("RUN", cluster.steps)
     yield f"Two machines, a and b, of {ranks} ranks each; {cluster.steps} steps, a checkpoint every {cluster.every}."
     if obstacle is None:
-        yield "Each has a network, a name and processes of its own, and a cable to the switch."
+        yield f"{report.HERE}each has a network, a name and processes of its own, and a cable to the switch."
     else:
-        yield f"Both stand in one network, so that no cable can be pulled: {obstacle}"
+        yield f"{report.HERE}both share one network, and b is stopped (SIGSTOP) where it has to fall silent: {obstacle}"
     yield "On both runs the same:"
     yield f"  python scripts/keep_going.py --until {last} -- \\"
     yield f"    torchrun --nnodes {cluster.nodes} --nproc-per-node {ranks} --max-restarts 0 \\"

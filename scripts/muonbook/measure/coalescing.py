@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distmuon.sharding.collectives import Group
+from distmuon.sharding.collectives import Group, is_gpu_over_gloo
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Traffic
@@ -69,10 +69,13 @@ def by_bucket(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[in
 def coalesced(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[int, Tensor]:
     """Ask for each bucket in a call (`--ways`: one per matrix); let torch make one of them all.
 
-    Raises ImportError where torch has no coalescing manager: its name is private.
+    Raises ImportError where torch has no coalescing manager: its name is private. Raises NotImplementedError where it
+    would hand a GPU's tensors to gloo.
     """
     from torch.distributed.distributed_c10d import _coalescing_manager
 
+    if is_gpu_over_gloo(group.process_group, shards[0]):
+        raise NotImplementedError("gloo coalesces no collectives of a GPU's tensors.")
     with _coalescing_manager(group=group.process_group):
         flats = [group.all_gather(shard, "momentum") for shard in shards]
     return cut_out(layout, flats)  # not before the manager has closed: they are empty until then

@@ -17,6 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
+import chromium
 import numpy as np
 import pytest
 from built_book import ROOT
@@ -29,7 +30,6 @@ from tools import set_address
 
 CARD = 540  # pixels: how wide a figure is on a desk
 READABLE = 11  # pixels: the smallest type of a figure on a phone
-SEARCH = 60_000  # milliseconds: the page fetches every page that it found, on a machine that is busy testing
 CHAPTER = "notebooks/07_virtual_map.html"
 
 # Text that a reader sees outside of code and of formulas that were rendered, where no formula may be left raw.
@@ -136,7 +136,7 @@ def small(sample: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport=DESK, color_scheme="light")
+    context = chromium.context(browser, viewport=DESK, color_scheme="light")
     yield context.new_page()
     context.close()
 
@@ -184,7 +184,7 @@ def visit(page: Page, url: str, home: str) -> Visit:
 def visit_all(browser: Browser, folder: Path, home: str) -> dict[str, Visit]:
     """Return what each page of a book did, by its path in the book; the redirect at the root is not a page."""
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.html"))]
-    context = browser.new_context(color_scheme="light")
+    context = chromium.context(browser, color_scheme="light")
     visits = {}
     for name in names:
         if name != "index.html" and not name.startswith("_static/"):
@@ -274,7 +274,7 @@ def test_search_finds_newton_schulz_however_it_is_typed(words: str, page: Page, 
     page.keyboard.press("Control+k")
     page.keyboard.type(words)
     page.keyboard.press("Enter")
-    expect(page.locator("#search-results")).to_contain_text("Search finished", timeout=SEARCH)
+    expect(page.locator("#search-results")).to_contain_text("Search finished")
     links = page.locator("#search-results li a").evaluate_all("links => links.map(link => link.pathname.slice(1))")
     assert due
     assert due <= set(links)
@@ -338,7 +338,7 @@ def test_a_card_opens_on_keyboard_focus_and_is_announced(page: Page, small: str)
 
 
 def test_a_card_is_dark_in_dark_mode(browser: Browser, small: str) -> None:
-    context = browser.new_context(viewport=DESK, color_scheme="dark")
+    context = chromium.context(browser, viewport=DESK, color_scheme="dark")
     page = context.new_page()
     page.goto(small + CHAPTER)
     page.locator("a.glossary-term").first.focus()
@@ -351,7 +351,7 @@ def test_a_card_is_dark_in_dark_mode(browser: Browser, small: str) -> None:
 
 
 def test_a_tap_follows_the_link_without_a_card(browser: Browser, small: str) -> None:
-    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
+    context = chromium.context(browser, viewport=PHONE, has_touch=True, is_mobile=True)
     page = context.new_page()
     page.goto(small + CHAPTER)
     page.locator("a.glossary-term").first.tap()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import chromium
 import pytest
 from built_book import ROOT
 from chromium import DESK, PHONE
@@ -51,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def tab(browser: Browser, place: str) -> Iterator[Page]:
     """The page on a desk, without a network; a fault of the script, or a request, fails the test."""
-    context = browser.new_context(viewport=DESK, offline=True)
+    context = chromium.context(browser, viewport=DESK, offline=True)
     page, trouble = context.new_page(), []
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("request", lambda request: None if request.url == place else trouble.append(request.url))
@@ -180,7 +181,7 @@ def test_one_step_by_hand_ends_the_playing(tab: Page) -> None:
 
 
 def test_who_wants_no_motion_is_offered_none(browser: Browser, place: str) -> None:
-    context = browser.new_context(reduced_motion="reduce")
+    context = chromium.context(browser, reduced_motion="reduce")
     page = context.new_page()
     page.goto(place)
     expect(button(page, "Step")).to_be_visible()
@@ -192,7 +193,7 @@ def test_who_wants_no_motion_is_offered_none(browser: Browser, place: str) -> No
 
 
 def test_without_a_script_the_first_frame_is_a_picture(browser: Browser, place: str) -> None:
-    context = browser.new_context(java_script_enabled=False)
+    context = chromium.context(browser, java_script_enabled=False)
     page = context.new_page()
     page.goto(place)
     frames = page.locator("#moving-long .moving-frames > div")
@@ -202,7 +203,7 @@ def test_without_a_script_the_first_frame_is_a_picture(browser: Browser, place: 
 
 
 def test_on_a_phone_it_fits_and_can_be_touched(browser: Browser, place: str) -> None:
-    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
+    context = chromium.context(browser, viewport=PHONE, has_touch=True, is_mobile=True)
     page = context.new_page()
     page.goto(place)
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]

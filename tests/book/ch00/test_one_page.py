@@ -93,6 +93,7 @@ def test_rounding_passes_and_nothing_else() -> None:
         (("--steps", "0"), "--steps from 1 to 100"),
         (("--steps", "150"), "--steps from 1 to 100"),
         (("--dp", "-1"), "--dp must divide"),
+        (("--step", "5"), "unrecognized arguments: --step 5"),
         (("--backend", "nccl", "--dp", "40"), "a GPU for each of 80 ranks"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,11 @@ def test_two_pages_at_once_are_refused_in_a_sentence() -> None:
 def test_the_picture_ends_where_the_optimizer_ends() -> None:
     *_, weights, _, applied = figure_step.lines()
     weight = torch.nn.Parameter(weights.matrix.clone())
-    options = {"lr": figure_step.LR, "momentum": figure_step.MOMENTUM, "weight_decay": figure_step.DECAY}
+    options: dict[str, Any] = {
+        "lr": figure_step.LR,
+        "momentum": figure_step.MOMENTUM,
+        "weight_decay": figure_step.DECAY,
+    }
     optimizer = Muon([weight], **options)
     for step in range(figure_step.STEPS):
         weight.data = weights.matrix.clone()  # only the last step is drawn

@@ -146,6 +146,13 @@ def test_what_the_page_says_of_the_races() -> None:
     assert all(sweep.verdict(tables.gaps(fashion, "muon"), tables.gaps(fashion, o)).wins == 8 for o in ("adamw", "sgd"))
 
 
+def test_what_the_contract_says_of_rates() -> None:
+    rates = [results.load(f"race_{name}")["racers"] for name in ("language", "digits", "fashion")]
+    first, second, third = (f"{race['muon']['best']['lr'] / race['adamw']['best']['lr']:.0f}" for race in rates)
+    page = " ".join((worlds.ROOT / "book" / "contract.md").read_text(encoding="utf-8").split())
+    assert f"Muon's best rate was {first}, {second} and {third} times AdamW's" in page
+
+
 def test_what_the_page_says_of_prices() -> None:
     times = results.load("step_times")
     for name, cheap in (("language", True), ("fashion", False)):

@@ -23,8 +23,6 @@ FLOAT32 = [("digits", "muon", "float32"), ("language", "adamw", "float32")]
 CASES = {(2, 1): FLOAT64, (1, 2): FLOAT64, (2, 2): [*FLOAT64, *FLOAT32]}
 ROUNDING = 0.02  # of the movement: Newton–Schulz in bf16, where the processor has it, turns last bits into third digits
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @once
 def compared(dp: int, tp: int) -> list[workers.Found]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import worlds
 
+from distmuon.sharding.collectives import Group
 from distmuon.sharding.layout import ParamSpec, plan
 from muonbook.ch08 import moving_gather
 from muonbook.ch08.following import SMALL
@@ -65,6 +66,12 @@ def test_all_ways_to_gather_give_the_same_matrices() -> None:
     assert asked[:3] == [40, 40, 40]
     assert made[2] == 1
     assert asked[3] == made[3] < 10
+
+
+def test_a_gpus_tensors_are_not_coalesced_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coalescing, "is_gpu_over_gloo", lambda group, tensor: True)
+    with pytest.raises(NotImplementedError, match="gloo coalesces no collectives of a GPU's tensors"):
+        coalescing.coalesced(Group("dp", 2), plan([], 2, 1), [torch.ones(3)])
 
 
 @pytest.mark.parametrize(

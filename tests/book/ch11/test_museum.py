@@ -35,7 +35,7 @@ CAUGHT_BY: dict[str | None, list[str]] = {
 @pytest.fixture(scope="module")
 def visits():
     """Every exhibit in every scenario, on one 2 x 2 grid: one dict per rank."""
-    return launch.run(workers.visit, ([None, *EXHIBITS],), dp=workers.DP, tp=workers.TP, timeout=30)
+    return launch.run(workers.visit, ([None, *EXHIBITS],), dp=workers.DP, tp=workers.TP)
 
 
 def failed_checks(visits, name: str | None) -> set[str]:
@@ -107,10 +107,10 @@ def test_a_gathered_gradient_takes_a_first_step_that_differs_by_rounding_alone(v
 
 
 def test_a_rank_that_owns_nothing_ends_the_world_of_those_who_wait_for_it() -> None:
-    healthy = launch.run(workers.visit_lonely, (None,), dp=workers.DP, tp=workers.TP, timeout=10)
+    healthy = launch.run(workers.visit_lonely, (None,), dp=workers.DP, tp=workers.TP)
     assert all(set(workers.moved(seen.parameters, workers.LONELY).values()) == {0.0} for seen in healthy)
     with pytest.raises(launch.WorldError, match="dp_gather"):
-        launch.run(workers.visit_lonely, ("empty shard",), dp=workers.DP, tp=workers.TP, timeout=5)
+        launch.run(workers.visit_lonely, ("empty shard",), dp=workers.DP, tp=workers.TP, timeout=20)
 
 
 def test_casting_first_turns_loud_gradients_into_nan(visits) -> None:

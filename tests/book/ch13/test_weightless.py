@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distmuon.launch import session
 from distmuon.verify.prediction import predict_transient
@@ -57,7 +58,7 @@ def test_bounds_of_published_models_are_near_what_is_weighed(
 def test_a_process_that_has_a_group_is_refused() -> None:
     layout, muon = LAID_OUT["muon"].plan(PICTURED, 4, 1)
     with session.environment(session.directory()):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
         try:
             with pytest.raises(RuntimeError, match="this process has a process group already"):
                 weigh_moves(layout, muon, 1, "gather_all", [0], "float32")

@@ -15,7 +15,6 @@ from torch.distributed import distributed_c10d
 from trace_cases import event, merged
 
 from distmuon import launch
-from distmuon.launch import hosts
 from distmuon.optim.schedules import SCHEDULES
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
@@ -233,9 +232,8 @@ def test_stored_muon_sends_what_adamw_sends_and_gathers_of_momentum() -> None:
         assert {(op, label.partition(",")[0]) for _, op, label, _ in more - sent} == {("all_gather", "momentum")}
 
 
+@pytest.mark.usefixtures("permitted")
 def test_a_race_also_runs_over_a_limited_link() -> None:
-    if why := hosts.obstacle():
-        pytest.skip(why)
     paths = [worlds.ROOT / "scripts", worlds.ROOT / "tests", *Path(__file__).parents[:2]]
     code = (
         f"import sys; sys.path[:0] = {[str(path) for path in paths]!r}\n"

@@ -43,8 +43,8 @@ def test_a_drill_ends_as_it_is_stored(ground: DrillGround, name: str) -> None:
     worlds.assert_worlds_left_nothing()
 
 
-@pytest.mark.usefixtures("permitted")
 def test_drills_on_machines_end_as_they_are_stored(tmp_path: Path) -> None:
+    """Whether machines may have networks of their own or share one: what comes of the drills is the same."""
     ending = finish(WORKER, "--drill", *ON_MACHINES, "--json", str(tmp_path / "drills.json"))
     assert ending.code == 0, ending.err
     found = json.loads((tmp_path / "drills.json").read_text())["drills"]
@@ -74,6 +74,22 @@ def test_the_stored_table_is_whole_and_says_nothing_that_must_not_be() -> None:
         if row["after"] is not None:
             assert row["after"] < 20, row
             assert row["when"] != table.AT_TIMEOUT or row["after"] >= 0.99, row
+
+
+def test_a_training_that_a_busy_machine_ends_before_its_fault_is_begun_again(
+    ground: DrillGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, tried = ground.attempt, []
+
+    def attempt(drill: str, faults: tuple[Fault, ...] = (), *more: Any, **changes: Any) -> Any:
+        tried.append(drill)
+        found = honest(drill, faults, *more, **changes)
+        return found if len(tried) > 1 else found._replace(error="rank 0 waited in vain for its peers.", late=None)
+
+    monkeypatch.setattr(ground, "attempt", attempt)
+    name = "killed before the first step"
+    assert unmeasured(table.ON_GROUND[name](ground, name)._asdict()) == unmeasured(stored()[name])
+    assert len(tried) == 3  # in vain, until it happened, and to the end
 
 
 # ---- What must not pass -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import stored_pages
 import worlds
 from patient_commands import WORKER, finish
 
+from muonbook import report
 from muonbook.ch18 import story
 from muonbook.ch18.machines import Machine
 
@@ -56,11 +57,11 @@ def test_whoever_kills_the_program_that_has_made_them_leaves_no_machine() -> Non
 
 
 def test_without_networks_of_their_own_the_story_is_told_all_the_same() -> None:
-    lines = list(story.tell("this machine does not permit it."))
-    assert "Both stand in one network, so that no cable can be pulled: this machine does not permit it." in lines
-    assert "          a rank of a says: Connection closed by peer" in lines
-    assert not [line for line in lines if "cable of b" in line]
-    assert lines[-1].endswith("to which nothing happened, to the bit.")
+    told = list(story.tell("this machine does not permit it."))
+    stored = stored_pages.printed("18_beyond_one_machine", "python ../scripts/18_beyond_one_machine.py").splitlines()
+    (here,), (there,) = ([line for line in lines if line.startswith(report.HERE)] for lines in (told, stored))
+    assert here.endswith("b is stopped (SIGSTOP) where it has to fall silent: this machine does not permit it.")
+    assert [line for line in told if line != here] == [line for line in stored if line != there]
 
 
 @pytest.mark.usefixtures("permitted")
@@ -68,11 +69,11 @@ def test_a_machine_has_its_own_name_processes_and_neighbours(tmp_path: Path) -> 
     """And is pid 1's: whoever it starts is gone with it."""
     code = "from distmuon.launch import hosts; hosts.become_switch(); import pathlib, sys; "
     code += "from muonbook.ch18.machines import Machine; m = Machine(2); "
-    code += "m.start(['sh', '-c', sys.argv[1]], pathlib.Path(sys.argv[2])); print(m.wait(20))"
+    code += "m.start(['sh', '-c', sys.argv[1]], pathlib.Path(sys.argv[2])); print(m.wait(600))"
     inside = "cat /proc/sys/kernel/hostname; echo $$ $(ls -d /proc/[0-9]* | wc -l); getent hosts a; sleep 1000 & exit 7"
     words = [sys.executable, "-c", code, inside, str(tmp_path / "log")]
     environment = {**os.environ, "PYTHONPATH": str(worlds.ROOT / "scripts")}
-    said = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    said = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert said.stdout == "7\n", said.stderr
     name, numbers, neighbour = (tmp_path / "log").read_text().splitlines()
     assert name == "b"

@@ -27,7 +27,6 @@ def counted_by(size: int) -> dict[tuple[int, int], Any]:
     return launch.run(four_counts.count_grids, (grids,), dp=size)[0]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("dp", "tp"), four_counts.GRIDS)
 def test_every_contender_sends_what_was_predicted_in_every_count(dp: int, tp: int) -> None:
     """By ledger, dispatcher and profiler, per collective: calls, payload and sent."""

@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import worlds
 from matplotlib.figure import Figure
 
 from distmuon.sharding import layout
@@ -55,6 +55,23 @@ def test_start_can_be_repeated_and_puts_this_python_first(shell: Shell, monkeypa
     assert shell.system is notebook.run_command  # type: ignore[comparison-overlap]
 
 
+@pytest.mark.parametrize("other", [None, "/bin/sh"], ids=["no python beside it", "another one beside it"])
+def test_python_is_this_kernels_where_it_is_called_python3(
+    other: str | None, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (home := tmp_path / "a folder").mkdir()
+    (home / "python3").symlink_to(sys.executable)
+    if other is not None:
+        (home / "python").symlink_to(other)
+    monkeypatch.setattr(sys, "executable", str(home / "python3"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    notebook.start()
+    notebook.start()
+    assert os.environ["PATH"].count(os.pathsep) == 2
+    notebook.run_command("""python -c 'import sys; print(sys.executable, sys.argv[1:])' "two words" """)
+    assert capfd.readouterr().out == f"{home}/python3 ['two words']\n"
+
+
 def test_start_outside_a_notebook_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "get_ipython", lambda: None)
     monkeypatch.setenv("PATH", "/usr/bin")
@@ -96,12 +113,16 @@ def test_a_command_that_fails_raises_after_it_has_printed(shell: Shell, capfd: p
     assert shell.user_ns["_exit_code"] == 0
 
 
-def test_interrupting_the_cell_interrupts_the_command(shell: Shell, capfd: pytest.CaptureFixture[str]) -> None:
-    threading.Timer(0.7, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)).start()
-    started = time.monotonic()
+def test_interrupting_the_cell_interrupts_the_command(
+    shell: Shell, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupt() -> None:
+        worlds.eventually((tmp_path / "up").exists, worlds.PATIENCE)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        notebook.run_command("echo up; sleep 30; echo never")
-    assert time.monotonic() - started < 10
+        notebook.run_command(f"echo up; touch {tmp_path}/up; sleep 30; echo never")
     assert capfd.readouterr().out == "up\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,8 @@ import pytest
 from chapters import CHAPTERS, PICTURE, ROOT
 from nbformat import NotebookNode
 
-from tools import run_in_colab, run_notebooks
+from muonbook import report
+from tools import run_in_colab, run_notebooks, set_address
 
 by_name = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 
@@ -53,15 +55,105 @@ def test_a_chapter_is_stored_as_make_notebooks_stores_it(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == nbformat.writes(chapter, version=4) + "\n"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @by_name
 def test_a_chapter_prints_in_colab_what_it_shows(path: Path, published: str, tmp_path: Path) -> None:
     assert run_in_colab.in_colab(path, published, tmp_path / "reader") == []
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_a_chapter_in_a_clone_fetches_nothing(tmp_path: Path) -> None:
     assert run_in_clone(ROOT / "notebooks" / "07_virtual_map.ipynb", tmp_path) == []  # the one that takes least
+
+
+# ---- The first cell ---------------------------------------------------------------------------------------
+
+CELL = run_notebooks.FIRST_CELL.format(url=run_in_colab.READERS.url)
+
+
+def small_project(folder: Path) -> Path:
+    """Make as much of the project as the first cell looks for, which says where it was started."""
+    for name in ("scripts/distmuon/__init__.py", "scripts/muonbook/__init__.py", "notebooks/.keep"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+    start = "import os\n\ndef start():\n    print(os.getcwd(), __file__)\n"
+    (folder / "scripts" / "muonbook" / "notebook.py").write_text(start)
+    return folder
+
+
+def run_first_cell(
+    folder: Path, source: str = run_in_colab.NOWHERE, cell: str = CELL, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the first cell in `folder`, where git finds the project at `source`."""
+    (home := folder.parent / "home").mkdir(exist_ok=True)
+    environment = run_in_colab.reader(home, source, colab=False) | changes
+    return subprocess.run([sys.executable, "-c", cell], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def started_in(project: Path) -> tuple[int, str, str]:
+    return 0, f"{project}/notebooks {project}/scripts/muonbook/notebook.py\n", ""
+
+
+def ended(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("where", [".", "notebooks", "beside"])
+def test_the_first_cell_takes_the_clone_that_it_stands_in_or_beside(tmp_path: Path, where: str) -> None:
+    project = small_project(tmp_path / "content" / "muon-at-scale")
+    small_project(project / "muon-at-scale")  # a second copy, as cells run from the root have left it
+    folder = tmp_path / "content" if where == "beside" else project / where
+    assert ended(run_first_cell(folder)) == started_in(project)
+
+
+def test_the_first_cell_fetches_the_project_once(tmp_path: Path) -> None:
+    source = small_project(tmp_path / "source")
+    run_in_colab._git("init", "--quiet", ".", folder=source)
+    run_in_colab._git("add", "--all", ".", folder=source)
+    run_in_colab._git("commit", "--quiet", "--message=All", folder=source)
+    (content := tmp_path / "content").mkdir()
+    assert ended(run_first_cell(content, source.as_uri())) == started_in(content / "muon-at-scale")
+    assert ended(run_first_cell(content)) == started_in(content / "muon-at-scale")
+
+
+@pytest.mark.parametrize(
+    ("cell", "path", "says"),
+    [
+        (
+            run_notebooks.FIRST_CELL.format(url=set_address.Repository("OWNER", "muon-at-scale").url),
+            None,
+            "This project is not published yet, so nothing is fetched; open this notebook in the folder notebooks of a "
+            r"copy that you have\.",
+        ),
+        (CELL, None, r"The project could not be fetched \(fatal: .*\); mend that, and try again\."),
+        (CELL, "/nowhere", r"The project could not be fetched \(.*'git'\); mend that, and try again\."),
+    ],
+    ids=["an address that is a placeholder", "no network", "no git"],
+)
+def test_a_first_cell_that_can_fetch_nothing_says_so_in_a_sentence_and_leaves_nothing(
+    cell: str, path: str | None, says: str, tmp_path: Path
+) -> None:
+    (content := tmp_path / "content").mkdir()
+    done = run_first_cell(content, cell=cell, **({"PATH": path} if path else {}))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(f"{says}\n", done.stderr), done.stderr
+    assert list(content.iterdir()) == []
+
+
+@pytest.mark.parametrize("broken", ["nothing is in it", "its files are not all there"])
+def test_a_clone_that_was_broken_off_is_named_and_neither_used_nor_touched(broken: str, tmp_path: Path) -> None:
+    clone = tmp_path / "content" / "muon-at-scale"
+    if broken == "nothing is in it":
+        clone.mkdir(parents=True)
+    else:
+        (small_project(clone) / ".git").mkdir()
+    before = sorted(clone.rglob("*"))
+    assert ended(run_first_cell(clone.parent)) == (
+        1,
+        "",
+        f"In {clone} there is an unfinished copy of the project; remove that folder, and run this cell again.\n",
+    )
+    assert sorted(clone.rglob("*")) == before
 
 
 # ---- A reader's machine -----------------------------------------------------------------------------------
@@ -125,6 +217,21 @@ def test_the_comparison_bites(
     found = run_in_colab.in_colab(edited(changes), published, tmp_path / "reader")
     for fault, words in zip(found, says, strict=True):
         assert words in fault
+
+
+def test_a_line_about_the_machine_is_all_that_another_machine_may_print(published: str, tmp_path: Path) -> None:
+    tellings = [
+        f"print('{report.HERE}it is {how}.'); print('{always}')"
+        for how, always in (("so", "yes"), ("not", "yes"), ("so", "no"))
+    ]
+    stored = chapters.tiny_notebook(tmp_path / "00_tiny.ipynb", *tellings)
+    cells = json.loads(stored.read_text(encoding="utf-8"))
+    so, *others = (cell for cell in cells["cells"] if report.HERE in "".join(cell["source"]))
+    for cell in others:
+        cell["outputs"] = so["outputs"]
+    stored.write_text(json.dumps(cells), encoding="utf-8")
+    (found,) = run_in_colab.in_colab(stored, published, tmp_path / "reader")
+    assert "no" in found
 
 
 def test_in_a_clone_the_shared_cell_would_notice_that_it_cannot_fetch(tiny: Path, tmp_path: Path) -> None:
@@ -345,7 +452,7 @@ def test_most_chapters_run_side_by_side_and_those_that_time_something_follow(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     meets = (
-        "from pathlib import Path; from time import monotonic, sleep; end = monotonic() + 60\n"
+        "from pathlib import Path; from time import monotonic, sleep; end = monotonic() + 1500\n"
         "Path({mine!r}).touch()\n"
         "while not Path({other!r}).exists() and monotonic() < end: sleep(0.02)\n"
         "print('met:', Path({other!r}).exists())"

@@ -15,11 +15,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import worlds
+import yaml
 
 import distmuon
 import muonbook
 from muonbook import notebook
-from tools import set_address
+from tools import run_in_colab, set_address
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = "https://github.com/some-one/muon.book-2"
@@ -50,27 +52,20 @@ CHAPTERS = {
 
 
 def repository_texts() -> dict[Path, str]:
-    """Return path (relative) -> text of every file that git tracks or would track; binary files are left out."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if listed.returncode != 0:
-        pytest.skip("not a git clone, so there is no list of the files that belong to it")
+    """Return path (relative) -> text of every file that belongs to the project; binary files are left out."""
     texts = {}
-    for name in filter(None, listed.stdout.split("\0")):
+    for path in run_in_colab.project_files(ROOT):
         try:
-            texts[Path(name)] = (ROOT / name).read_text(encoding="utf-8")
-        except (UnicodeDecodeError, FileNotFoundError):
+            texts[path] = (ROOT / path).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
             continue
     return texts
 
 
-def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run make as from a shell: not as a part of the `make test` that may be around us."""
-    shell = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+def make(*arguments: str, folder: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run make as from a shell: not as a part of the `make test` that may be around us, nor with its PYTHON."""
+    around = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON"}
+    shell = {key: value for key, value in os.environ.items() if key not in around} | variables
     return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, env=shell)
 
 
@@ -319,7 +314,32 @@ def test_continuous_integration_runs_the_readmes_test_command() -> None:
     text = run.read_text(encoding="utf-8")
     assert text.rstrip().endswith("\nmake test")
     assert all(f"missing+=({package})" in text and f"apt-get install {package}" in README for package in PACKAGES)
-    assert "run: make test\n" in (ROOT / ".github/workflows/book.yml").read_text(encoding="utf-8")
+    assert f"export {worlds.MUST_HAVE}=browser" in text
+
+
+# a Python in name: it notes who was asked for an environment, and makes one of the same sort
+PRETENDER = """#!/bin/sh
+case "$*" in "-m venv .venv") echo "${0##*/}" >>made-by; mkdir -p .venv/bin; cp "$0" .venv/bin/python;; esac
+"""
+
+
+@pytest.mark.parametrize("job", ["test", "build"])
+def test_a_published_job_uses_the_python_that_it_sets_up(job: str, tmp_path: Path) -> None:
+    """A runner has several, and the Makefile would take its own favourite."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/book.yml").read_text(encoding="utf-8"))
+    (command,) = (step["run"] for step in workflow["jobs"][job]["steps"] if step.get("run", "").startswith("make "))
+    _, target, *variables = command.split()
+    assert target == {"test": "test", "build": "book"}[job]
+
+    shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
+    (tmp_path / "requirements.txt").touch()
+    for name in ("python", "python3", "python3.11", "python3.12", "python3.13"):  # setup-python puts its own first
+        (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(PRETENDER)
+        (tmp_path / "bin" / name).chmod(0o755)
+    done = make("setup", *variables, folder=tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made-by").read_text() == "python\n"
 
 
 def test_licence_and_citation_are_there() -> None:

@@ -52,6 +52,17 @@ def test_every_command_for_gpus_is_taken_and_fits_its_grid():
         recipe.Recipe().check(arguments.dp, arguments.tp)
 
 
+def test_every_command_of_the_gpu_page_has_the_environment_and_none_replaces_its_torch():
+    page = (ROOT / "book" / "how_to_run.md").read_text(encoding="utf-8")
+    found = 0
+    for block in re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        before, *after = re.split(r"^source \.venv/bin/activate$", block, maxsplit=1, flags=re.MULTILINE)
+        assert not re.findall(r"^(?:\w+=\S* )*(?:srun )?(?:python|torchrun)\b.*", before, re.MULTILINE)
+        found += len(re.findall(r"\b(?:python|torchrun) ", "".join(after)))
+    assert found >= 12
+    assert "--upgrade torch" not in page
+
+
 def test_every_room_is_on_the_readmes_map_and_every_room_of_the_map_exists():
     (tree,) = (block for block in BLOCKS if block.startswith("scripts/"))
     shown, above = set(), [""] * 9

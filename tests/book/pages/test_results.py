@@ -159,6 +159,32 @@ def test_bench_refuses_an_unknown_name_before_it_starts_anything() -> None:
     assert done.stderr == f"error: there is no measurement 'byts'; there are {', '.join(bench.MEASUREMENTS)}.\n"
 
 
+def test_what_pages_say_of_one_gpu_is_what_it_has_shown() -> None:
+    if not (FOLDER / "gpu.json").exists():
+        pytest.skip("there is no book/results/gpu.json; `make gpu` writes it where there is a GPU.")
+    found = results.load("gpu")
+    for part in ("numerics", "speed", "steps", "collectives"):
+        assert found["parts"][part]["ended"] == "well", part
+    assert found["numerics"]["right"]
+    assert found["collectives"]["right"]
+    assert found["collectives"]["backend"] == "nccl"
+    assert found["collectives"]["fsdp2_away"] == 0
+    rows = found["speed"]["rows"]
+    assert [re.findall(r"\d+", str(rows[place]["shape"])) for place in (0, 2, 4)] == [
+        ["1024", "4096"],
+        ["4096", "4096"],
+        ["8192", "28672"],
+    ]
+    assert all(row["auto"] == "standard" for row in rows)
+    assert all(row["standard_ms"] <= 1.02 * row["gram_ms"] for row in rows)
+    ways = [row["optimizer"] for row in found["steps"]["rows"]]
+    assert (ways[0], ways[2], ways[3]) == ("DistributedMuon owner", "MuonW", "torch.optim.Muon")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for fact in (found["machine"]["gpu"], found["machine"]["torch"], found["machine"]["python"].rpartition(".")[0]):
+        assert fact in readme
+    assert len(found["gpus"]) == 1
+
+
 # ---- Verdicts: a run that contradicts the claims page turns these red -----------------------------------------
 
 PAGE = (ROOT / "book" / "claims.md").read_text(encoding="utf-8")

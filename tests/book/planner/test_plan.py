@@ -143,9 +143,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform ==
 
 
 def test_a_trillion_parameters_on_8192_ranks_are_planned_within_the_limits() -> None:
-    """The seconds that count are stored ones, of a process with a core for itself; here the bound is a generous one."""
+    """The seconds are stored ones, of a process with a core for itself."""
     where = {**os.environ, "PYTHONPATH": str(worlds.ROOT / "scripts")}
-    done = subprocess.run([sys.executable, "-c", LIMITED], env=where, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LIMITED], env=where, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     first, *_, held = done.stdout.splitlines()
     assert "on 8,192 ranks" in first

@@ -37,7 +37,7 @@ def held_back() -> Iterator[None]:
     may_write, write = threading.Event(), storage.ManifestWriter.write_data
 
     def wait_and_write(self: Any, *arguments: Any) -> Any:
-        assert may_write.wait(60)
+        assert may_write.wait(600)
         return write(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import threading
 from collections.abc import Callable
@@ -261,6 +262,22 @@ def test_what_fails_in_the_background_is_said_on_all_ranks_and_leaves_nothing(tm
         assert len(said) == 2
         assert said[1].startswith(f"{tmp_path / 'saved'} was not saved: OSError")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("fits", [40, 10_000])  # bytes: within the first tensor, or, as a full disk mostly, after some
+@pytest.mark.filterwarnings("ignore:.* was not saved")
+def test_of_a_disk_that_is_full_the_reason_is_said_and_not_what_follows_from_it(tmp_path: Path, fits: int) -> None:
+    model = nn.Linear(8, 640)
+    ways: tuple[Callable[..., Any], ...] = (save, lambda *given: async_save(*given).result())
+    for way in ways:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (fits, before[1]))
+        try:
+            with pytest.raises(CheckpointError, match=r"saved was not saved: OSError: \[Errno 27\] File too large"):
+                way(tmp_path / "saved", model, MuonW(model))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_notes_that_json_does_not_hold_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from distmuon.conformance.adapter import Adapter
+from distmuon.optim.masters import rounded_once
 from distmuon.optim.muon import MUON_DEFAULTS, decay_, momentum_, orthogonalize, scale
 
 sound = Adapter(
     lambda groups, **options: PlainSteps(groups, **options),
-    nesterov=True, momentum_kind="sum", scale="match_rms", epsilon=0.0,
+    nesterov=True, momentum_kind="sum", scale="match_rms", epsilon=0.0, decays_bf16=True,
 )  # fmt: skip
 
 
@@ -52,8 +54,12 @@ class PlainSteps(Optimizer):
             return
         buffer = self.buffer_of(p)
         u = momentum_(buffer, gradient, group["momentum"], self.nesterov, self.kind)
-        self.decay(p, group)
-        self.apply(p, self.orthogonal(u), group["lr"])
+        with self.rounded(p) as weight:
+            self.decay(weight, group)
+            self.apply(weight, self.orthogonal(u), group["lr"])
+
+    def rounded(self, p: Tensor) -> AbstractContextManager[Tensor]:
+        return rounded_once(p)
 
     def gradient_of(self, p: Tensor) -> Tensor | None:
         return p.grad
@@ -133,6 +139,12 @@ class DecaysTheGradient(PlainSteps):
 class DecaysWithoutTheLearningRate(PlainSteps):
     def decay(self, p: Tensor, group: dict[str, Any]) -> None:
         p.mul_(1 - group["weight_decay"])
+
+
+@caught_by("decay in bf16")
+class RoundsDecayByItself(PlainSteps):
+    def rounded(self, p: Tensor) -> AbstractContextManager[Tensor]:
+        return nullcontext(p)
 
 
 class _HasEpsilon(PlainSteps):

@@ -28,13 +28,13 @@ FAULTY = str(Path(__file__).with_name("faulty_worker.py"))
 
 @linux
 def test_worlds_of_one_process_share_a_fork_server_and_return_results_in_rank_order(monkeypatch) -> None:
-    first = launch.run(worlds.who, ("a", 1), dp=2, tp=2, timeout=30, threads=2)
+    first = launch.run(worlds.who, ("a", 1), dp=2, tp=2, timeout=300, threads=2)
     assert [found["world"].rank for found in first] == [0, 1, 2, 3]
     assert [found["total"] for found in first] == [6, 6, 6, 6]
     assert len({found["pid"] for found in first} | {os.getpid()}) == 5
     assert all(found["arguments"] == ("a", 1) for found in first)
     assert all(found["threads"] == 2 for found in first)
-    expected = World(0, 4, 2, 2, "gloo", "cpu", 30, 2, first[0]["world"].started)
+    expected = World(0, 4, 2, 2, "gloo", "cpu", 300, 2, first[0]["world"].started)
     assert first[0]["world"] == expected
 
     monkeypatch.setenv("DISTMUON_TEST_PROBE", "set after the fork server had started")
@@ -113,6 +113,42 @@ def test_a_temporary_directory_whose_path_is_too_long_for_a_socket_is_no_obstacl
     run = "supervise.run_local(worlds.double, (21,), 2, 'forkserver', 9)"
     ending = worlds.finish("-c", f"from distmuon.launch import supervise; import worlds; print({run})", name="t" * 80)
     assert ending == (0, "[(0, True), (21, True)]\n", "")
+
+
+@pytest.mark.parametrize("ending", ["print(launch.run(work, dp=2))", "launch.command(lambda: launch.run(work, dp=2))"])
+def test_a_program_without_a_guard_is_told_in_one_sentence_what_to_add(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "mine.py").write_text(f"from distmuon import launch\ndef work(world): ...\n{ending}\n")
+    assert worlds.finish(str(tmp_path / "mine.py")) == (
+        2,
+        "",
+        "error: mine.py calls launch.run whenever it is imported, and every rank imports it; put the call, and "
+        'whatever else only the command is to do, under `if __name__ == "__main__":`.\n',
+    )
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_one_rank_has_a_process_group_as_two_have(dp: int) -> None:
+    before = dict(os.environ)
+    found = launch.run(worlds.train_on_a_mesh, dp=dp)
+    assert [size for size, _ in found] == [dp] * dp
+    assert all(moved > 0 for _, moved in found)
+    assert not torch.distributed.is_initialized()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_worker_may_leave_its_process_group_by_itself(dp: int) -> None:
+    assert launch.run(worlds.leave_the_group, dp=dp) == list(range(dp))
+
+
+def test_a_world_of_one_takes_the_process_group_that_its_program_has() -> None:
+    with session.environment(session.directory(), GLOO_SOCKET_IFNAME=rank.LOOPBACK):
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            assert launch.run(worlds.train_on_a_mesh)[0][0] == 1
+            assert torch.distributed.is_initialized()
+        finally:
+            torch.distributed.destroy_process_group()
 
 
 # ---- The command line and torchrun ------------------------------------------------------------------------
@@ -374,7 +410,8 @@ def test_a_parser_describes_a_worker_and_shows_its_commands() -> None:
         (["--nonesuch"], "unrecognized arguments: --nonesuch; see --help."),
         (["--dp", "two"], "argument --dp: invalid int value: 'two'; see --help."),
         (["--timeout"], "argument --timeout: expected one argument; see --help."),
-        (["--t", "2"], "ambiguous option: --t could match --tp, --timeout, --threads; see --help."),
+        (["--t", "2"], "unrecognized arguments: --t 2; see --help."),
+        (["--thread=2"], "unrecognized arguments: --thread=2; see --help."),
     ],
 )
 def test_what_argparse_refuses_is_one_sentence_too(given: list[str], says: str, capsys) -> None:

@@ -239,7 +239,7 @@ def test_other_steps_are_left_alone() -> None:
 
 def test_samples_take_turns_also_after_a_resumption() -> None:
     def sampled(start: int, steps: int) -> list[str]:
-        model = nn.Sequential(layer(), layer(5, 4), layer(2, 5))
+        model = nn.Sequential(layer(), layer(5, 4), layer(2, 5), layer(3, 2))
         optimizer = MuonW(model)
         metrics, found = Metrics(optimizer, every=1, samples=2, start=start), []
         for _ in range(steps):

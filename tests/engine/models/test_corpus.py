@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import hashlib
 import math
 from pathlib import Path
 
@@ -65,6 +66,14 @@ def test_a_batch_depends_on_its_step_and_seed_alone_and_parts_make_the_whole() -
     assert torch.equal(torch.cat(parts), tokens)
     assert not torch.equal(counting().batch(4, 8, 5, seed=7)[0], tokens)
     assert not torch.equal(counting().batch(3, 8, 5, seed=8)[0], tokens)
+
+
+def test_a_texts_digest_is_that_of_its_bytes_and_tells_it_from_another_of_its_name(tmp_path: Path) -> None:
+    (mine := tmp_path / "mine.txt").write_bytes(bytes(range(256)) * 50)
+    found = corpus(str(mine))
+    assert (len(found), found.sha256) == (12_800, hashlib.sha256(mine.read_bytes()).hexdigest())
+    mine.write_bytes(bytes(range(255, -1, -1)) * 50)
+    assert corpus(str(mine)).sha256 != found.sha256
 
 
 def test_what_is_held_out_is_never_trained_on_and_evenly_looked_at() -> None:

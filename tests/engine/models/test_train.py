@@ -103,21 +103,21 @@ def test_other_choices_train_alike_wherever(tmp_path: Path, changes: dict[str, A
 
 
 def test_the_learning_rate_rises_then_falls_along_the_schedule() -> None:
-    settings = RunSettings(warmup=10, steps=110)
-    assert [train.share_of_lr(step, settings) for step in (1, 10)] == [0.1, 1.0]
-    for schedule, half in (("cosine", 0.5), ("linear", 0.5), ("constant", 1.0)):
-        shares = [train.share_of_lr(step, dataclasses.replace(settings, schedule=schedule)) for step in range(10, 111)]
-        assert shares[50] == pytest.approx(half)
-        assert shares == sorted(shares, reverse=True)
-    assert train.share_of_lr(1, RunSettings(warmup=0)) > 0.99
+    settings = RunSettings(lr=2.0, warmup=10, steps=110)
+    assert [settings.lr_at(step) for step in (1, 10)] == [0.2, 2.0]
+    for schedule, half in (("cosine", 1.0), ("linear", 1.0), ("constant", 2.0)):
+        rates = [dataclasses.replace(settings, schedule=schedule).lr_at(step) for step in range(10, 111)]
+        assert rates[50] == pytest.approx(half)
+        assert rates == sorted(rates, reverse=True)
+    assert RunSettings(lr=2.0, warmup=0).lr_at(1) > 1.98
 
 
 @pytest.mark.parametrize("sharding", ["fsdp2", "zero1"])
 def test_every_group_waits_as_long_as_it_was_told(sharding: str) -> None:
     settings = dataclasses.replace(SMALL, sharding=sharding)
-    for limits in launch.run(train_workers.timeouts, (settings,), dp=2, tp=2, timeout=7):
+    for limits in launch.run(train_workers.timeouts, (settings,), dp=2, tp=2, timeout=700):
         assert len(limits) >= 3
-        assert set(limits) == {7.0}
+        assert set(limits) == {700.0}
 
 
 # ---- Through every stop -----------------------------------------------------------------------------------
@@ -168,12 +168,16 @@ def test_where_every_checkpoint_is_damaged_nothing_begins_anew(undisturbed: Path
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"batch": 32}, "was begun with --batch 16, this is --batch 32; give the same, or another --folder."),
+        ({"batch": 32}, "cannot go on with --batch 32 instead of 16; give the same, or another --folder."),
+        ({"seed": 1}, "cannot go on with --seed 1 instead of 0; give the same, or another --folder."),
+        ({"heads": 2}, "cannot go on with --heads 2 instead of 4; give the same, or another --folder."),
+        ({"text": "language"}, "load one of the same model"),
+        ({"steps": 5}, "has made 6 steps, and --steps 5 asks for fewer; ask for more, or give another --folder."),
         (
             {"width": 32},
             "is float32 [256, 16] in the checkpoint and float32 [256, 32] here; load one of the same model",
         ),
-        ({"optimizer": "adamw"}, "was begun with --optimizer muon, this is --optimizer adamw; give the same"),
+        ({"optimizer": "adamw"}, "cannot go on with --optimizer adamw instead of muon; give the same"),
     ],
     ids=str,
 )
@@ -183,10 +187,155 @@ def test_another_run_is_not_gone_on_with(undisturbed: Path, tmp_path: Path, chan
     assert losses(tmp_path / "run") == losses(undisturbed)
 
 
+def test_another_text_of_the_same_name_is_refused_and_the_same_text_of_another_name_is_not(tmp_path: Path) -> None:
+    (mine := tmp_path / "mine.txt").write_bytes(b"The same old song. " * 600)
+    assert run(tmp_path / "run", dp=1, text=str(mine)) == train.Ended(6)
+    mine.rename(renamed := tmp_path / "renamed.txt")
+    assert run(tmp_path / "run", dp=1, text=str(renamed), steps=7) == train.Ended(7)
+    mine.write_bytes(b"Another song, in its place. " * 600)
+    before = {path.name for path in (tmp_path / "run").iterdir()}
+    words = (
+        rf"the run in {tmp_path}/run was trained on {renamed} \(11,400 tokens, [0-9a-f]{{8}}…\), and this is another "
+        rf"text, {mine} \(16,800 tokens, [0-9a-f]{{8}}…\); give the same, or another --folder\."
+    )
+    assert re.fullmatch(words, run(tmp_path / "run", dp=1, text=str(mine), steps=8).refused)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_ranks_that_read_different_texts_are_refused() -> None:
+    for refused in launch.run(train_workers.texts_differ, (SMALL,), dp=2):
+        assert refused == "rank 1 reads another text than rank 0; give every machine the same file."
+
+
+def test_what_changes_the_rest_of_a_run_is_said_and_done(
+    undisturbed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(undisturbed / "step-000003", tmp_path / "step-000003")
+    changes: dict[str, Any] = {"lr": 0.002, "weight_decay": 0.3, "schedule": "linear", "warmup": 1, "steps": 7}
+    changes |= {"clip": 0.5, "dtype": "bfloat16", "save_every": 7}
+    run(tmp_path, dp=1, **changes)
+    said = capfd.readouterr().out
+    for words in (
+        "--lr 0.002 instead of 0.01", "--weight-decay 0.3 instead of 0.1", "--schedule linear instead of cosine",
+        "--warmup 1 instead of 2", "--steps 7 instead of 6", "--clip 0.5 instead of 1.0",
+        "--dtype bfloat16 instead of float32",
+    ):  # fmt: skip
+        assert f"step     3   resuming with {words}\n" in said
+    assert said.count("resuming with") == len(changes) - 1  # how often it saves changes nothing
+    now = dataclasses.replace(SMALL, **changes).lr_at(4)
+    assert f"step     3   learning rate in this step 0.00854, and in the next {now:.3g}\n" in said
+    manifest = json.loads((tmp_path / "step-000007" / "manifest.json").read_text())
+    assert {group["options"]["weight_decay"] for group in manifest["notes"]["groups"]} == {0.3}
+
+
+def test_the_same_command_says_nothing_of_changes_and_that_a_finished_run_is_finished(
+    undisturbed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    assert run(tmp_path / "run", dp=1) == train.Ended(6)
+    said = capfd.readouterr().out.splitlines()
+    assert said[0].startswith("step     6   gone on from ")
+    assert said[1:] == ["step     6   was the last one; there is nothing left to do"]
+
+
+def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with worlds.command(TRAIN, *words(folder, 1, steps=100_000, save_every=100_000)) as running:
+        running.wait_for("step     5   loss")
+        second = worlds.finish(TRAIN, *words(folder, 1, steps=100_000, lr=0.5))
+        running.interrupt(signal.SIGTERM)
+        first = running.end()
+    assert (second.code, second.out) == (2, "")
+    assert re.fullmatch(r"error: \S+/run is in use by another .*, or give .*\.\n", second.err)
+    assert (first.code, first.err) == (128 + signal.SIGTERM, "")
+    (made,) = re.findall(r"stopped after step (\d+) of", first.out)
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, int(made) + 1))
+
+
+def test_under_torchrun_a_folder_in_use_is_waited_for_and_the_loop_around_may_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world = launch.World(0, 1, 1, 1, "gloo", "cpu", 1.0, 1, 0)
+    settings = dataclasses.replace(SMALL, folder=str(tmp_path))
+    with train.claim_patiently(world, str(tmp_path)):
+        monkeypatch.setattr(launch, "under_torchrun", lambda: True)
+        ended = train.train(world, settings)
+        monkeypatch.undo()
+        assert not train.train(world, settings).again
+    assert ended.again
+    assert capfd.readouterr().out == f"waiting     {ended.refused}\n"
+    assert ended.refused.startswith(f"{tmp_path} is in use by another ")
+    monkeypatch.setattr(launch, "run", lambda *_, **__: [ended])
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(launch.WorldError, match="is in use by another"):
+        train.main()
+
+
+def test_a_package_that_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert "needs the package tensorboard" in run(tmp_path, dp=1, tensorboard=True).refused
+    assert {path.name for path in tmp_path.iterdir()} <= {"lock"}
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     run(tmp_path, dp=1, save_every=1, keep=2)
     assert checkpoint.saved_steps(tmp_path)[:2] == [6, 5]
     assert len(checkpoint.saved_steps(tmp_path)) <= 3  # the last save may end after the last look
+
+
+SMALL_FILES = (  # larger ones cannot be written, as on a disk that is full
+    "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, resource.RLIM_INFINITY)); "
+    "import train; train.launch.command(train.main)"
+)
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_run_that_could_not_be_saved_says_why_and_what_is_left_and_fails(
+    undisturbed: Path, tmp_path: Path, dp: int
+) -> None:
+    shutil.copytree(undisturbed / "step-000003", tmp_path / "run" / "step-000003")
+    for folder, left in (
+        ("run", f"the newest checkpoint in {tmp_path}/run is of step 3"),
+        ("new", "there is no checkpoint"),
+    ):
+        ending = worlds.finish("-c", SMALL_FILES, *words(tmp_path / folder, dp, log_every=100))
+        reason = f"{tmp_path}/{folder}/step-000006 was not saved: OSError: [Errno 27] File too large"
+        assert (ending.code, ending.err) == (1, f"error: {reason}; {left}.\n")
+        assert f"step     6   {reason}\n" in ending.out
+        assert ("step     3   /" in ending.out) == (folder == "new")  # training went on after that
+
+
+def test_a_save_that_fails_is_told_and_the_next_one_counts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = checkpoint.async_save
+
+    def once_full(folder: Path, *given: Any) -> Any:
+        if folder.name == "step-000003":
+            raise OSError(28, "No space left on device")
+        return save(folder, *given)
+
+    monkeypatch.setattr(checkpoint, "async_save", once_full)
+    assert run(tmp_path, dp=1) == train.Ended(6)
+    said = capfd.readouterr()
+    assert f"step     3   {tmp_path}/step-000003 was not saved: [Errno 28] No space left on device\n" in said.out
+    assert checkpoint.saved_steps(tmp_path) == [6]
+
+
+@pytest.mark.parametrize(
+    ("folder", "saved", "says"), [(None, [], "there is no checkpoint"), ("run", [], "there is no"), ("run", [3], "3")]
+)
+def test_a_run_that_diverged_says_truly_what_is_left(
+    tmp_path: Path, folder: str | None, saved: list[int], says: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *([f"--folder={tmp_path}/run"] if folder else [])])
+    monkeypatch.setattr(launch, "run", lambda *_, **__: [train.Ended(17, diverged=True)])
+    monkeypatch.setattr(checkpoint, "saved_steps", lambda _: saved)
+    assert train.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: 10 steps in a row had no finite loss and gradient; lower --lr; ")
+    assert (f"is of step {says}." if saved else says) in said
 
 
 @pytest.mark.alone
@@ -247,6 +396,8 @@ def test_steps_that_are_not_finite_are_skipped_and_ten_in_a_row_end_the_run(
     assert "step    17   skipped: loss nan, gradient norm nan (10 of 10)" in said
     assert checkpoint.saved_steps(tmp_path) == [6, 3]  # none from within the storm
     assert all(map(math.isfinite, losses(tmp_path)[:1]))
+    records = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert [record["step"] for record in records] == [step for step in range(1, 18) if step not in bad]
 
 
 # ---- What it is told --------------------------------------------------------------------------------------
@@ -262,10 +413,26 @@ def test_a_file_says_what_the_command_line_leaves_open(tmp_path: Path) -> None:
     assert (found.lr, found.save_every, found.folder, found.tensorboard) == (0.25, 7, "x/y", True)
 
 
+def test_a_file_may_say_no_and_the_command_line_too_and_a_later_file_counts(tmp_path: Path) -> None:
+    (first := tmp_path / "first.toml").write_text('folder = "~/x"\ntensorboard = true\nlr = 0.5\ndp = 2\n')
+    (second := tmp_path / "second.toml").write_text("tensorboard = false\n")
+    both = ["--config", str(first), "--config", str(second)]
+    found = settings_of(*both)
+    assert (found.tensorboard, found.lr, found.folder) == (False, 0.5, str(Path.home() / "x"))
+    assert settings_of(*both, "--tensorboard").tensorboard
+    assert not settings_of("--config", str(first), "--no-tensorboard").tensorboard
+
+
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ("learning_rate = 1", "unrecognized arguments: --learning-rate=1; see --help."),
+        ("learning_rate = 1", "learning_rate is no option that a file may give; see --help."),
+        ("learning_rate = false", "learning_rate is no option that a file may give; see --help."),
+        ('config = "other.toml"', "config is no option that a file may give; see --help."),
+        ("help = true", "help is no option that a file may give; see --help."),
+        ("step = 5", "step is no option that a file may give; see --help."),
+        ("lr = false", "lr is false; give it a value, or leave it out."),
+        ("folder = true", "folder is true; give it a value, or leave it out."),
         ("lr = [1, 2]", "lr is a list; give one value."),
         ("[optimizer]\nlr = 1", "optimizer is a dict; give one value."),
         ("lr: 1", "is no TOML"),
@@ -292,6 +459,9 @@ def test_a_file_that_says_nothing_sensible_is_refused(tmp_path: Path, written: s
         ("--context 20000", "--context 20000: 14,848 tokens of this text are held out; choose fewer."),
         ("--lr nan", "--lr nan: must be from 1e-09 to 100."),
         ("--folder /proc/x", "--folder /proc/x/metrics.jsonl: cannot be written"),
+        ("--folder /dev/null", "--folder /dev/null: cannot be read (Not a directory); name another folder."),
+        ("--step 5", "unrecognized arguments: --step 5; see --help."),
+        ("--conf my.toml", "unrecognized arguments: --conf my.toml; see --help."),
         ("--config no.toml", "--config no.toml: cannot be read (No such file or directory); name a TOML file."),
     ],
 )
@@ -301,12 +471,25 @@ def test_what_cannot_be_is_one_sentence(line: str, says: str) -> None:
     assert str(error.value).startswith(says)
 
 
+def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:  # permission bits do not stop the root user
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(run_settings.os, "listdir", refuse)
+    with pytest.raises(launch.UsageError) as error:
+        settings_of("--folder", str(tmp_path))
+    assert str(error.value) == f"--folder {tmp_path}: cannot be read (Permission denied); name another folder."
+    assert settings_of("--folder", str(tmp_path / "new")).folder == str(tmp_path / "new")
+
+
 def test_torchrun_understands_every_option() -> None:
     """It takes a prefix of one of its own options for that option, even behind the name of the program."""
     help_page = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True, check=True
     ).stdout
     theirs = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", help_page))
-    ours = {f"--{name.replace('_', '-')}" for name in [*run_settings.HELP, *launch.WORLD, "config"]}
+    ours = {f"--{name.replace('_', '-')}" for name in [*run_settings.HELP, *launch.WORLD, "config", "no_tensorboard"]}
     assert len(theirs) > 20
     assert not [(mine, other) for mine in ours for other in theirs if other.startswith(mine)]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 import train
 
 from distmuon.launch import World
 from distmuon.models.run_settings import RunSettings
+
+
+def texts_differ(world: World, settings: RunSettings) -> str:
+    """Train where each rank reads a text of its own; return why that is refused."""
+    text = train.corpus(settings.text)
+    train.corpus = lambda name: replace(text, training=text.training + world.rank)  # type: ignore[assignment]
+    return train.train(world, settings).refused
 
 
 def timeouts(world: World, settings: RunSettings) -> list[float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import muonw_workers as work
+import part_workers
 import pytest
 import torch
 from helpers_math import gaussian, message
@@ -126,6 +127,38 @@ def test_an_infinity_on_one_rank_is_skipped_by_all() -> None:
         assert rank == {"moved": [True, False, True], "scale": 4.0}
 
 
+# ---- A part of a model ------------------------------------------------------------------------------------
+
+
+@once
+def parts() -> list[dict[str, Any]]:
+    return launch.run(part_workers.facts, (), dp=2)
+
+
+def test_a_frozen_layer_costs_no_traffic_and_trains_once_it_is_unfrozen() -> None:
+    for rank in parts():
+        few, still_few, more, as_many = rank["unfrozen"]["sent"]
+        assert 0 < few == still_few < more == as_many
+        assert rank["unfrozen"]["moved"] == [False, False, True, True]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_pipelines_stages_do_not_decide_each_for_itself_without_a_word() -> None:
+    for rank in parts():
+        found = rank["stages"]
+        assert "dimension(s) pp" in found["DistributedMuon"]
+        refused = {name for name, words in found.items() if words.startswith("refused: ")}
+        assert refused == {name for name in found if name.endswith(("max_norm", "skip", "clip", "scaler"))}
+        assert all("one pipeline stage alone" in found[name] and "'pp'" in found[name] for name in refused)
+        assert "clip_grad_norm_(math.inf)" in found["MuonW, clip"]
+        assert found["unchanged until here"] == "True"
+        assert not found["MuonW, step"] + found["MuonW, measure"] + found["DistributedMuon, step"]
+
+
+def test_flat_parameters_are_refused_in_both_of_fsdp1s_ways() -> None:
+    assert all("(FSDP1)" in words and "fully_shard" in words for rank in parts() for words in rank["FSDP1"])
+
+
 # ---- Boxes and parcels ------------------------------------------------------------------------------------
 
 
@@ -190,7 +223,7 @@ def test_boxes_overlap_and_lie_within_each_other() -> None:
 
 
 def test_on_one_device_it_is_muon_beside_adamw() -> None:
-    def model() -> nn.Module:
+    def model() -> nn.Sequential:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
 
@@ -200,11 +233,14 @@ def test_on_one_device_it_is_muon_beside_adamw() -> None:
         if ours:
             optimizers: list[torch.optim.Optimizer] = [MuonW(net, lr=0.02)]
         else:
-            matrices = [p for p in net.parameters() if p.ndim == 2]
-            rest = [p for p in net.parameters() if p.ndim < 2]
+            hidden, head = net[0], net[2]
+            rest = [
+                {"params": [head.weight], "weight_decay": 0.1},
+                {"params": [hidden.bias, head.bias], "weight_decay": 0.0},
+            ]
             optimizers = [
-                Muon(matrices, lr=0.02, input_dtype=torch.bfloat16),
-                torch.optim.AdamW(rest, lr=0.02, weight_decay=0.1),
+                Muon([hidden.weight], lr=0.02, input_dtype=torch.bfloat16),
+                torch.optim.AdamW(rest, lr=0.02),
             ]
         for i in range(3):
             net(gaussian(4, 6, seed=i)).square().mean().backward()
@@ -218,7 +254,7 @@ def test_on_one_device_it_is_muon_beside_adamw() -> None:
 def test_bad_groups_are_refused_and_leave_no_trace() -> None:
     optimizer = MuonW(nn.Linear(3, 4))
     for group, words in (
-        ({"params": [("b", nn.Parameter(torch.zeros(5)))]}, "1 dimension"),
+        ({"params": [("b", nn.Parameter(torch.zeros(5)))], "algorithm": "muon"}, "1 dimension"),
         ({"params": [("w", nn.Parameter(torch.zeros(5, 5).half()))]}, "holds no momentum"),
         ({"params": [("e", nn.Parameter(torch.zeros(2, 3, 4)))]}, "'stacked' for the experts"),
     ):

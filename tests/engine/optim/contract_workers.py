@@ -37,11 +37,15 @@ def groups(net: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def loss_of(net: Callable[[Tensor], Tensor], grid: Grid, step: int) -> Tensor:
+def _groups_of(net: nn.Module, kind: type[DistributedMuon] | type[Zero1AdamW]) -> Any:
+    return groups(net) if kind is DistributedMuon else list(net.named_parameters())
+
+
+def loss_of(net: Callable[[Tensor], Tensor], grid: Grid, step: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return the mean loss over this DP rank's share of the batch."""
     each = ROWS // grid.dp.size
     rows = slice(grid.dp.rank * each, (grid.dp.rank + 1) * each)
-    x, y = (made_up(f"{what} {step}", (ROWS, n), torch.float64)[rows] for what, n in (("x", 5), ("y", 3)))
+    x, y = (made_up(f"{what} {step}", (ROWS, n), dtype)[rows] for what, n in (("x", 5), ("y", 3)))
     return (net(x) - y).square().mean()
 
 
@@ -76,6 +80,7 @@ def contract_facts(world: World) -> dict[str, Any]:
         "refused on one": refused_on_one(grid, world),
         "ddp": within_ddp(grid),
         "moved": moved(grid),
+        "shared memory": {every: shared_memory(grid, every) for every in (0, 1)},
         "start": disagreements_at_start(grid, world),
         "later": disagreements_later(grid, world),
         "written": written_on_one(grid, world),
@@ -299,6 +304,29 @@ def moved(grid: Grid) -> float:
         ends.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
     start = torch.cat([p.detach().flatten() for p in model(grid).parameters()])
     return float((ends[1] - ends[0]).norm() / (ends[0] - start).norm())
+
+
+def shared_memory(grid: Grid, check_every: int) -> dict[str, bool]:
+    """Return whether a model whose storage, and gradients' storage, is moved in mid-training trains on to the bit."""
+    found = {}
+    for kind in (DistributedMuon, Zero1AdamW):
+        for dtype in (torch.float32, torch.bfloat16):
+            ends = []
+            for moves in (False, True):
+                net = model(grid, dtype=dtype)
+                optimizer = kind(_groups_of(net, kind), grid, lr=0.05, check_every=check_every)
+                for step in range(5):
+                    optimizer.zero_grad()
+                    loss_of(net, grid, step, dtype).backward()
+                    if moves and step == 1:
+                        net[0].share_memory()  # its gradients, too
+                    if moves and step == 3 and grid.world.rank == 0:
+                        net.share_memory()
+                    optimizer.step()
+                ends.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+            start = torch.cat([p.detach().flatten() for p in model(grid, dtype=dtype).parameters()])
+            found[f"{kind.__name__} {dtype}"] = torch.equal(*ends) and not torch.equal(ends[0], start)
+    return found
 
 
 def disagreements_at_start(grid: Grid, world: World) -> dict[str, str]:

@@ -164,7 +164,7 @@ def meet_non_finite(grid: Grid, how: str, name: str, value: float | None) -> dic
 def micro_batches(grid: Grid) -> dict[str, Tensor]:
     """Train a regression on this DP rank's share of 24 rows, one row per backward."""
     parameters = regression_start()
-    optimizer = DistributedMuon(regression_groups(parameters), grid, bucket_size=30)
+    optimizer = DistributedMuon(regression_groups(parameters), grid, lr=0.02, bucket_size=30)
     each = 24 // grid.dp.size
     for step in range(3):
         for row in range(grid.dp.rank * each, (grid.dp.rank + 1) * each):
@@ -176,7 +176,7 @@ def micro_batches(grid: Grid) -> dict[str, Tensor]:
 def one_batch() -> dict[str, Tensor]:
     """Train the same regression in one process, all 24 rows in one backward."""
     parameters = regression_start()
-    optimizer = DistributedMuon(regression_groups(parameters), Grid.alone())
+    optimizer = DistributedMuon(regression_groups(parameters), Grid.alone(), lr=0.02)
     for step in range(3):
         regression_loss(parameters, step, slice(None)).backward()
         optimizer.step()

@@ -140,6 +140,14 @@ def test_a_model_that_was_moved_and_came_back_trains_on(dp: int, tp: int) -> Non
 
 
 @on_every_grid
+def test_a_model_whose_storage_was_moved_to_shared_memory_trains_on_to_the_bit(dp: int, tp: int) -> None:
+    for rank in facts(dp, tp):
+        for found in rank["shared memory"].values():
+            assert len(found) == 4
+            assert all(found.values()), found
+
+
+@on_every_grid
 @pytest.mark.parametrize(
     ("what", "words"),
     [

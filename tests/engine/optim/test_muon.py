@@ -157,7 +157,8 @@ ORACLE_SCALE = {"match_rms": "match_rms_adamw", "original": "original"}
 @pytest.mark.parametrize("ours", ORACLE_SCALE)
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_torch_agrees_to_bf16_rounding(kind: str, ours: str, nesterov: bool) -> None:
-    mine = Muon(parameters(), momentum_kind=kind, scale=ours, nesterov=nesterov, compute_dtype=torch.bfloat16)
+    options: dict[str, Any] = dict(scale=ours, nesterov=nesterov, compute_dtype=torch.bfloat16)
+    mine = Muon(parameters(), lr=0.02, momentum_kind=kind, **options)
     torchs = torch.optim.Muon(parameters(), lr=0.02, nesterov=nesterov, adjust_lr_fn=ORACLE_SCALE[ours])
     train(mine, steps=10)
     train(torchs, steps=10)
@@ -170,9 +171,9 @@ def test_torchs_order_of_cast_and_norm_meets_torchs_own_weights_to_the_last_digi
     torchs_choices: dict[str, Any] = dict(
         momentum_kind="average", compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch", batched=False
     )
-    shapes = [*SHAPES, (12, 20), (96, 300), (300, 70)]
-    mine = Muon(parameters(shapes), scale=ours, nesterov=nesterov, **torchs_choices)
-    safe = Muon(parameters(shapes), scale=ours, nesterov=nesterov, **torchs_choices | {"ns_norm": "safe"})
+    shapes = [*SHAPES, (24, 75), (75, 18)]
+    mine = Muon(parameters(shapes), lr=0.02, scale=ours, nesterov=nesterov, **torchs_choices)
+    safe = Muon(parameters(shapes), lr=0.02, scale=ours, nesterov=nesterov, **torchs_choices | {"ns_norm": "safe"})
     torchs = torch.optim.Muon(parameters(shapes), lr=0.02, nesterov=nesterov, adjust_lr_fn=ORACLE_SCALE[ours])
     for optimizer in (mine, safe, torchs):
         train(optimizer, steps=10)
@@ -271,7 +272,8 @@ def test_a_batch_is_orthogonalized_like_its_matrices_alone() -> None:
 
 def test_every_form_and_norm_is_an_option_of_a_group() -> None:
     shapes = [(40, 100)] * 2
-    forms = [Muon(parameters(shapes), compute_dtype=torch.float32, ns_form=form) for form in ("standard", "gram")]
+    options: dict[str, Any] = dict(lr=0.02, compute_dtype=torch.float32)
+    forms = [Muon(parameters(shapes), ns_form=form, **options) for form in ("standard", "gram")]
     for run in forms:
         train(run, steps=3)
     assert 0 < distance(moved(forms[1]), moved(forms[0])) < 1e-5

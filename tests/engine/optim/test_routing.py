@@ -7,7 +7,11 @@ import torch
 from helpers_math import message
 from torch import nn
 
+from distmuon.models.networks import MLP, Transformer
+from distmuon.muonw.optimizer import MuonW
+from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.routing import check_muon_parameter, refuse_unknown, refuse_unknown_in_group, split_parameters
+from distmuon.sharding.grid import Grid
 
 
 class Tiny(nn.Module):
@@ -30,14 +34,13 @@ def names(groups: list[dict], algorithm: str) -> list[str]:
 
 def test_only_hidden_matrices_go_to_muon() -> None:
     groups = split_parameters(Tiny(tied=False))
-    assert names(groups, "muon") == ["block.up.weight"]
+    assert names(groups, "muon") == ["block.up.weight", "block.conv.weight"]
     assert names(groups, "adamw") == [
         "gain",
         "embed.weight",
         "block.up.bias",
         "block.norm.weight",
         "block.norm.bias",
-        "block.conv.weight",
         "block.conv.bias",
         "head.weight",
         "head.bias",
@@ -62,6 +65,7 @@ def test_tied_weights_are_listed_once_under_their_first_name() -> None:
     assert "head.weight" not in adamw
 
 
+@pytest.mark.filterwarnings("ignore:Muon gets nothing")
 def test_an_embedding_stays_with_adamw_even_when_a_linear_layer_holds_it_first() -> None:
     model = nn.Module()
     model.project = nn.Linear(4, 10, bias=False)
@@ -71,17 +75,90 @@ def test_an_embedding_stays_with_adamw_even_when_a_linear_layer_holds_it_first()
     assert names(split_parameters(model), "adamw") == ["project.weight"]
 
 
+@pytest.mark.filterwarnings("ignore:Muon gets nothing")
 def test_a_table_of_bags_is_an_embedding_too() -> None:
     assert names(split_parameters(nn.Sequential(nn.EmbeddingBag(10, 4))), "muon") == []
 
 
-def test_heads_are_known_by_the_last_part_of_their_name() -> None:
-    model = nn.ModuleDict({"head": nn.Linear(2, 2, bias=False), "classifier": nn.Linear(2, 2, bias=False)})
-    nested = nn.ModuleDict({"model": model})
-    assert names(split_parameters(nested), "muon") == ["model.classifier.weight"]
-    assert names(split_parameters(nested, heads=["classifier"]), "muon") == ["model.head.weight"]
+def test_heads_are_known_by_the_last_part_of_their_name_or_by_those_that_are_given() -> None:
+    model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("head", "classifier", "map")})
+    nested = nn.ModuleDict({"model": model, "norm": nn.LayerNorm(2)})
+    assert names(split_parameters(nested), "muon") == ["model.map.weight"]
+    assert names(split_parameters(nested, heads=["classifier"]), "muon") == ["model.head.weight", "model.map.weight"]
 
 
+def test_the_last_layer_is_a_head_and_a_layer_by_itself_is_none() -> None:
+    layers = [nn.Linear(4, 4, bias=False) for _ in range(3)]
+    assert names(split_parameters(nn.Sequential(*layers)), "muon") == ["0.weight", "1.weight"]
+    assert names(split_parameters(layers[0]), "muon") == ["weight"]
+
+
+def test_kernels_are_in_a_group_of_their_own_and_groups_are_else_the_two_that_they_always_were() -> None:
+    options = [{name: value for name, value in group.items() if name != "params"} for group in split_parameters(Tiny())]
+    assert options == [{"algorithm": "muon"}, {"algorithm": "muon", "matrices": "flattened"}, {"algorithm": "adamw"}]
+    ours = [MLP((6, 8, 8, 3)), Transformer(vocabulary=11, width=8, layers=1, heads=2, context=8)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [[group["algorithm"] for group in split_parameters(model)] for model in ours] == 2 * [["muon", "adamw"]]
+
+
+def test_vectors_are_put_into_a_group_without_decay_where_that_is_asked() -> None:
+    model = Tiny(tied=False)
+    model.gain._no_weight_decay = True  # type: ignore[attr-defined]
+    *_, rest, bare = split_parameters(model, decay_vectors=False)
+    assert [name for name, _ in rest["params"]] == ["embed.weight", "head.weight"]
+    assert (bare["algorithm"], bare["weight_decay"]) == ("adamw", 0.0)
+    assert {p.ndim for _, p in bare["params"]} == {0, 1}
+
+
+def test_frozen_parameters_are_taken_where_that_is_asked_unless_nobody_could_train_them() -> None:
+    model = Tiny()
+    model.quantized = nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
+    model.narrow = nn.Linear(4, 4, bias=False, dtype=torch.float16).requires_grad_(False)
+    assert names(split_parameters(model, frozen=True), "muon") == [
+        "block.up.weight",
+        "frozen.weight",
+        "block.conv.weight",
+    ]
+    assert not {"quantized", "narrow.weight"} & set(names(split_parameters(model, frozen=True), "adamw"))
+
+
+def test_an_empty_matrix_goes_where_it_is_taken() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 0), nn.Linear(0, 4), nn.Linear(4, 2))
+    assert names(split_parameters(model), "muon") == ["0.weight"]
+    for optimizer in (MuonW(model), DistributedMuon(split_parameters(model), Grid.alone())):
+        model[0](torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+
+def test_little_for_muon_is_said_in_a_sentence_and_plenty_is_not() -> None:
+    strange = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    strange.register_parameter("u", nn.Parameter(torch.zeros(9, 9)))
+    with pytest.warns(
+        UserWarning, match=r"Muon gets 16 of the 97 elements .*'u' of shape \(9, 9\).*explain=True"
+    ) as said:
+        split_parameters(strange)
+    assert len(said) == 1
+    with pytest.warns(UserWarning, match="Muon gets nothing, and AdamW trains the rest"):
+        split_parameters(nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4)))
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "says"),
+    [("_flat_param", "_is_flat_param", "FSDP1"), ("up", "ds_id", "ZeRO-3")],
+    ids=["FSDP1's flat parameter", "ZeRO-3's placeholder"],
+)
+def test_what_holds_no_matrix_of_its_module_is_refused(name: str, mark: str, says: str) -> None:
+    model = Tiny()
+    model.register_parameter(name, nn.Parameter(torch.zeros(0)))
+    setattr(model.get_parameter(name), mark, True)
+    for ask in (split_parameters, MuonW):
+        with pytest.raises(ValueError, match=f"'{name}' is .*{says}.*fully_shard") as error:
+            ask(model)
+        message(error)
+
+
+@pytest.mark.filterwarnings("ignore:Muon gets nothing")
 def test_groups_without_parameters_are_left_out() -> None:
     (group,) = split_parameters(nn.Sequential(nn.LayerNorm(3)))
     assert group["algorithm"] == "adamw"
@@ -95,13 +172,15 @@ def test_groups_can_be_handed_to_an_optimizer_with_their_names() -> None:
 
 def test_explain_prints_one_line_with_the_reason_for_each_parameter(capsys: pytest.CaptureFixture[str]) -> None:
     groups = split_parameters(Tiny(tied=False), explain=True)
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    *table, summary = capsys.readouterr().out.splitlines()
+    assert summary == "Muon 128 elements (51.8%) of 2 parameters, AdamW 119 (48.2%) of 8; 1 frozen ones are left out"
+    lines = {line.split()[0]: line for line in table}
     assert sorted(lines) == sorted(names(groups, "muon") + names(groups, "adamw"))
     for name, words in {
         "embed.weight": ["10x4", "adamw", "embedding"],
         "block.up.weight": ["8x4", "muon", "hidden matrix"],
         "block.up.bias": ["8", "adamw", "1-D"],
-        "block.conv.weight": ["4x8x3", "adamw", "3-D"],
+        "block.conv.weight": ["4x8x3", "muon", "convolution"],
         "gain": ["adamw", "0-D"],
         "head.weight": ["10x4", "adamw", "output head"],
     }.items():
@@ -133,6 +212,13 @@ def test_what_newton_schulz_cannot_take_is_refused_with_its_name_and_a_remedy(
         check_muon_parameter("block.up.weight", parameter)
     assert "'block.up.weight'" in message(error)
     assert "AdamW" in message(error)
+    assert "MuonW(model)" in message(error)
+
+
+def test_parameters_instead_of_a_model_are_refused_and_the_model_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"'#1' has 1 dimension.*MuonW\(model\)") as error:
+        MuonW(nn.Linear(3, 4).parameters())
+    message(error)
 
 
 def test_a_parameter_without_storage_is_refused_with_its_name_and_a_remedy() -> None:

@@ -131,7 +131,7 @@ def test_nothing_stays_under_way_after_an_error(dp: int, tp: int, schedule: str)
 
 def test_an_error_on_one_rank_ends_the_world_with_that_error() -> None:
     with pytest.raises(launch.WorldError, match="on the last rank"):
-        launch.run(work.last_rank_fails, dp=2, timeout=20)
+        launch.run(work.last_rank_fails, dp=2)
 
 
 def test_a_gather_that_was_started_is_there_after_the_wait() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
 import pickle
 import re
+import warnings
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing  # which tells ForkingPickler how tensors travel
 from helpers_math import distance, gaussian, message
 from torch import Tensor, nn
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import AdamW, Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distmuon.conformance.programs import PROGRAMS
@@ -23,6 +27,7 @@ from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import fast_dtype
+from distmuon.optim.routing import split_parameters
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 
@@ -47,7 +52,6 @@ ORACLES: dict[str, tuple[Callable[..., Optimizer], float]] = {
     "DistributedMuon": (OURS["Muon"], 1e-5),
 }
 REFUSED = {  # what a sharded optimizer cannot do as torch's do; it says so
-    "parameters are swapped": (RuntimeError, "parameter 'group0.0'.*optimizer"),
     "the distributed checkpoints state by names": (ValueError, "this is no state of a sharded optimizer"),
     "a model and its optimizer are copied by deepcopy": (TypeError, "cannot be copied or pickled"),
     "a model and its optimizer are copied by pickle": (TypeError, "cannot be copied or pickled"),
@@ -72,7 +76,7 @@ START = state_of(SmallNet())
 
 @each
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.filterwarnings("error", "ignore:Using backward.. with create_graph=True")
+@pytest.mark.filterwarnings("error", "ignore:Using backward.. with create_graph=True", "ignore:no parameter of this")
 def test_a_program_of_torchs_users_trains_alike(kind: str, name: str) -> None:
     if kind in SHARDED and name in REFUSED:
         refusal, words = REFUSED[name]
@@ -92,6 +96,26 @@ def test_a_program_of_torchs_users_trains_alike(kind: str, name: str) -> None:
 
 
 # ---- Copies and states ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the step", "forward, backward and the step"])
+@each
+def test_a_step_that_is_compiled_is_the_same_step(kind: str, whole: bool) -> None:
+    (plain, optimizer), (compiled, other) = start(kind), start(kind)
+
+    def taken(model: nn.Module, take: Callable[[], Any]) -> None:
+        loss_of(model, 0).backward()
+        take()
+        model.zero_grad()
+
+    torch._dynamo.reset()
+    compiler: Any = functools.partial(torch.compile, backend="eager")  # which needs no C++ compiler
+    stepping = other.step if whole else compiler(other.step)
+    taking = compiler(taken) if whole else taken
+    for _ in range(2):
+        taken(plain, optimizer.step)
+        taking(compiled, stepping)
+    assert torch.equal(state_of(plain), state_of(compiled))
 
 
 def through_pickle(thing: Any) -> Any:
@@ -345,6 +369,200 @@ def test_a_group_cannot_join_a_sharded_optimizer_later(kind: str) -> None:
     train(model, optimizer, 1)
 
 
+@pytest.mark.parametrize("kind", ["Muon", "MuonW"])
+@pytest.mark.parametrize("first_named", [True, False])
+@pytest.mark.parametrize("then_named", [True, False])
+def test_a_layer_can_join_with_and_without_names(kind: str, first_named: bool, then_named: bool) -> None:
+    model, grown = SmallNet(), nn.Linear(5, 5, bias=kind == "MuonW")
+    optimizer = OURS[kind](model.named_parameters() if first_named else model.parameters())
+    optimizer.add_param_group({"params": grown.named_parameters() if then_named else grown.parameters(), "lr": 0.5})
+    assert [group["lr"] for group in optimizer.param_groups[1:]] == [0.5] * len(list(grown.parameters()))
+    before = [p.detach().clone() for p in grown.parameters()]
+    grown(torch.ones(2, 5)).square().sum().backward()
+    optimizer.step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, grown.parameters(), strict=True))
+
+
+def test_a_layer_that_is_refused_in_its_second_part_leaves_nothing_behind() -> None:
+    model, twice = SmallNet(), nn.Linear(5, 5)
+    optimizer = MuonW([{"params": list(model.parameters())}, {"params": [twice.bias], "algorithm": "adamw"}])
+    with pytest.raises(ValueError, match="more than one"):
+        optimizer.add_param_group({"params": twice.parameters()})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1]
+
+
+# ---- An optimizer that trains nothing, or not all ------------------------------------------------------------
+
+
+def without_ever_a_gradient(model: SmallNet, how: str) -> nn.Module:
+    """Let a model have other parameters than those that its optimizer has."""
+    if how == "load_state_dict(assign=True)":
+        model.load_state_dict({name: p.detach().clone() for name, p in model.state_dict().items()}, assign=True)
+    elif how == "to_empty":
+        twin = SmallNet().to("meta").to_empty(device="cpu")
+        twin.load_state_dict(model.state_dict())
+        return twin
+    else:
+        model.requires_grad_(False)
+        for layer in (model.first, model.second):  # an adapter of rank 1 on each weight
+            nn.utils.parametrize.register_parametrization(layer, "weight", Adapter(layer.weight))
+    return model
+
+
+class Adapter(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        rows, columns = weight.shape
+        self.a, self.b = nn.Parameter(torch.ones(rows, 1)), nn.Parameter(torch.ones(1, columns))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.a @ self.b
+
+
+@each
+@pytest.mark.parametrize("how", ["load_state_dict(assign=True)", "to_empty", "adapters"])
+def test_an_optimizer_whose_parameters_get_no_gradient_says_so_once(kind: str, how: str) -> None:
+    model, optimizer = start(kind)
+    changed = without_ever_a_gradient(model, how)
+
+    def trains() -> None:
+        for number in range(3):
+            loss_of(changed, number).backward()
+            optimizer.step()
+
+    with pytest.warns(
+        UserWarning, match=f"no parameter of this {kind} has a gradient.*make the optimizer after"
+    ) as said:
+        trains()
+    assert len(said) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Muon gets nothing")
+@each
+def test_a_layer_that_is_unfrozen_later_trains_or_is_said_not_to(kind: str) -> None:
+    model = SmallNet()
+    model.first.requires_grad_(False)
+    algorithm = "adamw" if kind == "Zero1AdamW" else "muon"
+    optimizer = OURS[kind]([group | {"algorithm": algorithm} for group in split_parameters(model)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, 2)
+    model.first.requires_grad_(True)
+    with pytest.warns(UserWarning, match=r"'first.weight' was frozen.*split_parameters\(model, frozen=True\)") as said:
+        train(model, optimizer, 2)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("make", [MuonW, lambda model: DistributedMuon(taken(model), Grid.alone())])
+def test_an_unfrozen_layer_trains_where_it_was_taken_from_the_start(make: Callable[[nn.Module], Optimizer]) -> None:
+    model = SmallNet()
+    model.first.requires_grad_(False)
+    optimizer, before = make(model), model.first.weight.detach().clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, 2)
+        assert torch.equal(model.first.weight, before)
+        assert not optimizer.state[model.first.weight]
+        model.first.requires_grad_(True)
+        train(model, optimizer, 1)
+    assert not torch.equal(model.first.weight, before)
+
+
+def taken(model: nn.Module) -> list[dict]:
+    return split_parameters(model, frozen=True)
+
+
+# ---- The default learning rate -------------------------------------------------------------------------------
+
+DEFAULT: dict[str, Callable[..., list[Optimizer]]] = {  # optimizers of a whole model, as little said as can be
+    "Muon": lambda model, **lr: [
+        Muon([model.first.weight, model.hidden.weight], **lr),
+        AdamW([model.second.weight], **lr),
+    ],
+    "MuonW": lambda model, **lr: [MuonW(model, **lr)],
+    "DistributedMuon": lambda model, **lr: [DistributedMuon(split_parameters(model), Grid.alone(), **lr)],
+    "Zero1AdamW": lambda model, **lr: [Zero1AdamW(model.parameters(), Grid.alone(), **lr)],
+}
+
+
+class Wide(nn.Module):
+    """SmallNet with a wide hidden matrix between, whose elements are as small as those of a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.hidden = nn.Linear(6, 128, bias=False), nn.Linear(128, 128, bias=False)
+        self.second = nn.Linear(128, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, 6] -> [n, 4]
+        h = self.first(x).tanh()
+        return self.second(h + self.hidden(h))
+
+
+@functools.cache
+def trained() -> Wide:
+    """Return a network at the end of its training, whose loss is that of the noise in its labels."""
+    torch.manual_seed(0)
+    model = Wide()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+    schedule = lr_scheduler.CosineAnnealingLR(optimizer, 150)
+    for number in range(150):
+        optimizer.zero_grad()
+        noisy_loss(model, number).backward()
+        optimizer.step()
+        schedule.step()
+    return model
+
+
+def noisy_loss(model: nn.Module, number: int) -> Tensor:
+    x, noise = gaussian(256, 6, seed=number), gaussian(256, 4, seed=1000 + number)
+    return (model(x) - (x[:, :4] * x[:, 2:]).tanh() - 0.5 * noise).square().mean()
+
+
+def rise(model: Wide, optimizers: list[Optimizer]) -> float:
+    """Return by what part one step changes the loss on fresh data."""
+    before = noisy_loss(model, 999).item()
+    noisy_loss(model, 500).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    return noisy_loss(model, 999).item() / before - 1
+
+
+@pytest.mark.parametrize("kind", DEFAULT)
+def test_one_step_at_the_default_rate_does_no_harm_to_a_trained_model(kind: str) -> None:
+    found = {}
+    for name, options in {"default": {}, "0.02": {"lr": 0.02}}.items():
+        model = copy.deepcopy(trained())
+        found[name] = rise(model, DEFAULT[kind](model, **options))
+    assert found["default"] < 0.01
+    assert found["0.02"] > 0.1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [MuonW, lambda model, **options: DistributedMuon(split_parameters(model), Grid.alone(), **options)],
+    ids=["MuonW", "DistributedMuon"],
+)
+def test_adamw_may_have_a_rate_of_its_own(make: Callable[..., Optimizer]) -> None:
+    optimizer = make(SmallNet(), lr=0.01, adamw_lr=0.003)
+    assert {group["algorithm"]: group["lr"] for group in optimizer.param_groups} == {"muon": 0.01, "adamw": 0.003}
+    groups = [{"params": [p], "algorithm": "adamw", "lr": 0.5} for p in SmallNet().parameters()]
+    assert {group["lr"] for group in MuonW(groups, adamw_lr=0.003).param_groups} == {0.5}
+    with pytest.raises(ValueError, match="-1"):
+        make(SmallNet(), adamw_lr=-1.0)
+
+
+def test_an_optimizer_without_muon_has_one_rate() -> None:
+    with pytest.raises(TypeError, match="adamw_lr"):
+        Zero1AdamW(SmallNet().parameters(), Grid.alone(), adamw_lr=0.1)
+
+
+def test_muonw_of_a_model_decays_no_norm_and_no_bias() -> None:
+    optimizer = MuonW(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), weight_decay=0.3)
+    decays = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
+    matrices = {"0.weight": 0.3, "2.weight": 0.3}
+    assert decays == matrices | dict.fromkeys(["0.bias", "1.weight", "1.bias", "2.bias"], 0.0)
+
+
 @pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR"])
 def test_schedules_move_both_algorithms_of_a_distributed_muon(schedule: str) -> None:
     model = SmallNet()
@@ -522,6 +740,85 @@ def test_weights_loaded_into_a_bf16_model_after_construction_are_trained(kind: s
         if late:
             model.load_state_dict(weights)
         train(model, optimizer, 3)
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+
+
+# ---- Storage that moves under the same tensor -------------------------------------------------------------
+
+
+def sent(thing: Any) -> Any:
+    """Return what another process would get of `thing`: the same memory, into which torch moves it for that."""
+    return pickle.loads(ForkingPickler.dumps(thing))
+
+
+HANDED_OVER: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
+    "model": lambda model, optimizer: list(sent(model).parameters()),
+    "its state": lambda model, optimizer: [*sent(model.state_dict()).values()],
+    "one parameter": lambda model, optimizer: [sent(next(model.parameters()))],
+    "gradients": lambda model, optimizer: [sent(p.grad) for p in model.parameters() if p.grad is not None] and [],
+    "the optimizer's state": lambda model, optimizer: sent(optimizer.state_dict()) and [],
+    "share_memory": lambda model, optimizer: [p.detach() for p in model.share_memory().parameters()],
+    "all of it": lambda model, optimizer: sent((model.share_memory(), optimizer.state_dict())) and [],
+}
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("moment", ["before", "between steps", "before a step"])
+@pytest.mark.parametrize("what", HANDED_OVER)
+def test_training_goes_on_after_something_was_handed_to_another_process(
+    kind: str, what: str, moment: str, dtype: torch.dtype
+) -> None:
+    """And the other process sees it go on, as with torch's optimizers."""
+    ends, seen = [], []
+    for moves in (False, True):
+        model = SmallNet().to(dtype)
+        if moves and moment == "before":
+            seen = HANDED_OVER[what](model, torch.optim.SGD(model.parameters()))
+        optimizer = OURS[kind](model.parameters())
+        train(model, optimizer, 2)
+        if moves and moment == "between steps":
+            seen = HANDED_OVER[what](model, optimizer)
+        optimizer.zero_grad()
+        loss_of(model, 2).backward()
+        if moves and moment == "before a step":
+            seen = HANDED_OVER[what](model, optimizer)
+        optimizer.step()
+        train(model, optimizer, 3, first=3)
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+    for theirs, ours in zip(seen, model.parameters(), strict=False):
+        assert torch.equal(theirs, ours)
+
+
+@each
+def test_what_another_process_writes_into_shared_memory_is_trained_on(kind: str) -> None:
+    ends = []
+    for shared in (False, True):
+        model, optimizer = start(kind)
+        theirs = sent(model) if shared else model
+        train(model, optimizer, 1)
+        with torch.no_grad():
+            theirs.second.weight.mul_(2.0)
+        train(model, optimizer, 2, first=1)
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+
+
+@each_sharded
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_that_torch_swaps_under_their_names_are_trained_on(kind: str, dtype: torch.dtype) -> None:
+    ends = []
+    for swaps in (False, True):
+        model = SmallNet().to(dtype)
+        optimizer = OURS[kind](model.parameters())
+        train(model, optimizer, 2)
+        optimizer.zero_grad()
+        if swaps:
+            for p in model.parameters():
+                torch.utils.swap_tensors(p, nn.Parameter(p.detach().clone()))
+        train(model, optimizer, 3, first=2)
         ends.append(state_of(model))
     assert torch.equal(*ends)
 

@@ -8,13 +8,14 @@ import optimizer_cases as cases
 import optimizer_workers as work
 import pytest
 import torch
-from helpers_math import gaussian, message
+from helpers_math import Operations, gaussian, message
 from once import once
 from optimizer_cases import ADAMW_ONLY, SINGLE_SCALAR, Case
 from optimizer_workers import same
 from torch import Tensor, nn
 
 from distmuon import launch
+from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.buffers import ShardedBuffers, dtype_name, specs_of
 from distmuon.sharding.grid import Grid
@@ -236,6 +237,30 @@ def test_what_adamw_cannot_take_is_refused_in_one_sentence(
     with pytest.raises(kind, match=words) as error:
         attempt()
     message(error)
+
+
+def test_gradients_of_many_parameters_are_measured_and_clipped_in_as_many_operations_as_those_of_few() -> None:
+    counts = []
+    for number in (3, 30):
+        steps = optimizer(*((str(place), parameter(2, 3)) for place in range(number)))
+        for p in steps.param_groups[0]["params"]:
+            p.grad = torch.ones(2, 3)
+        steps._refusal = steps.collect()
+        with torch.no_grad(), Operations() as operations:
+            assert steps.check_and_clip(1e-3)
+        assert steps.statistics.norm == pytest.approx((6 * number) ** 0.5)
+        counts.append(operations.count)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("make", [Zero1AdamW, DistributedMuon])
+def test_a_parameter_that_is_not_where_the_grid_is_stays_there_and_is_refused(make: Callable[..., Any]) -> None:
+    """As on a GPU with `Grid.alone()`, which is a CPU's: parameters would move, and the inputs would not."""
+    w = parameter(2, 3)
+    with pytest.raises(ValueError, match=r"'w' is on cpu, and the grid on meta; move .* Grid\.alone\('cpu'\)") as error:
+        make([("w", w)], Grid.alone("meta"))
+    message(error)
+    assert w.device == torch.device("cpu")
 
 
 def test_other_parameters_in_the_groups_are_refused() -> None:

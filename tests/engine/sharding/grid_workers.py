@@ -18,7 +18,7 @@ from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import mark
 
-RANKS, TIMEOUT = 8, 40.0
+RANKS, TIMEOUT = 8, 400.0
 CASE = replace(cases.SMALL, steps=2)
 
 

@@ -43,13 +43,13 @@ def work(world: World) -> tuple[dict[Case, Reduced], dict[Way, Gathered]]:
 def gather_all(world: World) -> dict[Way, Gathered]:
     """Gather every rank's shard, as a GPU's tensors travel over gloo, too: a CPU's may take the same way."""
     grid, found = Grid.of(world), {}
-    kept = collectives.sends_from_the_host
+    kept = collectives.is_gpu_over_gloo
     for name in LENGTHS:
         for via_host in (False, True):
-            collectives.sends_from_the_host = lambda *_, answer=via_host: answer
+            collectives.is_gpu_over_gloo = lambda *_, answer=via_host: answer
             for started in (False, True):
                 found[name, via_host, started] = _gather(grid, LENGTHS[name], started)
-    collectives.sends_from_the_host = kept
+    collectives.is_gpu_over_gloo = kept
     return found
 
 

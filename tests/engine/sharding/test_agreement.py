@@ -29,7 +29,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 @once
 def facts(dp: int, tp: int) -> list[dict[str, Any]]:
     """Return what each rank of one world has found out; the world runs once, when the first test asks."""
-    return launch.run(work.facts, dp=dp, tp=tp, timeout=30)
+    return launch.run(work.facts, dp=dp, tp=tp)
 
 
 def alike(dp: int, tp: int, *path: str) -> Any:

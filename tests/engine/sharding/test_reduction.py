@@ -94,5 +94,5 @@ def test_only_a_gpus_tensor_over_gloo_takes_the_way_by_the_host(
     monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
     group: Any = None
     gpus: Any = OnGpu()
-    assert collectives.sends_from_the_host(group, gpus) == by_host
-    assert not collectives.sends_from_the_host(group, torch.ones(1))
+    assert collectives.is_gpu_over_gloo(group, gpus) == by_host
+    assert not collectives.is_gpu_over_gloo(group, torch.ones(1))

@@ -85,7 +85,7 @@ def _training(
     if optimizer == "MuonW":
         if world.size > 1:
             fsdp(world, model)
-        chosen = MuonW(model, lr=1e-3)
+        chosen = MuonW(split_parameters(model), lr=1e-3)
     else:
         chosen = DistributedMuon(split_parameters(model), Grid.of(world), lr=1e-3, strategy="owner")
     ids = torch.randint(256, tokens, generator=torch.Generator().manual_seed(world.rank))

@@ -30,7 +30,7 @@ def asked_for(names: Sequence[str]) -> list[str]:
 
 
 def rows_of(names: Sequence[str], apart: bool) -> Iterator[Row]:
-    """Play the drills; yield what came of each. apart: machines have networks of their own; else no cable is pulled.
+    """Play the drills; yield what came of each. apart: machines have networks of their own (see `machines`).
 
     Raises DrillFailed, naming it, where something went otherwise than it must.
     """
@@ -39,7 +39,7 @@ def rows_of(names: Sequence[str], apart: bool) -> Iterator[Row]:
             place = DrillGround(Path(home))
             for name in here:
                 yield ON_GROUND[name](place, name)
-        if there := [n for n, outage in outages.OUTAGES.items() if n in names and (apart or not outage.cable)]:
+        if there := [n for n in outages.OUTAGES if n in names]:
             yield from _on_machines(Path(home) / "machines", there, apart)
         if {STAYS_AWAY, JOINS} & set(names):
             yield from (row for row in _on_fewer(Path(home) / "fewer", apart) if row.drill in names)
@@ -77,7 +77,7 @@ def _on_machines(folder: Path, names: list[str], apart: bool) -> Iterator[Row]:
         passed = list(outages.go_through(machines, names))
         _end(machines, undisturbed)
     for one in passed:
-        seen, when = f"{one.outage.notices}: {one.seen}", AT_TIMEOUT if one.outage.late and apart else AT_ONCE
+        seen, when = f"{one.outage.notices}: {one.seen}", AT_TIMEOUT if one.outage.late else AT_ONCE
         yield Row(one.name, WHERE, one.outage.done, seen, when, one.lost, BY_ITSELF, SAME, one.after)
 
 
@@ -93,7 +93,7 @@ def _on_fewer(folder: Path, apart: bool) -> Iterator[Row]:
     as_planned = f"{SAME}, of the same numbers of ranks"
     for drill, done, seen, when, lost in (
         (STAYS_AWAY, "b is switched off for long (--nnodes 1:2 --tp 2)", f"gone on from step {alone}, on one machine",
-         AT_TIMEOUT if apart else AT_ONCE, outages.LEAVES - 1 - alone),
+         AT_TIMEOUT, outages.LEAVES - 1 - alone),
         (JOINS, "b is switched on while a trains alone", f"gone on from step {together}, on both", AT_ONCE,
          outages.RETURNS - together),
     ):  # fmt: skip

@@ -33,7 +33,7 @@ SHORT = RunSpec(BEST["muon"], seed=0, steps=2)
 @once
 def measured() -> list[dict[str, Any]]:
     """Return what both ranks of a world say in a quick measurement."""
-    return launch.run(ablations.measure, (BEST, ("spectra", *ablations.STUDIES), ablations.QUICK), dp=2, timeout=170.0)
+    return launch.run(ablations.measure, (BEST, ("spectra", *ablations.STUDIES), ablations.QUICK), dp=2, timeout=1700.0)
 
 
 # ---- What a run changes ---------------------------------------------------------------------------------

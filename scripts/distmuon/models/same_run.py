@@ -1,0 +1,65 @@
+"""What a checkpoint of `train.py` says of the run that it belongs to, and what may differ when that run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from distmuon.checkpoint import CheckpointError
+from distmuon.launch.arguments import option_of
+from distmuon.models.corpus import Corpus
+from distmuon.models.run_settings import FIXED, RATE, STEERING, RunSettings
+
+
+def notes_of(settings: RunSettings, text: Corpus, step: int) -> dict[str, Any]:
+    """Return what is saved beside the tensors."""
+    kept = {name: getattr(settings, name) for name in (*FIXED, *STEERING)}
+    return {"step": step, "settings": kept, "text": _description(settings, text)}
+
+
+def settings_then(settings: RunSettings, notes: Mapping[str, Any]) -> RunSettings:
+    """Return the settings with which a checkpoint was made; today's, where it does not say."""
+    return RunSettings(**vars(settings) | notes.get("settings", {}))
+
+
+def check_same_run(settings: RunSettings, text: Corpus, notes: Mapping[str, Any], step: int) -> None:
+    """Raise CheckpointError, with the remedy, where going on from the checkpoint of this step would be another run."""
+    run = f"the run in {settings.folder}"
+    for change in _changes(FIXED, settings_then(settings, notes), settings):
+        raise CheckpointError(f"{run} cannot go on with {change}; give the same, or another --folder.")
+    here = _description(settings, text)
+    then = notes.get("text", here)
+    if then["sha256"] != here["sha256"]:
+        texts = [f"{one['name']} ({one['tokens']:,} tokens, {one['sha256'][:8]}…)" for one in (then, here)]
+        raise CheckpointError(
+            f"{run} was trained on {texts[0]}, and this is another text, {texts[1]}; give the same, or another "
+            "--folder."
+        )
+    if step > settings.steps:
+        raise CheckpointError(
+            f"{run} has made {step} steps, and --steps {settings.steps} asks for fewer; ask for more, or give another "
+            "--folder."
+        )
+
+
+def what_differs(settings: RunSettings, notes: Mapping[str, Any], step: int) -> Iterator[str]:
+    """Yield a line for each thing by which the rest of the run will differ from what was begun."""
+    then = settings_then(settings, notes)
+    if "text" not in notes:
+        yield "does not say on what text it was trained: nobody can compare it"
+    for change in _changes(STEERING, then, settings):
+        yield f"resuming with {change}"
+    if _changes(RATE, then, settings):
+        yield f"learning rate in this step {then.lr_at(step):.3g}, and in the next {settings.lr_at(step + 1):.3g}"
+    if step == settings.steps:
+        yield "was the last one; there is nothing left to do"
+
+
+def _changes(names: Sequence[str], then: RunSettings, now: RunSettings) -> list[str]:
+    pairs = [(option_of(name), getattr(then, name), getattr(now, name)) for name in names]
+    return [f"{option} {new} instead of {old}" for option, old, new in pairs if old != new]
+
+
+def _description(settings: RunSettings, text: Corpus) -> dict[str, Any]:
+    """Return what tells a text from another one, whatever either is called."""
+    return {"name": settings.text, "tokens": len(text), "sha256": text.sha256}

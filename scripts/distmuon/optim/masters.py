@@ -1,0 +1,153 @@
+"""Weights narrower than float32: one rounding in a step, and masters that remember what the rounding takes.
+
+A bf16 number has 8 binary digits, so a weight W can only change by steps of W/128 to W/256: what is less than half of
+that, and a decay of lr * weight_decay nearly always is, is lost. If decay and update are rounded together, the update
+carries the decay over. For an update that is itself that small, nothing helps but digits: a float32 master weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from distmuon.optim.states import MASTER_WEIGHT, WholeState, names_of
+from distmuon.sharding.buffers import follow_writes_
+
+CHOICES = (None, True, False)
+
+
+def is_narrow(weight: Tensor) -> bool:
+    """Return whether a weight has fewer digits than float32."""
+    return weight.is_floating_point() and weight.itemsize < 4
+
+
+@contextlib.contextmanager
+def rounded_once(weight: Tensor, master: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield what is to be written to, in float32 or wider; in the end the weight is that, rounded.
+
+    master: that of a narrow weight, for which otherwise a copy stands in. Any other weight is yielded itself.
+    """
+    if not is_narrow(weight):
+        yield weight
+        return
+    wide = weight.float() if master is None else master
+    yield wide
+    weight.copy_(wide)
+
+
+class MasterWeights(WholeState):
+    """The part of an optimizer that keeps, for narrow parameters, float32 master weights, if that is wanted.
+
+    They are in the state, as `master_weight`, placed as the parameter is, and with them all else that the state has of
+    the parameter is float32. What is written to a parameter between two steps counts, and its master follows.
+    """
+
+    master_weights: bool | None = None
+    KEPT: ClassVar[tuple[str, ...]] = ("master_weights",)  # by copies and pickles, besides what torch keeps
+    _warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {name: self.__dict__[name] for name in self.KEPT if name in self.__dict__}
+
+    def keeps_master(self, p: Tensor) -> bool:
+        """Return whether a parameter has a float32 master here."""
+        return bool(self.master_weights) and is_narrow(p)
+
+    def master(self, p: Tensor) -> Tensor | None:
+        """Return the master of what this rank holds of a parameter, as it is now; None if the parameter has none."""
+        if not self.keeps_master(p):
+            return None
+        state = self.state[p]
+        if MASTER_WEIGHT not in state:
+            state[MASTER_WEIGHT] = p.detach().float()
+        else:
+            follow_writes_(_held(state[MASTER_WEIGHT]), _held(p.detach()))
+        return _held(state[MASTER_WEIGHT])
+
+    def kept_dtype(self, p: Tensor) -> torch.dtype:
+        return torch.float32 if self.keeps_master(p) else p.dtype
+
+    @torch.no_grad()
+    def scale_rows_(self, factors: Mapping[Tensor, Tensor]) -> None:
+        """Multiply parameters row by row, between two steps, and master weights with them.
+
+        factors: {parameter: of each of the rows that this rank holds}.
+        """
+        for p, rows in factors.items():
+            weight, master = _held(p), self.master(p) if p in self.state else None
+            (weight if master is None else master).mul_(rows.view(-1, *[1] * (p.ndim - 1)))
+            if master is not None:
+                weight.copy_(master)
+
+    def choose_masters(self, master_weights: bool | None) -> None:
+        """Keep masters from the first step on, or not; None: not, and warn once where decay cannot act."""
+        if master_weights not in CHOICES:
+            raise ValueError(
+                f"master_weights is {master_weights!r}; give True for float32 masters of bf16 parameters, False for "
+                "none, or None for none and a warning where decay is lost."
+            )
+        self.master_weights = master_weights
+
+    def warn_of_lost_decay(self) -> None:
+        """Warn, once, if the decay of a group's weights is less than half of their last digit."""
+        if self._warned or self.master_weights is not None:
+            return
+        for group in self.param_groups:
+            for name, p in zip(names_of(group), group["params"], strict=True):
+                if not is_narrow(p) or p.grad is None:
+                    continue
+                decay = float(group["lr"]) * float(group["weight_decay"])
+                if 0 < decay < torch.finfo(p.dtype).eps / 2:
+                    self._warned = True
+                    warnings.warn(
+                        f"parameter {name!r} is {p.dtype}, in which a decay of lr * weight_decay = {decay:.1e} a step "
+                        "is rounded away unless an update carries it over, as small updates are; pass "
+                        "master_weights=True for float32 masters, or False if this is what you want.",
+                        stacklevel=_users_line(),
+                    )
+                    return
+
+    def _in_order(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+        groups, lacking = super()._in_order(state_dict), list[str]()
+        for own, saved in zip(self.param_groups, groups, strict=True):
+            for name, p, number in zip(names_of(own), own["params"], saved["params"], strict=True):
+                state = state_dict["state"].get(number, {})
+                if MASTER_WEIGHT in state and not self.keeps_master(p):
+                    raise ValueError(
+                        f"this state has a {MASTER_WEIGHT} for {name!r}, which is {p.dtype} here and keeps none; make "
+                        "the optimizer with master_weights=True and the model as it was, or remove the masters from "
+                        "the state."
+                    )
+                if state and MASTER_WEIGHT not in state and self.keeps_master(p):
+                    lacking.append(name)
+        if lacking:
+            warnings.warn(lacks_masters("state", lacking), stacklevel=_users_line())
+        return groups
+
+
+def lacks_masters(what: str, names: Sequence[str]) -> str:
+    """Return a sentence on a state or checkpoint without masters of these parameters, which are to have some."""
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    return (
+        f"this {what} has no {MASTER_WEIGHT} of {names[0]!r}{more}; the masters begin in the next step, as the "
+        "parameters are then."
+    )
+
+
+def _users_line() -> int:
+    """Return the level on the stack, seen from the caller, of the first line that is neither torch's nor ours."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "distmuon"):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _held(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
