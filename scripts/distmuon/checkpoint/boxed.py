@@ -40,8 +40,19 @@ class Boxed(Tensor):
 
     def copied(self) -> Boxed:
         """Return the same boxes with values of their own, in the host's memory."""
-        held = [(box, torch.empty_like(value, device="cpu").copy_(value)) for box, value in self.held.values()]
-        return Boxed(self.shape, self.dtype, held)
+        found = self.blank(self.dtype)
+        found.copy_from(self)
+        return found
+
+    def blank(self, dtype: torch.dtype) -> Boxed:
+        """Return the same boxes with memory of their own, in the host, yet to be filled."""
+        held = [(box, torch.empty_like(value, dtype=dtype, device="cpu")) for box, value in self.held.values()]
+        return Boxed(self.shape, dtype, held)
+
+    def copy_from(self, other: Boxed) -> None:
+        """Take the values of the same boxes, into the memory of these."""
+        for begin, (_, value) in self.held.items():
+            value.copy_(other.held[begin][1])
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

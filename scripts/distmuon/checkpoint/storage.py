@@ -10,45 +10,48 @@ bit that has flipped; sha256 does.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-MANIFEST = "manifest.json"
-FORMAT = "distmuon checkpoint 1"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be saved there, or is not to be believed. Raised on every rank, before anything changes."""
+from distmuon.checkpoint.boxed import Boxed
+from distmuon.checkpoint.files import CheckpointError, in_words, open_plain, sha256, sync
+from distmuon.checkpoint.locks import Lock
+from distmuon.checkpoint.manifest import FORMAT, MANIFEST, Chunk, Manifest, StoredTensor, digest, parse
+from distmuon.muonw.boxes import all_of, extent, overlap, within
+from distmuon.sharding.buffers import dtype_name
 
 
 class ManifestWriter(FileSystemWriter):
     """Writes chunks as torch does, then a manifest, and lets the folder appear under its name.
 
-    unfinished: where it is written. target: what it is called in the end. notes: whatever else is to be kept, as JSON.
+    unfinished: where it is written. target: what it is called in the end. tensors: what this rank saves; of those
+    without elements torch writes nothing. notes: whatever else is to be kept, as JSON. lock: rank 0's, on the target.
     """
 
-    def __init__(self, unfinished: Path, target: Path, notes: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        unfinished: Path,
+        target: Path,
+        tensors: Mapping[str, Boxed],
+        notes: Mapping[str, Any],
+        lock: Lock | None = None,
+    ) -> None:
         super().__init__(unfinished)
-        self.target, self.notes = target, notes
+        self.target, self.notes, self.lock = target, notes, lock
+        self.looks = {name: (boxed.dtype, tuple(boxed.shape)) for name, boxed in tensors.items()}
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a copy, in the host's memory, for `dcp.async_save`: training goes on and writes to the original."""
@@ -67,113 +70,111 @@ class ManifestWriter(FileSystemWriter):
         """Write the manifest and rename the folder, on the coordinator, once all ranks have written."""
         stored = {result.index: result.storage_data for of_rank in results for result in of_rank}
         folder = Path(self.path)
-        tensors = {}
+        tensors = {
+            name: {"dtype": dtype_name(dtype), "shape": list(shape), "chunks": []}
+            for name, (dtype, shape) in self.looks.items()
+        }
         for name, found in metadata.state_dict_metadata.items():
             assert isinstance(found, TensorStorageMetadata), name  # `notes` hold the rest
             chunks = []
             for chunk in found.chunks:
                 info = stored[MetadataIndex(name, chunk.offsets)]
                 chunks.append([list(chunk.offsets), list(chunk.sizes), info.relative_path, info.offset, info.length])
-            dtype = str(found.properties.dtype).removeprefix("torch.")
+            dtype = dtype_name(found.properties.dtype)
             tensors[name] = {"dtype": dtype, "shape": list(found.size), "chunks": chunks}
         files = {file.name: [file.stat().st_size, sha256(file)] for file in sorted(folder.iterdir())}
         manifest = {"format": FORMAT, "torch": torch.__version__, "tensors": tensors, "files": files}
         manifest["notes"] = self.notes
-        text = json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1)
+        text = json.dumps(manifest | {"sha256": digest(manifest)}, indent=1)
+        self.check_it_can_be_loaded(text)
         with open(folder / MANIFEST, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         self.publish()
 
+    def check_it_can_be_loaded(self, text: str) -> None:
+        """Look at the manifest as `load` will: what is found wrong at the first restart comes too late."""
+        try:
+            manifest = json.loads(text)
+            manifest.pop("sha256")
+            parse(manifest)
+        except ValueError as error:
+            raise CheckpointError(f"it could not be loaded again: {error}; report this, with your model.") from None
+
     def publish(self) -> None:
         """Let the folder appear under its name, now that all of it is on the disk."""
-        _sync(Path(self.path))
+        sync(Path(self.path))
         os.rename(self.path, self.target)
-        _sync(self.target.parent)
+        sync(self.target.parent)
+        self.release()
+
+    def release(self) -> None:
+        """Let others save under this name, or be refused because it exists now."""
+        if self.lock is not None:
+            self.lock.release()
 
 
-class ManifestReader(FileSystemReader):
-    """Reads chunks as torch does, by a manifest that was read and checked before."""
-
-    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
-        super().__init__(folder)
-        self.manifest = manifest
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the manifest in torch's words."""
-        tensors: dict[str, Any] = {}
-        stored: dict[MetadataIndex, _StorageInfo] = {}
-        for name, found in self.manifest["tensors"].items():
-            chunks = []
-            for offsets, sizes, file, offset, length in found["chunks"]:
-                chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-                stored[MetadataIndex(name, offsets)] = _StorageInfo(file, offset, length)
-            properties = TensorProperties(dtype=getattr(torch, found["dtype"]))
-            tensors[name] = TensorStorageMetadata(properties, torch.Size(found["shape"]), chunks)
-        return Metadata(tensors, planner_data={}, storage_data=stored, storage_meta=StorageMeta(load_id=self.load_id))
+# ---- Reading ----------------------------------------------------------------------------------------------
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest; raise CheckpointError, saying what is wrong, for one that cannot be believed."""
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder; give that of a checkpoint.")
-    if not (folder / MANIFEST).is_file():
-        remedy = "it was not written by this project, or never finished: take another"
-        raise CheckpointError(f"{folder} has no {MANIFEST}; {remedy}.")
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        stated = manifest.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{folder / MANIFEST} is damaged ({error}); take another checkpoint.") from None
-    if stated != _digest(manifest):
-        raise CheckpointError(
-            f"{folder / MANIFEST} is damaged: it is not what its sha256 says; take another checkpoint."
-        )
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(
-            f"{folder} has the format {manifest['format']!r}, this is {FORMAT!r}; load it where it was."
-        )
-    return manifest
-
-
-def check_files(folder: Path, manifest: Mapping[str, Any], rank: int = 0, ranks: int = 1) -> None:
+def check_files(folder: Path, manifest: Manifest, rank: int = 0, ranks: int = 1) -> None:
     """Raise CheckpointError, naming the file, unless this rank's share of the files is what the manifest says."""
-    for number, (name, (length, digest)) in enumerate(sorted(manifest["files"].items())):
-        if number % ranks != rank:
-            continue
-        file = folder / name
-        if Path(name).name != name:
-            raise CheckpointError(f"{folder / MANIFEST} names a file outside its folder, {name!r}; do not load it.")
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing; take another checkpoint.")
-        if (found := file.stat().st_size) != length:
-            raise CheckpointError(f"{file} has {found} bytes, not {length}; take another checkpoint.")
-        if sha256(file) != digest:
-            raise CheckpointError(f"{file} is damaged: it is not what its sha256 says; take another checkpoint.")
+    for number, (name, stated) in enumerate(sorted(manifest.files.items())):
+        if number % ranks == rank:
+            file = folder / name
+            with open_plain(file) as stream:
+                found = os.fstat(stream.fileno()).st_size
+            if found != stated.length:
+                raise CheckpointError(f"{file} has {found} bytes, not {stated.length}; take another checkpoint.")
+            if sha256(file) != stated.sha256:
+                raise CheckpointError(f"{file} is damaged: it is not what its sha256 says; take another checkpoint.")
 
 
-def as_json(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what reading will find. Raises CheckpointError for what JSON does not hold."""
+def read_into(folder: Path, stored: Mapping[str, StoredTensor], wanted: Mapping[str, Boxed]) -> None:
+    """Fill the boxes of every wanted tensor, of the stored dtype, from the chunks that they overlap.
+
+    One chunk at a time is in memory beside them. Raises CheckpointError for a chunk that is not what the manifest says.
+    """
+    by_file: dict[str, list[tuple[Chunk, str]]] = {}
+    for name, boxed in wanted.items():
+        for chunk in stored[name].chunks:
+            if any(overlap(box, chunk.box) is not None for box, _ in boxed.held.values()):
+                by_file.setdefault(chunk.file, []).append((chunk, name))
+    for file, chunks in by_file.items():
+        with open_plain(folder / file) as stream:
+            for chunk, name in sorted(chunks, key=lambda pair: pair[0].offset):
+                stream.seek(chunk.offset)
+                with _named(folder / file, name):
+                    tensor = _tensor_in(stream.read(chunk.length), stored[name].dtype, extent(chunk.box))
+                for box, values in wanted[name].held.values():
+                    if (common := overlap(box, chunk.box)) is not None:
+                        values[within(common, box)].copy_(tensor[within(common, chunk.box)])
+
+
+def whole_tensors(folder: Path, manifest: Manifest, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return tensors of a checkpoint, whole, in this process's memory."""
+    found = {name: torch.empty(manifest.tensors[name].shape, dtype=manifest.tensors[name].dtype) for name in names}
+    boxes = {name: Boxed(value.shape, value.dtype, [(all_of(value.shape), value)]) for name, value in found.items()}
+    read_into(folder, manifest.tensors, boxes)
+    return found
+
+
+@contextlib.contextmanager
+def _named(file: Path, name: str) -> Iterator[None]:
+    """Let a chunk that cannot be read be refused by name."""
     try:
-        return json.loads(json.dumps(notes))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the notes cannot be kept as JSON ({error}); leave that out of them.") from None
+        yield
+    except Exception as error:
+        raise CheckpointError(
+            f"{file} cannot give its chunk of {name!r}: {in_words(error)}; take another checkpoint."
+        ) from error
 
 
-def sha256(file: Path) -> str:
-    """Return the digest of a file's bytes."""
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def _tensor_in(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Return the plain tensor that torch.save has written. Raises whatever torch does, ValueError for another one."""
+    found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    plain = isinstance(found, Tensor) and found.layout == torch.strided and found.device.type == "cpu"
+    if not plain or found.is_quantized or (found.dtype, tuple(found.shape)) != (dtype, shape):
+        raise ValueError(f"it is no {dtype_name(dtype)} {list(shape)}, as the manifest says")
+    return found.detach()

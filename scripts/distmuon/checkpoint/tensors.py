@@ -6,141 +6,192 @@ optimizer/blocks.0.up.weight/momentum_buffer     what its optimizer keeps of it
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from distmuon.checkpoint.boxed import Boxed, in_whole, of_run
-from distmuon.checkpoint.storage import CheckpointError
+from distmuon.checkpoint.files import CheckpointError
+from distmuon.checkpoint.manifest import DTYPES, MODEL, OPTIMIZER
+from distmuon.checkpoint.names import plain_names
 from distmuon.muonw.boxes import all_of
 from distmuon.muonw.meshes import common_mesh, own_box
 from distmuon.muonw.plans import local
-from distmuon.optim.masters import MasterWeights, lacks_masters
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
-from distmuon.optim.states import MASTER_WEIGHT
-from distmuon.sharding.buffers import dtype_name
+from distmuon.sharding.buffers import Piece, dtype_name
+from distmuon.sharding.collectives import Group
 from distmuon.sharding.layout import ParamSpec
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
-MODEL, OPTIMIZER = "model", "optimizer"
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+EXTRA_STATE = "_extra_state"  # torch's name for what get_extra_state returns
 
 
-def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Boxed]:
-    """Return everything that is to be saved, or loaded, in the memory where it lives.
+class Owned(NamedTuple):
+    """A parameter of an optimizer's. name: the model's, without wrappers."""
 
-    Raises CheckpointError for a parameter of the optimizer's that the model does not have, and for what is no tensor.
+    name: str
+    tensor: Tensor
+    group: dict[str, Any]
+    optimizer: torch.optim.Optimizer
+
+
+class LiveTensors:
+    """A model and its optimizers, and where this rank's part of every tensor of theirs lies.
+
+    Raises CheckpointError for what could be saved and never loaded, by name, and for what does not belong together.
     """
-    made, found = _kind_of(model, optimizer), {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor):
-            raise CheckpointError(f"the model keeps {name!r}, a {type(value).__name__}; only tensors are saved.")
-        found[f"{MODEL}/{name}"] = made.of_model(name, value)
-    for name, p in owned(model, optimizer):
-        for key, value in optimizer.state[p].items() if p in optimizer.state else ():
-            found[f"{OPTIMIZER}/{name}/{key}"] = made.of_state(p, key, value)
+
+    def __init__(self, model: nn.Module, optimizer: Optimizers) -> None:
+        self.model, self.optimizers = model, _as_sequence(optimizer)
+        common_mesh(list(model.named_parameters()))  # which refuses parameters that lie on others
+        sharded = [each for each in self.optimizers if isinstance(each, ShardedOptimizer)]
+        self._tp: Group | None = sharded[0].grid.tp if sharded else None
+        self._specs: dict[int, ParamSpec] = {}
+        self._pieces: dict[int, Piece] = {}
+        for buffers in (each.buffers for each in sharded):
+            self._specs |= {id(p): spec for p, spec in zip(buffers.parameters, buffers.layout.specs, strict=True)}
+            pieces = (piece for of_bucket in buffers.pieces.values() for piece in of_bucket)
+            self._pieces |= {id(buffers.parameters[piece.index]): piece for piece in pieces}
+        self.live = self._live_tensors()
+        self.boxes = {name: self._of_model(name, value) for name, value in self.live.items()}
+        self.owned = list(self._owned())
+
+    def tensors(self) -> dict[str, Boxed]:
+        """Return everything that is to be saved, in the memory where it lives."""
+        found = {f"{MODEL}/{name}": boxed for name, boxed in self.boxes.items()}
+        for owned in self.owned:
+            for key, value in self.state_of(owned).items():
+                found[f"{OPTIMIZER}/{owned.name}/{key}"] = self.of_state(owned, key, value)
+        return found
+
+    def state_of(self, owned: Owned) -> dict[str, Any]:
+        """Return what the optimizer keeps of a parameter now; nothing is made for one of which it keeps nothing."""
+        return owned.optimizer.state.get(owned.tensor, {})
+
+    def kept_of(self, owned: Owned) -> Tensor | None:
+        """Return what this rank keeps of a parameter, as its state has it; None where it owns nothing of it."""
+        if not isinstance(owned.optimizer, ShardedOptimizer):
+            return owned.tensor
+        piece = self.piece_of(owned)
+        return None if piece is None else piece.weight
+
+    def piece_of(self, owned: Owned) -> Piece | None:
+        """Return the piece of a parameter that a sharded optimizer has left to this rank."""
+        return self._pieces.get(id(owned.tensor))
+
+    def of_state(self, owned: Owned, key: str, value: Any) -> Boxed:
+        """Return what an optimizer keeps of a parameter as boxes of a whole tensor."""
+        what = f"{owned.name}/{key}, of the optimizer"
+        _check_can_be_loaded(what, value)
+        if isinstance(owned.optimizer, ShardedOptimizer) and value.ndim:
+            assert self._tp is not None
+            spec, piece = self._specs[id(owned.tensor)], self._pieces[id(owned.tensor)]
+            held = of_run(spec, self._tp.size, self._tp.rank, piece.meta.range_in_param, value)
+            return Boxed(spec.full_shape(self._tp.size), value.dtype, held)
+        return _placed(what, value)
+
+    def _of_model(self, name: str, value: Tensor) -> Boxed:
+        _check_can_be_loaded(name, value)
+        if self._tp is None or isinstance(value, DTensor):
+            self._refuse_unknown_cut(name, value)
+            return _placed(name, value)
+        spec = self._specs.get(
+            id(value), ParamSpec(name, tuple(value.shape), dtype_name(value.dtype), tp_split_dim(value))
+        )
+        held = in_whole(spec, self._tp.size, self._tp.rank, all_of(value.shape), value.detach())
+        return Boxed(spec.full_shape(self._tp.size), value.dtype, held)
+
+    def _refuse_unknown_cut(self, name: str, value: Tensor) -> None:
+        ranks = getattr(
+            value, "tp_size", torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        )
+        if not isinstance(value, DTensor) and tp_split_dim(value) is not None and ranks > 1:
+            raise CheckpointError(
+                f"{name!r} is cut over TP ranks, and only a sharded optimizer knows the grid: give that, too."
+            )
+
+    def _live_tensors(self) -> dict[str, Tensor]:
+        """Return the model's state by plain names: the tensors themselves, for loading to write to."""
+        modules = (self.model.named_parameters, self.model.named_buffers)
+        alive = {id(tensor) for named in modules for _, tensor in named(remove_duplicate=False)}
+        found = self.model.state_dict(keep_vars=True)
+        for name, value in found.items():
+            if name.rpartition(".")[2] == EXTRA_STATE or not isinstance(value, Tensor):
+                raise CheckpointError(
+                    f"the model keeps {name!r}, a {type(value).__name__}, by get_extra_state or a hook; only its "
+                    "parameters and buffers are saved: make it a buffer, or keep it in the notes."
+                )
+            if id(value) not in alive:
+                raise CheckpointError(
+                    f"the model's state_dict makes {name!r} anew (by a hook, or FSDP1), so nothing loaded would reach "
+                    "the model; remove the hook, or wrap the model with fully_shard."
+                )
+        names = plain_names(self.model, list(found))
+        return {names[name]: value for name, value in found.items()}
+
+    def _owned(self) -> Iterator[Owned]:
+        """Yield the optimizers' parameters, under the names that the model has for them."""
+        given = dict(self.model.named_parameters())
+        plain = plain_names(self.model, list(given))
+        names = {id(p): plain[name] for name, p in given.items()}
+        seen: set[int] = set()
+        for optimizer in self.optimizers:
+            for key in optimizer.state:
+                if not isinstance(key, Tensor):
+                    raise CheckpointError(f"the optimizer keeps {key!r} of no parameter, and that cannot be saved.")
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    name = names.get(id(p))
+                    if name is None:
+                        raise CheckpointError(
+                            f"the optimizer has a parameter of shape {tuple(p.shape)} that the model has not; give "
+                            "both of one training."
+                        )
+                    if name not in self.live:
+                        raise CheckpointError(f"the model's state_dict leaves {name!r} out, which is trained.")
+                    if id(p) in seen:
+                        raise CheckpointError(f"{name!r} is in two groups; let one optimizer train it.")
+                    seen.add(id(p))
+                    yield Owned(name, p, group, optimizer)
+
+
+def _as_sequence(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
+    if optimizer is None:
+        return ()
+    found = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+    for each in found:
+        if not hasattr(each, "param_groups") or not hasattr(each, "state"):
+            raise CheckpointError(f"{type(each).__name__} is no optimizer; give one, several in a list, or none.")
     return found
 
 
-def make_states(model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
-    """Let the optimizer have just those states, of any values, that are saved under these names."""
-    made = _kind_of(model, optimizer)
-    _check_masters(model, optimizer, names)
-    for name, p in owned(model, optimizer):
-        begin = f"{OPTIMIZER}/{name}/"
-        keys = [found.removeprefix(begin) for found in names if found.startswith(begin)]
-        if (like := made.kept_of(p)) is None:
-            continue
-        state = optimizer.state[p]
-        for key in [key for key in state if key not in keys]:
-            del state[key]
-        for key in keys:
-            if key not in state:
-                dtype = optimizer.kept_dtype(p) if isinstance(optimizer, MasterWeights) else like.dtype
-                state[key] = torch.zeros(()) if key == "step" else torch.zeros_like(like, dtype=dtype)
+def _placed(name: str, value: Tensor) -> Boxed:
+    """Return a plain tensor, or a DTensor where PyTorch has placed it."""
+    box = own_box(name, value) if isinstance(value, DTensor) else all_of(value.shape)
+    return Boxed(value.shape, value.dtype, [(box, local(value.detach()))])
 
 
-def _check_masters(model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
-    """Refuse saved masters where they would be rounded; warn where there are none, and they are wanted."""
-    lacking = []
-    for name, p in owned(model, optimizer) if isinstance(optimizer, MasterWeights) else ():
-        begin = f"{OPTIMIZER}/{name}/"
-        saved, wanted = begin + MASTER_WEIGHT in names, optimizer.keeps_master(p)  # type: ignore[attr-defined]
-        if saved and not wanted:
-            raise CheckpointError(
-                f"the checkpoint has a {MASTER_WEIGHT} of {name!r}, which is {p.dtype} here and keeps none; make the "
-                "optimizer with master_weights=True, and the model as it was."
-            )
-        if wanted and not saved and any(found.startswith(begin) for found in names):
-            lacking.append(name)
-    if lacking:
-        warnings.warn(lacks_masters("checkpoint", lacking), stacklevel=4)
-
-
-def owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield the optimizer's parameters, under the names that the model has for them."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if id(p) not in names:
-                raise CheckpointError(
-                    f"the optimizer has a parameter of shape {tuple(p.shape)} that the model has not; give both of one "
-                    "training."
-                )
-            yield names[id(p)], p
-
-
-def _kind_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> _Flat | _Placed:
-    return _Flat(optimizer) if isinstance(optimizer, ShardedOptimizer) else _Placed(model)
-
-
-class _Placed:
-    """Plain tensors, and DTensors where PyTorch has placed them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        common_mesh(list(model.named_parameters()))  # which refuses parameters that lie on others
-
-    def kept_of(self, p: Tensor) -> Tensor:
-        """Return what this rank keeps of a parameter, as its state has it."""
-        return p
-
-    def of_model(self, name: str, value: Tensor) -> Boxed:
-        box = own_box(name, value) if isinstance(value, DTensor) else all_of(value.shape)
-        return Boxed(value.shape, value.dtype, [(box, local(value.detach()))])
-
-    def of_state(self, p: Tensor, key: str, value: Any) -> Boxed:
-        return self.of_model(key, value)
-
-
-class _Flat:
-    """TP-local parameters, and the flat runs of them that ZeRO-1 has left to this rank."""
-
-    def __init__(self, optimizer: ShardedOptimizer) -> None:
-        self.tp, buffers = optimizer.grid.tp, optimizer.buffers
-        self.specs = {id(p): spec for p, spec in zip(buffers.parameters, buffers.layout.specs, strict=True)}
-        self.pieces = {id(buffers.parameters[p.index]): p for pieces in buffers.pieces.values() for p in pieces}
-
-    def kept_of(self, p: Tensor) -> Tensor | None:
-        """Return what this rank keeps of a parameter, as its state has it; None where it owns nothing of it."""
-        piece = self.pieces.get(id(p))
-        return None if piece is None else piece.weight
-
-    def of_model(self, name: str, value: Tensor) -> Boxed:
-        spec = self.specs.get(
-            id(value), ParamSpec(name, tuple(value.shape), dtype_name(value.dtype), tp_split_dim(value))
-        )
-        shape = spec.full_shape(self.tp.size)
-        return Boxed(
-            shape, value.dtype, in_whole(spec, self.tp.size, self.tp.rank, all_of(value.shape), value.detach())
-        )
-
-    def of_state(self, p: Tensor, key: str, value: Tensor) -> Boxed:
-        if value.ndim == 0:
-            return Boxed((), value.dtype, [((), value)])
-        spec = self.specs[id(p)]
-        run = self.pieces[id(p)].meta.range_in_param
-        held = of_run(spec, self.tp.size, self.tp.rank, run, value)
-        return Boxed(spec.full_shape(self.tp.size), value.dtype, held)
+def _check_can_be_loaded(name: str, value: Any) -> None:
+    """Raise CheckpointError for a tensor that loading could not write to, or could not read."""
+    problem = None
+    if not isinstance(value, Tensor):
+        problem = f"a {type(value).__name__} and no tensor"
+    elif is_lazy(value):
+        problem = "without a shape yet; let the model run once before"
+    elif value.is_meta:
+        problem = "on the meta device; give it storage first (to_empty)"
+    elif value.layout != torch.strided or value.is_quantized or value.is_nested:
+        problem = f"no dense tensor ({value.layout})"
+    elif dtype_name(value.dtype) not in DTYPES:
+        problem = f"of dtype {value.dtype}"
+    elif value.is_inference():
+        problem = "an inference tensor, which nothing may write to; clone it outside inference_mode"
+    elif any(step == 0 and size > 1 for step, size in zip(local(value).stride(), local(value).shape, strict=True)):
+        problem = "expanded, several elements in one place; clone it"
+    if problem:
+        raise CheckpointError(f"{name!r} is {problem}: a checkpoint cannot keep it.")

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distmuon.checkpoint import runs, storage
+from distmuon.checkpoint import manifest, runs
 
 STEP = re.compile(r'\{"step": (\d+)')  # how a line of metrics.jsonl begins
 
@@ -17,19 +17,22 @@ class Contents(NamedTuple):
     """What is in a checkpoint, wherever in its files. pieces: (tensor, where the piece begins) -> sha256."""
 
     pieces: dict[tuple[str, tuple[int, ...]], str]
+    groups: list[manifest.StoredGroup]
     notes: dict[str, Any]
 
 
 def contents(checkpoint: Path) -> Contents:
     """Return what is in a checkpoint; a run that has begun anew writes the same tensors in another order."""
-    manifest = storage.read_manifest(checkpoint)
-    files = {name: (checkpoint / name).read_bytes() for name in manifest["files"]}
+    found = manifest.read_manifest(checkpoint)
+    files = {name: (checkpoint / name).read_bytes() for name in found.files}
     pieces = {
-        (name, tuple(offsets)): hashlib.sha256(files[file][start : start + length]).hexdigest()
-        for name, tensor in manifest["tensors"].items()
-        for offsets, _, file, start, length in tensor["chunks"]
+        (name, tuple(side.start for side in chunk.box)): hashlib.sha256(
+            files[chunk.file][chunk.offset : chunk.offset + chunk.length]
+        ).hexdigest()
+        for name, tensor in found.tensors.items()
+        for chunk in tensor.chunks
     }
-    return Contents(pieces, manifest["notes"])
+    return Contents(pieces, found.groups, found.notes)
 
 
 def reached(run: Path) -> int:

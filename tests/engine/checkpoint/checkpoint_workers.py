@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from distmuon.checkpoint import folders, runs, storage
+from distmuon.checkpoint import files, folders, runs, storage
 from distmuon.conformance.placements import held
 from distmuon.launch import World
 from distmuon.muonw.optimizer import MuonW
@@ -134,7 +134,7 @@ def training(world: World, wrap: str) -> tuple[Any, MuonW]:
     return model, MuonW(meshes.groups_of(model), batched=False)
 
 
-def go_on_mesh(model: Any, optimizer: MuonW, steps: range) -> None:
+def go_on_mesh(model: Any, optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
         meshes.give(model, step, absent=("odd.weight",) if step < BEFORE else ())
         optimizer.step()
@@ -146,9 +146,9 @@ def save_muonw(world: World, wrap: str, folder: str) -> None:
     folders.save(folder, model, optimizer, NOTES)
 
 
-def never_stopped(world: World) -> dict[str, Tensor]:
+def never_stopped(world: World, steps: int = BEFORE + AFTER) -> dict[str, Tensor]:
     model, optimizer = training(world, "plain")
-    go_on_mesh(model, optimizer, range(BEFORE + AFTER))
+    go_on_mesh(model, optimizer, range(steps))
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
@@ -160,6 +160,32 @@ def load_muonw(world: World, wrap: str, folder: str, expected: dict[str, Tensor]
     whole = {name: held(expected[name], p) for name, p in model.named_parameters()}
     differ = [name for name, p in model.named_parameters() if not torch.equal(local(p), whole[name])]
     return {"differ": differ, "notes": notes}
+
+
+def change_the_way_of_sharding(world: World, folder: str) -> dict[str, Any]:
+    """Train by MuonW on FSDP2, go on by DistributedMuon, and go on from that by MuonW on FSDP2 again; return where
+    either is not what one process that was never stopped has."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is converted
+        model, optimizer = training(world, "fsdp")
+        go_on_mesh(model, optimizer, range(BEFORE))
+        folders.save(f"{folder}/fsdp", model, optimizer)
+
+        flat = meshes.Net()
+        flat_optimizer = DistributedMuon(meshes.groups_of(flat), Grid.of(world), batched=False)
+        folders.load(f"{folder}/fsdp", flat, flat_optimizer)
+        go_on_mesh(flat, flat_optimizer, range(BEFORE, BEFORE + 1))
+        expected = never_stopped(world, BEFORE + 1)
+        found["zero1 differs"] = [n for n, p in flat.named_parameters() if not torch.equal(p, expected[n])]
+        folders.save(f"{folder}/zero1", flat, flat_optimizer)
+
+        model, optimizer = training(world, "fsdp")
+        folders.load(f"{folder}/zero1", model, optimizer)
+        go_on_mesh(model, optimizer, range(BEFORE + 1, BEFORE + AFTER))
+        expected = never_stopped(world, BEFORE + AFTER)
+    found["fsdp differs"] = [n for n, p in model.named_parameters() if not torch.equal(whole(p), expected[n])]
+    return found
 
 
 # ---- Trouble ----------------------------------------------------------------------------------------------
@@ -196,7 +222,7 @@ def save_over(world: World, folder: str) -> list[str]:
             saving = folders.async_save(folder, *small())
             Path(folder, "of another").mkdir(parents=True, exist_ok=True)
         error = saving.exception()
-        assert isinstance(error, storage.CheckpointError)
+        assert isinstance(error, files.CheckpointError)
         return [str(error), *(str(one.message) for one in warned if one.category is RuntimeWarning)]
 
 
@@ -208,7 +234,7 @@ def damaged_for_one(world: World, folder: str) -> str:
         storage.sha256 = lambda file: "0"
     try:
         folders.load(folder, model, optimizer)
-    except storage.CheckpointError as error:
+    except files.CheckpointError as error:
         assert all(torch.equal(a, local(p)) for a, p in zip(before, model.parameters(), strict=True))
         return str(error).replace(str(Path(folder).parent), "")
     return "nothing"

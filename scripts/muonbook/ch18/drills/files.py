@@ -92,7 +92,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a wrong text": ("--text language, where the run has alice", {"text": "language"}, "'model/tokens.weight' is"),
     "a wrong seed": ("--seed 1, where the run has 0", {"seed": 1}, "was begun with --seed 0, this is --seed 1"),
     "a wrong optimizer": (
-        "--optimizer adamw, where the run has muon", {"optimizer": "adamw"}, "--optimizer muon, this is"
+        "--optimizer adamw, where the run has muon", {"optimizer": "adamw"}, "was trained by muon in"
     ),
 }  # fmt: skip
 
