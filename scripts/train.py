@@ -14,7 +14,6 @@ saved; ten end the run.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import sys
 import threading
@@ -23,7 +22,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,7 +34,6 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from distmuon import DistributedMuon, Grid, Metrics, MuonW, Zero1AdamW, checkpoint, launch
-from distmuon.checkpoint.folders import on_rank_0
 from distmuon.metrics.writers import JsonLines, TensorBoard
 from distmuon.models.corpus import Corpus, corpus
 from distmuon.models.networks import ALONE, Transformer, initial_weights
@@ -232,35 +230,6 @@ def check_same_everywhere(world: launch.World, text: Corpus) -> None:
 
 
 @contextlib.contextmanager
-def claim(folder: str) -> Iterator[None]:
-    """Keep a run's folder to this run while inside, or until rank 0 dies: the lock is the system's. Collective.
-
-    Raises CheckpointError on all ranks where another run has it. A file system without locks gives one to everybody.
-    """
-    file: IO[str] | None = None
-
-    def take() -> None:
-        nonlocal file
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        file = open(Path(folder) / "lock", "a")  # noqa: SIM115
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            words = "is in use by another run; wait for it, or give another --folder"
-            raise checkpoint.CheckpointError(f"{folder} {words}.") from None
-        except OSError:
-            file.close()
-
-    on_rank_0(take)
-    try:
-        yield
-    finally:
-        if file is not None:
-            file.close()
-
-
-@contextlib.contextmanager
 def claim_patiently(world: launch.World, folder: str) -> Iterator[None]:
     """Keep the folder to this run. Collective; raises CheckpointError where another run keeps it.
 
@@ -271,7 +240,7 @@ def claim_patiently(world: launch.World, folder: str) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         for left in reversed(range(tries)):
             try:
-                held.enter_context(claim(folder))
+                held.enter_context(checkpoint.claim(folder))
                 break
             except checkpoint.CheckpointError as taken:
                 if not left:
