@@ -98,12 +98,13 @@ def main() -> int:
     """Return 0 if every part ended well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the results go")
+    parser.add_argument("--commit", help="of this tree, where it was copied here and its history does not know it")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.parts if name not in PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}.")
     sys.path.insert(0, str(ROOT / "scripts"))
-    found = circumstances()
+    found = circumstances() | ({"commit": arguments.commit} if arguments.commit else {})
     stem = "gpu" if found["gpus"] else "dry_run"
     arguments.folder.mkdir(parents=True, exist_ok=True)
     results, said = (arguments.folder / f"{stem}.{kind}" for kind in ("json", "txt"))

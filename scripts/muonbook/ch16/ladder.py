@@ -69,7 +69,7 @@ def climb(world: World) -> list[dict[str, Count]] | None:
     for name, rung in {ADAMW: None, **RUNGS}.items():
         torch.manual_seed(0)  # all start alike, whoever started them
         model = Transformer(**SHAPE, tp=grid.tp)  # type: ignore[arg-type]
-        optimizer = _optimizer(model, grid, rung)
+        optimizer = _optimizer(model.to(grid.device), grid, rung)
         _give_gradients(model)
         optimizer.step()  # makes the state, which stays
         _give_gradients(model)
