@@ -19,10 +19,9 @@ from distmuon.checkpoint.algorithms import algorithm_of, check_algorithm, name_o
 from distmuon.checkpoint.boxed import Boxed
 from distmuon.checkpoint.files import CheckpointError
 from distmuon.checkpoint.manifest import FIRST_FORMAT, MODEL, OPTIMIZER, Manifest, StoredGroup, StoredTensor
-from distmuon.checkpoint.names import without_parallel, without_wrappers
 from distmuon.checkpoint.tensors import LiveTensors, Owned
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
-from distmuon.optim.states import MASTER_WEIGHT, STATE_KEYS
+from distmuon.optim.states import MASTER_WEIGHT, STATE_KEYS, plain_name, without_wrappers
 from distmuon.sharding.buffers import dtype_name
 
 SCALAR = "step"  # kept where torch keeps it: on the host, but for capturable and fused optimizers
@@ -111,7 +110,7 @@ def plan_loading(manifest: Manifest, training: LiveTensors) -> Loading:
 def _in_plain_names(manifest: Manifest, training: LiveTensors) -> tuple[dict[str, StoredTensor], Sequence[StoredGroup]]:
     """Return tensors and groups by names without wrappers, which the first format kept; as they are where that fits."""
     ours = {f"{MODEL}/{name}" for name in training.boxes}
-    renamings = (str, without_wrappers, without_parallel) if manifest.format == FIRST_FORMAT else (str,)
+    renamings = (str, without_wrappers, plain_name) if manifest.format == FIRST_FORMAT else (str,)
     for renamed in renamings:
         tensors = {}
         for name, tensor in manifest.tensors.items():

@@ -10,8 +10,7 @@ from collections.abc import Collection
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # names that torch alone gives
-PARALLEL = "module"  # what DataParallel and DistributedDataParallel call the model inside; others use the name, too
+from distmuon.optim.states import PARALLEL, WRAPPERS
 
 
 def plain_names(model: nn.Module, names: Collection[str]) -> dict[str, str]:
@@ -32,13 +31,3 @@ def plain_names(model: nn.Module, names: Collection[str]) -> dict[str, str]:
         double = next(name for name in found.values() if list(found.values()).count(name) > 1)
         raise ValueError(f"two tensors of the model are called {double!r} without their wrappers; rename a module.")
     return found
-
-
-def without_wrappers(name: str) -> str:
-    """Return a name that an older checkpoint has kept with its wrappers."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def without_parallel(name: str) -> str:
-    """Return such a name of a model inside DistributedDataParallel."""
-    return without_wrappers(name).removeprefix(f"{PARALLEL}.")

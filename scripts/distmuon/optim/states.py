@@ -16,7 +16,8 @@ from torch import Tensor
 STATE_KEYS = {"muon": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an algorithm keeps
 MASTER_WEIGHT = "master_weight"  # and what is kept of a parameter that is narrower than float32
 MADE_BY, NAMES = "made_by", "param_names"
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, torch.compile and FSDP1 put into names
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors, torch's alone
+PARALLEL = "module"  # what DataParallel and DistributedDataParallel call the model inside; others use the name, too
 
 Group = Mapping[str, Any]
 
@@ -177,10 +178,13 @@ def names_of(group: Group) -> list[str]:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without what wrappers put into it."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "") if wrapper.startswith("_") else name.removeprefix(wrapper)
-    return name
+    """Return a parameter's name without what wrappers put into it, those of data parallelism included."""
+    return without_wrappers(name).removeprefix(f"{PARALLEL}.")
+
+
+def without_wrappers(name: str) -> str:
+    """Return a name without what torch.compile, FSDP1 and checkpointed modules put into it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def check_shapes(name: str, parameter: Tensor, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
