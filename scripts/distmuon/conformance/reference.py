@@ -79,12 +79,17 @@ class Arithmetic:
         return float(response.min()), float(response.max())
 
 
+_ARITHMETICS: list[Arithmetic] = []  # by their numbers in groups, so that a copied optimizer finds its own
+
+
 class PlainMuon(Optimizer):
     """Muon by the arithmetic above, one parameter at a time; groups hold lr, weight_decay and momentum."""
 
     def __init__(self, params: Any, arithmetic: Arithmetic, lr: float, weight_decay: float, momentum: float) -> None:
-        self.arithmetic = arithmetic
-        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum))
+        super().__init__(
+            params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, arithmetic=len(_ARITHMETICS))
+        )
+        _ARITHMETICS.append(arithmetic)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -95,11 +100,11 @@ class PlainMuon(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
-                state, lr = self.state[p], float(group["lr"])
+                state, lr, arithmetic = self.state[p], float(group["lr"]), _ARITHMETICS[group["arithmetic"]]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
-                fed = self.arithmetic.fed(state["momentum_buffer"], p.grad, group["momentum"])
-                update = self.arithmetic.scale(*p.shape) * self.arithmetic.orthogonalized(fed)
+                fed = arithmetic.fed(state["momentum_buffer"], p.grad, group["momentum"])
+                update = arithmetic.scale(*p.shape) * arithmetic.orthogonalized(fed)
                 p.copy_((1 - lr * group["weight_decay"]) * p.double() - lr * update)
         return loss
 

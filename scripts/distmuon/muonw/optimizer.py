@@ -148,7 +148,7 @@ class MuonW(MasterWeights):
                 loss = closure()
         self._check_now()
         self._watch.look(any(p.grad is not None for group in self.param_groups for p in group["params"]))
-        plans = self._plans.of(self.param_groups)
+        plans = self._plans.of(self.param_groups, self.state)
         if not self._unscale():
             self.skipped_steps += 1
             return loss
@@ -175,7 +175,7 @@ class MuonW(MasterWeights):
         if max_norm < math.inf:
             refuse_one_of_the_stages(self.param_groups, "clip_grad_norm_")
         self._check_now()
-        self._plans.of(self.param_groups)
+        self._plans.of(self.param_groups, self.state)
         self._clipped = True
         moving = [(n, p, p.grad) for group in self.param_groups for n, p in named(group) if p.grad is not None]
         for name, p, _ in moving:

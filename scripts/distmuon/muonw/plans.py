@@ -66,15 +66,15 @@ class Plans:
         self._laid_out: list[tuple[object, ...]] | None = None  # what the plans below are for
         self._plans: list[Plan] = []
 
-    def of(self, groups: Groups) -> list[Plan]:
-        """Return the plans for Muon's parameters: one for each dtype, plain tensors apart.
+    def of(self, groups: Groups, known: Mapping[Tensor, Any]) -> list[Plan]:
+        """Return the plans for Muon's parameters: one for each dtype, plain tensors apart. known: the states so far.
 
         Collective where the mesh has no group of all its ranks yet. Raises ValueError for a parameter that Muon cannot
         take, or whose place cannot be relied on, before anything is sent.
         """
         now = [(number, *_looks(p, group)) for number, group in enumerate(groups) for p in group["params"]]
         if now != self._laid_out:
-            self.everybody, self._plans = _lay_out(groups, self._gather_dtype, self._ledger)
+            self.everybody, self._plans = _lay_out(groups, known, self._gather_dtype, self._ledger)
             self._laid_out = now
         return self._plans
 
@@ -86,10 +86,12 @@ def _looks(parameter: Tensor, group: Mapping[str, Any]) -> tuple[object, ...]:
     return id(parameter), parameter.shape, parameter.dtype, parameter.device, placed, option
 
 
-def _lay_out(groups: Groups, gather_dtype: torch.dtype | None, ledger: Ledger) -> tuple[Group, list[Plan]]:
+def _lay_out(
+    groups: Groups, known: Mapping[Tensor, Any], gather_dtype: torch.dtype | None, ledger: Ledger
+) -> tuple[Group, list[Plan]]:
     for options in groups:
         if options["algorithm"] == "muon":
-            check_muon_parameters(options, warn=False)  # which may be others than at construction
+            check_muon_parameters(options, known)  # which may be others than at construction
     mesh = common_mesh([pair for group in groups for pair in named(group)])
     alone = Group("mesh", ledger=ledger)
     everybody = alone if mesh is None else group_of(mesh, ledger)

@@ -223,13 +223,15 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
     check_form(group["ns_form"], group["ns_norm"], group["compute_dtype"])
 
 
-def check_muon_parameters(group: Mapping[str, Any], warn: bool = True) -> None:
-    """Raise ValueError, naming it, for a whole parameter of a group that Muon cannot take.
+def check_muon_parameters(group: Mapping[str, Any], known: Mapping[Tensor, Any] | None = None) -> None:
+    """Raise ValueError, naming it, for a whole parameter of a group that Muon cannot take; warn of what it should not.
 
-    warn: of those that it should not take. To be done once for each parameter, where the refusal may be repeated.
+    known: the states of a training that has begun. What has one was checked before, and nothing is warned of again.
     """
     for name, parameter in named(group):
-        check_muon_parameter(name, parameter, group["matrices"], warn=warn)
+        if known is not None and parameter in known:
+            continue
+        check_muon_parameter(name, parameter, group["matrices"], warn=known is None)
         if parameter.dtype not in MOMENTUM_DTYPES:
             raise ValueError(
                 f"parameter {name!r} is {parameter.dtype}, which holds no momentum (it ends at 65504); "
@@ -305,7 +307,7 @@ class Muon(MasterWeights):
         for group in self.param_groups:
             check_complete({"algorithm": "muon"} | group, {"muon": self.DEFAULTS}, "Muon")
             self._check_options(group)
-            check_muon_parameters(group, warn=False)  # which may be others than at construction
+            check_muon_parameters(group, self.state)  # which may be others than at construction
         self.warn_of_lost_decay()
         moving = [(p, group) for group in self.param_groups for p in self._moving(group)]
         self._watch.look(bool(moving))

@@ -56,7 +56,7 @@ def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
     pairs = {n: (local(p).detach(), held(whole[n].detach(), p)) for n, p in model.named_parameters()}
     differ = [n for n, pair in pairs.items() if not torch.equal(*pair)]
     far = [n for n, pair in pairs.items() if not torch.allclose(*pair, rtol=2**-6, atol=2**-6)]
-    (plan,) = optimizer._plans.of(optimizer.param_groups)
+    (plan,) = optimizer._plans.of(optimizer.param_groups, optimizer.state)
     mine, every = ([(plan.parameters[i].name, n) for i, n in keys] for keys in (plan.parcels.mine, plan.parcels.owner))
     return {"differ": differ, "far": far, "calls": calls, "boxes": [n for n, same in torch_agrees.items() if not same],
             "told": optimizer.ledger.total().calls, "mine": mine, "all": every}  # fmt: skip
