@@ -86,9 +86,8 @@ class PlainMuon(Optimizer):
     """Muon by the arithmetic above, one parameter at a time; groups hold lr, weight_decay and momentum."""
 
     def __init__(self, params: Any, arithmetic: Arithmetic, lr: float, weight_decay: float, momentum: float) -> None:
-        super().__init__(
-            params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, arithmetic=len(_ARITHMETICS))
-        )
+        options = dict(lr=lr, weight_decay=weight_decay, momentum=momentum, arithmetic=len(_ARITHMETICS))
+        super().__init__(params, options)
         _ARITHMETICS.append(arithmetic)
 
     @torch.no_grad()

@@ -155,7 +155,7 @@ def test_a_model_whose_storage_was_moved_to_shared_memory_trains_on_to_the_bit(d
         ("order", r"the parameters of rank 3 differ .* has '2\.weight' in the place of '0\.weight'"),
         ("one more", "the parameters of rank 3 differ .* rank 3 has 'more', which rank 0 has not"),
         ("shape", r"'0\.weight' is \[7, 6\] float64.* on rank 3, and \[7, 5\] float64"),
-        ("learning rate", r"'lr of group 0' is 0\.5 on rank 3, and 0\.02 on rank 0"),
+        ("learning rate", r"'lr of group 0' is 0\.5 on rank 3, and 0\.001 on rank 0"),
         ("group", "the parameters of rank 3 differ"),
         ("frozen", r"'0\.bias' is \[7\].*, in group 1, frozen on rank 3, and .*trained on rank 0"),
         ("matrices", r"'matrices of group 0' is \('rows', 1\) on rank 3, and 'whole' on rank 0"),
