@@ -90,7 +90,7 @@ def play_all_damaged(ground: DrillGround, name: str) -> Row:
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a wrong model": ("--width 32, where the run has 16", {"width": 32}, "'model/tokens.weight' is"),
     "a wrong text": ("--text language, where the run has alice", {"text": "language"}, "'model/tokens.weight' is"),
-    "a wrong seed": ("--seed 1, where the run has 0", {"seed": 1}, "was begun with --seed 0, this is --seed 1"),
+    "a wrong seed": ("--seed 1, where the run has 0", {"seed": 1}, "cannot go on with --seed 1 instead of 0"),
     "a wrong optimizer": (
         "--optimizer adamw, where the run has muon", {"optimizer": "adamw"}, "was trained by muon in"
     ),
