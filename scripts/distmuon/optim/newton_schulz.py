@@ -301,7 +301,8 @@ def unit_frobenius_(
         if all(1e-15 < one < 1e15 for one in norm.flatten().tolist()):
             return x.mul_(1 / norm)
     largest = torch.linalg.vector_norm(x, math.inf, dim=both, keepdim=True)
-    mantissa, _ = torch.frexp(largest)  # over the largest entry it is a power of two; NaN for an infinity, 0 for zero
+    mantissa, _ = torch.frexp(largest)
+    # their quotient is a power of two; NaN for an infinity, 0 for zero
     x.mul_(mantissa / largest.clamp_(min=tiny))
     norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
     return x.mul_(norm.clamp_(min=tiny).reciprocal_())
