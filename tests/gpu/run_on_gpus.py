@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 LINES, WIDTH = 40, 240  # of what a failed test said last
 
 
@@ -35,7 +36,8 @@ class Outcomes:
         if report.skipped and isinstance(report.longrepr, tuple):
             self.skipped[name] = report.longrepr[2].removeprefix("Skipped: ")
         elif report.failed:
-            self.failed[name] = [line[:WIDTH] for line in report.longreprtext.splitlines()[-LINES:]]
+            said = report.longreprtext.replace(f"{ROOT}/", "").replace(f"{sys.prefix}/", "")  # of one machine alone
+            self.failed[name] = [line[:WIDTH] for line in said.splitlines()[-LINES:]]
         elif report.when == "call":
             self.passed.append(name)
         self.path.write_text(json.dumps(self.found()), encoding="utf-8")
