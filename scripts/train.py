@@ -87,7 +87,7 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
         model, optimizer, forward = build(world, settings, text.vocabulary)
         first = resume(world, settings, text, model, optimizer)
         metrics = held.enter_context(observe(settings, optimizer, first))
-    except (checkpoint.CheckpointError, ValueError, ModuleNotFoundError) as error:  # the last: of --tensorboard
+    except (checkpoint.CheckpointError, ValueError, ModuleNotFoundError) as error:
         held.close()
         return Ended(0, refused=str(error))
 
@@ -261,7 +261,9 @@ def resume(
     if settings.folder is None:
         return 0
     decays = [group["weight_decay"] for group in optimizer.param_groups]
-    loaded = checkpoint.load_newest(settings.folder, model, optimizer)
+    with warnings.catch_warnings():  # of a state that another optimizer made: the line on --sharding says so
+        warnings.filterwarnings("ignore", message=".*its state was made by")
+        loaded = checkpoint.load_newest(settings.folder, model, optimizer)
     for reason in loaded.refused:
         tell(world, f"refused     {reason}")
     if not loaded.step:
