@@ -55,6 +55,7 @@ def test_there_is_one_way_to_write_results() -> None:
         "recording.py",
         "agreement.py",
         "run_in_colab.py",
+        "manifest.py",
         "storage.py",
         "writers.py",
         "plugin.py",

@@ -246,7 +246,7 @@ def test_the_shared_cell_can_be_run_twice(published: str, tmp_path: Path) -> Non
     home = tmp_path / "home"
     home.mkdir()
     script = (
-        f"cell = {chapters.FIRST_CELL!r}\nexec(cell)\nplace, path = os.getcwd(), os.environ['PATH']\nexec(cell)\n"
+        f"cell = {CELL!r}\nexec(cell)\nplace, path = os.getcwd(), os.environ['PATH']\nexec(cell)\n"
         "assert (os.getcwd(), os.environ['PATH']) == (place, path)\nos.chdir('../..')\nexec(cell)\n"
         "assert os.getcwd() == place, 'a restarted kernel begins where it began'\nprint(os.path.relpath(place, home))"
     )

@@ -11,7 +11,6 @@ from chapters import CHAPTERS
 from tools import pace
 
 PICTURE_BY, RUN_BY = 150, 400  # words, unfolded
-MOST_WORDS = {("01", "11"): 20_000, ("04", "04"): 2_000, ("12", "15"): 6_500}  # from, to; folded ones included
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
@@ -21,15 +20,6 @@ def test_a_chapter_shows_a_picture_and_runs_before_it_explains(path: Path) -> No
     assert counted.first_picture <= PICTURE_BY
     assert counted.first_run is not None
     assert counted.first_run <= RUN_BY
-
-
-@pytest.mark.parametrize("chapters", MOST_WORDS, ids=" to ".join)
-def test_not_a_word_more_than_it_needs(chapters: tuple[str, str]) -> None:
-    first, last = chapters
-    told = [path for path in CHAPTERS if first <= path.stem.partition("_")[0] <= last and path.stem[2] == "_"]
-    words = {path.stem: pace.pace(nbformat.read(path, as_version=4)).words for path in told}
-    assert len(words) == int(last) - int(first) + 1
-    assert sum(words.values()) <= MOST_WORDS[chapters], words
 
 
 def test_words_are_what_a_reader_reads() -> None:
