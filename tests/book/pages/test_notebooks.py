@@ -248,11 +248,11 @@ def test_the_shared_cell_can_be_run_twice(published: str, tmp_path: Path) -> Non
     script = (
         f"cell = {CELL!r}\nexec(cell)\nplace, path = os.getcwd(), os.environ['PATH']\nexec(cell)\n"
         "assert (os.getcwd(), os.environ['PATH']) == (place, path)\nos.chdir('../..')\nexec(cell)\n"
-        "assert os.getcwd() == place, 'a restarted kernel begins where it began'\nprint(os.path.relpath(place, home))"
+        "assert os.getcwd() == place, 'a restarted kernel begins where it began'\nprint(os.path.relpath(place, begun))"
     )
     environment = run_in_colab.reader(home, published, colab=True)
     done = subprocess.run(
-        [sys.executable, "-c", f"home = {str(home)!r}\n{script}"],
+        [sys.executable, "-c", f"begun = {str(home)!r}\n{script}"],
         cwd=home, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "muon-at-scale/notebooks\n"), done.stderr
