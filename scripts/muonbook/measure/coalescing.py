@@ -69,8 +69,8 @@ def by_bucket(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[in
 def coalesced(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[int, Tensor]:
     """Ask for each bucket in a call (`--ways`: one per matrix); let torch make one of them all.
 
-    Raises ImportError where torch has no coalescing manager: its name is private. Raises NotImplementedError where it
-    would hand a GPU's tensors to gloo.
+    Raises ImportError where torch has no coalescing manager: its name is private.
+    Raises NotImplementedError where it would hand a GPU's tensors to gloo.
     """
     from torch.distributed.distributed_c10d import _coalescing_manager
 
