@@ -38,6 +38,7 @@ from distmuon.checkpoint.ranks import on_rank_0, rank, ranks, refusing, several,
 from distmuon.checkpoint.storage import ManifestWriter, check_files, read_into, whole_tensors
 from distmuon.checkpoint.tensors import LiveTensors, Optimizers
 from distmuon.optim.routing import reshard
+from distmuon.sharding.warning import warn_user
 
 UNFINISHED = ".unfinished-"
 LOCK = ".lock-"
@@ -112,7 +113,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizers = None) -> 
     together(read)
     loading.commit(training)
     if loading.said and rank() == 0:
-        warnings.warn(f"{source}: {'; '.join(loading.said)}.", UserWarning, stacklevel=2)
+        warn_user(f"{source}: {'; '.join(loading.said)}.")
     return manifest.notes
 
 
@@ -208,7 +209,7 @@ def _end(ended: Future[None], error: BaseException | None, writer: ManifestWrite
         ended.set_result(None)
         return
     _discard(writer)
-    warnings.warn(words := _words_of(writer, error), RuntimeWarning, stacklevel=2)
+    warn_user(words := _words_of(writer, error), RuntimeWarning)
     ended.set_exception(CheckpointError(words))
 
 

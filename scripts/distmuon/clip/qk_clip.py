@@ -15,7 +15,6 @@ Source: Kimi K2 (Kimi Team 2025, arXiv 2507.20534), section 2.1 and Algorithm 1.
 from __future__ import annotations
 
 import math
-import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,6 +37,7 @@ from distmuon.sharding.agreement import Disagreement, agree, together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.precision import widest
+from distmuon.sharding.warning import warn_user
 
 LABEL = "largest logits"  # in ledgers
 VOTES = 3  # beside the logits: whether the step was skipped; a digest of the options, and the same with a minus
@@ -241,10 +241,9 @@ class QKClip:
         silent = [repr(name) for name, values in self.largest.items() if not (values > -torch.inf).any()]
         if silent and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"no logits of {', '.join(silent)} were recorded before this step, so none are clipped; let the "
                 "forward pass record them, with gradients enabled.",
-                stacklevel=2,
             )
 
 

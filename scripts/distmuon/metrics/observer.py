@@ -13,7 +13,6 @@ parameter, and for each sample one of two matrices. All others cost a comparison
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -35,6 +34,7 @@ from distmuon.sharding.agreement import agree, together
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.warning import warn_user
 
 Sample = tuple[int, int]  # (number of the parameter, which of its matrices)
 
@@ -323,6 +323,6 @@ class Metrics:
             try:
                 writer.write(self.latest)
             except OSError as error:
-                warnings.warn(f"{type(writer).__name__} is dropped ({error}); training goes on.", stacklevel=2)
+                warn_user(f"{type(writer).__name__} is dropped ({error}); training goes on.")
                 writer.close()
                 self._writers.remove(writer)

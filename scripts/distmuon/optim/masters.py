@@ -8,8 +8,6 @@ carries the decay over. For an update that is itself that small, nothing helps b
 from __future__ import annotations
 
 import contextlib
-import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -19,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from distmuon.optim.states import MASTER_WEIGHT, WholeState, names_of
 from distmuon.sharding.buffers import follow_writes_
+from distmuon.sharding.warning import warn_user
 
 CHOICES = (None, True, False)
 
@@ -106,11 +105,10 @@ class MasterWeights(WholeState):
                 decay = float(group["lr"]) * float(group["weight_decay"])
                 if 0 < decay < torch.finfo(p.dtype).eps / 2:
                     self._warned = True
-                    warnings.warn(
+                    warn_user(
                         f"parameter {name!r} is {p.dtype}, in which a decay of lr * weight_decay = {decay:.1e} a step "
                         "is rounded away unless an update carries it over, as small updates are; pass "
                         "master_weights=True for float32 masters, or False if this is what you want.",
-                        stacklevel=_users_line(),
                     )
                     return
 
@@ -128,7 +126,7 @@ class MasterWeights(WholeState):
                 if state and MASTER_WEIGHT not in state and self.keeps_master(p):
                     lacking.append(name)
         if lacking:
-            warnings.warn(lacks_masters("state", lacking), stacklevel=_users_line())
+            warn_user(lacks_masters("state", lacking))
         return groups
 
 
@@ -139,14 +137,6 @@ def lacks_masters(what: str, names: Sequence[str]) -> str:
         f"this {what} has no {MASTER_WEIGHT} of {names[0]!r}{more}; the masters begin in the next step, as the "
         "parameters are then."
     )
-
-
-def _users_line() -> int:
-    """Return the level on the stack, seen from the caller, of the first line that is neither torch's nor ours."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "distmuon"):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _held(tensor: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from distmuon.optim.states import names_of
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.matrices import Matrices, of_block
+from distmuon.sharding.warning import warn_user
 
 EMBEDDING_NAME = re.compile(
     r"(^|\.)((embed\w*|\w*embedding\w*|wte|wpe|lm_head|unembed\w*)(\.|$)|(head|classifier)(\.weight)?$)"
@@ -147,11 +147,10 @@ def _warn_of_little(routed: Sequence[tuple[str, nn.Parameter, Role]]) -> None:
     others = [each for each in inner or routed if each[2].kind not in MATRICES]
     name, p, role = max(others, key=lambda each: each[1].numel())
     little = f"{mine:,} of the {total:,} elements outside of embeddings, heads, norms and biases"
-    warnings.warn(
+    warn_user(
         f"Muon gets {little if mine else 'nothing'}, and AdamW trains the rest, most of it in {name!r} of shape "
         f"{tuple(p.shape)} ({role.reason}). split_parameters(model, explain=True) gives all reasons; put what is a map "
         "between hidden vectors into a Muon group of your own.",
-        stacklevel=3,
     )
 
 
@@ -313,21 +312,19 @@ class Watch:
     def look(self, moves: bool) -> None:
         """Take note of a step. moves: whether any parameter of the optimizer has a gradient."""
         if not moves and not self._has_looked:
-            warnings.warn(
+            warn_user(
                 f"no parameter of this {self._who} has a gradient, so step() changes nothing: backward() was not "
                 "called, or the model has other parameters than when the optimizer was made; wrapping, adapters "
                 "(LoRA), to_empty and load_state_dict(assign=True) make new ones, so make the optimizer after them.",
-                stacklevel=4,
             )
         self._has_looked = True
         trained = [name for name, ref in self._left_out if (p := ref()) is not None and p.grad is not None]
         if trained:
             others = f" (and {len(trained) - 1} more)" if trained[1:] else ""
-            warnings.warn(
+            warn_user(
                 f"parameter {trained[0]!r}{others} was frozen when split_parameters ran, so this {self._who} does not "
                 "train it, though it has a gradient now; make a new optimizer after unfreezing, or groups with frozen "
                 "parameters from the start: split_parameters(model, frozen=True).",
-                stacklevel=4,
             )
             self._left_out = []
 
@@ -363,6 +360,4 @@ def check_muon_parameter(
         )
     of_block(matrices, name, tuple(parameter.shape), getattr(parameter, "tp_split_dim", None) if tp > 1 else None, tp)
     if warn and EMBEDDING_NAME.search(name):
-        warnings.warn(
-            f"parameter {name!r} looks like an embedding or output head; the paper gives those to AdamW.", stacklevel=3
-        )
+        warn_user(f"parameter {name!r} looks like an embedding or output head; the paper gives those to AdamW.")

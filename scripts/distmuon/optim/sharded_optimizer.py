@@ -10,7 +10,6 @@ A step is ZeRO-1's two outer moves, and between them what a subclass does with i
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, plan
 from distmuon.sharding.tensor_parallel import tp_split_dim
+from distmuon.sharding.warning import warn_user
 
 ALGORITHMS = {"adamw": ADAMW_DEFAULTS}
 NON_FINITE_CHOICES = ("raise", "skip")
@@ -402,11 +402,10 @@ class ShardedOptimizer(ShardedState):
         """Warn, once, where gradients were written to after backward, as torch's clipping does."""
         if self.grid.world.size > 1 and not self._warned and self.gradient_views.changed_since_backward():
             self._warned = True
-            warnings.warn(
+            warn_user(
                 "gradients were changed in place after backward, where they are still this rank's own. If that was "
                 "torch's clip_grad_norm_, it did not see the global norm: call the optimizer's clip_grad_norm_ or "
                 "give it max_norm. DistributedDataParallel around the model does it too, and is not needed here.",
-                stacklevel=3,
             )
 
 

@@ -31,11 +31,7 @@ class ShardedState(CheckedState):
 
         The model's own `state_dict` holds the parameters.
         """
-        first = self.register_state_dict_post_hook(_add_place, prepend=True)
-        try:
-            return super().state_dict()
-        finally:
-            first.remove()
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned on the same rank of the same grid, with the same map.
@@ -57,6 +53,10 @@ class ShardedState(CheckedState):
             if self._has_master(piece):
                 self.state[self.buffers.parameters[piece.index]][MASTER_WEIGHT] = piece.weight
 
+    def _sign(self, state_dict: dict[str, Any]) -> None:
+        super()._sign(state_dict)
+        state_dict |= {"place": self._place(), "steps": self.steps}
+
     def _in_order(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
         if "place" not in state_dict:
             raise ValueError(
@@ -73,18 +73,17 @@ class ShardedState(CheckedState):
                 "on the same rank of the same grid, with the same parameters, bucket size and strategy."
             )
         theirs, ours = ([name for group in each for name in group[NAMES]] for each in (groups, self.param_groups))
-        for place, name in enumerate(theirs):
-            if name in ours and ours[place] != name:
+        known = set(ours)
+        for name, own in zip(theirs, ours, strict=True):
+            if name != own and name in known:
                 raise ValueError(
-                    f"this state has {name!r} in the place of {ours[place]!r}: the same parameters in another order, "
+                    f"this state has {name!r} in the place of {own!r}: the same parameters in another order, "
                     "which are other shards; build the model and its groups in the order of the run that saved it."
                 )
         states = [state_dict["state"].get(number, {}) for group in groups for number in group["params"]]
-        algorithms = [
-            check_same_algorithm(self, own, group)
-            for own, group in zip(self.param_groups, groups, strict=True)
-            for _ in own["params"]
-        ]
+        algorithms: list[str] = []
+        for own_group, group in zip(self.param_groups, groups, strict=True):
+            algorithms += [check_same_algorithm(self, own_group, group)] * len(own_group["params"])
         for piece in self._pieces():
             name, state = self.buffers.names[piece.index], states[piece.index]
             if self._has_master(piece) and MASTER_WEIGHT not in state:
@@ -126,7 +125,3 @@ class ShardedState(CheckedState):
             "global buffer size": layout.global_buffer_size,
             "map": [tuple(meta.local_range) for meta in self.buffers.metas],
         }
-
-
-def _add_place(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    state_dict |= {"place": optimizer._place(), "steps": optimizer.steps}

@@ -53,6 +53,11 @@ class CheckedState(torch.optim.Optimizer):
             first.remove()
             self.__dict__.pop("_incoming", None)
 
+    def _sign(self, state_dict: dict[str, Any]) -> None:
+        """Write into a state, which torch has made anew, what made it."""
+        for group in state_dict["param_groups"]:
+            group[MADE_BY] = self.MADE_BY
+
     def _required(self, group: Group) -> tuple[str, Sequence[str]]:
         """Return a group's algorithm and the options that it needs. Raises ValueError for no such algorithm."""
         raise NotImplementedError
@@ -101,8 +106,7 @@ class WholeState(CheckedState):
 
 
 def _sign(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    for group in state_dict["param_groups"]:  # torch has made these for the state
-        group[MADE_BY] = optimizer.MADE_BY
+    optimizer._sign(state_dict)
 
 
 def _set_aside(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ D=4, T=2:   0 1
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -27,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from distmuon.launch import World
 from distmuon.sharding.collectives import Group, backend_of
 from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.warning import warn_user
 
 DIMENSIONS = ("dp", "tp")
 PIPELINES = ("pp", "pipe", "pipeline", "stage", "stages", "pipeline_parallel")  # what people call that dimension
@@ -114,10 +114,9 @@ class Grid:
             if is_asked:
                 self.refuse_one_stage(what)
         if outside := beyond(self.mesh):
-            warnings.warn(
+            warn_user(
                 f"the mesh is a part of one with the dimension(s) {', '.join(outside)}, over which nothing is "
                 "averaged, measured or checked here: a gradient that is not finite stops the ranks of this part alone.",
-                stacklevel=5,
             )
 
     @classmethod
