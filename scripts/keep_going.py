@@ -166,7 +166,7 @@ def keep_going(arguments):
             say("the command was refused (exit code 2); starting it again would change nothing.")
             return MISTAKE
         now = checkpoints(arguments.progress)
-        failures, seen = 1 if now - seen else failures + 1, now
+        failures, seen = 1 if now - seen else failures + 1, seen | now
         cause = report.cause() or f"the command {ending(code)}"
         if failures >= arguments.tries:
             say(f"{cause}; tries without a new checkpoint: {failures} of {arguments.tries}. Given up.")
@@ -181,9 +181,9 @@ def finished(until):
 
 
 def checkpoints(folder):
-    """Return the names in the folder; what is being written there has one that begins with a dot."""
+    """Return the names of the checkpoints in a folder: not of what is being written there, nor of what was refused."""
     found = Path(folder).iterdir() if folder is not None and Path(folder).is_dir() else ()
-    return {path.name for path in found if not path.name.startswith(".")}
+    return {path.name for path in found if not path.name.startswith((".", "refused-"))}
 
 
 def parse():

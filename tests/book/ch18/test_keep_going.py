@@ -41,6 +41,14 @@ def test_a_new_checkpoint_sets_the_count_back_and_an_unfinished_one_does_not(tmp
     assert len(starts.read_text().splitlines()) == 4  # the third, with a checkpoint, counts as the first
 
 
+def test_a_checkpoint_that_is_refused_and_saved_again_is_no_new_one(tmp_path: Path) -> None:
+    starts, saved = tmp_path / "starts", tmp_path / "run"
+    shell = f"echo x >> {starts}; mv {saved}/step-9 {saved}/refused-step-9-$$ || mkdir {saved}/step-9"
+    (saved / "step-9").mkdir(parents=True)
+    assert run("--tries", "3", "--progress", str(saved), shell=f"{shell}; exit 1").code == 1
+    assert len(starts.read_text().splitlines()) == 3
+
+
 def test_it_stops_at_a_mistake_in_the_arguments(tmp_path: Path) -> None:
     ending = run(shell="echo no such option >&2; exit 2")
     assert ending.code == 2
