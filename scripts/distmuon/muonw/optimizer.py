@@ -30,6 +30,8 @@ from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
 from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.muon import (
     MUON_DEFAULTS,
+    MomentumKind,
+    ScaleKind,
     apply_,
     batches,
     check_dtype,
@@ -40,6 +42,7 @@ from distmuon.optim.muon import (
     orthogonalize,
     scale,
 )
+from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.options import check_complete
 from distmuon.optim.routing import (
     GROUP_NOTES,
@@ -49,7 +52,6 @@ from distmuon.optim.routing import (
     name_like_the_others,
     named,
     options_of,
-    refuse_unknown,
     split_parameters,
     withdrawn_if_refused,
 )
@@ -57,7 +59,7 @@ from distmuon.optim.sharded_optimizer import check_max_norm
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.agreement import Disagreement
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.matrices import Division
+from distmuon.sharding.matrices import Division, Matrices
 from distmuon.sharding.precision import widest
 
 WHOLE = Division()
@@ -71,8 +73,9 @@ class MuonW(MasterWeights):
     params: a model, which `split_parameters` divides between the two, frozen parameters included and without decay for
         norms and biases; or parameters, (name, parameter) pairs or groups, as for any torch optimizer. Tensors, or
         DTensors of FSDP2, of tensor parallelism or of both, on one mesh.
-    lr, options: defaults of the groups, for both algorithms alike; Muon's are those of `muon.Muon`. adamw_lr: another
-        rate for AdamW's groups. The default, AdamW's, does no harm; Muon's best is often a few times that.
+    lr to eps: defaults of the groups. lr and weight_decay are for both algorithms, betas and eps for AdamW, everything
+        else is Muon's, see `muon.Muon`. adamw_lr: another learning rate for AdamW's groups. The default lr is AdamW's
+        and does no harm; Muon's best is often a few times that.
     gather_dtype: in which momentum and updates travel and Newton–Schulz sees them, on one device as well, so that the
         result does not depend on the number of ranks; None: bf16, and float64 for float64 parameters.
     master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and the rest of its
@@ -100,23 +103,35 @@ class MuonW(MasterWeights):
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
-        lr: float | Tensor | None = None,
+        lr: float | Tensor = 1e-3,
         *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        momentum_kind: MomentumKind = "sum",
+        weight_decay: float = 0.1,
+        scale: ScaleKind = "match_rms",
+        ns_steps: int = 5,
+        ns_coefficients: Coefficients = "muon",
+        compute_dtype: ComputeDtype = "auto",
+        ns_form: Form = "auto",
+        ns_norm: Norm = "safe",
+        batched: bool = True,
+        matrices: Matrices = "whole",
+        adamw_lr: float | Tensor | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
         gather_dtype: torch.dtype | None = None,
         master_weights: bool | None = None,
-        **options: Any,
     ) -> None:
+        self._options = {name: value for name, value in locals().items() if name in options_of(self.DEFAULTS)}
         self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
-        self._options, self.gather_dtype = options | ({} if lr is None else {"lr": lr}), gather_dtype
-        refuse_unknown(self._options, options_of(self.DEFAULTS), "MuonW")
-        self.skipped_steps = 0
+        self.gather_dtype, self.skipped_steps = gather_dtype, 0
         self._begin()
         if isinstance(params, nn.Module):
             params = split_parameters(params, frozen=True, decay_vectors=False)
         super().__init__(params, {})
-        first = next(iter(self.DEFAULTS.values()))  # what schedulers look at
-        self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
+        self.defaults = {name: self._options[name] for name in self.DEFAULTS["muon"]}  # what schedulers look at
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with its algorithm's defaults, refusing what it cannot take. A later one is `divided`."""

@@ -25,30 +25,45 @@ from torch import Tensor
 
 from distmuon.optim import strategies
 from distmuon.optim.adamw import ADAMW_DEFAULTS
-from distmuon.optim.muon import MUON_DEFAULTS, apply_, check_dtype, check_muon_options, decay_, momentum_, scale
-from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter, specs_in_groups
-from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.muon import (
+    MUON_DEFAULTS,
+    MomentumKind,
+    ScaleKind,
+    apply_,
+    check_dtype,
+    check_muon_options,
+    decay_,
+    momentum_,
+    scale,
+)
+from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
+from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter, options_of, specs_in_groups
+from distmuon.optim.sharded_optimizer import NonFinite, ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.agreement import together
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
-from distmuon.sharding.layout import Bucket, Layout, ParamSpec, Range
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, Range
+from distmuon.sharding.matrices import Matrices
+
+OPTIONS = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
 
 
 class DistributedMuon(ShardedOptimizer):
     """Muon for the groups with `algorithm="muon"` (the default), AdamW for those with `algorithm="adamw"`.
 
-    params, grid, lr, bucket_size, max_norm, on_nonfinite: see `ShardedOptimizer`; `split_parameters` makes such groups.
+    params, grid, and from bucket_size on: see `ShardedOptimizer`; `split_parameters` makes such groups.
+    lr to eps: defaults of the groups. lr and weight_decay are for both algorithms, betas and eps for AdamW, everything
+        else is Muon's, see `muon.Muon`. adamw_lr: another learning rate for AdamW's groups.
     strategy: a name from `strategies.names()`, or the path of a Python file with a strategy of your own.
+    strategy_options: defaults of the options that only this strategy has, such as {"whole_every": 5} of "periodic".
     gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, as in the paper, and float64
         for float64 parameters.
     publish: what the last move sends: the new "parameters", in the model's dtype, or the "updates" as Newton–Schulz
         left them, in the gather dtype, which every rank then takes by itself: to the bit the same, and half the bytes
         of a float32 model. For strategies that keep Muon's matrices in buckets of their own, and models that are
         their own masters.
-    options: defaults of the groups: those of `muon.Muon`, of AdamW, and the strategy's own, such as whole_every; and
-        adamw_lr, another learning rate for AdamW's groups.
 
     state: as in `ShardedOptimizer`, and for Muon's parameters momentum_buffer [n], in the gradient's dtype.
     """
@@ -59,13 +74,34 @@ class DistributedMuon(ShardedOptimizer):
         self,
         params: Any,
         grid: Any,
-        lr: float | Tensor | None = None,
+        lr: float | Tensor = 1e-3,
         *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        momentum_kind: MomentumKind = "sum",
+        weight_decay: float = 0.1,
+        scale: ScaleKind = "match_rms",
+        ns_steps: int = 5,
+        ns_coefficients: Coefficients = "muon",
+        compute_dtype: ComputeDtype = "auto",
+        ns_form: Form = "auto",
+        ns_norm: Norm = "safe",
+        batched: bool = True,
+        matrices: Matrices = "whole",
+        adamw_lr: float | Tensor | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
         strategy: str = "gather_all",
+        strategy_options: Mapping[str, Any] | None = None,
         gather_dtype: torch.dtype | None = None,
         publish: str = "parameters",
-        **options: Any,
+        bucket_size: int = DEFAULT_BUCKET_SIZE,
+        max_norm: float | None = None,
+        on_nonfinite: NonFinite = "raise",
+        broadcast: bool = False,
+        check_every: int = 0,
     ) -> None:
+        options = {name: value for name, value in locals().items() if name in options_of(OPTIONS)}
         grid = Grid.of(grid)
         with together(grid, "the strategy", "give every rank the same"):
             chosen = strategies.load(strategy)
@@ -79,8 +115,17 @@ class DistributedMuon(ShardedOptimizer):
             ("publish", publish),
         )
         self._chosen, self.published = chosen, publish
-        self.DEFAULTS = {"muon": MUON_DEFAULTS | own, "adamw": ADAMW_DEFAULTS}
-        super().__init__(params, grid, lr, **options)
+        self.DEFAULTS = OPTIONS | {"muon": MUON_DEFAULTS | own}
+        super().__init__(
+            params,
+            grid,
+            options | dict(strategy_options or {}),
+            bucket_size=bucket_size,
+            max_norm=max_norm,
+            on_nonfinite=on_nonfinite,
+            broadcast=broadcast,
+            check_every=check_every,
+        )
         self.muon: dict[int, dict[str, Any]] = {}  # the Muon parameters' groups, by index in the map
         self._look_at_groups()
         layout, metas = self.buffers.layout, self.buffers.metas

@@ -14,29 +14,39 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from distmuon.optim.masters import MasterWeights, rounded_once
-from distmuon.optim.newton_schulz import COMPUTE_DTYPES, batching_pays, check_form, newton_schulz_, quintics
+from distmuon.optim.newton_schulz import (
+    COMPUTE_DTYPES,
+    Coefficients,
+    ComputeDtype,
+    Form,
+    Norm,
+    batching_pays,
+    check_form,
+    newton_schulz_,
+    quintics,
+)
 from distmuon.optim.options import check_complete, check_one_number
 from distmuon.optim.routing import (
     Watch,
     check_muon_parameter,
     name_like_the_others,
     named,
-    refuse_unknown,
     refuse_unknown_in_group,
     withdrawn_if_refused,
 )
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
-from distmuon.sharding.matrices import Division, check_matrices, kind_of, parts
+from distmuon.sharding.matrices import Division, Matrices, check_matrices, kind_of, parts
 
-MOMENTA = ("sum", "average")
-SCALES = ("match_rms", "original")
+MomentumKind = Literal["sum", "average"]
+ScaleKind = Literal["match_rms", "original"]
+MOMENTA, SCALES = get_args(MomentumKind), get_args(ScaleKind)
 MOMENTUM_DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # hold a momentum of any size; float16 ends at 65504
 
 MUON_DEFAULTS: dict[str, Any] = dict(
@@ -248,6 +258,9 @@ def check_dtype(name: str, dtype: Any, default: Any, allowed: Sequence[torch.dty
 # ---- The single-device optimizer --------------------------------------------------------------------------
 
 
+OWN_DEFAULTS = MUON_DEFAULTS | {"input_dtype": None}
+
+
 class Muon(MasterWeights):
     """Muon for whole matrices on one device. Other parameters belong to `torch.optim.AdamW`.
 
@@ -270,21 +283,33 @@ class Muon(MasterWeights):
     and differentiable do not exist.
     """
 
-    DEFAULTS: ClassVar = MUON_DEFAULTS | {"input_dtype": None}
+    DEFAULTS = OWN_DEFAULTS
     MADE_BY: ClassVar = "Muon"
     _watch = functools.cached_property(Watch)  # made when first wanted, by copies as well
 
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = MUON_DEFAULTS["lr"],
+        lr: float | Tensor = 1e-3,
         *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        momentum_kind: MomentumKind = "sum",
+        weight_decay: float = 0.1,
+        scale: ScaleKind = "match_rms",
+        ns_steps: int = 5,
+        ns_coefficients: Coefficients = "muon",
+        compute_dtype: ComputeDtype = "auto",
+        ns_form: Form = "auto",
+        ns_norm: Norm = "safe",
+        batched: bool = True,
+        matrices: Matrices = "whole",
+        input_dtype: torch.dtype | None = None,
         master_weights: bool | None = None,
-        **options: Any,
     ) -> None:
-        refuse_unknown(options, self.DEFAULTS, "Muon")
+        options = {name: value for name, value in locals().items() if name in self.DEFAULTS}
         self.choose_masters(master_weights)
-        super().__init__(params, self.DEFAULTS | {"lr": lr} | options)
+        super().__init__(params, self.DEFAULTS | options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; torch calls it for every group."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ from distmuon.optim.gram import GramWorkspace, gram_iterate_, gram_work
 from distmuon.sharding.precision import exactly
 
 Quintic = tuple[float, float, float]
+Coefficients = str | Quintic | Sequence[Quintic]  # see `quintics`
+ComputeDtype = torch.dtype | Literal["auto"]
+Form = Literal["auto", "standard", "gram"]
+Norm = Literal["safe", "torch"]
 
 MUON: Quintic = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest slope at 0 that still stays near 1
 
@@ -47,9 +51,7 @@ BATCHED_ON_CPU, BATCHED_ON_GPU = 2**17, 2**21  # elements: see `batching_pays`
 COEFFICIENTS = ("muon", "polar_express")  # the names that `quintics` knows
 
 COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # in which Newton–Schulz computes
-
-FORMS = ("auto", "standard", "gram")
-NORMS = ("safe", "torch")
+FORMS, NORMS = get_args(Form), get_args(Norm)
 
 # Operations in the time of starting one, fitted to two CPUs. A matrix unit makes nothing else faster.
 START = {"cpu": 2e7, "matrix unit": 2e8}
@@ -57,7 +59,7 @@ START = {"cpu": 2e7, "matrix unit": 2e8}
 TORCH_EPS = 1e-7  # below it torch.optim.Muon divides no norm out
 
 
-def quintics(coefficients: str | Quintic | Sequence[Quintic], steps: int) -> list[Quintic]:
+def quintics(coefficients: Coefficients, steps: int) -> list[Quintic]:
     """Return the `steps` quintics (a, b, c) that a run of Newton–Schulz applies.
 
     coefficients: "muon", "polar_express", one (a, b, c) used in every step, or a sequence of them, whose last one
@@ -105,7 +107,7 @@ def fast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 def newton_schulz(
     matrices: Tensor,  # [..., A, B]
     steps: int = 5,
-    coefficients: str | Quintic | Sequence[Quintic] = "muon",
+    coefficients: Coefficients = "muon",
     compute_dtype: torch.dtype | str = "auto",
     form: str = "auto",
     norm: str = "safe",
@@ -137,7 +139,7 @@ def newton_schulz(
 def newton_schulz_(
     matrices: Tensor,  # [..., A, B]; overwritten
     steps: int = 5,
-    coefficients: str | Quintic | Sequence[Quintic] = "muon",
+    coefficients: Coefficients = "muon",
     compute_dtype: torch.dtype | str = "auto",
     form: str = "auto",
     norm: str = "safe",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,12 +26,13 @@ from distmuon.sharding.agreement import agree, broadcast_values, check_values, t
 from distmuon.sharding.buffers import ShardedBuffers, refuse_elsewhere, refuse_shared_memory, specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
-from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, plan
+from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan
 from distmuon.sharding.tensor_parallel import tp_split_dim
 from distmuon.sharding.warning import warn_user
 
 ALGORITHMS = {"adamw": ADAMW_DEFAULTS}
-NON_FINITE_CHOICES = ("raise", "skip")
+NonFinite = Literal["raise", "skip"]
+NON_FINITE_CHOICES = get_args(NonFinite)
 
 
 class ShardedOptimizer(ShardedState):
@@ -53,7 +54,7 @@ class ShardedOptimizer(ShardedState):
         raise Disagreement together, as they do for other shapes, names, orders or options, then or at any step.
     check_every: compare the parameters of all ranks before every so many steps; 0 does where one was seen to be written
         to, `.data` apart. The model's buffers (running means) are nobody's business here: DDP would broadcast them.
-    lr, options: defaults of the groups: lr, betas, eps, weight_decay.
+    options: defaults of the groups; a subclass names them in its signature.
 
     state: of every parameter of which this rank owns a piece, n elements: AdamW's step, exp_avg [n], exp_avg_sq [n],
     and master_weight [n] in float32 where the parameter is narrower.
@@ -70,18 +71,17 @@ class ShardedOptimizer(ShardedState):
         self,
         params: Any,
         grid: Any,
-        lr: float | Tensor | None = None,
+        options: Mapping[str, Any],
         *,
-        bucket_size: int = DEFAULT_BUCKET_SIZE,
-        max_norm: float | None = None,
-        on_nonfinite: str = "raise",
-        broadcast: bool = False,
-        check_every: int = 0,
-        **options: Any,
+        bucket_size: int,
+        max_norm: float | None,
+        on_nonfinite: str,
+        broadcast: bool,
+        check_every: int,
     ) -> None:
         self.grid, self.max_norm, self.on_nonfinite = Grid.of(grid), max_norm, on_nonfinite
         self.steps, self.skipped_steps, self.check_every = 0, 0, check_every
-        self._options, self._laid_out = options | ({} if lr is None else {"lr": lr}), False
+        self._options, self._laid_out = dict(options), False
         with together(self.grid, "the optimizer", "make the same one on every rank"):
             self._check_arguments()
             super().__init__(params, {})

@@ -6,14 +6,14 @@ no shard, no group. What TP would hold in T pieces is orthogonalized in T pieces
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distmuon.models.recipe import Recipe
 from distmuon.optim.masters import rounded_once
-from distmuon.optim.muon import MUON_DEFAULTS, Muon, apply_, batches, decay_, orthogonalize, scale
+from distmuon.optim.muon import Muon, apply_, batches, decay_, orthogonalize, scale
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 
@@ -30,9 +30,18 @@ class BlockMuon(Muon):
     does not save their number.
     """
 
-    DEFAULTS: ClassVar = Muon.DEFAULTS | {"blocks": 1, "whole_every": 0, "block_lr_ratio": "shape"}
-
-    def __init__(self, params: Any, lr: float | Tensor = MUON_DEFAULTS["lr"], **options: Any) -> None:
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        *,
+        blocks: int = 1,
+        whole_every: int = 0,
+        block_lr_ratio: float | str = "shape",
+        **options: Any,
+    ) -> None:
+        own = {"blocks": blocks, "whole_every": whole_every, "block_lr_ratio": block_lr_ratio}
+        self.DEFAULTS = Muon.DEFAULTS | own  # torch fills groups up from these
         super().__init__(params, lr, **options)
         self.number = 1  # of the present step
         self.register_step_post_hook(_count)

@@ -110,7 +110,7 @@ def build(
         return model, Zero1AdamW(groups, grid, **options)
     options |= {"gather_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
     if recipe.strategy == "periodic":
-        options["whole_every"] = recipe.whole_every
+        options["strategy_options"] = {"whole_every": recipe.whole_every}
     muon = SCHEDULES[recipe.schedule] if muon is None else muon
     return model, muon(groups, grid, strategy=recipe.strategy, publish=recipe.publish, **options)
 

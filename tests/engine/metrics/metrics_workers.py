@@ -64,7 +64,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "gather_cut, clipped": {"dtype": "float32", "strategy": "gather_cut", "max_norm": 0.5},
     "owner": {"dtype": "float32", "strategy": "owner"},
     "owner, updates published": {"dtype": "float32", "strategy": "owner", "publish": "updates"},
-    "periodic": {"dtype": "float32", "strategy": "periodic", "whole_every": 1},
+    "periodic": {"dtype": "float32", "strategy": "periodic", "strategy_options": {"whole_every": 1}},
     "adamw": {"dtype": "float32", "algorithm": "adamw"},
     "blockwise": {"dtype": "float32", "strategy": "blockwise"},
 }

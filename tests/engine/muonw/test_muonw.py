@@ -262,5 +262,3 @@ def test_bad_groups_are_refused_and_leave_no_trace() -> None:
             optimizer.add_param_group(group)
         message(error)
     assert len(optimizer.param_groups) == 2
-    with pytest.raises(TypeError, match="foreach"):
-        MuonW(nn.Linear(3, 4), foreach=True)

@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of distributed Muon
     "gather_all": {},
     "owner": {"strategy": "owner"},
     "updates": {"strategy": "owner", "publish": "updates"},
-    "periodic": {"strategy": "periodic", "whole_every": 2},
+    "periodic": {"strategy": "periodic", "strategy_options": {"whole_every": 2}},
     "blockwise": {"strategy": "blockwise", "publish": "updates"},
 }
 PAIRS = [("gather_all", name) for name in CASES] + [

@@ -244,13 +244,11 @@ def test_a_saved_layer_takes_no_more_room_than_the_layer(kind: str) -> None:
     "option", ["maximize", "foreach", "fused", "capturable", "differentiable", "amsgrad", "momentun"]
 )
 def test_an_option_that_does_not_exist_is_refused_wherever_it_is_given(kind: str, option: str) -> None:
-    for attempt in (
-        lambda: OURS[kind](SmallNet().parameters(), **{option: True}),
-        lambda: OURS[kind]([{"params": SmallNet().parameters(), option: True}]),
-    ):
-        with pytest.raises(TypeError, match=f"'{option}'") as error:
-            attempt()
-        assert "weight_decay" in message(error)
+    with pytest.raises(TypeError, match=f"'{option}'"):
+        OURS[kind](SmallNet().parameters(), **{option: True})
+    with pytest.raises(TypeError, match=f"'{option}'") as error:  # of which Python knows nothing
+        OURS[kind]([{"params": SmallNet().parameters(), option: True}])
+    assert "weight_decay" in message(error)
 
 
 @each
@@ -549,11 +547,6 @@ def test_adamw_may_have_a_rate_of_its_own(make: Callable[..., Optimizer]) -> Non
     assert {group["lr"] for group in MuonW(groups, adamw_lr=0.003).param_groups} == {0.5}
     with pytest.raises(ValueError, match="-1"):
         make(SmallNet(), adamw_lr=-1.0)
-
-
-def test_an_optimizer_without_muon_has_one_rate() -> None:
-    with pytest.raises(TypeError, match="adamw_lr"):
-        Zero1AdamW(SmallNet().parameters(), Grid.alone(), adamw_lr=0.1)
 
 
 def test_muonw_of_a_model_decays_no_norm_and_no_bias() -> None:

@@ -49,8 +49,8 @@ def facts(world: launch.World) -> dict[str, Any]:
     for size in (1, 10_000):
         outcomes[f"buckets of {size}"] = train_sharded(small, grid, strategy="periodic", bucket_size=size)
     outcomes["updates"] = train_sharded(small, grid, strategy="periodic", publish="updates")
-    outcomes["every step"] = train_sharded(SMALL, grid, strategy="periodic", whole_every=1)
-    outcomes["never"] = train_sharded(SMALL, grid, strategy="periodic", whole_every=10**9, block_lr_ratio=1.0)
+    outcomes["every step"] = train_sharded(SMALL, grid, **periodic(1))
+    outcomes["never"] = train_sharded(SMALL, grid, **periodic(10**9, block_lr_ratio=1.0))
     outcomes["blockwise"] = train_sharded(SMALL, grid, strategy="blockwise")
     return {
         "values": {name: outcome.values for name, outcome in outcomes.items()},
@@ -62,9 +62,14 @@ def facts(world: launch.World) -> dict[str, Any]:
     }
 
 
+def periodic(every: int, **own: Any) -> dict[str, Any]:
+    """Return the options that make `DistributedMuon` periodic."""
+    return {"strategy": "periodic", "strategy_options": {"whole_every": every, **own}}
+
+
 def ledger(grid: Grid, every: int | None) -> list[dict[str, int]]:
     """Return what TP was sent in each of four steps, by label; every: None is owner."""
-    options: dict[str, Any] = {"strategy": "owner"} if every is None else {"strategy": "periodic", "whole_every": every}
+    options: dict[str, Any] = {"strategy": "owner"} if every is None else periodic(every)
     parameters, optimizer = build(SMALL, grid, **options)
     found = []
     for step in range(4):
@@ -121,7 +126,7 @@ def pipelined(case: Case, grid: Grid) -> dict[str, tuple[Tensor, Tensor]]:
 def memory(grid: Grid) -> list[tuple[int, int]]:
     """Return (peak bytes, their bound) of a block step and of a whole one, of a deep MLP in many buckets."""
     model = MLP([64, *[128] * 12, 10], grid.tp)
-    optimizer = DistributedMuon(split_parameters(model), grid, bucket_size=10_000, strategy="periodic", whole_every=3)
+    optimizer = DistributedMuon(split_parameters(model), grid, bucket_size=10_000, **periodic(3))
     found = []
     for step in range(3):
         for p in model.parameters():

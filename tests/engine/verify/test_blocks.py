@@ -213,12 +213,12 @@ def test_nonsense_is_one_sentence(make: Callable[[], object], says: str) -> None
 
 
 def by(strategy: str, **options: Any) -> DistributedMuon:
-    return DistributedMuon(matrix(), Grid.alone(), strategy=strategy, **options)
+    return DistributedMuon(matrix(), Grid.alone(), strategy=strategy, strategy_options=options)
 
 
 def test_a_period_may_be_a_groups_own_and_the_default_is_five() -> None:
     groups = [*matrix(), *matrix(whole_every=2), *matrix(algorithm="adamw")]
-    optimizer = DistributedMuon(groups, Grid.alone(), strategy="periodic", block_lr_ratio=0.5)
+    optimizer = DistributedMuon(groups, Grid.alone(), strategy="periodic", strategy_options={"block_lr_ratio": 0.5})
     assert [group.get("whole_every") for group in optimizer.param_groups] == [5, 2, None]
     assert [group.get("block_lr_ratio") for group in optimizer.param_groups] == [0.5, 0.5, None]
 
