@@ -23,15 +23,18 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttentionHeads",
+    "Disagreement",
     "DistributedMuon",
     "Grid",
     "Metrics",
     "Muon",
     "MuonW",
+    "NonFiniteGradient",
     "QKClip",
     "Zero1AdamW",
     "checkpoint",
     "launch",
+    "metrics",
     "newton_schulz",
     "plan",
     "split_parameters",
@@ -46,7 +49,7 @@ if sys.platform == "win32":  # before anything is imported that needs signals, f
     raise ImportError(_SENTENCE)
 
 if TYPE_CHECKING:
-    from distmuon import checkpoint, launch
+    from distmuon import checkpoint, launch, metrics
     from distmuon.clip.heads import AttentionHeads
     from distmuon.clip.qk_clip import QKClip
     from distmuon.metrics.observer import Metrics
@@ -56,16 +59,20 @@ if TYPE_CHECKING:
     from distmuon.optim.newton_schulz import newton_schulz
     from distmuon.optim.routing import split_parameters
     from distmuon.optim.zero1_adamw import Zero1AdamW
+    from distmuon.sharding.agreement import Disagreement
+    from distmuon.sharding.gradients import NonFiniteGradient
     from distmuon.sharding.grid import Grid
     from distmuon.sharding.layout import plan
 else:  # hidden from type checkers, to which it would say that every name exists
     _HOMES = {
         "AttentionHeads": "clip.heads",
+        "Disagreement": "sharding.agreement",
         "DistributedMuon": "optim.distributed_muon",
         "Grid": "sharding.grid",
         "Metrics": "metrics.observer",
         "Muon": "optim.muon",
         "MuonW": "muonw.optimizer",
+        "NonFiniteGradient": "sharding.gradients",
         "QKClip": "clip.qk_clip",
         "Zero1AdamW": "optim.zero1_adamw",
         "newton_schulz": "optim.newton_schulz",

@@ -147,15 +147,18 @@ except AttributeError as error:
     *public, orthogonal, starred, typo = run(with_torch, "-c", program).splitlines()
     assert dict(line.split() for line in public) == {
         "AttentionHeads": "type",
+        "Disagreement": "type",
         "DistributedMuon": "type",
         "Grid": "type",
         "Metrics": "type",
         "Muon": "type",
         "MuonW": "type",
+        "NonFiniteGradient": "type",
         "QKClip": "type",
         "Zero1AdamW": "type",
         "checkpoint": "module",
         "launch": "module",
+        "metrics": "module",
         "newton_schulz": "function",
         "plan": "function",
         "split_parameters": "function",
@@ -202,5 +205,5 @@ def test_what_type_checkers_are_told_is_what_is_imported() -> None:
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     told = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     homes = {name: f"distmuon.{distmuon._HOMES[name]}" for name in distmuon._HOMES}  # type: ignore[attr-defined]
-    assert told == homes | {"checkpoint": "distmuon", "launch": "distmuon"}
+    assert told == homes | dict.fromkeys(("checkpoint", "launch", "metrics"), "distmuon")
     assert sorted(told) == sorted(distmuon.__all__)
