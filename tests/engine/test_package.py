@@ -98,8 +98,7 @@ except ModuleNotFoundError as error:
     print(error)
 """
     first, refused, missing = run(installed, "-c", program).splitlines()
-    names = [distmuon.__version__, "AttentionHeads", "DistributedMuon", "Grid", "Metrics", "Muon", "MuonW", "QKClip"]
-    names += ["Zero1AdamW", "__version__", "checkpoint", "launch", "newton_schulz", "plan", "split_parameters"]
+    names = [distmuon.__version__, *sorted([*distmuon.__all__, "__version__"])]
     assert first.split() == ["True", "False", *names]
     assert refused.startswith("worker is 'distmuon.nothing:at_all'; give a function")
     assert missing == "No module named 'torch'"
