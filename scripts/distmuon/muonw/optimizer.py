@@ -20,7 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from distmuon.muonw.boxes import extent, volume
 from distmuon.muonw.meshes import refuse_one_of_the_stages, shards
@@ -82,9 +85,12 @@ class MuonW(MasterWeights):
         state in float32. None: none, and a warning where weight decay is lost to rounding; False: none. Either way a
         bf16 parameter is decayed and moved in float32, and rounded once in a step.
 
-    A plain tensor is updated by every rank for itself, as torch's optimizers do. A matrix of a DTensor is
-    orthogonalized by one rank of the mesh, for all replicas. All ranks call `step` together, with gradients for the
-    same parameters.
+    replicas: a group of ranks that hold the same plain tensors and, when `step` is called, the same gradients, as under
+        DistributedDataParallel, whose group it is if the model is wrapped already. They share Newton–Schulz.
+
+    A plain tensor is updated by every rank for itself, as torch's optimizers do. A matrix of replicas or of a DTensor
+    is orthogonalized by one rank of the group or mesh, for all others. All ranks call `step` together, with gradients
+    for the same parameters.
 
     state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, and perhaps master_weight, placed as the parameter.
     ledger: what this rank has sent. skipped_steps: how many, for an infinity under a GradScaler; not saved.
@@ -122,12 +128,15 @@ class MuonW(MasterWeights):
         eps: float = 1e-8,
         gather_dtype: torch.dtype | None = None,
         master_weights: bool | None = None,
+        replicas: dist.ProcessGroup | None = None,
     ) -> None:
         self._options = {name: value for name, value in locals().items() if name in options_of(self.DEFAULTS)}
         self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
         self.gather_dtype, self.skipped_steps = gather_dtype, 0
-        self._begin()
+        if replicas is None and isinstance(params, DistributedDataParallel):
+            replicas = params.process_group
+        self._begin(replicas)
         if isinstance(params, nn.Module):
             params = split_parameters(params, frozen=True, decay_vectors=False)
         super().__init__(params, {})
@@ -144,14 +153,14 @@ class MuonW(MasterWeights):
                 self._check(group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a copied, unpickled or loaded state; wires and plans are made anew."""
+        """Take a copied, unpickled or loaded state; plans are made anew. A copy shares no work with its replicas."""
         super().__setstate__(state)
         if "_plans" not in self.__dict__:
             self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, replicas: dist.ProcessGroup | None = None) -> None:
         self.ledger = Ledger()
-        self._plans = Plans(self.gather_dtype, self.ledger)
+        self._plans, self._compares = Plans(self.gather_dtype, self.ledger, replicas), replicas is not None
 
     @torch._disable_dynamo  # torch.compile(optimizer.step) runs it as it is
     @torch.no_grad()
@@ -171,11 +180,12 @@ class MuonW(MasterWeights):
         if refusal:
             self._refuse(plans, refusal)
         self.warn_of_lost_decay()
-        headers = [self._digest(plan) for plan in plans]
+        headers = [self._digest(plan, *self._seen_by_replicas(plan)) for plan in plans]
         received = [self._gather(*pair) for pair in zip(plans, headers, strict=True)]
         for plan, header, matrices in zip(plans, headers, received, strict=True):
             self._apply(plan, self._give_back(plan, header, self._orthogonalize(plan, matrices)))
         self._step_adamw()
+        self._compares = False
         return loss
 
     @torch.no_grad()
@@ -351,6 +361,11 @@ class MuonW(MasterWeights):
         )
         return torch.tensor(list(digest), dtype=plan.dtype, device=plan.device)
 
+    def _seen_by_replicas(self, plan: Plan) -> list[str]:
+        """Return, in the first step, what is alike on replicas only if their gradients were averaged: their norms."""
+        moving = [p.tensor.grad for p in plan.parameters if p.tensor.grad is not None]
+        return [str(norm.item()) for norm in torch._foreach_norm(moving)] if self._compares and moving else []
+
     def _check(self, group: dict[str, Any]) -> None:
         """Raise ValueError or TypeError, naming what is wrong with the options or parameters of a group."""
         self._check_options(group)
@@ -425,6 +440,11 @@ def _difference(plan: Plan, header: Tensor, received: Sequence[Tensor]) -> str:
     """Return which ranks of the group differ from the first one, in a sentence that is the same on all ranks."""
     heads = [header if of == plan.group.rank else received[of][:HEADER] for of in range(plan.group.size)]
     others = [str(rank) for rank, head in enumerate(heads) if not torch.equal(head, heads[0])]
+    if not isinstance(plan.parameters[0].tensor, DTensor):
+        return (
+            f"replica(s) {', '.join(others)} step with other gradients or options than replica 0; average gradients "
+            "before the step, as DistributedDataParallel does, and set options alike on every rank."
+        )
     return (
         f"rank(s) {', '.join(others)} step with other options, or with gradients for other parameters, than rank 0; "
         "set options alike on every rank, and let every rank's loss reach the same parameters."

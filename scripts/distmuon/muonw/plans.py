@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -36,7 +37,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Muon's parameters that travel in one dtype, and how. group: of one rank, for plain tensors."""
+    """Muon's parameters that travel in one dtype, and how. group: for plain tensors the replicas, or one rank."""
 
     dtype: torch.dtype
     device: torch.device
@@ -56,13 +57,15 @@ class Plan:
 class Plans:
     """The plans for the groups as they are, and the group of all ranks, on which everything is sent.
 
-    gather_dtype: see `MuonW`. ledger: for what will be sent.
+    gather_dtype, replicas: see `MuonW`. ledger: for what will be sent.
     """
 
     everybody: Group
 
-    def __init__(self, gather_dtype: torch.dtype | None, ledger: Ledger) -> None:
-        self._gather_dtype, self._ledger = gather_dtype, ledger
+    def __init__(
+        self, gather_dtype: torch.dtype | None, ledger: Ledger, replicas: dist.ProcessGroup | None = None
+    ) -> None:
+        self._gather_dtype, self._ledger, self._replicas = gather_dtype, ledger, replicas
         self._laid_out: list[tuple[object, ...]] | None = None  # what the plans below are for
         self._plans: list[Plan] = []
 
@@ -74,7 +77,7 @@ class Plans:
         """
         now = [(number, *_looks(p, group)) for number, group in enumerate(groups) for p in group["params"]]
         if now != self._laid_out:
-            self.everybody, self._plans = _lay_out(groups, known, self._gather_dtype, self._ledger)
+            self.everybody, self._plans = _lay_out(groups, known, self._gather_dtype, self._ledger, self._replicas)
             self._laid_out = now
         return self._plans
 
@@ -87,13 +90,24 @@ def _looks(parameter: Tensor, group: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _lay_out(
-    groups: Groups, known: Mapping[Tensor, Any], gather_dtype: torch.dtype | None, ledger: Ledger
+    groups: Groups,
+    known: Mapping[Tensor, Any],
+    gather_dtype: torch.dtype | None,
+    ledger: Ledger,
+    replicas: dist.ProcessGroup | None,
 ) -> tuple[Group, list[Plan]]:
     for options in groups:
         if options["algorithm"] == "muon":
             check_muon_parameters(options, known)  # which may be others than at construction
     mesh = common_mesh([pair for group in groups for pair in named(group)])
+    if mesh is not None and replicas is not None:
+        raise ValueError(
+            "replicas is given, and there are DTensors, whose mesh says already who holds copies; leave replicas out, "
+            "and add a dimension of replicas to the mesh (HSDP)."
+        )
     alone = Group("mesh", ledger=ledger)
+    if replicas is not None:
+        alone = Group("replicas", dist.get_world_size(replicas), dist.get_rank(replicas), replicas, ledger)
     everybody = alone if mesh is None else group_of(mesh, ledger)
     kinds: dict[tuple[bool, torch.dtype], list[Parameter]] = {}
     for parameter in _muons(groups):
@@ -104,7 +118,10 @@ def _lay_out(
         group = everybody if placed else alone
         held = []
         for name, p, number in parameters:
-            boxes = [all_of(p.shape)] if mesh is None or not isinstance(p, DTensor) else boxes_on(mesh, name, p)
+            if mesh is not None and isinstance(p, DTensor):
+                boxes = boxes_on(mesh, name, p)
+            else:
+                boxes = [all_of(p.shape)] * group.size
             held.append(Placed(boxes, matrices_of(groups[number]["matrices"], tuple(p.shape))))
         parcels = Parcels(held, group.size, group.rank)
         plans.append(Plan(dtype, local(parameters[0].tensor).device, group, parameters, parcels))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from mesh_cases import WRAPS, Net, Wrap, fsdp, give, groups_of, plain, start
 from optimizer_cases import made_up
@@ -14,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from distmuon.conformance.placements import Pair, held
 from distmuon.launch import World
@@ -23,14 +27,17 @@ from distmuon.sharding.agreement import Disagreement
 from distmuon.verify.counter import CollectiveCounter
 
 STEPS = 3
+TAKEN: dict[str, Wrap] = {**WRAPS, "replicas": plain}  # in every way in which ranks share the work
 
 
-def train(world: World, wrap: Wrap, dtype: torch.dtype) -> tuple[nn.Module, MuonW, list[int]]:
+def train(
+    world: World, wrap: Wrap, dtype: torch.dtype, replicas: dist.ProcessGroup | None = None
+) -> tuple[nn.Module, MuonW, list[int]]:
     torch.manual_seed(0)
     net = Net().to(dtype)
     start(net)
     model = wrap(world, net)
-    optimizer = MuonW(groups_of(model), batched=False)
+    optimizer = MuonW(groups_of(model), batched=False, replicas=replicas)
     calls = []
     for step in range(STEPS):
         give(model, step, absent=("odd.weight",) if step == 1 else ())
@@ -40,10 +47,14 @@ def train(world: World, wrap: Wrap, dtype: torch.dtype) -> tuple[nn.Module, Muon
     return model, optimizer, calls
 
 
+def replicas_of(wrap: str) -> dist.ProcessGroup | None:
+    return dist.group.WORLD if wrap == "replicas" else None
+
+
 def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
     """Train the wrapped model and a plain one on the same gradients; return where they differ, and how many calls."""
     chosen = getattr(torch, dtype)
-    model, optimizer, calls = train(world, WRAPS[wrap], chosen)
+    model, optimizer, calls = train(world, TAKEN[wrap], chosen, replicas_of(wrap))
     reference, _, _ = train(world, plain, chosen)
     whole = dict(reference.named_parameters())
     begun = Net().to(chosen)
@@ -51,7 +62,7 @@ def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
     torch_agrees = {}
     fresh = Net().to(chosen)
     start(fresh)
-    for name, p in WRAPS[wrap](world, fresh).named_parameters():
+    for name, p in TAKEN[wrap](world, fresh).named_parameters():
         torch_agrees[name] = torch.equal(local(p), held(dict(begun.named_parameters())[name].detach(), p))
     pairs = {n: (local(p).detach(), held(whole[n].detach(), p)) for n, p in model.named_parameters()}
     differ = [n for n, pair in pairs.items() if not torch.equal(*pair)]
@@ -64,8 +75,8 @@ def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
 
 def clip(world: World, wrap: str, bound: float) -> dict[str, Any]:
     """Clip the same gradients on the mesh and by torch's function on a plain model; return norms, and the distance."""
-    model, whole = WRAPS[wrap](world, Net()), Net()
-    optimizer = MuonW(groups_of(model))
+    model, whole = TAKEN[wrap](world, Net()), Net()
+    optimizer = MuonW(groups_of(model), replicas=replicas_of(wrap))
     for net in (model, whole):
         give(net, 0, absent=("odd.weight",))
     norm = optimizer.clip_grad_norm_(bound).item()
@@ -94,6 +105,53 @@ def disagree(world: World) -> str:
     try:
         optimizer.step()
     except Disagreement as error:
+        return str(error)
+    return "nothing"
+
+
+def under_ddp(world: World) -> dict[str, Any]:
+    """Train a model that DDP has wrapped, each rank on data of its own; return how it goes and what was sent."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)), nn.Linear(16, 3))
+    copied = copy.deepcopy(net)
+    model = DistributedDataParallel(net)
+    shared, alone = MuonW(model, batched=False), MuonW(copied, batched=False)  # which keeps the order of sums
+    for step in range(STEPS):
+        model(made_up(f"of {world.rank}, {step}", (8, 16), torch.float32)).square().mean().backward()
+        for mine, other in zip(net.parameters(), copied.parameters(), strict=True):
+            other.grad = None if mine.grad is None else mine.grad.clone()
+        for optimizer in (shared, alone):
+            optimizer.step()
+            optimizer.zero_grad()
+        if step == 0:
+            unpickled = pickle.loads(pickle.dumps(shared))
+    owners = [plan.parcels.mine for plan in shared._plans.of(shared.param_groups, shared.state)]
+    differ = [name for (name, p), q in zip(net.named_parameters(), copied.parameters(), strict=True) if not p.equal(q)]
+    return {"differ": differ, "owns": sum(map(len, owners)), "sent": shared.ledger.total().sent_bytes,
+            "alone sent": alone.ledger.total().sent_bytes, "copies send": unpickled.ledger.total().calls}  # fmt: skip
+
+
+def on_own_gradients(world: World) -> list[str]:
+    """Let replicas step with gradients that nobody has averaged; return what is said, and what has moved."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    before = copy.deepcopy(net.state_dict())
+    optimizer = MuonW(net, replicas=dist.group.WORLD)
+    net(made_up(f"of {world.rank}", (8, 8), torch.float32)).square().mean().backward()
+    try:
+        optimizer.step()
+    except Disagreement as error:
+        return [str(error), *(name for name, value in net.state_dict().items() if not value.equal(before[name]))]
+    return ["nothing"]
+
+
+def replicas_on_a_mesh(world: World) -> str:
+    """Name replicas of DTensors; return what is said."""
+    model = fsdp(world, Net())
+    optimizer = MuonW(groups_of(model), replicas=dist.group.WORLD)
+    give(model, 0)
+    try:
+        optimizer.step()
+    except ValueError as error:
         return str(error)
     return "nothing"
 

@@ -21,7 +21,7 @@ from distmuon.muonw.parcels import Parcels, Placed, owners
 from distmuon.optim.muon import Muon
 from distmuon.sharding.layout import Range
 
-MESHES = [("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("columns", 2), ("hybrid", 4), ("tp", 4), ("tp", 6)]
+MESHES = [("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("columns", 2), ("hybrid", 4), ("tp", 4), ("tp", 6), ("replicas", 3)]
 on_meshes = pytest.mark.parametrize(("wrap", "ranks"), MESHES)
 
 
@@ -68,6 +68,30 @@ def test_every_matrix_has_one_owner(wrap: str, ranks: int) -> None:
 def test_ranks_that_disagree_all_say_so() -> None:
     (said,) = set(launch.run(work.disagree, dp=3))
     assert "rank(s) 1 step with other options, or with gradients for other parameters, than rank 0" in said
+
+
+def test_replicas_of_ddp_share_newton_schulz_and_end_where_each_ends_alone() -> None:
+    """What travels is one update of each matrix, in bf16, from its owner to the two others, behind headers."""
+    found = launch.run(work.under_ddp, dp=3)
+    assert [rank["differ"] for rank in found] == [[]] * 3
+    assert sorted(rank["owns"] for rank in found) == [1, 1, 2]
+    assert [rank["alone sent"] for rank in found] == [0] * 3
+    assert [rank["copies send"] for rank in found] == [0] * 3
+    headers = 2 * 2 * 4 * 2  # exchanges, others, elements, bytes
+    assert [rank["sent"] for rank in found] == [
+        work.STEPS * (headers + 2 * rank["owns"] * 16 * 16 * 2) for rank in found
+    ]
+
+
+def test_replicas_whose_gradients_nobody_has_averaged_say_so_and_stay_as_they_are() -> None:
+    ((said, *moved),) = {tuple(found) for found in launch.run(work.on_own_gradients, dp=2)}
+    assert said.startswith("replica(s) 1 step with other gradients or options than replica 0; average gradients before")
+    assert moved == []
+
+
+def test_replicas_of_dtensors_are_their_meshs_to_name() -> None:
+    (said,) = set(launch.run(work.replicas_on_a_mesh, dp=2))
+    assert said.startswith("replicas is given, and there are DTensors, whose mesh says already who holds copies")
 
 
 @on_meshes
