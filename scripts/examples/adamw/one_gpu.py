@@ -1,0 +1,19 @@
+"""One GPU, or one CPU. Start it with: python one_gpu.py"""
+
+import torch
+from task import batches, loss_of, make_model
+
+model = make_model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+
+for tokens, following in batches():
+    loss = loss_of(model, tokens, following)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "checkpoint.pt")
+print(f"loss {loss.item():.4f}")

@@ -1,0 +1,36 @@
+"""FSDP2, saved by torch.distributed.checkpoint. Start it with: torchrun --standalone --nproc-per-node 2 fsdp2.py"""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from task import DEVICE, batches, loss_of, make_model
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from distmuon import MuonW
+
+dist.init_process_group()
+rank, ranks = dist.get_rank(), dist.get_world_size()
+mesh = init_device_mesh(DEVICE, (ranks,), mesh_dim_names=("dp",))
+
+model = make_model()
+for block in model.blocks:
+    fully_shard(block, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = MuonW(model, lr=4e-3, adamw_lr=1e-3, weight_decay=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+
+for tokens, following in batches(rank, ranks):
+    loss = loss_of(model, tokens, following)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+
+weights, state = get_state_dict(model, optimizer)
+dcp.save({"model": weights, "optimizer": state}, checkpoint_id="checkpoint")
+if rank == 0:
+    print(f"loss {loss.item():.4f}")
+dist.destroy_process_group()
