@@ -1,8 +1,8 @@
-"""Data and tensor parallelism by hand, as in Megatron-LM. Start it with: torchrun --standalone --nproc-per-node 4 dp_tp.py"""
+"""Data and tensor parallelism by hand, as in Megatron-LM. torchrun --standalone --nproc-per-node 4 dp_tp.py"""
 
 import torch
 import torch.distributed as dist
-from task import DEVICE, batches, loss_of, make_model
+from task import DEVICE, STEPS, batches, loss_of, make_model
 from torch.distributed.device_mesh import init_device_mesh
 
 from distmuon import DistributedMuon, Grid, checkpoint, split_parameters
@@ -13,13 +13,14 @@ mesh = init_device_mesh(DEVICE, (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
 grid = Grid.of(mesh)
 
 model = make_model(grid.tp)  # layers that hold this rank's part of each matrix
-optimizer = DistributedMuon(split_parameters(model), grid, lr=4e-3, adamw_lr=1e-3, weight_decay=0.1, max_norm=1.0)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+# its step reduces the gradients over DP as well
+optimizer = DistributedMuon(split_parameters(model), grid, lr=1e-2, adamw_lr=3e-3, weight_decay=0.1, max_norm=1.0)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 for tokens, following in batches(mesh["dp"].get_local_rank(), ranks // 2):
     loss = loss_of(model, tokens, following)
     loss.backward()
-    optimizer.step()  # reduces the gradients over DP, too
+    optimizer.step()
     schedule.step()
     optimizer.zero_grad()
 

@@ -1,9 +1,9 @@
-"""FSDP2 over tensor parallelism. Start it with: torchrun --standalone --nproc-per-node 4 fsdp2_tp.py"""
+"""FSDP2 over tensor parallelism. torchrun --standalone --nproc-per-node 4 fsdp2_tp.py"""
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from task import DEVICE, batches, loss_of, make_model
+from task import DEVICE, STEPS, batches, loss_of, make_model
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,8 +22,8 @@ for block in model.blocks:
     parallelize_module(block, mesh["tp"], {name: cut() for name, cut in CUTS.items()})
     fully_shard(block, mesh=mesh["dp"])
 fully_shard(model, mesh=mesh["dp"])
-optimizer = MuonW(model, lr=4e-3, adamw_lr=1e-3, weight_decay=0.1)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+optimizer = MuonW(model, lr=1e-2, adamw_lr=3e-3, weight_decay=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 for tokens, following in batches(mesh["dp"].get_local_rank(), ranks // 2):
     loss = loss_of(model, tokens, following)

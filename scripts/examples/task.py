@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # this clone's distmuon, if none is installed
 
 from distmuon.models.corpus import corpus
 from distmuon.models.networks import ALONE, Transformer, initial_weights
@@ -14,7 +19,9 @@ from distmuon.sharding.collectives import Group
 from distmuon.sharding.tensor_parallel import load_slices
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STEPS, BATCH, CONTEXT = 20, 16, 64  # windows in a batch, tokens in a window
+STEPS = int(os.environ.get("STEPS", "200"))
+STOP = int(os.environ.get("STOP", STEPS))  # the step before which a job is over, to be resumed
+BATCH, CONTEXT = 16, 64  # windows in a batch, tokens in a window
 
 
 def make_model(tp: Group = ALONE) -> nn.Module:
@@ -27,7 +34,7 @@ def make_model(tp: Group = ALONE) -> nn.Module:
 
 def batches(rank: int = 0, ranks: int = 1, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (tokens, next tokens), [n, length] each: this rank's part of every batch from step `first` on."""
-    for step in range(first, STEPS):
+    for step in range(first, STOP):
         windows = corpus("alice").batch(step, BATCH, CONTEXT, 0, rank, ranks)
         yield windows[0].to(DEVICE), windows[1].to(DEVICE)
 

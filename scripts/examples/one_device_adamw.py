@@ -1,11 +1,11 @@
-"""One GPU, or one CPU. Start it with: python one_gpu.py"""
+"""One GPU, or one CPU. python one_device_adamw.py"""
 
 import torch
-from task import batches, loss_of, make_model
+from task import STEPS, batches, loss_of, make_model
 
 model = make_model()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 for tokens, following in batches():
     loss = loss_of(model, tokens, following)

@@ -1,13 +1,13 @@
-"""One GPU, or one CPU. Start it with: python one_gpu.py"""
+"""One GPU, or one CPU. python one_device.py"""
 
 import torch
-from task import batches, loss_of, make_model
+from task import STEPS, batches, loss_of, make_model
 
 from distmuon import MuonW
 
 model = make_model()
-optimizer = MuonW(model, lr=4e-3, adamw_lr=1e-3, weight_decay=0.1)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+optimizer = MuonW(model, lr=1e-2, adamw_lr=3e-3, weight_decay=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 for tokens, following in batches():
     loss = loss_of(model, tokens, following)

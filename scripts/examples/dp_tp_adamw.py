@@ -1,8 +1,8 @@
-"""Data and tensor parallelism by hand, as in Megatron-LM. Start it with: torchrun --standalone --nproc-per-node 4 dp_tp.py"""
+"""Data and tensor parallelism by hand, as in Megatron-LM. torchrun --standalone --nproc-per-node 4 dp_tp_adamw.py"""
 
 import torch
 import torch.distributed as dist
-from task import DEVICE, batches, loss_of, make_model
+from task import DEVICE, STEPS, batches, loss_of, make_model
 from torch.distributed.device_mesh import init_device_mesh
 
 from distmuon import Grid
@@ -13,8 +13,8 @@ mesh = init_device_mesh(DEVICE, (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
 grid = Grid.of(mesh)
 
 model = make_model(grid.tp)  # layers that hold this rank's part of each matrix
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 for tokens, following in batches(mesh["dp"].get_local_rank(), ranks // 2):
     loss = loss_of(model, tokens, following)

@@ -1,16 +1,16 @@
-"""Replicas under DDP. Start it with: torchrun --standalone --nproc-per-node 2 ddp.py"""
+"""Replicas under DDP. torchrun --standalone --nproc-per-node 2 ddp_adamw.py"""
 
 import torch
 import torch.distributed as dist
-from task import batches, loss_of, make_model
+from task import STEPS, batches, loss_of, make_model
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group()
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 model = DistributedDataParallel(make_model())
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 for tokens, following in batches(rank, ranks):
     loss = loss_of(model, tokens, following)
