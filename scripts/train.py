@@ -39,7 +39,7 @@ from distmuon.metrics.writers import JsonLines, TensorBoard
 from distmuon.models.corpus import Corpus, corpus
 from distmuon.models.networks import ALONE, Transformer, initial_weights
 from distmuon.models.run_settings import RunSettings, parse
-from distmuon.models.run_summary import Trained, beginning, ending, loss_in_words
+from distmuon.models.run_summary import Progress, beginning, ending, loss_in_words, step_in_words
 from distmuon.models.same_run import check_same_run, notes_of, settings_then, what_differs
 from distmuon.optim.routing import groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
@@ -80,9 +80,8 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
     if settings.folder is not None:
         try:
             held.enter_context(claim_patiently(world, settings.folder))
-        except (
-            checkpoint.CheckpointError
-        ) as error:  # under torchrun, by what is left of this run on a machine that hangs
+        except checkpoint.CheckpointError as error:
+            # under torchrun, by what is left of this run on a machine that hangs
             return Ended(0, refused=str(error), again=launch.under_torchrun())
     try:
         check_same_everywhere(world, text)
@@ -120,22 +119,21 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
 
             last = stop or step == settings.steps
             if step % settings.log_every == 0:
-                found = f"loss {loss:.3f} nats per {text.unit}   gradient norm {norm:.2f}   lr {lr:.4f}"
-                tell(world, f"step {step:5d}   {found}   {speed:,.0f} tokens per second")
+                tell(world, f"step {step:5d}   {step_in_words(loss, norm, lr, speed, text)}")
             with clock.paused():
                 if step % settings.evaluate_every == 0 or step == settings.steps:
                     held_out = evaluate(world, settings, text, forward), step
                     metrics.log(held_out_loss=held_out[0])
                     tell(world, f"step {step:5d}   held out {loss_in_words(held_out[0], text)}")
-                due = step % settings.save_every == 0 and not skips  # in a storm: nothing to go on from
+                due = step % settings.save_every == 0 and not skips  # no storm is gone on from
                 if settings.folder is not None and (last or due):
                     saving = save(world, settings, text, model, optimizer, step)
             if stop or skips == SKIPS:
                 break
         unsaved = saving.exception() if saving is not None else None
-    trained = Trained(first, step, clock.seconds(), clock.training(), held_out)
+    made = Progress(first, step, clock.seconds(), clock.training(), held_out)
     if world.rank == 0:
-        tell(world, *ending(settings, text, trained, GENERATOR))
+        tell(world, *ending(settings, text, made, GENERATOR))
     return Ended(step, diverged=skips == SKIPS, unsaved=str(unsaved or ""))
 
 

@@ -26,7 +26,7 @@ SHARDED_BY = {"fsdp2": "FSDP2", "zero1": "ZeRO-1"}
 WHO = {"muon": "Muon", "adamw": "AdamW"}
 
 
-class Trained(NamedTuple):
+class Progress(NamedTuple):
     """What one start has done. first, last: steps made before it, and with it. seconds: from the first step to the end;
     training: those of them that went into steps, and not into evaluating and saving. held_out: (nats per token, after
     which step), None if it was not measured."""
@@ -41,7 +41,7 @@ class Trained(NamedTuple):
 def beginning(
     world: World, settings: RunSettings, text: Corpus, optimizer: torch.optim.Optimizer, first: int
 ) -> Iterator[str]:
-    """Yield lines that say what is about to be trained. first: steps that were made before."""
+    """Yield lines that say what is about to be made. first: steps that were made before."""
     with torch.device("meta"):  # whole, whatever the grid, and without storage
         model = Transformer(*settings.shape(text.vocabulary))
     size = sum(p.numel() for p in model.parameters())
@@ -70,24 +70,30 @@ def beginning(
     yield _line("folder", _where(settings))
 
 
-def ending(settings: RunSettings, text: Corpus, trained: Trained, generator: Path) -> Iterator[str]:
+def ending(settings: RunSettings, text: Corpus, made: Progress, generator: Path) -> Iterator[str]:
     """Yield lines that say what a start has done, and what can be done with it. generator: the program generate.py.
 
     The first has times in it, and differs from run to run.
     """
-    if steps := trained.last - trained.first:
+    if steps := made.last - made.first:
         tokens = steps * settings.tokens_per_step
-        speed = f"{tokens / trained.training:,.0f} tokens per second"
+        speed = f"{tokens / made.training:,.0f} tokens per second"
         yield _line(
             "trained",
-            f"{steps:,} steps, {tokens:,} tokens, in {trained.seconds:.1f} s; {speed} while training",
+            f"{steps:,} steps, {tokens:,} tokens, in {made.seconds:.1f} s; {speed} while training",
         )
-    if trained.held_out is not None:
-        loss, step = trained.held_out
+    if made.held_out is not None:
+        loss, step = made.held_out
         yield _line("held out", f"{loss_in_words(loss, text)} after step {step:,}")
     if settings.folder is not None and (saved := saved_steps(settings.folder)):
         yield _line("checkpoint", str(at_step(settings.folder, saved[0])))
         yield _line("try it", command_of(generator, settings.folder))
+
+
+def step_in_words(loss: float, norm: float, lr: float, speed: float, text: Corpus) -> str:
+    """Return what a step has come to. loss: nats per token. norm: of the gradient. speed: tokens per second."""
+    found = f"loss {loss:.3f} nats per {text.unit}   gradient norm {norm:.2f}   lr {lr:.4f}"
+    return f"{found}   {speed:,.0f} tokens per second"
 
 
 def loss_in_words(nats: float, text: Corpus) -> str:
