@@ -8,7 +8,7 @@ torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:
 
 The same command goes on where a run was stopped: from the newest checkpoint in its folder, on this grid or another.
 Ctrl-C and SIGTERM save first. A step whose loss or gradients are not finite is skipped, and none of several in a row is
-saved; ten end the run. Losses are in nats per token, in metrics.jsonl too. What the run has learned to write:
+saved; ten end the run. Losses are in nats per token, in metrics.jsonl too. generate.py lets the trained model write.
 
 python scripts/generate.py out/alice --prompt "Alice was "
 """
