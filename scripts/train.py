@@ -8,7 +8,9 @@ torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:
 
 The same command goes on where a run was stopped: from the newest checkpoint in its folder, on this grid or another.
 Ctrl-C and SIGTERM save first. A step whose loss or gradients are not finite is skipped, and none of several in a row is
-saved; ten end the run.
+saved; ten end the run. Losses are in nats per token, in metrics.jsonl too. generate.py lets the trained model write.
+
+python scripts/generate.py out/alice --prompt "Alice was "
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -31,19 +33,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from distmuon import DistributedMuon, Grid, Metrics, MuonW, Zero1AdamW, checkpoint, launch
 from distmuon.metrics.writers import JsonLines, TensorBoard
 from distmuon.models.corpus import Corpus, corpus
 from distmuon.models.networks import ALONE, Transformer, initial_weights
 from distmuon.models.run_settings import RunSettings, parse
+from distmuon.models.run_summary import Progress, beginning, ending, loss_in_words, step_in_words
 from distmuon.models.same_run import check_same_run, notes_of, settings_then, what_differs
 from distmuon.optim.routing import groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.tensor_parallel import load_slices
 
-tqdm.set_lock(threading.RLock())  # by default it takes a semaphore of the system's, which a killed rank would leave
+GENERATOR = Path(__file__).with_name("generate.py")
 SKIPS = 10  # steps in a row that may be skipped before the run ends
 AGAIN = 0.5  # seconds before a folder that another run keeps is asked for again
 STOP_WITHIN = 25.0  # seconds to save in, once asked to stop; torchrun kills after 30
@@ -78,9 +80,8 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
     if settings.folder is not None:
         try:
             held.enter_context(claim_patiently(world, settings.folder))
-        except (
-            checkpoint.CheckpointError
-        ) as error:  # under torchrun, by what is left of this run on a machine that hangs
+        except checkpoint.CheckpointError as error:
+            # under torchrun, by what is left of this run on a machine that hangs
             return Ended(0, refused=str(error), again=launch.under_torchrun())
     try:
         check_same_everywhere(world, text)
@@ -91,9 +92,11 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
         held.close()
         return Ended(0, refused=str(error))
 
-    step, skips = first, 0
-    hidden = None if world.rank == 0 else True  # None: where there is no terminal
-    with held, tqdm(total=settings.steps, initial=first, disable=hidden, unit="step") as bar:
+    if world.rank == 0:
+        tell(world, *beginning(world, settings, text, optimizer, first))
+    step, skips, held_out = first, 0, None
+    clock = Clock(settings.tokens_per_step, settings.log_every)
+    with held:
         for step in range(first + 1, settings.steps + 1):
             lr = settings.lr_at(step)
             for group in optimizer.param_groups:
@@ -101,7 +104,8 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
             own_loss = backward(world, settings, text, forward, step)
             norm = optimizer.clip_grad_norm_(settings.clip).item()
             loss, stop = agree(world, own_loss)
-            metrics.record(loss=loss)
+            speed = clock.step()
+            metrics.record(loss=loss, tokens_per_second=speed)
 
             if math.isfinite(loss) and math.isfinite(norm):
                 optimizer.step()
@@ -115,17 +119,21 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
 
             last = stop or step == settings.steps
             if step % settings.log_every == 0:
-                found = f"loss {loss:.3f}   gradient norm {norm:.2f}   lr {lr:.4f}"
-                tell(world, f"step {step:5d}   {found}")
-            if step % settings.evaluate_every == 0 or step == settings.steps:
-                tell(world, f"step {step:5d}   {evaluate(world, settings, text, forward)}")
-            due = step % settings.save_every == 0 and not skips  # in a storm: nothing to go on from
-            if settings.folder is not None and (last or due):
-                saving = save(world, settings, text, model, optimizer, step)
-            bar.update()
+                tell(world, f"step {step:5d}   {step_in_words(loss, norm, lr, speed, text)}")
+            with clock.paused():
+                if step % settings.evaluate_every == 0 or step == settings.steps:
+                    held_out = evaluate(world, settings, text, forward), step
+                    metrics.log(held_out_loss=held_out[0])
+                    tell(world, f"step {step:5d}   held out {loss_in_words(held_out[0], text)}")
+                due = step % settings.save_every == 0 and not skips  # no storm is gone on from
+                if settings.folder is not None and (last or due):
+                    saving = save(world, settings, text, model, optimizer, step)
             if stop or skips == SKIPS:
                 break
         unsaved = saving.exception() if saving is not None else None
+    made = Progress(first, step, clock.seconds(), clock.training(), held_out)
+    if world.rank == 0:
+        tell(world, *ending(settings, text, made, GENERATOR))
     return Ended(step, diverged=skips == SKIPS, unsaved=str(unsaved or ""))
 
 
@@ -151,8 +159,8 @@ def agree(world: launch.World, loss: Tensor) -> tuple[float, bool]:
 
 
 @torch.no_grad()
-def evaluate(world: launch.World, settings: RunSettings, text: Corpus, forward: Any) -> str:
-    """Return what the model loses on the held-out text, in bits per token, in words."""
+def evaluate(world: launch.World, settings: RunSettings, text: Corpus, forward: Any) -> float:
+    """Return the model's mean loss on windows of the held-out text, in nats per token: the same on all ranks."""
     tokens, following = text.held_out_windows(4 * settings.batch, settings.context)
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     mine = slice(world.rank // world.tp, None, world.dp)
@@ -161,8 +169,37 @@ def evaluate(world: launch.World, settings: RunSettings, text: Corpus, forward: 
         total += forward(*(tensor.to(world.device) for tensor in piece)).double() / len(pieces)
     if world.size > 1:
         dist.all_reduce(total)
-    floor = "" if text.floor is None else f", of which {text.floor / math.log(2):.3f} nobody can save"
-    return f"held out {total.item() / world.size / math.log(2):.3f} bits per {text.unit}{floor}"
+    return total.item() / world.size
+
+
+class Clock:
+    """How long a run has taken, and how many tokens it trains on per second.
+
+    tokens: per step. window: steps over which the speed is averaged.
+    """
+
+    def __init__(self, tokens: int, window: int) -> None:
+        self.tokens, self.start, self.pauses = tokens, time.perf_counter(), 0.0
+        self.ends = deque([self.start], maxlen=window + 1)
+
+    def step(self) -> float:
+        """Count a step, and return tokens per second. To be called when its loss is known: a GPU has then got there."""
+        self.ends.append(time.perf_counter() - self.pauses)
+        return self.tokens * (len(self.ends) - 1) / (self.ends[-1] - self.ends[0])
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count as training what is done inside."""
+        begun = time.perf_counter()
+        yield
+        self.pauses += time.perf_counter() - begun
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.start
+
+    def training(self) -> float:
+        """Return the seconds without pauses, up to the last step."""
+        return self.ends[-1] - self.start
 
 
 # ---- The model and its optimizer --------------------------------------------------------------------------
@@ -172,7 +209,7 @@ def build(
     world: launch.World, settings: RunSettings, vocabulary: int
 ) -> tuple[nn.Module, MuonW | ShardedOptimizer, Any]:
     """Return the model on this grid, its optimizer, and what computes the mean loss of a batch."""
-    shape = (vocabulary, settings.width, settings.layers, settings.heads, settings.context)
+    shape = settings.shape(vocabulary)
     whole = initial_weights(Transformer(*shape), settings.seed)
     low = settings.dtype == "bfloat16"
     zero1 = settings.sharding == "zero1"
@@ -318,13 +355,15 @@ def observe(settings: RunSettings, optimizer: torch.optim.Optimizer, first: int)
         to.append(JsonLines(Path(settings.folder) / "metrics.jsonl"))
         if settings.tensorboard:
             to.append(TensorBoard(Path(settings.folder) / "tensorboard"))
-    return Metrics(optimizer, settings.log_every, to, scalars={"loss": "mean"}, samples=0, start=first)
+    scalars = {"loss": "mean", "tokens_per_second": "mean"}
+    return Metrics(optimizer, settings.log_every, to, scalars=scalars, samples=0, start=first)
 
 
-def tell(world: launch.World, line: str) -> None:
-    """Print a line on rank 0, above the progress bar if there is one."""
+def tell(world: launch.World, *lines: str) -> None:
+    """Print lines on rank 0; each in one piece, since a save that fails tells from a thread of its own."""
     if world.rank == 0:
-        tqdm.write(line, file=sys.stdout)
+        for line in lines:
+            sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
 

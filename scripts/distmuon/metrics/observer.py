@@ -128,6 +128,14 @@ class Metrics:
                 )
             self._recorded[name] = value.detach().clone() if isinstance(value, Tensor) else float(value)
 
+    def log(self, **scalars: float) -> None:
+        """Write what was measured after a step, such as a loss on held-out text, at once, whether the step is observed
+        or not: a record of its own, with step, time and scalars alone. It adds to the observation of that step.
+
+        No collective: what rank 0 is given is written, as it is.
+        """
+        self._write({"step": self.step, "time": time.time(), "scalars": dict(scalars)})
+
     def close(self) -> None:
         """Stop observing, and close the writers. No collective; twice does no harm."""
         self._abandon()
@@ -202,7 +210,7 @@ class Metrics:
             "samples": {self._name(sample): self._numbers(*pair) for sample, pair in samples.items() if pair},
             **of_table(table, self._reductions),
         }
-        self._write()
+        self._write(self.latest)
 
     def _updates(self, step: Underway, measured: list[bool]) -> dict[int, Tensor]:
         """Return the update of every part that had a gradient, and can be measured."""
@@ -318,10 +326,10 @@ class Metrics:
             if how not in REDUCTIONS:
                 raise ValueError(f"scalar {name!r} is to be reduced by {how!r}; choose one of {', '.join(REDUCTIONS)}.")
 
-    def _write(self) -> None:
+    def _write(self, record: Mapping[str, Any]) -> None:
         for writer in list(self._writers):
             try:
-                writer.write(self.latest)
+                writer.write(record)
             except OSError as error:
                 warn_user(f"{type(writer).__name__} is dropped ({error}); training goes on.")
                 writer.close()

@@ -1,6 +1,7 @@
 """Where observations are written: the console, a file of JSON lines, TensorBoard. One rank writes.
 
-A record is a dict of floats, None and dicts of them, see `Metrics`. None: not measured in this step.
+A record is a dict of floats, None and dicts of them, see `Metrics`. None: not measured in this step. What comes from
+`Metrics.log` holds step, time and scalars alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Writer(Protocol):
 
 
 class Console:
-    """One line per observation: totals, samples, shares of the step. stream: standard output if not given."""
+    """One line per record: totals, samples, shares of the step. stream: standard output if not given."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream
@@ -48,9 +49,10 @@ class Console:
 class JsonLines:
     """One line of JSON per observation, everything in it; a folder that is missing is made.
 
-    Lines are appended, so that a resumed run goes on in its file. Where it repeats steps, the later line counts. Each
-    line is handed over whole: what a killed run leaves is readable, but for at most a torn last line, which the next
-    run takes away. JSON has no numbers for these: "NaN", "Infinity" and "-Infinity" are strings, which `float` reads.
+    Lines are appended, so that a resumed run goes on in its file. Where it repeats steps, the later line counts, of
+    observations as of what was logged. Each line is handed over whole: what a killed run leaves is readable, but for at
+    most a torn last line, which the next run takes away. JSON has no numbers for these: "NaN", "Infinity" and
+    "-Infinity" are strings, which `float` reads.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -123,14 +125,15 @@ class TensorBoard:
 
 def line(record: Mapping[str, Any]) -> str:
     """Return a record as one line for people: what is None is left out."""
-    totals = {name.replace("_", " "): value for name, value in record["totals"].items()}
+    totals = {name.replace("_", " "): value for name, value in record.get("totals", {}).items()}
     parts = [f"{name} {value:.3g}" for name, value in totals.items() if value is not None]
     parts += [f"{name} {value:.3g}" for name, value in record["scalars"].items() if value is not None]
-    for name, found in record["samples"].items():
+    for name, found in record.get("samples", {}).items():
         parts.append(f"{name}: orthogonality error {found['error']:.2g}, cosine {found['cosine']:.4f}")
-    shares = f"{record['communication']:.0%} communication, {record['newton_schulz']:.0%} Newton–Schulz"
-    parts.append(f"{record['seconds'] * 1e3:.3g} ms: {shares}, {record['sent_bytes']:,.0f} bytes sent")
-    return f"step {record['step']}{' (skipped)' if record['skipped'] else ''}: " + "; ".join(parts)
+    if "seconds" in record:  # an observation, and not what was logged
+        shares = f"{record['communication']:.0%} communication, {record['newton_schulz']:.0%} Newton–Schulz"
+        parts.append(f"{record['seconds'] * 1e3:.3g} ms: {shares}, {record['sent_bytes']:,.0f} bytes sent")
+    return f"step {record['step']}{' (skipped)' if record.get('skipped') else ''}: " + "; ".join(parts)
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -45,6 +46,11 @@ class Corpus:
         digest.update(self.held_out.numpy().data)
         return digest.hexdigest()
 
+    @cached_property
+    def known(self) -> list[int]:
+        """The tokens that occur in the training text, ascending: what a model can learn anything about."""
+        return self.training.unique().tolist()
+
     def batch(
         self, step: int, count: int, length: int, seed: int, part: int = 0, parts: int = 1
     ) -> tuple[Tensor, Tensor]:  # tokens, and what follows each: [count / parts, length], int64
@@ -70,6 +76,35 @@ def corpus(name: str) -> Corpus:
         letters = spoken.write(LETTERS, torch.Generator().manual_seed(0)).to(torch.uint8)
         return _divided(letters, len(language.ALPHABET), "letter", spoken.rate)
     return _divided(torch.frombuffer(bytearray(_bytes(name)), dtype=torch.uint8), 256, "byte")
+
+
+def encode(written: str, name: str, known: Collection[int]) -> Tensor:  # [tokens], int64
+    """Return what is written as tokens of the text of this name.
+
+    known: tokens that the model has seen, see `Corpus.known`. Raises UsageError for characters made of others.
+    """
+    missing = {each for each in written if not set(_tokens_of(each, name)) <= set(known)}
+    if missing:
+        shown = ", ".join(map(repr, sorted(missing, key=written.index)))
+        raise UsageError(
+            f"--prompt {written!r}: the text that the model was trained on contains no {shown}; write a prompt "
+            f"without {'it' if len(missing) == 1 else 'them'}."
+        )
+    return torch.tensor(_tokens_of(written, name), dtype=torch.long)
+
+
+def decode(tokens: Sequence[int], name: str) -> str:
+    """Return tokens of the text of this name as one reads them; bytes that are no UTF-8 become \ufffd."""
+    if name == LANGUAGE:
+        return "".join(language.ALPHABET[token] for token in tokens)
+    return bytes(tokens).decode(errors="replace")
+
+
+def _tokens_of(written: str, name: str) -> list[int]:
+    """Return tokens; -1 for a letter that the language lacks."""
+    if name == LANGUAGE:
+        return [language.ALPHABET.find(letter) for letter in written]
+    return list(written.encode(errors="surrogateescape"))  # what a shell hands over that is no UTF-8
 
 
 def _bytes(name: str) -> bytes:

@@ -25,10 +25,10 @@ CHOICES = {
 }
 HELP = {
     "text": "alice (a book that comes along), language (whose entropy is known), or a file",
-    "width": "of the model's hidden vectors",
+    "width": "numbers in each of the model's hidden vectors",
     "layers": "of the model, six matrices each",
     "heads": "of attention; a multiple of --tp",
-    "context": "tokens that the model sees",
+    "context": "tokens that the model sees; a token is a byte, or a letter of language",
     "optimizer": "muon: AdamW for what is no hidden matrix; adamw: for everything",
     "sharding": "fsdp2: of PyTorch, with MuonW; zero1: this project's, with DistributedMuon",
     "strategy": "with --sharding zero1: how Muon sees whole matrices",
@@ -84,6 +84,15 @@ class RunSettings:
     log_every: int = 10
     tensorboard: bool = False
 
+    def shape(self, vocabulary: int) -> tuple[int, int, int, int, int]:
+        """Return what a `Transformer` takes. vocabulary: tokens there are."""
+        return vocabulary, self.width, self.layers, self.heads, self.context
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of all ranks together."""
+        return self.batch * self.context
+
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step: up in `warmup` steps, then down along the schedule, to a hundredth."""
         if step <= self.warmup:
@@ -132,7 +141,7 @@ def add_option(group: Any, name: str, default: Any) -> None:
 def words_of(path: str) -> list[str]:
     """Return a file of options as words of a command line. Raises UsageError, naming it, where it is none."""
     try:
-        options = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        options = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise launch.UsageError(f"--config {path}: cannot be read ({error.strerror}); name a TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

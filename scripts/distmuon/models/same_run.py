@@ -25,8 +25,10 @@ def settings_then(settings: RunSettings, notes: Mapping[str, Any]) -> RunSetting
 def check_same_run(settings: RunSettings, text: Corpus, notes: Mapping[str, Any], step: int) -> None:
     """Raise CheckpointError, with the remedy, where going on from the checkpoint of this step would be another run."""
     run = f"the run in {settings.folder}"
-    for change in _changes(FIXED, settings_then(settings, notes), settings):
-        raise CheckpointError(f"{run} cannot go on with {change}; give the same, or another --folder.")
+    for option, old, new in _changes(FIXED, settings_then(settings, notes), settings):
+        raise CheckpointError(
+            f"{run} cannot go on with {option} {new} instead of {old}; give the same, or another --folder."
+        )
     here = _description(settings, text)
     then = notes.get("text", here)
     if then["sha256"] != here["sha256"]:
@@ -46,20 +48,21 @@ def what_differs(settings: RunSettings, notes: Mapping[str, Any], step: int) -> 
     """Yield a line for each thing by which the rest of the run will differ from what was begun."""
     then = settings_then(settings, notes)
     if "text" not in notes:
-        yield "does not say on what text it was trained: nobody can compare it"
-    for change in _changes(STEERING, then, settings):
-        yield f"resuming with {change}"
-    if _changes(RATE, then, settings):
-        yield f"learning rate in this step {then.lr_at(step):.3g}, and in the next {settings.lr_at(step + 1):.3g}"
+        yield "does not say on what text it was trained, so we cannot compare it"
+    for option, old, new in _changes(STEERING, then, settings):
+        yield f"{option} is {new} now, was {old}"
+    if _changes(RATE, then, settings) and step < settings.steps:
+        yield f"learning rate {then.lr_at(step):.3g} in step {step}, {settings.lr_at(step + 1):.3g} in step {step + 1}"
     if step == settings.steps:
-        yield "was the last one; there is nothing left to do"
+        yield f"was the last of --steps {step}, so there is nothing left to do; give more --steps to go on"
 
 
-def _changes(names: Sequence[str], then: RunSettings, now: RunSettings) -> list[str]:
-    pairs = [(option_of(name), getattr(then, name), getattr(now, name)) for name in names]
-    return [f"{option} {new} instead of {old}" for option, old, new in pairs if old != new]
+def _changes(names: Sequence[str], then: RunSettings, now: RunSettings) -> list[tuple[str, Any, Any]]:
+    """Return (option, its value then, its value now) of the settings that differ."""
+    all_of_them = [(option_of(name), getattr(then, name), getattr(now, name)) for name in names]
+    return [(option, old, new) for option, old, new in all_of_them if old != new]
 
 
 def _description(settings: RunSettings, text: Corpus) -> dict[str, Any]:
-    """Return what tells a text from another one, whatever either is called."""
-    return {"name": settings.text, "tokens": len(text), "sha256": text.sha256}
+    """Return what tells a text from another one, whatever either is called, and what a prompt may be made of."""
+    return {"name": settings.text, "tokens": len(text), "sha256": text.sha256, "known": text.known}

@@ -402,6 +402,22 @@ def test_the_console_says_it_in_a_line() -> None:
         assert word in line
 
 
+def test_what_is_measured_after_a_step_gets_a_line_of_its_own_at_once(tmp_path: Path) -> None:
+    path, optimizer, stream = tmp_path / "run.jsonl", MuonW(layer()), io.StringIO()
+    with Metrics(optimizer, every=2, to=[JsonLines(path), Console(stream)], start=4) as metrics:
+        for _ in range(2):
+            go(optimizer)
+            metrics.log(held_out_loss=2.5)
+        assert metrics.latest["scalars"] == {}
+    logged, observed, again = lines(path)
+    assert (logged["step"], observed["step"], again["step"]) == (5, 6, 6)
+    assert logged.keys() == again.keys() == {"step", "time", "scalars"}
+    assert again["scalars"] == {"held_out_loss": 2.5}
+    assert [line for line in stream.getvalue().splitlines() if "held_out" in line] == [
+        "step 5: held_out_loss 2.5", "step 6: held_out_loss 2.5",
+    ]  # fmt: skip
+
+
 def test_a_writer_that_fails_is_dropped_and_training_goes_on() -> None:
     class Full(Console):
         def write(self, record: Any) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import bz2
 import hashlib
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from distmuon.launch import UsageError
-from distmuon.models.corpus import LETTERS, Corpus, corpus
+from distmuon.models.corpus import LETTERS, Corpus, corpus, decode, encode
 from distmuon.models.language import ALPHABET, Language
 
 
@@ -55,6 +56,28 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path, content: bytes |
     assert says in str(error.value)
 
 
+def test_what_is_written_becomes_tokens_and_the_other_way_round() -> None:
+    for name, written in (("alice", "Alice: 'é'"), ("my.txt", "naïve\n"), ("language", "to be or")):
+        assert decode(encode(written, name, range(256)).tolist(), name) == written
+    assert encode("é", "alice", range(256)).tolist() == [0xC3, 0xA9]
+    assert encode(" b", "language", range(27)).tolist() == [0, 2]
+    assert decode([65, 0xC3, 66], "alice") == "A\ufffdB"
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "says"),
+    [
+        ("Hi!", "language", "--prompt 'Hi!': the text that the model was trained on contains no 'H', '!'; write a"),
+        ("a b\u0107", "mine", "trained on contains no 'b', 'ć'; write a prompt without them."),
+        ("abé", "mine", "trained on contains no 'b'; write a prompt without it."),
+    ],
+)
+def test_a_prompt_of_what_the_text_does_not_contain_is_refused(written: str, name: str, says: str) -> None:
+    known = range(27) if name == "language" else (*b"a ", 0xC3, 0xA9)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        encode(written, name, known)
+
+
 def counting() -> Corpus:
     return Corpus(torch.arange(200, dtype=torch.uint8), torch.arange(200, 250, dtype=torch.uint8), 256, "byte")
 
@@ -72,6 +95,8 @@ def test_a_texts_digest_is_that_of_its_bytes_and_tells_it_from_another_of_its_na
     (mine := tmp_path / "mine.txt").write_bytes(bytes(range(256)) * 50)
     found = corpus(str(mine))
     assert (len(found), found.sha256) == (12_800, hashlib.sha256(mine.read_bytes()).hexdigest())
+    assert found.known == list(range(256))
+    assert counting().known == list(range(200))  # not what is held out
     mine.write_bytes(bytes(range(255, -1, -1)) * 50)
     assert corpus(str(mine)).sha256 != found.sha256
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import math
@@ -28,10 +29,14 @@ TRAIN = str(worlds.ROOT / "scripts" / "train.py")
 SMALL = RunSettings(width=16, context=16, batch=16, steps=6, warmup=2, log_every=1, evaluate_every=6, save_every=3)
 
 
-def losses(folder: Path) -> list[float]:
-    """Return the losses that a run has written down, by step; of a step that was repeated, the later one."""
+def scalar(folder: Path, name: str) -> dict[int, float]:
+    """Return what a run has written down under this name, by step; of a step that was repeated, the later one."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return list({record["step"]: record["scalars"]["loss"] for record in records}.values())
+    return {record["step"]: record["scalars"][name] for record in records if name in record["scalars"]}
+
+
+def losses(folder: Path) -> list[float]:
+    return list(scalar(folder, "loss").values())
 
 
 def run(folder: Path, dp: int = 2, tp: int = 1, **changes: Any) -> train.Ended:
@@ -120,6 +125,89 @@ def test_every_group_waits_as_long_as_it_was_told(sharding: str) -> None:
         assert set(limits) == {700.0}
 
 
+# ---- What it says -----------------------------------------------------------------------------------------
+
+
+def test_a_run_says_what_it_will_do_and_what_it_has_done_with_units(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ending = worlds.finish(TRAIN, *words(folder, 2, tp=2, sharding="zero1"))
+    assert (ending.code, ending.err) == (0, "")
+    lines = ending.out.splitlines()
+    assert lines[:9] == [
+        "model       14,752 parameters, 2 layers of width 16 and 4 heads, in float32; sees 16 tokens",
+        "text        alice: 133,628 tokens to learn from, 14,848 held out; a token is one byte",
+        "grid        2 DP x 2 TP = 4 ranks, gloo on cpu, sharded by ZeRO-1",
+        "optimizer   DistributedMuon, strategy owner; weight decay 0.1; gradients: norm clipped to 1",
+        "Muon        6,144 parameters in 12 tensors: blocks.*.{query, key, value, out, up, down}",
+        "AdamW       8,608 parameters in 13 tensors: tokens, positions, norm, head, blocks.*.{norm1, norm2}",
+        "lr          0.01 after 2 steps of warm-up, then cosine to 0.0001 in step 6",
+        "steps       1 to 6, each 16 sequences x 16 tokens = 256 tokens; in all 0.01 times the text",
+        f"folder      {folder}, every 3 steps; keeps the newest 3 checkpoints",
+    ]
+    step = r"step +{} +loss \d\.\d{{3}} nats per byte +gradient norm \d\.\d\d +lr 0\.\d{{4}} +[\d,]+ tokens per second"
+    for number, line in enumerate(lines[9:15], 1):
+        assert re.fullmatch(step.format(number), line)
+    nats = scalar(folder, "held_out_loss")[6]
+    held_out = f"{nats:.3f} nats ({nats / math.log(2):.3f} bits) per byte"
+    assert lines[15] == f"step     6   held out {held_out}"
+    assert re.fullmatch(
+        r"trained +6 steps, 1,536 tokens, in \d+\.\d s; [\d,]+ tokens per second while training", lines[16]
+    )
+    assert lines[17:19] == [f"held out    {held_out} after step 6", f"checkpoint  {folder}/step-000006"]
+    assert re.fullmatch(rf"try it      \S+ \S*scripts/generate\.py {folder}", lines[19])
+    assert len(lines) == 20
+
+
+def test_a_run_without_a_folder_says_that_it_keeps_nothing_and_adamw_alone_is_said(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    settings = dataclasses.replace(SMALL, optimizer="adamw", clip=math.inf, text="language")
+    launch.run(train.train, (settings,))
+    said = capfd.readouterr().out
+    for line in (
+        "folder      none, so nothing is saved; give --folder FOLDER to keep checkpoints and metrics.jsonl",
+        "optimizer   MuonW; weight decay 0.1; gradients: not clipped",
+        "grid        1 DP x 1 TP = 1 rank, gloo on cpu, sharded by FSDP2",
+    ):
+        assert f"{line}\n" in said
+    floor = train.corpus("language").floor
+    assert re.search(rf"held out .* per letter, the least possible is {floor:.3f} nats after step 6\n\Z", said)
+    assert not re.search("^(Muon|checkpoint|try it) ", said, re.MULTILINE)
+
+
+def test_what_is_measured_is_in_the_metrics_in_nats_and_tokens_per_second(tmp_path: Path) -> None:
+    run(tmp_path, dp=1, evaluate_every=2, log_every=3)
+    held_out = scalar(tmp_path, "held_out_loss")
+    assert list(held_out) == [2, 4, 6]
+    assert list(scalar(tmp_path, "loss")) == list(scalar(tmp_path, "tokens_per_second")) == [3, 6]
+    assert min(scalar(tmp_path, "tokens_per_second").values()) > 0
+    model, *_ = train.build(launch.World(0, 1, 1, 1, "gloo", "cpu", 60, 1, 0), SMALL, 256)
+    checkpoint.load(tmp_path / "step-000006", model)
+    tokens, following = train.corpus("alice").held_out_windows(4 * SMALL.batch, SMALL.context)
+    wanted = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), following.flatten()).item()
+    assert held_out[6] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_the_clock_leaves_out_what_is_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(train.time, "perf_counter", lambda: now)
+    clock = train.Clock(tokens=50, window=2)
+    for seconds, speed in ((1.0, 50.0), (4.0, 20.0), (6.0, 10.0)):  # of the last two steps
+        now += seconds
+        assert clock.step() == pytest.approx(speed)
+        with clock.paused():
+            now += 7.0
+    assert (clock.training(), clock.seconds()) == (11.0, 32.0)
+
+
+def test_it_needs_nothing_but_what_the_wheel_brings() -> None:
+    for program in ("train.py", "generate.py"):
+        tree = ast.parse((worlds.ROOT / "scripts" / program).read_text())
+        named = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
+        named |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert {name.partition(".")[0] for name in named} <= {"torch", "numpy", "distmuon"} | sys.stdlib_module_names
+
+
 # ---- Through every stop -----------------------------------------------------------------------------------
 
 
@@ -202,6 +290,22 @@ def test_another_text_of_the_same_name_is_refused_and_the_same_text_of_another_n
     assert {path.name for path in (tmp_path / "run").iterdir()} == before
 
 
+def test_a_run_is_the_same_by_relative_and_absolute_paths_from_wherever(tmp_path: Path) -> None:
+    (home := tmp_path / "home").mkdir()
+    (home / "mine.txt").write_bytes(b"The same old song. " * 600)
+    for place, folder, text, steps in (
+        (home, "run", "mine.txt", 3),
+        (tmp_path, "home/../home/run", "home/mine.txt", 4),
+        (worlds.ROOT, str(home / "run"), str(home / "mine.txt"), 5),
+    ):
+        program = f"import os; os.chdir({str(place)!r}); import train; train.launch.command(train.main)"
+        ending = worlds.finish("-c", program, *words(Path(folder), 1, text=text, steps=steps))
+        assert (ending.code, ending.err) == (0, "")
+        differs = re.findall(r"^step .* now, was .*$", ending.out, re.MULTILINE)
+        assert differs == ([f"step {steps - 1:5d}   --steps is {steps} now, was {steps - 1}"] if steps > 3 else [])
+    assert checkpoint.saved_steps(home / "run") == [5, 4, 3]
+
+
 def test_ranks_that_read_different_texts_are_refused() -> None:
     for refused in launch.run(train_workers.texts_differ, (SMALL,), dp=2):
         assert refused == "rank 1 reads another text than rank 0; give every machine the same file."
@@ -216,14 +320,14 @@ def test_what_changes_the_rest_of_a_run_is_said_and_done(
     run(tmp_path, dp=1, **changes)
     said = capfd.readouterr().out
     for words in (
-        "--lr 0.002 instead of 0.01", "--weight-decay 0.3 instead of 0.1", "--schedule linear instead of cosine",
-        "--warmup 1 instead of 2", "--steps 7 instead of 6", "--clip 0.5 instead of 1.0",
-        "--dtype bfloat16 instead of float32",
+        "--lr is 0.002 now, was 0.01", "--weight-decay is 0.3 now, was 0.1", "--schedule is linear now, was cosine",
+        "--warmup is 1 now, was 2", "--steps is 7 now, was 6", "--clip is 0.5 now, was 1.0",
+        "--dtype is bfloat16 now, was float32",
     ):  # fmt: skip
-        assert f"step     3   resuming with {words}\n" in said
-    assert said.count("resuming with") == len(changes) - 1  # how often it saves changes nothing
+        assert f"step     3   {words}\n" in said
+    assert said.count(" now, was ") == len(changes) - 1  # how often it saves changes nothing
     now = dataclasses.replace(SMALL, **changes).lr_at(4)
-    assert f"step     3   learning rate in this step 0.00854, and in the next {now:.3g}\n" in said
+    assert f"step     3   learning rate 0.00854 in step 3, {now:.3g} in step 4\n" in said
     manifest = json.loads((tmp_path / "step-000007" / "manifest.json").read_text())
     assert {group["options"]["weight_decay"] for group in manifest["notes"]["groups"]} == {0.3}
 
@@ -235,7 +339,11 @@ def test_the_same_command_says_nothing_of_changes_and_that_a_finished_run_is_fin
     assert run(tmp_path / "run", dp=1) == train.Ended(6)
     said = capfd.readouterr().out.splitlines()
     assert said[0].startswith("step     6   gone on from ")
-    assert said[1:] == ["step     6   was the last one; there is nothing left to do"]
+    assert (
+        said[1] == "step     6   was the last of --steps 6, so there is nothing left to do; give more --steps to go on"
+    )
+    names = [line.split()[0] for line in said[2:]]
+    assert names == ["model", "text", "grid", "optimizer", "Muon", "AdamW", "lr", "folder", "checkpoint", "try"]
 
 
 def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
@@ -249,8 +357,7 @@ def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(tmp_path: P
     assert re.fullmatch(r"error: \S+/run is in use by another .*, or give .*\.\n", second.err)
     assert (first.code, first.err) == (128 + signal.SIGTERM, "")
     (made,) = re.findall(r"stopped after step (\d+) of", first.out)
-    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, int(made) + 1))
+    assert list(scalar(folder, "loss")) == list(range(1, int(made) + 1))
 
 
 def test_under_torchrun_a_folder_in_use_is_waited_for_and_the_loop_around_may_try_again(
@@ -396,8 +503,7 @@ def test_steps_that_are_not_finite_are_skipped_and_ten_in_a_row_end_the_run(
     assert "step    17   skipped: loss nan, gradient norm nan (10 of 10)" in said
     assert checkpoint.saved_steps(tmp_path) == [6, 3]  # none from within the storm
     assert all(map(math.isfinite, losses(tmp_path)[:1]))
-    records = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert [record["step"] for record in records] == [step for step in range(1, 18) if step not in bad]
+    assert list(scalar(tmp_path, "loss")) == [step for step in range(1, 18) if step not in bad]
 
 
 # ---- What it is told --------------------------------------------------------------------------------------
@@ -421,6 +527,16 @@ def test_a_file_may_say_no_and_the_command_line_too_and_a_later_file_counts(tmp_
     assert (found.tensorboard, found.lr, found.folder) == (False, 0.5, str(Path.home() / "x"))
     assert settings_of(*both, "--tensorboard").tensorboard
     assert not settings_of("--config", str(first), "--no-tensorboard").tensorboard
+
+
+def test_a_file_and_a_folder_at_home_are_found_where_no_shell_has_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.toml").write_text('text = "~/mine.txt"\n')
+    (tmp_path / "mine.txt").write_bytes(b"The same old song. " * 600)
+    found = settings_of("--config=~/run.toml", "--folder=~/out/run")
+    assert (found.text, found.folder) == (f"{tmp_path}/mine.txt", f"{tmp_path}/out/run")
 
 
 @pytest.mark.parametrize(
