@@ -33,8 +33,8 @@ PLACES = (
     "notebooks/**/*.ipynb",
 )
 
-# Stands where the owner's name will be. It is no name that anybody could register, for a reader's machine would run that
-# stranger's code: GitHub allows letters, digits and hyphens, and in names of a company's members one underscore between.
+# Stands where the owner's name will be. Nobody can register it, or a reader's machine would run that stranger's code:
+# GitHub allows letters, digits and hyphens, and in the name of a company's member one underscore between two words.
 PLACEHOLDER = "_OWNER_"
 BRANCH = "main"  # to which links lead, and which the first cell of notebooks fetches
 
