@@ -12,10 +12,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
+import yaml
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from muonbook.figures import style
+from tools import set_address
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -117,6 +119,13 @@ class Page(HTMLParser):
             self.loads.append(str(found["src"]))
         if tag == "link" and "stylesheet" in str(found.get("rel")):
             self.loads.append(str(found["href"]))
+
+
+def published() -> str:
+    """Return the address below which the built book's pages say they stand; "" on Hugging Face, if none is set."""
+    said = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["html"].get("baseurl", "")
+    pages = set_address.current(ROOT).pages
+    return f"{said.rstrip('/')}/" if said else f"https://{pages}/" if pages else ""
 
 
 def build(source: Path, folder: Path) -> Path:

@@ -93,17 +93,17 @@ def tree(tmp_path: Path) -> Path:
 def test_every_copy_of_the_address_equals_the_one_in_config() -> None:
     here = set_address.current(ROOT)
     ours = re.compile(
-        rf"(?:github\.com[/:]|githubusercontent\.com/|/github/)([\w-]+/{re.escape(here.name)})(?![\w-])"
-        r"|colab\.research\.google\.com/github/([\w-]+/[\w.-]+)"
-        r"|git clone\s.*github\.com/([\w-]+/[\w.-]*\w)"
-        r"|^repository-code: https://github\.com/(\S+)",
+        rf"(https://(?:github\.com|huggingface\.co(?:/spaces|/datasets)?)/[\w.-]+/{re.escape(here.name)})(?![\w-])"
+        r"|colab\.research\.google\.com/(?:github/|#fileId=https%3A//huggingface\.co/)(.+?)/blob/"
+        r"|git clone\s.*(https://\S+)"
+        r"|^repository-code: (\S+)",
         re.MULTILINE,
     )
     seen = set()
     for path in set_address.places(ROOT):
         for match in ours.finditer(path.read_text(encoding="utf-8")):
             found = next(filter(None, match.groups())).removesuffix(".git")
-            assert found == f"{here.owner}/{here.name}", f"{path}: {match[0]}"
+            assert here.url.endswith(found), f"{path}: {match[0]}"
             seen.add(path.relative_to(ROOT).as_posix())
     assert {"_config.yml", "README.md", "CITATION.cff", "book/how_to_run.md"} <= seen
 
@@ -398,9 +398,10 @@ case "$*" in "-m venv .venv") echo "${0##*/}" >>made-by; mkdir -p .venv/bin; cp 
 def test_a_published_job_uses_the_python_that_it_sets_up(job: str, tmp_path: Path) -> None:
     """A runner has several, and the Makefile would take its own favourite."""
     workflow = yaml.safe_load((ROOT / ".github/workflows/book.yml").read_text(encoding="utf-8"))
-    (command,) = (step["run"] for step in workflow["jobs"][job]["steps"] if step.get("run", "").startswith("make "))
-    _, target, *variables = command.split()
-    assert target == {"test": "test", "build": "book"}[job]
+    commands = [step["run"] for step in workflow["jobs"][job]["steps"] if step.get("run", "").startswith("make ")]
+    targets, given = zip(*(command.split()[1:] for command in commands), strict=True)
+    assert targets == {"test": ("test",), "build": ("setup", "book")}[job]
+    (variables,) = {(variable,) for variable in given}
 
     shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
     (tmp_path / "requirements.txt").touch()
