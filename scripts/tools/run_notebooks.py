@@ -191,10 +191,12 @@ def normalize(chapter: NotebookNode) -> None:
     chapter.nbformat, chapter.nbformat_minor = 4, 5
     chapter.metadata = nbformat.from_dict(METADATA)
     seen: dict[str, int] = {}
-    count = 0
+    count, here = 0, set_address.current(ROOT)
     for cell in chapter.cells:
-        # out of the source: a chapter that is written anew keeps them, and so do the cells around one that is inserted
-        name = hashlib.sha256(f"{cell.cell_type}:{cell.source}".encode()).hexdigest()[:8]
+        # out of the source: a chapter that is written anew keeps them, and so do the cells around one that is inserted;
+        # and out of the source as it is without an address, so that `make address` leaves them as well
+        source, _ = set_address.rewrite(cell.source, here, set_address.NOWHERE)
+        name = hashlib.sha256(f"{cell.cell_type}:{source}".encode()).hexdigest()[:8]
         seen[name] = seen.get(name, 0) + 1
         cell["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
         kept = {key: value for key, value in cell.metadata.items() if key in CELL_METADATA}

@@ -95,6 +95,9 @@ class Repository(NamedTuple):
         }
 
 
+NOWHERE = Repository(PLACEHOLDER, "muon-at-scale")  # what links point at until there is an address
+
+
 def parse(url: str) -> Repository:
     """Read an address such as https://github.com/me/muon-at-scale. Raises ValueError with one sentence."""
     match = ADDRESS.fullmatch(url) or ELSEWHERE.fullmatch(url)

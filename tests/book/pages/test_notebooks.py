@@ -73,9 +73,6 @@ def test_a_chapter_in_a_clone_fetches_nothing(tmp_path: Path) -> None:
 CELL = run_notebooks.first_cell(run_in_colab.READERS.url, "07_virtual_map")
 
 
-PLACEHOLDER = set_address.Repository(set_address.PLACEHOLDER, "muon-at-scale")
-
-
 def small_project(folder: Path) -> Path:
     """Make as much of the project as the first cell looks for, which says where it was started."""
     for name in ("scripts/distmuon/__init__.py", "scripts/muonbook/__init__.py", "notebooks/.keep"):
@@ -135,13 +132,18 @@ def test_the_first_cell_fetches_the_branch_that_its_notebook_follows(tmp_path: P
 
 
 def test_notebooks_that_follow_a_branch_fetch_it_and_are_opened_from_it(tmp_path: Path) -> None:
+    (copies := tmp_path / "notebooks").mkdir()
     for path in CHAPTERS[:2]:
-        shutil.copyfile(path, tmp_path / path.name)
+        shutil.copyfile(path, copies / path.name)
+    page = "[Try it]({link}), [elsewhere](https://github.com/a/b/blob/main/notebooks/x.ipynb)\n"
+    (prose := tmp_path / "book" / "puzzles.md").parent.mkdir()
+    prose.write_text(page.format(link=chapters.HERE.colab("notebooks/x.ipynb")))
     command = [sys.executable, str(ROOT / "scripts" / "tools"), "follow_branch", "--folder", str(tmp_path)]
     done = subprocess.run([*command, "published"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2 notebooks follow the branch published.\n", "")
+    assert prose.read_text() == page.format(link=chapters.HERE.colab("notebooks/x.ipynb", "published"))
     for path in CHAPTERS[:2]:
-        before, after = (nbformat.read(folder / path.name, as_version=4) for folder in (path.parent, tmp_path))
+        before, after = (nbformat.read(folder / path.name, as_version=4) for folder in (path.parent, copies))
         nbformat.validate(after)
         link = chapters.HERE.colab(f"notebooks/{path.name}", "published")
         assert f"[Open in Colab]({link})" in after.cells[0].source
@@ -152,7 +154,7 @@ def test_notebooks_that_follow_a_branch_fetch_it_and_are_opened_from_it(tmp_path
         assert [cell.outputs for cell in (first, *code)] == [cell.outputs for cell in was]
         assert [cell.source for cell in code] == [cell.source for cell in was[1:]]
     assert subprocess.run([*command, "main"], capture_output=True).returncode == 0
-    assert [(tmp_path / path.name).read_bytes() == path.read_bytes() for path in CHAPTERS[:2]] == [True, True]
+    assert [(copies / path.name).read_bytes() == path.read_bytes() for path in CHAPTERS[:2]] == [True, True]
 
     done = subprocess.run([*command, "two words"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
@@ -163,7 +165,7 @@ def test_notebooks_that_follow_a_branch_fetch_it_and_are_opened_from_it(tmp_path
     ("cell", "path", "says"),
     [
         (
-            run_notebooks.first_cell(PLACEHOLDER.url, "07_virtual_map"),
+            run_notebooks.first_cell(set_address.NOWHERE.url, "07_virtual_map"),
             None,
             "This project is not published yet, so nothing is fetched; open this notebook in the folder notebooks of a "
             r"copy that you have\.",
@@ -551,6 +553,19 @@ def test_chapters_are_chosen_by_how_their_names_begin(tmp_path: Path) -> None:
 
     assert chosen() == ["01_a", "02_b", "03_d", "10_c"]
     assert chosen("10", "02_b", "notebooks/01_a.ipynb") == ["01_a", "02_b", "10_c"]
+
+
+@pytest.mark.parametrize("url", ["https://github.com/some-one/book", "https://huggingface.co/spaces/some-one/book"])
+def test_cells_keep_their_ids_under_any_address(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = set_address.parse(url)
+    chapter = nbformat.read(CHAPTERS[0], as_version=4)
+    before = [cell.id for cell in chapter.cells]
+    for cell in chapter.cells:
+        cell.source, _ = set_address.rewrite(cell.source, chapters.HERE, there)
+    assert [cell.source for cell in chapter.cells if there.url in cell.source], "an address was set"
+    monkeypatch.setattr(set_address, "current", lambda root: there)
+    run_notebooks.normalize(chapter)
+    assert [cell.id for cell in chapter.cells] == before
 
 
 def test_cells_keep_their_ids_when_one_is_inserted_before_them() -> None:

@@ -192,13 +192,12 @@ REGISTRABLE = re.compile(r"[a-z\d](?:[a-z\d]|-(?=[a-z\d])){0,38}(?:_[a-z\d]{3,8}
 def test_nobody_can_register_the_name_that_stands_where_the_owners_will() -> None:
     for possible in ("OWNER", "me", "a-reader", "YOUR_NAME", "some-one_acme"):
         assert REGISTRABLE.fullmatch(possible), possible
-    assert not REGISTRABLE.fullmatch(set_address.PLACEHOLDER)
+    assert not REGISTRABLE.fullmatch(set_address.NOWHERE.owner)
     here = set_address.current(ROOT)
-    assert here.owner == set_address.PLACEHOLDER or REGISTRABLE.fullmatch(here.owner) or here.host != set_address.GITHUB
-    placeholder = set_address.Repository(set_address.PLACEHOLDER, here.name)
-    assert set_address.parse(placeholder.url) == placeholder, "there and back"
+    assert here == set_address.NOWHERE or REGISTRABLE.fullmatch(here.owner) or here.host != set_address.GITHUB
+    assert set_address.parse(set_address.NOWHERE.url) == set_address.NOWHERE, "there and back"
     ignored = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]["linkcheck_ignore"]
-    assert any(re.match(pattern, placeholder.url) for pattern in ignored)
+    assert any(re.match(pattern, set_address.NOWHERE.url) for pattern in ignored)
 
 
 def test_set_address_leaves_other_repositories_alone() -> None:
