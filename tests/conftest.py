@@ -49,8 +49,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small book with all that a page may hold, built with the settings, extensions and style of the real one."""
-    here = set_address.current(built_book.ROOT)
-    source = built_book.write_sample(tmp_path_factory.mktemp("sample"), f"{here.owner}/{here.name}")
+    link = set_address.current(built_book.ROOT).colab("notebooks/07_virtual_map.ipynb", branch="published")
+    source = built_book.write_sample(tmp_path_factory.mktemp("sample"), link)
     return built_book.build(source, tmp_path_factory.mktemp("sample-book"))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from html import escape
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from docutils import nodes
 
+COLAB = "https://colab."  # how a link begins that opens a chapter there
 LONGEST_TOKEN = 24  # characters: about 200 pixels, half of a phone
 
 
@@ -32,27 +34,79 @@ def mark_long_code(app: Any, doctree: nodes.document) -> None:
             code["classes"].append("long-code")
 
 
-def describe_page(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Give search engines and link previews the opening paragraph, cut after a word, instead of the first 200 letters.
+def introduction(doctree: nodes.document) -> str:
+    """Return the opening paragraph of a page, cut after a word; "" for a page without one.
 
     A link to Colab is a button, not a part of what a page says.
     """
-    for paragraph in doctree.findall(nodes.paragraph) if doctree is not None else ():
+    for paragraph in doctree.findall(nodes.paragraph):
         spoken = paragraph.deepcopy()
         for link in list(spoken.findall(nodes.reference)):
-            if link.get("refuri", "").startswith("https://colab."):
+            if link.get("refuri", "").startswith(COLAB):
                 link.parent.remove(link)
         if text := shorten(spoken.astext(), 240, placeholder=" …"):
-            context["meta"] = {**(context.get("meta") or {}), "og:description": text}
-            context["metatags"] = f'{context.get("metatags", "")}\n<meta name="description" content="{escape(text)}" />'
-            return
+            return text
+    return ""
+
+
+def describe_page(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Give search engines and link previews the introduction instead of the first 200 letters."""
+    if doctree is not None and (text := introduction(doctree)):
+        context["meta"] = {**(context.get("meta") or {}), "og:description": text}
+        context["metatags"] = f'{context.get("metatags", "")}\n<meta name="description" content="{escape(text)}" />'
+
+
+def open_alike(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let the button above a chapter open in Colab what the link on its page opens, and not always the branch main."""
+    links = [link.get("refuri", "") for link in doctree.findall(nodes.reference)] if doctree is not None else []
+    for link in [link for link in links if link.startswith(COLAB)][:1]:
+        for group in context.get("header_buttons", []):
+            for button in group.get("buttons", []):
+                if button.get("url", "").startswith(COLAB):
+                    button["url"] = link
+
+
+def write_root_page(app: Any, exception: Exception | None) -> None:
+    """Write what the bare address of the book answers: it leads to page one, and introduces itself to link previews.
+
+    Where there is none, sphinx-external-toc writes one without a title.
+    """
+    if exception is not None or app.builder.name != "html" or app.config.master_doc == "index":
+        return
+    config, first = app.config, f"{app.config.master_doc}.html"
+    said = introduction(app.env.get_doctree(config.master_doc))
+    named = {"description": said, "twitter:card": "summary_large_image"}
+    graph = {"title": config.project, "type": "website", "site_name": config.project, "description": said}
+    graph |= {"url": config.ogp_site_url, "image": urljoin(config.ogp_site_url, config.ogp_image)}
+    graph |= {"image:alt": config.ogp_image_alt}
+    tags = [f'<meta name="{name}" content="{escape(text)}" />' for name, text in named.items()]
+    tags += [f'<meta property="og:{name}" content="{escape(text)}" />' for name, text in graph.items()]
+    title = escape(config.project)
+    Path(app.outdir, "index.html").write_text(
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8" />\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1" />\n'
+        f"<title>{title}</title>\n" + "\n".join(tags) + f'\n<meta http-equiv="refresh" content="0; url={first}" />\n'
+        f'</head>\n<body><p><a href="{first}">{title}</a>: {escape(said)}</p></body>\n</html>\n',
+        encoding="utf-8",
+    )
 
 
 def set_address(app: Any, config: Any) -> None:
-    """Derive where GitHub Pages publishes the book from the repository's address, so that there is one place for it."""
-    owner, _, name = urlsplit(config.html_theme_options.get("repository_url", "")).path.strip("/").partition("/")
-    if name:
+    """Derive where the book is published from the repository's address, so that there is one place for it.
+
+    That is GitHub Pages, if html.baseurl of _config.yml says nothing else. On Hugging Face there is no such place, and
+    the theme, which knows no repository there, has no buttons for one.
+    """
+    options = config.html_theme_options
+    address = urlsplit(options.get("repository_url", ""))
+    owner, _, name = address.path.strip("/").partition("/")
+    if config.html_baseurl:
+        config.ogp_site_url = config.html_baseurl.rstrip("/") + "/"
+    elif name and address.netloc == "github.com":
         config.ogp_site_url = f"https://{owner}.github.io/{name}/"
+    if address.netloc != "github.com":
+        for button in [option for option in options if option.startswith(("repository_", "use_", "launch_"))]:
+            del options[button]
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -60,5 +114,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("doctree-read", describe_pictures)
     app.connect("doctree-read", mark_long_code)
     app.connect("html-page-context", describe_page, priority=400)  # before OpenGraph looks for a description
+    app.connect("html-page-context", open_alike, priority=600)  # after the theme has made its buttons
     app.connect("config-inited", set_address)
+    app.connect("build-finished", write_root_page, priority=400)  # before sphinx-external-toc looks for one
     return {"parallel_read_safe": True, "parallel_write_safe": True}

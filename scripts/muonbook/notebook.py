@@ -21,20 +21,24 @@ from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
 from distmuon.launch import session
+from muonbook import report
 from muonbook.figures import player, style
+from muonbook.measure import results
 
 TORCH_FLOOR = (2, 11)  # what Colab ships; a floor, never a pin: replacing Colab's torch breaks the rest of it
 SCRIPTS = Path(__file__).resolve().parents[1]
+TAKEN = "chapters"  # the results file with each chapter's seconds
 
 
 class WorkerFailed(RuntimeError):
     """A command after `!` ended with an exit code other than 0."""
 
 
-def start() -> None:
-    """Make this kernel ready: check torch, let `!python` be this kernel's python, and let `!` fail aloud.
+def start(chapter: str) -> None:
+    """Make this kernel ready, and say so: check torch, let `!python` be this kernel's python, let `!` fail aloud.
 
-    Running it again changes nothing. Raises RuntimeError where torch is older than `TORCH_FLOOR`.
+    Running it again changes nothing. chapter: the stem of the notebook's name, for how long its runs take. Raises
+    RuntimeError where torch is older than `TORCH_FLOOR`.
     """
     import torch
 
@@ -47,6 +51,18 @@ def start() -> None:
     shell = get_ipython()
     if shell is not None:
         shell.system = run_command  # type: ignore[method-assign]  # on the object: Colab has overridden the method
+    print(_ready(torch.__version__, chapter))
+
+
+def _ready(torch_version: str, chapter: str) -> str:
+    """Return the line that says what is here, and how long the chapter's runs take where `make bench` took it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
+    line = f"{report.READY}torch {torch_version.partition('+')[0]}, {report.plural(cores, 'core')}"
+    seconds = results.load(TAKEN)["seconds"].get(chapter) if (results.FOLDER / f"{TAKEN}.json").exists() else None
+    if seconds is None:
+        return f"{line}."
+    minutes = "less than a minute" if seconds < 60 else f"about {report.plural(round(seconds / 60), 'minute')}"
+    return f"{line}; this chapter's runs take {minutes}."
 
 
 def _folder_of_python() -> Path:

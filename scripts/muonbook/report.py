@@ -19,6 +19,7 @@ from distmuon import launch
 HERE = (
     "On this machine "  # begins a printed line about what a machine permits, which a chapter need not print elsewhere
 )
+READY = "Ready: "  # begins the line of a chapter's first cell, about the machine as well
 
 
 def run_job(arguments: argparse.Namespace, work: str, given: Sequence[Any] = (), *more: Any) -> int:

@@ -1,6 +1,7 @@
 """Draw the pictures of the book's pages into book/figures: `make notebooks` calls it after the chapters have run.
 
-A chapter draws its own pictures; pages of prose cannot. Their alt text stands on the page; a test holds both equal.
+A chapter draws its own pictures; pages of prose cannot. Their alt text stands on the page, that of the social card in
+_config.yml; a test holds both equal.
 
 python scripts/tools draw_pages
 """
@@ -15,7 +16,7 @@ from distmuon import launch
 from distmuon.models.recipe import Recipe
 from distmuon.verify.training import plan_run
 from muonbook.figures import nine_moves, player, style
-from tools.pages import journey, marks, moving, prices
+from tools.pages import journey, marks, moving, prices, social
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +40,7 @@ def draw(target: Path) -> dict[str, str]:
         "journey.png": (journey.draw_journey(titles), journey.describe_journey(titles)),
         "cut_prices.png": (prices.draw_prices(), prices.describe_prices()),
         "marks.png": (marks.draw_marks(), marks.describe_marks()),
+        "social_card.png": (social.draw_card(), social.describe_card()),
     }
     layout, _, _ = plan_run(Recipe(), dp=4, tp=2)  # of `make demo`
     moves = {

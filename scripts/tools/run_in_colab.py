@@ -30,10 +30,10 @@ from tools import run_notebooks, set_address
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "file:///nowhere/"  # a fetch from here fails at once
-READERS = set_address.Repository("a-reader", "muon-at-scale")  # what copies name: nothing is fetched from OWNER
+READERS = set_address.Repository("a-reader", "muon-at-scale")  # what copies name: nothing is fetched from a placeholder
 SHOWN = ("torch", "numpy", "matplotlib", "IPython", "ipykernel")  # versions, in the report's first line
-# What nbval does not compare, as it wants to be told: a line about the machine, and what another version draws.
-ELSEWHERE = f"regex: (?m)^{report.HERE}.*$\nreplace: {report.HERE}...\n"
+# What nbval does not compare, as it wants to be told: lines about the machine, and what another version draws.
+ELSEWHERE = "".join(f"regex: (?m)^{says}.*$\nreplace: {says}...\n" for says in (report.HERE, report.READY))
 UNDRAWN = "regex: (?s)<svg .*?</svg>\nreplace: a picture\n"
 STRANGE = ("GIT_", "JUPYTER_", "PYTEST_", "PYTHON", "JPY_", "COV_", "IPYTHON")  # ours, and not a reader's
 

@@ -2,7 +2,8 @@
 
 Every chapter runs in a fresh kernel, in an empty folder beside copies of scripts/ and book/: nothing that it writes
 lands in the tree, and nothing that is not committed can help it. The file is rewritten only when every cell has run,
-and always to the same bytes: no times, no versions, no counts but 1..n.
+and on one machine always to the same bytes: no times, no counts but 1..n, and no versions but the one of torch, which
+the first cell prints.
 
 python scripts/tools run_notebooks
 python scripts/tools run_notebooks 07 12
@@ -42,20 +43,20 @@ CELL_METADATA = {"tags"}  # what a chapter's author writes; editors and Colab le
 # Jupyter as well; the book shows the comment that it begins with.
 FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}
 
-# The first code cell of every chapter, kept alike by `regenerate`; {url} is `repository.url` of _config.yml. The
-# folder's name is given, because the repository may be called otherwise one day. While OWNER stands there, which
-# anybody could register, nothing is fetched. Git writes its index last, so a clone without one was broken off.
+# The first code cell of every chapter, which `first_cell` fills in and `regenerate` keeps alike. The folder's name is
+# given, because the repository may be called otherwise one day. While the placeholder stands there, nothing is fetched.
+# Git writes its index last, so a clone without one was broken off.
 FIRST_CELL = """\
 # @title Run this first: it fetches the project where it is missing, and installs nothing
 import os, subprocess, sys
 
-address, copy = "{url}", "muon-at-scale"
+address, branch, copy = "{url}", "{branch}", "muon-at-scale"
 places = [place for place in ("..", ".", copy) if os.path.exists(place + "/scripts/distmuon")]
 if not places and not os.path.exists(copy):
-    if "/OWNER/" in address:
+    if "/{placeholder}/" in address:
         remedy = "open this notebook in the folder notebooks of a copy that you have"
         sys.exit("This project is not published yet, so nothing is fetched; " + remedy + ".")
-    command = ["git", "clone", "--quiet", "--depth=1", address, copy]
+    command = ["git", "clone", "--quiet", "--depth=1", "--branch=" + branch, address, copy]
     quiet = dict(os.environ, GIT_TERMINAL_PROMPT="0")  # it would wait for a password
     try:
         subprocess.run(command, check=True, env=quiet, stderr=subprocess.PIPE, text=True)
@@ -72,7 +73,16 @@ if home != "..":
 sys.path.insert(0, os.path.abspath("../scripts"))
 from muonbook import notebook
 
-notebook.start()"""
+notebook.start("{chapter}")"""
+STARTS = re.compile(r"\bnotebook\.start\([^()]*\)\s*\Z")  # how the first cell ends, of today and of earlier days
+
+
+def first_cell(url: str, name: str, branch: str = set_address.BRANCH) -> str:
+    """Return the source of a chapter's first code cell.
+
+    url: of the repository. name: of the notebook's file, without the ending. branch: of the repository, to be fetched.
+    """
+    return FIRST_CELL.format(url=url, branch=branch, placeholder=set_address.PLACEHOLDER, chapter=name)
 
 
 class ChapterFailed(RuntimeError):
@@ -114,7 +124,7 @@ def regenerate(path: Path, root: Path = ROOT) -> str:
     """
     started = time.monotonic()
     chapter = nbformat.read(path, as_version=4)
-    share_first_cell(chapter, root)
+    share_first_cell(chapter, path.stem, set_address.current(root).url)
     execute(chapter, path.stem, root)
     normalize(chapter)
     replace(path, nbformat.writes(chapter, version=4) + "\n")
@@ -133,11 +143,11 @@ def picture_kind(output: NotebookNode) -> str:
     return "still" if "image/png" in data or "image/svg+xml" in data else ""
 
 
-def share_first_cell(chapter: NotebookNode, root: Path) -> None:
-    """Write the shared first cell into `chapter`, over the one that starts it now."""
+def share_first_cell(chapter: NotebookNode, name: str, url: str, branch: str = set_address.BRANCH) -> None:
+    """Write the shared first cell into `chapter`, over the one that starts it now. Arguments as of `first_cell`."""
     first = next((cell for cell in chapter.cells if cell.cell_type == "code"), None)
-    if first is not None and first.source.rstrip().endswith("notebook.start()"):
-        first.source = FIRST_CELL.format(url=set_address.current(root).url)
+    if first is not None and STARTS.search(first.source):
+        first.source = first_cell(url, name, branch)
         first.metadata["tags"] = ["hide-input"]  # the same in every chapter: the book folds it
 
 
@@ -181,10 +191,12 @@ def normalize(chapter: NotebookNode) -> None:
     chapter.nbformat, chapter.nbformat_minor = 4, 5
     chapter.metadata = nbformat.from_dict(METADATA)
     seen: dict[str, int] = {}
-    count = 0
+    count, here = 0, set_address.current(ROOT)
     for cell in chapter.cells:
-        # out of the source: a chapter that is written anew keeps them, and so do the cells around one that is inserted
-        name = hashlib.sha256(f"{cell.cell_type}:{cell.source}".encode()).hexdigest()[:8]
+        # out of the source: a chapter that is written anew keeps them, and so do the cells around one that is inserted;
+        # and out of the source as it is without an address, so that `make address` leaves them as well
+        source, _ = set_address.rewrite(cell.source, here, set_address.NOWHERE)
+        name = hashlib.sha256(f"{cell.cell_type}:{source}".encode()).hexdigest()[:8]
         seen[name] = seen.get(name, 0) + 1
         cell["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
         kept = {key: value for key, value in cell.metadata.items() if key in CELL_METADATA}

@@ -12,10 +12,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
+import yaml
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from muonbook.figures import style
+from tools import set_address
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,7 +60,7 @@ shard
 
 OPENING = r"""# Cut a bucket into shards
 
-[Open in Colab](https://colab.research.google.com/github/{repository}/blob/main/notebooks/07_virtual_map.ipynb)
+[Open in Colab]({link})
 
 Every bucket is cut into shards, and a shard goes to one rank. A data-parallel rank is a DP rank; dp is not, and a
 sharded or per-shard thing is not either. The DP group comes first.
@@ -119,6 +121,13 @@ class Page(HTMLParser):
             self.loads.append(str(found["href"]))
 
 
+def published() -> str:
+    """Return the address below which the built book's pages say they stand; "" on Hugging Face, if none is set."""
+    said = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["html"].get("baseurl", "")
+    pages = set_address.current(ROOT).pages
+    return f"{said.rstrip('/')}/" if said else f"https://{pages}/" if pages else ""
+
+
 def build(source: Path, folder: Path) -> Path:
     """Build the book at `source` below `folder` and return its pages. A warning or a look at the network fails."""
     (folder / "sitecustomize.py").write_text(NO_NETWORK)
@@ -138,9 +147,13 @@ def read_pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path) for path in sorted(site.rglob("*.html")) if "_static" not in path.parts}
 
 
-def write_sample(folder: Path, repository: str) -> Path:
-    """Write the small book into `folder`: a glossary, and a chapter with wide things, two pictures and formulas."""
-    for name in ("_config.yml", "book/_extensions", "book/_static", "book/references.bib"):
+def write_sample(folder: Path, link: str) -> Path:
+    """Write the small book into `folder`: a glossary, and a chapter with wide things, two pictures and formulas.
+
+    link: what opens the chapter in Colab.
+    """
+    settings = ("_config.yml", "book/_extensions", "book/_static", "book/figures/social_card.png")
+    for name in (*settings, "book/references.bib"):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
@@ -153,7 +166,7 @@ def write_sample(folder: Path, repository: str) -> Path:
     (folder / "book" / "glossary.md").write_text(GLOSSARY, encoding="utf-8")
     wide = new_output("stream", name="stdout", text="rank 0  " + "0123456789 " * 30 + "\n")
     cells = [
-        new_markdown_cell(OPENING.format(repository=repository)),
+        new_markdown_cell(OPENING.format(link=link)),
         new_code_cell("!python worker.py \\\n    --dp 4", execution_count=1, outputs=[wide], id="run"),
         new_code_cell("show()", execution_count=2, outputs=[_picture("First"), _picture("Second")], id="see"),
         new_code_cell(

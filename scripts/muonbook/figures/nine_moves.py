@@ -223,7 +223,7 @@ def _draw_moment(matrix: CutMatrix, move: str) -> Figure:
                 levels = [y + r * (height + GAP) + height / 2 for r in range(matrix.layout.dp)]
                 _bus(axes, x - LANE + 4, x - 1, levels, op == "reduce_scatter")
             for r in range(matrix.layout.dp):
-                _paint_matrix(axes, x, y, matrix, matrix.held(move, r, t), scale)
+                paint_matrix(axes, x, y, matrix, matrix.held(move, r, t), scale)
                 if t == 0:
                     _chip(axes, MARGIN, y + height / 2 - 6, dp_colour(r), f"DP {r}")
                 elif group == "tp" and r in matrix.owners:
@@ -240,7 +240,7 @@ def _chip(axes: Axes, x: float, y: float, colour: str, name: str, hatch: str = "
     put(axes, x + 14, y, name)
 
 
-def _paint_matrix(axes: Axes, x: float, y: float, matrix: CutMatrix, parts: list[Part], scale: float) -> None:
+def paint_matrix(axes: Axes, x: float, y: float, matrix: CutMatrix, parts: list[Part], scale: float) -> None:
     """Draw the outline of the whole matrix at `scale` points per element, its TP cuts, and these parts in it."""
     rows, columns = matrix.whole
     width, height = columns * scale, rows * scale

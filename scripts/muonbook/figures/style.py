@@ -54,6 +54,7 @@ TOUCH = 2.0  # points by which two lines of type may overlap, for letters do not
 WIDTH, MARGIN, LEFT = 360.0, 14.0, 58.0  # of the card, around its content, left of the strips
 STRIP, ROW = WIDTH - LEFT - MARGIN, 16.0  # the longest strip, a line of small type
 DPI = 216  # 1080 pixels across: the book shows a card 540 wide, on screens of up to two pixels for one
+BANNER = (400.0, 210.0)  # 1,200 x 630 pixels: what those who show a link to a page show whole
 _FONT = {"font.family": "DejaVu Sans", "font.size": SMALL, "axes.edgecolor": INK, "legend.frameon": False}
 _STYLE: list[Any] = ["default", {**_FONT, "hatch.linewidth": 0.8, "svg.hashsalt": "distmuon"}]
 Block = tuple[float, Callable[[Axes, float], None]]  # height, and what paints it below a given top
@@ -174,6 +175,18 @@ def page(blocks: Sequence[Block]) -> Figure:
         for block_height, paint in blocks:
             paint(axes, top)
             top += block_height
+    return figure
+
+
+def banner(paint: Callable[[Axes], None]) -> Figure:
+    """Return a picture for link previews, `BANNER` points large and all of it covered, with what `paint` puts on it."""
+    width, height = BANNER
+    with style.context(_STYLE):
+        figure = Figure(figsize=(width / 72, height / 72), facecolor=CARD)
+        FigureCanvasAgg(figure)
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+        axes.axis("off")
+        paint(axes)
     return figure
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import chapters
 from nbformat import NotebookNode
 
+from muonbook import report
 from tools import run_notebooks
 
 HEADINGS = ("Quick questions", "Puzzle", "Takeaways", "Where this stops being true", "Further reading")
@@ -44,14 +45,12 @@ def faults(chapter: NotebookNode, stem: str) -> list[str]:
 
 def _opening(chapter: NotebookNode, stem: str) -> Iterator[str]:
     code = [cell for cell in chapter.cells if cell.cell_type == "code"]
-    if not code or code[0].source != chapters.FIRST_CELL:
-        yield "the first code cell is not the shared one (FIRST_CELL of scripts/tools run_notebooks)"
+    if not code or code[0].source != chapters.first_cell(stem):
+        yield "the first code cell is not the shared one (first_cell of scripts/tools run_notebooks)"
     first = chapter.cells[0]
     if first.cell_type != "markdown" or not re.match(r"# \S", first.source):
         yield "the first cell is not Markdown that begins with `# ` and a title"
-    here = f"{chapters.HERE.owner}/{chapters.HERE.name}"
-    badge = f"https://colab.research.google.com/github/{here}/blob/main/notebooks/{stem}.ipynb"
-    if f"[Open in Colab]({badge})" not in first.source:
+    if f"[Open in Colab]({chapters.HERE.colab(f'notebooks/{stem}.ipynb')})" not in first.source:
         yield "the first cell has no link [Open in Colab] to this very notebook"
 
 
@@ -149,6 +148,7 @@ def _outputs(chapter: NotebookNode) -> Iterator[str]:
             text = output.get("text", "") + "".join(
                 data.get(kind, "") for kind in ("text/plain", "text/markdown", "text/html")
             )
+            text = re.sub(rf"(?m)^{report.READY}.*$", "", text)  # of the first cell, in minutes
             rules = {} if IGNORED in cell.metadata.get("tags", []) else NEVER_PRINTED
             if output.output_type != "stream":  # shown source may well name seconds and warnings
                 rules = {what: rules[what] for what in rules if what in ("an escape code", "a path of one machine")}

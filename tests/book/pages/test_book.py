@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import built_book
 import pytest
 from built_book import ROOT, Page, read_pages
+from PIL import Image
 from sphinx.search.en import SearchEnglish
 
 from tools import set_address
@@ -87,7 +89,7 @@ def test_no_page_declares_the_same_script_twice(pages: dict[Path, Page]) -> None
 
 
 def test_every_page_introduces_itself_to_those_who_link_to_it(site: Path, pages: dict[Path, Page]) -> None:
-    address = f"https://{set_address.current(ROOT).pages}/"
+    address = built_book.published()
     entries = re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text(encoding="utf-8"))
     for entry in entries:
         meta = pages[site / f"{entry}.html"].meta
@@ -96,6 +98,56 @@ def test_every_page_introduces_itself_to_those_who_link_to_it(site: Path, pages:
         assert 20 < len(meta["og:description"]) <= 240, entry
         assert meta["description"] == meta["og:description"]
         assert "Colab" not in meta["og:description"][:20], "a page opens with a sentence, not with a button"
+        assert meta["twitter:card"] == "summary_large_image"
+        assert (site / meta["og:image"].removeprefix(address)).is_file(), entry
+        assert len(meta["og:image:alt"]) > 20
+
+
+def test_the_bare_address_leads_to_page_one_and_introduces_the_book(site: Path) -> None:
+    address, root = built_book.published(), Page(site / "index.html")
+    text = (site / "index.html").read_text(encoding="utf-8")
+    assert "<title>Muon at Scale</title>" in text
+    assert re.findall(r'http-equiv="refresh" content="0; url=(.*?)"', text) == ["book/index.html"]
+    assert root.links == ["book/index.html"], "for those whose browser does not go there by itself"
+    first = Page(site / "book" / "index.html").meta
+    assert root.meta["description"] == root.meta["og:description"] == first["description"]
+    assert (root.meta["og:title"], root.meta["og:url"]) == ("Muon at Scale", address)
+    assert root.meta["og:image"] == f"{address}_static/social_card.png"
+    card = ROOT / "book" / "figures" / "social_card.png"
+    assert (site / "_static" / card.name).read_bytes() == card.read_bytes()
+    with Image.open(card) as image:
+        assert image.size == (1200, 630), "what those who show a link show whole"
+        assert root.meta["og:image:alt"] == image.info["Description"]
+
+
+def test_a_chapters_buttons_open_what_its_own_link_opens(sample: Path) -> None:
+    links = [link for link in Page(sample / "notebooks" / "07_virtual_map.html").links if "colab" in link]
+    here = set_address.current(ROOT)
+    assert links == (1 + (here.host == set_address.GITHUB)) * [
+        here.colab("notebooks/07_virtual_map.ipynb", "published")
+    ]
+
+
+def test_a_page_has_a_button_that_edits_it(sample: Path) -> None:
+    here = set_address.current(ROOT)
+    links = Page(sample / "book" / "glossary.html").links
+    assert (f"{here.url}/edit/main/book/glossary.md" in links) == (here.host == set_address.GITHUB)
+
+
+@pytest.mark.parametrize("baseurl", ["", "https://book.example.org/muon"])
+def test_a_book_whose_repository_is_on_hugging_face_builds_too(baseurl: str, tmp_path: Path) -> None:
+    space = set_address.parse("https://huggingface.co/spaces/me/muon-at-scale")
+    link = space.colab("notebooks/07_virtual_map.ipynb")
+    source = built_book.write_sample(tmp_path / "sample", link)
+    settings = source / "_config.yml"
+    text, _ = set_address.rewrite(settings.read_text(encoding="utf-8"), set_address.current(ROOT), space)
+    settings.write_text(text.replace("html:\n", f"html:\n  baseurl: {baseurl}\n" if baseurl else "html:\n"))
+    (tmp_path / "built").mkdir()
+    site = built_book.build(source, tmp_path / "built")
+    page = Page(site / "notebooks" / "07_virtual_map.html")
+    assert [found for found in page.links if "colab" in found] == [link]
+    assert page.meta["og:url"] == (f"{baseurl}/" if baseurl else "") + "notebooks/07_virtual_map.html"
+    assert not [found for found in page.links if "github.com" in found]
 
 
 def test_every_number_of_the_claims_page_says_from_which_results_file_it_came(site: Path) -> None:
@@ -174,7 +226,7 @@ def test_a_chapter_is_introduced_by_its_first_sentence_and_its_first_figure(samp
     assert meta["og:description"].startswith("Every bucket is cut into shards, and a shard goes to one rank.")
     assert meta["og:description"].endswith("The DP group comes first.")
     assert meta["og:image:alt"].startswith("First picture")
-    image = meta["og:image"].removeprefix(f"https://{set_address.current(ROOT).pages}/")
+    image = meta["og:image"].removeprefix(built_book.published())
     assert (sample / image).is_file()
 
 

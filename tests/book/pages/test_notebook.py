@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 
 from distmuon.sharding import layout
 from muonbook import notebook
+from muonbook.measure import results
 from tools import set_address
 
 
@@ -49,8 +51,8 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_start_can_be_repeated_and_puts_this_python_first(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = str(Path(sys.executable).parent)
     monkeypatch.setenv("PATH", "/usr/bin")
-    notebook.start()
-    notebook.start()
+    notebook.start("00_one_page")
+    notebook.start("00_one_page")
     assert os.environ["PATH"] == f"{beside}{os.pathsep}/usr/bin"
     assert shell.system is notebook.run_command  # type: ignore[comparison-overlap]
 
@@ -65,19 +67,42 @@ def test_python_is_this_kernels_where_it_is_called_python3(
         (home / "python").symlink_to(other)
     monkeypatch.setattr(sys, "executable", str(home / "python3"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    notebook.start()
-    notebook.start()
+    notebook.start("00_one_page")
+    notebook.start("00_one_page")
     assert os.environ["PATH"].count(os.pathsep) == 2
     notebook.run_command("""python -c 'import sys; print(sys.executable, sys.argv[1:])' "two words" """)
-    assert capfd.readouterr().out == f"{home}/python3 ['two words']\n"
+    assert capfd.readouterr().out.splitlines()[2:] == [f"{home}/python3 ['two words']"]
 
 
 def test_start_outside_a_notebook_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "get_ipython", lambda: None)
     monkeypatch.setenv("PATH", "/usr/bin")
-    notebook.start()
+    notebook.start("00_one_page")
     with pytest.raises(RuntimeError, match="stands for `!` in a notebook"):
         notebook.run_command("true")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        (None, ""),
+        (59.9, "; this chapter's runs take less than a minute"),
+        (60.0, "; this chapter's runs take about 1 minute"),
+        (140.0, "; this chapter's runs take about 2 minutes"),
+    ],
+)
+def test_start_says_what_is_here_and_how_long_it_took_where_that_was_measured(
+    seconds: float | None, says: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    taken = {"05_x": 1000.0} | ({"07_x": seconds} if seconds else {})
+    (tmp_path / f"{notebook.TAKEN}.json").write_text(json.dumps({"seconds": taken}))
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    notebook.start("07_x")
+    assert capsys.readouterr().out == f"Ready: torch 2.13.0, 1 core{says}.\n"
 
 
 @pytest.mark.parametrize(
@@ -90,9 +115,9 @@ def test_a_torch_that_is_too_old_is_named(
     monkeypatch.setattr(torch, "__version__", version)
     if old:
         with pytest.raises(RuntimeError, match=f"torch is {version}, and this book needs 2.11 or newer"):
-            notebook.start()
+            notebook.start("00_one_page")
     else:
-        notebook.start()
+        notebook.start("00_one_page")
 
 
 def test_a_command_prints_both_streams_in_order_without_a_terminal(
@@ -145,9 +170,9 @@ def test_source_shows_several_and_folds(shown: list[Any]) -> None:
 
 
 def test_a_property_is_shown_by_its_function(shown: list[Any]) -> None:
-    notebook.source(set_address.Repository.pages)
+    notebook.source(set_address.Repository.url)
     assert shown[0].data.startswith(
-        "From `scripts/tools/set_address.py`:\n\n```python\n@property\ndef pages(self) -> str:"
+        "From `scripts/tools/set_address.py`:\n\n```python\n@property\ndef url(self) -> str:"
     )
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import chapter_rules
 import chapters
 import nbformat
 import pytest
+import torch
 from chapters import CHAPTERS, PICTURE, ROOT
 from nbformat import NotebookNode
 
@@ -68,7 +70,7 @@ def test_a_chapter_in_a_clone_fetches_nothing(tmp_path: Path) -> None:
 
 # ---- The first cell ---------------------------------------------------------------------------------------
 
-CELL = run_notebooks.FIRST_CELL.format(url=run_in_colab.READERS.url)
+CELL = run_notebooks.first_cell(run_in_colab.READERS.url, "07_virtual_map")
 
 
 def small_project(folder: Path) -> Path:
@@ -76,7 +78,7 @@ def small_project(folder: Path) -> Path:
     for name in ("scripts/distmuon/__init__.py", "scripts/muonbook/__init__.py", "notebooks/.keep"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).touch()
-    start = "import os\n\ndef start():\n    print(os.getcwd(), __file__)\n"
+    start = "import os\n\ndef start(chapter):\n    print(os.getcwd(), __file__, chapter)\n"
     (folder / "scripts" / "muonbook" / "notebook.py").write_text(start)
     return folder
 
@@ -91,7 +93,7 @@ def run_first_cell(
 
 
 def started_in(project: Path) -> tuple[int, str, str]:
-    return 0, f"{project}/notebooks {project}/scripts/muonbook/notebook.py\n", ""
+    return 0, f"{project}/notebooks {project}/scripts/muonbook/notebook.py 07_virtual_map\n", ""
 
 
 def ended(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
@@ -108,7 +110,7 @@ def test_the_first_cell_takes_the_clone_that_it_stands_in_or_beside(tmp_path: Pa
 
 def test_the_first_cell_fetches_the_project_once(tmp_path: Path) -> None:
     source = small_project(tmp_path / "source")
-    run_in_colab._git("init", "--quiet", ".", folder=source)
+    run_in_colab._git("init", "--quiet", "--initial-branch=main", ".", folder=source)
     run_in_colab._git("add", "--all", ".", folder=source)
     run_in_colab._git("commit", "--quiet", "--message=All", folder=source)
     (content := tmp_path / "content").mkdir()
@@ -116,11 +118,54 @@ def test_the_first_cell_fetches_the_project_once(tmp_path: Path) -> None:
     assert ended(run_first_cell(content)) == started_in(content / "muon-at-scale")
 
 
+def test_the_first_cell_fetches_the_branch_that_its_notebook_follows(tmp_path: Path) -> None:
+    source = small_project(tmp_path / "source")
+    run_in_colab._git("init", "--quiet", "--initial-branch=published", ".", folder=source)
+    run_in_colab._git("add", "--all", ".", folder=source)
+    run_in_colab._git("commit", "--quiet", "--message=What the pages show", folder=source)
+    run_in_colab._git("switch", "--quiet", "--create=main", folder=source)
+    (source / "scripts" / "muonbook" / "notebook.py").write_text("what has come since\n")
+    run_in_colab._git("commit", "--quiet", "--all", "--message=Later", folder=source)
+    (content := tmp_path / "content").mkdir()
+    cell = run_notebooks.first_cell(run_in_colab.READERS.url, "07_virtual_map", "published")
+    assert ended(run_first_cell(content, source.as_uri(), cell)) == started_in(content / "muon-at-scale")
+
+
+def test_notebooks_that_follow_a_branch_fetch_it_and_are_opened_from_it(tmp_path: Path) -> None:
+    (copies := tmp_path / "notebooks").mkdir()
+    for path in CHAPTERS[:2]:
+        shutil.copyfile(path, copies / path.name)
+    page = "[Try it]({link}), [elsewhere](https://github.com/a/b/blob/main/notebooks/x.ipynb)\n"
+    (prose := tmp_path / "book" / "puzzles.md").parent.mkdir()
+    prose.write_text(page.format(link=chapters.HERE.colab("notebooks/x.ipynb")))
+    command = [sys.executable, str(ROOT / "scripts" / "tools"), "follow_branch", "--folder", str(tmp_path)]
+    done = subprocess.run([*command, "published"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2 notebooks follow the branch published.\n", "")
+    assert prose.read_text() == page.format(link=chapters.HERE.colab("notebooks/x.ipynb", "published"))
+    for path in CHAPTERS[:2]:
+        before, after = (nbformat.read(folder / path.name, as_version=4) for folder in (path.parent, copies))
+        nbformat.validate(after)
+        link = chapters.HERE.colab(f"notebooks/{path.name}", "published")
+        assert f"[Open in Colab]({link})" in after.cells[0].source
+        assert chapters.HERE.colab("notebooks/") not in "".join(cell.source for cell in after.cells)
+        (first, *code) = (cell for cell in after.cells if cell.cell_type == "code")
+        assert first.source == run_notebooks.first_cell(chapters.HERE.url, path.stem, "published")
+        was = [cell for cell in before.cells if cell.cell_type == "code"]
+        assert [cell.outputs for cell in (first, *code)] == [cell.outputs for cell in was]
+        assert [cell.source for cell in code] == [cell.source for cell in was[1:]]
+    assert subprocess.run([*command, "main"], capture_output=True).returncode == 0
+    assert [(copies / path.name).read_bytes() == path.read_bytes() for path in CHAPTERS[:2]] == [True, True]
+
+    done = subprocess.run([*command, "two words"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: 'two words' is no name of a branch; name one such as published.\n"
+
+
 @pytest.mark.parametrize(
     ("cell", "path", "says"),
     [
         (
-            run_notebooks.FIRST_CELL.format(url=set_address.Repository("OWNER", "muon-at-scale").url),
+            run_notebooks.first_cell(set_address.NOWHERE.url, "07_virtual_map"),
             None,
             "This project is not published yet, so nothing is fetched; open this notebook in the folder notebooks of a "
             r"copy that you have\.",
@@ -219,6 +264,17 @@ def test_the_comparison_bites(
         assert words in fault
 
 
+def test_the_first_cell_says_what_is_here_and_another_machine_may_say_otherwise(
+    edited: Callable[[dict[str, str]], Path], published: str, tmp_path: Path
+) -> None:
+    cores = report.plural(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, "core"
+    )
+    stored = f"Ready: torch {torch.__version__.partition('+')[0]}, {cores}.\\n"
+    there = "Ready: torch 9.9.9, 64 cores; this chapter's runs take about 3 minutes.\\n"
+    assert run_in_colab.in_colab(edited({stored: there}), published, tmp_path / "reader") == []
+
+
 def test_a_line_about_the_machine_is_all_that_another_machine_may_print(published: str, tmp_path: Path) -> None:
     tellings = [
         f"print('{report.HERE}it is {how}.'); print('{always}')"
@@ -255,7 +311,9 @@ def test_the_shared_cell_can_be_run_twice(published: str, tmp_path: Path) -> Non
         [sys.executable, "-c", f"begun = {str(home)!r}\n{script}"],
         cwd=home, env=environment, capture_output=True, text=True,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "muon-at-scale/notebooks\n"), done.stderr
+    *ready, where = done.stdout.splitlines()
+    assert (done.returncode, where) == (0, "muon-at-scale/notebooks"), done.stderr
+    assert ready == 3 * [ready[0]]
 
 
 # ---- The rules ---------------------------------------------------------------------------------------------
@@ -263,7 +321,7 @@ def test_the_shared_cell_can_be_run_twice(published: str, tmp_path: Path) -> Non
 PROSE = """\
 # A title
 
-[Open in Colab](https://colab.research.google.com/github/{owner}/{name}/blob/main/notebooks/07_virtual_map.ipynb)
+[Open in Colab]({link})
 
 ## Quick questions
 <details><summary>Answer</summary>Yes: $a_{{i}}$, `{{x}}`.</details>
@@ -280,10 +338,10 @@ PROSE = """\
 def good_chapter() -> NotebookNode:
     """A chapter without a fault; its cells: prose, the shared one, the worker with its lines, a figure."""
     chapter = nbformat.v4.new_notebook()
-    prose = PROSE.format(owner=chapters.HERE.owner, name=chapters.HERE.name)
+    prose = PROSE.format(link=chapters.HERE.colab("notebooks/07_virtual_map.ipynb"))
     chapter.cells = [
         nbformat.v4.new_markdown_cell(prose),
-        nbformat.v4.new_code_cell(chapters.FIRST_CELL, execution_count=1),
+        chapters.ran_first_cell("07_virtual_map"),
         nbformat.v4.new_code_cell("!python ../scripts/07_virtual_map.py --dp 4", execution_count=2),
         nbformat.v4.new_code_cell("# Drawing: a row of shards\nnotebook.picture(figure, alt)", execution_count=3),
         nbformat.v4.new_code_cell("from muonbook import x\n\nnotebook.source(x.y)", execution_count=4),
@@ -425,10 +483,24 @@ def test_what_is_stored_is_tidy(tiny: Path) -> None:
     assert value.outputs[0].execution_count == value.execution_count == 5
 
 
+def test_the_seconds_of_a_chapter_are_those_of_its_cells(tiny: Path, tmp_path: Path) -> None:
+    shutil.copyfile(tiny, tmp_path / tiny.name)
+    before = (tmp_path / tiny.name).read_bytes()
+    command = [sys.executable, str(ROOT / "scripts" / "tools"), "time_chapters", "--folder", str(tmp_path)]
+    done = subprocess.run([*command, "--json", str(tmp_path / "chapters.json")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "chapters.json").read_text(encoding="utf-8"))
+    assert found["command"] == f"tools time_chapters --folder {tmp_path}"
+    assert list(found["seconds"]) == ["00_tiny"]
+    assert found["seconds"]["00_tiny"] > 0.1, "a kernel was started, and torch imported"
+    assert done.stdout == f"00_tiny: {found['seconds']['00_tiny']:.0f} s\n"
+    assert (tmp_path / tiny.name).read_bytes() == before
+
+
 def test_a_chapter_that_fails_is_named_and_left_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "00_fails.ipynb"
     notebook = nbformat.v4.new_notebook()
-    cells = (chapters.FIRST_CELL, "!echo what went wrong; exit 4", "print('never')")
+    cells = (chapters.first_cell("00_fails"), "!echo what went wrong; exit 4", "print('never')")
     notebook.cells = list(map(nbformat.v4.new_code_cell, cells))
     path.write_text(nbformat.writes(notebook), encoding="utf-8")
     before = path.read_bytes()
@@ -483,6 +555,19 @@ def test_chapters_are_chosen_by_how_their_names_begin(tmp_path: Path) -> None:
     assert chosen("10", "02_b", "notebooks/01_a.ipynb") == ["01_a", "02_b", "10_c"]
 
 
+@pytest.mark.parametrize("url", ["https://github.com/some-one/book", "https://huggingface.co/spaces/some-one/book"])
+def test_cells_keep_their_ids_under_any_address(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = set_address.parse(url)
+    chapter = nbformat.read(CHAPTERS[0], as_version=4)
+    before = [cell.id for cell in chapter.cells]
+    for cell in chapter.cells:
+        cell.source, _ = set_address.rewrite(cell.source, chapters.HERE, there)
+    assert [cell.source for cell in chapter.cells if there.url in cell.source], "an address was set"
+    monkeypatch.setattr(set_address, "current", lambda root: there)
+    run_notebooks.normalize(chapter)
+    assert [cell.id for cell in chapter.cells] == before
+
+
 def test_cells_keep_their_ids_when_one_is_inserted_before_them() -> None:
     def ids(*sources: str) -> list[str]:
         chapter = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, sources)))
@@ -492,15 +577,16 @@ def test_cells_keep_their_ids_when_one_is_inserted_before_them() -> None:
     assert ids("1", "2") == ids("1", "2") == [ids("1", "0", "2")[0], ids("1", "0", "2")[2]]
 
 
-def test_the_shared_first_cell_is_written_over_an_older_one_alone() -> None:
-    older = nbformat.v4.new_code_cell("from distmuon import notebook\nnotebook.start()\n")
+@pytest.mark.parametrize("argument", ["", '"06_zero1"'])
+def test_the_shared_first_cell_is_written_over_an_older_one_alone(argument: str) -> None:
+    older = nbformat.v4.new_code_cell(f"from distmuon import notebook\nnotebook.start({argument})\n")
     chapter = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_markdown_cell("# T"), older, nbformat.v4.new_code_cell("1")]
     )
-    run_notebooks.share_first_cell(chapter, ROOT)
-    assert [cell.source for cell in chapter.cells] == ["# T", chapters.FIRST_CELL, "1"]
+    run_notebooks.share_first_cell(chapter, "05_x", chapters.HERE.url)
+    assert [cell.source for cell in chapter.cells] == ["# T", chapters.first_cell("05_x"), "1"]
     other = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")])
-    run_notebooks.share_first_cell(other, ROOT)
+    run_notebooks.share_first_cell(other, "05_x", chapters.HERE.url)
     assert other.cells[0].source == "1"
 
 

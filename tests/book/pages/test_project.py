@@ -80,7 +80,7 @@ def tree(tmp_path: Path) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
     here = set_address.current(ROOT)
-    badge = f"[Colab](https://colab.research.google.com/github/{here.owner}/{here.name}/blob/main/notebooks/99_x.ipynb)"
+    badge = f"[Colab]({here.colab('notebooks/99_x.ipynb')})"
     (tmp_path / "notebooks").mkdir(exist_ok=True)
     (tmp_path / "notebooks" / "99_x.ipynb").write_text(
         f'{{"cells": [{{"source": ["{badge}", "!git clone --depth 1 {here.url}.git", "https://{here.pages}/x"]}}]}}\r\n',
@@ -93,17 +93,17 @@ def tree(tmp_path: Path) -> Path:
 def test_every_copy_of_the_address_equals_the_one_in_config() -> None:
     here = set_address.current(ROOT)
     ours = re.compile(
-        rf"(?:github\.com[/:]|githubusercontent\.com/|/github/|/gh/)([\w-]+/{re.escape(here.name)})(?![\w-])"
-        r"|colab\.research\.google\.com/github/([\w-]+/[\w.-]+)"
-        r"|git clone\s.*github\.com/([\w-]+/[\w.-]*\w)"
-        r"|^repository-code: https://github\.com/(\S+)",
+        rf"(https://(?:github\.com|huggingface\.co(?:/spaces|/datasets)?)/[\w.-]+/{re.escape(here.name)})(?![\w-])"
+        r"|colab\.research\.google\.com/(?:github/|#fileId=https%3A//huggingface\.co/)(.+?)/blob/"
+        r"|git clone\s.*(https://\S+)"
+        r"|^repository-code: (\S+)",
         re.MULTILINE,
     )
     seen = set()
     for path in set_address.places(ROOT):
         for match in ours.finditer(path.read_text(encoding="utf-8")):
             found = next(filter(None, match.groups())).removesuffix(".git")
-            assert found == f"{here.owner}/{here.name}", f"{path}: {match[0]}"
+            assert here.url.endswith(found), f"{path}: {match[0]}"
             seen.add(path.relative_to(ROOT).as_posix())
     assert {"_config.yml", "README.md", "CITATION.cff", "book/how_to_run.md"} <= seen
 
@@ -123,7 +123,7 @@ def test_set_address_rewrites_every_copy_and_leaves_nothing_of_the_old_one(tree:
     for path in set_address.places(tree):
         text = path.read_text(encoding="utf-8")
         assert f"{old.owner}/{old.name}" not in text
-        assert old.pages not in text
+        assert str(old.pages) not in text
 
 
 def test_set_address_there_and_back_restores_every_byte(tree: Path) -> None:
@@ -133,6 +133,71 @@ def test_set_address_there_and_back_restores_every_byte(tree: Path) -> None:
     assert set_address.set_address(tree, ELSEWHERE) == [], "a second call has nothing left to do"
     set_address.set_address(tree, old.url)
     assert {path: path.read_bytes() for path in set_address.places(tree)} == before
+
+
+HUGGING_FACE = [
+    "https://huggingface.co/spaces/some-one/muon.book-2",
+    "https://huggingface.co/datasets/some_one/book",
+    "https://huggingface.co/me/book",
+]
+
+
+@pytest.mark.parametrize("url", HUGGING_FACE)
+def test_an_address_on_hugging_face_is_taken_by_every_copy(
+    url: str, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in set_address.places(tree) if path.name != "99_x.ipynb"}
+    old = set_address.current(tree)
+    assert set_address.main([url], tree) == 0
+    assert "Hugging Face runs no workflow: test with `make test`" in capsys.readouterr().out
+    assert set_address.current(tree).url == url
+    for path in set_address.places(tree):
+        text = path.read_text(encoding="utf-8")
+        assert f"{old.owner}/{old.name}" not in text
+        assert str(old.pages) not in text
+    below = url.removeprefix("https://huggingface.co/")
+    assert json.loads((tree / "notebooks" / "99_x.ipynb").read_text(encoding="utf-8"))["cells"][0]["source"] == [
+        f"[Colab](https://colab.research.google.com/#fileId=https%3A//huggingface.co/{below}/blob/main/notebooks/99_x.ipynb)",
+        f"!git clone --depth 1 {url}.git",
+        f"{url}/x",  # there is no place for published pages
+    ]
+    cell = "\n".join(json.loads((tree / "notebooks" / "07_virtual_map.ipynb").read_text())["cells"][1]["source"])
+    assert f'address, branch, copy = "{url}", "main", "muon-at-scale"' in cell
+    set_address.set_address(tree, HUGGING_FACE[1 - HUGGING_FACE.index(url)])
+    assert set_address.main([old.url], tree) == 0
+    assert "Hugging Face" not in capsys.readouterr().out.splitlines()[-1]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_links_to_raw_files_and_by_ssh_are_rewritten_too() -> None:
+    ours, space = set_address.parse("https://github.com/me/book"), set_address.parse(HUGGING_FACE[0])
+    links = [
+        "https://raw.githubusercontent.com/me/book/main/x.png",
+        "git@github.com:me/book.git",
+        "//me.github.io/book/",
+    ]
+    there = [
+        "https://huggingface.co/spaces/some-one/muon.book-2/resolve/main/x.png",
+        "git@hf.co:spaces/some-one/muon.book-2.git",
+        "//huggingface.co/spaces/some-one/muon.book-2/",
+    ]
+    assert set_address.rewrite("\n".join(links), ours, space) == ("\n".join(there), 3)
+    assert set_address.rewrite("\n".join(there[:2]), space, ours) == ("\n".join(links[:2]), 2)
+
+
+# GitHub's rule for a name, and for a member's of a company: a name, an underscore and the company's short word
+REGISTRABLE = re.compile(r"[a-z\d](?:[a-z\d]|-(?=[a-z\d])){0,38}(?:_[a-z\d]{3,8})?", re.IGNORECASE)
+
+
+def test_nobody_can_register_the_name_that_stands_where_the_owners_will() -> None:
+    for possible in ("OWNER", "me", "a-reader", "YOUR_NAME", "some-one_acme"):
+        assert REGISTRABLE.fullmatch(possible), possible
+    assert not REGISTRABLE.fullmatch(set_address.NOWHERE.owner)
+    here = set_address.current(ROOT)
+    assert here == set_address.NOWHERE or REGISTRABLE.fullmatch(here.owner) or here.host != set_address.GITHUB
+    assert set_address.parse(set_address.NOWHERE.url) == set_address.NOWHERE, "there and back"
+    ignored = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]["linkcheck_ignore"]
+    assert any(re.match(pattern, set_address.NOWHERE.url) for pattern in ignored)
 
 
 def test_set_address_leaves_other_repositories_alone() -> None:
@@ -154,6 +219,11 @@ def test_set_address_leaves_other_repositories_alone() -> None:
         "https://github.com/me/..",
         "https://github.com/me/a b",
         "https://github.com/me/book\n",
+        "https://github.com/_me_/book",
+        "https://huggingface.co/me",
+        "https://huggingface.co/spaces/me",
+        "https://huggingface.co/datasets/me/..",
+        "https://huggingface.co/datasets/me/book/tree/main",
     ],
 )
 def test_set_address_refuses_a_bad_address_with_one_sentence(
@@ -327,9 +397,10 @@ case "$*" in "-m venv .venv") echo "${0##*/}" >>made-by; mkdir -p .venv/bin; cp 
 def test_a_published_job_uses_the_python_that_it_sets_up(job: str, tmp_path: Path) -> None:
     """A runner has several, and the Makefile would take its own favourite."""
     workflow = yaml.safe_load((ROOT / ".github/workflows/book.yml").read_text(encoding="utf-8"))
-    (command,) = (step["run"] for step in workflow["jobs"][job]["steps"] if step.get("run", "").startswith("make "))
-    _, target, *variables = command.split()
-    assert target == {"test": "test", "build": "book"}[job]
+    commands = [step["run"] for step in workflow["jobs"][job]["steps"] if step.get("run", "").startswith("make ")]
+    targets, given = zip(*(command.split()[1:] for command in commands), strict=True)
+    assert targets == {"test": ("test",), "build": ("setup", "book")}[job]
+    (variables,) = {(variable,) for variable in given}
 
     shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
     (tmp_path / "requirements.txt").touch()

@@ -25,7 +25,7 @@ def in_another_environment(folder: Path, said: str) -> tuple[Path, Path]:
     (packages / "ours.pth").write_text("\n".join(site.getsitepackages()))
     name = "import os, sys; print(os.path.basename(sys.prefix))"
     stored = [nbformat.v4.new_output("stream", text=f"{said}\n")]
-    cells = [nbformat.v4.new_code_cell(chapters.FIRST_CELL, execution_count=1)]
+    cells = [chapters.ran_first_cell("00_tiny")]
     cells += [nbformat.v4.new_code_cell(name, execution_count=2, outputs=stored)]
     cells += [nbformat.v4.new_code_cell(f'!python -c "{name}"', execution_count=3, outputs=stored)]
     (folder / "00_named.ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook(cells=cells)), encoding="utf-8")
@@ -65,7 +65,7 @@ def test_make_colab_names_the_cells_that_are_not_as_stored(tmp_path: Path) -> No
 def test_another_matplotlib_may_draw_beside_but_not_say_otherwise(tmp_path: Path) -> None:
     python, folder = in_another_environment(tmp_path, said="another")
     (packages,) = (tmp_path / "another").glob("lib/python*/site-packages")
-    cells = [nbformat.v4.new_code_cell(chapters.FIRST_CELL, execution_count=1)]
+    cells = [chapters.ran_first_cell("00_tiny")]
     pictures = ("<svg x='1'>\na</svg><p>one</p>", "<svg x='2'>\na</svg><p>one</p>", "<svg x='1'>\na</svg><p>two</p>")
     for count, drawn in enumerate(pictures, 2):
         data = {"text/html": pictures[0], "text/plain": "words"}
