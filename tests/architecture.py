@@ -23,6 +23,7 @@ ENGINE_ROOMS = (
 )  # fmt: skip
 PACKAGES = ("distmuon", "muonbook", "tools")
 TRAINER = "train"  # a program to be copied: it imports what its readers will import
+EXAMPLES = "examples"  # other people's programs, outside of the house
 CHAPTER = re.compile(r"ch(\d\d)|(\d\d)b?_\w+")  # a chapter's room, worker and notebook; with a b, its second page's
 PYTESTS = re.compile(r"(conftest|test_\w+)\.py")  # found by pytest, by their names
 JOB = re.compile(r"((?:distmuon|muonbook|tools)(?:\.\w+)*):(\w+)")  # a worker's name, as `launch.run` takes it
@@ -45,6 +46,8 @@ class House:
         self.paths: dict[str, Path] = {}
         for path in sorted(scripts.rglob("*.py")):
             parts = path.relative_to(scripts).with_suffix("").parts
+            if parts[0] == EXAMPLES:
+                continue
             self.paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
         self.trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in self.paths.items()}
 

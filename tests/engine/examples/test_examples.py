@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -81,10 +82,7 @@ def test_however_it_is_spread_it_is_the_training_of_one_process(name: str, train
 
 @once
 def weights_at_the_start() -> dict[str, torch.Tensor]:
-    sys.path.insert(0, str(work.EXAMPLES))
-    import task
-
-    return task.make_model().state_dict()
+    return runpy.run_path(str(work.EXAMPLES / "task.py"))["make_model"]().state_dict()
 
 
 @pytest.mark.parametrize("name", RANKS)
