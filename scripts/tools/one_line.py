@@ -1,0 +1,201 @@
+"""Measure what the one changed line does: the small transformer of scripts/examples, with AdamW and with MuonW.
+
+Both train on Alice in Wonderland, on one device, with every learning rate of a list, on several seeds; then both take
+turns on the clock, beside torch.optim.Muon with AdamW for the rest. Four replicas step with and without sharing.
+
+python scripts/tools one_line
+python scripts/tools one_line --quick --json out/quick/one_line.json
+"""
+
+import io
+import statistics
+import time
+
+from muonbook.measure import results, turns
+
+STEPS, BATCH, CONTEXT, WIDTH, LAYERS, HEADS = 200, 16, 64, 64, 2, 4  # those of scripts/examples/task.py
+ADAMW_RATES = (1e-3, 3e-3, 1e-2, 2e-2)
+MUON_RATES = (3e-3, 1e-2, 2e-2, 4e-2, 8e-2)  # beside AdamW's best for what Muon does not train
+DECAY, EVERY, RANKS = 0.1, 10, 4
+
+
+def new_model(seed):
+    from distmuon.models.corpus import corpus
+    from distmuon.models.networks import ALONE, Transformer, initial_weights
+    from distmuon.sharding.tensor_parallel import load_slices
+
+    shape = (corpus("alice").vocabulary, WIDTH, LAYERS, HEADS, CONTEXT)
+    model = Transformer(*shape)
+    load_slices(model, initial_weights(Transformer(*shape), seed), ALONE)
+    return model
+
+
+def loss_of(model, tokens, following):
+    from torch.nn import functional as F
+
+    return F.cross_entropy(model(tokens).flatten(0, 1), following.flatten())
+
+
+def train(make, seed, steps):
+    """Return the held-out loss, in nats per byte, every EVERY steps, and the trained model with its optimizer."""
+    import torch
+
+    from distmuon.models.corpus import corpus
+
+    text, model = corpus("alice"), new_model(seed)
+    optimizer = make(model)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    held_out, losses = text.held_out_windows(128, CONTEXT), []
+    for step in range(steps):
+        if step % EVERY == 0:
+            losses.append(evaluated(model, held_out))
+        loss_of(model, *text.batch(step, BATCH, CONTEXT, seed)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return [*losses, evaluated(model, held_out)], model, optimizer
+
+
+def evaluated(model, windows):
+    import torch
+
+    with torch.no_grad():
+        return loss_of(model, *windows).item()
+
+
+def adamw(lr):
+    import torch
+
+    return lambda model: torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=DECAY)
+
+
+def muonw(lr, adamw_lr):
+    from distmuon import MuonW
+
+    return lambda model: MuonW(model, lr=lr, adamw_lr=adamw_lr, weight_decay=DECAY)
+
+
+def sweep(make_of, rates, seeds, steps):
+    """Return, for each learning rate, the loss in the end on every seed, and the course of the first seed."""
+    rows = []
+    for rate in rates:
+        courses = [train(make_of(rate), seed, steps)[0] for seed in seeds]
+        ends = [course[-1] for course in courses]
+        rows.append({"lr": rate, "losses": ends, "mean": statistics.fmean(ends), "course": courses[0]})
+        print(f"  lr {rate:g}: held-out loss {rows[-1]['mean']:.3f} nats per byte", flush=True)
+    return rows
+
+
+def best_of(rows):
+    return min(rows, key=lambda row: row["mean"])
+
+
+def steps_to(loss, course):
+    """Return after how many steps a course is at this loss or below for the first time; None: never."""
+    return next((EVERY * place for place, value in enumerate(course) if value <= loss), None)
+
+
+def bytes_of(state):
+    import torch
+
+    file = io.BytesIO()
+    torch.save(state, file)
+    return len(file.getvalue())
+
+
+def clocks(adamw_lr, lr, rounds):
+    """Return how long a training step takes with each optimizer, over AdamW's, and its `step` over torch's Muon's."""
+    import torch
+
+    from distmuon.models.corpus import corpus
+    from distmuon.optim.routing import by_algorithm
+
+    def torchs(model):
+        divided = by_algorithm(model)
+        muon = torch.optim.Muon(divided["muon"], lr=lr, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
+        return muon, torch.optim.AdamW(divided["adamw"], lr=adamw_lr, weight_decay=DECAY)
+
+    makes = {"adamw": adamw(adamw_lr), "muonw": muonw(lr, adamw_lr), "torch_muon": torchs}
+    models = {name: new_model(0) for name in makes}
+    made = {name: make(models[name]) for name, make in makes.items()}
+    optimizers = {name: found if isinstance(found, tuple) else (found,) for name, found in made.items()}
+    batch = corpus("alice").batch(0, BATCH, CONTEXT, 0)
+
+    def act(name, whole):
+        def step():
+            if whole:
+                loss_of(models[name], *batch).backward()
+            for optimizer in optimizers[name]:
+                optimizer.step()
+
+        return step
+
+    whole = turns.take_turns({name: act(name, True) for name in makes}, rounds)
+    alone = turns.take_turns({name: act(name, False) for name in makes}, rounds)
+    return {
+        "training_step_over_adamws": results.spread(turns.ratios(whole["muonw"], whole["adamw"])),
+        "torch_muon_training_step_over_adamws": results.spread(turns.ratios(whole["torch_muon"], whole["adamw"])),
+        "step_over_torch_muons": results.spread(turns.ratios(alone["muonw"], alone["torch_muon"])),
+    }
+
+
+def replicas(world, rounds):
+    """Return the CPU seconds of `step` on this rank: {sharing or not: one per round}."""
+    import torch
+    import torch.distributed as dist
+
+    from distmuon import MuonW
+
+    torch.manual_seed(0)
+    shapes = [(512, 512)] * 4 * world.size
+    parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    optimizers = {"shared": MuonW(parameters, replicas=dist.group.WORLD), "alone": MuonW(parameters)}
+    seconds = {name: [] for name in optimizers}
+    for number in range(rounds + 1):
+        for name, optimizer in optimizers.items():
+            dist.barrier()
+            began = time.process_time()
+            optimizer.step()
+            if number:
+                seconds[name].append(time.process_time() - began)
+    return seconds
+
+
+def main():
+    arguments = results.parse(__doc__, quick="fewer steps and seeds, for a first impression")
+    from distmuon import launch
+
+    steps, seeds, rounds = (40, (0,), 3) if arguments.quick else (STEPS, (0, 1, 2), 40)
+    print("AdamW:")
+    with_adamw = sweep(adamw, ADAMW_RATES, seeds, steps)
+    base = best_of(with_adamw)
+    print(f"MuonW, its AdamW part at {base['lr']:g}:")
+    with_muonw = sweep(lambda lr: muonw(lr, base["lr"]), MUON_RATES, seeds, steps)
+    best = best_of(with_muonw)
+    first = next(row for row in with_muonw if row["lr"] > 3 * base["lr"])  # a few times AdamW's: the first to try
+    _, model, of_adamw = train(adamw(base["lr"]), 0, 2)
+    _, _, of_muonw = train(muonw(best["lr"], base["lr"]), 0, 2)
+    ranks = launch.run(replicas, (rounds,), dp=RANKS)
+    sums = {name: [sum(times) for times in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
+    found = {
+        "model": {"elements": sum(p.numel() for p in model.parameters()), "steps": steps, "seeds": len(seeds)},
+        "tokens_per_step": BATCH * CONTEXT,
+        "adamw": with_adamw,
+        "muonw": with_muonw,
+        "best": {"adamw": base, "muonw": best, "first_to_try": first},
+        "steps_to_adamws_end": steps_to(base["course"][-1], best["course"]),
+        "state_bytes": {"adamw": bytes_of(of_adamw.state_dict()), "muonw": bytes_of(of_muonw.state_dict())},
+        "clock": clocks(base["lr"], best["lr"], rounds),
+        "replicas": {
+            "ranks": RANKS,
+            "cpu_shared_over_alone": results.spread(turns.ratios(sums["shared"], sums["alone"])),
+        },
+    }
+    shared = found["replicas"]["cpu_shared_over_alone"]
+    for name, ratio in (found["clock"] | {f"CPU seconds of {RANKS} replicas' step, shared over alone": shared}).items():
+        print(f"{name}: {ratio['median']:.2f}")
+    if arguments.json:
+        results.write(arguments.json, found)
