@@ -1,4 +1,7 @@
-"""Accelerate: one process, DDP or FSDP2. accelerate launch accelerate_loop.py (add: --use_fsdp --fsdp_version 2)"""
+"""Accelerate: one process, DDP or FSDP2.
+
+accelerate launch accelerate_loop.py  (with --use_fsdp --fsdp_version 2 for FSDP2)
+"""
 
 import torch
 from accelerate import Accelerator
@@ -8,9 +11,13 @@ from distmuon import MuonW
 
 accelerator = Accelerator()
 rank, ranks = accelerator.process_index, accelerator.num_processes
-model = accelerator.prepare(make_model())  # first, so that MuonW sees what FSDP2 or DDP has made of it
+model = accelerator.prepare(
+    make_model()
+)  # first, so that MuonW sees what FSDP2 or DDP has made of it
 optimizer = MuonW(model, lr=1e-2, adamw_lr=3e-3, weight_decay=0.1)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS * ranks)  # Accelerate steps it for all
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+    optimizer, T_max=STEPS * ranks
+)  # Accelerate steps it for all
 optimizer, schedule = accelerator.prepare(optimizer, schedule)
 
 for tokens, following in batches(rank, ranks):

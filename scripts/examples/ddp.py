@@ -1,4 +1,7 @@
-"""Replicas under DDP. torchrun --standalone --nproc-per-node 2 ddp.py"""
+"""Replicas under DDP.
+
+torchrun --standalone --nproc-per-node 2 ddp.py
+"""
 
 import torch
 import torch.distributed as dist
@@ -23,6 +26,9 @@ for tokens, following in batches(rank, ranks):
     optimizer.zero_grad()
 
 if rank == 0:
-    torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, "checkpoint.pt")
+    torch.save(
+        {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()},
+        "checkpoint.pt",
+    )
     print(f"loss {loss.item():.4f}")
 dist.destroy_process_group()

@@ -1,4 +1,7 @@
-"""Data and tensor parallelism by hand, as in Megatron-LM. torchrun --standalone --nproc-per-node 4 dp_tp.py"""
+"""Data and tensor parallelism by hand, as in Megatron-LM.
+
+torchrun --standalone --nproc-per-node 4 dp_tp.py
+"""
 
 import torch
 import torch.distributed as dist
@@ -14,7 +17,14 @@ grid = Grid.of(mesh)
 
 model = make_model(grid.tp)  # layers that hold this rank's part of each matrix
 # its step reduces the gradients over DP as well
-optimizer = DistributedMuon(split_parameters(model), grid, lr=1e-2, adamw_lr=3e-3, weight_decay=0.1, max_norm=1.0)
+optimizer = DistributedMuon(
+    split_parameters(model),
+    grid,
+    lr=1e-2,
+    adamw_lr=3e-3,
+    weight_decay=0.1,
+    max_norm=1.0,
+)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 for tokens, following in batches(mesh["dp"].get_local_rank(), ranks // 2):

@@ -1,4 +1,7 @@
-"""Data and tensor parallelism by hand, as in Megatron-LM. torchrun --standalone --nproc-per-node 4 dp_tp_adamw.py"""
+"""Data and tensor parallelism by hand, as in Megatron-LM.
+
+torchrun --standalone --nproc-per-node 4 dp_tp_adamw.py
+"""
 
 import torch
 import torch.distributed as dist
@@ -26,7 +29,10 @@ for tokens, following in batches(mesh["dp"].get_local_rank(), ranks // 2):
     schedule.step()
     optimizer.zero_grad()
 
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"checkpoint-{rank}.pt")
+torch.save(
+    {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+    f"checkpoint-{rank}.pt",
+)
 if rank == 0:
     print(f"loss {loss.item():.4f}")
 dist.destroy_process_group()

@@ -1,4 +1,7 @@
-"""FSDP2, saved by torch.distributed.checkpoint. torchrun --standalone --nproc-per-node 2 fsdp2.py"""
+"""FSDP2, saved by torch.distributed.checkpoint.
+
+torchrun --standalone --nproc-per-node 2 fsdp2.py
+"""
 
 import os
 
@@ -24,10 +27,21 @@ optimizer = MuonW(model, lr=1e-2, adamw_lr=3e-3, weight_decay=0.1)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 if os.path.isdir("checkpoint"):
-    weights, state = get_state_dict(model, optimizer)  # makes a state by a step of its own, so only to load one
-    saved = {"model": weights, "optimizer": state, "schedule": schedule.state_dict()}
+    weights, state = get_state_dict(
+        model, optimizer
+    )  # makes a state by a step of its own, so only to load one
+    saved = {
+        "model": weights,
+        "optimizer": state,
+        "schedule": schedule.state_dict(),
+    }
     dcp.load(saved, checkpoint_id="checkpoint")
-    set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=saved["model"],
+        optim_state_dict=saved["optimizer"],
+    )
     schedule.load_state_dict(saved["schedule"])
 
 for tokens, following in batches(rank, ranks, first=schedule.last_epoch):

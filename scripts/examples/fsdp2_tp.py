@@ -1,4 +1,7 @@
-"""FSDP2 over tensor parallelism. torchrun --standalone --nproc-per-node 4 fsdp2_tp.py"""
+"""FSDP2 over tensor parallelism.
+
+torchrun --standalone --nproc-per-node 4 fsdp2_tp.py
+"""
 
 import torch
 import torch.distributed as dist
@@ -7,11 +10,17 @@ from task import DEVICE, STEPS, batches, loss_of, make_model
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from distmuon import MuonW
 
-CUTS = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel) | dict.fromkeys(("out", "down"), RowwiseParallel)
+CUTS = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel) | dict.fromkeys(
+    ("out", "down"), RowwiseParallel
+)
 
 dist.init_process_group()
 rank, ranks = dist.get_rank(), dist.get_world_size()

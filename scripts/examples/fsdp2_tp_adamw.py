@@ -1,4 +1,7 @@
-"""FSDP2 over tensor parallelism. torchrun --standalone --nproc-per-node 4 fsdp2_tp_adamw.py"""
+"""FSDP2 over tensor parallelism.
+
+torchrun --standalone --nproc-per-node 4 fsdp2_tp_adamw.py
+"""
 
 import torch
 import torch.distributed as dist
@@ -7,9 +10,15 @@ from task import DEVICE, STEPS, batches, loss_of, make_model
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
-CUTS = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel) | dict.fromkeys(("out", "down"), RowwiseParallel)
+CUTS = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel) | dict.fromkeys(
+    ("out", "down"), RowwiseParallel
+)
 
 dist.init_process_group()
 rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -20,7 +29,9 @@ for block in model.blocks:
     parallelize_module(block, mesh["tp"], {name: cut() for name, cut in CUTS.items()})
     fully_shard(block, mesh=mesh["dp"])
 fully_shard(model, mesh=mesh["dp"])
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1, foreach=False)  # two meshes
+optimizer = torch.optim.AdamW(
+    model.parameters(), lr=3e-3, weight_decay=0.1, foreach=False
+)  # two meshes
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 for tokens, following in batches(mesh["dp"].get_local_rank(), ranks // 2):

@@ -1,4 +1,7 @@
-"""Hugging Face's Trainer. python hf_trainer.py, or torchrun --standalone --nproc-per-node 2 hf_trainer.py"""
+"""Hugging Face's Trainer.
+
+python hf_trainer.py, or torchrun --standalone --nproc-per-node 2 hf_trainer.py
+"""
 
 import sys
 
@@ -10,19 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from distmuon import MuonW
 from distmuon.models.corpus import corpus
 
-SMALL = LlamaConfig(
-    vocab_size=corpus("alice").vocabulary,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=CONTEXT,
-)
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL = LlamaConfig(vocab_size=corpus("alice").vocabulary, **SIZES, **HEADS)
 
 
 class Windows(Dataset):
-    """Windows of Alice in Wonderland, one after the other. Your data stand here."""
+    """Windows of Alice in Wonderland, one after the other."""
 
     def __len__(self):
         return len(corpus("alice").training) // CONTEXT
@@ -34,11 +31,12 @@ class Windows(Dataset):
 
 class MuonTrainer(Trainer):
     def create_optimizer(self, model=None):
-        """Make the optimizer of the model itself: the processes that DDP will start share the work."""
+        """Make MuonW of the model itself, and let DDP's replicas share the work."""
         if self.optimizer is None:
             replicas = dist.group.WORLD if dist.is_initialized() else None
-            decay, lr = self.args.weight_decay, self.args.learning_rate
-            self.optimizer = MuonW(self.model, lr=1e-2, adamw_lr=lr, weight_decay=decay, replicas=replicas)
+            rates = {"lr": 1e-2, "adamw_lr": self.args.learning_rate}
+            rates["weight_decay"] = self.args.weight_decay
+            self.optimizer = MuonW(self.model, **rates, replicas=replicas)
         return self.optimizer
 
 
@@ -51,7 +49,7 @@ if __name__ == "__main__":
         weight_decay=0.1,
         save_steps=STEPS // 2,
         report_to=[],
-        use_cpu=DEVICE == "cpu",  # or Trainer does not join the processes that torchrun has started
+        use_cpu=DEVICE == "cpu",  # or it does not join the processes of torchrun
     )
     trainer = MuonTrainer(LlamaForCausalLM(SMALL), arguments, train_dataset=Windows())
     loss = trainer.train(resume_from_checkpoint="--resume" in sys.argv).training_loss

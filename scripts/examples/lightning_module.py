@@ -1,4 +1,4 @@
-"""Lightning: DDP, or FSDP2 by ModelParallelStrategy. python lightning_module.py [ddp|model_parallel] [processes]"""
+"""Lightning. python lightning_module.py [ddp|model_parallel PROCESSES]"""
 
 import sys
 
@@ -7,7 +7,6 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from task import DEVICE, STEPS, batches, loss_of, make_model
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from distmuon import MuonW
 
@@ -20,9 +19,8 @@ class Training(lightning.LightningModule):
     def configure_model(self):
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
             mesh = self.device_mesh["data_parallel"]
-            for block in self.model.blocks:
-                fully_shard(block, mesh=mesh)
-            fully_shard(self.model, mesh=mesh)
+            for module in (*self.model.blocks, self.model):
+                fully_shard(module, mesh=mesh)
 
     def training_step(self, batch):
         loss = loss_of(self.model, *batch)
@@ -30,17 +28,19 @@ class Training(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self):
-        wrapped = self.trainer.strategy.model  # under DDP its replicas share the work
-        replicas = wrapped.process_group if isinstance(wrapped, DistributedDataParallel) else None
-        optimizer = MuonW(self.model, lr=1e-2, adamw_lr=3e-3, weight_decay=0.1, replicas=replicas)
+        # None but under DDP, whose replicas share the work
+        replicas = getattr(self.trainer.strategy.model, "process_group", None)
+        rates = {"lr": 1e-2, "adamw_lr": 3e-3, "weight_decay": 0.1}
+        optimizer = MuonW(self.model, **rates, replicas=replicas)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+    def configure_gradient_clipping(self, optimizer, *_, **__):
         optimizer.clip_grad_norm_(1.0)
 
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(list(batches(self.global_rank, self.trainer.world_size)), batch_size=None)
+        data = list(batches(self.global_rank, self.trainer.world_size))
+        return torch.utils.data.DataLoader(data, batch_size=None)
 
 
 strategy, processes = sys.argv[1:] or ("auto", "1")
@@ -53,8 +53,7 @@ trainer = lightning.Trainer(
     enable_progress_bar=False,
     use_distributed_sampler=False,
 )
-training = Training()
-trainer.fit(training)
+trainer.fit(Training())
 trainer.save_checkpoint("out/lightning/last.ckpt")
 if trainer.is_global_zero:
     print(f"loss {trainer.callback_metrics['loss']:.4f}")

@@ -1,4 +1,7 @@
-"""One GPU, or one CPU. python one_device_adamw.py"""
+"""One GPU, or one CPU.
+
+python one_device_adamw.py
+"""
 
 import torch
 from task import STEPS, batches, loss_of, make_model
@@ -15,5 +18,8 @@ for tokens, following in batches():
     schedule.step()
     optimizer.zero_grad()
 
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "checkpoint.pt")
+torch.save(
+    {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+    "checkpoint.pt",
+)
 print(f"loss {loss.item():.4f}")

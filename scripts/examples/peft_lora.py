@@ -1,4 +1,7 @@
-"""LoRA by PEFT: adapters first, then the optimizer. python peft_lora.py"""
+"""LoRA by PEFT: adapters first, then the optimizer.
+
+python peft_lora.py
+"""
 
 import itertools
 
@@ -13,7 +16,9 @@ from distmuon import MuonW
 torch.manual_seed(0)
 config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
 model = get_peft_model(LlamaForCausalLM(SMALL), config).to(DEVICE)
-optimizer = MuonW(model, lr=3e-3, weight_decay=0.0)  # after get_peft_model, which makes other parameters
+optimizer = MuonW(
+    model, lr=3e-3, weight_decay=0.0
+)  # after get_peft_model, which makes other parameters
 data = torch.utils.data.DataLoader(Windows(), BATCH, drop_last=True)
 
 for batch in itertools.islice(data, STEPS):

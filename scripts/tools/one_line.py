@@ -153,7 +153,7 @@ def replicas(world, rounds):
     for p in parameters:
         p.grad = torch.randn_like(p)
     optimizers = {"shared": MuonW(parameters, replicas=dist.group.WORLD), "alone": MuonW(parameters)}
-    seconds = {name: [] for name in optimizers}
+    seconds: dict[str, list[float]] = {name: [] for name in optimizers}
     for number in range(rounds + 1):
         for name, optimizer in optimizers.items():
             dist.barrier()
