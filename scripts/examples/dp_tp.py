@@ -16,15 +16,8 @@ mesh = init_device_mesh(DEVICE, (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
 grid = Grid.of(mesh)
 
 model = make_model(grid.tp)  # layers that hold this rank's part of each matrix
-# its step reduces the gradients over DP as well
-optimizer = DistributedMuon(
-    split_parameters(model),
-    grid,
-    lr=1e-2,
-    adamw_lr=3e-3,
-    weight_decay=0.1,
-    max_norm=1.0,
-)
+groups = split_parameters(model)
+optimizer = DistributedMuon(groups, grid, lr=1e-2, adamw_lr=3e-3, weight_decay=0.1)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 for tokens, following in batches(mesh["dp"].get_local_rank(), ranks // 2):

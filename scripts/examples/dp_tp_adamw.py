@@ -29,10 +29,7 @@ for tokens, following in batches(mesh["dp"].get_local_rank(), ranks // 2):
     schedule.step()
     optimizer.zero_grad()
 
-torch.save(
-    {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
-    f"checkpoint-{rank}.pt",
-)
+torch.save(model.state_dict(), f"checkpoint-{rank}.pt")
 if rank == 0:
     print(f"loss {loss.item():.4f}")
 dist.destroy_process_group()

@@ -8,36 +8,20 @@ python scripts/tools draw_pages
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 from distmuon import launch
 from distmuon.models.recipe import Recipe
 from distmuon.verify.training import plan_run
 from muonbook.figures import nine_moves, player, style
-from tools.pages import journey, marks, moving, prices, social
+from tools.pages import marks, moving, prices, social
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def chapter_titles(notebooks: Path) -> dict[int, str]:
-    """Return chapter number -> title, from the first heading of every notebook, `# 7. Map every element …`."""
-    titles = {}
-    for path in sorted(notebooks.glob("[0-9][0-9]_*.ipynb")):
-        first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
-        match = re.match(r"# (\d+)\. (.+)", first)
-        if match is None:
-            raise ValueError(f"{path.name} does not begin with a heading like `# 7. Map every element to its owner`.")
-        titles[int(match[1])] = match[2].strip()
-    return titles
-
-
 def draw(target: Path) -> dict[str, str]:
     """Draw every picture into the folder `target`; return file -> its alt text, or how often it moves."""
-    titles = chapter_titles(ROOT / "notebooks")
     still = {
-        "journey.png": (journey.draw_journey(titles), journey.describe_journey(titles)),
         "cut_prices.png": (prices.draw_prices(), prices.describe_prices()),
         "marks.png": (marks.draw_marks(), marks.describe_marks()),
         "social_card.png": (social.draw_card(), social.describe_card()),

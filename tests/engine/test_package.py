@@ -165,9 +165,35 @@ except AttributeError as error:
     assert (orthogonal, starred, typo) == ("True", "True", "module 'distmuon' has no attribute 'typo'")
 
 
-def test_the_readmes_example_trains_on_two_ranks_of_the_installed_engine(with_torch: Path, tmp_path: Path) -> None:
+def test_the_readmes_example_trains_with_the_installed_engine(with_torch: Path, tmp_path: Path) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     (tmp_path / "train.py").write_text(example, encoding="utf-8")
+    first, last = ast.literal_eval(run(with_torch, "train.py", folder=tmp_path))
+    assert last < 0.5 * first
+
+
+def test_the_installed_engine_trains_on_two_ranks(with_torch: Path, tmp_path: Path) -> None:
+    program = """
+import torch
+from torch import nn
+from distmuon import DistributedMuon, Grid, launch, split_parameters
+
+def train(world):
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 16)[world.rank :: world.size], torch.arange(64)[world.rank :: world.size] % 4
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = DistributedMuon(split_parameters(model), Grid.of(world), lr=0.02)
+    losses = []
+    for _ in range(50):
+        losses.append(nn.functional.cross_entropy(model(x), y))
+        losses[-1].backward()
+        optimizer.step()
+    return losses[0].item(), losses[-1].item()
+
+if __name__ == "__main__":
+    print([list(of_all) for of_all in zip(*launch.run(train, dp=2))])
+"""
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
     first, last = ast.literal_eval(run(with_torch, "train.py", folder=tmp_path))
     assert len(first) == len(last) == 2
     assert max(last) < 0.5 * min(first)

@@ -11,7 +11,7 @@ from PIL import Image, ImageChops
 from distmuon.sharding.layout import plan
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from tools import draw_pages
-from tools.pages import journey, moving, prices
+from tools.pages import moving, prices
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,7 +29,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        ("journey.png", "index.md"),
         ("cut_prices.png", "seven_cuts.md"),
         ("marks.png", "notation.md"),
         ("social_card.png", None),
@@ -61,21 +60,15 @@ def test_a_picture_that_moves_is_that_of_today(name: str, drawn: tuple[Path, dic
 
 
 def test_all_that_is_drawn_is_compared(drawn: tuple[Path, dict[str, str]]) -> None:
-    still = {"journey.png", "cut_prices.png", "marks.png", "social_card.png"}
+    still = {"cut_prices.png", "marks.png", "social_card.png"}
     assert set(drawn[1]) == still | {"seven_cuts.html", "nine_moves.html"}
 
 
-def test_every_chapter_has_its_stop_and_its_icon() -> None:
-    titles = draw_pages.chapter_titles(ROOT / "notebooks")
-    stops = [number for questions in journey.STOPS.values() for number in questions]
-    assert set(titles) <= set(stops)
-    assert set(stops) == set(journey.ICONS)
-
-
-def test_a_chapter_without_a_number_in_its_heading_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "12_bytes.ipynb").write_text(json.dumps({"cells": [{"source": ["# Count the bytes\n"]}]}))
-    with pytest.raises(ValueError, match=re.escape("12_bytes.ipynb does not begin with a heading like")):
-        draw_pages.chapter_titles(tmp_path)
+def test_the_landing_page_lists_every_chapter_in_order() -> None:
+    landing = (ROOT / "book" / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^(\d+)\. \[[^\]]+\]\(\.\./notebooks/(\d\d_\w+)\.ipynb\)", landing, re.MULTILINE)
+    chapters = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    assert listed == [(str(int(stem[:2])), stem) for stem in chapters]
 
 
 def test_links_between_pages_and_chapters_name_the_right_numbers() -> None:

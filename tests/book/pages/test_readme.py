@@ -1,4 +1,4 @@
-"""The README: what it shows of `make demo` is what the demo prints, and the files it names exist."""
+"""The README and the pages that it leads to: what is shown of `make demo` is what it prints, and commands are taken."""
 
 import itertools
 import re
@@ -13,28 +13,37 @@ from distmuon.verify import training
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```\w*\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+DEMO = (ROOT / "book" / "demo.md").read_text(encoding="utf-8")
 DIFFERENCE = re.compile(r"\de-\d\d")  # the last digits depend on the processor, and the README says so
 
 
-def test_the_page_in_the_readme_is_what_the_demo_prints():
+def test_the_page_that_is_explained_is_what_the_demo_prints():
     command = [sys.executable, str(ROOT / "scripts" / "10_dp_tp.py"), "--dp", "4", "--tp", "2"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (shown,) = (block for block in BLOCKS if block.startswith("Grid:"))
+    (shown,) = re.findall(r"^```\n(Grid:.*?)^```$", DEMO, re.DOTALL | re.MULTILINE)
     page = [DIFFERENCE.sub("?", line.rstrip()) for line in printed.splitlines()]
     for line in filter(None, shown.splitlines()):
         assert DIFFERENCE.sub("?", line.rstrip()) in page
     rows = re.findall(r"^  (\w+) +(dp|tp|world) ", shown, re.MULTILINE)
-    assert re.findall(r"^\| `(\w+)` (dp|tp|world) \|", README, re.MULTILINE) == rows  # each is explained, in order
+    assert re.findall(r"^\| `(\w+)` (dp|tp|world) \|", DEMO, re.MULTILINE) == rows  # each is explained, in order
 
 
-def test_the_readme_says_rightly_why_calls_are_fractions():
+def test_the_page_says_rightly_why_calls_are_fractions():
     layout, muon, _ = training.plan_run(recipe.Recipe(), 4, 2)
     cut = [i for i in muon if layout.specs[i].tp_split_dim is not None]
     owned = [
         sum(layout.meta(b, i, rank).owned for b in layout.buckets for i in b.params if i in cut) for rank in range(4)
     ]
     assert owned == [1, 2, 1, 1]
-    assert "DP rank 1 owns pieces of two matrices" in README
+    assert "DP rank 1 owns pieces of two matrices" in DEMO
+
+
+def test_the_readme_is_short_and_has_a_picture_and_the_files_that_it_names():
+    assert len(README.split()) <= 900
+    named = re.findall(r"`((?:book|scripts|notebooks)/[\w./]*|[A-Z]+\.md|CITATION\.cff)`", README)
+    named += re.findall(r"\]\((?!http)([\w./]+)", README)
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_every_command_for_gpus_is_taken_and_fits_its_grid():
@@ -53,7 +62,7 @@ def test_every_command_for_gpus_is_taken_and_fits_its_grid():
 
 
 def test_every_command_of_the_gpu_page_has_the_environment_and_none_replaces_its_torch():
-    page = (ROOT / "book" / "how_to_run.md").read_text(encoding="utf-8")
+    page = (ROOT / "book" / "operations.md").read_text(encoding="utf-8")
     found = 0
     for block in re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
         before, *after = re.split(r"^source \.venv/bin/activate$", block, maxsplit=1, flags=re.MULTILINE)
@@ -61,23 +70,3 @@ def test_every_command_of_the_gpu_page_has_the_environment_and_none_replaces_its
         found += len(re.findall(r"\b(?:python|torchrun) ", "".join(after)))
     assert found >= 12
     assert "--upgrade torch" not in page
-
-
-def test_every_room_is_on_the_readmes_map_and_every_room_of_the_map_exists():
-    (tree,) = (block for block in BLOCKS if block.startswith("scripts/"))
-    shown, above = set(), [""] * 9
-    for indent, entry in re.findall(r"^( *)([\w.]+/)", tree, re.MULTILINE):
-        depth = len(indent) // 2
-        above[depth] = entry
-        shown.add("".join(above[: depth + 1]).removesuffix("/"))
-    rooms = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "scripts").rglob("*.py")}
-    assert shown - {"tests", "book", "notebooks"} == {re.sub(r"/ch\d\d\b", "/chNN", room) for room in rooms}
-    for room in ("tests/engine", "tests/book", "book", "notebooks"):
-        assert (ROOT / room).is_dir()
-
-
-def test_the_heart_of_the_engine_is_where_the_readme_says():
-    listed = re.findall(r"^\d\. `([\w/]+)`: ", README, re.MULTILINE)
-    assert len(listed) == 6
-    for module in listed:
-        assert (ROOT / "scripts" / "distmuon" / f"{module}.py").is_file(), module

@@ -102,11 +102,11 @@ def test_in_rank_order_sums_are_taken_one_rank_after_the_other() -> None:
         assert found["native"] == [True, False]
 
 
-HOW_TO_RUN = (worlds.ROOT / "book" / "how_to_run.md").read_text(encoding="utf-8")
+OPERATIONS = (worlds.ROOT / "book" / "operations.md").read_text(encoding="utf-8")
 
 
 def test_the_pages_program_of_ones_own_trains_under_torchrun(tmp_path: Path) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", HOW_TO_RUN, re.DOTALL | re.MULTILINE)
+    (program,) = re.findall(r"^```python\n(.*?)^```$", OPERATIONS, re.DOTALL | re.MULTILINE)
     assert "init_device_mesh" in program
     assert "launch" not in program
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
