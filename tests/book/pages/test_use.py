@@ -1,0 +1,53 @@
+"""The page that one starts from: what it says of costs is what the code computes, and what it measures bears it out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from distmuon.optim.newton_schulz import flops
+from muonbook.measure import results
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = " ".join((ROOT / "book" / "use.md").read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("width", "tokens", "words"), [(4096, 2**19, "it is 4 %"), (4096, 4096, "five times the work")]
+)
+def test_newton_schulz_takes_five_widths_over_tokens_of_the_work_of_training(
+    width: int, tokens: int, words: str
+) -> None:
+    training = 6 * width * width * tokens  # two operations per weight and token forwards, four backwards
+    share = flops((width, width)) / training
+    assert share == pytest.approx(5 * width / tokens, rel=0.01)
+    assert words in PAGE
+    assert share == pytest.approx({"it is 4 %": 0.04, "five times the work": 5.0}[words], rel=0.03)
+
+
+def test_the_measured_line_learns_better_on_every_seed_and_in_fewer_steps() -> None:
+    found = results.load("one_line")
+    best = found["best"]
+    assert max(best["muonw"]["losses"]) < min(best["adamw"]["losses"])
+    assert best["first_to_try"]["lr"] == pytest.approx(0.01)
+    assert max(best["first_to_try"]["losses"]) < min(best["adamw"]["losses"])
+    assert found["steps_to_adamws_end"] < found["model"]["steps"]
+    assert found["replicas"]["cpu_shared_over_alone"]["quartiles"][1] < 0.6
+    for optimizer in ("adamw", "muonw"):  # neither optimizer's best rate is at an end of those that were tried
+        rates = [row["lr"] for row in found[optimizer]]
+        assert min(rates) < best[optimizer]["lr"] < max(rates)
+
+
+def test_chapter_17_counts_364_collectives_and_two() -> None:
+    chapter = (ROOT / "notebooks" / "17_muonw.ipynb").read_text(encoding="utf-8")
+    assert re.search(r"torch\.optim\.Muon +364 ", chapter)
+    for page in ("use.md", "index.md"):
+        assert "364" in (ROOT / "book" / page).read_text(encoding="utf-8")
+
+
+def test_every_example_that_is_linked_is_there() -> None:
+    linked = re.findall(r"/blob/main/(scripts/examples/\w+\.py)", PAGE)
+    assert len(set(linked)) >= 4
+    assert [file for file in linked if not (ROOT / file).is_file()] == []
