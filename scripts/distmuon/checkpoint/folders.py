@@ -94,8 +94,8 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizers = None) -> 
     """Load what `save` has saved, on this grid or on another; return the notes.
 
     optimizer: one or several, with the same parameters as those that were saved, or None for the weights alone. Another
-    optimizer than the one that saved goes on where it trains every parameter by the same algorithm, with a warning that
-    says what was converted; see `conversion`.
+        optimizer than the one that saved goes on where it trains every parameter by the same algorithm, with a warning
+        that says what was converted; see `conversion`.
     Everything is read into the host's memory first, which takes as much as `async_save` does. Raises CheckpointError on
     all ranks, before anything has changed, for a folder that is damaged, unfinished or another training's.
     """

@@ -30,8 +30,12 @@ CLAIM = ".lock"
 
 
 class Loaded(NamedTuple):
-    """What a run is gone on from. step: 0 where there was none. refused: why newer ones were not believed, newest
-    first."""
+    """What a run is gone on from.
+
+    step: 0 where there was none.
+    notes: those of that checkpoint.
+    refused: why newer ones were not believed, newest first.
+    """
 
     step: int
     notes: dict[str, Any]

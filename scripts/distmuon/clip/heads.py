@@ -16,7 +16,8 @@ class AttentionHeads(NamedTuple):
     query, key: modules with a weight [rows, inputs] and perhaps a bias [rows], of d rows for each head, one head after
         the other. The same module twice is a fused one, with the rows of query, key and value in this order. Where TP
         cuts a fused one, a rank holds its part of each.
-    heads: of the query, in the whole layer. key_heads: of the key, where several query heads share one; None: as many.
+    heads: of the query, in the whole layer.
+    key_heads: of the key, where several query heads share one; None: as many.
     """
 
     query: nn.Module

@@ -58,9 +58,10 @@ class QKClip:
     grid: for plain tensors on several ranks, under an optimizer that does not know of these: what `Grid.of` takes, such
         as `torch.distributed.group.WORLD` under DDP; `Grid.alone()` for a model of this rank's own.
 
-    largest, gammas: {name: [heads], on the CPU}, of whole layers, alike on all ranks, in the latest step that
-    was not skipped; -inf where nothing was recorded. skipped_steps: how many were, by a GradScaler or because of
-    on_nonfinite="skip"; nothing is scaled then. ledger: what this rank has sent.
+    largest, gammas: {name: [heads], on the CPU}, of whole layers, alike on all ranks, in the latest step that was not
+        skipped; -inf where nothing was recorded.
+    skipped_steps: how many were, by a GradScaler or because of on_nonfinite="skip"; nothing is scaled then.
+    ledger: what this rank has sent.
 
     A step costs one all-reduce of heads + 3 numbers; where parameters have master weights, both are scaled, and buckets
     that hold a clipped head are gathered again. Momentum stays. There is nothing to save: a step uses up what was
@@ -98,12 +99,17 @@ class QKClip:
     def record(
         self,
         name: str,
-        query: Tensor,  # [batch, heads here, length, d], as scaled_dot_product_attention takes it
-        key: Tensor,  # [batch, key heads here, key length, d]
+        query: Tensor,
+        key: Tensor,
         is_causal: bool = False,
         scale: float | None = None,
     ) -> None:
-        """Note the largest logit of every head, beside what earlier micro-batches had: see `largest_logits`.
+        """Note the largest logit of every head, beside what earlier micro-batches had.
+
+        name: the layer's, as the constructor was given it.
+        query: [batch, heads here, length, d], as scaled_dot_product_attention takes it.
+        key: [batch, key heads here, key length, d].
+        is_causal, scale: as scaled_dot_product_attention takes them.
 
         Without gradients (`torch.no_grad`) nothing is noted, and it costs nothing: evaluation does not count.
         """

@@ -54,6 +54,12 @@ def run(
     worker: a function at the top level of a module: other processes import it by name, which is why a function
         defined in a notebook cell cannot be one. Or that name itself, "package.module:function": then this process
         does not import it, and what it needs (torch: 2 s), before the ranks are on their way.
+    arguments: what the worker gets besides the world; plain data that can be pickled.
+    dp, tp: the grid's sizes, D and T.
+    backend: "gloo", "nccl", or "auto": nccl if there are enough GPUs.
+    device: "cpu" or "cuda"; None: cuda with nccl, else cpu.
+    timeout: seconds that a collective may wait for a peer.
+    threads: CPU threads per rank.
     link: give every local rank a network of its own; after `hosts.become_switch`.
     stop_within: seconds that ranks get to return after SIGTERM, Ctrl-C or a closed terminal: see `stopping`. None:
         they are stopped at once. Under torchrun it is torchrun that ends its patience.

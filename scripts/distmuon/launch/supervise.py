@@ -53,7 +53,10 @@ RANK = "rank "  # how the names of its process begin
 
 
 class WorldError(RuntimeError):
-    """A rank failed. The message names the first failure and holds its traceback. rank: which, or None if unknown."""
+    """A rank failed. The message names the first failure and holds its traceback.
+
+    rank: which, or None if unknown.
+    """
 
     def __init__(self, message: str, rank: int | None) -> None:
         super().__init__(message.rstrip())

@@ -19,10 +19,15 @@ MOST_THREADS = 1024
 class World:
     """What a worker knows about the run it is part of.
 
-    rank, size: as in torch.distributed. dp, tp: the grid's sizes, D and T. timeout: seconds, for every collective.
-    device: "cpu" or "cuda". started: wall-clock time (seconds) at which the command started. link: each rank's own
-    network, if it has one (see `hosts`). stop_within: seconds that ranks get to return, once they are asked to stop;
-    None: they are not asked.
+    rank, size: as in torch.distributed.
+    dp, tp: the grid's sizes, D and T.
+    backend: "gloo" or "nccl".
+    device: "cpu" or "cuda".
+    timeout: seconds, for every collective.
+    threads: of the CPU, for this rank.
+    started: wall-clock time (seconds) at which the command started.
+    link: each rank's own network, if it has one (see `hosts`).
+    stop_within: seconds that ranks get to return, once they are asked to stop; None: they are not asked.
     """
 
     rank: int

@@ -57,6 +57,7 @@ class Metrics:
 
     optimizer: Muon, MuonW, DistributedMuon, Zero1AdamW, torch's Muon or AdamW. All ranks construct this together; in
         the observed steps they talk. One that trains plain tensors is observed by each rank for itself.
+    every: steps from one observation to the next.
     to: writers, `Console`, `JsonLines`, `TensorBoard` or alike; rank 0's are used. One that fails later, as on a full
         disk, is dropped with a warning: training goes on. Two optimizers of one model want a file each.
     scalars: what else will be recorded, {name: "max", "sum" or "mean"}. Over the ranks that have recorded it; a sum
@@ -66,8 +67,9 @@ class Metrics:
     start: steps made before, for a run that is resumed. Steps are calls of `step`, skipped ones too.
 
     latest: the record of the latest observation, {} before; on all ranks the same, but for samples, which rank 0 has:
-        step, time (seconds since 1970), optimizer (its class), skipped (for an infinity in a gradient)
-        totals, groups (a list), parameters (by name), each of
+        step, time, optimizer, skipped: the step's number, seconds since 1970, the optimizer's class, whether it was
+            skipped for an infinity in a gradient
+        totals, groups, parameters: of all, in a list, by name; each has:
             update_rms      of what moved the weights, decay and learning rate taken out, over those with a gradient;
                             None where no step was taken or lr is 0. It is measured at the weights: in bf16 without
                             masters their rounding is part of it. AdamW's and Muon's are both about 0.2.

@@ -31,7 +31,10 @@ class Writer(Protocol):
 
 
 class Console:
-    """One line per record: totals, samples, shares of the step. stream: standard output if not given."""
+    """One line per record: totals, samples, shares of the step.
+
+    stream: standard output if not given.
+    """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream

@@ -77,14 +77,13 @@ class MuonW(MasterWeights):
         norms and biases; or parameters, (name, parameter) pairs or groups, as for any torch optimizer. Tensors, or
         DTensors of FSDP2, of tensor parallelism or of both, on one mesh.
     lr to eps: defaults of the groups. lr and weight_decay are for both algorithms, betas and eps for AdamW, everything
-        else is Muon's, see `muon.Muon`. adamw_lr: another learning rate for AdamW's groups. The default lr is AdamW's
-        and does no harm; Muon's best is often a few times that.
+        else is Muon's, see `Muon`. The default lr is AdamW's and does no harm; Muon's best is often a few times that.
+    adamw_lr: another learning rate for AdamW's groups.
     gather_dtype: in which momentum and updates travel and Newton–Schulz sees them, on one device as well, so that the
         result does not depend on the number of ranks; None: bf16, and float64 for float64 parameters.
     master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and the rest of its
         state in float32. None: none, and a warning where weight decay is lost to rounding; False: none. Either way a
         bf16 parameter is decayed and moved in float32, and rounded once in a step.
-
     replicas: a group of ranks that hold the same plain tensors and, when `step` is called, the same gradients, as under
         DistributedDataParallel, whose group it is if the model is wrapped already. They share Newton–Schulz.
 
@@ -93,7 +92,8 @@ class MuonW(MasterWeights):
     for the same parameters.
 
     state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, and perhaps master_weight, placed as the parameter.
-    ledger: what this rank has sent. skipped_steps: how many, for an infinity under a GradScaler; not saved.
+    ledger: what this rank has sent.
+    skipped_steps: how many, for an infinity under a GradScaler; not saved.
 
     Raises ValueError for a parameter that it cannot take, naming it and the remedy: at construction, or before anything
     has changed in the first step. Raises Disagreement on all ranks where their groups or gradients are not alike.

@@ -53,9 +53,10 @@ OPTIONS = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
 class DistributedMuon(ShardedOptimizer):
     """Muon for the groups with `algorithm="muon"` (the default), AdamW for those with `algorithm="adamw"`.
 
-    params, grid, and from bucket_size on: see `ShardedOptimizer`; `split_parameters` makes such groups.
+    params, grid, and from bucket_size on: see `ShardedOptimizer`.
     lr to eps: defaults of the groups. lr and weight_decay are for both algorithms, betas and eps for AdamW, everything
-        else is Muon's, see `muon.Muon`. adamw_lr: another learning rate for AdamW's groups.
+        else is Muon's, see `Muon`.
+    adamw_lr: another learning rate for AdamW's groups.
     strategy: a name from `strategies.names()`, or the path of a Python file with a strategy of your own.
     strategy_options: defaults of the options that only this strategy has, such as {"whole_every": 5} of "periodic".
     gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, as in the paper, and float64

@@ -264,13 +264,20 @@ OWN_DEFAULTS = MUON_DEFAULTS | {"input_dtype": None}
 class Muon(MasterWeights):
     """Muon for whole matrices on one device. Other parameters belong to `torch.optim.AdamW`.
 
+    All arguments but params and master_weights are options of each group, as torch has it, and what is given here is
+    their default.
+
     params: as for any torch optimizer; every parameter is a matrix [A, B], or holds several.
-    matrices: which, an option of each group; see `sharding.matrices`. Each has a scale of its own.
-    Everything else is an option of each group, too, as torch has it, and what is given here is its default:
-    lr, momentum, nesterov, momentum_kind, weight_decay, scale, ns_steps, ns_coefficients, compute_dtype, ns_form,
-        ns_norm, batched: see the functions above and `newton_schulz`. The default lr is AdamW's, for "match_rms"; the
-        other scale wants another. With momentum_kind="average", scale="original", compute_dtype=torch.bfloat16,
-        ns_form="standard", ns_norm="torch", batched=False and an lr it is torch.optim.Muon.
+    lr: learning rate, 0 or more. The default is AdamW's, right for scale="match_rms"; the other scale wants another.
+    momentum: mu, in [0, 1).
+    nesterov: feed Newton–Schulz the momentum with this step's gradient counted once more, as Nesterov does.
+    momentum_kind: "sum", M <- mu M + G, or "average", M <- mu M + (1 - mu) G. Newton–Schulz divides the difference out.
+    weight_decay: decoupled: a step multiplies weights by 1 - lr * weight_decay.
+    scale: of the update of a matrix [A, B]: "match_rms", 0.2 sqrt(max(A, B)), or "original", sqrt(max(1, A / B)).
+    ns_steps, ns_coefficients, compute_dtype, ns_form, ns_norm: of Newton–Schulz: what `newton_schulz` calls steps,
+        coefficients, compute_dtype, form and norm.
+    batched: orthogonalize small matrices of one shape in one batched product, which may sum in another order.
+    matrices: which matrices a parameter holds, each with a scale of its own; see `distmuon.sharding.matrices`.
     input_dtype: round what Newton–Schulz is fed to this dtype first; None keeps it. A distributed run gathers the
         momentum in bf16, so the reference it is held against must round in the same place.
     master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and its momentum in
@@ -278,9 +285,10 @@ class Muon(MasterWeights):
 
     state: `momentum_buffer`, [A, B], in the parameter's dtype, and perhaps `master_weight`.
 
-    A bf16 parameter is decayed and moved in float32 and rounded once; torch.optim.Muon rounds it twice. Raises
-    ValueError for a wrong value or parameter, TypeError for an unknown option; maximize, foreach, fused, capturable
-    and differentiable do not exist.
+    With momentum_kind="average", scale="original", compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch",
+    batched=False and an lr it is torch.optim.Muon. A bf16 parameter is decayed and moved in float32 and rounded once;
+    torch.optim.Muon rounds it twice. Raises ValueError for a wrong value or parameter, TypeError for an unknown option;
+    maximize, foreach, fused, capturable and differentiable do not exist.
     """
 
     DEFAULTS = OWN_DEFAULTS

@@ -63,7 +63,7 @@ def quintics(coefficients: Coefficients, steps: int) -> list[Quintic]:
     """Return the `steps` quintics (a, b, c) that a run of Newton–Schulz applies.
 
     coefficients: "muon", "polar_express", one (a, b, c) used in every step, or a sequence of them, whose last one
-    is repeated if the steps outnumber it.
+        is repeated if the steps outnumber it.
     Raises ValueError for an unknown name, an empty sequence or a negative number of steps.
     """
     if steps < 0:
@@ -120,7 +120,7 @@ def newton_schulz(
     compute_dtype: "auto" (see `fast_dtype`) or a floating dtype.
     form: "standard", as above; "gram", its centred Gram form (see `gram`), equal up to rounding, in bfloat16, float32
         or float64; "auto", whichever is faster (see `fast_form`).
-    norm: "safe", taken in the input's dtype or float32, whichever is wider, *before* the cast. "torch", as
+    norm: "safe", taken in the input's dtype or float32, whichever is wider, before the cast. "torch", as
         torch.optim.Muon does it: the cast first, then a norm in that dtype and of at least 1e-7. With it, with
         bfloat16, form="standard" and one matrix at a time, the result is torch's to the bit. It is not the default:
         casting first overflows (float16 ends at 65504) or rounds small entries to zero, a norm in bfloat16 is off by

@@ -44,7 +44,7 @@ class ShardedOptimizer(ShardedState):
     Clip with `max_norm` or `clip_grad_norm_`: torch's function would see one rank's gradients only.
 
     params: parameters, (name, parameter) pairs, or groups of them, TP-local; tensor-parallel layers have marked theirs
-        with `tp_split_dim`. Names appear in tables, ledgers and errors.
+        with `tp_split_dim`. Names appear in tables, ledgers and errors. `split_parameters` makes such groups.
     grid: a `Grid`, or what `Grid.of` makes one of: a DeviceMesh with dimensions "dp" and "tp", a process group.
     bucket_size: elements per bucket, before padding.
     max_norm: clip the global gradient norm to this; None never clips.
@@ -57,7 +57,7 @@ class ShardedOptimizer(ShardedState):
     options: defaults of the groups; a subclass names them in its signature.
 
     state: of every parameter of which this rank owns a piece, n elements: AdamW's step, exp_avg [n], exp_avg_sq [n],
-    and master_weight [n] in float32 where the parameter is narrower.
+        and master_weight [n] in float32 where the parameter is narrower.
     """
 
     DEFAULTS = ALGORITHMS  # per algorithm; a group that names none gets the first
@@ -163,9 +163,11 @@ class ShardedOptimizer(ShardedState):
     @torch.no_grad()
     def scale_rows_(
         self,
-        factors: Mapping[Tensor, Tensor],  # {parameter: of each of its rows, [I_tp]}; alike on all DP ranks
+        factors: Mapping[Tensor, Tensor],
     ) -> None:
         """Multiply parameters row by row, between two steps, and master weights with them: a write of the optimizer's.
+
+        factors: {parameter: of each of its rows, [I_tp]}; alike on all DP ranks.
 
         Where masters are others than the parameters, the buckets concerned are gathered anew.
         """

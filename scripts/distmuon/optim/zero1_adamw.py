@@ -13,7 +13,9 @@ from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 class Zero1AdamW(ShardedOptimizer):
     """`torch.optim.AdamW` on this rank's flat shards.
 
-    lr, betas, eps, weight_decay: torch's, defaults of the groups. Everything else is as for `ShardedOptimizer`.
+    lr, betas, eps, weight_decay: torch's, defaults of the groups.
+
+    Everything else is as for `ShardedOptimizer`.
     """
 
     MADE_BY: ClassVar = "Zero1AdamW"

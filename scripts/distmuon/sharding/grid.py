@@ -34,7 +34,13 @@ PIPELINES = ("pp", "pipe", "pipeline", "stage", "stages", "pipeline_parallel")  
 
 @dataclass(frozen=True)
 class Grid:
-    """This rank's place. dp, tp, world: its groups, sharing one ledger. mesh: for torch's own APIs; None if alone."""
+    """This rank's place on the grid of D x T ranks. `Grid.of` and its like make one.
+
+    dp, tp, world: the groups that this rank belongs to, sharing one ledger.
+    device: where its tensors live.
+    ledger: what this rank has sent.
+    mesh: for torch's own APIs; None if alone.
+    """
 
     dp: Group
     tp: Group

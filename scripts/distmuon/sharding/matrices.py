@@ -1,12 +1,12 @@
 """The matrices in a parameter: one, or several, and whether a cut over TP goes through them or between them.
 
-    "whole"                   [m, n]               one
-    "stacked"                 [E, m, n]            E: the experts of a mixture
-    "flattened"               [out, in, kh, kw]    one, [out, in kh kw]: the kernel of a convolution
-    ("rows", n)               [n m, k]             n, one below the other: heads of a query, key or value projection
-    ("columns", n)            [m, n k]             n, side by side: heads of an output projection
-    ("fused", (q, k, v))      [q + k + v, d]       one of q rows, one of k, one of v
-    ("fused", ((q, 8), ...))  [q + ..., d]         the q rows in 8 heads, ...
+    "whole"                   [m, n]             one
+    "stacked"                 [E, m, n]          E: the experts of a mixture
+    "flattened"               [out, in, kh, kw]  one, [out, in kh kw]: the kernel of a convolution
+    ("rows", n)               [n m, k]           n, one below the other: heads of a query, key or value
+    ("columns", n)            [m, n k]           n, side by side: heads of an output projection
+    ("fused", (q, k, v))      [q + k + v, d]     one of q rows, one of k, one of v
+    ("fused", ((q, 8), ...))  [q + ..., d]       the q rows in 8 heads, ...
 
 These are the values of the option `matrices`. Numbers are those of the whole parameter. Where TP cuts a fused one
 along dimension 0, it cuts each part by itself: a rank holds [q_tp; k_tp; v_tp], and the q_tp of all ranks make q.

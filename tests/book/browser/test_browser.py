@@ -253,6 +253,20 @@ def test_code_can_be_copied(visits: dict[str, Visit]) -> None:
     assert {name: found.bare_code for name, found in visits.items() if found.bare_code} == {}
 
 
+def test_an_example_is_copied_without_its_prompts_and_what_it_prints(browser: Browser, address: str) -> None:
+    context = chromium.context(browser, viewport=DESK, permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(f"{address}book/api.html")
+    box = page.locator("div.highlight", has_text="for group in split_parameters(model)")
+    box.hover()
+    box.locator("button.copybtn").click()
+    expect(box.locator("button.copybtn")).to_have_class(re.compile("success"))
+    copied = page.evaluate("navigator.clipboard.readText()")
+    context.close()
+    assert copied.startswith("import torch\nfrom distmuon import split_parameters\n")
+    assert copied.endswith('\n    print(group["algorithm"], [name for name, _ in group["params"]])')
+
+
 def test_every_chapter_opens_itself_in_colab(visits: dict[str, Visit]) -> None:
     here = set_address.current(ROOT)
     for name, found in visits.items():
