@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 
 from distmuon import launch
-from muonbook.figures import plain_moves, player, style
-from tools.pages import journey, marks, moving, prices, social
+from muonbook.figures import player, style
+from tools.pages import journey, marks, moving, plain_moves, prices, social
 
 ROOT = Path(__file__).resolve().parents[2]
 FILM = "nine_moves.svg"  # what the README shows

@@ -2,7 +2,7 @@
 
 `frames_of_step`: every rank's panel is an outline of the whole matrix with what this rank holds painted in it. Every
 element has the colour of the DP rank and the hatch of the TP rank that it came from: its owner, or who computed it.
-`Words` are what a frame says around the panels: the field's terms here, plain words in plain_moves.py.
+`Words` are what a frame says around the panels: the field's terms here, plain words in tools/pages/plain_moves.py.
 `draw_strip`: the moves by name, in two rows that mirror each other around Newton–Schulz.
 """
 

@@ -25,8 +25,9 @@ from chromium import DESK, PHONE
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from muonbook.figures import plain_moves, style
+from muonbook.figures import style
 from tools import set_address
+from tools.pages import plain_moves
 
 CARD = 540  # pixels: how wide a figure is on a desk
 READABLE = 11  # pixels: the smallest type of a figure on a phone

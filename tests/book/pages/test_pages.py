@@ -9,10 +9,9 @@ import yaml
 from PIL import Image, ImageChops
 
 from distmuon.sharding.layout import plan
-from muonbook.figures import plain_moves
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from tools import draw_pages
-from tools.pages import journey, moving, prices
+from tools.pages import journey, moving, plain_moves, prices
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -7,9 +7,10 @@ import re
 import pytest
 from figure_helpers import assert_readable, boxes, texts
 
-from muonbook.figures import plain_moves, player
+from muonbook.figures import player
 from muonbook.figures.nine_moves import HOLDINGS, CutMatrix, small_layer_layout
 from muonbook.figures.player import Frame
+from tools.pages import plain_moves
 
 JARGON = re.compile(r"[\[\]{}_]|\b(?:DP|TP|ranks?|shards?|buckets?|blocks?|reduce|scatter|gather)\b", re.IGNORECASE)
 TERM = re.compile(r" \((?:reduce-scatter|all-gather|Newton–Schulz)\)\.$")  # what may follow the plain words
