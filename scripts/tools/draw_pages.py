@@ -1,7 +1,7 @@
 """Draw the pictures of the book's pages into book/figures: `make notebooks` calls it after the chapters have run.
 
-A chapter draws its own pictures; pages of prose cannot. Their alt text stands on the page, that of the social card in
-_config.yml; a test holds both equal.
+A chapter draws its own pictures; pages of prose and the README cannot. Their alt text stands on the page, that of the
+social card in _config.yml; a test holds both equal.
 
 python scripts/tools draw_pages
 """
@@ -11,12 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from distmuon import launch
-from distmuon.models.recipe import Recipe
-from distmuon.verify.training import plan_run
-from muonbook.figures import nine_moves, player, style
-from tools.pages import marks, moving, prices, social
+from muonbook.figures import player, style
+from tools.pages import marks, moving, plain_moves, prices, social
 
 ROOT = Path(__file__).resolve().parents[2]
+FILM = "nine_moves.svg"  # what the README shows
 
 
 def draw(target: Path) -> dict[str, str]:
@@ -26,18 +25,20 @@ def draw(target: Path) -> dict[str, str]:
         "marks.png": (marks.draw_marks(), marks.describe_marks()),
         "social_card.png": (social.draw_card(), social.describe_card()),
     }
-    layout, _, _ = plan_run(Recipe(), dp=4, tp=2)  # of `make demo`
     moves = {
-        "seven-cuts": moving.moving_cuts(),
-        "nine-moves": nine_moves.frames_of_step(layout, "layers.1.weight", tp=2),
+        "seven-cuts": (moving.moving_cuts(), None),
+        "nine-moves": (plain_moves.frames(), plain_moves.STILL),
     }
     described = {name: alt for name, (_, alt) in still.items()}
     for name, (figure, alt) in still.items():
         style.save(figure, target / name, alt)
-    for name, frames in moves.items():
+    for name, (frames, still_frame) in moves.items():
         file = f"{name.replace('-', '_')}.html"
-        (target / file).write_text(player.html(name, frames), encoding="utf-8")
+        (target / file).write_text(player.html(name, frames, still_frame), encoding="utf-8")
         described[file] = f"{len(frames)} frames, each with its own alt text"
+    described[FILM], captioned = plain_moves.describe_film(), plain_moves.frames(captioned=True)
+    film = player.film("film", captioned, described[FILM], plain_moves.STILL)
+    (target / FILM).write_text(film, encoding="utf-8")
     return described
 
 

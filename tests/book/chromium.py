@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import worlds
-from playwright.sync_api import Browser, BrowserContext, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 300_000  # milliseconds that a page may take for anything, on a machine that is busy testing
@@ -36,3 +36,9 @@ def context(browser: Browser, **options: Any) -> BrowserContext:
     made = browser.new_context(**options)
     made.set_default_timeout(PATIENCE)
     return made
+
+
+def stop_the_clock(page: Page) -> None:
+    """Let a page's timers stand still until `page.clock.run_for`, however slow the machine is."""
+    page.clock.install(time=0)
+    page.clock.pause_at(1000)

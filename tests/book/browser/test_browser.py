@@ -15,7 +15,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import chromium
 import numpy as np
@@ -27,6 +27,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from muonbook.figures import style
 from tools import set_address
+from tools.pages import plain_moves
 
 CARD = 540  # pixels: how wide a figure is on a desk
 READABLE = 11  # pixels: the smallest type of a figure on a phone
@@ -281,6 +282,27 @@ def test_every_chapter_opens_itself_in_colab(visits: dict[str, Visit]) -> None:
 
 
 # --- What a reader does ---
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_film_of_page_one_plays_to_its_end_without_a_click(
+    motion: Literal["no-preference", "reduce"], browser: Browser, address: str
+) -> None:
+    context = chromium.context(browser, viewport=DESK, reduced_motion=motion)
+    page = context.new_page()
+    chromium.stop_the_clock(page)
+    page.goto(f"{address}book/index.html")
+    film = page.locator("#moving-nine-moves")
+    film.locator(".moving-frames").evaluate("stage => stage.scrollIntoView({ block: 'center' })")
+    number, moves = film.locator("output"), motion == "no-preference"
+    expect(number).to_have_text("1 / 10" if moves else f"{plain_moves.STILL + 1} / 10")
+    if moves:
+        expect(film.get_by_role("button", name="Pause")).to_be_visible()
+    page.clock.run_for(120_000)
+    expect(number).to_have_text("10 / 10" if moves else f"{plain_moves.STILL + 1} / 10")
+    page.clock.run_for(120_000)
+    expect(number).to_have_text("10 / 10" if moves else f"{plain_moves.STILL + 1} / 10")
+    context.close()
 
 
 @pytest.mark.parametrize("words", ["Newton–Schulz", "Newton-Schulz", "newton schulz"])

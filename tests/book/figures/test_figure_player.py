@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from html import unescape
+from itertools import pairwise
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -85,6 +87,64 @@ def test_only_the_first_frame_is_shown_before_the_script_runs() -> None:
     assert re.findall(r"<div( hidden)?><svg", page) == ["", " hidden", " hidden"]
 
 
+def test_a_player_that_plays_by_itself_shows_the_telling_frame_before_its_script_runs() -> None:
+    page = player.html("alone", frames(3), still=1)
+    stage = page.partition('class="moving-frames"')[2].partition('class="moving-controls"')[0]
+    assert re.findall(r"<div( hidden)?><svg", stage) == [" hidden", "", " hidden"]
+    assert re.search(r'<figure class="moving"[^>]* data-still="1">', page)
+    assert "IntersectionObserver" in page
+    assert page.count("<script>") == 1
+    assert "[[" not in page
+    for other in (page, player.html("other", frames(3))):
+        assert f"{player.FRAME_MS} + {player.LETTER_MS} * caption().length" in other
+
+
+def test_a_player_that_waits_for_a_click_is_sent_nothing_of_that() -> None:
+    page = player.html("waits", frames(3))
+    assert not re.search(r"still|IntersectionObserver|\[\[", page)
+
+
+# As one file
+
+
+def test_a_film_is_one_file_that_needs_nothing_and_is_the_same_every_time() -> None:
+    film = player.film("film", frames(3), 'Three "frames" & more', 1)
+    assert film == player.film("film", frames(3), 'Three "frames" & more', 1)
+    assert "<script" not in film
+    assert set(re.findall(r"https?:[^\"']+", film)) == {"http://www.w3.org/2000/svg"}
+    root = ElementTree.fromstring(film)  # a browser refuses a file that is not XML
+    assert root.get("aria-label") == 'Three "frames" & more'
+    _, _, across, down = map(float, str(root.get("viewBox")).split())
+    assert int(str(root.get("height"))) == round(int(str(root.get("width"))) * down / across)
+    drawings = [group[0] for group in root if group.get("class") == "frame"]
+    assert [drawing.get("aria-label") for drawing in drawings] == [frame.alt for frame in frames(3)]
+    assert {drawing.get("viewBox") for drawing in drawings} == {root.get("viewBox")}
+    names = re.findall(r'\bid="([^"]+)"', film)
+    assert set(re.findall(r'url\(#([^)"]+)', film)) <= set(names)
+    assert len(names) == len(set(names)) > 1
+
+
+def test_the_frames_of_a_film_take_turns_and_each_stays_as_long_as_its_caption_takes_to_read() -> None:
+    made = [Frame(picture(n), f"Frame {n}", "word " * n * 10) for n in (1, 2, 3, 4)]
+    film = player.film("film", made, "Four frames", 2)
+    (whole,) = {int(found) for found in re.findall(r"turn-\d (\d+)ms step-end infinite", film)}
+    stays = [player.stay(frame) for frame in made]
+    assert whole == sum(stays) + stays[-1]
+    turns = re.findall(r"@keyframes turn-\d \{ (.+) \}", film)
+    marks = [re.findall(r"([\d.]+)% \{ visibility: (\w+); \}", turn) for turn in turns]
+    assert [[seen for _, seen in turn] for turn in marks] == [
+        ["visible", "hidden"],
+        ["hidden", "visible", "hidden"],
+        ["hidden", "visible", "hidden"],
+        ["hidden", "visible"],
+    ]
+    starts = [next(float(at) for at, seen in turn if seen == "visible") for turn in marks]
+    ends = [float(turn[-1][0]) for turn in marks[:-1]]
+    assert ends == starts[1:], "one goes as the next one comes"
+    lasting = [after - before for before, after in pairwise([*starts, 100.0])]
+    assert lasting == pytest.approx([100 * stay / whole for stay in [*stays[:-1], 2 * stays[-1]]], abs=0.01)
+
+
 def test_a_notebook_leaves_it_its_keys() -> None:
     """JupyterLab takes the keys of whatever has the focus in an output, unless an element around it says not to."""
     assert re.search(r'<figure class="moving"[^>]* data-lm-suppress-shortcuts="true">', player.html("keys", frames(2)))
@@ -131,6 +191,15 @@ def test_a_dotted_hatch_repeats_where_matplotlibs_does() -> None:
 def test_what_cannot_be_shown_is_refused_in_a_sentence(name: str, given: Callable[[], list[Frame]], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         player.html(name, given())
+
+
+@pytest.mark.parametrize("still", [-1, 3])
+def test_a_still_frame_that_is_none_is_refused(still: int) -> None:
+    says = re.escape(f"ring has the frames 0 to 2, and still is {still}; name one of them.")
+    with pytest.raises(ValueError, match=says):
+        player.html("ring", frames(3), still)
+    with pytest.raises(ValueError, match=says):
+        player.film("ring", frames(3), "Three frames", still)
 
 
 def test_pixels_are_refused() -> None:

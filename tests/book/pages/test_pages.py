@@ -11,12 +11,13 @@ from PIL import Image, ImageChops
 from distmuon.sharding.layout import plan
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from tools import draw_pages
-from tools.pages import moving, prices
+from tools.pages import moving, plain_moves, prices
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 STORED = ROOT / "book" / "figures"
+MOVING = {"seven_cuts.html", "nine_moves.html", "nine_moves.svg"}
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +54,24 @@ def test_a_picture_and_its_words_are_those_of_today(
         assert sum(difference.histogram()[64:]) < 100, f"run `make notebooks`: the stored {name} is another one"
 
 
-@pytest.mark.parametrize("name", ["seven_cuts.html", "nine_moves.html"])
+@pytest.mark.parametrize("name", sorted(MOVING))
 def test_a_picture_that_moves_is_that_of_today(name: str, drawn: tuple[Path, dict[str, str]]) -> None:
     stored, fresh = ((folder / name).read_text(encoding="utf-8") for folder in (STORED, drawn[0]))
     assert stored == fresh, f"run `make notebooks`: the stored {name} is another one"
 
 
+def test_the_film_of_the_readme_is_light_and_has_its_words(drawn: tuple[Path, dict[str, str]]) -> None:
+    assert (STORED / draw_pages.FILM).stat().st_size < 400_000
+    alt = drawn[1][draw_pages.FILM]
+    assert alt == plain_moves.describe_film()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for words in re.findall(rf"!\[([^\]]*)\]\(book/figures/{re.escape(draw_pages.FILM)}\)", readme):
+        assert words == alt, f"copy the alt text of {draw_pages.FILM} into README.md"
+
+
 def test_all_that_is_drawn_is_compared(drawn: tuple[Path, dict[str, str]]) -> None:
     still = {"cut_prices.png", "marks.png", "social_card.png"}
-    assert set(drawn[1]) == still | {"seven_cuts.html", "nine_moves.html"}
+    assert set(drawn[1]) == still | MOVING
 
 
 def test_the_landing_page_lists_every_chapter_in_order() -> None:
