@@ -80,8 +80,9 @@ def save(figure: Figure, path: str | Path, alt: str) -> Path:
     path = Path(path)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"figures are saved as .png, .svg or .pdf, not {path.suffix!r}.")
-    made = {".png": png, ".svg": partial(vector, letters="path"), ".pdf": printed}
-    path.write_bytes(made[path.suffix](figure, alt))
+    write: dict[str, Callable[[Figure, str], bytes]]
+    write = {".png": png, ".svg": partial(vector, letters="path"), ".pdf": printed}
+    path.write_bytes(write[path.suffix](figure, alt))
     return path
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -60,12 +60,15 @@ class Command(NamedTuple):
 
 
 STEP = (
-    Formula("M = mu * M + G", f"Momentum, with μ = {MUON_DEFAULTS['momentum']:g}. G is the mean gradient."),
+    Formula(
+        "M = mu * M + G",
+        f"Momentum, with μ = {MUON_DEFAULTS['momentum']:g} and the mean gradient G. All numbers here are defaults.",
+    ),
     Formula("U = mu * M + G", "Nesterov's look ahead, which is what Newton–Schulz receives."),
     Formula("O = newton_schulz(U)", "The nearest matrix whose singular values are all about 1. It needs U whole."),
     Formula(
         "W = (1 - eta * lam) * W - eta * scale * O",
-        f"Decay and step. The defaults are η = {MUON_DEFAULTS['lr']:g} and λ = {MUON_DEFAULTS['weight_decay']:g}.",
+        f"Step with the learning rate η = {MUON_DEFAULTS['lr']:g} and the decay λ = {MUON_DEFAULTS['weight_decay']:g}.",
     ),
     Formula(
         "scale = 0.2 * sqrt(max(A, B))",
@@ -90,13 +93,17 @@ ITERATION = (
 KEPT = "Bytes that a rank keeps per element"
 BYTES = (
     Formula("zero1 = (D - 1) / D * n * (g + w)", "Bytes that a rank sends in a step of ZeRO-1, with AdamW or Muon."),
-    Formula("muon = zero1 + m * n * sent", "With Muon's momentum. The table of layouts has the factor “sent”."),
+    Formula("muon = zero1 + m * n * sent", "With Muon's momentum. The factor “sent” depends on the layout."),
 )
 SYMBOLS = (
     "D and T count the data-parallel and tensor-parallel ranks. n is the number of elements of the hidden matrices on "
     "a tensor-parallel rank. s is how many data-parallel ranks own a piece of a matrix on average, from 1 to D. g, w "
     "and m are the bytes per element of gradients, parameters and momentum on the wire, in the Moonlight paper 4, 4 "
     "and 2."
+)
+ABOUT_LAYOUTS = (
+    "The formula is the factor “sent” from above, and the number beside it says how many times the grid "
+    "orthogonalizes each matrix in a step."
 )
 LAYOUTS = (
     SheetLayout(
@@ -177,7 +184,7 @@ COMMANDS = (
 
 def markdown() -> str:
     """Return the sheet as the page includes it."""
-    layouts = [(f"**{one.name}**<br>`{one.ask}`", _math(one.sent), _math(one.repeats), one.says) for one in LAYOUTS]
+    layouts = [(f"**{one.name}**<br>{_asked(one)}", _math(one.sent), _math(one.repeats), one.says) for one in LAYOUTS]
     memory = [(one.way, _math(one.adamw), _math(one.muon)) for one in MEMORY]
     parts = (
         ("A step of Muon", _formulas(STEP)),
@@ -185,7 +192,7 @@ def markdown() -> str:
         ("Bytes that a rank sends", f"{_formulas(BYTES)}\n\n{SYMBOLS}"),
         (
             "The five layouts",
-            _rows(("layout", "sent, over m n", "orthogonalized, times", "what happens"), layouts),
+            f"{ABOUT_LAYOUTS}\n\n{_rows(('layout', 'sent', 'times', 'what happens'), layouts)}",
         ),
         (
             KEPT,
@@ -194,6 +201,11 @@ def markdown() -> str:
         ("Commands", "\n\n".join(_command(one) for one in COMMANDS)),
     )
     return "\n\n".join(f"## {title}\n\n{body}" for title, body in parts) + "\n"
+
+
+def _asked(layout: SheetLayout) -> str:
+    """Return the options one below the other, because code does not wrap in a table."""
+    return "<br>".join(f"`{option}`" for option in layout.ask.split(", "))
 
 
 def _math(code: str) -> str:
@@ -259,7 +271,7 @@ class Pen:
         """Write a formula `x` points into the column, in the middle of `room` if it is less high; return its height."""
         _, high, *_ = MathTextParser("path").parse(f"${tex}$", dpi=72, prop=FontProperties(size=FORMULA))
         height = max(high + 8, room)
-        looks = {"size": FORMULA, "color": INK, "va": "center"}
+        looks: dict[str, Any] = {"size": FORMULA, "color": INK, "va": "center"}
         self.axes.text(self.x + x, self.y + height / 2 - 1, f"${tex}$", **looks)
         return height
 
@@ -291,7 +303,7 @@ def _paint(axes: Axes) -> None:
     left.title(KEPT)
     _paint_memory(left)
     right.title("The five layouts")
-    right.words("Sent, as a factor of m n, and how many times the grid orthogonalizes each matrix")
+    right.words(ABOUT_LAYOUTS)
     for layout in LAYOUTS:
         right.y += 7
         right.words(layout.name, bold=True, colour=INK)

@@ -50,7 +50,7 @@ def _called(name: str, arguments: list[str]) -> str:
     if name == "sqrt":
         return rf"\sqrt{{{inside}}}"
     if name == "norm":
-        return rf"\|{inside}\|_F"
+        return rf"\Vert {inside} \Vert_F"  # a bar would end the cell of a table
     return (r"\max" if name == "max" else _tex(ast.Name(name))) + f"({inside})"
 
 
