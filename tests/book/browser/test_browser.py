@@ -365,20 +365,20 @@ def test_a_tap_follows_the_link_without_a_card(browser: Browser, small: str) -> 
 
 def test_a_puzzles_box_is_ticked_by_keyboard_counted_and_remembered(page: Page, small: str) -> None:
     trouble = watch(page, small)
-    page.goto(f"{small}book/puzzles.html")
+    page.goto(f"{small}book/puzzles.html", wait_until="networkidle")
     box, count = page.get_by_label("Solved: fetch, chapter 7"), page.get_by_role("status").locator("visible=true")
     expect(count).to_have_text("You have solved 0 of 2.")
     box.focus()
     page.keyboard.press("Space")
     expect(count).to_have_text("You have solved 1 of 2.")
-    page.reload()
+    page.reload(wait_until="networkidle")
     expect(box).to_be_checked()
     expect(page.get_by_label("Solved: cut_it, chapter 7")).not_to_be_checked()
     box.uncheck()
-    page.reload()
+    page.reload(wait_until="networkidle")
     expect(box).not_to_be_checked()
     page.evaluate("localStorage.setItem('muon-at-scale.puzzles', 'not a list')")
-    page.reload()
+    page.reload(wait_until="networkidle")
     expect(count).to_have_text("You have solved 0 of 2.")
     assert trouble == []
 

@@ -54,7 +54,7 @@ def test_two_steps_by_the_sheet_are_two_steps_of_muon(kind: str, at: int, shape:
     draw = torch.Generator().manual_seed(0)
     first, *gradients = (torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(3))
     weight = torch.nn.Parameter(first.clone())
-    optimizer = Muon([weight], scale=kind)
+    optimizer = Muon([{"params": [weight], "scale": kind}])
     group = optimizer.param_groups[0]
     names: dict[str, Any] = {**MATH, "A": shape[0], "B": shape[1], "newton_schulz": newton_schulz}
     names |= {"W": first.clone(), "M": torch.zeros(shape, dtype=torch.float64)}
@@ -104,7 +104,7 @@ def test_bytes_of_the_gathering_layouts_and_of_owner_are_the_closed_formulas(dp:
         names: dict[str, Any] = {name: Fraction(size) for name, size in {**sizes, "D": dp}.items()} | {"sent": sent}
         run(sheet.BYTES, names)
         assert names["zero1"] == formulas.zero1_adamw(dp, sizes["n"], 4, 4)
-        assert names["muon"] == formulas.muon(strategy, dp, tp, *sizes.values(), s)
+        assert names["muon"] == formulas.muon(strategy, dp, tp, **sizes, s=s)
 
 
 def matrices(dp: int, tp: int, strategy: str, size: int = 1, cut: bool = True) -> tuple[Layout, list[int]]:
