@@ -74,7 +74,7 @@ STEP = (
         "scale = 0.2 * sqrt(max(A, B))",
         "For a matrix [A, B], by default. The RMS of an update is then about AdamW's, 0.2 η.",
     ),
-    Formula("scale = sqrt(max(1, A / B))", 'With scale="original", which needs another learning rate.'),
+    Formula("scale = sqrt(max(1, A / B))", 'With `scale="original"`, which needs another learning rate.'),
 )
 ITERATION = (
     Formula("X = U / norm(U)", "The Frobenius norm becomes 1. A tall matrix is transposed first."),
@@ -118,7 +118,7 @@ LAYOUTS = (
         'strategy="gather_all", bucket_size=FLAT',
         "(D - 1) / D + (T - 1) * s / D",
         "s * T",
-        "The same with one bucket, FLAT of distmuon.sharding.layout, so that s is smaller and all momentum is in "
+        "The same with one bucket, `FLAT` of `distmuon.sharding.layout`, so that s is smaller and all momentum is in "
         "memory at once.",
     ),
     SheetLayout(
@@ -141,7 +141,7 @@ LAYOUTS = (
         "2 * (T - 1) / (T * D * k)",
         "1",
         "Not the same optimizer: matrices are whole in every k-th step, and otherwise each rank takes its block. The "
-        f'default is k = {PERIODIC["whole_every"]}; "blockwise" never sends, and takes blocks always.',
+        f"default is k = {PERIODIC['whole_every']}; `blockwise` never sends, and takes blocks always.",
     ),
 )
 MEMORY = (
@@ -253,8 +253,8 @@ class Pen:
         self.y += 31
 
     def words(self, text: str, bold: bool = False, colour: str = MUTED) -> None:
-        """Write small type, in as many lines as it takes."""
-        for row in wrapped(text, COLUMN - 8, SMALL, bold):
+        """Write small type, in as many lines as it takes, and code in it like any word."""
+        for row in wrapped(text.replace("`", ""), COLUMN - 8, SMALL, bold):
             put(self.axes, self.x, self.y, row, bold=bold, color=colour)
             self.y += LINE
 

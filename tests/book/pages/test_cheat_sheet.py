@@ -132,7 +132,7 @@ def test_periodic_sends_owners_bytes_in_every_kth_step_and_blockwise_none() -> N
     assert (
         sum(t.sent_bytes for e, t in predict_step(blocks, tp, 0, muon, "blockwise") if e.label[:8] == "momentum") == 0
     )
-    assert '"blockwise" never sends' in layout.says
+    assert "`blockwise` never sends" in layout.says
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (5, 1), (5, 2)])
