@@ -1,5 +1,7 @@
 """Draw the pictures of the book's pages into book/figures: `make notebooks` calls it after the chapters have run.
 
+Two lists that pages include are written there as well: all puzzles, and the cheat sheet.
+
 A chapter draws its own pictures; pages of prose and the README cannot. Their alt text stands on the page, that of the
 social card in _config.yml; a test holds both equal.
 
@@ -12,24 +14,30 @@ from pathlib import Path
 
 from distmuon import launch
 from muonbook.figures import player, style
-from tools.pages import marks, moving, plain_moves, prices, social
+from tools.pages import cheat_sheet, marks, moving, plain_moves, prices, puzzle_list, social
 
 ROOT = Path(__file__).resolve().parents[2]
 FILM = "nine_moves.svg"  # what the README shows
+SHEETS = ("cheat_sheet.png", "cheat_sheet.pdf")
 
 
 def draw(target: Path) -> dict[str, str]:
-    """Draw every picture into the folder `target`; return file -> its alt text, or how often it moves."""
+    """Draw every picture into the folder `target`; return file -> its alt text, or how long it is."""
     still = {
         "cut_prices.png": (prices.draw_prices(), prices.describe_prices()),
         "marks.png": (marks.draw_marks(), marks.describe_marks()),
         "social_card.png": (social.draw_card(), social.describe_card()),
+        **dict.fromkeys(SHEETS, (cheat_sheet.draw_sheet(), cheat_sheet.describe_sheet())),
     }
     moves = {
         "seven-cuts": (moving.moving_cuts(), None),
         "nine-moves": (plain_moves.frames(), plain_moves.STILL),
     }
+    written = {"puzzles.md": puzzle_list.page_part(ROOT), "cheat_sheet.md": cheat_sheet.markdown()}
     described = {name: alt for name, (_, alt) in still.items()}
+    for name, text in written.items():
+        (target / name).write_text(text, encoding="utf-8")
+        described[name] = f"{len(text.splitlines())} lines"
     for name, (figure, alt) in still.items():
         style.save(figure, target / name, alt)
     for name, (frames, still_frame) in moves.items():

@@ -18,6 +18,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from muonbook.figures import style
 from tools import set_address
+from tools.pages import puzzle_list
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +33,10 @@ socket.create_connection = socket.getaddrinfo = socket.socket.connect = refuse
 """
 
 FOLDED = {"tags": ["hide-input"]}
+PUZZLES = [
+    puzzle_list.ListedPuzzle(7, "cut_it", "puzzle-07-cut-it", "Cut a thing.", "5 minutes, 1 line"),
+    puzzle_list.ListedPuzzle(7, "fetch", "puzzle-07", "Fetch it again.", "9 lines, 4 processes"),
+]
 GLOSSARY = """# Glossary
 
 The words of this small book: a shard, a bucket.
@@ -158,12 +163,17 @@ def write_sample(folder: Path, link: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
         copy(ROOT / name, target)
-    toc = "format: jb-book\nroot: book/index\nchapters:\n  - file: notebooks/07_virtual_map\n  - file: book/glossary\n"
+    pages = ("notebooks/07_virtual_map", "book/puzzles", "book/glossary")
+    toc = "format: jb-book\nroot: book/index\nchapters:\n" + "".join(f"  - file: {page}\n" for page in pages)
     (folder / "_toc.yml").write_text(toc)
     page_one = "# A small book\n\nIts page one has no formula, only a shard.\n\n![A card](card.png)\n"
     (folder / "book" / "index.md").write_text(page_one)
     style.save(_card("A card"), folder / "book" / "card.png", "A card")
     (folder / "book" / "glossary.md").write_text(GLOSSARY, encoding="utf-8")
+    notebook = "notebooks/07_virtual_map.ipynb"
+    listed = puzzle_list.table(PUZZLES, {7: notebook}, set_address.current(ROOT))
+    part = f"# Puzzles\n\nA list of puzzles, each with a box.\n\n:::{{container}} puzzles\n{listed}\n:::\n"
+    (folder / "book" / "puzzles.md").write_text(part, encoding="utf-8")
     wide = new_output("stream", name="stdout", text="rank 0  " + "0123456789 " * 30 + "\n")
     cells = [
         new_markdown_cell(OPENING.format(link=link)),
@@ -172,11 +182,13 @@ def write_sample(folder: Path, link: str) -> Path:
         new_code_cell(
             "# Drawing: a table & more\nx()", execution_count=3, outputs=[_html()], id="fold", metadata=FOLDED
         ),
+        new_code_cell("%%writefile my_07.py\ndef fetch(): ...", execution_count=4, outputs=[], id="fetch"),
+        new_code_cell("five_minutes.check(small_puzzles.CUT, cut_it)", execution_count=5, outputs=[], id="cut"),
     ]
     language = {"name": "python", "pygments_lexer": "ipython3"}
-    notebook = new_notebook(cells=cells, metadata={"language_info": language})
+    chapter = new_notebook(cells=cells, metadata={"language_info": language})
     (folder / "notebooks").mkdir()
-    nbformat.write(notebook, folder / "notebooks" / "07_virtual_map.ipynb")
+    nbformat.write(chapter, folder / notebook)
     return folder
 
 

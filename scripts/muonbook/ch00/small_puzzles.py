@@ -20,4 +20,5 @@ KEPT = FiveMinutes(
     kept,
     cases=(([6144, 6144, 6144], 4, 1), ([6144, 6144, 6144], 4, 3), ([5, 2, 4], 3, 1), ([5, 2, 4], 3, 2), ([3], 8, 7)),
     nudge="In the bucket a matrix runs from a to b and a shard from c to d. What do they share?",
+    goal="Count how many numbers of each matrix a rank keeps, when a shard may end inside a matrix.",
 )

@@ -102,6 +102,7 @@ PUZZLE = Puzzle(
         "X = -G V S^-1 V^T, with 0 in place of 1/s where s is 0 up to rounding: where s^2 is below 1e-12 of the "
         "largest. Compute in float64: the square of 1e-30 does not fit into float32.",
     ),
+    goal="Compute the steepest step for a gradient whose rows are spread over four processes.",
     dp=4,
     told=2,
 )

@@ -15,4 +15,5 @@ TYPICAL_ENTRY = FiveMinutes(
     typical_entry,
     cases=((128, 256), (64, 64), (1000, 10)),
     nudge="How many ones are spread over how many entries?",
+    goal="Compute how large a typical entry of an orthogonalized matrix is, from the shape of the matrix alone.",
 )

@@ -85,6 +85,7 @@ PUZZLE = Puzzle(
         "X <- P X makes R <- P R P, as P is symmetric. So: R = X X^T once; in each step P from R, then Q <- P Q and "
         "R <- P R P; at the end Q X. The first Q is P itself, and the last R is never used.",
     ),
+    goal="Compute five iterations of Newton–Schulz on a wide matrix with a third fewer operations.",
     dp=2,
     told=2,
 )

@@ -132,6 +132,7 @@ PUZZLE = Puzzle(
         "Multiply the weight by 1 - lr * weight_decay, and only then add the update times "
         "-lr * 0.2 * max(A, B) ** 0.5. All in place, by mul_ and add_. The gradient must survive.",
     ),
+    goal="Write the whole step of Muon for hidden matrices, with AdamW for all other parameters.",
     dp=2,
     told=2,
 )

@@ -21,4 +21,5 @@ ONE_STEP_LATER = FiveMinutes(
     one_step_later,
     cases=((4.0, 1.0, 0.5), (0.0, 2.0, 0.95), (torch.tensor([[1.0, -3.0]]), torch.tensor([[0.5, 2.0]]), 0.9)),
     nudge="The next step does the same to that once more.",
+    goal="Compute the momentum that we would have one step later if the same gradient came again.",
 )

@@ -186,6 +186,7 @@ PUZZLE = Puzzle(
         'Compare in pairs, seed by seed: if all(a < b for a, b in pairs), it is "A"; if all(b < a for a, b in pairs), '
         '"B"; otherwise "undecided". That is 2 * (8 * 3 + 8) runs.',
     ),
+    goal="Decide which of two optimizers is better when losses are noisy and each has its own best learning rate.",
 )
 
 

@@ -113,6 +113,7 @@ PUZZLE = Puzzle(
         "Second half, n - 1 moves more: rank r holds the finished chunk (r + 1) % n. Pass it on, keep what arrives "
         "instead of adding, pass that on next. Then join the chunks and cut the padding off.",
     ),
+    goal="Build an all-reduce out of nothing but messages to the right neighbour in a ring.",
     dp=RANKS,
 )
 

@@ -15,6 +15,7 @@ GROUPS = FiveMinutes(
     groups_of_rank,
     cases=((5, 4, 2), (0, 2, 2), (3, 2, 2), (7, 3, 4), (2, 4, 1)),
     nudge="Ranks are numbered row by row, and a row has T of them: a column takes every T-th rank, a row T in turn.",
+    goal="List the ranks of the data-parallel and of the tensor-parallel group that a given rank belongs to.",
 )
 
 
@@ -31,4 +32,5 @@ SUSPECTS = FiveMinutes(
         (8, {1: "in vain", 2: "in vain", 3: "in vain", 4: "no error", 5: "in vain", 6: "in vain", 7: "in vain"}),
     ),
     nudge="Whoever complains was there; count who is missing, and who did not wait.",
+    goal="Find the ranks to debug after a hang, from what the other ranks have reported.",
 )

@@ -94,6 +94,7 @@ PUZZLE = Puzzle(
         "momentum = mu * state.get('momentum', 0) + out, a new tensor of `size` elements; update this rank's shard of "
         "the padded parameters; return group.all_gather(shard, 'parameters')[:n].",
     ),
+    goal="Write a step of SGD with momentum in which every rank keeps and updates its own shard.",
     dp=RANKS,
 )
 

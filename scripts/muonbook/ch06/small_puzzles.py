@@ -18,6 +18,7 @@ SHARD = FiveMinutes(
     shard,
     cases=tuple((torch.arange(1.0, n + 1), rank, 4) for n, rank in ((8, 1), (5, 0), (5, 2), (5, 3), (3, 3), (10, 2))),
     nudge="All shards are equally long: pad with zeros until the ranks divide the length, then cut.",
+    goal="Cut a rank's shard out of a flat tensor whose length the number of ranks need not divide.",
 )
 
 
@@ -37,4 +38,5 @@ KEPT_BYTES = FiveMinutes(
     kept_bytes,
     cases=((0, 4), (1, 4), (1, 64), (2, 4), (2, 8), (3, 4), (3, 64)),
     nudge="12 bytes are the optimizer's, 4 the gradient's, 2 the parameter's.",
+    goal="Compute the bytes per parameter that a rank keeps in each stage of ZeRO.",
 )

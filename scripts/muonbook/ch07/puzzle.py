@@ -63,6 +63,7 @@ PUZZLE = Puzzle(
         "After the gather, view the result as [ranks, longest], take from row r as many elements as rank r's piece "
         "has, and join them. Your own piece, counted from your shard's start, is piece.relative_to(rank * len(shard)).",
     ),
+    goal="Bring one matrix of a bucket to all ranks without gathering the bucket.",
     dp=RANKS,
 )
 

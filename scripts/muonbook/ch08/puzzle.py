@@ -79,6 +79,7 @@ PUZZLE = Puzzle(
         "Afterwards walk through rank 0's message, then rank 1's, and append each piece to its matrix: ranks stand in "
         "the order of the bucket, so the pieces arrive in order too. Keep the matrices that you own a piece of.",
     ),
+    goal="Complete the matrices of which a rank owns a piece, in one call that carries only what is cut.",
     dp=RANKS,
 )
 

@@ -60,6 +60,7 @@ PUZZLE = Puzzle(
         "All-reduce the local product: group.all_reduce(block @ block.T, 'gram'). And the squared norm of X is the sum "
         "of the squared norms of its rows, which stand on the diagonal of what you have just received.",
     ),
+    goal="Compute the Gram matrix and the norm of a matrix whose columns are cut over ranks.",
     tp=RANKS,
 )
 

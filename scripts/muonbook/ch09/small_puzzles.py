@@ -26,4 +26,5 @@ PUT_TOGETHER = FiveMinutes(
         (torch.arange(12), (2, 2), 1),
     ),
     nudge="Its first row should begin with rank 0's first row and go on with rank 1's.",
+    goal="Turn what an all-gather leaves in memory into the whole matrix, for a cut along either dimension.",
 )

@@ -32,4 +32,5 @@ WHOLE = FiveMinutes(
         (cut_twice(torch.arange(12).view(4, 3), 2, 2, 0), (2, 3), 0),
     ),
     nudge="It was cut over TP first, then over DP. Undo the last cut first.",
+    goal="Put a matrix together that was cut over tensor-parallel ranks and then over data-parallel ranks.",
 )

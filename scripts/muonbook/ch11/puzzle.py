@@ -62,6 +62,7 @@ PUZZLE = Puzzle(
         "Divide the update by the scale, take torch.linalg.svdvals, and ring if the smallest is below 0.5 or the "
         "largest above 1.35. A bound on one side only lets some of the exhibits through.",
     ),
+    goal="Detect a broken optimizer from one update of one matrix, without a reference to compare it with.",
     dp=2,
     tp=2,
 )

@@ -20,6 +20,7 @@ STOOD_STILL = FiveMinutes(
         ({"w": [1.0], "v": [3.0]}, {"w": [0.5], "v": [2.5]}),
     ),
     nudge="A parameter has moved if any of its elements has.",
+    goal="Name the parameters that a step has not moved, which is a check that needs no reference.",
 )
 
 
@@ -37,4 +38,5 @@ TAKES_PART = FiveMinutes(
         (1, [[], []]),
     ),
     nudge="A gather waits for all. Whoever decides from its own list alone leaves the others waiting.",
+    goal="Decide whether a rank takes part in the gather of a bucket, so that no rank waits for ever.",
 )

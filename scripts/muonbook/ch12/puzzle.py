@@ -77,6 +77,7 @@ PUZZLE = Puzzle(
         "`gloo:broadcast` have dims and type of the very tensor, and there is one of them per call. So: all-gathers "
         "and all-to-alls from `c10d::`, all-reduces and broadcasts from `gloo:`.",
     ),
+    goal="Count the bytes of every collective in a profiler's trace of a real step, each of them once.",
     dp=2,
     tp=2,
 )

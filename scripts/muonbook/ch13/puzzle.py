@@ -73,6 +73,7 @@ PUZZLE = Puzzle(
         "`x -= lr * y` makes `lr * y` first, a tensor as large as y; x.sub_(y, alpha=lr) makes none. And in "
         "`wave = group.all_gather(...)` the right side is made before the name lets go of the last: say `del wave`.",
     ),
+    goal="Take a step that needs the momentum of all ranks within a fixed room for new tensors.",
     dp=RANKS,
 )
 

@@ -134,6 +134,7 @@ PUZZLE = Puzzle(
         "Wave k lives in buffers[k % 2]: while work(k) reads one buffer, wave k + 1 fills the other, and wave k + 2 "
         "is started only after work(k) has let go of the first.",
     ),
+    goal="Gather the next piece of work while the present one is computed, with two buffers.",
     dp=RANKS,
 )
 

@@ -17,4 +17,5 @@ HIDDEN = FiveMinutes(
     hidden,
     cases=(([(0, 4)], [(2, 6)]), ([(0, 4), (1, 5)], [(2, 6)]), ([(0, 9)], [(1, 2), (1, 3), (8, 12)]), ([], [(0, 1)])),
     nudge="Two collectives at the same time hide under the same work, and its time passes once.",
+    goal="Measure for how long a rank communicated and computed at once, even if its collectives overlap.",
 )

@@ -96,6 +96,7 @@ PUZZLE = Puzzle(
         "seconds(m) = alpha + (m / 2) / bandwidth, for m of 2 bytes and of some millions. Make a LinkCost of each "
         "group, and let step_seconds(0.0, rows, wires) price every grid; return the cheapest.",
     ),
+    goal="Choose the grid on which Muon communicates least, after sending four messages over unknown links.",
     dp=2,
     tp=2,
 )

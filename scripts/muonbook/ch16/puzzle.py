@@ -69,6 +69,7 @@ PUZZLE = Puzzle(
         "Who deals out the small ones first is left with a giant at the end. Begin with the costliest.",
         "Sort by (-cost, number). Keep a load per rank; give each matrix to the rank with the least (load, rank).",
     ),
+    goal="Divide matrices among ranks so that the slowest rank is quick and all ranks agree without communicating.",
     dp=2,
     tp=1,
 )

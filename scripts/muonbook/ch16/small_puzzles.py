@@ -16,4 +16,5 @@ LEAST = FiveMinutes(
     least,
     cases=(([3, 3, 3, 3], 2), ([9, 1, 1, 1], 4), ([5, 4, 3], 3)),
     nudge="Somebody has to do the costliest matrix, all of it.",
+    goal="Find a time below which no division of the matrices among the ranks can bring the slowest rank.",
 )

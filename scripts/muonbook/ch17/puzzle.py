@@ -74,6 +74,7 @@ PUZZLE = Puzzle(
         "dp.exchange(parcels, lengths, 'pieces') does one all-to-all. Split what came from each rank into its pieces, "
         "and torch.cat the pieces of one matrix over ranks.",
     ),
+    goal="Bring pieces of unequal length to the owners of their matrices in one collective.",
     dp=3,
     tp=1,
 )

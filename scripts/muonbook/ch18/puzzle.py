@@ -65,6 +65,7 @@ PUZZLE = Puzzle(
         "similar time, so look at neighbours, and go where it is smaller until it fits, and then where it is quicker.",
         "Try neighbours with a small T x P first: what is cut less talks less. Stop when no neighbour is better.",
     ),
+    goal="Divide three models among ranks so that they fit and train quickly, looking at few divisions.",
 )
 
 

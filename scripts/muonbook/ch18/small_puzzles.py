@@ -17,6 +17,7 @@ SAVE_EVERY = FiveMinutes(
     save_every,
     cases=((2.0, 100.0), (0.5, 400.0), (1.0, 10_000.0), (8.0, 1.0)),
     nudge="The waste per second is cost / t + t / (2 between_failures). Where is its slope zero?",
+    goal="Choose how often to save, so that saving and repeating lost steps together waste the least time.",
 )
 
 
@@ -35,4 +36,5 @@ GO_ON_FROM = FiveMinutes(
         (["metrics.jsonl"],),
     ),
     nudge="A name says whether a folder is complete; steps are numbers, of which letters know no order.",
+    goal="Pick the newest complete checkpoint from a list of folder names.",
 )

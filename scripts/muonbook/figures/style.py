@@ -10,7 +10,7 @@ or words on other words, is not saved.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from itertools import combinations
 from pathlib import Path
@@ -73,14 +73,16 @@ def entrant_of(name: str) -> str | None:
 
 
 def save(figure: Figure, path: str | Path, alt: str) -> Path:
-    """Write `figure` as .png or .svg with its alt text inside; the same figure gives the same bytes.
+    """Write `figure` as .png, .svg or .pdf with its alt text inside; the same figure gives the same bytes.
 
     Raises ValueError as `require_readable` does, and for any other suffix.
     """
     path = Path(path)
-    if path.suffix not in (".png", ".svg"):
-        raise ValueError(f"figures are saved as .png or .svg, not {path.suffix!r}.")
-    path.write_bytes(png(figure, alt) if path.suffix == ".png" else vector(figure, alt, letters="path"))
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"figures are saved as .png, .svg or .pdf, not {path.suffix!r}.")
+    write: dict[str, Callable[[Figure, str], bytes]]
+    write = {".png": png, ".svg": partial(vector, letters="path"), ".pdf": printed}
+    path.write_bytes(write[path.suffix](figure, alt))
     return path
 
 
@@ -113,6 +115,19 @@ def vector(figure: Figure, alt: str, letters: str = "none") -> bytes:
     with style.context([*_STYLE, {"svg.fonttype": letters}]):
         unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(drawn, format="svg", metadata={**unsaid, "Title": alt})
+    return drawn.getvalue()
+
+
+def printed(figure: Figure, alt: str) -> bytes:
+    """Return `figure` as PDF with its alt text as the subject, and nothing of when and by what it was drawn.
+
+    Raises ValueError as `require_readable` does.
+    """
+    require_readable(figure, alt)
+    drawn = BytesIO()
+    with style.context([*_STYLE, {"pdf.fonttype": 42}]):  # whole letters, so that text can be searched and copied
+        unsaid = dict.fromkeys(("Creator", "Producer", "CreationDate"))
+        figure.savefig(drawn, format="pdf", metadata={**unsaid, "Subject": alt})
     return drawn.getvalue()
 
 
@@ -180,7 +195,12 @@ def page(blocks: Sequence[Block]) -> Figure:
 
 def banner(paint: Callable[[Axes], None]) -> Figure:
     """Return a picture for link previews, `BANNER` points large and all of it covered, with what `paint` puts on it."""
-    width, height = BANNER
+    return sheet(paint, BANNER)
+
+
+def sheet(paint: Callable[[Axes], None], size: tuple[float, float]) -> Figure:
+    """Return a picture of this size in points, all of it covered, with what `paint` puts on it."""
+    width, height = size
     with style.context(_STYLE):
         figure = Figure(figsize=(width / 72, height / 72), facecolor=CARD)
         FigureCanvasAgg(figure)

@@ -61,6 +61,7 @@ class Puzzle:
         ranks import it, and one that imports torch inside.
     praise: every rank's facts, case by case -> what the reader has achieved, with its numbers.
     hints: from a nudge to nearly the answer.
+    goal: what the function does, in one sentence that begins with a verb: the page of all puzzles says it.
     dp, tp: the world that tries it. told: how many complaints of one kind.
     """
 
@@ -68,6 +69,7 @@ class Puzzle:
     trial: Trial
     praise: Callable[[list[list[Any]]], str]
     hints: tuple[str, ...]
+    goal: str
     dp: int = 1
     tp: int = 1
     told: int = 1

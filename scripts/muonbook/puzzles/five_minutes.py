@@ -10,6 +10,7 @@ A chapter keeps its own in `small_puzzles.py`: a solution, a few cases, and what
         shard_length,
         cases=((8, 4), (9, 4), (1, 8)),
         nudge="A bucket is padded until D divides it.",
+        goal="Find the length of a shard from the length of its bucket.",
     )
 
 In the notebook, a cell with a stub, and a cell tagged `remove-input` with the folded solution:
@@ -41,12 +42,14 @@ from muonbook.puzzles import in_lines
 class FiveMinutes:
     """A small puzzle. solution: the function. cases: tuples of arguments. nudge: one sentence for who is stuck.
 
+    goal: what the function does, in one sentence that begins with a verb: the page of all puzzles says it.
     tolerance: of numbers that are no integers, relative and absolute.
     """
 
     solution: Callable[..., Any]
     cases: Sequence[tuple[Any, ...]]
     nudge: str
+    goal: str
     tolerance: float = 1e-6
 
 

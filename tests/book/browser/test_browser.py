@@ -399,6 +399,37 @@ def test_a_tap_follows_the_link_without_a_card(browser: Browser, small: str) -> 
     context.close()
 
 
+def test_a_puzzles_box_is_ticked_by_keyboard_counted_and_remembered(page: Page, small: str) -> None:
+    trouble = watch(page, small)
+    page.goto(f"{small}book/puzzles.html", wait_until="networkidle")
+    box, count = page.get_by_label("Solved: fetch, chapter 7"), page.get_by_role("status").locator("visible=true")
+    expect(count).to_have_text("You have solved 0 of 2.")
+    box.focus()
+    page.keyboard.press("Space")
+    expect(count).to_have_text("You have solved 1 of 2.")
+    page.reload(wait_until="networkidle")
+    expect(box).to_be_checked()
+    expect(page.get_by_label("Solved: cut_it, chapter 7")).not_to_be_checked()
+    box.uncheck()
+    page.reload(wait_until="networkidle")
+    expect(box).not_to_be_checked()
+    page.evaluate("localStorage.setItem('muon-at-scale.puzzles', 'not a list')")
+    page.reload(wait_until="networkidle")
+    expect(count).to_have_text("You have solved 0 of 2.")
+    assert trouble == []
+
+
+def test_a_puzzles_box_works_where_the_browser_stores_nothing(browser: Browser, small: str) -> None:
+    context = chromium.context(browser, viewport=PHONE)
+    refuse = "{ get() { throw new DOMException('refused', 'SecurityError'); } }"
+    context.add_init_script(f"Object.defineProperty(window, 'localStorage', {refuse})")
+    page = context.new_page()
+    page.goto(f"{small}book/puzzles.html")
+    page.get_by_label("Solved: cut_it, chapter 7").check()
+    expect(page.get_by_role("status").locator("visible=true")).to_have_text("You have solved 1 of 2.")
+    context.close()
+
+
 def test_a_page_opened_from_the_disk_is_the_same_page(page: Page, sample: Path) -> None:
     home = sample.as_uri()
     found = visit(page, f"{home}/{CHAPTER}", home)

@@ -245,7 +245,7 @@ def test_one_process_sends_nothing() -> None:
 # Files and alt text
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_the_same_figure_gives_the_same_bytes_whatever_the_readers_style(tmp_path: Path, suffix: str) -> None:
     def written(name: str) -> bytes:
         figure = figure_run.draw_run(report(), *LAYOUTS["demo"])

@@ -17,7 +17,7 @@ def test_what_a_phone_would_show_too_small_is_not_saved(tmp_path: Path) -> None:
         return figure
 
     told = "'a label' is written in 11 points; the smallest type for a phone is 11.25."
-    for suffix in (".png", ".svg"):
+    for suffix in (".png", ".svg", ".pdf"):
         with pytest.raises(ValueError, match=re.escape(told)):
             style.save(written(11), tmp_path / f"small{suffix}", "a card")
     with pytest.raises(ValueError, match=r"is written in 7\.875 points"):

@@ -230,6 +230,15 @@ def test_a_chapter_is_introduced_by_its_first_sentence_and_its_first_figure(samp
     assert (sample / image).is_file()
 
 
+def test_a_list_of_puzzles_leads_to_their_cells_and_it_alone_has_the_script_of_boxes(sample: Path) -> None:
+    chapter, listed = sample / "notebooks" / "07_virtual_map.html", sample / "book" / "puzzles.html"
+    links = [link for link in Page(listed).links if "#puzzle-" in link]
+    assert links == [f"../notebooks/{chapter.name}#{one.anchor}" for one in built_book.PUZZLES]
+    assert {one.anchor for one in built_book.PUZZLES} <= Page(chapter).ids
+    loading = [page.name for page in (chapter, listed) if any("puzzle_boxes" in load for load in Page(page).loads)]
+    assert loading == [listed.name]
+
+
 # --- Names ---
 
 # what a reader of the originals types; each leads to a page, and the names of other code to the page of names

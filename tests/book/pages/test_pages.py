@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 STORED = ROOT / "book" / "figures"
-MOVING = {"seven_cuts.html", "nine_moves.html", "nine_moves.svg"}
+WRITTEN = {"seven_cuts.html", "nine_moves.html", "nine_moves.svg", "puzzles.md", "cheat_sheet.md"}
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
         ("cut_prices.png", "seven_cuts.md"),
         ("marks.png", "notation.md"),
         ("social_card.png", None),
+        ("cheat_sheet.png", "cheat_sheet.md"),
     ],
 )
 def test_a_picture_and_its_words_are_those_of_today(
@@ -42,6 +43,11 @@ def test_a_picture_and_its_words_are_those_of_today(
     if page is None:
         settings = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
         assert alts[name] == settings["ogp_image_alt"], f"copy the alt text of {name} into _config.yml"
+    elif name in draw_pages.SHEETS:
+        text = (ROOT / "book" / page).read_text(encoding="utf-8")
+        assert all(f"<figures/{sheet}>`" in text for sheet in draw_pages.SHEETS), (
+            "the page offers what is to be printed"
+        )
     else:
         text = (ROOT / "book" / page).read_text(encoding="utf-8")
         assert f"![{alts[name]}](figures/{name})" in text, f"copy the alt text of {name} into book/{page}"
@@ -54,8 +60,8 @@ def test_a_picture_and_its_words_are_those_of_today(
         assert sum(difference.histogram()[64:]) < 100, f"run `make notebooks`: the stored {name} is another one"
 
 
-@pytest.mark.parametrize("name", sorted(MOVING))
-def test_a_picture_that_moves_is_that_of_today(name: str, drawn: tuple[Path, dict[str, str]]) -> None:
+@pytest.mark.parametrize("name", sorted(WRITTEN))
+def test_what_is_written_for_a_page_is_that_of_today(name: str, drawn: tuple[Path, dict[str, str]]) -> None:
     stored, fresh = ((folder / name).read_text(encoding="utf-8") for folder in (STORED, drawn[0]))
     assert stored == fresh, f"run `make notebooks`: the stored {name} is another one"
 
@@ -69,9 +75,18 @@ def test_the_film_of_the_readme_is_light_and_has_its_words(drawn: tuple[Path, di
         assert words == alt, f"copy the alt text of {draw_pages.FILM} into README.md"
 
 
+def test_the_sheet_to_print_is_that_of_today_and_says_nothing_of_when_it_was_drawn(
+    drawn: tuple[Path, dict[str, str]],
+) -> None:
+    stored, fresh = ((folder / "cheat_sheet.pdf").read_bytes() for folder in (STORED, drawn[0]))
+    assert not re.search(rb"/(CreationDate|ModDate|Producer|Creator)", fresh)
+    assert fresh.count(b"/Type /Page ") == 1, "it is one page"
+    assert stored == fresh, "run `make notebooks`: the stored cheat_sheet.pdf is another one"
+
+
 def test_all_that_is_drawn_is_compared(drawn: tuple[Path, dict[str, str]]) -> None:
-    still = {"cut_prices.png", "marks.png", "social_card.png"}
-    assert set(drawn[1]) == still | MOVING
+    still = {"cut_prices.png", "marks.png", "social_card.png", *draw_pages.SHEETS}
+    assert set(drawn[1]) == still | WRITTEN
 
 
 def test_the_landing_page_lists_every_chapter_in_order() -> None:

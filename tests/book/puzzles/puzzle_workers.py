@@ -42,8 +42,8 @@ def _praise(facts: list[list[Any]]) -> str:
 
 
 def puzzle(trial: Callable[..., Any], ranks: int, function: str = "answer") -> Puzzle:
-    return Puzzle(function, trial, _praise, ("think.", "think harder."), dp=ranks, told=2)
+    return Puzzle(function, trial, _praise, ("think.", "think harder."), "Answer.", dp=ranks, told=2)
 
 
 def ledger_puzzle() -> Puzzle:
-    return Puzzle("total", sum_with_the_ledger, lambda _: "recorded.", hints=(), dp=2)
+    return Puzzle("total", sum_with_the_ledger, lambda _: "recorded.", hints=(), goal="Add up.", dp=2)

@@ -14,7 +14,7 @@ import worlds
 import muonbook
 from muonbook.puzzles.five_minutes import FiveMinutes, check, same, verdict
 
-DOUBLE = FiveMinutes(lambda n, extra=0: 2 * n + extra, cases=((1,), (3, 1)), nudge="Twice is twice.")
+DOUBLE = FiveMinutes(lambda n, extra=0: 2 * n + extra, cases=((1,), (3, 1)), nudge="Twice is twice.", goal="Double.")
 
 
 def small_puzzles() -> list[tuple[str, FiveMinutes]]:
@@ -49,7 +49,7 @@ def test_an_answer_that_raises_is_told_so_in_the_same_line() -> None:
 
 
 def test_an_answer_cannot_spoil_the_arguments_of_the_next_case() -> None:
-    puzzle = FiveMinutes(sum, cases=(([1, 2],),), nudge="Add.")
+    puzzle = FiveMinutes(sum, cases=(([1, 2],),), nudge="Add.", goal="Add.")
     assert verdict(puzzle, lambda numbers: numbers.clear() or 3) == "Right, in all 1 cases."
     assert puzzle.cases == (([1, 2],),)
 

@@ -1,0 +1,334 @@
+"""The cheat sheet: formulas, layouts and commands on one page, as Markdown for the book and as a sheet to print.
+
+Both come from the rows below. Formulas are Python (see `formula`), and a test runs each against the code that the book
+trains and plans with; numbers are read from that code.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.mathtext import MathTextParser
+
+from distmuon.optim.muon import MUON_DEFAULTS
+from distmuon.optim.newton_schulz import MUON
+from distmuon.optim.strategies.periodic import OPTIONS as PERIODIC
+from muonbook.figures import style
+from muonbook.figures.style import ACCENT, CARD_EDGE, INK, MUTED, SMALL, TEXT, put, wrapped
+from tools.pages.formula import typeset
+
+TITLE = "Distributed Muon on one page"
+QUINTIC = ", ".join(f"{name} = {value:.4f}" for name, value in zip("abc", MUON, strict=True)).replace("-", "−")
+
+
+class Formula(NamedTuple):
+    """code: an assignment in Python. says: what it is, with its unit."""
+
+    code: str
+    says: str
+
+
+class SheetLayout(NamedTuple):
+    """name: as the book calls it. ask: of DistributedMuon. sent: what a rank sends beside ZeRO-1, over m n bytes.
+    repeats: how many times the grid orthogonalizes each matrix. says: what happens."""
+
+    name: str
+    ask: str
+    sent: str
+    repeats: str
+    says: str
+
+
+class Kept(NamedTuple):
+    """What a rank keeps of a hidden matrix, in bytes per element: with AdamW, and with Muon."""
+
+    way: str
+    adamw: str
+    muon: str
+
+
+class Command(NamedTuple):
+    """What to type, in Python or in a shell, and what comes of it."""
+
+    code: str
+    says: str
+
+
+STEP = (
+    Formula(
+        "M = mu * M + G",
+        f"Momentum, with μ = {MUON_DEFAULTS['momentum']:g} and the mean gradient G. All numbers here are defaults.",
+    ),
+    Formula("U = mu * M + G", "Nesterov's look ahead, which is what Newton–Schulz receives."),
+    Formula("O = newton_schulz(U)", "The nearest matrix whose singular values are all about 1. It needs U whole."),
+    Formula(
+        "W = (1 - eta * lam) * W - eta * scale * O",
+        f"Step with the learning rate η = {MUON_DEFAULTS['lr']:g} and the decay λ = {MUON_DEFAULTS['weight_decay']:g}.",
+    ),
+    Formula(
+        "scale = 0.2 * sqrt(max(A, B))",
+        "For a matrix [A, B], by default. The RMS of an update is then about AdamW's, 0.2 η.",
+    ),
+    Formula("scale = sqrt(max(1, A / B))", 'With `scale="original"`, which needs another learning rate.'),
+)
+ITERATION = (
+    Formula("X = U / norm(U)", "The Frobenius norm becomes 1. A tall matrix is transposed first."),
+    Formula("R = X @ X.mT", "The Gram matrix [A, A] of a matrix [A, B] with A ≤ B."),
+    Formula(
+        "X = a * X + (b * R + c * R @ R) @ X",
+        f"Repeated {MUON_DEFAULTS['ns_steps']} times with {QUINTIC}.",
+    ),
+    Formula("work = 5 * (4 * A ** 2 * B + 2 * A ** 3)", "Floating-point operations of five iterations."),
+    Formula(
+        "share = work / (6 * A * B * N)",
+        "Of forward and backward with N tokens in a step, if each matrix is orthogonalized once.",
+    ),
+    Formula("share = 5 * A / N", "The same for square matrices: twice the batch halves it."),
+)
+KEPT = "Bytes that a rank keeps per element"
+BYTES = (
+    Formula("zero1 = (D - 1) / D * n * (g + w)", "Bytes that a rank sends in a step of ZeRO-1, with AdamW or Muon."),
+    Formula("muon = zero1 + m * n * sent", "With Muon's momentum. The factor “sent” depends on the layout."),
+)
+SYMBOLS = (
+    "D and T count the data-parallel and tensor-parallel ranks. n is the number of elements of the hidden matrices on "
+    "a tensor-parallel rank. s is how many data-parallel ranks own a piece of a matrix on average, from 1 to D. g, w "
+    "and m are the bytes per element of gradients, parameters and momentum on the wire, in the Moonlight paper 4, 4 "
+    "and 2."
+)
+ABOUT_LAYOUTS = (
+    "The formula is the factor “sent” from above, and the number beside it says how many times the grid "
+    "orthogonalizes each matrix in a step."
+)
+LAYOUTS = (
+    SheetLayout(
+        "gather all, bucketed",
+        'strategy="gather_all"',
+        "(D - 1) / D + (T - 1) * s / D",
+        "s * T",
+        "Every rank gathers one bucket after the other.",
+    ),
+    SheetLayout(
+        "gather all, flat",
+        'strategy="gather_all", bucket_size=FLAT',
+        "(D - 1) / D + (T - 1) * s / D",
+        "s * T",
+        "The same with one bucket, `FLAT` of `distmuon.sharding.layout`, so that s is smaller and all momentum is in "
+        "memory at once.",
+    ),
+    SheetLayout(
+        "gather cut",
+        'strategy="gather_cut", bucket_size=FLAT',
+        "(s - 1) / D + (T - 1) * s / D",
+        "s * T",
+        "Only the pieces of matrices that a shard boundary cuts travel, among the owners of each.",
+    ),
+    SheetLayout(
+        "owner",
+        'strategy="owner"',
+        "2 * (T - 1) / (T * D)",
+        "1",
+        "Shards end between matrices, and one rank of the grid takes each matrix.",
+    ),
+    SheetLayout(
+        "periodic",
+        'strategy="periodic"',
+        "2 * (T - 1) / (T * D * k)",
+        "1",
+        "Not the same optimizer: matrices are whole in every k-th step, and otherwise each rank takes its block. The "
+        f"default is k = {PERIODIC['whole_every']}; `blockwise` never sends, and takes blocks always.",
+    ),
+)
+MEMORY = (
+    Kept("one device or DDP, float32", "16", "12"),
+    Kept("ZeRO-1, float32", "8 + 8 / D", "8 + 4 / D"),
+    Kept("ZeRO-1, bf16 with float32 masters", "6 + 12 / D", "6 + 8 / D"),
+    Kept("FSDP2, float32 shards", "16 / D", "12 / D"),
+)
+COMMANDS = (
+    Command("make demo", "Train on 8 processes, compare with one process, and count every byte."),
+    Command("make test", "Check style and types, then run every test."),
+    Command(
+        f"optimizer = MuonW(model, lr={MUON_DEFAULTS['lr']:g})",
+        "Hidden matrices go to Muon, and all other parameters to AdamW.",
+    ),
+    Command(
+        f"fully_shard(model, mesh=mesh)\noptimizer = MuonW(model, lr={MUON_DEFAULTS['lr']:g})",
+        "The same on FSDP2, with two collectives in a step.",
+    ),
+    Command(
+        'DistributedMuon(split_parameters(model), grid, strategy="owner")',
+        "ZeRO-1 on a grid of D × T ranks, with any of the layouts.",
+    ),
+    Command(
+        "python scripts/train.py --dp 2 --folder out/alice",
+        "Train a small transformer on text. The same command resumes a run.",
+    ),
+    Command(
+        "python scripts/plan.py --model llama3_70b --ranks 512",
+        "Find grids that fit, with memory, bytes and time, without starting a process.",
+    ),
+    Command(
+        "pytest --pyargs distmuon.conformance --optimizer torch.optim:Muon",
+        "Examine any implementation of Muon.",
+    ),
+)
+
+# ---- As Markdown ------------------------------------------------------------------------------------------
+
+
+def markdown() -> str:
+    """Return the sheet as the page includes it."""
+    layouts = [(f"**{one.name}**<br>{_asked(one)}", _math(one.sent), _math(one.repeats), one.says) for one in LAYOUTS]
+    memory = [(one.way, _math(one.adamw), _math(one.muon)) for one in MEMORY]
+    parts = (
+        ("A step of Muon", _formulas(STEP)),
+        ("Newton–Schulz", _formulas(ITERATION)),
+        ("Bytes that a rank sends", f"{_formulas(BYTES)}\n\n{SYMBOLS}"),
+        (
+            "The five layouts",
+            f"{ABOUT_LAYOUTS}\n\n{_rows(('layout', 'sent', 'times', 'what happens'), layouts)}",
+        ),
+        (
+            KEPT,
+            _rows(("parameters, gradients and state of a hidden matrix", "AdamW", "Muon"), memory),
+        ),
+        ("Commands", "\n\n".join(_command(one) for one in COMMANDS)),
+    )
+    return "\n\n".join(f"## {title}\n\n{body}" for title, body in parts) + "\n"
+
+
+def _asked(layout: SheetLayout) -> str:
+    """Return the options one below the other, because code does not wrap in a table."""
+    return "<br>".join(f"`{option}`" for option in layout.ask.split(", "))
+
+
+def _math(code: str) -> str:
+    return f"${typeset(code)}$"
+
+
+def _formulas(formulas: Sequence[Formula]) -> str:
+    return _rows(("formula", "what it is"), [(_math(one.code), one.says) for one in formulas])
+
+
+def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [" | ".join(heads), "|".join(["---"] * len(heads)), *map(" | ".join, rows)]
+    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)
+
+
+def _command(one: Command) -> str:
+    return f"{one.says}\n\n```{'python' if is_python(one) else 'sh'}\n{one.code}\n```"
+
+
+def is_python(command: Command) -> bool:
+    """Return whether a command is a line of a program, and not of a shell."""
+    return "(" in command.code
+
+
+# ---- As a sheet -------------------------------------------------------------------------------------------
+
+SHEET = (952.0, 1347.0)  # points: A4, upright, 1.6 times as large, so that no type is smaller than in other figures
+EDGE, GAP = 34.0, 30.0  # around everything, between the columns
+COLUMN = (SHEET[0] - 2 * EDGE - GAP) / 2
+FORMULA, LINE = SMALL / 0.7 + 0.1, 15.5  # size of formulas, of which exponents are 0.7; a line of small type
+LETTERS = 61  # of code in a line
+
+
+class Pen:
+    """Writes down a column of the sheet. y: where it is."""
+
+    def __init__(self, axes: Axes, x: float, y: float) -> None:
+        self.axes, self.x, self.y = axes, x, y
+
+    def title(self, text: str) -> None:
+        """Write a section's title, with a rule above it."""
+        self.y += 9
+        self.axes.plot([self.x, self.x + COLUMN], [self.y, self.y], color=CARD_EDGE, lw=1.2)
+        put(self.axes, self.x, self.y + 7, text, bold=True, size=TEXT + 1.5, color=ACCENT)
+        self.y += 31
+
+    def words(self, text: str, bold: bool = False, colour: str = MUTED) -> None:
+        """Write small type, in as many lines as it takes, and code in it like any word."""
+        for row in wrapped(text.replace("`", ""), COLUMN - 8, SMALL, bold):
+            put(self.axes, self.x, self.y, row, bold=bold, color=colour)
+            self.y += LINE
+
+    def code(self, text: str) -> None:
+        """Write code, in as many lines as it takes."""
+        for written in text.splitlines():
+            rows = textwrap.wrap(written, LETTERS, subsequent_indent="    ", break_on_hyphens=False)
+            ends = "" if "(" in written else " \\"  # a shell has to be told that a command goes on
+            for row in [*(f"{row}{ends}" for row in rows[:-1]), rows[-1]]:
+                put(self.axes, self.x, self.y, row, family="DejaVu Sans Mono")
+                self.y += LINE
+
+    def formula(self, tex: str, x: float = 0.0, room: float = 0.0) -> float:
+        """Write a formula `x` points into the column, in the middle of `room` if it is less high; return its height."""
+        _, high, *_ = MathTextParser("path").parse(f"${tex}$", dpi=72, prop=FontProperties(size=FORMULA))
+        height = max(high + 8, room)
+        looks: dict[str, Any] = {"size": FORMULA, "color": INK, "va": "center"}
+        self.axes.text(self.x + x, self.y + height / 2 - 1, f"${tex}$", **looks)
+        return height
+
+
+def draw_sheet() -> Figure:
+    """Draw the sheet: formulas on the left, layouts and memory and commands on the right."""
+    return style.sheet(_paint, SHEET)
+
+
+def describe_sheet() -> str:
+    """Return alt text for `draw_sheet`."""
+    return (
+        "A sheet to print, with what the page of the book says: the formulas of a step of Muon and of Newton–Schulz, "
+        f"the bytes that a rank sends and keeps, {len(LAYOUTS)} layouts ({', '.join(one.name for one in LAYOUTS)}) and "
+        f"{len(COMMANDS)} commands."
+    )
+
+
+def _paint(axes: Axes) -> None:
+    put(axes, EDGE, EDGE, TITLE, bold=True, size=20)
+    left, right = Pen(axes, EDGE, EDGE + 34), Pen(axes, EDGE + COLUMN + GAP, EDGE + 34)
+    for title, formulas in (("A step of Muon", STEP), ("Newton–Schulz", ITERATION), ("Bytes that a rank sends", BYTES)):
+        left.title(title)
+        for one in formulas:
+            left.y += left.formula(typeset(one.code))
+            left.words(one.says)
+            left.y += 5
+    left.words(SYMBOLS)
+    left.title(KEPT)
+    _paint_memory(left)
+    right.title("The five layouts")
+    right.words(ABOUT_LAYOUTS)
+    for layout in LAYOUTS:
+        right.y += 7
+        right.words(layout.name, bold=True, colour=INK)
+        right.code(layout.ask)
+        height = right.formula(typeset(layout.sent))
+        right.formula(rf"{typeset(layout.repeats)}\;\times", COLUMN - 70, height)
+        right.y += height
+        right.words(layout.says)
+    right.title("Commands")
+    for command in COMMANDS:
+        right.code(command.code)
+        right.words(command.says)
+        right.y += 8
+    if (lowest := max(left.y, right.y)) > SHEET[1] - EDGE:
+        raise ValueError(
+            f"the sheet is {lowest - SHEET[1] + EDGE:.0f} points too short; say less, or make SHEET larger."
+        )
+
+
+def _paint_memory(pen: Pen) -> None:
+    columns = (COLUMN - 170, COLUMN - 75)
+    for x, head in zip(columns, ("AdamW", "Muon"), strict=True):
+        put(pen.axes, pen.x + x, pen.y, head, bold=True)
+    pen.words("parameters, gradients and state", colour=INK)
+    for one in MEMORY:
+        height = max(pen.formula(typeset(code), x) for x, code in zip(columns, (one.adamw, one.muon), strict=True))
+        put(pen.axes, pen.x, pen.y + height / 2 - 8, one.way, color=MUTED)
+        pen.y += height
