@@ -14,7 +14,7 @@ from pathlib import Path
 
 from distmuon import launch
 from muonbook.figures import player, style
-from tools.pages import cheat_sheet, marks, moving, plain_moves, prices, puzzle_list, social
+from tools.pages import before_and_after, cheat_sheet, marks, moving, plain_moves, prices, puzzle_list, social
 
 ROOT = Path(__file__).resolve().parents[2]
 FILM = "nine_moves.svg"  # what the README shows
@@ -27,6 +27,13 @@ def draw(target: Path) -> dict[str, str]:
         "cut_prices.png": (prices.draw_prices(), prices.describe_prices()),
         "marks.png": (marks.draw_marks(), marks.describe_marks()),
         "social_card.png": (social.draw_card(), social.describe_card()),
+        **{
+            name: (before_and_after.draw(curves), before_and_after.describe(curves))
+            for name, curves in {
+                "over_steps.png": before_and_after.over_steps(),
+                "over_time.png": before_and_after.over_time(),
+            }.items()
+        },
         **dict.fromkeys(SHEETS, (cheat_sheet.draw_sheet(), cheat_sheet.describe_sheet())),
     }
     moves = {

@@ -30,6 +30,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
 @pytest.mark.parametrize(
     ("name", "page"),
     [
+        ("over_steps.png", "story.md"),
+        ("over_time.png", "story.md"),
         ("cut_prices.png", "seven_cuts.md"),
         ("marks.png", "notation.md"),
         ("social_card.png", None),
@@ -85,7 +87,7 @@ def test_the_sheet_to_print_is_that_of_today_and_says_nothing_of_when_it_was_dra
 
 
 def test_all_that_is_drawn_is_compared(drawn: tuple[Path, dict[str, str]]) -> None:
-    still = {"cut_prices.png", "marks.png", "social_card.png", *draw_pages.SHEETS}
+    still = {"over_steps.png", "over_time.png", "cut_prices.png", "marks.png", "social_card.png", *draw_pages.SHEETS}
     assert set(drawn[1]) == still | WRITTEN
 
 
