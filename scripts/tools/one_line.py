@@ -71,7 +71,7 @@ def adamw(lr):
 
 
 def muonw(lr, adamw_lr):
-    from distmuon import MuonW
+    from distmuon.muonw.optimizer import MuonW
 
     return lambda model: MuonW(model, lr=lr, adamw_lr=adamw_lr, weight_decay=DECAY)
 
@@ -145,7 +145,7 @@ def replicas(world, rounds):
     import torch
     import torch.distributed as dist
 
-    from distmuon import MuonW
+    from distmuon.muonw.optimizer import MuonW
 
     torch.manual_seed(0)
     shapes = [(512, 512)] * 4 * world.size

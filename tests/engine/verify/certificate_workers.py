@@ -264,9 +264,14 @@ def count(case: Case, grid: Grid) -> tuple[Ledger, Ledger, Ledger]:
     prediction = case.predict(grid.dp.size, grid.tp.size, grid.world.rank)
     optimizer: ShardedOptimizer
     if case.muon:
-        period: dict[str, Any] = {} if case.whole_every is None else {"whole_every": case.whole_every}
+        own = {} if case.whole_every is None else {"whole_every": case.whole_every}
         optimizer = DistributedMuon(
-            case.groups, grid, bucket_size=case.bucket_size, strategy=case.strategy, publish=case.publish, **period
+            case.groups,
+            grid,
+            bucket_size=case.bucket_size,
+            strategy=case.strategy,
+            publish=case.publish,
+            strategy_options=own,
         )
     else:
         optimizer = Zero1AdamW(case.groups, grid, bucket_size=case.bucket_size)
