@@ -170,7 +170,7 @@ def in_own_order(own: Sequence[Group], saved: Sequence[Group]) -> list[dict[str,
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"this state has groups of {_listed(sizes[1])} parameters, the optimizer of {_listed(sizes[0])}; load one "
-            "of the same groups."
+            "of the same groups, and if another optimizer made it, the weights alone."
         )
     return [_renamed(theirs, mine) for mine, theirs in zip(own, saved, strict=True)]
 

@@ -118,7 +118,11 @@ def _problem(matrices: Matrices, shape: tuple[int, ...]) -> str:
         return "that is for parameters of 2 dimensions; give its group 'stacked' or 'flattened'"
     if kind == "fused":
         total = sum(rows for rows, _ in map(_rows_and_heads, given))
-        return "" if total == shape[0] else f"the parts have {total} rows, the parameter {shape[0]}; list all of them"
+        if total == shape[0]:
+            return ""
+        across = total == shape[1] and len({_rows_and_heads(part)[0] for part in given}) == 1
+        remedy = f"the parts lie beside each other, so give ('columns', {len(given)})" if across else "list all of them"
+        return f"the parts have {total} rows, the parameter {shape[0]}; {remedy}"
     size = shape[NUMBERED[kind]]
     return f"{given} does not divide its {size} {kind}; give a number that does" if size % given else ""
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import flops
 from muonbook.measure import results
 
@@ -51,3 +55,22 @@ def test_every_example_that_is_linked_is_there() -> None:
     linked = re.findall(r"/blob/main/(scripts/examples/\w+\.py)", PAGE)
     assert len(set(linked)) >= 4
     assert [file for file in linked if not (ROOT / file).is_file()] == []
+
+
+def test_the_block_on_fused_weights_divides_them() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "book" / "use.md").read_text(), re.DOTALL | re.MULTILINE)
+    (block,) = (block for block in blocks if "qkv" in block)
+    layer = nn.ModuleDict({"qkv": nn.Linear(8, 24, bias=False), "out": nn.Linear(8, 8, bias=False)})
+    known: dict[str, Any] = {"model": nn.Sequential(layer, nn.LayerNorm(8), nn.Linear(8, 5))}
+    exec(block, known)
+    found = {n: g["matrices"] for g in known["optimizer"].param_groups if "matrices" in g for n in g["param_names"]}
+    assert found == {"0.qkv.weight": ("rows", 3), "0.out.weight": "whole"}
+    for p in known["model"].parameters():
+        p.grad = torch.randn_like(p)
+    known["optimizer"].step()
+
+
+def test_parts_that_lie_beside_each_other_are_refused_with_the_option_that_fits() -> None:
+    weight = ("c_attn", nn.Parameter(torch.ones(8, 24)))
+    with pytest.raises(ValueError, match=re.escape("the parts lie beside each other, so give ('columns', 3).")):
+        Muon([weight], matrices=("fused", (8, 8, 8)))
