@@ -17,7 +17,7 @@ grid = Grid.of(mesh)
 
 model = make_model(grid.tp)  # layers that hold this rank's part of each matrix
 groups = split_parameters(model)
-optimizer = DistributedMuon(groups, grid, lr=1e-2, adamw_lr=3e-3, weight_decay=0.1)
+optimizer = DistributedMuon(groups, grid, lr=1e-2, adamw_lr=3e-3, max_norm=1.0)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 for tokens, following in batches(mesh["dp"].get_local_rank(), ranks // 2):

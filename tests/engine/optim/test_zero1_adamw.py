@@ -216,8 +216,8 @@ def build(params: Any, **options: Any) -> Callable[[], Zero1AdamW]:
 @pytest.mark.parametrize(
     ("kind", "words", "attempt"),
     [
-        (TypeError, r"'momentum' \(0\); Zero1AdamW has lr, betas, eps, weight_decay",
-         build([parameter(2)], momentum=0)),
+        (TypeError, r"'momentum' \(0\); a group of adamw in Zero1AdamW has lr, betas, eps, weight_decay",
+         build([{"params": [parameter(2)], "momentum": 0}])),
         (ValueError, "algorithm is 'muon'; choose one of adamw",
          build([{"params": [parameter(2)], "algorithm": "muon"}])),
         (ValueError, "'a' and 'b' share memory, and would not any more; use one Parameter",
