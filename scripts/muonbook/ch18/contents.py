@@ -44,7 +44,8 @@ def reached(run: Path) -> int:
 
 def last_loss(run: Path) -> float:
     """Return the loss of the last step that was observed, in nats per token."""
-    return float(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["scalars"]["loss"])
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [float(record["scalars"]["loss"]) for record in records if "loss" in record["scalars"]][-1]
 
 
 def same_end(run: Path, other: Path) -> bool:
