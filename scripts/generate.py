@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from distmuon import checkpoint, launch
+from distmuon.checkpoint.manifest import MANIFEST
 from distmuon.models.corpus import ALICE, decode, encode
 from distmuon.models.networks import Transformer
 from distmuon.models.run_settings import RunSettings
@@ -71,7 +72,7 @@ def newest(folder: str) -> Path:
     Raises UsageError where there is none.
     """
     place = Path(folder).expanduser()
-    if (place / "manifest.json").exists():
+    if (place / MANIFEST).exists():
         return place
     if steps := checkpoint.saved_steps(place):
         return checkpoint.at_step(place, steps[0])

@@ -31,7 +31,7 @@ STOP = int(
 BATCH, CONTEXT = 16, 64  # windows in a batch, tokens in a window
 
 
-def make_model(tp: Group = ALONE) -> nn.Module:
+def make_model(tp: Group = ALONE, seed: int = 0) -> nn.Module:
     """Return the same model on every rank, with layers cut over the ranks of `tp`."""
     shape = (
         corpus("alice").vocabulary,
@@ -41,7 +41,7 @@ def make_model(tp: Group = ALONE) -> nn.Module:
         CONTEXT,
     )  # vocabulary, width, layers, heads, context
     model = Transformer(*shape, tp=tp)
-    load_slices(model, initial_weights(Transformer(*shape), seed=0), tp)
+    load_slices(model, initial_weights(Transformer(*shape), seed), tp)
     return model.to(DEVICE)
 
 

@@ -27,13 +27,7 @@ def draw(target: Path) -> dict[str, str]:
         "cut_prices.png": (prices.draw_prices(), prices.describe_prices()),
         "marks.png": (marks.draw_marks(), marks.describe_marks()),
         "social_card.png": (social.draw_card(), social.describe_card()),
-        **{
-            name: (before_and_after.draw(curves), before_and_after.describe(curves))
-            for name, curves in {
-                "over_steps.png": before_and_after.over_steps(),
-                "over_time.png": before_and_after.over_time(),
-            }.items()
-        },
+        **before_and_after.pictures(),
         **dict.fromkeys(SHEETS, (cheat_sheet.draw_sheet(), cheat_sheet.describe_sheet())),
     }
     moves = {

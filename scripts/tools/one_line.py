@@ -8,32 +8,28 @@ python scripts/tools one_line --quick --json out/quick/one_line.json
 """
 
 import io
+import runpy
 import statistics
 import time
+from functools import cache
+from types import SimpleNamespace
 
 from muonbook.measure import results, turns
 
-STEPS, BATCH, CONTEXT, WIDTH, LAYERS, HEADS = 200, 16, 64, 64, 2, 4  # those of scripts/examples/task.py
+STEPS = 200
 ADAMW_RATES = (1e-3, 3e-3, 1e-2, 2e-2)
 MUON_RATES = (3e-3, 1e-2, 2e-2, 4e-2, 8e-2)  # beside AdamW's best for what Muon does not train
 DECAY, EVERY, RANKS = 0.1, 10, 4
 
 
-def new_model(seed):
-    from distmuon.models.corpus import corpus
-    from distmuon.models.networks import ALONE, Transformer, initial_weights
-    from distmuon.sharding.tensor_parallel import load_slices
-
-    shape = (corpus("alice").vocabulary, WIDTH, LAYERS, HEADS, CONTEXT)
-    model = Transformer(*shape)
-    load_slices(model, initial_weights(Transformer(*shape), seed), ALONE)
-    return model
+@cache
+def task():
+    """Return scripts/examples/task.py, which the examples train as well: its names, by dot."""
+    return SimpleNamespace(**runpy.run_path(str(results.ROOT / "scripts" / "examples" / "task.py")))
 
 
-def loss_of(model, tokens, following):
-    from torch.nn import functional as F
-
-    return F.cross_entropy(model(tokens).flatten(0, 1), following.flatten())
+def new_model(seed=0):
+    return task().make_model(seed=seed).cpu()  # where its batches are, on a machine with a GPU as well
 
 
 def train(make, seed, steps):
@@ -45,11 +41,11 @@ def train(make, seed, steps):
     text, model = corpus("alice"), new_model(seed)
     optimizer = make(model)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    held_out, losses = text.held_out_windows(128, CONTEXT), []
+    held_out, losses = text.held_out_windows(128, task().CONTEXT), []
     for step in range(steps):
         if step % EVERY == 0:
             losses.append(evaluated(model, held_out))
-        loss_of(model, *text.batch(step, BATCH, CONTEXT, seed)).backward()
+        task().loss_of(model, *text.batch(step, task().BATCH, task().CONTEXT, seed)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -61,7 +57,7 @@ def evaluated(model, windows):
     import torch
 
     with torch.no_grad():
-        return loss_of(model, *windows).item()
+        return task().loss_of(model, *windows).item()
 
 
 def adamw(lr):
@@ -117,15 +113,15 @@ def clocks(adamw_lr, lr, rounds):
         return muon, torch.optim.AdamW(divided["adamw"], lr=adamw_lr, weight_decay=DECAY)
 
     makes = {"adamw": adamw(adamw_lr), "muonw": muonw(lr, adamw_lr), "torch_muon": torchs}
-    models = {name: new_model(0) for name in makes}
+    models = {name: new_model() for name in makes}
     made = {name: make(models[name]) for name, make in makes.items()}
     optimizers = {name: found if isinstance(found, tuple) else (found,) for name, found in made.items()}
-    batch = corpus("alice").batch(0, BATCH, CONTEXT, 0)
+    batch = corpus("alice").batch(0, task().BATCH, task().CONTEXT, 0)
 
     def act(name, whole):
         def step():
             if whole:
-                loss_of(models[name], *batch).backward()
+                task().loss_of(models[name], *batch).backward()
             for optimizer in optimizers[name]:
                 optimizer.step()
 
@@ -182,7 +178,7 @@ def main():
     sums = {name: [sum(times) for times in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
     found = {
         "model": {"elements": sum(p.numel() for p in model.parameters()), "steps": steps, "seeds": len(seeds)},
-        "tokens_per_step": BATCH * CONTEXT,
+        "tokens_per_step": task().BATCH * task().CONTEXT,
         "adamw": with_adamw,
         "muonw": with_muonw,
         "best": {"adamw": base, "muonw": best, "first_to_try": first},

@@ -83,7 +83,8 @@ def encode(written: str, name: str, known: Collection[int]) -> Tensor:  # [token
 
     known: tokens that the model has seen, see `Corpus.known`. Raises UsageError for characters made of others.
     """
-    missing = {each for each in written if not set(_tokens_of(each, name)) <= set(known)}
+    seen = set(known)
+    missing = {each for each in written if not seen.issuperset(_tokens_of(each, name))}
     if missing:
         shown = ", ".join(map(repr, sorted(missing, key=written.index)))
         raise UsageError(

@@ -54,7 +54,7 @@ from distmuon.optim.routing import (
     divided,
     name_like_the_others,
     named,
-    options_of,
+    options_among,
     split_parameters,
     withdrawn_if_refused,
 )
@@ -130,7 +130,7 @@ class MuonW(MasterWeights):
         master_weights: bool | None = None,
         replicas: dist.ProcessGroup | None = None,
     ) -> None:
-        self._options = {name: value for name, value in locals().items() if name in options_of(self.DEFAULTS)}
+        self._options = options_among(locals(), self.DEFAULTS)
         self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
         self.gather_dtype, self.skipped_steps = gather_dtype, 0
@@ -171,7 +171,8 @@ class MuonW(MasterWeights):
             with torch.enable_grad():
                 loss = closure()
         self._check_now()
-        self._watch.look(any(p.grad is not None for group in self.param_groups for p in group["params"]))
+        moves = any(p.grad is not None for group in self.param_groups for p in group["params"])
+        self._watch.look(moves)
         plans = self._plans.of(self.param_groups, self.state)
         if not self._unscale():
             self.skipped_steps += 1
@@ -185,7 +186,7 @@ class MuonW(MasterWeights):
         for plan, header, matrices in zip(plans, headers, received, strict=True):
             self._apply(plan, self._give_back(plan, header, self._orthogonalize(plan, matrices)))
         self._step_adamw()
-        self._compares = False
+        self._compares = self._compares and not moves
         return loss
 
     @torch.no_grad()
@@ -363,8 +364,8 @@ class MuonW(MasterWeights):
 
     def _seen_by_replicas(self, plan: Plan) -> list[str]:
         """Return, in the first step, what is alike on replicas only if their gradients were averaged: their norms."""
-        moving = [p.tensor.grad for p in plan.parameters if p.tensor.grad is not None]
-        return [str(norm.item()) for norm in torch._foreach_norm(moving)] if self._compares and moving else []
+        norms = [p.tensor.grad.norm() for p in plan.parameters if self._compares and p.tensor.grad is not None]
+        return [str(norm) for norm in torch.stack(norms).tolist()] if norms else []
 
     def _check(self, group: dict[str, Any]) -> None:
         """Raise ValueError or TypeError, naming what is wrong with the options or parameters of a group."""

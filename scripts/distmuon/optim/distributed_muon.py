@@ -37,7 +37,7 @@ from distmuon.optim.muon import (
     scale,
 )
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
-from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter, options_of, specs_in_groups
+from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter, options_among, specs_in_groups
 from distmuon.optim.sharded_optimizer import NonFinite, ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.agreement import together
@@ -102,7 +102,7 @@ class DistributedMuon(ShardedOptimizer):
         broadcast: bool = False,
         check_every: int = 0,
     ) -> None:
-        options = {name: value for name, value in locals().items() if name in options_of(OPTIONS)}
+        options = options_among(locals(), OPTIONS)
         grid = Grid.of(grid)
         with together(grid, "the strategy", "give every rank the same"):
             chosen = strategies.load(strategy)

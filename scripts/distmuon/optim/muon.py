@@ -37,6 +37,7 @@ from distmuon.optim.routing import (
     check_muon_parameter,
     name_like_the_others,
     named,
+    options_among,
     refuse_unknown_in_group,
     withdrawn_if_refused,
 )
@@ -315,7 +316,7 @@ class Muon(MasterWeights):
         input_dtype: torch.dtype | None = None,
         master_weights: bool | None = None,
     ) -> None:
-        options = {name: value for name, value in locals().items() if name in self.DEFAULTS}
+        options = options_among(locals(), {"muon": OWN_DEFAULTS})
         self.choose_masters(master_weights)
         super().__init__(params, self.DEFAULTS | options)
 

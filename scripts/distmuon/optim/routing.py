@@ -243,6 +243,11 @@ def options_of(defaults: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [*names, *(["adamw_lr"] if len(defaults) > 1 else [])]
 
 
+def options_among(arguments: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return those of a constructor's arguments, its `locals()`, that are defaults of the groups. See `options_of`."""
+    return {name: arguments[name] for name in options_of(defaults)}
+
+
 def named(group: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Return a group's parameters with their names, or with their places in it."""
     return zip(names_of(group), group["params"], strict=True)
