@@ -36,6 +36,7 @@ FEW_CHANNELS = 4  # of a picture, at most: a convolution with so few inputs read
 MAP_LEAF = re.compile(
     r"w([qkvogiuxhr]|qkv|kv|in|out|up|down)?|weights?|kernel|proj(ection)?|linear|dense|fc|up|down|qkv"
 )
+FUSED = re.compile(r"w?qkv(_proj)?|c_attn|query_key_value|in_proj_weight")  # query, key and value in one weight
 POSITIONS = {"pos", "position", "positions", "positional", "wpe", "type", "rel", "relative"}
 TABLES = {"embed", "embedding", "embeddings"}
 NO_MAP = {
@@ -120,12 +121,19 @@ def _by_shape(place: Place) -> Role:
     if _is_norm(module):
         return Role("vector", "a norm's gains: not a map between hidden vectors")
     if p.ndim == 2:
-        return Role("map", "hidden matrix") if _is_map(place) else Role("other", "2-D, but no layer multiplies by it")
+        return _hidden_matrix(place) if _is_map(place) else Role("other", "2-D, but no layer multiplies by it")
     if _is_kernel(place):
         return _kernel(place)
     if p.ndim == 3 and 1 not in p.shape and _is_stack(place):
         return Role("stack", f"{p.shape[0]} matrices, each a hidden one")
     return Role("other", f"{p.ndim}-D: not a map between hidden vectors")
+
+
+def _hidden_matrix(place: Place) -> Role:
+    module = place.path.rpartition(".")[2]
+    if any(FUSED.fullmatch(name.lower()) for name in (module, place.leaf)):
+        return Role("map", "hidden matrix; if it is query, key and value in one, its group wants the option `matrices`")
+    return Role("map", "hidden matrix")
 
 
 def _kernel(place: Place) -> Role:

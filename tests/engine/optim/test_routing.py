@@ -187,6 +187,14 @@ def test_explain_prints_one_line_with_the_reason_for_each_parameter(capsys: pyte
         assert all(word in lines[name] for word in words), lines[name]
 
 
+def test_explain_asks_of_a_weight_that_may_hold_query_key_and_value(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.ModuleDict({"attn": nn.ModuleDict({"qkv": nn.Linear(4, 12), "proj": nn.Linear(4, 4)})})
+    model["torch"] = nn.MultiheadAttention(4, 2)
+    split_parameters(model, explain=True)
+    asked = {line.split()[0] for line in capsys.readouterr().out.splitlines() if "the option `matrices`" in line}
+    assert asked == {"attn.qkv.weight", "torch.in_proj_weight"}
+
+
 def test_nothing_is_printed_without_being_asked(capsys: pytest.CaptureFixture[str]) -> None:
     split_parameters(Tiny())
     assert capsys.readouterr().out == ""
