@@ -169,7 +169,7 @@ class Bucket:
     def range(self) -> Range:
         return Range(self.offset, self.offset + self.padded)
 
-    @property
+    @cached_property
     def shard_size(self) -> int:
         """Elements in a shard; in the longest one where they are unequal."""
         return max(self.lengths or [self.padded // self.dp])
@@ -262,6 +262,22 @@ class Layout:
         if bucket.ends:
             return range(bisect_right(bucket.ends, where.start), bisect_right(bucket.ends, where.end - 1) + 1)
         return range(where.start // bucket.shard_size, (where.end - 1) // bucket.shard_size + 1)
+
+    def owned(self, bucket: Bucket, dp_rank: int) -> tuple[int, ...]:
+        """Return the parameters of this bucket of which a DP rank owns at least one element, in storage order."""
+        return self._owned[bucket.buffer_idx, bucket.bucket_idx][dp_rank]
+
+    @cached_property
+    def _owned(self) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+        """All of `owned` at once: to ask each parameter once is quicker than each rank about each."""
+        found = {}
+        for bucket in self.buckets:
+            of_rank: list[list[int]] = [[] for _ in range(self.dp)]
+            for index in bucket.params:
+                for dp_rank in self.owners(bucket, index):
+                    of_rank[dp_rank].append(index)
+            found[bucket.buffer_idx, bucket.bucket_idx] = [tuple(indices) for indices in of_rank]
+        return found
 
     def table(self, dp_rank: int) -> str:
         """Return the map as aligned text, one line per parameter, as `dp_rank` sees it."""

@@ -6,15 +6,16 @@ Formulas are per strategy, in its section; the five moves they speak of are in `
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from distmuon.optim import strategies
 from distmuon.optim.strategies.owner import deal, work
 from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label, updates_label
-from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
+from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout, ParamSpec
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import SameShape
+from distmuon.sharding.ownership import Owner
 from distmuon.verify.whole_matrices import WholeMatrices
 
 # ---- gather_all -------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def owner_sends(
     """
     if tp == 1:
         return
-    dealt = deal(layout.specs, muon, layout.dp, tp)
+    dealt = _dealt(layout.specs, muon, layout.dp, tp)
     for bucket in layout.buckets:
         taken = _owned(layout, bucket, muon if whole is None else muon & whole, dp_rank)
         row = [index for index in taken if dealt[index].tp is not None]
@@ -209,7 +210,7 @@ def owner_allocates(
 
     blocks_too: what a rank does not own, it works on, too, as blocks. See `owner_bound`.
     """
-    dealt = deal(layout.specs, muon, layout.dp, tp)
+    dealt = _dealt(layout.specs, muon, layout.dp, tp)
     worst = 0
     for bucket in layout.buckets:
         row = _owned(layout, bucket, muon, dp_rank)
@@ -362,9 +363,15 @@ def is_predicted(name: str) -> bool:
         return False
 
 
+@lru_cache(maxsize=8)
+def _dealt(specs: tuple[ParamSpec, ...], muon: frozenset[int], dp: int, tp: int) -> dict[int, Owner]:
+    """Return `deal` of the same, once for all ranks that are asked about."""
+    return deal(specs, muon, dp, tp)
+
+
 def _owned(layout: Layout, bucket: Bucket, muon: Collection[int], dp_rank: int) -> list[int]:
     """Return the matrices of Muon's in this bucket of which a DP rank owns a piece."""
-    return [index for index in bucket.params if index in muon and dp_rank in layout.owners(bucket, index)]
+    return [index for index in layout.owned(bucket, dp_rank) if index in muon]
 
 
 def momentum_bytes(layout: Layout, bucket: Bucket, item_bytes: int | None) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 from distmuon.optim.newton_schulz import BATCHED_ON_GPU
@@ -32,6 +33,7 @@ class WholeMatrices(NamedTuple):
         return total
 
     @classmethod
+    @cache  # asked of the same parameter for every rank
     def of_one(cls, spec: ParamSpec, tp: int, blocks: bool = False) -> WholeMatrices:
         """Return the same of one parameter."""
         local = blocks or spec.own_matrices

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -190,7 +190,11 @@ class OneOwner(BucketByBucket):
 
 def costs(specs: Sequence[ParamSpec], muon: Collection[int], tp: int) -> dict[int, float]:
     """Return what orthogonalizing all matrices of each whole parameter of Muon's costs, in FLOPs: {index: cost}."""
-    return {index: float(work(specs[index].whole_parts(tp))) for index in muon}
+    alike: dict[tuple[Any, ...], float] = {}  # by all but the name: a model repeats its layers
+    for spec in (specs[index] for index in muon):
+        if spec[1:] not in alike:
+            alike[spec[1:]] = float(work(spec.whole_parts(tp)))
+    return {index: alike[specs[index][1:]] for index in muon}
 
 
 def work(matrices: Iterable[SameShape]) -> int:
