@@ -19,15 +19,18 @@ from muonbook.measure.workload import SHAPES
 
 # ---- Counted = predicted ----------------------------------------------------------------------------------
 
+# groups of five, six and seven cut unevenly as one of three does; `make bench NAMES=bytes` counts them, too
+COUNTED = [grid for grid in four_counts.GRIDS if not {5, 6, 7} & set(grid)]
+
 
 @once
 def counted_by(size: int) -> dict[tuple[int, int], Any]:
     """Count on every grid of this many ranks, in one world: its ranks start, and import what they need, once."""
-    grids = [(dp, tp) for dp, tp in four_counts.GRIDS if dp * tp == size]
+    grids = [(dp, tp) for dp, tp in COUNTED if dp * tp == size]
     return launch.run(four_counts.count_grids, (grids,), dp=size)[0]
 
 
-@pytest.mark.parametrize(("dp", "tp"), four_counts.GRIDS)
+@pytest.mark.parametrize(("dp", "tp"), COUNTED)
 def test_every_contender_sends_what_was_predicted_in_every_count(dp: int, tp: int) -> None:
     """By ledger, dispatcher and profiler, per collective: calls, payload and sent."""
     shapes, ranks = four_counts.shape_on(dp, tp), counted_by(dp * tp)[dp, tp]

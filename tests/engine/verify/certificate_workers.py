@@ -282,8 +282,23 @@ def count(case: Case, grid: Grid) -> tuple[Ledger, Ledger, Ledger]:
     return copy.deepcopy(grid.ledger), counter.ledger, prediction
 
 
+def recipes_on(dp: int, tp: int) -> dict[str, Recipe]:
+    """Return what is trained on a grid: everything on those of up to four ranks and on one of eight.
+
+    On the others of eight, what differs there from smaller ones, the map and the groups, is the same for both dtypes.
+    """
+    if (dp, tp) in LARGE_GRIDS:
+        return TINY
+    every = RECIPES | BEYOND | OTHERS
+    return every if dp * tp <= 4 or (dp, tp) == (4, 2) else {n: r for n, r in every.items() if r.dtype == "float32"}
+
+
+def on_grids(recipes: Mapping[str, Recipe]) -> list[tuple[int, int, str]]:
+    """Return (dp, tp, name) of each of these that is trained, grid by grid."""
+    return [(*grid, name) for grid in GRIDS for name in recipes if name in recipes_on(*grid)]
+
+
 @functools.cache
 def witnesses(dp: int, tp: int) -> list[Witness]:
     """Return what every rank of a dp x tp grid hands over; each grid is started once, when first asked for."""
-    large = (dp, tp) in LARGE_GRIDS
-    return launch.run(bear_witness, (TINY if large else RECIPES | BEYOND | OTHERS, not large), dp=dp, tp=tp)
+    return launch.run(bear_witness, (recipes_on(dp, tp), (dp, tp) not in LARGE_GRIDS), dp=dp, tp=tp)

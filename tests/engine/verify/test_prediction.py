@@ -30,8 +30,7 @@ def predicted_here(name: str, dp: int, tp: int, rank: int) -> Ledger:
 # ---- Counted on real worlds -------------------------------------------------------------------------------
 
 
-@every_grid
-@pytest.mark.parametrize("name", workers.RECIPES | workers.BEYOND | workers.OTHERS)
+@pytest.mark.parametrize(("dp", "tp", "name"), workers.on_grids(workers.RECIPES | workers.BEYOND | workers.OTHERS))
 def test_a_training_run_sends_what_was_predicted(dp: int, tp: int, name: str) -> None:
     for rank, witness in enumerate(workers.witnesses(dp, tp)):
         prediction = predict_run((workers.RECIPES | workers.BEYOND | workers.OTHERS)[name], dp, tp, rank)
