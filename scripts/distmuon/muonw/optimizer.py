@@ -12,7 +12,6 @@ Sources: two all-to-alls and an owner: dion (Ahn et al. 2025). Muon and AdamW si
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import zlib
@@ -182,7 +181,12 @@ class MuonW(MasterWeights):
             self._refuse(plans, refusal)
         self.warn_of_lost_decay()
         headers = [self._digest(plan, *self._seen_by_replicas(plan)) for plan in plans]
-        received = [self._gather(*pair) for pair in zip(plans, headers, strict=True)]
+        heads, received = [], []
+        for plan, header in zip(plans, headers, strict=True):
+            of_ranks, matrices = self._gather(plan, header)
+            heads.append(of_ranks)
+            received.append(matrices)
+        _refuse_different(plans, heads)
         for plan, header, matrices in zip(plans, headers, received, strict=True):
             self._apply(plan, self._give_back(plan, header, self._orthogonalize(plan, matrices)))
         self._step_adamw()
@@ -233,17 +237,20 @@ class MuonW(MasterWeights):
 
     # ---- Muon's moves -------------------------------------------------------------------------------------
 
-    def _gather(self, plan: Plan, header: Tensor) -> dict[Matrix, Tensor]:  # M[A, B], or the box of a kernel
-        """Pieces of the momentum -> the matrices that this rank owns."""
+    def _gather(
+        self, plan: Plan, header: Tensor
+    ) -> tuple[list[Tensor], dict[Matrix, Tensor]]:  # the second: M[A, B], or the box of a kernel
+        """Pieces of the momentum -> the headers of all ranks, and the matrices that this rank owns."""
         momenta = self._momenta(plan)
         parcels = [[momenta[piece.matrix[0]][plan.here(piece)] for piece in to] for to in plan.parcels.out]
         found = {}
         for matrix in plan.parcels.mine:
             box, _ = plan.parcels.whole(matrix)
             found[matrix] = torch.empty(extent(box), dtype=plan.dtype, device=plan.device)
-        for piece, values in self._exchange(plan, header, parcels, plan.parcels.coming, MOMENTUM_LABEL):
+        heads, pieces = self._exchange(plan, header, parcels, plan.parcels.coming, MOMENTUM_LABEL)
+        for piece, values in pieces:
             found[piece.matrix][plan.inside(piece)] = values
-        return found
+        return heads, found
 
     def _momenta(self, plan: Plan) -> list[Tensor]:  # U, as this rank holds the parameter
         """Update the momentum; return what Newton–Schulz is fed, zeros where there is no gradient."""
@@ -285,7 +292,7 @@ class MuonW(MasterWeights):
     ) -> Iterable[tuple[MatrixPiece, Tensor]]:
         """Updates -> the pieces of them that this rank holds."""
         parcels = [[updates[piece.matrix][plan.inside(piece)] for piece in to] for to in plan.parcels.back]
-        return self._exchange(plan, header, parcels, plan.parcels.returning, UPDATES_LABEL)
+        return self._exchange(plan, header, parcels, plan.parcels.returning, UPDATES_LABEL)[1]
 
     def _apply(self, plan: Plan, pieces: Iterable[tuple[MatrixPiece, Tensor]]) -> None:
         """Decay and move what this rank holds; the scale is that of whole matrices."""
@@ -309,11 +316,8 @@ class MuonW(MasterWeights):
         parcels: Sequence[Sequence[Tensor]],  # for every rank, tensors of the plan's dtype
         coming: Sequence[Sequence[MatrixPiece]],
         label: str,
-    ) -> Iterator[tuple[MatrixPiece, Tensor]]:
-        """Send every rank its parcel behind a header; yield what comes, piece by piece. Collective.
-
-        Raises Disagreement, on all ranks, where the headers are not alike.
-        """
+    ) -> tuple[list[Tensor], Iterator[tuple[MatrixPiece, Tensor]]]:
+        """Send every rank its parcel behind a header; return the headers of all ranks, and what came. Collective."""
         rank, size = plan.group.rank, plan.group.size
         flat = [
             torch.cat([header, *(tensor.reshape(-1) for tensor in parcel)]) if to != rank else header[:0]
@@ -321,14 +325,15 @@ class MuonW(MasterWeights):
         ]
         lengths = [HEADER + numel(pieces) if of != rank else 0 for of, pieces in enumerate(coming)]
         received = plan.group.exchange(flat, lengths, label) if size > 1 else flat
-        others = [received[of] for of in range(size) if of != rank]
-        if others and not all(torch.equal(theirs[:HEADER], header) for theirs in others):
-            raise Disagreement(_difference(plan, header, received))
-        yield from zip(coming[rank], parcels[rank], strict=True)  # this rank's own part, which did not travel
-        for of, pieces in enumerate(coming):
-            if of != rank:
-                values = received[of][HEADER:].split([volume(piece.box) for piece in pieces])
-                yield from ((p, v.view(extent(p.box))) for p, v in zip(pieces, values, strict=True))
+
+        def unpacked() -> Iterator[tuple[MatrixPiece, Tensor]]:
+            yield from zip(coming[rank], parcels[rank], strict=True)  # this rank's own part, which did not travel
+            for of, pieces in enumerate(coming):
+                if of != rank:
+                    values = received[of][HEADER:].split([volume(piece.box) for piece in pieces])
+                    yield from ((p, v.view(extent(p.box))) for p, v in zip(pieces, values, strict=True))
+
+        return [header if of == rank else received[of][:HEADER] for of in range(size)], unpacked()
 
     # ---- AdamW --------------------------------------------------------------------------------------------
 
@@ -401,15 +406,17 @@ class MuonW(MasterWeights):
         return None
 
     def _refuse(self, plans: Sequence[Plan], refusal: Exception) -> NoReturn:
-        """Raise the refusal, once the other ranks, which may have none, have heard of it in their first exchange."""
-        for plan in [plan for plan in plans if plan.group.size > 1][:1]:
+        """Raise the refusal, once the other ranks, which may have none, have heard of it in their first exchanges.
+
+        They say that this rank differs, and this rank says how.
+        """
+        for plan in plans:
             nothing = [
                 [torch.zeros(extent(p.box), dtype=plan.dtype, device=plan.device) for p in to]
                 for to in plan.parcels.out
             ]
             header = self._digest(plan, str(refusal))
-            with contextlib.suppress(Disagreement):  # theirs says that this rank differs, this rank's own says how
-                list(self._exchange(plan, header, nothing, plan.parcels.coming, MOMENTUM_LABEL))
+            self._exchange(plan, header, nothing, plan.parcels.coming, MOMENTUM_LABEL)
         raise refusal
 
     def _required(self, group: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
@@ -437,10 +444,24 @@ def _check_gradient(name: str, parameter: Tensor) -> None:
         raise RuntimeError(f"parameter {name!r} has a sparse gradient; MuonW takes dense ones (sparse=False).")
 
 
-def _difference(plan: Plan, header: Tensor, received: Sequence[Tensor]) -> str:
-    """Return which ranks of the group differ from the first one, in a sentence that is the same on all ranks."""
-    heads = [header if of == plan.group.rank else received[of][:HEADER] for of in range(plan.group.size)]
+def _refuse_different(plans: Sequence[Plan], heads: Sequence[Sequence[Tensor]]) -> None:
+    """Raise Disagreement, on all ranks of a plan, where their headers are not alike. heads: of every rank, by plan.
+
+    All at once, because to look at a number of a GPU is to wait for all that it has been given to do.
+    """
+    rows = [torch.stack(list(of_ranks)) for of_ranks in heads if len(of_ranks) > 1]
+    if not rows or torch.stack([(row == row[0]).all() for row in rows]).all():
+        return
+    for plan, of_ranks in zip(plans, heads, strict=True):
+        if sentence := _difference(plan, of_ranks):
+            raise Disagreement(sentence)
+
+
+def _difference(plan: Plan, heads: Sequence[Tensor]) -> str:
+    """Return which ranks of the group differ from the first one, in a sentence that is the same on all; "": none."""
     others = [str(rank) for rank, head in enumerate(heads) if not torch.equal(head, heads[0])]
+    if not others:
+        return ""
     if not isinstance(plan.parameters[0].tensor, DTensor):
         return (
             f"replica(s) {', '.join(others)} step with other gradients or options than replica 0; average gradients "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import traceback
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon.conformance.placements import Pair, held
 from distmuon.launch import World
@@ -95,6 +98,40 @@ def clip_by_torch(world: World) -> str:
     except RuntimeError as error:
         return str(error)
     return "nothing"
+
+
+class HostWaits(TorchDispatchMode):
+    """Counts where Python looks at numbers of a tensor, which on a GPU waits for all that it has been given to do.
+
+    Newton–Schulz's own looks are left out: it looks on a CPU alone.
+    """
+
+    LOOKS = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func._schema.name in self.LOOKS:
+            ours = next(f for f in reversed(traceback.extract_stack()) if "distmuon" in f.filename)
+            if not ours.filename.endswith("newton_schulz.py"):
+                self.found.append(ours.name)
+        return func(*args, **(kwargs or {}))
+
+
+def waits(world: World, wrap: str) -> list[str]:
+    """Return who of us looks at numbers in a second step in which only Muon's matrices move, and in clipping."""
+    model = TAKEN[wrap](world, Net())
+    optimizer = MuonW([g for g in groups_of(model) if g["algorithm"] == "muon"], replicas=replicas_of(wrap))
+    for step in range(2):
+        give(model, step)
+        with HostWaits() as counter:
+            optimizer.clip_grad_norm_(1.0)
+            optimizer.step()
+    return counter.found
 
 
 def disagree(world: World) -> str:

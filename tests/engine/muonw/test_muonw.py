@@ -55,6 +55,12 @@ def test_a_step_makes_two_collectives(wrap: str, ranks: int) -> None:
 
 
 @on_meshes
+def test_a_step_waits_for_the_device_once_however_many_ranks_there_are(wrap: str, ranks: int) -> None:
+    for looks in launch.run(work.waits, (wrap,), dp=ranks):
+        assert looks == ["clip_grad_norm_", "_refuse_different"]
+
+
+@on_meshes
 def test_boxes_are_what_torch_has_put_there(wrap: str, ranks: int) -> None:
     assert [rank["boxes"] for rank in facts(wrap, ranks)] == [[]] * ranks
 
