@@ -34,7 +34,8 @@ class MuonTrainer(Trainer):
         """Make MuonW of the model itself, and let DDP's replicas share the work."""
         if self.optimizer is None:
             replicas = dist.group.WORLD if dist.is_initialized() else None
-            rates = {"lr": 1e-2, "adamw_lr": self.args.learning_rate}
+            rate = self.args.learning_rate
+            rates = {"lr": 3 * rate, "adamw_lr": rate}
             rates["weight_decay"] = self.args.weight_decay
             self.optimizer = MuonW(self.model, **rates, replicas=replicas)
         return self.optimizer
