@@ -17,7 +17,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test gpu lint notebooks colab book links bench soak traces address clean clean-all
+.PHONY: help setup demo test gpu lint notebooks colab book pdf links bench soak traces address clean clean-all
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -83,6 +83,9 @@ $(COLAB)/.ready: .ci/colab.txt
 
 book: $(READY) ## Build the book into _build/html; any warning is an error
 	.venv/bin/jupyter-book build . --all -W -n --keep-going
+
+pdf: $(READY) ## Print the whole book into _build/muon-at-scale.pdf, with Chromium or Chrome (4 minutes)
+	$(PY) scripts/tools print_book
 
 links: $(READY) ## Check the book's links to other sites (needs a network, so it is no part of the tests)
 	.venv/bin/jupyter-book build . --all --builder linkcheck
