@@ -14,11 +14,16 @@ import tempfile
 from pathlib import Path
 
 from distmuon import launch
+from muonbook.measure.results import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ALONE = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
 FOR_FORMULAS = 30_000  # milliseconds of the page's own clock, until MathJax has set them
+
+
+def installed_browser() -> str | None:
+    """Return the path of the first of BROWSERS that is here; None without one."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def printed(source: Path, pdf: Path, browser: str) -> None:
@@ -48,7 +53,7 @@ def main() -> None:
     )
     add("--source", metavar="FOLDER", type=Path, default=ROOT, help="of the book (default: this project)")
     arguments = parser.parse_args()
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    browser = installed_browser()
     if browser is None:
         raise launch.UsageError(
             f"no browser is here to print with (tried: {', '.join(BROWSERS)}); apt-get install chromium."

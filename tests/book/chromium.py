@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import worlds
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+from tools.print_book import installed_browser
+
 PATIENCE = 300_000  # milliseconds that a page may take for anything, on a machine that is busy testing
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 # 1300 pixels, less a scrollbar, which Chromium shows to people only
@@ -20,7 +20,7 @@ DESK, PHONE = ViewportSize(width=1285, height=900), ViewportSize(width=390, heig
 @contextmanager
 def started() -> Iterator[Browser]:
     """Start the browser that is here. Without one the test is skipped."""
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = installed_browser()
     if path is None:
         missing = "Looking at the book needs Chromium or Chrome on the PATH (Debian, Ubuntu: apt-get install chromium)."
         worlds.without("browser", missing)
