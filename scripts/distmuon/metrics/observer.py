@@ -251,7 +251,8 @@ class Metrics:
                 before = step.momenta[part.index]
                 buffer = torch.zeros_like(after) if before is None else before
                 options = group["momentum"], group["nesterov"], group["momentum_kind"]
-                found[part.index] = momentum_(buffer, gradient.to(buffer.dtype), *options).to(part.fed_dtype)
+                (fed,) = momentum_([buffer], [gradient.to(buffer.dtype)], *options)
+                found[part.index] = fed.to(part.fed_dtype)
         return found
 
     def _gather(

@@ -12,6 +12,7 @@ Sources: two all-to-alls and an owner: dion (Ahn et al. 2025). Muon and AdamW si
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import zlib
@@ -34,14 +35,15 @@ from distmuon.optim.muon import (
     MUON_DEFAULTS,
     MomentumKind,
     ScaleKind,
-    apply_,
     batches,
+    cast,
     check_dtype,
     check_muon_options,
     check_muon_parameters,
-    decay_,
-    momentum_,
+    decay_and_apply_,
+    momentum_of_all_,
     orthogonalize,
+    runs,
     scale,
 )
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
@@ -65,6 +67,7 @@ from distmuon.sharding.matrices import Division, Matrices
 from distmuon.sharding.precision import widest
 
 WHOLE = Division()
+TOGETHER = 2**24  # elements of which a few launches take care
 HEADER = 4  # elements before a parcel, each a byte of the sender's digest: small integers, exact in any dtype
 MOMENTUM_LABEL, UPDATES_LABEL = "momentum", "updates"
 
@@ -248,25 +251,36 @@ class MuonW(MasterWeights):
             box, _ = plan.parcels.whole(matrix)
             found[matrix] = torch.empty(extent(box), dtype=plan.dtype, device=plan.device)
         heads, pieces = self._exchange(plan, header, parcels, plan.parcels.coming, MOMENTUM_LABEL)
-        for piece, values in pieces:
-            found[piece.matrix][plan.inside(piece)] = values
+        filled = [(found[piece.matrix][plan.inside(piece)], values) for piece, values in pieces]
+        if filled:
+            torch._foreach_copy_([place for place, _ in filled], [values for _, values in filled])
         return heads, found
 
     def _momenta(self, plan: Plan) -> list[Tensor]:  # U, as this rank holds the parameter
         """Update the momentum; return what Newton–Schulz is fed, zeros where there is no gradient."""
-        found = []
-        for _, p, number in plan.parameters:
-            group = self.param_groups[number]
-            if p.grad is None:
-                found.append(torch.zeros_like(local(p), dtype=plan.dtype))
-                continue
-            state = self.state[p]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p, dtype=self.kept_dtype(p))
-            settings = group["momentum"], group["nesterov"], group["momentum_kind"]
-            u = momentum_(local(state["momentum_buffer"]), _local_gradient(p, self.kept_dtype(p)), *settings)
-            found.append(u.to(plan.dtype))
-        return found
+        found: dict[int, Tensor] = {}
+        for places in self._together(plan):
+            buffers, gradients = [], []
+            for p in (plan.parameters[place].tensor for place in places):
+                if "momentum_buffer" not in (state := self.state[p]):
+                    state["momentum_buffer"] = torch.zeros_like(p, dtype=self.kept_dtype(p))
+                buffers.append(local(state["momentum_buffer"]))
+                gradients.append(_local_gradient(p, self.kept_dtype(p)))
+            groups = [self.param_groups[plan.parameters[place].group] for place in places]
+            fed = momentum_of_all_(buffers, gradients, groups)
+            found.update(zip(places, cast(fed, plan.dtype), strict=True))
+        return [
+            found[place] if place in found else torch.zeros_like(local(p), dtype=plan.dtype)
+            for place, (_, p, _) in enumerate(plan.parameters)
+        ]
+
+    def _together(self, plan: Plan) -> Iterator[list[int]]:
+        """Yield the places of parameters with a gradient, in runs that are large enough for a launch, and no larger.
+
+        What is made for each of a run, such as float32 of a bf16 weight, is alive for all of it at once.
+        """
+        places = [place for place, (_, p, _) in enumerate(plan.parameters) if p.grad is not None]
+        return runs(places, [local(plan.parameters[place].tensor).numel() for place in places], TOGETHER)
 
     def _orthogonalize(
         self,
@@ -299,15 +313,18 @@ class MuonW(MasterWeights):
         of_parameter: list[list[tuple[MatrixPiece, Tensor]]] = [[] for _ in plan.parameters]
         for piece, update in pieces:
             of_parameter[piece.matrix[0]].append((piece, update))
-        for (_, p, number), found in zip(plan.parameters, of_parameter, strict=True):
-            if p.grad is None:
-                continue
-            group = self.param_groups[number]
-            with rounded_once(local(p), self.master(p)) as weight:
-                decay_(weight, group["lr"], group["weight_decay"])
-                for piece, update in found:
-                    _, shape = plan.parcels.whole(piece.matrix)
-                    apply_(weight[plan.here(piece)], update, group["lr"], scale(shape, group["scale"]))
+        for places in self._together(plan):
+            groups = [self.param_groups[plan.parameters[place].group] for place in places]
+            with contextlib.ExitStack() as rounded:
+                weights, parts = [], []
+                for place, group in zip(places, groups, strict=True):
+                    p = plan.parameters[place].tensor
+                    weight = rounded.enter_context(rounded_once(local(p), self.master(p)))
+                    weights.append(weight)
+                    for piece, update in of_parameter[place]:
+                        factor = scale(plan.parcels.whole(piece.matrix)[1], group["scale"])
+                        parts.append((weight[plan.here(piece)], update, group["lr"], factor))
+                decay_and_apply_(weights, groups, parts)
 
     def _exchange(
         self,

@@ -29,11 +29,10 @@ from distmuon.optim.muon import (
     MUON_DEFAULTS,
     MomentumKind,
     ScaleKind,
-    apply_,
     check_dtype,
     check_muon_options,
-    decay_,
-    momentum_,
+    decay_and_apply_,
+    momentum_of_all_,
     scale,
 )
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
@@ -204,13 +203,13 @@ class DistributedMuon(ShardedOptimizer):
         wave: Collection[int] | None = None,
     ) -> dict[int, Tensor]:  # M[N_dp]
         """Update the momentum of this rank's pieces, of a wave or all; return Newton–Schulz's input."""
-        inputs = {}
-        for piece in self._moving(buckets, wave):
-            group = self.muon[piece.index]
-            settings = (group["momentum"], group["nesterov"], group["momentum_kind"])
-            buffer = self._momentum_buffer(piece)
-            inputs[piece.index] = momentum_(buffer, piece.gradient, *settings)
-        return inputs
+        pieces = self._moving(buckets, wave)
+        fed = momentum_of_all_(
+            [self._momentum_buffer(piece) for piece in pieces],
+            [piece.gradient for piece in pieces],
+            [self.muon[piece.index] for piece in pieces],
+        )
+        return {piece.index: u for piece, u in zip(pieces, fed, strict=True)}
 
     @hooked
     def apply(
@@ -219,11 +218,8 @@ class DistributedMuon(ShardedOptimizer):
         updates: Tensors,  # O[N_dp]
     ) -> None:
         """Decay and move this rank's master weights; the scale is that of whole matrices."""
-        for piece in self._moving(buckets, updates):
-            group, update = self.muon[piece.index], updates[piece.index]
-            decay_(piece.weight, group["lr"], group["weight_decay"])
-            for run, lr, factor in self._paces(piece.index, piece.meta.range_in_param):
-                apply_(piece.weight[run], update[run], lr, factor)
+        pieces = self._moving(buckets, updates)
+        self._decay_and_apply([(p.index, p.weight, updates[p.index], p.meta.range_in_param) for p in pieces])
 
     @hooked
     def gather_updates(
@@ -247,13 +243,21 @@ class DistributedMuon(ShardedOptimizer):
     ) -> None:
         """Decay and move all parameters of these buckets; every rank does it by itself."""
         homes, metas = self.buffers.parameter_homes, self.buffers.metas
+        flat = []
         for bucket, whole in gathered.items():
             for index in sorted(self.statistics.present & set(bucket.params)):
-                group, weight = self.muon[index], homes[index].view(-1)  # W[I_tp J]
-                update = whole[metas[index].global_range.relative_to(bucket.offset).as_slice]
-                decay_(weight, group["lr"], group["weight_decay"])
-                for run, lr, factor in self._paces(index, Range(0, weight.numel())):
-                    apply_(weight[run], update[run], lr, factor)
+                weight, place = homes[index].view(-1), metas[index].global_range.relative_to(bucket.offset)  # W[I_tp J]
+                flat.append((index, weight, whole[place.as_slice], Range(0, weight.numel())))
+        self._decay_and_apply(flat)
+
+    def _decay_and_apply(self, flat: Sequence[tuple[int, Tensor, Tensor, Range]]) -> None:
+        """Decay and move runs of parameters. flat: (parameter, W and O of a run of it, flat, and where that run is)."""
+        parts = [
+            (weight[run], update[run], lr, factor)
+            for index, weight, update, where in flat
+            for run, lr, factor in self._paces(index, where)
+        ]
+        decay_and_apply_([weight for _, weight, _, _ in flat], [self.muon[index] for index, *_ in flat], parts)
 
     def _paces(self, index: int, where: Range) -> Iterator[tuple[slice, float, float]]:
         """Yield (run of elements, counted from where; learning rate; scale) of the matrices there."""

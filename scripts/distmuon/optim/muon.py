@@ -11,16 +11,18 @@ Newton–Schulz touches one element at a time, which is why ZeRO-1 can run it on
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from distmuon.optim.masters import MasterWeights, rounded_once
+from distmuon.optim.masters import MasterWeights, is_narrow, rounded_once
 from distmuon.optim.newton_schulz import (
+    BATCH,
     COMPUTE_DTYPES,
     Coefficients,
     ComputeDtype,
@@ -45,6 +47,7 @@ from distmuon.optim.states import check_shapes
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.matrices import Division, Matrices, check_matrices, kind_of, parts
 
+T = TypeVar("T")
 MomentumKind = Literal["sum", "average"]
 ScaleKind = Literal["match_rms", "original"]
 MOMENTA, SCALES = get_args(MomentumKind), get_args(ScaleKind)
@@ -73,25 +76,28 @@ NS_OPTIONS = ("ns_steps", "ns_coefficients", "compute_dtype", "ns_form", "ns_nor
 
 
 def momentum_(
-    buffer: Tensor,  # M, [...]: a matrix or a flat shard of it; overwritten
-    gradient: Tensor,  # G, [...]
+    buffers: list[Tensor],  # M, each [...]: matrices or flat shards of them; overwritten
+    gradients: list[Tensor],  # G, as the buffers
     momentum: float,  # mu
     nesterov: bool = True,
     kind: str = "sum",
-) -> Tensor:  # U, [...]
-    """Update the momentum `buffer` in place; return what Newton–Schulz is fed, a new tensor.
+) -> list[Tensor]:  # U, as the buffers
+    """Update the momentum `buffers` in place; return what Newton–Schulz is fed, new tensors.
 
     kind: "sum", M <- mu M + G (the paper), or "average", M <- mu M + (1 - mu) G (torch,
     Jordan's code). With Nesterov the second applies the same rule once more. The two differ
     by the factor 1 - mu, which Newton–Schulz divides out.
     """
+    if not buffers:
+        return []
     if kind == "average":
         # M_t = mu M_{t-1} + (1 - mu) G_t;  U_t = mu M_t + (1 - mu) G_t
-        buffer.lerp_(gradient, 1 - momentum)
-        return gradient.lerp(buffer, momentum) if nesterov else buffer.clone()
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        return list(torch._foreach_lerp(gradients, buffers, momentum)) if nesterov else [m.clone() for m in buffers]
     # M_t = mu M_{t-1} + G_t;  U_t = mu M_t + G_t
-    buffer.mul_(momentum).add_(gradient)
-    return gradient.add(buffer, alpha=momentum) if nesterov else buffer.clone()
+    _multiply_(buffers, momentum)
+    torch._foreach_add_(buffers, gradients)
+    return list(torch._foreach_add(gradients, buffers, alpha=momentum)) if nesterov else [m.clone() for m in buffers]
 
 
 def scale(shape: Sequence[int], kind: str = "match_rms") -> float:
@@ -111,24 +117,87 @@ def scale(shape: Sequence[int], kind: str = "match_rms") -> float:
 
 
 def decay_(
-    weight: Tensor,  # W, [...]; overwritten
+    weights: list[Tensor],  # W, each [...]; overwritten
     lr: float,
     weight_decay: float,  # lambda
 ) -> None:
     """Take decoupled weight decay in place."""
     # W <- (1 - lr lambda) W
-    weight.mul_(1 - lr * weight_decay)
+    _multiply_(weights, 1 - lr * weight_decay)
 
 
 def apply_(
-    weight: Tensor,  # W, [...]; overwritten
-    update: Tensor,  # O, [...], of any dtype
+    weights: list[Tensor],  # W, each [...]; overwritten
+    updates: Sequence[Tensor],  # O, as the weights, of any dtype
     lr: float,
     factor: float,  # scale(A, B)
 ) -> None:
-    """Take the step in place, in the dtype of `weight`."""
-    # W <- W - lr scale(A, B) O
-    weight.add_(update.to(weight.dtype), alpha=-lr * factor)
+    """Take the step in place, in the dtype of each weight."""
+    if weights:
+        # a dtype that the weight's holds is widened inside the sum, without a copy
+        fitting = [
+            o if torch.promote_types(w.dtype, o.dtype) == w.dtype else o.to(w.dtype)
+            for w, o in zip(weights, updates, strict=True)
+        ]
+        # W <- W - lr scale(A, B) O
+        torch._foreach_add_(weights, fitting, alpha=-lr * factor)
+
+
+def _multiply_(tensors: list[Tensor], factor: float) -> None:
+    """Multiply in place. On a CPU `_foreach_mul_` would round the factor to bf16 first, where a tensor is bf16."""
+    if tensors and (tensors[0].is_cuda or not is_narrow(tensors[0])):
+        torch._foreach_mul_(tensors, factor)
+        return
+    for tensor in tensors:
+        tensor.mul_(factor)
+
+
+def momentum_of_all_(
+    buffers: list[Tensor],  # M, each [...]; overwritten
+    gradients: list[Tensor],  # G, as the buffers
+    groups: Sequence[Mapping[str, Any]],  # the parameter group of each
+) -> list[Tensor]:  # U, as the buffers
+    """Update momentum under the options of many groups: on a GPU a few launches for all tensors that share them."""
+    found: list[Any] = [None] * len(buffers)
+    settings = [(g["momentum"], g["nesterov"], g["momentum_kind"]) for g in groups]
+    for (options, _), places in _places_by((s, m.dtype) for s, m in zip(settings, buffers, strict=True)):
+        fed = momentum_([buffers[i] for i in places], [gradients[i] for i in places], *options)
+        for i, u in zip(places, fed, strict=True):
+            found[i] = u
+    return found
+
+
+def decay_and_apply_(
+    weights: list[Tensor],  # W, each [...]; overwritten
+    groups: Sequence[Mapping[str, Any]],  # the parameter group of each
+    parts: Sequence[tuple[Tensor, Tensor, float, float]],  # of the weights, all of them: W, O, lr, scale(A, B)
+) -> None:
+    """Decay and move weights under the options of many groups, as `momentum_of_all_` does."""
+    for (lr, weight_decay), places in _places_by((g["lr"], g["weight_decay"]) for g in groups):
+        decay_([weights[i] for i in places], lr, weight_decay)
+    for (lr, factor), places in _places_by((lr, factor) for _, _, lr, factor in parts):
+        apply_([parts[i][0] for i in places], [parts[i][1] for i in places], lr, factor)
+
+
+def cast(
+    tensors: Sequence[Tensor],
+    dtype: torch.dtype,
+) -> list[Tensor]:  # as the tensors
+    """Return the tensors in a dtype, themselves where they are in it: on a GPU a few launches for all others."""
+    others = [tensor for tensor in tensors if tensor.dtype != dtype]
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in others]
+    if others:
+        torch._foreach_copy_(copies, others)
+    remaining = iter(copies)
+    return [tensor if tensor.dtype == dtype else next(remaining) for tensor in tensors]
+
+
+def _places_by(keys: Iterable[Any]) -> Iterable[tuple[Any, list[int]]]:
+    """Return the places of each key among the keys."""
+    found: dict[Any, list[int]] = {}
+    for place, key in enumerate(keys):
+        found.setdefault(key, []).append(place)
+    return found.items()
 
 
 @of_kind(NEWTON_SCHULZ)
@@ -198,7 +267,8 @@ def matrices_in(
 def batches(
     tensors: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], divisions: Sequence[Division] = ()
 ) -> list[list[int]]:
-    """Return which tensors to orthogonalize together: those of small matrices of equal shape under equal options.
+    """Return which tensors to orthogonalize together: those of small matrices of equal shape under equal options, as
+    many as `newton_schulz.BATCH` has room for.
 
     groups: the parameter group of each tensor. One with `batched=False` keeps its matrices alone, which is what a
         bitwise comparison needs: a batched product may be summed in another order than a single one.
@@ -213,7 +283,20 @@ def batches(
         pays = group["batched"] and all(batching_pays(shape, tensor.device) for shape in shapes)
         alike = (frozenset(shapes), tensor.dtype, tensor.device, *(str(group[name]) for name in NS_OPTIONS))
         found.setdefault(alike if pays else (index,), []).append(index)
-    return list(found.values())
+    return [run for together in found.values() for run in runs(together, [tensors[i].numel() for i in together], BATCH)]
+
+
+def runs(items: Sequence[T], sizes: Sequence[int], room: int) -> Iterator[list[T]]:
+    """Yield runs of the items, in order, as long as there is room for the sum of their sizes, or of one item."""
+    run, taken = list[T](), 0
+    for item, size in zip(items, sizes, strict=True):
+        if run and taken + size > room:
+            yield run
+            run, taken = [], 0
+        run.append(item)
+        taken += size
+    if run:
+        yield run
 
 
 def check_muon_options(group: Mapping[str, Any]) -> None:
@@ -379,28 +462,32 @@ class Muon(MasterWeights):
 
     def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         """Update the matrices of one batch, and free what that took."""
-        inputs = [self._momentum(p, group) for p, group in zip(parameters, groups, strict=True)]
         divisions = [Division(group["matrices"]) for group in groups]
-        updates = orthogonalize(inputs, groups[0], divisions)
-        for p, group, update in zip(parameters, groups, updates, strict=True):
-            found = parts(group["matrices"], p.shape)
-            rows = [part.rows for part in found]
-            with rounded_once(p, self.master(p)) as weight:
-                decay_(weight, group["lr"], group["weight_decay"])
-                for part, w, u in zip(found, weight.split(rows), update.split(rows), strict=True):
-                    apply_(w, u, group["lr"], scale(part.shape, group["scale"]))
+        updates = orthogonalize(self._momentum(parameters, groups), groups[0], divisions)
+        with contextlib.ExitStack() as rounded:
+            weights, moving = [], []
+            for p, group, update in zip(parameters, groups, updates, strict=True):
+                weight = rounded.enter_context(rounded_once(p, self.master(p)))
+                found = parts(group["matrices"], p.shape)
+                rows = [part.rows for part in found]
+                weights.append(weight)
+                for part, w, o in zip(found, weight.split(rows), update.split(rows), strict=True):
+                    moving.append((w, o, group["lr"], scale(part.shape, group["scale"])))
+            decay_and_apply_(weights, groups, moving)
 
     def _momentum(
         self,
-        p: Tensor,  # [A, B]
-        group: dict[str, Any],
-    ) -> Tensor:  # U, [A, B]
-        """Update the momentum of `p`; return what Newton–Schulz is fed."""
-        assert p.grad is not None
-        state = self.state[p]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p, dtype=self.kept_dtype(p))
-        buffer = state["momentum_buffer"]
-        gradient = p.grad.to(torch.promote_types(p.grad.dtype, buffer.dtype))
-        u = momentum_(buffer, gradient, group["momentum"], group["nesterov"], group["momentum_kind"])
-        return u if group["input_dtype"] is None else u.to(group["input_dtype"])
+        parameters: list[Tensor],  # each [A, B]
+        groups: list[dict[str, Any]],
+    ) -> list[Tensor]:  # U, as the parameters
+        """Update the momentum of one batch; return what Newton–Schulz is fed."""
+        buffers, gradients = [], []
+        for p in parameters:
+            assert p.grad is not None
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p, dtype=self.kept_dtype(p))
+            buffers.append(state["momentum_buffer"])
+            gradients.append(p.grad.to(torch.promote_types(p.grad.dtype, buffers[-1].dtype)))
+        fed = momentum_of_all_(buffers, gradients, groups)
+        return [u.to(group["input_dtype"] or u.dtype) for u, group in zip(fed, groups, strict=True)]

@@ -46,7 +46,8 @@ POLAR_EXPRESS: tuple[Quintic, ...] = (
 )
 POLAR_EXPRESS_SAFETY = 1.01  # p(x / 1.01) keeps rounding from pushing a value out of the interval (same source)
 
-BATCHED_ON_CPU, BATCHED_ON_GPU = 2**17, 2**21  # elements: see `batching_pays`
+BATCHED_ON_CPU, BATCHED_ON_GPU = 2**17, 2**22  # elements: see `batching_pays`
+BATCH = 2**25  # elements in one batch at most: more of them gain no time, and take memory
 
 COEFFICIENTS = ("muon", "polar_express")  # the names that `quintics` knows
 
@@ -239,7 +240,8 @@ def check_form(form: str, norm: str, dtype: Any = "auto") -> None:
 def batching_pays(shape: Sequence[int], device: torch.device) -> bool:
     """Return whether several matrices of this shape [A, B] run faster as one batched product than one after the other.
 
-    Small products are dominated by the cost of launching them. Large ones gain nothing, and stacking them is a copy.
+    Small products are dominated by the cost of launching them. Large ones gain nothing, and stacking them is a copy:
+    on one H200 batches took 0.2 of the time at 1024 x 1024, 0.6 at 1024 x 4096, and 0.95 at 4096 x 4096.
     """
     return math.prod(shape) <= (BATCHED_ON_GPU if device.type == "cuda" else BATCHED_ON_CPU)
 

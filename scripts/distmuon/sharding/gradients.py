@@ -99,9 +99,10 @@ class GradientViews:
                 flats = self.buffers.flat_gradients
                 lodges = any(0 <= guest.data_ptr() - flat.data_ptr() < flat.nbytes for flat in flats)
                 guests[index] = guest.clone() if lodges else guest  # out of a home that is about to be filled
-        for index, guest in guests.items():
-            self._empty(index)
-            self.buffers.gradient_homes[index].copy_(guest)
+        for index in guests:
+            self._leave(index)
+        if guests:  # on a GPU a few launches for all of them
+            torch._foreach_copy_([self.buffers.gradient_homes[index] for index in guests], list(guests.values()))
         return present
 
     def unscale(self, scale: Tensor) -> None:
@@ -143,11 +144,15 @@ class GradientViews:
         self._offered[index] = weakref.ref(p.grad)
 
     def _empty(self, index: int) -> None:
-        """Fill the home with zeros. A dropped `.grad` that somebody still holds keeps its values, as torch's does."""
+        """Fill the home with zeros."""
+        self._leave(index)
+        self.buffers.gradient_homes[index].zero_()
+
+    def _leave(self, index: int) -> None:
+        """Let a dropped `.grad` that somebody still holds keep its values, as torch's does, elsewhere."""
         held, home = self._offered[index](), self.buffers.gradient_homes[index]
         if held is not None and held is not self.buffers.parameters[index].grad and _same_place(held, home):
             held.data = held.clone()
-        home.zero_()
 
     def _watch(self, index: int) -> None:
         """Hook the parameter's node, if it is not hooked already: a change of dtype gives it a new one."""

@@ -58,7 +58,8 @@ class BlockMuon(Muon):
 
     def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         """Update the matrices of one batch, each in as many blocks as this step asks for."""
-        cut = [self._cut(p, self._momentum(p, group), group) for p, group in zip(parameters, groups, strict=True)]
+        fed = self._momentum(parameters, groups)
+        cut = [self._cut(p, u, group) for p, u, group in zip(parameters, fed, groups, strict=True)]
         blocks = [block for mine in cut for block in mine]
         owners = [group for mine, group in zip(cut, groups, strict=True) for _ in mine]
         for batch in batches(blocks, owners):
@@ -71,8 +72,8 @@ class BlockMuon(Muon):
             update = torch.cat(updates, tp_split_dim(p) or 0) if len(mine) > 1 else updates[0]
             ratio = _ratio(p, group) if len(mine) > 1 else 1.0
             with rounded_once(p, self.master(p)) as weight:
-                decay_(weight, group["lr"], group["weight_decay"])
-                apply_(weight, update, group["lr"] * ratio, scale(p.shape, group["scale"]))
+                decay_([weight], group["lr"], group["weight_decay"])
+                apply_([weight], [update], group["lr"] * ratio, scale(p.shape, group["scale"]))
 
     def _cut(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-from distmuon.optim.newton_schulz import BATCHED_ON_GPU
+from distmuon.optim.newton_schulz import BATCH, BATCHED_ON_GPU
 from distmuon.sharding.layout import ParamSpec
 
 
@@ -55,10 +55,10 @@ class WholeMatrices(NamedTuple):
             + max(p + c, 5 c) E         Newton–Schulz's own: it takes one batch, or one large matrix, after the other
             + 2 m min(E, P)             several matrices, copied out of the parameters that hold them
 
-        with F = `total`, L = `largest`, S = `small`, P = `several` and E = max(L, S); m = `gathered` and c = `compute`
-        bytes per element, p of the norm (float32 or wider).
+        with F = `total`, L = `largest`, S = `small`, P = `several` and E = max(L, min(S, BATCH)), which is what a batch
+        holds at most; m = `gathered` and c = `compute` bytes per element, p of the norm (float32 or wider).
         """
-        at_once = max(self.largest, self.small)
+        at_once = max(self.largest, min(self.small, BATCH))
         copies = self.total + self.small + 2 * min(at_once, self.several)
         return gathered * copies + iteration_bytes(gathered, compute) * at_once
 

@@ -53,13 +53,13 @@ def lines() -> list[Line]:
     momentum = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
     for step in range(STEPS):
         newest = gradient(step)
-        fed = momentum_(momentum, newest, MOMENTUM)
+        (fed,) = momentum_([momentum], [newest], MOMENTUM)
     (update,) = orthogonalize([fed.clone()], MUON_DEFAULTS)
     factor = scale(weight.shape)
     shrunk, moved = weight.clone(), weight.clone()
-    decay_(shrunk, LR, DECAY)
+    decay_([shrunk], LR, DECAY)
     moved.copy_(shrunk)
-    apply_(moved, update, LR, factor)
+    apply_([moved], [update], LR, factor)
     fainter = "Earlier batches are still heard, a little fainter each."
     twice = "The newest batch counts once more. Still one direction."
     return [

@@ -44,9 +44,9 @@ class StaleGroupParameters(DistributedMuon):
                 if id(self.buffers.parameters[piece.index]) in params:
                     spec, lr = self.buffers.layout.specs[piece.index], group["lr"]
                     whole = spec.full_shape(self.grid.tp.size)
-                    decay_(piece.weight, lr, group["weight_decay"])
+                    decay_([piece.weight], lr, group["weight_decay"])
                     update = updates[piece.index]
-                    apply_(piece.weight, update, lr, scale(whole, group["scale"]))
+                    apply_([piece.weight], [update], lr, scale(whole, group["scale"]))
 
 
 class OneDimensionalView(GatherAll):

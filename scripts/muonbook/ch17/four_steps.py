@@ -104,11 +104,12 @@ class ByHand(torch.optim.Optimizer):
         for p in parameters:
             state = self.state[p]
             buffer = state.setdefault("momentum_buffer", torch.zeros_like(p))
-            u = momentum_(buffer.to_local(), p.grad.to_local(), OPTIONS["momentum"], True, OPTIONS["momentum_kind"])
+            options = OPTIONS["momentum"], True, OPTIONS["momentum_kind"]
+            (u,) = momentum_([buffer.to_local()], [p.grad.to_local()], *options)
             fed.append(DTensor.from_local(u.bfloat16(), p.device_mesh, p.placements, run_check=False))
         for p, update in zip(parameters, self.way(fed, self.dp), strict=True):
-            decay_(p.to_local(), OPTIONS["lr"], OPTIONS["weight_decay"])
-            apply_(p.to_local(), update, OPTIONS["lr"], scale(tuple(p.shape), OPTIONS["scale"]))
+            decay_([p.to_local()], OPTIONS["lr"], OPTIONS["weight_decay"])
+            apply_([p.to_local()], [update], OPTIONS["lr"], scale(tuple(p.shape), OPTIONS["scale"]))
 
 
 # ---- Counted ----------------------------------------------------------------------------------------------

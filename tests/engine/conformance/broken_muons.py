@@ -53,7 +53,7 @@ class PlainSteps(Optimizer):
         if (gradient := self.gradient_of(p)) is None:
             return
         buffer = self.buffer_of(p)
-        u = momentum_(buffer, gradient, group["momentum"], self.nesterov, self.kind)
+        (u,) = momentum_([buffer], [gradient], group["momentum"], self.nesterov, self.kind)
         with self.rounded(p) as weight:
             self.decay(weight, group)
             self.apply(weight, self.orthogonal(u), group["lr"])
@@ -68,7 +68,7 @@ class PlainSteps(Optimizer):
         return self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
 
     def decay(self, p: Tensor, group: dict[str, Any]) -> None:
-        decay_(p, group["lr"], group["weight_decay"])
+        decay_([p], group["lr"], group["weight_decay"])
 
     def orthogonal(self, u: Tensor) -> Tensor:
         if isinstance(u, DTensor):

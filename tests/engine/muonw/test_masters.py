@@ -60,9 +60,9 @@ def quiet(kind: str, named: Named, **options: Any) -> MasterWeights:
 def test_decay_and_update_of_a_narrow_matrix_are_rounded_together(kind: str) -> None:
     p, group = matrix(), MUON_DEFAULTS | {"lr": 0.01}
     wide, gradient = p.detach().float(), gaussian(24, 16, seed=1).to(NARROW)
-    (update,) = orthogonalize([momentum_(torch.zeros_like(p), gradient, 0.95)], group)
-    decay_(wide, 0.01, 0.1)
-    apply_(wide, update, 0.01, scale((24, 16)))
+    (update,) = orthogonalize(momentum_([torch.zeros_like(p)], [gradient], 0.95), group)
+    decay_([wide], 0.01, 0.1)
+    apply_([wide], [update], 0.01, scale((24, 16)))
     drift(p, quiet(kind, [("p", p)], lr=0.01), 1)
     assert torch.equal(p, wide.to(NARROW))
 

@@ -54,6 +54,21 @@ def exact(**options: Any) -> dict[str, Any]:
 # ---- Elementwise: the same on any slices ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_momentum_and_decay_are_the_formulas_to_the_last_bit(dtype: torch.dtype) -> None:
+    buffers, gradients = ([gaussian(FLAT, seed=seed, dtype=dtype) for seed in seeds] for seeds in ((1, 2), (3, 4)))
+    sums, averages, decayed = ([b.clone() for b in buffers] for _ in range(3))
+    fed, fed_averages = momentum_(sums, gradients, 0.95), momentum_(averages, gradients, 0.95, kind="average")
+    decay_(decayed, 0.01, 0.1)
+    for i, (buffer, gradient) in enumerate(zip(buffers, gradients, strict=True)):
+        total, mean = buffer.mul(0.95).add(gradient), buffer.lerp(gradient, 1 - 0.95)
+        assert torch.equal(sums[i], total)
+        assert torch.equal(fed[i], gradient.add(total, alpha=0.95))
+        assert torch.equal(averages[i], mean)
+        assert torch.equal(fed_averages[i], gradient.lerp(mean, 0.95))
+        assert torch.equal(decayed[i], buffer.mul(1 - 0.01 * 0.1))
+
+
 @quick(40)
 @given(cuts, dtypes, st.sampled_from(MOMENTA), st.booleans(), st.floats(0, 0.99))
 def test_momentum_of_the_slices_is_the_slice_of_the_momentum(
@@ -61,9 +76,9 @@ def test_momentum_of_the_slices_is_the_slice_of_the_momentum(
 ) -> None:
     buffer, gradient = gaussian(FLAT, seed=1, dtype=dtype), gaussian(FLAT, seed=2, dtype=dtype)
     sliced, pieces = buffer.clone(), []
-    whole = momentum_(buffer, gradient, momentum, nesterov, kind)
+    (whole,) = momentum_([buffer], [gradient], momentum, nesterov, kind)
     for start, end in pairwise(points):
-        pieces.append(momentum_(sliced[start:end], gradient[start:end], momentum, nesterov, kind))
+        pieces += momentum_([sliced[start:end]], [gradient[start:end]], momentum, nesterov, kind)
     assert torch.equal(torch.cat(pieces), whole)
     assert torch.equal(sliced, buffer)
 
@@ -75,11 +90,11 @@ def test_a_step_on_the_slices_is_the_slice_of_the_step(
 ) -> None:
     weight, update = gaussian(FLAT, seed=3, dtype=dtype), gaussian(FLAT, seed=4, dtype=update_dtype)
     sliced = weight.clone()
-    decay_(weight, lr, 0.1)
-    apply_(weight, update, lr, scale((12, 20)))
+    decay_([weight], lr, 0.1)
+    apply_([weight], [update], lr, scale((12, 20)))
     for start, end in pairwise(points):
-        decay_(sliced[start:end], lr, 0.1)
-        apply_(sliced[start:end], update[start:end], lr, scale((12, 20)))
+        decay_([sliced[start:end]], lr, 0.1)
+        apply_([sliced[start:end]], [update[start:end]], lr, scale((12, 20)))
     assert torch.equal(sliced, weight)
 
 
@@ -87,7 +102,7 @@ def test_momentum_updates_its_buffer_and_returns_a_new_tensor() -> None:
     for kind in MOMENTA:
         for nesterov in (True, False):
             buffer, gradient = torch.full((3,), 2.0), torch.ones(3)
-            fed = momentum_(buffer, gradient, 0.5, nesterov, kind)
+            (fed,) = momentum_([buffer], [gradient], 0.5, nesterov, kind)
             after = {"sum": 2.0, "average": 1.5}[kind]
             ahead = {"sum": 0.5 * 2 + 1, "average": 0.5 * 1.5 + 0.5 * 1}[kind]
             assert buffer.tolist() == [after] * 3
@@ -207,7 +222,7 @@ def test_summed_and_averaged_momentum_feed_newton_schulz_collinear_inputs() -> N
         buffers = {kind: torch.zeros(6, 8, dtype=torch.float64) for kind in MOMENTA}
         for step in range(4):
             gradient = gaussian(6, 8, seed=step, dtype=torch.float64)
-            fed = {kind: momentum_(buffers[kind], gradient, 0.95, nesterov, kind) for kind in MOMENTA}
+            fed = {kind: momentum_([buffers[kind]], [gradient], 0.95, nesterov, kind)[0] for kind in MOMENTA}
             assert distance(fed["average"], 0.05 * fed["sum"]) < 1e-12
             assert distance(newton_schulz(fed["average"]), newton_schulz(fed["sum"])) < 1e-10
 
@@ -265,6 +280,14 @@ def test_only_small_matrices_of_equal_shape_dtype_and_options_go_together() -> N
     assert batches(matrices, groups) == [[0, 2], [1], [3], [4], [5], [6], [7], [8], [9]]
     alone = [group | dict(batched=False) for group in groups]
     assert batches(matrices, alone) == [[index] for index in range(len(rows))]
+
+
+def test_a_batch_holds_as_many_matrices_as_it_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distmuon.optim.muon.BATCH", 50)
+    matrices = [gaussian(4, 6, seed=seed) for seed in range(5)]
+    assert batches(matrices, [MUON_DEFAULTS] * 5) == [[0, 1], [2, 3], [4]]
+    monkeypatch.setattr("distmuon.optim.muon.BATCH", 10)  # less than one takes
+    assert batches(matrices, [MUON_DEFAULTS] * 5) == [[0], [1], [2], [3], [4]]
 
 
 def test_a_batch_is_orthogonalized_like_its_matrices_alone() -> None:
@@ -351,8 +374,8 @@ def test_input_dtype_rounds_what_newton_schulz_is_fed_and_nothing_else() -> None
     optimizer = Muon([weight], lr=0.1, momentum=0.5, input_dtype=torch.bfloat16, **exact())
     optimizer.step()
     fed = (gradient + 0.5 * gradient).bfloat16()
-    decay_(expected, 0.1, 0.1)
-    apply_(expected, newton_schulz(fed, compute_dtype=torch.float32), 0.1, scale((6, 9)))
+    decay_([expected], 0.1, 0.1)
+    apply_([expected], [newton_schulz(fed, compute_dtype=torch.float32)], 0.1, scale((6, 9)))
     assert torch.equal(weight.detach(), expected)
     assert torch.equal(optimizer.state[weight]["momentum_buffer"], gradient)
 

@@ -59,16 +59,19 @@ class GatherAll(BucketByBucket):
         blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
     ) -> dict[int, Tensor]:  # M[I, J]
         """TP-local matrices -> all-gather over TP along the cut -> whole matrices."""
-        matrices = {}
+        matrices, whole = {}, []
         for index, block in blocks.items():
             spec = self.context.layout.specs[index]
             if spec.tp_gather_dim is None or self.context.grid.tp.size == 1:
-                # Newton–Schulz overwrites it; and its last bits depend on alignment.
-                matrices[index] = block.clone()
+                # a copy: Newton–Schulz overwrites it, and its last bits depend on alignment
+                matrices[index] = torch.empty_like(block)
+                whole.append(index)
             else:
                 matrices[index] = self.context.grid.tp.all_gather_blocks(
                     block, spec.tp_gather_dim, label=f"momentum, {spec.name}"
                 )
+        if whole:
+            torch._foreach_copy_([matrices[index] for index in whole], [blocks[index] for index in whole])
         return matrices
 
     @hooked
@@ -106,8 +109,9 @@ class GatherAll(BucketByBucket):
         dtype = self.context.wire_dtype((bucket,))
         shard = torch.zeros(bucket.shard_size, dtype=dtype, device=self.context.grid.device)
         origin = bucket.shard(self.context.grid.dp.rank).start
-        for index, piece in momentum.items():
-            shard[self.context.metas[index].local_range.relative_to(origin).as_slice] = piece
+        if momentum:
+            places = [self.context.metas[index].local_range.relative_to(origin).as_slice for index in momentum]
+            torch._foreach_copy_([shard[place] for place in places], list(momentum.values()))
         return shard
 
     def unpack(

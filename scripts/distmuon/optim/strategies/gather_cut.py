@@ -21,6 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from distmuon.optim.muon import cast
 from distmuon.optim.newton_schulz import batching_pays
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label
@@ -74,7 +75,8 @@ class GatherCut(GatherAll):
         cut = {index for index, ranks in owners.items() if len(ranks) > 1}
         if momentum.keys() & cut and momentum.keys() - cut:
             raise ValueError("matrices that are cut and others come in one wave; take them apart, as `waves` does.")
-        pieces = {(index, dp.rank): piece.to(dtype) for index, piece in momentum.items()}
+        here = zip(momentum, cast(list(momentum.values()), dtype), strict=True)
+        pieces = {(index, dp.rank): piece for index, piece in here}
         if cut and momentum.keys() <= cut:  # the first wave; all join the call, also those that have nothing cut
             shared = [[i for i in momentum if rank in owners[i] and rank != dp.rank] for rank in range(dp.size)]
             lengths = [[layout.meta(bucket, i, rank).local_range.size for i in shared[rank]] for rank in range(dp.size)]

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from distmuon.optim.muon import cast
 from distmuon.optim.newton_schulz import flops
 from distmuon.optim.strategies.strategy import (
     BucketByBucket,
@@ -86,7 +87,8 @@ class OneOwner(BucketByBucket):
     ) -> dict[int, Tensor]:  # M[I_tp, J]
         """Whole pieces -> TP-local matrices, in the dtype of the wire; nothing is sent."""
         dtype, metas = self.context.wire_dtype(buckets), self.context.metas
-        return {i: piece.to(dtype).view(metas[i].shape) for i, piece in momentum.items()}
+        pieces = zip(momentum, cast(list(momentum.values()), dtype), strict=True)
+        return {i: piece.view(metas[i].shape) for i, piece in pieces}
 
     @hooked
     def tp_gather(
