@@ -62,6 +62,7 @@ from distmuon.optim.routing import (
 from distmuon.optim.sharded_optimizer import check_max_norm
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.agreement import Disagreement
+from distmuon.sharding.collectives import numbers_on
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import Division, Matrices
 from distmuon.sharding.precision import widest
@@ -382,7 +383,7 @@ class MuonW(MasterWeights):
         digest = zlib.crc32(repr((options, present, bool(self.master_weights), *more)).encode()).to_bytes(
             HEADER, "little"
         )
-        return torch.tensor(list(digest), dtype=plan.dtype, device=plan.device)
+        return numbers_on(plan.device, list(digest), plan.dtype)
 
     def _seen_by_replicas(self, plan: Plan) -> list[str]:
         """Return, in the first step, what is alike on replicas only if their gradients were averaged: their norms."""

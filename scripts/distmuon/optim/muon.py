@@ -91,13 +91,19 @@ def momentum_(
     if not buffers:
         return []
     if kind == "average":
-        # M_t = mu M_{t-1} + (1 - mu) G_t;  U_t = mu M_t + (1 - mu) G_t
+        # M_t = mu M_{t-1} + (1 - mu) G_t
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        return list(torch._foreach_lerp(gradients, buffers, momentum)) if nesterov else [m.clone() for m in buffers]
-    # M_t = mu M_{t-1} + G_t;  U_t = mu M_t + G_t
-    _multiply_(buffers, momentum)
-    torch._foreach_add_(buffers, gradients)
-    return list(torch._foreach_add(gradients, buffers, alpha=momentum)) if nesterov else [m.clone() for m in buffers]
+    else:
+        # M_t = mu M_{t-1} + G_t
+        _multiply_(buffers, momentum)
+        torch._foreach_add_(buffers, gradients)
+    if not nesterov:
+        return [buffer.clone() for buffer in buffers]
+    if kind == "average":
+        # U_t = mu M_t + (1 - mu) G_t
+        return list(torch._foreach_lerp(gradients, buffers, momentum))
+    # U_t = mu M_t + G_t
+    return list(torch._foreach_add(gradients, buffers, alpha=momentum))
 
 
 def scale(shape: Sequence[int], kind: str = "match_rms") -> float:

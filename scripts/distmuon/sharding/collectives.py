@@ -34,6 +34,12 @@ def piece_size(lengths: Sequence[int]) -> int:
     return max(1, min(longest, max(ADDED_AT_ONCE // len(lengths), -(-longest // MOST_PIECES))))
 
 
+def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtype) -> Tensor:  # [n]
+    """Return numbers of the host as a tensor on a device; on a GPU the host does not wait until they are there."""
+    pinned = device.type == "cuda"
+    return torch.tensor(numbers, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)
+
+
 def adding_takes(lengths: Sequence[int], rank: int) -> int:
     """Return how many elements `Group.reduce_scatter` allocates at most on a rank that adds them up itself.
 

@@ -18,6 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from distmuon.sharding.agreement import Lines, ballot, unanimous
 from distmuon.sharding.buffers import ShardedBuffers
+from distmuon.sharding.collectives import numbers_on
 from distmuon.sharding.precision import widest
 
 STATISTICS_LABEL = "gradient summary"  # in ledgers, and in every stored one
@@ -186,9 +187,9 @@ def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touch
     for piece in pieces:
         counted[piece.index] = float(piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0)
     presence_here = [float(index in present) for index in range(count)]
-    # one copy from the host, and one call for all norms: on a GPU the first makes the host wait, the others add up
+    # one copy from the host, and one call for all norms: on a GPU each call costs the host time
     line = [*counted, *presence_here, *ballot(options, ranks, wide), float(touched)]
-    numbers = torch.tensor(line, dtype=wide).to(buffers.grid.device)
+    numbers = numbers_on(buffers.grid.device, line, wide)
     if pieces:
         by_index = [numbers.new_zeros(())] * count
         norms = torch._foreach_norm([piece.gradient for piece in pieces], dtype=wide)

@@ -44,6 +44,7 @@ def test_a_drill_ends_as_it_is_stored(ground: DrillGround, name: str) -> None:
     worlds.assert_worlds_left_nothing()
 
 
+@pytest.mark.alone  # its collectives wait for 5 s at most, which in a crowd run out too often
 @pytest.mark.timeout(3600)
 def test_drills_on_machines_end_as_they_are_stored(tmp_path: Path) -> None:
     """Whether machines may have networks of their own or share one: what comes of the drills is the same."""
