@@ -17,7 +17,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test gpu lint notebooks colab book pdf links bench soak traces address clean clean-all
+.PHONY: help setup demo test quick gpu lint notebooks colab book pdf links bench soak traces address clean clean-all
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,9 @@ test: lint ## Check style and types, then run every test (PYTEST_ARGS="-k layout
 	case $$most in 0|1|5) ;; *) exit $$most ;; esac; \
 	$(PY) -m pytest -n 2 -m alone $(or $(PYTEST_ARGS),$(ALONE)); rest=$$?; \
 	case $$rest in 5) exit $$most ;; esac; case $$most in 1) exit 1 ;; esac; exit $$rest
+
+quick: lint ## Run the tests that start no process, for while you edit: most of them, in two minutes (PYTEST_ARGS as above)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --no-loadscope-reorder --quick --ignore tests/book/browser $(PYTEST_ARGS)
 
 # With a Python of your own, PY=python3, nothing is installed: GPU boxes bring theirs, and may reach no registry.
 gpu: $(if $(filter .venv/%,$(PY)),$(READY)) ## Try the engine and every worker on the GPUs that are here, in 8 minutes, and store what came of it

@@ -3,8 +3,10 @@
 And how tests are dealt out to processes, where `make test` runs them side by side.
 """
 
+import multiprocessing.process
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,16 +62,30 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
+# ---- Only what is quick -----------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="skip every test as soon as it starts a process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let whatever would start a process skip its test, so that nobody has to say which tests do."""
+    if config.getoption("quick"):
+        subprocess.Popen.__init__ = multiprocessing.process.BaseProcess.start = skip_instead  # type: ignore[method-assign]
+
+
+def skip_instead(*_: Any, **__: Any) -> None:
+    pytest.skip("it starts a process, so it is not among the quick ones")
+
+
 # ---- Side by side -----------------------------------------------------------------------------------------
 
 TOGETHER = {
     "test_browser": "test_book",
     "test_certificate": "test_prediction",
 }  # they look at the same books, and worlds
-APART = (  # these take long and share nothing
-    "test_a_chapter_prints_in_colab_what_it_shows",
-    "test_drills_on_machines_end_as_they_are_stored",
-)
+APART = "test_a_chapter_prints_in_colab_what_it_shows"  # these take long and share nothing
 FIRST = (  # a long one dealt last is alone
     "test_notebooks",
     "test_drills",
