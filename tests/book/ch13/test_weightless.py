@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distmuon.launch import session
+from distmuon.optim import newton_schulz
 from distmuon.verify.prediction import predict_transient
 from muonbook.ch13.figure_tower import moves
 from muonbook.ch13.memory_study import PICTURED
@@ -30,6 +31,13 @@ def test_a_move_takes_as_much_as_with_data_to_the_byte(name: str) -> None:
     assert not dist.is_initialized()
 
 
+@pytest.fixture
+def batches_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is weighed on this CPU go through Newton–Schulz together as it would on a GPU, of which bounds are."""
+    monkeypatch.setattr(newton_schulz, "BATCHED_ON_CPU", newton_schulz.BATCHED_ON_GPU)
+
+
+@pytest.mark.usefixtures("batches_of_a_gpu")
 @pytest.mark.parametrize(("dp", "tp"), [(8, 1), (16, 8)])
 @pytest.mark.parametrize("strategy", ["gather_all", "gather_cut", "owner"])
 def test_a_world_too_large_to_start_stays_under_its_bound(strategy: str, dp: int, tp: int) -> None:
@@ -41,6 +49,7 @@ def test_a_world_too_large_to_start_stays_under_its_bound(strategy: str, dp: int
     assert 0.95 * every < heaviest <= every <= bound  # the rank with the largest bound need not be the fullest
 
 
+@pytest.mark.usefixtures("batches_of_a_gpu")
 @pytest.mark.parametrize("strategy", ["gather_all", "gather_cut", "owner"])
 @pytest.mark.parametrize("rule", ["megatron", "flat"])
 @pytest.mark.parametrize(("model", "dp", "tp"), [("llama3_70b", 128, 8), ("llama3_8b", 8, 1), ("moonlight", 16, 2)])
