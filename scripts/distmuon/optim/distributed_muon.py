@@ -219,7 +219,8 @@ class DistributedMuon(ShardedOptimizer):
     ) -> None:
         """Decay and move this rank's master weights; the scale is that of whole matrices."""
         pieces = self._moving(buckets, updates)
-        self._decay_and_apply([(p.index, p.weight, updates[p.index], p.meta.range_in_param) for p in pieces])
+        flat = [(p.index, p.weight, updates[p.index], p.meta.range_in_param) for p in pieces]
+        self._decay_and_apply(flat)
 
     @hooked
     def gather_updates(
@@ -246,7 +247,8 @@ class DistributedMuon(ShardedOptimizer):
         flat = []
         for bucket, whole in gathered.items():
             for index in sorted(self.statistics.present & set(bucket.params)):
-                weight, place = homes[index].view(-1), metas[index].global_range.relative_to(bucket.offset)  # W[I_tp J]
+                weight = homes[index].view(-1)  # W[I_tp J]
+                place = metas[index].global_range.relative_to(bucket.offset)
                 flat.append((index, weight, whole[place.as_slice], Range(0, weight.numel())))
         self._decay_and_apply(flat)
 

@@ -71,7 +71,7 @@ class GatherAll(BucketByBucket):
                     block, spec.tp_gather_dim, label=f"momentum, {spec.name}"
                 )
         if whole:
-            torch._foreach_copy_([matrices[index] for index in whole], [blocks[index] for index in whole])
+            torch._foreach_copy_([matrices[i] for i in whole], [blocks[i] for i in whole])
         return matrices
 
     @hooked
@@ -110,8 +110,8 @@ class GatherAll(BucketByBucket):
         shard = torch.zeros(bucket.shard_size, dtype=dtype, device=self.context.grid.device)
         origin = bucket.shard(self.context.grid.dp.rank).start
         if momentum:
-            places = [self.context.metas[index].local_range.relative_to(origin).as_slice for index in momentum]
-            torch._foreach_copy_([shard[place] for place in places], list(momentum.values()))
+            places = [self.context.metas[index].local_range.relative_to(origin) for index in momentum]
+            torch._foreach_copy_([shard[place.as_slice] for place in places], list(momentum.values()))
         return shard
 
     def unpack(
