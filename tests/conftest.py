@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import built_book
 import chromium
@@ -69,10 +70,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="skip every test as soon as it starts a process")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Let whatever would start a process skip its test, so that nobody has to say which tests do."""
-    if config.getoption("quick"):
-        subprocess.Popen.__init__ = multiprocessing.process.BaseProcess.start = skip_instead  # type: ignore[method-assign]
+    if not item.config.getoption("quick"):
+        return (yield)
+    with (
+        mock.patch.object(subprocess.Popen, "__init__", skip_instead),
+        mock.patch.object(multiprocessing.process.BaseProcess, "start", skip_instead),
+    ):
+        return (yield)
 
 
 def skip_instead(*_: Any, **__: Any) -> None:

@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import yaml
 from docutils import nodes
 from sphinx.util import logging
 
@@ -40,8 +41,9 @@ def listing_after(paragraph: nodes.Node) -> nodes.literal_block | None:
 
 def link_files(app: Any, doctree: nodes.document) -> None:
     """Make the links of one page."""
-    root, options = Path(app.srcdir), app.config.html_theme_options
-    base = f"{options['repository_url'].rstrip('/')}/blob/{options['repository_branch']}"
+    root = Path(app.srcdir)
+    repository = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))["repository"]  # wherever it lies
+    base = f"{repository['url'].rstrip('/')}/blob/{repository['branch']}"
     for code in list(doctree.findall(nodes.literal)):
         path = code.astext()
         if "/" not in path or isinstance(code.parent, nodes.reference) or not (root / path).is_file():

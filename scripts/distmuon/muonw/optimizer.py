@@ -35,6 +35,7 @@ from distmuon.optim.muon import (
     MUON_DEFAULTS,
     MomentumKind,
     ScaleKind,
+    apart,
     batches,
     cast,
     check_dtype,
@@ -281,7 +282,8 @@ class MuonW(MasterWeights):
         What is made for each of a run, such as float32 of a bf16 weight, is alive for all of it at once.
         """
         places = [place for place, (_, p, _) in enumerate(plan.parameters) if p.grad is not None]
-        return runs(places, [local(plan.parameters[place].tensor).numel() for place in places], TOGETHER)
+        held = [local(plan.parameters[place].tensor) for place in places]
+        return runs(places, [tensor.numel() for tensor in held], TOGETHER if apart(held) else 0)
 
     def _orthogonalize(
         self,

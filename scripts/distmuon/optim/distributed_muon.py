@@ -266,7 +266,8 @@ class DistributedMuon(ShardedOptimizer):
         group = self.muon[index]
         for run, block, whole in self.buffers.layout.specs[index].runs(self.grid.tp.size):
             place = run.intersect(where).relative_to(where.start)
-            lr = group["lr"] * self.strategy.lr_ratio(index, block, whole)
+            ratio = self.strategy.lr_ratio(index, block, whole)
+            lr = group["lr"] if ratio == 1 else group["lr"] * ratio  # a rate that is a tensor stays one for all
             yield place.as_slice, lr, scale(whole, group["scale"])
 
     def _gathered_updates(self, bucket: Bucket, updates: Tensors) -> Tensor:  # [padded]

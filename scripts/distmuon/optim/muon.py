@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distmuon.optim.masters import MasterWeights, is_narrow, rounded_once
 from distmuon.optim.newton_schulz import (
@@ -88,22 +88,20 @@ def momentum_(
     Jordan's code). With Nesterov the second applies the same rule once more. The two differ
     by the factor 1 - mu, which Newton–Schulz divides out.
     """
-    if not buffers:
-        return []
     if kind == "average":
         # M_t = mu M_{t-1} + (1 - mu) G_t
-        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        each("lerp_", buffers, gradients, 1 - momentum)
     else:
         # M_t = mu M_{t-1} + G_t
-        _multiply_(buffers, momentum)
-        torch._foreach_add_(buffers, gradients)
+        each("mul_", buffers, momentum)
+        each("add_", buffers, gradients)
     if not nesterov:
         return [buffer.clone() for buffer in buffers]
     if kind == "average":
         # U_t = mu M_t + (1 - mu) G_t
-        return list(torch._foreach_lerp(gradients, buffers, momentum))
+        return each("lerp", gradients, buffers, momentum)
     # U_t = mu M_t + G_t
-    return list(torch._foreach_add(gradients, buffers, alpha=momentum))
+    return each("add", gradients, buffers, alpha=momentum)
 
 
 def scale(shape: Sequence[int], kind: str = "match_rms") -> float:
@@ -129,7 +127,7 @@ def decay_(
 ) -> None:
     """Take decoupled weight decay in place."""
     # W <- (1 - lr lambda) W
-    _multiply_(weights, 1 - lr * weight_decay)
+    each("mul_", weights, 1 - lr * weight_decay)
 
 
 def apply_(
@@ -139,23 +137,38 @@ def apply_(
     factor: float,  # scale(A, B)
 ) -> None:
     """Take the step in place, in the dtype of each weight."""
-    if weights:
-        # a dtype that the weight's holds is widened inside the sum, without a copy
-        fitting = [
-            o if torch.promote_types(w.dtype, o.dtype) == w.dtype else o.to(w.dtype)
-            for w, o in zip(weights, updates, strict=True)
-        ]
-        # W <- W - lr scale(A, B) O
-        torch._foreach_add_(weights, fitting, alpha=-lr * factor)
+    # a dtype that the weight's holds is widened inside the sum, without a copy
+    fitting = [
+        o if torch.promote_types(w.dtype, o.dtype) == w.dtype else o.to(w.dtype)
+        for w, o in zip(weights, updates, strict=True)
+    ]
+    # W <- W - lr scale(A, B) O
+    each("add_", weights, fitting, alpha=-lr * factor)
 
 
-def _multiply_(tensors: list[Tensor], factor: float) -> None:
-    """Multiply in place. On a CPU `_foreach_mul_` would round the factor to bf16 first, where a tensor is bf16."""
-    if tensors and (tensors[0].is_cuda or not is_narrow(tensors[0])):
-        torch._foreach_mul_(tensors, factor)
-        return
-    for tensor in tensors:
-        tensor.mul_(factor)
+def each(operation: str, tensors: list[Tensor], *given: Any, **options: Any) -> list[Tensor]:
+    """Call a tensor's operation for each of these, with lists and numbers: at once where that is the same.
+
+    At once, a GPU is asked a few times for all. It is not the same for subclasses, which torch's optimizers leave out,
+    too, nor in bf16 on a CPU, where `_foreach_mul_` rounds the factor to bf16 first.
+    """
+    lists = [tensors, *(one for one in given if isinstance(one, list))]
+    plain = all(type(tensor) in (Tensor, nn.Parameter) for one in lists for tensor in one)
+    if tensors and plain and (tensors[0].is_cuda or not is_narrow(tensors[0])):
+        return list(getattr(torch, f"_foreach_{operation}")(tensors, *given, **options) or tensors)
+    rows = zip(*(one if isinstance(one, list) else [one] * len(tensors) for one in given), strict=True)
+    return [getattr(tensor, operation)(*row, **options) for tensor, row in zip(tensors, rows, strict=True)]
+
+
+def apart(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all of these are plain and in storages of their own, so that none is changed by writing another.
+
+    Those that are not take their step one after the other: each then begins where the one before has ended.
+    """
+    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
+        return False
+    places = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()]
+    return len(set(places)) == len(places)
 
 
 def momentum_of_all_(
@@ -165,8 +178,9 @@ def momentum_of_all_(
 ) -> list[Tensor]:  # U, as the buffers
     """Update momentum under the options of many groups: on a GPU a few launches for all tensors that share them."""
     found: list[Any] = [None] * len(buffers)
-    settings = [(g["momentum"], g["nesterov"], g["momentum_kind"]) for g in groups]
-    for (options, _), places in _places_by((s, m.dtype) for s, m in zip(settings, buffers, strict=True)):
+    settings = [(_number(g["momentum"]), g["nesterov"], g["momentum_kind"]) for g in groups]
+    kinds = [(m.dtype, type(m), type(g)) for m, g in zip(buffers, gradients, strict=True)]
+    for (options, _), places in _places_by(zip(settings, kinds, strict=True)):
         fed = momentum_([buffers[i] for i in places], [gradients[i] for i in places], *options)
         for i, u in zip(places, fed, strict=True):
             found[i] = u
@@ -179,9 +193,9 @@ def decay_and_apply_(
     parts: Sequence[tuple[Tensor, Tensor, float, float]],  # of the weights, all of them: W, O, lr, scale(A, B)
 ) -> None:
     """Decay and move weights under the options of many groups, as `momentum_of_all_` does."""
-    for (lr, weight_decay), places in _places_by((g["lr"], g["weight_decay"]) for g in groups):
+    for (lr, weight_decay), places in _places_by((_number(g["lr"]), _number(g["weight_decay"])) for g in groups):
         decay_([weights[i] for i in places], lr, weight_decay)
-    for (lr, factor), places in _places_by((lr, factor) for _, _, lr, factor in parts):
+    for (lr, factor), places in _places_by((_number(lr), factor) for _, _, lr, factor in parts):
         apply_([parts[i][0] for i in places], [parts[i][1] for i in places], lr, factor)
 
 
@@ -196,6 +210,11 @@ def cast(
         torch._foreach_copy_(copies, others)
     remaining = iter(copies)
     return [tensor if tensor.dtype == dtype else next(remaining) for tensor in tensors]
+
+
+def _number(option: Any) -> Any:
+    """Return an option as a key: an array of numpy's, which is none, as a number."""
+    return option if isinstance(option, Tensor) else float(option)
 
 
 def _places_by(keys: Iterable[Any]) -> Iterable[tuple[Any, list[int]]]:
@@ -292,7 +311,7 @@ def batches(
     return [run for together in found.values() for run in runs(together, [tensors[i].numel() for i in together], BATCH)]
 
 
-def runs(items: Sequence[T], sizes: Sequence[int], room: int) -> Iterator[list[T]]:
+def runs(items: Sequence[T], sizes: Sequence[int], room: float) -> Iterator[list[T]]:
     """Yield runs of the items, in order, as long as there is room for the sum of their sizes, or of one item."""
     run, taken = list[T](), 0
     for item, size in zip(items, sizes, strict=True):
@@ -470,16 +489,18 @@ class Muon(MasterWeights):
         """Update the matrices of one batch, and free what that took."""
         divisions = [Division(group["matrices"]) for group in groups]
         updates = orthogonalize(self._momentum(parameters, groups), groups[0], divisions)
-        with contextlib.ExitStack() as rounded:
-            weights, moving = [], []
-            for p, group, update in zip(parameters, groups, updates, strict=True):
-                weight = rounded.enter_context(rounded_once(p, self.master(p)))
-                found = parts(group["matrices"], p.shape)
-                rows = [part.rows for part in found]
-                weights.append(weight)
-                for part, w, o in zip(found, weight.split(rows), update.split(rows), strict=True):
-                    moving.append((w, o, group["lr"], scale(part.shape, group["scale"])))
-            decay_and_apply_(weights, groups, moving)
+        sizes, room = [p.numel() for p in parameters], math.inf if apart(parameters) else 0
+        for together in runs(range(len(parameters)), sizes, room):
+            with contextlib.ExitStack() as rounded:
+                weights, moving = [], []
+                for p, group, update in ((parameters[i], groups[i], updates[i]) for i in together):
+                    weight = rounded.enter_context(rounded_once(p, self.master(p)))
+                    found = parts(group["matrices"], p.shape)
+                    rows = [part.rows for part in found]
+                    weights.append(weight)
+                    for part, w, o in zip(found, weight.split(rows), update.split(rows), strict=True):
+                        moving.append((w, o, group["lr"], scale(part.shape, group["scale"])))
+                decay_and_apply_(weights, [groups[i] for i in together], moving)
 
     def _momentum(
         self,

@@ -37,7 +37,7 @@ def piece_size(lengths: Sequence[int]) -> int:
 def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtype) -> Tensor:  # [n]
     """Return numbers of the host as a tensor on a device; on a GPU the host does not wait until they are there."""
     pinned = device.type == "cuda"
-    return torch.tensor(numbers, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)
+    return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=pinned).to(device, non_blocking=pinned)
 
 
 def adding_takes(lengths: Sequence[int], rank: int) -> int:

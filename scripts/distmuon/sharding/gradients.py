@@ -102,8 +102,10 @@ class GradientViews:
                 guests[index] = guest.clone() if lodges else guest  # out of a home that is about to be filled
         for index in guests:
             self._leave(index)
-        if guests:  # on a GPU a few launches for all of them
-            torch._foreach_copy_([self.buffers.gradient_homes[index] for index in guests], list(guests.values()))
+        homes = {index: self.buffers.gradient_homes[index] for index in guests}
+        for dtype in {home.dtype for home in homes.values()}:  # on a GPU a few launches for all of one
+            alike = [index for index, home in homes.items() if home.dtype == dtype]
+            torch._foreach_copy_([homes[index] for index in alike], [guests[index] for index in alike])
         return present
 
     def unscale(self, scale: Tensor) -> None:

@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from distmuon.optim import strategies
+from distmuon.optim.strategies.gather_cut import may_share_a_wave
 from distmuon.optim.strategies.owner import deal, work
 from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label, updates_label
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout, ParamSpec
@@ -135,7 +136,7 @@ def gather_cut_waves(
         if len(layout.owners(bucket, index)) > 1:
             cut.append(index)
         else:
-            (small if WholeMatrices.of_one(layout.specs[index], tp).small else large).append(index)
+            (small if may_share_a_wave(layout.specs[index], tp) else large).append(index)
     return cut, small, large
 
 

@@ -32,10 +32,10 @@ BASE = "https://example.org/muon/blob/main"
 def app(tmp_path: Path) -> Any:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "ring.py").write_text(CODE)
-    options = {"repository_url": "https://example.org/muon/", "repository_branch": "main"}
+    (tmp_path / "_config.yml").write_text("repository: {url: https://example.org/muon/, branch: main}")
     noted: list[str] = []
     env = SimpleNamespace(note_dependency=noted.append, noted=noted)
-    return SimpleNamespace(srcdir=tmp_path, env=env, config=SimpleNamespace(html_theme_options=options))
+    return SimpleNamespace(srcdir=tmp_path, env=env)
 
 
 def page(words: str, path: str, listing: str | None = None) -> nodes.document:

@@ -6,20 +6,25 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon import DistributedMuon, Grid, Muon, MuonW
 
+RATE = torch.tensor(1e-3)
 MAKERS: dict[str, Callable[[list[nn.Parameter]], Any]] = {
     "Muon": Muon,
     "MuonW": MuonW,
     "owner": lambda parameters: DistributedMuon(parameters, Grid.alone("cpu"), strategy="owner"),
+    "owner, lr a tensor": lambda parameters: DistributedMuon(parameters, Grid.alone("cpu"), RATE, strategy="owner"),
     "gather_all": lambda parameters: DistributedMuon(parameters, Grid.alone("cpu"), strategy="gather_all"),
 }
 NO_WORK = ("aten::empty", "aten::empty_like", "aten::promote_types")
+STEPPING: list[Callable[..., Any]] = [Muon, MuonW]
 
 
 class Calls(TorchDispatchMode):
@@ -50,3 +55,50 @@ def calls_of_a_step(name: str, matrices: int) -> Counter[str]:
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_step_asks_for_no_more_if_there_are_more_matrices(name: str) -> None:
     assert calls_of_a_step(name, 9) == calls_of_a_step(name, 3)
+
+
+# ---- What must not be asked for at once -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", STEPPING)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("other", [slice(0, 6), slice(3, 9)])
+def test_two_parameters_on_one_memory_both_take_their_step(make: Any, dtype: torch.dtype, other: slice) -> None:
+    memory = torch.ones(9, 8, dtype=dtype)
+    shared = [nn.Parameter(memory[:6]), nn.Parameter(memory[other])]
+    alone = [nn.Parameter(torch.ones(6, 8, dtype=dtype)) for _ in range(2)]
+    for seed, pair in enumerate(zip(shared, alone, strict=True)):
+        gradient = torch.randn(6, 8, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        for p in pair:
+            p.grad = gradient.clone()
+    options = dict(lr=0.1, weight_decay=0.0, master_weights=False)
+    make(shared, **options).step()
+    make(alone, **options).step()
+    moved = torch.ones(9, 8, dtype=dtype)
+    moved[:6] += alone[0].detach() - 1
+    moved[other] += alone[1].detach() - 1
+    torch.testing.assert_close(memory, moved, rtol=0.02, atol=0.02)
+
+
+def test_a_tensor_of_another_class_leaves_its_neighbours_alone() -> None:
+    plain, by_itself = (nn.Parameter(torch.ones(6, 8)) for _ in range(2))
+    double = nn.Parameter(TwoTensor(torch.ones(6, 8), torch.ones(6, 8)))
+    gradient = torch.randn(6, 8)
+    plain.grad, by_itself.grad = gradient.clone(), gradient.clone()
+    double.grad = TwoTensor(gradient.clone(), gradient.clone())
+    MuonW([double, plain], lr=0.1).step()
+    MuonW([by_itself], lr=0.1).step()
+    assert torch.equal(plain, by_itself)
+    inner: Any = double
+    assert torch.equal(inner.a, by_itself)
+
+
+@pytest.mark.parametrize("make", STEPPING)
+def test_an_array_for_a_rate_and_another_default_device_change_nothing(make: Any) -> None:
+    one, other = (nn.Parameter(torch.ones(6, 8)) for _ in range(2))
+    one.grad = other.grad = torch.randn(6, 8)
+    make([one], lr=0.1).step()
+    optimizer = make([other], lr=np.array(0.1))
+    with torch.device("meta"):
+        optimizer.step()
+    assert torch.equal(one, other)

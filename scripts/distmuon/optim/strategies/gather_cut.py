@@ -15,6 +15,7 @@ order (Moonlight, Algorithm 1).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -26,7 +27,9 @@ from distmuon.optim.newton_schulz import batching_pays
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label
 from distmuon.sharding.hooks import hooked
-from distmuon.sharding.layout import Bucket
+from distmuon.sharding.layout import Bucket, ParamSpec
+
+TOGETHER = 2**21  # elements of the largest matrix that shares a wave, where all that do are whole at once
 
 
 class GatherCut(GatherAll):
@@ -54,10 +57,10 @@ class GatherCut(GatherAll):
         return [cut, *([small] if small else []), *([index] for index in large)]
 
     def _is_small(self, index: int) -> bool:
-        """Say whether Newton–Schulz takes this parameter's matrices in batches."""
-        grid, parts = self.context.grid, self.context.layout.specs[index].seen_parts(self.context.grid.tp.size)
-        batched = self.context.groups[index]["batched"]
-        return batched and all(batching_pays(part.shape, grid.device) for part in parts)
+        """Say whether Newton–Schulz takes this parameter's matrices in batches, and all of them have room."""
+        grid, spec = self.context.grid, self.context.layout.specs[index]
+        batched = self.context.groups[index]["batched"] and may_share_a_wave(spec, grid.tp.size)
+        return batched and all(batching_pays(part.shape, grid.device) for part in spec.seen_parts(grid.tp.size))
 
     @hooked
     def dp_gather(
@@ -91,6 +94,11 @@ class GatherCut(GatherAll):
             i: (torch.cat(all_of_it) if i in cut else all_of_it[0]).view(self.context.metas[i].shape)
             for i, all_of_it in joined.items()
         }
+
+
+def may_share_a_wave(spec: ParamSpec, tp: int) -> bool:
+    """Say whether this parameter's matrices, as a rank sees them, are small enough for a wave with others."""
+    return all(math.prod(part.shape) <= TOGETHER for part in spec.seen_parts(tp))
 
 
 STRATEGY = GatherCut
