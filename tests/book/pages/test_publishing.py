@@ -193,7 +193,7 @@ def test_the_heart_of_the_engine_is_where_the_page_says() -> None:
 def test_every_command_of_the_page_and_of_contributing_is_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*## ", text("Makefile"), re.MULTILINE))
     used = set(re.findall(r"(?:^|`)make ([a-z-]+)", PAGE + CONTRIBUTING, re.MULTILINE))
-    assert {"test", "lint", "setup", "bench", "notebooks", "address", "book", "gpu", "soak", "traces"} == used
+    assert {"test", "quick", "lint", "setup", "bench", "notebooks", "address", "book", "gpu", "soak", "traces"} == used
     assert used <= targets
     (names,) = re.findall(r'^make bench NAMES="(.*?)"', PAGE, re.MULTILINE)
     assert set(names.split()) <= set(bench.MEASUREMENTS)
