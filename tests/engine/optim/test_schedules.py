@@ -256,4 +256,4 @@ def test_with_more_layers_on_as_many_ranks_no_more_is_whole_at_a_time() -> None:
         for name, sizes in taken.items():
             sizes.append(of_strategy(name).allocates(plan(specs, 2, FLAT), frozenset(range(len(specs))), 1, 0, None, 4))
     assert taken["gather_cut"][0] == taken["gather_cut"][1]
-    assert taken["gather_all"][1] > 3 * taken["gather_all"][0]
+    assert taken["gather_all"][1] > 2 * taken["gather_all"][0]
