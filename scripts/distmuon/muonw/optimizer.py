@@ -35,16 +35,13 @@ from distmuon.optim.muon import (
     MUON_DEFAULTS,
     MomentumKind,
     ScaleKind,
-    apart,
     batches,
-    cast,
     check_dtype,
     check_muon_options,
     check_muon_parameters,
     decay_and_apply_,
     momentum_of_all_,
     orthogonalize,
-    runs,
     scale,
 )
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
@@ -67,6 +64,7 @@ from distmuon.sharding.collectives import numbers_on
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import Division, Matrices
 from distmuon.sharding.precision import widest
+from distmuon.sharding.tensor_lists import apart, cast, copy_each_, runs
 
 WHOLE = Division()
 TOGETHER = 2**24  # elements of which a few launches take care
@@ -253,9 +251,7 @@ class MuonW(MasterWeights):
             box, _ = plan.parcels.whole(matrix)
             found[matrix] = torch.empty(extent(box), dtype=plan.dtype, device=plan.device)
         heads, pieces = self._exchange(plan, header, parcels, plan.parcels.coming, MOMENTUM_LABEL)
-        filled = [(found[piece.matrix][plan.inside(piece)], values) for piece, values in pieces]
-        if filled:
-            torch._foreach_copy_([place for place, _ in filled], [values for _, values in filled])
+        copy_each_((found[piece.matrix][plan.inside(piece)], values) for piece, values in pieces)
         return heads, found
 
     def _momenta(self, plan: Plan) -> list[Tensor]:  # U, as this rank holds the parameter

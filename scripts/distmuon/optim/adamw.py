@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from distmuon.optim.masters import is_narrow, rounded_once
+from distmuon.optim.masters import rounded_once
 from distmuon.optim.options import check_one_number
+from distmuon.sharding.precision import is_narrow
 
 ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 

@@ -17,14 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from distmuon.optim.states import MASTER_WEIGHT, WholeState, names_of
 from distmuon.sharding.buffers import follow_writes_
+from distmuon.sharding.precision import is_narrow
 from distmuon.sharding.warning import warn_user
 
 CHOICES = (None, True, False)
-
-
-def is_narrow(weight: Tensor) -> bool:
-    """Return whether a weight has fewer digits than float32."""
-    return weight.is_floating_point() and weight.itemsize < 4
 
 
 @contextlib.contextmanager

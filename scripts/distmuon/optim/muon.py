@@ -15,12 +15,12 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from distmuon.optim.masters import MasterWeights, is_narrow, rounded_once
+from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.newton_schulz import (
     BATCH,
     COMPUTE_DTYPES,
@@ -46,8 +46,8 @@ from distmuon.optim.routing import (
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.matrices import Division, Matrices, check_matrices, kind_of, parts
+from distmuon.sharding.tensor_lists import apart, each, runs
 
-T = TypeVar("T")
 MomentumKind = Literal["sum", "average"]
 ScaleKind = Literal["match_rms", "original"]
 MOMENTA, SCALES = get_args(MomentumKind), get_args(ScaleKind)
@@ -146,31 +146,6 @@ def apply_(
     each("add_", weights, fitting, alpha=-lr * factor)
 
 
-def each(operation: str, tensors: list[Tensor], *given: Any, **options: Any) -> list[Tensor]:
-    """Call a tensor's operation for each of these, with lists and numbers: at once where that is the same.
-
-    At once, a GPU is asked a few times for all. It is not the same for subclasses, which torch's optimizers leave out,
-    too, nor in bf16 on a CPU, where `_foreach_mul_` rounds the factor to bf16 first.
-    """
-    lists = [tensors, *(one for one in given if isinstance(one, list))]
-    plain = all(type(tensor) in (Tensor, nn.Parameter) for one in lists for tensor in one)
-    if tensors and plain and (tensors[0].is_cuda or not is_narrow(tensors[0])):
-        return list(getattr(torch, f"_foreach_{operation}")(tensors, *given, **options) or tensors)
-    rows = zip(*(one if isinstance(one, list) else [one] * len(tensors) for one in given), strict=True)
-    return [getattr(tensor, operation)(*row, **options) for tensor, row in zip(tensors, rows, strict=True)]
-
-
-def apart(tensors: Sequence[Tensor]) -> bool:
-    """Return whether all of these are plain and in storages of their own, so that none is changed by writing another.
-
-    Those that are not take their step one after the other: each then begins where the one before has ended.
-    """
-    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
-        return False
-    places = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()]
-    return len(set(places)) == len(places)
-
-
 def momentum_of_all_(
     buffers: list[Tensor],  # M, each [...]; overwritten
     gradients: list[Tensor],  # G, as the buffers
@@ -179,8 +154,7 @@ def momentum_of_all_(
     """Update momentum under the options of many groups: on a GPU a few launches for all tensors that share them."""
     found: list[Any] = [None] * len(buffers)
     settings = [(_number(g["momentum"]), g["nesterov"], g["momentum_kind"]) for g in groups]
-    kinds = [(m.dtype, type(m), type(g)) for m, g in zip(buffers, gradients, strict=True)]
-    for (options, _), places in _places_by(zip(settings, kinds, strict=True)):
+    for (options, _), places in _places_by((s, m.dtype) for s, m in zip(settings, buffers, strict=True)):
         fed = momentum_([buffers[i] for i in places], [gradients[i] for i in places], *options)
         for i, u in zip(places, fed, strict=True):
             found[i] = u
@@ -197,19 +171,6 @@ def decay_and_apply_(
         decay_([weights[i] for i in places], lr, weight_decay)
     for (lr, factor), places in _places_by((_number(lr), factor) for _, _, lr, factor in parts):
         apply_([parts[i][0] for i in places], [parts[i][1] for i in places], lr, factor)
-
-
-def cast(
-    tensors: Sequence[Tensor],
-    dtype: torch.dtype,
-) -> list[Tensor]:  # as the tensors
-    """Return the tensors in a dtype, themselves where they are in it: on a GPU a few launches for all others."""
-    others = [tensor for tensor in tensors if tensor.dtype != dtype]
-    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in others]
-    if others:
-        torch._foreach_copy_(copies, others)
-    remaining = iter(copies)
-    return [tensor if tensor.dtype == dtype else next(remaining) for tensor in tensors]
 
 
 def _number(option: Any) -> Any:
@@ -309,19 +270,6 @@ def batches(
         alike = (frozenset(shapes), tensor.dtype, tensor.device, *(str(group[name]) for name in NS_OPTIONS))
         found.setdefault(alike if pays else (index,), []).append(index)
     return [run for together in found.values() for run in runs(together, [tensors[i].numel() for i in together], BATCH)]
-
-
-def runs(items: Sequence[T], sizes: Sequence[int], room: float) -> Iterator[list[T]]:
-    """Yield runs of the items, in order, as long as there is room for the sum of their sizes, or of one item."""
-    run, taken = list[T](), 0
-    for item, size in zip(items, sizes, strict=True):
-        if run and taken + size > room:
-            yield run
-            run, taken = [], 0
-        run.append(item)
-        taken += size
-    if run:
-        yield run
 
 
 def check_muon_options(group: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from distmuon.sharding.agreement import Lines, ballot, unanimous
 from distmuon.sharding.buffers import ShardedBuffers
 from distmuon.sharding.collectives import numbers_on
 from distmuon.sharding.precision import widest
+from distmuon.sharding.tensor_lists import copy_each_
 
 STATISTICS_LABEL = "gradient summary"  # in ledgers, and in every stored one
 
@@ -102,10 +103,7 @@ class GradientViews:
                 guests[index] = guest.clone() if lodges else guest  # out of a home that is about to be filled
         for index in guests:
             self._leave(index)
-        homes = {index: self.buffers.gradient_homes[index] for index in guests}
-        for dtype in {home.dtype for home in homes.values()}:  # on a GPU a few launches for all of one
-            alike = [index for index, home in homes.items() if home.dtype == dtype]
-            torch._foreach_copy_([homes[index] for index in alike], [guests[index] for index in alike])
+        copy_each_((self.buffers.gradient_homes[index], guest) for index, guest in guests.items())
         return present
 
     def unscale(self, scale: Tensor) -> None:

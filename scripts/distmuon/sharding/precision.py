@@ -14,6 +14,11 @@ def widest(device: torch.device) -> torch.dtype:
         return torch.float32
 
 
+def is_narrow(weight: Tensor) -> bool:
+    """Return whether a weight has fewer digits than float32."""
+    return weight.is_floating_point() and weight.itemsize < 4
+
+
 def exactly(values: Tensor) -> Tensor:
     """Return the values in float64, in the host's memory where their device has none."""
     on = values if widest(values.device) == torch.float64 else values.cpu()

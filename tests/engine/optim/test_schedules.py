@@ -252,8 +252,8 @@ def test_with_more_layers_on_as_many_ranks_no_more_is_whole_at_a_time() -> None:
     """What a rank's moves take is that of its largest wave; with gather_all it is that of the whole model."""
     taken: dict[str, list[int]] = {"gather_cut": [], "gather_all": []}
     for layers in (2, 8):
-        specs = [ParamSpec(f"w{n}", (2048, 2048), "float32") for n in range(4 * layers)]
+        specs = [ParamSpec(f"w{n}", (2048, 4096), "float32") for n in range(4 * layers)]
         for name, sizes in taken.items():
             sizes.append(of_strategy(name).allocates(plan(specs, 2, FLAT), frozenset(range(len(specs))), 1, 0, None, 4))
     assert taken["gather_cut"][0] == taken["gather_cut"][1]
-    assert taken["gather_all"][1] > 2 * taken["gather_all"][0]
+    assert taken["gather_all"][1] > 3 * taken["gather_all"][0]

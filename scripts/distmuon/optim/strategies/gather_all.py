@@ -24,6 +24,7 @@ from distmuon.optim.strategies.strategy import BucketByBucket, BucketGroup, Tens
 from distmuon.sharding import layout
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec
+from distmuon.sharding.tensor_lists import copy_each_
 
 
 class GatherAll(BucketByBucket):
@@ -59,7 +60,7 @@ class GatherAll(BucketByBucket):
         blocks: Tensors,  # M[I_tp, J] or M[I, J_tp]
     ) -> dict[int, Tensor]:  # M[I, J]
         """TP-local matrices -> all-gather over TP along the cut -> whole matrices."""
-        matrices, whole = {}, []
+        matrices, whole = dict[int, Tensor](), list[int]()
         for index, block in blocks.items():
             spec = self.context.layout.specs[index]
             if spec.tp_gather_dim is None or self.context.grid.tp.size == 1:
@@ -70,8 +71,7 @@ class GatherAll(BucketByBucket):
                 matrices[index] = self.context.grid.tp.all_gather_blocks(
                     block, spec.tp_gather_dim, label=f"momentum, {spec.name}"
                 )
-        if whole:
-            torch._foreach_copy_([matrices[i] for i in whole], [blocks[i] for i in whole])
+        copy_each_((matrices[index], blocks[index]) for index in whole)
         return matrices
 
     @hooked
@@ -109,9 +109,8 @@ class GatherAll(BucketByBucket):
         dtype = self.context.wire_dtype((bucket,))
         shard = torch.zeros(bucket.shard_size, dtype=dtype, device=self.context.grid.device)
         origin = bucket.shard(self.context.grid.dp.rank).start
-        if momentum:
-            places = [self.context.metas[index].local_range.relative_to(origin) for index in momentum]
-            torch._foreach_copy_([shard[place.as_slice] for place in places], list(momentum.values()))
+        places = {i: self.context.metas[i].local_range.relative_to(origin).as_slice for i in momentum}
+        copy_each_((shard[places[index]], piece) for index, piece in momentum.items())
         return shard
 
     def unpack(

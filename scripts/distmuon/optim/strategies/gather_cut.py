@@ -22,12 +22,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from distmuon.optim.muon import cast
 from distmuon.optim.newton_schulz import batching_pays
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, ParamSpec
+from distmuon.sharding.tensor_lists import cast
 
 TOGETHER = 2**21  # elements of the largest matrix that shares a wave, where all that do are whole at once
 

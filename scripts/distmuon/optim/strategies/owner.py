@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from distmuon.optim.muon import cast
 from distmuon.optim.newton_schulz import flops
 from distmuon.optim.strategies.strategy import (
     BucketByBucket,
@@ -38,6 +37,7 @@ from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Layout, ParamSpec
 from distmuon.sharding.matrices import SameShape
 from distmuon.sharding.ownership import Owner, own_matrices, owners, plan_whole
+from distmuon.sharding.tensor_lists import cast
 
 Received = dict[tuple[int, int], Tensor]  # (matrix, TP rank that it comes from) -> its block
 
