@@ -55,8 +55,8 @@ test: lint ## Check style and types, then run every test (PYTEST_ARGS="-k layout
 	$(PY) -m pytest -n 2 -m alone $(or $(PYTEST_ARGS),$(ALONE)); rest=$$?; \
 	case $$rest in 5) exit $$most ;; esac; case $$most in 1) exit 1 ;; esac; exit $$rest
 
-quick: lint ## Run the tests that start no process, for while you edit: most of them, in two minutes (PYTEST_ARGS as above)
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --no-loadscope-reorder --quick --ignore tests/book/browser $(PYTEST_ARGS)
+quick: lint ## Run the engine's tests that start no process, for while you edit (PYTEST_ARGS="tests/book" for the book's)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --no-loadscope-reorder --quick $(or $(PYTEST_ARGS),tests/engine)
 
 # With a Python of your own, PY=python3, nothing is installed: GPU boxes bring theirs, and may reach no registry.
 gpu: $(if $(filter .venv/%,$(PY)),$(READY)) ## Try the engine and every worker on the GPUs that are here, in 8 minutes, and store what came of it

@@ -70,11 +70,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="skip every test as soon as it starts a process")
 
 
+NOT_QUICK = "it starts a process, so it is not among the quick ones"
+STARTS = pytest.StashKey[bool]()
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
     """Let whatever would start a process skip its test, so that nobody has to say which tests do."""
     if not item.config.getoption("quick"):
         return (yield)
+
+    def skip_instead(*_: Any, **__: Any) -> None:
+        item.stash[STARTS] = True
+        pytest.skip(NOT_QUICK)
+
     with (
         mock.patch.object(subprocess.Popen, "__init__", skip_instead),
         mock.patch.object(multiprocessing.process.BaseProcess, "start", skip_instead),
@@ -82,8 +91,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-def skip_instead(*_: Any, **__: Any) -> None:
-    pytest.skip("it starts a process, so it is not among the quick ones")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
+    """Count a test as skipped also where something that it calls has taken the skip for a failure."""
+    report = yield
+    if STARTS in item.stash and report.failed:
+        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], NOT_QUICK)
+    return report
 
 
 # ---- Side by side -----------------------------------------------------------------------------------------
