@@ -7,7 +7,7 @@ python scripts/01_why_orthogonalize.py --seeds 5 --step 30 --save out/one_step.n
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch01 import puzzle as steepest_step
-from muonbook.report import run_job
+from muonbook.jobs import run_job
 
 
 def parse():

@@ -8,7 +8,7 @@ python scripts/02_newton_schulz.py --share --threads 2
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch02 import puzzle as fewer_flops
-from muonbook.report import run_job
+from muonbook.jobs import run_job
 
 TIMED = ("svd", "share", "rounds", "threads", "device")
 TAKES = {"": ("shape", "device"), "--svd": TIMED, "--share": TIMED}  # job -> its options

@@ -10,7 +10,7 @@ python scripts/03_muon.py --oracle
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch03.puzzle import PUZZLE
-from muonbook.report import check_json, write_json
+from muonbook.jobs import check_json, write_json
 
 SHOWS = {  # what muonbook.ch03.single_device can show besides a training
     "rms": "Train with AdamW alone and with Muon at two scales; print the RMS of one matrix's updates.",

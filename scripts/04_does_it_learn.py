@@ -15,8 +15,8 @@ tuned, and the digits take a minute; with all, some minutes, and the language an
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch04.puzzle import PUZZLE
+from muonbook.jobs import check_json
 from muonbook.measure import results
-from muonbook.report import check_json
 
 # Named here as well as in muonbook.ch04, which needs torch: a wrong argument is answered at once.
 TASKS = ("digits", "language", "fashion", "mnist", "cifar10")
@@ -154,7 +154,7 @@ def main():
     if job != GRID:
         options |= {"dp": 1 if job in ("--times", "--summary") else arguments.ranks, "timeout": PATIENCE}
     found = launch.run(f"muonbook.ch04.jobs:{FUNCTIONS[job]}", (arguments,), **options)[0]
-    if arguments.json and launch.speaks():
+    if arguments.json and launch.is_main_process():
         results.write(arguments.json, found)
     return 0
 

@@ -11,8 +11,8 @@ again wherever the change could ask for another. All of them take half an hour o
 """
 
 from distmuon import launch
+from muonbook.jobs import check_json
 from muonbook.measure import results
-from muonbook.report import check_json
 
 # Named here as well as in muonbook.ch04, which needs torch: a wrong argument is answered at once.
 STUDIES = ("spectra", "finetune", "rms", "decay", "routing", "batch")

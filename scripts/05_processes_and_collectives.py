@@ -13,12 +13,12 @@ from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch05 import mistakes
 from muonbook.ch05.puzzle import PUZZLE
-from muonbook.report import check_json, run_job, write_json
+from muonbook.jobs import check_json, run_job, write_json
 
 SHOWS = {  # what every rank runs, and with what
-    "ranks": ("muonbook.ch05.shows:ranks", ()),
-    "collectives": ("muonbook.ch05.shows:collectives", (1_200_000,)),
-    "groups": ("muonbook.ch05.shows:groups", ()),
+    "ranks": ("muonbook.ch05.demos:ranks", ()),
+    "collectives": ("muonbook.ch05.demos:collectives", (1_200_000,)),
+    "groups": ("muonbook.ch05.demos:groups", ()),
 }
 SEEN = (*launch.WORLD, "json")
 STARTS = ("launcher", "spawn")
@@ -73,9 +73,9 @@ def main():
         return code
     check(arguments)
     if arguments.start == "spawn":
-        from muonbook.ch05 import spawned  # torch, and only here
+        from muonbook.ch05 import mp_spawn  # torch, and only here
 
-        spawned.start(SHOWS[arguments.show][0], **launch.options(arguments))
+        mp_spawn.start(SHOWS[arguments.show][0], **launch.options(arguments))
         return 0
     if not arguments.mistake:
         return run_job(arguments, *SHOWS[arguments.show], arguments.show, arguments.json)

@@ -9,7 +9,7 @@ from distmuon import launch
 from distmuon.models.recipe import Recipe, add_arguments
 from muonbook import puzzles
 from muonbook.ch06 import puzzle as sharded_step
-from muonbook.report import check_json, run_job
+from muonbook.jobs import check_json, run_job
 
 TINY = 8  # elements of the bucket to follow
 SEEN = (*launch.WORLD, "json")
@@ -43,7 +43,7 @@ def main():
         raise launch.UsageError(f"--follow --dp {arguments.dp}: {TINY} weights are shared by 2, 4 or 8 ranks.")
     check_json(arguments)
     if arguments.follow:
-        return run_job(arguments, "muonbook.ch06.following:follow", (TINY,))
+        return run_job(arguments, "muonbook.ch06.trace_one_bucket:follow", (TINY,))
     recipe = Recipe.of(arguments, optimizer="adamw").shared_by(arguments.dp).check(arguments.dp, arguments.tp)
     if arguments.compare:
         return run_job(arguments, "muonbook.ch06.data_parallel:compare", (recipe,), recipe)

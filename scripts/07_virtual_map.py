@@ -6,7 +6,7 @@ python scripts/07_virtual_map.py --dp 4 --bucket-size 64
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch07 import puzzle as fetch_matrix
-from muonbook.report import run_job
+from muonbook.jobs import run_job
 
 
 def parse():

@@ -9,7 +9,7 @@ from distmuon import launch
 from distmuon.models.recipe import Recipe, add_arguments
 from muonbook import puzzles
 from muonbook.ch08 import puzzle as gather_cut
-from muonbook.report import check_json, run_job
+from muonbook.jobs import check_json, run_job
 
 TAKES = {  # job -> its options
     "": (*launch.WORLD, "steps", "dtype", "bucket_size"),
@@ -45,7 +45,7 @@ def main():
         raise launch.UsageError("--dp 1: one rank has nothing to gather; choose 2 or more.")
     check_json(arguments)
     if arguments.follow:
-        return run_job(arguments, "muonbook.ch08.following:follow")
+        return run_job(arguments, "muonbook.ch08.trace_one_matrix:follow")
     if arguments.ways or arguments.time:
         return run_job(arguments, "muonbook.ch08.ways:gather", (arguments.time,), arguments.time)
     recipe = Recipe.of(arguments).shared_by(arguments.dp).check(arguments.dp, arguments.tp)

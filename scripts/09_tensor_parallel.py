@@ -9,7 +9,7 @@ from distmuon import launch
 from distmuon.models.recipe import Recipe, add_arguments
 from muonbook import puzzles
 from muonbook.ch09 import puzzle as column_gram
-from muonbook.report import check_json, run_job
+from muonbook.jobs import check_json, run_job
 
 TAKES = {  # job -> its options
     "": (*launch.WORLD, "steps", "dtype"),

@@ -2,7 +2,7 @@
 
 python scripts/10_dp_tp.py --dp 4 --tp 2
 python scripts/10_dp_tp.py --dp 2 --tp 2 --dtype bfloat16 --json out/run.json --figure out/run.png
-python scripts/10_dp_tp.py --strategy owner --schedule pipelined --publish updates
+python scripts/10_dp_tp.py --strategy owner --overlap pipelined --publish updates
 python scripts/10_dp_tp.py --strategy periodic --whole-every 5
 python scripts/10_dp_tp.py --strategy my_strategy.py
 python scripts/10_dp_tp.py --mutants --dp 2 --tp 2
@@ -15,9 +15,9 @@ from distmuon import launch
 from distmuon.models.recipe import STRATEGIES, Recipe, add_arguments
 from muonbook import puzzles
 from muonbook.ch10 import puzzle as global_norm
-from muonbook.report import check_json, run_job
+from muonbook.jobs import check_json, run_job
 
-OF_MUON = ("strategy", "whole_every", "schedule", "publish")
+OF_MUON = ("strategy", "whole_every", "overlap", "publish")
 TRAINING = ("steps", "batch", "micro_batches", "optimizer", *OF_MUON, "dtype", "lr", "seed")
 TAKES = {"": (*launch.WORLD, *TRAINING, "json", "figure", "quiet"), "--mutants": (*launch.WORLD, "json")}
 
@@ -33,7 +33,7 @@ def parse():
     add_arguments(training, "steps", "batch", "micro_batches", "optimizer")
     words = f"how Muon sees whole matrices; or a .py file with moves of your own (default: {default})"
     training.add_argument("--strategy", metavar=launch.choices((*STRATEGIES, "FILE")), default=default, help=words)
-    add_arguments(training, "whole_every", "schedule", "publish", "dtype", "lr", "seed")
+    add_arguments(training, "whole_every", "overlap", "publish", "dtype", "lr", "seed")
 
     output = parser.add_argument_group("the output")
     output.add_argument("--json", metavar="FILE", help="write all results here")
@@ -62,7 +62,7 @@ def main():
     if arguments.figure is not None and Path(arguments.figure).suffix not in (".png", ".svg"):
         raise launch.UsageError(f"--figure {arguments.figure}: figures are saved as .png or .svg; choose such a name.")
     check_json(arguments)
-    if launch.speaks():
+    if launch.is_main_process():
         launch.check_writable("--figure", arguments.figure)
     return run_job(arguments, "muonbook.ch10.main_job:work", (recipe,), recipe, arguments)
 

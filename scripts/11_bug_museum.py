@@ -7,7 +7,7 @@ python scripts/11_bug_museum.py
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch11 import puzzle as update_alarm
-from muonbook.report import check_json, run_job
+from muonbook.jobs import check_json, run_job
 
 
 def exhibit_name(wanted, names):

@@ -8,11 +8,11 @@ python scripts/12_bytes.py --measure --json book/results/bytes.json
 """
 
 from distmuon import launch
-from distmuon.launch import hosts
+from distmuon.launch import network_emulation
 from muonbook import puzzles
 from muonbook.ch12 import puzzle as count_once
+from muonbook.jobs import run_job
 from muonbook.measure.workload import SHAPES
-from muonbook.report import run_job
 
 GRID = ("dp", "tp", "shape")
 TAKES = {  # job -> its options
@@ -62,9 +62,9 @@ def check(arguments):
 def measure(arguments):
     """Take all measurements of the chapter, and write them; return whether all counts agree."""
     launch.check_writable("--json", arguments.json)
-    obstacle = hosts.obstacle()
+    obstacle = network_emulation.why_unavailable()
     if obstacle is None:
-        hosts.become_switch()
+        network_emulation.setup_bridge()
     else:
         print(obstacle)
     from muonbook.ch12 import byte_counts
@@ -91,7 +91,7 @@ def main():
         workloads = {shape: SHAPES[shape].shared_by(dp)}
         return run_job(arguments, "muonbook.ch12.four_counts:count", (workloads,), dp, tp, shape)
     if arguments.hosts:
-        hosts.become_switch()  # before torch is here: a process with threads cannot
+        network_emulation.setup_bridge()  # before torch is here: a process with threads cannot
     from muonbook.ch12 import byte_counts, byte_tables
 
     if arguments.ratios:

@@ -13,7 +13,7 @@ from distmuon.models.recipe import DTYPES, add_arguments
 from muonbook import puzzles
 from muonbook.ch13 import puzzle as step_in_waves
 from muonbook.ch13.shapes import WEIGHED
-from muonbook.report import check_json, run_job
+from muonbook.jobs import check_json, run_job
 
 TAKES = {"": (*launch.WORLD, "shape", "dtype", "json"), "--measure": ("quick", "json")}  # job -> its options
 

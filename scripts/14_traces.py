@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distmuon import launch
-from distmuon.launch import hosts
+from distmuon.launch import network_emulation
 from distmuon.models.recipe import STRATEGIES, Recipe
 from muonbook.ch14 import puzzle as look_ahead
 from muonbook.measure import results, trace
@@ -88,9 +88,9 @@ def measure(path, quick, threads):
     """Take all of this chapter's stored measurements; write them, and the traces beside them."""
     rounds, recordings = (6, 1) if quick else (30, 9)
     folder, options = Path(path).parent, dict(threads=threads, timeout=60.0)
-    obstacle = hosts.obstacle()
+    obstacle = network_emulation.why_unavailable()
     if obstacle is None:
-        hosts.become_switch()  # before any rank exists: they inherit it
+        network_emulation.setup_bridge()  # before any rank exists: they inherit it
     else:
         print(obstacle)
     found: dict[str, Any] = {
@@ -106,7 +106,7 @@ def measure(path, quick, threads):
         print(f"The same over a link of {rate:g} Mbit/s, 2 x 1 ranks ...", flush=True)
         for name, asleep in (("links", False), ("links_asleep", True)):
             job = (TIMED, rounds * 2 // 3, recordings, asleep)
-            raced = launch.run(RACE, job, dp=2, link=hosts.Link(rate), **options)[0]
+            raced = launch.run(RACE, job, dp=2, link=network_emulation.Link(rate), **options)[0]
             found[name][f"{rate:g}"] = raced
             recorded = raced.pop("traces")
             for schedule, merged in recorded.items() if rate == RECORDED else ():
@@ -151,7 +151,7 @@ def main():
         raise launch.UsageError("--measure writes a file; add --json FILE.")
     if arguments.measure and launch.under_torchrun():
         raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
-    if launch.speaks():
+    if launch.is_main_process():
         for name in TITLES if arguments.traces else ():
             launch.check_writable("--traces", str(Path(arguments.traces) / f"step_{name}.json.gz"))
         launch.check_writable("--json", arguments.json)
@@ -161,7 +161,7 @@ def main():
     if arguments.dp * arguments.tp == 1:
         raise launch.UsageError("--dp 1 --tp 1: one rank sends nothing; choose 2 or more.")
     SHAPES["even"].shared_by(arguments.dp).check(arguments.dp, arguments.tp)
-    Recipe(strategy=arguments.strategy, schedule="pipelined").check(1, 1)
+    Recipe(strategy=arguments.strategy, overlap="pipelined").check(1, 1)
     job = (COMPARE, (SMALL, {"strategy": arguments.strategy})) if arguments.schedules else (TRAIN, ())
     handed_over = launch.run(*job, **launch.options(arguments))[0]
     if not handed_over:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from distmuon import launch
 from muonbook.ch16 import puzzle as dealing
+from muonbook.jobs import run_job
 from muonbook.puzzles import add_arguments, handle
-from muonbook.report import run_job
 
 HEADS = 8  # of the ladder's transformer, which TP shares out
 TAKES = {"": launch.WORLD, "--trillion": (), "--measure": ("quick", "json", "peers")}  # job -> its options
@@ -65,7 +65,7 @@ def main():
             raise launch.UsageError(
                 f"--tp {arguments.tp} does not divide the model's {HEADS} heads; choose 1, 2, 4 or 8."
             )
-        return run_job(arguments, "muonbook.ch16.ladder:climb")
+        return run_job(arguments, "muonbook.ch16.ablation_steps:climb")
     if arguments.json is None:
         raise launch.UsageError("--measure writes a file; add --json FILE.")
     if launch.under_torchrun():

@@ -92,7 +92,7 @@ def main():
             raise launch.UsageError(refused)
     else:
         said, *_ = launch.run(COUNT, (arguments.hybrid,), **launch.options(arguments))
-    if launch.speaks():
+    if launch.is_main_process():
         print("\n".join(said))
     return 0
 

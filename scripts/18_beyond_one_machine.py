@@ -10,7 +10,7 @@ python scripts/18_beyond_one_machine.py --divisions --json book/results/division
 import sys
 
 from distmuon import launch
-from distmuon.launch import hosts
+from distmuon.launch import network_emulation
 from muonbook.ch18 import puzzle as placing
 from muonbook.puzzles import add_arguments, handle
 
@@ -22,12 +22,12 @@ TAKES = {
 }  # job -> its options
 
 
-def tell(arguments):
+def report(arguments):
     """Let two machines train, and things happen to them."""
     obstacle = become_switch()
-    from muonbook.ch18 import story
+    from muonbook.ch18 import demo
 
-    for line in story.tell(obstacle):
+    for line in demo.report(obstacle):
         print(line, flush=True)
 
 
@@ -69,9 +69,9 @@ def divide(arguments):
 
 def become_switch():
     """Let machines have networks of their own; return why they cannot, if so. Before torch is imported."""
-    obstacle = hosts.obstacle()
+    obstacle = network_emulation.why_unavailable()
     if obstacle is None:
-        hosts.become_switch()
+        network_emulation.setup_bridge()
     return obstacle
 
 
@@ -111,7 +111,7 @@ def main():
         return code
     job = launch.chosen_job(arguments, TAKES)
     check(arguments)
-    return {"": tell, "--drill": drill, "--soak": soak, "--divisions": divide}[job](arguments)
+    return {"": report, "--drill": drill, "--soak": soak, "--divisions": divide}[job](arguments)
 
 
 if __name__ == "__main__":

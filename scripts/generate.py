@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from distmuon import checkpoint, launch
-from distmuon.checkpoint.manifest import MANIFEST
+from distmuon.extras.checkpoint.manifest import MANIFEST
 from distmuon.models.corpus import ALICE, decode, encode
 from distmuon.models.networks import Transformer
 from distmuon.models.run_settings import RunSettings

@@ -35,13 +35,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 
 from distmuon import DistributedMuon, Grid, Metrics, MuonW, Zero1AdamW, checkpoint, launch
-from distmuon.metrics.writers import JsonLines, TensorBoard
+from distmuon.metrics import JsonLines, TensorBoard
 from distmuon.models.corpus import Corpus, corpus
 from distmuon.models.networks import ALONE, Transformer, initial_weights
 from distmuon.models.run_settings import RunSettings, parse
 from distmuon.models.run_summary import Progress, beginning, ending, loss_in_words, step_in_words
 from distmuon.models.same_run import check_same_run, notes_of, settings_then, what_differs
-from distmuon.optim.routing import groups_for
+from distmuon.optim.param_groups import groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.tensor_parallel import load_slices
 
@@ -93,7 +93,7 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
         return Ended(0, refused=str(error))
 
     if world.rank == 0:
-        tell(world, *beginning(world, settings, text, optimizer, first))
+        log(world, *beginning(world, settings, text, optimizer, first))
     step, skips, held_out = first, 0, None
     clock = Clock(settings.tokens_per_step, settings.log_every)
     with held:
@@ -114,17 +114,17 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
                 metrics.step += 1  # it counts calls of `step`
                 skips += 1
                 found = f"loss {loss:g}, gradient norm {norm:g}"
-                tell(world, f"step {step:5d}   skipped: {found} ({skips} of {SKIPS})")
+                log(world, f"step {step:5d}   skipped: {found} ({skips} of {SKIPS})")
             optimizer.zero_grad()
 
             last = stop or step == settings.steps
             if step % settings.log_every == 0:
-                tell(world, f"step {step:5d}   {step_in_words(loss, norm, lr, speed, text)}")
+                log(world, f"step {step:5d}   {step_in_words(loss, norm, lr, speed, text)}")
             with clock.paused():
                 if step % settings.evaluate_every == 0 or step == settings.steps:
                     held_out = evaluate(world, settings, text, forward), step
                     metrics.log(held_out_loss=held_out[0])
-                    tell(world, f"step {step:5d}   held out {loss_in_words(held_out[0], text)}")
+                    log(world, f"step {step:5d}   held out {loss_in_words(held_out[0], text)}")
                 due = step % settings.save_every == 0 and not skips  # no storm is gone on from
                 if settings.folder is not None and (last or due):
                     saving = save(world, settings, text, model, optimizer, step)
@@ -133,7 +133,7 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
         unsaved = saving.exception() if saving is not None else None
     made = Progress(first, step, clock.seconds(), clock.training(), held_out)
     if world.rank == 0:
-        tell(world, *ending(settings, text, made, GENERATOR))
+        log(world, *ending(settings, text, made, GENERATOR))
     return Ended(step, diverged=skips == SKIPS, unsaved=str(unsaved or ""))
 
 
@@ -283,7 +283,7 @@ def claim_patiently(world: launch.World, folder: str) -> Iterator[None]:
                 if not left:
                     raise
                 if left == tries - 1 and launch.under_torchrun():
-                    tell(world, f"waiting     {taken}")
+                    log(world, f"waiting     {taken}")
                 time.sleep(AGAIN)
         yield
 
@@ -302,13 +302,13 @@ def resume(
         warnings.filterwarnings("ignore", message=".*its state was made by")
         loaded = checkpoint.load_newest(settings.folder, model, optimizer)
     for reason in loaded.refused:
-        tell(world, f"refused     {reason}")
+        log(world, f"refused     {reason}")
     if not loaded.step:
         return 0
     check_same_run(settings, text, loaded.notes, loaded.step)
-    tell(world, f"step {loaded.step:5d}   gone on from {checkpoint.at_step(settings.folder, loaded.step)}")
+    log(world, f"step {loaded.step:5d}   gone on from {checkpoint.at_step(settings.folder, loaded.step)}")
     for line in what_differs(settings, loaded.notes, loaded.step):
-        tell(world, f"step {loaded.step:5d}   {line}")
+        log(world, f"step {loaded.step:5d}   {line}")
     if settings_then(settings, loaded.notes).weight_decay != settings.weight_decay:  # loading has put the old one back
         for group, decay in zip(optimizer.param_groups, decays, strict=True):
             group["weight_decay"] = decay
@@ -339,12 +339,12 @@ def save(
 
     def report(ended: Future[None]) -> None:
         if error := ended.exception():
-            tell(world, f"step {step:5d}   {error}")
+            log(world, f"step {step:5d}   {error}")
 
     saving.add_done_callback(report)
     if world.rank == 0:
         with contextlib.suppress(OSError):  # what cannot be removed stays, and the next save tries again
-            checkpoint.keep_newest(settings.folder, settings.keep)
+            checkpoint.prune(settings.folder, settings.keep)
     return saving
 
 
@@ -359,7 +359,7 @@ def observe(settings: RunSettings, optimizer: torch.optim.Optimizer, first: int)
     return Metrics(optimizer, settings.log_every, to, scalars=scalars, samples=0, start=first)
 
 
-def tell(world: launch.World, *lines: str) -> None:
+def log(world: launch.World, *lines: str) -> None:
     """Print lines on rank 0; each in one piece, since a save that fails tells from a thread of its own."""
     if world.rank == 0:
         for line in lines:
@@ -377,7 +377,7 @@ def main() -> int:
         raise launch.WorldError(outcome.refused, None) if outcome.again else launch.UsageError(outcome.refused)
     if outcome.unsaved:
         raise launch.OutputError(f"{outcome.unsaved.rstrip('.')}; {what_is_left(settings)}.")
-    if not launch.speaks():
+    if not launch.is_main_process():
         return int(outcome.diverged)
     if outcome.diverged:
         print(

@@ -2,8 +2,8 @@
 
 A house is a folder with scripts/, notebooks/ and tests/. Every rule returns one sentence per breach, with its remedy.
 
-    distmuon    launch < sharding < optim < muonw < clip < checkpoint < metrics < models < verify < conformance
-    < public names in __init__
+    distmuon    launch < sharding < optim < muonw < extras < models < verify < public names in __init__
+    muon_conformance: a kit for anybody's Muon, which needs the engine's lower rooms and whose adapters name our Muons
     muonbook    < figures, puzzles, measure and single modules < ch01, ch02, ... (no chapter knows another)
     < tools and the workers NN_slug.py, of which each belongs to the chapter NN; train.py and plan.py to none
 """
@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 ENGINE_ROOMS = (
-    "launch", "sharding", "optim", "muonw", "clip", "checkpoint", "metrics", "models", "verify", "conformance"
+    "launch", "sharding", "optim", "muonw", "extras", "models", "verify"
 )  # fmt: skip
-PACKAGES = ("distmuon", "muonbook", "tools")
+KIT = "muon_conformance"
+PACKAGES = ("distmuon", KIT, "muonbook", "tools")
 TRAINER = "train"  # a program to be copied: it imports what its readers will import
 EXAMPLES = "examples"  # other people's programs, outside of the house
 CHAPTER = re.compile(r"ch(\d\d)|(\d\d)b?_\w+")  # a chapter's room, worker and notebook; with a b, its second page's
 PYTESTS = re.compile(r"(conftest|test_\w+)\.py")  # found by pytest, by their names
-JOB = re.compile(r"((?:distmuon|muonbook|tools)(?:\.\w+)*):(\w+)")  # a worker's name, as `launch.run` takes it
+JOB = re.compile(rf"((?:{'|'.join(PACKAGES)})(?:\.\w+)*):(\w+)")  # a worker's name, as `launch.run` takes it
 
 
 class Arrow(NamedTuple):
@@ -118,7 +119,7 @@ def chapter_of(name: str) -> str | None:
 def room_of(name: str) -> str:
     """Return the room of a module: `distmuon.optim`, `muonbook.ch07`, `tools`; a worker is one by itself."""
     parts = name.split(".")
-    return name if len(parts) == 1 else parts[0] if parts[0] == "tools" else ".".join(parts[:2])
+    return name if len(parts) == 1 else parts[0] if parts[0] in ("tools", KIT) else ".".join(parts[:2])
 
 
 def floor_of(name: str) -> int:
@@ -126,6 +127,8 @@ def floor_of(name: str) -> int:
     package, *rest = name.split(".")
     if package == "distmuon":
         return ENGINE_ROOMS.index(rest[0]) if rest and rest[0] in ENGINE_ROOMS else len(ENGINE_ROOMS)
+    if package == KIT:
+        return len(ENGINE_ROOMS)
     above = len(ENGINE_ROOMS) + 1
     if package == "muonbook":
         return above + (chapter_of(name) is not None)

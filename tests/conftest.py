@@ -20,7 +20,7 @@ import worlds
 from playwright.sync_api import Browser
 from xdist.scheduler import LoadScopeScheduling
 
-from distmuon.launch import hosts
+from distmuon.launch import network_emulation
 from tools import set_address
 
 # a job in the background inherits an ignored SIGINT, and the launcher respects that: Ctrl-C could not be tested
@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def permitted() -> None:
     """Skip where ranks cannot have networks of their own."""
-    if why := hosts.obstacle():
+    if why := network_emulation.why_unavailable():
         worlds.without("networks", why)
 
 
@@ -115,7 +115,7 @@ FIRST = (  # a long one dealt last is alone
     "test_prediction",
     "test_train",
     "test_main_job",
-    "test_schedules",
+    "test_overlap",
     "test_several_matrices",
 )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distmuon.conformance.reference import distance, gaussian
+from muon_conformance.reference import distance, gaussian
 
 __all__ = ["Operations", "distance", "gaussian", "message", "quick"]
 

@@ -9,8 +9,8 @@ import torch
 from optimizer_cases import made_up
 from torch import Tensor, nn
 
-from distmuon.conformance import placements
 from distmuon.launch import World
+from muon_conformance import placements
 
 Wrap = Callable[[World, Any], Any]
 

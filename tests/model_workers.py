@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from distmuon.launch import World
 from distmuon.models.networks import ALONE, MLP, Transformer, initial_weights
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger

@@ -119,7 +119,7 @@ def tensor(world: World) -> Any:
     return torch.tensor([world.size])
 
 
-def tell(found: Any, words: str, wrong: Exception | None = None) -> str:
+def report(found: Any, words: str, wrong: Exception | None = None) -> str:
     """Print what `tensor` returned; return where this is, and with how many threads."""
     import torch
 

@@ -7,9 +7,9 @@
 
     launch.run(work, dp=4, tp=2)
 
-The rooms, each importing only those before it: launch, sharding, optim, muonw, clip, checkpoint, metrics, models,
-verify, conformance. The names in `__all__` are for everyone; each is fetched when it is first asked for, because torch
-takes 2 s to import and this package should not.
+The rooms, each importing only those before it: launch, sharding, optim, muonw, extras, models, verify. The names in
+`__all__` are for everyone; each is fetched when it is first asked for, because torch takes 2 s to import and this
+package should not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ __version__ = "0.2.0"
 
 __all__ = [
     "AttentionHeads",
-    "Disagreement",
     "DistributedMuon",
     "Grid",
     "Metrics",
@@ -31,6 +30,7 @@ __all__ = [
     "MuonW",
     "NonFiniteGradient",
     "QKClip",
+    "RankMismatchError",
     "Zero1AdamW",
     "checkpoint",
     "launch",
@@ -50,34 +50,34 @@ if sys.platform == "win32":  # before anything is imported that needs signals, f
 
 if TYPE_CHECKING:
     from distmuon import checkpoint, launch, metrics
-    from distmuon.clip.heads import AttentionHeads
-    from distmuon.clip.qk_clip import QKClip
-    from distmuon.metrics.observer import Metrics
+    from distmuon.extras.metrics.observer import Metrics
+    from distmuon.extras.qk_clip.heads import AttentionHeads
+    from distmuon.extras.qk_clip.qk_clip import QKClip
     from distmuon.muonw.optimizer import MuonW
     from distmuon.optim.distributed_muon import DistributedMuon
     from distmuon.optim.muon import Muon
     from distmuon.optim.newton_schulz import newton_schulz
-    from distmuon.optim.routing import split_parameters
+    from distmuon.optim.param_groups import split_parameters
     from distmuon.optim.zero1_adamw import Zero1AdamW
-    from distmuon.sharding.agreement import Disagreement
+    from distmuon.sharding.consistency import RankMismatchError
     from distmuon.sharding.gradients import NonFiniteGradient
     from distmuon.sharding.grid import Grid
     from distmuon.sharding.layout import plan
 else:  # hidden from type checkers, to which it would say that every name exists
     _HOMES = {
-        "AttentionHeads": "clip.heads",
-        "Disagreement": "sharding.agreement",
+        "AttentionHeads": "extras.qk_clip.heads",
+        "RankMismatchError": "sharding.consistency",
         "DistributedMuon": "optim.distributed_muon",
         "Grid": "sharding.grid",
-        "Metrics": "metrics.observer",
+        "Metrics": "extras.metrics.observer",
         "Muon": "optim.muon",
         "MuonW": "muonw.optimizer",
         "NonFiniteGradient": "sharding.gradients",
-        "QKClip": "clip.qk_clip",
+        "QKClip": "extras.qk_clip.qk_clip",
         "Zero1AdamW": "optim.zero1_adamw",
         "newton_schulz": "optim.newton_schulz",
         "plan": "sharding.layout",
-        "split_parameters": "optim.routing",
+        "split_parameters": "optim.param_groups",
     }
 
     def __getattr__(name: str) -> Any:

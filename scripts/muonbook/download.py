@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request
 
-from distmuon.launch.arguments import UsageError
+from distmuon.launch.cli import UsageError
 
 LIMIT = 30.0  # seconds without a byte
 

@@ -21,7 +21,7 @@ from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
 from distmuon.launch import session
-from muonbook import report
+from muonbook import jobs
 from muonbook.figures import player, style
 from muonbook.measure import results
 
@@ -57,11 +57,11 @@ def start(chapter: str) -> None:
 def _ready(torch_version: str, chapter: str) -> str:
     """Return the line that says what is here, and how long the chapter's runs take where `make bench` took it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
-    line = f"{report.READY}torch {torch_version.partition('+')[0]}, {report.plural(cores, 'core')}"
+    line = f"{jobs.READY}torch {torch_version.partition('+')[0]}, {jobs.plural(cores, 'core')}"
     seconds = results.load(TAKEN)["seconds"].get(chapter) if (results.FOLDER / f"{TAKEN}.json").exists() else None
     if seconds is None:
         return f"{line}."
-    minutes = "less than a minute" if seconds < 60 else f"about {report.plural(round(seconds / 60), 'minute')}"
+    minutes = "less than a minute" if seconds < 60 else f"about {jobs.plural(round(seconds / 60), 'minute')}"
     return f"{line}; this chapter's runs take {minutes}."
 
 

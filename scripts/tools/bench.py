@@ -15,7 +15,7 @@ import sys
 import time
 
 from distmuon import launch
-from distmuon.launch import hosts
+from distmuon.launch import network_emulation
 from muonbook.measure import results
 
 QUICK = "out/quick"
@@ -96,7 +96,7 @@ def take(jobs):
 
 def warnings(quick):
     """Yield a sentence for each thing that will be missing from the results, before hours are spent on them."""
-    obstacle = hosts.obstacle()
+    obstacle = network_emulation.why_unavailable()
     if obstacle is not None:
         yield f"Without a network of its own for every rank, some numbers stay unmeasured: {obstacle}"
     commit = results.commit()

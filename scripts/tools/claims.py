@@ -47,7 +47,7 @@ def update_rms_in_training(baseline):
     weight decay, over the hidden matrices of the transformer of part III, trained in one process."""
     import torch
 
-    from distmuon.optim.routing import by_algorithm
+    from distmuon.optim.param_groups import by_algorithm
     from distmuon.sharding.grid import Grid
     from muonbook.measure import workload
     from muonbook.measure.baselines import BASELINES
@@ -125,7 +125,7 @@ def look(world):
 
 def tutorial_time():
     """Return {data set: Muon's time over AdamW's}, by the tutorial's own tables."""
-    from muonbook.ch04.originals.recipes import RECIPES
+    from muonbook.ch04.tutorial.recipes import RECIPES
 
     return {data: recipe.reported_time for data, recipe in RECIPES.items()}
 

@@ -14,7 +14,7 @@ import time
 from functools import cache
 from types import SimpleNamespace
 
-from muonbook.measure import results, turns
+from muonbook.measure import interleaved_timing, results
 
 STEPS = 200
 ADAMW_RATES = (1e-3, 3e-3, 1e-2, 2e-2)
@@ -105,7 +105,7 @@ def clocks(adamw_lr, lr, rounds):
     import torch
 
     from distmuon.models.corpus import corpus
-    from distmuon.optim.routing import by_algorithm
+    from distmuon.optim.param_groups import by_algorithm
 
     def torchs(model):
         divided = by_algorithm(model)
@@ -127,12 +127,14 @@ def clocks(adamw_lr, lr, rounds):
 
         return step
 
-    whole = turns.take_turns({name: act(name, True) for name in makes}, rounds)
-    alone = turns.take_turns({name: act(name, False) for name in makes}, rounds)
+    whole = interleaved_timing.take_turns({name: act(name, True) for name in makes}, rounds)
+    alone = interleaved_timing.take_turns({name: act(name, False) for name in makes}, rounds)
     return {
-        "training_step_over_adamws": results.spread(turns.ratios(whole["muonw"], whole["adamw"])),
-        "torch_muon_training_step_over_adamws": results.spread(turns.ratios(whole["torch_muon"], whole["adamw"])),
-        "step_over_torch_muons": results.spread(turns.ratios(alone["muonw"], alone["torch_muon"])),
+        "training_step_over_adamws": results.spread(interleaved_timing.ratios(whole["muonw"], whole["adamw"])),
+        "torch_muon_training_step_over_adamws": results.spread(
+            interleaved_timing.ratios(whole["torch_muon"], whole["adamw"])
+        ),
+        "step_over_torch_muons": results.spread(interleaved_timing.ratios(alone["muonw"], alone["torch_muon"])),
     }
 
 
@@ -187,7 +189,7 @@ def main():
         "clock": clocks(base["lr"], best["lr"], rounds),
         "replicas": {
             "ranks": RANKS,
-            "cpu_shared_over_alone": results.spread(turns.ratios(sums["shared"], sums["alone"])),
+            "cpu_shared_over_alone": results.spread(interleaved_timing.ratios(sums["shared"], sums["alone"])),
         },
     }
     shared = found["replicas"]["cpu_shared_over_alone"]

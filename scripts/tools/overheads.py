@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from muonbook.measure import results, turns
+from muonbook.measure import interleaved_timing, results
 
 MODELS = {  # name -> shapes of the hidden matrices
     "large": [(512, 512)] * 16 + [(2048, 512)] * 4 + [(512, 2048)] * 4,  # 12.6M elements
@@ -44,8 +44,8 @@ def optimizers(shapes, seed=0):
 def step_ratio(shapes, rounds):
     """Return the ratios ours / torch's of `rounds` pairs of steps."""
     ours, theirs = optimizers(shapes)
-    seconds = turns.take_turns({"ours": ours.step, "theirs": theirs.step}, rounds)
-    return turns.ratios(seconds["ours"], seconds["theirs"])
+    seconds = interleaved_timing.take_turns({"ours": ours.step, "theirs": theirs.step}, rounds)
+    return interleaved_timing.ratios(seconds["ours"], seconds["theirs"])
 
 
 def start_seconds(repeats):

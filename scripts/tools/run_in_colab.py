@@ -25,7 +25,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from distmuon import launch
-from muonbook import report
+from muonbook import jobs
 from tools import run_notebooks, set_address
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ NOWHERE = "file:///nowhere/"  # a fetch from here fails at once
 READERS = set_address.Repository("a-reader", "muon-at-scale")  # what copies name: nothing is fetched from a placeholder
 SHOWN = ("torch", "numpy", "matplotlib", "IPython", "ipykernel")  # versions, in the report's first line
 # What nbval does not compare, as it wants to be told: lines about the machine, and what another version draws.
-ELSEWHERE = "".join(f"regex: (?m)^{says}.*$\nreplace: {says}...\n" for says in (report.HERE, report.READY))
+ELSEWHERE = "".join(f"regex: (?m)^{says}.*$\nreplace: {says}...\n" for says in (jobs.HERE, jobs.READY))
 UNDRAWN = "regex: (?s)<svg .*?</svg>\nreplace: a picture\n"
 STRANGE = ("GIT_", "JUPYTER_", "PYTEST_", "PYTHON", "JPY_", "COV_", "IPYTHON")  # ours, and not a reader's
 

@@ -16,8 +16,8 @@ import pytest
 import worlds
 
 from distmuon import launch
-from distmuon.launch import hosts, rank, supervise
-from distmuon.launch.arguments import Parser
+from distmuon.launch import network_emulation, rank, supervise
+from distmuon.launch.cli import Parser
 from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
 from muonbook.ch15.worlds import survey
@@ -75,8 +75,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (divisions, "survey"),
     ):
         monkeypatch.setattr(module, name, refuse)
-    monkeypatch.setattr(hosts, "become_switch", lambda: None)
-    monkeypatch.setattr(hosts, "obstacle", lambda: None)
+    monkeypatch.setattr(network_emulation, "setup_bridge", lambda: None)
+    monkeypatch.setattr(network_emulation, "why_unavailable", lambda: None)
     for name in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, "")  # worker 13 sets them: put back afterwards
     monkeypatch.chdir(tmp_path)

@@ -146,7 +146,7 @@ except AttributeError as error:
     *public, orthogonal, starred, typo = run(with_torch, "-c", program).splitlines()
     assert dict(line.split() for line in public) == {
         "AttentionHeads": "type",
-        "Disagreement": "type",
+        "RankMismatchError": "type",
         "DistributedMuon": "type",
         "Grid": "type",
         "Metrics": "type",
@@ -200,7 +200,7 @@ if __name__ == "__main__":
 
 
 def test_the_conformance_kit_is_one_command_of_the_installed_engine(with_torch: Path, tmp_path: Path) -> None:
-    command = ["-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "distmuon.conformance", "-k", "golden"]
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "muon_conformance", "-k", "golden"]
     printed = run(with_torch, *command, "--optimizer", "torch.optim:Muon", folder=tmp_path)
     assert "passed       golden numbers  " in printed
 

@@ -34,10 +34,10 @@ from torch.profiler import ProfilerActivity, profile
 from distmuon import DistributedMuon, Grid, MuonW
 from distmuon.models.networks import Transformer
 from distmuon.optim import newton_schulz as ns
-from distmuon.optim.routing import groups_for
+from distmuon.optim.param_groups import groups_for
 from distmuon.sharding import collectives
 from distmuon.verify.prediction import predict_transient
-from muonbook import report
+from muonbook import jobs
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
@@ -371,7 +371,7 @@ def main(name: str, path: str) -> int:
         print(f"WRONG: {wrong}")
         return 1
     finally:
-        report.write_json(path, found)
+        jobs.write_json(path, found)
     return 0
 
 

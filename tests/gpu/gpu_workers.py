@@ -58,7 +58,7 @@ def gather_unequal_shards(world: World) -> dict[str, list[float]]:
         shard = torch.full([lengths[dp.rank]], 1.0 + dp.rank, dtype=dtype, device="cuda")
         for started in (False, True):
             whole = torch.zeros(sum(lengths), dtype=dtype, device="cuda")
-            with dp.starting() if started else contextlib.nullcontext() as pending:
+            with dp.async_collectives() if started else contextlib.nullcontext() as pending:
                 dp.all_gather(shard, "parameters", whole, lengths)
             if pending is not None:
                 pending.wait()

@@ -108,7 +108,7 @@ def main() -> int:
     stem = "gpu" if found["gpus"] else "dry_run"
     arguments.folder.mkdir(parents=True, exist_ok=True)
     results, said = (arguments.folder / f"{stem}.{kind}" for kind in ("json", "txt"))
-    from muonbook import report
+    from muonbook import jobs
 
     parts: dict[str, Any] = {}
     deadline = time.monotonic() + SECONDS
@@ -124,7 +124,7 @@ def main() -> int:
             heading = f"== {name}: ended {parts[name]['ended']}, after {parts[name]['seconds']} s"
             for out in (file, sys.stdout):
                 print(heading, text, sep="\n", file=out, flush=True)
-            report.write_json(str(results), found | {"parts": parts})
+            jobs.write_json(str(results), found | {"parts": parts})
     print(f"Written to {results} and {said}")
     return int(any(part["ended"] != "well" for part in parts.values()))
 

@@ -6,7 +6,7 @@
 This package imports torch only when a rank starts, so that a wrong argument is answered at once.
 """
 
-from distmuon.launch.arguments import (
+from distmuon.launch.cli import (
     DEFAULT_TIMEOUT,
     WORLD,
     OutputError,
@@ -19,12 +19,27 @@ from distmuon.launch.arguments import (
     options,
     parser,
 )
-from distmuon.launch.start import command, run, speaks
+from distmuon.launch.start import command, is_main_process, run
 from distmuon.launch.supervise import WorldError
 from distmuon.launch.world import World, seconds_since, under_torchrun
 
 __all__ = [
-    "DEFAULT_TIMEOUT", "WORLD", "OutputError", "UsageError", "World", "WorldError", "add_arguments", "check_range",
-    "check_writable", "choices", "chosen_job", "command", "options", "parser", "run", "seconds_since", "speaks",
+    "DEFAULT_TIMEOUT",
+    "WORLD",
+    "OutputError",
+    "UsageError",
+    "World",
+    "WorldError",
+    "add_arguments",
+    "check_range",
+    "check_writable",
+    "choices",
+    "chosen_job",
+    "command",
+    "is_main_process",
+    "options",
+    "parser",
+    "run",
+    "seconds_since",
     "under_torchrun",
 ]  # fmt: skip

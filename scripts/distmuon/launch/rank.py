@@ -16,8 +16,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from distmuon.launch import hosts, session, stopping
-from distmuon.launch.arguments import OutputError, UsageError
+from distmuon.launch import network_emulation, preemption, session
+from distmuon.launch.cli import OutputError, UsageError
 from distmuon.launch.world import World
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # where gloo meets on one host
@@ -50,7 +50,7 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
     if world.size == 1 and dist.is_initialized():
         return work(world, *arguments)  # in a program that has a process group: there is no second one
     if world.link is not None:
-        hosts.plug_in(world.link)
+        network_emulation.attach(world.link)
     elif directory is not None or os.environ.get("LOCAL_WORLD_SIZE") == str(world.size):  # one host only
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     store = dist.FileStore(os.path.join(directory, "store"), world.size) if directory is not None else None
@@ -166,4 +166,4 @@ def run_alone(world: World, worker: Worker, arguments: Sequence[Any]) -> Any:
 
 def _noting(world: World, numbers: Sequence[int], patient: bool) -> contextlib.AbstractContextManager[None]:
     """Note these signals where ranks are asked to stop; else leave them as they are."""
-    return contextlib.nullcontext() if world.stop_within is None else stopping.noting(numbers, patient)
+    return contextlib.nullcontext() if world.stop_within is None else preemption.install_handler(numbers, patient)

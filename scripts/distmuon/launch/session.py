@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
-from distmuon.launch.arguments import UsageError
+from distmuon.launch.cli import UsageError
 
 # every optimizer imports the last: 1 s, once; the first imports them all, and quicker
 PRELOAD = ["distmuon.launch.preload", "torch", "torch.distributed.device_mesh", "torch._dynamo"]

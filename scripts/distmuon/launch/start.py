@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distmuon.launch import rank, session, stopping, supervise
-from distmuon.launch.arguments import DEFAULT_TIMEOUT, OutputError, UsageError
-from distmuon.launch.hosts import Link
+from distmuon.launch import preemption, rank, session, supervise
+from distmuon.launch.cli import DEFAULT_TIMEOUT, OutputError, UsageError
+from distmuon.launch.network_emulation import Link
 from distmuon.launch.rank import Worker
 from distmuon.launch.supervise import WorldError
 from distmuon.launch.world import World, under_torchrun, validated
@@ -47,7 +47,7 @@ def run(
     threads: int = 1,
     link: Link | None = None,
     stop_within: float | None = None,
-    then: tuple[Worker, Sequence[Any]] | None = None,
+    on_rank0_result: tuple[Worker, Sequence[Any]] | None = None,
 ) -> list[Any]:
     """Run `worker(world, *arguments)` on dp * tp ranks; return what each returned, in rank order.
 
@@ -60,8 +60,8 @@ def run(
     device: "cpu" or "cuda"; None: cuda with nccl, else cpu.
     timeout: seconds that a collective may wait for a peer.
     threads: CPU threads per rank.
-    link: give every local rank a network of its own; after `hosts.become_switch`.
-    stop_within: seconds that ranks get to return after SIGTERM, Ctrl-C or a closed terminal: see `stopping`. None:
+    link: give every local rank a network of its own; after `network_emulation.setup_bridge`.
+    stop_within: seconds that ranks get to return after SIGTERM, Ctrl-C or a closed terminal: see `preemption`. None:
         they are stopped at once. Under torchrun it is torchrun that ends its patience.
     then: (function, more): return only what `function(found, *more)` does, where found is what rank 0 has returned, or
         None where that is None. It is called when all local ranks have left, and in a process that is forked as they
@@ -71,31 +71,31 @@ def run(
     that calls this without `if __name__ == "__main__":` around it ends here with one sentence and exit code 2.
     """
     supervise.end_where_the_program_begins_anew()
-    for each in (worker, *((then[0],) if then else ())):
+    for each in (worker, *((on_rank0_result[0],) if on_rank0_result else ())):
         _check_name(each)
     world = World(
         0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start(), link, stop_within
     )
     world = validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
-    stopping.forget()
+    preemption.reset()
     if under_torchrun() or world.size == 1:
         found = (rank.run_under_torchrun if under_torchrun() else rank.run_alone)(world, worker, arguments)
-        return [found if then is None else rank.go_on(found, *then)]
+        return [found if on_rank0_result is None else rank.go_on(found, *on_rank0_result)]
     try:
-        return _run_locally(worker, arguments, world, then)
+        return _run_locally(worker, arguments, world, on_rank0_result)
     except supervise.NoGuard as error:  # it lies in the program, whose author a traceback would lead astray
         sys.exit(_complain(error, 2))
 
 
 def _run_locally(
-    worker: Worker, arguments: Sequence[Any], world: World, then: tuple[Worker, Sequence[Any]] | None
+    worker: Worker, arguments: Sequence[Any], world: World, on_rank0_result: tuple[Worker, Sequence[Any]] | None
 ) -> list[Any]:
     start_method = "forkserver" if world.device == "cpu" and sys.platform == "linux" else "spawn"
     how = (start_method, world.timeout, world.stop_within)
     given = (world, _pickled(worker, arguments))
-    if then is None:
+    if on_rank0_result is None:
         return supervise.run_local(rank.run_local, given, world.size, *how)
-    sequel = _pickled(*then)
+    sequel = _pickled(*on_rank0_result)
     sys.stdout.flush()  # before the other process prints
     packed, *_ = supervise.run_local(rank.run_and_pack, given, world.size, *how)
     [(told, error)] = supervise.run_local(rank.unpack_and_go_on, (world, packed, sequel), 1, *how)
@@ -113,7 +113,7 @@ def command(main: Callable[[], int | None]) -> None:
     # torchrun stops its ranks by SIGTERM, and a rank blocked in a collective could not run a Python handler
     with contextlib.nullcontext() if under_torchrun() else session.stoppable():
         try:
-            code = main() or stopping.exit_code()
+            code = main() or preemption.exit_code()
             sys.stdout.flush()  # here, not at the interpreter's end: a closed pipe is still an exception
         except UsageError as error:
             code = _complain(error, 2)
@@ -134,7 +134,7 @@ def command(main: Callable[[], int | None]) -> None:
 
 
 def _complain(what: object, code: int) -> int:
-    if not speaks():
+    if not is_main_process():
         time.sleep(1)  # torchrun ends every rank as soon as one has left: rank 0 speaks first
         return code
     with contextlib.suppress(OSError):  # the terminal may be gone
@@ -156,7 +156,7 @@ def _reader_left(error: Exception) -> bool:
     return True
 
 
-def speaks() -> bool:
+def is_main_process() -> bool:
     """Say whether this process prints, writes and draws: under torchrun rank 0 alone does."""
     return not under_torchrun() or os.environ["RANK"] == "0"
 

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distmuon.launch import stopping
-from distmuon.launch.arguments import BACKENDS, DEVICES, UsageError
-from distmuon.launch.hosts import Link, is_switch
+from distmuon.launch import preemption
+from distmuon.launch.cli import BACKENDS, DEVICES, UsageError
+from distmuon.launch.network_emulation import Link, is_bridge
 
 MOST_RANKS = 256  # on one machine: every gloo group opens a socket to every peer, and a process has some 1,000 in all
 MOST_THREADS = 1024
@@ -26,7 +26,7 @@ class World:
     timeout: seconds, for every collective.
     threads: of the CPU, for this rank.
     started: wall-clock time (seconds) at which the command started.
-    link: each rank's own network, if it has one (see `hosts`).
+    link: each rank's own network, if it has one (see `network_emulation`).
     stop_within: seconds that ranks get to return, once they are asked to stop; None: they are not asked.
     """
 
@@ -43,8 +43,8 @@ class World:
     stop_within: float | None = None
 
     def asked_to_stop(self) -> bool:
-        """Say whether this rank was asked to stop (see `stopping`). Others may hear of it a moment earlier or later."""
-        return stopping.asked()
+        """Say whether this rank was asked to stop (see `preemption`). Others may hear of it a moment apart."""
+        return preemption.should_stop()
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return every rank's picklable `value`, in rank order, on rank 0; None elsewhere. All ranks must call it."""
@@ -105,8 +105,10 @@ def validated(world: World, launched: int | None) -> World:
         )
     if world.link is not None and (launched is not None or world.backend != "gloo"):
         raise UsageError("a network for each rank goes with local ranks on gloo only; drop torchrun and --backend.")
-    if world.link is not None and not is_switch():
-        raise UsageError("a network for each rank needs a switch; call hosts.become_switch() before the world starts.")
+    if world.link is not None and not is_bridge():
+        raise UsageError(
+            "a network for each rank needs a switch; call network_emulation.setup_bridge() before the world starts."
+        )
     if world.backend == "gloo" and world.device != "cuda":
         return replace(world, device="cpu")
     return _with_gpus(world, launched)

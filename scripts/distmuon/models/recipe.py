@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distmuon.launch import UsageError, choices
-from distmuon.launch.arguments import option_of
+from distmuon.launch.cli import option_of
 from distmuon.optim import strategies
 
 if TYPE_CHECKING:  # not at run time: a wrong argument is answered without importing torch
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # not at run time: a wrong argument is answered without impor
 OPTIMIZERS = ("muon", "adamw")
 DTYPES = ("float32", "bfloat16", "float64")
 STRATEGIES = tuple(strategies.names())
-SCHEDULE_NAMES = ("synchronous", "naive", "pipelined")  # of `optim.schedules`, which imports torch
+OVERLAP_NAMES = ("synchronous", "naive", "pipelined")  # of `optim.overlap`, which imports torch
 FLOAT64_BOUND, CONTROL_FACTOR = 1e-10, 4.0  # what a certificate allows: of the movement; times the control
 POWERLESS = 0.3  # of the movement: a bound this wide holds nothing back
 FEW_STEPS = 10  # rounding to bf16 may not have begun to tell before; what is not rounded needs no more
@@ -28,7 +28,7 @@ ARGUMENTS: dict[str, tuple[type, str, str]] = {  # of a worker: type, what stand
     "micro_batches": (int, "N", "pieces of a batch, over all ranks; a multiple of --dp"),
     "optimizer": (str, choices(OPTIMIZERS), "for the hidden matrices; the rest always goes to AdamW"),
     "dtype": (str, choices(DTYPES), "of the model; master weights are float32 or wider"),
-    "schedule": (str, choices(SCHEDULE_NAMES), "of the moves; not with --strategy gather_cut"),
+    "overlap": (str, choices(OVERLAP_NAMES), "of the moves; not with --strategy gather_cut"),
     "publish": (str, choices(strategies.PUBLISHED), "what the last move sends; updates: with --strategy owner"),
     "whole_every": (int, "K", "with --strategy periodic: whole matrices every K steps, blocks in between"),
     "bucket_size": (int, "N", "elements in a bucket of the map"),
@@ -44,7 +44,7 @@ class Recipe:
     widths: features per layer, input and output included. batch: rows per step, over all ranks, cut into micro_batches
     of which every DP rank runs its share. bucket_size: elements. dtype: of the model; master weights are float32 or
     wider. lr, weight_decay: for Muon and AdamW alike, which the scale 0.2 sqrt(max(A, B)) makes possible.
-    schedule: in which order the moves are made. publish: what the last of them sends.
+    overlap: in which order the moves are made. publish: what the last of them sends.
     whole_every: of the strategy `periodic`: every so many steps it takes whole matrices. Others do not heed it.
     wire: dtype in which momentum travels and Newton–Schulz computes; "auto": as `DistributedMuon` does by default.
     """
@@ -56,7 +56,7 @@ class Recipe:
     optimizer: str = "muon"
     dtype: str = "float32"
     strategy: str = "gather_all"
-    schedule: str = "synchronous"
+    overlap: str = "synchronous"
     publish: str = "parameters"
     whole_every: int = 5
     lr: float = 0.01
@@ -111,15 +111,15 @@ class Recipe:
 
     def check(self, dp: int, tp: int) -> Recipe:
         """Return the recipe if it fits a dp x tp grid; raise UsageError, naming the value and the remedy, if not."""
-        known_values = {"optimizer": OPTIMIZERS, "dtype": DTYPES, "schedule": SCHEDULE_NAMES}
+        known_values = {"optimizer": OPTIMIZERS, "dtype": DTYPES, "overlap": OVERLAP_NAMES}
         for name, known in (known_values | {"publish": strategies.PUBLISHED}).items():
             if getattr(self, name) not in known:
                 raise UsageError(f"--{name} {getattr(self, name)} is unknown; choose one of {', '.join(known)}.")
         if wrong := strategies.complaint(self.strategy):
             raise UsageError(f"--strategy {self.strategy}: {wrong}.")
-        if self.schedule != "synchronous" and self.strategy == "gather_cut":
+        if self.overlap != "synchronous" and self.strategy == "gather_cut":
             raise UsageError(
-                f"--schedule {self.schedule} does not go with --strategy gather_cut, which reads what it gathers at "
+                f"--overlap {self.overlap} does not go with --strategy gather_cut, which reads what it gathers at "
                 "once; take --strategy owner."
             )
         if self.publish == "updates" and (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distmuon import launch
-from distmuon.launch.arguments import option_of
+from distmuon.launch.cli import option_of
 from distmuon.models.corpus import corpus
 from distmuon.optim import strategies
 

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import torch
 
-from distmuon.checkpoint import at_step, saved_steps
+from distmuon.extras.checkpoint import at_step, saved_steps
 from distmuon.launch import World
 from distmuon.models.corpus import Corpus
 from distmuon.models.networks import Transformer
 from distmuon.models.run_settings import RunSettings
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import groups_for
+from distmuon.optim.param_groups import groups_for
 
 SHARDED_BY = {"fsdp2": "FSDP2", "zero1": "ZeRO-1"}
 WHO = {"muon": "Muon", "adamw": "AdamW"}

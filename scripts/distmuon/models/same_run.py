@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from distmuon.checkpoint import CheckpointError
-from distmuon.launch.arguments import option_of
+from distmuon.extras.checkpoint import CheckpointError
+from distmuon.launch.cli import option_of
 from distmuon.models.corpus import Corpus
 from distmuon.models.run_settings import FIXED, RATE, STEERING, RunSettings
 

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distmuon.muonw.boxes import extent, volume
 from distmuon.muonw.meshes import refuse_one_of_the_stages, shards
-from distmuon.muonw.parcels import Matrix, MatrixPiece, numel
+from distmuon.muonw.parcels import Matrix, MatrixShard, numel
 from distmuon.muonw.plans import Plan, Plans, local
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
 from distmuon.optim.masters import MasterWeights, rounded_once
@@ -46,7 +46,7 @@ from distmuon.optim.muon import (
 )
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.options import check_complete
-from distmuon.optim.routing import (
+from distmuon.optim.param_groups import (
     GROUP_NOTES,
     Watch,
     complete_group,
@@ -59,14 +59,14 @@ from distmuon.optim.routing import (
 )
 from distmuon.optim.sharded_optimizer import check_max_norm
 from distmuon.optim.states import check_shapes
-from distmuon.sharding.agreement import Disagreement
 from distmuon.sharding.collectives import numbers_on
+from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.matrices import Division, Matrices
+from distmuon.sharding.matrices import Matrices, MatrixLayout
 from distmuon.sharding.precision import widest
 from distmuon.sharding.tensor_lists import apart, cast, copy_each_, runs
 
-WHOLE = Division()
+WHOLE = MatrixLayout()
 TOGETHER = 2**24  # elements of which a few launches take care
 HEADER = 4  # elements before a parcel, each a byte of the sender's digest: small integers, exact in any dtype
 MOMENTUM_LABEL, UPDATES_LABEL = "momentum", "updates"
@@ -98,7 +98,7 @@ class MuonW(MasterWeights):
     skipped_steps: how many, for an infinity under a GradScaler; not saved.
 
     Raises ValueError for a parameter that it cannot take, naming it and the remedy: at construction, or before anything
-    has changed in the first step. Raises Disagreement on all ranks where their groups or gradients are not alike.
+    has changed in the first step. Raises RankMismatchError on all ranks where their groups or gradients are not alike.
     """
 
     DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
@@ -191,7 +191,7 @@ class MuonW(MasterWeights):
             received.append(matrices)
         _refuse_different(plans, heads)
         for plan, header, matrices in zip(plans, headers, received, strict=True):
-            self._apply(plan, self._give_back(plan, header, self._orthogonalize(plan, matrices)))
+            self._apply(plan, self._return_updates(plan, header, self._orthogonalize(plan, matrices)))
         self._step_adamw()
         self._compares = self._compares and not moves
         return loss
@@ -297,19 +297,19 @@ class MuonW(MasterWeights):
                 found[keys[i]] = update.view(matrices[keys[i]].shape)
         return found
 
-    def _give_back(
+    def _return_updates(
         self,
         plan: Plan,
         header: Tensor,
         updates: Mapping[Matrix, Tensor],  # O
-    ) -> Iterable[tuple[MatrixPiece, Tensor]]:
+    ) -> Iterable[tuple[MatrixShard, Tensor]]:
         """Updates -> the pieces of them that this rank holds."""
         parcels = [[updates[piece.matrix][plan.inside(piece)] for piece in to] for to in plan.parcels.back]
         return self._exchange(plan, header, parcels, plan.parcels.returning, UPDATES_LABEL)[1]
 
-    def _apply(self, plan: Plan, pieces: Iterable[tuple[MatrixPiece, Tensor]]) -> None:
+    def _apply(self, plan: Plan, pieces: Iterable[tuple[MatrixShard, Tensor]]) -> None:
         """Decay and move what this rank holds; the scale is that of whole matrices."""
-        of_parameter: list[list[tuple[MatrixPiece, Tensor]]] = [[] for _ in plan.parameters]
+        of_parameter: list[list[tuple[MatrixShard, Tensor]]] = [[] for _ in plan.parameters]
         for piece, update in pieces:
             of_parameter[piece.matrix[0]].append((piece, update))
         for places in self._together(plan):
@@ -330,9 +330,9 @@ class MuonW(MasterWeights):
         plan: Plan,
         header: Tensor,  # [HEADER], see `_digest`
         parcels: Sequence[Sequence[Tensor]],  # for every rank, tensors of the plan's dtype
-        coming: Sequence[Sequence[MatrixPiece]],
+        coming: Sequence[Sequence[MatrixShard]],
         label: str,
-    ) -> tuple[list[Tensor], Iterator[tuple[MatrixPiece, Tensor]]]:
+    ) -> tuple[list[Tensor], Iterator[tuple[MatrixShard, Tensor]]]:
         """Send every rank its parcel behind a header; return the headers of all ranks, and what came. Collective."""
         rank, size = plan.group.rank, plan.group.size
         flat = [
@@ -340,9 +340,9 @@ class MuonW(MasterWeights):
             for to, parcel in enumerate(parcels)
         ]
         lengths = [HEADER + numel(pieces) if of != rank else 0 for of, pieces in enumerate(coming)]
-        received = plan.group.exchange(flat, lengths, label) if size > 1 else flat
+        received = plan.group.all_to_all_v(flat, lengths, label) if size > 1 else flat
 
-        def unpacked() -> Iterator[tuple[MatrixPiece, Tensor]]:
+        def unpacked() -> Iterator[tuple[MatrixShard, Tensor]]:
             yield from zip(coming[rank], parcels[rank], strict=True)  # this rank's own part, which did not travel
             for of, pieces in enumerate(coming):
                 if of != rank:
@@ -461,7 +461,8 @@ def _check_gradient(name: str, parameter: Tensor) -> None:
 
 
 def _refuse_different(plans: Sequence[Plan], heads: Sequence[Sequence[Tensor]]) -> None:
-    """Raise Disagreement, on all ranks of a plan, where their headers are not alike. heads: of every rank, by plan.
+    """Raise RankMismatchError, on all ranks of a plan, where their headers are not alike. heads: of every rank, by
+    plan.
 
     All at once, because to look at a number of a GPU is to wait for all that it has been given to do.
     """
@@ -470,7 +471,7 @@ def _refuse_different(plans: Sequence[Plan], heads: Sequence[Sequence[Tensor]]) 
         return
     for plan, of_ranks in zip(plans, heads, strict=True):
         if sentence := _difference(plan, of_ranks):
-            raise Disagreement(sentence)
+            raise RankMismatchError(sentence)
 
 
 def _difference(plan: Plan, heads: Sequence[Tensor]) -> str:

@@ -19,21 +19,21 @@ from distmuon.sharding.ownership import balance
 Matrix = tuple[int, int]  # (the parameter's place in the plan, which of its matrices)
 
 
-class Placed(NamedTuple):
+class ShardedParam(NamedTuple):
     """A parameter as all ranks hold it. boxes: of every rank, in the order of the group. matrices: (box, [A, B])."""
 
     boxes: Sequence[Box]
     matrices: Sequence[tuple[Box, tuple[int, int]]]
 
 
-class MatrixPiece(NamedTuple):
+class MatrixShard(NamedTuple):
     """A box of a matrix, in the coordinates of the whole parameter."""
 
     matrix: Matrix
     box: Box
 
 
-class Parcels:
+class ExchangePlan:
     """The plan of a step as one rank of the group sees it.
 
     owner: {matrix: rank}, of all. mine: the matrices that this rank owns.
@@ -41,14 +41,14 @@ class Parcels:
         the same after it. This rank's own part is among them.
     """
 
-    def __init__(self, parameters: Sequence[Placed], ranks: int, rank: int) -> None:
+    def __init__(self, parameters: Sequence[ShardedParam], ranks: int, rank: int) -> None:
         self.parameters, self.rank = parameters, rank
         self.owner = owners(parameters, ranks)
         self.mine = [matrix for matrix, owner in self.owner.items() if owner == rank]
-        self.out: list[list[MatrixPiece]] = [[] for _ in range(ranks)]
-        self.coming: list[list[MatrixPiece]] = [[] for _ in range(ranks)]
-        self.back: list[list[MatrixPiece]] = [[] for _ in range(ranks)]
-        self.returning: list[list[MatrixPiece]] = [[] for _ in range(ranks)]
+        self.out: list[list[MatrixShard]] = [[] for _ in range(ranks)]
+        self.coming: list[list[MatrixShard]] = [[] for _ in range(ranks)]
+        self.back: list[list[MatrixShard]] = [[] for _ in range(ranks)]
+        self.returning: list[list[MatrixShard]] = [[] for _ in range(ranks)]
         for matrix in self.owner:
             self._add(matrix)
 
@@ -60,7 +60,7 @@ class Parcels:
         """Add the ways of a matrix: each box from one of its holders to the owner, and from there to all of them."""
         owner, (whole, _) = self.owner[matrix], self.whole(matrix)
         for box, ranks in _holders(self.parameters[matrix[0]].boxes, whole).items():
-            piece = MatrixPiece(matrix, box)
+            piece = MatrixShard(matrix, box)
             sender = owner if owner in ranks else ranks[sum(matrix) % len(ranks)]  # replicas take turns
             if sender == self.rank:
                 self.out[owner].append(piece)
@@ -72,7 +72,7 @@ class Parcels:
                 self.returning[owner].append(piece)
 
 
-def owners(parameters: Sequence[Placed], ranks: int) -> dict[Matrix, int]:
+def owners(parameters: Sequence[ShardedParam], ranks: int) -> dict[Matrix, int]:
     """Return who orthogonalizes each matrix, in the order of the parameters."""
     loads, found, dealt = [0.0] * ranks, dict[Matrix, int](), dict[Matrix, float]()
     for index, placed in enumerate(parameters):
@@ -97,6 +97,6 @@ def _holders(boxes: Sequence[Box], whole: Box) -> dict[Box, list[int]]:
     return found
 
 
-def numel(pieces: Sequence[MatrixPiece]) -> int:
+def numel(pieces: Sequence[MatrixShard]) -> int:
     """Return how many elements these pieces have together."""
     return sum(volume(piece.box) for piece in pieces)

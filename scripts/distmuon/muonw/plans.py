@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from distmuon.muonw.boxes import all_of, matrices_of, within
 from distmuon.muonw.meshes import boxes_on, common_mesh, group_of
-from distmuon.muonw.parcels import MatrixPiece, Parcels, Placed
+from distmuon.muonw.parcels import ExchangePlan, MatrixShard, ShardedParam
 from distmuon.optim.muon import check_muon_parameters
-from distmuon.optim.routing import named
+from distmuon.optim.param_groups import named
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
 
@@ -43,13 +43,13 @@ class Plan:
     device: torch.device
     group: Group
     parameters: Sequence[Parameter]
-    parcels: Parcels
+    parcels: ExchangePlan
 
-    def here(self, piece: MatrixPiece) -> tuple[slice, ...]:
+    def here(self, piece: MatrixShard) -> tuple[slice, ...]:
         """Return where a piece lies in what this rank holds of its parameter."""
         return within(piece.box, self.parcels.parameters[piece.matrix[0]].boxes[self.group.rank])
 
-    def inside(self, piece: MatrixPiece) -> tuple[slice, ...]:
+    def inside(self, piece: MatrixShard) -> tuple[slice, ...]:
         """Return where a piece lies in its matrix."""
         return within(piece.box, self.parcels.whole(piece.matrix)[0])
 
@@ -77,7 +77,7 @@ class Plans:
         """
         now = [(number, *_looks(p, group)) for number, group in enumerate(groups) for p in group["params"]]
         if now != self._laid_out:
-            self.everybody, self._plans = _lay_out(groups, known, self._gather_dtype, self._ledger, self._replicas)
+            self.everybody, self._plans = _build_plan(groups, known, self._gather_dtype, self._ledger, self._replicas)
             self._laid_out = now
         return self._plans
 
@@ -89,7 +89,7 @@ def _looks(parameter: Tensor, group: Mapping[str, Any]) -> tuple[object, ...]:
     return id(parameter), parameter.shape, parameter.dtype, parameter.device, placed, option
 
 
-def _lay_out(
+def _build_plan(
     groups: Groups,
     known: Mapping[Tensor, Any],
     gather_dtype: torch.dtype | None,
@@ -122,8 +122,8 @@ def _lay_out(
                 boxes = boxes_on(mesh, name, p)
             else:
                 boxes = [all_of(p.shape)] * group.size
-            held.append(Placed(boxes, matrices_of(groups[number]["matrices"], tuple(p.shape))))
-        parcels = Parcels(held, group.size, group.rank)
+            held.append(ShardedParam(boxes, matrices_of(groups[number]["matrices"], tuple(p.shape))))
+        parcels = ExchangePlan(held, group.size, group.rank)
         plans.append(Plan(dtype, local(parameters[0].tensor).device, group, parameters, parcels))
     return everybody, plans
 

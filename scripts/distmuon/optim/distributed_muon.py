@@ -36,11 +36,11 @@ from distmuon.optim.muon import (
     scale,
 )
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
-from distmuon.optim.routing import GROUP_NOTES, check_muon_parameter, options_among, specs_in_groups
+from distmuon.optim.param_groups import GROUP_NOTES, check_muon_parameter, options_among, specs_in_groups
 from distmuon.optim.sharded_optimizer import NonFinite, ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
-from distmuon.sharding.agreement import together
 from distmuon.sharding.buffers import Piece
+from distmuon.sharding.consistency import raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, Range
@@ -103,7 +103,7 @@ class DistributedMuon(ShardedOptimizer):
     ) -> None:
         options = options_among(locals(), OPTIONS)
         grid = Grid.of(grid)
-        with together(grid, "the strategy", "give every rank the same"):
+        with raise_together(grid, "the strategy", "give every rank the same"):
             chosen = strategies.load(strategy)
             own = chosen.options({})
             check_dtype("gather_dtype", gather_dtype, None)
@@ -131,7 +131,7 @@ class DistributedMuon(ShardedOptimizer):
         layout, metas = self.buffers.layout, self.buffers.metas
         self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype, lambda: self.steps))
         if publish == "updates":
-            with together(self.grid, "what is published", 'pass publish="parameters"'):
+            with raise_together(self.grid, "what is published", 'pass publish="parameters"'):
                 self._check_updates_will_do()
 
     def plan(self, specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> Layout:
@@ -257,11 +257,11 @@ class DistributedMuon(ShardedOptimizer):
         parts = [
             (weight[run], update[run], lr, factor)
             for index, weight, update, where in flat
-            for run, lr, factor in self._paces(index, where)
+            for run, lr, factor in self._lr_spans(index, where)
         ]
         decay_and_apply_([weight for _, weight, _, _ in flat], [self.muon[index] for index, *_ in flat], parts)
 
-    def _paces(self, index: int, where: Range) -> Iterator[tuple[slice, float, float]]:
+    def _lr_spans(self, index: int, where: Range) -> Iterator[tuple[slice, float, float]]:
         """Yield (run of elements, counted from where; learning rate; scale) of the matrices there."""
         group = self.muon[index]
         for run, block, whole in self.buffers.layout.specs[index].runs(self.grid.tp.size):

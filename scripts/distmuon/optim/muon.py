@@ -34,7 +34,7 @@ from distmuon.optim.newton_schulz import (
     quintics,
 )
 from distmuon.optim.options import check_complete, check_one_number
-from distmuon.optim.routing import (
+from distmuon.optim.param_groups import (
     Watch,
     check_muon_parameter,
     name_like_the_others,
@@ -45,7 +45,7 @@ from distmuon.optim.routing import (
 )
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
-from distmuon.sharding.matrices import Division, Matrices, check_matrices, kind_of, parts
+from distmuon.sharding.matrices import Matrices, MatrixLayout, check_matrices, kind_of, parts
 from distmuon.sharding.tensor_lists import apart, each, runs
 
 MomentumKind = Literal["sum", "average"]
@@ -190,7 +190,7 @@ def _places_by(keys: Iterable[Any]) -> Iterable[tuple[Any, list[int]]]:
 def orthogonalize(
     inputs: Sequence[Tensor],  # n matrices [A, B]; or whatever holds several
     group: Mapping[str, Any],
-    divisions: Sequence[Division] = (),
+    divisions: Sequence[MatrixLayout] = (),
 ) -> Sequence[Tensor]:  # as the inputs
     """Run Newton–Schulz on every matrix in the inputs, under one group's options.
 
@@ -198,7 +198,7 @@ def orthogonalize(
         matrix each have one shape.
     The inputs are used up: one that comes alone, or holds several matrices, is overwritten by its result.
     """
-    divisions = divisions or [Division(group["matrices"])] * len(inputs)
+    divisions = divisions or [MatrixLayout(group["matrices"])] * len(inputs)
     options = [group[name] for name in NS_OPTIONS]
     if any(division.matrices != "whole" for division in divisions):
         return _orthogonalize_parts([x.contiguous() for x in inputs], divisions, options, group["batched"])
@@ -208,7 +208,7 @@ def orthogonalize(
 
 def _orthogonalize_parts(
     inputs: Sequence[Tensor],  # contiguous; overwritten
-    divisions: Sequence[Division],
+    divisions: Sequence[MatrixLayout],
     options: Sequence[Any],
     batched: bool,
 ) -> Sequence[Tensor]:  # the same tensors
@@ -235,7 +235,7 @@ def _orthogonalize_parts(
 
 def matrices_in(
     tensor: Tensor,  # contiguous
-    division: Division,
+    division: MatrixLayout,
 ) -> list[tuple[tuple[int, int], Tensor]]:
     """Return the matrices in a tensor, those of one shape in one view: ([a, b], view), in row-major order [n, a, b].
 
@@ -251,7 +251,7 @@ def matrices_in(
 
 
 def batches(
-    tensors: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], divisions: Sequence[Division] = ()
+    tensors: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], divisions: Sequence[MatrixLayout] = ()
 ) -> list[list[int]]:
     """Return which tensors to orthogonalize together: those of small matrices of equal shape under equal options, as
     many as `newton_schulz.BATCH` has room for.
@@ -260,7 +260,7 @@ def batches(
         bitwise comparison needs: a batched product may be summed in another order than a single one.
     divisions: as for `orthogonalize`.
     """
-    divisions = divisions or [Division(group["matrices"]) for group in groups]
+    divisions = divisions or [MatrixLayout(group["matrices"]) for group in groups]
     found: dict[tuple[Any, ...], list[int]] = {}
     for index, (tensor, group, division) in enumerate(zip(tensors, groups, divisions, strict=True)):
         shapes = {tuple(tensor.shape)}
@@ -435,7 +435,7 @@ class Muon(MasterWeights):
 
     def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         """Update the matrices of one batch, and free what that took."""
-        divisions = [Division(group["matrices"]) for group in groups]
+        divisions = [MatrixLayout(group["matrices"]) for group in groups]
         updates = orthogonalize(self._momentum(parameters, groups), groups[0], divisions)
         sizes, room = [p.numel() for p in parameters], math.inf if apart(parameters) else 0
         for together in runs(range(len(parameters)), sizes, room):

@@ -19,11 +19,11 @@ from torch.nn.parameter import is_lazy
 
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
 from distmuon.optim.options import check_complete
-from distmuon.optim.routing import Watch, complete_group, options_of, refuse_meta, refuse_unknown
+from distmuon.optim.param_groups import Watch, complete_group, options_of, refuse_meta, refuse_unknown
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
-from distmuon.sharding.agreement import agree, broadcast_values, check_values, together
 from distmuon.sharding.buffers import ShardedBuffers, refuse_elsewhere, refuse_shared_memory, specs_of
+from distmuon.sharding.consistency import broadcast_values, check_same, check_values, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan
@@ -51,7 +51,7 @@ class ShardedOptimizer(ShardedState):
     on_nonfinite: "raise" NonFiniteGradient on every rank, or "skip" the step and count it in `skipped_steps` (which is
         not saved), as under a GradScaler always. Parameters and state stay as they were, the gradients are dropped.
     broadcast: begin with rank 0's values everywhere, as DDP does. Otherwise ranks that do not hold the same values
-        raise Disagreement together, as they do for other shapes, names, orders or options, then or at any step.
+        raise RankMismatchError together, as they do for other shapes, names, orders or options, then or at any step.
     check_every: compare the parameters of all ranks before every so many steps; 0 does where one was seen to be written
         to, `.data` apart. The model's buffers (running means) are nobody's business here: DDP would broadcast them.
     options: defaults of the groups; a subclass names them in its signature.
@@ -82,7 +82,7 @@ class ShardedOptimizer(ShardedState):
         self.grid, self.max_norm, self.on_nonfinite = Grid.of(grid), max_norm, on_nonfinite
         self.steps, self.skipped_steps, self.check_every = 0, 0, check_every
         self._options, self._laid_out = dict(options), False
-        with together(self.grid, "the optimizer", "make the same one on every rank"):
+        with raise_together(self.grid, "the optimizer", "make the same one on every rank"):
             self._check_arguments()
             super().__init__(params, {})
             self._algorithms = [group["algorithm"] for group in self.param_groups]
@@ -124,7 +124,7 @@ class ShardedOptimizer(ShardedState):
         try:
             if self.reduce(self.max_norm):  # .grad -> G[N_dp]
                 self.update()  # W[N_dp] -> W[I_tp, J]
-                self.buffers.seal()
+                self.buffers.record_versions()
                 self.steps += 1
             else:
                 self._skip()
@@ -173,7 +173,7 @@ class ShardedOptimizer(ShardedState):
         """
         for bucket in self.buffers.scale_rows_(factors):
             self.all_gather(bucket)
-        self.buffers.seal()
+        self.buffers.record_versions()
 
     # ---- What a step is made of ---------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class ShardedOptimizer(ShardedState):
             self._check_groups()
             if [id(p) for g in self.param_groups for p in g["params"]] != [*map(id, self.buffers.parameters)]:
                 raise RuntimeError("the groups hold other parameters than at construction; make a new optimizer.")
-            self._touched = self.buffers.follow()
+            self._touched = self.buffers.rebind_if_moved()
         except (RuntimeError, TypeError, ValueError) as error:
             self._touched, self._present = False, set()
             return error
@@ -252,7 +252,7 @@ class ShardedOptimizer(ShardedState):
         options = [*self._options_now(max_norm), ("what is trained", str(self._refusal or "fine"))]
         self.statistics = gradients.statistics(self.buffers, self._present, options, self._touched)
         if not self.statistics.agreed:
-            agree(self.grid, "options", options, "set, load and keep them alike on every rank")
+            check_same(self.grid, "options", options, "set, load and keep them alike on every rank")
         if self._refusal:
             raise self._refusal
         self._watch.look(bool(self.statistics.present))
@@ -361,10 +361,10 @@ class ShardedOptimizer(ShardedState):
     # ---- Agreement between ranks --------------------------------------------------------------------------
 
     def _agree_at_start(self, bucket_size: int, broadcast: bool) -> None:
-        """Raise Disagreement on all ranks unless they can be one model; all ranks or none goes on. Collective."""
+        """Raise RankMismatchError on all ranks unless they can be one model; all ranks or none goes on. Collective."""
         named = self._named()
         lines = [("optimizer", type(self).__name__), ("bucket_size", str(bucket_size)), ("broadcast", str(broadcast))]
-        agree(
+        check_same(
             self.grid,
             "options",
             [*lines, *self._choices, *self._options_now(self.max_norm)],
@@ -376,7 +376,7 @@ class ShardedOptimizer(ShardedState):
             where = f"cut over TP along {spec.tp_split_dim}, in group {in_group[id(p)]}"
             trained = "trained" if p.requires_grad else "frozen"
             parameters.append((spec.name, f"{list(spec.shape)} {spec.dtype}, {where}, {trained}"))
-        agree(self.grid, "parameters", parameters, "build the same model, in the same order, on every rank")
+        check_same(self.grid, "parameters", parameters, "build the same model, in the same order, on every rank")
         if broadcast:
             broadcast_values(self.grid, *self._replicas())
         else:

@@ -56,8 +56,9 @@ class ShardedBuffers:
     in it already, they *are* the rank's part of the parameters and cost nothing.
 
     named_parameters: TP-local, in the order of the map. They move into their homes; whoever had them before, loses
-    them: `follow` tells. One in shared memory stays there, because other processes may look at it: its home then is a
-    copy, which `follow` and `seal` keep equal to it. planner: makes the map of (specs, D, bucket_size).
+    them: `rebind_if_moved` tells. One in shared memory stays there, because other processes may look at it: its home
+    then is a copy, which `rebind_if_moved` and `record_versions` keep equal to it. planner: makes the map of (specs, D,
+    bucket_size).
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ShardedBuffers:
             p.sharded_by = self._number  # type: ignore[attr-defined]
             self._take_in(index)
         self._marks = [dict(vars(p)) for p in self.parameters]
-        self.seal()
+        self.record_versions()
         self.masters = {bucket: self._master(bucket) for bucket in self.layout.buckets}  # each [shard_size]
         self.pieces = {bucket: self._pieces(bucket) for bucket in self.layout.buckets}
 
@@ -99,19 +100,19 @@ class ShardedBuffers:
         """Return the bucket's flat parameters [padded], and the view of them that is this rank's shard [shard_size]."""
         return self._whole_and_shard(self.flat_parameters, bucket)
 
-    def own(self, parameter: Tensor) -> bool:
+    def owns(self, parameter: Tensor) -> bool:
         """Return whether the parameter is still here, and not with buffers that were made later."""
         return getattr(parameter, "sharded_by", None) == self._number
 
-    def seal(self) -> None:
+    def record_versions(self) -> None:
         """Note that the parameters are as a step has left them; a backward pass through older values is refused."""
         for index in self._shared:
             self.parameters[index].data.copy_(self.parameter_homes[index])
         torch.autograd.graph.increment_version(self.parameters)
         self._versions = [p._version for p in self.parameters]
 
-    def follow(self) -> bool:
-        """Take home parameters that were moved out; return whether one was moved, or written to, since `seal`.
+    def rebind_if_moved(self) -> bool:
+        """Take home parameters that were moved out; return whether one was moved or written to since the last record.
 
         What is written through `.data` does not show here. Raises RuntimeError, naming the parameter, for one that has
         another shape, dtype or device than it had, and for one that belongs to a later optimizer.
@@ -121,7 +122,7 @@ class ShardedBuffers:
         for index, (name, p, home) in enumerate(zip(self.names, self.parameters, self.parameter_homes, strict=True)):
             if not hasattr(p, "sharded_by"):  # `swap_tensors` takes along what was written on a tensor
                 vars(p).update(self._marks[index])
-            if not self.own(p):
+            if not self.owns(p):
                 raise RuntimeError(f"parameter {name!r} belongs to an optimizer that was made later; use that one.")
             if (p.data_ptr(), *_looks(p)) == (home.data_ptr(), *_looks(home)):
                 continue

@@ -21,17 +21,17 @@ from distmuon.sharding.ledger import Ledger
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-ADDED_AT_ONCE = 200_000_000  # elements that a rank receives at a time to add them up, 800 MB of float32; or more,
-MOST_PIECES = 16  # so that no shard comes in more pieces: a message costs time, however short it is
+MAX_CHUNK_NUMEL = 200_000_000  # elements that a rank receives at a time to add them up, 800 MB of float32; or more,
+MAX_CHUNKS = 16  # so that no shard comes in more pieces: a message costs time, however short it is
 
 
-def piece_size(lengths: Sequence[int]) -> int:
+def chunk_numel(lengths: Sequence[int]) -> int:
     """Return how many elements of its shard a rank receives from everybody at a time, where it adds them up itself.
 
     lengths: of all ranks' shards.
     """
     longest = max(lengths)
-    return max(1, min(longest, max(ADDED_AT_ONCE // len(lengths), -(-longest // MOST_PIECES))))
+    return max(1, min(longest, max(MAX_CHUNK_NUMEL // len(lengths), -(-longest // MAX_CHUNKS))))
 
 
 def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtype) -> Tensor:  # [n]
@@ -40,12 +40,12 @@ def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtyp
     return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=pinned).to(device, non_blocking=pinned)
 
 
-def adding_takes(lengths: Sequence[int], rank: int) -> int:
+def reduce_scatter_workspace_numel(lengths: Sequence[int], rank: int) -> int:
     """Return how many elements `Group.reduce_scatter` allocates at most on a rank that adds them up itself.
 
     A piece of its shard comes from everybody; where shards are longer than a piece, what goes out is packed, too.
     """
-    size = piece_size(lengths)
+    size = chunk_numel(lengths)
     packed = sum(min(size, length) for length in lengths) if size < max(lengths) else 0
     return len(lengths) * min(size, lengths[rank]) + packed
 
@@ -129,7 +129,7 @@ class Group:
         return self
 
     @contextlib.contextmanager
-    def starting(self, pending: PendingWork | None = None) -> Iterator[PendingWork]:
+    def async_collectives(self, pending: PendingWork | None = None) -> Iterator[PendingWork]:
         """Inside the block, all_gather and exchange start their collective and return; the pending work waits for all.
 
         Until then their results must not be read; views of them may be made. pending: to be added to.
@@ -201,7 +201,7 @@ class Group:
             _reduce_scatter_flat(out, full, group=self.process_group)
             return out
         of_ranks = [out.numel()] * self.size if lengths is None else list(lengths)
-        at_once, parts = piece_size(of_ranks), full.split(of_ranks)
+        at_once, parts = chunk_numel(of_ranks), full.split(of_ranks)
         for start in range(0, max(of_ranks), at_once):
             pieces = [part[start : start + at_once] for part in parts]
             packed = full if at_once == max(of_ranks) else torch.cat(pieces)
@@ -236,7 +236,7 @@ class Group:
         return self._exchange(parcels)
 
     @of_kind(COMMUNICATION)
-    def exchange(
+    def all_to_all_v(
         self,
         parcels: Sequence[Tensor],  # n flat tensors, one for each rank, its own empty; of one dtype
         lengths: Sequence[int],

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from distmuon.sharding.agreement import Lines, ballot, unanimous
 from distmuon.sharding.buffers import ShardedBuffers
 from distmuon.sharding.collectives import numbers_on
+from distmuon.sharding.consistency import Lines, all_equal, checksum
 from distmuon.sharding.precision import widest
 from distmuon.sharding.tensor_lists import copy_each_
 
@@ -80,7 +80,7 @@ class GradientViews:
             gradient, p.grad = p.grad, None
             self._watch(index)
             if gradient is not None:
-                self._move_in(index)
+                self._rebind(index)
                 home.copy_(gradient)
 
     def collect(self) -> set[int]:
@@ -89,21 +89,23 @@ class GradientViews:
         A `.grad` that is the home is there already. None was never there, or was dropped: zeros. Any other tensor,
         such as one that was set by hand, takes the home's place.
         """
-        present, guests = set(), {}
+        present, external_grads = set(), {}
         for index, (p, home) in enumerate(zip(self.buffers.parameters, self.buffers.gradient_homes, strict=True)):
             self._watch(index)
             if p.grad is None:
                 self._empty(index)
                 continue
             present.add(index)
-            guest = p.grad.detach().to_dense() if p.grad.is_sparse else p.grad.detach()
-            if not _same_place(guest, home):
+            external = p.grad.detach().to_dense() if p.grad.is_sparse else p.grad.detach()
+            if not _same_place(external, home):
                 flats = self.buffers.flat_gradients
-                lodges = any(0 <= guest.data_ptr() - flat.data_ptr() < flat.nbytes for flat in flats)
-                guests[index] = guest.clone() if lodges else guest  # out of a home that is about to be filled
-        for index in guests:
+                aliases_buffer = any(0 <= external.data_ptr() - flat.data_ptr() < flat.nbytes for flat in flats)
+                external_grads[index] = (
+                    external.clone() if aliases_buffer else external
+                )  # out of a home that is about to be filled
+        for index in external_grads:
             self._leave(index)
-        copy_each_((self.buffers.gradient_homes[index], guest) for index, guest in guests.items())
+        copy_each_((self.buffers.gradient_homes[index], external) for index, external in external_grads.items())
         return present
 
     def unscale(self, scale: Tensor) -> None:
@@ -127,18 +129,18 @@ class GradientViews:
             p.grad is not None and p.grad is offered() and p.grad._version > version for p, offered, version in rows
         )
 
-    def offer_home(self, index: int) -> None:
+    def bind_grad_view(self, index: int) -> None:
         """Let `.grad`, where there is none, be the parameter's home in the flat gradients, emptied."""
         p = self.buffers.parameters[index]
-        if not self.buffers.own(p):
+        if not self.buffers.owns(p):
             return
         if p.grad is None:
             self._empty(index)
-            self._move_in(index)
+            self._rebind(index)
         assert p.grad is not None
         self._versions[index] = p.grad._version + 1  # autograd's addition follows
 
-    def _move_in(self, index: int) -> None:
+    def _rebind(self, index: int) -> None:
         """Let `.grad` be the home, by a tensor of its own: `p.grad.data = t` moves that one out, not the home."""
         p, home = self.buffers.parameters[index], self.buffers.gradient_homes[index]
         p.grad = home.data
@@ -164,7 +166,7 @@ class GradientViews:
         if node is not self._nodes[index]:
             p.grad_dtype = None  # any: the home's may differ from the parameter's
             me = weakref.ref(self)  # the node may outlive the optimizer
-            node.register_prehook(lambda _: views.offer_home(index) if (views := me()) else None)
+            node.register_prehook(lambda _: views.bind_grad_view(index) if (views := me()) else None)
             self._nodes[index] = node
 
 
@@ -188,7 +190,7 @@ def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touch
         counted[piece.index] = float(piece.meta.tp_split_dim is not None or buffers.grid.tp.rank == 0)
     presence_here = [float(index in present) for index in range(count)]
     # one copy from the host, and one call for all norms: on a GPU each call costs the host time
-    line = [*counted, *presence_here, *ballot(options, ranks, wide), float(touched)]
+    line = [*counted, *presence_here, *checksum(options, ranks, wide), float(touched)]
     numbers = numbers_on(buffers.grid.device, line, wide)
     if pieces:
         by_index = [numbers.new_zeros(())] * count
@@ -200,7 +202,7 @@ def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touch
     largest = torch.tensor([torch.finfo(home.dtype).max for home in buffers.gradient_homes], dtype=wide)
     *ballots, touches = votes.tolist()
     with_gradient = frozenset(presence.nonzero().flatten().tolist())
-    return GradientStatistics(squares, largest, with_gradient, unanimous(ballots, ranks), touches > 0)
+    return GradientStatistics(squares, largest, with_gradient, all_equal(ballots, ranks), touches > 0)
 
 
 def statistics_bytes(parameters: int) -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from distmuon.sharding.matrices import Division, Matrices, SameShape, keeps_whole, of_whole, parts
+from distmuon.sharding.matrices import Matrices, MatrixBlock, MatrixLayout, globalize, is_tp_aligned, parts
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -77,12 +77,12 @@ class ParamSpec(NamedTuple):
     @property
     def tp_gather_dim(self) -> int | None:
         """The dimension along which TP blocks make whole matrices; None where every TP rank holds whole ones."""
-        return None if self.tp_split_dim is None or self.own_matrices else self.tp_split_dim
+        return None if self.tp_split_dim is None or self.tp_local_matrices else self.tp_split_dim
 
     @property
-    def own_matrices(self) -> bool:
+    def tp_local_matrices(self) -> bool:
         """Whether TP cuts between the matrices: each rank holds others, whole."""
-        return self.tp_split_dim is not None and keeps_whole(self.matrices, self.tp_split_dim)
+        return self.tp_split_dim is not None and is_tp_aligned(self.matrices, self.tp_split_dim)
 
     def full_shape(self, tp: int) -> tuple[int, ...]:
         """Return the shape of the whole parameter on a grid with T = `tp`."""
@@ -94,24 +94,24 @@ class ParamSpec(NamedTuple):
         """Return how many elements a rank holds of it once the matrices are whole."""
         return self.numel if self.tp_gather_dim is None else self.numel * tp
 
-    def division(self, shape: Sequence[int], tp: int) -> Division:
+    def division(self, shape: Sequence[int], tp: int) -> MatrixLayout:
         """Return how a tensor of it falls into matrices: a TP-local one, or one put together from `tp` of them."""
         if tuple(shape) == self.shape:
-            return Division(self.matrices)
-        return Division(of_whole(self.matrices, self.tp_split_dim, tp), tp if self.tp_split_dim == 0 else 1)
+            return MatrixLayout(self.matrices)
+        return MatrixLayout(globalize(self.matrices, self.tp_split_dim, tp), tp if self.tp_split_dim == 0 else 1)
 
     @property
-    def local_parts(self) -> list[SameShape]:
+    def local_parts(self) -> list[MatrixBlock]:
         """The matrices in the TP-local parameter, whole ones or blocks."""
         return parts(self.matrices, self.shape)
 
-    def whole_parts(self, tp: int) -> list[SameShape]:
+    def whole_parts(self, tp: int) -> list[MatrixBlock]:
         """Return the matrices in the whole parameter."""
-        return parts(of_whole(self.matrices, self.tp_split_dim, tp), self.full_shape(tp))
+        return parts(globalize(self.matrices, self.tp_split_dim, tp), self.full_shape(tp))
 
-    def seen_parts(self, tp: int) -> list[SameShape]:
+    def seen_parts(self, tp: int) -> list[MatrixBlock]:
         """Return the matrices that a rank sees whole: all of them, or where TP cuts between them, its own."""
-        return self.local_parts if self.own_matrices else self.whole_parts(tp)
+        return self.local_parts if self.tp_local_matrices else self.whole_parts(tp)
 
     def runs(self, tp: int) -> Iterator[tuple[Range, tuple[int, int], tuple[int, int]]]:
         """Yield (run of elements of the TP-local parameter, shape of its matrices here, and of them whole)."""

@@ -25,7 +25,7 @@ NAMED = ("whole", "stacked", "flattened")
 NUMBERED = {"rows": 0, "columns": 1}  # the dimension along which n matrices follow each other
 
 
-class SameShape(NamedTuple):
+class MatrixBlock(NamedTuple):
     """Matrices of one shape in a parameter. rows: how much of the parameter's dimension 0 they take."""
 
     rows: int
@@ -33,7 +33,7 @@ class SameShape(NamedTuple):
     shape: tuple[int, int]
 
 
-class Division(NamedTuple):
+class MatrixLayout(NamedTuple):
     """How a tensor falls into matrices. blocks: of how many TP blocks it was put together along dimension 0."""
 
     matrices: Matrices = "whole"
@@ -60,22 +60,22 @@ def check_matrices(matrices: Any) -> None:
     )
 
 
-def parts(matrices: Matrices, shape: Sequence[int]) -> list[SameShape]:
+def parts(matrices: Matrices, shape: Sequence[int]) -> list[MatrixBlock]:
     """Return the matrices in a parameter of this shape, whole or TP-local, with numbers that mean the same."""
     kind, given = _read(matrices)
     a, b = shape[0], math.prod(shape[1:])
     if kind == "stacked":
-        return [SameShape(a, a, (shape[1], shape[2]))]
+        return [MatrixBlock(a, a, (shape[1], shape[2]))]
     if kind == "rows":
-        return [SameShape(a, given, (a // given, b))]
+        return [MatrixBlock(a, given, (a // given, b))]
     if kind == "columns":
-        return [SameShape(a, given, (a, b // given))]
+        return [MatrixBlock(a, given, (a, b // given))]
     if kind == "fused":
-        return [SameShape(rows, heads, (rows // heads, b)) for rows, heads in map(_rows_and_heads, given)]
-    return [SameShape(a, 1, (a, b))]
+        return [MatrixBlock(rows, heads, (rows // heads, b)) for rows, heads in map(_rows_and_heads, given)]
+    return [MatrixBlock(a, 1, (a, b))]
 
 
-def keeps_whole(matrices: Matrices, dim: int) -> bool:
+def is_tp_aligned(matrices: Matrices, dim: int) -> bool:
     """Say whether a cut over TP along `dim` goes between the matrices, so that every rank holds whole ones."""
     kind, given = _read(matrices)
     if kind == "fused":
@@ -83,13 +83,13 @@ def keeps_whole(matrices: Matrices, dim: int) -> bool:
     return dim == {"stacked": 0, **NUMBERED}.get(kind)
 
 
-def of_whole(matrices: Matrices, dim: int | None, tp: int) -> Matrices:
+def globalize(matrices: Matrices, dim: int | None, tp: int) -> Matrices:
     """Return what the option says of the whole parameter, from what it says of one of `tp` blocks cut along `dim`."""
     return _changed(matrices, dim, lambda number: number * tp)
 
 
-def of_block(matrices: Matrices, name: str, shape: Sequence[int], dim: int | None, tp: int) -> Matrices:
-    """Return what the option says of a TP-local block: the opposite of `of_whole`.
+def localize(matrices: Matrices, name: str, shape: Sequence[int], dim: int | None, tp: int) -> Matrices:
+    """Return what the option says of a TP-local block: the opposite of `globalize`.
 
     name, shape, dim, tp: of the parameter: its name, TP-local shape, tp_split_dim and T.
     Raises ValueError, naming parameter, value and remedy, where they do not go together.

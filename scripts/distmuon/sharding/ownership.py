@@ -43,8 +43,8 @@ def owners(
     """Return who orthogonalizes each parameter: balanced over the whole grid, all rows of it before a second column.
 
     costs: {index in the map: cost of the whole parameter}, in any unit. by_rows: those of which each TP rank has whole
-    matrices (`ParamSpec.own_matrices`), so that all of a row share the work; they go to the row whose busiest rank has
-    least. loads: what each rank has already; (): nothing.
+    matrices (`ParamSpec.tp_local_matrices`), so that all of a row share the work; they go to the row whose busiest rank
+    has least. loads: what each rank has already; (): nothing.
     """
     loads = list(loads or [0.0] * (dp * tp))
     least = [(load, rank) for rank, load in enumerate(loads)]  # to be a heap: equal loads in the order of ranks
@@ -66,27 +66,27 @@ def owners(
     return found
 
 
-def plan_whole(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, tp: int, bucket_size: int) -> Layout:
+def plan_unsplit(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, tp: int, bucket_size: int) -> Layout:
     """Lay parameters out so that no shard boundary cuts a matrix of Muon's.
 
     costs: as in `owners`, of Muon's matrices. Each owner's matrices are spread over as many buckets as hold about
     `bucket_size` elements, so that the work on one bucket can hide the wire of another. Raises as `plan` does.
     """
     specs = tuple(specs)
-    dealt = owners(costs, dp, tp, own_matrices(specs, costs))
+    owner_of = owners(costs, dp, tp, tp_local_matrices(specs, costs))
     buffers = []
     for number, (dtype, indices) in enumerate(by_dtype(specs, dp, bucket_size).items()):
-        matrices = {index: dealt[index].dp for index in indices if index in dealt}
+        matrices = {index: owner_of[index].dp for index in indices if index in owner_of}
         buckets = _whole_buckets(specs, costs, matrices, dp, bucket_size, number)
-        rest = [index for index in indices if index not in dealt]
+        rest = [index for index in indices if index not in owner_of]
         buckets = equal_buckets(specs, rest, dp, bucket_size, number, before=buckets)
         buffers.append(Buffer(dtype, gradient_dtype(dtype), tuple(buckets)))
     return Layout(specs, dp, tuple(buffers))
 
 
-def own_matrices(specs: Sequence[ParamSpec], muon: Collection[int]) -> frozenset[int]:
+def tp_local_matrices(specs: Sequence[ParamSpec], muon: Collection[int]) -> frozenset[int]:
     """Return those of Muon's parameters of which every TP rank holds whole matrices of its own."""
-    return frozenset(index for index in muon if specs[index].own_matrices)
+    return frozenset(index for index in muon if specs[index].tp_local_matrices)
 
 
 def _whole_buckets(

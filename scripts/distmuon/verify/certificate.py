@@ -38,7 +38,7 @@ from distmuon.launch import session
 from distmuon.models.digits import Split, digits
 from distmuon.models.recipe import FLOAT64_BOUND, Recipe
 from distmuon.optim.muon import Muon
-from distmuon.optim.routing import groups_for
+from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from distmuon.optim.strategies.strategy import updates_label
-from distmuon.sharding.collectives import adding_takes
+from distmuon.sharding.collectives import reduce_scatter_workspace_numel
 from distmuon.sharding.gradients import STATISTICS_LABEL, statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Layout
 from distmuon.sharding.ledger import Ledger
@@ -81,9 +81,9 @@ def predict_transient(
     """Return an upper bound, in bytes, of what one optimizer step allocates at its worst moment on one rank.
 
     That is beyond parameters, gradients, master weights and state, which stay. Without a native reduce-scatter (on
-    gloo, or of unequal shards) gradients are received to be added up (`collectives.adding_takes`); AdamW's temporaries
-    are `adamw_temporaries`, of whole shards for its largest piece; who publishes updates packs its own and gathers all
-    of a bucket's, and keeps those of earlier waves until then.
+    gloo, or of unequal shards) gradients are received to be added up (`collectives.reduce_scatter_workspace_numel`);
+    AdamW's temporaries are `adamw_temporaries`, of whole shards for its largest piece; who publishes updates packs its
+    own and gathers all of a bucket's, and keeps those of earlier waves until then.
 
     foreach: as torch's AdamW does on a GPU.
     """
@@ -97,7 +97,7 @@ def predict_transient(
             all_pieces += grad_bytes * sum(layout.meta(bucket, index, dp_rank).local_range.size for index in others)
         if layout.dp > 1 and (bucket.ends or not native_reduce_scatter):
             lengths = bucket.lengths or [bucket.shard_size] * layout.dp
-            adding = max(adding, grad_bytes * adding_takes(lengths, dp_rank))
+            adding = max(adding, grad_bytes * reduce_scatter_workspace_numel(lengths, dp_rank))
         if publish == "updates" and set(bucket.params) & set(muon):
             wire = momentum_bytes(layout, bucket, _item_bytes(gather_dtype))[1]
             kept = own if of_strategy(strategy).in_waves else 0

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from distmuon.optim import strategies
 from distmuon.optim.strategies.gather_cut import may_share_a_wave
-from distmuon.optim.strategies.owner import deal, work
+from distmuon.optim.strategies.owner import assign_owners, work
 from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label, updates_label
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout, ParamSpec
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.matrices import SameShape
+from distmuon.sharding.matrices import MatrixBlock
 from distmuon.sharding.ownership import Owner
-from distmuon.verify.whole_matrices import WholeMatrices
+from distmuon.verify.ns_workspace import WholeMatrices
 
 # ---- gather_all -------------------------------------------------------------------------------------------
 
@@ -184,17 +184,17 @@ def owner_sends(
     """
     if tp == 1:
         return
-    dealt = _dealt(layout.specs, muon, layout.dp, tp)
+    owner_of = _owners_of(layout.specs, muon, layout.dp, tp)
     for bucket in layout.buckets:
         taken = _owned(layout, bucket, muon if whole is None else muon & whole, dp_rank)
-        row = [index for index in taken if dealt[index].tp is not None]
+        row = [index for index in taken if owner_of[index].tp is not None]
         cut = [index for index in row if layout.specs[index].tp_gather_dim is not None]
         _, size = momentum_bytes(layout, bucket, item_bytes)
         if cut:
-            sent = size * sum(layout.specs[i].numel for i in cut if dealt[i].tp != tp_rank)
+            sent = size * sum(layout.specs[i].numel for i in cut if owner_of[i].tp != tp_rank)
             ledger.record("all_to_all", "tp", tp, sent, momentum_label(bucket), sent_bytes=sent)
         if row:
-            sent = size * (tp - 1) * sum(layout.specs[i].numel for i in row if dealt[i].tp == tp_rank)
+            sent = size * (tp - 1) * sum(layout.specs[i].numel for i in row if owner_of[i].tp == tp_rank)
             ledger.record("all_to_all", "tp", tp, sent, updates_label(bucket), sent_bytes=sent)
 
 
@@ -211,14 +211,14 @@ def owner_allocates(
 
     blocks_too: what a rank does not own, it works on, too, as blocks. See `owner_bound`.
     """
-    dealt = _dealt(layout.specs, muon, layout.dp, tp)
+    owner_of = _owners_of(layout.specs, muon, layout.dp, tp)
     worst = 0
     for bucket in layout.buckets:
         row = _owned(layout, bucket, muon, dp_rank)
         own = sum(layout.specs[index].numel for index in row)
         wholes = [WholeMatrices()] * tp
         for index in row:
-            spec, owner = layout.specs[index], dealt[index].tp
+            spec, owner = layout.specs[index], owner_of[index].tp
             for rank in range(tp):
                 if owner in (rank, None) or blocks_too:
                     more = WholeMatrices.of_one(spec, tp, blocks=owner not in (rank, None))
@@ -281,7 +281,7 @@ class Task(NamedTuple):
     """
 
     parameter: int
-    parts: Sequence[SameShape]
+    parts: Sequence[MatrixBlock]
     ranks: Sequence[tuple[int, int]]
 
     @property
@@ -301,7 +301,7 @@ def by_all_owners(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Ta
 
 def by_one_owner(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
     """Yield all parameters, each at one rank; one whose matrices TP does not cut, at all ranks of a row."""
-    for index, owner in deal(layout.specs, muon, layout.dp, tp).items():
+    for index, owner in assign_owners(layout.specs, muon, layout.dp, tp).items():
         ranks = [(owner.dp, t) for t in (range(tp) if owner.tp is None else [owner.tp])]
         yield Task(index, layout.specs[index].seen_parts(tp), ranks)
 
@@ -365,9 +365,9 @@ def is_predicted(name: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _dealt(specs: tuple[ParamSpec, ...], muon: frozenset[int], dp: int, tp: int) -> dict[int, Owner]:
-    """Return `deal` of the same, once for all ranks that are asked about."""
-    return deal(specs, muon, dp, tp)
+def _owners_of(specs: tuple[ParamSpec, ...], muon: frozenset[int], dp: int, tp: int) -> dict[int, Owner]:
+    """Return `assign_owners` of the same, once for all ranks that are asked about."""
+    return assign_owners(specs, muon, dp, tp)
 
 
 def _owned(layout: Layout, bucket: Bucket, muon: Collection[int], dp_rank: int) -> list[int]:

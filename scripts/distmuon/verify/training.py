@@ -21,8 +21,8 @@ from distmuon.models.digits import Split, batch_rows
 from distmuon.models.networks import ALONE, MLP, initial_weights
 from distmuon.models.recipe import Recipe
 from distmuon.optim import strategies
-from distmuon.optim.routing import groups_for, plan_groups
-from distmuon.optim.schedules import SCHEDULES
+from distmuon.optim.overlap import OVERLAPS
+from distmuon.optim.param_groups import groups_for, plan_groups
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.periodic import is_whole
 from distmuon.optim.zero1_adamw import Zero1AdamW
@@ -111,7 +111,7 @@ def build(
     options |= {"gather_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
     if recipe.strategy == "periodic":
         options["strategy_options"] = {"whole_every": recipe.whole_every}
-    muon = SCHEDULES[recipe.schedule] if muon is None else muon
+    muon = OVERLAPS[recipe.overlap] if muon is None else muon
     return model, muon(groups, grid, strategy=recipe.strategy, publish=recipe.publish, **options)
 
 

@@ -15,7 +15,7 @@ from distmuon.models.digits import Split, batch_rows, digits
 from distmuon.models.networks import MLP, initial_weights
 from distmuon.optim.newton_schulz import polar_factor
 from distmuon.sharding.grid import Grid
-from muonbook.report import write_file
+from muonbook.jobs import write_file
 
 LAYER = "layers.1.weight"  # [128, 256], in the middle of the network
 WIDTHS, BATCH, RATE, MOMENTUM = (64, 256, 128, 128, 10), 256, 0.02, 0.95
@@ -101,7 +101,7 @@ def work(world: World, seeds: int, at: int) -> list[dict[str, Any]]:
     return [run_seed(seed, at, WATCHED if seed == 0 else (0,)) for seed in range(seeds)]
 
 
-def tell(runs: list[dict[str, Any]], at: int, path: str | None) -> tuple[bool, None]:
+def report(runs: list[dict[str, Any]], at: int, path: str | None) -> tuple[bool, None]:
     """Print both tables, and save the first seed's matrices and losses where a path is given."""
     print("\n".join([*skew_table(runs[0]), "", *step_table(runs, at)]))
     if path is not None:

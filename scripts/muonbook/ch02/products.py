@@ -38,7 +38,7 @@ def count(world: World, shape: Shape) -> tuple[Shape, list[Product], list[Produc
     return shape, made, products(lambda: ns._iterate(x, ns.quintics("muon", 5)))
 
 
-def tell(found: tuple[Shape, list[Product], list[Product]]) -> tuple[bool, None]:
+def report(found: tuple[Shape, list[Product], list[Product]]) -> tuple[bool, None]:
     """Print the products of the first iteration, and the operations of all."""
     shape, made, untransposed = found
     print(f"{f'{shape[0]} x {shape[1]}, first iteration':30s}{'operations':>16s}")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.optim import newton_schulz as ns
-from muonbook.measure.turns import ended, ratios, take_turns
+from muonbook.measure.interleaved_timing import ended, ratios, take_turns
 
 SVD_SIZE, SIDE, SHARE_SHAPES, SMALL, MANY = 512, 1024, ((512, 512), (512, 2048)), (64, 128), 32
 
@@ -68,7 +68,7 @@ def shares(world: World, rounds: int) -> str:
     return "\n".join(lines)
 
 
-def tell(text: str) -> tuple[bool, None]:
+def report(text: str) -> tuple[bool, None]:
     """Print what was found."""
     print(text)
     return True, None

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
+from distmuon.extras.metrics.matrix import rms, spectral_norm, update_of
 from distmuon.launch import World
-from distmuon.metrics.matrix import rms, spectral_norm, update_of
 from distmuon.models.digits import Split, batch_rows, digits
 from distmuon.models.networks import MLP, Transformer, initial_weights
 from distmuon.optim.muon import Muon, scale
 from distmuon.optim.newton_schulz import orthogonality_error
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.grid import Grid
 
 WIDTHS, BATCH, SEED = (64, 256, 128, 128, 10), 256, 0

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distmuon.launch.arguments import UsageError
+from distmuon.launch.cli import UsageError
 from muonbook import download
 
 ROOT = Path(__file__).resolve().parents[3]  # of the repository

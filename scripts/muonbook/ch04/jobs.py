@@ -12,11 +12,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from distmuon.launch import World
-from muonbook.ch04 import datasets, on_grid, sweep, tables, tasks
-from muonbook.ch04.candidates import BETAS, CANDIDATES, Setting
-from muonbook.ch04.originals import study as originals
-from muonbook.ch04.originals import tables as originals_tables
+from muonbook.ch04 import datasets, sharded_training, sweep, tables, tasks
+from muonbook.ch04.search_space import BETAS, CANDIDATES, Setting
 from muonbook.ch04.tasks import LearningTask
+from muonbook.ch04.tutorial import study as originals
+from muonbook.ch04.tutorial import tables as originals_tables
 from muonbook.measure import results
 
 Arguments = argparse.Namespace
@@ -63,7 +63,7 @@ def check(arguments: Arguments, job: str) -> None:
     """Raise UsageError, before anything is started, for what this job cannot do."""
     if job == "compare":
         task, setting = chosen_task(arguments, "cpu"), chosen_setting(arguments, arguments.optimizer[0])
-        on_grid.check(task, setting, arguments.dp, arguments.tp)
+        sharded_training.check(task, setting, arguments.dp, arguments.tp)
     elif job in ("time_steps", "sum_up"):
         tables.stored_settings("language")
 
@@ -93,10 +93,11 @@ def train(world: World, arguments: Arguments) -> dict[str, Any]:
 def compare(world: World, arguments: Arguments) -> dict[str, Any] | None:
     """Train on the grid and in one process; print both curves."""
     task, setting = chosen_task(arguments, world.device), chosen_setting(arguments, arguments.optimizer[0])
-    found = on_grid.compare(world, task, setting, seed=0)
+    found = sharded_training.compare(world, task, setting, seed=0)
     if found is None:
         return None
-    words = f"no loss differs by more than {on_grid.BOUND:g} of the movement: {found.difference <= on_grid.BOUND}"
+    bound = sharded_training.BOUND
+    words = f"no loss differs by more than {bound:g} of the movement: {found.difference <= bound}"
     if arguments.dtype != "float64":  # rounding is not the same on every machine
         words = (
             f"the largest difference is {found.difference:.0e} of the movement; --dtype float64 tells rounding apart"

@@ -23,11 +23,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from distmuon.launch import World
 from muonbook.ch04 import ngrams
-from muonbook.ch04.candidates import CANDIDATES, Grid, Setting, settings, widened
+from muonbook.ch04.search_space import CANDIDATES, Grid, Setting, settings, widened
 from muonbook.ch04.tasks import LearningTask
 from muonbook.ch04.training import Outcome, Training, started, train
+from muonbook.measure.interleaved_timing import take_turns
 from muonbook.measure.results import spread
-from muonbook.measure.turns import take_turns
 
 TUNING_SEEDS, RACE_SEEDS = range(1000, 1003), range(8)
 FARTHEST = 6  # times that a grid is widened, at most: then the best is at no end because there is none

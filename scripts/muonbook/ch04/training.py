@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distmuon.models.digits import batch_rows
-from muonbook.ch04.candidates import CANDIDATES, Setting
+from muonbook.ch04.search_space import CANDIDATES, Setting
 from muonbook.ch04.tasks import Examples, LearningTask, evaluated, loss_of
 
 LOOKS, APART = 20, 5  # held-out losses along a run, at most; steps between two of them, at least

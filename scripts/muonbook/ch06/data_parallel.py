@@ -106,7 +106,7 @@ def compare(world: World, recipe: Recipe) -> list[dict[tuple[str, str], tuple[Co
     })  # fmt: skip
 
 
-def tell(ranks: list[dict[tuple[str, str], tuple[Cost, Cost]]], recipe: Recipe) -> tuple[bool, list[dict[str, Any]]]:
+def report(ranks: list[dict[tuple[str, str], tuple[Cost, Cost]]], recipe: Recipe) -> tuple[bool, list[dict[str, Any]]]:
     """Print bytes per parameter of every variant; return whether all that was counted was predicted, and rank 0's."""
     parameters = sum(spec.numel for spec in plan_run(recipe, 1, 1)[0].specs)
     rows: list[dict[str, Any]] = []

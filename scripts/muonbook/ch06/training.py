@@ -32,7 +32,7 @@ def train(world: World, recipe: Recipe) -> tuple[CertifiedRun, list[ModelStates]
     return None if run is None or states is None else (run, states)
 
 
-def tell(found: tuple[CertifiedRun, list[ModelStates]], recipe: Recipe, dp: int, threads: int) -> tuple[bool, None]:
+def report(found: tuple[CertifiedRun, list[ModelStates]], recipe: Recipe, dp: int, threads: int) -> tuple[bool, None]:
     """Judge the run; print verdicts and bytes."""
     run, states = found
     verdict, layout = certified.judge(run, recipe, dp, 1, threads), plan_run(recipe, dp, 1)[0]

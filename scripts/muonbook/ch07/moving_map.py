@@ -18,7 +18,7 @@ from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, PADDING, TP_
 
 from muonbook.figures.style import box, dp_colour, ink_on, mix, page, put  # isort: skip
 from muonbook.figures.virtual_map import Fill, brackets, paint_elements, paint_run, straddlers
-from muonbook.report import plural
+from muonbook.jobs import plural
 
 SQUARE, HIGH, PITCH = 11.5, 26.0, 56.0  # of an element above, of a strip below, from one strip to the next
 STRIPS, STRIPS_LEFT = 156.0, 70.0  # top of the strips below the first line, and their left

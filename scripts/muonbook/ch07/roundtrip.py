@@ -50,7 +50,7 @@ def work(world: World, bucket_size: int) -> list[dict[str, Any]] | None:
     return world.gather(evidence)
 
 
-def tell(ranks: list[dict[str, Any]]) -> tuple[bool, None]:
+def report(ranks: list[dict[str, Any]]) -> tuple[bool, None]:
     """Print what every rank owned and gathered, and whether all of it was right."""
     for number, rank in enumerate(ranks):
         print(f"DP rank {number} owns   {owned_runs(rank['layout'], number)}")

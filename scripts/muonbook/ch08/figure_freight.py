@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from muonbook.ch08.freight import Freight
+from muonbook.ch08.gather_efficiency import Freight
 from muonbook.figures.style import CARD, COLD, INK, MARGIN, MUTED, PADDING, ROW, WIDTH
 
 from muonbook.figures.style import box, card, mix, put  # isort: skip

@@ -23,7 +23,7 @@ def train(world: World, recipe: Recipe) -> tuple[list[Ledger], CertifiedRun] | N
     return None if adamw is None or muon is None else (adamw, muon)
 
 
-def tell(found: tuple[list[Ledger], CertifiedRun], recipe: Recipe, dp: int, threads: int) -> tuple[bool, None]:
+def report(found: tuple[list[Ledger], CertifiedRun], recipe: Recipe, dp: int, threads: int) -> tuple[bool, None]:
     """Judge the run; print verdicts and bytes."""
     adamw, muon = found
     verdict = certified.judge(muon, recipe, dp, 1, threads)

@@ -16,7 +16,7 @@ def gather(world: World, timed: bool) -> list[dict[str, coalescing.Found | None]
     return world.gather(coalescing.compare(Grid.of(world), MANY, timed))
 
 
-def tell(ranks: list[dict[str, coalescing.Found | None]], timed: bool) -> tuple[bool, None]:
+def report(ranks: list[dict[str, coalescing.Found | None]], timed: bool) -> tuple[bool, None]:
     """Print calls and bytes of each way, or its time beside the quickest, as rank 0 found them."""
     found, dp = ranks[0], len(ranks)
     known = {name: row for name, row in found.items() if row is not None}

@@ -16,7 +16,7 @@ def take(world: World) -> list[list[GatherTimes]] | None:
     return world.gather([compare_blocks(grid, count, width, dim, ROUNDS) for count, width in TIMED for dim in (0, 1)])
 
 
-def tell(found: list[list[GatherTimes]]) -> tuple[bool, None]:
+def report(found: list[list[GatherTimes]]) -> tuple[bool, None]:
     """Print one bucket's time beside that of single calls, and whether both gave the same matrices."""
     print("matrices, bf16            cut along   one bucket / one by one")
     for row in found[0]:

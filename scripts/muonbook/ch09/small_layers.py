@@ -91,7 +91,7 @@ def run(world: World) -> list[dict[str, Any]] | None:
     })  # fmt: skip
 
 
-def tell(ranks: list[dict[str, Any]]) -> tuple[bool, list[dict[str, Any]]]:
+def report(ranks: list[dict[str, Any]]) -> tuple[bool, list[dict[str, Any]]]:
     """Print what each rank held, what was sent, and whether the pair is the whole pair."""
     for number, rank in enumerate(ranks):
         shapes = [f"{name} {len(value)} x {len(value[0])}" for name, value in rank["slices"].items() if name != "X"]

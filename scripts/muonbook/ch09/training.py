@@ -14,7 +14,7 @@ def train(world: World, recipe: Recipe) -> CertifiedRun | None:
     return certified.train(world, recipe, Grid.of(world))
 
 
-def tell(run: CertifiedRun, recipe: Recipe, tp: int, threads: int) -> tuple[bool, None]:
+def report(run: CertifiedRun, recipe: Recipe, tp: int, threads: int) -> tuple[bool, None]:
     """Judge the run; print verdicts and bytes."""
     verdict = certified.judge(run, recipe, 1, tp, threads)
     print(f"Muon on {tp} TP ranks, {recipe.dtype}: loss {run.losses[0]:.2f} -> {run.losses[-1]:.2f}.")

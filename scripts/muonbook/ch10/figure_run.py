@@ -15,7 +15,7 @@ from muonbook.figures.style import INK, MARGIN, MUTED, TEXT, TITLE, WIDTH, Block
 
 from muonbook.figures.style import put, save, text_block  # isort: skip
 from muonbook.figures.virtual_map import map_blocks
-from muonbook.report import plural, write_file
+from muonbook.jobs import plural, write_file
 
 
 def draw_run(result: dict[str, Any], layout: Layout, tp: int) -> Figure:

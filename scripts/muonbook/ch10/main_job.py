@@ -21,7 +21,7 @@ from distmuon.verify import training
 from distmuon.verify.certificate import Certificate, exact_steps, gather_evidence, judge, judging
 from distmuon.verify.drift import Drift
 from distmuon.verify.strategy_predictions import is_predicted
-from muonbook.report import machine, plural, progress
+from muonbook.jobs import machine, plural, progress
 
 LINE = 92  # characters of a printed line: more are cut off in the book
 
@@ -42,7 +42,7 @@ def work(world: launch.World, recipe: Recipe) -> dict[str, Any] | None:
     return {"evidence": evidence, "ledgers": ledgers, "start_seconds": start_seconds, "world": world}
 
 
-def tell(handed_over: dict[str, Any], recipe: Recipe, arguments: Namespace) -> tuple[bool, dict[str, Any]]:
+def report(handed_over: dict[str, Any], recipe: Recipe, arguments: Namespace) -> tuple[bool, dict[str, Any]]:
     """Judge the run; print its page and its verdict, and draw it where --figure asks for it."""
     layout, _, _ = training.plan_run(recipe, arguments.dp, arguments.tp)
     result, judged = summarize(recipe, handed_over, arguments.threads)
@@ -85,7 +85,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
         "optimizer": recipe.optimizer,
         "strategy": recipe.strategy,
         "whole_every": recipe.whole_every if recipe.strategy == "periodic" else None,
-        "schedule": recipe.schedule,
+        "overlap": recipe.overlap,
         "publish": recipe.publish,
         "steps": recipe.steps,
         "seed": recipe.seed,

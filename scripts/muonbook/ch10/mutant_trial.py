@@ -66,7 +66,7 @@ def work(world: World, recipe: Recipe) -> tuple[dict[str, Testimony], torch.devi
     return (heard, grid.device) if world.rank == 0 else None
 
 
-def tell(
+def report(
     found: tuple[dict[str, Testimony], torch.device], recipe: Recipe, dp: int, tp: int, threads: int
 ) -> tuple[bool, dict[str, Any]]:
     """Judge them all; print which row notices which mistake. All is well if the healthy one passes, and no other."""

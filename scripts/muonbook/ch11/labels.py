@@ -20,7 +20,7 @@ def tour(world: launch.World, names: Sequence[Exhibit]) -> list[dict[tuple[Exhib
     return world.gather(visit(world, names))
 
 
-def tell(ranks: Ranks, names: Sequence[Exhibit]) -> tuple[bool, dict[str, list[str]]]:
+def report(ranks: Ranks, names: Sequence[Exhibit]) -> tuple[bool, dict[str, list[str]]]:
     """Print the label of a single exhibit, or of many the table of alarms; return the labels of all."""
     labels = {name or "healthy": label_of(name, ranks) for name in names}
     if len(names) > 1:

@@ -1,8 +1,8 @@
 """What a training step sends: Muon over ZeRO-1 AdamW, algorithm by algorithm, torch's own Muon, and the wire.
 
 `four_counts` counts inside torch; here is what is made of it, and what the operating system counts below, at each
-rank's network interface (`hosts.sent`), where that is permitted. Functions that take a `world` run on every rank;
-`..._on` and `measure` start worlds. Keys are those of book/results/bytes.json.
+rank's network interface (`network_emulation.sent`), where that is permitted. Functions that take a `world` run on every
+rank; `..._on` and `measure` start worlds. Keys are those of book/results/bytes.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from distmuon import launch
-from distmuon.launch import World, hosts, session
+from distmuon.launch import World, network_emulation, session
 from distmuon.optim.muon import Muon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
@@ -237,20 +237,20 @@ def count_wire(world: World, workload: Workload, steps: int) -> dict[str, OnTheW
     return found
 
 
-def settled() -> hosts.Sent:
+def settled() -> network_emulation.Sent:
     """Return this rank's counter once every rank is here and the links are quiet."""
     dist.barrier()
     time.sleep(SETTLE)
-    return hosts.sent()
+    return network_emulation.sent()
 
 
 def wire_on(dp: int, tp: int, shape: str = "even", steps: int = STEPS) -> list[dict[str, Any]]:
     """Return one row per contender: what left all interfaces together, and at the ranks, over the ring formula's bytes.
 
-    Needs `hosts.become_switch`. payload: frames without the 66 bytes of headers of every packet. on_gloo, least_rank,
-    greatest_rank: over what it is if gloo carries out a reduce-scatter that torch calls as an all-reduce.
+    Needs `network_emulation.setup_bridge`. payload: frames without the 66 bytes of headers of every packet. on_gloo,
+    least_rank, greatest_rank: over what it is if gloo carries out a reduce-scatter that torch calls as an all-reduce.
     """
-    ranks = launch.run(count_wire, (SHAPES[shape].shared_by(dp), steps), dp=dp, tp=tp, link=hosts.Link())
+    ranks = launch.run(count_wire, (SHAPES[shape].shared_by(dp), steps), dp=dp, tp=tp, link=network_emulation.Link())
     rows = []
     for name in ranks[0]:
         found: list[OnTheWire] = [rank[name] for rank in ranks]
@@ -278,7 +278,7 @@ def measure(quick: bool, obstacle: str | None) -> dict[str, Any]:
         "ratios": [row for dp, tp in ratio_grids for row in ratios_on(dp, tp)],
         "algorithms": [row for dp, tp in ratio_grids for row in algorithms_on(dp, tp)],
         "fsdp2": [fsdp2_on(dp) for dp in fsdp2],
-        "header_bytes": hosts.HEADER,
+        "header_bytes": network_emulation.HEADER,
         "obstacle": obstacle,
         "wire": None if obstacle else [row for dp, tp in wire_grids for row in wire_on(dp, tp)],
     }

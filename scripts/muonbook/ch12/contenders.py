@@ -1,7 +1,7 @@
 """Who is counted in chapter 12: part III's baselines, Muon's other algorithms, and two optimizers on FSDP2.
 
-Muon's algorithms are those of `muonbook.measure.laid_out`. On FSDP2 parameters are gathered in forward and backward,
-gradients reduce-scattered; MuonW adds two all-to-alls, momentum to owners and updates back.
+Muon's algorithms are those of `muonbook.measure.muon_variants`. On FSDP2 parameters are gathered in forward and
+backward, gradients reduce-scattered; MuonW adds two all-to-alls, momentum to owners and updates back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from distmuon.muonw.optimizer import MOMENTUM_LABEL, UPDATES_LABEL, MuonW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
-from muonbook.measure.laid_out import LAID_OUT, Place
+from muonbook.measure.muon_variants import LAID_OUT, Place
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
 from muonbook.planner.stages import units_of

@@ -153,7 +153,7 @@ def faults(ranks: Sequence[Mapping[Any, Counted]]) -> list[str]:
     ]
 
 
-def tell(ranks: list[dict[tuple[str, str], Counted]], dp: int, tp: int, shape: str) -> tuple[bool, None]:
+def report(ranks: list[dict[tuple[str, str], Counted]], dp: int, tp: int, shape: str) -> tuple[bool, None]:
     """Print what a rank sends, a line per contender; all is well if every rank's counts agree."""
     print(f"{dp} DP x {tp} TP ranks, model {shape!r}, one step, means over ranks:")
     print("bytes sent  ratio  L D P")

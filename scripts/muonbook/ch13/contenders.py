@@ -1,7 +1,7 @@
 """Who is weighed: part III's six baselines; the paper's layouts of Muon beside its proof of concept's; FSDP2.
 
-Muon's layouts are those of `muonbook.measure.laid_out`. AdamW and MuonW on FSDP2 keep float32 shards of everything,
-which a bf16 model casts when it gathers them.
+Muon's layouts are those of `muonbook.measure.muon_variants`. AdamW and MuonW on FSDP2 keep float32 shards of
+everything, which a bf16 model casts when it gathers them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from distmuon.optim.newton_schulz import BATCHED_ON_CPU
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, Layout, ParamSpec
 from distmuon.verify.model_states import ModelStates, predict_rows, predict_shards
+from distmuon.verify.ns_workspace import iteration_bytes
 from distmuon.verify.prediction import STATISTICS_BYTES, adamw_temporaries, predict_transient
-from distmuon.verify.whole_matrices import iteration_bytes
 from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
-from muonbook.measure.laid_out import LAID_OUT
+from muonbook.measure.muon_variants import LAID_OUT
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 

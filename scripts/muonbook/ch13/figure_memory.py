@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
+from distmuon.verify.memory_tracker import Moment
 from distmuon.verify.model_states import ModelStates
-from distmuon.verify.storage_tracker import Moment
 from muonbook.ch13.step_memory import PASSES
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import part_key

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from distmuon.verify.storage_tracker import Moment
+from distmuon.verify.memory_tracker import Moment
 from muonbook.ch13.figure_memory import WORK
 from muonbook.figures.plots import head, part_key
 from muonbook.figures.style import MARGIN, MUTED, ROW, WIDTH, Block, box, card, in_bytes, put

@@ -55,7 +55,7 @@ def cross_check_all(world: World, names: Sequence[str]) -> dict[str, tuple[int, 
 # ---- What was found ---------------------------------------------------------------------------------------
 
 
-def tell(ranks: list[list[Weighed]], workload: Workload, dp: int, tp: int) -> tuple[bool, dict[str, list[Row]]]:
+def report(ranks: list[list[Weighed]], workload: Workload, dp: int, tp: int) -> tuple[bool, dict[str, list[Row]]]:
     """Print what rank 0 keeps per kind; all is well if all was predicted: what is kept to the byte, updates by a bound.
 
     An update's own bytes are not printed: gloo's thread lets go of a tensor a moment after the wait, on a busy machine

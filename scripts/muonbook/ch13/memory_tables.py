@@ -17,9 +17,9 @@ import numpy as np
 from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.verify.model_states import STATE
 from muonbook.ch13.contenders import CONTENDERS, ZERO1
+from muonbook.ch13.meta_device import weigh_worst_moves
 from muonbook.ch13.shapes import FILM
 from muonbook.ch13.step_memory import PASSES
-from muonbook.ch13.weightless import weigh_worst_moves
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import Workload
 from muonbook.planner.model_shapes import MODELS, SURVEYED, Shape, Weight, local_specs

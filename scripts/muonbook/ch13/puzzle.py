@@ -26,7 +26,7 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
     """Let the reader's function take one step in every room, under a StorageTracker."""
     import torch
 
-    from distmuon.verify.storage_tracker import StorageTracker
+    from distmuon.verify.memory_tracker import StorageTracker
 
     for size, room in ROOMS:
         whole = torch.arange(RANKS * size, dtype=torch.float32) * 2 + 1  # more than the 8 bits of a bf16

@@ -18,8 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.grid import Grid
+from distmuon.verify.memory_tracker import Moment, StorageTracker, references, size_of
 from distmuon.verify.model_states import ModelStates, count
-from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
 from muonbook.ch13.contenders import CONTENDERS
 from muonbook.measure.baselines import Trainer
 from muonbook.measure.trace import named_moves

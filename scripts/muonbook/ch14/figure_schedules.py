@@ -1,6 +1,6 @@
 """Three schedules of Muon's step, one under the other: what is on the wire, and what is worked on meanwhile.
 
-A sketch: the order of starts and waits is that of `distmuon.optim.schedules`, the durations are made up.
+A sketch: the order of starts and waits is that of `distmuon.optim.overlap`, the durations are made up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from distmuon.optim.schedules import SCHEDULES
+from distmuon.optim.overlap import OVERLAPS
 from muonbook.ch14.figure_timeline import KINDS
 from muonbook.figures.plots import head, part_key
 from muonbook.figures.style import CARD, INK, MARGIN, MUTED, ROW, WIDTH, Block, box, card, ink_on, mix, put
@@ -62,7 +62,7 @@ class TwoLanes:
 
 
 def blocks(schedule: str, durations: Mapping[str, float] = DURATIONS, count: int = BUCKETS) -> list[TimedBlock]:
-    """Return all blocks of one of `SCHEDULES`, for `count` buckets, in the order in which they are started.
+    """Return all blocks of one of `OVERLAPS`, for `count` buckets, in the order in which they are started.
 
     Raises ValueError for any other name.
     """
@@ -87,7 +87,7 @@ def blocks(schedule: str, durations: Mapping[str, float] = DURATIONS, count: int
             lanes.start("work", bucket)
             lanes.start("parameters", bucket)
     else:
-        raise ValueError(f"schedules are {', '.join(SCHEDULES)}; not {schedule!r}.")
+        raise ValueError(f"schedules are {', '.join(OVERLAPS)}; not {schedule!r}.")
     return lanes.blocks
 
 
@@ -99,13 +99,13 @@ def length(schedule: str, durations: Mapping[str, float] = DURATIONS, count: int
 def draw_schedules(title: str = "") -> Figure:
     """Draw the schedules on one scale, the wire above the work, each with its share of the synchronous length."""
     key = part_key({name: (colour, "") for name, colour in LOOKS.values()})
-    return card(title, NOTE, *key, *(_schedule(name) for name in SCHEDULES))
+    return card(title, NOTE, *key, *(_schedule(name) for name in OVERLAPS))
 
 
 def describe_schedules(title: str = "") -> str:
     """Return alt text for `draw_schedules`: how long each schedule is, and what is on the wire during which work."""
     told = []
-    for name in SCHEDULES:
+    for name in OVERLAPS:
         sent, hidden = [block for block in blocks(name) if LANES[block.kind] == "wire"], []
         for work in (block for block in blocks(name) if block.kind == "work"):
             under = [f"{b.kind} {b.bucket}" for b in sent if b.start < work.end and work.start < b.end]
@@ -136,7 +136,7 @@ def _share(schedule: str) -> str:
 
 
 def _schedule(name: str) -> Block:
-    left, scale = MARGIN + LABELS, ACROSS / max(map(length, SCHEDULES))
+    left, scale = MARGIN + LABELS, ACROSS / max(map(length, OVERLAPS))
     end = left + scale * length(name)
 
     def paint(axes: Axes, top: float) -> None:

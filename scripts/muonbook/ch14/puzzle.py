@@ -63,7 +63,7 @@ class WaveGathers:
             free = earlier.out is not out or (earlier.filled and before < len(self.read))
             require(free, f"wave {wave} was started into the buffer of wave {before}, {busy}")
         out.fill_(float("nan"))  # what was there before must not pass for what comes
-        with self._group.starting() as pending:
+        with self._group.async_collectives() as pending:
             self._group.all_gather(gathered(wave).view(RANKS, SHARD)[self.rank], f"wave {wave}", out=out)
         self.started.append(StartedGather(pending, out))
         return self.started[-1]

@@ -19,14 +19,14 @@ from torch.profiler import record_function
 
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import groups_for
-from distmuon.optim.schedules import SCHEDULES
+from distmuon.optim.overlap import OVERLAPS
+from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from distmuon.verify.storage_tracker import StorageTracker
+from distmuon.verify.memory_tracker import StorageTracker
 from muonbook.ch14 import recording
-from muonbook.ch14.one_lane import one_at_a_time
-from muonbook.measure import results, trace, trace_report, turns
+from muonbook.ch14.single_thread_gloo import one_at_a_time
+from muonbook.measure import interleaved_timing, results, trace, trace_report
 from muonbook.measure.baselines import SAME_EVERYWHERE, sliced_model
 from muonbook.measure.workload import Workload
 
@@ -40,7 +40,7 @@ class ScheduledModel:
     def __init__(self, workload: Workload, grid: Grid, schedule: str, **options: Any) -> None:
         self.model: nn.Module = sliced_model(workload, grid)
         options = dict(bucket_size=workload.bucket_size, lr=workload.lr) | options
-        self.optimizer: DistributedMuon = SCHEDULES[schedule](groups_for(self.model, "muon"), grid, **options)
+        self.optimizer: DistributedMuon = OVERLAPS[schedule](groups_for(self.model, "muon"), grid, **options)
         self.grid, self.generator = grid, torch.Generator().manual_seed(grid.world.rank)
 
     def feed(self) -> None:
@@ -105,11 +105,11 @@ def race(world: World, workload: Workload, rounds: int, recordings: int, asleep:
     """
     with one_at_a_time():
         grid = Grid.of(world)
-    models = {name: ScheduledModel(workload, grid, name) for name in SCHEDULES}
+    models = {name: ScheduledModel(workload, grid, name) for name in OVERLAPS}
     if asleep:
         put_to_sleep(models)
     steps = {name: model.step for name, model in models.items()}
-    seconds = turns.take_turns(steps, rounds, before=lambda name: models[name].feed())
+    seconds = interleaved_timing.take_turns(steps, rounds, before=lambda name: models[name].feed())
     equal = all(alike(models["synchronous"].model, other.model) for other in models.values())
     shown = [{name: record(world, model) for name, model in models.items()} for _ in range(recordings)]
     everywhere = world.gather(equal)
@@ -118,9 +118,10 @@ def race(world: World, workload: Workload, rounds: int, recordings: int, asleep:
     found: dict[str, Any] = {
         "waves": len(models["naive"].optimizer.strategy.bucket_groups()),
         "equal_parameters": all(everywhere),
-        "milliseconds": {name: 1e3 * median for name, median in turns.medians(seconds).items()},
+        "milliseconds": {name: 1e3 * median for name, median in interleaved_timing.medians(seconds).items()},
         "ratio_to_synchronous": {
-            name: results.spread(turns.ratios(taken, seconds["synchronous"])) for name, taken in seconds.items()
+            name: results.spread(interleaved_timing.ratios(taken, seconds["synchronous"]))
+            for name, taken in seconds.items()
         },
     }
     if recordings:
@@ -176,7 +177,7 @@ def compare(
     """Take two steps in all schedules; on rank 0, return per rank and schedule whether the parameters are those of the
     synchronous one, and the calls, bytes sent and peak memory of the second step."""
     grid, found = Grid.of(world), dict[str, Any]()
-    models = {name: ScheduledModel(workload, grid, name, **options, **SAME_EVERYWHERE) for name in SCHEDULES}
+    models = {name: ScheduledModel(workload, grid, name, **options, **SAME_EVERYWHERE) for name in OVERLAPS}
     for name, model in models.items():
         for _ in range(2):
             model.feed()
@@ -207,15 +208,17 @@ def ledger_overhead(world: World, workload: Workload, rounds: int) -> dict[str, 
             model.step()
 
     steps = {"with": model.step, "without": step_untold}
-    seconds = turns.take_turns(steps, rounds, warm_up=0, before=lambda _: model.feed())
-    entry = turns.medians({"entry": [turns.clocked(_fill_a_ledger) / RECORDS for _ in range(5)]})["entry"]
+    seconds = interleaved_timing.take_turns(steps, rounds, warm_up=0, before=lambda _: model.feed())
+    entry = interleaved_timing.medians(
+        {"entry": [interleaved_timing.clocked(_fill_a_ledger) / RECORDS for _ in range(5)]}
+    )["entry"]
     if world.rank:
         return None
     return {
         "calls_per_step": calls,
         "microseconds_per_call": 1e6 * entry,
-        "share_of_step": calls * entry / turns.medians(seconds)["with"],
-        "with_to_without": results.spread(turns.ratios(seconds["with"], seconds["without"])),
+        "share_of_step": calls * entry / interleaved_timing.medians(seconds)["with"],
+        "with_to_without": results.spread(interleaved_timing.ratios(seconds["with"], seconds["without"])),
     }
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.measure.baselines import BASELINES, Trainer
-from muonbook.measure.laid_out import LAID_OUT, Place
+from muonbook.measure.muon_variants import LAID_OUT, Place
 from muonbook.measure.workload import Workload
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, Constants, Point, fit, points, worst_and_median
 from muonbook.ch15.regimes import ALGORITHMS
-from muonbook.measure.laid_out import LAID_OUT
+from muonbook.measure.muon_variants import LAID_OUT
 from muonbook.measure.workload import TIMED, Workload
 
 NAMES = {

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from distmuon import launch
-from distmuon.launch import hosts
-from muonbook.measure import results, turns
+from distmuon.launch import network_emulation
+from muonbook.measure import interleaved_timing, results
 from muonbook.measure.workload import TIMED, Workload
 
 WIDTHS = (64, 256)  # of the models whose batch grows
@@ -38,9 +38,9 @@ LINKS = SKEW | {"zero1_small": Variant("zero1", 1 << 15), "muon_small": Variant(
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return all that is measured; "links" is None where ranks may have no networks of their own."""
-    obstacle = hosts.obstacle()
+    obstacle = network_emulation.why_unavailable()
     if obstacle is None:
-        hosts.become_switch()  # before torch is imported
+        network_emulation.setup_bridge()  # before torch is imported
     else:
         print(f"Links are left out: {obstacle}")
     rounds = 1 if quick else 8
@@ -85,13 +85,14 @@ def measure_skew(rounds: int, grids: Sequence[tuple[int, int]] = GRIDS) -> list[
 def measure_links(rounds: int, rates: Sequence[float | None] = RATES) -> dict[str, Any]:
     """Return per rate the step times of each variant, and what each computes without communication.
 
-    Needs `hosts.become_switch`. Messages and bytes of a step, which the model is fed, come from the predictions.
+    Needs `network_emulation.setup_bridge`. Messages and bytes of a step, which the model is fed, come from the
+    predictions.
     """
     steps: list[dict[str, Any]] = []
     computing: dict[str, list[float]] = {name: [] for name in LINKS}
     for rate in rates:
         rounds_here = rounds if rate is not None and rate < 200 else 2 * rounds  # where steps are short, more of them
-        ranks = launch.run(TIME_STEPS, (LINKED, LINKS, rounds_here, True), dp=RANKS, link=hosts.Link(rate))
+        ranks = launch.run(TIME_STEPS, (LINKED, LINKS, rounds_here, True), dp=RANKS, link=network_emulation.Link(rate))
         steps.append({"rate_mbit": rate})
         for name in LINKS:
             seconds = spread(slowest(ranks, name))
@@ -111,7 +112,7 @@ def slowest(ranks: Ranks, name: str, key: str = "seconds") -> list[float]:
 
 def ratios(ranks: Ranks, name: str, to: str) -> dict[str, Any]:
     """Return the spread of step time over that of the variant `to` in the same round."""
-    return spread(turns.ratios(slowest(ranks, name), slowest(ranks, to)))
+    return spread(interleaved_timing.ratios(slowest(ranks, name), slowest(ranks, to)))
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.ch15.contenders import contender
 from muonbook.ch15.without_communication import trainer_without_communication
-from muonbook.measure import turns
+from muonbook.measure import interleaved_timing
 from muonbook.measure.baselines import BASELINES, Trainer
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
 from muonbook.planner.cost_model import collectives_of, exchanged_bytes, hops
@@ -53,13 +53,13 @@ def _shares(
 
     def make_gradients(name: str) -> None:
         many = passes if name == "muon" else 1  # both have the same model, so one of them is timed
-        took = [turns.clocked(partial(trainers[name].forward_backward, *next(data))) for _ in range(many)]
+        took = [interleaved_timing.clocked(partial(trainers[name].forward_backward, *next(data))) for _ in range(many)]
         if name == "muon":
             backward.append(sum(took))
 
     updates = {name: trainer.update for name, trainer in trainers.items()}
-    seconds = turns.take_turns(updates, rounds, warm_up, make_gradients)
-    return {name: turns.ratios(taken, backward[warm_up:]) for name, taken in seconds.items()}
+    seconds = interleaved_timing.take_turns(updates, rounds, warm_up, make_gradients)
+    return {name: interleaved_timing.ratios(taken, backward[warm_up:]) for name, taken in seconds.items()}
 
 
 def time_steps(
@@ -91,7 +91,7 @@ def time_steps(
         if key == "seconds":
             found[name]["sent_bytes"] = counter.ledger.total().sent_bytes
     acts = {" ".join(label): partial(trainer.step, batch) for label, trainer in trainers.items()}
-    seconds = turns.take_turns(acts, rounds, warm_up=0, before=lambda _: dist.barrier())
+    seconds = interleaved_timing.take_turns(acts, rounds, warm_up=0, before=lambda _: dist.barrier())
     for name, key in trainers:
         found[name][key] = seconds[f"{name} {key}"]
     return found

@@ -26,7 +26,7 @@ from distmuon.optim.muon import MUON_DEFAULTS, apply_, decay_, momentum_, orthog
 from distmuon.optim.newton_schulz import MUON, flops
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.matrices import Division
+from distmuon.sharding.matrices import MatrixLayout
 from distmuon.sharding.ownership import balance
 from distmuon.verify.certificate import difference
 from distmuon.verify.counter import CollectiveCounter
@@ -86,7 +86,7 @@ def swap(parcels: Sequence[Tensor], lengths: list[int], dp: Group) -> list[Tenso
 
 
 def polar(u: Tensor) -> Tensor:  # U[A, B] -> O[A, B]
-    return orthogonalize([u], OPTIONS, [Division()])[0].to(u.dtype)
+    return orthogonalize([u], OPTIONS, [MatrixLayout()])[0].to(u.dtype)
 
 
 class ByHand(torch.optim.Optimizer):

@@ -19,12 +19,12 @@ import torch
 from torch.nn import functional as F
 
 from distmuon import launch
-from distmuon.clip.heads import AttentionHeads
-from distmuon.clip.qk_clip import QKClip
+from distmuon.extras.qk_clip.heads import AttentionHeads
+from distmuon.extras.qk_clip.qk_clip import QKClip
 from distmuon.launch import World
 from distmuon.models.networks import Block, Transformer
 from distmuon.muonw.optimizer import MuonW
-from distmuon.optim.routing import groups_for
+from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from muonbook.measure.workload import NEW_PICTURE, Workload, batches, pixels

@@ -71,8 +71,8 @@ PUZZLE = Puzzle(
         "tells, and a rank may have none.",
         "For each rank, concatenate your pieces of the matrices that it owns, flat. What comes from rank r are its "
         "pieces of yours, in the same order: the lengths of what comes are sums over your own matrices.",
-        "dp.exchange(parcels, lengths, 'pieces') does one all-to-all. Split what came from each rank into its pieces, "
-        "and torch.cat the pieces of one matrix over ranks.",
+        "dp.all_to_all_v(parcels, lengths, 'pieces') does one all-to-all. Split what came from each rank into its "
+        "pieces, and torch.cat the pieces of one matrix over ranks.",
     ),
     goal="Bring pieces of unequal length to the owners of their matrices in one collective.",
     dp=3,
@@ -104,6 +104,6 @@ def to_owners(
     sizes = [[rows(i, rank) * shapes[i][1] for i in mine] for rank in ranks]
     nothing = pieces[0].new_empty(0)
     parcels = [torch.cat([nothing, *(pieces[i].flatten() for i in to)]) for to in of]
-    came = dp.exchange(parcels, [sum(lengths) for lengths in sizes], "pieces")
+    came = dp.all_to_all_v(parcels, [sum(lengths) for lengths in sizes], "pieces")
     split = [parcel.split(lengths) for parcel, lengths in zip(came, sizes, strict=True)]
     return {i: torch.cat([s[n] for s in split]).view(shapes[i]) for n, i in enumerate(mine)}

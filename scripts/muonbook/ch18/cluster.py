@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from distmuon.checkpoint import runs
+from distmuon.extras.checkpoint import runs
 from distmuon.launch import WorldError, processes
 from muonbook.ch18.drills.faults import HELD, RELEASED
-from muonbook.ch18.drills.ground import SMALL, words_of
+from muonbook.ch18.drills.harness import SMALL, words_of
 from muonbook.ch18.machines import Machine
 
 SCRIPTS = Path(__file__).resolve().parents[2]

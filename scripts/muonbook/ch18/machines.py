@@ -1,6 +1,6 @@
 """Machines to try a cluster on, all inside this one: each with a name, a network, and processes that see no others.
 
-    hosts.become_switch()
+    network_emulation.setup_bridge()
     a, b = Machine(1, "a"), Machine(2, "b")
     a.start(command, log); b.start(command, log)
     b.cut()      # pull its cable; mend() puts it back
@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from distmuon.launch import hosts, processes
+from distmuon.launch import network_emulation, processes
 
 NAMES, ADDRESS = "abc", "10.0.0.{}"
 HOSTS = "127.0.0.1 localhost\n" + "".join(f"{ADDRESS.format(i)} {name}\n" for i, name in enumerate(NAMES, 1))
@@ -77,7 +77,7 @@ class Machine:
         """Pull the cable: what is sent is lost, and nobody is told."""
         assert self.process
         if self.apart:
-            hosts.cut(self.process.pid)
+            network_emulation.link_down(self.process.pid)
         else:
             self._send(signal.SIGSTOP)
 
@@ -85,7 +85,7 @@ class Machine:
         """Put the cable back."""
         assert self.process
         if self.apart:
-            hosts.mend(self.process.pid)
+            network_emulation.link_up(self.process.pid)
         else:
             self._send(signal.SIGCONT)
 
@@ -135,6 +135,6 @@ class Machine:
 def boot() -> None:
     """Become a machine, and run a command as its first process: what `Machine.start` runs, in a process of its own."""
     number, table, *command = sys.argv[1:]
-    hosts.plug_in(hosts.Link(), ADDRESS.format(number))
+    network_emulation.attach(network_emulation.Link(), ADDRESS.format(number))
     own = ["--uts", "--pid", "--mount-proc", "--fork", "--kill-child"]
     os.execvp("unshare", ["unshare", *own, "sh", "-c", INSIDE, NAMES[int(number) - 1], table, *command])

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distmuon import launch
-from distmuon.checkpoint import runs
+from distmuon.extras.checkpoint import runs
 from distmuon.launch import WorldError, processes, session
 from distmuon.models.run_settings import RunSettings
-from muonbook.ch18 import contents
+from muonbook.ch18 import checkpoint_contents
 from muonbook.ch18.drills.faults import MEASURED, Fault
-from muonbook.ch18.drills.ground import JOB, PATIENT, SAME, SMALL
-from muonbook.ch18.footprint import Footprint, footprint
+from muonbook.ch18.drills.harness import JOB, PATIENT, SAME, SMALL
+from muonbook.ch18.resource_usage import Footprint, footprint
 
 PLACES = ("step", "gradients", "agree", "update", "updated")  # where a rank may be killed
 SETTLED = 0.2  # of the starts, or of the steps, after which nothing may grow any more
@@ -74,7 +74,7 @@ def soak(plan: Soak) -> dict[str, Any]:
             here.append(footprint(os.getpid()))
             server.append(footprint(_fork_server()))
         _start(plan, rough)
-        if not contents.same_end(rough / "run", calm / "run"):
+        if not checkpoint_contents.same_end(rough / "run", calm / "run"):
             raise WorldError(f"the end after {len(kills)} kills is not the undisturbed one.", None)
         first = int(SETTLED * len(kills))
         grown = {
@@ -82,7 +82,7 @@ def soak(plan: Soak) -> dict[str, Any]:
             "the launcher, from start to start": here[first:],
             "the fork server, from start to start": server[first:],
         }
-        loss = contents.last_loss(rough / "run")
+        loss = checkpoint_contents.last_loss(rough / "run")
     return {
         "plan": plan._asdict(), "kills": [f"rank {k.rank}, step {k.step}, before {k.place}" for k in kills],
         "lost": lost, "loss": loss, "end": SAME,

@@ -19,7 +19,7 @@ def height(parts: Mapping[str, float]) -> float:
 
 
 def paint(
-    axes: Axes, top: float, parts: Mapping[str, float], looks: Sequence[str], tell: Callable[[float], str],
+    axes: Axes, top: float, parts: Mapping[str, float], looks: Sequence[str], in_words: Callable[[float], str],
     limit: float = 0.0,
 ) -> None:  # fmt: skip
     """Paint the bar and its key.
@@ -35,7 +35,7 @@ def paint(
         y = top + BAR + 12 + ROW * row
         box(axes, MARGIN, y + 2, 10, 10, look)
         put(axes, MARGIN + 16, y, name, color=MUTED)
-        put(axes, WIDTH - MARGIN, y, tell(part), "right", color=MUTED)
+        put(axes, WIDTH - MARGIN, y, in_words(part), "right", color=MUTED)
     if limit:
         end = MARGIN + WIDE * limit / whole
         axes.vlines([end], top, top + BAR + 7, ACCENT, linestyles=(0, (3, 1.5)), lw=2)

@@ -15,7 +15,7 @@ from matplotlib.path import Path
 
 from distmuon.sharding.layout import Bucket, Layout
 from muonbook.figures.style import CARD, INK, LEFT, MARGIN, MUTED, PADDING, ROW, STRIP, TEXT, TITLE, TP_HATCHES, WIDTH
-from muonbook.report import plural
+from muonbook.jobs import plural
 
 from muonbook.figures.style import Block, box, dp_colour, hatch_on, mix, page, put, text_block, wide  # isort: skip
 

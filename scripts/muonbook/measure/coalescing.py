@@ -30,7 +30,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Traffic
 from distmuon.verify import counter
-from muonbook.measure.turns import ended, medians, take_turns
+from muonbook.measure.interleaved_timing import ended, medians, take_turns
 
 ROUNDS = 12  # of which `compare` takes the median time
 

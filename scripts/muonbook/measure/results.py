@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distmuon import launch
-from muonbook import report
+from muonbook import jobs
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "book" / "results"
@@ -25,12 +25,12 @@ def load(name: str) -> dict[str, Any]:
     path = FOLDER / f"{name}.json"
     if not path.exists():
         raise launch.UsageError(f"book/results/{name}.json is not there; `make bench` writes it.")
-    return report.from_json(path.read_text(encoding="utf-8"))
+    return jobs.from_json(path.read_text(encoding="utf-8"))
 
 
 def write(path: str | Path, found: dict[str, Any]) -> None:
     """Write a results file: what was found, and before it what `made_by` says."""
-    report.write_json(str(path), made_by() | found)
+    jobs.write_json(str(path), made_by() | found)
 
 
 def made_by() -> dict[str, Any]:
@@ -41,7 +41,7 @@ def made_by() -> dict[str, Any]:
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if "--json" in words[:-1]:
         del words[(place := words.index("--json")) : place + 2]
-    return {"machine": report.machine(), "commit": commit(), "command": " ".join(words)}
+    return {"machine": jobs.machine(), "commit": commit(), "command": " ".join(words)}
 
 
 def parse(doc: str | None, quick: str) -> argparse.Namespace:

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distmuon.launch.arguments import UsageError
+from distmuon.launch.cli import UsageError
 from distmuon.sharding.hooks import around_moves
-from muonbook import report
+from muonbook import jobs
 
 Event = dict[str, Any]
 STEP = "step "  # how the names of a recorded step's range begins
@@ -135,9 +135,9 @@ def read(path: str | Path) -> list[RankTrace]:
 
 def save(trace: Mapping[str, Any], path: str | Path) -> None:
     """Write a trace, gzipped if `path` ends in .gz, making the folder; the same trace gives the same bytes."""
-    path, text = Path(path), report.to_json(trace, separators=(",", ":")).encode()
+    path, text = Path(path), jobs.to_json(trace, separators=(",", ":")).encode()
     content = gzip.compress(text, 9, mtime=0) if path.suffix == ".gz" else text
-    report.write_file("--traces", path, lambda file: file.write_bytes(content))
+    jobs.write_file("--traces", path, lambda file: file.write_bytes(content))
 
 
 def parse(trace: dict[str, Any]) -> list[RankTrace]:

@@ -103,7 +103,7 @@ class Workload:
         """
         import torch
 
-        from distmuon.optim.routing import groups_for, plan_groups
+        from distmuon.optim.param_groups import groups_for, plan_groups
         from distmuon.sharding.collectives import Group
 
         with torch.device("meta"):

@@ -15,11 +15,11 @@ from typing import ClassVar
 import numpy as np
 
 from distmuon.optim import strategies
-from distmuon.optim.strategies.owner import deal, work
+from distmuon.optim.strategies.owner import assign_owners, work
 from distmuon.sharding.layout import Bucket, ParamSpec
 from distmuon.sharding.ownership import Owner
+from distmuon.verify.ns_workspace import WholeMatrices
 from distmuon.verify.strategy_predictions import momentum_bytes, owner_bound
-from distmuon.verify.whole_matrices import WholeMatrices
 from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES, Load, PlannedWorld, undominated
 
 
@@ -30,9 +30,9 @@ class OwnedWorld(PlannedWorld):
     has_owners: ClassVar[bool] = True
 
     @cached_property
-    def dealt(self) -> dict[int, Owner]:
+    def owner_of(self) -> dict[int, Owner]:
         """Who orthogonalizes each matrix of `owner`."""
-        return deal(self.layout.specs, self.muon, self.dp, self.tp)
+        return assign_owners(self.layout.specs, self.muon, self.dp, self.tp)
 
     @cached_property
     def rows(self) -> list[tuple[Bucket, dict[int, list[int]]]]:
@@ -68,7 +68,7 @@ class OwnedWorld(PlannedWorld):
         specs, own, flops, back = self.layout.specs, [0] * self.tp, [0] * self.tp, [0] * self.tp
         cut = 0
         for index in indices:
-            spec, owner = specs[index], self.dealt[index].tp
+            spec, owner = specs[index], self.owner_of[index].tp
             assert owner is not None, "planned matrices are whole ones"
             flops[owner] += costs[spec[1:]]
             back[owner] += spec.numel
@@ -120,7 +120,7 @@ class OwnedWorld(PlannedWorld):
             own = sum(specs[index].numel for index in indices)
             theirs: dict[int, list[ParamSpec]] = {}
             for index in indices:
-                theirs.setdefault(0 if blocks else self.dealt[index].tp or 0, []).append(specs[index])
+                theirs.setdefault(0 if blocks else self.owner_of[index].tp or 0, []).append(specs[index])
             yield from ((own, *WholeMatrices.of(each, self.tp, blocks)) for each in theirs.values())
 
 

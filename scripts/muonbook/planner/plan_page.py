@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from distmuon.launch import UsageError
-from muonbook import report
+from muonbook import jobs
 from muonbook.figures import parted_bar, style
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MUTED, PADDING, Block, in_bytes, mix
 
@@ -45,10 +45,10 @@ def plan(arguments: argparse.Namespace) -> None:
         print("\n".join(search_lines(searched)))
     if arguments.json:
         plans = searched.plans if searched else [chosen]
-        report.write_json(arguments.json, {"plans": [each.as_dict() for each in plans]})
+        jobs.write_json(arguments.json, {"plans": [each.as_dict() for each in plans]})
     if arguments.figure:
         alt = describe_plan(chosen)
-        report.write_file("--figure", arguments.figure, lambda path: style.save(draw_plan(chosen), path, alt))
+        jobs.write_file("--figure", arguments.figure, lambda path: style.save(draw_plan(chosen), path, alt))
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -62,7 +62,7 @@ def compare(arguments: argparse.Namespace) -> None:
     found = compared(setting)
     print("\n".join(comparison_lines(found)))
     if arguments.json:
-        report.write_json(arguments.json, {"algorithms": [each.as_dict() for each in found]})
+        jobs.write_json(arguments.json, {"algorithms": [each.as_dict() for each in found]})
 
 
 def setting_of(arguments: argparse.Namespace) -> WorldSetting:
@@ -264,7 +264,7 @@ def describe_plan(plan: WorldPlan) -> str:
     )
 
 
-def _bar_of(title: str, parts: Mapping[str, float], tell: Any, limit: float = 0.0) -> list[Block]:
+def _bar_of(title: str, parts: Mapping[str, float], in_words: Any, limit: float = 0.0) -> list[Block]:
     """Return a heading, one bar in parts, and a key of them. limit: where a dashed line is drawn."""
-    painted = partial(parted_bar.paint, parts=parts, looks=LOOKS, tell=tell, limit=limit)
+    painted = partial(parted_bar.paint, parts=parts, looks=LOOKS, in_words=in_words, limit=limit)
     return [text_block(f"\n{title}", 12.5), (parted_bar.height(parts), painted)]

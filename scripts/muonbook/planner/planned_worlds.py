@@ -21,9 +21,9 @@ import numpy as np
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
+from distmuon.verify.ns_workspace import WholeMatrices
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.strategy_predictions import gather_cut_bound, gather_cut_waves, momentum_bytes, of_strategy
-from distmuon.verify.whole_matrices import WholeMatrices
 from muonbook.measure.formulas import mean_owners
 from muonbook.planner.model_shapes import Shape
 

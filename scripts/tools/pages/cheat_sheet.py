@@ -174,7 +174,7 @@ COMMANDS = (
         "Find grids that fit, with memory, bytes and time, without starting a process.",
     ),
     Command(
-        "pytest --pyargs distmuon.conformance --optimizer torch.optim:Muon",
+        "pytest --pyargs muon_conformance --optimizer torch.optim:Muon",
         "Examine any implementation of Muon.",
     ),
 )

@@ -9,7 +9,7 @@ import torch
 import worlds
 from figure_helpers import assert_readable, boxes
 
-from distmuon.metrics.matrix import update_of
+from distmuon.extras.metrics.matrix import update_of
 from distmuon.optim.muon import Muon
 from muonbook.ch03 import figure_step, single_device
 from muonbook.figures import player

@@ -7,7 +7,7 @@ import torch
 
 from distmuon.launch import World
 from muonbook.ch04 import sweep
-from muonbook.ch04.candidates import CANDIDATES
+from muonbook.ch04.search_space import CANDIDATES
 from muonbook.ch04.tasks import TASKS
 
 

@@ -12,9 +12,9 @@ import torch
 
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
-from muonbook.ch04 import on_grid
-from muonbook.ch04.candidates import Setting
-from muonbook.ch04.on_grid import Comparison, GridTraining
+from muonbook.ch04 import sharded_training
+from muonbook.ch04.search_space import Setting
+from muonbook.ch04.sharded_training import Comparison, GridTraining
 from muonbook.ch04.tasks import TASKS, Examples, LearningTask
 from muonbook.ch04.training import LossCurve, Outcome, Training
 
@@ -51,8 +51,10 @@ class Found(NamedTuple):
 
 def compare_all(world: World, cases: list[tuple[str, str, str]]) -> Found:
     """Compare every (task, optimizer, dtype) with one process."""
-    found = [on_grid.compare(world, small(t, dtype), SETTINGS[optimizer], SEED) for t, optimizer, dtype in cases]
-    return Found(found, on_grid.train_on_grid(world, small("digits", "float32", 3), SETTINGS["muon"], SEED))
+    found = [
+        sharded_training.compare(world, small(t, dtype), SETTINGS[optimizer], SEED) for t, optimizer, dtype in cases
+    ]
+    return Found(found, sharded_training.train_on_grid(world, small("digits", "float32", 3), SETTINGS["muon"], SEED))
 
 
 def same_rows(run: GridTraining, step: int) -> Examples:
@@ -78,16 +80,18 @@ def in_bf16(optimizer: Callable[..., object]) -> Callable[..., object]:
 WRONG: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "same rows": lambda: mock.patch.object(GridTraining, "batch", same_rows),
     "shuffled apart": lambda: mock.patch.object(GridTraining, "batch", shuffled_apart),
-    "bf16 momentum": lambda: mock.patch.object(on_grid, "sharded_optimizer", in_bf16(on_grid.sharded_optimizer)),
+    "bf16 momentum": lambda: mock.patch.object(
+        sharded_training, "sharded_optimizer", in_bf16(sharded_training.sharded_optimizer)
+    ),
 }
 
 
 def compare_wrong(world: World) -> dict[str, Comparison | None]:
     """Compare trainings with one mistake each with the single process, and one that diverges without a mistake."""
-    found = {"diverging": on_grid.compare(world, small("digits"), DIVERGING, SEED)}
+    found = {"diverging": sharded_training.compare(world, small("digits"), DIVERGING, SEED)}
     for name, mistake in WRONG.items():
         with mistake():
-            found[name] = on_grid.compare(world, small("digits", steps=6), SETTINGS["muon"], SEED)
+            found[name] = sharded_training.compare(world, small("digits", steps=6), SETTINGS["muon"], SEED)
     return found
 
 

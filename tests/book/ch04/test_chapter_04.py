@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import worlds
 
-from muonbook.ch04 import candidates, datasets, jobs, sweep, tables, tasks
-from muonbook.ch04.originals import tables as originals_tables
+from muonbook.ch04 import datasets, jobs, search_space, sweep, tables, tasks
+from muonbook.ch04.tutorial import tables as originals_tables
 from muonbook.measure import results
 
 worker = import_module("04_does_it_learn")
@@ -124,7 +124,7 @@ def test_the_command_line_knows_every_task_and_optimizer() -> None:
     assert tuple(tasks.TASKS) == worker.TASKS
     assert tuple(name for name in tasks.TASKS if name in datasets.SOURCES) == worker.FETCHED
     assert set(worker.FETCHED) == set(datasets.SOURCES)
-    assert tuple(candidates.CANDIDATES) == worker.OPTIMIZERS
+    assert tuple(search_space.CANDIDATES) == worker.OPTIMIZERS
 
 
 def test_as_many_tuning_seeds_as_the_command_line_offers() -> None:

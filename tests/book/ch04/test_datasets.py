@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from distmuon.launch.arguments import UsageError
+from distmuon.launch.cli import UsageError
 from muonbook.ch04 import datasets
 from muonbook.ch04.datasets import CIFAR, IDX, SOURCES
 

@@ -12,8 +12,8 @@ from distmuon import launch
 from distmuon.models import language
 from distmuon.models.networks import initial_weights
 from distmuon.optim import newton_schulz
-from muonbook.ch04 import candidates, sweep, tables, tasks
-from muonbook.ch04.candidates import CANDIDATES, Setting, settings
+from muonbook.ch04 import search_space, sweep, tables, tasks
+from muonbook.ch04.search_space import CANDIDATES, Setting, settings
 from muonbook.ch04.tasks import TASKS
 from muonbook.ch04.training import Outcome, look_at, share_of_lr, train
 from muonbook.measure import results
@@ -175,14 +175,14 @@ def test_the_grid_is_widened_until_the_best_stands_between_others(lr: float, mom
     wanted = Setting("muon", lr, 0.0, momentum, others)
     tuned = sweep.tune("muon", valley(wanted, tried), seeds=[0, 1, 2])
     assert tuned.best == wanted
-    assert candidates.ends(tuned.grid, tuned.best) == []
+    assert search_space.ends(tuned.grid, tuned.best) == []
     assert len(tried) == len(set(tried)) == len(tuned.tried)
 
 
 def test_a_best_that_is_nowhere_ends_the_search():
     tuned = sweep.tune("muon", valley(Setting("muon", 1e-30, 0.0, 0.95), []), seeds=[0])
     assert len(tuned.grid["lr"]) == 6 + sweep.FARTHEST
-    assert "lr" in candidates.ends(tuned.grid, tuned.best)
+    assert "lr" in search_space.ends(tuned.grid, tuned.best)
 
 
 def test_the_first_seed_sorts_out_and_the_others_decide():

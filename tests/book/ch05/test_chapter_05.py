@@ -14,7 +14,7 @@ from matplotlib.collections import LineCollection
 
 from distmuon import launch
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.ch05 import mistakes, overheard
+from muonbook.ch05 import child_stderr, mistakes
 from muonbook.ch05.figure_collectives import SAID, frames_of_collectives
 from muonbook.ch05.figure_hang import describe_hang, draw_hang
 from muonbook.ch05.figure_ring import MOST, frames_of_ring, ring_states, value
@@ -179,7 +179,7 @@ AttributeError: Can't get attribute 'hello' on <module '__main__' {described}>
 def test_last_words_are_those_of_the_other_process_without_what_differs_between_machines(
     described: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with overheard.last_words():
+    with child_stderr.last_words():
         os.write(2, TRACEBACK.replace("{described}", described).encode())
         raise RuntimeError("process 0 terminated with exit code 1\n")
     os.write(2, b"heard again")
@@ -194,7 +194,7 @@ def test_last_words_are_those_of_the_other_process_without_what_differs_between_
 
 
 def test_an_interrupt_is_not_taken_for_last_words(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), overheard.last_words():
+    with pytest.raises(KeyboardInterrupt), child_stderr.last_words():
         raise KeyboardInterrupt
     assert capfd.readouterr() == ("", "")
 

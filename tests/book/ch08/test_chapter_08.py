@@ -11,7 +11,7 @@ import worlds
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.layout import ParamSpec, plan
 from muonbook.ch08 import moving_gather
-from muonbook.ch08.following import SMALL
+from muonbook.ch08.trace_one_matrix import SMALL
 from muonbook.figures import player
 from muonbook.measure import coalescing
 

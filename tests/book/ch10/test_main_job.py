@@ -23,7 +23,7 @@ from distmuon.models import recipe
 from distmuon.optim import strategies
 from distmuon.sharding import layout
 from distmuon.verify import certificate, drift, training
-from muonbook import report
+from muonbook import jobs
 from muonbook.ch10 import main_job
 
 JOB = str(worlds.ROOT / "scripts" / "10_dp_tp.py")
@@ -235,7 +235,7 @@ def test_only_rank_0_draws_a_progress_bar_and_only_on_a_terminal(
     monkeypatch.delenv("JPY_PARENT_PID", raising=False)
     if notebook:
         monkeypatch.setenv("JPY_PARENT_PID", "1")
-    with report.progress(3, rank) as tick:
+    with jobs.progress(3, rank) as tick:
         for _ in range(3):
             tick()
     assert bool(screen.getvalue()) == drawn

@@ -87,6 +87,6 @@ def test_an_unnoticed_mistake_is_said_and_exits_with_1(monkeypatch, capsys) -> N
     drifts = dict.fromkeys(("unrounded", "float32"), Drift(0.0, 0.0))
     blind = mutant_trial.Judged(Certificate(True, 0.0, drifts, True, Run([], {}, 0.0)), True)
     monkeypatch.setattr(mutant_trial, "judge", lambda *given: {HEALTHY: blind, "no Nesterov": blind})
-    well, _ = mutant_trial.tell(({}, torch.device("cpu")), Recipe(), 2, 2, 1)
+    well, _ = mutant_trial.report(({}, torch.device("cpu")), Recipe(), 2, 2, 1)
     assert not well
     assert "noticed by some row: False. Without one, no row fails: True." in capsys.readouterr().out

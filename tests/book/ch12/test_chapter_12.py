@@ -15,7 +15,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from distmuon.launch import hosts
+from distmuon.launch import network_emulation
 from distmuon.verify.prediction import predict_step
 from muonbook.ch12 import (
     byte_counts,
@@ -70,7 +70,7 @@ def test_other_dtypes_send_what_the_formula_says_too() -> None:
 
 
 def test_the_operating_system_counts_or_says_why_not() -> None:
-    obstacle = hosts.obstacle()
+    obstacle = network_emulation.why_unavailable()
     ending = worlds.finish(WORKER, "--hosts", "--dp", "2", "--tp", "1", "--shape", "odd")
     if obstacle is not None:
         assert (ending.code, ending.out, ending.err) == (2, "", f"error: {obstacle}\n")

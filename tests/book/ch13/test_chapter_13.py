@@ -18,7 +18,7 @@ from distmuon import launch
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.verify import model_states
-from distmuon.verify.storage_tracker import Moment, StorageTracker, references, size_of
+from distmuon.verify.memory_tracker import Moment, StorageTracker, references, size_of
 from muonbook.ch13 import memory_tables, step_memory
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.ch13.figure_memory import Step, frames_of_steps

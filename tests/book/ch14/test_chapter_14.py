@@ -15,12 +15,12 @@ from torch.distributed import distributed_c10d
 from trace_cases import event, merged
 
 from distmuon import launch
-from distmuon.optim.schedules import SCHEDULES
+from distmuon.optim.overlap import OVERLAPS
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch14 import recording, schedule_race, trace_tables
-from muonbook.ch14.one_lane import one_at_a_time
 from muonbook.ch14.recorded_step import MAKERS, RecordedStep, quickest
+from muonbook.ch14.single_thread_gloo import one_at_a_time
 from muonbook.measure import results, trace, trace_report
 from muonbook.measure.workload import Workload
 
@@ -54,7 +54,7 @@ def test_of_several_recordings_the_quickest_is_kept() -> None:
 def test_all_schedules_do_the_same_and_take_more_memory() -> None:
     lines = stored_pages.printed("14_traces", "python ../scripts/14_traces.py --schedules --dp 2 --tp 2").splitlines()
     assert lines[-1].endswith("same bytes: True")
-    assert [line.split()[0] for line in lines[1:4]] == list(SCHEDULES)
+    assert [line.split()[0] for line in lines[1:4]] == list(OVERLAPS)
     synchronous, naive, pipelined = (float(line.split()[-2]) for line in lines[1:4])
     assert synchronous == 1 <= pipelined < naive
 
@@ -69,7 +69,7 @@ def test_a_race_ends_with_equal_parameters_and_says_what_was_recorded() -> None:
     assert found["equal_parameters"]
     assert found["waves"] > 2
     assert found["ratio_to_synchronous"]["synchronous"] == {"median": 1, "quartiles": [1, 1], "count": 2}
-    for name in SCHEDULES:
+    for name in OVERLAPS:
         row = found["recorded"][name]
         assert row["collectives"] == cost["calls_per_step"]
         assert 0 < row["communication"] <= row["communication_sum"] + 1e-3
@@ -85,7 +85,7 @@ def gather_twice(world: launch.World) -> Any:
     shards = [torch.ones(1 << 20) for _ in range(2)]
 
     def step() -> None:
-        with grid.dp.starting() as pending:
+        with grid.dp.async_collectives() as pending:
             for shard in shards:
                 grid.dp.all_gather(shard, "a shard")
         pending.wait()
@@ -105,7 +105,7 @@ def test_one_lane_takes_one_collective_after_the_other() -> None:
 
 def nap_and_time(world: launch.World) -> Any:
     """Return whether a schedule asleep kept its matrices, how many waves naps were timed for, and how often."""
-    models = {name: schedule_race.ScheduledModel(TINY, Grid.of(world), name) for name in SCHEDULES}
+    models = {name: schedule_race.ScheduledModel(TINY, Grid.of(world), name) for name in OVERLAPS}
     schedule_race.put_to_sleep(models)
     strategy = models["naive"].optimizer.strategy
     asleep: Any = strategy.newton_schulz
@@ -126,7 +126,7 @@ def race_asleep(world: launch.World) -> Any:
 def test_a_race_asleep_makes_the_same_calls_and_computes_nothing_in_its_sleep() -> None:
     (found, _), (awake, _) = launch.run(race_asleep, dp=2), launch.run(race_and_weigh, dp=2)[0]
     assert found["equal_parameters"]
-    for name in SCHEDULES:
+    for name in OVERLAPS:
         assert found["recorded"][name]["collectives"] == awake["recorded"][name]["collectives"]
         shown = trace.parse(found["traces"][name])
         assert {a.name for rank in shown for a in rank.ranges} >= {"momentum", "newton_schulz", "apply"}
@@ -135,7 +135,7 @@ def test_a_race_asleep_makes_the_same_calls_and_computes_nothing_in_its_sleep() 
 
 
 def test_of_the_races_recordings_the_one_of_median_length_is_kept() -> None:
-    synchronous, naive, pipelined = (trace.load(results.FOLDER / f"schedule_{name}.json.gz") for name in SCHEDULES)
+    synchronous, naive, pipelined = (trace.load(results.FOLDER / f"schedule_{name}.json.gz") for name in OVERLAPS)
     for order in ([synchronous, naive, pipelined], [pipelined, synchronous, naive], [naive, pipelined, synchronous]):
         assert schedule_race.of_median_span(order) is naive  # its step is shorter than one's, longer than the other's
 
@@ -183,15 +183,15 @@ def test_the_stored_results_hold_what_the_chapter_reads() -> None:
     for race in (*alone, found["loopback_2x2"]):
         assert race["equal_parameters"]
         assert race["waves"] >= 6
-        assert race["ratio_to_synchronous"].keys() == SCHEDULES.keys()
-    assert all(race["recorded"].keys() == SCHEDULES.keys() for race in alone)
+        assert race["ratio_to_synchronous"].keys() == OVERLAPS.keys()
+    assert all(race["recorded"].keys() == OVERLAPS.keys() for race in alone)
     assert found["ledger_overhead"]["share_of_step"] < 0.01  # of the stored file: no time is taken here
     assert "traces" not in json.dumps(list(found))
 
 
 STORED = [
     *(f"step_{name}" for name in MAKERS),
-    *(f"schedule_{name}{how}" for name in SCHEDULES for how in ("", "_asleep")),
+    *(f"schedule_{name}{how}" for name in OVERLAPS for how in ("", "_asleep")),
 ]
 
 
@@ -238,10 +238,10 @@ def test_a_race_also_runs_over_a_limited_link() -> None:
     code = (
         f"import sys; sys.path[:0] = {[str(path) for path in paths]!r}\n"
         "from distmuon import launch\n"
-        "from distmuon.launch import hosts\n"
-        "hosts.become_switch()\n"
+        "from distmuon.launch import network_emulation\n"
+        "network_emulation.setup_bridge()\n"
         "import test_chapter_14 as tests\n"
-        "found = launch.run(tests.race_and_weigh, dp=2, link=hosts.Link(100))[0][0]\n"
+        "found = launch.run(tests.race_and_weigh, dp=2, link=network_emulation.Link(100))[0][0]\n"
         "print(found['equal_parameters'])\n"
     )
     ending = worlds.finish("-c", code)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from figure_helpers import assert_readable, boxes, texts
 
-from distmuon.optim.schedules import SCHEDULES, Gathering, NaiveMuon, PipelinedMuon, Publishing, ScheduledMuon, Worked
+from distmuon.optim.overlap import OVERLAPS, Gathering, NaiveMuon, OverlappedMuon, PipelinedMuon, Publishing, Worked
 from distmuon.sharding.collectives import PendingWork
 from muonbook.ch14.figure_schedules import (
     BUCKETS,
@@ -57,14 +57,14 @@ class NotingPipelined(Noting, PipelinedMuon):
 
 
 @pytest.mark.parametrize(("name", "noting"), [("naive", NotingNaive), ("pipelined", NotingPipelined)])
-def test_everything_is_started_in_the_order_of_the_real_schedule(name: str, noting: type[ScheduledMuon]) -> None:
-    assert issubclass(noting, SCHEDULES[name])
+def test_everything_is_started_in_the_order_of_the_real_schedule(name: str, noting: type[OverlappedMuon]) -> None:
+    assert issubclass(noting, OVERLAPS[name])
     real: Any = noting()
     real.make_moves(range(BUCKETS))
     assert [(block.kind, block.bucket) for block in blocks(name)] == real.noted
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", OVERLAPS)
 def test_a_lane_does_one_thing_at_a_time_and_nothing_before_what_it_needs(name: str) -> None:
     for lane in ("wire", "work"):
         mine = [block for block in blocks(name) if LANES[block.kind] == lane]
@@ -77,7 +77,7 @@ def test_a_lane_does_one_thing_at_a_time_and_nothing_before_what_it_needs(name: 
 
 def test_all_schedules_do_the_same() -> None:
     expected = Counter((kind, n, DURATIONS[kind]) for kind in DURATIONS for n in range(BUCKETS))
-    for name in SCHEDULES:
+    for name in OVERLAPS:
         assert Counter((b.kind, b.bucket, b.end - b.start) for b in blocks(name)) == expected, name
     assert DURATIONS["gather"] == DURATIONS["parameters"] == DURATIONS["work"] / 2  # as the note says
 
@@ -101,9 +101,9 @@ def test_the_picture_shows_it() -> None:
     style.require_readable(figure, alt)
     assert_readable(figure)
     assert Counter(texts(figure)) >= Counter(
-        {"wire": 3, "work": 3, "100 %": 2, "62 %": 1, **dict.fromkeys(SCHEDULES, 1)}
+        {"wire": 3, "work": 3, "100 %": 2, "62 %": 1, **dict.fromkeys(OVERLAPS, 1)}
     )
-    ends = {name: max(b.get_x() + b.get_width() for b in boxes(figure, f"{name}-")) for name in SCHEDULES}
+    ends = {name: max(b.get_x() + b.get_width() for b in boxes(figure, f"{name}-")) for name in OVERLAPS}
     left = min(b.get_x() for b in boxes(figure, "pipelined-"))
     assert (ends["pipelined"] - left) / (ends["synchronous"] - left) == pytest.approx(5 / 8)
     assert ends["naive"] == pytest.approx(ends["synchronous"])

@@ -14,7 +14,7 @@ from trace_cases import event, nccl
 from worlds import ROOT
 
 from distmuon import launch
-from distmuon.optim.schedules import SCHEDULES
+from distmuon.optim.overlap import OVERLAPS
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch14 import recording
 from muonbook.ch14.recording import mark, trim
@@ -221,4 +221,4 @@ def test_a_trace_without_steps_is_refused() -> None:
 
 
 def test_the_schedules_recorded_are_those_there_are() -> None:
-    assert {schedule for schedule, _, _ in CASES} == set(SCHEDULES)
+    assert {schedule for schedule, _, _ in CASES} == set(OVERLAPS)

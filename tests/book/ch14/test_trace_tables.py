@@ -6,7 +6,7 @@ import pytest
 from figure_helpers import assert_readable, boxes
 from trace_cases import event, gloo, merged
 
-from distmuon.optim.schedules import SCHEDULES
+from distmuon.optim.overlap import OVERLAPS
 from muonbook.ch14 import figure_links, schedule_race, trace_tables
 from muonbook.measure import results, trace
 
@@ -17,7 +17,7 @@ def row(total: float, union: float, span: float, computing: float, overlap: floa
 
 
 def race(**steps: Any) -> dict[str, Any]:
-    over = {name: {"median": 0.8, "quartiles": [0.7, 0.9], "count": 3} for name in SCHEDULES}
+    over = {name: {"median": 0.8, "quartiles": [0.7, 0.9], "count": 3} for name in OVERLAPS}
     return {"recorded": steps, "ratio_to_synchronous": over}
 
 

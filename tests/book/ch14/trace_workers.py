@@ -3,8 +3,8 @@
 from typing import Any
 
 from distmuon.launch import World
-from distmuon.optim.routing import split_parameters
-from distmuon.optim.schedules import SCHEDULES
+from distmuon.optim.overlap import OVERLAPS
+from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding import hooks
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
@@ -20,7 +20,7 @@ def record(world: World, schedule: str) -> tuple[dict[str, Any], Ledger, list[st
     """Return this rank's trace of two steps, what the ledger counted meanwhile, and what recording left behind."""
     grid = Grid.of(world)
     model, corpus = sliced_model(TINY, grid), pixels(grid, TINY.context)
-    optimizer = SCHEDULES[schedule](split_parameters(model), grid, bucket_size=TINY.bucket_size)
+    optimizer = OVERLAPS[schedule](split_parameters(model), grid, bucket_size=TINY.bucket_size)
     trainer = Trainer(model, [optimizer])
     data = batches(TINY, corpus, grid.dp.size, grid.dp.rank)
     trainer.step(next(data))

@@ -19,7 +19,7 @@ from muonbook.ch15.contenders import contender
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants
 from muonbook.measure import results
 from muonbook.measure.baselines import BASELINES
-from muonbook.measure.laid_out import LAID_OUT
+from muonbook.measure.muon_variants import LAID_OUT
 from muonbook.measure.workload import SHAPES, TIMED, Workload
 
 WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")

@@ -145,7 +145,7 @@ def test_uneven_shards_stand_in_for_each_other_as_far_as_they_go() -> None:
     assert gathered.tolist() == [1, 1, 2, 1, 2, 0]
     out = torch.empty(2)
     assert group.reduce_scatter(torch.arange(6.0), out, "x", lengths=(1, 2, 3)).tolist() == [6, 9]
-    came = group.exchange([torch.ones(2), torch.empty(0), torch.ones(1)], (1, 0, 4), "x")
+    came = group.all_to_all_v([torch.ones(2), torch.empty(0), torch.ones(1)], (1, 0, 4), "x")
     assert [part.tolist() for part in came] == [[1], [], [1, 1, 0, 0]]
 
 

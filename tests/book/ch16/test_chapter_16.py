@@ -9,7 +9,7 @@ import stored_pages
 import worlds
 
 from distmuon import launch
-from muonbook.ch16 import figure_balance, figure_work, ladder, trillion
+from muonbook.ch16 import ablation_steps, figure_balance, figure_work, trillion
 from muonbook.measure import results
 
 WORKER = str(worlds.ROOT / "scripts" / "16_owner.py")
@@ -28,7 +28,7 @@ def test_every_rung_costs_no_more_than_the_one_before(grid: str) -> None:
     out = stored_pages.printed("16_owner", f"python ../scripts/16_owner.py {grid}")
     assert out.splitlines()[-1].endswith("those predicted: True.")
     table = rows(out)
-    assert list(table) == [ladder.ADAMW, *ladder.RUNGS]
+    assert list(table) == [ablation_steps.ADAMW, *ablation_steps.RUNGS]
     _, buckets, flat, cut, owner, updates = table.values()
     assert updates[0] < 1 <= owner[0] < cut[0] < min(flat[0], buckets[0])
     assert owner[1:3] == updates[1:3] == (1, 1)
@@ -38,19 +38,19 @@ def test_every_rung_costs_no_more_than_the_one_before(grid: str) -> None:
 
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (3, 1), (1, 2), (2, 2)])
 def test_on_any_grid_bytes_and_operations_are_those_predicted(dp: int, tp: int) -> None:
-    ranks = launch.run(ladder.climb, dp=dp, tp=tp)[0]
+    ranks = launch.run(ablation_steps.climb, dp=dp, tp=tp)[0]
     assert len(ranks) == dp * tp
-    assert ladder.all_as_predicted(ranks)
-    for name, rung in ladder.RUNGS.items():
+    assert ablation_steps.all_as_predicted(ranks)
+    for name, rung in ablation_steps.RUNGS.items():
         work = sum(rank[name].flops for rank in ranks)
-        assert work == ladder.once() if rung.strategy == "owner" else work >= ladder.once()
+        assert work == ablation_steps.once() if rung.strategy == "owner" else work >= ablation_steps.once()
 
 
 def test_a_wrong_count_is_not_as_predicted() -> None:
-    ranks = launch.run(ladder.climb)[0]
-    ranks[0][ladder.ADAMW] = ranks[0][ladder.ADAMW]._replace(as_predicted=False)
-    assert not ladder.all_as_predicted(ranks)
-    assert ladder.lines(ranks)[-1].endswith("False.")
+    ranks = launch.run(ablation_steps.climb)[0]
+    ranks[0][ablation_steps.ADAMW] = ranks[0][ablation_steps.ADAMW]._replace(as_predicted=False)
+    assert not ablation_steps.all_as_predicted(ranks)
+    assert ablation_steps.lines(ranks)[-1].endswith("False.")
 
 
 def test_torchrun_prints_the_table_once() -> None:

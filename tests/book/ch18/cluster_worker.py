@@ -5,13 +5,13 @@ import tempfile
 from pathlib import Path
 
 from distmuon import launch
-from distmuon.launch import hosts, session
+from distmuon.launch import network_emulation, session
 
 
 def main() -> None:
     machines, *names = sys.argv[1:]
-    hosts.become_switch()
-    from muonbook.ch18 import contents, outages
+    network_emulation.setup_bridge()
+    from muonbook.ch18 import checkpoint_contents, outages
     from muonbook.ch18.cluster import Cluster
 
     with tempfile.TemporaryDirectory(dir=session.directory()) as home:
@@ -22,7 +22,8 @@ def main() -> None:
             for passed in outages.go_through(cluster, names):
                 print(f"{passed.name}: {passed.seen}; {passed.lost} lost")
             print("exit codes", *cluster.wait_for_end())
-        print("to the bit", contents.same_end(cluster.run, outages.undisturbed(cluster, Path(home) / "one machine")))
+        undisturbed = outages.undisturbed(cluster, Path(home) / "one machine")
+        print("to the bit", checkpoint_contents.same_end(cluster.run, undisturbed))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ from patient_commands import WORKER, finish
 from distmuon import launch
 from distmuon.launch import WorldError
 from distmuon.models import run_settings
-from muonbook.ch18 import outages, story
+from muonbook.ch18 import demo, outages
 from muonbook.ch18.drills import table
 from muonbook.ch18.drills.faults import Fault
-from muonbook.ch18.drills.ground import EVERY, DrillFailed, DrillGround, words_of
+from muonbook.ch18.drills.harness import EVERY, DrillFailed, DrillGround, words_of
 from muonbook.ch18.drills.ranks import DRILLS, RankDrill
 from muonbook.measure import results
 
-TOLD = story.AFTERWARDS  # on machines, by the chapter's own run and in test_machines
+TOLD = demo.AFTERWARDS  # on machines, by the chapter's own run and in test_machines
 ON_MACHINES = (*(name for name in outages.OUTAGES if name not in TOLD), table.STAYS_AWAY, table.JOINS)
 
 

@@ -14,8 +14,8 @@ import stored_pages
 import worlds
 from patient_commands import WORKER, finish
 
-from muonbook import report
-from muonbook.ch18 import story
+from muonbook import jobs
+from muonbook.ch18 import demo
 from muonbook.ch18.machines import Machine
 
 CLUSTER = str(Path(__file__).with_name("cluster_worker.py"))
@@ -57,9 +57,9 @@ def test_whoever_kills_the_program_that_has_made_them_leaves_no_machine() -> Non
 
 
 def test_without_networks_of_their_own_the_story_is_told_all_the_same() -> None:
-    told = list(story.tell("this machine does not permit it."))
+    told = list(demo.report("this machine does not permit it."))
     stored = stored_pages.printed("18_beyond_one_machine", "python ../scripts/18_beyond_one_machine.py").splitlines()
-    (here,), (there,) = ([line for line in lines if line.startswith(report.HERE)] for lines in (told, stored))
+    (here,), (there,) = ([line for line in lines if line.startswith(jobs.HERE)] for lines in (told, stored))
     assert here.endswith("b is stopped (SIGSTOP) where it has to fall silent: this machine does not permit it.")
     assert [line for line in told if line != here] == [line for line in stored if line != there]
 
@@ -67,7 +67,7 @@ def test_without_networks_of_their_own_the_story_is_told_all_the_same() -> None:
 @pytest.mark.usefixtures("permitted")
 def test_a_machine_has_its_own_name_processes_and_neighbours(tmp_path: Path) -> None:
     """And is pid 1's: whoever it starts is gone with it."""
-    code = "from distmuon.launch import hosts; hosts.become_switch(); import pathlib, sys; "
+    code = "from distmuon.launch import network_emulation; network_emulation.setup_bridge(); import pathlib, sys; "
     code += "from muonbook.ch18.machines import Machine; m = Machine(2); "
     code += "m.start(['sh', '-c', sys.argv[1]], pathlib.Path(sys.argv[2])); print(m.wait(600))"
     inside = "cat /proc/sys/kernel/hostname; echo $$ $(ls -d /proc/[0-9]* | wc -l); getent hosts a; sleep 1000 & exit 7"

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from distmuon.sharding.layout import Layout, ParamSpec, plan
-from distmuon.sharding.ownership import plan_whole
+from distmuon.sharding.ownership import plan_unsplit
 from muonbook.ch10 import figure_run
 from muonbook.figures import style, virtual_map
 
@@ -44,7 +44,7 @@ LAYOUTS = {
     "one element": (plan(specs(1), 8), 2),
     "200 parameters": (plan(specs(*(1 + n * 7 % 13 for n in range(200))), 4), 1),
     "narrow at the right": (plan(specs(1000, 3, 2), 2), 12),
-    "one owner per matrix": (plan_whole(DEMO, {0: 3, 2: 6, 4: 6}, 4, 2, 16384), 2),
+    "one owner per matrix": (plan_unsplit(DEMO, {0: 3, 2: 6, 4: 6}, 4, 2, 16384), 2),
     "a parameter without elements": (plan([*specs(12), ParamSpec("none", (0, 3), "float32")], 3), 1),
 }
 every_layout = pytest.mark.parametrize(("layout", "tp"), LAYOUTS.values(), ids=LAYOUTS.keys())

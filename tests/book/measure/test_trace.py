@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from trace_cases import event, gloo, kernel, merged, nccl, trace
 
-from distmuon.launch.arguments import UsageError
+from distmuon.launch.cli import UsageError
 from muonbook.measure import results, trace_report
 from muonbook.measure.trace import RankTrace, parse, read
 from muonbook.measure.trace_report import (

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import chapters
 from nbformat import NotebookNode
 
-from muonbook import report
+from muonbook import jobs
 from tools import run_notebooks
 
 HEADINGS = ("Quick questions", "Puzzle", "Takeaways", "Where this stops being true", "Further reading")
@@ -148,7 +148,7 @@ def _outputs(chapter: NotebookNode) -> Iterator[str]:
             text = output.get("text", "") + "".join(
                 data.get(kind, "") for kind in ("text/plain", "text/markdown", "text/html")
             )
-            text = re.sub(rf"(?m)^{report.READY}.*$", "", text)  # of the first cell, in minutes
+            text = re.sub(rf"(?m)^{jobs.READY}.*$", "", text)  # of the first cell, in minutes
             rules = {} if IGNORED in cell.metadata.get("tags", []) else NEVER_PRINTED
             if output.output_type != "stream":  # shown source may well name seconds and warnings
                 rules = {what: rules[what] for what in rules if what in ("an escape code", "a path of one machine")}

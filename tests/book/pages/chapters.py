@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 
-from muonbook import report
+from muonbook import jobs
 from tools import run_notebooks, set_address
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +33,7 @@ notebook.picture(figure, "A line that rises from 0 to 3, drawn to see that pictu
 
 def ran_first_cell(name: str) -> nbformat.NotebookNode:
     """Return that cell as it is stored; no comparison asks what it says of the machine."""
-    said = nbformat.v4.new_output("stream", text=f"{report.READY}torch 2.11.0, 2 cores.\n")
+    said = nbformat.v4.new_output("stream", text=f"{jobs.READY}torch 2.11.0, 2 cores.\n")
     return nbformat.v4.new_code_cell(first_cell(name), execution_count=1, outputs=[said])
 
 

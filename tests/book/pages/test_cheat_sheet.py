@@ -204,8 +204,8 @@ def test_lines_for_a_shell_name_targets_scripts_and_options_that_exist() -> None
             assert all(word in ending[1] for word in words if word.startswith("--"))
             scripts += 1
         else:
-            assert (program, words[:2]) == ("pytest", ["--pyargs", "distmuon.conformance"])
-            assert '"--optimizer"' in (ROOT / "scripts/distmuon/conformance/plugin.py").read_text(encoding="utf-8")
+            assert (program, words[:2]) == ("pytest", ["--pyargs", "muon_conformance"])
+            assert '"--optimizer"' in (ROOT / "scripts/muon_conformance/plugin.py").read_text(encoding="utf-8")
     assert scripts == 2
     assert "llama3_70b" in MODELS
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from distmuon.launch.arguments import UsageError
+from distmuon.launch.cli import UsageError
 from muonbook import download
 
 CONTENT = bytes(range(256)) * 1024  # 256 KiB: more than one piece

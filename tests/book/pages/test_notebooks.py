@@ -20,7 +20,7 @@ import torch
 from chapters import CHAPTERS, PICTURE, ROOT
 from nbformat import NotebookNode
 
-from muonbook import report
+from muonbook import jobs
 from tools import run_in_colab, run_notebooks, set_address
 
 by_name = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
@@ -267,7 +267,7 @@ def test_the_comparison_bites(
 def test_the_first_cell_says_what_is_here_and_another_machine_may_say_otherwise(
     edited: Callable[[dict[str, str]], Path], published: str, tmp_path: Path
 ) -> None:
-    cores = report.plural(
+    cores = jobs.plural(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, "core"
     )
     stored = f"Ready: torch {torch.__version__.partition('+')[0]}, {cores}.\\n"
@@ -277,12 +277,12 @@ def test_the_first_cell_says_what_is_here_and_another_machine_may_say_otherwise(
 
 def test_a_line_about_the_machine_is_all_that_another_machine_may_print(published: str, tmp_path: Path) -> None:
     tellings = [
-        f"print('{report.HERE}it is {how}.'); print('{always}')"
+        f"print('{jobs.HERE}it is {how}.'); print('{always}')"
         for how, always in (("so", "yes"), ("not", "yes"), ("so", "no"))
     ]
     stored = chapters.tiny_notebook(tmp_path / "00_tiny.ipynb", *tellings)
     cells = json.loads(stored.read_text(encoding="utf-8"))
-    so, *others = (cell for cell in cells["cells"] if report.HERE in "".join(cell["source"]))
+    so, *others = (cell for cell in cells["cells"] if jobs.HERE in "".join(cell["source"]))
     for cell in others:
         cell["outputs"] = so["outputs"]
     stored.write_text(json.dumps(cells), encoding="utf-8")

@@ -143,7 +143,7 @@ def test_bench_names_what_failed_and_goes_on(capfd: pytest.CaptureFixture[str], 
 
 
 def test_bench_says_before_it_begins_that_nobody_could_check_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.hosts, "obstacle", lambda: None)
+    monkeypatch.setattr(bench.network_emulation, "why_unavailable", lambda: None)
     said = {}
     for commit in ("0123456789ab", "0123456789ab-dirty", None):
         monkeypatch.setattr(results, "commit", lambda commit=commit: commit)

@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedS
 from distmuon import launch
 from distmuon.muonw.boxes import all_of, boxes, volume
 from distmuon.muonw.optimizer import HEADER
-from distmuon.muonw.parcels import Parcels, Placed
+from distmuon.muonw.parcels import ExchangePlan, ShardedParam
 from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.verify.model_states import predict_rows
 from muonbook.measure.workload import Workload
@@ -51,12 +51,12 @@ def part(dp: int, tp: int) -> FsdpPart:
 def test_parcels_are_counted_without_being_packed(dp: int, tp: int) -> None:
     planned, ranks = part(dp, tp), dp * tp
     placed = [
-        Placed(boxes(shape, (dp, tp), placements(cut, tp)), [(all_of(shape), (shape[0], shape[1]))])
+        ShardedParam(boxes(shape, (dp, tp), placements(cut, tp)), [(all_of(shape), (shape[0], shape[1]))])
         for shape, cut in SHAPES
     ]
     moves = planned.exchanged()
     for rank in range(ranks):
-        real = Parcels(placed, ranks, rank)
+        real = ExchangePlan(placed, ranks, rank)
         assert {index: real.owner[index, 0] for index in range(len(SHAPES))} == planned.owners
         for parcels, amounts in zip((real.out, real.back), moves, strict=True):
             sent = sum(volume(piece.box) for to, pieces in enumerate(parcels) if to != rank for piece in pieces)

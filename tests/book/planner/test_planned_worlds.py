@@ -12,7 +12,7 @@ import torch.distributed as dist
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import flops
-from distmuon.optim.routing import groups_for, split_parameters
+from distmuon.optim.param_groups import groups_for, split_parameters
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT

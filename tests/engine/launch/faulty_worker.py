@@ -36,7 +36,7 @@ def count(world: launch.World) -> Answer:
     return Answer(world.rank, worlds.who(world)["total"])
 
 
-def tell(answer: Answer, seconds: float) -> None:
+def report(answer: Answer, seconds: float) -> None:
     print(f"rank {answer.rank} counts {answer.total}", flush=bool(seconds))
     time.sleep(seconds)
 
@@ -78,7 +78,7 @@ def main() -> int:
         for answer in launch.run(greet, **options):
             print(answer)
     elif arguments.what in ("tell", "dwell"):
-        launch.run(count, then=(tell, (1000 if arguments.what == "dwell" else 0,)), **options)
+        launch.run(count, on_rank0_result=(report, (1000 if arguments.what == "dwell" else 0,)), **options)
     elif arguments.what == "wait":
         launch.run(wait, **options)
     elif arguments.what == "imports":

@@ -27,7 +27,7 @@ def main() -> int:
     launch.add_arguments(parser, dp=2, tp=1)
     arguments = parser.parse_args()
     found = launch.run(work, (arguments.what,), **launch.options(arguments), stop_within=arguments.stop_within)
-    if launch.speaks():
+    if launch.is_main_process():
         print("\n".join(found))
     return 0
 

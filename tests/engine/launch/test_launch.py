@@ -460,13 +460,13 @@ def test_a_folder_that_takes_no_file_is_refused(tmp_path: Path, monkeypatch) -> 
         launch.check_writable("--json", str(tmp_path / "new" / "run.json"))
 
 
-@pytest.mark.parametrize(("rank", "speaks"), [(None, True), ("0", True), ("3", False)])
-def test_under_torchrun_rank_0_alone_speaks(monkeypatch, rank: str | None, speaks: bool) -> None:
+@pytest.mark.parametrize(("rank", "is_main_process"), [(None, True), ("0", True), ("3", False)])
+def test_under_torchrun_rank_0_alone_speaks(monkeypatch, rank: str | None, is_main_process: bool) -> None:
     monkeypatch.setenv("RANK", "5")  # alone it means nothing: other schedulers set it too
     if rank is not None:
         for name, value in {"RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
             monkeypatch.setenv(name, value)
-    assert launch.speaks() == speaks
+    assert launch.is_main_process() == is_main_process
     assert launch.under_torchrun() == (rank is not None)
 
 
@@ -498,29 +498,31 @@ def test_a_name_that_leads_nowhere_is_refused_before_anything_starts(name: str) 
 @linux
 def test_what_is_made_of_local_ranks_results_is_made_in_a_process_that_has_torch() -> None:
     code = "import sys; from distmuon import launch; "
-    code += "found = launch.run('worlds:tensor', dp=2, threads=2, then=('worlds:tell', ('ranks:',))); "
+    code += "found = launch.run('worlds:tensor', dp=2, threads=2, on_rank0_result=('worlds:report', ('ranks:',))); "
     code += "print(found, 'torch' in sys.modules)"
     assert worlds.finish("-c", code) == (0, "ranks: [2]\n['rank 0, 2 threads'] False\n", "")
 
 
 def test_what_is_made_of_one_ranks_result_is_made_here(one_thread, capsys) -> None:
-    assert launch.run(worlds.tensor, then=(worlds.tell, ("alone:",))) == ["MainProcess, 1 threads"]
+    assert launch.run(worlds.tensor, on_rank0_result=(worlds.report, ("alone:",))) == ["MainProcess, 1 threads"]
     assert capsys.readouterr().out == "alone: [1]\n"
 
 
 def test_of_no_result_nothing_is_made() -> None:
-    assert launch.run(worlds.complain, (9, "not this rank"), dp=2, then=(worlds.tell, ("never",))) == [None]
+    assert launch.run(worlds.complain, (9, "not this rank"), dp=2, on_rank0_result=(worlds.report, ("never",))) == [
+        None
+    ]
 
 
 @pytest.mark.parametrize("dp", [1, 2])
 @pytest.mark.parametrize("wrong", [UsageError("choose another."), launch.OutputError("the disk is full.")], ids=repr)
 def test_its_sentence_for_the_reader_is_raised_here(dp: int, wrong: Exception) -> None:
     with pytest.raises(type(wrong), match=f"^{wrong}$"):
-        launch.run(worlds.tensor, dp=dp, then=(worlds.tell, ("ranks:", wrong)))
+        launch.run(worlds.tensor, dp=dp, on_rank0_result=(worlds.report, ("ranks:", wrong)))
     worlds.assert_worlds_left_nothing()
 
 
 def test_another_error_of_its_is_told_with_its_traceback() -> None:
     with pytest.raises(launch.WorldError, match=r"(?s)in tell\n.*KeyError: 'lost'$"):
-        launch.run(worlds.tensor, dp=2, then=(worlds.tell, ("ranks:", KeyError("lost"))))
+        launch.run(worlds.tensor, dp=2, on_rank0_result=(worlds.report, ("ranks:", KeyError("lost"))))
     worlds.assert_worlds_left_nothing()

@@ -9,7 +9,7 @@ import pytest
 from lookalikes import MUON
 from torch import nn
 
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.param_groups import split_parameters
 
 
 def muons(model: nn.Module) -> dict[str, list[str]]:

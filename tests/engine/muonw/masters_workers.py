@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from distmuon import checkpoint
-from distmuon.conformance.placements import held
 from distmuon.launch import World
 from distmuon.muonw.optimizer import MuonW
 from distmuon.muonw.plans import local
+from muon_conformance.placements import held
 
 STEPS = 3
 

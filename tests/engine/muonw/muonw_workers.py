@@ -22,12 +22,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distmuon.conformance.placements import Pair, held
 from distmuon.launch import World
 from distmuon.muonw.optimizer import MuonW
 from distmuon.muonw.plans import local
-from distmuon.sharding.agreement import Disagreement
+from distmuon.sharding.consistency import RankMismatchError
 from distmuon.verify.counter import CollectiveCounter
+from muon_conformance.placements import Pair, held
 
 STEPS = 3
 TAKEN: dict[str, Wrap] = {**WRAPS, "replicas": plain}  # in every way in which ranks share the work
@@ -141,7 +141,7 @@ def disagree(world: World) -> str:
     give(model, 0, absent=("odd.weight",) if world.rank == 1 else ())
     try:
         optimizer.step()
-    except Disagreement as error:
+    except RankMismatchError as error:
         return str(error)
     return "nothing"
 
@@ -176,7 +176,7 @@ def on_own_gradients(world: World) -> list[str]:
     net(made_up(f"of {world.rank}", (8, 8), torch.float32)).square().mean().backward()
     try:
         optimizer.step()
-    except Disagreement as error:
+    except RankMismatchError as error:
         return [str(error), *(name for name, value in net.state_dict().items() if not value.equal(before[name]))]
     return ["nothing"]
 

@@ -17,7 +17,7 @@ from distmuon.launch import World
 from distmuon.muonw.optimizer import MuonW
 from distmuon.muonw.plans import local
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.param_groups import split_parameters
 from distmuon.optim.zero1_adamw import Zero1AdamW
 
 

@@ -18,12 +18,12 @@ from once import once
 from torch import nn
 
 from distmuon import DistributedMuon, Grid, Metrics, Muon, MuonW, QKClip, checkpoint, launch
-from distmuon.clip.heads import AttentionHeads
-from distmuon.conformance.programs.small import SmallNet, train
+from distmuon.extras.qk_clip.heads import AttentionHeads
 from distmuon.optim.adamw import adamw_
 from distmuon.optim.masters import MasterWeights
 from distmuon.optim.muon import MUON_DEFAULTS, apply_, decay_, momentum_, orthogonalize, scale
 from distmuon.verify.blocks import BlockMuon
+from muon_conformance.programs.small import SmallNet, train
 
 NARROW = torch.bfloat16
 Named = list[tuple[str, nn.Parameter]]

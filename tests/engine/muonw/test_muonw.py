@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
 from distmuon import MuonW, launch
 from distmuon.muonw.boxes import boxes, extent, matrices_of, overlap, volume, within
-from distmuon.muonw.parcels import Parcels, Placed, owners
+from distmuon.muonw.parcels import ExchangePlan, ShardedParam, owners
 from distmuon.optim.muon import Muon
 from distmuon.sharding.layout import Range
 
@@ -217,9 +217,10 @@ def test_matrices_are_boxes_of_their_parameter() -> None:
 def test_parcels_of_all_ranks_fit_together() -> None:
     shapes = {"even": (8, 6), "odd": (5, 7), "short": (2, 9)}
     held = [
-        Placed(boxes(shape, (2, 2), (Replicate(), Shard(0))), matrices_of("whole", shape)) for shape in shapes.values()
+        ShardedParam(boxes(shape, (2, 2), (Replicate(), Shard(0))), matrices_of("whole", shape))
+        for shape in shapes.values()
     ]
-    plans = [Parcels(held, 4, rank) for rank in range(4)]
+    plans = [ExchangePlan(held, 4, rank) for rank in range(4)]
     for sender in range(4):
         for receiver in range(4):
             assert plans[sender].out[receiver] == plans[receiver].coming[sender]
@@ -233,8 +234,8 @@ def test_parcels_of_all_ranks_fit_together() -> None:
 
 
 def test_what_one_rank_holds_whole_it_owns_and_the_rest_is_dealt_out() -> None:
-    experts = Placed(boxes((4, 8, 8), (4,), (Shard(0),)), matrices_of("stacked", (4, 8, 8)))
-    cut = Placed(boxes((8, 8), (4,), (Shard(0),)), matrices_of("whole", (8, 8)))
+    experts = ShardedParam(boxes((4, 8, 8), (4,), (Shard(0),)), matrices_of("stacked", (4, 8, 8)))
+    cut = ShardedParam(boxes((8, 8), (4,), (Shard(0),)), matrices_of("whole", (8, 8)))
     found = owners([experts, cut, cut, cut, cut], 4)
     assert [found[0, number] for number in range(4)] == [0, 1, 2, 3]
     assert sorted(found[index, 0] for index in (1, 2, 3, 4)) == [0, 1, 2, 3]

@@ -170,7 +170,7 @@ def test_a_model_whose_storage_was_moved_to_shared_memory_trains_on_to_the_bit(d
 )
 def test_ranks_that_differ_at_the_start_all_say_the_same(dp: int, tp: int, what: str, words: str) -> None:
     said = one_sentence(dp, tp, "start", what)
-    assert re.match("Disagreement: .*" + words.replace("rank 3", f"rank {dp * tp - 1}"), said), said
+    assert re.match("RankMismatchError: .*" + words.replace("rank 3", f"rank {dp * tp - 1}"), said), said
 
 
 @on_every_grid
@@ -197,7 +197,7 @@ def test_broadcast_begins_with_rank_0s_values_everywhere(dp: int, tp: int) -> No
 def test_replicas_that_drift_are_found_by_the_next_check(dp: int, tp: int) -> None:
     for rank in facts(dp, tp):
         assert rank["drift"][:2] == ["nothing", "nothing"]
-        assert rank["drift"][2].startswith("Disagreement: the values of '2.weight'")
+        assert rank["drift"][2].startswith("RankMismatchError: the values of '2.weight'")
         assert rank["drift"][2].endswith("change parameters alike on every rank, or go back to a checkpoint.")
 
 

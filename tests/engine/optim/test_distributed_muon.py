@@ -22,7 +22,7 @@ from distmuon import launch
 from distmuon.models.networks import MLP
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import MOMENTA, SCALES
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.gradients import NonFiniteGradient
 from distmuon.sharding.grid import Grid

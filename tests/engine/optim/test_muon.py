@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from distmuon.optim.muon import MOMENTA, MUON_DEFAULTS, Muon, apply_, batches, decay_, momentum_, orthogonalize, scale
 from distmuon.optim.newton_schulz import newton_schulz
-from distmuon.sharding.matrices import Division
+from distmuon.sharding.matrices import MatrixLayout
 
 SHAPES = [(12, 20), (20, 12), (16, 16)]
 FLAT = 97  # elements of the flat tensors that get cut
@@ -463,7 +463,7 @@ def test_matrices_of_one_shape_go_together_whatever_holds_them() -> None:
         return [tensors[0], *tensors[1], *tensors[2].split(4), *tensors[3].split(6, 1)]
 
     expected = [newton_schulz(single, compute_dtype=torch.float32) for single in singles(tensors)]
-    found = orthogonalize(tensors, groups[0], [Division(group["matrices"]) for group in groups])
+    found = orthogonalize(tensors, groups[0], [MatrixLayout(group["matrices"]) for group in groups])
     assert [tuple(t.shape) for t in found] == list(shapes.values())
     for piece, single in zip(singles(found), expected, strict=True):
         assert distance(piece, single) < 1e-5

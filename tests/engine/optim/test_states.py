@@ -18,12 +18,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from distmuon.conformance.programs.small import SmallNet, set_lr, train
 from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
+from muon_conformance.programs.small import SmallNet, set_lr, train
 
 Make = Callable[[nn.Module], Optimizer]
 

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from distmuon.conformance.programs import PROGRAMS
-from distmuon.conformance.programs.small import SmallNet, loss_of, step, train
 from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import fast_dtype
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.param_groups import split_parameters
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
+from muon_conformance.programs import PROGRAMS
+from muon_conformance.programs.small import SmallNet, loss_of, step, train
 
 ADAMW: dict[str, Any] = dict(lr=0.02, weight_decay=0.1)
 MUON: dict[str, Any] = dict(

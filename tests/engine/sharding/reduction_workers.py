@@ -11,7 +11,7 @@ from distmuon.sharding import collectives
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Traffic
 from distmuon.verify.counter import CollectiveCounter
-from distmuon.verify.storage_tracker import StorageTracker
+from distmuon.verify.memory_tracker import StorageTracker
 
 RANKS, ITEM = 4, 4
 LENGTHS = {"equal": (7, 7, 7, 7), "unequal": (5, 0, 9, 2), "nothing": (0, 0, 0, 0)}
@@ -60,7 +60,7 @@ def _gather(grid: Grid, lengths: tuple[int, ...], started: bool) -> Gathered:
     grid.ledger.clear()
     with CollectiveCounter() as counter:
         if started:
-            with grid.dp.starting() as pending:
+            with grid.dp.async_collectives() as pending:
                 grid.dp.all_gather(shard, "parameters", whole, lengths)
             pending.wait()
         else:
@@ -85,13 +85,13 @@ def _reduce(grid: Grid, lengths: tuple[int, ...], at_once: int) -> Reduced:
     full = everybodys[rank].clone()
     own = slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
     grid.ledger.clear()
-    kept, collectives.ADDED_AT_ONCE = collectives.ADDED_AT_ONCE, at_once
+    kept, collectives.MAX_CHUNK_NUMEL = collectives.MAX_CHUNK_NUMEL, at_once
     try:
         with StorageTracker() as tracker:
             grid.dp.reduce_scatter(full, full[own], "gradients", None if len(set(lengths)) == 1 else lengths)
-        bound = ITEM * collectives.adding_takes(lengths, rank)
+        bound = ITEM * collectives.reduce_scatter_workspace_numel(lengths, rank)
     finally:
-        collectives.ADDED_AT_ONCE = kept
+        collectives.MAX_CHUNK_NUMEL = kept
     mine = full[own].clone()
     full[own] = everybodys[rank][own]
     return Reduced(

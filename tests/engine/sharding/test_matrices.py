@@ -9,10 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmuon.optim.newton_schulz import flops
-from distmuon.optim.strategies.owner import costs, deal
+from distmuon.optim.strategies.owner import assign_owners, costs
 from distmuon.sharding.layout import ParamSpec, Range
-from distmuon.sharding.matrices import Division, SameShape, check_matrices, keeps_whole, of_block, of_whole, parts
-from distmuon.sharding.ownership import Owner, own_matrices, owners, plan_whole
+from distmuon.sharding.matrices import (
+    MatrixBlock,
+    MatrixLayout,
+    check_matrices,
+    globalize,
+    is_tp_aligned,
+    localize,
+    parts,
+)
+from distmuon.sharding.ownership import Owner, owners, plan_unsplit, tp_local_matrices
 
 HEADS = ("fused", ((8, 4), (4, 2), (4, 2)))
 
@@ -20,24 +28,28 @@ HEADS = ("fused", ((8, 4), (4, 2), (4, 2)))
 def spec(shape: tuple[int, ...], matrices: Any = "whole", dim: int | None = None, tp: int = 1) -> ParamSpec:
     """Return the spec of a parameter of this whole shape."""
     local = tuple(n // tp if at == dim else n for at, n in enumerate(shape))
-    return ParamSpec("p", local, "float32", dim, of_block(matrices, "p", local, dim, tp))
+    return ParamSpec("p", local, "float32", dim, localize(matrices, "p", local, dim, tp))
 
 
 @pytest.mark.parametrize(
     ("matrices", "shape", "found"),
     [
-        ("whole", (4, 6), [SameShape(4, 1, (4, 6))]),
-        ("stacked", (3, 4, 6), [SameShape(3, 3, (4, 6))]),
-        ("flattened", (8, 3, 2, 2), [SameShape(8, 1, (8, 12))]),
-        ("flattened", (8, 3, 5), [SameShape(8, 1, (8, 15))]),
-        (("rows", 4), (8, 5), [SameShape(8, 4, (2, 5))]),
-        (("columns", 4), (5, 8), [SameShape(5, 4, (5, 2))]),
-        (("fused", (8, 4, 2)), (14, 5), [SameShape(8, 1, (8, 5)), SameShape(4, 1, (4, 5)), SameShape(2, 1, (2, 5))]),
-        (HEADS, (16, 5), [SameShape(8, 4, (2, 5)), SameShape(4, 2, (2, 5)), SameShape(4, 2, (2, 5))]),
-        (["fused", [8, [4, 2]]], (12, 5), [SameShape(8, 1, (8, 5)), SameShape(4, 2, (2, 5))]),
+        ("whole", (4, 6), [MatrixBlock(4, 1, (4, 6))]),
+        ("stacked", (3, 4, 6), [MatrixBlock(3, 3, (4, 6))]),
+        ("flattened", (8, 3, 2, 2), [MatrixBlock(8, 1, (8, 12))]),
+        ("flattened", (8, 3, 5), [MatrixBlock(8, 1, (8, 15))]),
+        (("rows", 4), (8, 5), [MatrixBlock(8, 4, (2, 5))]),
+        (("columns", 4), (5, 8), [MatrixBlock(5, 4, (5, 2))]),
+        (
+            ("fused", (8, 4, 2)),
+            (14, 5),
+            [MatrixBlock(8, 1, (8, 5)), MatrixBlock(4, 1, (4, 5)), MatrixBlock(2, 1, (2, 5))],
+        ),
+        (HEADS, (16, 5), [MatrixBlock(8, 4, (2, 5)), MatrixBlock(4, 2, (2, 5)), MatrixBlock(4, 2, (2, 5))]),
+        (["fused", [8, [4, 2]]], (12, 5), [MatrixBlock(8, 1, (8, 5)), MatrixBlock(4, 2, (2, 5))]),
     ],
 )
-def test_an_option_says_which_matrices_are_in_a_parameter(matrices: Any, shape: Any, found: list[SameShape]) -> None:
+def test_an_option_says_which_matrices_are_in_a_parameter(matrices: Any, shape: Any, found: list[MatrixBlock]) -> None:
     check_matrices(matrices)
     assert parts(matrices, shape) == found
     assert sum(part.number * math.prod(part.shape) for part in found) == math.prod(shape)
@@ -67,12 +79,12 @@ def test_tp_cuts_through_matrices_or_between_them(matrices: Any, shape: Any, dim
     cut = spec(shape, matrices, dim, tp=2)
     assert cut.matrices == here
     assert cut.tp_gather_dim == gathers
-    assert cut.own_matrices == (dim is not None and gathers is None)
-    assert of_whole(here, dim, 2) == matrices
+    assert cut.tp_local_matrices == (dim is not None and gathers is None)
+    assert globalize(here, dim, 2) == matrices
     assert cut.whole_parts(2) == parts(matrices, shape)
     assert cut.gathered_numel(2) == (cut.numel if gathers is None else math.prod(shape))
-    assert cut.division(cut.shape, 2) == Division(here)
-    assert cut.division(shape, 2) == Division(matrices, 2 if dim == 0 else 1) or dim is None
+    assert cut.division(cut.shape, 2) == MatrixLayout(here)
+    assert cut.division(shape, 2) == MatrixLayout(matrices, 2 if dim == 0 else 1) or dim is None
 
 
 def test_a_part_has_its_own_run_of_elements_and_the_shape_of_its_whole_matrices() -> None:
@@ -165,14 +177,14 @@ def test_no_row_is_ahead_of_another_by_more_than_one_item(items: list[tuple[int,
 
 def test_the_map_of_whole_matrices_knows_what_a_row_shares() -> None:
     specs = [spec((8, 6, 8), "stacked", 0, 4), *[spec((6, 8), dim=0, tp=2)._replace(name=f"w{i}") for i in range(4)]]
-    layout, dealt = plan_whole(specs, costs(specs, range(5), 4), 2, 4, 10**6), deal(specs, range(5), 2, 4)
-    assert own_matrices(specs, range(5)) == {0}
+    layout, dealt = plan_unsplit(specs, costs(specs, range(5), 4), 2, 4, 10**6), assign_owners(specs, range(5), 2, 4)
+    assert tp_local_matrices(specs, range(5)) == {0}
     assert dealt[0] == Owner(0, None)
     for index, owner in dealt.items():
         assert list(layout.owners(layout.buckets[0], index)) == [owner.dp]
 
 
 def test_a_cut_keeps_matrices_whole_only_where_it_goes_between_them() -> None:
-    assert [keeps_whole(m, 0) for m in ("whole", "stacked", "flattened", ("rows", 2), ("columns", 2), HEADS)] == [
+    assert [is_tp_aligned(m, 0) for m in ("whole", "stacked", "flattened", ("rows", 2), ("columns", 2), HEADS)] == [
         False, True, False, True, False, True
     ]  # fmt: skip

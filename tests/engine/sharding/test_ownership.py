@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmuon.sharding.layout import FLAT, ParamSpec, Range, plan
-from distmuon.sharding.ownership import Owner, balance, owners, plan_whole
+from distmuon.sharding.ownership import Owner, balance, owners, plan_unsplit
 
 COSTS = st.lists(st.integers(1, 50), min_size=1, max_size=7)
 
@@ -64,7 +64,7 @@ def test_equal_matrices_fill_the_rows_of_the_grid_before_its_second_column() -> 
 @quick(150)
 def test_no_matrix_is_cut_and_every_element_has_one_owner(drawn: tuple) -> None:
     specs, costs, dp, tp, bucket_size = drawn
-    layout, dealt = plan_whole(specs, costs, dp, tp, bucket_size), owners(costs, dp, tp)
+    layout, dealt = plan_unsplit(specs, costs, dp, tp, bucket_size), owners(costs, dp, tp)
     for bucket in layout.buckets:
         shards = [bucket.shard(rank) for rank in range(dp)]
         assert [shards[0].start, *(shard.end for shard in shards)] == [
@@ -91,7 +91,7 @@ def test_no_matrix_is_cut_and_every_element_has_one_owner(drawn: tuple) -> None:
 @quick(60)
 def test_buffers_are_filled_without_a_gap(drawn: tuple) -> None:
     specs, costs, dp, tp, bucket_size = drawn
-    layout = plan_whole(specs, costs, dp, tp, bucket_size)
+    layout = plan_unsplit(specs, costs, dp, tp, bucket_size)
     for buffer in layout.buffers:
         end = 0
         for bucket in buffer.buckets:
@@ -107,13 +107,13 @@ def test_buffers_are_filled_without_a_gap(drawn: tuple) -> None:
 
 def test_a_model_without_matrices_gets_the_ordinary_map() -> None:
     specs = [ParamSpec("a", (5,), "float32"), ParamSpec("b", (7,), "bfloat16")]
-    assert plan_whole(specs, {}, 3, 2, 4) == plan(specs, 3, 4)
+    assert plan_unsplit(specs, {}, 3, 2, 4) == plan(specs, 3, 4)
 
 
 def test_every_owner_works_on_every_bucket() -> None:
     """With buckets of a quarter of the model, each owner's work is cut into four about equal parts."""
     specs = [ParamSpec(f"w{i}", (8, 8), "float32") for i in range(16)]
-    layout = plan_whole(specs, dict.fromkeys(range(16), 1.0), 2, 1, 16 * 64 // 4)
+    layout = plan_unsplit(specs, dict.fromkeys(range(16), 1.0), 2, 1, 16 * 64 // 4)
     assert len(layout.buckets) == 4
     assert [bucket.lengths for bucket in layout.buckets] == [[128, 128]] * 4
 
@@ -121,4 +121,4 @@ def test_every_owner_works_on_every_bucket() -> None:
 @pytest.mark.parametrize(("dp", "bucket_size"), [(0, 5), (2, 0)])
 def test_what_cannot_be_laid_out_is_refused_as_ever(dp: int, bucket_size: int) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
-        plan_whole([ParamSpec("b", (2,), "float32")], {}, dp, 1, bucket_size)
+        plan_unsplit([ParamSpec("b", (2,), "float32")], {}, dp, 1, bucket_size)

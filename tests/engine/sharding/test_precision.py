@@ -12,16 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from distmuon import launch
-from distmuon.clip.heads import AttentionHeads
-from distmuon.clip.qk_clip import QKClip
+from distmuon.extras.metrics import Metrics
+from distmuon.extras.qk_clip.heads import AttentionHeads
+from distmuon.extras.qk_clip.qk_clip import QKClip
 from distmuon.launch import World
-from distmuon.metrics import Metrics
 from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import cosine_to_polar, newton_schulz, orthogonality_error, singular_values
 from distmuon.optim.zero1_adamw import Zero1AdamW
-from distmuon.sharding.agreement import Disagreement
+from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.grid import Grid
 
 KINDS: dict[str, Callable[[nn.Module, Grid], Any]] = {
@@ -131,7 +131,7 @@ def two_ranks(world: World) -> list[str]:
             try:
                 optimizer.step()
                 wrong.append(f"{kind}: nobody has noticed the other learning rate")
-            except Disagreement:
+            except RankMismatchError:
                 pass
         try:
             alike(found, wanted)

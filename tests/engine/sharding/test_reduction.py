@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from distmuon import launch
 from distmuon.sharding import collectives
-from distmuon.sharding.collectives import ADDED_AT_ONCE, MOST_PIECES, adding_takes, piece_size
+from distmuon.sharding.collectives import MAX_CHUNK_NUMEL, MAX_CHUNKS, chunk_numel, reduce_scatter_workspace_numel
 
 every_case = pytest.mark.parametrize("name", work.LENGTHS)
 
@@ -55,14 +55,14 @@ def test_no_more_is_alive_than_what_adding_takes(name: str) -> None:
 
 
 def test_what_is_added_at_a_time_grows_neither_with_ranks_nor_beyond_an_eighth_of_all() -> None:
-    assert piece_size([10, 20]) == 20
-    assert adding_takes([10, 20], 0) == 20
-    assert adding_takes([10, 20], 1) == 40
+    assert chunk_numel([10, 20]) == 20
+    assert reduce_scatter_workspace_numel([10, 20], 0) == 20
+    assert reduce_scatter_workspace_numel([10, 20], 1) == 40
     for ranks in (2, 128, 4096):
         for longest in (10**4, 10**7, 10**9):
             lengths = [longest] * ranks
-            assert adding_takes(lengths, 0) <= max(2 * ADDED_AT_ONCE, sum(lengths) / 8)
-            assert -(-longest // piece_size(lengths)) <= MOST_PIECES
+            assert reduce_scatter_workspace_numel(lengths, 0) <= max(2 * MAX_CHUNK_NUMEL, sum(lengths) / 8)
+            assert -(-longest // chunk_numel(lengths)) <= MAX_CHUNKS
 
 
 @every_case

@@ -26,12 +26,12 @@ from distmuon import launch
 from distmuon.models.networks import MLP
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import fast_dtype
-from distmuon.optim.routing import split_parameters
-from distmuon.optim.schedules import PipelinedMuon
+from distmuon.optim.overlap import PipelinedMuon
+from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.grid import Grid
+from distmuon.verify.memory_tracker import StorageTracker
 from distmuon.verify.prediction import predict_transient
-from distmuon.verify.storage_tracker import StorageTracker
 
 PERIODIC = (MUON | {"whole_every": 3}, OTHER_MUON | {"whole_every": 2, "block_lr_ratio": 0.7}, SMALL.groups[2])
 CASES: dict[str, Case] = {  # of four steps, in which the first group is whole once, and the second twice

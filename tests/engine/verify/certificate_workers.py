@@ -20,7 +20,7 @@ from distmuon.models.networks import MLP, Transformer
 from distmuon.models.recipe import Recipe
 from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import plan_groups, split_parameters
+from distmuon.optim.param_groups import plan_groups, split_parameters
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.collectives import Group
@@ -76,7 +76,7 @@ class Witness(NamedTuple):
     cases: dict[str, tuple[Ledger, Ledger, Ledger]]
 
 
-def bear_witness(world: World, recipes: Mapping[str, Recipe], cases: bool = True) -> Witness:
+def run_cases(world: World, recipes: Mapping[str, Recipe], cases: bool = True) -> Witness:
     """Train every recipe and make every counted step. Recipes that differ only in dtype share what is not theirs."""
     grid = Grid.of(world)
     data, _ = digits(grid, seed=0)
@@ -301,4 +301,4 @@ def on_grids(recipes: Mapping[str, Recipe]) -> list[tuple[int, int, str]]:
 @functools.cache
 def witnesses(dp: int, tp: int) -> list[Witness]:
     """Return what every rank of a dp x tp grid hands over; each grid is started once, when first asked for."""
-    return launch.run(bear_witness, (recipes_on(dp, tp), (dp, tp) not in LARGE_GRIDS), dp=dp, tp=tp)
+    return launch.run(run_cases, (recipes_on(dp, tp), (dp, tp) not in LARGE_GRIDS), dp=dp, tp=tp)

@@ -13,13 +13,13 @@ from torch import nn
 from distmuon.launch import World
 from distmuon.optim import distributed_muon, muon, strategies
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.schedules import PipelinedMuon
+from distmuon.optim.overlap import PipelinedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ParamSpec
-from distmuon.sharding.matrices import Division, parts
+from distmuon.sharding.matrices import MatrixLayout, parts
 from distmuon.sharding.tensor_parallel import mark
+from distmuon.verify.memory_tracker import StorageTracker
 from distmuon.verify.prediction import predict_transient
-from distmuon.verify.storage_tracker import StorageTracker
 
 DTYPES = {"float32": (torch.float32,), "mixed": (torch.bfloat16, torch.float32), "float64": (torch.float64,)}
 LATE = ("experts", "qkv", "whole query")  # nobody's gradient in the first step
@@ -109,7 +109,7 @@ def broken(world: World, mutant: str) -> dict[str, set[str]]:
 
 def _one_block(patch: pytest.MonkeyPatch) -> None:
     healthy = ParamSpec.division
-    patch.setattr(ParamSpec, "division", lambda *given: Division(healthy(*given).matrices))
+    patch.setattr(ParamSpec, "division", lambda *given: MatrixLayout(healthy(*given).matrices))
 
 
 def _another_order(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def _one_scale(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_gather(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ParamSpec, "own_matrices", property(lambda spec: spec.tp_split_dim is not None))
+    patch.setattr(ParamSpec, "tp_local_matrices", property(lambda spec: spec.tp_split_dim is not None))
 
 
 MUTANTS = {

@@ -149,7 +149,7 @@ def test_one_element_off_by_one_ulp_is_not_exact(dtype: str) -> None:
 def test_another_learning_rate_fails_the_certificates_that_can_see_it() -> None:
     recipe = workers.RECIPES["muon float32"]
     others = {"twice": replace(recipe, lr=2 * recipe.lr), "a hair more": replace(recipe, lr=recipe.lr * (1 + 1e-8))}
-    found = launch.run(workers.bear_witness, (others, False), dp=2)[0].evidence
+    found = launch.run(workers.run_cases, (others, False), dp=2)[0].evidence
     twice, hair = (certificate.judge(recipe, found[name], 2, CPU) for name in others)
     fails = dict.fromkeys(("exact", "float64", "unrounded", "float32"), False)
     assert twice.verdicts == fails | {"replicas": True}

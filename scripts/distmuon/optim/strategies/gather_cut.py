@@ -85,7 +85,7 @@ class GatherCut(GatherAll):
             lengths = [[layout.meta(bucket, i, rank).local_range.size for i in shared[rank]] for rank in range(dp.size)]
             nothing = torch.empty(0, dtype=dtype, device=self.context.grid.device)
             parcels = [torch.cat([pieces[i, dp.rank] for i in theirs] or [nothing]) for theirs in shared]
-            received = dp.exchange(parcels, [sum(sizes) for sizes in lengths], momentum_label(bucket))
+            received = dp.all_to_all_v(parcels, [sum(sizes) for sizes in lengths], momentum_label(bucket))
             for rank, parcel in enumerate(received):
                 for index, piece in zip(shared[rank], parcel.split(lengths[rank]), strict=True):
                     pieces[index, rank] = piece

@@ -35,8 +35,8 @@ from distmuon.optim.strategies.strategy import (
 )
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Layout, ParamSpec
-from distmuon.sharding.matrices import SameShape
-from distmuon.sharding.ownership import Owner, own_matrices, owners, plan_whole
+from distmuon.sharding.matrices import MatrixBlock
+from distmuon.sharding.ownership import Owner, owners, plan_unsplit, tp_local_matrices
 from distmuon.sharding.tensor_lists import cast
 
 Received = dict[tuple[int, int], Tensor]  # (matrix, TP rank that it comes from) -> its block
@@ -57,15 +57,15 @@ class OneOwner(BucketByBucket):
     def tp_owner(self) -> dict[int, int | None]:
         """The TP rank, of its row, that orthogonalizes each matrix; None where each has matrices of its own."""
         grid, specs = self.context.grid, self.context.layout.specs
-        dealt = deal(specs, self.context.groups, grid.dp.size, grid.tp.size)
-        return {index: owner.tp for index, owner in dealt.items()}
+        owner_of = assign_owners(specs, self.context.groups, grid.dp.size, grid.tp.size)
+        return {index: owner.tp for index, owner in owner_of.items()}
 
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
         """Return a map whose shards end between matrices, balanced by the work of Newton–Schulz."""
-        return plan_whole(specs, costs(specs, muon, tp), dp, tp, bucket_size)
+        return plan_unsplit(specs, costs(specs, muon, tp), dp, tp, bucket_size)
 
-    def takes_whole(self, index: int) -> bool:
+    def owns_full(self, index: int) -> bool:
         """Say whether an owner takes that matrix whole in this step; if not, every rank takes its block for one."""
         return True
 
@@ -137,7 +137,7 @@ class OneOwner(BucketByBucket):
     def _travelling(self, blocks: Tensors) -> dict[int, None]:
         """Return the matrices that go to an owner in this row, and come back, in the order of the map."""
         tp = self.context.grid.tp
-        return {i: None for i in blocks if tp.size > 1 and self.takes_whole(i) and self.tp_owner[i] is not None}
+        return {i: None for i in blocks if tp.size > 1 and self.owns_full(i) and self.tp_owner[i] is not None}
 
     def _send(self, buckets: BucketGroup, blocks: Tensors) -> Received:
         """Send blocks to their owners; what is not cut is there already."""
@@ -182,7 +182,7 @@ class OneOwner(BucketByBucket):
         ]
         expected = [list(indices) if other else [] for indices, other in zip(coming, others, strict=True)]
         lengths = [[specs[index].numel for index in indices] for indices in expected]
-        received = tp.exchange(flat, [sum(sizes) for sizes in lengths], label)
+        received = tp.all_to_all_v(flat, [sum(sizes) for sizes in lengths], label)
         return {
             (index, rank): piece.view(specs[index].shape)
             for rank, (indices, parcel, sizes) in enumerate(zip(expected, received, lengths, strict=True))
@@ -199,14 +199,14 @@ def costs(specs: Sequence[ParamSpec], muon: Collection[int], tp: int) -> dict[in
     return {index: alike[specs[index][1:]] for index in muon}
 
 
-def work(matrices: Iterable[SameShape]) -> int:
+def work(matrices: Iterable[MatrixBlock]) -> int:
     """Return what orthogonalizing all of these costs, in FLOPs."""
     return sum(same.number * flops(same.shape) for same in matrices)
 
 
-def deal(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int) -> dict[int, Owner]:
+def assign_owners(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int) -> dict[int, Owner]:
     """Return who orthogonalizes each parameter of Muon's: {index: owner}."""
-    return owners(costs(specs, muon, tp), dp, tp, own_matrices(specs, muon))
+    return owners(costs(specs, muon, tp), dp, tp, tp_local_matrices(specs, muon))
 
 
 STRATEGY = OneOwner

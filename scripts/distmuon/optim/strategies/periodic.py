@@ -56,14 +56,14 @@ class PeriodicOwner(OneOwner):
             raise ValueError(f"block_lr_ratio is {ratio!r}; give 'shape' or a positive number.")
         return found
 
-    def takes_whole(self, index: int) -> bool:
+    def owns_full(self, index: int) -> bool:
         """Say whether this step takes that matrix whole."""
         return is_whole(self.context.steps(), self.context.groups[index]["whole_every"])
 
     def lr_ratio(self, index: int, block: Shape, whole: Shape) -> float:
         """Return 1 for a matrix that is whole, cut or not, and `block_lr_ratio` for one in blocks."""
         group = self.context.groups[index]
-        if block == whole or self.takes_whole(index):
+        if block == whole or self.owns_full(index):
             return 1.0
         if group["block_lr_ratio"] != "shape":
             return group["block_lr_ratio"]

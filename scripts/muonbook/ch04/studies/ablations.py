@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from distmuon.extras.metrics.matrix import rms, spectral_norm
 from distmuon.launch import World
-from distmuon.metrics.matrix import rms, spectral_norm
-from distmuon.optim.routing import by_algorithm
+from distmuon.optim.param_groups import by_algorithm
 from muonbook.ch04 import tasks
-from muonbook.ch04.candidates import CANDIDATES, Setting, muon_and_adamw
+from muonbook.ch04.search_space import CANDIDATES, Setting, muon_and_adamw
 from muonbook.ch04.studies import spectra
 from muonbook.ch04.sweep import RACE_SEEDS, TUNING_SEEDS, Curve, Name, best_of, shared_out, try_rates
 from muonbook.ch04.training import Training, look_at, train

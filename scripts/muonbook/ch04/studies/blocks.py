@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 
 from distmuon.launch import World
 from distmuon.optim.muon import Muon
-from distmuon.optim.routing import by_algorithm
+from distmuon.optim.param_groups import by_algorithm
 from distmuon.verify.blocks import BlockMuon
-from muonbook.ch04.candidates import Setting, muon_and_adamw
+from muonbook.ch04.search_space import Setting, muon_and_adamw
 from muonbook.ch04.sweep import best_of, described, shared_out, span, try_rates, verdict
 from muonbook.ch04.tasks import LearningTask
 from muonbook.ch04.training import started

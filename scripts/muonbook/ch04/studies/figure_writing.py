@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from muonbook.ch04.candidates import title as titled
+from muonbook.ch04.search_space import title as titled
 from muonbook.ch04.studies.writing import Word, words_of
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import head

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from distmuon.extras.metrics.matrix import update_of
 from distmuon.launch import World
-from distmuon.metrics.matrix import update_of
 from distmuon.models import networks
 from distmuon.models.language import entropy
 from muonbook.ch04 import tasks

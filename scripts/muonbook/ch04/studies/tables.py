@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from muonbook.ch04.candidates import title
+from muonbook.ch04.search_space import title
 from muonbook.ch04.studies.ablations import MATCHED
 from muonbook.ch04.sweep import span, verdict
 

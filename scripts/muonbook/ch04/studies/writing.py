@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from distmuon.launch import World
 from distmuon.models.language import Language, spell
 from muonbook.ch04 import tasks
-from muonbook.ch04.candidates import Setting, title
+from muonbook.ch04.search_space import Setting, title
 from muonbook.ch04.sweep import shared_out
 from muonbook.ch04.training import Training, train
 

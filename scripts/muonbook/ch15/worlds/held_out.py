@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from muonbook.measure.laid_out import LAID_OUT
+from muonbook.measure.muon_variants import LAID_OUT
 from muonbook.measure.workload import Workload
 from muonbook.planner.measured import step_fit
 from muonbook.planner.measured.timed_worlds import asked_on

@@ -22,13 +22,13 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import MUON, fast_dtype, flops, has_matrix_unit
-from distmuon.optim.schedules import PipelinedMuon
+from distmuon.optim.overlap import PipelinedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Bucket
 from distmuon.sharding.ownership import balance
 from distmuon.sharding.tensor_parallel import mark
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.measure import results, turns
+from muonbook.measure import interleaved_timing, results
 from muonbook.peers import make_importable
 
 LR, DECAY, MOMENTUM, STEPS = 0.02, 0.1, 0.95, 5
@@ -309,13 +309,15 @@ def race(
             running[name].feed()
         meet(grid)
 
-    seconds = turns.take_turns({name: to_the_last(step, grid) for name, step in steps.items()}, rounds, before=before)
+    seconds = interleaved_timing.take_turns(
+        {name: to_the_last(step, grid) for name, step in steps.items()}, rounds, before=before
+    )
     everywhere = world.gather(sent)
     if everywhere is None:
         return None
     found = {}
     for name in running:
-        ratio = results.spread(turns.ratios(seconds[name], seconds["floor"]))
+        ratio = results.spread(interleaved_timing.ratios(seconds[name], seconds["floor"]))
         ratio["of_minima"] = min(seconds[name]) / min(seconds["floor"])
         found[name] = {"ratio": ratio, "sent_bytes": sum(one[name] for one in everywhere) / len(everywhere)}
     return {
@@ -324,7 +326,7 @@ def race(
         "fast_bfloat16": dtype == torch.bfloat16,
         "matrix_unit": has_matrix_unit(),
         "heaviest_over_mean": floor.heaviest_over_mean,
-        "floor_milliseconds": 1e3 * turns.medians(seconds)["floor"],
+        "floor_milliseconds": 1e3 * interleaved_timing.medians(seconds)["floor"],
         "entrants": found,
     }
 

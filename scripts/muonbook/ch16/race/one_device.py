@@ -13,7 +13,7 @@ from torch.optim import _muon as torchs
 from distmuon.launch import World
 from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import MUON, newton_schulz
-from muonbook.measure import results, turns
+from muonbook.measure import interleaved_timing, results
 
 BATCHES = ((32, 128, 512), (16, 256, 256), (64, 128, 128))  # matrices of a step: how many, and their shape
 SINGLE = ((1024, 4096), (512, 2048), (256, 2048), (1024, 1024), (512, 512), (256, 256), (128, 512))
@@ -54,6 +54,6 @@ def _parameters(count: int, a: int, b: int) -> list[nn.Parameter]:
 
 
 def _ratio(acts: dict[str, Any], rounds: int) -> dict[str, Any]:
-    seconds = turns.take_turns(acts, rounds, warm_up=2)
+    seconds = interleaved_timing.take_turns(acts, rounds, warm_up=2)
     minima = {"of_minima": min(seconds["ours"]) / min(seconds["theirs"])}
-    return results.spread(turns.ratios(seconds["ours"], seconds["theirs"])) | minima
+    return results.spread(interleaved_timing.ratios(seconds["ours"], seconds["theirs"])) | minima

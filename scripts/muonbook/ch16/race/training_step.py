@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import groups_for
-from distmuon.optim.schedules import PipelinedMuon
+from distmuon.optim.overlap import PipelinedMuon
+from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.grid import Grid
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.measure import results, turns
+from muonbook.measure import interleaved_timing, results
 from muonbook.measure.baselines import Trainer, make_muon, make_zero1, sliced_model
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
 
@@ -53,7 +53,7 @@ def compare(
                 trainer.step(batch)
             sent[name] = counter.ledger.total().sent_bytes
         acts = {name: partial(trainer.step, batch) for name, trainer in trainers.items()}
-        seconds = turns.take_turns(acts, rounds, before=lambda _: dist.barrier())
+        seconds = interleaved_timing.take_turns(acts, rounds, before=lambda _: dist.barrier())
         everywhere = world.gather((sent, seconds))
         if everywhere is not None:
             found.append({"tokens": sized.tokens} | _over_zero1(everywhere))
@@ -67,7 +67,7 @@ def _over_zero1(ranks: Sequence[tuple[dict[str, int], dict[str, list[float]]]]) 
     return {
         name: {
             "bytes_ratio": sent[name] / sent["zero1"],
-            "ratio": results.spread(turns.ratios(slowest[name], slowest["zero1"])),
+            "ratio": results.spread(interleaved_timing.ratios(slowest[name], slowest["zero1"])),
         }
         for name in MAKE
         if name != "zero1"

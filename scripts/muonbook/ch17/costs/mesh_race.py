@@ -10,7 +10,7 @@ import torch.distributed as dist
 from distmuon.launch import World
 from distmuon.muonw.optimizer import MuonW
 from muonbook.ch17.four_steps import TORCH, give_gradients, make, matrices_of, on_mesh
-from muonbook.measure import results, turns
+from muonbook.measure import interleaved_timing, results
 
 OURS = "MuonW"
 
@@ -24,13 +24,13 @@ def race(world: World, hybrid: bool, width: int, layers: int, rounds: int) -> di
         parameters = matrices_of(model)
         give_gradients(parameters)
         optimizer = MuonW(parameters, lr=0.02) if name == OURS else make(name, parameters, dp)
-        steps[name] = turns.ended(optimizer.step, world.device)
+        steps[name] = interleaved_timing.ended(optimizer.step, world.device)
 
     def to_the_last(name: str) -> None:
         steps[name]()
         dist.barrier()
 
     acts = {name: (lambda name=name: to_the_last(name)) for name in steps}
-    seconds = turns.take_turns(acts, rounds, before=lambda _: dist.barrier())
-    ratio = turns.ratios(seconds[OURS], seconds[TORCH])
+    seconds = interleaved_timing.take_turns(acts, rounds, before=lambda _: dist.barrier())
+    ratio = interleaved_timing.ratios(seconds[OURS], seconds[TORCH])
     return {"width": width, "matrices": len(parameters), "ratio": results.spread(ratio)}

@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from distmuon.conformance.placements import fsdp
+from distmuon.extras.metrics.observer import Metrics
 from distmuon.launch import World
-from distmuon.metrics.observer import Metrics
 from distmuon.models.networks import Transformer
 from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.routing import split_parameters
+from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.grid import Grid
-from muonbook.measure import results, turns
+from muon_conformance.placements import fsdp
+from muonbook.measure import interleaved_timing, results
 
 NEVER = 1 << 60  # steps between observations
 CALLS = 1000  # of the hooks alone
@@ -55,9 +55,11 @@ def cost(
         if world.size > 1:
             dist.barrier()
 
-    seconds = turns.take_turns(dict.fromkeys(("unwatched", "observed"), step), rounds, before=before)
-    observed = results.spread([ratio - 1 for ratio in turns.ratios(seconds["observed"], seconds["unwatched"])])
-    medians = turns.medians(seconds)
+    seconds = interleaved_timing.take_turns(dict.fromkeys(("unwatched", "observed"), step), rounds, before=before)
+    observed = results.spread(
+        [ratio - 1 for ratio in interleaved_timing.ratios(seconds["observed"], seconds["unwatched"])]
+    )
+    medians = interleaved_timing.medians(seconds)
     between = _seconds_between(chosen) / medians["unwatched"]
     overhead = (between * (every - 1) + observed["median"]) / every
     return {"observed": observed, "between": between, "overhead": overhead, "every": every, "seconds": medians}
@@ -72,7 +74,7 @@ def _seconds_between(optimizer: torch.optim.Optimizer) -> float:
                 metrics.before_step()
                 metrics.after_step()
 
-        return turns.clocked(hooks) / CALLS
+        return interleaved_timing.clocked(hooks) / CALLS
 
 
 def _training(

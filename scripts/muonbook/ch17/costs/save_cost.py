@@ -14,7 +14,7 @@ from distmuon import checkpoint
 from distmuon.launch import World
 from distmuon.muonw.optimizer import MuonW
 from muonbook.ch17.four_steps import give_gradients, on_mesh
-from muonbook.measure import results, turns
+from muonbook.measure import interleaved_timing, results
 
 
 def cost(world: World, width: int, layers: int, rounds: int) -> dict[str, Any]:
@@ -44,10 +44,10 @@ def cost(world: World, width: int, layers: int, rounds: int) -> dict[str, Any]:
         dist.barrier()
 
     acts = {"save": lambda: checkpoint.save(folder(), model, optimizer), "async_save": in_background}
-    seconds = turns.take_turns(acts, rounds, before=before)
+    seconds = interleaved_timing.take_turns(acts, rounds, before=before)
     before("")
     if place[0] is not None:
         place[0].cleanup()
     bytes_here = sum(t.numel() * t.element_size() for t in model.parameters()) // world.size
-    share = turns.ratios(seconds["async_save"], seconds["save"])
+    share = interleaved_timing.ratios(seconds["async_save"], seconds["save"])
     return {"width": width, "parameter_bytes_of_a_rank": bytes_here, "blocked": results.spread(share)}

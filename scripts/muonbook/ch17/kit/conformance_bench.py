@@ -17,7 +17,7 @@ from muonbook.ch17.kit import conformance_table
 from muonbook.ch17.kit.peer_muons import CANDIDATES, ExaminedMuon
 from muonbook.measure import results
 
-KIT = "scripts/distmuon/conformance"
+KIT = "scripts/muon_conformance"
 LIMIT = 600.0  # seconds for one candidate: a minute where nothing else runs, many where much does
 
 

@@ -14,9 +14,9 @@ import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distmuon.conformance import arithmetic, conventions, kit
-from distmuon.conformance.adapter import Adapter, Groups
 from distmuon.launch import World
+from muon_conformance import arithmetic, conventions, kit
+from muon_conformance.adapter import Adapter, Groups
 from muonbook import peers
 
 ROOMS = (arithmetic, conventions)  # each adds its own to the kit's checks
@@ -43,9 +43,9 @@ class ExaminedMuon(NamedTuple):
 
 
 CANDIDATES = {
-    "ours: Muon": ExaminedMuon("distmuon.conformance.ours:muon"),
-    "ours: MuonW": ExaminedMuon("distmuon.conformance.ours:muonw"),
-    "ours: DistributedMuon": ExaminedMuon("distmuon.conformance.ours:distributed_muon"),
+    "ours: Muon": ExaminedMuon("muon_conformance.ours:muon"),
+    "ours: MuonW": ExaminedMuon("muon_conformance.ours:muonw"),
+    "ours: DistributedMuon": ExaminedMuon("muon_conformance.ours:distributed_muon"),
     "torch.optim.Muon": ExaminedMuon("torch.optim:Muon", "torch"),
     "KellerJordan/Muon": ExaminedMuon(f"{HERE}:keller_jordan", clone="keller_jordan"),
     "muon-optimizer": ExaminedMuon(f"{HERE}:muon_optimizer", "muon-optimizer"),

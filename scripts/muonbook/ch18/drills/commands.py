@@ -13,9 +13,9 @@ from pathlib import Path
 
 from distmuon.launch import processes
 from distmuon.models.run_settings import RunSettings
-from muonbook.ch18 import contents
+from muonbook.ch18 import checkpoint_contents
 from muonbook.ch18.drills.faults import HELD
-from muonbook.ch18.drills.ground import EVERY, LONGEST, PATIENT, RANKS, STEPS, DrillGround, Row, words_of
+from muonbook.ch18.drills.harness import EVERY, LONGEST, PATIENT, RANKS, STEPS, DrillGround, Row, words_of
 from muonbook.ch18.drills.ranks import AGAIN, AT_ONCE
 
 WHERE = "the command"
@@ -62,7 +62,7 @@ def play_signal(ground: DrillGround, name: str) -> Row:
     said = (run.parent / "log").read_text()
     stopped = rf"stopped after step {HELD_AT} of {STEPS}; saved in run; the same command goes on"
     seen = f"exit code {code}" if code < 0 else ground.seen(stopped, said.replace(str(run), "run"))
-    reached = contents.reached(run)
+    reached = checkpoint_contents.reached(run)
     again = ground.finish(name)
     ground.expect(reached - again.first == lost, f"{reached - again.first} steps were lost, not {lost}")
     return Row(name, WHERE, done, seen, AT_ONCE, lost, AGAIN, ground.end(name))
@@ -79,7 +79,7 @@ def play_stale_rendezvous(ground: DrillGround, name: str) -> Row:
         ground.expect(code == 1, f"exit code {code}, not 1")
     said = (run.parent / "log").read_text()
     ground.expect(said.count("RendezvousClosedError") > 0, f"the second start did not fail of the file:\n{said}")
-    reached = contents.reached(run)
+    reached = checkpoint_contents.reached(run)
     again = ground.finish(name)
     return Row(
         name, WHERE, "torchrun meets in the file that a failed run has left", "RendezvousClosedError", AT_ONCE,

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distmuon import launch
-from distmuon.checkpoint import runs
+from distmuon.extras.checkpoint import runs
 from distmuon.models import run_settings
 from muonbook.ch18.drills.faults import Fault
-from muonbook.ch18.drills.ground import STEPS, DrillGround, Row
+from muonbook.ch18.drills.harness import STEPS, DrillGround, Row
 from muonbook.ch18.drills.ranks import AGAIN, AT_ONCE, BY_ITSELF
 
 LOADING, ARGUMENTS, NUMBERS = "loading", "the arguments", "the numbers"

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from muonbook.ch18.drills.faults import Fault
-from muonbook.ch18.drills.ground import EVERY, PATIENT, STEPS, TIMEOUT, Attempt, DrillFailed, DrillGround, Row
+from muonbook.ch18.drills.harness import EVERY, PATIENT, STEPS, TIMEOUT, Attempt, DrillFailed, DrillGround, Row
 
 AT_ONCE, AT_TIMEOUT, NEVER = "at once", "at the timeout", "not at all"
 AGAIN, BY_ITSELF = "the same command", "by itself"

@@ -9,9 +9,9 @@ from typing import Any
 
 from distmuon import launch
 from distmuon.launch import session
-from muonbook.ch18 import cluster, contents, outages
-from muonbook.ch18.drills import commands, files, ground, ranks
-from muonbook.ch18.drills.ground import SAME, DrillFailed, DrillGround, Row
+from muonbook.ch18 import checkpoint_contents, cluster, outages
+from muonbook.ch18.drills import commands, files, harness, ranks
+from muonbook.ch18.drills.harness import SAME, DrillFailed, DrillGround, Row
 from muonbook.ch18.drills.ranks import AT_ONCE, AT_TIMEOUT, BY_ITSELF
 
 ALL = "all"
@@ -47,7 +47,7 @@ def rows_of(names: Sequence[str], apart: bool) -> Iterator[Row]:
 
 def stored(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the table as a results file holds it."""
-    timeouts = {"timeout": ground.TIMEOUT, "timeout_of_machines": cluster.TIMEOUT}  # seconds
+    timeouts = {"timeout": harness.TIMEOUT, "timeout_of_machines": cluster.TIMEOUT}  # seconds
     return timeouts | {"drills": [row._asdict() for row in rows]}
 
 
@@ -102,5 +102,5 @@ def _on_fewer(folder: Path, apart: bool) -> Iterator[Row]:
 
 def _end(machines: cluster.Cluster, other: Path) -> None:
     codes = machines.wait_for_end()
-    if set(codes) != {0} or not contents.same_end(machines.run, other):
+    if set(codes) != {0} or not checkpoint_contents.same_end(machines.run, other):
         raise DrillFailed(f"the machines, with exit codes {codes}, did not end where one machine does")

@@ -50,7 +50,7 @@ def _repeats(name: str, specs: Sequence[ParamSpec], indices: frozenset[int], dp:
     assert isinstance(part, Zero1Part)
     world, busy = part.world, np.zeros((tp, dp), bool)
     if isinstance(world, OwnedWorld):
-        owner = world.dealt[index]
+        owner = world.owner_of[index]
         assert owner.tp is not None, "planned matrices are whole ones"
         busy[owner.tp, owner.dp] = True
     else:

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from distmuon.launch import World
-from distmuon.optim.routing import groups_for
+from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger, Traffic
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.measure import turns
+from muonbook.measure import interleaved_timing
 from muonbook.measure.baselines import Trainer, make_fsdp2, make_strategy, make_zero1, predict_activations
 from muonbook.measure.workload import Workload, batches, pixels
 from muonbook.planner.cost_model import exchanged_bytes, hops
@@ -73,7 +73,7 @@ def time_steps(world: World, workload: Workload, entrants: Sequence[str], rounds
             "asked": asdict(asked(name, part, ledger, workload, grid)),
         }
     acts = {name: partial(trainer.step, batch) for name, trainer in trainers.items()}
-    for name, seconds in turns.take_turns(acts, rounds, before=lambda _: dist.barrier()).items():
+    for name, seconds in interleaved_timing.take_turns(acts, rounds, before=lambda _: dist.barrier()).items():
         found[name]["seconds"] = seconds
     return found
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from distmuon import launch
-from distmuon.launch import hosts
-from muonbook.measure import results, turns
+from distmuon.launch import network_emulation
+from muonbook.measure import interleaved_timing, results
 from muonbook.measure.workload import Workload
 from muonbook.planner.measured import step_fit
 
@@ -61,9 +61,9 @@ QUICK = WORLDS[:3] + WORLDS[5:6] + WORLDS[-2:-1]
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return all that is measured, with the fit and its errors; "worlds" is None where ranks may have no networks."""
-    obstacle = hosts.obstacle()
+    obstacle = network_emulation.why_unavailable()
     if obstacle is None:
-        hosts.become_switch()  # before torch is imported
+        network_emulation.setup_bridge()  # before torch is imported
     found: dict[str, Any] = {"planning": launch.run(PLAN)[0], "cores": os.cpu_count(), "worlds": None}
     if obstacle is not None:
         print(f"Worlds are left out: {obstacle}")
@@ -72,7 +72,7 @@ def measure(quick: bool) -> dict[str, Any]:
     worlds, passes = (QUICK, 1) if quick else (WORLDS, PASSES)
     told: dict[str, list[Ranks]] = {world.title: [] for world in worlds}
     for number in range(passes):
-        for title in turns.shuffled(told, number):
+        for title in interleaved_timing.shuffled(told, number):
             print(f"{title} ...", flush=True)
             (world,) = (world for world in worlds if world.title == title)
             told[title].append(_timed(world, 2 if quick else 6 if world.rate_mbit is None else 3))
@@ -86,7 +86,7 @@ def _timed(world: MeasuredWorld, rounds: int) -> Ranks:
     workload = Workload(width=world.width, layers=world.layers, sequences=SEQUENCES)
     entrants = [name for name in ENTRANTS if name != "muonw" or world.tp == 1]  # it knows DTensors, not our TP layers
     given = (workload, entrants, rounds)
-    return launch.run(TIME_STEPS, given, dp=world.dp, tp=world.tp, link=hosts.Link(world.rate_mbit))
+    return launch.run(TIME_STEPS, given, dp=world.dp, tp=world.tp, link=network_emulation.Link(world.rate_mbit))
 
 
 def _pooled(passes: Sequence[Ranks]) -> dict[str, Any]:

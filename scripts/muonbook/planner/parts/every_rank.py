@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from distmuon.sharding.collectives import adding_takes
+from distmuon.sharding.collectives import reduce_scatter_workspace_numel
 from distmuon.sharding.gradients import statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import ring_bytes
@@ -134,7 +134,8 @@ class Zero1Part:
 
     @property
     def adding_bytes(self) -> int:
-        """What it takes to reduce shards of unequal length, on the rank with the longest; see `adding_takes`.
+        """What it takes to reduce shards of unequal length, on the rank with the longest; see
+        `reduce_scatter_workspace_numel`.
 
         Equal shards are left to NCCL, which needs no such room.
         """
@@ -142,7 +143,7 @@ class Zero1Part:
         for bucket in layout.buckets:
             lengths, item = bucket.lengths, ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
             if lengths and layout.dp > 1:
-                most = max(most, item * adding_takes(lengths, lengths.index(max(lengths))))
+                most = max(most, item * reduce_scatter_workspace_numel(lengths, lengths.index(max(lengths))))
         return most
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:

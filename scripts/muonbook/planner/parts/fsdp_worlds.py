@@ -4,7 +4,7 @@
     step                two all-to-alls among all D x T ranks: pieces of momentum to owners, pieces of updates back
 
 FSDP2 cuts a parameter's rows into D equal runs, the last ones shorter or empty, and pads what it sends. Owners are
-dealt by `sharding.ownership.balance`, as `muonw.parcels` does; but where `Parcels` walks over all pieces of all
+dealt by `sharding.ownership.balance`, as `muonw.parcels` does; but where `ExchangePlan` walks over all pieces of all
 matrices, here matrices of one shape are counted together, and a rank's bytes are sums of arrays. Tests hold the two
 equal on small worlds, and the gathers to what torch's dispatcher counts.
 """
@@ -23,7 +23,7 @@ from distmuon.muonw.optimizer import HEADER
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
 from distmuon.sharding.ownership import balance
-from distmuon.verify.whole_matrices import WholeMatrices
+from distmuon.verify.ns_workspace import WholeMatrices
 from muonbook.planner.cost_model import LinkCost, hops
 from muonbook.planner.parts.every_rank import Move
 from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES
@@ -112,8 +112,8 @@ class FsdpPart:
                 loads[found[index]] += cost
             else:
                 costs[index] = cost
-        dealt = balance(dict(enumerate(costs.values())), ranks, loads)
-        return found | {index: dealt[place] for place, index in enumerate(costs)}
+        owner_of = balance(dict(enumerate(costs.values())), ranks, loads)
+        return found | {index: owner_of[place] for place, index in enumerate(costs)}
 
     def flops(self) -> np.ndarray:
         """Return what Newton–Schulz costs every rank, [D x T]."""

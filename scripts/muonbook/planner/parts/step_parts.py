@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from distmuon.sharding.collectives import piece_size
+from distmuon.sharding.collectives import chunk_numel
 from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import ITEM_BYTES, Bucket
 from distmuon.sharding.ledger import Ledger
@@ -68,7 +68,7 @@ def _reduced(world: PlannedWorld, bucket: Bucket) -> Messages:
     Unequal shards are exchanged and added up where they arrive, long ones piece by piece: see `Group.reduce_scatter`.
     """
     shards, item = _shards(bucket), ITEM_BYTES[world.layout.buffers[bucket.buffer_idx].grad_dtype]
-    pieces = -(-max(shards) // piece_size(shards)) if bucket.ends else 1
+    pieces = -(-max(shards) // chunk_numel(shards)) if bucket.ends else 1
     return Messages(_link(bucket), pieces * hops("reduce_scatter", world.dp), item * (bucket.padded - min(shards)))
 
 

@@ -12,10 +12,10 @@ import torch
 from once import once
 
 from distmuon import launch
+from distmuon.extras.metrics.matrix import rms, update_of
 from distmuon.launch import World
-from distmuon.metrics.matrix import rms, update_of
 from muonbook.ch04 import sweep, tasks
-from muonbook.ch04.candidates import Setting
+from muonbook.ch04.search_space import Setting
 from muonbook.ch04.studies import ablations, spectra, tables
 from muonbook.ch04.studies.ablations import MATCHED, ROUTES, RunCache, RunSpec, carry_out, retune
 from muonbook.ch04.training import look_at

@@ -14,7 +14,7 @@ from distmuon.launch import World
 from distmuon.optim.muon import Muon
 from distmuon.verify.blocks import BlockMuon
 from muonbook.ch04 import tasks
-from muonbook.ch04.candidates import Setting
+from muonbook.ch04.search_space import Setting
 from muonbook.ch04.studies import blocks
 from muonbook.ch04.studies.blocks import WHOLE, Arm
 from muonbook.ch04.training import train

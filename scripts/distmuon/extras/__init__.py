@@ -1,0 +1,1 @@
+"""What goes beside any optimizer: checkpoints, metrics, QK-Clip."""

@@ -1,0 +1,301 @@
+"""What loading a checkpoint will change in a training, found right before any of it is changed.
+
+Parameters are matched by name, whatever their order and groups. A group takes the options that its parameters were
+trained with, of its own algorithm (see `algorithms`), and refuses where these were several. The numbers of a state may
+become wider, which is exact, and never narrower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from distmuon.extras.checkpoint.algorithms import algorithm_of, check_algorithm, name_of, options_for
+from distmuon.extras.checkpoint.boxed import ShardView
+from distmuon.extras.checkpoint.files import CheckpointError
+from distmuon.extras.checkpoint.manifest import FIRST_FORMAT, MODEL, OPTIMIZER, Manifest, StoredGroup, StoredTensor
+from distmuon.extras.checkpoint.tensors import LiveTensors, Owned
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.states import MASTER_WEIGHT, STATE_KEYS, plain_name, without_wrappers
+from distmuon.sharding.buffers import dtype_name
+
+SCALAR = "step"  # kept where torch keeps it: on the host, but for capturable and fused optimizers
+
+
+# ---- What loading will do ---------------------------------------------------------------------------------
+
+
+class Move(NamedTuple):
+    """A tensor on its way: the memory that it is to reach, and the host's memory that it is read into first."""
+
+    live: ShardView
+    staged: ShardView
+
+
+@dataclass
+class Loading:
+    """All that a checkpoint will change, found right before any of it is changed.
+
+    said: sentences on what is not quite as it was saved. masters: parameters whose master weights are to be made anew.
+    """
+
+    stored: dict[str, StoredTensor]
+    moves: dict[str, Move] = field(default_factory=dict)
+    states: list[tuple[Owned, dict[str, Tensor]]] = field(default_factory=list)
+    masters: list[Owned] = field(default_factory=list)
+    without_masters: bool = False
+    options: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    steps: list[tuple[ShardedOptimizer, int]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def check_ties(self, training: LiveTensors) -> None:
+        """Raise CheckpointError where what is one tensor here was two in the checkpoint, once both are read."""
+        first: dict[int, str] = {}
+        for name, value in training.live.items():
+            other = first.setdefault(id(value), name)
+            one, two = (self.moves[f"{MODEL}/{each}"].staged for each in (other, name))
+            if other != name and not _same_bits(one, two):
+                raise CheckpointError(
+                    f"{other!r} and {name!r} are one tensor here, and two in the checkpoint; untie them, or load one "
+                    "of the same model."
+                )
+
+    @torch.no_grad()
+    def commit(self, training: LiveTensors) -> None:
+        """Change everything, from memory alone."""
+        for move in self.moves.values():
+            move.live.copy_from(move.staged)
+        for owned, state in self.states:
+            kept = owned.optimizer.state[owned.tensor]
+            kept.clear()
+            kept.update(state)
+        for owned in self.masters:
+            piece = training.piece_of(owned)
+            assert piece is not None
+            piece.weight.copy_(owned.tensor.reshape(-1)[piece.meta.range_in_param.as_slice])
+        for group, options in self.options:
+            group.update(options)
+        for optimizer, steps in self.steps:
+            optimizer.steps = steps
+
+
+def plan_loading(manifest: Manifest, training: LiveTensors) -> Loading:
+    """Return what loading will do. Raises CheckpointError, naming what differs, where it would be another training."""
+    tensors, groups = _in_plain_names(manifest, training)
+    loading = Loading(tensors)
+    _match_model(loading, training)
+    if training.optimizers:
+        kept: dict[str, dict[str, StoredTensor]] = {}
+        for name, stored in tensors.items():
+            owner, _, key = name.rpartition("/")
+            kept.setdefault(owner, {})[key] = stored
+        _match_groups(loading, groups, kept, training)
+        for owned in training.owned:
+            _match_state(loading, kept.get(f"{OPTIMIZER}/{owned.name}", {}), owned, training)
+        if loading.without_masters:
+            loading.said.append("it keeps no master weights, so they are made from the parameters that it has")
+        if any(
+            name.startswith(f"{OPTIMIZER}/") and move.live.dtype != move.staged.dtype
+            for name, move in loading.moves.items()
+        ):
+            loading.said.append("its state is kept in a wider dtype from now on")
+    return loading
+
+
+def _in_plain_names(manifest: Manifest, training: LiveTensors) -> tuple[dict[str, StoredTensor], Sequence[StoredGroup]]:
+    """Return tensors and groups by names without wrappers, which the first format kept; as they are where that fits."""
+    ours = {f"{MODEL}/{name}" for name in training.boxes}
+    renamings = (str, without_wrappers, plain_name) if manifest.format == FIRST_FORMAT else (str,)
+    for renamed in renamings:
+        tensors = {}
+        for name, tensor in manifest.tensors.items():
+            kind, _, rest = name.partition("/")
+            tensors[f"{kind}/{renamed(rest)}"] = tensor
+        if ours <= tensors.keys():
+            groups = [g._replace(parameters=tuple(map(renamed, g.parameters))) for g in manifest.groups]
+            return tensors, groups
+    return manifest.tensors, manifest.groups
+
+
+def _match_model(loading: Loading, training: LiveTensors) -> None:
+    """Every tensor of the model is there, with its shape and dtype, and the checkpoint has no more of them."""
+    for short, boxed in training.boxes.items():
+        name = f"{MODEL}/{short}"
+        if (found := loading.stored.get(name)) is None:
+            raise CheckpointError(f"the checkpoint lacks {name!r}; load one of the same model.")
+        if (found.shape, found.dtype) != (tuple(boxed.shape), boxed.dtype):
+            raise CheckpointError(
+                f"{name!r} is {_looks(found.dtype, found.shape)} in the checkpoint and "
+                f"{_looks(boxed.dtype, boxed.shape)} here; load one of the same model."
+            )
+        loading.moves[name] = Move(boxed, boxed.blank(found.dtype))
+    for name in loading.stored:
+        if name.startswith(f"{MODEL}/") and name not in loading.moves:
+            raise CheckpointError(f"the checkpoint has {name!r}, which the model has not; load one of the same model.")
+
+
+# ---- Groups -----------------------------------------------------------------------------------------------
+
+
+def _match_groups(
+    loading: Loading, groups: Sequence[StoredGroup], kept: Mapping[str, Any], training: LiveTensors
+) -> None:
+    """Give every group the options of its parameters, found by name."""
+    if not groups:
+        raise CheckpointError(
+            "the checkpoint keeps weights alone; load them without an optimizer: load(folder, model)."
+        )
+    saved = {name: group for group in groups for name in group.parameters}
+    here = {owned.name: owned.tensor for owned in training.owned}
+    for name in sorted(saved.keys() ^ here.keys()):
+        never_trained = not here[name].requires_grad if name in here else not kept.get(f"{OPTIMIZER}/{name}")
+        if not never_trained:
+            raise CheckpointError(
+                "the checkpoint has other parameters in its groups than the optimizer: "
+                f"{name!r} is in one of them alone."
+            )
+    known = [owned for owned in training.owned if owned.name in saved]
+    made_by = {(saved[owned.name].made_by, name_of(owned.optimizer)) for owned in known}
+    if others := sorted(f"{was} (now {now})" for was, now in made_by if was not in (None, now)):
+        loading.said.append(
+            f"its state was made by {', '.join(others)}, by the same algorithm for every parameter, and is converted"
+        )
+    divided = []
+    for optimizer in training.optimizers:
+        steps: list[int] = []
+        for group in optimizer.param_groups:
+            members = [owned for owned in known if owned.group is group]
+            for owned in members:
+                check_algorithm(saved[owned.name], owned)
+            if not members:
+                continue  # of no parameter, or of frozen ones: it keeps its own options
+            sources = {id(saved[owned.name]): saved[owned.name] for owned in members}
+            loading.options.append((group, options_for(list(sources.values()), members[0])))
+            steps += [source.steps or 0 for source in sources.values()]
+            divided.append({owned.name for owned in members})
+        if isinstance(optimizer, ShardedOptimizer):
+            loading.steps.append((optimizer, max(steps, default=0)))  # MuonW, which may have saved this, does not count
+    if any(here.keys() & group.parameters not in divided for group in groups if here.keys() & group.parameters):
+        loading.said.append("its groups were divided otherwise; parameters are matched by name")
+
+
+# ---- States -----------------------------------------------------------------------------------------------
+
+
+def _match_state(loading: Loading, found: Mapping[str, StoredTensor], owned: Owned, training: LiveTensors) -> None:
+    """Find memory for what is kept of a parameter: the optimizer's own where it fits, else new."""
+    begin = f"{OPTIMIZER}/{owned.name}/"
+    _check_keys(found, owned, training)
+    like = training.kept_of(owned)
+    if like is None:
+        return
+    now, state = training.state_of(owned), {}
+    for key, stored in found.items():
+        tensor = _memory_for(key, stored, now.get(key), like, owned, training)
+        live = training.of_state(owned, key, tensor)
+        if tuple(live.shape) != stored.shape:
+            raise CheckpointError(
+                f"{begin + key!r} is {_looks(stored.dtype, stored.shape)} in the checkpoint and "
+                f"{_looks(live.dtype, live.shape)} here; load one of the same model."
+            )
+        state[key] = tensor
+        loading.moves[begin + key] = Move(live, live.blank(stored.dtype))
+    if isinstance(owned.optimizer, ShardedOptimizer) and MASTER_WEIGHT in now and MASTER_WEIGHT not in state:
+        state[MASTER_WEIGHT] = now[MASTER_WEIGHT]
+        loading.masters.append(owned)
+    if found and MASTER_WEIGHT not in found and _keeps_master(owned):
+        loading.without_masters = True
+    if state or now:
+        loading.states.append((owned, state))
+
+
+def _check_keys(found: Mapping[str, StoredTensor], owned: Owned, training: LiveTensors) -> None:
+    """Raise CheckpointError for a state that is not the algorithm's, not all of it, or more than is kept here."""
+    algorithm = algorithm_of(owned.optimizer, owned.group)
+    if algorithm not in STATE_KEYS:
+        return
+    keys, shape = found.keys() - {MASTER_WEIGHT}, tuple(training.boxes[owned.name].shape)
+    if keys and keys != set(STATE_KEYS[algorithm]):
+        differing = sorted(keys ^ set(STATE_KEYS[algorithm]))[0]
+        raise CheckpointError(
+            f"the checkpoint's state of {owned.name!r} is not {algorithm}'s: {differing!r} is missing, or too much."
+        )
+    for key, stored in found.items():
+        if stored.shape != (() if key == SCALAR else shape) or not stored.dtype.is_floating_point:
+            raise CheckpointError(
+                f"the checkpoint keeps {key!r} of {owned.name!r} as {_looks(stored.dtype, stored.shape)}, of a "
+                f"parameter of {list(shape)}; load one of the same model."
+            )
+    if MASTER_WEIGHT in found and not _keeps_master(owned):
+        raise CheckpointError(
+            f"the checkpoint keeps {dtype_name(found[MASTER_WEIGHT].dtype)} master weights of {owned.name!r}, and "
+            f"{name_of(owned.optimizer)} keeps none here, so they would be lost; load it into one that does, or load "
+            "the weights alone: load(folder, model)."
+        )
+
+
+def _keeps_master(owned: Owned) -> bool:
+    """Return whether the optimizer keeps a wider copy of this parameter."""
+    return _kept_dtype(owned, owned.tensor) != owned.tensor.dtype
+
+
+def _kept_dtype(owned: Owned, like: Tensor) -> torch.dtype:
+    """Return in which dtype an optimizer keeps what it has of a parameter, and its master weights if there are any."""
+    if isinstance(owned.optimizer, ShardedOptimizer):
+        return torch.promote_types(like.dtype, torch.float32)
+    choose = getattr(owned.optimizer, "kept_dtype", None)  # of those that keep master weights if they are asked to
+    return like.dtype if choose is None else choose(owned.tensor)
+
+
+def _memory_for(
+    key: str, stored: StoredTensor, now: Tensor | None, like: Tensor, owned: Owned, training: LiveTensors
+) -> Tensor:
+    """Return a tensor that can take the stored one in: what the optimizer has, or a new one as it would make it.
+
+    Raises CheckpointError where that would round.
+    """
+    if now is not None:
+        live = training.of_state(owned, key, now)
+        if tuple(live.shape) == stored.shape and (live.dtype == stored.dtype or _widens(stored.dtype, live.dtype)):
+            return now
+    group, ours = owned.group, algorithm_of(owned.optimizer, owned.group) in STATE_KEYS
+    shape = tuple(training.boxes[owned.name].shape)
+    if key == SCALAR or stored.shape == () != shape:
+        host = not (group.get("capturable") or group.get("fused"))
+        return torch.zeros((), dtype=stored.dtype, device="cpu" if host else like.device)
+    kept = _kept_dtype(owned, like)
+    if ours and stored.dtype != kept and not _widens(stored.dtype, kept):
+        raise CheckpointError(
+            f"the checkpoint keeps {key!r} of {owned.name!r} in {dtype_name(stored.dtype)}, and "
+            f"{name_of(owned.optimizer)} in {dtype_name(kept)} here, which would round it; load it into one that "
+            "keeps it as wide, or load the weights alone: load(folder, model)."
+        )
+    if stored.shape == shape:
+        return torch.zeros_like(like, dtype=kept if ours else stored.dtype)
+    if isinstance(like, DTensor) or isinstance(owned.optimizer, ShardedOptimizer):
+        raise CheckpointError(f"the checkpoint keeps {key!r} of {owned.name!r} in another shape than the parameter's.")
+    return torch.zeros(stored.shape, dtype=stored.dtype, device=like.device)
+
+
+def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """Return whether every number of one dtype is one of the other."""
+    floats = narrow.is_floating_point and wide.is_floating_point
+    return floats and narrow.itemsize > 1 and torch.promote_types(narrow, wide) == wide
+
+
+def _looks(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{dtype_name(dtype)} {list(shape)}"
+
+
+def _same_bits(one: ShardView, two: ShardView) -> bool:
+    pairs = zip(one.held.values(), two.held.values(), strict=True)
+    return all(_bits(a).equal(_bits(b)) for (_, a), (_, b) in pairs)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,102 @@
+"""An attention layer where its parameters lie: which heads are on this rank, and which rows of which head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from distmuon.extras.qk_clip.heads import AttentionHeads
+from distmuon.muonw.meshes import own_box
+from distmuon.muonw.plans import local
+from distmuon.optim.param_groups import refuse_meta
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.layout import Range
+from distmuon.sharding.precision import widest
+from distmuon.sharding.tensor_parallel import tp_split_dim
+
+
+class PlacedHeads:
+    """A layer on this rank. tp: over whose ranks plain tensors with the mark `tp_split_dim` are cut.
+
+    The parameters are those of this moment: FSDP2 puts others into the modules while they run.
+    Raises ValueError, naming the layer and the remedy, for what cannot be scaled head by head.
+    """
+
+    def __init__(self, name: str, attention: AttentionHeads, tp: Group) -> None:
+        attention.check(name)
+        self.name, self.attention, self.tp = name, attention, tp
+        self.parameters: dict[str, dict[str, Tensor]] = {
+            which: dict(module.named_parameters()) for which, (module, _) in attention.projections.items()
+        }
+        self.weights = {f"the {which} of {name!r}": held["weight"] for which, held in self.parameters.items()}
+        for which, (_, number) in attention.projections.items():
+            for leaf, p in self.parameters[which].items():
+                refuse_meta(f"{name}, {which}, {leaf}", p)
+                self._check_rows(f"the {leaf} of the {which} of {name!r}", p, number)
+        first = next(iter(attention.projections))
+        self._weight = self.parameters[first]["weight"]
+        self.width = self._weight.shape[0] * self._cuts(self._weight) // attention.projections[first][1]  # d
+
+    def heads_of(
+        self,
+        query: Tensor,  # [batch, heads here, length, d]
+        key: Tensor,  # [batch, key heads here, key length, d]
+    ) -> Range:
+        """Return which heads of the whole layer these are; raise ValueError for tensors that cannot be this layer's."""
+        name, attention, weight = self.name, self.attention, self._weight
+        if isinstance(query, DTensor) or isinstance(key, DTensor):
+            raise ValueError(f"queries or keys of {name!r} are DTensors; record their local tensors (to_local()).")
+        cuts, place = self._cuts(weight), self.tp.rank
+        if isinstance(weight, DTensor) and query.ndim == 4 and query.shape[1] != attention.heads:
+            last = weight.device_mesh.ndim - 1  # FSDP2 leaves TP the last dimension of the mesh
+            cuts, place = weight.device_mesh.shape[last], weight.device_mesh.get_local_rank(last)
+        heads, keys = attention.heads // cuts, attention.keys // cuts
+        expected = [[heads, self.width], [keys, self.width]]
+        if [[t.shape[1], t.shape[3]] if t.ndim == 4 else [] for t in (query, key)] != expected:
+            raise ValueError(
+                f"queries and keys of {name!r} have shapes {list(query.shape)} and {list(key.shape)}; expected "
+                f"[batch, {heads}, length, {self.width}] and [batch, {keys}, length, {self.width}], as "
+                "scaled_dot_product_attention takes them."
+            )
+        if isinstance(weight, DTensor) and cuts > 1 and attention.fused:
+            raise ValueError(
+                f"{name!r} is fused and cut over TP as one DTensor, which does not say whose rows are whose; give "
+                "query and key modules of their own."
+            )
+        first = heads * place if cuts > 1 else 0
+        return Range(first, first + heads)
+
+    def factors(self, gammas: Sequence[float], alpha: float) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (parameter, by what each of the rows that this rank holds is to be multiplied).
+
+        gammas: of all heads of the layer. alpha: see `AttentionHeads.factors`.
+        """
+        for (which, held), parts in zip(self.parameters.items(), self.attention.factors(gammas, alpha), strict=True):
+            for leaf, p in held.items():
+                device = local(p).device
+                wide = [torch.tensor(part, dtype=widest(device), device=device) for part in parts]
+                rows = [part.repeat_interleave(self.width) for part in wide]
+                if isinstance(p, DTensor):
+                    yield p, torch.cat(rows)[own_box(f"{self.name}, {which}, {leaf}", p)[0].as_slice]
+                else:
+                    cuts = self._cuts(p)
+                    yield p, torch.cat([part.chunk(cuts)[self.tp.rank if cuts > 1 else 0] for part in rows])
+
+    def _cuts(self, p: Tensor) -> int:
+        """Return into how many parts TP has cut a plain tensor's rows."""
+        return self.tp.size if not isinstance(p, DTensor) and tp_split_dim(p) == 0 else 1
+
+    def _check_rows(self, where: str, p: Tensor, number: int) -> None:
+        cuts, attention = self._cuts(p), self.attention
+        if not isinstance(p, DTensor) and self.tp.size > 1 and tp_split_dim(p) not in (0, None):
+            raise ValueError(f"{where} is cut over TP along its inputs, through all heads; cut it along its rows.")
+        if (rows := p.shape[0] * cuts) % number:
+            raise ValueError(f"{where} has {rows} rows, which are no {number} heads; give the layer's number of heads.")
+        if attention.heads % cuts or attention.keys % cuts:
+            raise ValueError(
+                f"{where} is cut over {cuts} TP ranks, which cannot hold {attention.heads} heads and {attention.keys} "
+                "key heads in equal parts; choose a T that divides both."
+            )

@@ -1,0 +1,286 @@
+"""QK-Clip: after a step, heads whose logits have grown too large get smaller query and key weights.
+
+    S_h     = 1/sqrt(d) max over batch, i, j of q_i . k_j      of head h, in this step's forward passes, on all ranks
+    gamma_h = min(1, tau / S_h)
+    W_q,h  <- gamma_h^alpha W_q,h,   W_k,h <- gamma_h^(1 - alpha) W_k,h     alpha = 1/2, tau = 100
+
+The forward passes were made with the weights before the step, so logits may pass tau by what one step adds to them.
+
+    clip = QKClip(optimizer, {"blocks.0": AttentionHeads(block.query, block.key, heads=8)})
+    block.watch = clip.recorder("blocks.0", is_causal=True)     # the block calls watch(q, k) in its forward pass
+
+Source: Kimi K2 (Kimi Team 2025, arXiv 2507.20534), section 2.1 and Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distmuon.extras.qk_clip.heads import AttentionHeads
+from distmuon.extras.qk_clip.logits import largest_logits
+from distmuon.extras.qk_clip.placed import PlacedHeads
+from distmuon.muonw.meshes import common_mesh, group_of
+from distmuon.muonw.optimizer import MuonW
+from distmuon.muonw.plans import local
+from distmuon.optim.masters import MasterWeights
+from distmuon.optim.param_groups import named
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.sharding.consistency import RankMismatchError, check_same, raise_together
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.precision import widest
+from distmuon.sharding.warning import warn_user
+
+LABEL = "largest logits"  # in ledgers
+VOTES = 3  # beside the logits: whether the step was skipped; a digest of the options, and the same with a minus
+
+
+class NonFiniteLogits(FloatingPointError):
+    """A head's largest logit is infinite or NaN. Raised on every rank, after the step, before anything is scaled."""
+
+
+class QKClip:
+    """Records the largest logit of every head, and after each step of the optimizer scales down heads that pass tau.
+
+    optimizer: `DistributedMuon`, `Zero1AdamW`, `MuonW`, `Muon` or one of torch's, which trains the weights. The clip is
+        a post hook of its `step`: nothing more is to be called. All ranks make the clip together.
+    attentions: {name: `AttentionHeads`}; TP-local modules where TP cuts layers, by whole heads.
+    threshold: tau, more than 0; math.inf only records. May be changed later, on all ranks alike.
+    alpha: the query's part of the shrinking, in [0, 1]; all of it where query heads share a key head.
+    grid: for plain tensors on several ranks, under an optimizer that does not know of these: what `Grid.of` takes, such
+        as `torch.distributed.group.WORLD` under DDP; `Grid.alone()` for a model of this rank's own.
+
+    largest, gammas: {name: [heads], on the CPU}, of whole layers, alike on all ranks, in the latest step that was not
+        skipped; -inf where nothing was recorded.
+    skipped_steps: how many were, by a GradScaler or because of on_nonfinite="skip"; nothing is scaled then.
+    ledger: what this rank has sent.
+
+    A step costs one all-reduce of heads + 3 numbers; where parameters have master weights, both are scaled, and buckets
+    that hold a clipped head are gathered again. Momentum stays. There is nothing to save: a step uses up what was
+    recorded. A norm between the weights and the logits makes the clip idle, for it undoes the scaling.
+
+    Raises ValueError, naming layer and remedy, for what it cannot take; RankMismatchError on all ranks where they
+    differ.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        attentions: Mapping[str, AttentionHeads],
+        threshold: float = 100.0,
+        *,
+        alpha: float = 0.5,
+        grid: Any = None,
+    ) -> None:
+        self.threshold, self.alpha, self._optimizer = threshold, alpha, optimizer
+        self.grid = _grid_of(optimizer, grid)
+        self.ledger = self.grid.ledger
+        with raise_together(self.grid, "the clip", "make the same one on every rank"):
+            self._check_options()
+            self.layers = {name: PlacedHeads(name, one, self.grid.tp) for name, one in attentions.items()}
+            self._check_weights()
+        lines = [(name, f"{layer.attention.heads} heads") for name, layer in self.layers.items()]
+        check_same(self.grid, "clips", [("options", self._options()), *lines], "make the same one on every rank")
+        self.largest: dict[str, Tensor] = {}
+        self.gammas: dict[str, Tensor] = {}
+        self.skipped_steps, self._warned = 0, False
+        self._seen: dict[str, tuple[slice, Tensor]] = {}  # name -> (which heads are here, [heads here])
+        optimizer.register_step_post_hook(self._after_step)
+
+    # ---- In the forward pass ------------------------------------------------------------------------------
+
+    def record(
+        self,
+        name: str,
+        query: Tensor,
+        key: Tensor,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> None:
+        """Note the largest logit of every head, beside what earlier micro-batches had.
+
+        name: the layer's, as the constructor was given it.
+        query: [batch, heads here, length, d], as scaled_dot_product_attention takes it.
+        key: [batch, key heads here, key length, d].
+        is_causal, scale: as scaled_dot_product_attention takes them.
+
+        Without gradients (`torch.no_grad`) nothing is noted, and it costs nothing: evaluation does not count.
+        """
+        if torch.is_grad_enabled():
+            here = self._layer(name).heads_of(query, key).as_slice
+            found = largest_logits(query.detach(), key.detach(), is_causal, scale)
+            self._seen[name] = here, torch.maximum(found, self._seen[name][1]) if name in self._seen else found
+
+    def recorder(self, name: str, is_causal: bool = False, scale: float | None = None) -> Recorder:
+        """Return what a module may call with its queries and keys."""
+        self._layer(name)
+        return Recorder(self, name, is_causal, scale)
+
+    def forget(self) -> None:
+        """Drop what was recorded, where a step is given up without a call of the optimizer's.
+
+        So does a GradScaler with torch's own optimizers that know nothing of it, or a loop that skips a bad loss.
+        """
+        self._seen.clear()
+
+    # ---- After the step -----------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, float]:
+        """Return the latest step in two numbers, for metrics: the largest logit of all, how many heads were clipped."""
+        largest = max((float(values.max()) for values in self.largest.values()), default=-math.inf)
+        clipped = sum(int((values < 1).sum()) for values in self.gammas.values())
+        return {"largest logit": largest, "clipped heads": float(clipped)}
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        """Agree on the largest logits, and scale by them. Collective."""
+        try:
+            largest, skipped = self._over_ranks()
+        finally:
+            self.forget()
+        if skipped:
+            self.skipped_steps += 1
+            return
+        self.largest = largest
+        self.gammas = {name: torch.ones_like(values) for name, values in largest.items()}
+        self._require_finite()
+        self._warn_of_silent_layers()
+        for name, values in largest.items():
+            # gamma_h = min(1, tau / S_h)
+            self.gammas[name] = (self.threshold / values).where(values > self.threshold, 1.0)
+        self._scale()
+
+    def _over_ranks(self) -> tuple[dict[str, Tensor], bool]:  # {name: [heads]}, on the CPU
+        """Return the largest logits of all ranks, and whether the step was skipped, in one all-reduce by maximum.
+
+        A NaN, which a maximum may lose, travels as infinity. Raises RankMismatchError, on all ranks, for unlike
+        options.
+        """
+        heads = [layer.attention.heads for layer in self.layers.values()]
+        wide = widest(self.grid.device)
+        numbers = torch.full((sum(heads) + VOTES,), -torch.inf, dtype=wide, device=self.grid.device)
+        *of_layers, votes = numbers.split([*heads, VOTES])
+        for name, of_layer in zip(self.layers, of_layers, strict=True):
+            if name in self._seen:
+                here, found = self._seen[name]
+                of_layer[here] = found.nan_to_num(torch.inf, torch.inf, -torch.inf)
+        digest = zlib.crc32(self._options().encode())
+        votes.copy_(torch.tensor([self._was_skipped(), digest, -digest], dtype=wide))
+        numbers = self.grid.world.all_reduce(numbers, LABEL, dist.ReduceOp.MAX).cpu()
+        *of_layers, votes = numbers.split([*heads, VOTES])
+        skipped, greatest, minus_least = votes.tolist()
+        if greatest != -minus_least:
+            raise RankMismatchError(
+                "the options of the clip differ between ranks; set threshold and alpha alike on every rank. The step "
+                "was made, and nothing was clipped."
+            )
+        return dict(zip(self.layers, of_layers, strict=True)), bool(skipped)
+
+    def _was_skipped(self) -> float:
+        """Return 1 where the optimizer has left its parameters as they were, as far as this rank knows."""
+        if isinstance(self._optimizer, ShardedOptimizer):
+            return float(bool(self._optimizer.statistics.non_finite))
+        return float(getattr(self._optimizer, "found_inf", 0.0))  # a GradScaler's, for the length of a step
+
+    def _scale(self) -> None:
+        """Multiply the rows of clipped heads, by the optimizer itself where it keeps more than the parameters."""
+        clipped = [name for name, gammas in self.gammas.items() if (gammas < 1).any()]
+        factors = dict(
+            pair for name in clipped for pair in self.layers[name].factors(self.gammas[name].tolist(), self.alpha)
+        )
+        held = set[Tensor]()
+        if isinstance(self._optimizer, ShardedOptimizer) and factors:
+            held = set(self._optimizer.buffers.parameters)
+            self._optimizer.scale_rows_(factors)
+        elif isinstance(self._optimizer, MasterWeights):
+            held = set(factors)
+            self._optimizer.scale_rows_(factors)
+        for p in factors.keys() - held:
+            local(p).mul_(factors[p].view(-1, *[1] * (p.ndim - 1)))
+
+    # ---- Checks -------------------------------------------------------------------------------------------
+
+    def _layer(self, name: str) -> PlacedHeads:
+        if name not in self.layers:
+            raise ValueError(f"the clip knows no layer {name!r}; it has {', '.join(map(repr, self.layers))}.")
+        return self.layers[name]
+
+    def _options(self) -> str:
+        return f"threshold={float(self.threshold)}, alpha={float(self.alpha)}"
+
+    def _check_options(self) -> None:
+        if not self.threshold > 0:
+            raise ValueError(f"threshold is {self.threshold}; give a logit, more than 0 (Kimi K2 has 100).")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha is {self.alpha}; give the query's part, in [0, 1] (Kimi K2 has 0.5).")
+
+    def _check_weights(self) -> None:
+        """Raise ValueError where there is nothing to clip, or weights are not the optimizer's, or two layers'."""
+        if not self.layers:
+            raise ValueError("there is no layer to clip; give {name: AttentionHeads(query, key, heads)}.")
+        trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        first: dict[int, str] = {}
+        for where, weight in (pair for layer in self.layers.values() for pair in layer.weights.items()):
+            if id(weight) not in trained:
+                raise ValueError(f"{where} is no parameter of the optimizer; give the clip the one that trains it.")
+            if first.setdefault(id(weight), where) != where:
+                raise ValueError(
+                    f"{where} is {first[id(weight)]}, too, and would be scaled twice; give one name to layers that "
+                    "share weights, and record all of them under it."
+                )
+
+    def _require_finite(self) -> None:
+        for name, values in self.largest.items():
+            if heads := (values == torch.inf).nonzero().flatten().tolist():
+                raise NonFiniteLogits(
+                    f"the logits of {name!r}, head {heads[0]}, are not finite, and the step was made; go back to a "
+                    "checkpoint, with a lower learning rate or threshold."
+                )
+
+    def _warn_of_silent_layers(self) -> None:
+        silent = [repr(name) for name, values in self.largest.items() if not (values > -torch.inf).any()]
+        if silent and not self._warned:
+            self._warned = True
+            warn_user(
+                f"no logits of {', '.join(silent)} were recorded before this step, so none are clipped; let the "
+                "forward pass record them, with gradients enabled.",
+            )
+
+
+class Recorder:
+    """What a module calls with its queries and keys. A copied or pickled module has None in its place."""
+
+    def __init__(self, clip: QKClip, name: str, is_causal: bool, scale: float | None) -> None:
+        self._clip, self._name, self._settings = clip, name, (is_causal, scale)
+
+    def __call__(self, query: Tensor, key: Tensor) -> None:
+        self._clip.record(self._name, query, key, *self._settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+def _grid_of(optimizer: torch.optim.Optimizer, given: Any) -> Grid:
+    """Return the ranks over which batches and heads are spread. Collective where they have no group yet."""
+    if isinstance(optimizer, ShardedOptimizer):
+        if given is not None and given is not optimizer.grid:
+            raise ValueError("the optimizer has a grid of its own; leave out the clip's.")
+        return optimizer.grid
+    parameters = [pair for group in optimizer.param_groups for pair in named(group)]
+    if (mesh := common_mesh(parameters)) is not None:
+        ledger = optimizer.ledger if isinstance(optimizer, MuonW) else Ledger()
+        return replace(Grid.alone(mesh.device_type), world=group_of(mesh, ledger), ledger=ledger)
+    if given is None and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ValueError(
+            f"parameters are plain tensors on one of {dist.get_world_size()} ranks, and nothing says whose batches "
+            "count; give the clip grid=torch.distributed.group.WORLD for replicas, Grid.alone() for this rank alone."
+        )
+    return Grid.alone(str(parameters[0][1].device)) if given is None else Grid.of(given)

@@ -1,0 +1,75 @@
+"""Moves weighed without data are those of real steps, and stay under their bounds where no step can be taken."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from distmuon.launch import session
+from distmuon.optim import newton_schulz
+from distmuon.verify.prediction import predict_transient
+from muonbook.ch13.figure_tower import moves
+from muonbook.ch13.memory_study import PICTURED
+from muonbook.ch13.meta_device import weigh_moves, weigh_worst_moves
+from muonbook.ch13.step_memory import unpacked
+from muonbook.measure import results
+from muonbook.measure.muon_variants import LAID_OUT
+from muonbook.planner.model_shapes import MODELS, local_specs
+from muonbook.planner.owned_worlds import plan_part
+from muonbook.planner.planned_worlds import BUCKET_RULES
+from muonbook.planner.stages import stages
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_a_move_takes_as_much_as_with_data_to_the_byte(name: str) -> None:
+    """Of a stored step, whose moments also count what stands beside a move: what the first has, which begins it."""
+    layout, muon = LAID_OUT[name].plan(PICTURED, 4, 1)
+    real = moves(unpacked(results.load("memory")["timelines"][name]["history"]))
+    weighed = weigh_moves(layout, muon, 1, LAID_OUT[name].strategy, [0], "float32")
+    assert weighed == max(moment.alive - move[0].alive for move in real for moment in move)
+    assert not dist.is_initialized()
+
+
+@pytest.fixture
+def batches_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is weighed on this CPU go through Newton–Schulz together as it would on a GPU, of which bounds are."""
+    monkeypatch.setattr(newton_schulz, "BATCHED_ON_CPU", newton_schulz.BATCHED_ON_GPU)
+
+
+@pytest.mark.usefixtures("batches_of_a_gpu")
+@pytest.mark.parametrize(("dp", "tp"), [(8, 1), (16, 8)])
+@pytest.mark.parametrize("strategy", ["gather_all", "gather_cut", "owner"])
+def test_a_world_too_large_to_start_stays_under_its_bound(strategy: str, dp: int, tp: int) -> None:
+    specs, muon = local_specs(stages(MODELS["llama3_8b"], 4, 1)[0].dense, tp)
+    world = plan_part(specs, muon, dp, tp, 1 << 26, strategy)
+    _, heaviest = weigh_worst_moves(world.layout, world.muon, tp, strategy)
+    every = weigh_moves(world.layout, world.muon, tp, strategy, range(dp), "bfloat16")
+    bound = max(predict_transient(world.layout, tp, d, world.muon, strategy, None, "bfloat16", True) for d in range(dp))
+    assert 0.95 * every < heaviest <= every <= bound  # the rank with the largest bound need not be the fullest
+
+
+@pytest.mark.usefixtures("batches_of_a_gpu")
+@pytest.mark.parametrize("strategy", ["gather_all", "gather_cut", "owner"])
+@pytest.mark.parametrize("rule", ["megatron", "flat"])
+@pytest.mark.parametrize(("model", "dp", "tp"), [("llama3_70b", 128, 8), ("llama3_8b", 8, 1), ("moonlight", 16, 2)])
+def test_bounds_of_published_models_are_near_what_is_weighed(
+    model: str, dp: int, tp: int, rule: str, strategy: str
+) -> None:
+    """Chapter 15's limits say how near."""
+    specs, muon = local_specs(stages(MODELS[model], 1, 1)[0].dense, tp)
+    world = plan_part(specs, muon, dp, tp, BUCKET_RULES[rule](dp), strategy)
+    _, weighed = weigh_worst_moves(world.layout, world.muon, tp, strategy)
+    most = {"gather_all": 1.5, "gather_cut": 1.8, "owner": 2.6}[strategy]
+    assert weighed <= world.transient_bytes <= most * weighed
+
+
+def test_a_process_that_has_a_group_is_refused() -> None:
+    layout, muon = LAID_OUT["muon"].plan(PICTURED, 4, 1)
+    with session.environment(session.directory()):
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+        try:
+            with pytest.raises(RuntimeError, match="this process has a process group already"):
+                weigh_moves(layout, muon, 1, "gather_all", [0], "float32")
+        finally:
+            dist.destroy_process_group()

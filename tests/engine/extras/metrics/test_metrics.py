@@ -1,0 +1,460 @@
+"""Metrics: on every grid and mesh the numbers of one process, which are those of singular values and plain sums."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+import metrics_workers as work
+import pytest
+import torch
+from helpers_math import message
+from mesh_cases import WRAPS
+from metrics_workers import Record
+from once import once
+from torch import nn
+
+from distmuon import Muon, MuonW, launch
+from distmuon.extras.metrics import Console, JsonLines, Metrics, TensorBoard
+from distmuon.extras.metrics.matrix import orthogonality
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.sharding import hooks
+from distmuon.sharding.grid import Grid
+
+NORMS = ("totals", "groups", "parameters", "samples")
+TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
+EQUAL_WAYS = [way for way in work.WAYS if way != "blockwise"]
+
+
+@once
+def one_process() -> dict[str, Any]:
+    return launch.run(work.alone)[0]
+
+
+@once
+def two_by_two() -> tuple[list[dict[str, Any]], list[Record]]:
+    """What the ranks of the grid have found, and the lines of the one file that they were all given."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = launch.run(work.on_shards, (tuple(work.WAYS), folder), dp=2, tp=2)
+        return found, lines(Path(folder, "all.jsonl"))
+
+
+@once
+def four_by_two() -> list[dict[str, Any]]:
+    return launch.run(work.on_shards, (("gather_all", "owner", "blockwise"),), dp=4, tp=2)
+
+
+@once
+def meshes() -> list[dict[str, Any]]:
+    return launch.run(work.on_meshes, dp=4)
+
+
+def lines(path: Path) -> list[Record]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def same(found: Any, wanted: Any, rel: float) -> bool:
+    """Say whether two records are alike; numbers that are next to nothing count as nothing."""
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(same(found[key], wanted[key], rel) for key in wanted)
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(lambda a, b: same(a, b, rel), found, wanted))
+    return found == (pytest.approx(wanted, rel=rel, abs=rel) if isinstance(wanted, float) else wanted)
+
+
+def norms(record: Record, *names: str) -> Record:
+    return {name: record[name] for name in names or NORMS}
+
+
+def said(kind: type[Exception], act: Any, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(kind) as error:
+        act(*arguments, **options)
+    return message(error)
+
+
+# ---- The same numbers everywhere --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", EQUAL_WAYS)
+def test_a_grid_observes_what_one_process_does(way: str) -> None:
+    for mine, wanted in zip(two_by_two()[0][0][way], one_process()[way], strict=True):
+        assert same(norms(mine), norms(wanted), 1e-12 if "float64" in way else 1e-6)
+        assert len(mine["samples"]) > 80 if "every" in way else len(mine["samples"]) == work.SOME * (way != "adamw")
+
+
+@pytest.mark.parametrize("way", ["gather_all", "owner"])
+def test_so_does_a_longer_one(way: str) -> None:
+    for mine, wanted in zip(four_by_two()[0][way], one_process()[way], strict=True):
+        assert same(norms(mine), norms(wanted), 1e-6)
+
+
+def test_strategies_that_make_muon_are_told_from_the_one_that_does_not() -> None:
+    short, long, muon = two_by_two()[0][0]["blockwise"], four_by_two()[0]["blockwise"], one_process()["owner"]
+    assert all(same(norms(mine), norms(theirs), 1e-6) for mine, theirs in zip(short, long, strict=True))
+    assert same(short[0]["samples"]["experts[0]"], muon[0]["samples"]["experts[0]"], 1e-6)  # TP cuts between those
+    assert short[1]["samples"]["cut experts[1]"]["cosine"] < muon[1]["samples"]["cut experts[1]"]["cosine"] - 0.01
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_numbers_are_those_of_singular_values_and_plain_sums(dtype: str) -> None:
+    for record in meshes()[0][f"plain {dtype}"]:
+        expected = record["expected"]
+        of_matrices = {name: numbers for name, numbers in expected.items() if not name.startswith("norms of")}
+        of_parameters = {
+            name.removeprefix("norms of "): expected[name] for name in expected.keys() - of_matrices.keys()
+        }
+        assert same(record["samples"], of_matrices, 1e-6 if dtype == "float32" else 1e-9)
+        assert same(record["parameters"], of_parameters, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_mesh_observes_what_one_process_does(wrap: str, dtype: str) -> None:
+    for mine, wanted in zip(meshes()[0][f"{wrap} {dtype}"], meshes()[0][f"plain {dtype}"], strict=True):
+        assert same(norms(mine), norms(wanted), TOLERANCE[dtype])
+
+
+def test_totals_are_made_of_parameters() -> None:
+    first, second = one_process()["gather_all, every matrix"]
+    assert (first["step"], second["step"], first["skipped"]) == (1, 2, False)
+    assert first["parameters"][work.ABSENT]["gradient_norm"] > 0
+    absent = second["parameters"][work.ABSENT]
+    assert (absent["gradient_norm"], absent["update_rms"]) == (None, None)
+    assert work.ABSENT not in second["samples"]
+    squares = [numbers["gradient_norm"] or 0.0 for numbers in second["parameters"].values()]
+    assert second["totals"]["gradient_norm"] == pytest.approx(math.hypot(*squares), rel=1e-12)
+    squares = [numbers["gradient_norm"] or 0.0 for numbers in second["groups"]]
+    assert second["totals"]["gradient_norm"] == pytest.approx(math.hypot(*squares), rel=1e-12)
+
+
+def test_gradients_are_measured_before_clipping() -> None:
+    clipped, free = (one_process()[way][0]["totals"] for way in ("gather_cut, clipped", "gather_all"))
+    assert clipped["gradient_norm"] == free["gradient_norm"] > 1
+    assert clipped["momentum_norm"] < 0.5 < free["momentum_norm"]
+
+
+def test_all_ranks_know_the_same_but_samples() -> None:
+    for ranks in (two_by_two()[0], four_by_two()):
+        first, *others = [rank["gather_all"][1] for rank in ranks]
+        for other in others:
+            assert norms(other, *NORMS[:3]) == norms(first, *NORMS[:3])
+            assert other["samples"] == {}
+            assert (other["seconds"], other["sent_bytes"]) == (first["seconds"], first["sent_bytes"])
+
+
+def test_shares_and_bytes_of_a_step() -> None:
+    for way in EQUAL_WAYS:
+        ranks = [rank[way][0] for rank in two_by_two()[0]]
+        assert ranks[0]["sent_bytes"] == sum(rank["told"] for rank in ranks) / 4 > 0
+        assert 0 < ranks[0]["communication"] < 1
+        assert (0 < ranks[0]["newton_schulz"] < 1) == (way != "adamw")
+        assert ranks[0]["communication"] + ranks[0]["newton_schulz"] < 1
+        alone = one_process()[way][0]
+        assert alone["sent_bytes"] == 0
+
+
+# ---- Ranks that differ ------------------------------------------------------------------------------------
+
+
+def test_ranks_that_ask_for_different_things_all_say_so() -> None:
+    ranks = [rank["words"] for rank in two_by_two()[0]]
+    assert ranks == [ranks[0]] * 4
+    every, reduction, wrong, folder = ranks[0]
+    assert "'every' is 3 on rank 1, and 2 on rank 0" in every
+    assert "'max'" in reduction
+    assert "every is 0; give a whole number, 1 or more" in wrong
+    assert "IsADirectoryError" in folder
+
+
+def test_scalars_of_many_ranks_become_one() -> None:
+    found, written = two_by_two()
+    wanted = {"loss": 1.5 + 3, "tokens": 1 + 3, "logit": -5.0, "rare": 7.0, "never": None, "of others": None}
+    for rank in found:
+        broken = rank["scalars"]["scalars"].pop("broken")
+        assert math.isnan(broken)
+        assert rank["scalars"]["scalars"] == wanted
+    assert [record["step"] for record in written] == [6, 8]
+    assert written[1]["scalars"] == wanted | {"broken": "NaN"}
+
+
+def test_after_bad_days_it_goes_on() -> None:
+    skipped, after, refused, later = two_by_two()[0][0]["bad days"]
+    assert (skipped["step"], skipped["skipped"], skipped["totals"]["update_rms"]) == (1, True, None)
+    assert math.isnan(skipped["totals"]["gradient_norm"])
+    assert (after["step"], after["skipped"]) == (2, False)
+    assert after["totals"]["update_rms"] > 0
+    assert refused == {"hooks": 1}  # of the step that raised; the next one has taken it away
+    assert norms(later, *NORMS[:3]) == norms(after, *NORMS[:3])
+    assert two_by_two()[0][0]["hooks left"] == 0
+
+
+def test_a_skipped_step_of_muonw_is_known_on_all_ranks() -> None:
+    for rank in meshes():
+        assert [record["skipped"] for record in rank["infinity"]] == [False, True, False]
+        assert [record["totals"]["update_rms"] is None for record in rank["infinity"]] == [False, True, False]
+        assert rank["infinity"][1]["totals"]["gradient_norm"] == math.inf
+
+
+def test_plain_tensors_are_observed_by_each_rank_for_itself() -> None:
+    found = [rank["plain tensors"] for rank in meshes()]
+    wanted = [math.sqrt(6) * (rank + 1) for rank in range(4)]
+    assert [one["totals"]["gradient_norm"] for one in found] == pytest.approx(wanted, rel=1e-6)
+    assert [len(one["samples"]) for one in found] == [1, 0, 0, 0]  # and only rank 0 writes
+
+
+# ---- What people do ---------------------------------------------------------------------------------------
+
+
+def layer(out: int = 4, in_: int = 3) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(in_, out, bias=False)
+
+
+def go(optimizer: torch.optim.Optimizer, steps: int = 1) -> None:
+    for _ in range(steps):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = torch.ones_like(p) + p.detach() if p.requires_grad else None
+        optimizer.step()
+
+
+def test_other_steps_are_left_alone() -> None:
+    optimizer = MuonW(layer())
+    metrics = Metrics(optimizer, every=3, start=4)
+    go(optimizer)
+    assert (metrics.step, metrics.latest, metrics._underway) == (5, {}, None)
+    go(optimizer, 2)
+    assert metrics.latest["step"] == 6
+    metrics.close()
+    go(optimizer, 2)
+    assert (metrics.step, metrics.latest["step"], hooks._around_kinds) == (7, 6, [])
+    metrics.close()
+
+
+def test_samples_take_turns_also_after_a_resumption() -> None:
+    def sampled(start: int, steps: int) -> list[str]:
+        model = nn.Sequential(layer(), layer(5, 4), layer(2, 5), layer(3, 2))
+        optimizer = MuonW(model)
+        metrics, found = Metrics(optimizer, every=1, samples=2, start=start), []
+        for _ in range(steps):
+            go(optimizer)
+            found += metrics.latest["samples"]
+        return found
+
+    assert sampled(0, 3) == ["0.weight", "1.weight", "2.weight", "0.weight", "1.weight", "2.weight"]
+    assert sampled(1, 2) == sampled(0, 3)[2:]
+
+
+@pytest.mark.parametrize("lr", [0.0, torch.tensor(0.0)])
+def test_an_update_of_no_learning_rate_is_not_measured(lr: Any) -> None:
+    optimizer = Muon(layer().parameters(), lr=lr)
+    metrics = Metrics(optimizer, every=1)
+    go(optimizer)
+    assert (metrics.latest["totals"]["update_rms"], metrics.latest["samples"]) == (None, {})
+    assert metrics.latest["totals"]["momentum_norm"] > 0
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    go(optimizer)
+    assert metrics.latest["totals"]["update_rms"] == pytest.approx(0.2, rel=0.3)
+    assert set(metrics.latest["samples"]) == {"group0.0"}
+
+
+def test_closures_frozen_parameters_and_later_groups() -> None:
+    model = nn.Sequential(layer(), layer(5, 4))
+    frozen = nn.Parameter(torch.ones(3, 3), requires_grad=False)
+    optimizer = MuonW([{"params": [model[0].weight, frozen]}], lr=0.1)
+    metrics = Metrics(optimizer, every=1)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3)).square().mean()
+        loss.backward()
+        return loss.item()
+
+    optimizer.step(closure)
+    assert list(metrics.latest["parameters"]) == ["group0.0", "group0.1"]
+    assert metrics.latest["parameters"]["group0.0"]["update_rms"] > 0
+    assert metrics.latest["parameters"]["group0.1"]["update_rms"] is None
+    assert metrics.latest["parameters"]["group0.1"]["weight_rms"] == 1
+    optimizer.add_param_group({"params": [model[1].weight], "algorithm": "adamw", "lr": 0.5})
+    optimizer.step(closure)
+    assert metrics.latest["groups"][1]["algorithm"] == "adamw"
+    assert metrics.latest["groups"][1]["update_rms"] == pytest.approx(1, rel=1e-3)  # AdamW's first
+
+
+def test_what_somebody_wrote_between_steps_is_no_update() -> None:
+    model = layer().bfloat16()
+    optimizer = DistributedMuon([{"params": [("weight", model.weight)]}], Grid.alone(), lr=0.01)
+    metrics = Metrics(optimizer, every=1)
+    go(optimizer)
+    before = metrics.latest["totals"]["update_rms"]
+    with torch.no_grad():
+        model.weight.mul_(3)
+    go(optimizer)
+    assert metrics.latest["totals"]["update_rms"] == pytest.approx(before, rel=0.3)
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Muon])
+def test_torchs_own_optimizers_are_observed_as_far_as_they_go(make: Any) -> None:
+    model = layer()
+    optimizer = make(model.parameters(), lr=0.1, weight_decay=0.2)
+    metrics, before = Metrics(optimizer, every=1), model.weight.detach().clone()
+    go(optimizer)
+    moved = (0.98 * before - model.weight.detach()) / 0.1
+    assert metrics.latest["totals"]["update_rms"] == pytest.approx(moved.square().mean().sqrt().item(), rel=1e-6)
+    assert metrics.latest["samples"] == {}
+
+
+def test_what_cannot_be_watched_is_refused_in_a_sentence() -> None:
+    model = layer()
+    assert "Metrics cannot watch a SGD" in said(TypeError, Metrics, torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = MuonW(model)
+    assert "every is 2.5" in said(ValueError, Metrics, optimizer, 2.5)
+    assert "samples is -1" in said(ValueError, Metrics, optimizer, samples=-1)
+    assert "choose one of max, sum, mean" in said(ValueError, Metrics, optimizer, scalars={"loss": "median"})
+    metrics = Metrics(optimizer, scalars={"loss": "mean"})
+    assert "scalar(s) los were not announced (loss were)" in said(ValueError, metrics.record, los=1.0)
+    assert "shape (2,)" in said(ValueError, metrics.record, loss=torch.ones(2))
+    with pytest.raises(ValueError, match="could not convert"):
+        metrics.record(loss="little")  # type: ignore[arg-type]
+
+
+def test_a_recorded_tensor_may_be_written_to_afterwards() -> None:
+    optimizer, loss = MuonW(layer()), torch.tensor(2.5)
+    metrics = Metrics(optimizer, every=1, scalars={"loss": "mean"})
+    metrics.record(loss=loss)
+    loss.zero_()
+    go(optimizer)
+    assert metrics.latest["scalars"] == {"loss": 2.5}
+    go(optimizer)
+    assert metrics.latest["scalars"] == {"loss": None}  # not last step's
+
+
+def test_a_matrix_that_is_not_finite_or_has_no_full_rank() -> None:
+    torch.manual_seed(0)
+    o, m = torch.randn(3, 5), torch.randn(3, 5)
+    assert math.isnan(orthogonality(o, m * torch.inf).cosine)
+    m[2] = m[1]
+    u, _, v = torch.linalg.svd(m.double(), full_matrices=False)
+    polar = u[:, :2] @ v[:2]
+    wanted = (o * polar).sum() / o.double().norm() / math.sqrt(2)
+    assert orthogonality(o, m).cosine == pytest.approx(wanted.item(), rel=1e-6)
+    exact = orthogonality(polar, m)
+    assert exact.cosine == pytest.approx(1, rel=1e-6)
+    assert exact.quantiles[-1] == pytest.approx(1, rel=1e-6)
+    assert orthogonality(o.T, m.T).cosine == pytest.approx(wanted.item(), rel=1e-6)
+
+
+# ---- Writers ----------------------------------------------------------------------------------------------
+
+
+def observe(writer: Any, steps: int = 1, start: int = 0, loss: float = 2.0) -> Record:
+    optimizer = MuonW(layer())
+    with Metrics(optimizer, every=1, to=[writer], start=start, scalars={"loss": "mean"}) as metrics:
+        for _ in range(steps):
+            metrics.record(loss=loss)
+            go(optimizer)
+    return metrics.latest
+
+
+def test_lines_are_whole_while_the_run_goes_on(tmp_path: Path) -> None:
+    path, optimizer = tmp_path / "new" / "run.jsonl", MuonW(layer())
+    with Metrics(optimizer, every=1, to=[JsonLines(path)], scalars={"loss": "mean"}) as metrics:
+        for step, loss in enumerate((1.0, math.nan, -math.inf), 1):
+            metrics.record(loss=loss)
+            go(optimizer)
+            assert len(lines(path)) == step
+    assert [record["scalars"]["loss"] for record in lines(path)] == [1.0, "NaN", "-Infinity"]
+    assert lines(path)[2]["samples"] == metrics.latest["samples"]
+
+
+def test_a_resumed_run_goes_on_behind_the_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    observe(JsonLines(path), steps=2)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:100])  # killed while it wrote a third
+    observe(JsonLines(path), start=2)
+    assert path.read_bytes().startswith(whole)
+    assert [record["step"] for record in lines(path)] == [1, 2, 3]
+    path.write_bytes(whole[:5])
+    observe(JsonLines(path))
+    assert [record["step"] for record in lines(path)] == [1]
+
+
+@pytest.mark.parametrize("held", ["notes", "notes\n", '{"other": 1}\n', '{"step": 1}\nnotes'])
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, held: str) -> None:
+    path = tmp_path / "notes"
+    path.write_text(held)
+    assert "holds something else than observations" in said(ValueError, observe, JsonLines(path))
+    assert path.read_text() == held
+
+
+def test_the_console_says_it_in_a_line() -> None:
+    stream = io.StringIO()
+    observe(Console(stream))
+    (line,) = stream.getvalue().splitlines()
+    for word in ("step 1: update rms 0.", "loss 2;", "weight: orthogonality error", "% Newton–Schulz, 0 bytes sent"):
+        assert word in line
+
+
+def test_what_is_measured_after_a_step_gets_a_line_of_its_own_at_once(tmp_path: Path) -> None:
+    path, optimizer, stream = tmp_path / "run.jsonl", MuonW(layer()), io.StringIO()
+    with Metrics(optimizer, every=2, to=[JsonLines(path), Console(stream)], start=4) as metrics:
+        for _ in range(2):
+            go(optimizer)
+            metrics.log(held_out_loss=2.5)
+        assert metrics.latest["scalars"] == {}
+    logged, observed, again = lines(path)
+    assert (logged["step"], observed["step"], again["step"]) == (5, 6, 6)
+    assert logged.keys() == again.keys() == {"step", "time", "scalars"}
+    assert again["scalars"] == {"held_out_loss": 2.5}
+    assert [line for line in stream.getvalue().splitlines() if "held_out" in line] == [
+        "step 5: held_out_loss 2.5", "step 6: held_out_loss 2.5",
+    ]  # fmt: skip
+
+
+def test_a_writer_that_fails_is_dropped_and_training_goes_on() -> None:
+    class Full(Console):
+        def write(self, record: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.warns(UserWarning, match=r"Full is dropped \(.*No space left on device\); training goes on"):
+        assert observe(Full(), steps=2)["step"] == 2
+
+
+def test_tensorboard_gets_every_number_under_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+
+    class SummaryWriter:
+        def __init__(self, folder: str, purge_step: int | None) -> None:
+            told["made"] = folder, purge_step
+
+        def add_scalar(self, tag: str, value: float, step: int, walltime: float) -> None:
+            told[tag] = value, step
+
+        def flush(self) -> None:
+            told["flushed"] = True
+
+        def close(self) -> None:
+            told["closed"] = True
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    record = observe(TensorBoard(tmp_path), start=6)
+    assert told["made"] == (str(tmp_path), 7)
+    assert told["closed"] is told["flushed"] is True
+    assert told["totals/update_rms"] == (record["totals"]["update_rms"], 7)
+    assert told["samples/weight/singular_values/4"] == (record["samples"]["weight"]["singular_values"][4], 7)
+    assert told["scalars/loss"] == (2.0, 7)
+    assert "step" not in told
+
+
+def test_without_tensorboard_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert "run `pip install tensorboard`, or write JsonLines" in said(ModuleNotFoundError, TensorBoard, "runs/a")

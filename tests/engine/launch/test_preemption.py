@@ -1,0 +1,69 @@
+"""Being asked to stop: ranks get their time, no more, and whoever started them hears how it was used."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import worlds
+
+from distmuon import launch
+from distmuon.launch import preemption
+from distmuon.launch.session import BURST
+
+pytestmark = pytest.mark.alone
+
+WORKER = str(Path(__file__).with_name("stop_worker.py"))
+
+
+def stopped(number: int, *arguments: str, twice: bool = False, group: bool = False) -> worlds.Ending:
+    with worlds.command(WORKER, *arguments) as running:
+        running.wait_for("working\n" * (1 if "1" in arguments else 2))
+        running.interrupt(number, group)
+        if twice:
+            worlds.time.sleep(BURST + 0.5)
+            running.interrupt(number)
+        return running.end()
+
+
+@pytest.mark.parametrize("dp", ["1", "2"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_ranks_return_what_they_have_saved_and_the_exit_code_tells_of_the_signal(dp: str, number: int) -> None:
+    ending = stopped(number, "heed", "--dp", dp)
+    saved = "".join(f"rank {rank} has saved\n" for rank in range(int(dp)))
+    assert ending == (128 + number, "working\n" * int(dp) + saved, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_whole_process_group_is_heard_once(number: int) -> None:
+    ending = stopped(number, "heed", "--dp", "2", group=True)  # from a terminal, from `timeout`, from SLURM
+    assert ending == (128 + number, "working\n" * 2 + "rank 0 has saved\nrank 1 has saved\n", "")
+
+
+@pytest.mark.parametrize("dp", ["1", "2"])
+def test_whoever_asks_twice_does_not_wait(dp: str) -> None:
+    ending = stopped(signal.SIGINT, "slow", "--dp", dp, twice=True)
+    assert (ending.code, ending.err) == (130, "error: interrupted; every rank was stopped.\n")
+
+
+def test_who_needs_longer_is_stopped() -> None:
+    ending = stopped(signal.SIGTERM, "slow", "--stop-within", "0.5")
+    assert (ending.code, ending.err) == (143, "error: stopped by SIGTERM; every rank was stopped.\n")
+
+
+def test_a_failure_while_saving_is_told_as_such() -> None:
+    ending = stopped(signal.SIGTERM, "fail")
+    assert ending.code == 1
+    assert ending.err.startswith("error: rank 0 failed first; the other ranks were stopped.\n")
+    assert ending.err.endswith("OSError: no space left on this device\n")
+
+
+def test_a_run_that_was_not_asked_knows_of_no_earlier_one() -> None:
+    preemption.note(signal.SIGTERM)
+    assert (preemption.should_stop(), preemption.exit_code()) == (True, 143)
+    launch.run(worlds.who)
+    assert (preemption.should_stop(), preemption.exit_code()) == (False, 0)
+
+
+def test_a_time_that_cannot_be_is_refused() -> None:
+    with pytest.raises(launch.UsageError, match=r"stop_within is -1; give a positive number of seconds, or None\."):
+        launch.run(worlds.who, stop_within=-1)

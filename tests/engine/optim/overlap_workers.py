@@ -1,0 +1,296 @@
+"""What every rank of a grid finds out about the three schedules of a step: one world, many facts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from optimizer_cases import ABSENT, MUON, RAGGED, SMALL, TINY, Case, Weight, build, give, values
+from torch import Tensor, nn
+
+from distmuon.launch import World
+from distmuon.models.networks import MLP
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.overlap import OVERLAPS, OverlappedMuon, PipelinedMuon, Publishing, Worked
+from distmuon.optim.param_groups import split_parameters
+from distmuon.sharding import collectives
+from distmuon.sharding.buffers import dtype_name
+from distmuon.sharding.collectives import Group, PendingWork
+from distmuon.sharding.grid import Grid
+from distmuon.verify.counter import CollectiveCounter
+from distmuon.verify.memory_tracker import StorageTracker
+from distmuon.verify.prediction import more_transient, predict_transient
+
+CASES: dict[str, Case] = {
+    "small": SMALL,
+    "ragged": RAGGED,
+    "bf16 and fp32": SMALL.of_dtype(torch.bfloat16, torch.float32),
+    "absent": ABSENT,
+    "one element": TINY,
+    "one bucket": Case(SMALL.weights, bucket_size=10_000),
+}
+VARIANTS: dict[str, dict[str, Any]] = {  # of distributed Muon
+    "gather_all": {},
+    "owner": {"strategy": "owner"},
+    "updates": {"strategy": "owner", "publish": "updates"},
+    "periodic": {"strategy": "periodic", "strategy_options": {"whole_every": 2}},
+    "blockwise": {"strategy": "blockwise", "publish": "updates"},
+}
+PAIRS = [("gather_all", name) for name in CASES] + [
+    (variant, name) for variant in VARIANTS if variant != "gather_all" for name in ("small", "absent")
+]
+
+
+class Trouble(Exception):
+    """What a test throws into a step."""
+
+
+def schedule_facts(world: World) -> dict[str, Any]:
+    grid = Grid.of(world)
+    return {
+        "outcomes": {(variant, name): train_all(CASES[name], grid, **VARIANTS[variant]) for variant, name in PAIRS},
+        "straddling": straddling(grid),
+        "memory": {
+            (variant, name): memory(grid, name, variant) for variant in ("gather_all", "owner") for name in OVERLAPS
+        },
+        "trouble": {name: meet_trouble(grid, name) for name in ("naive", "pipelined")},
+    }
+
+
+def train_all(
+    case: Case, grid: Grid, schedules: Mapping[str, type] = OVERLAPS, **options: Any
+) -> dict[str, dict[str, Any]]:
+    """Train in all schedules; return parameters, state, ledger and what torch dispatched, of each."""
+    found = {}
+    for name, schedule in schedules.items():
+        parameters, optimizer = build(case, grid, schedule, **options)
+        grid.ledger.clear()
+        with CollectiveCounter() as counter:
+            for step in range(case.steps):
+                give(case, grid, parameters, step)
+                optimizer.step()
+        rows = dict(grid.ledger)
+        found[name] = {
+            "values": values(parameters),
+            "momentum": {n: optimizer.state[p].get("momentum_buffer") for n, p in parameters.items()},
+            "ledger": rows,
+            "dispatched": counter.ledger.total().calls,
+            "left": len(getattr(optimizer, "pending", [])),
+        }
+    return found
+
+
+def scheduled(case: Case, grid: Grid, name: str) -> tuple[dict[str, nn.Parameter], OverlappedMuon]:
+    parameters, optimizer = build(case, grid, OVERLAPS[name])
+    assert isinstance(optimizer, OverlappedMuon)
+    return parameters, optimizer
+
+
+def straddling(grid: Grid) -> int:
+    layout = build(SMALL, grid)[1].buffers.layout
+    return sum(len(layout.owners(b, i)) > 1 for b in layout.buckets for i in b.params)
+
+
+def memory(grid: Grid, name: str, strategy: str) -> tuple[int, int]:
+    """Return (peak bytes of the second step, their bound) for a deep MLP in many buckets."""
+    torch.manual_seed(0)  # ranks that are spawned, not forked, would begin with seeds of their own
+    model = MLP([64, *[128] * 12, 10], grid.tp)
+    optimizer = OVERLAPS[name](split_parameters(model), grid, bucket_size=10_000, strategy=strategy)
+    for _ in range(2):
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        with StorageTracker() as tracker:
+            optimizer.step()
+    layout, muon = optimizer.buffers.layout, list(optimizer.muon)
+    dtype = compute_dtype(grid)
+    bound = predict_transient(layout, grid.tp.size, grid.dp.rank, muon, strategy, compute_dtype=dtype)
+    more = more_transient(name, layout, muon, strategy, tp=grid.tp.size, dp_rank=grid.dp.rank, compute_dtype=dtype)
+    return tracker.peak, bound + more
+
+
+def compute_dtype(grid: Grid) -> str:
+    from distmuon.optim.newton_schulz import fast_dtype
+
+    return dtype_name(fast_dtype(grid.device, torch.bfloat16))
+
+
+def meet_trouble(grid: Grid, name: str) -> dict[str, Any]:
+    """Let Newton–Schulz fail on every rank in the second bucket group; say what is left, and if the next step works."""
+    case = Case(tuple(Weight(f"w{i}", (4, 6), 0) for i in range(6)), (MUON,), steps=1, bucket_size=24)
+    parameters, optimizer = scheduled(case, grid, name)
+    honest, calls = optimizer.strategy.newton_schulz, [0]
+    landed: list[Any] = []
+
+    def fails(matrices: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            landed.extend(work for pending in optimizer.pending for work, _ in pending._started)
+            raise Trouble("the second bucket group")
+        return honest(matrices)
+
+    optimizer.strategy.newton_schulz = fails  # type: ignore[method-assign]
+    give(case, grid, parameters, 0)
+    words = ""
+    try:
+        optimizer.step()
+    except Trouble as error:
+        words = str(error)
+    left, mode = len(optimizer.pending), grid.dp._pending
+    optimizer.strategy.newton_schulz = honest  # type: ignore[method-assign]
+    optimizer.zero_grad()
+    give(case, grid, parameters, 0)
+    optimizer.step()
+    return {
+        "words": words,
+        "under way": len(landed),
+        "completed": all(work.is_completed() for work in landed),
+        "left": left,
+        "mode": mode,
+        "goes on": all(torch.isfinite(value).all() for value in values(parameters).values()),
+    }
+
+
+def last_rank_fails(world: World) -> None:
+    """Let Newton–Schulz fail on the last rank alone, with gathers under way everywhere."""
+    grid = Grid.of(world)
+    case = Case(tuple(Weight(f"w{i}", (4, 6), None) for i in range(6)), (MUON,), steps=1, bucket_size=24)
+    parameters, optimizer = scheduled(case, grid, "pipelined")
+    if world.rank == world.size - 1:
+
+        def fails(matrices: Any) -> Any:
+            raise Trouble("on the last rank")
+
+        optimizer.strategy.newton_schulz = fails  # type: ignore[method-assign]
+    give(case, grid, parameters, 0)
+    optimizer.step()
+
+
+def start_and_read_later(world: World) -> dict[str, Any]:
+    """Start gathers out of step with each other, and wait for them in one go."""
+    grid = Grid.of(world)
+    group: Group = grid.world
+    shards = [torch.full((3,), float(10 * world.rank + i)) for i in range(4)]
+    with group.async_collectives() as pending:
+        found = [group.all_gather(shard, f"shard {i}") for i, shard in enumerate(shards)]
+        with group.async_collectives() as inner:
+            nested = group.all_gather(shards[0], "nested")
+        assert len(inner) == 1
+        inner.wait()
+    assert len(pending) == 4
+    pending.wait()
+    after = group.all_gather(shards[1], "after the block")  # waits again
+    return {
+        "found": [tensor.view(world.size, 3)[:, 0].tolist() for tensor in found],
+        "nested": nested.view(world.size, 3)[:, 0].tolist(),
+        "after": after.view(world.size, 3)[:, 0].tolist(),
+        "left": len(pending) + len(inner),
+        "calls": grid.ledger.total().calls,
+    }
+
+
+# ---- A wire that is late ----------------------------------------------------------------------------------
+
+
+class LateWork:
+    """A collective that only begins when somebody waits for it; until then NaN stands where its result will be."""
+
+    def __init__(self, results: Sequence[Tensor], inputs: Sequence[Tensor], begin: Callable[[], Any]) -> None:
+        kept = [tensor.clone() for tensor in inputs]  # which may lie in the results
+        for tensor in results:
+            tensor.fill_(torch.nan)
+        for tensor, before in zip(inputs, kept, strict=True):
+            tensor.copy_(before)
+        self.inputs, self.kept, self.begin = inputs, kept, begin
+
+    def wait(self) -> None:
+        for tensor, before in zip(self.inputs, self.kept, strict=True):
+            if not torch.equal(tensor.view(torch.uint8), before.view(torch.uint8)):  # NaN equals NaN here
+                raise Trouble("what was to be sent has been written to")
+        self.begin()
+
+
+@contextlib.contextmanager
+def late_wire() -> Iterator[None]:
+    """Let everything that is only started begin as late as it may."""
+
+    def all_gather(out: Tensor, shard: Tensor, group: Any, async_op: bool) -> Any:
+        begin = partial(honest_gather, out, shard, group=group)
+        return LateWork([out], [shard], begin) if async_op else begin()
+
+    def all_to_all(received: Tensor, parcels: Tensor, theirs: Any, mine: Any, group: Any, async_op: bool) -> Any:
+        begin = partial(honest_exchange, received, parcels, theirs, mine, group=group)
+        return LateWork([received], [parcels], begin) if async_op else begin()
+
+    def batch(operations: list[Any]) -> list[LateWork]:
+        def begin() -> None:
+            for work in honest_batch(operations):
+                work.wait()
+
+        sent = [operation.tensor for operation in operations if operation.op is dist.isend]
+        return [LateWork([o.tensor for o in operations if o.op is dist.irecv], sent[:1], begin)]
+
+    honest_gather, honest_exchange = collectives._all_gather_flat, dist.all_to_all_single
+    honest_batch = dist.batch_isend_irecv
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "_all_gather_flat", all_gather)
+        patch.setattr(dist, "all_to_all_single", all_to_all)
+        patch.setattr(dist, "batch_isend_irecv", batch)
+        yield
+
+
+class ReadsGathersEarly(PipelinedMuon):
+    """Works on a bucket group before its momentum has come together."""
+
+    def make_moves(self, groups: Sequence[Any]) -> None:
+        self.step_adamw()
+        for buckets in groups:
+            self.finish(deque([self.work(self.start(buckets))]), deque(), behind=0)
+
+
+class ReadsReturnsEarly(PipelinedMuon):
+    """Applies updates before they are back over TP."""
+
+    def start_publication(self, worked: Worked) -> Publishing:
+        early = super().start_publication(worked._replace(pending=PendingWork()))
+        worked.pending.wait()
+        return early
+
+
+class ReadsUpdatesEarly(PipelinedMuon):
+    """Applies published updates before they have arrived."""
+
+    def take(self, publishing: Publishing) -> None:
+        super().take(publishing._replace(pending=PendingWork()))
+        publishing.pending.wait()
+
+
+MUTANTS = {  # -> the variant of Muon in which it reads what is not there
+    ReadsGathersEarly: ("gather_all", "owner"),
+    ReadsReturnsEarly: ("owner", "updates"),
+    ReadsUpdatesEarly: ("updates", "blockwise"),
+}
+
+
+def late_facts(world: World) -> dict[str, Any]:
+    """Return what all schedules make of a late wire, and mutants: whether all ends as on an honest one."""
+    grid, found, mutants = Grid.of(world), {}, {}
+    for variant, options in VARIANTS.items():
+        expected = train_all(SMALL, grid, {"": DistributedMuon}, **options)[""]["values"]
+        with late_wire():
+            late = train_all(SMALL, grid, **options)
+        found[variant] = all(equal(one["values"], expected) for one in late.values())
+        for mutant in (mutant for mutant, variants in MUTANTS.items() if variant in variants):
+            with late_wire():
+                late = train_all(SMALL, grid, {"": mutant}, **options)
+            mutants[mutant.__name__, variant] = equal(late[""]["values"], expected)
+    return {"equal": found, "mutants": mutants}
+
+
+def equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(found[name], value) for name, value in expected.items())

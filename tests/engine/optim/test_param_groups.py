@@ -1,0 +1,276 @@
+"""Which parameter goes to Muon and which to AdamW, the reasons printed, and what Muon refuses."""
+
+import warnings
+
+import pytest
+import torch
+from helpers_math import message
+from torch import nn
+
+from distmuon.models.networks import MLP, Transformer
+from distmuon.muonw.optimizer import MuonW
+from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.param_groups import check_muon_parameter, refuse_unknown, refuse_unknown_in_group, split_parameters
+from distmuon.sharding.grid import Grid
+
+
+class Tiny(nn.Module):
+    """An embedding, a hidden layer with bias, a norm, a convolution, a frozen layer and a tied head."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 4)
+        self.block = nn.ModuleDict({"up": nn.Linear(4, 8), "norm": nn.LayerNorm(8), "conv": nn.Conv1d(8, 4, 3)})
+        self.frozen = nn.Linear(4, 4, bias=False).requires_grad_(False)
+        self.gain = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(4, 10)
+        if tied:
+            self.head.weight = self.embed.weight
+
+
+def names(groups: list[dict], algorithm: str) -> list[str]:
+    return [name for group in groups if group["algorithm"] == algorithm for name, _ in group["params"]]
+
+
+def test_only_hidden_matrices_go_to_muon() -> None:
+    groups = split_parameters(Tiny(tied=False))
+    assert names(groups, "muon") == ["block.up.weight", "block.conv.weight"]
+    assert names(groups, "adamw") == [
+        "gain",
+        "embed.weight",
+        "block.up.bias",
+        "block.norm.weight",
+        "block.norm.bias",
+        "block.conv.bias",
+        "head.weight",
+        "head.bias",
+    ]
+
+
+def test_every_trainable_parameter_is_given_out_exactly_once() -> None:
+    model = Tiny()
+    given = [parameter for group in split_parameters(model) for _, parameter in group["params"]]
+    assert len(given) == len({id(p) for p in given})
+    assert {id(p) for p in given} == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+def test_a_frozen_parameter_goes_nowhere() -> None:
+    groups = split_parameters(Tiny())
+    assert not any("frozen" in name for algorithm in ("muon", "adamw") for name in names(groups, algorithm))
+
+
+def test_tied_weights_are_listed_once_under_their_first_name() -> None:
+    adamw = names(split_parameters(Tiny(tied=True)), "adamw")
+    assert "embed.weight" in adamw
+    assert "head.weight" not in adamw
+
+
+@pytest.mark.filterwarnings("ignore:Muon gets nothing")
+def test_an_embedding_stays_with_adamw_even_when_a_linear_layer_holds_it_first() -> None:
+    model = nn.Module()
+    model.project = nn.Linear(4, 10, bias=False)
+    model.tokens = nn.Embedding(10, 4)
+    model.project.weight = model.tokens.weight
+    assert names(split_parameters(model), "muon") == []
+    assert names(split_parameters(model), "adamw") == ["project.weight"]
+
+
+@pytest.mark.filterwarnings("ignore:Muon gets nothing")
+def test_a_table_of_bags_is_an_embedding_too() -> None:
+    assert names(split_parameters(nn.Sequential(nn.EmbeddingBag(10, 4))), "muon") == []
+
+
+def test_heads_are_known_by_the_last_part_of_their_name_or_by_those_that_are_given() -> None:
+    model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("head", "classifier", "map")})
+    nested = nn.ModuleDict({"model": model, "norm": nn.LayerNorm(2)})
+    assert names(split_parameters(nested), "muon") == ["model.map.weight"]
+    assert names(split_parameters(nested, heads=["classifier"]), "muon") == ["model.head.weight", "model.map.weight"]
+
+
+def test_the_last_layer_is_a_head_and_a_layer_by_itself_is_none() -> None:
+    layers = [nn.Linear(4, 4, bias=False) for _ in range(3)]
+    assert names(split_parameters(nn.Sequential(*layers)), "muon") == ["0.weight", "1.weight"]
+    assert names(split_parameters(layers[0]), "muon") == ["weight"]
+
+
+def test_kernels_are_in_a_group_of_their_own_and_groups_are_else_the_two_that_they_always_were() -> None:
+    options = [{name: value for name, value in group.items() if name != "params"} for group in split_parameters(Tiny())]
+    assert options == [{"algorithm": "muon"}, {"algorithm": "muon", "matrices": "flattened"}, {"algorithm": "adamw"}]
+    ours = [MLP((6, 8, 8, 3)), Transformer(vocabulary=11, width=8, layers=1, heads=2, context=8)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [[group["algorithm"] for group in split_parameters(model)] for model in ours] == 2 * [["muon", "adamw"]]
+
+
+def test_vectors_are_put_into_a_group_without_decay_where_that_is_asked() -> None:
+    model = Tiny(tied=False)
+    model.gain._no_weight_decay = True  # type: ignore[attr-defined]
+    *_, rest, bare = split_parameters(model, decay_vectors=False)
+    assert [name for name, _ in rest["params"]] == ["embed.weight", "head.weight"]
+    assert (bare["algorithm"], bare["weight_decay"]) == ("adamw", 0.0)
+    assert {p.ndim for _, p in bare["params"]} == {0, 1}
+
+
+def test_frozen_parameters_are_taken_where_that_is_asked_unless_nobody_could_train_them() -> None:
+    model = Tiny()
+    model.quantized = nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
+    model.narrow = nn.Linear(4, 4, bias=False, dtype=torch.float16).requires_grad_(False)
+    assert names(split_parameters(model, frozen=True), "muon") == [
+        "block.up.weight",
+        "frozen.weight",
+        "block.conv.weight",
+    ]
+    assert not {"quantized", "narrow.weight"} & set(names(split_parameters(model, frozen=True), "adamw"))
+
+
+def test_an_empty_matrix_goes_where_it_is_taken() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 0), nn.Linear(0, 4), nn.Linear(4, 2))
+    assert names(split_parameters(model), "muon") == ["0.weight"]
+    for optimizer in (MuonW(model), DistributedMuon(split_parameters(model), Grid.alone())):
+        model[0](torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+
+def test_little_for_muon_is_said_in_a_sentence_and_plenty_is_not() -> None:
+    strange = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    strange.register_parameter("u", nn.Parameter(torch.zeros(9, 9)))
+    with pytest.warns(
+        UserWarning, match=r"Muon gets 16 of the 97 elements .*'u' of shape \(9, 9\).*explain=True"
+    ) as said:
+        split_parameters(strange)
+    assert len(said) == 1
+    with pytest.warns(UserWarning, match="Muon gets nothing, and AdamW trains the rest"):
+        split_parameters(nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4)))
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "says"),
+    [("_flat_param", "_is_flat_param", "FSDP1"), ("up", "ds_id", "ZeRO-3")],
+    ids=["FSDP1's flat parameter", "ZeRO-3's placeholder"],
+)
+def test_what_holds_no_matrix_of_its_module_is_refused(name: str, mark: str, says: str) -> None:
+    model = Tiny()
+    model.register_parameter(name, nn.Parameter(torch.zeros(0)))
+    setattr(model.get_parameter(name), mark, True)
+    for ask in (split_parameters, MuonW):
+        with pytest.raises(ValueError, match=f"'{name}' is .*{says}.*fully_shard") as error:
+            ask(model)
+        message(error)
+
+
+@pytest.mark.filterwarnings("ignore:Muon gets nothing")
+def test_groups_without_parameters_are_left_out() -> None:
+    (group,) = split_parameters(nn.Sequential(nn.LayerNorm(3)))
+    assert group["algorithm"] == "adamw"
+
+
+def test_groups_can_be_handed_to_an_optimizer_with_their_names() -> None:
+    (group,) = split_parameters(nn.Sequential(nn.Linear(3, 3, bias=False)))
+    optimizer = torch.optim.SGD([group], lr=0.1)
+    assert optimizer.param_groups[0]["param_names"] == ["0.weight"]
+
+
+def test_explain_prints_one_line_with_the_reason_for_each_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = split_parameters(Tiny(tied=False), explain=True)
+    *table, summary = capsys.readouterr().out.splitlines()
+    assert summary == "Muon 128 elements (51.8%) of 2 parameters, AdamW 119 (48.2%) of 8; 1 frozen ones are left out"
+    lines = {line.split()[0]: line for line in table}
+    assert sorted(lines) == sorted(names(groups, "muon") + names(groups, "adamw"))
+    for name, words in {
+        "embed.weight": ["10x4", "adamw", "embedding"],
+        "block.up.weight": ["8x4", "muon", "hidden matrix"],
+        "block.up.bias": ["8", "adamw", "1-D"],
+        "block.conv.weight": ["4x8x3", "muon", "convolution"],
+        "gain": ["adamw", "0-D"],
+        "head.weight": ["10x4", "adamw", "output head"],
+    }.items():
+        assert all(word in lines[name] for word in words), lines[name]
+
+
+def test_explain_asks_of_a_weight_that_may_hold_query_key_and_value(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.ModuleDict({"attn": nn.ModuleDict({"qkv": nn.Linear(4, 12), "proj": nn.Linear(4, 4)})})
+    model["torch"] = nn.MultiheadAttention(4, 2)
+    split_parameters(model, explain=True)
+    asked = {line.split()[0] for line in capsys.readouterr().out.splitlines() if "the option `matrices`" in line}
+    assert asked == {"attn.qkv.weight", "torch.in_proj_weight"}
+
+
+def test_nothing_is_printed_without_being_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    split_parameters(Tiny())
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("parameter", "says"),
+    [
+        (torch.zeros(3), "1 dimension"),
+        (torch.zeros(2, 3, 4), r"\(2, 3, 4\)"),
+        (torch.zeros(()), "0 dimension"),
+        (torch.zeros(0, 3), r"empty, shape \(0, 3\)"),
+        (torch.zeros(2, 2, dtype=torch.int64), "torch.int64"),
+        (torch.zeros(2, 2, dtype=torch.complex64), "torch.complex64"),
+        (torch.eye(2).to_sparse(), "sparse"),
+    ],
+    ids=["vector", "3-D", "scalar", "empty", "integer", "complex", "sparse"],
+)
+def test_what_newton_schulz_cannot_take_is_refused_with_its_name_and_a_remedy(
+    parameter: torch.Tensor, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        check_muon_parameter("block.up.weight", parameter)
+    assert "'block.up.weight'" in message(error)
+    assert "AdamW" in message(error)
+    assert "MuonW(model)" in message(error)
+
+
+def test_parameters_instead_of_a_model_are_refused_and_the_model_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"'#1' has 1 dimension.*MuonW\(model\)") as error:
+        MuonW(nn.Linear(3, 4).parameters())
+    message(error)
+
+
+def test_a_parameter_without_storage_is_refused_with_its_name_and_a_remedy() -> None:
+    with pytest.raises(ValueError, match=r"'up\.weight' is on the meta device.*to_empty") as error:
+        check_muon_parameter("up.weight", torch.zeros(2, 2, device="meta"))
+    message(error)
+
+
+def test_what_a_group_does_not_have_is_refused_by_name_and_value_and_its_notes_are_not() -> None:
+    group = {"params": [], "param_names": [], "lr": 0.1, "initial_lr": 0.1, "name": "hidden", "max_momentum": 0.9}
+    refuse_unknown_in_group(group, ["lr"], "Muon")
+    with pytest.raises(TypeError, match=r"'momentun' \(0\.5\), 'maximize' \(False\).*a group of Muon has lr, momentum"):
+        refuse_unknown_in_group(group | {"momentun": 0.5, "maximize": False}, ["lr", "momentum"], "Muon")
+    with pytest.raises(TypeError, match=r"'name' \('hidden'\); Muon has lr\.$") as error:
+        refuse_unknown({"lr": 0.1, "name": "hidden"}, ["lr"], "Muon")
+    message(error)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "embed.weight",
+        "model.embed_tokens.weight",
+        "token_embedding.weight",
+        "wte.weight",
+        "h.wpe",
+        "lm_head",
+        "head.weight",
+        "model.head",
+        "heads.head.weight",
+        "classifier.weight",
+    ],
+)
+def test_what_looks_like_an_embedding_or_head_gets_a_warning_by_name(name: str) -> None:
+    with pytest.warns(UserWarning, match=f"'{name}' looks like an embedding"):
+        check_muon_parameter(name, torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fc1.weight", "blocks.0.attention.qkv.weight", "overhead.weight", "classifier.0.weight", "heads.weight", "#0"],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_hidden_matrix_is_taken_silently(name: str, dtype: torch.dtype) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_muon_parameter(name, torch.zeros(2, 3, dtype=dtype))
