@@ -121,9 +121,7 @@ def test_a_docstring_becomes_paragraphs_code_and_definitions() -> None:
 
 
 def test_an_argument_does_not_link_to_the_entry_of_its_name() -> None:
-    app = SimpleNamespace(
-        api_links={"notes": "distmuon.checkpoint.notes", "save": "distmuon.checkpoint.save"}
-    )
+    app = SimpleNamespace(api_links={"notes": "distmuon.checkpoint.notes", "save": "distmuon.checkpoint.save"})
     lines = ["Keep `notes` as `save` does."]
     api_reference.rewrite(app, "function", "distmuon.checkpoint.save", checkpoint.save, None, lines)
     assert ":py:obj:" not in "".join(lines)

@@ -280,7 +280,10 @@ def test_every_requirement_is_an_exact_version_with_its_reason(file: str, at_lea
 
 def test_pyproject_packages_the_engine_alone_and_asks_for_what_a_clone_has_pinned() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert settings["tool"]["setuptools"]["packages"]["find"] == {"where": ["scripts"], "include": ["distmuon*"]}
+    assert settings["tool"]["setuptools"]["packages"]["find"] == {
+        "where": ["scripts"],
+        "include": ["distmuon*", "muon_conformance*"],
+    }
     project = settings["project"]
     asked = [*project["dependencies"], *project["optional-dependencies"]["data"], *settings["build-system"]["requires"]]
     pinned = dict(line.split()[0].split("==") for line in requirement_lines())

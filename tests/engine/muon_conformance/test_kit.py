@@ -20,7 +20,7 @@ from muon_conformance.kit import CHECKS, FAILED, PASSED, UNCLAIMED, Observation,
 from muon_conformance.programs import PROGRAMS
 from muon_conformance.reference import gaussian, tolerance
 
-KIT = Path(__file__).resolve().parents[3] / "scripts" / "distmuon" / "conformance"
+KIT = Path(__file__).resolve().parents[3] / "scripts" / "muon_conformance"
 FILE = broken_muons.__file__
 OURS = "muon_conformance.ours"
 ROOMS = (arithmetic, conventions, ranks)  # each adds its own to the checks

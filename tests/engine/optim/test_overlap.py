@@ -30,7 +30,6 @@ from distmuon.verify.prediction import more_transient, predict_transient
 from distmuon.verify.strategy_predictions import of_strategy
 
 each_pair = pytest.mark.parametrize("pair", work.PAIRS, ids=" ".join)
-on_every_grid = pytest.mark.parametrize(("dp", "tp"), [(2, 1), (4, 1), (2, 2), (4, 2)])
 on_two_grids = pytest.mark.parametrize(("dp", "tp"), [(3, 1), (2, 2)])
 OTHERS = ("naive", "pipelined")
 
@@ -45,7 +44,7 @@ def late(dp: int, tp: int) -> list[dict[str, Any]]:
     return launch.run(work.late_facts, dp=dp, tp=tp)
 
 
-@on_every_grid
+@on_two_grids
 @each_pair
 def test_every_schedule_ends_to_the_bit_where_the_synchronous_one_does(dp: int, tp: int, pair: tuple[str, str]) -> None:
     for rank in facts(dp, tp):
@@ -60,7 +59,7 @@ def test_every_schedule_ends_to_the_bit_where_the_synchronous_one_does(dp: int, 
                     assert same, (schedule, what, name)
 
 
-@on_every_grid
+@on_two_grids
 @each_pair
 def test_every_schedule_makes_the_same_collectives(dp: int, tp: int, pair: tuple[str, str]) -> None:
     for rank in facts(dp, tp):
@@ -73,7 +72,7 @@ def test_every_schedule_makes_the_same_collectives(dp: int, tp: int, pair: tuple
             assert found["left"] == 0
 
 
-@on_every_grid
+@on_two_grids
 def test_these_cases_hold_what_is_hard(dp: int, tp: int) -> None:
     found = facts(dp, tp)
     assert found[0]["straddling"] >= 3
@@ -85,7 +84,7 @@ def test_these_cases_hold_what_is_hard(dp: int, tp: int) -> None:
     assert never == [None] * len(found)
 
 
-@on_every_grid
+@on_two_grids
 def test_a_wave_ahead_takes_the_memory_of_one_gather_more(dp: int, tp: int) -> None:
     for rank in facts(dp, tp):
         memory = rank["memory"]
@@ -116,7 +115,7 @@ def test_schedules_have_the_names_that_recipes_know() -> None:
     assert tuple(OVERLAPS) == OVERLAP_NAMES
 
 
-@on_every_grid
+@on_two_grids
 @pytest.mark.parametrize("schedule", OTHERS)
 def test_nothing_stays_under_way_after_an_error(dp: int, tp: int, schedule: str) -> None:
     for rank in facts(dp, tp):

@@ -63,6 +63,8 @@ OTHERS = {  # optimizers where T is more than 1: not Muon
     "periodic every step": replace(TINY["tiny float32"], strategy="periodic", whole_every=1),  # is Muon again
 }
 
+EVERY = RECIPES | TINY | BEYOND | OTHERS
+
 
 class Witness(NamedTuple):
     """What one rank hands over.
@@ -283,14 +285,16 @@ def count(case: Case, grid: Grid) -> tuple[Ledger, Ledger, Ledger]:
 
 
 def recipes_on(dp: int, tp: int) -> dict[str, Recipe]:
-    """Return what is trained on a grid: everything on those of up to four ranks and on one of eight.
+    """Return what is trained on a grid: everything on three of them, and tiny models on the others.
 
-    On the others of eight, what differs there from smaller ones, the map and the groups, is the same for both dtypes.
+    What differs on the others, the map and the groups, tiny models show as well; chapter 10 trains the recipe on all.
+    On the others of eight ranks it is the same for both dtypes.
     """
     if (dp, tp) in LARGE_GRIDS:
         return TINY
-    every = RECIPES | BEYOND | OTHERS
-    return every if dp * tp <= 4 or (dp, tp) == (4, 2) else {n: r for n, r in every.items() if r.dtype == "float32"}
+    if (dp, tp) in ((1, 1), (2, 2), (4, 2)):
+        return EVERY
+    return {n: r for n, r in (TINY | BEYOND | OTHERS).items() if dp * tp <= 4 or r.dtype == "float32"}
 
 
 def on_grids(recipes: Mapping[str, Recipe]) -> list[tuple[int, int, str]]:

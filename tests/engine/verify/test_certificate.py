@@ -67,9 +67,9 @@ def test_the_sharded_run_is_the_single_process_run(dp: int, tp: int, name: str) 
     assert evidence.run.losses[-1] < evidence.run.losses[0]
 
 
-@pytest.mark.parametrize(("dp", "tp", "name"), workers.on_grids(workers.BEYOND))
-def test_other_strategies_are_the_same_optimizer(dp: int, tp: int, name: str) -> None:
-    recipe, evidence = workers.BEYOND[name], workers.witnesses(dp, tp)[0].evidence[name]
+@pytest.mark.parametrize(("dp", "tp", "name"), workers.on_grids(workers.TINY | workers.BEYOND))
+def test_every_strategy_is_the_same_optimizer(dp: int, tp: int, name: str) -> None:
+    recipe, evidence = workers.EVERY[name], workers.witnesses(dp, tp)[0].evidence[name]
     judged = certificate.judge(recipe, evidence, dp, CPU)
     assert (judged.exact, judged.replicas_agree) == (True, True)
     assert judged.float64_relative_difference <= FLOAT64_BOUND

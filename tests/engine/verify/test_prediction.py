@@ -30,10 +30,10 @@ def predicted_here(name: str, dp: int, tp: int, rank: int) -> Ledger:
 # ---- Counted on real worlds -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dp", "tp", "name"), workers.on_grids(workers.RECIPES | workers.BEYOND | workers.OTHERS))
+@pytest.mark.parametrize(("dp", "tp", "name"), workers.on_grids(workers.EVERY))
 def test_a_training_run_sends_what_was_predicted(dp: int, tp: int, name: str) -> None:
     for rank, witness in enumerate(workers.witnesses(dp, tp)):
-        prediction = predict_run((workers.RECIPES | workers.BEYOND | workers.OTHERS)[name], dp, tp, rank)
+        prediction = predict_run(workers.EVERY[name], dp, tp, rank)
         assert witness.trained[name].differences(prediction) == [], f"rank {rank}"
         groups = {"dp": dp, "tp": tp, "world": dp * tp}
         assert {entry.group for entry, _ in prediction} == {group for group, size in groups.items() if size > 1}
