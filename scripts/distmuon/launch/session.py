@@ -63,16 +63,20 @@ def directory() -> str:
             except OSError as error:
                 remedy = "make room where temporary files go, or set TMPDIR to a folder that you may write to"
                 raise UsageError(f"no temporary folder can be made ({error.strerror}); {remedy}.") from error
-            _cleanup = subprocess.Popen(
-                ["/bin/sh", "-c", CLEANUP, path],
-                text=True,
-                bufsize=1,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # whoever reads our output must not wait for it
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                start_new_session=True,  # signals to our process group or terminal must not reach it
-            )
+            try:
+                _cleanup = subprocess.Popen(
+                    ["/bin/sh", "-c", CLEANUP, path],
+                    text=True,
+                    bufsize=1,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,  # whoever reads our output must not wait for it
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    start_new_session=True,  # signals to our process group or terminal must not reach it
+                )
+            except BaseException:  # too many processes, say: nobody would ever remove it
+                os.rmdir(path)
+                raise
             # after multiprocessing's own clean-up at -100, which expects its part of the directory to be there
             multiprocessing.util.Finalize(None, _cleanup.communicate, exitpriority=-200)
             _directory = path

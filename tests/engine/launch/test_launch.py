@@ -523,6 +523,6 @@ def test_its_sentence_for_the_reader_is_raised_here(dp: int, wrong: Exception) -
 
 
 def test_another_error_of_its_is_told_with_its_traceback() -> None:
-    with pytest.raises(launch.WorldError, match=r"(?s)in tell\n.*KeyError: 'lost'$"):
+    with pytest.raises(launch.WorldError, match=r"(?s)in report\n.*KeyError: 'lost'$"):
         launch.run(worlds.tensor, dp=2, on_rank0_result=(worlds.report, ("ranks:", KeyError("lost"))))
     worlds.assert_worlds_left_nothing()
