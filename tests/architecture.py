@@ -2,7 +2,7 @@
 
 A house is a folder with scripts/, notebooks/ and tests/. Every rule returns one sentence per breach, with its remedy.
 
-    distmuon    launch < sharding < optim < muonw < extras < models < verify < public names in __init__
+    distmuon    launch < sharding < optim < extras < models < verify < public names in __init__
     muon_conformance: a kit for anybody's Muon, which needs the engine's lower rooms and whose adapters name our Muons
     muonbook    < figures, puzzles, measure and single modules < ch01, ch02, ... (no chapter knows another)
     < tools and the workers NN_slug.py, of which each belongs to the chapter NN; train.py and plan.py to none
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ENGINE_ROOMS = (
-    "launch", "sharding", "optim", "muonw", "extras", "models", "verify"
+    "launch", "sharding", "optim", "extras", "models", "verify"
 )  # fmt: skip
 KIT = "muon_conformance"
 PACKAGES = ("distmuon", KIT, "muonbook", "tools")
@@ -265,17 +265,3 @@ def _is_loaded_by_name(tree: ast.Module) -> bool:
     """Say whether a module names a STRATEGY, which `optim.strategies` finds by the file's name."""
     targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
     return any(isinstance(target, ast.Name) and target.id == "STRATEGY" for target in targets)
-
-
-def namesakes(house: House) -> list[str]:
-    """A class name means one thing in the whole tree."""
-    defined: dict[str, list[str]] = {}
-    for name, tree in house.trees.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                defined.setdefault(node.name, []).append(str(house.paths[name].relative_to(house.root)))
-    return [
-        f"class {name} is defined in {' and '.join(places)}; rename one, or share it."
-        for name, places in defined.items()
-        if len(places) > 1
-    ]

@@ -16,7 +16,6 @@ RULES = (
     architecture.circles,
     architecture.unresolved,
     architecture.strangers,
-    architecture.namesakes,
 )
 
 SOUND = {  # a house in which every rule is kept
@@ -75,10 +74,6 @@ def test_every_import_and_every_named_worker_exists(ours: House) -> None:
 
 def test_what_one_room_alone_uses_lives_there(ours: House) -> None:
     check(architecture.strangers(ours))
-
-
-def test_a_class_name_means_one_thing(ours: House) -> None:
-    check(architecture.namesakes(ours))
 
 
 def test_a_sound_house_breaks_no_rule(tmp_path: Path) -> None:
@@ -182,11 +177,6 @@ def test_a_sound_house_breaks_no_rule(tmp_path: Path) -> None:
             architecture.strangers,
             {"scripts/muonbook/ch01/rest.py": "", "tests/book/ch01/test_one.py": "from muonbook.ch01 import rest\n"},
             "scripts/muonbook/ch01/rest.py is used by nobody; remove it",
-        ),
-        (
-            architecture.namesakes,
-            {"scripts/02_how.py": "def f():\n    class Muon: ...\n"},
-            "class Muon is defined in scripts/02_how.py and scripts/distmuon/optim/muon.py; rename one",
         ),
     ],
 )

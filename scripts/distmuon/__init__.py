@@ -7,7 +7,7 @@
 
     launch.run(work, dp=4, tp=2)
 
-The rooms, each importing only those before it: launch, sharding, optim, muonw, extras, models, verify. The names in
+The rooms, each importing only those before it: launch, sharding, optim, extras, models, verify. The names in
 `__all__` are for everyone; each is fetched when it is first asked for, because torch takes 2 s to import and this
 package should not.
 """
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from distmuon.extras.metrics.observer import Metrics
     from distmuon.extras.qk_clip.heads import AttentionHeads
     from distmuon.extras.qk_clip.qk_clip import QKClip
-    from distmuon.muonw.optimizer import MuonW
     from distmuon.optim.distributed_muon import DistributedMuon
     from distmuon.optim.muon import Muon
+    from distmuon.optim.muonw import MuonW
     from distmuon.optim.newton_schulz import newton_schulz
     from distmuon.optim.param_groups import split_parameters
     from distmuon.optim.zero1_adamw import Zero1AdamW
@@ -71,7 +71,7 @@ else:  # hidden from type checkers, to which it would say that every name exists
         "Grid": "sharding.grid",
         "Metrics": "extras.metrics.observer",
         "Muon": "optim.muon",
-        "MuonW": "muonw.optimizer",
+        "MuonW": "optim.muonw",
         "NonFiniteGradient": "sharding.gradients",
         "QKClip": "extras.qk_clip.qk_clip",
         "Zero1AdamW": "optim.zero1_adamw",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from distmuon.launch import World
-from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
+from distmuon.optim.muonw import MuonW
 from distmuon.sharding.grid import Grid
 from muon_conformance.adapter import Adapter, Groups
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from distmuon.launch import World
-from distmuon.muonw.boxes import Box, all_of
-from distmuon.muonw.meshes import own_box
+from distmuon.sharding.boxes import Box, all_of
+from distmuon.sharding.meshes import own_box
 from muon_conformance.reference import gaussian
 
 EVEN = ((16, 8), (8, 20))

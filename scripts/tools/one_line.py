@@ -67,7 +67,7 @@ def adamw(lr):
 
 
 def muonw(lr, adamw_lr):
-    from distmuon.muonw.optimizer import MuonW
+    from distmuon.optim.muonw import MuonW
 
     return lambda model: MuonW(model, lr=lr, adamw_lr=adamw_lr, weight_decay=DECAY)
 
@@ -143,7 +143,7 @@ def replicas(world, rounds):
     import torch
     import torch.distributed as dist
 
-    from distmuon.muonw.optimizer import MuonW
+    from distmuon.optim.muonw import MuonW
 
     torch.manual_seed(0)
     shapes = [(512, 512)] * 4 * world.size

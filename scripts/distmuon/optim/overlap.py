@@ -82,8 +82,8 @@ class OverlappedMuon(DistributedMuon):
         buckets, blocks, _ = gathering
         matrices = self.strategy.tp_gather(buckets, blocks)  # -> M[I, J]
         updates = self.strategy.newton_schulz(matrices)  # -> O[I, J]
-        only_started = self.async_collectives() if self.returns_late else contextlib.nullcontext(PendingWork())
-        with only_started as pending:
+        late = self.async_collectives() if self.returns_late else contextlib.nullcontext(PendingWork())
+        with late as pending:
             update_blocks = self.strategy.tp_shard(buckets, updates)  # -> O[I_tp, J]
             update_pieces = self.strategy.dp_shard(buckets, update_blocks)  # -> O[N_dp]
             return Worked(buckets, update_pieces, pending)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from distmuon.muonw.optimizer import MOMENTUM_LABEL, UPDATES_LABEL, MuonW
+from distmuon.optim.muonw import MOMENTUM_LABEL, UPDATES_LABEL, MuonW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2

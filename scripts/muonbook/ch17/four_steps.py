@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from distmuon.launch import World
-from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.muon import MUON_DEFAULTS, apply_, decay_, momentum_, orthogonalize, scale
+from distmuon.optim.muonw import MuonW
 from distmuon.optim.newton_schulz import MUON, flops
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid

@@ -23,7 +23,7 @@ from distmuon.extras.qk_clip.heads import AttentionHeads
 from distmuon.extras.qk_clip.qk_clip import QKClip
 from distmuon.launch import World
 from distmuon.models.networks import Block, Transformer
-from distmuon.muonw.optimizer import MuonW
+from distmuon.optim.muonw import MuonW
 from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid

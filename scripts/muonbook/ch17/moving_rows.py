@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from distmuon.muonw.boxes import boxes
 from distmuon.optim.newton_schulz import flops
+from distmuon.sharding.boxes import boxes
 from distmuon.sharding.ownership import balance
 from muonbook.figures.player import Frame
 from muonbook.figures.style import INK, MARGIN, MUTED, TEXT

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from distmuon import checkpoint
 from distmuon.extras.metrics import JsonLines, Metrics
 from distmuon.launch import World
-from distmuon.muonw.optimizer import MuonW
+from distmuon.optim.muonw import MuonW
 from muonbook.ch17.existing_program import batch
 from muonbook.ch17.four_steps import on_mesh, whole
 

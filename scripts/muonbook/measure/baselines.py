@@ -24,9 +24,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from distmuon.models.networks import Transformer
-from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
+from distmuon.optim.muonw import MuonW
 from distmuon.optim.param_groups import by_algorithm, groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.zero1_adamw import Zero1AdamW

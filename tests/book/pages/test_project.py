@@ -70,7 +70,7 @@ def make(*arguments: str, folder: Path = ROOT, **variables: str) -> subprocess.C
 
 
 def test_what_is_quick_runs_and_what_starts_a_process_is_skipped_also_where_that_looks_like_a_failure() -> None:
-    files = ["tests/engine/optim/test_launches.py", "tests/engine/muonw/test_muonw.py", "tests/book/pages/test_api.py"]
+    files = ["tests/engine/optim/test_launches.py", "tests/engine/optim/test_muonw.py", "tests/book/pages/test_api.py"]
     words = "asks_for_no_more or waits_for_the_device or distmuon.launch.World"
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "--quick", *files, "-k", words]
     ending = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -10,9 +10,9 @@ import pytest
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from distmuon import launch
-from distmuon.muonw.boxes import all_of, boxes, volume
-from distmuon.muonw.optimizer import HEADER
-from distmuon.muonw.parcels import ExchangePlan, ShardedParam
+from distmuon.optim.exchange_plan import ExchangePlan, ShardedParam
+from distmuon.optim.muonw import HEADER
+from distmuon.sharding.boxes import all_of, boxes, volume
 from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.verify.model_states import predict_rows
 from muonbook.measure.workload import Workload

@@ -8,8 +8,8 @@ from helpers_math import message
 from torch import nn
 
 from distmuon.models.networks import MLP, Transformer
-from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.muonw import MuonW
 from distmuon.optim.param_groups import check_muon_parameter, refuse_unknown, refuse_unknown_in_group, split_parameters
 from distmuon.sharding.grid import Grid
 

@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
+from distmuon.optim.muonw import MuonW
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 from muon_conformance.programs.small import SmallNet, set_lr, train

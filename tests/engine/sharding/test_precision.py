@@ -16,9 +16,9 @@ from distmuon.extras.metrics import Metrics
 from distmuon.extras.qk_clip.heads import AttentionHeads
 from distmuon.extras.qk_clip.qk_clip import QKClip
 from distmuon.launch import World
-from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
+from distmuon.optim.muonw import MuonW
 from distmuon.optim.newton_schulz import cosine_to_polar, newton_schulz, orthogonality_error, singular_values
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.consistency import RankMismatchError

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from distmuon.muonw.boxes import Box, all_of, extent, volume
+from distmuon.sharding.boxes import Box, all_of, extent, volume
 from distmuon.sharding.layout import ParamSpec, Range
 
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from distmuon.extras.checkpoint.files import CheckpointError, in_words, open_plain
-from distmuon.muonw.boxes import Box, all_of
+from distmuon.sharding.boxes import Box, all_of
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.layout import Range
 

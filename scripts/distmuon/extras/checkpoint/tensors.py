@@ -18,13 +18,13 @@ from distmuon.extras.checkpoint.boxed import ShardView, boxes_of_flat_range, to_
 from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.extras.checkpoint.manifest import DTYPES, MODEL, OPTIMIZER
 from distmuon.extras.checkpoint.names import plain_names
-from distmuon.muonw.boxes import all_of
-from distmuon.muonw.meshes import common_mesh, own_box
-from distmuon.muonw.plans import local
+from distmuon.optim.muonw_plans import local
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.sharding.boxes import all_of
 from distmuon.sharding.buffers import Piece, dtype_name
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.layout import ParamSpec
+from distmuon.sharding.meshes import common_mesh, own_box
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None

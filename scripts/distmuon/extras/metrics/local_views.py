@@ -19,20 +19,20 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from distmuon.extras.checkpoint.boxed import boxes_of_flat_range
-from distmuon.muonw.boxes import Box, all_of, matrices_of
-from distmuon.muonw.meshes import boxes_on, common_mesh, group_of
-from distmuon.muonw.optimizer import MuonW
-from distmuon.muonw.plans import local
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.masters import MasterWeights
 from distmuon.optim.muon import Muon
+from distmuon.optim.muonw import MuonW
+from distmuon.optim.muonw_plans import local
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.strategy import gather_dtype_name
+from distmuon.sharding.boxes import Box, all_of, matrices_of
 from distmuon.sharding.buffers import Piece, dtype_name
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.layout import gradient_dtype
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import globalize
+from distmuon.sharding.meshes import boxes_on, common_mesh, group_of
 
 MOMENTA = ("momentum_buffer", "exp_avg")  # under which optimizers keep it
 WATCHED = (ShardedOptimizer, MuonW, Muon, torch.optim.Muon, torch.optim.AdamW)

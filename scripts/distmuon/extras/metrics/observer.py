@@ -28,8 +28,8 @@ from distmuon.extras.metrics.matrix import orthogonality
 from distmuon.extras.metrics.reductions import REDUCTIONS, all_reduce, local_sums, norms, of_table, row_of, update
 from distmuon.extras.metrics.stopwatch import Stopwatch
 from distmuon.extras.metrics.writers import Writer
-from distmuon.muonw.boxes import extent, overlap, within
 from distmuon.optim.muon import momentum_, scale
+from distmuon.sharding.boxes import extent, overlap, within
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.consistency import check_same, raise_together
 from distmuon.sharding.grid import Grid

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from distmuon.launch import World
-from distmuon.muonw.optimizer import MuonW
+from distmuon.optim.muonw import MuonW
 from muonbook.ch17.four_steps import TORCH, give_gradients, make, matrices_of, on_mesh
 from muonbook.measure import interleaved_timing, results
 

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from distmuon.extras.metrics.observer import Metrics
 from distmuon.launch import World
 from distmuon.models.networks import Transformer
-from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.muonw import MuonW
 from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.grid import Grid
 from muon_conformance.placements import fsdp

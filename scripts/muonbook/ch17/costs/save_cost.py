@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from distmuon import checkpoint
 from distmuon.launch import World
-from distmuon.muonw.optimizer import MuonW
+from distmuon.optim.muonw import MuonW
 from muonbook.ch17.four_steps import give_gradients, on_mesh
 from muonbook.measure import interleaved_timing, results
 

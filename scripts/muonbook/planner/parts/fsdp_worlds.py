@@ -4,8 +4,8 @@
     step                two all-to-alls among all D x T ranks: pieces of momentum to owners, pieces of updates back
 
 FSDP2 cuts a parameter's rows into D equal runs, the last ones shorter or empty, and pads what it sends. Owners are
-dealt by `sharding.ownership.balance`, as `muonw.parcels` does; but where `ExchangePlan` walks over all pieces of all
-matrices, here matrices of one shape are counted together, and a rank's bytes are sums of arrays. Tests hold the two
+dealt by `sharding.ownership.balance`, as `optim.exchange_plan` does; but where `ExchangePlan` walks over all pieces of
+all matrices, here matrices of one shape are counted together, and a rank's bytes are sums of arrays. Tests hold the two
 equal on small worlds, and the gathers to what torch's dispatcher counts.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distmuon.muonw.optimizer import HEADER
+from distmuon.optim.muonw import HEADER
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
 from distmuon.sharding.ownership import balance

@@ -23,7 +23,7 @@ from distmuon.extras.checkpoint.boxed import boxes_of_run
 from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.extras.checkpoint.folders import async_save, load, save, weights
 from distmuon.extras.checkpoint.manifest import digest
-from distmuon.muonw.boxes import extent, volume, within
+from distmuon.sharding.boxes import extent, volume, within
 from distmuon.sharding.layout import Range
 
 GRIDS = [(4, 2), (2, 2), (2, 4), (8, 1), (1, 1), (3, 2)]

@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from distmuon import launch
 from distmuon.extras.checkpoint import CheckpointError, load, load_newest, save
 from distmuon.extras.checkpoint.manifest import digest
-from distmuon.muonw.optimizer import MuonW
 from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
+from distmuon.optim.muonw import MuonW
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid

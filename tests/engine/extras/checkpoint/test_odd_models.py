@@ -19,7 +19,7 @@ from torch.nn.parallel import DataParallel
 
 from distmuon.extras.checkpoint import CheckpointError, load, save, to_torch, weights
 from distmuon.extras.checkpoint.manifest import DTYPES
-from distmuon.muonw.optimizer import MuonW
+from distmuon.optim.muonw import MuonW
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from distmuon.extras.metrics import JsonLines, Metrics
 from distmuon.launch import World
-from distmuon.muonw.optimizer import MuonW
 from distmuon.optim.muon import Muon
+from distmuon.optim.muonw import MuonW
 from distmuon.sharding import hooks
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.grid import Grid

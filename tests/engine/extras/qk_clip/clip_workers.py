@@ -20,8 +20,8 @@ from distmuon.extras.qk_clip.heads import AttentionHeads
 from distmuon.extras.qk_clip.qk_clip import LABEL, NonFiniteLogits, QKClip
 from distmuon.launch import World
 from distmuon.models.networks import Transformer, initial_weights
-from distmuon.muonw.optimizer import MuonW
-from distmuon.muonw.plans import local
+from distmuon.optim.muonw import MuonW
+from distmuon.optim.muonw_plans import local
 from distmuon.optim.overlap import OVERLAPS
 from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.collectives import Group

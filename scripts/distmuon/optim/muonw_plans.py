@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from distmuon.muonw.boxes import all_of, matrices_of, within
-from distmuon.muonw.meshes import boxes_on, common_mesh, group_of
-from distmuon.muonw.parcels import ExchangePlan, MatrixShard, ShardedParam
+from distmuon.optim.exchange_plan import ExchangePlan, MatrixShard, ShardedParam
 from distmuon.optim.muon import check_muon_parameters
 from distmuon.optim.param_groups import named
+from distmuon.sharding.boxes import all_of, matrices_of, within
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.meshes import boxes_on, common_mesh, group_of
 
 Groups = Sequence[Mapping[str, Any]]
 

@@ -16,9 +16,9 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
 from distmuon import MuonW, launch
-from distmuon.muonw.boxes import boxes, extent, matrices_of, overlap, volume, within
-from distmuon.muonw.parcels import ExchangePlan, ShardedParam, owners
+from distmuon.optim.exchange_plan import ExchangePlan, ShardedParam, owners
 from distmuon.optim.muon import Muon
+from distmuon.sharding.boxes import boxes, extent, matrices_of, overlap, volume, within
 from distmuon.sharding.layout import Range
 
 MESHES = [("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("columns", 2), ("hybrid", 4), ("tp", 4), ("tp", 6), ("replicas", 3)]

@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon.launch import World
-from distmuon.muonw.optimizer import MuonW
-from distmuon.muonw.plans import local
+from distmuon.optim.muonw import MuonW
+from distmuon.optim.muonw_plans import local
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.verify.counter import CollectiveCounter
 from muon_conformance.placements import Pair, held

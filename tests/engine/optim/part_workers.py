@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from distmuon.launch import World
-from distmuon.muonw.optimizer import MuonW
-from distmuon.muonw.plans import local
 from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.muonw import MuonW
+from distmuon.optim.muonw_plans import local
 from distmuon.optim.param_groups import split_parameters
 from distmuon.optim.zero1_adamw import Zero1AdamW
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from distmuon.muonw.boxes import Box, overlap, volume
 from distmuon.optim.newton_schulz import flops
+from distmuon.sharding.boxes import Box, overlap, volume
 from distmuon.sharding.ownership import balance
 
 Matrix = tuple[int, int]  # (the parameter's place in the plan, which of its matrices)

@@ -25,11 +25,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from distmuon.muonw.boxes import extent, volume
-from distmuon.muonw.meshes import refuse_one_of_the_stages, shards
-from distmuon.muonw.parcels import Matrix, MatrixShard, numel
-from distmuon.muonw.plans import Plan, Plans, local
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
+from distmuon.optim.exchange_plan import Matrix, MatrixShard, numel
 from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.muon import (
     MUON_DEFAULTS,
@@ -44,6 +41,7 @@ from distmuon.optim.muon import (
     orthogonalize,
     scale,
 )
+from distmuon.optim.muonw_plans import Plan, Plans, local
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.options import check_complete
 from distmuon.optim.param_groups import (
@@ -59,10 +57,12 @@ from distmuon.optim.param_groups import (
 )
 from distmuon.optim.sharded_optimizer import check_max_norm
 from distmuon.optim.states import check_shapes
+from distmuon.sharding.boxes import extent, volume
 from distmuon.sharding.collectives import numbers_on
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import Matrices, MatrixLayout
+from distmuon.sharding.meshes import refuse_one_of_the_stages, shards
 from distmuon.sharding.precision import widest
 from distmuon.sharding.tensor_lists import apart, cast, copy_each_, runs
 

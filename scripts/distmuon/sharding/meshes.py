@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from distmuon.muonw.boxes import Box, boxes, extent
+from distmuon.sharding.boxes import Box, boxes, extent
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import beyond, everyone, refuse_one_stage
 from distmuon.sharding.ledger import Ledger

@@ -1,1 +1,0 @@
-"""MuonW: Muon for hidden matrices, AdamW for the rest, on plain tensors and on the DTensors of FSDP2 and TP."""
