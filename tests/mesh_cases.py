@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from optimizer_cases import made_up
+from optimizer_cases import synthetic
 from torch import Tensor, nn
 
 from distmuon.launch import World
@@ -71,11 +71,11 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
 def start(model: nn.Module) -> None:
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(made_up(f"start {name}", p.shape, p.dtype))
+            p.copy_(synthetic(f"start {name}", p.shape, p.dtype))
 
 
 def gradient(name: str, shape: torch.Size, step: int, dtype: torch.dtype) -> Tensor:
-    return made_up(f"{name} {step}", shape, dtype)
+    return synthetic(f"{name} {step}", shape, dtype)
 
 
 # ---- Meshes -----------------------------------------------------------------------------------------------

@@ -31,12 +31,12 @@ INPUTS, OUTPUTS, BATCH = 8, 12, (2, 5)
 ROWS, VOCABULARY, CONTEXT = 6, 11, 7
 
 
-def made_up(*shape: int, seed: int = 0) -> Tensor:
+def synthetic(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def whole_linear(bias: bool, inputs: int = INPUTS, outputs: int = OUTPUTS, seed: int = 1) -> dict[str, Tensor]:
-    weights = {"weight": made_up(outputs, inputs, seed=seed), "bias": made_up(outputs, seed=seed + 1)}
+    weights = {"weight": synthetic(outputs, inputs, seed=seed), "bias": synthetic(outputs, seed=seed + 1)}
     return weights if bias else {"weight": weights["weight"]}
 
 
@@ -66,18 +66,18 @@ def layer_facts(world: World) -> dict[str, Any]:
 def column(tp: Group, bias: bool) -> dict[str, Any]:
     layer = ColumnParallelLinear(INPUTS, OUTPUTS, tp, bias).double()
     load_slices(layer, whole_linear(bias), tp)
-    x = made_up(*BATCH, INPUTS).requires_grad_()
+    x = synthetic(*BATCH, INPUTS).requires_grad_()
     y = layer(x)
-    y.backward(slice_of(made_up(*BATCH, OUTPUTS, seed=9), -1, tp))
+    y.backward(slice_of(synthetic(*BATCH, OUTPUTS, seed=9), -1, tp))
     return {"y": y.detach(), "x": x.grad, "parameters": gradients(layer)}
 
 
 def row(tp: Group, bias: bool) -> dict[str, Any]:
     layer = RowParallelLinear(OUTPUTS, INPUTS, tp, bias).double()
     load_slices(layer, whole_linear(bias, OUTPUTS, INPUTS), tp)
-    x = slice_of(made_up(*BATCH, OUTPUTS), -1, tp).clone().requires_grad_()
+    x = slice_of(synthetic(*BATCH, OUTPUTS), -1, tp).clone().requires_grad_()
     y = layer(x)
-    y.backward(made_up(*BATCH, INPUTS, seed=9))
+    y.backward(synthetic(*BATCH, INPUTS, seed=9))
     return {"y": y.detach(), "x": x.grad, "parameters": gradients(layer)}
 
 
@@ -86,7 +86,7 @@ def shared_copy(tp: Group) -> dict[str, Any]:
     first, second = (ColumnParallelLinear(INPUTS, OUTPUTS, tp, bias=False).double() for _ in range(2))
     load_slices(first, whole_linear(False, seed=0), tp)
     load_slices(second, whole_linear(False, seed=10), tp)
-    x = made_up(*BATCH, INPUTS).requires_grad_()
+    x = synthetic(*BATCH, INPUTS).requires_grad_()
     before = tp.ledger.total().calls
     copied = first.copy_in(x)
     (first(copied, copied=True).square().sum() + second(copied, copied=True).square().sum()).backward()
@@ -95,10 +95,10 @@ def shared_copy(tp: Group) -> dict[str, Any]:
 
 def inputs_after(tp: Group) -> dict[str, tuple[Tensor, Tensor]]:
     """Return, for both collectives, what they were given as it was and as it is afterwards: others may hold it too."""
-    x, partial, gradient = made_up(INPUTS).requires_grad_(), made_up(INPUTS), made_up(INPUTS, seed=1)
+    x, partial, gradient = synthetic(INPUTS).requires_grad_(), synthetic(INPUTS), synthetic(INPUTS, seed=1)
     SumOverTP.apply(partial, tp, "sum")
     CopyToTP.apply(x, tp, "copy").backward(gradient)
-    return {"sum": (made_up(INPUTS), partial), "copy": (made_up(INPUTS, seed=1), gradient)}
+    return {"sum": (synthetic(INPUTS), partial), "copy": (synthetic(INPUTS, seed=1), gradient)}
 
 
 def pair(tp: Group) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def pair(tp: Group) -> dict[str, Any]:
     tp.ledger.clear()
     first = ColumnParallelLinear(INPUTS, OUTPUTS, tp, name="up").double()
     second = RowParallelLinear(OUTPUTS, INPUTS, tp, name="down").double()
-    x = made_up(*BATCH, INPUTS).requires_grad_()
+    x = synthetic(*BATCH, INPUTS).requires_grad_()
     with CollectiveCounter() as counter:
         y = second(F.relu(first(x)))
         forward = [entry.label for entry, _ in tp.ledger]
@@ -127,7 +127,7 @@ def load_and_gather(tp: Group) -> dict[str, Any]:
         }
     ).double()
     full = {
-        f"{layer}.{name}": made_up(*shape, seed=len(layer + name))
+        f"{layer}.{name}": synthetic(*shape, seed=len(layer + name))
         for layer, shapes in (
             ("column", {"weight": (OUTPUTS, INPUTS), "bias": (OUTPUTS,)}),
             ("row", {"weight": (INPUTS, OUTPUTS), "bias": (INPUTS,)}),
@@ -163,7 +163,7 @@ MODELS: dict[str, Callable[[Group], Any]] = {"mlp": make_mlp, "transformer": mak
 def batch(name: str, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return inputs and labels."""
     if name == "mlp":
-        return made_up(ROWS, 6, seed=seed), torch.arange(ROWS) % 3
+        return synthetic(ROWS, 6, seed=seed), torch.arange(ROWS) % 3
     ids = torch.randint(VOCABULARY, (3, CONTEXT), generator=torch.Generator().manual_seed(seed))
     return ids, ids.roll(-1, 1).flatten()
 
@@ -180,7 +180,7 @@ def start(name: str, tp: Group, dtype: torch.dtype) -> Any:
     """Return the model cut over TP, from the seeded whole weights: not the zeros and ones where mistakes can hide."""
     model = MODELS[name](tp).to(dtype)
     whole = initial_weights(MODELS[name](ALONE), seed=3)
-    noise = {key: 0.1 * made_up(*value.shape, seed=i) for i, (key, value) in enumerate(whole.items())}
+    noise = {key: 0.1 * synthetic(*value.shape, seed=i) for i, (key, value) in enumerate(whole.items())}
     load_slices(model, {key: value + noise[key] for key, value in whole.items()}, tp)
     return model
 

@@ -158,7 +158,7 @@ def several(tp: int, k: int = 1) -> Case:
     return Case(tuple(local), options, steps=3, bucket_size=300 * k * k)
 
 
-def made_up(words: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def synthetic(words: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return Gaussian numbers that depend on `words` alone, rounded to `dtype`."""
     generator = torch.Generator().manual_seed(zlib.crc32(words.encode()))
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)
@@ -169,14 +169,14 @@ def whole_shape(weight: Weight, tp: int) -> list[int]:
 
 
 def whole_start(weight: Weight, tp: int) -> Tensor:
-    return made_up(f"start {weight.name}", whole_shape(weight, tp), weight.dtype)
+    return synthetic(f"start {weight.name}", whole_shape(weight, tp), weight.dtype)
 
 
 def whole_gradient(case: Case, weight: Weight, tp: int, step: int, dp_rank: int) -> Tensor | None:
     """Return the whole gradient that DP rank `dp_rank` feeds in this step."""
     if (weight.name, step, dp_rank) in case.absent:
         return None
-    return made_up(f"{weight.name} {step} {dp_rank}", whole_shape(weight, tp), weight.dtype)
+    return synthetic(f"{weight.name} {step} {dp_rank}", whole_shape(weight, tp), weight.dtype)
 
 
 def cut(whole: Tensor, dim: int | None, tp: int, tp_rank: int, rows: Sequence[int] = ()) -> Tensor:

@@ -40,10 +40,10 @@ class MatrixNet(nn.Module):
         self.others = nn.ModuleList(nn.Linear(b, a, bias=False) for a, b in shapes)
         with torch.no_grad():
             for name, p in self.named_parameters():
-                p.copy_(0.3 * made_up(f"start {name}", p.shape))
+                p.copy_(0.3 * synthetic(f"start {name}", p.shape))
 
 
-def made_up(name: str, shape: Sequence[int]) -> Tensor:
+def synthetic(name: str, shape: Sequence[int]) -> Tensor:
     """Return Gaussian numbers that depend on the name alone, in multiples of 1/64: sums of a few round nothing."""
     return (64 * gaussian(*shape, seed=zlib.crc32(name.encode()))).round() / 64
 
@@ -146,4 +146,4 @@ def give(p: Tensor, whole: Tensor) -> None:
 def rows_of(named: Sequence[tuple[str, Any]], steps: range) -> Iterator[list[Tensor]]:
     """Yield the whole gradients of every step."""
     for step in steps:
-        yield [made_up(f"{name} {step}", tuple(p.shape)) for name, p in named]
+        yield [synthetic(f"{name} {step}", tuple(p.shape)) for name, p in named]

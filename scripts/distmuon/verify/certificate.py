@@ -162,7 +162,7 @@ def exact_steps(recipe: Recipe) -> int:
     return max(EXACT_STEPS, min(recipe.period, recipe.steps) + 1)
 
 
-def made_up_gradients(
+def synthetic_gradients(
     recipe: Recipe, step: int, dp_rank: int, micro_batch: int = 0
 ) -> dict[str, Tensor]:  # name -> G[I, J]
     """Return whole random gradients, in the run's dtype: the same wherever this is called."""
@@ -203,7 +203,7 @@ def exact_on_grid(recipe: Recipe, grid: Grid, make: Build = build) -> dict[str, 
     model, optimizer = make(recipe, grid.in_rank_order(), **options)
     for step in range(exact_steps(recipe)):
         for micro_batch in range(EXACT_MICRO_BATCHES):
-            backward(model, made_up_gradients(recipe, step, grid.dp.rank, micro_batch), grid.tp)
+            backward(model, synthetic_gradients(recipe, step, grid.dp.rank, micro_batch), grid.tp)
         optimizer.step()
     return whole_parameters(model, replace(grid.tp, ledger=Ledger()))
 
@@ -215,7 +215,7 @@ def exact_alone(recipe: Recipe, dp: int, device: torch.device, tp: int = 1) -> d
         totals: dict[str, Tensor] = {}
         for rank in range(dp):
             for micro_batch in range(EXACT_MICRO_BATCHES):
-                backward(reference.model, made_up_gradients(recipe, step, rank, micro_batch))
+                backward(reference.model, synthetic_gradients(recipe, step, rank, micro_batch))
                 reference.accumulate()
             for name, master in reference.masters.items():
                 assert master.grad is not None

@@ -164,7 +164,7 @@ def oracle(steps: int = 10) -> Iterator[tuple[str, list[float]]]:
         "ours without Nesterov": partial(Muon, nesterov=False, **same),
         "torch, its default scale": partial(torch.optim.Muon, **same),
     }
-    runs = (on_made_up_gradients, on_digits)
+    runs = (on_synthetic_gradients, on_digits)
     ours = [run(partial(Muon, **same), steps) for run in runs]
     for name, make in changes.items():
         yield (
@@ -173,7 +173,7 @@ def oracle(steps: int = 10) -> Iterator[tuple[str, list[float]]]:
         )
 
 
-def on_made_up_gradients(make: Callable[[Any], Optimizer], steps: int) -> Tensor:
+def on_synthetic_gradients(make: Callable[[Any], Optimizer], steps: int) -> Tensor:
     """Return how far Gaussian gradients, the same for every optimizer, move two matrices: [elements]."""
     generator = torch.Generator().manual_seed(SEED)
     params = [nn.Parameter(torch.zeros(*shape).double()) for shape in ((128, 256), (128, 128))]

@@ -33,7 +33,7 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
         wanted, momentum = parameters.clone(), torch.zeros(length)
         state: dict[str, Any] = {}
         for step in range(STEPS):
-            gradients = [made_up(length, step, rank) for rank in range(RANKS)]
+            gradients = [synthetic(length, step, rank) for rank in range(RANKS)]
             momentum = MU * momentum + torch.stack(gradients).mean(0)
             wanted = wanted - LR * momentum
             own = gradients[grid.dp.rank].clone()
@@ -58,7 +58,7 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
             yield CaseReport(complaints, f"{kept} of {length}")
 
 
-def made_up(length: int, step: int, rank: int) -> torch.Tensor:
+def synthetic(length: int, step: int, rank: int) -> torch.Tensor:
     """Return one rank's gradient in one step, [length]: whole numbers, and so is their mean over the ranks."""
     import torch
 

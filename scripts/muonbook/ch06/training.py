@@ -5,7 +5,7 @@ from __future__ import annotations
 from distmuon.launch import World
 from distmuon.models.recipe import Recipe
 from distmuon.sharding.grid import Grid
-from distmuon.verify.certificate import backward, made_up_gradients
+from distmuon.verify.certificate import backward, synthetic_gradients
 from distmuon.verify.model_states import KINDS, ModelStates, count, predict_shards
 from distmuon.verify.training import build, plan_run
 from muonbook import certified
@@ -26,7 +26,7 @@ def train(world: World, recipe: Recipe) -> tuple[CertifiedRun, list[ModelStates]
     grid = Grid.of(world)
     run = certified.train(world, recipe, grid)
     model, optimizer = build(recipe, grid)
-    backward(model, made_up_gradients(recipe, 0, grid.dp.rank))
+    backward(model, synthetic_gradients(recipe, 0, grid.dp.rank))
     optimizer.step()
     states = world.gather(count(Trainer(model, [optimizer]).tensors()))
     return None if run is None or states is None else (run, states)

@@ -36,7 +36,7 @@ QUICK_CIFAR = replace(CIFAR, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear
 SMALL = replace(MNIST, model=partial(MLP, (784, 16, 10)), epochs=2)
 
 
-def made_up(shape: Sequence[int] = (1, 28, 28), training: int = 200, test: int = 60) -> Images:
+def synthetic(shape: Sequence[int] = (1, 28, 28), training: int = 200, test: int = 60) -> Images:
     """Return images of ten classes: a pattern for each, under noise."""
     generator = torch.Generator().manual_seed(3)
     patterns = torch.randint(0, 128, (10, *shape), generator=generator)
@@ -46,7 +46,7 @@ def made_up(shape: Sequence[int] = (1, 28, 28), training: int = 200, test: int =
     return Images(images[:training], labels[:training], images[training:], labels[training:])
 
 
-DATA = made_up()
+DATA = synthetic()
 COSINE = [1.0, 0.904508, 0.654508, 0.345492, 0.095492]
 
 # ---- The optimizer ----------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_epochs_batches_and_learning_rates_are_the_tutorials(recipe: TutorialRec
         spies.append(Spy(model.parameters(), lr=lr))
         return [spies[0]]
 
-    data = made_up(recipe.shape, test=10)  # 200 images: no multiple of either batch
+    data = synthetic(recipe.shape, test=10)  # 200 images: no multiple of either batch
     found = run(replace(recipe, optimizers={"spy": TutorialOptimizer("spy", 0.5, build)}), "spy", 0, data)
     per_epoch = math.ceil(200 / recipe.batch)
     expected = [0.5 * share for share in shares for _ in range(per_epoch)]
@@ -210,7 +210,7 @@ def test_one_seed_means_the_same_weights_and_images_for_everybody() -> None:
 
 
 def test_the_cnn_trains_in_training_mode_and_is_tested_without_dropout() -> None:
-    data = made_up((3, 32, 32), training=64, test=20)
+    data = synthetic((3, 32, 32), training=64, test=20)
     found = run(CIFAR, "adamw", 0, data, epochs=1)
     assert found == run(CIFAR, "adamw", 0, data, epochs=1)
     model = CIFAR.model()
@@ -300,7 +300,7 @@ def test_a_study_races_everybody_at_the_rates_it_found(found: dict[str, Any]) ->
 
 def test_a_study_says_what_is_missing_and_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "missing", lambda name: None if name == "fashion" else f"{name} is not here.")
-    monkeypatch.setattr(datasets, "load", lambda name: made_up(training=1300, test=600))
+    monkeypatch.setattr(datasets, "load", lambda name: synthetic(training=1300, test=600))
     monkeypatch.setitem(RECIPES, "mnist", SMALL)
     (data,) = launch.run(study.study, (["mnist", "fashion"], [0, 1, 2], True))
     assert data["mnist"] == {"missing": "mnist is not here."}

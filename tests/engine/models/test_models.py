@@ -79,7 +79,7 @@ def test_a_block_is_torchs_own_encoder_layer_with_a_causal_mask() -> None:
     for name, ours in (("self_attn.out_proj", "out"), ("linear1", "up"), ("linear2", "down")):
         theirs[f"{name}.weight"] = weights[f"{ours}.weight"]
     oracle.load_state_dict(theirs)
-    x = work.made_up(3, work.CONTEXT, 16)
+    x = work.synthetic(3, work.CONTEXT, 16)
     mask = nn.Transformer.generate_square_subsequent_mask(work.CONTEXT, dtype=torch.float64)
     assert torch.allclose(block(x), oracle(x, src_mask=mask, is_causal=True), rtol=1e-10, atol=1e-12)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from optimizer_cases import made_up
+from optimizer_cases import synthetic
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +24,7 @@ def model(grid: Grid, seed: str = "start", dtype: torch.dtype = torch.float64) -
     """Return a small MLP, whole on every TP rank, in float64 so that grids agree closely."""
     net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(dtype)
     for name, p in net.named_parameters():
-        p.data.copy_(made_up(f"{seed} {name}", p.shape, dtype))
+        p.data.copy_(synthetic(f"{seed} {name}", p.shape, dtype))
         mark(p, None)
     return net
 
@@ -45,7 +45,7 @@ def loss_of(net: Callable[[Tensor], Tensor], grid: Grid, step: int, dtype: torch
     """Return the mean loss over this DP rank's share of the batch."""
     each = ROWS // grid.dp.size
     rows = slice(grid.dp.rank * each, (grid.dp.rank + 1) * each)
-    x, y = (made_up(f"{what} {step}", (ROWS, n), dtype)[rows] for what, n in (("x", 5), ("y", 3)))
+    x, y = (synthetic(f"{what} {step}", (ROWS, n), dtype)[rows] for what, n in (("x", 5), ("y", 3)))
     return (net(x) - y).square().mean()
 
 

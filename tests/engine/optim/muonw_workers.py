@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from mesh_cases import WRAPS, Net, Wrap, fsdp, give, groups_of, plain, start
-from optimizer_cases import made_up
+from optimizer_cases import synthetic
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -154,7 +154,7 @@ def under_ddp(world: World) -> dict[str, Any]:
     model = DistributedDataParallel(net)
     shared, alone = MuonW(model, batched=False), MuonW(copied, batched=False)  # which keeps the order of sums
     for step in range(STEPS):
-        model(made_up(f"of {world.rank}, {step}", (8, 16), torch.float32)).square().mean().backward()
+        model(synthetic(f"of {world.rank}, {step}", (8, 16), torch.float32)).square().mean().backward()
         for mine, other in zip(net.parameters(), copied.parameters(), strict=True):
             other.grad = None if mine.grad is None else mine.grad.clone()
         for optimizer in (shared, alone):
@@ -173,7 +173,7 @@ def on_own_gradients(world: World) -> list[str]:
     net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     before = copy.deepcopy(net.state_dict())
     optimizer = MuonW(net, replicas=dist.group.WORLD)
-    net(made_up(f"of {world.rank}", (8, 8), torch.float32)).square().mean().backward()
+    net(synthetic(f"of {world.rank}", (8, 8), torch.float32)).square().mean().backward()
     try:
         optimizer.step()
     except RankMismatchError as error:
@@ -301,7 +301,7 @@ def scaled_infinity(world: World) -> dict[str, Any]:
     moved = []
     for step in range(3):
         before = [local(p).clone() for p in model.parameters()]
-        scaler.scale(model(made_up(f"{step}", (5, 6), torch.float32)).square().mean()).backward()
+        scaler.scale(model(synthetic(f"{step}", (5, 6), torch.float32)).square().mean()).backward()
         if step == 1 and world.rank == 1:
             local(model.weight.grad).fill_(torch.inf)
         scaler.step(optimizer)

@@ -21,9 +21,9 @@ from optimizer_cases import (
     build,
     give,
     go_on,
-    made_up,
     restore,
     saved,
+    synthetic,
     train_sharded,
     values,
 )
@@ -185,7 +185,7 @@ def one_batch() -> dict[str, Tensor]:
 
 def regression_start() -> dict[str, nn.Parameter]:
     shapes = {"first": (7, 5), "second": (3, 7), "bias": (3,)}
-    return {name: mark(nn.Parameter(made_up(name, shape, torch.float64)), None) for name, shape in shapes.items()}
+    return {name: mark(nn.Parameter(synthetic(name, shape, torch.float64)), None) for name, shape in shapes.items()}
 
 
 def regression_groups(parameters: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ def regression_groups(parameters: dict[str, nn.Parameter]) -> list[dict[str, Any
 
 
 def regression_loss(parameters: dict[str, nn.Parameter], step: int, rows: slice) -> Tensor:
-    inputs, targets = (made_up(f"{what} {step}", (24, n), torch.float64)[rows] for what, n in (("x", 5), ("y", 3)))
+    inputs, targets = (synthetic(f"{what} {step}", (24, n), torch.float64)[rows] for what, n in (("x", 5), ("y", 3)))
     outputs = torch.tanh(inputs @ parameters["first"].mT) @ parameters["second"].mT + parameters["bias"]
     return (outputs - targets).square().mean()
 

@@ -280,7 +280,7 @@ def test_the_state_of_another_map_is_refused_and_changes_nothing(what: str, othe
 
 
 def matrix(*shape: int) -> nn.Parameter:
-    return nn.Parameter(cases.made_up("matrix", shape or (4, 3), torch.float32))
+    return nn.Parameter(cases.synthetic("matrix", shape or (4, 3), torch.float32))
 
 
 def test_a_grid_of_one_needs_no_collective_and_no_process_group() -> None:

@@ -427,8 +427,8 @@ def test_the_gram_form_is_the_standard_form_in_exact_arithmetic(
     rows: int, columns: int, seed: int, steps: int, restarts: set[int], schedule: Any
 ) -> None:
     x = unit_frobenius_(gaussian(*sorted((rows, columns)), seed=seed, dtype=torch.float64))
-    made_up = quintics([(a, b / 8, c / 64) for a, b, c in schedule], min(steps, 3))  # more of them leave float64
-    for row in (quintics("muon", steps), quintics("polar_express", steps), made_up) if steps else ():
+    synthetic = quintics([(a, b / 8, c / 64) for a, b, c in schedule], min(steps, 3))  # more of them leave float64
+    for row in (quintics("muon", steps), quintics("polar_express", steps), synthetic) if steps else ():
         wanted = newton_schulz(x, len(row), row, form="standard")
         for where in (None, restarts):
             for stack in (x, x.expand(2, *x.shape)):

@@ -6,7 +6,7 @@ import model_workers as work
 import pytest
 import torch
 from helpers_math import message
-from model_workers import BATCH, INPUTS, OUTPUTS, made_up
+from model_workers import BATCH, INPUTS, OUTPUTS, synthetic
 from once import once
 from torch import Tensor, nn
 
@@ -32,9 +32,9 @@ def on_whole_weights(bias: bool, inputs: int, outputs: int) -> dict[str, Any]:
     """Return output and gradients of nn.Linear."""
     layer = nn.Linear(inputs, outputs, bias).double()
     layer.load_state_dict(work.whole_linear(bias, inputs, outputs))
-    x = made_up(*BATCH, inputs).requires_grad_()
+    x = synthetic(*BATCH, inputs).requires_grad_()
     y = layer(x)
-    y.backward(made_up(*BATCH, outputs, seed=9))
+    y.backward(synthetic(*BATCH, outputs, seed=9))
     return {"y": y.detach(), "x": x.grad, "parameters": {name: p.grad for name, p in layer.named_parameters()}}
 
 
@@ -71,7 +71,7 @@ def test_a_row_parallel_layer_sums_to_the_whole_layer_and_adds_its_bias_once(tp:
 
 @on_every_group
 def test_layers_that_share_a_copy_of_their_input_sum_its_gradient_once(tp: int) -> None:
-    x = made_up(*BATCH, INPUTS).requires_grad_()
+    x = synthetic(*BATCH, INPUTS).requires_grad_()
     first, second = (work.whole_linear(False, seed=10 * seed)["weight"] for seed in range(2))
     ((x @ first.mT).square().sum() + (x @ second.mT).square().sum()).backward()
     assert x.grad is not None

@@ -131,7 +131,7 @@ def test_memory_stays_under_its_bound_in_both_kinds_of_step(dp: int, tp: int) ->
 def test_by_its_shape_a_block_keeps_the_rms_of_the_update(dim: int, ratio: float) -> None:
     """[64, 16] in 4 blocks of its rows, [16, 16], or of its columns, [64, 4]."""
     start = mark(nn.Parameter(torch.zeros(64, 16, dtype=torch.float64)), dim)
-    gradient = cases.made_up("block", (64, 16), torch.float64)
+    gradient = cases.synthetic("block", (64, 16), torch.float64)
     options: dict[str, Any] = {"lr": 1.0, "weight_decay": 0.0, "blocks": 4, "batched": False}
     updates = {}
     for given in ("shape", 1.0):
@@ -151,13 +151,13 @@ def test_batching_blocks_of_equal_shape_changes_no_more_than_rounding() -> None:
     found = []
     for batched in (True, False):
         parameters = [
-            mark(nn.Parameter(cases.made_up(f"p{i}", (8, 8), torch.float64)), dim)
+            mark(nn.Parameter(cases.synthetic(f"p{i}", (8, 8), torch.float64)), dim)
             for i, dim in enumerate((0, 1, 0, None))
         ]
         optimizer = BlockMuon(parameters, blocks=2, whole_every=2, batched=batched)
         for step in range(3):
             for i, p in enumerate(parameters):
-                p.grad = cases.made_up(f"g{i} {step}", (8, 8), torch.float64)
+                p.grad = cases.synthetic(f"g{i} {step}", (8, 8), torch.float64)
             optimizer.step()
         found.append([p.detach() for p in parameters])
     for mine, theirs in zip(*found, strict=True):
@@ -167,10 +167,10 @@ def test_batching_blocks_of_equal_shape_changes_no_more_than_rounding() -> None:
 def test_in_one_block_it_is_muon() -> None:
     found = []
     for make in (Muon, BlockMuon):
-        p = mark(nn.Parameter(cases.made_up("p", (6, 4), torch.float32)), 0)
+        p = mark(nn.Parameter(cases.synthetic("p", (6, 4), torch.float32)), 0)
         optimizer = make([p], lr=0.1)
         for step in range(2):
-            p.grad = cases.made_up(f"g {step}", (6, 4), torch.float32)
+            p.grad = cases.synthetic(f"g {step}", (6, 4), torch.float32)
             optimizer.step()
         found.append(p.detach())
     assert torch.equal(*found)

@@ -231,7 +231,7 @@ def test_a_made_up_backward_pass_brings_the_gradients_to_the_bit_cut_over_tp() -
     recipe = workers.TINY["tiny bfloat16"]
     tp = Group("tp", 2, 1)
     model = network(recipe, tp)
-    gradients = certificate.made_up_gradients(recipe, 0, 0)
+    gradients = certificate.synthetic_gradients(recipe, 0, 0)
     certificate.backward(model, gradients, tp)
     for name, parameter in model.named_parameters():
         dim = tp_split_dim(parameter)
@@ -257,8 +257,8 @@ def test_difference_is_relative_to_the_movement_over_all_parameters() -> None:
 
 def test_made_up_gradients_differ_by_rank_step_and_micro_batch_and_accept_any_seed() -> None:
     recipe = replace(workers.TINY["tiny bfloat16"], seed=2**63 - 1)
-    first = certificate.made_up_gradients(recipe, 0, 0)
-    again, *others = (certificate.made_up_gradients(recipe, *at) for at in ((0, 0), (0, 1), (1, 0), (0, 0, 1)))
+    first = certificate.synthetic_gradients(recipe, 0, 0)
+    again, *others = (certificate.synthetic_gradients(recipe, *at) for at in ((0, 0), (0, 1), (1, 0), (0, 0, 1)))
     assert certificate.identical(first, again)
     assert not any(torch.equal(first[name], other[name]) for other in others for name in first)
     assert {gradient.dtype for gradient in first.values()} == {torch.bfloat16}

@@ -13,7 +13,7 @@ from typing import Any
 import mesh_cases as meshes
 import pytest
 import torch
-from optimizer_cases import Case, Weight, cut, made_up, several, whole_shape, whole_start
+from optimizer_cases import Case, Weight, cut, several, synthetic, whole_shape, whole_start
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -69,7 +69,7 @@ def optimizer_of(case: Case, grid: Grid, model: nn.ParameterDict, strategy: str)
 
 def gradient_of(w: Weight, tp: int, step: int) -> Tensor:
     """Return a whole gradient of eight bits, so that the mean of any number of copies is exact."""
-    return made_up(f"{w.name} {step}", whole_shape(w, tp), torch.bfloat16).float()
+    return synthetic(f"{w.name} {step}", whole_shape(w, tp), torch.bfloat16).float()
 
 
 def go(case: Case, grid: Grid, model: nn.ParameterDict, optimizer: DistributedMuon, steps: range) -> None:

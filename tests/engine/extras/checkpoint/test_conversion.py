@@ -13,7 +13,7 @@ import checkpoint_workers as work
 import pytest
 import torch
 from helpers_math import message
-from optimizer_cases import made_up
+from optimizer_cases import synthetic
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -45,7 +45,7 @@ class Small(nn.Module):
         self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
         with torch.no_grad():
             for name, p in self.named_parameters():
-                p.copy_(made_up(f"start {name}", p.shape, dtype))
+                p.copy_(synthetic(f"start {name}", p.shape, dtype))
 
 
 Make = Callable[[nn.Module], list[Optimizer]]
@@ -102,7 +102,7 @@ def family(kind: str) -> str:
 def go(model: nn.Module, optimizers: list[Optimizer], steps: range) -> None:
     for step in steps:
         for name, p in model.named_parameters():
-            p.grad = made_up(f"{name} {step}", p.shape, torch.bfloat16).to(p.dtype)
+            p.grad = synthetic(f"{name} {step}", p.shape, torch.bfloat16).to(p.dtype)
         for optimizer in optimizers:
             optimizer.step()
 
@@ -304,7 +304,7 @@ def test_masters_that_a_state_lacks_are_made_and_kept_in_every_later_save(saved:
     go(model, optimizers, range(STEPS, 2 * STEPS))
     for step in range(STEPS, 2 * STEPS):
         for name, p in exact.named_parameters():
-            p.grad = made_up(f"{name} {step}", p.shape, torch.bfloat16).float()
+            p.grad = synthetic(f"{name} {step}", p.shape, torch.bfloat16).float()
         reference.step()
     for name, state in state_by_name(model, optimizers).items():
         assert torch.equal(state["master_weight"].view(exact.get_parameter(name).shape), exact.get_parameter(name))

@@ -13,7 +13,7 @@ import worlds
 from helpers_math import message, quick
 from hypothesis import given
 from hypothesis import strategies as st
-from optimizer_cases import made_up
+from optimizer_cases import synthetic
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
@@ -45,28 +45,28 @@ class Described:
 
 def a_parameter(model: nn.Module, name: str, about: Any, seed: str) -> None:
     shape, dtype = about
-    model.register_parameter(name, nn.Parameter(made_up(seed, shape, dtype)))
+    model.register_parameter(name, nn.Parameter(synthetic(seed, shape, dtype)))
 
 
 def transposed(model: nn.Module, name: str, about: Any, seed: str) -> None:
     shape, dtype = about
-    model.register_parameter(name, nn.Parameter(made_up(seed, shape[::-1], dtype).permute(*range(len(shape))[::-1])))
+    model.register_parameter(name, nn.Parameter(synthetic(seed, shape[::-1], dtype).permute(*range(len(shape))[::-1])))
 
 
 def every_other(model: nn.Module, name: str, about: Any, seed: str) -> None:
     shape, dtype = about
-    model.register_parameter(name, nn.Parameter(made_up(seed, (*shape, 2), dtype)[..., 0]))
+    model.register_parameter(name, nn.Parameter(synthetic(seed, (*shape, 2), dtype)[..., 0]))
 
 
 def a_buffer(model: nn.Module, name: str, about: Any, seed: str) -> None:
     shape, dtype = about
-    model.register_buffer(name, made_up(seed, shape, torch.float64).mul(10).to(dtype))
+    model.register_buffer(name, synthetic(seed, shape, torch.float64).mul(10).to(dtype))
 
 
 def tied(model: nn.Module, name: str, about: Any, seed: str) -> None:
     shape, dtype = about
     part = nn.Module()
-    part.one = part.two = nn.Parameter(made_up(seed, shape, dtype))
+    part.one = part.two = nn.Parameter(synthetic(seed, shape, dtype))
     model.add_module(name, part)
 
 
@@ -74,7 +74,7 @@ def shared(model: nn.Module, name: str, about: Any, seed: str) -> None:
     layer = nn.BatchNorm1d(2)
     with torch.no_grad():
         for tensor in layer.state_dict().values():
-            tensor.copy_(made_up(seed, tensor.shape, torch.float64).mul(10).to(tensor.dtype))
+            tensor.copy_(synthetic(seed, tensor.shape, torch.float64).mul(10).to(tensor.dtype))
     model.add_module(name, nn.Sequential(layer, layer))
 
 
@@ -116,7 +116,7 @@ def optimizer_of(model: nn.Module, kind: str) -> torch.optim.Optimizer | None:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer | None, step: int) -> None:
     for number, p in enumerate(model.parameters()):
-        p.grad = made_up(f"{number} {step}", p.shape, p.dtype) if number != 1 else None
+        p.grad = synthetic(f"{number} {step}", p.shape, p.dtype) if number != 1 else None
     if optimizer is not None:
         optimizer.step()
 
@@ -266,7 +266,7 @@ def a_model(seed: str) -> nn.Sequential:
     model = nn.Sequential(nn.Linear(3, 4), nn.ModuleDict({"module": nn.Linear(4, 2)}))
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(made_up(f"{seed} {name}", p.shape, p.dtype))
+            p.copy_(synthetic(f"{seed} {name}", p.shape, p.dtype))
     return model
 
 

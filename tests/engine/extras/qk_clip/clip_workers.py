@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from mesh_cases import wrapping
-from optimizer_cases import made_up
+from optimizer_cases import synthetic
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {  # of DistributedMuon, each on 2 x 2 ranks;
 
 def integers(name: str, shape: tuple[int, ...]) -> Tensor:
     """Return whole numbers, whose products and sums are exact in any order."""
-    return (3 * made_up(name, torch.Size(shape), torch.float32)).round()
+    return (3 * synthetic(name, torch.Size(shape), torch.float32)).round()
 
 
 def queries_and_keys(name: str, step: int, batch: int, heads: int, key_heads: int, width: int) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ def on_grid(grid: Grid, case: str, batches: int = BATCHES) -> dict[str, Any]:
                     q, k = (tensor.chunk(grid.tp.size, 1)[grid.tp.rank] for tensor in (q, k))
                     clip.record(name, q, k)
         for name, p in model.named_parameters():
-            whole = made_up(f"{name} {step}", torch.Size(whole_shape(p, grid)), torch.float32)
+            whole = synthetic(f"{name} {step}", torch.Size(whole_shape(p, grid)), torch.float32)
             dim = p.tp_split_dim  # type: ignore[attr-defined]
             p.grad = (whole if dim is None else whole.chunk(grid.tp.size, dim)[grid.tp.rank]).to(dtype).contiguous()
         optimizer.step()
@@ -238,7 +238,7 @@ def started(world: World, wrap: str) -> tuple[Any, MuonW, QKClip]:
     net = Net()
     with torch.no_grad():
         for name, p in net.named_parameters():
-            p.copy_(made_up(f"start {name}", p.shape, p.dtype))
+            p.copy_(synthetic(f"start {name}", p.shape, p.dtype))
     model = WRAPS[wrap](world, net)
     optimizer = MuonW(model, lr=0.0, weight_decay=0.0)
     return model, optimizer, QKClip(optimizer, net.attentions(), TAU, grid=Grid.alone() if wrap == "alone" else None)
@@ -279,7 +279,7 @@ def mesh_forward(world: World, wrap: str) -> dict[str, Tensor]:
     clip.record("fused", *queries_and_keys("fused", 0, 0, 4, 4, 3))
     for name in names:
         getattr(model, name).watch = clip.recorder(name)
-    examples = made_up("examples", torch.Size((4, LENGTH, 12)), torch.float32)
+    examples = synthetic("examples", torch.Size((4, LENGTH, 12)), torch.float32)
     if wrap != "alone":
         number, count = (world.rank // 2, world.size // 2) if wrap == "tp" else (world.rank, world.size)
         examples = examples.chunk(count)[number]
