@@ -65,7 +65,7 @@ def main():
             raise launch.UsageError(
                 f"--tp {arguments.tp} does not divide the model's {HEADS} heads; choose 1, 2, 4 or 8."
             )
-        return run_job(arguments, "muonbook.ch16.ablation_steps:climb")
+        return run_job(arguments, "muonbook.ch16.ablation_steps:take_steps")
     if arguments.json is None:
         raise launch.UsageError("--measure writes a file; add --json FILE.")
     if launch.under_torchrun():

@@ -14,7 +14,7 @@ from distmuon.optim.muonw import MOMENTUM_LABEL, UPDATES_LABEL, MuonW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
-from muonbook.measure.muon_variants import LAID_OUT, Place
+from muonbook.measure.muon_variants import MUON_VARIANTS, Place
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
 from muonbook.planner.stages import units_of
@@ -46,7 +46,7 @@ class CountedContender:
 
 # ---- Muon, by algorithm -----------------------------------------------------------------------------------
 
-ALGORITHMS = {name: LAID_OUT[name] for name in ("muon", "muon_flat", "muon_cut", "muon_owner")}
+ALGORITHMS = {name: MUON_VARIANTS[name] for name in ("muon", "muon_flat", "muon_cut", "muon_owner")}
 
 
 # ---- On FSDP2 ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from distmuon.verify.model_states import ModelStates, predict_rows, predict_shar
 from distmuon.verify.ns_workspace import iteration_bytes
 from distmuon.verify.prediction import STATISTICS_BYTES, adamw_temporaries, predict_transient
 from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
-from muonbook.measure.muon_variants import LAID_OUT
+from muonbook.measure.muon_variants import MUON_VARIANTS
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 
@@ -102,7 +102,7 @@ def _whole_matrices(specs: list[ParamSpec], compute: int) -> int:
 
 
 def _muon(name: str) -> WeighedContender:
-    algorithm = LAID_OUT[name]
+    algorithm = MUON_VARIANTS[name]
 
     def states(workload: Workload, dp: int, tp: int, dp_rank: int) -> ModelStates:
         layout, muon = algorithm.plan(workload, dp, tp)
@@ -143,7 +143,7 @@ def _fsdp2(title: str, muonw: bool) -> WeighedContender:
 
 CONTENDERS: dict[str, WeighedContender] = {
     **{name: _baseline(name) for name in BASELINES},
-    "muon": _baseline("muon")._replace(title=LAID_OUT["muon"].title),
+    "muon": _baseline("muon")._replace(title=MUON_VARIANTS["muon"].title),
     **{name: _muon(name) for name in ("muon_single", "muon_flat", "muon_cut", "muon_owner")},
     "adamw_fsdp2": _fsdp2("AdamW, FSDP2", muonw=False),
     "muonw": _fsdp2("MuonW, FSDP2", muonw=True),

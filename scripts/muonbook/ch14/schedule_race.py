@@ -62,7 +62,7 @@ class ScheduledModel:
             torch.distributed.barrier()
 
 
-class Nap:
+class SimulatedCompute:
     """Newton–Schulz that takes as long as ever and needs no core.
 
     Called, it works and notes how long that takes, per wave; `asleep` sleeps for the median of those times and returns
@@ -84,10 +84,10 @@ class Nap:
         return dict(matrices)
 
 
-def put_to_sleep(models: Mapping[str, ScheduledModel]) -> None:
+def simulate(models: Mapping[str, ScheduledModel]) -> None:
     """Let all schedules sleep instead of orthogonalizing, as long as a synchronous step takes for it. Collective."""
     timed = models["synchronous"].optimizer.strategy
-    nap = timed.newton_schulz = Nap(timed.newton_schulz)  # type: ignore[method-assign]
+    nap = timed.newton_schulz = SimulatedCompute(timed.newton_schulz)  # type: ignore[method-assign]
     for model in models.values():  # all of them, so that they stay alike
         for _ in range(TRIALS):
             model.feed()
@@ -101,13 +101,13 @@ def race(world: World, workload: Workload, rounds: int, recordings: int, asleep:
     was recorded.
 
     rounds: timed ones, after one that warms up. recordings: one-step traces of each, taken after the race. asleep: all
-    `put_to_sleep`, so that no collective shares a core with the work, and parameters are good for nothing.
+    `simulate`, so that no collective shares a core with the work, and parameters are good for nothing.
     """
     with one_at_a_time():
         grid = Grid.of(world)
     models = {name: ScheduledModel(workload, grid, name) for name in OVERLAPS}
     if asleep:
-        put_to_sleep(models)
+        simulate(models)
     steps = {name: model.step for name, model in models.items()}
     seconds = interleaved_timing.take_turns(steps, rounds, before=lambda name: models[name].feed())
     equal = all(alike(models["synchronous"].model, other.model) for other in models.values())

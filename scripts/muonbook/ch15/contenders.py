@@ -8,7 +8,7 @@ from typing import NamedTuple
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.measure.baselines import BASELINES, Trainer
-from muonbook.measure.muon_variants import LAID_OUT, Place
+from muonbook.measure.muon_variants import MUON_VARIANTS, Place
 from muonbook.measure.workload import Workload
 
 
@@ -28,8 +28,8 @@ class TimedContender(NamedTuple):
 
 def contender(name: str) -> TimedContender:
     """Return one by its name in LAID_OUT or, of those that send what can be predicted, in BASELINES."""
-    if name in LAID_OUT:
-        algorithm = LAID_OUT[name]
+    if name in MUON_VARIANTS:
+        algorithm = MUON_VARIANTS[name]
         return TimedContender(algorithm.make, algorithm.predict, uneven=algorithm.uneven)
     baseline = BASELINES[name]
     return TimedContender(baseline.make_whole, baseline.predict_at, baseline.ddp_alone)

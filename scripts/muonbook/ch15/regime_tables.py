@@ -12,11 +12,11 @@ from typing import Any
 
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, Constants, Point, fit, points, worst_and_median
 from muonbook.ch15.regimes import ALGORITHMS
-from muonbook.measure.muon_variants import LAID_OUT
+from muonbook.measure.muon_variants import MUON_VARIANTS
 from muonbook.measure.workload import TIMED, Workload
 
 NAMES = {
-    **{name: LAID_OUT[name].title for name in ALGORITHMS},
+    **{name: MUON_VARIANTS[name].title for name in ALGORITHMS},
     "zero1": "AdamW, ZeRO-1",
     "ddp": "AdamW, DDP",
     "muon_small": "bucketed, many calls",

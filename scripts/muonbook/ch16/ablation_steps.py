@@ -28,7 +28,7 @@ from muonbook.measure.baselines import SAME_EVERYWHERE
 SHAPE = dict(vocabulary=64, width=128, layers=4, heads=8, context=16)  # 16 square matrices, 8 four times as long
 
 
-class Rung(NamedTuple):
+class AblationStep(NamedTuple):
     """One way to take the step. publish: see `DistributedMuon`."""
 
     strategy: str
@@ -36,12 +36,12 @@ class Rung(NamedTuple):
     publish: str = "parameters"
 
 
-RUNGS: Mapping[str, Rung] = {
-    "1 gather_all, buckets": Rung("gather_all", 100_000),
-    "2 gather_all, one bucket": Rung("gather_all", FLAT),
-    "3 gather_cut, one bucket": Rung("gather_cut", FLAT),
-    "4 owner, buckets": Rung("owner", 100_000),
-    "5 owner, publishes updates": Rung("owner", 100_000, "updates"),
+ABLATION_STEPS: Mapping[str, AblationStep] = {
+    "1 gather_all, buckets": AblationStep("gather_all", 100_000),
+    "2 gather_all, one bucket": AblationStep("gather_all", FLAT),
+    "3 gather_cut, one bucket": AblationStep("gather_cut", FLAT),
+    "4 owner, buckets": AblationStep("owner", 100_000),
+    "5 owner, publishes updates": AblationStep("owner", 100_000, "updates"),
 }
 ADAMW = "0 AdamW, ZeRO-1"
 
@@ -62,29 +62,29 @@ class Count(NamedTuple):
     as_predicted: bool
 
 
-def climb(world: World) -> list[dict[str, Count]] | None:
+def take_steps(world: World) -> list[dict[str, Count]] | None:
     """Take the step on every rung, and with AdamW; return on rank 0 what it took on every rank, {rung: count} each."""
     grid = Grid.of(world)
     found = {}
-    for name, rung in {ADAMW: None, **RUNGS}.items():
+    for name, step in {ADAMW: None, **ABLATION_STEPS}.items():
         torch.manual_seed(0)  # all start alike, whoever started them
         model = Transformer(**SHAPE, tp=grid.tp)  # type: ignore[arg-type]
-        optimizer = _optimizer(model.to(grid.device), grid, rung)
+        optimizer = _optimizer(model.to(grid.device), grid, step)
         _give_gradients(model)
         optimizer.step()  # makes the state, which stays
         _give_gradients(model)
         grid.ledger.clear()
         with FlopCounterMode(display=False) as counted, StorageTracker() as tracker:
             optimizer.step()
-        found[name] = _judged(optimizer, grid, rung, counted.get_total_flops(), tracker.peak)
+        found[name] = _judged(optimizer, grid, step, counted.get_total_flops(), tracker.peak)
     return world.gather(found)
 
 
-def _optimizer(model: Transformer, grid: Grid, rung: Rung | None) -> ShardedOptimizer:
-    if rung is None:
+def _optimizer(model: Transformer, grid: Grid, step: AblationStep | None) -> ShardedOptimizer:
+    if step is None:
         return Zero1AdamW(groups_for(model, "adamw"), grid)
     groups = groups_for(model, "muon")
-    options: dict[str, Any] = {**rung._asdict(), **SAME_EVERYWHERE}
+    options: dict[str, Any] = {**step._asdict(), **SAME_EVERYWHERE}
     return DistributedMuon(groups, grid, **options)
 
 
@@ -93,13 +93,13 @@ def _give_gradients(model: Transformer) -> None:
         parameter.grad = torch.ones_like(parameter)
 
 
-def _judged(optimizer: ShardedOptimizer, grid: Grid, rung: Rung | None, counted: int, peak: int) -> Count:
+def _judged(optimizer: ShardedOptimizer, grid: Grid, step: AblationStep | None, counted: int, peak: int) -> Count:
     """Hold what a step took against what the map said of it."""
     layout, tp, place = optimizer.buffers.layout, grid.tp.size, (grid.dp.rank, grid.tp.rank)
-    if rung is not None and isinstance(optimizer, DistributedMuon):
-        muon, strategy = list(optimizer.muon), rung.strategy
-        ledger = predict_step(layout, tp, place[0], muon, strategy, tp_rank=place[1], publish=rung.publish)
-        bound = predict_transient(layout, tp, place[0], muon, strategy, compute_dtype="float32", publish=rung.publish)
+    if step is not None and isinstance(optimizer, DistributedMuon):
+        muon, strategy = list(optimizer.muon), step.strategy
+        ledger = predict_step(layout, tp, place[0], muon, strategy, tp_rank=place[1], publish=step.publish)
+        bound = predict_transient(layout, tp, place[0], muon, strategy, compute_dtype="float32", publish=step.publish)
         work = predict_work(strategy, layout, tp, muon)[place]
     else:
         ledger, work = predict_step(layout, tp, place[0]), 0

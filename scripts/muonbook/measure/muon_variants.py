@@ -25,7 +25,7 @@ Place = tuple[int, int]  # (dp_rank, tp_rank)
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class MuonVariant:
     """A strategy and its map. title: how the book calls it. elements: of a bucket; FLAT: one bucket for all; None: as
     the workload asks.
     """
@@ -68,10 +68,10 @@ class LaidOut:
         return predict_step(layout, tp, place[0], muon, self.strategy, workload.gather_dtype, place[1])
 
 
-LAID_OUT = {
-    "muon_single": LaidOut("matrix by matrix", "gather_all", 1),
-    "muon": LaidOut("bucketed", "gather_all"),
-    "muon_flat": LaidOut("flat", "gather_all", FLAT),
-    "muon_cut": LaidOut("flat + cut", "gather_cut", FLAT),
-    "muon_owner": LaidOut("owner", "owner"),
+MUON_VARIANTS = {
+    "muon_single": MuonVariant("matrix by matrix", "gather_all", 1),
+    "muon": MuonVariant("bucketed", "gather_all"),
+    "muon_flat": MuonVariant("flat", "gather_all", FLAT),
+    "muon_cut": MuonVariant("flat + cut", "gather_cut", FLAT),
+    "muon_owner": MuonVariant("owner", "owner"),
 }

@@ -14,19 +14,19 @@ from muonbook.ch13.memory_study import PICTURED
 from muonbook.ch13.meta_device import weigh_moves, weigh_worst_moves
 from muonbook.ch13.step_memory import unpacked
 from muonbook.measure import results
-from muonbook.measure.muon_variants import LAID_OUT
+from muonbook.measure.muon_variants import MUON_VARIANTS
 from muonbook.planner.model_shapes import MODELS, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import stages
 
 
-@pytest.mark.parametrize("name", LAID_OUT)
+@pytest.mark.parametrize("name", MUON_VARIANTS)
 def test_a_move_takes_as_much_as_with_data_to_the_byte(name: str) -> None:
     """Of a stored step, whose moments also count what stands beside a move: what the first has, which begins it."""
-    layout, muon = LAID_OUT[name].plan(PICTURED, 4, 1)
+    layout, muon = MUON_VARIANTS[name].plan(PICTURED, 4, 1)
     real = moves(unpacked(results.load("memory")["timelines"][name]["history"]))
-    weighed = weigh_moves(layout, muon, 1, LAID_OUT[name].strategy, [0], "float32")
+    weighed = weigh_moves(layout, muon, 1, MUON_VARIANTS[name].strategy, [0], "float32")
     assert weighed == max(moment.alive - move[0].alive for move in real for moment in move)
     assert not dist.is_initialized()
 
@@ -65,7 +65,7 @@ def test_bounds_of_published_models_are_near_what_is_weighed(
 
 
 def test_a_process_that_has_a_group_is_refused() -> None:
-    layout, muon = LAID_OUT["muon"].plan(PICTURED, 4, 1)
+    layout, muon = MUON_VARIANTS["muon"].plan(PICTURED, 4, 1)
     with session.environment(session.directory()):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
         try:

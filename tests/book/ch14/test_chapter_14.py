@@ -106,7 +106,7 @@ def test_one_lane_takes_one_collective_after_the_other() -> None:
 def nap_and_time(world: launch.World) -> Any:
     """Return whether a schedule asleep kept its matrices, how many waves naps were timed for, and how often."""
     models = {name: schedule_race.ScheduledModel(TINY, Grid.of(world), name) for name in OVERLAPS}
-    schedule_race.put_to_sleep(models)
+    schedule_race.simulate(models)
     strategy = models["naive"].optimizer.strategy
     asleep: Any = strategy.newton_schulz
     taken = asleep.__self__.taken

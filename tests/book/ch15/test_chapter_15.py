@@ -19,7 +19,7 @@ from muonbook.ch15.contenders import contender
 from muonbook.ch15.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants
 from muonbook.measure import results
 from muonbook.measure.baselines import BASELINES
-from muonbook.measure.muon_variants import LAID_OUT
+from muonbook.measure.muon_variants import MUON_VARIANTS
 from muonbook.measure.workload import SHAPES, TIMED, Workload
 
 WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
@@ -109,7 +109,7 @@ def test_uneven_shards_and_what_a_boundary_cuts_go_straight_to_their_owners() ->
 
 
 def test_whoever_is_timed_is_one_of_ours_or_of_the_baselines_that_can_be_predicted() -> None:
-    assert {variant.contender for variant in regimes.LINKS.values()} <= LAID_OUT.keys() | BASELINES.keys()
+    assert {variant.contender for variant in regimes.LINKS.values()} <= MUON_VARIANTS.keys() | BASELINES.keys()
     assert contender("ddp").ddp_alone
     assert not contender("muon_owner").ddp_alone
     with pytest.raises(KeyError):

@@ -28,7 +28,7 @@ def test_every_rung_costs_no_more_than_the_one_before(grid: str) -> None:
     out = stored_pages.printed("16_owner", f"python ../scripts/16_owner.py {grid}")
     assert out.splitlines()[-1].endswith("those predicted: True.")
     table = rows(out)
-    assert list(table) == [ablation_steps.ADAMW, *ablation_steps.RUNGS]
+    assert list(table) == [ablation_steps.ADAMW, *ablation_steps.ABLATION_STEPS]
     _, buckets, flat, cut, owner, updates = table.values()
     assert updates[0] < 1 <= owner[0] < cut[0] < min(flat[0], buckets[0])
     assert owner[1:3] == updates[1:3] == (1, 1)
@@ -38,16 +38,16 @@ def test_every_rung_costs_no_more_than_the_one_before(grid: str) -> None:
 
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (3, 1), (1, 2), (2, 2)])
 def test_on_any_grid_bytes_and_operations_are_those_predicted(dp: int, tp: int) -> None:
-    ranks = launch.run(ablation_steps.climb, dp=dp, tp=tp)[0]
+    ranks = launch.run(ablation_steps.take_steps, dp=dp, tp=tp)[0]
     assert len(ranks) == dp * tp
     assert ablation_steps.all_as_predicted(ranks)
-    for name, rung in ablation_steps.RUNGS.items():
+    for name, step in ablation_steps.ABLATION_STEPS.items():
         work = sum(rank[name].flops for rank in ranks)
-        assert work == ablation_steps.once() if rung.strategy == "owner" else work >= ablation_steps.once()
+        assert work == ablation_steps.once() if step.strategy == "owner" else work >= ablation_steps.once()
 
 
 def test_a_wrong_count_is_not_as_predicted() -> None:
-    ranks = launch.run(ablation_steps.climb)[0]
+    ranks = launch.run(ablation_steps.take_steps)[0]
     ranks[0][ablation_steps.ADAMW] = ranks[0][ablation_steps.ADAMW]._replace(as_predicted=False)
     assert not ablation_steps.all_as_predicted(ranks)
     assert ablation_steps.lines(ranks)[-1].endswith("False.")

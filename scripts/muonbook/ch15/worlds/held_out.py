@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from muonbook.measure.muon_variants import LAID_OUT
+from muonbook.measure.muon_variants import MUON_VARIANTS
 from muonbook.measure.workload import Workload
 from muonbook.planner.measured import step_fit
 from muonbook.planner.measured.timed_worlds import asked_on
@@ -50,11 +50,11 @@ def planned_grids(
         step = step_fit.TimedStep("", name, True, None, planner["cores"], wanted, 0.0)
         return step_fit.seconds(planner["constants"], step)
 
-    found: Pairs = {LAID_OUT[name].title: ([], []) for name in names}
+    found: Pairs = {MUON_VARIANTS[name].title: ([], []) for name in names}
     for row in skew:
         adamw = planned("adamw", workload, row)
         for name in names:
-            algorithm = LAID_OUT[name]
+            algorithm = MUON_VARIANTS[name]
             job = replace(workload, bucket_size=algorithm.bucket_size(workload))
             clocks = [row[who]["seconds"]["quartiles"][0] for who in (name, "zero1")]
             measured, plans = found[algorithm.title]
