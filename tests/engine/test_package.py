@@ -64,9 +64,10 @@ def run(python: Path, *arguments: str, folder: Path | None = None) -> str:
     return done.stdout
 
 
-def test_the_wheel_holds_the_whole_engine_with_its_types_and_nothing_of_the_book(wheel: Path) -> None:
+def test_the_wheel_holds_the_engine_with_its_types_and_the_kit_and_nothing_of_the_book(wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    ours = {path.relative_to(ENGINE.parent).as_posix() for path in ENGINE.rglob("*.py")}
+    packages = (ENGINE, ENGINE.with_name("muon_conformance"))
+    ours = {path.relative_to(ENGINE.parent).as_posix() for package in packages for path in package.rglob("*.py")}
     assert held == ours | {"distmuon/py.typed", "distmuon/models/alice.txt"}
     assert wheel.name == f"distmuon-{distmuon.__version__}-py3-none-any.whl"
 
