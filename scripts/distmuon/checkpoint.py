@@ -1,27 +1,26 @@
-"""The public name of `distmuon.extras.checkpoint`; and a command, python -m distmuon.checkpoint FOLDER FILE."""
+"""The public names of `distmuon.extras.checkpoint`; and a command, python -m distmuon.checkpoint FOLDER FILE."""
 
 import sys
 
-from distmuon.extras.checkpoint import (
-    CheckpointError,
-    async_save,
-    at_step,
-    claim,
-    load,
-    load_newest,
-    notes,
-    prune,
-    save,
-    saved_steps,
-    to_torch,
-    weights,
-)
 from distmuon.extras.checkpoint.export import main
+from distmuon.extras.checkpoint.files import CheckpointError
+from distmuon.extras.checkpoint.folders import async_save, load, notes, save, to_torch, weights
+from distmuon.extras.checkpoint.runs import at_step, claim, load_newest, prune, saved_steps
 
 __all__ = [
-    "CheckpointError", "async_save", "at_step", "claim", "load", "load_newest", "notes", "prune", "save", "saved_steps",
-    "to_torch", "weights",
-]  # fmt: skip
+    "CheckpointError",
+    "async_save",
+    "at_step",
+    "claim",
+    "load",
+    "load_newest",
+    "notes",
+    "prune",
+    "save",
+    "saved_steps",
+    "to_torch",
+    "weights",
+]
 
 if __name__ == "__main__":
     sys.exit(main())

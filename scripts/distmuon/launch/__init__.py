@@ -24,22 +24,7 @@ from distmuon.launch.supervise import WorldError
 from distmuon.launch.world import World, seconds_since, under_torchrun
 
 __all__ = [
-    "DEFAULT_TIMEOUT",
-    "WORLD",
-    "OutputError",
-    "UsageError",
-    "World",
-    "WorldError",
-    "add_arguments",
-    "check_range",
-    "check_writable",
-    "choices",
-    "chosen_job",
-    "command",
-    "is_main_process",
-    "options",
-    "parser",
-    "run",
-    "seconds_since",
-    "under_torchrun",
+    "DEFAULT_TIMEOUT", "WORLD", "OutputError", "UsageError", "World", "WorldError", "add_arguments", "check_range",
+    "check_writable", "choices", "chosen_job", "command", "is_main_process", "options", "parser", "run",
+    "seconds_since", "under_torchrun",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Several hosts on one machine: every local rank gets a network interface of its own, and all meet at one switch.
 
-    network_emulation.setup_bridge()                                    # in the command, before anything is started
+    network_emulation.setup_bridge()                                      # in the command, before anything is started
     launch.run(work, dp=4, link=network_emulation.Link(rate_mbit=100))   # and inside `work`: network_emulation.sent()
 
 A rank then lives in a network namespace that holds nothing but `eth0`, one end of a veth pair whose other end is a port

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from distmuon.extras.checkpoint import at_step, saved_steps
+from distmuon.extras.checkpoint.runs import at_step, saved_steps
 from distmuon.launch import World
 from distmuon.models.corpus import Corpus
 from distmuon.models.networks import Transformer

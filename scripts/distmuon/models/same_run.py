@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from distmuon.extras.checkpoint import CheckpointError
+from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.launch.cli import option_of
 from distmuon.models.corpus import Corpus
 from distmuon.models.run_settings import FIXED, RATE, STEERING, RunSettings

@@ -461,8 +461,7 @@ def _check_gradient(name: str, parameter: Tensor) -> None:
 
 
 def _refuse_different(plans: Sequence[Plan], heads: Sequence[Sequence[Tensor]]) -> None:
-    """Raise RankMismatchError, on all ranks of a plan, where their headers are not alike. heads: of every rank, by
-    plan.
+    """Raise RankMismatchError, on all ranks of a plan, where headers are not alike. heads: of every rank, by plan.
 
     All at once, because to look at a number of a GPU is to wait for all that it has been given to do.
     """

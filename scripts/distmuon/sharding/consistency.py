@@ -124,12 +124,11 @@ def fingerprints(tensors: Sequence[Tensor]) -> Tensor:  # [P], int64
 def check_values(
     grid: Grid, names: Sequence[str], tensors: Sequence[Tensor], replicated_over_tp: Sequence[bool], remedy: str
 ) -> None:
-    """Raise RankMismatchError on every rank unless all DP ranks hold the same bits. Collective: one all-gather of [2 +
-    P].
+    """Raise RankMismatchError on every rank unless all DP ranks hold the same bits. Collective: gathers [2 + P].
 
     names, tensors, replicated_over_tp: of the P parameters, alike on all ranks (see `check_same`). A replicated
-    parameter must be the same on all TP ranks, too. Each rank is compared with DP rank 0 of its TP rank, and of TP rank
-    0.
+    parameter must be the same on all TP ranks, too. Each rank is compared with DP rank 0 of its TP rank and of TP
+    rank 0.
     """
     if grid.world.size == 1:
         return

@@ -100,9 +100,8 @@ class GradientViews:
             if not _same_place(external, home):
                 flats = self.buffers.flat_gradients
                 aliases_buffer = any(0 <= external.data_ptr() - flat.data_ptr() < flat.nbytes for flat in flats)
-                external_grads[index] = (
-                    external.clone() if aliases_buffer else external
-                )  # out of a home that is about to be filled
+                # a clone, where it lies in a home that is about to be filled
+                external_grads[index] = external.clone() if aliases_buffer else external
         for index in external_grads:
             self._leave(index)
         copy_each_((self.buffers.gradient_homes[index], external) for index, external in external_grads.items())
@@ -200,9 +199,9 @@ def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touch
         numbers[:count].mul_(torch.stack(by_index).square_())
     squares, presence, votes = buffers.grid.world.all_reduce(numbers, STATISTICS_LABEL).cpu().split([count, count, 3])
     largest = torch.tensor([torch.finfo(home.dtype).max for home in buffers.gradient_homes], dtype=wide)
-    *ballots, touches = votes.tolist()
+    *checksums, touches = votes.tolist()
     with_gradient = frozenset(presence.nonzero().flatten().tolist())
-    return GradientStatistics(squares, largest, with_gradient, all_equal(ballots, ranks), touches > 0)
+    return GradientStatistics(squares, largest, with_gradient, all_equal(checksums, ranks), touches > 0)
 
 
 def statistics_bytes(parameters: int) -> int:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distmuon import checkpoint
-from distmuon.extras.metrics import JsonLines, Metrics
 from distmuon.launch import World
+from distmuon.metrics import JsonLines, Metrics
 from distmuon.optim.muonw import MuonW
 from muonbook.ch17.existing_program import batch
 from muonbook.ch17.four_steps import on_mesh, whole

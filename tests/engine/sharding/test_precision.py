@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from distmuon import launch
-from distmuon.extras.metrics import Metrics
 from distmuon.extras.qk_clip.heads import AttentionHeads
 from distmuon.extras.qk_clip.qk_clip import QKClip
 from distmuon.launch import World
+from distmuon.metrics import Metrics
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.muonw import MuonW

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distmuon import launch
-from distmuon.extras.checkpoint import CheckpointError, load, load_newest, save
+from distmuon.checkpoint import CheckpointError, load, load_newest, save
 from distmuon.extras.checkpoint.manifest import digest
 from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon

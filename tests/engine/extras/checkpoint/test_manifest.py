@@ -21,7 +21,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from distmuon.extras.checkpoint import CheckpointError, load, load_newest, save, weights
+from distmuon.checkpoint import CheckpointError, load, load_newest, save, weights
 from distmuon.extras.checkpoint.manifest import digest, fills, read_manifest
 from distmuon.sharding.layout import Range
 

@@ -17,7 +17,7 @@ from optimizer_cases import synthetic
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
-from distmuon.extras.checkpoint import CheckpointError, load, save, to_torch, weights
+from distmuon.checkpoint import CheckpointError, load, save, to_torch, weights
 from distmuon.extras.checkpoint.manifest import DTYPES
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.zero1_adamw import Zero1AdamW

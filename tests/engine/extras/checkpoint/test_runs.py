@@ -18,7 +18,7 @@ from helpers_math import message
 from torch import nn
 
 from distmuon import launch
-from distmuon.extras.checkpoint import (
+from distmuon.checkpoint import (
     CheckpointError,
     async_save,
     at_step,

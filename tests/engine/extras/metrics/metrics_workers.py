@@ -13,8 +13,8 @@ from mesh_cases import give as give_placed
 from optimizer_cases import ADAMW, Case, build, cut, several, whole_gradient
 from torch import Tensor, nn
 
-from distmuon.extras.metrics import JsonLines, Metrics
 from distmuon.launch import World
+from distmuon.metrics import JsonLines, Metrics
 from distmuon.optim.muon import Muon
 from distmuon.optim.muonw import MuonW
 from distmuon.sharding import hooks

@@ -21,8 +21,8 @@ from once import once
 from torch import nn
 
 from distmuon import Muon, MuonW, launch
-from distmuon.extras.metrics import Console, JsonLines, Metrics, TensorBoard
 from distmuon.extras.metrics.matrix import orthogonality
+from distmuon.metrics import Console, JsonLines, Metrics, TensorBoard
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.sharding import hooks
 from distmuon.sharding.grid import Grid
