@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -48,22 +47,6 @@ def gather_a_dtensor(world: World) -> list[float]:
     """Gather a DTensor of GPUs, as torch's own optimizers do for each matrix."""
     mesh = init_device_mesh("cuda", (world.dp,), mesh_dim_names=("dp",))
     return distribute_tensor(torch.ones(4, 2, device="cuda"), mesh, [Shard(0)]).full_tensor().flatten().tolist()
-
-
-def gather_unequal_shards(world: World) -> dict[str, list[float]]:
-    """Gather shards of unequal length, of one dtype after the other, at once and started; return what came of each."""
-    dp, found = Grid.of(world).dp, {}
-    lengths = [2 * rank for rank in range(dp.size)]  # one of them is empty
-    for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        shard = torch.full([lengths[dp.rank]], 1.0 + dp.rank, dtype=dtype, device="cuda")
-        for started in (False, True):
-            whole = torch.zeros(sum(lengths), dtype=dtype, device="cuda")
-            with dp.async_collectives() if started else contextlib.nullcontext() as pending:
-                dp.all_gather(shard, "parameters", whole, lengths)
-            if pending is not None:
-                pending.wait()
-            found[f"{dtype}, {'started' if started else 'at once'}"] = whole.tolist()
-    return found
 
 
 def add_in_rank_order(world: World) -> list[float]:

@@ -75,14 +75,6 @@ def test_a_mesh_of_gpus_trains_as_our_world_does(backend: str, ranks: int) -> No
 
 
 @needs_a_gpu
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_gloo_gathers_unequal_shards_of_a_gpus_tensors(ranks: int) -> None:
-    wanted = [1.0 + rank for rank in range(ranks) for _ in range(2 * rank)]
-    for found in launch.run(gpu_workers.gather_unequal_shards, dp=ranks, backend="gloo", device="cuda"):
-        assert found == dict.fromkeys(found, wanted)
-
-
-@needs_a_gpu
 def test_torch_still_gathers_no_dtensor_of_a_gpu_over_gloo() -> None:
     """Where it does, chapter 17's count need not refuse any more."""
     with pytest.raises(launch.WorldError):

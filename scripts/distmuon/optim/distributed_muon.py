@@ -271,14 +271,14 @@ class DistributedMuon(ShardedOptimizer):
             yield place.as_slice, lr, scale(whole, group["scale"])
 
     def _gathered_updates(self, bucket: Bucket, updates: Tensors) -> Tensor:  # [padded]
-        shard_range = bucket.shard(self.grid.dp.rank)
+        origin = bucket.shard(self.grid.dp.rank).start
         dtype = self.strategy.context.wire_dtype((bucket,))
-        shard = torch.zeros(shard_range.size, dtype=dtype, device=self.grid.device)
+        shard = torch.zeros(bucket.shard_size, dtype=dtype, device=self.grid.device)
         for index in updates.keys() & set(bucket.params):
-            place = self.buffers.metas[index].local_range.relative_to(shard_range.start)
+            place = self.buffers.metas[index].local_range.relative_to(origin)
             shard[place.as_slice] = updates[index]
         whole = torch.empty(bucket.padded, dtype=dtype, device=self.grid.device)
-        return self.grid.dp.all_gather(shard, updates_label(bucket), whole, bucket.lengths)
+        return self.grid.dp.all_gather(shard, updates_label(bucket), whole)
 
     def _look_at_groups(self) -> None:
         """Take the groups as they are now, since a load brings new ones; the strategy looks at the same dict."""

@@ -234,7 +234,7 @@ class ShardedOptimizer(ShardedState):
     def reduce_scatter(self, bucket: Bucket) -> None:
         """Replace this rank's shard of the bucket's gradients by their mean over DP."""
         whole, shard = self.buffers.gradients_of(bucket)  # [padded], [shard_size]
-        self.grid.dp.reduce_scatter(whole, shard, f"gradients, {bucket.label}", bucket.lengths)
+        self.grid.dp.reduce_scatter(whole, shard, f"gradients, {bucket.label}")
         if self.grid.dp.size > 1:
             shard.div_(self.grid.dp.size)
 
@@ -244,7 +244,7 @@ class ShardedOptimizer(ShardedState):
         whole, shard = self.buffers.parameters_of(bucket)  # [padded], [shard_size]
         if self.buffers.masters[bucket].dtype != shard.dtype:
             shard.copy_(self.buffers.masters[bucket])
-        self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", whole, bucket.lengths)
+        self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", whole)
 
     @hooked
     def check_and_clip(self, max_norm: float | None) -> bool:

@@ -21,18 +21,6 @@ from distmuon.sharding.ledger import Ledger
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-MAX_CHUNK_NUMEL = 200_000_000  # elements that a rank receives at a time to add them up, 800 MB of float32; or more,
-MAX_CHUNKS = 16  # so that no shard comes in more pieces: a message costs time, however short it is
-
-
-def chunk_numel(lengths: Sequence[int]) -> int:
-    """Return how many elements of its shard a rank receives from everybody at a time, where it adds them up itself.
-
-    lengths: of all ranks' shards.
-    """
-    longest = max(lengths)
-    return max(1, min(longest, max(MAX_CHUNK_NUMEL // len(lengths), -(-longest // MAX_CHUNKS))))
-
 
 def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtype) -> Tensor:  # [n]
     """Return numbers of the host as a tensor on a device; on a GPU the host does not wait until they are there."""
@@ -40,41 +28,9 @@ def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtyp
     return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=pinned).to(device, non_blocking=pinned)
 
 
-def reduce_scatter_workspace_numel(lengths: Sequence[int], rank: int) -> int:
-    """Return how many elements `Group.reduce_scatter` allocates at most on a rank that adds them up itself.
-
-    A piece of its shard comes from everybody; where shards are longer than a piece, what goes out is packed, too.
-    """
-    size = chunk_numel(lengths)
-    packed = sum(min(size, length) for length in lengths) if size < max(lengths) else 0
-    return len(lengths) * min(size, lengths[rank]) + packed
-
-
 def backend_of(group: dist.ProcessGroup, device_type: str) -> str | None:
     """Return what carries the group's tensors on such a device: "nccl" of "cpu:gloo,cuda:nccl"."""
     return dict(pair.split(":") for pair in dist.get_backend_config(group).split(",")).get(device_type)
-
-
-def is_gpu_over_gloo(group: dist.ProcessGroup, tensor: Tensor) -> bool:
-    """Return whether gloo would carry a GPU's tensor, which it does only in whole collectives, by copies on the host.
-
-    Its send and receive, and what torch's coalescing manager hands to it, take the GPU's address for one of the host's:
-    they end in "Bad address", or with the process.
-    """
-    return tensor.is_cuda and backend_of(group, tensor.device.type) == "gloo"
-
-
-class _ViaHost:
-    """Messages between copies on the host; once they are waited for, what has come is where it belongs."""
-
-    def __init__(self, works: Sequence[Any], arriving: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self._works, self._arriving = works, arriving
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
-        for part, copy in self._arriving:
-            part.copy_(copy)
 
 
 class PendingWork:
@@ -146,26 +102,15 @@ class Group:
         shard: Tensor,  # [len], contiguous; may lie in `out`
         label: str,
         out: Tensor | None = None,  # [n * len], contiguous
-        lengths: Sequence[int] | None = None,
     ) -> Tensor:  # [n * len]
-        """Return every rank's `shard` in rank order, in `out` if given.
-
-        lengths: of all ranks' shards where they are not equal; `out` has to be given then.
-        """
+        """Return every rank's `shard` in rank order, in `out` if given."""
         if self.size == 1:
             return shard
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
-        self._record("all_gather", out, label, (self.size - 1) * shard.numel())
-        started = self._pending is not None
-        if lengths is None:
-            works = [_all_gather_flat(out, shard, group=self.process_group, async_op=started)]
-        else:  # gloo's all-gather wants equal shards (NCCL's, of a list, does not); so each rank sends its own to all
-            works = self._send_to_all(shard, out.split(list(lengths)))
-        for work in works:
-            if self._pending is not None:
-                self._pending.add(work, shard, out)
-            elif lengths is not None:
-                work.wait()
+        self._record("all_gather", out, label)
+        work = _all_gather_flat(out, shard, group=self.process_group, async_op=self._pending is not None)
+        if self._pending is not None:
+            self._pending.add(work, shard, out)
         return out
 
     def all_gather_blocks(
@@ -186,42 +131,22 @@ class Group:
         full: Tensor,  # [n * len], contiguous
         out: Tensor,  # [len], this rank's part of `full`
         label: str,
-        lengths: Sequence[int] | None = None,
     ) -> Tensor:  # [len]
         """Fill `out` with its sum over ranks; the rest of `full` stays.
 
-        lengths: of all ranks' parts where they are not equal. The sum is taken in rank order,
-        one addition per rank, unless the backend's own reduce-scatter is used, which wants
-        equal parts. Long parts are added up piece by piece, so that little is alive at a time.
+        The sum is taken in rank order, one addition per rank, unless the backend's own reduce-scatter is used.
         """
         if self.size == 1:
             return out
-        self._record("reduce_scatter", full, label, full.numel() - out.numel())
-        if self.native_reduce_scatter and lengths is None:
+        self._record("reduce_scatter", full, label)
+        if self.native_reduce_scatter:
             _reduce_scatter_flat(out, full, group=self.process_group)
             return out
-        of_ranks = [out.numel()] * self.size if lengths is None else list(lengths)
-        at_once, parts = chunk_numel(of_ranks), full.split(of_ranks)
-        for start in range(0, max(of_ranks), at_once):
-            pieces = [part[start : start + at_once] for part in parts]
-            packed = full if at_once == max(of_ranks) else torch.cat(pieces)
-            self._add_up(packed, None if lengths is None else pieces, out[start : start + at_once])
-            del packed  # before the next is
-        return out
-
-    def _add_up(
-        self,
-        packed: Tensor,  # a piece for every rank, in rank order
-        pieces: Sequence[Tensor] | None,  # the same, where they are not of equal length
-        out: Tensor,  # [len]
-    ) -> None:
-        """Send every rank its piece, and fill `out` with the sum of what came, in rank order."""
-        uneven = ([len(out)] * self.size, [*map(len, pieces)]) if pieces else (None, None)
-        received = self._exchange(packed, *uneven)
-        first, *others = received.view(self.size, len(out)).unbind()  # n pieces [len]
+        first, *others = self._exchange(full).view(self.size, len(out)).unbind()  # n parts [len]
         out.copy_(first)
         for other in others:
             out += other
+        return out
 
     @of_kind(COMMUNICATION)
     def all_to_all(
@@ -265,29 +190,6 @@ class Group:
             self._record("broadcast", tensor, label)
             dist.broadcast(tensor, group_src=0, group=self.process_group)
         return tensor
-
-    def _send_to_all(
-        self,
-        shard: Tensor,  # [len]
-        parts: Sequence[Tensor],  # every rank's, to be received; the one of this rank may be the shard itself
-    ) -> list[Any]:
-        """Start sending the shard to all others and receiving theirs, each straight to where it belongs.
-
-        gloo takes half the time of an all-to-all, which copies, or of its own all-gather of equal shards, a ring.
-        """
-        if parts[self.rank].data_ptr() != shard.data_ptr():
-            parts[self.rank].copy_(shard)
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        arriving = {rank: parts[rank] for rank in others if len(parts[rank])}
-        via_host = is_gpu_over_gloo(self.process_group, shard)
-        if via_host:
-            shard, homes = shard.cpu(), arriving
-            arriving = {rank: torch.empty_like(part, device="cpu") for rank, part in homes.items()}
-        options = {"group": self.process_group}
-        operations = [dist.P2POp(dist.isend, shard, group_peer=rank, **options) for rank in others if len(shard)]
-        operations += [dist.P2POp(dist.irecv, part, group_peer=rank, **options) for rank, part in arriving.items()]
-        works = dist.batch_isend_irecv(operations) if operations else []
-        return [_ViaHost(works, [(homes[rank], part) for rank, part in arriving.items()])] if via_host else works
 
     def _exchange(
         self,

@@ -2,7 +2,7 @@
 
 A *buffer* is one flat storage per (parameter dtype, gradient dtype). It is cut into *buckets*, contiguous runs of
 whole parameters, each padded to a multiple of D. A bucket is cut into D equal *shards*, one per DP rank. (`ownership`
-ends them between matrices instead, and then they are unequal.) Nothing here imports torch: a laptop can plan a
+pads every shard instead of the end, so that none cuts a matrix.) Nothing here imports torch: a laptop can plan a
 thousand ranks, and any process can compute the view of any other.
 
     buffer   |<-------- bucket 0 -------->|<------ bucket 1 ------>|
@@ -15,8 +15,8 @@ names `dist_meta`, `global_range` and `local_range` follow the proof of concept 
 
 from __future__ import annotations
 
+import itertools
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,33 +151,28 @@ class Bucket:
     """A contiguous run of whole parameters, padded so that D ranks get equal shards.
 
     params: indices into `Layout.specs`, in storage order.
+    starts: where each of them begins, in elements counted from `offset`.
     offset, padded: where it starts in its buffer and how long it is with padding, in elements.
     numel: length without padding.
-    ends: of the shards, counted from `offset`, where they are not equal; () where they are.
     """
 
     buffer_idx: int
     bucket_idx: int
     params: tuple[int, ...]
+    starts: tuple[int, ...]
     offset: int
     numel: int
     padded: int
     dp: int
-    ends: tuple[int, ...] = ()
 
     @property
     def range(self) -> Range:
         return Range(self.offset, self.offset + self.padded)
 
-    @cached_property
-    def shard_size(self) -> int:
-        """Elements in a shard; in the longest one where they are unequal."""
-        return max(self.lengths or [self.padded // self.dp])
-
     @property
-    def lengths(self) -> list[int] | None:
-        """Elements in every DP rank's shard, where they are not equal; None where they are."""
-        return [self.shard(rank).size for rank in range(self.dp)] if self.ends else None
+    def shard_size(self) -> int:
+        """Elements in a shard."""
+        return self.padded // self.dp
 
     @property
     def label(self) -> str:
@@ -186,9 +181,6 @@ class Bucket:
 
     def shard(self, dp_rank: int) -> Range:
         """Return the run of the buffer that DP rank `dp_rank` owns."""
-        if self.ends:
-            start = self.offset + (self.ends[dp_rank - 1] if dp_rank else 0)
-            return Range(start, self.offset + self.ends[dp_rank])
         start = self.offset + dp_rank * self.shard_size
         return Range(start, start + self.shard_size)
 
@@ -225,16 +217,21 @@ class Layout:
         """Where each parameter lies in its buffer, in the order of `specs`."""
         ranges = [Range(0, 0)] * len(self.specs)
         for bucket in self.buckets:
-            start = bucket.offset
-            for index in bucket.params:
-                ranges[index] = Range(start, start + self.specs[index].numel)
-                start = ranges[index].end
+            for index, start in zip(bucket.params, bucket.starts, strict=True):
+                begin = bucket.offset + start
+                ranges[index] = Range(begin, begin + self.specs[index].numel)
         return tuple(ranges)
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """All buckets of all buffers, in the order in which a step visits them."""
         return tuple(bucket for buffer in self.buffers for bucket in buffer.buckets)
+
+    @property
+    def padding(self) -> float:
+        """Padding, as a share of the parameters."""
+        filled = sum(bucket.numel for bucket in self.buckets)
+        return sum(bucket.padded for bucket in self.buckets) / filled - 1 if filled else 0.0
 
     @property
     def global_buffer_size(self) -> list[list[tuple[int, int]]]:
@@ -259,8 +256,6 @@ class Layout:
         where = self.global_ranges[index].relative_to(bucket.offset)
         if where.size == 0:
             return range(0)
-        if bucket.ends:
-            return range(bisect_right(bucket.ends, where.start), bisect_right(bucket.ends, where.end - 1) + 1)
         return range(where.start // bucket.shard_size, (where.end - 1) // bucket.shard_size + 1)
 
     def owned(self, bucket: Bucket, dp_rank: int) -> tuple[int, ...]:
@@ -343,7 +338,8 @@ def equal_buckets(
         filled += specs[index].numel
         if filled >= bucket_size or index == indices[-1]:
             padded = -(-filled // dp) * dp
+            ends = [0, *itertools.accumulate(specs[member].numel for member in run)]
             place = buffer_idx, len(buckets)
-            buckets.append(Bucket(*place, tuple(run), offset, filled, padded, dp))
+            buckets.append(Bucket(*place, tuple(run), tuple(ends[:-1]), offset, filled, padded, dp))
             run, offset, filled = [], offset + padded, 0
     return buckets

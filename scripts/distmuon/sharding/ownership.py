@@ -1,14 +1,22 @@
-"""One owner per matrix: a map whose shards end between matrices, and who of the grid orthogonalizes which.
+"""One owner per matrix: a map whose shards cut none, and who of the grid orthogonalizes which.
 
-ZeRO-1 cuts wherever D equal cuts fall, and AdamW does not mind. Here Muon's matrices are dealt out whole, and shards
-are as long as what they hold: the reduce-scatter then lands whole (TP-local) matrices at their owners.
+ZeRO-1 cuts a bucket wherever D equal cuts fall, and AdamW does not mind. Here Muon's matrices are dealt out whole, and
+every shard is padded to the length of the longest, so that the reduce-scatter lands whole (TP-local) matrices at their
+owners, by the backend's own collectives, which want equal shards.
 
-    bucket   [  W3   |   W1   | W5 |    W2    |  W4  |  W6 ]      no padding
-    shards   |     rank 0     |    rank 1     |   rank 2   |
+    bucket   [  W6   |   W4   p|  W5 | W2 ppp|   W3   |  W1  ]      p = padding
+    shards   |     rank 0      |   rank 1    |    rank 2     |
 
-What belongs to AdamW follows in buckets of equal shards. Nothing here imports torch, and every process that asks gets
-the same answer. Sources: longest processing time first is Graham's rule (1969); whole matrices per rank are Keller
-Jordan's distributed Muon (2024), at whose owners ZeRO-1's own collective puts them here.
+A bucket is a run of matrices in the order in which the backward pass finishes their gradients, the last layer's first,
+and each bucket is dealt out by itself: it can be reduced while earlier layers are still at work. A run ends where it
+holds `bucket_size` elements and can be dealt with little padding (`MAX_PADDING`); where too few matrices are left for
+that, they join the run before if that pads less. On more ranks than matrices there is nothing to deal, and padding has
+no bound: a shard is as long as the largest matrix. `Layout.padding` says what it came to.
+
+What belongs to AdamW follows in ZeRO-1's buckets. Nothing here imports torch, and every process that asks gets the
+same answer. Sources: longest processing time first is Graham's rule (1969); whole matrices per rank are Keller Jordan's
+distributed Muon (2024), at whose owners ZeRO-1's own collective puts them here; padded shards inside runs of backward
+order are also the layout of Megatron-LM's layer-wise optimizer (2026).
 """
 
 from __future__ import annotations
@@ -18,6 +26,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from distmuon.sharding.layout import Bucket, Buffer, Layout, ParamSpec, by_dtype, equal_buckets, gradient_dtype
+
+MAX_PADDING = 0.1  # of a bucket's matrices: below it, another matrix in the bucket would rather cost overlap
+GROWTH = 9 / 8  # of a run that pads more, before it is dealt again: so that planning stays linear in its length
 
 
 class Owner(NamedTuple):
@@ -38,50 +49,64 @@ def balance(costs: Mapping[int, float], ranks: int, loads: Sequence[float] = ())
 
 
 def owners(
-    costs: Mapping[int, float], dp: int, tp: int, by_rows: Collection[int] = (), loads: Sequence[float] = ()
+    costs: Mapping[int, float],
+    dp: int,
+    tp: int,
+    by_rows: Collection[int] = (),
+    loads: Sequence[float] = (),
+    earlier: Sequence[float] = (),
 ) -> dict[int, Owner]:
     """Return who orthogonalizes each parameter: balanced over the whole grid, all rows of it before a second column.
 
     costs: {index in the map: cost of the whole parameter}, in any unit. by_rows: those of which each TP rank has whole
     matrices (`ParamSpec.tp_local_matrices`), so that all of a row share the work; they go to the row whose busiest rank
-    has least. loads: what each rank has already; (): nothing.
+    has least. loads: what each rank has already; (): nothing. earlier: what each has done in earlier buckets: of ranks
+    that have equally little, the one that has done least takes the next.
     """
-    loads = list(loads or [0.0] * (dp * tp))
-    least = [(load, rank) for rank, load in enumerate(loads)]  # to be a heap: equal loads in the order of ranks
+    loads, earlier = list(loads or [0.0] * (dp * tp)), list(earlier or [0.0] * (dp * tp))
+    least = [(load, done, rank) for rank, (load, done) in enumerate(zip(loads, earlier, strict=True))]
     heapq.heapify(least)
     each = {index: cost / tp if index in by_rows else cost for index, cost in costs.items()}
     found = {}
     for index in sorted(costs, key=lambda index: (-each[index], index)):
-        while least[0][0] != loads[least[0][1]]:
+        while least[0][0] != loads[least[0][-1]]:
             heapq.heappop(least)  # that rank has got more since
-        rank = least[0][1]
+        rank = least[0][-1]
         owner, ranks = Owner(rank % dp, rank // dp), range(rank, rank + 1)
         if index in by_rows:
-            row = min(range(dp), key=lambda row: (max(loads[row::dp]), row))
+            row = min(range(dp), key=lambda row: (max(loads[row::dp]), max(earlier[row::dp]), row))
             owner, ranks = Owner(row, None), range(row, dp * tp, dp)
         found[index] = owner
         for rank in ranks:
             loads[rank] += each[index]
-            heapq.heappush(least, (loads[rank], rank))
+            heapq.heappush(least, (loads[rank], earlier[rank], rank))
     return found
 
 
-def plan_unsplit(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, tp: int, bucket_size: int) -> Layout:
+def plan_owned(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, tp: int, bucket_size: int) -> Layout:
     """Lay parameters out so that no shard boundary cuts a matrix of Muon's.
 
-    costs: as in `owners`, of Muon's matrices. Each owner's matrices are spread over as many buckets as hold about
-    `bucket_size` elements, so that the work on one bucket can hide the wire of another. Raises as `plan` does.
+    costs: as in `owners`, of Muon's matrices. bucket_size: elements that a bucket holds, or more where it takes more to
+    deal them out with little padding. Raises as `plan` does.
     """
     specs = tuple(specs)
-    owner_of = owners(costs, dp, tp, tp_local_matrices(specs, costs))
-    buffers = []
+    buffers, dealer = [], _Dealer(specs, costs, dp, tp)
     for number, (dtype, indices) in enumerate(by_dtype(specs, dp, bucket_size).items()):
-        matrices = {index: owner_of[index].dp for index in indices if index in owner_of}
-        buckets = _whole_buckets(specs, costs, matrices, dp, bucket_size, number)
-        rest = [index for index in indices if index not in owner_of]
+        buckets: list[Bucket] = []
+        for run in _runs(dealer, [index for index in reversed(indices) if index in costs], bucket_size):
+            buckets.append(dealer.bucket(run, number, len(buckets), buckets[-1].range.end if buckets else 0))
+        rest = [index for index in indices if index not in costs]
         buckets = equal_buckets(specs, rest, dp, bucket_size, number, before=buckets)
         buffers.append(Buffer(dtype, gradient_dtype(dtype), tuple(buckets)))
     return Layout(specs, dp, tuple(buffers))
+
+
+def owners_of(layout: Layout, costs: Mapping[int, float], tp: int) -> dict[int, Owner]:
+    """Return who orthogonalizes each matrix of a layout of `plan_owned`, made with these costs: {index: owner}."""
+    dealer, found = _Dealer(layout.specs, costs, layout.dp, tp), dict[int, Owner]()
+    for bucket in layout.buckets:
+        found |= dealer.deal([index for index in bucket.params if index in costs], keep=True)
+    return found
 
 
 def tp_local_matrices(specs: Sequence[ParamSpec], muon: Collection[int]) -> frozenset[int]:
@@ -89,34 +114,70 @@ def tp_local_matrices(specs: Sequence[ParamSpec], muon: Collection[int]) -> froz
     return frozenset(index for index in muon if specs[index].tp_local_matrices)
 
 
-def _whole_buckets(
-    specs: Sequence[ParamSpec],
-    costs: Mapping[int, float],
-    matrices: Mapping[int, int],  # index -> DP rank
-    dp: int,
-    bucket_size: int,
-    buffer_idx: int,
-) -> list[Bucket]:
-    """Return the buckets of one buffer's matrices: every owner's work in about equal parts, one per bucket."""
-    total = sum(specs[index].numel for index in matrices)
-    count = max(1, -(-total // bucket_size))
-    shards: list[dict[int, list[int]]] = [{} for _ in range(count)]  # [bucket][rank] -> indices
-    work, done = [0.0] * dp, [0.0] * dp
-    for index, rank in matrices.items():
-        work[rank] += costs[index]
-    for index in sorted(matrices, key=lambda index: (-costs[index], index)):
-        rank = matrices[index]
-        place = int(count * done[rank] / work[rank]) if work[rank] else 0
-        shards[min(place, count - 1)].setdefault(rank, []).append(index)
-        done[rank] += costs[index]
-    buckets: list[Bucket] = []
-    offset = 0
-    for of_ranks in filter(None, shards):
-        ends, filled = [], 0
-        for rank in range(dp):
-            filled += sum(specs[index].numel for index in of_ranks.get(rank, ()))
-            ends.append(filled)
-        params = tuple(index for rank in sorted(of_ranks) for index in of_ranks[rank])
-        buckets.append(Bucket(buffer_idx, len(buckets), params, offset, filled, filled, dp, tuple(ends)))
-        offset += filled
-    return buckets
+class _Dealer:
+    """Deals out the matrices of one bucket after the other, and knows what each rank of the grid has done by then."""
+
+    def __init__(self, specs: Sequence[ParamSpec], costs: Mapping[int, float], dp: int, tp: int) -> None:
+        self.specs, self.costs, self.dp, self.tp = specs, costs, dp, tp
+        self.by_rows = tp_local_matrices(specs, costs)
+        self.done = [0.0] * (dp * tp)
+
+    def deal(self, run: Collection[int], keep: bool = False) -> dict[int, Owner]:
+        """Return the owners of a bucket's matrices. keep: remember what they have to do."""
+        found = owners({index: self.costs[index] for index in run}, self.dp, self.tp, self.by_rows, (), self.done)
+        if keep:
+            for index, owner in found.items():
+                row = range(owner.dp, self.dp * self.tp, self.dp)
+                ranks = row if owner.tp is None else (row[owner.tp],)
+                for rank in ranks:
+                    self.done[rank] += self.costs[index] / len(ranks)
+        return found
+
+    def padded(self, run: Collection[int]) -> int:
+        """Return how long a bucket of these matrices would be, in elements."""
+        lengths = [0] * self.dp
+        for index, owner in self.deal(run).items():
+            lengths[owner.dp] += self.specs[index].numel
+        return max(lengths) * self.dp
+
+    def pads_little(self, run: Collection[int]) -> bool:
+        """Say whether padding would be at most `MAX_PADDING` of these matrices."""
+        return self.padded(run) <= (1 + MAX_PADDING) * sum(self.specs[index].numel for index in run)
+
+    def bucket(self, run: Collection[int], buffer_idx: int, bucket_idx: int, offset: int) -> Bucket:
+        """Return the next bucket: every owner's matrices at the beginning of its shard."""
+        shards: list[list[int]] = [[] for _ in range(self.dp)]
+        for index, owner in self.deal(run, keep=True).items():
+            shards[owner.dp].append(index)
+        lengths = [sum(self.specs[index].numel for index in shard) for shard in shards]
+        params, starts = list[int](), list[int]()
+        for rank, shard in enumerate(shards):
+            start = rank * max(lengths)
+            for index in shard:
+                params.append(index)
+                starts.append(start)
+                start += self.specs[index].numel
+        padded = self.dp * max(lengths)
+        return Bucket(buffer_idx, bucket_idx, tuple(params), tuple(starts), offset, sum(lengths), padded, self.dp)
+
+
+def _runs(dealer: _Dealer, matrices: Sequence[int], bucket_size: int) -> list[list[int]]:
+    """Cut matrices, in this order, into the runs that become buckets."""
+    runs: list[list[int]] = [[]]
+    filled, enough = 0, float(bucket_size)
+    for index in matrices:
+        runs[-1].append(index)
+        filled += dealer.specs[index].numel
+        if filled < enough:
+            continue
+        if dealer.pads_little(runs[-1]):
+            runs.append([])
+            filled, enough = 0, float(bucket_size)
+        else:
+            enough = filled * GROWTH
+    while len(runs) > 1 and not dealer.pads_little(runs[-1]):
+        *earlier, before, last = runs
+        if dealer.padded(before + last) >= dealer.padded(before) + dealer.padded(last):
+            break
+        runs = [*earlier, before + last]
+    return [run for run in runs if run]

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from distmuon.optim.strategies.strategy import updates_label
-from distmuon.sharding.collectives import reduce_scatter_workspace_numel
 from distmuon.sharding.gradients import STATISTICS_LABEL, statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Layout
 from distmuon.sharding.ledger import Ledger
@@ -49,10 +48,8 @@ def predict_step(
     """
     ledger = Ledger()
     for bucket in layout.buckets:
-        grad_bytes = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
-        sent = (bucket.padded - bucket.shard(dp_rank).size) * grad_bytes
-        payload, label = bucket.padded * grad_bytes, f"gradients, {bucket.label}"
-        ledger.record("reduce_scatter", "dp", layout.dp, payload, label, sent_bytes=sent)
+        size = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
+        ledger.record("reduce_scatter", "dp", layout.dp, bucket.padded * size, f"gradients, {bucket.label}")
     ledger.record("all_reduce", "world", layout.dp * tp, statistics_bytes(len(layout.specs)), STATISTICS_LABEL)
     sends = of_strategy(strategy).sends
     more = () if whole is None else (frozenset(whole),)
@@ -61,8 +58,7 @@ def predict_step(
         size, label = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype], f"parameters, {bucket.label}"
         if publish == "updates" and set(muon) & set(bucket.params):
             size, label = momentum_bytes(layout, bucket, _item_bytes(gather_dtype))[1], updates_label(bucket)
-        sent = (layout.dp - 1) * bucket.shard(dp_rank).size * size
-        ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, label, sent_bytes=sent)
+        ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, label)
     return ledger
 
 
@@ -81,23 +77,22 @@ def predict_transient(
     """Return an upper bound, in bytes, of what one optimizer step allocates at its worst moment on one rank.
 
     That is beyond parameters, gradients, master weights and state, which stay. Without a native reduce-scatter (on
-    gloo, or of unequal shards) gradients are received to be added up (`collectives.reduce_scatter_workspace_numel`);
-    AdamW's temporaries are `adamw_temporaries`, of whole shards for its largest piece; who publishes updates packs its
-    own and gathers all of a bucket's, and keeps those of earlier waves until then.
+    gloo) a bucket's gradients are received to be added up; AdamW's temporaries are `adamw_temporaries`, of whole shards
+    for its largest piece; who publishes updates packs its own and gathers all of a bucket's, and keeps those of earlier
+    waves until then.
 
     foreach: as torch's AdamW does on a GPU.
     """
     adding = adamw = all_pieces = published = 0
     for bucket in layout.buckets:
-        buffer, own = layout.buffers[bucket.buffer_idx], bucket.shard(dp_rank).size
+        buffer, own = layout.buffers[bucket.buffer_idx], bucket.shard_size
         grad_bytes = ITEM_BYTES[buffer.grad_dtype]
         adamw = max(adamw, adamw_temporaries([grad_bytes * own]))
         if foreach:
             others = (index for index in bucket.params if index not in muon)
             all_pieces += grad_bytes * sum(layout.meta(bucket, index, dp_rank).local_range.size for index in others)
-        if layout.dp > 1 and (bucket.ends or not native_reduce_scatter):
-            lengths = bucket.lengths or [bucket.shard_size] * layout.dp
-            adding = max(adding, grad_bytes * reduce_scatter_workspace_numel(lengths, dp_rank))
+        if layout.dp > 1 and not native_reduce_scatter:
+            adding = max(adding, grad_bytes * bucket.padded)
         if publish == "updates" and set(bucket.params) & set(muon):
             wire = momentum_bytes(layout, bucket, _item_bytes(gather_dtype))[1]
             kept = own if of_strategy(strategy).in_waves else 0

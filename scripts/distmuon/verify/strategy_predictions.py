@@ -13,7 +13,7 @@ from distmuon.optim import strategies
 from distmuon.optim.strategies.gather_cut import may_share_a_wave
 from distmuon.optim.strategies.owner import assign_owners, work
 from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label, updates_label
-from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout, ParamSpec
+from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import MatrixBlock
 from distmuon.sharding.ownership import Owner
@@ -184,7 +184,7 @@ def owner_sends(
     """
     if tp == 1:
         return
-    owner_of = _owners_of(layout.specs, muon, layout.dp, tp)
+    owner_of = _owners_of(layout, muon, tp)
     for bucket in layout.buckets:
         taken = _owned(layout, bucket, muon if whole is None else muon & whole, dp_rank)
         row = [index for index in taken if owner_of[index].tp is not None]
@@ -211,7 +211,7 @@ def owner_allocates(
 
     blocks_too: what a rank does not own, it works on, too, as blocks. See `owner_bound`.
     """
-    owner_of = _owners_of(layout.specs, muon, layout.dp, tp)
+    owner_of = _owners_of(layout, muon, tp)
     worst = 0
     for bucket in layout.buckets:
         row = _owned(layout, bucket, muon, dp_rank)
@@ -301,7 +301,7 @@ def by_all_owners(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Ta
 
 def by_one_owner(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
     """Yield all parameters, each at one rank; one whose matrices TP does not cut, at all ranks of a row."""
-    for index, owner in assign_owners(layout.specs, muon, layout.dp, tp).items():
+    for index, owner in assign_owners(layout, muon, tp).items():
         ranks = [(owner.dp, t) for t in (range(tp) if owner.tp is None else [owner.tp])]
         yield Task(index, layout.specs[index].seen_parts(tp), ranks)
 
@@ -365,9 +365,9 @@ def is_predicted(name: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _owners_of(specs: tuple[ParamSpec, ...], muon: frozenset[int], dp: int, tp: int) -> dict[int, Owner]:
+def _owners_of(layout: Layout, muon: frozenset[int], tp: int) -> dict[int, Owner]:
     """Return `assign_owners` of the same, once for all ranks that are asked about."""
-    return assign_owners(specs, muon, dp, tp)
+    return assign_owners(layout, muon, tp)
 
 
 def _owned(layout: Layout, bucket: Bucket, muon: Collection[int], dp_rank: int) -> list[int]:

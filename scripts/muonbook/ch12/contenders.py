@@ -27,8 +27,7 @@ class CountedContender:
     make: (workload, grid) -> Trainer; collective. predict: (workload, dp, tp, place) -> Ledger of one step with one
     micro-batch; None where it can only be counted. ledger: (trainer, grid) -> where its own collectives are written;
     None: nowhere. fsdp2: (workload, dp, tp) -> the part of the prediction that FSDP2 calls, of which that ledger does
-    not hear. over_tp: may be cut over TP. uneven: (workload, dp, tp) -> labels of the buckets whose shards are not of
-    one length: they are sent one by one.
+    not hear. over_tp: may be cut over TP.
     """
 
     title: str
@@ -37,7 +36,6 @@ class CountedContender:
     ledger: Callable[[Trainer, Grid], Ledger] | None = None
     fsdp2: Callable[[Workload, int, int], Ledger] | None = None
     over_tp: bool = True
-    uneven: Callable[[Workload, int, int], list[str]] = lambda *_: []
 
     def admits(self, workload: Workload, dp: int, tp: int) -> bool:
         """Say whether this contender can train `workload` on a dp x tp grid."""
@@ -106,8 +104,7 @@ def _baseline(name: str) -> CountedContender:
 
 def _muon(name: str) -> CountedContender:
     algorithm = ALGORITHMS[name]
-    title = f"Muon, {algorithm.title}"
-    return CountedContender(title, algorithm.make, algorithm.predict, _of_grid, uneven=algorithm.uneven)
+    return CountedContender(f"Muon, {algorithm.title}", algorithm.make, algorithm.predict, _of_grid)
 
 
 def _on_fsdp2(title: str, muon: bool) -> CountedContender:

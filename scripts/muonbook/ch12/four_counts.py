@@ -57,8 +57,7 @@ class Counted:
 
     ledger: with what FSDP2 is predicted to call beside it; None where nothing is ours. sounding_right: events of the
     trace that a reader of names would add up. native: reduce-scatters are called by that name, and not as an all-to-all
-    of the same payload (ours on gloo). uneven: labels of the buckets whose shards are not of one length, so that each
-    goes to all `others`, one by one.
+    of the same payload (ours on gloo).
     """
 
     predicted: Ledger
@@ -67,19 +66,13 @@ class Counted:
     recorded: dict[str, Seen]
     sounding_right: int
     native: bool
-    uneven: Sequence[str] = ()
-    others: int = 0
 
     def expected(self) -> Kinds:
         """Return the prediction in the words of torch's dispatcher."""
         found: Kinds = {}
-        for (op, group, label), traffic in self.predicted:
-            uneven = label.partition(", ")[2] in self.uneven
-            if op == "reduce_scatter" and (uneven or not self.native):
+        for (op, group, _), traffic in self.predicted:
+            if op == "reduce_scatter" and not self.native:
                 op = "all_to_all"
-            elif op == "all_gather" and uneven:
-                sent = traffic.sent_bytes  # what is empty is not sent
-                op, traffic = "send", Traffic(self.others if sent else 0, sent, sent)
             group = "world" if group == "mesh" else group  # MuonW's mesh, where it is the whole world
             found[op, group] = found.get((op, group), NOTHING).plus(traffic)
         return {kind: traffic for kind, traffic in found.items() if traffic.calls}
@@ -126,9 +119,7 @@ def count_step(name: str, workload: Workload, grid: Grid, corpus: Tensor) -> Cou
     with profiled() as events:
         trainer.step(next(data))
     native = grid.dp.native_reduce_scatter or contender.fsdp2 is not None
-    uneven = contender.uneven(workload, grid.dp.size, grid.tp.size)
-    heard = predicted, ledger, counter.ledger, seen(events), sounding_right(events)
-    return Counted(*heard, native, uneven, grid.dp.size - 1)
+    return Counted(predicted, ledger, counter.ledger, seen(events), sounding_right(events), native)
 
 
 def count(world: World, workloads: Mapping[str, Workload]) -> list[dict[tuple[str, str], Counted]] | None:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Polygon
 
 from muonbook.ch13.figure_memory import ASIDE, DASHES, GAP, KEPT, WORK
-from muonbook.ch13.memory_tables import HillAndTowers
+from muonbook.ch13.memory_tables import HillAndTower
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import head
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, LOOKS, MARGIN, ROW, SMALL, TEXT, TITLE, WIDTH, Block
@@ -33,21 +33,9 @@ LOW = ROW + 9  # how high a hill is that has room for its size
 CAP = 3.5  # half a bar across either end of a measured distance
 
 
-class _Tower(NamedTuple):
-    """How a tower is drawn. kind: for its identifier; along: from the hill's left end to its own left edge."""
-
-    kind: str
-    word: str
-    colour: str
-    along: float
-
-
-TOWERS = (  # in the order of `HillAndTowers`, after the hill
-    _Tower("reduction", "gradients", WORK["reduce-scatter"][1], BROAD - SLIM),
-    _Tower("tower", "tower", WORK["Newton–Schulz"][1], BROAD + ASIDE),
-)
-PEAKS = ("hill", "blue tower", "tower")  # as captions call them
-Peaks = Mapping[str, HillAndTowers]  # as `hills_and_towers` returns them
+TOWER = WORK["Newton–Schulz"][1]
+BESIDE = BROAD + ASIDE  # from the hill's left end to the tower's
+Peaks = Mapping[str, HillAndTower]  # as `hills_and_towers` returns them
 
 
 def frames_of_hills(worlds: Sequence[tuple[str, Peaks, str]], title: str = "", note: str = "") -> list[Frame]:
@@ -61,7 +49,7 @@ def frames_of_hills(worlds: Sequence[tuple[str, Peaks, str]], title: str = "", n
     pairs = [_Pair(peaks["AdamW"], peaks[layout]) for _, peaks, layout in worlds]
     point, frames = max(pair.highest - pair.leanest for pair in pairs) / HIGH, []
     for (name, _, layout), pair in zip(worlds, pairs, strict=True):
-        peak = PEAKS[pair.muon.index(pair.muon.highest)]
+        peak = pair.muon._fields[pair.muon.index(pair.muon.highest)]
         caption = f"{name}: Muon's peak is its {peak}, {pair.compared} AdamW's."
         figure = card(title, note, _panel(name, pair, layout, point))
         frames.append(Frame(figure, f"{head(title, 'Hills and towers')} {_describe(name, pair, layout)}", caption))
@@ -71,12 +59,10 @@ def frames_of_hills(worlds: Sequence[tuple[str, Peaks, str]], title: str = "", n
 def _describe(name: str, pair: _Pair, layout: str) -> str:
     """Return in words what a frame shows: what either keeps, how high hills and tower are, and which is the peak."""
     adamw, muon, amount = pair.adamw, pair.muon, pair.amount
-    blue = muon.reduction.height
-    between = f", a blue tower of {amount(blue)} while gradients are added up" if blue else ""
     return (
         f"{name}: AdamW keeps {in_bytes(adamw.hill.ground)}, and its hill of {amount(adamw.hill.height)} "
         f"makes a peak of {in_bytes(adamw.highest.top)}. Muon, {layout}, keeps {pair.kept}; on that stand a hill "
-        f"of {amount(muon.hill.height)}{between} and a tower of {amount(muon.tower.height)}, the highest of them "
+        f"of {amount(muon.hill.height)} and a tower of {amount(muon.tower.height)}, the higher of them "
         f"{pair.compared} AdamW's peak."
     )
 
@@ -84,8 +70,8 @@ def _describe(name: str, pair: _Pair, layout: str) -> str:
 class _Pair(NamedTuple):
     """A step with AdamW, and one with Muon, in the same world."""
 
-    adamw: HillAndTowers
-    muon: HillAndTowers
+    adamw: HillAndTower
+    muon: HillAndTower
 
     @property
     def leanest(self) -> float:
@@ -143,13 +129,11 @@ def _panel(name: str, pair: _Pair, layout: str, point: float) -> Block:
         for who, step, x, end in (("AdamW", pair.adamw, MARGIN, MUONS - BETWEEN), ("Muon", pair.muon, MUONS, RIGHT)):
             grounds = [(peak.ground - pair.leanest) / point for peak in step]
             _ground(axes, f"{name}-{who}", (x, end), floor, grounds)
-            size, crowded = step.hill.height, step.reduction.height > 0
-            broad = BROAD - (SLIM + ASIDE if crowded else 0)
-            _hill(axes, f"{name}-{who}", (x + ASIDE, broad), floor - grounds[0], size / point, pair.amount(size))
-            for look, peak, ground in zip(TOWERS, step[1:], grounds[1:], strict=True) if step is pair.muon else ():
-                if peak.height:
-                    words = [look.word, pair.amount(peak.height)]
-                    _tower(axes, name, look, x + ASIDE, floor - ground, peak.height / point, words)
+            size = step.hill.height
+            _hill(axes, f"{name}-{who}", x + ASIDE, floor - grounds[0], size / point, pair.amount(size))
+            if step is pair.muon and step.tower.height:
+                words = ["tower", pair.amount(step.tower.height)]
+                _tower(axes, name, x + ASIDE + BESIDE, floor - grounds[1], step.tower.height / point, words)
             kept = pair.kept if step is pair.muon else in_bytes(step.hill.ground)
             put(axes, x + ASIDE, floor + 5, f"ground: {kept}")
             named = f"{who}, {layout}" if step is pair.muon else who
@@ -164,7 +148,7 @@ def _panel(name: str, pair: _Pair, layout: str, point: float) -> Block:
 
 def _ground(axes: Axes, name: str, across: tuple[float, float], floor: float, grounds: Sequence[float]) -> None:
     """Paint what a step keeps, with its lower edge torn. grounds: points above the floor, of each peak."""
-    (left, right), (hills, _, towers) = across, grounds
+    (left, right), (hills, towers) = across, grounds
     middle = left + BROAD + 1.5 * ASIDE
     teeth = np.linspace(right, left, 2 * round((right - left) / TOOTH / 2) + 1)
     torn = [(x, floor + DEEP - TOOTH * (n % 2)) for n, x in enumerate(teeth)]
@@ -172,23 +156,20 @@ def _ground(axes: Axes, name: str, across: tuple[float, float], floor: float, gr
     axes.add_patch(Polygon([*upper, *torn], fc=KEPT, lw=0, gid=f"ground-{name}"))
 
 
-def _hill(axes: Axes, name: str, across: tuple[float, float], foot: float, high: float, size: str) -> None:
-    """Paint a hill with its name and size on it, as far as there is room. across: its left end, and how broad it is."""
-    (x, broad), along = across, np.linspace(0.0, 1.0, 61)
-    slope = list(zip(x + broad * along, foot - high * np.sin(np.pi * along) ** 1.25, strict=True))
+def _hill(axes: Axes, name: str, x: float, foot: float, high: float, size: str) -> None:
+    """Paint a hill with its name and size on it, as far as there is room. x: its left end."""
+    along = np.linspace(0.0, 1.0, 61)
+    slope = list(zip(x + BROAD * along, foot - high * np.sin(np.pi * along) ** 1.25, strict=True))
     axes.add_patch(Polygon(slope, fc=HILL, lw=0, gid=f"hill-{name}"))
-    if high > LOW and broad > wide(size):
-        _words(axes, ["hill", size][high < ROOM :], x + broad / 2, foot - 6)
+    if high > LOW and wide(size) < BROAD:
+        _words(axes, ["hill", size][high < ROOM :], x + BROAD / 2, foot - 6)
 
 
-def _tower(
-    axes: Axes, name: str, look: _Tower, hill: float, foot: float, high: float, words: Sequence[str]
-) -> None:  # fmt: skip
-    """Paint a tower with its name and size: on it, or above it where it is too low for them. hill: its left end."""
-    x = hill + look.along
-    box(axes, x, foot - high, SLIM, high, look.colour, gid=f"{look.kind}-{name}")
+def _tower(axes: Axes, name: str, x: float, foot: float, high: float, words: Sequence[str]) -> None:
+    """Paint a tower with its name and size: on it, or above it where it is too low for them. x: its left edge."""
+    box(axes, x, foot - high, SLIM, high, TOWER, gid=f"tower-{name}")
     inside = high > ROW * len(words)
-    _words(axes, words, x + SLIM / 2, foot - (2 if inside else high + GAP), CARD if inside else look.colour)
+    _words(axes, words, x + SLIM / 2, foot - (2 if inside else high + GAP), CARD if inside else TOWER)
 
 
 def _words(axes: Axes, rows: Sequence[str], middle: float, foot: float, colour: str = INK) -> None:
@@ -199,7 +180,7 @@ def _words(axes: Axes, rows: Sequence[str], middle: float, foot: float, colour: 
 
 def _number(axes: Axes, pair: _Pair, floor: float, level: float, point: float) -> None:
     """Write how much higher Muon's peak is, there: between it and the dashes, or above if that is narrow."""
-    middles = (BROAD / 2, *(look.along + SLIM / 2 for look in TOWERS))
+    middles = (BROAD / 2, BESIDE + SLIM / 2)
     middle = MUONS + ASIDE + middles[pair.muon.index(pair.muon.highest)]
     reached = (pair.muon.highest.top - pair.leanest) / point
     looks: dict[str, Any] = {"bold": True, "size": TITLE, "color": ACCENT if pair.beyond > 0 else INK}

@@ -100,31 +100,27 @@ def slack(found: Found) -> dict[str, tuple[float, float]]:
     return {name: (min(each), max(each)) for name, each in ratios.items()}
 
 
-def on_nccl(contender: str, stage: str) -> bool:
-    """Say whether NCCL, too, borrows what this stage of a step borrows here.
-
-    To reduce and scatter, gloo's backend needs room for a copy; NCCL does not, unless shards are unequal, as owners'.
-    """
-    return stage != "reduce_scatter" or contender == "muon_owner"
+def on_nccl(stage: str) -> bool:
+    """Say whether NCCL, too, borrows what this stage of a step borrows here: gloo's reduce-scatter makes a copy."""
+    return stage != "reduce_scatter"
 
 
-def hills_of_batches(found: Found) -> dict[int, dict[str, HillAndTowers]]:
+def hills_of_batches(found: Found) -> dict[int, dict[str, HillAndTower]]:
     """Return {tokens per rank: {"AdamW", or a column of PLANNED: peaks of a step on rank 0}}, as NCCL would borrow."""
     titles = dict(zip(ZERO1, ("AdamW", *PLANNED), strict=True))
-    peaks: dict[int, dict[str, HillAndTowers]] = {}
+    peaks: dict[int, dict[str, HillAndTower]] = {}
     for row in found["batches"]:
         name, ground = row["contender"], row["standing"]
-        borrowed = {stage: size for stage, size in row["stages"].items() if on_nccl(name, stage)}
-        reduction = borrowed.pop("reduce_scatter", 0)
+        borrowed = {stage: size for stage, size in row["stages"].items() if on_nccl(stage)}
         hill, tower = (
             max(size for stage, size in borrowed.items() if (stage in PASSES) == before) for before in (True, False)
         )
-        all_three = HillAndTowers(*(PeakOfRank(ground, height) for height in (hill, reduction, tower)))
-        peaks.setdefault(row["tokens_per_rank"], {})[titles[name]] = all_three
+        both = HillAndTower(PeakOfRank(ground, hill), PeakOfRank(ground, tower))
+        peaks.setdefault(row["tokens_per_rank"], {})[titles[name]] = both
     return peaks
 
 
-def peak_lines(worlds: Mapping[str, Mapping[str, HillAndTowers]], unit: float) -> list[str]:
+def peak_lines(worlds: Mapping[str, Mapping[str, HillAndTower]], unit: float) -> list[str]:
     """Return the peak of a whole step in every world: AdamW's, then how far from it Muon's is, layout by layout.
 
     worlds: title -> peaks of its steps. unit: bytes, of which numbers are multiples.
@@ -145,8 +141,8 @@ def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]
     """Return what Muon saves, the mean over a stage's ranks, and what its update borrows at most, in bytes.
 
     The latter: {column of PLANNED: bytes} of the rank with the largest bound, in the stage in which they are most,
-    weighed without data, in bf16; or what unequal shards take to be reduced, if that is more. AdamW's part of the
-    update is not in it. Raises ValueError where T does not divide what it cuts.
+    weighed without data, in bf16. AdamW's part of the update is not in it. Raises ValueError where T does not divide
+    what it cuts.
     """
     saved, worst = 0.0, dict.fromkeys(PLANNED, 0)
     for stage in stages(model, degrees.pp, degrees.ep):
@@ -155,7 +151,7 @@ def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]
             if not weights:
                 continue
             for column, part in _weighed(weights, dp, degrees.tp).items():
-                worst[column] = max(worst[column], part.moves, part.laid_out.adding_bytes)
+                worst[column] = max(worst[column], part.moves)
             specs, muon = local_specs(weights, degrees.tp)
             here += 4 * sum(specs[index].numel for index in muon) / dp
         saved = max(saved, here)
@@ -208,12 +204,10 @@ class PeakOfRank(NamedTuple):
         return self.ground + self.height
 
 
-class HillAndTowers(NamedTuple):
-    """The peaks of a step. hill: the passes'; reduction: of adding up gradients, 0 high where that borrows nothing;
-    tower: the update's."""
+class HillAndTower(NamedTuple):
+    """The peaks of a step. hill: the passes'; tower: the update's."""
 
     hill: PeakOfRank
-    reduction: PeakOfRank
     tower: PeakOfRank
 
     @property
@@ -223,12 +217,12 @@ class HillAndTowers(NamedTuple):
 
 
 @cache
-def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTowers]:
+def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
     """Return {"AdamW", or a column of PLANNED: peaks of a step with AdamW, or with Muon in that layout}.
 
     A step recomputes layers, takes one sequence at a time, and cuts sequences over TP, too. The tower is that of the
-    rank whose moves have the largest bound. If it is the step's peak, hill and reduction are that rank's, too, else
-    those of the rank that keeps most; all ranks' hills are as high. AdamW's tower is a bound.
+    rank whose moves have the largest bound. If it is the step's peak, the hill is that rank's, too, else that of the
+    rank that keeps most; all ranks' hills are as high. AdamW's tower is a bound.
     Raises ValueError for pipelines and shared-out experts, whose parts peak one by one, and where AdamW's update may
     borrow more than the passes do.
     """
@@ -243,30 +237,17 @@ def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTowers]
         raise ValueError(f"{model.title}: AdamW's update may borrow {tower:,} bytes; its passes leave {hill:,.0f}.")
     (stage,) = stages(model, 1, 1)
     ground = adamw.fullest[2] - hill
-    found = {"AdamW": HillAndTowers(*(PeakOfRank(ground, height) for height in (hill, 0.0, tower)))}
+    found = {"AdamW": HillAndTower(PeakOfRank(ground, hill), PeakOfRank(ground, tower))}
     for column, part in _weighed(stage.dense, degrees.dp, degrees.tp).items():
         kept, fullest = part.kept, float(part.kept.max())
         update = PeakOfRank(float(kept[part.dp_rank]), float(part.moves))
-        adding = float(part.laid_out.adding_bytes)
-        ground = update.ground if update.top > fullest + max(hill, adding) else fullest
-        found[column] = HillAndTowers(PeakOfRank(ground, hill), PeakOfRank(ground, adding), update)
+        ground = update.ground if update.top > fullest + hill else fullest
+        found[column] = HillAndTower(PeakOfRank(ground, hill), update)
     return found
 
 
-def top_overlapped(model: Shape, degrees: Degrees, layout: str) -> float:
-    """Return what the fullest rank holds at most where gradients are added up while the passes still run, in bytes.
-
-    As `hills_and_towers`, where they are added up afterwards; the passes' hill is taken at its highest.
-    """
-    found = hills_and_towers(model, degrees)
-    (stage,) = stages(model, 1, 1)
-    part = _weighed(stage.dense, degrees.dp, degrees.tp)[layout]
-    passes = float(part.kept.max()) + found["AdamW"].hill.height + part.laid_out.adding_bytes
-    return max(passes, found[layout].tower.top)
-
-
 def beyond_adamw(
-    worlds: Mapping[int, Mapping[str, HillAndTowers]], layouts: Sequence[str]
+    worlds: Mapping[int, Mapping[str, HillAndTower]], layouts: Sequence[str]
 ) -> dict[str, tuple[list[int], list[float]]]:
     """Return {layout: (D, GB by which Muon's peak is above AdamW's)}. worlds: D -> peaks of its steps."""
     return {

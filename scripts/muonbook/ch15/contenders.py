@@ -16,20 +16,18 @@ class TimedContender(NamedTuple):
     """One way to train.
 
     make: (workload, grid) -> Trainer; collective. predict: (workload, dp, tp, place) -> Ledger of one step with one
-    micro-batch. ddp_alone: sends what DDP sends, and nothing else. uneven: (workload, dp, tp) -> labels of the buckets
-    whose shards are not of one length.
+    micro-batch. ddp_alone: sends what DDP sends, and nothing else.
     """
 
     make: Callable[[Workload, Grid], Trainer]
     predict: Callable[[Workload, int, int, Place], Ledger]
     ddp_alone: bool = False
-    uneven: Callable[[Workload, int, int], list[str]] = lambda *_: []
 
 
 def contender(name: str) -> TimedContender:
     """Return one by its name in LAID_OUT or, of those that send what can be predicted, in BASELINES."""
     if name in MUON_VARIANTS:
         algorithm = MUON_VARIANTS[name]
-        return TimedContender(algorithm.make, algorithm.predict, uneven=algorithm.uneven)
+        return TimedContender(algorithm.make, algorithm.predict)
     baseline = BASELINES[name]
     return TimedContender(baseline.make_whole, baseline.predict_at, baseline.ddp_alone)

@@ -81,8 +81,7 @@ def time_steps(
         if bare:
             trainers[name, "computation_seconds"] = trainer_without_communication(of, its, grid)
         ledger = timed.predict(its, world.dp, world.tp, (grid.dp.rank, grid.tp.rank))
-        uneven = bool(timed.uneven(its, world.dp, world.tp))
-        found[name] = {"predicted_bytes": ledger.total().sent_bytes, "demand": demand(ledger, sizes, uneven)}
+        found[name] = {"predicted_bytes": ledger.total().sent_bytes, "demand": demand(ledger, sizes)}
     data = batches(workload, corpus, world.dp, grid.dp.rank)
     batch = next(data)
     for (name, key), trainer in trainers.items():
@@ -97,13 +96,12 @@ def time_steps(
     return found
 
 
-def demand(ledger: Ledger, sizes: Mapping[str, int], uneven: bool = False) -> dict[str, int]:
+def demand(ledger: Ledger, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return what a predicted step asks of the link, per rank: messages one after the other, and bytes by pattern.
 
-    sizes: ranks of "dp", "tp" and "world". uneven: whether shards over DP are. "exchange_bytes" go straight to others,
-    "ring_bytes" around a ring.
+    sizes: ranks of "dp", "tp" and "world". "exchange_bytes" go straight to others, "ring_bytes" around a ring.
     """
-    exchanged = exchanged_bytes(ledger, uneven)
+    exchanged = exchanged_bytes(ledger)
     return {
         "messages": sum(row.calls * hops(row.op, row.group_size) for row in collectives_of(ledger, sizes)),
         "ring_bytes": ledger.total().sent_bytes - exchanged,

@@ -32,12 +32,10 @@ class GroupWithoutCommunication(Group):
         shard: Tensor,
         label: str,
         out: Tensor | None = None,
-        lengths: Sequence[int] | None = None,
     ) -> Tensor:
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
-        for part in out.chunk(self.size) if lengths is None else out.split(list(lengths)):
-            fitting = min(len(part), len(shard))  # all of it, where shards are equal
-            part[:fitting].copy_(shard[:fitting])
+        for part in out.chunk(self.size):
+            part.copy_(shard)
         return out
 
     def all_reduce(self, tensor: Tensor, label: str, op: Any = None) -> Tensor:

@@ -40,8 +40,7 @@ def describe_map(layout: Layout, tp: int = 1) -> str:
     """Return alt text for `draw_map`, computed from the layout."""
     cut = straddlers(layout)
     names = ", ".join(cut[:3]) + f" and {len(cut) - 3} more" * (len(cut) > 3)
-    kind = "unequal" if any(bucket.ends for bucket in layout.buckets) else "equal"
-    shards = f"{layout.dp} {kind} shards, one per DP rank" if layout.dp > 1 else "one shard"
+    shards = f"{layout.dp} equal shards, one per DP rank" if layout.dp > 1 else "one shard"
     return f"Virtual map of {_size(layout, tp)}, each of {shards}. On more than one DP rank: {names or 'no parameter'}."
 
 
@@ -114,6 +113,7 @@ def _strip(layout: Layout, bucket: Bucket, tp: int, true_scale: float, stretch: 
     labels = _labels(names, spans)
     colours = [dp_colour(r) for r in range(layout.dp)]
     padding = bucket.padded - bucket.numel
+    owned = [sum(layout.meta(bucket, i, r).local_range.size for i in bucket.params) for r in range(layout.dp)]
     shards = [
         tuple(LEFT + edge * scale for edge in bucket.shard(r).relative_to(bucket.offset)) for r in range(layout.dp)
     ]
@@ -123,7 +123,7 @@ def _strip(layout: Layout, bucket: Bucket, tp: int, true_scale: float, stretch: 
     top_rows = 1 + (stretch > 1) + 1 + max(levels) - min(levels)
     lowest, head = min(levels), 11 + ROW * top_rows  # head: from the block's top to the strip
     size = f"{bucket.numel:,} + {padding:,} padding" if padding else plural(bucket.numel, "element")
-    size += " in unequal shards" if bucket.ends else f" = {layout.dp} × {bucket.shard_size:,}"
+    size += f" = {layout.dp} × {bucket.shard_size:,}"
 
     def paint(axes: Axes, top: float) -> None:
         y, end, right = top + head, top + head + rows * high, LEFT + bucket.padded * scale
@@ -141,19 +141,19 @@ def _strip(layout: Layout, bucket: Bucket, tp: int, true_scale: float, stretch: 
             put(axes, at + {"left": -2, "right": 2, "center": 0}[side], text_y, names[n], side, cut[n])
         for row in range(rows):
             row_y = y + row * high
-            for r, colour in enumerate(colours):
-                a, b = (min(edge - bucket.offset, bucket.numel) * scale for edge in bucket.shard(r))
-                tone = mix(colour, "#FFFFFF" if sum(to_rgb(colour)) < 1 else INK, 0.5)
-                gid = f"shard-{ident}-dp{r}-tp{row}"
-                box(axes, LEFT + a, row_y, b - a, high, colour, gid=gid, ec=tone, hatch=TP_HATCHES[row])
-            gid, edge = f"padding-{ident}-tp{row}", 1.5 * (0 < padding * scale < 2)  # seen even where a hair wide
-            box(axes, right - padding * scale, row_y, padding * scale, high, PADDING, gid=gid, ec=PADDING, lw=edge)
+            for r, (colour, (a, b)) in enumerate(zip(colours, shards, strict=True)):
+                tone, filled = mix(colour, "#FFFFFF" if sum(to_rgb(colour)) < 1 else INK, 0.5), owned[r] * scale
+                of_rank = f"{ident}-dp{r}-tp{row}"
+                box(axes, a, row_y, filled, high, colour, gid=f"shard-{of_rank}", ec=tone, hatch=TP_HATCHES[row])
+                rest = max(0.0, b - a - filled) if owned[r] < bucket.shard_size else 0.0
+                edge = 1.5 * (0 < rest < 2)  # seen even where a hair wide
+                box(axes, b - rest, row_y, rest, high, PADDING, gid=f"padding-{of_rank}", ec=PADDING, lw=edge)
             if tp > 1:
                 put(axes, LEFT - 8, row_y + high / 2 - 6, f"TP {row}", "right")
         axes.hlines([y + row * high for row in range(1, rows)], LEFT, right, CARD, lw=1)
         if min(b - a for a, b in shards if b > a) > 4:
             axes.vlines([a for a, _ in shards[1:]], y, end, CARD, lw=1)
-        edges = [*(a for a, _ in spans), right - padding * scale]
+        edges = sorted({*(edge for span in spans for edge in span)} - {right})
         axes.vlines(edges, y - 3, end, INK, lw=min(1.0, 0.2 + 0.2 * (right - LEFT) / len(edges)))
         brackets(axes, (span for span, several in zip(spans, cut, strict=True) if several), y, f"straddlers-{ident}")
         _rank_labels(axes, end + 3, shards)

@@ -47,10 +47,6 @@ class MuonVariant:
         planner = strategies.planner(self.strategy)
         return planner(layout.specs, muon, dp, tp, self.bucket_size(workload)), muon
 
-    def uneven(self, workload: Workload, dp: int, tp: int) -> list[str]:
-        """Return the labels of the buckets whose shards are not of one length: those are sent one by one."""
-        return [bucket.label for bucket in self.plan(workload, dp, tp)[0].buckets if bucket.ends]
-
     def make(self, workload: Workload, grid: Grid) -> Trainer:
         """Return a model with this Muon. Collective."""
         return make_strategy(workload, grid, self.strategy, self.bucket_size(workload))

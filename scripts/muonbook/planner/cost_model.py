@@ -109,11 +109,10 @@ def collectives_of(ledger: Ledger, sizes: Mapping[str, int]) -> list[Collective]
     ]
 
 
-def exchanged_bytes(ledger: Ledger, uneven: bool = False) -> int:
+def exchanged_bytes(ledger: Ledger) -> int:
     """Return what a rank sends straight to others and not around a ring, as the book's engine does it on gloo:
-    reduce-scatters and all-to-alls; where shards are uneven, all-gathers over DP, too.
+    reduce-scatters and all-to-alls.
 
-    On NCCL, which `step_parts` plans, reduce-scatters of equal shards go around a ring as well.
+    On NCCL, which `step_parts` plans, reduce-scatters go around a ring as well.
     """
-    sent = sum(ledger.total(op=op).sent_bytes for op in ("reduce_scatter", "all_to_all"))
-    return sent + (ledger.total(op="all_gather", group="dp").sent_bytes if uneven else 0)
+    return sum(ledger.total(op=op).sent_bytes for op in ("reduce_scatter", "all_to_all"))

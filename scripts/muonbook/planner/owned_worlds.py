@@ -1,7 +1,7 @@
 """Planned worlds in which a matrix has one owner: the strategies `owner` and `blockwise`, on every rank of the grid.
 
-The map ends shards between matrices, so DP ranks hold unequal parts of a bucket, and the TP ranks of a row do unequal
-work: what differs from rank to rank is added up, matrix by matrix.
+The map cuts no matrix, so DP ranks hold unequal parts of a padded bucket, and the TP ranks of a row do unequal work:
+what differs from rank to rank is added up, matrix by matrix.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OwnedWorld(PlannedWorld):
     @cached_property
     def owner_of(self) -> dict[int, Owner]:
         """Who orthogonalizes each matrix of `owner`."""
-        return assign_owners(self.layout.specs, self.muon, self.dp, self.tp)
+        return assign_owners(self.layout, self.muon, self.tp)
 
     @cached_property
     def rows(self) -> list[tuple[Bucket, dict[int, list[int]]]]:

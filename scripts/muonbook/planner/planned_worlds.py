@@ -288,5 +288,5 @@ def undominated(rows: Iterable[tuple]) -> tuple:
 def _alone(layout: Layout, bucket: Bucket) -> Layout:
     """Return the map of one bucket, as if there were no other."""
     buffer = layout.buffers[bucket.buffer_idx]
-    alone = Bucket(0, 0, bucket.params, bucket.offset, bucket.numel, bucket.padded, bucket.dp)
+    alone = Bucket(0, 0, bucket.params, bucket.starts, bucket.offset, bucket.numel, bucket.padded, bucket.dp)
     return Layout(layout.specs, layout.dp, (Buffer(buffer.param_dtype, buffer.grad_dtype, (alone,)),))

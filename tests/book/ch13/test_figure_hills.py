@@ -13,12 +13,11 @@ from matplotlib.transforms import Bbox
 from muonbook.ch13.figure_hills import Peaks, frames_of_hills
 from muonbook.ch13.memory_tables import (
     PLANNED,
-    HillAndTowers,
+    HillAndTower,
     PeakOfRank,
     beyond_adamw,
     hills_and_towers,
     hills_of_batches,
-    top_overlapped,
     weigh_updates,
 )
 from muonbook.figures import style
@@ -31,8 +30,8 @@ GB = 1e9
 LLAMAS = {"8B": (MODELS["llama3_8b"], Degrees(8)), "70B": (MODELS["llama3_70b"], Degrees(128, 8))}
 
 
-def step(ground: float, hill: float, tower: float, reduction: float = 0.0) -> HillAndTowers:
-    return HillAndTowers(*(PeakOfRank(ground * GB, height * GB) for height in (hill, reduction, tower)))
+def step(ground: float, hill: float, tower: float) -> HillAndTower:
+    return HillAndTower(*(PeakOfRank(ground * GB, height * GB) for height in (hill, tower)))
 
 
 WORLDS = {
@@ -99,20 +98,6 @@ def test_where_the_rank_of_the_tower_keeps_less_the_tower_stands_lower() -> None
     (frame,) = frames_of_hills([("high", WORLDS["high"] | {"owner": muon}, "owner")], **SHOWN)
     hill, tower = (extent(frame.figure, gid) for gid in ("hill-high-Muon", "tower-high"))
     assert tower.y1 - hill.y1 == pytest.approx(2 * hill.height / 8)
-
-
-def test_where_gradients_are_added_up_a_blue_tower_stands_between_hill_and_tower() -> None:
-    (frame,) = frames_of_hills([("high", WORLDS["high"] | {"owner": step(56, 8, 2, reduction=14)}, "owner")], **SHOWN)
-    hill, blue, tower = (extent(frame.figure, f"{gid}-high{end}") for gid, end in
-                         (("hill", "-Muon"), ("reduction", ""), ("tower", "")))  # fmt: skip
-    assert hill.x1 < blue.x0 < blue.x1 < tower.x0
-    assert blue.height == pytest.approx(hill.height * 14 / 8)
-    (number,) = numbers(frame.figure)
-    assert number.get_text() == "+2.0 GB"
-    assert blue.x0 < number.get_position()[0] < blue.x1
-    assert frame.caption == "high: Muon's peak is its blue tower, 2.0 GB above AdamW's."
-    assert "a blue tower of 14.00 GB while gradients are added up" in frame.alt
-    assert_readable(frame.figure)
 
 
 @pytest.mark.parametrize(("layout", "signed"), [("owner", ["−4.0 GB", "−0.3 GB"]), ("flat", ["+2.0 GB", "0.0 GB"])])
@@ -221,11 +206,6 @@ def test_as_dp_grows_every_layout_but_one_passes_adamw_s_peak_sooner_or_later() 
         "matrix by matrix": [], "bucketed": [64, 128, 256], "flat": [32, 64, 128, 256], "flat + cut": [64, 128, 256],
         "owner": [256],
     }  # fmt: skip
-    tops = [top_overlapped(MODELS["llama3_70b"], Degrees(dp, 8), "owner") for dp in worlds]
-    assert all(top > of["owner"].highest.top for top, of in zip(tops, worlds.values(), strict=True))
-    assert all(top > of["AdamW"].highest.top for top, of in zip(tops, worlds.values(), strict=True))
-    same = top_overlapped(MODELS["llama3_70b"], Degrees(64, 8), "bucketed")  # equal shards: nothing to add up
-    assert same == worlds[64]["bucketed"].highest.top
     of = worlds[64]
     assert curves["bucketed"][1][1] == (of["bucketed"].highest.top - of["AdamW"].highest.top) / GB
 

@@ -87,8 +87,7 @@ def test_the_slowest_rank_of_a_round_counts_and_rounds_are_compared_in_pairs() -
 def demand(variant: regimes.Variant) -> dict[str, int]:
     workload, timed = replace(regimes.LINKED, bucket_size=variant.bucket_size), contender(variant.contender)
     ledger = timed.predict(workload, regimes.RANKS, 1, (0, 0))
-    uneven = bool(timed.uneven(workload, regimes.RANKS, 1))
-    return timed_steps.demand(ledger, {"dp": regimes.RANKS, "world": regimes.RANKS}, uneven)
+    return timed_steps.demand(ledger, {"dp": regimes.RANKS, "world": regimes.RANKS})
 
 
 def test_what_a_step_asks_of_the_link() -> None:

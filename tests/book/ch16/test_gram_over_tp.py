@@ -84,10 +84,10 @@ def test_the_table_holds_integers_and_says_who_sends_fewer() -> None:
 
 def test_owners_formula_is_what_the_strategy_is_predicted_to_send() -> None:
     from distmuon.sharding.layout import ParamSpec
-    from distmuon.sharding.ownership import plan_unsplit
+    from distmuon.sharding.ownership import plan_owned
     from distmuon.verify.prediction import predict_step
 
     specs = [ParamSpec("w", (64, 32), "float32", 1)]
-    layout = plan_unsplit(specs, {0: 1.0}, 1, 4, 10_000)
+    layout = plan_owned(specs, {0: 1.0}, 1, 4, 10_000)
     ledgers = [predict_step(layout, 4, 0, [0], "owner", tp_rank=rank) for rank in range(4)]
     assert sum(each.total(group="tp").sent_bytes for each in ledgers) == gram.owner_bytes((64, 128), 4, 2)

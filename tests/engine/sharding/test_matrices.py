@@ -20,7 +20,7 @@ from distmuon.sharding.matrices import (
     localize,
     parts,
 )
-from distmuon.sharding.ownership import Owner, owners, plan_unsplit, tp_local_matrices
+from distmuon.sharding.ownership import Owner, owners, plan_owned, tp_local_matrices
 
 HEADS = ("fused", ((8, 4), (4, 2), (4, 2)))
 
@@ -177,7 +177,8 @@ def test_no_row_is_ahead_of_another_by_more_than_one_item(items: list[tuple[int,
 
 def test_the_map_of_whole_matrices_knows_what_a_row_shares() -> None:
     specs = [spec((8, 6, 8), "stacked", 0, 4), *[spec((6, 8), dim=0, tp=2)._replace(name=f"w{i}") for i in range(4)]]
-    layout, dealt = plan_unsplit(specs, costs(specs, range(5), 4), 2, 4, 10**6), assign_owners(specs, range(5), 2, 4)
+    layout = plan_owned(specs, costs(specs, range(5), 4), 2, 4, 10**6)
+    dealt = assign_owners(layout, range(5), 4)
     assert tp_local_matrices(specs, range(5)) == {0}
     assert dealt[0] == Owner(0, None)
     for index, owner in dealt.items():

@@ -7,8 +7,8 @@ from helpers_math import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmuon.sharding.layout import FLAT, ParamSpec, Range, plan
-from distmuon.sharding.ownership import Owner, balance, owners, plan_unsplit
+from distmuon.sharding.layout import FLAT, Bucket, Layout, ParamSpec, Range, plan
+from distmuon.sharding.ownership import MAX_PADDING, Owner, balance, owners, owners_of, plan_owned
 
 COSTS = st.lists(st.integers(1, 50), min_size=1, max_size=7)
 
@@ -60,23 +60,23 @@ def test_equal_matrices_fill_the_rows_of_the_grid_before_its_second_column() -> 
     ]
 
 
+def owned_buckets(layout: Layout, costs: dict[int, float]) -> list[Bucket]:
+    return [bucket for bucket in layout.buckets if set(bucket.params) & costs.keys()]
+
+
 @given(worlds())
 @quick(150)
 def test_no_matrix_is_cut_and_every_element_has_one_owner(drawn: tuple) -> None:
     specs, costs, dp, tp, bucket_size = drawn
-    layout, dealt = plan_unsplit(specs, costs, dp, tp, bucket_size), owners(costs, dp, tp)
-    for bucket in layout.buckets:
-        shards = [bucket.shard(rank) for rank in range(dp)]
-        assert [shards[0].start, *(shard.end for shard in shards)] == [
-            *(shard.start for shard in shards),
-            bucket.range.end,
-        ]
-        muon = [index for index in bucket.params if index in costs]
-        assert muon in ([], list(bucket.params))  # no bucket mixes them
-        if muon:
-            assert bucket.padded == bucket.numel
-            assert bucket.lengths == [shard.size for shard in shards]
-        for index in muon:
+    layout = plan_owned(specs, costs, dp, tp, bucket_size)
+    dealt = owners_of(layout, costs, tp)
+    assert dealt.keys() == costs.keys()
+    for bucket in owned_buckets(layout, costs):
+        assert set(bucket.params) <= costs.keys()  # no bucket mixes them
+        assert bucket.numel == sum(specs[index].numel for index in bucket.params)
+        filled = [sum(specs[i].numel for i in bucket.params if dealt[i].dp == rank) for rank in range(dp)]
+        assert bucket.padded == dp * max(filled)  # no longer than the longest of the equal shards
+        for index in bucket.params:
             assert layout.owners(bucket, index) == range(dealt[index].dp, dealt[index].dp + 1)
     pieces: dict[int, list[Range]] = {index: [] for index in range(len(specs))}
     for rank in range(dp):
@@ -89,36 +89,87 @@ def test_no_matrix_is_cut_and_every_element_has_one_owner(drawn: tuple) -> None:
 
 @given(worlds())
 @quick(60)
-def test_buffers_are_filled_without_a_gap(drawn: tuple) -> None:
+def test_parameters_lie_one_behind_the_other_from_the_beginning_of_a_shard(drawn: tuple) -> None:
     specs, costs, dp, tp, bucket_size = drawn
-    layout = plan_unsplit(specs, costs, dp, tp, bucket_size)
+    layout = plan_owned(specs, costs, dp, tp, bucket_size)
     for buffer in layout.buffers:
         end = 0
         for bucket in buffer.buckets:
             assert bucket.offset == end
-            start = bucket.offset
+            ends = {bucket.offset}
             for index in bucket.params:
-                assert layout.global_ranges[index].start == start
-                start = layout.global_ranges[index].end
-            assert start == bucket.offset + bucket.numel
+                where = layout.global_ranges[index]
+                begins = {bucket.shard(rank).start for rank in range(dp)} if index in costs else set()
+                assert where.start in ends | begins
+                assert where.start >= max(ends)
+                ends = {where.end}
             end = bucket.range.end
+            assert max(ends) <= end
     assert sorted(i for bucket in layout.buckets for i in bucket.params) == list(range(len(specs)))
+
+
+@given(worlds())
+@quick(100)
+def test_matrices_come_in_the_order_of_the_backward_pass_bucket_after_bucket(drawn: tuple) -> None:
+    """And a bucket holds what it should, the last one apart."""
+    specs, costs, dp, tp, bucket_size = drawn
+    layout = plan_owned(specs, costs, dp, tp, bucket_size)
+    for number, _ in enumerate(layout.buffers):
+        runs = [bucket.params for bucket in owned_buckets(layout, costs) if bucket.buffer_idx == number]
+        assert all(min(earlier) > max(later) for earlier, later in itertools.pairwise(runs))
+        for run in runs[:-1]:
+            assert sum(specs[index].numel for index in run) >= bucket_size
+
+
+def layers(number: int, width: int = 4) -> tuple[list[ParamSpec], dict[int, float]]:
+    """Return a transformer's matrices, four [m, m] and two of four times the size in each layer, and their work."""
+    shapes = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
+    specs = [ParamSpec(f"{layer}.{n}", s, "float32") for layer in range(number) for n, s in enumerate(shapes)]
+    return specs, {index: float(spec.numel) for index, spec in enumerate(specs)}
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(2, 1), (4, 1), (8, 1), (4, 2), (32, 1)])
+def test_a_transformer_is_dealt_in_buckets_of_as_many_layers_as_it_takes_to_pad_little(dp: int, tp: int) -> None:
+    specs, costs = layers(64)
+    layout = plan_owned(specs, costs, dp, tp, 1)
+    assert len(layout.buckets) > 2
+    for bucket in layout.buckets[:-1]:
+        assert bucket.padded <= (1 + MAX_PADDING) * bucket.numel
+    assert layout.padding <= MAX_PADDING
+
+
+def test_too_few_matrices_for_their_ranks_are_one_bucket_as_long_as_the_largest_on_every_rank() -> None:
+    specs, costs = layers(2)
+    layout = plan_owned(specs, costs, 16, 1, 1)
+    (bucket,) = layout.buckets
+    assert bucket.shard_size == 64
+    assert layout.padding == 16 * 64 / (2 * 12 * 16) - 1
+
+
+def test_a_short_last_run_joins_the_one_before_where_that_pads_less() -> None:
+    specs = [ParamSpec(f"w{i}", (8, 8), "float32") for i in range(11)]
+    for costs, lengths in ((dict.fromkeys(range(9), 1.0), [4, 4, 1]), (dict.fromkeys(range(7), 1.0), [4, 3])):
+        layout = plan_owned(specs[: len(costs)], costs, 4, 1, 1)
+        assert [len(bucket.params) for bucket in layout.buckets] == lengths
+    small = [ParamSpec("small", (4, 8), "float32"), *specs[:3], ParamSpec("other", (4, 8), "float32")]
+    layout = plan_owned(small, {0: 0.5, 1: 1.0, 2: 1.0, 3: 1.0, 4: 0.5}, 2, 1, 128)
+    assert [len(bucket.params) for bucket in layout.buckets] == [5]  # 4, 3, 2 and then 1, 0 would pad by a half each
+
+
+def test_of_ranks_that_have_equally_little_the_next_matrix_goes_to_the_one_that_has_done_least() -> None:
+    assert owners({0: 1.0}, 3, 1, earlier=[2.0, 1.0, 3.0]) == {0: Owner(1, 0)}
+    specs = [ParamSpec(f"w{i}", (8, 8), "float32") for i in range(6)]
+    layout = plan_owned(specs, dict.fromkeys(range(6), 1.0), 4, 1, FLAT)
+    dealt = owners_of(layout, dict.fromkeys(range(6), 1.0), 1)
+    assert sorted(owner.dp for owner in dealt.values()) == [0, 0, 1, 1, 2, 3]
 
 
 def test_a_model_without_matrices_gets_the_ordinary_map() -> None:
     specs = [ParamSpec("a", (5,), "float32"), ParamSpec("b", (7,), "bfloat16")]
-    assert plan_unsplit(specs, {}, 3, 2, 4) == plan(specs, 3, 4)
-
-
-def test_every_owner_works_on_every_bucket() -> None:
-    """With buckets of a quarter of the model, each owner's work is cut into four about equal parts."""
-    specs = [ParamSpec(f"w{i}", (8, 8), "float32") for i in range(16)]
-    layout = plan_unsplit(specs, dict.fromkeys(range(16), 1.0), 2, 1, 16 * 64 // 4)
-    assert len(layout.buckets) == 4
-    assert [bucket.lengths for bucket in layout.buckets] == [[128, 128]] * 4
+    assert plan_owned(specs, {}, 3, 2, 4) == plan(specs, 3, 4)
 
 
 @pytest.mark.parametrize(("dp", "bucket_size"), [(0, 5), (2, 0)])
 def test_what_cannot_be_laid_out_is_refused_as_ever(dp: int, bucket_size: int) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
-        plan_unsplit([ParamSpec("b", (2,), "float32")], {}, dp, 1, bucket_size)
+        plan_owned([ParamSpec("b", (2,), "float32")], {}, dp, 1, bucket_size)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 
 from distmuon.optim.strategies.owner import OneOwner, costs
 from distmuon.sharding.layout import Layout, ParamSpec
-from distmuon.sharding.ownership import plan_unsplit
+from distmuon.sharding.ownership import plan_owned
 
 
 class BlockOwner(OneOwner):
@@ -27,7 +27,7 @@ class BlockOwner(OneOwner):
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
         """Return a map whose shards end between TP-local matrices, balanced by the work on them as they are."""
-        return plan_unsplit(specs, costs(specs, muon, 1), dp, 1, bucket_size)
+        return plan_owned(specs, costs(specs, muon, 1), dp, 1, bucket_size)
 
     def owns_full(self, index: int) -> bool:
         """Never."""

@@ -1,7 +1,7 @@
 """owner: every matrix is orthogonalized by one rank of the grid, and DP sends nothing for it.
 
-The map ends shards between matrices (`sharding.ownership`), so ZeRO-1's reduce-scatter has already put each TP-local
-matrix whole on one row of the grid. Within that row one TP rank owns it: the others send their blocks, and get theirs
+The map cuts no matrix (`sharding.ownership`), so ZeRO-1's reduce-scatter has already put each TP-local matrix whole on
+one row of the grid. Within that row one TP rank owns it: the others send their blocks, and get theirs
 of the update back, in two packed all-to-alls per bucket. What TP cuts between matrices (heads, experts) stays where it
 is: every TP rank orthogonalizes its own.
 
@@ -36,7 +36,7 @@ from distmuon.optim.strategies.strategy import (
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Layout, ParamSpec
 from distmuon.sharding.matrices import MatrixBlock
-from distmuon.sharding.ownership import Owner, owners, plan_unsplit, tp_local_matrices
+from distmuon.sharding.ownership import Owner, owners_of, plan_owned
 from distmuon.sharding.tensor_lists import cast
 
 Received = dict[tuple[int, int], Tensor]  # (matrix, TP rank that it comes from) -> its block
@@ -56,14 +56,13 @@ class OneOwner(BucketByBucket):
     @cached_property
     def tp_owner(self) -> dict[int, int | None]:
         """The TP rank, of its row, that orthogonalizes each matrix; None where each has matrices of its own."""
-        grid, specs = self.context.grid, self.context.layout.specs
-        owner_of = assign_owners(specs, self.context.groups, grid.dp.size, grid.tp.size)
+        owner_of = assign_owners(self.context.layout, self.context.groups, self.context.grid.tp.size)
         return {index: owner.tp for index, owner in owner_of.items()}
 
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
-        """Return a map whose shards end between matrices, balanced by the work of Newton–Schulz."""
-        return plan_unsplit(specs, costs(specs, muon, tp), dp, tp, bucket_size)
+        """Return a map whose shards cut no matrix, balanced by the work of Newton–Schulz."""
+        return plan_owned(specs, costs(specs, muon, tp), dp, tp, bucket_size)
 
     def owns_full(self, index: int) -> bool:
         """Say whether an owner takes that matrix whole in this step; if not, every rank takes its block for one."""
@@ -204,9 +203,9 @@ def work(matrices: Iterable[MatrixBlock]) -> int:
     return sum(same.number * flops(same.shape) for same in matrices)
 
 
-def assign_owners(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int) -> dict[int, Owner]:
-    """Return who orthogonalizes each parameter of Muon's: {index: owner}."""
-    return owners(costs(specs, muon, tp), dp, tp, tp_local_matrices(specs, muon))
+def assign_owners(layout: Layout, muon: Collection[int], tp: int) -> dict[int, Owner]:
+    """Return who orthogonalizes each parameter of Muon's in a layout of this strategy: {index: owner}."""
+    return owners_of(layout, costs(layout.specs, muon, tp), tp)
 
 
 STRATEGY = OneOwner

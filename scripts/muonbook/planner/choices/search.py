@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 from distmuon.launch import UsageError
 from distmuon.optim.newton_schulz import flops
-from muonbook.planner.cost_model import exchange_in
 from muonbook.planner.model_shapes import Shape
-from muonbook.planner.owned_worlds import KINDS
 from muonbook.planner.stages import all_degrees, expert_of, stages
 from muonbook.planner.world_plan import StagePlan, WorldPlan, WorldSetting
 
@@ -108,9 +106,7 @@ def _least_seconds(setting: WorldSetting, whole: ModelTotals) -> float:
     slowest = max(sum(plan.pass_seconds().values()) for plan in plans)
     update = 0.0 if setting.optimizer == "adamw" else whole.flops / setting.degrees.ranks / fabric.flops_per_second
     sizes = zip(_held(setting, whole), (setting.degrees.dp, setting.degrees.replicas), strict=True)
-    has_owners = setting.optimizer == "muon" and KINDS[setting.strategy].has_owners
     for size, dp in sizes if setting.optimizer != "muonw" else ():
         links = fabric.links(dp, setting.degrees.tp, stride=setting.degrees.tp * setting.degrees.dp // dp)
-        link = links[exchange_in("dp") if has_owners else "dp"]
-        update += 6 * size * (dp - 1) / dp / link.bytes_per_second
+        update += 6 * size * (dp - 1) / dp / links["dp"].bytes_per_second
     return (setting.micro_batches + pp - 1) * slowest + update

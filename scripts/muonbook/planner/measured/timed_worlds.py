@@ -130,8 +130,7 @@ def asked(name: str, part: Zero1Part | FsdpPart, ledger: Ledger, workload: Workl
     specs = part.specs if isinstance(part, FsdpPart) else part.world.layout.specs
     tables = ("tokens.weight", "positions.weight")
     matrices = sum(spec.numel for spec in specs if len(spec.shape) == 2 and spec.name not in tables)
-    uneven = isinstance(part, Zero1Part) and any(bucket.ends for bucket in part.world.layout.buckets)
-    exchanged = exchanged_bytes(ledger, uneven)
+    exchanged = exchanged_bytes(ledger)
     work = part.flops()
     return Asked(
         passes=6.0 * matrices * workload.tokens / grid.dp.size,

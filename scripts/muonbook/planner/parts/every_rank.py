@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from distmuon.sharding.collectives import reduce_scatter_workspace_numel
 from distmuon.sharding.gradients import statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import ring_bytes
@@ -39,7 +38,7 @@ def states(world: PlannedWorld, muon: bool = True) -> dict[str, np.ndarray]:
         found["parameters"] += bucket.padded * ITEM_BYTES[buffer.param_dtype]
         found["gradients"] += bucket.padded * item
         if buffer.grad_dtype != buffer.param_dtype:
-            found["masters"] += item * np.diff(ends)
+            found["masters"] += item * bucket.shard_size
         others = [index for index in bucket.params if index not in mine]
         in_adamw = item * _owned(layout, bucket, others, ends)
         found["exp_avg"] += in_adamw
@@ -57,11 +56,9 @@ def sent(world: PlannedWorld, muon: bool = True) -> dict[Move, np.ndarray]:
     alike = world.tp if len(loads) > world.dp else 1
     gradients, parameters = np.zeros(world.dp, np.int64), np.zeros(world.dp, np.int64)
     for bucket in world.layout.buckets:
-        buffer, shard = world.layout.buffers[bucket.buffer_idx], np.diff(_ends(bucket))
-        gradients += ITEM_BYTES[buffer.grad_dtype] * (bucket.padded - shard)
-        parameters += ITEM_BYTES[buffer.param_dtype] * (world.dp - 1) * shard
-    if world.dp == 1:
-        gradients *= 0
+        buffer, sent_numel = world.layout.buffers[bucket.buffer_idx], (world.dp - 1) * bucket.shard_size
+        gradients += ITEM_BYTES[buffer.grad_dtype] * sent_numel
+        parameters += ITEM_BYTES[buffer.param_dtype] * sent_numel
     momentum = sum(world.momentum_sent(), np.zeros(world.dp, np.int64)) if muon else np.zeros(world.dp, np.int64)
     ranks = world.dp * world.tp
     everybody = ring_bytes("all_reduce", statistics_bytes(len(world.layout.specs)), ranks)
@@ -81,8 +78,6 @@ def by_group(moves: Mapping[Move, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _ends(bucket: Bucket) -> np.ndarray:
     """Return where the shards of a bucket begin and end, counted from its first element, [D + 1]."""
-    if bucket.ends:
-        return np.array((0, *bucket.ends), np.int64)
     return np.arange(bucket.dp + 1, dtype=np.int64) * bucket.shard_size
 
 
@@ -130,21 +125,7 @@ class Zero1Part:
         items = [ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype] for bucket in layout.buckets]
         adamw = max(3 * item * bucket.shard_size for item, bucket in zip(items, layout.buckets, strict=True))
         moves = self.world.transient_bytes if self.muon else 0
-        return max(self.adding_bytes, adamw, moves) + STATISTICS_BYTES * (len(layout.specs) + 1)
-
-    @property
-    def adding_bytes(self) -> int:
-        """What it takes to reduce shards of unequal length, on the rank with the longest; see
-        `reduce_scatter_workspace_numel`.
-
-        Equal shards are left to NCCL, which needs no such room.
-        """
-        layout, most = self.world.layout, 0
-        for bucket in layout.buckets:
-            lengths, item = bucket.lengths, ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
-            if lengths and layout.dp > 1:
-                most = max(most, item * reduce_scatter_workspace_numel(lengths, lengths.index(max(lengths))))
-        return most
+        return max(adamw, moves) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
         """Return seconds of the update, part by part, one after the other; see `step_parts`."""

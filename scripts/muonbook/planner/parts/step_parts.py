@@ -8,22 +8,20 @@
 
 One after the other: nothing overlaps, as in this book's optimizer. Elementwise arithmetic is left out.
 
-Equal shards go around NCCL's rings. Unequal ones, as an owner has them, are exchanged: `Group` reduces them by an
-all-to-all and sums of its own, and gathers them by a message from every rank to every other. The parcels of
-`gather_cut` go to those ranks alone that own a part of the same matrix. Of two owners, neighbours, they load the links
-as a ring does, and so they are charged; where a matrix has many owners they take longer than that.
+Shards go around NCCL's rings. The parcels of `gather_cut` go to those ranks alone that own a part of the same matrix.
+Of two owners, neighbours, they load the links as a ring does, and so they are charged; where a matrix has many owners
+they take longer than that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from distmuon.sharding.collectives import chunk_numel
 from distmuon.sharding.gradients import STATISTICS_LABEL
-from distmuon.sharding.layout import ITEM_BYTES, Bucket
+from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.sharding.ledger import Ledger
-from muonbook.planner.cost_model import LinkCost, exchange_in, hops
+from muonbook.planner.cost_model import LinkCost, hops
 from muonbook.planner.model_shapes import Shape
 from muonbook.planner.planned_worlds import PlannedWorld
 
@@ -53,40 +51,21 @@ def outer_messages(world: PlannedWorld, muon: bool = True) -> dict[str, list[Mes
     momentum = _messages(ledger, "momentum", "dp", sizes)
     if muon and world.strategy == "gather_cut":
         momentum = momentum._replace(sent_bytes=sum(int(each.max()) for each in world.momentum_sent()))
-    buckets = world.layout.buckets
     return {
-        "gradients": [_reduced(world, bucket) for bucket in buckets],
+        "gradients": _shards(world, "reduce_scatter", "grad_dtype"),
         "momentum": [momentum],
-        "parameters": [_gathered(world, bucket) for bucket in buckets],
+        "parameters": _shards(world, "all_gather", "param_dtype"),
         "summary": [_messages(ledger, STATISTICS_LABEL, "world", sizes, "tree")],
     }
 
 
-def _reduced(world: PlannedWorld, bucket: Bucket) -> Messages:
-    """Return what the gradients of a bucket ask of its slowest rank.
-
-    Unequal shards are exchanged and added up where they arrive, long ones piece by piece: see `Group.reduce_scatter`.
-    """
-    shards, item = _shards(bucket), ITEM_BYTES[world.layout.buffers[bucket.buffer_idx].grad_dtype]
-    pieces = -(-max(shards) // chunk_numel(shards)) if bucket.ends else 1
-    return Messages(_link(bucket), pieces * hops("reduce_scatter", world.dp), item * (bucket.padded - min(shards)))
-
-
-def _gathered(world: PlannedWorld, bucket: Bucket) -> Messages:
-    """Return what the parameters of a bucket ask of its slowest rank; of unequal shards, each goes to all others."""
-    item = ITEM_BYTES[world.layout.buffers[bucket.buffer_idx].param_dtype]
-    sent = item * (world.dp - 1) * max(_shards(bucket))
-    return Messages(_link(bucket), hops("all_gather", world.dp), sent)
-
-
-def _shards(bucket: Bucket) -> Sequence[int]:
-    """Return how many elements of a bucket each DP rank owns; one number where that is the same for all."""
-    return bucket.lengths or [bucket.shard_size]
-
-
-def _link(bucket: Bucket) -> str:
-    """Return over which link a bucket's shards travel: around a ring as NCCL sends them, if they are equal."""
-    return exchange_in("dp") if bucket.ends else "dp"
+def _shards(world: PlannedWorld, op: str, dtype: str) -> list[Messages]:
+    """Return what a collective of every bucket asks: D - 1 shards, around a ring. dtype: "grad_dtype" and the like."""
+    items = [ITEM_BYTES[getattr(world.layout.buffers[bucket.buffer_idx], dtype)] for bucket in world.layout.buckets]
+    return [
+        Messages("dp", hops(op, world.dp), item * (world.dp - 1) * bucket.shard_size)
+        for item, bucket in zip(items, world.layout.buckets, strict=True)
+    ]
 
 
 def orthogonalizing_seconds(groups: Mapping[tuple, int], tp: int, link: LinkCost, flops_per_second: float) -> Seconds:
