@@ -27,8 +27,7 @@ from typing import NamedTuple
 
 from distmuon.sharding.layout import Bucket, Buffer, Layout, ParamSpec, by_dtype, equal_buckets, gradient_dtype
 
-MAX_PADDING = 0.1  # of a bucket's matrices: below it, another matrix in the bucket would rather cost overlap
-GROWTH = 9 / 8  # of a run that pads more, before it is dealt again: so that planning stays linear in its length
+MAX_PADDING = 0.05  # of a bucket's matrices: with less, larger buckets would cost more overlap than they save bytes
 
 
 class Owner(NamedTuple):
@@ -56,22 +55,23 @@ def owners(
     loads: Sequence[float] = (),
     earlier: Sequence[float] = (),
 ) -> dict[int, Owner]:
-    """Return who orthogonalizes each parameter: balanced over the whole grid, all rows of it before a second column.
+    """Return who orthogonalizes each parameter: the rank of the grid that has least so far, in the row that has least.
 
     costs: {index in the map: cost of the whole parameter}, in any unit. by_rows: those of which each TP rank has whole
     matrices (`ParamSpec.tp_local_matrices`), so that all of a row share the work; they go to the row whose busiest rank
     has least. loads: what each rank has already; (): nothing. earlier: what each has done in earlier buckets: of ranks
-    that have equally little, the one that has done least takes the next.
+    that have equally little, in rows that have, the one that has done least takes the next.
     """
     loads, earlier = list(loads or [0.0] * (dp * tp)), list(earlier or [0.0] * (dp * tp))
-    least = [(load, done, rank) for rank, (load, done) in enumerate(zip(loads, earlier, strict=True))]
-    heapq.heapify(least)
+    rows = [_Row(range(row, dp * tp, dp), loads, earlier) for row in range(dp)]
+    first = [row.key for row in rows]
+    heapq.heapify(first)
     each = {index: cost / tp if index in by_rows else cost for index, cost in costs.items()}
     found = {}
     for index in sorted(costs, key=lambda index: (-each[index], index)):
-        while least[0][0] != loads[least[0][-1]]:
-            heapq.heappop(least)  # that rank has got more since
-        rank = least[0][-1]
+        while first[0] != rows[first[0][-1] % dp].key:
+            heapq.heappop(first)  # that row has got more since
+        rank = first[0][-1]
         owner, ranks = Owner(rank % dp, rank // dp), range(rank, rank + 1)
         if index in by_rows:
             row = min(range(dp), key=lambda row: (max(loads[row::dp]), max(earlier[row::dp]), row))
@@ -79,8 +79,28 @@ def owners(
         found[index] = owner
         for rank in ranks:
             loads[rank] += each[index]
-            heapq.heappush(least, (loads[rank], earlier[rank], rank))
+        heapq.heappush(first, rows[owner.dp].grown(ranks))
     return found
+
+
+class _Row:
+    """The TP ranks of a row. key: (least load, load of the row, what the rank that has it did earlier, that rank)."""
+
+    def __init__(self, ranks: Sequence[int], loads: Sequence[float], earlier: Sequence[float]) -> None:
+        self.ranks, self.loads, self.earlier = ranks, loads, earlier
+        self.least = [(loads[rank], earlier[rank], rank) for rank in ranks]
+        heapq.heapify(self.least)
+        self.key = self.grown(())
+
+    def grown(self, ranks: Iterable[int]) -> tuple[float, float, float, int]:
+        """Return the key, now that these ranks have got more."""
+        for rank in ranks:
+            heapq.heappush(self.least, (self.loads[rank], self.earlier[rank], rank))
+        while self.least[0][0] != self.loads[self.least[0][-1]]:
+            heapq.heappop(self.least)  # that rank has got more since
+        load, done, rank = self.least[0]
+        self.key = load, sum(self.loads[rank] for rank in self.ranks), done, rank
+        return self.key
 
 
 def plan_owned(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, tp: int, bucket_size: int) -> Layout:
@@ -174,10 +194,21 @@ def _runs(dealer: _Dealer, matrices: Sequence[int], bucket_size: int) -> list[li
             runs.append([])
             filled, enough = 0, float(bucket_size)
         else:
-            enough = filled * GROWTH
-    while len(runs) > 1 and not dealer.pads_little(runs[-1]):
-        *earlier, before, last = runs
-        if dealer.padded(before + last) >= dealer.padded(before) + dealer.padded(last):
+            # asked again by the next matrix while the run is short, later more rarely: dealing takes its length
+            enough = filled * (1 + min(1 / 8, len(runs[-1]) / 4096))
+    return _joined(dealer, [run for run in runs if run])
+
+
+def _joined(dealer: _Dealer, runs: list[list[int]]) -> list[list[int]]:
+    """Let a last run that would pad much join as many of those before it as makes padding least."""
+    if not runs:
+        return []
+    last, separate = runs[-1], 0
+    best, fewest = len(runs) - 1, dealer.padded(last)
+    for place in range(len(runs) - 2, -1, -1):
+        if dealer.pads_little(last):
             break
-        runs = [*earlier, before + last]
-    return [run for run in runs if run]
+        last, separate = runs[place] + last, separate + dealer.padded(runs[place])
+        if dealer.padded(last) - separate < fewest:
+            best, fewest = place, dealer.padded(last) - separate
+    return [*runs[:best], [index for run in runs[best:] for index in run]]

@@ -13,7 +13,7 @@ SHOWN = [ALGORITHMS[name] for name in ("bucketed", "flat", "flat_cut", "owner")]
 
 
 class Added(NamedTuple):
-    """What Muon sends beyond ZeRO-1 AdamW, over what that sends: momentum over DP, and momentum over TP."""
+    """What Muon sends beyond ZeRO-1 AdamW, over what that sends: momentum and padding over DP, momentum over TP."""
 
     dp: float
     tp: float
@@ -33,15 +33,13 @@ def growth(model: str, tp: int, ranks: Sequence[int]) -> dict[str, dict[int, Add
     found: dict[str, dict[int, Added]] = {algorithm.title: {} for algorithm in SHOWN}
     for dp in ranks:
         for algorithm in SHOWN:
-            part = algorithm.lay_out(specs, muon, dp, tp)
-            assert isinstance(part, every_rank.Zero1Part)
+            parts = [each.lay_out(specs, muon, dp, tp) for each in (algorithm, algorithm.adamw)]
             mine, adamw = (
-                {move: float(amounts.mean()) for move, amounts in every_rank.sent(part.world, of).items()}
-                for of in (True, False)
+                {group: float(amounts.mean()) for group, amounts in every_rank.by_group(part.sent()).items()}
+                for part in parts
             )
             whole = sum(adamw.values())
-            beyond = {group: mine[group, "momentum"] / whole for group in ("dp", "tp")}
-            found[algorithm.title][dp] = Added(**beyond)
+            found[algorithm.title][dp] = Added(*((mine[group] - adamw[group]) / whole for group in ("dp", "tp")))
     return found
 
 

@@ -141,8 +141,8 @@ def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]
     """Return what Muon saves, the mean over a stage's ranks, and what its update borrows at most, in bytes.
 
     The latter: {column of PLANNED: bytes} of the rank with the largest bound, in the stage in which they are most,
-    weighed without data, in bf16. AdamW's part of the update is not in it. Raises ValueError where T does not divide
-    what it cuts.
+    weighed without data, in bf16; with what a layout keeps more than shards that cut matrices do, which is padding.
+    AdamW's part of the update is not in it. Raises ValueError where T does not divide what it cuts.
     """
     saved, worst = 0.0, dict.fromkeys(PLANNED, 0)
     for stage in stages(model, degrees.pp, degrees.ep):
@@ -150,8 +150,10 @@ def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]
         for weights, dp in ((stage.dense, degrees.dp), (stage.experts, degrees.replicas)):
             if not weights:
                 continue
-            for column, part in _weighed(weights, dp, degrees.tp).items():
-                worst[column] = max(worst[column], part.moves)
+            found = _weighed(weights, dp, degrees.tp)
+            for column, part in found.items():
+                padding = max(0, int(part.kept.max() - found["bucketed"].kept.max()))
+                worst[column] = max(worst[column], part.moves + padding)
             specs, muon = local_specs(weights, degrees.tp)
             here += 4 * sum(specs[index].numel for index in muon) / dp
         saved = max(saved, here)

@@ -50,8 +50,9 @@ def weigh_moves(
                 for bucket in layout.buckets:
                     mine = (i for i in bucket.params if i in groups and metas[i].local_range.size)
                     pieces = {index: metas[index].local_range.size for index in mine}
-                    shapes = (layout.specs[index][1:] for index in pieces)  # all but the name
-                    alike = (tp_rank, bucket.padded, *zip(shapes, pieces.values(), strict=True))
+                    owner = getattr(moves, "tp_owner", {})
+                    kinds = ((layout.specs[i][1:], owner.get(i) == tp_rank, pieces[i]) for i in pieces)  # without names
+                    alike = (tp_rank, bucket.padded, *kinds)
                     if pieces and alike not in known:
                         known[alike] = _weigh_bucket(moves, layout, bucket, pieces)
     return max(known.values(), default=0)

@@ -8,6 +8,7 @@ from statistics import median
 from distmuon.launch import World
 from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
+from distmuon.sharding import layout as maps
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Layout
 from distmuon.verify.prediction import predict_step, predict_work
 from muonbook.planner.measured.planning import took
@@ -27,16 +28,16 @@ def plan() -> tuple[Layout, Sequence[int], dict[tuple[int, int], int]]:
 def lines() -> list[str]:
     """Plan the model; return what was found."""
     layout, muon, work = plan()
-    ledger, adamw = predict_step(layout, TP, 0, muon, "owner"), predict_step(layout, TP, 0)
+    adamw = predict_step(maps.plan(layout.specs, DP), TP, 0)
+    ledger = predict_step(layout, TP, 0, muon, "owner")
     fair = sum(work.values()) / len(work)
     more = ledger.total().sent_bytes / adamw.total().sent_bytes
     sizes = sorted(flops(layout.specs[index].full_shape(TP)) for index in muon)
-    shards = [sum(bucket.shard(rank).size for bucket in layout.buckets) for rank in range(DP)]
     return [
         f"{MODEL.parameters / 1e12:.2f} trillion parameters; {len(muon):,} matrices for {DP:,} x {TP} ranks",
         f"Newton–Schulz of the largest matrix takes as much work as {sizes[-1] / median(sizes):.0f} of the typical one",
         f"owners: slowest / fair share {max(work.values()) / fair:.3f}; without work: {list(work.values()).count(0)}",
-        f"owners: state of the fullest rank / mean {max(shards) * DP / sum(shards):.3f}",
+        f"owners: shards are padded by {layout.padding:.1%}",
         f"owners: rank 0 sends {float(more):.3f} times the bytes of ZeRO-1 AdamW's step",
         f"gather_all: Newton–Schulz of each matrix {repeated():.0f} times",
     ]

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distmuon.sharding.collectives import Group, is_gpu_over_gloo
+from distmuon.sharding.collectives import Group, backend_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Traffic
@@ -74,7 +74,7 @@ def coalesced(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[in
     """
     from torch.distributed.distributed_c10d import _coalescing_manager
 
-    if is_gpu_over_gloo(group.process_group, shards[0]):
+    if shards[0].is_cuda and backend_of(group.process_group, "cuda") == "gloo":  # takes its address for the host's
         raise NotImplementedError("gloo coalesces no collectives of a GPU's tensors.")
     with _coalescing_manager(group=group.process_group):
         flats = [group.all_gather(shard, "momentum") for shard in shards]

@@ -64,10 +64,10 @@ def steps(dp: int, tp: int) -> list[StepBytes]:
 
 def over_adamw(dp: int, tp: int, strategy: str) -> float:
     """Return Muon / AdamW, whole ZeRO-1 steps in bytes, flat, without the norms; mean over ranks."""
-    layout = plan_model(dp, tp, strategy)
-    everything, sent = range(len(layout.specs)), [0, 0]
+    layouts = plan_model(dp, tp, strategy), plan_model(dp, tp)
+    everything, sent = range(len(layouts[0].specs)), [0, 0]
     for rank, tp_rank in itertools.product(range(dp), range(tp)):
-        for side, muon in enumerate((everything, ())):
+        for side, (layout, muon) in enumerate(zip(layouts, (everything, ()), strict=True)):
             ledger = predict_step(layout, tp, rank, muon, strategy, tp_rank=tp_rank)
             sent[side] += ledger.total().sent_bytes - _norms(ledger)
     return sent[0] / sent[1]

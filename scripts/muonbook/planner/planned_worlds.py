@@ -79,7 +79,7 @@ class PlannedWorld:
     layout: Layout
     muon: frozenset[int]
     strategy: str = "gather_all"
-    has_owners: ClassVar[bool] = False  # to whom unequal shards, and over TP blocks, are sent straight
+    has_owners: ClassVar[bool] = False  # to whom, over TP, blocks are sent straight
 
     @cached_property
     def matrices(self) -> list[tuple[Bucket, list[Matrix]]]:

@@ -3,6 +3,8 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -69,9 +71,10 @@ def test_all_ways_to_gather_give_the_same_matrices() -> None:
 
 
 def test_a_gpus_tensors_are_not_coalesced_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coalescing, "is_gpu_over_gloo", lambda group, tensor: True)
+    monkeypatch.setattr(coalescing, "backend_of", lambda group, device: "gloo")
+    of_a_gpu: Any = SimpleNamespace(is_cuda=True)
     with pytest.raises(NotImplementedError, match="gloo coalesces no collectives of a GPU's tensors"):
-        coalescing.coalesced(Group("dp", 2), plan([], 2, 1), [torch.ones(3)])
+        coalescing.coalesced(Group("dp", 2), plan([], 2, 1), [of_a_gpu])
 
 
 @pytest.mark.parametrize(

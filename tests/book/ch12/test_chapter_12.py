@@ -287,8 +287,11 @@ def test_a_planned_model_is_within_the_published_interval_where_only_what_is_cut
     assert all(1 < added.ratio < 1.001 for added in without_tp["flat + cut"].values())
     assert all(1.24 < added.ratio <= 1.25 for name in ("bucketed", "flat") for added in without_tp[name].values())
     assert all(added.tp == 0 for of in without_tp.values() for added in of.values())
-    for of in with_tp.values():
-        assert of[8].ratio > of[1024].ratio
+    for name, of in with_tp.items():
+        if name != "owner":
+            assert of[8].ratio > of[1024].ratio
+    assert without_tp["owner"][8].ratio < 1.001
+    assert without_tp["owner"][1024].ratio > 3  # more ranks than matrices: shards as long as the largest of them
 
 
 def test_equal_matrices_stand_at_one_plus_a_quarter_over_their_number() -> None:
@@ -317,7 +320,7 @@ def test_strips_have_red_where_a_boundary_cuts() -> None:
 def test_what_muon_sends_beyond_adamw_in_per_cent() -> None:
     found = planned_bytes.beyond_adamw(["moonlight"], 8)["Moonlight"]
     assert 25.01 > found["flat"] > 24.99 > found["bucketed"] > 24
-    assert 0 <= found["owner"] <= found["flat + cut"] < 0.1
+    assert 0 <= found["flat + cut"] < 0.1 < found["owner"] < 0.2  # padding
 
 
 def test_floors_are_equal_but_for_the_wire_which_is_its_ratio() -> None:
@@ -426,7 +429,8 @@ def test_which_rank_one_asks_decides_the_ratio_of_one_and_the_same_run() -> None
 
 def test_a_whole_step_of_the_reports_model_is_never_cheaper_than_adamws() -> None:
     for shares in figure_ways.whole_steps().values():
-        assert shares["flat"] > shares["flat + cut"] > shares["owner"] >= 0.999
+        assert shares["flat"] > shares["flat + cut"] >= 0.999
+        assert shares["owner"] >= 0.999
 
 
 def test_what_gloo_sends_for_fsdp2_is_called_with_its_reduce_scatter_as_an_all_reduce() -> None:

@@ -56,7 +56,7 @@ def test_tp_adds_its_seven_quarters_of_the_holders_share_and_dp_a_quarter_where_
             by_formula = 1.75 * each.mean / TP / (dp - 1)
             assert 0.96 * by_formula < added[each.title][dp].tp < by_formula
         assert 0.24 < added["bucketed"][dp].dp < 0.25
-        assert added["owner"][dp].dp == 0
+        assert 0 <= added["owner"][dp].dp < (0.03 if dp < 1024 else 3)  # padding
 
 
 def test_all_ratios_stand_in_a_table(added) -> None:

@@ -140,13 +140,13 @@ def test_caption_and_alt_text_have_every_number_and_its_side() -> None:
     assert high.caption == "high: Muon's peak is its hill, 4.0 GB below AdamW's."
     assert high.alt == (
         "High or not. high: AdamW keeps 60 GB, and its hill of 8.00 GB makes a peak of 68 GB. Muon, owner, keeps "
-        "4.00 GB less; on that stand a hill of 8.00 GB and a tower of 2.00 GB, the highest of them 4.0 GB below "
+        "4.00 GB less; on that stand a hill of 8.00 GB and a tower of 2.00 GB, the higher of them 4.0 GB below "
         "AdamW's peak."
     )
-    assert low.alt.endswith("a hill of 3.00 GB and a tower of 3.70 GB, the highest of them 0.3 GB below AdamW's peak.")
+    assert low.alt.endswith("a hill of 3.00 GB and a tower of 3.70 GB, the higher of them 0.3 GB below AdamW's peak.")
     high, low = frames_of_hills(laid(WORLDS, "flat"))
-    assert "the highest of them 2.0 GB above AdamW's peak" in high.alt
-    assert "the highest of them as high as AdamW's peak" in low.alt
+    assert "the higher of them 2.0 GB above AdamW's peak" in high.alt
+    assert "the higher of them as high as AdamW's peak" in low.alt
     assert low.caption == "low: Muon's peak is its tower, as high as AdamW's."
 
 
@@ -198,16 +198,16 @@ def test_where_the_tower_is_the_peak_both_stand_on_its_rank_s_ground() -> None:
 
 
 def test_as_dp_grows_every_layout_but_one_passes_adamw_s_peak_sooner_or_later() -> None:
-    worlds = {dp: hills_and_towers(MODELS["llama3_70b"], Degrees(dp, 8)) for dp in (32, 64, 128, 256)}
+    worlds = {dp: hills_and_towers(MODELS["llama3_70b"], Degrees(dp, 8)) for dp in (8, 16, 32, 64, 128)}
     curves = beyond_adamw(worlds, list(PLANNED))
-    assert all(ranks == [32, 64, 128, 256] for ranks, _ in curves.values())
+    assert all(ranks == list(worlds) for ranks, _ in curves.values())
     above = {layout: [dp for dp, size in zip(*curve, strict=True) if size > 0] for layout, curve in curves.items()}
     assert above == {
-        "matrix by matrix": [], "bucketed": [64, 128, 256], "flat": [32, 64, 128, 256], "flat + cut": [64, 128, 256],
-        "owner": [256],
+        "matrix by matrix": [], "bucketed": [64, 128], "flat": list(worlds), "flat + cut": [64, 128],
+        "owner": [16, 32, 64, 128],  # padding, of weights and gradients, is more than a moment saves
     }  # fmt: skip
     of = worlds[64]
-    assert curves["bucketed"][1][1] == (of["bucketed"].highest.top - of["AdamW"].highest.top) / GB
+    assert curves["bucketed"][1][3] == (of["bucketed"].highest.top - of["AdamW"].highest.top) / GB
 
 
 @pytest.mark.parametrize("name", LLAMAS)
@@ -216,7 +216,7 @@ def test_peaks_and_savings_are_those_of_the_other_tables(name: str) -> None:
     saved, borrowed = weigh_updates(*LLAMAS[name])
     assert found["AdamW"].highest is found["AdamW"].hill
     muon = found["matrix by matrix"]
-    assert muon.tower.height == borrowed["matrix by matrix"]
+    assert muon.tower.height == pytest.approx(borrowed["matrix by matrix"], rel=1e-6)  # and a few bytes of padding
     assert muon.hill.height == found["AdamW"].hill.height
     assert found["AdamW"].hill.ground - muon.hill.ground == pytest.approx(saved, rel=1e-5)
 
