@@ -36,7 +36,7 @@ OPERATORS = {
     "c10d::alltoall_base_": ("all_to_all", "input"),
     "c10d::alltoall_": ("all_to_all", "input_tensors"),
     "c10d::broadcast_": ("broadcast", "tensors"),
-    "c10d::send": ("send", "tensors"),  # no collective: of those is made an all-gather of unequal shards
+    "c10d::send": ("send", "tensors"),  # no collective, and none of ours
     "_c10d_functional::all_reduce": ("all_reduce", "input"),
     "_c10d_functional::all_reduce_": ("all_reduce", "input"),
     "_c10d_functional::all_gather_into_tensor": ("all_gather", "returned"),

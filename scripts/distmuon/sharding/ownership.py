@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from distmuon.sharding.layout import Bucket, Buffer, Layout, ParamSpec, by_dtype, equal_buckets, gradient_dtype
 
-MAX_PADDING = 0.05  # of a bucket's matrices: with less, larger buckets would cost more overlap than they save bytes
+MAX_PADDING = 0.03  # of a bucket's matrices: less would take larger buckets, and overlap with them; more, memory
 
 
 class Owner(NamedTuple):

@@ -4,7 +4,7 @@
     muon          `gather_all`, in buckets, each gathered whole: the paper's public proof of concept
     muon_flat     `gather_all`, flat: one bucket, gathered whole; the fewest matrices lie across a shard boundary
     muon_cut      `gather_cut`, flat: what a shard boundary cuts, among its owners: what the paper's author asks for
-    muon_owner    `owner`: nothing over DP; shards end between matrices (chapter 16)
+    muon_owner    `owner`: nothing over DP; no shard cuts a matrix (chapter 16)
 
 Source: Liu et al. 2025, section 2.3.
 """

@@ -67,15 +67,15 @@ class Fabric:
         )
 
     def links(self, dp: int, tp: int, stride: int | None = None) -> dict[str, LinkCost]:
-        """Return the links of each group on a dp x tp grid: of rings in "dp", "tp" and "world"; of exchanges in them,
+        """Return the links of each group on a dp x tp grid: of rings in "dp", "tp" and "world"; of exchanges over TP,
         by `exchange_in`, and among all ranks, "mesh".
 
         stride: between neighbours in a DP group, if it is not T.
         """
         sizes = {"dp": (dp, stride or tp), "tp": (tp, 1)}
         rings = {name: self.ring(*each) for name, each in sizes.items()}
-        exchanges = {exchange_in(name): self.exchange(*each) for name, each in sizes.items()}
-        return rings | exchanges | {"world": self.ring(dp * tp, 1), "mesh": self.exchange(dp * tp, 1)}
+        exchanges = {exchange_in("tp"): self.exchange(tp, 1), "mesh": self.exchange(dp * tp, 1)}
+        return rings | exchanges | {"world": self.ring(dp * tp, 1)}
 
     def exchange(self, size: int, stride: int) -> LinkCost:
         """Return the link of an all-to-all in a group of `size` ranks, `stride` apart, while all ranks exchange.

@@ -133,7 +133,7 @@ LAYOUTS = (
         'strategy="owner"',
         "2 * (T - 1) / (T * D)",
         "1",
-        "Shards end between matrices, and one rank of the grid takes each matrix.",
+        "No shard cuts a matrix, and one rank of the grid takes each; shards are padded to one length.",
     ),
     SheetLayout(
         "periodic",

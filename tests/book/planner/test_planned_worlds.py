@@ -23,7 +23,7 @@ from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.ch15.worlds.planned_steps import TimedWorld, square_cost
 from muonbook.measure.workload import Workload
 from muonbook.planner.algorithms import ALGORITHMS, Algorithm
-from muonbook.planner.cost_model import collectives_of, exchange_in, step_seconds
+from muonbook.planner.cost_model import collectives_of, step_seconds
 from muonbook.planner.fabrics import CORNERS, FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.owned_worlds import KINDS, plan_part
@@ -224,11 +224,11 @@ def test_owners_without_tp_take_no_longer_than_what_is_cut(model: str, tp: int, 
 
 
 def test_with_eight_tp_ranks_in_a_node_an_exchange_costs_what_a_ring_does() -> None:
-    links = FABRICS["nvlink_infiniband"].links(64, 8)
-    assert links[exchange_in("dp")] == links["dp"]
-    alone = FABRICS["nvlink_infiniband"].links(64, 1)
+    fabric = FABRICS["nvlink_infiniband"]
+    assert fabric.exchange(64, 8) == fabric.ring(64, 8)
     outside = 56 / 63  # of what a rank sends
-    assert alone["dp"].bytes_per_second / alone[exchange_in("dp")].bytes_per_second == pytest.approx(8 * outside)
+    ring, exchange = (of(64, 1).bytes_per_second for of in (fabric.ring, fabric.exchange))
+    assert ring / exchange == pytest.approx(8 * outside)
 
 
 def test_a_group_within_a_node_has_the_inside_wire() -> None:

@@ -26,7 +26,7 @@ class BlockOwner(OneOwner):
 
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
-        """Return a map whose shards end between TP-local matrices, balanced by the work on them as they are."""
+        """Return a map whose shards cut no TP-local matrix, balanced by the work on them as they are."""
         return plan_owned(specs, costs(specs, muon, 1), dp, 1, bucket_size)
 
     def owns_full(self, index: int) -> bool:
