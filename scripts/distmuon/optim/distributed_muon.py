@@ -45,6 +45,8 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, Range
 from distmuon.sharding.matrices import Matrices
+from distmuon.sharding.ownership import padding_warning
+from distmuon.sharding.warning import warn_user
 
 OPTIONS = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
 
@@ -129,6 +131,8 @@ class DistributedMuon(ShardedOptimizer):
         self.muon: dict[int, dict[str, Any]] = {}  # the Muon parameters' groups, by index in the map
         self._look_at_groups()
         layout, metas = self.buffers.layout, self.buffers.metas
+        if self.grid.world.rank == 0 and (words := padding_warning(layout)):
+            warn_user(words)
         self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype, lambda: self.steps))
         if publish == "updates":
             with raise_together(self.grid, "what is published", 'pass publish="parameters"'):

@@ -25,9 +25,19 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from distmuon.sharding.layout import Bucket, Buffer, Layout, ParamSpec, by_dtype, equal_buckets, gradient_dtype
+from distmuon.sharding.layout import (
+    ITEM_BYTES,
+    Bucket,
+    Buffer,
+    Layout,
+    ParamSpec,
+    by_dtype,
+    equal_buckets,
+    gradient_dtype,
+)
 
 MAX_PADDING = 0.03  # of a bucket's matrices: less would take larger buckets, and overlap with them; more, memory
+MUCH_PADDING, MUCH_BYTES = 0.2, 250_000_000  # of which a user hears: a share, and bytes on a rank
 
 
 class Owner(NamedTuple):
@@ -127,6 +137,21 @@ def owners_of(layout: Layout, costs: Mapping[int, float], tp: int) -> dict[int, 
     for bucket in layout.buckets:
         found |= dealer.deal([index for index in bucket.params if index in costs], keep=True)
     return found
+
+
+def padding_warning(layout: Layout) -> str | None:
+    """Return what to tell a user whose ranks keep much padding; None where it is little, in share or in bytes."""
+    kept = 0
+    for bucket in layout.buckets:
+        buffer = layout.buffers[bucket.buffer_idx]
+        kept += (ITEM_BYTES[buffer.param_dtype] + ITEM_BYTES[buffer.grad_dtype]) * (bucket.padded - bucket.numel)
+    if layout.padding < MUCH_PADDING or kept < MUCH_BYTES:
+        return None
+    return (
+        f"owners' shards are padded by {layout.padding:.0%} on {layout.dp} DP ranks, which is {kept / 1e9:.1f} GB of "
+        "weights and gradients on every rank, because there are too few large matrices to deal out; use fewer DP "
+        'ranks, in several replicas, or the strategy "gather_cut".'
+    )
 
 
 def tp_local_matrices(specs: Sequence[ParamSpec], muon: Collection[int]) -> frozenset[int]:

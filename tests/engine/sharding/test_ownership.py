@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmuon.sharding.layout import FLAT, Bucket, Layout, ParamSpec, Range, plan
-from distmuon.sharding.ownership import MAX_PADDING, Owner, balance, owners, owners_of, plan_owned
+from distmuon.sharding.ownership import MAX_PADDING, Owner, balance, owners, owners_of, padding_warning, plan_owned
 
 COSTS = st.lists(st.integers(1, 50), min_size=1, max_size=7)
 
@@ -162,6 +162,16 @@ def test_of_ranks_that_have_equally_little_the_next_matrix_goes_to_the_one_that_
     layout = plan_owned(specs, dict.fromkeys(range(6), 1.0), 4, 1, FLAT)
     dealt = owners_of(layout, dict.fromkeys(range(6), 1.0), 1)
     assert sorted(owner.dp for owner in dealt.values()) == [0, 0, 1, 1, 2, 3]
+
+
+def test_a_user_hears_of_much_padding_and_what_to_do_about_it() -> None:
+    specs = [ParamSpec("up", (4096, 4096), "bfloat16"), ParamSpec("down", (4096, 4096), "bfloat16")]
+    words = padding_warning(plan_owned(specs, {0: 1.0, 1: 1.0}, 8, 1, FLAT))
+    assert words is not None
+    assert words.startswith("owners' shards are padded by 300% on 8 DP ranks, which is 0.6 GB of weights and gradients")
+    assert padding_warning(plan_owned(specs, {0: 1.0, 1: 1.0}, 2, 1, FLAT)) is None
+    assert padding_warning(plan_owned(*layers(2), 16, 1, 1)) is None  # much as a share, but a few kilobytes
+    assert padding_warning(plan(specs, 8)) is None
 
 
 def test_a_model_without_matrices_gets_the_ordinary_map() -> None:
