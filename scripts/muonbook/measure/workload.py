@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from distmuon.launch import UsageError
@@ -90,11 +91,8 @@ class Workload:
         return Transformer(self.vocabulary, self.width, self.layers, self.heads, self.context, tp).to(self.torch_dtype)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the whole initial weights in the model's dtype: {name: tensor}, the same on every rank."""
-        from distmuon.models.networks import initial_weights
-        from distmuon.sharding.collectives import Group
-
-        return {n: w.to(self.torch_dtype) for n, w in initial_weights(self.model(Group("tp")), self.seed).items()}
+        """Return the whole initial weights in the model's dtype: {name: tensor}, the same on every rank. To be read."""
+        return _initial_weights(replace(self, sequences=0, bucket_size=0, gather_dtype=None, lr=0.0, weight_decay=0.0))
 
     def plan(self, dp: int, tp: int, algorithm: str = "muon") -> tuple[Layout, list[int], Transformer]:
         """Return the map, the indices of its Muon parameters, and the TP-local model without storage; starts nothing.
@@ -109,6 +107,19 @@ class Workload:
         with torch.device("meta"):
             model = self.model(Group("tp", tp))
         return *plan_groups(groups_for(model, algorithm), dp, self.bucket_size), model
+
+
+@lru_cache(maxsize=1)  # contenders start from the same, one after the other
+def _initial_weights(of: Workload) -> dict[str, Tensor]:
+    import torch
+
+    from distmuon.models.networks import initial_weights
+    from distmuon.sharding.collectives import Group
+
+    with torch.device("meta"):  # names and shapes are all that is asked of the model
+        model = of.model(Group("tp"))
+    with torch.device("cpu"):
+        return {name: weight.to(of.torch_dtype) for name, weight in initial_weights(model, of.seed).items()}
 
 
 # Between them they can be cut over every T from 1 to 8. No bucket size is round: matrices straddle, and all are padded.

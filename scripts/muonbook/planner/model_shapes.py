@@ -86,8 +86,11 @@ class Shape:
         found = [Weight("tokens", (self.vocabulary, self.width), 0, False, float(self.tied))]
         if self.classic:
             found.append(Weight("positions", (self.context, self.width), None, False, 0.0))
+        blocks: dict[bool, list[Weight]] = {}  # all with experts are alike, and so are all without
         for layer in range(self.layers):
-            found += [w._replace(name=f"blocks.{layer}.{w.name}") for w in self._block(layer)]
+            mixture = self.experts is not None and layer >= self.experts.dense_layers
+            block = blocks.get(mixture) or blocks.setdefault(mixture, self._block(mixture))
+            found += [Weight(f"blocks.{layer}.{name}", *rest) for name, *rest in block]
         found += self._norm("norm")
         if not self.tied:
             found.append(Weight("head", (self.vocabulary, self.width), 0, False))
@@ -116,8 +119,7 @@ class Shape:
 
     # ---- One block -----------------------------------------------------------------------------------------
 
-    def _block(self, layer: int) -> list[Weight]:
-        mixture = self.experts is not None and layer >= self.experts.dense_layers
+    def _block(self, mixture: bool) -> list[Weight]:
         mlp = self._mixture() if mixture else self._mlp("", self.mlp)
         return [*self._norm("norm1"), *self._attention(), *self._norm("norm2"), *mlp]
 

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from distmuon.launch import UsageError
@@ -58,16 +58,25 @@ class StageWeights:
     experts: tuple[Weight, ...]
     active: int
 
+    @cached_property
+    def mixture_layers(self) -> frozenset[str]:
+        """The layers that have experts, as the names of their weights begin."""
+        return frozenset(units_of(self.experts))
+
 
 def stage_of(name: str, layers: int, pp: int) -> int:
     """Return the pipeline stage that holds a parameter: about as many layers as the others, all whole."""
     block = BLOCK.match(name)
-    if block:
-        return int(block[1]) * pp // layers
+    return _stage_of(int(block[1]) if block else None, name, layers, pp)
+
+
+def _stage_of(block: int | None, name: str, layers: int, pp: int) -> int:
+    if block is not None:
+        return block * pp // layers
     return 0 if name in ("tokens", "positions") else pp - 1
 
 
-def units_of(specs: Iterable[ParamSpec]) -> list[str]:
+def units_of(specs: Iterable[ParamSpec | Weight]) -> list[str]:
     """Return for each parameter the unit that FSDP2 gathers it with: its block, or "" for all that is in none."""
     return [block[0] if (block := BLOCK.match(spec.name)) else "" for spec in specs]
 
@@ -78,43 +87,65 @@ def expert_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def stages(shape: Shape, pp: int, ep: int) -> list[StageWeights]:
+@lru_cache(maxsize=64)  # a search asks for the same of every T
+def stages(shape: Shape, pp: int, ep: int) -> tuple[StageWeights, ...]:
     """Return the stages that differ, each once, the first one first. A tied head has a copy in the last of several."""
     routed = shape.experts.routed if shape.experts else 0
-    return [
+    return tuple(
         StageWeights(numbers, layers, mixtures, dense, tuple(w for e, w in experts if e < routed // ep), active)
         for numbers, layers, mixtures, dense, experts, active in _whole_stages(shape, pp)
-    ]
+    )
+
+
+class _Read(NamedTuple):
+    """A weight with what its name says. block: its number, or None. alike: what it is but for its block, numbered."""
+
+    weight: Weight
+    block: int | None
+    expert: int | None
+    alike: int
+
+
+@lru_cache(maxsize=4)
+def _read(shape: Shape) -> list[_Read]:
+    """Return all weights with what their names say: names are read once, and there may be tens of thousands."""
+    found, alike = [], dict[tuple, int]()
+    for weight in weights_of(shape):
+        block = BLOCK.match(weight.name)
+        rest = weight.name[block.end() if block else 0 :]
+        number = alike.setdefault((rest, *weight[1:]), len(alike))
+        found.append(_Read(weight, int(block[1]) if block else None, expert_of(weight.name), number))
+    return found
 
 
 @lru_cache(maxsize=16)
 def _whole_stages(shape: Shape, pp: int) -> list[tuple]:
     """Return the fields of `StageWeights` for E = 1, each expert's weight with its number."""
-    by_stage: list[list[Weight]] = [[] for _ in range(pp)]
-    for weight in _weights(shape):
-        by_stage[stage_of(weight.name, shape.layers, pp)].append(weight)
+    by_stage: list[list[_Read]] = [[] for _ in range(pp)]
+    for one in _read(shape):
+        by_stage[_stage_of(one.block, one.weight.name, shape.layers, pp)].append(one)
     if shape.tied and pp > 1:
         table = by_stage[0][0]
-        by_stage[0][0] = table._replace(used=0.0)
-        by_stage[-1].append(table._replace(name="head"))
-    alike: dict[tuple[Weight, ...], list[int]] = {}
+        by_stage[0][0] = table._replace(weight=table.weight._replace(used=0.0), alike=-1)
+        by_stage[-1].append(table._replace(weight=table.weight._replace(name="head"), alike=-2))
+    alike: dict[tuple[int, ...], list[int]] = {}
     for number, weights in enumerate(by_stage):
-        alike.setdefault(tuple(w._replace(name=BLOCK.sub("", w.name)) for w in weights), []).append(number)
+        alike.setdefault(tuple(one.alike for one in weights), []).append(number)
     return [_stage(tuple(numbers), by_stage[numbers[0]]) for numbers in alike.values()]
 
 
 @lru_cache(maxsize=4)
-def _weights(shape: Shape) -> list[Weight]:
-    return shape.weights()
+def weights_of(shape: Shape) -> tuple[Weight, ...]:
+    """Return `shape.weights()`, which takes its time where there are many experts, made once."""
+    return tuple(shape.weights())
 
 
-def _stage(numbers: tuple[int, ...], weights: Sequence[Weight]) -> tuple:
-    of = [(expert_of(weight.name), weight) for weight in weights]
-    layers = {block[0] for weight in weights if (block := BLOCK.match(weight.name))}
-    mixtures = {BLOCK.match(weight.name)[0] for expert, weight in of if expert is not None}  # type: ignore[index]
-    active = round(sum(w.used * math.prod(w.shape) for w in weights if len(w.shape) == 2))
-    dense = tuple(weight for expert, weight in of if expert is None)
-    experts = [(expert, weight) for expert, weight in of if expert is not None]
+def _stage(numbers: tuple[int, ...], read: Sequence[_Read]) -> tuple:
+    layers = {one.block for one in read if one.block is not None}
+    mixtures = {one.block for one in read if one.expert is not None}
+    active = round(sum(w.used * math.prod(w.shape) for w, *_ in read if len(w.shape) == 2))
+    dense = tuple(one.weight for one in read if one.expert is None)
+    experts = [(one.expert, one.weight) for one in read if one.expert is not None]
     return numbers, len(layers), len(mixtures), dense, experts, active
 
 
@@ -124,7 +155,7 @@ def _stage(numbers: tuple[int, ...], weights: Sequence[Weight]) -> tuple:
 @lru_cache(maxsize=16)
 def tp_choices(shape: Shape) -> list[int]:
     """Return every T over which the model's heads, and all that TP cuts, can be shared out evenly."""
-    cut = {w.shape[w.cut] for w in _weights(shape) if w.cut is not None and w.name not in ("tokens", "head")}
+    cut = {w.shape[w.cut] for w in weights_of(shape) if w.cut is not None and w.name not in ("tokens", "head")}
     every = math.gcd(*cut, shape.heads, shape.key_heads)
     return _divisors(every)
 

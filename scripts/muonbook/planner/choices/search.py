@@ -14,7 +14,7 @@ from typing import NamedTuple
 from distmuon.launch import UsageError
 from distmuon.optim.newton_schulz import flops
 from muonbook.planner.model_shapes import Shape
-from muonbook.planner.stages import all_degrees, expert_of, stages
+from muonbook.planner.stages import all_degrees, expert_of, stages, weights_of
 from muonbook.planner.world_plan import StagePlan, WorldPlan, WorldSetting
 
 SHOWN = 6  # plans that fit, of those that the rule of thumb likes best
@@ -74,7 +74,7 @@ def divisions(setting: WorldSetting, ranks: int) -> list[WorldSetting]:
 def _whole(shape: Shape) -> ModelTotals:
     dense = experts = 0
     work = 0.0
-    for weight in shape.weights():
+    for weight in weights_of(shape):
         if expert_of(weight.name) is None:
             dense += math.prod(weight.shape)
         else:

@@ -62,7 +62,7 @@ class StageActivations:
         experts = self.shape.experts
         if experts and self.weights.mixtures:
             routed = experts.active * (3 if self.shape.gated else 2) * experts.width / self.degrees.tp
-            mixtures = {_layer(weight) for weight in self.weights.experts}
+            mixtures = self.weights.mixture_layers
             found = {name: size + routed * (name in mixtures) for name, size in found.items()}
         return found
 
