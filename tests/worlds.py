@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import multiprocessing
 import os
 import pty
 import re
 import resource
+import runpy
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from unittest import mock
 
 import pytest
 
@@ -356,3 +359,20 @@ def finish(*arguments: str, name: str = "t", **environment: str) -> Ending:
     """Run `python *arguments` to its end, and assert that it leaves nothing."""
     with command(*arguments, terminal=False, name=name, **environment) as running:
         return running.end()
+
+
+def answer(script: str, *arguments: str) -> Ending:
+    """Run `python script *arguments` in this process, to see what it refuses: another would first import torch.
+
+    That a refusal comes before torch is imported, and leaves nothing, test_launch asserts of `launch.command` for all.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [script, *arguments]),
+        mock.patch("atexit.register"),  # this process does not end with it
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        runpy.run_path(script, run_name="__main__")
+    return Ending(int(ended.value.code or 0), out.getvalue(), err.getvalue())

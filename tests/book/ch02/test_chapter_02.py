@@ -51,6 +51,6 @@ def test_ratios_are_printed_and_no_times() -> None:
     ],
 )
 def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
-    ending = worlds.finish(WORKER, *arguments)
+    ending = worlds.answer(WORKER, *arguments)
     assert ending.code == 2
     assert words in ending.err

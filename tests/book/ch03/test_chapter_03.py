@@ -59,7 +59,7 @@ def test_rounding_is_printed_as_a_range_and_anything_else_as_a_number(share: tup
 
 
 def test_two_pages_at_once_are_refused_in_a_sentence() -> None:
-    ending = worlds.finish(WORKER, "--rms", "--decay")
+    ending = worlds.answer(WORKER, "--rms", "--decay")
     assert ending.code == 2
     assert "--decay: not allowed with argument --rms" in ending.err
 

@@ -114,7 +114,7 @@ def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
     ],
 )
 def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
-    ending = worlds.finish(WORKER, *arguments)
+    ending = worlds.answer(WORKER, *arguments)
     assert (ending.code, ending.out) == (2, "")
     assert words in ending.err
     assert ending.err.count("\n") == 1

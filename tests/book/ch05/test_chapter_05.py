@@ -115,7 +115,7 @@ def test_groups_are_columns_and_rows(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_answered_in_one_sentence(given: list[str], words: str) -> None:
-    ending = worlds.finish(WORKER, *given)
+    ending = worlds.answer(WORKER, *given)
     assert (ending.code, ending.out) == (2, "")
     assert words in ending.err
     assert len(ending.err.splitlines()) == 1

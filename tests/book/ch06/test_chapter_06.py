@@ -62,7 +62,7 @@ def test_all_that_the_variants_keep_and_send_is_predicted() -> None:
     ],
 )
 def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
-    ending = worlds.finish(WORKER, *arguments)
+    ending = worlds.answer(WORKER, *arguments)
     assert ending.code == 2
     assert words in ending.err
 

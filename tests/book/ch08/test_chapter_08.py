@@ -82,7 +82,7 @@ def test_a_gpus_tensors_are_not_coalesced_over_gloo(monkeypatch: pytest.MonkeyPa
     [(["--ways", "--dp", "1"], "one rank has nothing to gather"), (["--tp", "2"], "--tp 2: this chapter has DP ranks")],
 )
 def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
-    ending = worlds.finish(WORKER, *arguments)
+    ending = worlds.answer(WORKER, *arguments)
     assert ending.code == 2
     assert words in ending.err
 

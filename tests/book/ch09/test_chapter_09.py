@@ -69,6 +69,6 @@ def test_one_bucket_and_single_calls_gather_the_same() -> None:
     ],
 )
 def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
-    ending = worlds.finish(WORKER, *arguments)
+    ending = worlds.answer(WORKER, *arguments)
     assert ending.code == 2
     assert words in ending.err

@@ -358,7 +358,7 @@ def test_help_explains_every_argument_and_shows_commands() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_nccl_without_a_gpu_is_one_sentence() -> None:
-    ending = worlds.finish(JOB, "--backend", "nccl")
+    ending = worlds.answer(JOB, "--backend", "nccl")
     assert (ending.code, ending.out) == (2, "")
     assert ending.err == ("error: --backend nccl on GPUs needs CUDA, and torch sees no GPU here; use --backend gloo.\n")
 
@@ -496,7 +496,7 @@ def test_a_strategy_file_that_cannot_be_one_is_refused_at_once(tmp_path: Path, t
     file = tmp_path / "my_strategy.py"
     if text is not None:
         file.write_text(text)
-    ending = worlds.finish(JOB, "--strategy", str(file))
+    ending = worlds.answer(JOB, "--strategy", str(file))
     assert ending.code == 2
     assert ending.err.startswith(f"error: --strategy {file}: {says}")
     assert ending.err.count("\n") == 1

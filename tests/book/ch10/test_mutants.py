@@ -78,7 +78,7 @@ def test_the_table_has_a_line_for_every_mistake_and_ends_with_the_verdict(tried)
     ],
 )
 def test_mutants_that_cannot_be_tried_are_refused_in_a_sentence(wrong: str, says: str) -> None:
-    ending = worlds.finish(JOB, *wrong.split())
+    ending = worlds.answer(JOB, *wrong.split())
     assert (ending.code, ending.out) == (2, "")
     assert ending.err.startswith(f"error: {says}")
 

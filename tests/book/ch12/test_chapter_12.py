@@ -107,7 +107,7 @@ def test_what_is_measured_is_written_or_null(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
-    ending = worlds.finish(WORKER, *arguments)
+    ending = worlds.answer(WORKER, *arguments)
     assert (ending.code, ending.out) == (2, "")
     assert words in ending.err
 

@@ -48,7 +48,7 @@ def test_skewed_grids_send_what_was_predicted() -> None:
     ],
 )
 def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
-    ending = worlds.finish(WORKER, *arguments)
+    ending = worlds.answer(WORKER, *arguments)
     assert ending.code == 2
     assert words in ending.err
 

@@ -61,7 +61,7 @@ def test_torchrun_prints_the_table_once() -> None:
 
 
 def test_heads_that_cannot_be_shared_out_are_refused_in_a_sentence() -> None:
-    ending = worlds.finish(WORKER, "--tp", "3")
+    ending = worlds.answer(WORKER, "--tp", "3")
     assert ending.code == 2
     assert "--tp 3 does not divide the model's 8 heads; choose 1, 2, 4 or 8." in ending.err
 

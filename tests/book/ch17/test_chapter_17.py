@@ -112,7 +112,7 @@ def test_a_training_goes_on_on_another_mesh_and_a_damaged_checkpoint_is_refused(
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(words: str, says: str) -> None:
-    ending = worlds.finish(WORKER, *words.split())
+    ending = worlds.answer(WORKER, *words.split())
     assert ending.code == 2
     assert says in ending.err
 

@@ -55,6 +55,6 @@ def test_what_grows_is_named() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(words: str, says: str) -> None:
-    ending = worlds.finish(WORKER, *words.split())
+    ending = worlds.answer(WORKER, *words.split())
     assert (ending.code, ending.out) == (2, "")
     assert says in ending.err

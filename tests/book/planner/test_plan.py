@@ -128,7 +128,7 @@ def test_every_algorithm_is_compared_as_the_survey_plans_it(tmp_path: Path) -> N
     ],
 )
 def test_what_cannot_be_is_answered_in_a_sentence(line: str, says: str) -> None:
-    ending = worlds.finish(WORKER, *line.split())
+    ending = worlds.answer(WORKER, *line.split())
     assert (ending.code, ending.out) == (2, "")
     assert ending.err.startswith(f"error: {says}")
     assert ending.err.count("\n") == 1

@@ -96,7 +96,7 @@ def test_each_token_is_drawn_from_what_the_model_expects_after_those_that_it_see
     ],
 )
 def test_what_cannot_be_is_one_sentence(runs: Path, run: str, words: str, says: str) -> None:
-    ending = worlds.finish(GENERATE, str(runs / run), *words.split())
+    ending = worlds.answer(GENERATE, str(runs / run), *words.split())
     assert (ending.code, ending.out) == (2, "")
     assert re.fullmatch(r"error: .*\.\n", ending.err)
     assert says in ending.err
@@ -111,7 +111,7 @@ def test_what_is_damaged_or_of_another_program_is_refused(runs: Path, tmp_path: 
         (damaged, "take another checkpoint."),
         (tmp_path / "other", "is no checkpoint of train.py; name"),
     ):
-        ending = worlds.finish(GENERATE, str(folder))
+        ending = worlds.answer(GENERATE, str(folder))
         assert (ending.code, ending.out) == (2, "")
         assert says in ending.err
 
