@@ -362,7 +362,7 @@ def finish(*arguments: str, name: str = "t", **environment: str) -> Ending:
 
 
 def answer(script: str, *arguments: str) -> Ending:
-    """Run `python script *arguments` in this process, to see what it refuses: another would first import torch.
+    """Run `python script *arguments` in this process, which has imported torch, where the answer takes no ranks.
 
     That a refusal comes before torch is imported, and leaves nothing, test_launch asserts of `launch.command` for all.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_COMPARED = "nbval-ignore-output"
@@ -18,8 +19,13 @@ def printed(chapter: str, command: str) -> str:
 
     Raises LookupError where no cell, or more than one, runs this command, or where nobody compares what it prints.
     """
-    cells = json.loads((ROOT / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8"))["cells"]
-    found = [cell for cell in cells if "".join(cell["source"]).strip() == f"!{command}"]
-    if len(found) != 1 or NOT_COMPARED in found[0]["metadata"].get("tags", []):
+    found = [cell for cell in cells(chapter) if "".join(cell["source"]).strip() == f"!{command}"]
+    if len(found) != 1:
         raise LookupError(f"chapter {chapter} does not show once, to be compared, what `{command}` prints.")
     return "".join("".join(output["text"]) for output in found[0]["outputs"])
+
+
+def cells(chapter: str) -> list[dict[str, Any]]:
+    """Return the cells of notebooks/`chapter`.ipynb whose outputs are compared."""
+    found = json.loads((ROOT / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in found if NOT_COMPARED not in cell["metadata"].get("tags", [])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from distmuon.extras.checkpoint import runs
@@ -19,7 +19,7 @@ AFTERWARDS = {  # what happens -> what the reader sees next
 }
 
 
-def report(obstacle: str | None) -> Iterator[str]:
+def report(obstacle: str | None) -> Generator[str]:
     """Yield the lines of the story as it happens. obstacle: why the machines have no networks of their own, if so.
 
     Raises WorldError where the end is not that of one machine.

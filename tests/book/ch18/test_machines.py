@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import signal
@@ -9,10 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cluster_worker
 import pytest
 import stored_pages
 import worlds
-from patient_commands import WORKER, finish
+from patient_commands import finish
 
 from muonbook import jobs
 from muonbook.ch18 import demo
@@ -36,9 +39,9 @@ def test_two_machines_lose_power_and_cable_and_end_at_the_bits_of_one() -> None:
     assert lines[-1].endswith("of 4 ranks on one machine to which nothing happened, to the bit.")
 
 
-@pytest.mark.usefixtures("permitted")
-def test_three_machines_of_which_one_is_cut_off_train_what_one_trains() -> None:
-    ending = finish(CLUSTER, "3", "a cable is pulled")
+def test_three_machines_of_which_one_falls_silent_train_what_one_trains() -> None:
+    """On the network of this one: with their own, two machines do so on the page, and in all drills."""
+    ending = finish(CLUSTER, "3", cluster_worker.TOGETHER, "a cable is pulled")
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.splitlines() == [
         "a cable is pulled: Timed out waiting 5000ms; 3 lost", "exit codes 0 0 0", "to the bit True"
@@ -49,19 +52,21 @@ def test_three_machines_of_which_one_is_cut_off_train_what_one_trains() -> None:
 @pytest.mark.usefixtures("permitted")
 def test_whoever_kills_the_program_that_has_made_them_leaves_no_machine() -> None:
     before = set(os.listdir("/sys/class/net"))
-    with worlds.command(WORKER) as running:
-        running.wait_for("step 14   b is switched off")
+    with worlds.command(CLUSTER, "2", cluster_worker.APART, cluster_worker.HOLD) as running:
+        running.wait_for(cluster_worker.HOLD)
         running.interrupt(signal.SIGKILL)
         assert running.end().code == -signal.SIGKILL
     assert set(os.listdir("/sys/class/net")) == before
 
 
-def test_without_networks_of_their_own_the_story_is_told_all_the_same() -> None:
-    told = list(demo.report("this machine does not permit it."))
+def test_without_networks_of_their_own_the_story_begins_with_the_reason() -> None:
     stored = stored_pages.printed("18_beyond_one_machine", "python ../scripts/18_beyond_one_machine.py").splitlines()
-    (here,), (there,) = ([line for line in lines if line.startswith(jobs.HERE)] for lines in (told, stored))
+    beginning = stored[: stored.index("")]
+    with contextlib.closing(demo.report("this machine does not permit it.")) as telling:
+        told = list(itertools.islice(telling, len(beginning)))
+    (here,), (there,) = ([line for line in lines if line.startswith(jobs.HERE)] for lines in (told, beginning))
     assert here.endswith("b is stopped (SIGSTOP) where it has to fall silent: this machine does not permit it.")
-    assert [line for line in told if line != here] == [line for line in stored if line != there]
+    assert [line for line in told if line != here] == [line for line in beginning if line != there]
 
 
 @pytest.mark.usefixtures("permitted")

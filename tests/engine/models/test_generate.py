@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(*words: str) -> tuple[str, str]:
-    ending = worlds.finish(GENERATE, *words)
+    ending = worlds.answer(GENERATE, *words)
     assert ending.code == 0, ending.err
     return ending.out, ending.err
 

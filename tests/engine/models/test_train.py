@@ -9,7 +9,6 @@ import math
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 import train
 import train_workers
 import worlds
+from torch.distributed import run as torchrun
 
 from distmuon import checkpoint, launch
 from distmuon.models import run_settings
@@ -290,7 +290,9 @@ def test_another_text_of_the_same_name_is_refused_and_the_same_text_of_another_n
     assert {path.name for path in (tmp_path / "run").iterdir()} == before
 
 
-def test_a_run_is_the_same_by_relative_and_absolute_paths_from_wherever(tmp_path: Path) -> None:
+def test_a_run_is_the_same_by_relative_and_absolute_paths_from_wherever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (home := tmp_path / "home").mkdir()
     (home / "mine.txt").write_bytes(b"The same old song. " * 600)
     for place, folder, text, steps in (
@@ -298,8 +300,8 @@ def test_a_run_is_the_same_by_relative_and_absolute_paths_from_wherever(tmp_path
         (tmp_path, "home/../home/run", "home/mine.txt", 4),
         (worlds.ROOT, str(home / "run"), str(home / "mine.txt"), 5),
     ):
-        program = f"import os; os.chdir({str(place)!r}); import train; train.launch.command(train.main)"
-        ending = worlds.finish("-c", program, *words(Path(folder), 1, text=text, steps=steps))
+        monkeypatch.chdir(place)
+        ending = worlds.answer(TRAIN, *words(Path(folder), 1, text=text, steps=steps))
         assert (ending.code, ending.err) == (0, "")
         differs = re.findall(r"^step .* now, was .*$", ending.out, re.MULTILINE)
         assert differs == ([f"step {steps - 1:5d}   --steps is {steps} now, was {steps - 1}"] if steps > 3 else [])
@@ -350,7 +352,7 @@ def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(tmp_path: P
     folder = tmp_path / "run"
     with worlds.command(TRAIN, *words(folder, 1, steps=100_000, save_every=100_000)) as running:
         running.wait_for("step     5   loss")
-        second = worlds.finish(TRAIN, *words(folder, 1, steps=100_000, lr=0.5))
+        second = worlds.answer(TRAIN, *words(folder, 1, steps=100_000, lr=0.5))
         running.interrupt(signal.SIGTERM)
         first = running.end()
     assert (second.code, second.out) == (2, "")
@@ -397,20 +399,18 @@ SMALL_FILES = (  # larger ones cannot be written, as on a disk that is full
 )
 
 
-@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize(("dp", "folder", "left"), [(1, "new", "there is no checkpoint"), (2, "run", "of step 3")])
 def test_a_run_that_could_not_be_saved_says_why_and_what_is_left_and_fails(
-    undisturbed: Path, tmp_path: Path, dp: int
+    undisturbed: Path, tmp_path: Path, dp: int, folder: str, left: str
 ) -> None:
     shutil.copytree(undisturbed / "step-000003", tmp_path / "run" / "step-000003")
-    for folder, left in (
-        ("run", f"the newest checkpoint in {tmp_path}/run is of step 3"),
-        ("new", "there is no checkpoint"),
-    ):
-        ending = worlds.finish("-c", SMALL_FILES, *words(tmp_path / folder, dp, log_every=100))
-        reason = f"{tmp_path}/{folder}/step-000006 was not saved: OSError: [Errno 27] File too large"
-        assert (ending.code, ending.err) == (1, f"error: {reason}; {left}.\n")
-        assert f"step     6   {reason}.\n" in ending.out
-        assert ("step     3   /" in ending.out) == (folder == "new")  # training went on after that
+    ending = worlds.finish("-c", SMALL_FILES, *words(tmp_path / folder, dp, log_every=100))
+    reason = f"{tmp_path}/{folder}/step-000006 was not saved: OSError: [Errno 27] File too large"
+    if folder == "run":
+        left = f"the newest checkpoint in {tmp_path}/run is {left}"
+    assert (ending.code, ending.err) == (1, f"error: {reason}; {left}.\n")
+    assert f"step     6   {reason}.\n" in ending.out
+    assert ("step     3   /" in ending.out) == (folder == "new")  # training went on after that
 
 
 def test_a_save_that_fails_is_told_and_the_next_one_counts(
@@ -446,9 +446,7 @@ def test_a_run_that_diverged_says_truly_what_is_left(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    ("dp", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)]
-)
+@pytest.mark.parametrize(("dp", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])  # others: test_preemption
 def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(tmp_path: Path, dp: int, number: int) -> None:
     folder = tmp_path / "run"
     with worlds.command(TRAIN, *words(folder, dp, steps=100_000)) as running:
@@ -464,8 +462,8 @@ def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(tmp_path: Path, 
 
 @pytest.mark.alone
 def test_torchrun_passes_the_signal_on_and_every_rank_leaves(tmp_path: Path) -> None:
-    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2"
-    with worlds.command(*torchrun.split(), TRAIN, *words(tmp_path / "run", steps=100_000)) as running:
+    started = "-m torch.distributed.run --standalone --nproc-per-node 2"
+    with worlds.command(*started.split(), TRAIN, *words(tmp_path / "run", steps=100_000)) as running:
         running.wait_for("step     5   loss")
         running.interrupt(signal.SIGTERM)
         ending = running.end()
@@ -602,9 +600,7 @@ def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(
 
 def test_torchrun_understands_every_option() -> None:
     """It takes a prefix of one of its own options for that option, even behind the name of the program."""
-    help_page = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    help_page = torchrun.get_args_parser().format_help()
     theirs = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", help_page))
     ours = {f"--{name.replace('_', '-')}" for name in [*run_settings.HELP, *launch.WORLD, "config", "no_tensorboard"]}
     assert len(theirs) > 20
