@@ -47,6 +47,9 @@ def without(what: str, why: str) -> NoReturn:
     pytest.skip(why)
 
 
+# what the fork server of a command imports that makes no optimizer: a third of what all others need, torch._dynamo
+WITHOUT_OPTIMIZERS = ["torch", "torch.distributed.device_mesh"]
+
 # ---- Workers ----------------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,7 @@ def idle(rank: int, directory: str, seconds: float) -> None:
 
 
 def main() -> int:
+    session.PRELOAD[:] = worlds.WITHOUT_OPTIMIZERS
     parser = argparse.ArgumentParser()
     parser.add_argument("what")
     parser.add_argument("--culprit", type=int, default=1)

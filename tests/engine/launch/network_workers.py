@@ -12,7 +12,7 @@ from typing import Any
 import worlds
 
 from distmuon import launch
-from distmuon.launch import network_emulation
+from distmuon.launch import network_emulation, session
 
 MB = 1 << 20
 
@@ -68,6 +68,7 @@ def wait(world: launch.World, how: str) -> None:
 
 
 def main() -> int:
+    session.PRELOAD[:] = worlds.WITHOUT_OPTIMIZERS
     parser = argparse.ArgumentParser()
     parser.add_argument("what")
     parser.add_argument("--rate", type=float)

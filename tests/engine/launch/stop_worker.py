@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
+import worlds
+
 from distmuon import launch
+from distmuon.launch import session
 
 
 def work(world: launch.World, what: str) -> str:
@@ -21,6 +24,7 @@ def work(world: launch.World, what: str) -> str:
 
 
 def main() -> int:
+    session.PRELOAD[:] = worlds.WITHOUT_OPTIMIZERS
     parser = argparse.ArgumentParser()
     parser.add_argument("what")
     parser.add_argument("--stop-within", type=float, default=30.0)
