@@ -27,5 +27,9 @@ def printed(chapter: str, command: str) -> str:
 
 def cells(chapter: str) -> list[dict[str, Any]]:
     """Return the cells of notebooks/`chapter`.ipynb whose outputs are compared."""
-    found = json.loads((ROOT / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8"))["cells"]
-    return [cell for cell in found if NOT_COMPARED not in cell["metadata"].get("tags", [])]
+    return [cell for cell in every_cell(chapter) if NOT_COMPARED not in cell["metadata"].get("tags", [])]
+
+
+def every_cell(chapter: str) -> list[dict[str, Any]]:
+    """Return the cells of notebooks/`chapter`.ipynb."""
+    return json.loads((ROOT / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8"))["cells"]
