@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,14 @@ def never_stopped(world: World, steps: int = BEFORE + AFTER) -> dict[str, Tensor
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def load_muonw(world: World, wrap: str, folder: str, expected: dict[str, Tensor]) -> dict[str, Any]:
+def load_muonw(
+    world: World, wrap: str, saved: Sequence[str], expected: dict[str, Tensor]
+) -> dict[str, dict[str, Any]]:
+    """Go on from each of these checkpoints, in one world; return {folder: what differs in the end, and the notes}."""
+    return {folder: _load_muonw(world, wrap, folder, expected) for folder in saved}
+
+
+def _load_muonw(world: World, wrap: str, folder: str, expected: dict[str, Tensor]) -> dict[str, Any]:
     model, optimizer = training(world, wrap)
     go_on_mesh(model, optimizer, range(7, 8))
     notes = folders.load(folder, model, optimizer)

@@ -77,11 +77,10 @@ def muonw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("wrap", "ranks"), MESHES)
-@pytest.mark.parametrize("saved", ["tp4", "fsdp3", "plain1"])
-def test_muonw_goes_on_to_the_bit_on_any_mesh(muonw: dict[str, Any], saved: str, wrap: str, ranks: int) -> None:
-    arguments = (wrap, str(muonw["folder"] / saved), muonw["expected"])
-    for rank in launch.run(work.load_muonw, arguments, dp=ranks):
-        assert rank == {"differ": [], "notes": work.NOTES}
+def test_muonw_goes_on_to_the_bit_on_any_mesh(muonw: dict[str, Any], wrap: str, ranks: int) -> None:
+    folders = [str(muonw["folder"] / saved) for saved in ("tp4", "fsdp3", "plain1")]
+    for rank in launch.run(work.load_muonw, (wrap, folders, muonw["expected"]), dp=ranks):
+        assert rank == dict.fromkeys(folders, {"differ": [], "notes": work.NOTES})
 
 
 def test_weights_come_out_whole_whoever_saved_them(muonw: dict[str, Any], zero1: dict[str, Any]) -> None:
