@@ -109,14 +109,21 @@ TOGETHER = {
 APART = "test_a_chapter_prints_in_colab_what_it_shows"  # these take long and share nothing
 FIRST = (  # a long one dealt last is alone
     "test_notebooks",
+    "test_browser",
+    "test_book",
     "test_drills",
+    "test_examples",
+    "test_puzzles",
+    "test_machines",
     "test_baselines",
     "test_certificate",
     "test_prediction",
     "test_train",
+    "test_checkpoint",
     "test_main_job",
     "test_overlap",
     "test_several_matrices",
+    "test_distributed_muon",
 )
 
 

@@ -1,5 +1,5 @@
-"""The program that a reader already has: torch's layers, FSDP2, tensor parallelism, real data. Nothing in it is ours but how
-the images are read: to import scikit-learn takes every rank a second.
+"""The program that a reader already has: torch's layers, FSDP2, tensor parallelism, real data. Nothing in it is ours,
+but for how the images are read: to import scikit-learn takes every rank a second.
 
 An image of 8 x 8 pixels is read row by row by a small transformer, which says what digit it is.
 """

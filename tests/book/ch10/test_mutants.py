@@ -64,7 +64,10 @@ def test_every_row_that_should_see_a_mistake_and_does_not_is_a_fault(trial: dict
         (lambda trial: trial["verdicts"].pop("no Nesterov"), "no Nesterov: [] fail"),
         (lambda trial: trial["verdicts"]["no Nesterov"].pop("float32"), "no Nesterov: "),
         (lambda trial: trial["verdicts"]["no master weights"].update({"replicas": False}), "no master weights: "),
-        (lambda trial: trial["differences and bounds"][HEALTHY].update({"unrounded": [0, 1e-4]}), "what is not rounded"),
+        (
+            lambda trial: trial["differences and bounds"][HEALTHY].update({"unrounded": [0, 1e-4]}),
+            "what is not rounded",
+        ),
         (lambda trial: trial["differences and bounds"]["no weight decay"].update({"float32": [0.06, 0]}), "no weight"),
     ],
 )

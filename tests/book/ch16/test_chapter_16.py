@@ -53,13 +53,6 @@ def test_a_wrong_count_is_not_as_predicted() -> None:
     assert ablation_steps.lines(ranks)[-1].endswith("False.")
 
 
-def test_torchrun_prints_the_table_once() -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ending = worlds.finish(*torchrun, WORKER, "--dp", "2", "--tp", "1", OMP_NUM_THREADS="1")
-    assert ending.code == 0, ending.err
-    assert ending.out.count("those predicted: True.") == 1
-
-
 def test_heads_that_cannot_be_shared_out_are_refused_in_a_sentence() -> None:
     ending = worlds.answer(WORKER, "--tp", "3")
     assert ending.code == 2

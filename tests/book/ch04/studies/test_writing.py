@@ -68,7 +68,7 @@ def test_lines_fit_the_card_and_break_between_words() -> None:
 def test_the_worker_lets_three_models_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "writing.json"
     monkeypatch.setattr(writing, "LETTERS", 30)
-    ending = worlds.answer(WORKER, *"--writing --quick --steps 4 --ranks 1 --json".split(), str(target))
+    ending = worlds.answer(WORKER, "--writing", "--quick", "--steps", "4", "--ranks", "1", "--json", str(target))
     assert (ending.code, ending.err) == (0, "")
     found = json.loads(target.read_text())
     assert (found["steps"], found["seeds"]) == ([1, 2, 3, 4], [0])

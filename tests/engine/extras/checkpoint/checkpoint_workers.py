@@ -152,9 +152,7 @@ def never_stopped(world: World, steps: int = BEFORE + AFTER) -> dict[str, Tensor
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def load_muonw(
-    world: World, wrap: str, saved: Sequence[str], expected: dict[str, Tensor]
-) -> dict[str, dict[str, Any]]:
+def load_muonw(world: World, wrap: str, saved: Sequence[str], expected: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
     """Go on from each of these checkpoints, in one world; return {folder: what differs in the end, and the notes}."""
     return {folder: _load_muonw(world, wrap, folder, expected) for folder in saved}
 

@@ -80,7 +80,7 @@ def muonw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_muonw_goes_on_to_the_bit_on_any_mesh(muonw: dict[str, Any], wrap: str, ranks: int) -> None:
     folders = [str(muonw["folder"] / saved) for saved in ("tp4", "fsdp3", "plain1")]
     for rank in launch.run(work.load_muonw, (wrap, folders, muonw["expected"]), dp=ranks):
-        assert rank == dict.fromkeys(folders, {"differ": [], "notes": work.NOTES})
+        assert rank == {folder: {"differ": [], "notes": work.NOTES} for folder in folders}
 
 
 def test_weights_come_out_whole_whoever_saved_them(muonw: dict[str, Any], zero1: dict[str, Any]) -> None:
