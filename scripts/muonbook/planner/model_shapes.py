@@ -90,7 +90,7 @@ class Shape:
         for layer in range(self.layers):
             mixture = self.experts is not None and layer >= self.experts.dense_layers
             block = blocks.get(mixture) or blocks.setdefault(mixture, self._block(mixture))
-            found += [Weight(f"blocks.{layer}.{name}", *rest) for name, *rest in block]
+            found += [Weight(f"blocks.{layer}.{w.name}", w.shape, w.cut, w.muon, w.used) for w in block]
         found += self._norm("norm")
         if not self.tied:
             found.append(Weight("head", (self.vocabulary, self.width), 0, False))

@@ -27,7 +27,8 @@ JOB = str(worlds.ROOT / "scripts" / "10_dp_tp.py")
 @pytest.fixture
 def trial() -> dict[str, Any]:
     """What a trial stores that goes as it should."""
-    verdicts = {name: {row: row not in rows for row in COLUMNS} for name, rows in ({HEALTHY: set()} | FAILS).items()}
+    failing = {HEALTHY: set[str]()} | FAILS
+    verdicts = {name: {row: row not in rows for row in COLUMNS} for name, rows in failing.items()}
     apart = {name: {"unrounded": [1e-7, 1e-6], "float32": [0.01, 0.02]} for name in verdicts}
     apart["four Newton–Schulz steps for five"]["float32"] = [0.1, 0.02]
     return {"verdicts": verdicts, "differences and bounds": apart}
