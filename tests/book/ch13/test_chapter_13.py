@@ -388,7 +388,7 @@ def test_the_stored_steps_are_above_or_below_adamws_fullest() -> None:
 
 
 def test_the_table_is_printed_and_written(tmp_path: Path) -> None:
-    ending = worlds.finish(WORKER, "--dp", "2", "--tp", "1", "--shape", "odd", "--json", f"{tmp_path}/new/13.json")
+    ending = worlds.finish(WORKER, "--dp", "1", "--tp", "5", "--shape", "odd", "--json", f"{tmp_path}/new/13.json")
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.count(": True") == 2
     rows = json.loads((tmp_path / "new" / "13.json").read_text())["rows"]
