@@ -14,14 +14,15 @@ from distmuon.models.recipe import Recipe
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.certificate import References, exact_on_grid, identical, judging, replicas_agree
-from distmuon.verify.training import Run, predict_run, train_on_grid
+from distmuon.verify.problem import Problem, Run, train_on_grid
+from distmuon.verify.training import predict_run, problem_of
 
 
 class CertifiedRun(NamedTuple):
     """What rank 0 has in hand after a training. ledgers: one per rank. replicas_agree: on whole parameters, bitwise.
 
     exact, unrounded: whole parameters after the exact certificate's steps, and after the training of
-        `recipe.unrounded`, on `device`.
+        `Problem.unrounded`, on `device`.
     """
 
     losses: list[float]
@@ -45,20 +46,25 @@ class Checked(NamedTuple):
     predicted: list[Ledger]
 
 
-def counted(recipe: Recipe, grid: Grid) -> tuple[Run, Ledger]:
+def counted(problem: Problem, grid: Grid) -> tuple[Run, Ledger]:
     """Train with the ledger open; return the run and what was sent in it. Collective."""
-    data, _ = digits(grid, recipe.seed)
     grid.ledger.clear()
-    run = train_on_grid(recipe, grid, data)
+    run = train_on_grid(problem, grid)
     return run, copy.deepcopy(grid.ledger)
+
+
+def on_digits(recipe: Recipe, grid: Grid) -> Problem:
+    """Return what a recipe trains, with the data on the grid's device. Collective."""
+    return problem_of(recipe, digits(grid, recipe.seed)[0], grid.tp.size)
 
 
 def train(world: World, recipe: Recipe, grid: Grid) -> CertifiedRun | None:
     """Train, then make the certificate's own runs; None on all ranks but 0. Collective."""
-    run, ledger = counted(recipe, grid)
+    problem = on_digits(recipe, grid)
+    run, ledger = counted(problem, grid)
     ledgers, agree = world.gather(ledger), replicas_agree(run.parameters, grid)
-    exact = exact_on_grid(recipe, grid)
-    unrounded = run if recipe.unrounded == recipe else counted(recipe.unrounded, grid)[0]
+    exact = exact_on_grid(problem, grid).parameters
+    unrounded = run if problem.unrounded is problem else train_on_grid(problem.unrounded, grid)
     if ledgers is None:
         return None
     return CertifiedRun(run.losses, ledgers, agree, exact, unrounded.parameters, grid.device)
@@ -66,9 +72,10 @@ def train(world: World, recipe: Recipe, grid: Grid) -> CertifiedRun | None:
 
 def judge(run: CertifiedRun, recipe: Recipe, dp: int, tp: int, threads: int) -> Checked:
     """Make the certificate's single-process side here, and predict every ledger. threads: as many as a rank had."""
+    problem = problem_of(recipe, digits(Grid.alone(str(run.device)), recipe.seed)[0], tp)
     with judging(run.device, threads):
-        references = References.make(recipe, dp, run.device, full=False, tp=tp)
+        references = References.make(problem, run.device, dp, full=False)
     exact = identical(run.exact, references.exact)
-    unrounded = references.drift(recipe.unrounded, run.unrounded).passed is True
+    unrounded = references.drift(problem.unrounded, run.unrounded).passed is True
     predicted = [predict_run(recipe, dp, tp, rank) for rank in range(dp * tp)]
     return Checked(exact, unrounded, predicted == run.ledgers, predicted)

@@ -18,9 +18,6 @@ OPTIMIZERS = ("muon", "adamw")
 DTYPES = ("float32", "bfloat16", "float64")
 STRATEGIES = tuple(strategies.names())
 OVERLAP_NAMES = ("synchronous", "naive", "pipelined")  # of `optim.overlap`, which imports torch
-FLOAT64_BOUND, CONTROL_FACTOR = 1e-10, 4.0  # what a certificate allows: of the movement; times the control
-POWERLESS = 0.3  # of the movement: a bound this wide holds nothing back
-FEW_STEPS = 10  # rounding to bf16 may not have begun to tell before; what is not rounded needs no more
 TRAINING_ROWS = 1500  # digits; the other 297 are held out
 ARGUMENTS: dict[str, tuple[type, str, str]] = {  # of a worker: type, what stands for a value in --help, words
     "steps": (int, "N", "training steps"),
@@ -46,7 +43,6 @@ class Recipe:
     wider. lr, weight_decay: for Muon and AdamW alike, which the scale 0.2 sqrt(max(A, B)) makes possible.
     overlap: in which order the moves are made. publish: what the last of them sends.
     whole_every: of the strategy `periodic`: every so many steps it takes whole matrices. Others do not heed it.
-    wire: dtype in which momentum travels and Newton–Schulz computes; "auto": as `DistributedMuon` does by default.
     """
 
     widths: tuple[int, ...] = (64, 256, 128, 128, 10)
@@ -63,7 +59,6 @@ class Recipe:
     weight_decay: float = 0.1
     bucket_size: int = 16_384
     seed: int = 0
-    wire: str = "auto"
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, **fixed: Any) -> Recipe:
@@ -79,35 +74,14 @@ class Recipe:
         return getattr(torch, self.dtype)
 
     @property
-    def master_dtype(self) -> torch.dtype:
-        """The dtype of master weights, gradients and optimizer state."""
-        import torch
-
-        return torch.promote_types(self.torch_dtype, torch.float32)
-
-    @property
-    def gather_dtype(self) -> torch.dtype:
-        """The dtype in which Newton–Schulz sees the momentum: bf16, as in the paper, or float64; or that of `wire`."""
-        import torch
-
-        default = "float64" if self.dtype == "float64" else "bfloat16"
-        return getattr(torch, default if self.wire == "auto" else self.wire)
-
-    @property
-    def compute_dtype(self) -> torch.dtype | str:
-        """The dtype in which Newton–Schulz computes."""
-        return "auto" if self.wire == "auto" else self.gather_dtype
+    def gather_dtype(self) -> str:
+        """The dtype, by name, in which the momentum travels: bf16, as in the paper, and float64 for float64 models."""
+        return "float64" if self.dtype == "float64" else "bfloat16"
 
     @property
     def period(self) -> int:
         """Every so many steps take whole matrices: 1 but for Muon with the strategy `periodic`."""
         return self.whole_every if self.optimizer == "muon" and self.strategy == "periodic" else 1
-
-    @property
-    def unrounded(self) -> Recipe:
-        """The same training in float32 throughout, of a few steps; the recipe itself if it rounds nothing to bf16."""
-        rounds = self.dtype == "bfloat16" or (self.optimizer == "muon" and self.gather_dtype.itemsize == 2)
-        return replace(self, dtype="float32", wire="float32", steps=min(self.steps, FEW_STEPS)) if rounds else self
 
     def check(self, dp: int, tp: int) -> Recipe:
         """Return the recipe if it fits a dp x tp grid; raise UsageError, naming the value and the remedy, if not."""

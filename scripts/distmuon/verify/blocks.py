@@ -6,12 +6,12 @@ no shard, no group. What TP would hold in T pieces is orthogonalized in T pieces
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from distmuon.models.recipe import Recipe
 from distmuon.optim.masters import rounded_once
 from distmuon.optim.muon import Muon, apply_, batches, decay_, orthogonalize, scale
 from distmuon.sharding.tensor_parallel import tp_split_dim
@@ -101,12 +101,10 @@ def _ratio(p: Tensor, group: dict[str, Any]) -> float:
     return scale(block, group["scale"]) / scale(p.shape, group["scale"])
 
 
-def block_options(recipe: Recipe, tp: int) -> dict[str, Any] | None:
-    """Return the options that make `BlockMuon` this recipe's optimizer over T = `tp`; None where that is Muon."""
-    if recipe.optimizer != "muon" or tp == 1:
-        return None
-    if recipe.strategy == "blockwise":
+def block_options(strategy: str, group: Mapping[str, Any], tp: int) -> dict[str, Any] | None:
+    """Return the options that make `BlockMuon` of a group over T = `tp` by this strategy; None where it is Muon."""
+    if tp > 1 and strategy == "blockwise":
         return {"blocks": tp, "whole_every": 0, "block_lr_ratio": 1.0}
-    if recipe.strategy == "periodic" and recipe.whole_every > 1:
-        return {"blocks": tp, "whole_every": recipe.whole_every, "block_lr_ratio": "shape"}
+    if tp > 1 and strategy == "periodic" and group["whole_every"] > 1:
+        return {"blocks": tp} | {name: group[name] for name in ("whole_every", "block_lr_ratio")}
     return None

@@ -1,7 +1,9 @@
 """The equivalence certificate: is the sharded run the single-process run? Rows that are never mixed.
 
 exact          The same gradients are fed to both, two micro-batches on every DP rank. Everything after them must agree
-               to the last bit: accumulation, reduction, the moves, the rounding of master weights.
+               to the last bit: accumulation, reduction, the moves, the rounding of master weights. An optimizer that
+               does not reduce gradients itself, such as MuonW on FSDP2, is given reduced ones: who reduces them, FSDP2
+               or DDP, adds in an order of its own.
 float64        The same training in float64, momentum gather included. Different summation orders of matrix products
                are all that is left: at most 1e-10 of the movement.
 unrounded      The same training in float32 throughout, beside a *control*: one process again, with nothing but the
@@ -24,65 +26,58 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from distmuon.launch import session
-from distmuon.models.digits import Split, digits
-from distmuon.models.recipe import FLOAT64_BOUND, Recipe
-from distmuon.optim.muon import Muon
-from distmuon.optim.param_groups import groups_for
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.tensor_parallel import mark, tp_split_dim, whole_parameters
-from distmuon.verify.blocks import BlockMuon, block_options
-from distmuon.verify.drift import Drift
-from distmuon.verify.training import Build, Run, build, initial_parameters, network, train, train_on_grid
+from distmuon.sharding.meshes import own_box
+from distmuon.sharding.tensor_parallel import tp_split_dim
+from distmuon.verify.blueprint import predict_steps, set_option
+from distmuon.verify.byte_table import byte_lines, ledger_rows
+from distmuon.verify.counter import CollectiveCounter
+from distmuon.verify.drift import CONTROL_FACTOR, FLOAT64_BOUND, Drift
+from distmuon.verify.problem import Problem, Run, train, train_on_grid, whole_weights
 
-EXACT_STEPS, EXACT_MICRO_BATCHES = 3, 2  # the second: of every DP rank, in every step
+EXACT_MICRO_BATCHES = 2  # of every DP rank, in every step
+OUTCOMES = {True: "pass", False: "FAIL", None: "no power here"}
 
 
 class Reference:
     """One process, whole matrices: the model, its master weights, and ordinary optimizers on them.
 
-    batched: run Newton–Schulz on equal shapes together; the exact certificate compares one by one.
-    tp: T, for recipes whose optimizer depends on it.
+    exact: run Newton–Schulz on one matrix after the other, and do not clip, as the exact row compares.
     """
 
-    def __init__(self, recipe: Recipe, device: torch.device, batched: bool = True, tp: int = 1) -> None:
-        self.model: nn.Module = network(recipe).to(device)
-        start = initial_parameters(recipe)
-        self.model.load_state_dict(start)
+    def __init__(self, problem: Problem, device: torch.device, exact: bool = False) -> None:
+        self.problem, self.max_norm = problem, None if exact else problem.blueprint.max_norm
+        self.model = problem.model(device)
         self.parameters = dict(self.model.named_parameters())
-        self.masters = {
-            name: mark(nn.Parameter(p.detach().to(recipe.master_dtype).clone()), tp_split_dim(p))
-            for name, p in self.parameters.items()
-        }
-        options: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
-        self.optimizers: list[torch.optim.Optimizer] = []
-        for group in groups_for(self.model, recipe.optimizer):
-            masters = [(name, self.masters[name]) for name, _ in group["params"]]
-            if group["algorithm"] == "muon":
-                dtypes: dict[str, Any] = {"input_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
-                if (in_blocks := block_options(recipe, tp)) is None:
-                    self.optimizers.append(Muon(masters, batched=batched, **dtypes, **options))
-                else:
-                    self.optimizers.append(BlockMuon(masters, batched=batched, **dtypes, **in_blocks, **options))
-            else:
-                self.optimizers.append(torch.optim.AdamW(masters, **options))
+        wide = replace(problem, dtype=torch.promote_types(problem.dtype, torch.float32)).model(device)
+        self.masters = dict(wide.named_parameters())
+        with torch.no_grad():
+            for name, weight in problem.start.items():
+                self.parameters[name].copy_(weight)
+                self.masters[name].copy_(weight)
+        self.optimizers = problem.blueprint.optimizers(wide, problem.wire, exact)
 
     def accumulate(self) -> None:
         """Add the model's gradients to the masters', in the masters' dtype."""
         for name, parameter in self.parameters.items():
-            assert parameter.grad is not None
+            if parameter.grad is None:
+                continue
             master = self.masters[name]
             gradient = parameter.grad.to(master.dtype)
             master.grad = gradient.clone() if master.grad is None else master.grad.add_(gradient)
@@ -91,48 +86,63 @@ class Reference:
     @torch.no_grad()
     def step(self) -> None:
         """Step on the masters and copy them into the model."""
+        if self.max_norm is not None:
+            nn.utils.clip_grad_norm_(self.masters.values(), self.max_norm)
         for optimizer in self.optimizers:
             optimizer.step()
-            optimizer.zero_grad()
         for name, parameter in self.parameters.items():
+            self.masters[name].grad = None
             parameter.copy_(self.masters[name])
+
+    def train(self) -> Run:
+        """Train, all micro-batches in this process."""
+        micro_batches = range(self.problem.micro_batches)
+        losses, seconds = train(self.problem, micro_batches, self.model, self.step, after_backward=self.accumulate)
+        return Run(losses, self.whole(), seconds)
 
     def whole(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.parameters.items()}
 
 
-def train_alone(recipe: Recipe, device: torch.device, data: Split, tp: int = 1) -> Run:
+def train_alone(problem: Problem, device: torch.device) -> Run:
     """Train the reference in this process."""
-    reference = Reference(recipe, device, tp=tp)
-    order = range(recipe.micro_batches)
-    losses, seconds = train(recipe, data, order, reference.model, reference.step, after_backward=reference.accumulate)
-    return Run(losses, reference.whole(), seconds)
+    return Reference(problem, device).train()
 
 
-def train_control(recipe: Recipe, device: torch.device, data: Split, tp: int = 1) -> Run:
-    """Train the reference with every batch in one piece and every layer's product as the sum of two halves.
+def train_control(problem: Problem, device: torch.device) -> Run:
+    """Train the reference with every batch in one piece and every linear layer's product as the sum of two halves.
 
     Sharding regroups the same two sums: DP that over rows, TP that over features. Less is no control: reversing the
     micro-batches changes no bit of a bf16 model (eight gradients of 8 bits each add up in float32 without rounding),
     and one piece alone moves AdamW in float32 by 0.5e-6 of the movement where eight TP ranks move it by 2.4e-6.
+    A batch that is one piece already, of a model without linear layers, is taken in two.
     """
-    recipe = replace(recipe, micro_batches=1)
-    reference = Reference(recipe, device, tp=tp)
-    for layer in reference.model.modules():
-        if hasattr(layer, "weight"):
-            layer.forward = partial(_in_halves, layer)
-    losses, seconds = train(
-        recipe, data, range(1), reference.model, reference.step, after_backward=reference.accumulate
-    )
-    return Run(losses, reference.whole(), seconds)
+    with _InHalves() as halves:
+        run = train_alone(replace(problem, micro_batches=1), device)
+    if halves.number or problem.micro_batches > 1:
+        return run
+    return train_alone(replace(problem, micro_batches=2), device)
+
+
+class _InHalves(TorchFunctionMode):
+    """Takes every `F.linear` as the sum of two, over half of the features each. number: how many it has met."""
+
+    number = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.linear:
+            return func(*args, **(kwargs or {}))
+        self.number += 1
+        return _in_halves(*args, **(kwargs or {}))
 
 
 def _in_halves(
-    layer: Any,
-    x: Tensor,  # [..., in]
+    input: Tensor,  # [..., in]
+    weight: Tensor,  # [out, in]
+    bias: Tensor | None = None,  # [out]
 ) -> Tensor:  # [..., out]
-    half = x.shape[-1] // 2
-    return F.linear(x[..., :half], layer.weight[:, :half]) + F.linear(x[..., half:], layer.weight[:, half:], layer.bias)
+    half = input.shape[-1] // 2
+    return F.linear(input[..., :half], weight[:, :half]) + F.linear(input[..., half:], weight[:, half:], bias)
 
 
 def difference(
@@ -157,22 +167,31 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 # ---- The exact certificate --------------------------------------------------------------------------------
 
 
-def exact_steps(recipe: Recipe) -> int:
-    """Return how many steps the exact certificate makes: enough for whole and block steps, where there are both."""
-    return max(EXACT_STEPS, min(recipe.period, recipe.steps) + 1)
+class Exact(NamedTuple):
+    """What the exact row's steps leave on a grid.
+
+    parameters: whole. ranks, micro_batches: whose gradients were fed; 1 and 1 to an optimizer that is given the mean.
+    counted, predicted: what the optimizer's steps have sent on this rank; None: of it nothing is predicted.
+    """
+
+    parameters: dict[str, Tensor]
+    ranks: int
+    micro_batches: int
+    counted: Ledger
+    predicted: Ledger | None
 
 
 def synthetic_gradients(
-    recipe: Recipe, step: int, dp_rank: int, micro_batch: int = 0
+    problem: Problem, step: int, dp_rank: int, micro_batch: int = 0
 ) -> dict[str, Tensor]:  # name -> G[I, J]
     """Return whole random gradients, in the run's dtype: the same wherever this is called."""
-    seed = recipe.seed
+    seed = problem.seed
     for number in (step, dp_rank, micro_batch):
         seed = (seed * 1_000_003 + number) % 2**63
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randn(w.shape, generator=generator, dtype=torch.float64).to(recipe.torch_dtype)
-        for name, w in initial_parameters(recipe).items()
+        name: torch.randn(w.shape, generator=generator, dtype=torch.float64).to(problem.dtype)
+        for name, w in problem.start.items()
     }
 
 
@@ -187,6 +206,8 @@ def backward(
     """
     products = []
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         gradient, dim = gradients[name].to(parameter.device), tp_split_dim(parameter)
         if tp is not None and dim is not None:
             gradient = gradient.chunk(tp.size, dim)[tp.rank]
@@ -194,35 +215,70 @@ def backward(
     torch.stack(products).sum().backward()
 
 
-def exact_on_grid(recipe: Recipe, grid: Grid, make: Build = build) -> dict[str, Tensor]:  # name -> W[I, J]
-    """Feed made-up gradients, different on every DP rank, to the sharded optimizer; return the whole parameters.
+def give(
+    model: nn.Module,
+    gradients: Mapping[str, Tensor],  # name -> G[I, J], whole
+) -> None:
+    """Make these gradients, as if they were reduced already, those of the model's parameters, sharded as they are."""
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        whole = gradients[name].to(p.device)
+        if isinstance(p, DTensor):
+            part = whole[tuple(side.as_slice for side in own_box(name, p))].contiguous().view(p.to_local().shape)
+            placed: dict[str, Any] = {"run_check": False, "shape": p.shape, "stride": p.stride()}
+            p.grad = DTensor.from_local(part, p.device_mesh, p.placements, **placed)
+        else:
+            p.grad = whole
 
-    make: as for `train_on_grid`.
-    """
-    options = {"batched": False} if recipe.optimizer == "muon" else {}
-    model, optimizer = make(recipe, grid.in_rank_order(), **options)
-    for step in range(exact_steps(recipe)):
-        for micro_batch in range(EXACT_MICRO_BATCHES):
-            backward(model, synthetic_gradients(recipe, step, grid.dp.rank, micro_batch), grid.tp)
-        optimizer.step()
-    return whole_parameters(model, replace(grid.tp, ledger=Ledger()))
 
-
-def exact_alone(recipe: Recipe, dp: int, device: torch.device, tp: int = 1) -> dict[str, Tensor]:  # name -> W[I, J]
-    """Feed the mean of the same gradients to the reference: each rank's accumulated, these added in rank order."""
-    reference = Reference(recipe, device, batched=False, tp=tp)
-    for step in range(exact_steps(recipe)):
-        totals: dict[str, Tensor] = {}
-        for rank in range(dp):
+def exact_on_grid(problem: Problem, grid: Grid) -> Exact:
+    """Feed made-up gradients, different on every DP rank, to the sharded optimizer. Collective."""
+    grid = with_own_ledger(grid.in_rank_order())
+    model, _, optimizer = problem.on_grid(grid)
+    set_option(optimizer, "batched", False)
+    reduces, counter = isinstance(optimizer, ShardedOptimizer), CollectiveCounter()
+    if reduces:
+        optimizer.max_norm = None
+    fed = (grid.dp.size, EXACT_MICRO_BATCHES) if reduces else (1, 1)
+    for step in range(problem.exact_steps):
+        if reduces:
             for micro_batch in range(EXACT_MICRO_BATCHES):
-                backward(reference.model, synthetic_gradients(recipe, step, rank, micro_batch))
+                backward(model, synthetic_gradients(problem, step, grid.dp.rank, micro_batch), grid.tp)
+            optimizer.step()
+        else:
+            give(model, synthetic_gradients(problem, step, 0))
+            with counter:
+                optimizer.step()
+    predicted = predict_steps(optimizer, problem.exact_steps)
+    counted = grid.ledger if reduces else counter.ledger
+    return Exact(whole_weights(model, grid), *fed, counted, predicted)
+
+
+def with_own_ledger(grid: Grid) -> Grid:
+    """Return the same grid with a ledger of its own."""
+    ledger = Ledger()
+    groups = {name: replace(getattr(grid, name), ledger=ledger) for name in ("dp", "tp", "world")}
+    return replace(grid, ledger=ledger, **groups)
+
+
+def exact_alone(
+    problem: Problem, device: torch.device, ranks: int, micro_batches: int = EXACT_MICRO_BATCHES
+) -> dict[str, Tensor]:  # name -> W[I, J]
+    """Feed the mean of the same gradients to the reference: each rank's accumulated, these added in rank order."""
+    reference = Reference(problem, device, exact=True)
+    masters = reference.masters
+    for step in range(problem.exact_steps):
+        totals: dict[str, Tensor] = {}
+        for rank in range(ranks):
+            for micro_batch in range(micro_batches):
+                backward(reference.model, synthetic_gradients(problem, step, rank, micro_batch))
                 reference.accumulate()
-            for name, master in reference.masters.items():
-                assert master.grad is not None
-                totals[name] = totals[name] + master.grad if rank else master.grad
-                master.grad = None
-        for name, master in reference.masters.items():
-            master.grad = totals[name] / dp
+            for name, gradient in ((name, m.grad) for name, m in masters.items() if m.grad is not None):
+                totals[name] = totals[name] + gradient if rank else gradient
+                masters[name].grad = None
+        for name, total in totals.items():
+            masters[name].grad = total / ranks
         reference.step()
     return reference.whole()
 
@@ -232,11 +288,17 @@ def replicas_agree(parameters: Mapping[str, Tensor], grid: Grid) -> bool:
     digest = hashlib.sha256()
     for name in sorted(parameters):
         digest.update(parameters[name].cpu().view(torch.uint8).numpy().tobytes())
-    if grid.world.size == 1:
-        return True
-    digests: list[str] | None = [""] * grid.world.size if grid.world.rank == 0 else None
-    dist.gather_object(digest.hexdigest(), digests)
+    digests = gather(digest.hexdigest(), grid)
     return digests is None or len(set(digests)) == 1
+
+
+def gather(value: Any, grid: Grid) -> list[Any] | None:
+    """Return every rank's value on the grid's rank 0, in rank order; None elsewhere. Collective."""
+    if grid.world.size == 1:
+        return [value]
+    values: list[Any] | None = [None] * grid.world.size if grid.world.rank == 0 else None
+    dist.gather_object(value, values, group=grid.world.process_group, group_dst=0)
+    return values
 
 
 # ---- All of them ------------------------------------------------------------------------------------------
@@ -250,10 +312,11 @@ class Evidence:
     """
 
     run: Run
-    exact: dict[str, Tensor]
+    exact: Exact
     float64: dict[str, Tensor]
     unrounded: dict[str, Tensor] | None
     replicas_agree: bool
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -263,6 +326,8 @@ class Certificate:
     drifts: of the runs that are held against a control, by row: "unrounded", and the run's dtype. A float64 run has
     none, and one in which nothing is rounded no second one.
     from_muon: for another optimizer, how far from Muon's run in float64 its own ends; None for Muon itself.
+    ledgers: of every rank, what the optimizer's steps of the exact row have sent, and what was predicted, or None.
+    steps: of each row. ranks: of the grid. given: what the exact row feeds. Printed, it is a table.
     """
 
     exact: bool
@@ -271,16 +336,31 @@ class Certificate:
     replicas_agree: bool
     reference: Run
     from_muon: float | None = None
+    ledgers: Sequence[tuple[Ledger, Ledger | None]] = ()
+    steps: Mapping[str, int] = field(default_factory=dict)
+    ranks: int = 1
+    given: str = "gradients"
+
+    @property
+    def ledger_differences(self) -> list[str]:
+        """One sentence for each row of a rank's ledger that is not as predicted."""
+        return [
+            f"rank {rank}: {line}"
+            for rank, (counted, predicted) in enumerate(self.ledgers)
+            for line in ([] if predicted is None else counted.differences(predicted))
+        ]
 
     @property
     def verdicts(self) -> dict[str, bool | None]:
         """What each row says, in the order of the page; None: it has no power here."""
+        predicted = any(prediction is not None for _, prediction in self.ledgers)
         return {
             "exact": self.exact,
             "float64": self.float64_relative_difference <= FLOAT64_BOUND,
             **{row: drift.passed for row, drift in self.drifts.items()},
             "replicas": self.replicas_agree,
             **({} if self.from_muon is None else {"muon": self.from_muon <= FLOAT64_BOUND}),
+            **({"bytes": not self.ledger_differences if predicted else None} if self.ledgers else {}),
         }
 
     @property
@@ -288,16 +368,63 @@ class Certificate:
         """Whether no row fails. Three rows always have power: exact, float64, replicas."""
         return False not in self.verdicts.values()
 
+    def lines(self) -> list[str]:
+        """Return one line per verdict: what was compared, what came out, what is allowed."""
 
-def gather_evidence(recipe: Recipe, grid: Grid, data: Split, run: Run, make: Build = build) -> Evidence:
-    """Make the runs on the grid that the judge will need besides `run`. Collective. make: as for `train_on_grid`."""
-    wide = replace(recipe, dtype="float64")
+        def moved(row: str, found: float, allowed: str) -> tuple[str, str]:
+            return f"{_steps(self.steps[row])}, difference / movement", f"{found:.0e}, at most {allowed}"
+
+        def beside(row: str, drift: Drift) -> tuple[str, str]:
+            return moved(row, drift.difference, f"{CONTROL_FACTOR * drift.control:.0e}, {CONTROL_FACTOR:g} x control")
+
+        def bitwise(what: str, equal: bool) -> tuple[str, str]:
+            return what, "bitwise equal" if equal else "not equal"
+
+        seen_by = f"{self.ranks:,} rank" + "s" * (self.ranks != 1)
+        as_predicted = "not as predicted" if self.ledger_differences else "counted = predicted"
+        verdicts = self.verdicts
+        texts = {
+            "exact": bitwise(f"{_steps(self.steps['exact'])} on the same {self.given}", self.exact),
+            "float64": moved("float64", self.float64_relative_difference, f"{FLOAT64_BOUND:.0e}"),
+            **{row: beside(row, drift) for row, drift in self.drifts.items()},
+            "replicas": bitwise(f"whole parameters, as seen by {seen_by}", self.replicas_agree),
+            "muon": moved("float64", self.from_muon or 0.0, f"{FLOAT64_BOUND:.0e}"),
+            "bytes": (
+                "the optimizer's own, every collective",
+                as_predicted if verdicts.get("bytes") is not None else "counted, no prediction",
+            ),
+        }
+        outcomes = {row: OUTCOMES[passed] for row, passed in verdicts.items()}
+        if outcomes.get("bytes") == OUTCOMES[None]:
+            outcomes["bytes"] = "-"
+        return [f"  {row:9s} {texts[row][0]:37s} {texts[row][1]:35s} {said}" for row, said in outcomes.items()]
+
+    def __str__(self) -> str:
+        counted, predicted = zip(*self.ledgers, strict=True) if self.ledgers else ((), ())
+        rows = ledger_rows(counted, None if None in predicted else predicted)
+        return "\n".join([
+            "Is the sharded run the single-process run?",
+            *self.lines(),
+            "Bytes that a rank sends in a step of the optimizer, mean over ranks:",
+            *byte_lines(rows, self.ranks, self.steps["exact"]),
+            *(f"  FAIL {line}" for line in self.ledger_differences[:10]),
+            "Verified: the sharded run is the single-process run." if self.passed else "NOT verified: see FAIL above.",
+        ])  # fmt: skip
+
+
+def _steps(number: int) -> str:
+    return f"{number:,} step" + "s" * (number != 1)
+
+
+def gather_evidence(problem: Problem, grid: Grid, run: Run) -> Evidence:
+    """Make the runs on the grid that the judge will need besides `run`, which is of this problem. Collective."""
     return Evidence(
         run,
-        exact_on_grid(recipe, grid, make),
-        run.parameters if recipe.dtype == "float64" else train_on_grid(wide, grid, data, make=make).parameters,
-        None if recipe.unrounded == recipe else train_on_grid(recipe.unrounded, grid, data, make=make).parameters,
+        exact_on_grid(problem, grid),
+        run.parameters if problem.wide is problem else train_on_grid(problem.wide, grid).parameters,
+        None if problem.unrounded is problem else train_on_grid(problem.unrounded, grid).parameters,
         replicas_agree(run.parameters, grid),
+        grid.world.size,
     )
 
 
@@ -313,58 +440,77 @@ def judging(device: torch.device, threads: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class References:
-    """What one process makes of a recipe: its runs, those beside a control with it, and the exact row's steps.
+    """What one process makes of a problem: its runs, those beside a control with it, and the exact row's steps.
 
-    muon: of a recipe whose optimizer is not Muon, the same recipe with Muon; None: it is.
+    muon: of a problem whose optimizer is not Muon, the same in float64 with Muon; None: it is.
     """
 
-    runs: dict[Recipe, Run]
-    controls: dict[Recipe, Run]
+    problem: Problem
+    runs: dict[Problem, Run]
+    controls: dict[Problem, Run]
     exact: dict[str, Tensor]
-    muon: Recipe | None = None
+    muon: Problem | None = None
 
     @classmethod
-    def make(cls, recipe: Recipe, dp: int, device: torch.device, full: bool = True, tp: int = 1) -> References:
+    def make(
+        cls,
+        problem: Problem,
+        device: torch.device,
+        ranks: int,
+        micro_batches: int = EXACT_MICRO_BATCHES,
+        full: bool = True,
+    ) -> References:
         """Train here, alone; call it where no process group is left waiting.
 
-        full: for all rows, not for exact and unrounded alone. tp: see `Reference`.
+        ranks, micro_batches: whose gradients the exact row feeds. full: for all rows, and not for exact and unrounded
+            alone.
         """
-        data, _ = digits(Grid.alone(str(device)), recipe.seed)
-        trained = {recipe.unrounded} | ({recipe, replace(recipe, dtype="float64")} if full else set())
-        runs = {each: train_alone(each, device, data, tp) for each in trained}
-        controls = {each: train_control(each, device, data, tp) for each in trained if each.dtype != "float64"}
+        trained = dict.fromkeys([problem.unrounded, *([problem, problem.wide] if full else [])])
+        runs = {each: train_alone(each, device) for each in trained}
+        controls = {each: train_control(each, device) for each in trained if each.dtype != torch.float64}
         muon = None
-        if full and block_options(recipe, tp) is not None:
-            muon = replace(recipe, dtype="float64", strategy=Recipe.strategy)
-            runs[muon] = train_alone(muon, device, data, tp)
-        return cls(runs, controls, exact_alone(recipe, dp, device, tp), muon)
+        if full and (as_muon := problem.blueprint.as_muon) is not None:
+            muon = replace(problem.wide, blueprint=as_muon)
+            runs[muon] = train_alone(muon, device)
+        return cls(problem, runs, controls, exact_alone(problem, device, ranks, micro_batches), muon)
 
-    def distance(self, recipe: Recipe, found: Mapping[str, Tensor]) -> float:
-        """Return how far `found` is from this process's run of the recipe, in units of that run's movement."""
-        return difference(found, self.runs[recipe].parameters, initial_parameters(recipe))
+    def distance(self, problem: Problem, found: Mapping[str, Tensor]) -> float:
+        """Return how far `found` is from this process's run of the problem, in units of that run's movement."""
+        return difference(found, self.runs[problem].parameters, problem.start)
 
-    def drift(self, recipe: Recipe, found: Mapping[str, Tensor]) -> Drift:
+    def drift(self, problem: Problem, found: Mapping[str, Tensor]) -> Drift:
         """Return the same beside the control's."""
-        return Drift(self.distance(recipe, found), self.distance(recipe, self.controls[recipe].parameters))
+        return Drift(self.distance(problem, found), self.distance(problem, self.controls[problem].parameters))
+
+    def compare(self, evidence: Evidence, ledgers: Sequence[tuple[Ledger, Ledger | None]] = ()) -> Certificate:
+        """Hold what the ranks have handed over against what this process has made. ledgers: as in `Certificate`."""
+        problem = self.problem
+        drifts, name = {}, dtype_name(problem.dtype)
+        if evidence.unrounded is not None:
+            drifts["unrounded"] = self.drift(problem.unrounded, evidence.unrounded)
+        if problem.dtype != torch.float64:
+            drifts[name] = self.drift(problem, evidence.run.parameters)
+        steps = {"exact": problem.exact_steps, "float64": problem.steps, name: problem.steps}
+        return Certificate(
+            exact=identical(evidence.exact.parameters, self.exact),
+            float64_relative_difference=self.distance(problem.wide, evidence.float64),
+            drifts=drifts,
+            replicas_agree=evidence.replicas_agree,
+            reference=self.runs[problem],
+            from_muon=None if self.muon is None else self.distance(self.muon, evidence.float64),
+            ledgers=ledgers,
+            steps=steps | {"unrounded": problem.unrounded.steps},
+            ranks=evidence.ranks,
+            given="gradients" if evidence.exact.micro_batches > 1 else "reduced gradients",
+        )
 
 
-def compare(recipe: Recipe, evidence: Evidence, references: References) -> Certificate:
-    """Hold what the ranks have handed over against what one process has made."""
-    drifts = {}
-    if evidence.unrounded is not None:
-        drifts["unrounded"] = references.drift(recipe.unrounded, evidence.unrounded)
-    if recipe.dtype != "float64":
-        drifts[recipe.dtype] = references.drift(recipe, evidence.run.parameters)
-    return Certificate(
-        exact=identical(evidence.exact, references.exact),
-        float64_relative_difference=references.distance(replace(recipe, dtype="float64"), evidence.float64),
-        drifts=drifts,
-        replicas_agree=evidence.replicas_agree,
-        reference=references.runs[recipe],
-        from_muon=None if references.muon is None else references.distance(references.muon, evidence.float64),
-    )
-
-
-def judge(recipe: Recipe, evidence: Evidence, dp: int, device: torch.device, tp: int = 1) -> Certificate:
+def judge(
+    problem: Problem,
+    evidence: Evidence,
+    device: torch.device,
+    ledgers: Sequence[tuple[Ledger, Ledger | None]] = (),
+) -> Certificate:
     """Make the references and compare: see both."""
-    return compare(recipe, evidence, References.make(recipe, dp, device, tp=tp))
+    fed = evidence.exact.ranks, evidence.exact.micro_batches
+    return References.make(problem, device, *fed).compare(evidence, ledgers)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distmuon.models.recipe import CONTROL_FACTOR, POWERLESS
+FLOAT64_BOUND, CONTROL_FACTOR = 1e-10, 4.0  # what a certificate allows: of the movement; times the control
+POWERLESS = 0.3  # of the movement: a bound this wide holds nothing back
+FEW_STEPS = 10  # rounding to bf16 may not have begun to tell before; what is not rounded needs no more
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,9 @@
-"""One training run, on a grid or in one process, that differs in nothing but where its pieces live.
-
-The global batch is cut into the same micro-batches on every grid. DP rank r runs its share of them and accumulates;
-one process runs them all. Both start from the same seeded whole weights and read the same rows.
-"""
+"""The digits MLP of a `Recipe` as a problem for the certificate, and what its run will send and lay out."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,13 +19,14 @@ from distmuon.optim.param_groups import groups_for, plan_groups
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.periodic import is_whole
 from distmuon.optim.zero1_adamw import Zero1AdamW
-from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.tensor_parallel import load_slices, whole_parameters
+from distmuon.sharding.tensor_parallel import load_slices
+from distmuon.verify.blueprint import Blueprint
 from distmuon.verify.prediction import predict_step
+from distmuon.verify.problem import Problem
 
 LOSS_BYTES = 8  # one float64
 
@@ -51,93 +45,67 @@ def initial_parameters(recipe: Recipe) -> dict[str, Tensor]:
     return {name: w.to(recipe.torch_dtype) for name, w in initial_weights(network(recipe), recipe.seed).items()}
 
 
-@dataclass
-class Run:
-    """What a run leaves. parameters: whole, after the last step. seconds_per_step: median, first step left out."""
+class DigitBatches(Sequence[Split]):
+    """The global batches of a recipe, made when they are asked for."""
 
-    losses: list[float]
-    parameters: dict[str, Tensor]
-    seconds_per_step: float
+    def __init__(self, recipe: Recipe, data: Split) -> None:
+        self._recipe, self._data = recipe, data
+
+    def __len__(self) -> int:
+        return self._recipe.steps
+
+    def __getitem__(self, step: Any) -> Any:
+        images, labels = self._data
+        rows = batch_rows(step, self._recipe.batch, len(labels), self._recipe.seed).to(labels.device)
+        return Split(images[rows], labels[rows])
 
 
-def train(
+def problem_of(
+    recipe: Recipe, data: Split, tp: int = 1, muon: Callable[..., ShardedOptimizer] | None = None
+) -> Problem:
+    """Return a recipe as what a certificate trains, held over T = `tp` against the optimizer that the recipe names.
+
+    muon: another than that of the recipe's overlap, taking the same arguments, may be put under certificate.
+    """
+
+    def make_model(tp: Group = ALONE) -> MLP:
+        model = network(recipe, tp).double()
+        load_slices(model, initial_weights(network(recipe), recipe.seed), tp)
+        return model
+
+    def make_optimizer(model: nn.Module, grid: Grid, **options: Any) -> ShardedOptimizer:
+        return optimizer_of(recipe, model, grid, muon, **options)
+
+    model = make_model()
+    return Problem(
+        make_model,
+        DigitBatches(recipe, data),
+        lambda model, batch: F.cross_entropy(model(batch.images), batch.labels),
+        make_optimizer,
+        recipe.steps,
+        recipe.micro_batches,
+        recipe.torch_dtype,
+        recipe.seed,
+        Blueprint.of(optimizer_of(recipe, model, Grid.alone()), model, tp),
+    )
+
+
+def optimizer_of(
     recipe: Recipe,
-    data: Split,
-    micro_batches: range,
     model: nn.Module,
-    step: Callable[[], object],
-    after_backward: Callable[[], object] = lambda: None,
-    reduce_loss: Callable[[Tensor], Tensor] = lambda loss: loss,
-    tick: Callable[[], object] = lambda: None,
-) -> tuple[list[float], float]:
-    """Run the loop that every start shares; return the losses and the median seconds per step.
-
-    micro_batches: those that this process runs, in this order. after_backward: after each of them. reduce_loss: the
-    mean over DP. tick: after each step, for a progress bar.
-    """
-    losses, seconds = [], []
-    rows_each = recipe.batch // recipe.micro_batches
-    for number in range(recipe.steps):
-        rows = batch_rows(number, recipe.batch, len(data.labels), recipe.seed).to(data.labels.device)
-        began = time.perf_counter()
-        total = torch.zeros((), dtype=torch.float64, device=data.labels.device)
-        for micro in micro_batches:
-            mine = rows[micro * rows_each : (micro + 1) * rows_each]
-            logits = model(data.images[mine].to(recipe.torch_dtype))
-            loss = F.cross_entropy(logits, data.labels[mine]) / len(micro_batches)
-            loss.backward()
-            after_backward()
-            total += loss.detach()
-        step()
-        losses.append(reduce_loss(total).item())
-        seconds.append(time.perf_counter() - began)
-        tick()
-    return losses, statistics.median(seconds[1:] or seconds)
-
-
-def build(
-    recipe: Recipe, grid: Grid, muon: Callable[..., ShardedOptimizer] | None = None, **options: Any
-) -> tuple[nn.Module, ShardedOptimizer]:
-    """Return this rank's slice of the model, from the seeded whole weights, and its sharded optimizer.
-
-    muon: another than that of the recipe's schedule, taking the same arguments, may be put under certificate.
-    """
-    model = network(recipe, grid.tp).to(grid.device)
-    load_slices(model, {name: w.to(grid.device) for name, w in initial_parameters(recipe).items()}, grid.tp)
+    grid: Grid,
+    muon: Make | None = None,
+    **options: Any,
+) -> ShardedOptimizer:
+    """Return the sharded optimizer of a recipe's model. muon: as for `problem_of`."""
     options = {"bucket_size": recipe.bucket_size, "lr": recipe.lr, "weight_decay": recipe.weight_decay} | options
     groups = groups_for(model, recipe.optimizer)
     if recipe.optimizer == "adamw":
-        return model, Zero1AdamW(groups, grid, **options)
-    options |= {"gather_dtype": recipe.gather_dtype, "compute_dtype": recipe.compute_dtype}
+        return Zero1AdamW(groups, grid, **options)
     if recipe.strategy == "periodic":
         options["strategy_options"] = {"whole_every": recipe.whole_every}
     muon = OVERLAPS[recipe.overlap] if muon is None else muon
-    return model, muon(groups, grid, strategy=recipe.strategy, publish=recipe.publish, **options)
-
-
-Build = Callable[..., tuple[nn.Module, ShardedOptimizer]]  # (recipe, grid, **options), as `build`
-
-
-def train_on_grid(
-    recipe: Recipe, grid: Grid, data: Split, tick: Callable[[], object] = lambda: None, make: Build = build
-) -> Run:
-    """Train on this grid; all ranks call it together. Losses are means over the global batch, on every rank.
-
-    make: `build`, or as `build`, with another optimizer in it.
-    """
-    model, optimizer = make(recipe, grid)
-    each = recipe.micro_batches // grid.dp.size
-    mine = range(grid.dp.rank * each, (grid.dp.rank + 1) * each)
-    losses, seconds = train(
-        recipe,
-        data,
-        mine,
-        model,
-        optimizer.step,
-        reduce_loss=lambda loss: grid.dp.all_reduce(loss, "loss") / grid.dp.size,
-        tick=tick,
-    )
-    return Run(losses, whole_parameters(model, replace(grid.tp, ledger=Ledger())), seconds)
+    return muon(groups, grid, strategy=recipe.strategy, publish=recipe.publish, **options)
 
 
 def accuracy(recipe: Recipe, parameters: dict[str, Tensor], data: Split) -> float:
@@ -159,7 +127,7 @@ def plan_run(recipe: Recipe, dp: int, tp: int) -> tuple[Layout, list[int], MLP]:
 
 
 def predict_run(recipe: Recipe, dp: int, tp: int, rank: int) -> Ledger:
-    """Return the ledger that `train_on_grid` will have filled on `rank` of the grid; starts nothing."""
+    """Return the ledger that training will have filled on `rank` of the grid; starts nothing."""
     layout, muon, model = plan_run(recipe, dp, tp)
     where = divmod(rank, tp)
     run = Ledger()
@@ -171,7 +139,7 @@ def predict_run(recipe: Recipe, dp: int, tp: int, rank: int) -> Ledger:
             where[0],
             muon,
             recipe.strategy,
-            dtype_name(recipe.gather_dtype),
+            recipe.gather_dtype,
             where[1],
             recipe.publish,
             None if whole else (),

@@ -17,7 +17,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distmuon.launch import UsageError, World
-from distmuon.models.recipe import FLOAT64_BOUND
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.param_groups import groups_for
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
@@ -25,6 +24,7 @@ from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import load_slices
+from distmuon.verify.drift import FLOAT64_BOUND
 from muonbook.ch04.search_space import BETAS, CANDIDATES, Setting
 from muonbook.ch04.tasks import Examples, LearningTask
 from muonbook.ch04.training import LossCurve, Outcome, Training, train

@@ -24,7 +24,7 @@ from distmuon.sharding.ledger import ring_bytes
 from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.model_states import ModelStates, count, predict_replicas, predict_rows, predict_shards
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.training import build, initial_parameters, network, plan_run
+from distmuon.verify.training import initial_parameters, network, optimizer_of, plan_run
 from muonbook.measure.baselines import Trainer, data_parallel, shard_by_rows
 
 
@@ -40,7 +40,8 @@ class Cost(NamedTuple):
 
 def zero1(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
     """ZeRO-1 AdamW: gradients are reduced in float32, parameters gathered in the model's dtype."""
-    model, optimizer = build(recipe, grid)
+    model = _model(recipe, grid)
+    optimizer = optimizer_of(recipe, model, grid)
     layout, rank = plan_run(recipe, grid.dp.size, 1)[0], grid.dp.rank
     sent = predict_step(layout, 1, rank).total(group="dp").sent_bytes
     return _count(Trainer(model, [optimizer]), recipe, grid), Cost(predict_shards(layout, rank), sent)

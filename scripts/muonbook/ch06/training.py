@@ -7,7 +7,7 @@ from distmuon.models.recipe import Recipe
 from distmuon.sharding.grid import Grid
 from distmuon.verify.certificate import backward, synthetic_gradients
 from distmuon.verify.model_states import KINDS, ModelStates, count, predict_shards
-from distmuon.verify.training import build, plan_run
+from distmuon.verify.training import plan_run
 from muonbook import certified
 from muonbook.certified import CertifiedRun
 from muonbook.measure.baselines import Trainer
@@ -25,8 +25,9 @@ def train(world: World, recipe: Recipe) -> tuple[CertifiedRun, list[ModelStates]
     """Train under certificate; then take one step on made-up gradients, and count what every rank keeps."""
     grid = Grid.of(world)
     run = certified.train(world, recipe, grid)
-    model, optimizer = build(recipe, grid)
-    backward(model, synthetic_gradients(recipe, 0, grid.dp.rank))
+    problem = certified.on_digits(recipe, grid)
+    model, _, optimizer = problem.on_grid(grid)
+    backward(model, synthetic_gradients(problem, 0, grid.dp.rank))
     optimizer.step()
     states = world.gather(count(Trainer(model, [optimizer]).tensors()))
     return None if run is None or states is None else (run, states)

@@ -18,7 +18,7 @@ KINDS = ("gradients", "norms and loss", "momentum", "parameters")
 def train(world: World, recipe: Recipe) -> tuple[list[Ledger], CertifiedRun] | None:
     """Train with AdamW, and with Muon under certificate; return every rank's ledger of the first, and the second."""
     grid = Grid.of(world)
-    adamw = world.gather(certified.counted(replace(recipe, optimizer="adamw"), grid)[1])
+    adamw = world.gather(certified.counted(certified.on_digits(replace(recipe, optimizer="adamw"), grid), grid)[1])
     muon = certified.train(world, recipe, grid)
     return None if adamw is None or muon is None else (adamw, muon)
 

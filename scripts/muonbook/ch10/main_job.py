@@ -13,13 +13,14 @@ import torch
 
 from distmuon import launch
 from distmuon.models.digits import digits
-from distmuon.models.recipe import CONTROL_FACTOR, FEW_STEPS, FLOAT64_BOUND, Recipe
+from distmuon.models.recipe import Recipe
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout
-from distmuon.sharding.ledger import Ledger
 from distmuon.verify import training
-from distmuon.verify.certificate import Certificate, exact_steps, gather_evidence, judge, judging
-from distmuon.verify.drift import Drift
+from distmuon.verify.byte_table import byte_lines, ledger_rows
+from distmuon.verify.certificate import Certificate, gather_evidence, judge, judging
+from distmuon.verify.drift import FEW_STEPS
+from distmuon.verify.problem import train_on_grid
 from distmuon.verify.strategy_predictions import is_predicted
 from muonbook.jobs import machine, plural, progress
 
@@ -31,12 +32,12 @@ def work(world: launch.World, recipe: Recipe) -> dict[str, Any] | None:
     grid = Grid.of(world)
     grid.world.all_reduce(torch.zeros(1, device=grid.device), "first collective")
     start_seconds = launch.seconds_since(world.started)
-    data, _ = digits(grid, recipe.seed)
+    problem = training.problem_of(recipe, digits(grid, recipe.seed)[0], grid.tp.size)
     grid.ledger.clear()
     with progress(recipe.steps, world.rank) as tick:
-        run = training.train_on_grid(recipe, grid, data, tick)
+        run = train_on_grid(problem, grid, tick)
     ledgers = world.gather(copy.deepcopy(grid.ledger))
-    evidence = gather_evidence(recipe, grid, data, run)
+    evidence = gather_evidence(problem, grid, run)
     if world.rank != 0:
         return None
     return {"evidence": evidence, "ledgers": ledgers, "start_seconds": start_seconds, "world": world}
@@ -70,12 +71,12 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
     """
     world, evidence = handed_over["world"], handed_over["evidence"]
     device = torch.device(world.device)
+    data, held_out = digits(Grid.alone(world.device), recipe.seed)
     with judging(device, threads):
-        judged = judge(recipe, evidence, world.dp, device, world.tp)
+        judged = judge(training.problem_of(recipe, data, world.tp), evidence, device)
     predicted = None
     if is_predicted(recipe.strategy):
         predicted = [training.predict_run(recipe, world.dp, world.tp, rank) for rank in range(world.size)]
-    _, held_out = digits(Grid.alone(world.device), recipe.seed)
     own, unrounded = judged.drifts.get(recipe.dtype), judged.drifts.get("unrounded")
     result = {
         "grid": {"dp": world.dp, "tp": world.tp},
@@ -153,7 +154,7 @@ def page(recipe: Recipe, result: dict[str, Any], judged: Certificate, layout: La
         f"  in one process   {outcome(result['reference_losses'], result['reference_accuracy'])}",
         "",
         "Certificates: is it the same training?",
-        *certificate_lines(judged, recipe, dp * tp),
+        *judged.lines(),
         *([luck] if lucky else []),
         "",
         "Bytes that a rank sends per step, mean over ranks:",
@@ -182,20 +183,6 @@ def _time(result: dict[str, Any]) -> str:
     return f"Time: a step takes {ratio:.1f} x as long as in one process{caveat}."
 
 
-def ledger_rows(counted: list[Ledger], predicted: list[Ledger] | None) -> list[dict[str, Any]]:
-    """Return the JSON form of all ranks' ledgers: one row per rank, collective and group, labels summed."""
-    rows = []
-    for rank, mine in enumerate(counted):
-        theirs = predicted[rank] if predicted else None
-        for op, group in dict.fromkeys([*(theirs.by_collective() if theirs else ()), *mine.by_collective()]):
-            traffic = mine.total(op=op, group=group)
-            foretold = theirs.total(op=op, group=group).sent_bytes if theirs else None
-            rows.append(
-                {"rank": rank, "op": op, "group": group} | traffic._asdict() | {"predicted_sent_bytes": foretold}
-            )
-    return rows
-
-
 def map_in_words(layout: Layout, tp: int) -> str:
     """Return the virtual map in a sentence or two."""
     padding = sum(bucket.padded - bucket.numel for bucket in layout.buckets)
@@ -211,50 +198,3 @@ def map_in_words(layout: Layout, tp: int) -> str:
         f"Straddling a shard boundary: {plural(straddling, 'parameter') if straddling else 'no parameter'}.",
     ]
     return " ".join(sentences)
-
-
-def certificate_lines(certificate: Certificate, recipe: Recipe, ranks: int) -> list[str]:
-    """Return one line per verdict: what was compared, what came out, what is allowed."""
-    c = certificate
-
-    def moved(steps: int, found: float, allowed: str) -> tuple[str, str]:
-        return f"{plural(steps, 'step')}, difference / movement", f"{found:.0e}, at most {allowed}"
-
-    def beside(steps: int, drift: Drift) -> tuple[str, str]:
-        return moved(steps, drift.difference, f"{CONTROL_FACTOR * drift.control:.0e}, {CONTROL_FACTOR:g} x control")
-
-    def bitwise(what: str, equal: bool) -> tuple[str, str]:
-        return what, "bitwise equal" if equal else "not equal"
-
-    texts = {
-        "exact": bitwise(f"{plural(exact_steps(recipe), 'step')} on the same gradients", c.exact),
-        "float64": moved(recipe.steps, c.float64_relative_difference, f"{FLOAT64_BOUND:.0e}"),
-        **{
-            row: beside((recipe.unrounded if row == "unrounded" else recipe).steps, drift)
-            for row, drift in c.drifts.items()
-        },
-        "replicas": bitwise(f"whole parameters, as seen by {plural(ranks, 'rank')}", c.replicas_agree),
-        "muon": moved(recipe.steps, c.from_muon or 0.0, f"{FLOAT64_BOUND:.0e}"),
-    }
-    outcomes = {True: "pass", False: "FAIL", None: "no power here"}
-    return [
-        f"  {row:9s} {texts[row][0]:37s} {texts[row][1]:35s} {outcomes[passed]}" for row, passed in c.verdicts.items()
-    ]
-
-
-def byte_lines(rows: list[dict[str, Any]], ranks: int, steps: int) -> list[str]:
-    """Return the byte table: what a rank sends per step, mean over ranks, predicted ("-": nothing) beside counted."""
-    if not rows:
-        return ["  none: one process has nobody to send to"]
-    known = rows[0]["predicted_sent_bytes"] is not None
-    lines = [f"  {'collective':16s}{'group':8s}{'calls':>8s}{'predicted':>14s}{'counted':>14s}"]
-    sums: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        total = sums.setdefault((row["op"], row["group"]), [0.0, 0.0, 0.0])
-        for position, key in enumerate(("calls", "predicted_sent_bytes", "sent_bytes")):
-            total[position] += (row[key] or 0) / (ranks * steps)
-    everything = [sum(total[position] for total in sums.values()) for position in range(3)]
-    for (op, group), (calls, predicted, counted) in (sums | {("all", ""): everything}).items():
-        foretold = f"{predicted:,.0f}" if known else "-"
-        lines.append(f"  {op:16s}{group:8s}{calls:8.1f}{foretold:>14s}{counted:14,.0f}")
-    return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,12 +10,14 @@ from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.models.digits import digits
-from distmuon.models.recipe import CONTROL_FACTOR, FLOAT64_BOUND, Recipe
+from distmuon.models.recipe import Recipe
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.verify import certificate
 from distmuon.verify.certificate import Certificate, Evidence
-from distmuon.verify.training import build, train_on_grid
+from distmuon.verify.drift import CONTROL_FACTOR, FLOAT64_BOUND
+from distmuon.verify.problem import train_on_grid
+from distmuon.verify.training import problem_of
 from muonbook.ch10.mutants import MUTANTS
 
 HEALTHY = "none"
@@ -69,10 +70,9 @@ def work(world: World, recipe: Recipe) -> tuple[dict[str, Testimony], torch.devi
     data, _ = digits(grid, recipe.seed)
     heard: dict[str, Testimony] = {}
     for name, muon in ({HEALTHY: DistributedMuon} | MUTANTS).items():
-        make = partial(build, muon=muon)
-        run = train_on_grid(recipe, grid, data, make=make)
-        evidence = certificate.gather_evidence(recipe, grid, data, run, make)
-        heard[name] = Testimony(evidence, certificate.exact_on_grid(_bf16(recipe), grid, make))
+        problem, bf16 = (problem_of(each, data, grid.tp.size, muon) for each in (recipe, _bf16(recipe)))
+        evidence = certificate.gather_evidence(problem, grid, train_on_grid(problem, grid))
+        heard[name] = Testimony(evidence, certificate.exact_on_grid(bf16, grid).parameters)
     return (heard, grid.device) if world.rank == 0 else None
 
 
@@ -117,13 +117,12 @@ def judge(
     heard: dict[str, Testimony], device: torch.device, recipe: Recipe, dp: int, threads: int
 ) -> dict[str, Judged]:
     """Make the references once, and hold every optimizer against them. threads: as many as a rank had."""
+    data, _ = digits(Grid.alone(str(device)), recipe.seed)
     with certificate.judging(device, threads):
-        references = certificate.References.make(recipe, dp, device)
-        exact_bf16 = certificate.exact_alone(_bf16(recipe), dp, device)
+        references = certificate.References.make(problem_of(recipe, data), device, dp)
+        exact_bf16 = certificate.exact_alone(problem_of(_bf16(recipe), data), device, dp)
     return {
-        name: Judged(
-            certificate.compare(recipe, one.evidence, references), certificate.identical(one.exact_bf16, exact_bf16)
-        )
+        name: Judged(references.compare(one.evidence), certificate.identical(one.exact_bf16, exact_bf16))
         for name, one in heard.items()
     }
 
