@@ -1,4 +1,4 @@
-"""An optimizer under test, as it describes itself: what one process needs to step in its place, and what it should send.
+"""An optimizer under test, as it describes itself: what one process steps with in its place, and what it should send.
 
 Groups, options and dtypes are read off the sharded optimizer, by the names of the parameters; the arithmetic is that of
 plain single-device code, `muon.Muon` and `torch.optim.AdamW`, which knows of no map, no shard and no group.

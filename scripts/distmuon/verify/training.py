@@ -60,9 +60,10 @@ class DigitBatches(Sequence[Split]):
         return Split(images[rows], labels[rows])
 
 
-def problem_of(
-    recipe: Recipe, data: Split, tp: int = 1, muon: Callable[..., ShardedOptimizer] | None = None
-) -> Problem:
+Make = Callable[..., ShardedOptimizer]  # (groups, grid, **options), as DistributedMuon
+
+
+def problem_of(recipe: Recipe, data: Split, tp: int = 1, muon: Make | None = None) -> Problem:
     """Return a recipe as what a certificate trains, held over T = `tp` against the optimizer that the recipe names.
 
     muon: another than that of the recipe's overlap, taking the same arguments, may be put under certificate.
