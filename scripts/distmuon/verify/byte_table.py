@@ -25,7 +25,7 @@ def ledger_rows(counted: Sequence[Ledger], predicted: Sequence[Ledger] | None) -
 def byte_lines(rows: list[dict[str, Any]], ranks: int, steps: int) -> list[str]:
     """Return the byte table: what a rank sends per step, mean over ranks, predicted ("-": nothing) beside counted."""
     if not rows:
-        return ["  none: one process has nobody to send to"]
+        return ["  none" + ": one process has nobody to send to" * (ranks == 1)]
     known = rows[0]["predicted_sent_bytes"] is not None
     lines = [f"  {'collective':16s}{'group':8s}{'calls':>8s}{'predicted':>14s}{'counted':>14s}"]
     sums: dict[tuple[str, str], list[float]] = {}

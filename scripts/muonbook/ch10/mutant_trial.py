@@ -121,10 +121,10 @@ def judge(
     with certificate.judging(device, threads):
         references = certificate.References.make(problem_of(recipe, data), device, dp)
         exact_bf16 = certificate.exact_alone(problem_of(_bf16(recipe), data), device, dp)
-    return {
-        name: Judged(references.compare(one.evidence), certificate.identical(one.exact_bf16, exact_bf16))
-        for name, one in heard.items()
-    }
+        return {
+            name: Judged(references.compare(one.evidence), certificate.identical(one.exact_bf16, exact_bf16))
+            for name, one in heard.items()
+        }
 
 
 def table(verdicts: dict[str, dict[str, bool | None]]) -> list[str]:
