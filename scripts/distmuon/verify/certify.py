@@ -141,14 +141,14 @@ def _check_model(problem: Problem, grid: Grid) -> None:
                 "generator, which is seeded for it, or load them."
             )
     cut = dict(problem.model(grid.device, tp=grid.tp).named_parameters())
-    for name, whole in problem.start.items():
-        shape, dim = list(whole.shape), tp_split_dim(cut[name]) if name in cut else None
+    for name, start in problem.start.items():
+        shape, dim = list(start.shape), tp_split_dim(cut[name]) if name in cut else None
         if dim is not None:
             shape[dim] //= grid.tp.size
         if name not in cut or list(cut[name].shape) != shape:
             found = f"of {tuple(cut[name].shape)}" if name in cut else "nowhere"
             raise ValueError(
-                f"make_model(tp=...) has {name!r} {found}, and the whole model has it of {tuple(whole.shape)}; let "
+                f"make_model(tp=...) has {name!r} {found}, and the whole model has it of {tuple(start.shape)}; let "
                 "both have the same parameters, and mark those that are cut over TP (tp_split_dim)."
             )
     wide = replace(problem, dtype=torch.float64)

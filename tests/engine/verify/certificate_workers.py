@@ -31,7 +31,8 @@ from distmuon.sharding.tensor_parallel import mark
 from distmuon.verify.certificate import Evidence, exact_on_grid, replicas_agree
 from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.training import train_on_grid
+from distmuon.verify.problem import Problem, train_on_grid
+from distmuon.verify.training import problem_of
 
 GRIDS = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (4, 2), (2, 4), (8, 1), (1, 8)]
 LARGE_GRIDS = [(8, 4), (4, 8)]
@@ -84,19 +85,19 @@ def run_cases(world: World, recipes: Mapping[str, Recipe], cases: bool = True) -
     data, _ = digits(grid, seed=0)
     evidence: dict[str, Evidence] = {}
     trained: dict[str, Ledger] = {}
-    shared: dict[Recipe, dict[str, Tensor]] = {}
+    shared: dict[tuple[Recipe, str], dict[str, Tensor]] = {}
     for name, recipe in recipes.items():
+        problem = problem_of(recipe, data, grid.tp.size)
         grid.ledger.clear()
-        run = train_on_grid(recipe, grid, data)
+        run = train_on_grid(problem, grid)
         trained[name] = copy.deepcopy(grid.ledger)
-        shared[recipe] = run.parameters
-        wide = replace(recipe, dtype="float64")
-        for other in (wide, recipe.unrounded):
-            if other not in shared:
-                shared[other] = train_on_grid(other, grid, data).parameters
-        unrounded = None if recipe.unrounded == recipe else shared[recipe.unrounded]
+        key = replace(recipe, dtype="")
+        for kind, other in (("float64", problem.wide), ("unrounded", problem.unrounded)):
+            if (key, kind) not in shared:
+                shared[key, kind] = run.parameters if other is problem else train_on_grid(other, grid).parameters
+        unrounded = None if problem.unrounded is problem else shared[key, "unrounded"]
         agree = replicas_agree(run.parameters, grid)
-        found = Evidence(run, exact_on_grid(recipe, grid), shared[wide], unrounded, agree)
+        found = Evidence(run, exact_on_grid(problem, grid), shared[key, "float64"], unrounded, agree)
         if world.rank == 0:
             evidence[name] = found
     return Witness(
@@ -108,7 +109,8 @@ def train_seeds(world: World, recipe: Recipe, seeds: range) -> list[dict[str, Te
     """Return the whole parameters after training the recipe, per seed."""
     grid = Grid.of(world)
     each = (replace(recipe, seed=seed) for seed in seeds)
-    return [train_on_grid(seeded, grid, digits(grid, seeded.seed)[0]).parameters for seeded in each]
+    problems = (problem_of(seeded, digits(grid, seeded.seed)[0], grid.tp.size) for seeded in each)
+    return [train_on_grid(problem.unrounded, grid).parameters for problem in problems]
 
 
 def compare_replicas(world: World, culprit: int | None) -> bool:
@@ -300,6 +302,12 @@ def recipes_on(dp: int, tp: int) -> dict[str, Recipe]:
 def on_grids(recipes: Mapping[str, Recipe]) -> list[tuple[int, int, str]]:
     """Return (dp, tp, name) of each of these that is trained, grid by grid."""
     return [(*grid, name) for grid in GRIDS for name in recipes if name in recipes_on(*grid)]
+
+
+@functools.cache
+def problem_alone(recipe: Recipe, tp: int = 1) -> Problem:
+    """Return what one process trains; the same object each time, so that its runs can be remembered."""
+    return problem_of(recipe, digits(Grid.alone(), recipe.seed)[0], tp)
 
 
 @functools.cache

@@ -15,7 +15,6 @@ from optimizer_cases import SMALL, Case, Outcome
 from torch import Tensor, nn
 
 from distmuon import launch
-from distmuon.models.recipe import Recipe
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import newton_schulz
@@ -224,15 +223,16 @@ def test_a_period_may_be_a_groups_own_and_the_default_is_five() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "tp", "expected"),
+    ("strategy", "every", "tp", "expected"),
     [
-        (Recipe(strategy="blockwise"), 2, {"blocks": 2, "whole_every": 0, "block_lr_ratio": 1.0}),
-        (Recipe(strategy="periodic"), 4, {"blocks": 4, "whole_every": 5, "block_lr_ratio": "shape"}),
-        (Recipe(strategy="periodic", whole_every=1), 4, None),
-        (Recipe(strategy="periodic"), 1, None),
-        (Recipe(strategy="owner"), 4, None),
-        (Recipe(strategy="blockwise", optimizer="adamw"), 4, None),
+        ("blockwise", 5, 2, {"blocks": 2, "whole_every": 0, "block_lr_ratio": 1.0}),
+        ("periodic", 5, 4, {"blocks": 4, "whole_every": 5, "block_lr_ratio": "shape"}),
+        ("periodic", 1, 4, None),
+        ("periodic", 5, 1, None),
+        ("owner", 5, 4, None),
     ],
 )
-def test_only_blocks_make_another_optimizer(recipe: Recipe, tp: int, expected: dict[str, Any] | None) -> None:
-    assert block_options(recipe, tp) == expected
+def test_only_blocks_make_another_optimizer(
+    strategy: str, every: int, tp: int, expected: dict[str, Any] | None
+) -> None:
+    assert block_options(strategy, {"whole_every": every, "block_lr_ratio": "shape"}, tp) == expected

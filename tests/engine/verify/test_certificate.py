@@ -1,23 +1,25 @@
 """The equivalence certificate holds on every grid, and fails as soon as one thing differs."""
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import certificate_workers as workers
 import pytest
 import torch
+from torch import nn
 
 from distmuon import launch
-from distmuon.models.digits import digits
-from distmuon.models.recipe import CONTROL_FACTOR, FEW_STEPS, FLOAT64_BOUND, POWERLESS, Recipe
+from distmuon.models.recipe import Recipe
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import tp_split_dim
 from distmuon.verify import certificate
 from distmuon.verify.certificate import Certificate, Evidence
-from distmuon.verify.drift import Drift
-from distmuon.verify.training import Run, build, initial_parameters, network
+from distmuon.verify.drift import CONTROL_FACTOR, FEW_STEPS, FLOAT64_BOUND, POWERLESS, Drift
+from distmuon.verify.problem import Run
+from distmuon.verify.training import initial_parameters, network
 
 CPU = torch.device("cpu")
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -29,20 +31,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def references_once() -> Iterator[None]:
     """Make each single-process run once: it is the same for all grids."""
 
-    def remembering(train: Callable[..., Run]) -> Callable[..., Run]:
-        runs: dict[Any, Run] = {}
-
-        def once(recipe: Any, device: Any, data: Any, tp: int = 1) -> Run:
-            if (recipe, tp) not in runs:
-                runs[recipe, tp] = train(recipe, device, data, tp)
-            return runs[recipe, tp]
-
-        return once
-
     with pytest.MonkeyPatch.context() as patch:
         for name in ("train_alone", "train_control"):
-            patch.setattr(certificate, name, remembering(getattr(certificate, name)))
+            patch.setattr(certificate, name, functools.cache(getattr(certificate, name)))
         yield
+
+
+def judge(recipe: Recipe, evidence: Evidence, tp: int = 1) -> Certificate:
+    return certificate.judge(workers.problem_alone(recipe, tp), evidence, CPU)
 
 
 # ---- It holds ---------------------------------------------------------------------------------------------
@@ -51,7 +47,7 @@ def references_once() -> Iterator[None]:
 @pytest.mark.parametrize(("dp", "tp", "name"), workers.on_grids(workers.RECIPES))
 def test_the_sharded_run_is_the_single_process_run(dp: int, tp: int, name: str) -> None:
     recipe, evidence = workers.RECIPES[name], workers.witnesses(dp, tp)[0].evidence[name]
-    judged = certificate.judge(recipe, evidence, dp, CPU)
+    judged = judge(recipe, evidence)
     drift = judged.drifts[recipe.dtype]
     rows = {"float32"} if name == "adamw float32" else {"unrounded", recipe.dtype}
     assert judged.drifts.keys() == rows
@@ -70,7 +66,7 @@ def test_the_sharded_run_is_the_single_process_run(dp: int, tp: int, name: str) 
 @pytest.mark.parametrize(("dp", "tp", "name"), workers.on_grids(workers.TINY | workers.BEYOND))
 def test_every_strategy_is_the_same_optimizer(dp: int, tp: int, name: str) -> None:
     recipe, evidence = workers.EVERY[name], workers.witnesses(dp, tp)[0].evidence[name]
-    judged = certificate.judge(recipe, evidence, dp, CPU)
+    judged = judge(recipe, evidence)
     assert (judged.exact, judged.replicas_agree) == (True, True)
     assert judged.float64_relative_difference <= FLOAT64_BOUND
     assert judged.drifts["unrounded"].passed
@@ -79,16 +75,15 @@ def test_every_strategy_is_the_same_optimizer(dp: int, tp: int, name: str) -> No
 @pytest.mark.parametrize(("dp", "tp", "name"), workers.on_grids(workers.OTHERS))
 def test_other_optimizers_are_what_they_are_and_not_muon(dp: int, tp: int, name: str) -> None:
     recipe, evidence = workers.OTHERS[name], workers.witnesses(dp, tp)[0].evidence[name]
-    judged = certificate.judge(recipe, evidence, dp, CPU, tp)
+    judged = judge(recipe, evidence, tp)
     assert (judged.exact, judged.replicas_agree) == (True, True)
     assert judged.float64_relative_difference <= FLOAT64_BOUND
     assert judged.drifts["unrounded"].passed
     if tp == 1 or name == "periodic every step":
         assert judged.from_muon is None
         assert all(verdict for row, verdict in judged.verdicts.items() if row != recipe.dtype)  # there luck decides
-        assert certificate.identical(
-            certificate.exact_alone(replace(recipe, strategy="owner"), dp, CPU, tp), evidence.exact
-        )
+        owner = workers.problem_alone(replace(recipe, strategy="owner"), tp)
+        assert certificate.identical(certificate.exact_alone(owner, CPU, dp), evidence.exact.parameters)
     else:
         assert judged.from_muon is not None
         assert judged.from_muon > 1e-2
@@ -99,10 +94,10 @@ def test_other_optimizers_are_what_they_are_and_not_muon(dp: int, tp: int, name:
 def test_what_rounds_nothing_stays_beside_its_control_whatever_the_seed() -> None:
     """With ReLU one seed in about thirty did not: a unit was on for one digit, here, and off there."""
     dp, tp = 2, 2
-    recipe, seeds = Recipe(steps=FEW_STEPS).shared_by(dp).unrounded, range(16)
+    recipe, seeds = Recipe(steps=FEW_STEPS).shared_by(dp), range(16)
     for seed, found in zip(seeds, launch.run(workers.train_seeds, (recipe, seeds), dp=dp, tp=tp)[0], strict=True):
-        seeded = replace(recipe, seed=seed)
-        drift = certificate.References.make(seeded, dp, CPU, full=False, tp=tp).drift(seeded, found)
+        unrounded = workers.problem_alone(replace(recipe, seed=seed)).unrounded
+        drift = certificate.References.make(unrounded, CPU, dp, full=False).drift(unrounded, found)
         assert drift.passed, (seed, drift)
         assert drift.control < 1e-5, (seed, drift)
 
@@ -111,7 +106,7 @@ def test_what_rounds_nothing_stays_beside_its_control_whatever_the_seed() -> Non
 @every_dtype
 def test_thirty_two_ranks_give_the_single_process_result(dp: int, tp: int, dtype: str) -> None:
     evidence = workers.witnesses(dp, tp)[0].evidence[f"tiny {dtype}"]
-    judged = certificate.judge(workers.TINY[f"tiny {dtype}"], evidence, dp, CPU)
+    judged = judge(workers.TINY[f"tiny {dtype}"], evidence)
     assert (judged.exact, judged.replicas_agree) == (True, True)
     assert judged.float64_relative_difference <= FLOAT64_BOUND
 
@@ -119,16 +114,15 @@ def test_thirty_two_ranks_give_the_single_process_result(dp: int, tp: int, dtype
 def test_nothing_differs_where_nothing_is_sharded() -> None:
     """On 1 x 1 the sharded code does the reference's arithmetic in the reference's order."""
     for name, recipe in workers.RECIPES.items():
-        judged = certificate.judge(recipe, workers.witnesses(1, 1)[0].evidence[name], 1, CPU)
+        judged = judge(recipe, workers.witnesses(1, 1)[0].evidence[name])
         assert judged.float64_relative_difference == 0
         assert {drift.difference for drift in judged.drifts.values()} == {0}
 
 
 def test_the_control_is_the_same_training_with_other_sums() -> None:
-    recipe = replace(workers.TINY["tiny float32"], dtype="float64")
-    data, _ = digits(Grid.alone(), recipe.seed)
-    alone, control = (train(recipe, CPU, data) for train in (certificate.train_alone, certificate.train_control))
-    assert 0 < certificate.difference(control.parameters, alone.parameters, initial_parameters(recipe)) < FLOAT64_BOUND
+    problem = workers.problem_alone(replace(workers.TINY["tiny float32"], dtype="float64"))
+    alone, control = (train(problem, CPU) for train in (certificate.train_alone, certificate.train_control))
+    assert 0 < certificate.difference(control.parameters, alone.parameters, problem.start) < FLOAT64_BOUND
     assert control.losses == pytest.approx(alone.losses, rel=1e-12)
 
 
@@ -138,19 +132,20 @@ def test_the_control_is_the_same_training_with_other_sums() -> None:
 @every_dtype
 def test_one_element_off_by_one_ulp_is_not_exact(dtype: str) -> None:
     recipe, evidence = workers.RECIPES[f"muon {dtype}"], workers.witnesses(2, 2)[0].evidence[f"muon {dtype}"]
-    for name, whole in evidence.exact.items():
+    exact = evidence.exact.parameters
+    for name, whole in exact.items():
         off = whole.clone().flatten()
         off[-1] = torch.nextafter(off[-1], torch.full_like(off[-1], torch.inf))
-        spoiled = replace(evidence, exact=evidence.exact | {name: off.view_as(whole)})
-        assert certificate.judge(recipe, evidence, 2, CPU).verdicts["exact"]
-        assert not certificate.judge(recipe, spoiled, 2, CPU).verdicts["exact"], name
+        spoiled = replace(evidence, exact=evidence.exact._replace(parameters=exact | {name: off.view_as(whole)}))
+        assert judge(recipe, evidence).verdicts["exact"]
+        assert not judge(recipe, spoiled).verdicts["exact"], name
 
 
 def test_another_learning_rate_fails_the_certificates_that_can_see_it() -> None:
     recipe = workers.RECIPES["muon float32"]
     others = {"twice": replace(recipe, lr=2 * recipe.lr), "a hair more": replace(recipe, lr=recipe.lr * (1 + 1e-8))}
     found = launch.run(workers.run_cases, (others, False), dp=2)[0].evidence
-    twice, hair = (certificate.judge(recipe, found[name], 2, CPU) for name in others)
+    twice, hair = (judge(recipe, found[name]) for name in others)
     fails = dict.fromkeys(("exact", "float64", "unrounded", "float32"), False)
     assert twice.verdicts == fails | {"replicas": True}
     assert not hair.verdicts["float64"]
@@ -204,34 +199,38 @@ def test_a_row_whose_bound_is_too_wide_neither_passes_nor_fails(
     assert Drift(difference, control).passed is passed
 
 
-def test_the_unrounded_recipe_is_float32_throughout_and_nothing_where_nothing_is_rounded() -> None:
+def test_the_unrounded_problem_is_float32_throughout_and_nothing_where_nothing_is_rounded() -> None:
     for dtype in ("float32", "bfloat16"):
-        recipe = Recipe(dtype=dtype, lr=0.03, steps=FEW_STEPS + 1)
-        assert recipe.unrounded == Recipe(dtype="float32", lr=0.03, steps=FEW_STEPS, wire="float32")
-        assert recipe.unrounded.gather_dtype == recipe.unrounded.compute_dtype == torch.float32
-        assert recipe.unrounded.unrounded == recipe.unrounded
-    assert Recipe(dtype="bfloat16", optimizer="adamw").unrounded.dtype == "float32"
-    for nothing in (Recipe(dtype="float64"), Recipe(optimizer="adamw")):
+        unrounded = workers.problem_alone(Recipe(dtype=dtype, lr=0.03, steps=FEW_STEPS + 1)).unrounded
+        assert (unrounded.dtype, unrounded.wire, unrounded.steps) == (torch.float32, torch.float32, FEW_STEPS)
+        assert unrounded.unrounded is unrounded
+        _, _, optimizer = unrounded.on_grid(Grid.alone())
+        assert optimizer.strategy.context.gather_dtype == optimizer.param_groups[0]["compute_dtype"] == torch.float32
+        muon = certificate.Reference(unrounded, CPU).optimizers[0].param_groups[0]
+        assert muon["input_dtype"] == muon["compute_dtype"] == torch.float32
+    assert workers.problem_alone(Recipe(dtype="bfloat16", optimizer="adamw")).unrounded.dtype == torch.float32
+    for recipe in (Recipe(dtype="float64"), Recipe(optimizer="adamw")):
+        nothing = workers.problem_alone(recipe)
         assert nothing.unrounded is nothing
 
 
 def test_the_exact_run_adds_in_rank_order_whatever_the_backend() -> None:
-    recipe, given = workers.TINY["tiny float32"], Grid.alone()
+    problem, given = workers.problem_alone(workers.TINY["tiny float32"]), Grid.alone()
     native = replace(given, dp=replace(given.dp, native_reduce_scatter=True))
 
-    def make(recipe: Recipe, grid: Grid, **options: Any) -> Any:
+    def make_optimizer(model: nn.Module, grid: Grid) -> Any:
         assert not grid.dp.native_reduce_scatter
-        return build(recipe, grid, **options)
+        return problem.make_optimizer(model, grid)
 
-    found = certificate.exact_on_grid(recipe, native, make)
-    assert certificate.identical(found, certificate.exact_alone(recipe, 1, CPU))
+    found = certificate.exact_on_grid(replace(problem, make_optimizer=make_optimizer), native)
+    assert certificate.identical(found.parameters, certificate.exact_alone(problem, CPU, 1))
 
 
 def test_a_made_up_backward_pass_brings_the_gradients_to_the_bit_cut_over_tp() -> None:
     recipe = workers.TINY["tiny bfloat16"]
     tp = Group("tp", 2, 1)
     model = network(recipe, tp)
-    gradients = certificate.synthetic_gradients(recipe, 0, 0)
+    gradients = certificate.synthetic_gradients(workers.problem_alone(recipe), 0, 0)
     certificate.backward(model, gradients, tp)
     for name, parameter in model.named_parameters():
         dim = tp_split_dim(parameter)
@@ -243,7 +242,7 @@ def test_a_run_in_float64_has_no_coarser_certificate() -> None:
     recipe = replace(workers.RECIPES["muon float32"], dtype="float64")
     given = workers.witnesses(1, 1)[0].evidence["muon float32"]
     evidence = Evidence(replace(given.run, parameters=given.float64), given.exact, given.float64, None, True)
-    judged = certificate.judge(recipe, evidence, 1, CPU)
+    judged = judge(recipe, evidence)
     assert judged.verdicts.keys() == {"exact", "float64", "replicas"}
     assert not judged.exact  # its gradients were float32
 
@@ -257,8 +256,9 @@ def test_difference_is_relative_to_the_movement_over_all_parameters() -> None:
 
 def test_made_up_gradients_differ_by_rank_step_and_micro_batch_and_accept_any_seed() -> None:
     recipe = replace(workers.TINY["tiny bfloat16"], seed=2**63 - 1)
-    first = certificate.synthetic_gradients(recipe, 0, 0)
-    again, *others = (certificate.synthetic_gradients(recipe, *at) for at in ((0, 0), (0, 1), (1, 0), (0, 0, 1)))
+    problem = workers.problem_alone(recipe)
+    first = certificate.synthetic_gradients(problem, 0, 0)
+    again, *others = (certificate.synthetic_gradients(problem, *at) for at in ((0, 0), (0, 1), (1, 0), (0, 0, 1)))
     assert certificate.identical(first, again)
     assert not any(torch.equal(first[name], other[name]) for other in others for name in first)
     assert {gradient.dtype for gradient in first.values()} == {torch.bfloat16}
