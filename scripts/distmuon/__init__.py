@@ -32,6 +32,7 @@ __all__ = [
     "QKClip",
     "RankMismatchError",
     "Zero1AdamW",
+    "certify",
     "checkpoint",
     "launch",
     "metrics",
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from distmuon.sharding.gradients import NonFiniteGradient
     from distmuon.sharding.grid import Grid
     from distmuon.sharding.layout import plan
+    from distmuon.verify.certify import certify
 else:  # hidden from type checkers, to which it would say that every name exists
     _HOMES = {
         "AttentionHeads": "extras.qk_clip.heads",
@@ -75,6 +77,7 @@ else:  # hidden from type checkers, to which it would say that every name exists
         "NonFiniteGradient": "sharding.gradients",
         "QKClip": "extras.qk_clip.qk_clip",
         "Zero1AdamW": "optim.zero1_adamw",
+        "certify": "verify.certify",
         "newton_schulz": "optim.newton_schulz",
         "plan": "sharding.layout",
         "split_parameters": "optim.param_groups",

@@ -156,6 +156,7 @@ except AttributeError as error:
         "NonFiniteGradient": "type",
         "QKClip": "type",
         "Zero1AdamW": "type",
+        "certify": "function",
         "checkpoint": "module",
         "launch": "module",
         "metrics": "module",

@@ -102,6 +102,13 @@ def test_a_job_that_was_over_too_early_is_resumed_exactly(optimizer: str, traine
     assert all(torch.equal(resumed[key], whole[key]) for key in whole)
 
 
+def test_the_certificates_example_prints_two_that_pass(tmp_path: Path) -> None:
+    printed = launch.run(work.play, ("certify_run.py", str(tmp_path), {}), dp=2)[0]
+    assert printed.count("Verified: the sharded run is the single-process run.") == 2, printed
+    assert printed.count("bitwise equal                       pass") == 4
+    assert "FAIL" not in printed
+
+
 def test_no_example_is_longer_than_sixty_lines() -> None:
     assert {file.name for file in work.EXAMPLES.glob("*.py") if len(file.read_text().splitlines()) > 60} == set()
 

@@ -1,6 +1,7 @@
 """The equivalence certificate holds on every grid, and fails as soon as one thing differs."""
 
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -124,6 +125,15 @@ def test_the_control_is_the_same_training_with_other_sums() -> None:
     alone, control = (train(problem, CPU) for train in (certificate.train_alone, certificate.train_control))
     assert 0 < certificate.difference(control.parameters, alone.parameters, problem.start) < FLOAT64_BOUND
     assert control.losses == pytest.approx(alone.losses, rel=1e-12)
+
+
+def test_where_a_model_enlarges_rounding_float64_is_held_beside_a_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this one did, by a bound that is below what rounding does; a wrong rate of 1e-8 fails, see below."""
+    monkeypatch.setattr(certificate, "FLOAT64_BOUND", 1e-18)
+    judged = judge(workers.RECIPES["muon float32"], workers.witnesses(2, 2)[0].evidence["muon float32"])
+    assert judged.verdicts["float64"]
+    assert 1e-18 < judged.float64_relative_difference <= judged.float64_bound < 1e-12
+    assert re.search(r"^  float64 .*, 4 x control +pass$", "\n".join(judged.lines()), re.MULTILINE)
 
 
 # ---- And it can fail --------------------------------------------------------------------------------------
