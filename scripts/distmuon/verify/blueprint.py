@@ -59,6 +59,11 @@ class Blueprint:
     @classmethod
     def of(cls, optimizer: Any, model: nn.Module, tp: int) -> Blueprint:
         """Read an optimizer of this model over T = `tp`; ValueError, with the remedy, where that cannot be done."""
+        if not isinstance(optimizer, (ShardedOptimizer, MuonW, *ELEMENTWISE)):
+            raise ValueError(
+                f"make_optimizer returns {type(optimizer).__name__}, of which we do not know what one process would "
+                "do; give make_reference(model), which returns the optimizer of a whole model in one process."
+            )
         names = {p: name for name, p in model.named_parameters()}
         groups = []
         for group in optimizer.param_groups:
@@ -165,11 +170,6 @@ def _twin(
     if isinstance(optimizer, ELEMENTWISE):
         given = {name: value for name, value in group.items() if name not in (*GROUP_NOTES, "decoupled_weight_decay")}
         return next(kind for kind in ELEMENTWISE if isinstance(optimizer, kind)), given
-    if not isinstance(optimizer, ShardedOptimizer | MuonW):
-        raise ValueError(
-            f"make_optimizer returns {type(optimizer).__name__}, of which we do not know what one process would do; "
-            "give make_reference(model), which returns the optimizer of a whole model in one process."
-        )
     if isinstance(optimizer, MuonW) and not optimizer.master_weights and any(map(is_narrow, group["params"])):
         raise ValueError(
             "MuonW rounds these bfloat16 parameters in every step, as torch.optim.AdamW in one process would not; pass "

@@ -75,9 +75,10 @@ def certify(
     """
     grid = with_own_ledger(Grid.of(grid))
     with raise_together(grid, "certify", "call it alike on every rank"):
-        problem = _problem(make_model, batches, make_optimizer, loss or _cross_entropy, steps, dtype, seed)
-        problem = replace(problem, micro_batches=micro_batches * grid.dp.size)
-        _check_batches(problem, grid.dp.size, micro_batches)
+        held = batches if isinstance(batches, Sequence) else list(itertools.islice(batches, steps))
+        steps, pieces = len(held) if steps is None else steps, micro_batches * grid.dp.size
+        problem = Problem(make_model, held, loss or _cross_entropy, make_optimizer, steps, pieces, dtype, seed)
+        _check_numbers(problem, grid.dp.size)
         _check_model(problem, grid)
     lines = [("steps, micro-batches and dtype", f"{problem.steps}, {micro_batches} and {dtype}")]
     lines += zip(problem.start, _digests(problem.start.values()), strict=True)
@@ -85,29 +86,13 @@ def certify(
     check_same(grid, "inputs", lines, "seed what they are drawn from, and give every rank the whole batches")
     model, _, optimizer = problem.on_grid(grid)
     with raise_together(grid, "the optimizer", "make the same one on every rank"):
-        problem = replace(problem, blueprint=_blueprint(problem, model, optimizer, grid, make_reference))
+        own = Blueprint(make=make_reference) if make_reference else Blueprint.of(optimizer, model, grid.tp.size)
+        _check_gather_dtype(own, make_optimizer)
+        problem = replace(problem, blueprint=own)
     del model, optimizer
     evidence = gather_evidence(problem, grid, train_on_grid(problem, grid))
     ledgers = gather((evidence.exact.counted, evidence.exact.predicted), grid)
     return None if ledgers is None else judge(problem, evidence, grid.device, ledgers)
-
-
-def _problem(
-    make_model: Callable[..., nn.Module],
-    batches: Iterable[Any],
-    make_optimizer: Callable[..., Any],
-    loss: Callable[[nn.Module, Any], Tensor],
-    steps: int | None,
-    dtype: torch.dtype,
-    seed: int,
-) -> Problem:
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype}; give one of {', '.join(map(str, DTYPES))}.")
-    held = batches if isinstance(batches, Sequence) else list(itertools.islice(batches, steps))
-    steps = len(held) if steps is None else steps
-    if not 1 <= steps <= len(held):
-        raise ValueError(f"steps is {steps}, and there are {len(held)} batches; give one for each of 1 step or more.")
-    return Problem(make_model, held, loss, make_optimizer, steps, 1, dtype, seed)
 
 
 def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -119,7 +104,16 @@ def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
 
 
-def _check_batches(problem: Problem, dp: int, micro_batches: int) -> None:
+def _check_numbers(problem: Problem, dp: int) -> None:
+    """Raise ValueError for a dtype, a number of steps or pieces, or batches that do not go with them."""
+    if problem.dtype not in DTYPES:
+        raise ValueError(f"dtype is {problem.dtype}; give one of {', '.join(map(str, DTYPES))}.")
+    if not 1 <= problem.steps <= len(problem.batches):
+        raise ValueError(
+            f"steps is {problem.steps}, and there are {len(problem.batches)} batches; give 1 step or more, and a batch "
+            "for each."
+        )
+    micro_batches = problem.micro_batches // dp
     if micro_batches < 1:
         raise ValueError(f"micro_batches is {micro_batches}; give 1 or more.")
     for number in range(problem.steps):
@@ -186,22 +180,12 @@ def _loss_of(problem: Problem, model: nn.Module, batch: Any, number: int, grid: 
     return float(found)
 
 
-def _blueprint(
-    problem: Problem,
-    model: nn.Module,
-    optimizer: Any,
-    grid: Grid,
-    make_reference: Callable[..., Any] | None,
-) -> Blueprint:
-    if make_reference is not None:
-        return Blueprint(make=make_reference)
-    blueprint = Blueprint.of(optimizer, model, grid.tp.size)
-    if blueprint.has_muon and not accepts(problem.make_optimizer, "gather_dtype"):
+def _check_gather_dtype(blueprint: Blueprint, make_optimizer: Callable[..., Any]) -> None:
+    if blueprint.has_muon and not accepts(make_optimizer, "gather_dtype"):
         raise ValueError(
             "make_optimizer takes no gather_dtype, without which Muon rounds in every row; let it take "
-            f"(model, grid, gather_dtype=None), and give that to {type(optimizer).__name__}."
+            "(model, grid, gather_dtype=None), and give that to the optimizer."
         )
-    return blueprint
 
 
 def _digests(tensors: Iterable[Any]) -> list[str]:

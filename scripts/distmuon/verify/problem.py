@@ -6,6 +6,7 @@ every grid: DP rank r runs its share of them and accumulates, one process runs t
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from distmuon.optim.param_groups import reshard
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import load_slices, whole_parameters
-from distmuon.verify.blueprint import Blueprint, accepts, set_option
+from distmuon.verify.blueprint import Blueprint, set_option
 from distmuon.verify.drift import FEW_STEPS
 
 EXACT_STEPS = 3
@@ -76,8 +77,8 @@ class Problem:
 
     def model(self, device: torch.device, **cut: Any) -> nn.Module:
         """Return the model in the run's dtype, whole, or with cut="tp": group, over that group if it can be cut."""
-        given = {name: group for name, group in cut.items() if accepts(self.make_model, name)}
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        given = {name: group for name, group in cut.items() if name in inspect.signature(self.make_model).parameters}
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
             torch.manual_seed(self.seed)
             return self.make_model(**given).to(device, self.dtype)
 

@@ -205,6 +205,7 @@ REFUSED: dict[str, Case] = {
     "steps": (Tied, muon(), {"steps": 4}),
     "dtype": (Tied, muon(), {"dtype": torch.float16}),
     "stranger": (Tied, lambda model, grid: torch.optim.RMSprop(model.parameters()), {}),
+    "several": (Tied, lambda model, grid: [torch.optim.SGD(model.parameters())], {}),
     "another model": (Tied, lambda model, grid: Zero1AdamW(Tied().parameters(), grid), {}),
     "no gather_dtype": (Tied, lambda model, grid: DistributedMuon(split_parameters(model), grid), {}),
     "no masters": (Tied, on_fsdp(), {"dtype": torch.bfloat16}),
