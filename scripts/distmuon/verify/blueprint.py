@@ -29,7 +29,7 @@ from distmuon.verify.blocks import BlockMuon, block_options
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.strategy_predictions import is_predicted
 
-ELEMENTWISE = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # to these a shard is as good as a matrix
+ELEMENTWISE = (torch.optim.AdamW, torch.optim.SGD)  # to these a shard is as good as a matrix
 
 
 class ReferenceGroup(NamedTuple):

@@ -46,8 +46,8 @@ def certify(
         matter, because each gets its slice of the whole model's. The model is cast to the dtype of each row.
     batches: global batches, alike on all ranks: tensors, or tuples or dicts of them, [rows, ...]. DP rank r takes the
         r-th part of the rows. Floating-point tensors are cast as the model is.
-    make_optimizer: (model, grid) -> the optimizer under test, one of ours or torch.optim's AdamW, Adam or SGD. Shard
-        the model there, too, for instance by `fully_shard(model, mesh=grid.mesh["dp"])`; where that returns another
+    make_optimizer: (model, grid) -> the optimizer under test, one of ours or torch.optim's AdamW or SGD. Shard the
+        model there, too, for instance by `fully_shard(model, mesh=grid.mesh["dp"])`; where that returns another
         module, as DistributedDataParallel does, return (module, optimizer). For Muon it takes a third argument,
         `gather_dtype=None`, and gives it to the optimizer, because two rows ask for one.
     grid: a `Grid`, or what `Grid.of` makes one of: a World, a DeviceMesh with dimensions "dp" and "tp", a group.
