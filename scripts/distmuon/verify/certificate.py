@@ -2,8 +2,8 @@
 
 exact          The same gradients are fed to both, two micro-batches on every DP rank. Everything after them must agree
                to the last bit: accumulation, reduction, the moves, the rounding of master weights. An optimizer that
-               does not reduce gradients itself, such as MuonW on FSDP2, is given reduced ones: who reduces them, FSDP2
-               or DDP, adds in an order of its own.
+               does not reduce gradients itself, such as MuonW on FSDP2, is given reduced ones, because FSDP2 and DDP
+               add them up in orders of their own.
 float64        The same training in float64, momentum gather included. Different summation orders of matrix products
                are all that is left: at most 1e-10 of the movement. Where more comes out, a control (see the next row)
                says whether the model enlarges rounding: AdamW moves a weight whose gradient is zero but for rounding,
