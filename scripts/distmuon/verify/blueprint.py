@@ -89,15 +89,13 @@ class Blueprint:
     @property
     def as_muon(self) -> Blueprint | None:
         """The same with Muon, where it is another optimizer; None where it is not."""
-        if not any(group.kind is BlockMuon for group in self.groups):
-            return None
-        groups = [
+        plain = [
             group._replace(kind=Muon, options={name: group.options[name] for name in MUON_DEFAULTS})
             if group.kind is BlockMuon
             else group
             for group in self.groups
         ]
-        return replace(self, groups=tuple(groups))
+        return replace(self, groups=tuple(plain)) if plain != list(self.groups) else None
 
     def rounds(self, dtype: torch.dtype) -> bool:
         """Say whether the momentum of a model of this dtype is rounded to bf16 on its way."""

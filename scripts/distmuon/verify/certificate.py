@@ -54,6 +54,7 @@ from distmuon.verify.drift import CONTROL_FACTOR, FLOAT64_BOUND, POWERLESS, Drif
 from distmuon.verify.problem import Problem, Run, train, train_on_grid, whole_weights
 
 EXACT_MICRO_BATCHES = 2  # of every DP rank, in every step
+Ledgers = Sequence[tuple[Ledger, Ledger | None]]  # of every rank: what was sent, and what was predicted
 OUTCOMES = {True: "pass", False: "FAIL", None: "no power here"}
 
 
@@ -339,7 +340,7 @@ class Certificate:
     replicas_agree: bool
     reference: Run
     from_muon: float | None = None
-    ledgers: Sequence[tuple[Ledger, Ledger | None]] = ()
+    ledgers: Ledgers = ()
     steps: Mapping[str, int] = field(default_factory=dict)
     ranks: int = 1
     given: str = "gradients"
@@ -387,21 +388,20 @@ class Certificate:
         by_control = f"{CONTROL_FACTOR:g} x control"
         wide = f"{self.float64_bound:.0e}" + (f", {by_control}" if self.float64_bound > FLOAT64_BOUND else "")
         seen_by = f"{self.ranks:,} rank" + "s" * (self.ranks != 1)
-        as_predicted = "not as predicted" if self.ledger_differences else "counted = predicted"
-        verdicts = self.verdicts
+        predicted = self.verdicts.get("bytes")
+        as_predicted = {None: "counted, no prediction", True: "counted = predicted", False: "not as predicted"}[
+            predicted
+        ]
         texts = {
             "exact": bitwise(f"{_steps(self.steps['exact'])} on the same {self.given}", self.exact),
             "float64": moved("float64", self.float64_relative_difference, wide),
             **{row: beside(row, drift) for row, drift in self.drifts.items()},
             "replicas": bitwise(f"whole parameters, as seen by {seen_by}", self.replicas_agree),
             "muon": moved("float64", self.from_muon or 0.0, wide),
-            "bytes": (
-                "every collective of the optimizer",
-                as_predicted if verdicts.get("bytes") is not None else "counted, no prediction",
-            ),
+            "bytes": ("every collective of the optimizer", as_predicted),
         }
-        outcomes = {row: OUTCOMES[passed] for row, passed in verdicts.items()}
-        if outcomes.get("bytes") == OUTCOMES[None]:
+        outcomes = {row: OUTCOMES[passed] for row, passed in self.verdicts.items()}
+        if "bytes" in outcomes and predicted is None:
             outcomes["bytes"] = "-"
         return [f"  {row:9s} {texts[row][0]:37s} {texts[row][1]:35s} {said}" for row, said in outcomes.items()]
 
@@ -491,7 +491,7 @@ class References:
             self.controls[problem] = train_control(problem, self.device)
         return Drift(self.distance(problem, found), self.distance(problem, self.controls[problem].parameters))
 
-    def compare(self, evidence: Evidence, ledgers: Sequence[tuple[Ledger, Ledger | None]] = ()) -> Certificate:
+    def compare(self, evidence: Evidence, ledgers: Ledgers = ()) -> Certificate:
         """Hold what the ranks have handed over against what this process has made. ledgers: as in `Certificate`."""
         problem = self.problem
         drifts, name = {}, dtype_name(problem.dtype)
@@ -518,12 +518,7 @@ class References:
         )
 
 
-def judge(
-    problem: Problem,
-    evidence: Evidence,
-    device: torch.device,
-    ledgers: Sequence[tuple[Ledger, Ledger | None]] = (),
-) -> Certificate:
+def judge(problem: Problem, evidence: Evidence, device: torch.device, ledgers: Ledgers = ()) -> Certificate:
     """Make the references and compare: see both."""
     fed = evidence.exact.ranks, evidence.exact.micro_batches
     return References.make(problem, device, *fed).compare(evidence, ledgers)

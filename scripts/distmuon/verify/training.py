@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,21 +45,6 @@ def initial_parameters(recipe: Recipe) -> dict[str, Tensor]:
     return {name: w.to(recipe.torch_dtype) for name, w in initial_weights(network(recipe), recipe.seed).items()}
 
 
-class DigitBatches(Sequence[Split]):
-    """The global batches of a recipe, made when they are asked for."""
-
-    def __init__(self, recipe: Recipe, data: Split) -> None:
-        self._recipe, self._data = recipe, data
-
-    def __len__(self) -> int:
-        return self._recipe.steps
-
-    def __getitem__(self, step: Any) -> Any:
-        images, labels = self._data
-        rows = batch_rows(step, self._recipe.batch, len(labels), self._recipe.seed).to(labels.device)
-        return Split(images[rows], labels[rows])
-
-
 Make = Callable[..., ShardedOptimizer]  # (groups, grid, **options), as DistributedMuon
 
 
@@ -77,11 +62,14 @@ def problem_of(recipe: Recipe, data: Split, tp: int = 1, muon: Make | None = Non
     def make_optimizer(model: nn.Module, grid: Grid, **options: Any) -> ShardedOptimizer:
         return optimizer_of(recipe, model, grid, muon, **options)
 
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
+        return F.cross_entropy(model(data.images[rows].to(next(model.parameters()).dtype)), data.labels[rows])
+
     model = make_model()
     return Problem(
         make_model,
-        DigitBatches(recipe, data),
-        lambda model, batch: F.cross_entropy(model(batch.images), batch.labels),
+        [batch_rows(number, recipe.batch, len(data.labels), recipe.seed) for number in range(recipe.steps)],
+        loss,
         make_optimizer,
         recipe.steps,
         recipe.micro_batches,
@@ -92,11 +80,7 @@ def problem_of(recipe: Recipe, data: Split, tp: int = 1, muon: Make | None = Non
 
 
 def optimizer_of(
-    recipe: Recipe,
-    model: nn.Module,
-    grid: Grid,
-    muon: Make | None = None,
-    **options: Any,
+    recipe: Recipe, model: nn.Module, grid: Grid, muon: Make | None = None, **options: Any
 ) -> ShardedOptimizer:
     """Return the sharded optimizer of a recipe's model. muon: as for `problem_of`."""
     options = {"bucket_size": recipe.bucket_size, "lr": recipe.lr, "weight_decay": recipe.weight_decay} | options
