@@ -143,12 +143,9 @@ def test_the_reports_own_world_sends_least_where_all_four_ranks_stand_in_a_row()
 
 def test_what_muon_adds_to_moonlight_halves_where_the_batch_doubles(stored: dict[str, Any]) -> None:
     small, large = (world_tables.rows(stored["moonlight"], tokens=tokens) for tokens in MOONLIGHT_TOKENS)
-    moved = [(one["algorithm"], one["ranks"]) for one, two in zip(small, large, strict=True) if one["tp"] != two["tp"]]
-    assert moved == [("owner", 256)]
     for one, two in zip(small, large, strict=True):
-        assert (one["algorithm"], one["ranks"]) == (two["algorithm"], two["ranks"])
-        if one["tp"] == two["tp"]:  # elsewhere the quickest grid is another one
-            assert one["extra"] == pytest.approx(2 * two["extra"], rel=1e-3)
+        assert [one[key] for key in ("algorithm", "ranks", "tp")] == [two[key] for key in ("algorithm", "ranks", "tp")]
+        assert one["extra"] == pytest.approx(2 * two["extra"], rel=1e-3)
         assert one["optimizer"] > one["extra"] > one["extra_least"]
 
 
