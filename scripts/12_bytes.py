@@ -1,4 +1,4 @@
-"""Chapter 12: count every byte of a training step, at one floor of the building after the other.
+"""Chapter 12: count every byte of a training step, on one level of the machine after the other.
 
 python scripts/12_bytes.py --dp 2 --tp 2
 python scripts/12_bytes.py --ratios --dp 4

@@ -1,4 +1,4 @@
-"""Four floors of the machine, in frames: what each of them counts of a step, beside what was predicted."""
+"""Four levels of the machine, in frames: what each of them counts of a step, compared with what was predicted."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NEAR = 1.01  # what is this near to its prediction agrees: the wire also carries
 
 FLOORS = ("ledger", "dispatcher", "profiler", "wire")  # who counts there, from our own code down
 STOPS = {  # floors that are lit, from the top -> what is said there
-    1: "Our ledger: every call of ours is as predicted. Of what FSDP2 calls it does not hear.",
-    3: "Dispatcher and profiler hear FSDP2, too, and all is as predicted.",
-    4: "On the wire both that run on FSDP2 send a third more.",
+    1: "In our ledger, every call of ours is as predicted. It does not hear what FSDP2 calls.",
+    3: "The dispatcher and the profiler hear FSDP2, too, and everything is as predicted.",
+    4: "On the wire, both optimizers on FSDP2 send a third more.",
 }
 
 

@@ -1,11 +1,11 @@
-"""Count a training step at one floor of the building after the other, on every grid up to eight ranks.
+"""Count a training step on one level of the machine after the other, on every grid up to eight ranks.
 
     predicted     from the map and the model's description, before any process exists
     ledger        rows written by our own collectives as they are called
     dispatched    what torch's dispatcher sees being called, whoever calls it     (counter.CollectiveCounter)
     recorded      what torch.profiler writes into a trace                         (profiler.count_once)
 
-Calls and payload are counted anew on every floor; bytes *sent* follow from them by one ring formula
+Calls and payload are counted anew on every level; bytes *sent* follow from them by one ring formula
 (`ledger.ring_bytes`), which only the operating system can check: `byte_counts.wire_on`.
 
 Functions that take a `world` run on every rank; `counts_on` starts worlds.

@@ -102,7 +102,7 @@ def gain_lines(found: Found) -> list[str]:
     lines = ["step / that of the synchronous schedule:", "", "median  quartiles    rounds"]
     races = {f"{link}, 2 x 1": race for link, race in on_every_link(found).items()}
     races[f"{FREE}, 2 x 2"] = found["loopback_2x2"]
-    races |= {f"{link}, asleep": race for link, race in on_every_link(found, asleep=True).items()}
+    races |= {f"{link}, sleeping": race for link, race in on_every_link(found, asleep=True).items()}
     for place, race in races.items():
         for schedule in AHEAD:
             row = race["ratio_to_synchronous"][schedule]
