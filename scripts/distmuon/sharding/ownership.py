@@ -187,7 +187,11 @@ class _Dealer:
 
     def pads_little(self, run: Collection[int]) -> bool:
         """Say whether padding would be at most `MAX_PADDING` of these matrices."""
-        return self.padded(run) <= (1 + MAX_PADDING) * sum(self.specs[index].numel for index in run)
+        sizes = [self.specs[index].numel for index in run]
+        most = (1 + MAX_PADDING) * sum(sizes)
+        if self.dp * max(sizes, default=0) > most:  # as long as any dealing makes a bucket, at least
+            return False
+        return self.padded(run) <= most
 
     def bucket(self, run: Collection[int], buffer_idx: int, bucket_idx: int, offset: int) -> Bucket:
         """Return the next bucket: every owner's matrices at the beginning of its shard."""
