@@ -134,7 +134,8 @@ class Group:
     ) -> Tensor:  # [len]
         """Fill `out` with its sum over ranks; the rest of `full` stays.
 
-        The sum is taken in rank order, one addition per rank, unless the backend's own reduce-scatter is used.
+        The sum is taken in rank order, one addition per rank, unless the backend's own
+        reduce-scatter is used.
         """
         if self.size == 1:
             return out

@@ -74,7 +74,8 @@ def coalesced(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[in
     """
     from torch.distributed.distributed_c10d import _coalescing_manager
 
-    if shards[0].is_cuda and backend_of(group.process_group, "cuda") == "gloo":  # takes its address for the host's
+    if shards[0].is_cuda and backend_of(group.process_group, "cuda") == "gloo":
+        # it would take the GPU's address for one of the host's
         raise NotImplementedError("gloo coalesces no collectives of a GPU's tensors.")
     with _coalescing_manager(group=group.process_group):
         flats = [group.all_gather(shard, "momentum") for shard in shards]
