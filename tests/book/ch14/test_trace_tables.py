@@ -48,7 +48,7 @@ def test_a_curve_goes_from_little_sending_to_much_with_the_middle_half_around_it
     curves, bands = trace_tables.gain_curves(STORED, kinds)
     assert curves == dict.fromkeys(kinds, ([0.5, 0.5, 1.0], [0.8] * 3))  # asleep, too, over what the work is awake
     assert bands["rested"] == ([0.5, 0.5, 1.0], (0.7,) * 3, (0.9,) * 3)
-    assert trace_tables.gain_lines(STORED)[-1] == "  0.80  0.70 to 0.90    3  pipelined, no limit, asleep"
+    assert trace_tables.gain_lines(STORED)[-1] == "  0.80  0.70 to 0.90    3  pipelined, no limit, sleeping"
 
 
 def test_in_the_stored_races_more_is_hidden_on_faster_links_and_unions_grow_awake_but_not_asleep() -> None:
