@@ -299,7 +299,7 @@ def plan(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_
     """
     specs = tuple(specs)
     buffers = tuple(
-        Buffer(dtype, gradient_dtype(dtype), tuple(equal_buckets(specs, indices, dp, bucket_size, idx)))
+        Buffer(dtype, gradient_dtype(dtype), tuple(zero1_buckets(specs, indices, dp, bucket_size, idx)))
         for idx, (dtype, indices) in enumerate(by_dtype(specs, dp, bucket_size).items())
     )
     return Layout(specs, dp, buffers)
@@ -321,7 +321,7 @@ def by_dtype(specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> dict[str,
     return families
 
 
-def equal_buckets(
+def zero1_buckets(
     specs: Sequence[ParamSpec],
     indices: Sequence[int],
     dp: int,

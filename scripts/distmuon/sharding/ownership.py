@@ -10,8 +10,8 @@ owners, by the backend's own collectives, which want equal shards.
 A bucket is a run of matrices in the order in which the backward pass finishes their gradients, the last layer's first,
 and each bucket is dealt out by itself: it can be reduced while earlier layers are still at work. A run ends where it
 holds `bucket_size` elements and can be dealt with little padding (`MAX_PADDING`); where too few matrices are left for
-that, they join the run before if that pads less. On more ranks than matrices there is nothing to deal, and padding has
-no bound: a shard is as long as the largest matrix. `Layout.padding` says what it came to.
+that, they join as many runs before them as makes padding least. On more ranks than matrices there is nothing to deal,
+and padding has no bound: a shard is as long as the largest matrix. `Layout.padding` says what it came to.
 
 What belongs to AdamW follows in ZeRO-1's buckets. Nothing here imports torch, and every process that asks gets the
 same answer. Sources: longest processing time first is Graham's rule (1969); whole matrices per rank are Keller Jordan's
@@ -32,8 +32,8 @@ from distmuon.sharding.layout import (
     Layout,
     ParamSpec,
     by_dtype,
-    equal_buckets,
     gradient_dtype,
+    zero1_buckets,
 )
 
 MAX_PADDING = 0.03  # of a bucket's matrices: less would take larger buckets, and overlap with them; more, memory
@@ -126,7 +126,7 @@ def plan_owned(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, 
         for run in _runs(dealer, [index for index in reversed(indices) if index in costs], bucket_size):
             buckets.append(dealer.bucket(run, number, len(buckets), buckets[-1].range.end if buckets else 0))
         rest = [index for index in indices if index not in costs]
-        buckets = equal_buckets(specs, rest, dp, bucket_size, number, before=buckets)
+        buckets = zero1_buckets(specs, rest, dp, bucket_size, number, before=buckets)
         buffers.append(Buffer(dtype, gradient_dtype(dtype), tuple(buckets)))
     return Layout(specs, dp, tuple(buffers))
 
@@ -238,6 +238,7 @@ def _joined(dealer: _Dealer, runs: list[list[int]]) -> list[list[int]]:
         if dealer.pads_little(last):
             break
         last, separate = runs[place] + last, separate + dealer.padded(runs[place])
-        if dealer.padded(last) - separate < fewest:
-            best, fewest = place, dealer.padded(last) - separate
+        beyond = dealer.padded(last) - separate
+        if beyond < fewest:
+            best, fewest = place, beyond
     return [*runs[:best], [index for run in runs[best:] for index in run]]

@@ -22,6 +22,7 @@ from distmuon.optim.muonw import MuonW
 from distmuon.optim.param_groups import GROUP_NOTES
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.periodic import is_whole
+from distmuon.optim.strategies.strategy import gather_dtype_name
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.precision import is_narrow
@@ -123,7 +124,7 @@ class Blueprint:
         return made
 
     def _gather_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return self.gather_dtype or (torch.float64 if dtype == torch.float64 else torch.bfloat16)
+        return self.gather_dtype or getattr(torch, gather_dtype_name(dtype_name(dtype)))
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:

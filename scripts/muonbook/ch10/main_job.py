@@ -22,6 +22,7 @@ from distmuon.verify.certificate import Certificate, gather_evidence, judge, jud
 from distmuon.verify.drift import FEW_STEPS
 from distmuon.verify.problem import train_on_grid
 from distmuon.verify.strategy_predictions import is_predicted
+from muonbook.certified import on_digits
 from muonbook.jobs import machine, plural, progress
 
 LINE = 92  # characters of a printed line: more are cut off in the book
@@ -32,7 +33,7 @@ def work(world: launch.World, recipe: Recipe) -> dict[str, Any] | None:
     grid = Grid.of(world)
     grid.world.all_reduce(torch.zeros(1, device=grid.device), "first collective")
     start_seconds = launch.seconds_since(world.started)
-    problem = training.problem_of(recipe, digits(grid, recipe.seed)[0], grid.tp.size)
+    problem = on_digits(recipe, grid)
     grid.ledger.clear()
     with progress(recipe.steps, world.rank) as tick:
         run = train_on_grid(problem, grid, tick)

@@ -16,11 +16,7 @@ from typing import NamedTuple
 from distmuon.sharding.ledger import CHUNKS_SENT, Ledger, ring_bytes
 
 LATENCIES = ("ring", "tree")
-
-
-def exchange_in(group: str) -> str:
-    """Return the name of the link over which ranks of a group send straight to each other, and not around a ring."""
-    return f"{group} exchange"
+TP_EXCHANGE = "tp exchange"  # the link over which TP ranks send straight to each other, and not around a ring
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from muonbook.planner.cost_model import LinkCost, exchange_in
+from muonbook.planner.cost_model import TP_EXCHANGE, LinkCost
 
 NODE = 8  # ranks
 
@@ -67,14 +67,14 @@ class Fabric:
         )
 
     def links(self, dp: int, tp: int, stride: int | None = None) -> dict[str, LinkCost]:
-        """Return the links of each group on a dp x tp grid: of rings in "dp", "tp" and "world"; of exchanges over TP,
-        by `exchange_in`, and among all ranks, "mesh".
+        """Return the links of each group on a dp x tp grid: of rings in "dp", "tp" and "world"; of exchanges over TP
+        in `TP_EXCHANGE`, and among all ranks in "mesh".
 
         stride: between neighbours in a DP group, if it is not T.
         """
         sizes = {"dp": (dp, stride or tp), "tp": (tp, 1)}
         rings = {name: self.ring(*each) for name, each in sizes.items()}
-        exchanges = {exchange_in("tp"): self.exchange(tp, 1), "mesh": self.exchange(dp * tp, 1)}
+        exchanges = {TP_EXCHANGE: self.exchange(tp, 1), "mesh": self.exchange(dp * tp, 1)}
         return rings | exchanges | {"world": self.ring(dp * tp, 1)}
 
     def exchange(self, size: int, stride: int) -> LinkCost:

@@ -17,7 +17,7 @@ from distmuon.sharding.gradients import statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import ring_bytes
 from distmuon.verify.prediction import STATISTICS_BYTES
-from muonbook.planner.cost_model import LinkCost, exchange_in
+from muonbook.planner.cost_model import TP_EXCHANGE, LinkCost
 from muonbook.planner.parts.step_parts import Messages, orthogonalizing_seconds, outer_messages
 from muonbook.planner.planned_worlds import PlannedWorld
 
@@ -132,7 +132,7 @@ class Zero1Part:
         found = {name: sum(each.seconds(links) for each in parts) for name, parts in self._messages.items()}
         waits = {"orthogonalizing": 0.0, "tp_gather": 0.0}
         if self.muon:
-            link = links[exchange_in("tp") if self.world.has_owners else "tp"]
+            link = links[TP_EXCHANGE if self.world.has_owners else "tp"]
             waits = orthogonalizing_seconds(self.world.bucket_groups, self.world.tp, link, flops_per_second)
         return found | {
             "blocks over TP": waits["tp_gather"],
