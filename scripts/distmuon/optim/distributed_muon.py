@@ -102,6 +102,7 @@ class DistributedMuon(ShardedOptimizer):
         on_nonfinite: NonFinite = "raise",
         broadcast: bool = False,
         check_every: int = 0,
+        overlap_forward: bool = False,
     ) -> None:
         options = options_among(locals(), OPTIONS)
         grid = Grid.of(grid)
@@ -127,6 +128,7 @@ class DistributedMuon(ShardedOptimizer):
             on_nonfinite=on_nonfinite,
             broadcast=broadcast,
             check_every=check_every,
+            overlap_forward=overlap_forward,
         )
         self.muon: dict[int, dict[str, Any]] = {}  # the Muon parameters' groups, by index in the map
         self._look_at_groups()

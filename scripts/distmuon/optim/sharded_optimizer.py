@@ -9,8 +9,9 @@ A step is ZeRO-1's two outer moves, and between them what a subclass does with i
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,7 +23,10 @@ from distmuon.optim.options import check_complete
 from distmuon.optim.param_groups import Watch, complete_group, options_of, refuse_meta, refuse_unknown
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding import gradients
+from distmuon.sharding.arriving import Arrival
+from distmuon.sharding.backward_overlap import BackwardOverlap
 from distmuon.sharding.buffers import ShardedBuffers, refuse_elsewhere, refuse_shared_memory, specs_of
+from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.consistency import broadcast_values, check_same, check_values, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
@@ -38,10 +42,11 @@ NON_FINITE_CHOICES = get_args(NonFinite)
 class ShardedOptimizer(ShardedState):
     """What every optimizer on flat shards is made of. All ranks construct it, and call `step`, together.
 
-    Gradients are reduced in `step`, not in `backward`: until then `.grad` is this rank's own, a view of the flat
-    buffer, float32 or wider. `backward` called several times adds micro-batches up; what was dropped (`zero_grad`,
-    `p.grad = None`) does not count, what was set counts as it is. `step` uses gradients up: `.grad` is None afterwards.
-    Clip with `max_norm` or `clip_grad_norm_`: torch's function would see one rank's gradients only.
+    Gradients are reduced in `step`: until then `.grad` is this rank's own, a view of the flat buffer, float32 or wider.
+    `backward` called several times adds micro-batches up; what was dropped (`zero_grad`, `p.grad = None`) does not
+    count, what was set counts as it is. `step` uses gradients up: `.grad` is None afterwards. Clip with `max_norm` or
+    `clip_grad_norm_`: torch's function would see one rank's gradients only. Under `overlap_backward`, gradients are
+    sent while the last backward pass goes on.
 
     params: parameters, (name, parameter) pairs, or groups of them, TP-local; tensor-parallel layers have marked theirs
         with `tp_split_dim`. Names appear in tables, ledgers and errors. `split_parameters` makes such groups.
@@ -52,6 +57,9 @@ class ShardedOptimizer(ShardedState):
         not saved), as under a GradScaler always. Parameters and state stay as they were, the gradients are dropped.
     broadcast: begin with rank 0's values everywhere, as DDP does. Otherwise ranks that do not hold the same values
         raise RankMismatchError together, as they do for other shapes, names, orders or options, then or at any step.
+    overlap_forward: let `step` return while new parameters are under way. Whoever uses one waits for its bucket, so
+        they arrive under the next forward pass. What reads parameters without torch's Python functions (a compiled or
+        scripted module, a C++ extension, `dist.broadcast` of a parameter) needs `wait_for_parameters` first.
     check_every: compare the parameters of all ranks before every so many steps; 0 does where one was seen to be written
         to, `.data` apart. The model's buffers (running means) are nobody's business here: DDP would broadcast them.
     options: defaults of the groups; a subclass names them in its signature.
@@ -78,8 +86,10 @@ class ShardedOptimizer(ShardedState):
         on_nonfinite: str,
         broadcast: bool,
         check_every: int,
+        overlap_forward: bool,
     ) -> None:
         self.grid, self.max_norm, self.on_nonfinite = Grid.of(grid), max_norm, on_nonfinite
+        self.overlap_forward, self._arrivals = overlap_forward, list[Arrival]()
         self.steps, self.skipped_steps, self.check_every = 0, 0, check_every
         self._options, self._laid_out = dict(options), False
         with raise_together(self.grid, "the optimizer", "make the same one on every rank"):
@@ -93,9 +103,10 @@ class ShardedOptimizer(ShardedState):
         self._agree_at_start(bucket_size, broadcast)
         self.buffers, self._laid_out = ShardedBuffers(self._named(), self.grid, bucket_size, self.plan), True
         self.gradient_views = gradients.GradientViews(self.buffers)
+        self._backward = BackwardOverlap(self.buffers, self.gradient_views, lambda bucket: self.reduce_scatter(bucket))
         self.list_masters()
         self._ready: bool | None = None  # whether to update; None: the gradients are not reduced yet
-        self._reduced: gradients.Versions = []  # the gradients when they were
+        self._reduced: gradients.Versions = {}  # the gradients when they were
         self._warned = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -155,9 +166,36 @@ class ShardedOptimizer(ShardedState):
         self.reduce(max_norm if self.max_norm is None else min(max_norm, self.max_norm))
         return torch.tensor(self.statistics.norm, device=self.grid.device)
 
+    @contextlib.contextmanager
+    def overlap_backward(self) -> Iterator[None]:
+        """Send gradients while the backward pass in this block goes on: the last one before `step`.
+
+            with optimizer.overlap_backward():
+                loss.backward()
+            optimizer.step()
+
+        A bucket sets out when all of its parameters have their gradients; the bits are those of a step without it.
+        A parameter that the pass does not use holds its bucket, and those behind it, back until the block ends. On
+        gloo, every bucket that is under way takes its memory once more. Gradients that are added, changed, set or
+        dropped after they were sent are refused, by RuntimeError: clip with `max_norm` or `clip_grad_norm_`, and let a
+        GradScaler unscale in `step`. To skip a batch, leave the block and call `zero_grad`. All ranks enter the block,
+        or none: RankMismatchError.
+        """
+        if self._ready is not None:
+            raise RuntimeError("the gradients of this step are clipped already; call step() or zero_grad() next.")
+        with self._backward.overlapping():
+            yield
+
+    def wait_for_parameters(self) -> None:
+        """Return when all parameters of the latest step are there; see overlap_forward."""
+        while self._arrivals:
+            self._arrivals[0].wait()
+            del self._arrivals[0]
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients, reduced or not; or set them to zero, as torch does."""
-        self._ready, self._reduced = None, []
+        self._ready, self._reduced = None, {}
+        self._backward.forget()
         super().zero_grad(set_to_none)
 
     @torch.no_grad()
@@ -171,6 +209,7 @@ class ShardedOptimizer(ShardedState):
 
         Where masters are others than the parameters, the buckets concerned are gathered anew.
         """
+        self.wait_for_parameters()
         for bucket in self.buffers.scale_rows_(factors):
             self.all_gather(bucket)
         self.buffers.record_versions()
@@ -196,11 +235,12 @@ class ShardedOptimizer(ShardedState):
             self.grid.refuse_one_stage("a GradScaler")
         if self._ready is None:
             self._refusal = self.collect()  # .grad -> G[I_tp, J]{U_dp}
-            for bucket in self.buckets:
+            for bucket in self._backward.waiting:
                 self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
             self._ready = self.check_and_clip(max_norm)
-            self._reduced = self.gradient_views.versions()
-        elif not self.gradient_views.are(self._reduced):
+            self._backward.learn()
+            self._reduced = self.gradient_views.versions(range(len(self.buffers.parameters)))
+        elif self.gradient_views.changed(self._reduced):
             raise RuntimeError(
                 "gradients were changed after clip_grad_norm_ had reduced them; call backward, clip_grad_norm_ "
                 "and step in this order. They are dropped now, and nothing else has changed."
@@ -214,18 +254,23 @@ class ShardedOptimizer(ShardedState):
 
     def collect(self) -> Exception | None:
         """Bring gradients and parameters home; return why they cannot be trained on, for all ranks to hear of it."""
+        self.wait_for_parameters()
+        self._backward.finish()
         try:
             _refuse_inference_mode()
             self._check_groups()
             if [id(p) for g in self.param_groups for p in g["params"]] != [*map(id, self.buffers.parameters)]:
                 raise RuntimeError("the groups hold other parameters than at construction; make a new optimizer.")
+            self._backward.refuse_changed(unscaled=hasattr(self, "found_inf") and self._scale is None)
             self._touched = self.buffers.rebind_if_moved()
         except (RuntimeError, TypeError, ValueError) as error:
             self._touched, self._present = False, set()
             return error
         self.buffers.refresh_masters()
         self._warn_of_local_clipping()
-        self._present = self.gradient_views.collect()
+        self.gradient_views.watch_all()
+        waiting = [index for bucket in self._backward.waiting for index in bucket.params]
+        self._present = self._backward.present | self.gradient_views.collect(sorted(waiting))
         if self._scale is not None:
             self.gradient_views.unscale(self._scale)
         return None
@@ -234,9 +279,9 @@ class ShardedOptimizer(ShardedState):
     def reduce_scatter(self, bucket: Bucket) -> None:
         """Replace this rank's shard of the bucket's gradients by their mean over DP."""
         whole, shard = self.buffers.gradients_of(bucket)  # [padded], [shard_size]
-        self.grid.dp.reduce_scatter(whole, shard, f"gradients, {bucket.label}")
+        self.grid.dp.reduce_scatter(whole, shard, f"gradients, {bucket.label}")  # the sum
         if self.grid.dp.size > 1:
-            shard.div_(self.grid.dp.size)
+            self.grid.dp.when_there(lambda: shard.div_(self.grid.dp.size))
 
     @hooked
     def all_gather(self, bucket: Bucket) -> None:
@@ -244,12 +289,17 @@ class ShardedOptimizer(ShardedState):
         whole, shard = self.buffers.parameters_of(bucket)  # [padded], [shard_size]
         if self.buffers.masters[bucket].dtype != shard.dtype:
             shard.copy_(self.buffers.masters[bucket])
-        self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", whole)
+        late = self.grid.dp.async_collectives() if self.overlap_forward else contextlib.nullcontext(PendingWork())
+        with late as pending:
+            self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", whole)
+        if pending:
+            self._arrivals.append(Arrival(pending, [self.buffers.parameters[index] for index in bucket.params]))
 
     @hooked
     def check_and_clip(self, max_norm: float | None) -> bool:
         """Let all ranks agree on the step, measure the reduced gradients and clip them; False if one is not finite."""
         options = [*self._options_now(max_norm), ("what is trained", str(self._refusal or "fine"))]
+        options.append(("overlap_backward", str(self._backward.used)))
         self.statistics = gradients.statistics(self.buffers, self._present, options, self._touched)
         if not self.statistics.agreed:
             check_same(self.grid, "options", options, "set, load and keep them alike on every rank")

@@ -34,6 +34,7 @@ class Zero1AdamW(ShardedOptimizer):
         on_nonfinite: NonFinite = "raise",
         broadcast: bool = False,
         check_every: int = 0,
+        overlap_forward: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -44,6 +45,7 @@ class Zero1AdamW(ShardedOptimizer):
             on_nonfinite=on_nonfinite,
             broadcast=broadcast,
             check_every=check_every,
+            overlap_forward=overlap_forward,
         )
 
     def update(self) -> None:

@@ -7,7 +7,7 @@ torch 2.13 renames `all_gather_into_tensor` and `reduce_scatter_tensor` to `all_
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,13 @@ def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtyp
     return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=pinned).to(device, non_blocking=pinned)
 
 
+def add_up_(out: Tensor, parts: Sequence[Tensor]) -> None:
+    """Fill `out` with the sum of `parts`, in their order."""
+    out.copy_(parts[0])
+    for part in parts[1:]:
+        out += part
+
+
 def backend_of(group: dist.ProcessGroup, device_type: str) -> str | None:
     """Return what carries the group's tensors on such a device: "nccl" of "cpu:gloo,cuda:nccl"."""
     return dict(pair.split(":") for pair in dist.get_backend_config(group).split(",")).get(device_type)
@@ -41,14 +48,18 @@ class PendingWork:
     """
 
     def __init__(self) -> None:
-        self._started: list[tuple[Any, tuple[Tensor, ...]]] = []
+        self._started: list[tuple[Any, tuple[Tensor, ...], list[Callable[[], object]]]] = []
 
     def __len__(self) -> int:
         return len(self._started)
 
     def add(self, work: Any, *tensors: Tensor) -> None:
         """Remember a collective that was started, and the tensors it reads and writes."""
-        self._started.append((work, tensors))
+        self._started.append((work, tensors, []))
+
+    def then(self, action: Callable[[], object]) -> None:
+        """Run an action when the latest collective has been waited for."""
+        self._started[-1][2].append(action)
 
     @hooked
     @of_kind(COMMUNICATION)
@@ -58,7 +69,10 @@ class PendingWork:
         Raises RuntimeError where one fails.
         """
         while self._started:
-            self._started[0][0].wait()
+            work, _, actions = self._started[0]
+            work.wait()
+            for action in actions:
+                action()
             del self._started[0]
 
 
@@ -86,7 +100,7 @@ class Group:
 
     @contextlib.contextmanager
     def async_collectives(self, pending: PendingWork | None = None) -> Iterator[PendingWork]:
-        """Inside the block, all_gather and exchange start their collective and return; the pending work waits for all.
+        """Inside the block, all_gather, all_to_all_v and reduce_scatter only start; the pending work waits for all.
 
         Until then their results must not be read; views of them may be made. pending: to be added to.
         """
@@ -95,6 +109,13 @@ class Group:
             yield self._pending
         finally:
             self._pending = outer
+
+    def when_there(self, action: Callable[[], object]) -> None:
+        """Run an action on what the latest collective brings: now, or after the wait, if it was only started."""
+        if self._pending is None or self.size == 1:
+            action()
+        else:
+            self._pending.then(action)
 
     @of_kind(COMMUNICATION)
     def all_gather(
@@ -141,12 +162,13 @@ class Group:
             return out
         self._record("reduce_scatter", full, label)
         if self.native_reduce_scatter:
-            _reduce_scatter_flat(out, full, group=self.process_group)
-            return out
-        first, *others = self._exchange(full).view(self.size, len(out)).unbind()  # n parts [len]
-        out.copy_(first)
-        for other in others:
-            out += other
+            pending = self._pending
+            work = _reduce_scatter_flat(out, full, group=self.process_group, async_op=pending is not None)
+            if pending is not None:
+                pending.add(work, full, out)
+        else:
+            parts = self._exchange(full, may_start=True).view(self.size, len(out)).unbind()  # n times [len]
+            self.when_there(lambda: add_up_(out, parts))
         return out
 
     @of_kind(COMMUNICATION)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ class GradientStatistics:
         return (~(self.squared_norms <= self.largest)).nonzero().flatten().tolist()
 
 
-Versions = list[tuple[Tensor | None, int]]  # (gradient, its version) per parameter
+Versions = dict[int, tuple[Tensor | None, int]]  # by index in the map: (gradient, its version)
 
 
 class GradientViews:
@@ -76,6 +77,8 @@ class GradientViews:
         self._nodes: list[Any] = [None] * len(buffers.parameters)  # alive as long as this is, and the hooks with them
         self._offered: list[Any] = [lambda: None] * len(buffers.parameters)  # weak: the latest `.grad` at each home
         self._versions = [0] * len(buffers.parameters)  # of those, after the latest backward pass
+        self.before: Callable[[int], None] = lambda index: None  # called when a gradient is about to be added
+        self.after: Callable[[int], None] = lambda index: None  # and when it has been
         for index, (p, home) in enumerate(zip(buffers.parameters, buffers.gradient_homes, strict=True)):
             gradient, p.grad = p.grad, None
             self._watch(index)
@@ -83,15 +86,15 @@ class GradientViews:
                 self._rebind(index)
                 home.copy_(gradient)
 
-    def collect(self) -> set[int]:
-        """Bring every gradient home; return the indices of the parameters that have one.
+    def collect(self, indices: Collection[int]) -> set[int]:
+        """Bring the gradients of the parameters `indices` home; return those that have one.
 
         A `.grad` that is the home is there already. None was never there, or was dropped: zeros. Any other tensor,
         such as one that was set by hand, takes the home's place.
         """
         present, external_grads = set(), {}
-        for index, (p, home) in enumerate(zip(self.buffers.parameters, self.buffers.gradient_homes, strict=True)):
-            self._watch(index)
+        for index in indices:
+            p, home = self.buffers.parameters[index], self.buffers.gradient_homes[index]
             if p.grad is None:
                 self._empty(index)
                 continue
@@ -112,14 +115,20 @@ class GradientViews:
         for flat in self.buffers.flat_gradients:
             flat.mul_(scale.to(widest(scale.device)).reciprocal().to(flat.dtype))
 
-    def versions(self) -> Versions:
-        """Return the gradients of this moment, for `are` to tell whether they have changed."""
-        return [(p.grad, 0 if p.grad is None else p.grad._version) for p in self.buffers.parameters]
+    def versions(self, indices: Collection[int]) -> Versions:
+        """Return gradients as they are at this moment, for `changed` to compare."""
+        found = [(index, self.buffers.parameters[index].grad) for index in indices]
+        return {index: (grad, 0 if grad is None else grad._version) for index, grad in found}
 
-    def are(self, before: Versions) -> bool:
-        """Return whether no gradient was added to, dropped or set since these `versions`."""
-        pairs = zip(before, self.versions(), strict=True)
-        return all(old is new and version == now for (old, version), (new, now) in pairs)
+    def changed(self, before: Versions) -> list[int]:
+        """Return the parameters whose gradient was added to, dropped or set since these `versions`."""
+        pairs = zip(before.items(), self.versions(before).values(), strict=True)
+        return [index for (index, (old, then)), (new, now) in pairs if old is not new or then != now]
+
+    def watch_all(self) -> None:
+        """Hook every parameter's node that is not hooked yet: a change of dtype gives it a new one."""
+        for index in range(len(self.buffers.parameters)):
+            self._watch(index)
 
     def changed_since_backward(self) -> bool:
         """Return whether somebody has written into a gradient, in place, after autograd."""
@@ -133,6 +142,7 @@ class GradientViews:
         p = self.buffers.parameters[index]
         if not self.buffers.owns(p):
             return
+        self.before(index)
         if p.grad is None:
             self._empty(index)
             self._rebind(index)
@@ -157,7 +167,7 @@ class GradientViews:
             held.data = held.clone()
 
     def _watch(self, index: int) -> None:
-        """Hook the parameter's node, if it is not hooked already: a change of dtype gives it a new one."""
+        """Hook the parameter's node, if it is not hooked already."""
         p = self.buffers.parameters[index]
         frozen = not p.requires_grad
         node = get_gradient_edge(p.requires_grad_(True)).node  # the node stays when the parameter is frozen again
@@ -166,6 +176,7 @@ class GradientViews:
             p.grad_dtype = None  # any: the home's may differ from the parameter's
             me = weakref.ref(self)  # the node may outlive the optimizer
             node.register_prehook(lambda _: views.bind_grad_view(index) if (views := me()) else None)
+            node.register_hook(lambda *_: views.after(index) if (views := me()) else None)
             self._nodes[index] = node
 
 

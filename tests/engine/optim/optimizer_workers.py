@@ -272,7 +272,7 @@ def reduce_each_bucket(grid: Grid) -> dict[str, tuple[slice, Tensor]]:
     """Return, per parameter that this rank owns a piece of, where the piece lies and its reduced gradient."""
     parameters, optimizer = build(ADAMW_ONLY, grid)
     give(ADAMW_ONLY, grid, parameters, 0)
-    optimizer.gradient_views.collect()
+    optimizer.gradient_views.collect(range(len(optimizer.buffers.parameters)))
     for bucket in optimizer.buckets:
         optimizer.reduce_scatter(bucket)
     return {

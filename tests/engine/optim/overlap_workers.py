@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
+from late_wire import Trouble, late_wire
 from optimizer_cases import ABSENT, MUON, RAGGED, SMALL, TINY, Case, Weight, build, give, values
 from torch import Tensor, nn
 
@@ -19,7 +16,6 @@ from distmuon.models.networks import MLP
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.overlap import OVERLAPS, OverlappedMuon, PipelinedMuon, Publishing, Worked
 from distmuon.optim.param_groups import split_parameters
-from distmuon.sharding import collectives
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.collectives import Group, PendingWork
 from distmuon.sharding.grid import Grid
@@ -45,10 +41,6 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of distributed Muon
 PAIRS = [("gather_all", name) for name in CASES] + [
     (variant, name) for variant in VARIANTS if variant != "gather_all" for name in ("small", "absent")
 ]
-
-
-class Trouble(Exception):
-    """What a test throws into a step."""
 
 
 def schedule_facts(world: World) -> dict[str, Any]:
@@ -130,7 +122,7 @@ def meet_trouble(grid: Grid, name: str) -> dict[str, Any]:
     def fails(matrices: Any) -> Any:
         calls[0] += 1
         if calls[0] == 2:
-            landed.extend(work for pending in optimizer.pending for work, _ in pending._started)
+            landed.extend(work for pending in optimizer.pending for work, *_ in pending._started)
             raise Trouble("the second bucket group")
         return honest(matrices)
 
@@ -195,53 +187,6 @@ def start_and_read_later(world: World) -> dict[str, Any]:
 
 
 # ---- A wire that is late ----------------------------------------------------------------------------------
-
-
-class LateWork:
-    """A collective that only begins when somebody waits for it; until then NaN stands where its result will be."""
-
-    def __init__(self, results: Sequence[Tensor], inputs: Sequence[Tensor], begin: Callable[[], Any]) -> None:
-        kept = [tensor.clone() for tensor in inputs]  # which may lie in the results
-        for tensor in results:
-            tensor.fill_(torch.nan)
-        for tensor, before in zip(inputs, kept, strict=True):
-            tensor.copy_(before)
-        self.inputs, self.kept, self.begin = inputs, kept, begin
-
-    def wait(self) -> None:
-        for tensor, before in zip(self.inputs, self.kept, strict=True):
-            if not torch.equal(tensor.view(torch.uint8), before.view(torch.uint8)):  # NaN equals NaN here
-                raise Trouble("what was to be sent has been written to")
-        self.begin()
-
-
-@contextlib.contextmanager
-def late_wire() -> Iterator[None]:
-    """Let everything that is only started begin as late as it may."""
-
-    def all_gather(out: Tensor, shard: Tensor, group: Any, async_op: bool) -> Any:
-        begin = partial(honest_gather, out, shard, group=group)
-        return LateWork([out], [shard], begin) if async_op else begin()
-
-    def all_to_all(received: Tensor, parcels: Tensor, theirs: Any, mine: Any, group: Any, async_op: bool) -> Any:
-        begin = partial(honest_exchange, received, parcels, theirs, mine, group=group)
-        return LateWork([received], [parcels], begin) if async_op else begin()
-
-    def batch(operations: list[Any]) -> list[LateWork]:
-        def begin() -> None:
-            for work in honest_batch(operations):
-                work.wait()
-
-        sent = [operation.tensor for operation in operations if operation.op is dist.isend]
-        return [LateWork([o.tensor for o in operations if o.op is dist.irecv], sent[:1], begin)]
-
-    honest_gather, honest_exchange = collectives._all_gather_flat, dist.all_to_all_single
-    honest_batch = dist.batch_isend_irecv
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "_all_gather_flat", all_gather)
-        patch.setattr(dist, "all_to_all_single", all_to_all)
-        patch.setattr(dist, "batch_isend_irecv", batch)
-        yield
 
 
 class ReadsGathersEarly(PipelinedMuon):
