@@ -169,7 +169,9 @@ def test_torchrun_starts_the_same_worker_with_the_same_results() -> None:
     assert ending.code == 0, ending.err
     assert ending.out.startswith(f"hello from one rank\n{GREETINGS}")
     assert all(f"Answer(rank={number}, total=6)" in ending.out for number in range(4))  # each printed by its rank
-    assert ending.err.strip() == ""
+    # where no name server answers, torch's own store says that it does not know what its client is called
+    said = [line for line in ending.err.splitlines() if "hostname of the client socket cannot be retrieved" not in line]
+    assert said == []
 
 
 def test_under_torchrun_every_rank_refuses_a_wrong_product_and_one_of_them_says_why(monkeypatch, capsys) -> None:
