@@ -2,7 +2,9 @@
 
 python scripts/14_traces.py --dp 2 --tp 2 --traces out
 python scripts/14_traces.py --schedules --dp 2 --tp 2 --strategy owner
+python scripts/14_traces.py --hiding --dp 2 --tp 2
 python scripts/14_traces.py --measure --json book/results/traces.json
+python scripts/14_traces.py --measure-hiding --json book/results/hiding.json
 """
 
 import textwrap
@@ -27,8 +29,13 @@ TAKES = {  # job -> its options
     "": launch.WORLD,
     "--traces": launch.WORLD,
     "--schedules": (*launch.WORLD, "strategy"),
+    "--hiding": launch.WORLD,
     "--measure": ("quick", "json", "threads"),
+    "--measure-hiding": ("quick", "json", "threads"),
 }
+HIDING, HIDING_RACE = "muonbook.ch14.hiding:compare", "muonbook.ch14.hiding:race"
+HIDING_RATES = (500.0, 1000.0, 2000.0, 4000.0, None)  # Mbit/s; None: unlimited
+BATCHED = replace(TIMED, sequences=16)  # on two ranks: passes take about as long as their gradients on the third link
 RACE, OVERHEAD = "muonbook.ch14.schedule_race:race", "muonbook.ch14.schedule_race:ledger_overhead"
 
 
@@ -84,8 +91,41 @@ def report_schedules(ranks):
     return same
 
 
+def report_hiding(ranks):
+    """Print what was under way when; return whether hiding changed nothing."""
+    buckets = ranks[0]["buckets"]
+    print(f"rank 0 of {len(ranks)}, {buckets} buckets           step 1  step 2  step 3")
+    rows = {"gradients sent when the first layer's come": "sent", "parameters under way after step": "arriving"}
+    for title, key in rows.items():
+        print(f"  {title:<42}" + "".join(f"{count:>7} " for count in ranks[0][key]).rstrip())
+    same = all(rank["equal"] and rank["same bytes"] for rank in ranks)
+    print(f"On every rank same parameters, same bytes: {same}")
+    return same
+
+
+def measure_hiding(path, quick, threads):
+    """Race training steps that hide gradients and parameters on several links, and write the ratios."""
+    obstacle = network_emulation.why_unavailable()
+    if obstacle is None:
+        network_emulation.setup_bridge()  # before any rank exists: they inherit it
+    else:
+        print(obstacle)
+    found: dict[str, Any] = {"workload": {"width": TIMED.width, "layers": TIMED.layers, "tokens": BATCHED.tokens}}
+    found["links"] = {}
+    for rate in HIDING_RATES if obstacle is None else (None,):
+        name = "no limit" if rate is None else f"{rate:,g} Mbit/s"
+        link = network_emulation.Link(rate) if obstacle is None else None
+        job = (BATCHED, 2 if quick else 12)
+        raced = launch.run(HIDING_RACE, job, dp=2, link=link, threads=threads, timeout=60.0)[0]
+        found["links"][name] = raced
+        for optimizer, ratios in raced["ratio_to_nothing_hidden"].items():
+            told = ", ".join(f"{hidden} {ratio['median']:.2f}" for hidden, ratio in ratios.items())
+            print(f"{name:<12}{optimizer:<7}{told}", flush=True)
+    results.write(path, found)
+
+
 def measure(path, quick, threads):
-    """Take all of this chapter's stored measurements; write them, and the traces beside them."""
+    """Take the stored measurements of schedules and traces; write them, and the traces beside them."""
     rounds, recordings = (6, 1) if quick else (30, 9)
     folder, options = Path(path).parent, dict(threads=threads, timeout=60.0)
     obstacle = network_emulation.why_unavailable()
@@ -133,11 +173,13 @@ def parse():
     job = parser.add_argument_group("the job").add_mutually_exclusive_group()
     job.add_argument("--traces", metavar="FOLDER", help="write each recorded step's trace into this folder")
     job.add_argument("--schedules", action="store_true", help="compare what three schedules of a step do")
+    job.add_argument("--hiding", action="store_true", help="train with gradients and parameters hidden under passes")
     job.add_argument("--measure", action="store_true", help="take the measurements of book/results/traces.json")
+    job.add_argument("--measure-hiding", action="store_true", help="take those of book/results/hiding.json")
     words = "with --schedules: how Muon sees whole matrices (default: %(default)s)"
     parser.add_argument("--strategy", metavar=launch.choices(STRATEGIES), default=Recipe.strategy, help=words)
-    parser.add_argument("--quick", action="store_true", help="with --measure: few rounds, for a first impression")
-    parser.add_argument("--json", metavar="FILE", help="with --measure: write the results here, traces beside them")
+    parser.add_argument("--quick", action="store_true", help="with a measurement: few rounds, for a first impression")
+    parser.add_argument("--json", metavar="FILE", help="with a measurement: write the results here, traces beside them")
     add_arguments(parser)
     return parser.parse_args()
 
@@ -147,27 +189,36 @@ def main():
     if (code := handle(arguments, look_ahead.PUZZLE)) is not None:
         return code
     launch.chosen_job(arguments, TAKES)
-    if arguments.measure and arguments.json is None:
-        raise launch.UsageError("--measure writes a file; add --json FILE.")
-    if arguments.measure and launch.under_torchrun():
-        raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
+    measuring = "--measure-hiding" if arguments.measure_hiding else "--measure" if arguments.measure else None
+    if measuring and arguments.json is None:
+        raise launch.UsageError(f"{measuring} writes a file; add --json FILE.")
+    if measuring and launch.under_torchrun():
+        raise launch.UsageError(f"{measuring} starts worlds of its own; run it without torchrun.")
     if launch.is_main_process():
         for name in TITLES if arguments.traces else ():
             launch.check_writable("--traces", str(Path(arguments.traces) / f"step_{name}.json.gz"))
         launch.check_writable("--json", arguments.json)
-    if arguments.measure:
-        measure(arguments.json, arguments.quick, arguments.threads)
+    if measuring:
+        take = measure if arguments.measure else measure_hiding
+        take(arguments.json, arguments.quick, arguments.threads)
         return 0
     if arguments.dp * arguments.tp == 1:
         raise launch.UsageError("--dp 1 --tp 1: one rank sends nothing; choose 2 or more.")
     SHAPES["even"].shared_by(arguments.dp).check(arguments.dp, arguments.tp)
     Recipe(strategy=arguments.strategy, overlap="pipelined").check(1, 1)
-    job = (COMPARE, (SMALL, {"strategy": arguments.strategy})) if arguments.schedules else (TRAIN, ())
-    handed_over = launch.run(*job, **launch.options(arguments))[0]
+    worker: str = TRAIN
+    given: tuple[Any, ...] = ()
+    if arguments.schedules:
+        worker, given = COMPARE, (SMALL, {"strategy": arguments.strategy})
+    elif arguments.hiding:
+        worker, given = HIDING, (SMALL,)
+    handed_over = launch.run(worker, given, **launch.options(arguments))[0]
     if not handed_over:
         return 0  # under torchrun, rank 0 alone goes on
     if arguments.schedules:
         return 0 if report_schedules(handed_over) else 1
+    if arguments.hiding:
+        return 0 if report_hiding(handed_over) else 1
     well = report_steps(handed_over)
     if arguments.traces:
         save_steps(handed_over, arguments.traces)

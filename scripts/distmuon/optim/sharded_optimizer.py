@@ -186,6 +186,16 @@ class ShardedOptimizer(ShardedState):
         with self._backward.overlapping():
             yield
 
+    @property
+    def waiting_buckets(self) -> list[Bucket]:
+        """The buckets whose gradients have not been sent, in the order in which they will be."""
+        return self._backward.waiting
+
+    @property
+    def arriving_buckets(self) -> list[Bucket]:
+        """The buckets whose parameters may still be under way."""
+        return [arrival.bucket for arrival in self._arrivals if arrival.pending]
+
     def wait_for_parameters(self) -> None:
         """Return when all parameters of the latest step are there; see overlap_forward."""
         while self._arrivals:
@@ -235,7 +245,7 @@ class ShardedOptimizer(ShardedState):
             self.grid.refuse_one_stage("a GradScaler")
         if self._ready is None:
             self._refusal = self.collect()  # .grad -> G[I_tp, J]{U_dp}
-            for bucket in self._backward.waiting:
+            for bucket in self.waiting_buckets:
                 self.reduce_scatter(bucket)  # G[I_tp, J]{U_dp} -> G[N_dp]
             self._ready = self.check_and_clip(max_norm)
             self._backward.learn()
@@ -269,7 +279,7 @@ class ShardedOptimizer(ShardedState):
         self.buffers.refresh_masters()
         self._warn_of_local_clipping()
         self.gradient_views.watch_all()
-        waiting = [index for bucket in self._backward.waiting for index in bucket.params]
+        waiting = [index for bucket in self.waiting_buckets for index in bucket.params]
         self._present = self._backward.present | self.gradient_views.collect(sorted(waiting))
         if self._scale is not None:
             self.gradient_views.unscale(self._scale)
@@ -293,7 +303,8 @@ class ShardedOptimizer(ShardedState):
         with late as pending:
             self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", whole)
         if pending:
-            self._arrivals.append(Arrival(pending, [self.buffers.parameters[index] for index in bucket.params]))
+            parameters = [self.buffers.parameters[index] for index in bucket.params]
+            self._arrivals.append(Arrival(bucket, pending, parameters))
 
     @hooked
     def check_and_clip(self, max_norm: float | None) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
 from distmuon.sharding.collectives import PendingWork
+from distmuon.sharding.layout import Bucket
 
 # what may be asked of a parameter, and done with its gradient, without its values
 _ASKED = (
@@ -34,10 +35,10 @@ NEEDS_NO_VALUES = {
 
 
 class Arrival:
-    """Parameters that a collective fills, which was started. Each of them may be used: the first use waits for all."""
+    """A bucket's parameters, which a collective fills that was started. The first use of one of them waits for all."""
 
-    def __init__(self, pending: PendingWork, parameters: Iterable[Tensor]) -> None:
-        self._pending, self._lock = pending, threading.Lock()
+    def __init__(self, bucket: Bucket, pending: PendingWork, parameters: Iterable[Tensor]) -> None:
+        self.bucket, self.pending, self._lock = bucket, pending, threading.Lock()
         self._classes = [(p, type(p)) for p in parameters]
         for p, kind in self._classes:
             p.arrival = self  # type: ignore[attr-defined]
@@ -46,7 +47,7 @@ class Arrival:
     def wait(self) -> None:
         """Return when the parameters are there; they are ordinary ones then. Raises RuntimeError if a rank is lost."""
         with self._lock:
-            self._pending.wait()
+            self.pending.wait()
             while self._classes:
                 p, kind = self._classes.pop()
                 p.__class__ = kind

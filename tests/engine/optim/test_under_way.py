@@ -15,6 +15,7 @@ from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.arriving import Arrival
 from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import ParamSpec, plan
 
 on_two_grids = pytest.mark.parametrize(("dp", "tp"), [(3, 1), (2, 2)])
 each_variant = pytest.mark.parametrize("variant", work.VARIANTS)
@@ -148,7 +149,8 @@ def test_after_the_wait_all_are_ordinary_parameters() -> None:
 
 def test_a_compiled_forward_pass_is_told_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Linear(2, 2)
-    arrival = Arrival(PendingWork(), [layer.weight])
+    bucket = plan([ParamSpec("weight", (2, 2), "float32")], 1).buckets[0]
+    arrival = Arrival(bucket, PendingWork(), [layer.weight])
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(RuntimeError, match=r"call the optimizer's wait_for_parameters\(\) before it") as error:
         layer(torch.ones(2))

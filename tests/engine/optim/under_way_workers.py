@@ -99,7 +99,7 @@ def take(parts: Parts, grid: Grid, step: int, overlapped: bool) -> int:
         return 0
     with optimizer.overlap_backward():
         last().backward()
-        sent = len(optimizer._backward._under_way)
+        sent = len(optimizer.buckets) - len(optimizer.waiting_buckets)
     optimizer.step()
     return sent
 
@@ -128,7 +128,7 @@ def sent_when_the_first_layer_comes(grid: Grid, variant: str) -> list[tuple[int,
     found: list[tuple[int, int]] = []
     first: Any = model.layers[0].weight
     first.register_post_accumulate_grad_hook(
-        lambda p: found.append((len(optimizer._backward._under_way), len(optimizer.buckets)))
+        lambda p: found.append((len(optimizer.buckets) - len(optimizer.waiting_buckets), len(optimizer.buckets)))
     )
     for step in range(STEPS):
         loss = model(torch.randn(4, 16, generator=torch.Generator().manual_seed(step))).square().mean()
