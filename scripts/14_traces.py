@@ -120,7 +120,7 @@ def measure_hiding(path, quick, threads):
         found["links"][name] = raced
         for optimizer, ratios in raced["ratio_to_nothing_hidden"].items():
             told = ", ".join(f"{hidden} {ratio['median']:.2f}" for hidden, ratio in ratios.items())
-            print(f"{name:<12}{optimizer:<7}{told}", flush=True)
+            print(f"{name:<14}{optimizer:<7}{told}", flush=True)
     results.write(path, found)
 
 

@@ -111,6 +111,18 @@ def gain_lines(found: Found) -> list[str]:
     return lines
 
 
+def hiding_lines(links: Found) -> list[str]:
+    """Return what training steps take that hide gradients, or parameters too, over those that hide nothing."""
+    lines = ["step / that with nothing hidden:", "", "median  quartiles    rounds"]
+    for link, race in links.items():
+        for name, ratios in race["ratio_to_nothing_hidden"].items():
+            for hidden in ("gradients", "both"):
+                row = ratios[hidden]
+                low, high = row["quartiles"]
+                lines.append(f"{row['median']:6.2f}  {low:.2f} to {high:.2f}{row['count']:5}  {name}, {hidden}, {link}")
+    return lines
+
+
 def times(rank: RankTrace, part: Interval) -> dict[str, float]:
     """Return how long a rank was at Muon's work alone, at work while in a collective, in a collective alone, and in
     neither, during a part of its step: us, which add up to the part.
