@@ -101,7 +101,7 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
             lr = settings.lr_at(step)
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            own_loss = backward(world, settings, text, forward, step)
+            own_loss = backward(world, settings, text, forward, optimizer, step)
             norm = optimizer.clip_grad_norm_(settings.clip).item()
             loss, stop = agree(world, own_loss)
             speed = clock.step()
@@ -137,15 +137,23 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
     return Ended(step, diverged=skips == SKIPS, unsaved=str(unsaved or ""))
 
 
-def backward(world: launch.World, settings: RunSettings, text: Corpus, forward: Any, step: int) -> Tensor:
-    """Add up the gradients of this rank's micro-batches; return their mean loss, in nats per token."""
+def backward(
+    world: launch.World, settings: RunSettings, text: Corpus, forward: Any, optimizer: torch.optim.Optimizer, step: int
+) -> Tensor:
+    """Add up the gradients of this rank's micro-batches; return their mean loss, in nats per token.
+
+    FSDP2 sends gradients under every backward pass by itself, our own sharding under the last one.
+    """
     total = torch.zeros((), device=world.device)
     parts = world.dp * settings.accumulate
     for micro in range(settings.accumulate):
         part = world.rank // world.tp * settings.accumulate + micro
         tokens, following = text.batch(step, settings.batch, settings.context, settings.seed, part, parts)
         loss = forward(tokens.to(world.device), following.to(world.device)) / settings.accumulate
-        loss.backward()
+        last = micro + 1 == settings.accumulate
+        ours = last and isinstance(optimizer, ShardedOptimizer)
+        with optimizer.overlap_backward() if ours else contextlib.nullcontext():  # type: ignore[attr-defined]
+            loss.backward()
         total += loss.detach()
     return total
 
@@ -250,8 +258,8 @@ def optimizer_of(model: nn.Module, grid: Grid, settings: RunSettings) -> MuonW |
     if settings.sharding == "fsdp2":
         return MuonW(groups, lr=lr, weight_decay=decay)
     if settings.optimizer == "adamw":
-        return Zero1AdamW(groups, grid, lr=lr, weight_decay=decay)
-    return DistributedMuon(groups, grid, lr=lr, weight_decay=decay, strategy=settings.strategy)
+        return Zero1AdamW(groups, grid, lr=lr, weight_decay=decay, overlap_forward=True)
+    return DistributedMuon(groups, grid, lr=lr, weight_decay=decay, strategy=settings.strategy, overlap_forward=True)
 
 
 # ---- Checkpoints and metrics ------------------------------------------------------------------------------
