@@ -36,14 +36,15 @@ class MatrixShard(NamedTuple):
 class ExchangePlan:
     """The plan of a step as one rank of the group sees it.
 
-    owner: {matrix: rank}, of all. mine: the matrices that this rank owns.
+    owner: {matrix: rank}, of all. mine: the matrices that this rank owns. loads: what each rank has to do by then, of
+        the plans before this one too, in operations.
     out, coming: for every rank, the pieces that go there and come from there before Newton–Schulz; back, returning:
         the same after it. This rank's own part is among them.
     """
 
-    def __init__(self, parameters: Sequence[ShardedParam], ranks: int, rank: int) -> None:
+    def __init__(self, parameters: Sequence[ShardedParam], ranks: int, rank: int, loads: Sequence[float] = ()) -> None:
         self.parameters, self.rank = parameters, rank
-        self.owner = owners(parameters, ranks)
+        self.owner, self.loads = owners(parameters, ranks, loads)
         self.mine = [matrix for matrix, owner in self.owner.items() if owner == rank]
         self.out: list[list[MatrixShard]] = [[] for _ in range(ranks)]
         self.coming: list[list[MatrixShard]] = [[] for _ in range(ranks)]
@@ -72,9 +73,11 @@ class ExchangePlan:
                 self.returning[owner].append(piece)
 
 
-def owners(parameters: Sequence[ShardedParam], ranks: int) -> dict[Matrix, int]:
-    """Return who orthogonalizes each matrix, in the order of the parameters."""
-    loads, found, dealt = [0.0] * ranks, dict[Matrix, int](), dict[Matrix, float]()
+def owners(
+    parameters: Sequence[ShardedParam], ranks: int, loads: Sequence[float] = ()
+) -> tuple[dict[Matrix, int], list[float]]:
+    """Return who orthogonalizes each matrix, in the order of the parameters, and the loads then. loads: before it."""
+    loads, found, dealt = list(loads or [0.0] * ranks), dict[Matrix, int](), dict[Matrix, float]()
     for index, placed in enumerate(parameters):
         for number, (whole, shape) in enumerate(placed.matrices):
             touching = [rank for of_box in _holders(placed.boxes, whole).values() for rank in of_box]
@@ -84,8 +87,10 @@ def owners(parameters: Sequence[ShardedParam], ranks: int) -> dict[Matrix, int]:
             else:
                 dealt[index, number] = float(flops(shape))
     dealt_to = balance(dict(enumerate(dealt.values())), ranks, loads)
-    found |= {matrix: dealt_to[place] for place, matrix in enumerate(dealt)}
-    return dict(sorted(found.items()))
+    for place, (matrix, cost) in enumerate(dealt.items()):
+        found[matrix] = dealt_to[place]
+        loads[dealt_to[place]] += cost
+    return dict(sorted(found.items())), loads
 
 
 def _holders(boxes: Sequence[Box], whole: Box) -> dict[Box, list[int]]:

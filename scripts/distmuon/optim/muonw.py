@@ -5,7 +5,9 @@
 
 Momentum, decay and the update touch one element at a time and run on what a rank holds. Newton–Schulz does not: pieces
 of the momentum travel to the owner of each matrix, who orthogonalizes it once for everybody, and pieces of the update
-travel back. Two collectives in a step, however many matrices there are; `parcels` says who sends what.
+travel back. These are two collectives in a step, however many matrices there are; `exchange_plan` says who sends what.
+Where they are more than a bucket for every rank, they are taken in waves, and one wave travels under the work on
+another.
 
 Sources: two all-to-alls and an owner: dion (Ahn et al. 2025). Muon and AdamW side by side: Moonlight (Liu et al. 2025).
 """
@@ -16,8 +18,9 @@ import contextlib
 import functools
 import math
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -41,7 +44,7 @@ from distmuon.optim.muon import (
     orthogonalize,
     scale,
 )
-from distmuon.optim.muonw_plans import Plan, Plans, local
+from distmuon.optim.muonw_plans import Parameter, Plan, Plans, local
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.options import check_complete
 from distmuon.optim.param_groups import (
@@ -58,8 +61,9 @@ from distmuon.optim.param_groups import (
 from distmuon.optim.sharded_optimizer import check_max_norm
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.boxes import extent, volume
-from distmuon.sharding.collectives import numbers_on
+from distmuon.sharding.collectives import PendingWork, numbers_on, waiting_at_the_end
 from distmuon.sharding.consistency import RankMismatchError
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import Matrices, MatrixLayout
 from distmuon.sharding.meshes import refuse_one_of_the_stages, shards
@@ -70,6 +74,35 @@ WHOLE = MatrixLayout()
 TOGETHER = 2**24  # elements of which a few launches take care
 HEADER = 4  # elements before a parcel, each a byte of the sender's digest: small integers, exact in any dtype
 MOMENTUM_LABEL, UPDATES_LABEL = "momentum", "updates"
+
+
+class Exchange(NamedTuple):
+    """What all ranks of a plan send each other, not to be looked at before `pending.wait()`.
+
+    header: before every parcel. own: the parcel that did not travel. coming: what is in each rank's parcel for this
+    one. received: those parcels, flat.
+    """
+
+    plan: Plan
+    header: Tensor
+    own: Sequence[Tensor]
+    coming: Sequence[Sequence[MatrixShard]]
+    received: Sequence[Tensor]
+    pending: PendingWork
+
+    def headers(self) -> list[Tensor]:
+        """Return the headers of all ranks."""
+        rank, length = self.plan.group.rank, len(self.header)
+        return [self.header if of == rank else flat[:length] for of, flat in enumerate(self.received)]
+
+    def pieces(self) -> Iterator[tuple[MatrixShard, Tensor]]:
+        """Yield what came, this rank's own part first."""
+        rank = self.plan.group.rank
+        yield from zip(self.coming[rank], self.own, strict=True)
+        for of, pieces in enumerate(self.coming):
+            if of != rank:
+                values = self.received[of][len(self.header) :].split([volume(piece.box) for piece in pieces])
+                yield from ((p, v.view(extent(p.box))) for p, v in zip(pieces, values, strict=True))
 
 
 class MuonW(MasterWeights):
@@ -86,6 +119,8 @@ class MuonW(MasterWeights):
     master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and the rest of its
         state in float32. None: none, and a warning where weight decay is lost to rounding; False: none. Either way a
         bf16 parameter is decayed and moved in float32, and rounded once in a step.
+    bucket_size: elements of matrices that a rank is given to orthogonalize at a time, so far as they can be shared out
+        evenly; what is more is taken in waves, each with two collectives of its own.
     replicas: a group of ranks that hold the same plain tensors and, when `step` is called, the same gradients, as under
         DistributedDataParallel, whose group it is if the model is wrapped already. They share Newton–Schulz.
 
@@ -103,7 +138,7 @@ class MuonW(MasterWeights):
 
     DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
     MADE_BY: ClassVar = "MuonW"
-    KEPT: ClassVar = (*MasterWeights.KEPT, "_options", "gather_dtype", "skipped_steps")
+    KEPT: ClassVar = (*MasterWeights.KEPT, "_options", "gather_dtype", "bucket_size", "skipped_steps")
     _watch = functools.cached_property(Watch)  # made when first wanted, by copies as well
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
     _clipped = False  # since the latest step
@@ -130,12 +165,15 @@ class MuonW(MasterWeights):
         eps: float = 1e-8,
         gather_dtype: torch.dtype | None = None,
         master_weights: bool | None = None,
+        bucket_size: int = DEFAULT_BUCKET_SIZE,
         replicas: dist.ProcessGroup | None = None,
     ) -> None:
         self._options = options_among(locals(), self.DEFAULTS)
         self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
-        self.gather_dtype, self.skipped_steps = gather_dtype, 0
+        if bucket_size < 1:
+            raise ValueError(f"bucket_size is {bucket_size}; give a number of elements, 1 or more.")
+        self.gather_dtype, self.bucket_size, self.skipped_steps = gather_dtype, bucket_size, 0
         if replicas is None and isinstance(params, DistributedDataParallel):
             replicas = params.process_group
         self._begin(replicas)
@@ -162,7 +200,8 @@ class MuonW(MasterWeights):
 
     def _begin(self, replicas: dist.ProcessGroup | None = None) -> None:
         self.ledger = Ledger()
-        self._plans, self._compares = Plans(self.gather_dtype, self.ledger, replicas), replicas is not None
+        self._plans = Plans(self.gather_dtype, self.bucket_size, self.ledger, replicas)
+        self._compares = replicas is not None
 
     @torch._disable_dynamo  # torch.compile(optimizer.step) runs it as it is
     @torch.no_grad()
@@ -183,18 +222,31 @@ class MuonW(MasterWeights):
         if refusal:
             self._refuse(plans, refusal)
         self.warn_of_lost_decay()
-        headers = [self._digest(plan, *self._seen_by_replicas(plan)) for plan in plans]
-        heads, received = [], []
-        for plan, header in zip(plans, headers, strict=True):
-            of_ranks, matrices = self._gather(plan, header)
-            heads.append(of_ranks)
-            received.append(matrices)
-        _refuse_different(plans, heads)
-        for plan, header, matrices in zip(plans, headers, received, strict=True):
-            self._apply(plan, self._return_updates(plan, header, self._orthogonalize(plan, matrices)))
+        self._step_muon(plans)
         self._step_adamw()
         self._compares = self._compares and not moves
         return loss
+
+    def _step_muon(self, plans: Sequence[Plan]) -> None:
+        """Move wave by wave. Under the work on one, the momentum of the next and the updates of the last travel."""
+        started: list[PendingWork] = []
+        with waiting_at_the_end(started):
+            gathered, returned = deque[Exchange](), deque[Exchange]()
+            for number, plan in enumerate(plans):
+                if not gathered:
+                    gathered.append(self._start_gather(plan, self._digest(plans), started))
+                gathering = gathered.popleft()
+                gathering.pending.wait()
+                if number == 0:
+                    _refuse_different(gathering)
+                if following := plans[number + 1 : number + 2]:
+                    gathered.append(self._start_gather(following[0], [], started))
+                updates = self._orthogonalize(plan, self._matrices(gathering))
+                returned.append(self._start_return(plan, updates, started))
+                if len(returned) > 1:
+                    self._apply(returned.popleft())
+            while returned:
+                self._apply(returned.popleft())
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -240,19 +292,20 @@ class MuonW(MasterWeights):
 
     # ---- Muon's moves -------------------------------------------------------------------------------------
 
-    def _gather(
-        self, plan: Plan, header: Tensor
-    ) -> tuple[list[Tensor], dict[Matrix, Tensor]]:  # the second: M[A, B], or the box of a kernel
-        """Pieces of the momentum -> the headers of all ranks, and the matrices that this rank owns."""
+    def _start_gather(self, plan: Plan, header: Sequence[int], started: list[PendingWork]) -> Exchange:
+        """Let pieces of the momentum set out for the owners of their matrices."""
         momenta = self._momenta(plan)
         parcels = [[momenta[piece.matrix[0]][plan.here(piece)] for piece in to] for to in plan.parcels.out]
-        found = {}
+        return self._exchange(plan, parcels, plan.parcels.coming, MOMENTUM_LABEL, started, header)
+
+    def _matrices(self, gathering: Exchange) -> dict[Matrix, Tensor]:  # M[A, B], or the box of a kernel
+        """Put together the matrices that this rank owns."""
+        plan, found = gathering.plan, {}
         for matrix in plan.parcels.mine:
             box, _ = plan.parcels.whole(matrix)
             found[matrix] = torch.empty(extent(box), dtype=plan.dtype, device=plan.device)
-        heads, pieces = self._exchange(plan, header, parcels, plan.parcels.coming, MOMENTUM_LABEL)
-        copy_each_((found[piece.matrix][plan.inside(piece)], values) for piece, values in pieces)
-        return heads, found
+        copy_each_((found[piece.matrix][plan.inside(piece)], values) for piece, values in gathering.pieces())
+        return found
 
     def _momenta(self, plan: Plan) -> list[Tensor]:  # U, as this rank holds the parameter
         """Update the momentum; return what Newton–Schulz is fed, zeros where there is no gradient."""
@@ -297,20 +350,22 @@ class MuonW(MasterWeights):
                 found[keys[i]] = update.view(matrices[keys[i]].shape)
         return found
 
-    def _return_updates(
+    def _start_return(
         self,
         plan: Plan,
-        header: Tensor,
         updates: Mapping[Matrix, Tensor],  # O
-    ) -> Iterable[tuple[MatrixShard, Tensor]]:
-        """Updates -> the pieces of them that this rank holds."""
+        started: list[PendingWork],
+    ) -> Exchange:
+        """Let updates set out for those who hold a piece of the matrix."""
         parcels = [[updates[piece.matrix][plan.inside(piece)] for piece in to] for to in plan.parcels.back]
-        return self._exchange(plan, header, parcels, plan.parcels.returning, UPDATES_LABEL)[1]
+        return self._exchange(plan, parcels, plan.parcels.returning, UPDATES_LABEL, started)
 
-    def _apply(self, plan: Plan, pieces: Iterable[tuple[MatrixShard, Tensor]]) -> None:
+    def _apply(self, returning: Exchange) -> None:
         """Decay and move what this rank holds; the scale is that of whole matrices."""
+        returning.pending.wait()
+        plan = returning.plan
         of_parameter: list[list[tuple[MatrixShard, Tensor]]] = [[] for _ in plan.parameters]
-        for piece, update in pieces:
+        for piece, update in returning.pieces():
             of_parameter[piece.matrix[0]].append((piece, update))
         for places in self._together(plan):
             groups = [self.param_groups[plan.parameters[place].group] for place in places]
@@ -328,28 +383,24 @@ class MuonW(MasterWeights):
     def _exchange(
         self,
         plan: Plan,
-        header: Tensor,  # [HEADER], see `_digest`
         parcels: Sequence[Sequence[Tensor]],  # for every rank, tensors of the plan's dtype
         coming: Sequence[Sequence[MatrixShard]],
         label: str,
-    ) -> tuple[list[Tensor], Iterator[tuple[MatrixShard, Tensor]]]:
-        """Send every rank its parcel behind a header; return the headers of all ranks, and what came. Collective."""
-        rank, size = plan.group.rank, plan.group.size
+        started: list[PendingWork],
+        header: Sequence[int] = (),
+    ) -> Exchange:
+        """Send every rank its parcel, behind a header if there is one. Collective; it is only started."""
+        rank, group = plan.group.rank, plan.group
+        head = numbers_on(plan.device, header, plan.dtype)
         flat = [
-            torch.cat([header, *(tensor.reshape(-1) for tensor in parcel)]) if to != rank else header[:0]
+            torch.cat([head, *(tensor.reshape(-1) for tensor in parcel)]) if to != rank else head[:0]
             for to, parcel in enumerate(parcels)
         ]
-        lengths = [HEADER + numel(pieces) if of != rank else 0 for of, pieces in enumerate(coming)]
-        received = plan.group.all_to_all_v(flat, lengths, label) if size > 1 else flat
-
-        def unpacked() -> Iterator[tuple[MatrixShard, Tensor]]:
-            yield from zip(coming[rank], parcels[rank], strict=True)  # this rank's own part, which did not travel
-            for of, pieces in enumerate(coming):
-                if of != rank:
-                    values = received[of][HEADER:].split([volume(piece.box) for piece in pieces])
-                    yield from ((p, v.view(extent(p.box))) for p, v in zip(pieces, values, strict=True))
-
-        return [header if of == rank else received[of][:HEADER] for of in range(size)], unpacked()
+        lengths = [len(head) + numel(pieces) if of != rank else 0 for of, pieces in enumerate(coming)]
+        with group.async_collectives() as pending:
+            received = group.all_to_all_v(flat, lengths, label) if group.size > 1 else flat
+        started.append(pending)
+        return Exchange(plan, head, parcels[rank], coming, received, pending)
 
     # ---- AdamW --------------------------------------------------------------------------------------------
 
@@ -374,18 +425,17 @@ class MuonW(MasterWeights):
 
     # ---- Checks -------------------------------------------------------------------------------------------
 
-    def _digest(self, plan: Plan, *more: str) -> Tensor:  # [HEADER]
+    def _digest(self, plans: Sequence[Plan], *more: str) -> list[int]:  # [HEADER]
         """Return what ranks must have alike in this step, as a few small numbers: options, and who has gradients."""
         options = [{k: str(v) for k, v in group.items() if k not in GROUP_NOTES} for group in self.param_groups]
-        present = [p.name for p in plan.parameters if p.tensor.grad is not None]
-        digest = zlib.crc32(repr((options, present, bool(self.master_weights), *more)).encode()).to_bytes(
-            HEADER, "little"
-        )
-        return numbers_on(plan.device, list(digest), plan.dtype)
+        moving = [p for plan in plans for p in plan.parameters if p.tensor.grad is not None]
+        more += tuple(self._seen_by_replicas(moving))
+        what = (options, [p.name for p in moving], bool(self.master_weights), *more)
+        return list(zlib.crc32(repr(what).encode()).to_bytes(HEADER, "little"))
 
-    def _seen_by_replicas(self, plan: Plan) -> list[str]:
+    def _seen_by_replicas(self, moving: Sequence[Parameter]) -> list[str]:
         """Return, in the first step, what is alike on replicas only if their gradients were averaged: their norms."""
-        norms = [p.tensor.grad.norm() for p in plan.parameters if self._compares and p.tensor.grad is not None]
+        norms = [gradient.norm() for _, p, _ in moving if self._compares and (gradient := p.grad) is not None]
         return [str(norm) for norm in torch.stack(norms).tolist()] if norms else []
 
     def _check(self, group: dict[str, Any]) -> None:
@@ -422,17 +472,17 @@ class MuonW(MasterWeights):
         return None
 
     def _refuse(self, plans: Sequence[Plan], refusal: Exception) -> NoReturn:
-        """Raise the refusal, once the other ranks, which may have none, have heard of it in their first exchanges.
+        """Raise the refusal, once the other ranks, which may have none, have heard of it in the first exchange.
 
         They say that this rank differs, and this rank says how.
         """
-        for plan in plans:
+        for plan in plans[:1]:
             nothing = [
                 [torch.zeros(extent(p.box), dtype=plan.dtype, device=plan.device) for p in to]
                 for to in plan.parcels.out
             ]
-            header = self._digest(plan, str(refusal))
-            self._exchange(plan, header, nothing, plan.parcels.coming, MOMENTUM_LABEL)
+            header = self._digest(plans, str(refusal))
+            self._exchange(plan, nothing, plan.parcels.coming, MOMENTUM_LABEL, [], header).pending.wait()
         raise refusal
 
     def _required(self, group: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
@@ -460,24 +510,16 @@ def _check_gradient(name: str, parameter: Tensor) -> None:
         raise RuntimeError(f"parameter {name!r} has a sparse gradient; MuonW takes dense ones (sparse=False).")
 
 
-def _refuse_different(plans: Sequence[Plan], heads: Sequence[Sequence[Tensor]]) -> None:
-    """Raise RankMismatchError, on all ranks of a plan, where headers are not alike. heads: of every rank, by plan.
-
-    All at once, because to look at a number of a GPU is to wait for all that it has been given to do.
-    """
-    rows = [torch.stack(list(of_ranks)) for of_ranks in heads if len(of_ranks) > 1]
-    if not rows or torch.stack([(row == row[0]).all() for row in rows]).all():
-        return
-    for plan, of_ranks in zip(plans, heads, strict=True):
-        if sentence := _difference(plan, of_ranks):
-            raise RankMismatchError(sentence)
+def _refuse_different(gathering: Exchange) -> None:
+    """Raise RankMismatchError, on all ranks of the group, where their headers are not alike."""
+    heads = gathering.headers()
+    if len(heads) > 1 and not (torch.stack(heads) == heads[0]).all():  # which on a GPU is the step's only wait
+        raise RankMismatchError(_difference(gathering.plan, heads))
 
 
 def _difference(plan: Plan, heads: Sequence[Tensor]) -> str:
-    """Return which ranks of the group differ from the first one, in a sentence that is the same on all; "": none."""
+    """Return which ranks of the group differ from the first one, in a sentence that is the same on all."""
     others = [str(rank) for rank, head in enumerate(heads) if not torch.equal(head, heads[0])]
-    if not others:
-        return ""
     if not isinstance(plan.parameters[0].tensor, DTensor):
         return (
             f"replica(s) {', '.join(others)} step with other gradients or options than replica 0; average gradients "

@@ -23,6 +23,7 @@ from distmuon.sharding.boxes import all_of, matrices_of, within
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.meshes import boxes_on, common_mesh, group_of
+from distmuon.sharding.tensor_lists import runs
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -37,7 +38,10 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Muon's parameters that travel in one dtype, and how. group: for plain tensors the replicas, or one rank."""
+    """Muon's parameters of one wave, which travel together in one dtype, and how.
+
+    group: for plain tensors the replicas, or one rank.
+    """
 
     dtype: torch.dtype
     device: torch.device
@@ -57,27 +61,39 @@ class Plan:
 class Plans:
     """The plans for the groups as they are, and the group of all ranks, on which everything is sent.
 
-    gather_dtype, replicas: see `MuonW`. ledger: for what will be sent.
+    gather_dtype, bucket_size, replicas: see `MuonW`. ledger: for what will be sent.
     """
 
     everybody: Group
 
     def __init__(
-        self, gather_dtype: torch.dtype | None, ledger: Ledger, replicas: dist.ProcessGroup | None = None
+        self,
+        gather_dtype: torch.dtype | None,
+        bucket_size: int,
+        ledger: Ledger,
+        replicas: dist.ProcessGroup | None = None,
     ) -> None:
-        self._gather_dtype, self._ledger, self._replicas = gather_dtype, ledger, replicas
+        self._gather_dtype, self._bucket_size, self._ledger, self._replicas = (
+            gather_dtype,
+            bucket_size,
+            ledger,
+            replicas,
+        )
         self._laid_out: list[tuple[object, ...]] | None = None  # what the plans below are for
         self._plans: list[Plan] = []
 
     def of(self, groups: Groups, known: Mapping[Tensor, Any]) -> list[Plan]:
-        """Return the plans for Muon's parameters: one for each dtype, plain tensors apart. known: the states so far.
+        """Return the plans for Muon's parameters, wave by wave, those that travel first. known: the states so far.
 
+        One dtype follows the other, plain tensors apart.
         Collective where the mesh has no group of all its ranks yet. Raises ValueError for a parameter that Muon cannot
         take, or whose place cannot be relied on, before anything is sent.
         """
         now = [(number, *_looks(p, group)) for number, group in enumerate(groups) for p in group["params"]]
         if now != self._laid_out:
-            self.everybody, self._plans = _build_plan(groups, known, self._gather_dtype, self._ledger, self._replicas)
+            self.everybody, self._plans = _build_plans(
+                groups, known, self._gather_dtype, self._bucket_size, self._ledger, self._replicas
+            )
             self._laid_out = now
         return self._plans
 
@@ -89,10 +105,11 @@ def _looks(parameter: Tensor, group: Mapping[str, Any]) -> tuple[object, ...]:
     return id(parameter), parameter.shape, parameter.dtype, parameter.device, placed, option
 
 
-def _build_plan(
+def _build_plans(
     groups: Groups,
     known: Mapping[Tensor, Any],
     gather_dtype: torch.dtype | None,
+    bucket_size: int,
     ledger: Ledger,
     replicas: dist.ProcessGroup | None,
 ) -> tuple[Group, list[Plan]]:
@@ -115,17 +132,20 @@ def _build_plan(
         kinds.setdefault((isinstance(parameter.tensor, DTensor), gather_dtype or natural), []).append(parameter)
     plans = []
     for (placed, dtype), parameters in kinds.items():
-        group = everybody if placed else alone
-        held = []
-        for name, p, number in parameters:
-            if mesh is not None and isinstance(p, DTensor):
-                boxes = boxes_on(mesh, name, p)
-            else:
-                boxes = [all_of(p.shape)] * group.size
-            held.append(ShardedParam(boxes, matrices_of(groups[number]["matrices"], tuple(p.shape))))
-        parcels = ExchangePlan(held, group.size, group.rank)
-        plans.append(Plan(dtype, local(parameters[0].tensor).device, group, parameters, parcels))
-    return everybody, plans
+        group, loads = everybody if placed else alone, list[float]()
+        # a wave gives every rank about a bucket to orthogonalize, if its matrices can be shared out evenly
+        for wave in runs(parameters, [p.tensor.numel() for p in parameters], bucket_size * group.size):
+            held = []
+            for name, p, number in wave:
+                if mesh is not None and isinstance(p, DTensor):
+                    boxes = boxes_on(mesh, name, p)
+                else:
+                    boxes = [all_of(p.shape)] * group.size
+                held.append(ShardedParam(boxes, matrices_of(groups[number]["matrices"], tuple(p.shape))))
+            parcels = ExchangePlan(held, group.size, group.rank, loads)
+            loads = parcels.loads
+            plans.append(Plan(dtype, local(wave[0].tensor).device, group, wave, parcels))
+    return everybody, sorted(plans, key=lambda plan: plan.group.size == 1)
 
 
 def local(tensor: Tensor) -> Tensor:

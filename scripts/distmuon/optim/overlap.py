@@ -21,7 +21,7 @@ from torch import Tensor
 
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.strategies.strategy import BucketGroup, Tensors
-from distmuon.sharding.collectives import PendingWork
+from distmuon.sharding.collectives import PendingWork, waiting_at_the_end
 from distmuon.sharding.layout import Bucket
 
 
@@ -62,8 +62,11 @@ class OverlappedMuon(DistributedMuon):
         self.pending: list[PendingWork] = []  # of the present step
 
     def update(self) -> None:
-        with self.waiting_at_the_end():
-            self.make_moves(self.strategy.bucket_groups())
+        try:
+            with waiting_at_the_end(self.pending):
+                self.make_moves(self.strategy.bucket_groups())
+        finally:
+            self.pending.clear()
 
     def make_moves(self, groups: Sequence[BucketGroup]) -> None:
         """Run AdamW, and move all bucket groups. Whatever this starts, the step waits for."""
@@ -117,21 +120,6 @@ class OverlappedMuon(DistributedMuon):
         with self.grid.dp.async_collectives() as pending, self.grid.tp.async_collectives(pending):
             self.pending.append(pending)
             yield pending
-
-    @contextlib.contextmanager
-    def waiting_at_the_end(self) -> Iterator[None]:
-        """Leave nothing under way at the block's end, nor after an error, which stays the first."""
-        try:
-            yield
-            for pending in filter(len, self.pending):
-                pending.wait()
-        except BaseException:
-            for pending in self.pending:
-                with contextlib.suppress(RuntimeError):
-                    pending.wait()
-            raise
-        finally:
-            self.pending.clear()
 
 
 class NaiveMuon(OverlappedMuon):

@@ -26,7 +26,6 @@ from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
 from distmuon.sharding.backward_overlap import BackwardOverlap
 from distmuon.sharding.buffers import ShardedBuffers, refuse_elsewhere, refuse_shared_memory, specs_of
-from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.consistency import broadcast_values, check_same, check_values, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
@@ -299,12 +298,8 @@ class ShardedOptimizer(ShardedState):
         whole, shard = self.buffers.parameters_of(bucket)  # [padded], [shard_size]
         if self.buffers.masters[bucket].dtype != shard.dtype:
             shard.copy_(self.buffers.masters[bucket])
-        late = self.grid.dp.async_collectives() if self.overlap_forward else contextlib.nullcontext(PendingWork())
-        with late as pending:
+        with self._arriving(bucket):  # at once, or with overlap_forward under the next forward pass
             self.grid.dp.all_gather(shard, f"parameters, {bucket.label}", whole)
-        if pending:
-            parameters = [self.buffers.parameters[index] for index in bucket.params]
-            self._arrivals.append(Arrival(bucket, pending, parameters))
 
     @hooked
     def check_and_clip(self, max_norm: float | None) -> bool:
@@ -341,6 +336,17 @@ class ShardedOptimizer(ShardedState):
                     state["step"] = torch.zeros((), dtype=torch.float32)
                     state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(piece.weight) for _ in range(2))
             adamw_(group, [piece.weight for piece in pieces], [piece.gradient for piece in pieces], states)
+
+    @contextlib.contextmanager
+    def _arriving(self, bucket: Bucket) -> Iterator[None]:
+        if not self.overlap_forward:
+            yield
+            return
+        with self.grid.dp.async_collectives() as pending:
+            yield
+        if pending:
+            parameters = [self.buffers.parameters[index] for index in bucket.params]
+            self._arrivals.append(Arrival(bucket, pending, parameters))
 
     def _skip(self) -> None:
         """Count a step in which a gradient is not finite; raise NonFiniteGradient where that is wanted."""

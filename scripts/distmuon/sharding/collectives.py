@@ -22,17 +22,35 @@ _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+@contextlib.contextmanager
+def waiting_at_the_end(started: Sequence[PendingWork]) -> Iterator[None]:
+    """Leave nothing under way at the block's end, nor after an error, which stays the first. started: may grow."""
+    try:
+        yield
+        for pending in filter(len, started):
+            pending.wait()
+    except BaseException:
+        for pending in started:
+            with contextlib.suppress(RuntimeError):
+                pending.wait()
+        raise
+
+
 def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtype) -> Tensor:  # [n]
     """Return numbers of the host as a tensor on a device; on a GPU the host does not wait until they are there."""
     pinned = device.type == "cuda"
     return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=pinned).to(device, non_blocking=pinned)
 
 
-def add_up_(out: Tensor, parts: Sequence[Tensor]) -> None:
-    """Fill `out` with the sum of `parts`, in their order."""
-    out.copy_(parts[0])
-    for part in parts[1:]:
-        out += part
+def add_up_(
+    out: Tensor,  # [len]
+    parts: Tensor,  # [n, len]
+) -> None:
+    """Fill `out` with the sum of the parts, one addition per rank, in rank order."""
+    first, *others = parts.unbind()
+    out.copy_(first)
+    for other in others:
+        out += other
 
 
 def backend_of(group: dist.ProcessGroup, device_type: str) -> str | None:
@@ -100,7 +118,7 @@ class Group:
 
     @contextlib.contextmanager
     def async_collectives(self, pending: PendingWork | None = None) -> Iterator[PendingWork]:
-        """Inside the block, all_gather, all_to_all_v and reduce_scatter only start; the pending work waits for all.
+        """Inside the block, collectives only start, all_reduce and broadcast apart; the pending work waits for all.
 
         Until then their results must not be read; views of them may be made. pending: to be added to.
         """
@@ -129,9 +147,7 @@ class Group:
             return shard
         out = shard.new_empty(self.size * shard.numel()) if out is None else out
         self._record("all_gather", out, label)
-        work = _all_gather_flat(out, shard, group=self.process_group, async_op=self._pending is not None)
-        if self._pending is not None:
-            self._pending.add(work, shard, out)
+        self._make(_all_gather_flat, out, shard)
         return out
 
     def all_gather_blocks(
@@ -162,12 +178,9 @@ class Group:
             return out
         self._record("reduce_scatter", full, label)
         if self.native_reduce_scatter:
-            pending = self._pending
-            work = _reduce_scatter_flat(out, full, group=self.process_group, async_op=pending is not None)
-            if pending is not None:
-                pending.add(work, full, out)
+            self._make(_reduce_scatter_flat, out, full)
         else:
-            parts = self._exchange(full, may_start=True).view(self.size, len(out)).unbind()  # n times [len]
+            parts = self._exchange(full).view(self.size, len(out))  # [n, len]
             self.when_there(lambda: add_up_(out, parts))
         return out
 
@@ -195,7 +208,7 @@ class Group:
             return list(parcels)
         packed = torch.cat(list(parcels))
         self._record("all_to_all", packed, label, packed.numel())
-        received = self._exchange(packed, lengths, [parcel.numel() for parcel in parcels], may_start=True)
+        received = self._exchange(packed, lengths, [parcel.numel() for parcel in parcels])
         return list(received.split(list(lengths)))
 
     @of_kind(COMMUNICATION)
@@ -215,25 +228,19 @@ class Group:
         return tensor
 
     def _exchange(
-        self,
-        parcels: Tensor,
-        coming: Sequence[int] | None = None,
-        going: Sequence[int] | None = None,
-        may_start: bool = False,
+        self, parcels: Tensor, coming: Sequence[int] | None = None, going: Sequence[int] | None = None
     ) -> Tensor:
-        """Return what came, in rank order. coming, going: elements from and to every rank, where they are not equal.
-
-        may_start: the caller does not read it, so that it need only be started where collectives are.
-        """
+        """Return what came, in rank order. coming, going: elements from and to every rank, where they are not equal."""
         received = torch.empty_like(parcels) if coming is None else parcels.new_empty(sum(coming))
-        theirs, mine = (None if lengths is None else list(lengths) for lengths in (coming, going))
-        pending = self._pending if may_start else None
-        work = dist.all_to_all_single(
-            received, parcels, theirs, mine, group=self.process_group, async_op=pending is not None
-        )
-        if pending is not None:
-            pending.add(work, parcels, received)
+        lengths = [None if of_ranks is None else list(of_ranks) for of_ranks in (coming, going)]
+        self._make(dist.all_to_all_single, received, parcels, *lengths)
         return received
+
+    def _make(self, collective: Callable[..., Any], out: Tensor, payload: Tensor, *more: Any) -> None:
+        """Make a collective that reads `payload` and fills `out`; inside `async_collectives` only start it."""
+        work = collective(out, payload, *more, group=self.process_group, async_op=self._pending is not None)
+        if self._pending is not None:
+            self._pending.add(work, payload, out)
 
     def _record(self, op: str, payload: Tensor, label: str, sent: int | None = None) -> None:
         """Add a call to the ledger. sent: elements that this rank sends, where the ring's formula does not say."""

@@ -45,11 +45,7 @@ class GroupWithoutCommunication(Group):
         return tensor
 
     def _exchange(
-        self,
-        parcels: Tensor,
-        coming: Sequence[int] | None = None,
-        going: Sequence[int] | None = None,
-        may_start: bool = False,
+        self, parcels: Tensor, coming: Sequence[int] | None = None, going: Sequence[int] | None = None
     ) -> Tensor:
         if coming is None:
             return parcels

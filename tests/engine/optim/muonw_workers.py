@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from late_wire import late_wire
 from mesh_cases import WRAPS, Net, Wrap, fsdp, give, groups_of, plain, start
 from optimizer_cases import synthetic
 from torch import nn
@@ -25,8 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from distmuon.launch import World
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.muonw_plans import local
+from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.verify.counter import CollectiveCounter
+from distmuon.verify.memory_tracker import StorageTracker
 from muon_conformance.placements import Pair, held
 
 STEPS = 3
@@ -74,6 +77,57 @@ def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
     mine, every = ([(plan.parameters[i].name, n) for i, n in keys] for keys in (plan.parcels.mine, plan.parcels.owner))
     return {"differ": differ, "far": far, "calls": calls, "boxes": [n for n, same in torch_agrees.items() if not same],
             "told": optimizer.ledger.total().calls, "mine": mine, "all": every}  # fmt: skip
+
+
+class ReadsEarly(MuonW):
+    """Reads what it has not waited for, but for the first momentum."""
+
+    def _exchange(self, *arguments: Any, **options: Any) -> Any:
+        early = super()._exchange(*arguments, **options)
+        return early if len(early.header) else early._replace(pending=PendingWork())
+
+
+def in_waves(world: World, wrap: str) -> dict[str, Any]:
+    """Train all at once and in waves, on a wire that is late; return where they differ, and how many calls."""
+
+    def trained(kind: type[MuonW], bucket_size: int) -> tuple[nn.Module, MuonW]:
+        torch.manual_seed(0)
+        net = Net()
+        start(net)
+        model = TAKEN[wrap](world, net)
+        optimizer = kind(groups_of(model), batched=False, replicas=replicas_of(wrap), bucket_size=bucket_size)
+        with late_wire():
+            for step in range(STEPS):
+                give(model, step, absent=("odd.weight",) if step == 1 else ())
+                optimizer.ledger.clear()
+                optimizer.step()
+        return model, optimizer
+
+    def differing(model: nn.Module) -> list[str]:
+        pairs = zip(model.named_parameters(), whole.parameters(), strict=True)
+        return [name for (name, p), q in pairs if not torch.equal(local(p), local(q))]
+
+    whole, _ = trained(MuonW, 2**20)
+    model, optimizer = trained(MuonW, 1)
+    waves = optimizer._plans.of(optimizer.param_groups, optimizer.state)
+    early = differing(trained(ReadsEarly, 1)[0])
+    return {"differ": differing(model), "waves": len(waves), "calls": optimizer.ledger.total().calls, "early": early}
+
+
+def memory_of_waves(world: World) -> tuple[int, int]:
+    """Return the peak bytes of a step that takes 24 matrices at once, and in eight waves."""
+    peaks = []
+    for bucket_size in (2**20, 64 * 64):
+        model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(24)))
+        fully_shard(model, mesh=init_device_mesh("cpu", (world.size,)))
+        optimizer = MuonW(list(model.parameters()), bucket_size=bucket_size)
+        for _ in range(2):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            with StorageTracker() as tracker:
+                optimizer.step()
+        peaks.append(tracker.peak)
+    return peaks[0], peaks[1]
 
 
 def clip(world: World, wrap: str, bound: float) -> dict[str, Any]:

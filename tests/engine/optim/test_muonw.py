@@ -71,19 +71,38 @@ def test_every_matrix_has_one_owner(wrap: str, ranks: int) -> None:
     assert sorted(found) == sorted(facts(wrap, ranks)[0]["all"])
 
 
+@on_meshes
+def test_matrices_that_are_taken_in_waves_end_where_all_at_once_do(wrap: str, ranks: int) -> None:
+    for rank in launch.run(work.in_waves, (wrap,), dp=ranks):
+        assert rank["differ"] == []
+        assert 2 < rank["waves"] == rank["calls"] / 2
+        assert rank["early"]  # one that does not wait is found
+
+
+def test_waves_take_a_part_of_the_memory() -> None:
+    for at_once, in_waves in launch.run(work.memory_of_waves, dp=3):
+        assert in_waves < 0.5 * at_once
+
+
+def test_a_bucket_holds_something() -> None:
+    with pytest.raises(ValueError, match="bucket_size is 0; give a number of elements, 1 or more") as error:
+        MuonW([nn.Parameter(gaussian(3, 4))], bucket_size=0)
+    message(error)
+
+
 def test_ranks_that_disagree_all_say_so() -> None:
     (said,) = set(launch.run(work.disagree, dp=3))
     assert "rank(s) 1 step with other options, or with gradients for other parameters, than rank 0" in said
 
 
 def test_replicas_of_ddp_share_newton_schulz_and_end_where_each_ends_alone() -> None:
-    """What travels is one update of each matrix, in bf16, from its owner to the two others, behind headers."""
+    """What travels is one update of each matrix, in bf16, from its owner to the two others. Headers come before it."""
     found = launch.run(work.under_ddp, dp=3)
     assert [rank["differ"] for rank in found] == [[]] * 3
     assert sorted(rank["owns"] for rank in found) == [1, 1, 2]
     assert [rank["alone sent"] for rank in found] == [0] * 3
     assert [rank["copies send"] for rank in found] == [0] * 3
-    headers = 2 * 2 * 4 * 2  # exchanges, others, elements, bytes
+    headers = 2 * 4 * 2  # others, elements, bytes
     assert [rank["sent"] for rank in found] == [
         work.STEPS * (headers + 2 * rank["owns"] * 16 * 16 * 2) for rank in found
     ]
@@ -236,7 +255,8 @@ def test_parcels_of_all_ranks_fit_together() -> None:
 def test_what_one_rank_holds_whole_it_owns_and_the_rest_is_dealt_out() -> None:
     experts = ShardedParam(boxes((4, 8, 8), (4,), (Shard(0),)), matrices_of("stacked", (4, 8, 8)))
     cut = ShardedParam(boxes((8, 8), (4,), (Shard(0),)), matrices_of("whole", (8, 8)))
-    found = owners([experts, cut, cut, cut, cut], 4)
+    found, loads = owners([experts, cut, cut, cut, cut], 4)
+    assert len(set(loads)) == 1
     assert [found[0, number] for number in range(4)] == [0, 1, 2, 3]
     assert sorted(found[index, 0] for index in (1, 2, 3, 4)) == [0, 1, 2, 3]
 

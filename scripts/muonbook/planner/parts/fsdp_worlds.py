@@ -140,7 +140,7 @@ class FsdpPart:
                 sending = turn[np.arange(self.dp) != owner // self.tp]
                 out[sending] += held[sending]
         header = HEADER * (ranks - 1)
-        return MOMENTUM_BYTES * (out + header), MOMENTUM_BYTES * (back + header)
+        return MOMENTUM_BYTES * (out + header), MOMENTUM_BYTES * back
 
     def sent(self) -> dict[Move, np.ndarray]:
         """Return {move: int64 bytes that every rank sends in a step}, [D x T]."""
