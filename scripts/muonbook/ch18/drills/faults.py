@@ -86,11 +86,11 @@ def install(rank: int, faults: Sequence[Fault], run: Path) -> None:
     def reach_writing(place: str, writer: Any, *_: Any) -> None:
         reach(place, int(writer.target.name.removeprefix("step-")))
 
-    def backward(true: Any, world: Any, settings: Any, text: Any, forward: Any, step: int) -> Any:
+    def backward(true: Any, world: Any, settings: Any, text: Any, forward: Any, optimizer: Any, step: int) -> Any:
         now.step = step
         reach("step", step)
         broken = any(fault.act == "nan" and fault.meets("loss", step, rank) for fault in faults)
-        found = true(world, settings, text, _not_a_number(forward) if broken else forward, step)
+        found = true(world, settings, text, _not_a_number(forward) if broken else forward, optimizer, step)
         reach("gradients", step)
         return found
 
