@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from distmuon import launch
 from distmuon.optim.exchange_plan import ExchangePlan, ShardedParam
 from distmuon.optim.muonw import HEADER
 from distmuon.sharding.boxes import all_of, boxes, volume
-from distmuon.sharding.layout import ParamSpec, plan
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, ParamSpec, plan
 from distmuon.verify.model_states import predict_rows
 from muonbook.measure.workload import Workload
 from muonbook.planner.measured.timed_worlds import FLOAT32
@@ -47,19 +48,28 @@ def part(dp: int, tp: int) -> FsdpPart:
     return FsdpPart(every, frozenset(range(len(SHAPES))), dp, tp, ["a"] * 4 + ["b"] * 4 + ["", ""], dtypes=FLOAT32)
 
 
+@pytest.mark.parametrize("bucket_size", [DEFAULT_BUCKET_SIZE, 200])
 @pytest.mark.parametrize(("dp", "tp"), MESHES)
-def test_parcels_are_counted_without_being_packed(dp: int, tp: int) -> None:
-    planned, ranks = part(dp, tp), dp * tp
+def test_parcels_are_counted_without_being_packed(dp: int, tp: int, bucket_size: int) -> None:
+    planned, ranks = replace(part(dp, tp), bucket_size=bucket_size), dp * tp
+    assert (len(planned.waves) > 1) == (bucket_size == 200)
     placed = [
         ShardedParam(boxes(shape, (dp, tp), placements(cut, tp)), [(all_of(shape), (shape[0], shape[1]))])
         for shape, cut in SHAPES
     ]
     moves = planned.exchanged()
     for rank in range(ranks):
-        real = ExchangePlan(placed, ranks, rank)
-        assert {index: real.owner[index, 0] for index in range(len(SHAPES))} == planned.owners
-        for parcels, amounts, header in zip((real.out, real.back), moves, (HEADER * (ranks - 1), 0), strict=True):
-            sent = sum(volume(piece.box) for to, pieces in enumerate(parcels) if to != rank for piece in pieces)
+        waves, loads = list[ExchangePlan](), list[float]()
+        for wave in planned.waves:
+            waves.append(ExchangePlan([placed[index] for index in wave], ranks, rank, loads))
+            loads = waves[-1].loads
+        found = {
+            i: real.owner[n, 0] for real, wave in zip(waves, planned.waves, strict=True) for n, i in enumerate(wave)
+        }
+        assert found == planned.owners
+        for which, amounts, header in zip(("out", "back"), moves, (HEADER * (ranks - 1), 0), strict=True):
+            parcels = [sent for real in waves for to, sent in enumerate(getattr(real, which)) if to != rank]
+            sent = sum(volume(piece.box) for pieces in parcels for piece in pieces)
             assert int(amounts[rank]) == (MOMENTUM_BYTES * (sent + header) if ranks > 1 else 0)
 
 

@@ -1,7 +1,8 @@
 """MuonW on FSDP2: what every rank holds, sends and computes where parameters are sharded, too; from shapes alone.
 
     forward, backward   a layer's parameters are gathered over DP before each, its gradients reduce-scattered after
-    step                two all-to-alls among all D x T ranks: pieces of momentum to owners, pieces of updates back
+    step                two all-to-alls among all D x T ranks: pieces of momentum to owners, pieces of updates back;
+                        of a large model two for every wave
 
 FSDP2 cuts a parameter's rows into D equal runs, the last ones shorter or empty, and pads what it sends. Owners are
 dealt by `sharding.ownership.balance`, as `optim.exchange_plan` does; but where `ExchangePlan` walks over all pieces of
@@ -11,6 +12,7 @@ equal on small worlds, and the gathers to what torch's dispatcher counts.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +23,9 @@ import numpy as np
 
 from distmuon.optim.muonw import HEADER
 from distmuon.optim.newton_schulz import flops
-from distmuon.sharding.layout import ITEM_BYTES, ParamSpec
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, ITEM_BYTES, ParamSpec
 from distmuon.sharding.ownership import balance
+from distmuon.sharding.tensor_lists import runs
 from distmuon.verify.ns_workspace import WholeMatrices
 from muonbook.planner.cost_model import LinkCost, hops
 from muonbook.planner.parts.every_rank import Move
@@ -46,7 +49,7 @@ class FsdpPart:
     AdamW for everything.
 
     units: of each parameter, which `fully_shard` it belongs to; "" for that of the whole model, which keeps its
-    parameters from forward to backward. micro_batches: forward and backward passes of a step.
+    parameters from forward to backward. micro_batches: forward and backward passes of a step. bucket_size: of `MuonW`.
     """
 
     specs: Sequence[ParamSpec]
@@ -56,6 +59,7 @@ class FsdpPart:
     units: Sequence[str]
     micro_batches: float = 1
     dtypes: Dtypes = MIXED
+    bucket_size: int = DEFAULT_BUCKET_SIZE
 
     # ---- What stays ------------------------------------------------------------------------------------------
 
@@ -101,19 +105,31 @@ class FsdpPart:
     # ---- The step --------------------------------------------------------------------------------------------
 
     @cached_property
+    def waves(self) -> list[list[int]]:
+        """Muon's parameters, as a step takes them, one wave after the other."""
+        indices = sorted(self.muon)
+        sizes = [math.prod(self._whole(index)) for index in indices]
+        return list(runs(indices, sizes, self.bucket_size * self.dp * self.tp))
+
+    @cached_property
     def owners(self) -> dict[int, int]:
-        """Who orthogonalizes each of Muon's parameters: {index: rank}, rank = dp x T + tp; as `parcels.owners`."""
+        """Who orthogonalizes each parameter, as `exchange_plan.owners`: {index: rank}, rank = dp x T + tp."""
         ranks = self.dp * self.tp
-        loads, found, costs = [0.0] * ranks, dict[int, int](), dict[int, float]()
-        for index in sorted(self.muon):
-            holders, cost = np.flatnonzero(self._held(self.specs[index])), float(flops(self._whole(index)))
-            if len(holders) == 1:
-                found[index] = int(holders[0])
-                loads[found[index]] += cost
-            else:
-                costs[index] = cost
-        owner_of = balance(dict(enumerate(costs.values())), ranks, loads)
-        return found | {index: owner_of[place] for place, index in enumerate(costs)}
+        loads, found = [0.0] * ranks, dict[int, int]()
+        for wave in self.waves:
+            costs = dict[int, float]()
+            for index in wave:
+                holders, cost = np.flatnonzero(self._held(self.specs[index])), float(flops(self._whole(index)))
+                if len(holders) == 1:
+                    found[index] = int(holders[0])
+                    loads[found[index]] += cost
+                else:
+                    costs[index] = cost
+            owner_of = balance(dict(enumerate(costs.values())), ranks, loads)
+            for place, (index, cost) in enumerate(costs.items()):
+                found[index] = owner_of[place]
+                loads[owner_of[place]] += cost
+        return found
 
     def flops(self) -> np.ndarray:
         """Return what Newton–Schulz costs every rank, [D x T]."""
@@ -128,7 +144,7 @@ class FsdpPart:
         out, back = np.zeros((2, ranks), np.int64)
         if ranks == 1 or not self.muon:
             return out, back
-        for place, index in enumerate(sorted(self.muon)):  # places, as `Plan.parameters` counts them
+        for place, index in ((place, index) for wave in self.waves for place, index in enumerate(wave)):
             spec, owner = self.specs[index], self.owners[index]
             held, cut = self._held(spec), spec.tp_split_dim is not None
             back[owner] += held.sum() - held[owner]
@@ -167,27 +183,30 @@ class FsdpPart:
         return int(self.step_bytes().max())
 
     def step_bytes(self, compute_bytes: int = COMPUTE_BYTES) -> np.ndarray:
-        """Return what every rank's step allocates, [D x T].
+        """Return what every rank's step allocates, [D x T], in the wave that takes most.
 
         Momentum, parcels and updates of its own shard; what it owns, and Newton–Schulz on it. compute_bytes: per
         element in Newton–Schulz.
         """
-        own = sum(
-            (count * self._held(spec) for (spec, muon), count in self._alike.items() if muon),
-            np.zeros(self.dp * self.tp, np.int64),
-        )
-        owned = [WholeMatrices()] * (self.dp * self.tp)
-        for index, rank in self.owners.items():
-            owned[rank] = owned[rank].plus(WholeMatrices.of_one(self.specs[index], self.tp))
-        parcels = np.array([3 * MOMENTUM_BYTES * whole.total for whole in owned])
-        return 3 * MOMENTUM_BYTES * own + parcels + [whole.bytes(MOMENTUM_BYTES, compute_bytes) for whole in owned]
+        most = np.zeros(self.dp * self.tp, np.int64)
+        for wave in self.waves:
+            alike = Counter(self.specs[index]._replace(name="") for index in wave)
+            own = sum((count * self._held(spec) for spec, count in alike.items()), np.zeros_like(most))
+            owned = [WholeMatrices()] * len(most)
+            for index in wave:
+                rank = self.owners[index]
+                owned[rank] = owned[rank].plus(WholeMatrices.of_one(self.specs[index], self.tp))
+            parcels = np.array([3 * MOMENTUM_BYTES * whole.total for whole in owned])
+            working = np.array([whole.bytes(MOMENTUM_BYTES, compute_bytes) for whole in owned])
+            most = np.maximum(most, 3 * MOMENTUM_BYTES * own + parcels + working)
+        return most
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
         """Return seconds of the step, part by part, of the rank that takes longest in each."""
         ranks, link = self.dp * self.tp, links["mesh"]
         if not self.muon:
             return {}
-        once = hops("all_to_all", ranks) * link.alpha_seconds
+        once = len(self.waves) * hops("all_to_all", ranks) * link.alpha_seconds
         *sent, operations = self._most
         names = zip(("momentum", "updates"), sent, strict=True)
         moves = {name: once + most / link.bytes_per_second for name, most in names} if ranks > 1 else {}
