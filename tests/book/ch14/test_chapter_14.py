@@ -1,9 +1,11 @@
 """Chapter 14's worker as its readers run it, the race of schedules, and what its stored results hold."""
 
+import importlib
 import json
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from distmuon import launch
 from distmuon.optim.overlap import OVERLAPS
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch14 import recording, schedule_race, trace_tables
+from muonbook.ch14 import hiding, recording, schedule_race, trace_tables
 from muonbook.ch14.recorded_step import MAKERS, RecordedStep, quickest
 from muonbook.ch14.single_thread_gloo import one_at_a_time
 from muonbook.measure import results, trace, trace_report
@@ -57,6 +59,40 @@ def test_all_schedules_do_the_same_and_take_more_memory() -> None:
     assert [line.split()[0] for line in lines[1:4]] == list(OVERLAPS)
     synchronous, naive, pipelined = (float(line.split()[-2]) for line in lines[1:4])
     assert synchronous == 1 <= pipelined < naive
+
+
+def test_with_all_hidden_the_same_is_trained_and_most_gradients_leave_early() -> None:
+    lines = stored_pages.printed("14_traces", "python ../scripts/14_traces.py --hiding --dp 2 --tp 2").splitlines()
+    assert lines[-1] == "On every rank same parameters, same bytes: True"
+    first, *later = (int(count) for count in lines[1].split()[-3:])
+    assert first == 0
+    assert all(count > 0.6 * int(lines[0].split(",")[1].split()[0]) for count in later)
+    assert set(lines[2].split()[-3:]) == {lines[0].split(",")[1].split()[0]}
+
+
+@pytest.mark.parametrize("key", ["equal", "same bytes"])
+def test_a_hiding_that_changes_something_is_said(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rank = {"buckets": 2, "sent": [0, 1], "arriving": [2, 2], "equal": True, "same bytes": True}
+    worker = importlib.import_module("14_traces")
+    assert worker.report_hiding([rank, rank])
+    assert not worker.report_hiding([rank, rank | {key: False}])
+    assert capsys.readouterr().out.count("same bytes: True") == 1
+
+
+def race_hiding(world: launch.World) -> Any:
+    return hiding.race(world, replace(TINY, sequences=2), 2)
+
+
+def test_steps_that_hide_take_turns_with_those_that_do_not_and_end_alike() -> None:
+    found, nobody = launch.run(race_hiding, dp=2)
+    assert nobody is None
+    assert found["equal_parameters"]
+    assert all(found["ratio_to_nothing_hidden"][name]["nothing"]["median"] == 1 for name in hiding.OPTIMIZERS)
+    assert found["muon_over_adamw"].keys() == hiding.HIDDEN.keys()
+    lines = trace_tables.hiding_lines({"a link": found})
+    assert [line.split()[-4:] for line in lines[3:]] == [
+        [f"{name},", f"{what},", "a", "link"] for name in hiding.OPTIMIZERS for what in ("gradients", "both")
+    ]
 
 
 def race_and_weigh(world: launch.World) -> Any:
@@ -164,6 +200,7 @@ def test_models_that_differ_in_one_bit_are_not_alike() -> None:
     ("arguments", "words"),
     [
         (["--measure"], "--measure writes a file; add --json FILE"),
+        (["--measure-hiding"], "--measure-hiding writes a file; add --json FILE"),
         (["--json", "x.json"], "--json does nothing by itself; it goes with --measure"),
         (["--dp", "1", "--tp", "1"], "one rank sends nothing; choose 2 or more"),
         (["--dp", "1", "--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
@@ -187,6 +224,16 @@ def test_the_stored_results_hold_what_the_chapter_reads() -> None:
     assert all(race["recorded"].keys() == OVERLAPS.keys() for race in alone)
     assert found["ledger_overhead"]["share_of_step"] < 0.01  # of the stored file: no time is taken here
     assert "traces" not in json.dumps(list(found))
+
+
+def test_the_stored_race_of_hiding_holds_what_the_chapter_reads() -> None:
+    found = results.load("hiding")
+    assert list(found["links"]) == ["500 Mbit/s", "1,000 Mbit/s", "2,000 Mbit/s", "4,000 Mbit/s", "no limit"]
+    for race in found["links"].values():
+        assert race["equal_parameters"]
+        assert race["ratio_to_nothing_hidden"].keys() == set(hiding.OPTIMIZERS)
+    # a tenth was promised
+    assert found["links"]["2,000 Mbit/s"]["ratio_to_nothing_hidden"]["muon"]["both"]["quartiles"][1] < 0.9
 
 
 STORED = [
