@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ def _reduced(parameter: Any, protocol: Any) -> Any:
     return parameter.__reduce_ex__(protocol)
 
 
-def _wait_first(cls: Any, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+def _wait_first(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     kwargs = kwargs or {}
     if func in NEEDS_NO_VALUES:
         return nn.Parameter.__torch_function__(func, types, args, kwargs)

@@ -24,7 +24,10 @@ _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 @contextlib.contextmanager
 def waiting_at_the_end(started: Sequence[PendingWork]) -> Iterator[None]:
-    """Leave nothing under way at the block's end, nor after an error, which stays the first. started: may grow."""
+    """Leave nothing under way at the block's end, nor after an error, which stays the first.
+
+    started: what to wait for; it may grow.
+    """
     try:
         yield
         for pending in filter(len, started):

@@ -73,7 +73,7 @@ def test_with_stale_parameters_the_first_group_stands_still_and_the_second_moves
 
 
 def test_the_two_variants_that_raise_say_the_same_on_every_rank(visits) -> None:
-    said = {"1-D view": "Dimension out of range", "missing padding": "is invalid for input of size 167"}
+    said = {"1-D view": "Dimension out of range", "missing padding": "is invalid for input of size 63"}
     for name, words in said.items():
         assert {found[name, "one group"].error for found in visits} == {visits[0][name, "one group"].error}
         assert words in visits[0][name, "one group"].error
