@@ -103,18 +103,24 @@ def report_hiding(ranks):
     return same
 
 
-def measure_hiding(path, quick, threads):
-    """Race training steps that hide gradients and parameters on several links, and write the ratios."""
+def bridged():
+    """Set up the bridge of emulated links, before any rank exists: they inherit it. Say why not, where it cannot be."""
     obstacle = network_emulation.why_unavailable()
     if obstacle is None:
-        network_emulation.setup_bridge()  # before any rank exists: they inherit it
+        network_emulation.setup_bridge()
     else:
         print(obstacle)
+    return obstacle is None
+
+
+def measure_hiding(path, quick, threads):
+    """Race training steps that hide gradients and parameters on several links, and write the ratios."""
+    links = bridged()
     found: dict[str, Any] = {"workload": {"width": TIMED.width, "layers": TIMED.layers, "tokens": BATCHED.tokens}}
     found["links"] = {}
-    for rate in HIDING_RATES if obstacle is None else (None,):
+    for rate in HIDING_RATES if links else (None,):
         name = "no limit" if rate is None else f"{rate:,g} Mbit/s"
-        link = network_emulation.Link(rate) if obstacle is None else None
+        link = network_emulation.Link(rate) if links else None
         job = (BATCHED, 2 if quick else 12)
         raced = launch.run(HIDING_RACE, job, dp=2, link=link, threads=threads, timeout=60.0)[0]
         found["links"][name] = raced
@@ -128,11 +134,7 @@ def measure(path, quick, threads):
     """Take the stored measurements of schedules and traces; write them, and the traces beside them."""
     rounds, recordings = (6, 1) if quick else (30, 9)
     folder, options = Path(path).parent, dict(threads=threads, timeout=60.0)
-    obstacle = network_emulation.why_unavailable()
-    if obstacle is None:
-        network_emulation.setup_bridge()  # before any rank exists: they inherit it
-    else:
-        print(obstacle)
+    links = bridged()
     found: dict[str, Any] = {
         "workload": {"width": TIMED.width, "layers": TIMED.layers, "bucket_size": TIMED.bucket_size}
     }
@@ -142,7 +144,7 @@ def measure(path, quick, threads):
         found[name].pop("traces")
     found["loopback_2x2"] = launch.run(RACE, (TIMED, rounds // 2, 0), dp=2, tp=2, **options)[0]
     found["links"], found["links_asleep"] = {}, {}
-    for rate in RATES if obstacle is None else ():
+    for rate in RATES if links else ():
         print(f"The same over a link of {rate:g} Mbit/s, 2 x 1 ranks ...", flush=True)
         for name, asleep in (("links", False), ("links_asleep", True)):
             job = (TIMED, rounds * 2 // 3, recordings, asleep)

@@ -229,18 +229,18 @@ class MuonW(MasterWeights):
 
     def _step_muon(self, plans: Sequence[Plan]) -> None:
         """Move wave by wave. Under the work on one, the momentum of the next and the updates of the last travel."""
-        started: list[PendingWork] = []
+        if not plans:
+            return
+        started, returned = list[PendingWork](), deque[Exchange]()
         with waiting_at_the_end(started):
-            gathered, returned = deque[Exchange](), deque[Exchange]()
-            for number, plan in enumerate(plans):
-                if not gathered:
-                    gathered.append(self._start_gather(plan, self._digest(plans), started))
-                gathering = gathered.popleft()
+            ahead = self._start_gather(plans[0], self._digest(plans), started)
+            ahead.pending.wait()
+            _refuse_different(ahead)
+            for plan, following in zip(plans, (*plans[1:], None), strict=True):
+                gathering = ahead
                 gathering.pending.wait()
-                if number == 0:
-                    _refuse_different(gathering)
-                if following := plans[number + 1 : number + 2]:
-                    gathered.append(self._start_gather(following[0], [], started))
+                if following is not None:
+                    ahead = self._start_gather(following, [], started)
                 updates = self._orthogonalize(plan, self._matrices(gathering))
                 returned.append(self._start_return(plan, updates, started))
                 if len(returned) > 1:
@@ -476,7 +476,8 @@ class MuonW(MasterWeights):
 
         They say that this rank differs, and this rank says how.
         """
-        for plan in plans[:1]:
+        if plans:
+            plan = plans[0]
             nothing = [
                 [torch.zeros(extent(p.box), dtype=plan.dtype, device=plan.device) for p in to]
                 for to in plan.parcels.out

@@ -73,12 +73,7 @@ class Plans:
         ledger: Ledger,
         replicas: dist.ProcessGroup | None = None,
     ) -> None:
-        self._gather_dtype, self._bucket_size, self._ledger, self._replicas = (
-            gather_dtype,
-            bucket_size,
-            ledger,
-            replicas,
-        )
+        self._how = gather_dtype, bucket_size, ledger, replicas
         self._laid_out: list[tuple[object, ...]] | None = None  # what the plans below are for
         self._plans: list[Plan] = []
 
@@ -91,9 +86,7 @@ class Plans:
         """
         now = [(number, *_looks(p, group)) for number, group in enumerate(groups) for p in group["params"]]
         if now != self._laid_out:
-            self.everybody, self._plans = _build_plans(
-                groups, known, self._gather_dtype, self._bucket_size, self._ledger, self._replicas
-            )
+            self.everybody, self._plans = _build_plans(groups, known, *self._how)
             self._laid_out = now
         return self._plans
 

@@ -62,11 +62,8 @@ class OverlappedMuon(DistributedMuon):
         self.pending: list[PendingWork] = []  # of the present step
 
     def update(self) -> None:
-        try:
-            with waiting_at_the_end(self.pending):
-                self.make_moves(self.strategy.bucket_groups())
-        finally:
-            self.pending.clear()
+        with waiting_at_the_end(self.pending):
+            self.make_moves(self.strategy.bucket_groups())
 
     def make_moves(self, groups: Sequence[BucketGroup]) -> None:
         """Run AdamW, and move all bucket groups. Whatever this starts, the step waits for."""

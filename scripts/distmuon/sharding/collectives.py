@@ -23,10 +23,10 @@ _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 @contextlib.contextmanager
-def waiting_at_the_end(started: Sequence[PendingWork]) -> Iterator[None]:
+def waiting_at_the_end(started: list[PendingWork]) -> Iterator[None]:
     """Leave nothing under way at the block's end, nor after an error, which stays the first.
 
-    started: what to wait for; it may grow.
+    started: what to wait for; it may grow, and is empty afterwards.
     """
     try:
         yield
@@ -37,6 +37,8 @@ def waiting_at_the_end(started: Sequence[PendingWork]) -> Iterator[None]:
             with contextlib.suppress(RuntimeError):
                 pending.wait()
         raise
+    finally:
+        started.clear()
 
 
 def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtype) -> Tensor:  # [n]
