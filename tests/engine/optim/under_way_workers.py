@@ -104,6 +104,11 @@ def take(parts: Parts, grid: Grid, step: int, overlapped: bool) -> int:
     return sent
 
 
+def alike(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether two models have the same parameters, to the bit."""
+    return all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+
+
 def train(grid: Grid, variant: str, overlapped: bool, **options: Any) -> dict[str, Any]:
     model, optimizer = make(grid, variant, **options)
     grid.ledger.clear()
@@ -267,7 +272,7 @@ def refusals(grid: Grid) -> dict[str, tuple[str, bool]]:
         honest = make(grid, "owner")
         for each in (parts, honest):
             take(each, grid, 0, overlapped=True)
-        goes_on = all(torch.equal(p, q) for p, q in zip(model.parameters(), honest[0].parameters(), strict=True))
+        goes_on = alike(model, honest[0])
         found[fault.__name__] = words, same and goes_on
     return found
 
@@ -289,7 +294,7 @@ def dropped(grid: Grid) -> dict[str, bool]:
         with optimizer.overlap_backward():
             loss().backward()
         optimizer.step()
-        found[how] = all(torch.equal(p, q) for p, q in zip(model.parameters(), expected[0].parameters(), strict=True))
+        found[how] = alike(model, expected[0])
     return found
 
 
