@@ -94,10 +94,11 @@ def report_schedules(ranks):
 def report_hiding(ranks):
     """Print what was under way when; return whether hiding changed nothing."""
     buckets = ranks[0]["buckets"]
-    print(f"rank 0 of {len(ranks)}, {buckets} buckets           step 1  step 2  step 3")
+    title = f"rank 0 of {len(ranks)}, {buckets} buckets"
+    print(f"{title:<44}" + "".join(f"  step {step}" for step, _ in enumerate(ranks[0]["sent"], 1)))
     rows = {"gradients sent when the first layer's come": "sent", "parameters under way after step": "arriving"}
     for title, key in rows.items():
-        print(f"  {title:<42}" + "".join(f"{count:>7} " for count in ranks[0][key]).rstrip())
+        print(f"  {title:<42}" + "".join(f"{count:>8}" for count in ranks[0][key]))
     same = all(rank["equal"] and rank["same bytes"] for rank in ranks)
     print(f"On every rank same parameters, same bytes: {same}")
     return same
