@@ -16,7 +16,7 @@ import pytest
 import worlds
 
 from distmuon import launch
-from distmuon.launch import network_emulation, rank, supervise
+from distmuon.launch import network_emulation, rank, supervise, world
 from distmuon.launch.cli import Parser
 from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
@@ -39,6 +39,7 @@ JOBS = {  # where the name of a job is not how it is asked for
     ("13", "--measure"): "--measure --json out/x.json",
     ("14", "--traces"): "--traces out/x",
     ("14", "--measure"): "--measure --json out/x.json",
+    ("14", "--measure-hiding"): "--measure-hiding --json out/x.json",
     ("15", "--measure"): "--measure --json out/x.json",
     ("15", "--worlds"): "--worlds --json out/x.json",
     ("16", "--measure"): "--measure --json out/x.json",
@@ -76,6 +77,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ):
         monkeypatch.setattr(module, name, refuse)
     monkeypatch.setattr(network_emulation, "setup_bridge", lambda: None)
+    monkeypatch.setattr(world, "is_bridge", lambda: True)
     monkeypatch.setattr(network_emulation, "why_unavailable", lambda: None)
     for name in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, "")  # worker 13 sets them: put back afterwards
@@ -147,7 +149,8 @@ NUMBERS = [number_of(path.name) for path in WORKERS]
 @pytest.mark.parametrize("number", NUMBERS)
 def test_an_option_that_does_nothing_is_refused_in_every_job(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
     options, table = actions(number), jobs(number)
-    chooses = {job[2:].partition(" ")[0] for job in table} | ({"dp", "tp"} if number == "04" else set())
+    chooses = {job[2:].partition(" ")[0].replace("-", "_") for job in table}
+    chooses |= {"dp", "tp"} if number == "04" else set()
     assert set().union(*table.values(), chooses) >= set(options) - set(PUZZLE)
     for job, takes in table.items():
         for name in set(options) - {*PUZZLE, *chooses}:

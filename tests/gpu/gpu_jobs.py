@@ -59,6 +59,7 @@ JOBS = (
     Job("14_traces", "", dp=2, tp=2, alone=False),
     Job("14_traces", "--traces", "--traces out/gpu/traces", alone=False),
     Job("14_traces", "--schedules", "--schedules", tp=2, alone=False),
+    Job("14_traces", "--hiding", "--hiding", tp=2, alone=False),
     Job("16_owner", "", dp=2, tp=2),
     Job("17_muonw", "", dp=2, tp=2, alone=False, gloo=False),
     Job("17_muonw", "--train", "--train 6", dp=2, tp=2),
