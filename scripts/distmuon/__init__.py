@@ -25,6 +25,7 @@ __all__ = [
     "AttentionHeads",
     "DistributedMuon",
     "Grid",
+    "LocalView",
     "Metrics",
     "Muon",
     "MuonW",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from distmuon.sharding.gradients import NonFiniteGradient
     from distmuon.sharding.grid import Grid
     from distmuon.sharding.layout import plan
+    from distmuon.sharding.local_views import LocalView
     from distmuon.verify.certify import certify
 else:  # hidden from type checkers, to which it would say that every name exists
     _HOMES = {
@@ -71,6 +73,7 @@ else:  # hidden from type checkers, to which it would say that every name exists
         "RankMismatchError": "sharding.consistency",
         "DistributedMuon": "optim.distributed_muon",
         "Grid": "sharding.grid",
+        "LocalView": "sharding.local_views",
         "Metrics": "extras.metrics.observer",
         "Muon": "optim.muon",
         "MuonW": "optim.muonw",

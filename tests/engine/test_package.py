@@ -150,6 +150,7 @@ except AttributeError as error:
         "RankMismatchError": "type",
         "DistributedMuon": "type",
         "Grid": "type",
+        "LocalView": "type",
         "Metrics": "type",
         "Muon": "type",
         "MuonW": "type",

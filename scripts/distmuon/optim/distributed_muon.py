@@ -286,6 +286,12 @@ class DistributedMuon(ShardedOptimizer):
         whole = torch.empty(bucket.padded, dtype=dtype, device=self.grid.device)
         return self.grid.dp.all_gather(shard, updates_label(bucket), whole)
 
+    def _ns_dtype(self, index: int) -> torch.dtype | None:
+        if index not in self.muon:
+            return None
+        buckets = self.buffers.buckets
+        return self.strategy.context.wire_dtype(tuple(bucket for bucket in buckets if index in bucket.params))
+
     def _look_at_groups(self) -> None:
         """Take the groups as they are now, since a load brings new ones; the strategy looks at the same dict."""
         self.muon |= {i: group for i, group in enumerate(self.group_of) if group["algorithm"] == "muon"}

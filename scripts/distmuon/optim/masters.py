@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from distmuon.optim.states import MASTER_WEIGHT, WholeState, names_of
 from distmuon.sharding.buffers import follow_writes_
+from distmuon.sharding.local_views import local
 from distmuon.sharding.precision import is_narrow
 from distmuon.sharding.warning import warn_user
 
@@ -63,8 +63,8 @@ class MasterWeights(WholeState):
         if MASTER_WEIGHT not in state:
             state[MASTER_WEIGHT] = p.detach().float()
         else:
-            follow_writes_(_held(state[MASTER_WEIGHT]), _held(p.detach()))
-        return _held(state[MASTER_WEIGHT])
+            follow_writes_(local(state[MASTER_WEIGHT]), local(p.detach()))
+        return local(state[MASTER_WEIGHT])
 
     def kept_dtype(self, p: Tensor) -> torch.dtype:
         return torch.float32 if self.keeps_master(p) else p.dtype
@@ -76,7 +76,7 @@ class MasterWeights(WholeState):
         factors: {parameter: of each of the rows that this rank holds}.
         """
         for p, rows in factors.items():
-            weight, master = _held(p), self.master(p) if p in self.state else None
+            weight, master = local(p), self.master(p) if p in self.state else None
             (weight if master is None else master).mul_(rows.view(-1, *[1] * (p.ndim - 1)))
             if master is not None:
                 weight.copy_(master)
@@ -133,7 +133,3 @@ def lacks_masters(what: str, names: Sequence[str]) -> str:
         f"this {what} has no {MASTER_WEIGHT} of {names[0]!r}{more}; the masters begin in the next step, as the "
         "parameters are then."
     )
-
-
-def _held(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

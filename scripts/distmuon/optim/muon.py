@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from distmuon.optim.local_views import views_in_place
 from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.newton_schulz import (
     BATCH,
@@ -45,6 +46,7 @@ from distmuon.optim.param_groups import (
 )
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
+from distmuon.sharding.local_views import LocalView
 from distmuon.sharding.matrices import Matrices, MatrixLayout, check_matrices, kind_of, parts
 from distmuon.sharding.tensor_lists import apart, each, runs
 
@@ -405,6 +407,10 @@ class Muon(MasterWeights):
         for batch in batches(parameters, groups):
             self._move([parameters[i] for i in batch], [groups[i] for i in batch])
         return loss
+
+    def local_views(self) -> list[LocalView]:
+        """Return what this process holds of every parameter: the whole; see `LocalView`."""
+        return views_in_place(self, lambda group, p: group["input_dtype"] or p.dtype)
 
     def _check(self, group: dict[str, Any]) -> None:
         """Raise ValueError or TypeError, naming what is wrong with the options or parameters of a group."""

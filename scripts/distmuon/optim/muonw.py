@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
 from distmuon.optim.exchange_plan import Matrix, MatrixShard, numel
+from distmuon.optim.local_views import views_in_place
 from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.muon import (
     MUON_DEFAULTS,
@@ -44,7 +45,7 @@ from distmuon.optim.muon import (
     orthogonalize,
     scale,
 )
-from distmuon.optim.muonw_plans import Parameter, Plan, Plans, local
+from distmuon.optim.muonw_plans import Parameter, Plan, Plans
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.options import check_complete
 from distmuon.optim.param_groups import (
@@ -65,9 +66,10 @@ from distmuon.sharding.collectives import PendingWork, numbers_on, waiting_at_th
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.local_views import LocalView, local
 from distmuon.sharding.matrices import Matrices, MatrixLayout
 from distmuon.sharding.meshes import refuse_one_of_the_stages, shards
-from distmuon.sharding.precision import widest
+from distmuon.sharding.precision import default_gather_dtype, widest
 from distmuon.sharding.tensor_lists import apart, cast, copy_each_, runs
 
 WHOLE = MatrixLayout()
@@ -289,6 +291,14 @@ class MuonW(MasterWeights):
                 for p in (p for p in group["params"] if p.grad is not None):
                     local(p.grad).mul_(factor.to(widest(factor.device)).reciprocal().to(p.grad.dtype))
         return True
+
+    def local_views(self) -> list[LocalView]:
+        """Return what this rank holds of every parameter; see `LocalView`. No collective."""
+
+        def feeds(group: Mapping[str, Any], p: Tensor) -> torch.dtype | None:
+            return (self.gather_dtype or default_gather_dtype(p.dtype)) if group["algorithm"] == "muon" else None
+
+        return views_in_place(self, feeds)
 
     # ---- Muon's moves -------------------------------------------------------------------------------------
 

@@ -22,7 +22,9 @@ from distmuon.optim.param_groups import named
 from distmuon.sharding.boxes import all_of, matrices_of, within
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.local_views import local
 from distmuon.sharding.meshes import boxes_on, common_mesh, group_of
+from distmuon.sharding.precision import default_gather_dtype
 from distmuon.sharding.tensor_lists import runs
 
 Groups = Sequence[Mapping[str, Any]]
@@ -121,8 +123,8 @@ def _build_plans(
     everybody = alone if mesh is None else group_of(mesh, ledger)
     kinds: dict[tuple[bool, torch.dtype], list[Parameter]] = {}
     for parameter in _muons(groups):
-        natural = torch.float64 if parameter.tensor.dtype == torch.float64 else torch.bfloat16
-        kinds.setdefault((isinstance(parameter.tensor, DTensor), gather_dtype or natural), []).append(parameter)
+        dtype = gather_dtype or default_gather_dtype(parameter.tensor.dtype)
+        kinds.setdefault((isinstance(parameter.tensor, DTensor), dtype), []).append(parameter)
     plans = []
     for (placed, dtype), parameters in kinds.items():
         group, loads = everybody if placed else alone, list[float]()
@@ -139,11 +141,6 @@ def _build_plans(
             loads = parcels.loads
             plans.append(Plan(dtype, local(wave[0].tensor).device, group, wave, parcels))
     return everybody, sorted(plans, key=lambda plan: plan.group.size == 1)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor, in the same memory."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def may_move(parameter: Tensor) -> bool:

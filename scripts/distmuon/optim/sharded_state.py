@@ -12,9 +12,15 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+import torch
+
 from distmuon.optim.states import MASTER_WEIGHT, NAMES, CheckedState, check_kept, check_maker, check_same_algorithm
+from distmuon.sharding.boxes import matrices_of
 from distmuon.sharding.buffers import Piece, ShardedBuffers
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import Range, gradient_dtype
+from distmuon.sharding.local_views import LocalView, boxes_of_run, everything, over_tp
+from distmuon.sharding.matrices import globalize
 
 SHARDED = ("DistributedMuon", "Zero1AdamW")  # both keep the same of a parameter, if its algorithm is the same
 
@@ -52,6 +58,38 @@ class ShardedState(CheckedState):
         for piece in self._pieces():
             if self._has_master(piece):
                 self.state[self.buffers.parameters[piece.index]][MASTER_WEIGHT] = piece.weight
+
+    def local_views(self) -> list[LocalView]:
+        """Return what this rank holds of every parameter, and keeps: a flat run of it, or nothing. No collective.
+
+        Masters follow what somebody has written to a parameter.
+        """
+        self.buffers.refresh_masters()
+        pieces = {piece.index: piece for piece in self._pieces()}
+        latest = getattr(self, "statistics", None)  # there is none before the first step
+        used = frozenset() if latest is None else latest.present
+        return [self._view(index, pieces.get(index), index in used) for index, _ in enumerate(self.buffers.parameters)]
+
+    def _view(self, index: int, piece: Piece | None, used: bool) -> LocalView:
+        spec, tp, ns_dtype = self.buffers.layout.specs[index], self.grid.tp, self._ns_dtype(index)
+        matrices = globalize(spec.matrices, spec.tp_split_dim, tp.size)
+        run = Range(0, 0) if piece is None else piece.meta.range_in_param
+        return LocalView(
+            name=spec.name,
+            parameter=self.buffers.parameters[index],
+            shape=spec.full_shape(tp.size),
+            held=over_tp(everything(spec.shape), spec, tp.size, tp.rank),
+            values=None if piece is None else piece.weight,
+            boxes=over_tp(boxes_of_run(spec.shape, run), spec, tp.size, tp.rank),
+            dtype=getattr(torch, gradient_dtype(spec.dtype)),
+            counted=spec.tp_split_dim is not None or tp.rank == 0,
+            gradient=piece.gradient if piece is not None and used else None,
+            matrices=matrices_of(matrices, spec.full_shape(tp.size)) if ns_dtype is not None else (),
+            ns_dtype=ns_dtype,
+        )
+
+    def _ns_dtype(self, index: int) -> torch.dtype | None:
+        """Return in which dtype Newton–Schulz sees a parameter's matrices; None where it does not."""
 
     def _sign(self, state_dict: dict[str, Any]) -> None:
         super()._sign(state_dict)

@@ -35,19 +35,24 @@ def boxes(shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[
     shape: of the whole tensor. Parts are as torch.chunk makes them: the last ones may be shorter, or empty.
     Raises ValueError for a placement that is neither a shard nor a replica.
     """
+    coordinates = itertools.product(*map(range, mesh_shape))
+    return [box_at(shape, mesh_shape, placements, coordinate) for coordinate in coordinates]
+
+
+def box_at(
+    shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[Placement], coordinate: Sequence[int]
+) -> Box:
+    """Return the box of one rank of the mesh; see `boxes`."""
     strided = [dim for dim, placement in enumerate(placements) if isinstance(placement, _StridedShard)]
     order = [dim for dim in range(len(placements)) if dim not in strided] + strided
-    found = []
-    for coordinate in itertools.product(*map(range, mesh_shape)):
-        box = list(all_of(shape))
-        for mesh_dim in order:
-            placement = placements[mesh_dim]
-            if isinstance(placement, Shard | _StridedShard):
-                box[placement.dim] = _chunk(box[placement.dim], mesh_shape[mesh_dim], coordinate[mesh_dim])
-            elif not isinstance(placement, Replicate):
-                raise ValueError(f"a parameter is placed as {placement}, which is neither a shard nor a replica.")
-        found.append(tuple(box))
-    return found
+    box = list(all_of(shape))
+    for mesh_dim in order:
+        placement = placements[mesh_dim]
+        if isinstance(placement, Shard | _StridedShard):
+            box[placement.dim] = _chunk(box[placement.dim], mesh_shape[mesh_dim], coordinate[mesh_dim])
+        elif not isinstance(placement, Replicate):
+            raise ValueError(f"a parameter is placed as {placement}, which is neither a shard nor a replica.")
+    return tuple(box)
 
 
 def matrices_of(matrices: Matrices, shape: Sequence[int]) -> list[tuple[Box, tuple[int, int]]]:

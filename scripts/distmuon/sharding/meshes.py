@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from distmuon.sharding.boxes import Box, boxes, extent
+from distmuon.sharding.boxes import Box, box_at, boxes, extent
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import beyond, everyone, refuse_one_stage
 from distmuon.sharding.ledger import Ledger
@@ -77,7 +77,9 @@ def boxes_on(
 
     Raises ValueError, naming the parameter, where DTensor's word cannot be relied on.
     """
-    own, found = parameter.device_mesh, _boxes_on_own_mesh(name, parameter)
+    own_box(name, parameter)  # which looks whether it really lies there
+    own = parameter.device_mesh
+    found = boxes(tuple(parameter.shape), tuple(own.shape), parameter.placements)
     if own == mesh:
         on_mesh = found
     else:
@@ -100,27 +102,36 @@ def shards(parameter: Tensor) -> int:
 
 def own_box(name: str, parameter: DTensor) -> Box:
     """Return the box that this rank holds; errors as for `boxes_on`."""
-    return _boxes_on_own_mesh(name, parameter)[_place(parameter.device_mesh)]
-
-
-def _boxes_on_own_mesh(name: str, parameter: DTensor) -> list[Box]:
     own, placements = parameter.device_mesh, parameter.placements
-    shape, sizes = tuple(parameter.shape), tuple(own.shape)
-    found = boxes(shape, sizes, placements)
-    held, here = extent(found[_place(own)]), tuple(parameter.to_local().shape)
+    coordinate = own.get_coordinate()
+    assert coordinate is not None
+    box = box_at(tuple(parameter.shape), tuple(own.shape), placements, coordinate)
+    held, here = extent(box), tuple(parameter.to_local().shape)
     if held != here and math.prod(held) + math.prod(here):  # torch calls what is empty [2, 0] or [0, 0]
         raise ValueError(
             f"parameter {name!r} holds {here} here, and its placements {placements} on "
             f"{own} say {held}; wrap the model anew, or give this parameter to another optimizer."
         )
-    return found
+    return box
 
 
-def _place(mesh: DeviceMesh) -> int:
-    """Return this rank's place in the flattened mesh."""
+def is_first_replica(parameter: Tensor, mesh: DeviceMesh) -> bool:
+    """Say whether this rank is the first on the mesh that holds what it holds of a parameter, so that one is counted.
+
+    A plain tensor is the same on all of the mesh, a DTensor along the dimensions that it is not cut along.
+    """
+    cut = set[str | int]()
+    if isinstance(parameter, DTensor):
+        names = _dimensions(parameter.device_mesh)
+        cut = {name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()}
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
-    return _flat(coordinate, tuple(mesh.shape))
+    return all(at == 0 for name, at in zip(_dimensions(mesh), coordinate, strict=True) if name not in cut)
+
+
+def _dimensions(mesh: DeviceMesh) -> Sequence[str | int]:
+    """Return the mesh's dimensions by name, or by number where they have none."""
+    return mesh.mesh_dim_names or range(mesh.ndim)
 
 
 def _flat(coordinate: Sequence[int], sizes: Sequence[int]) -> int:

@@ -14,6 +14,13 @@ def widest(device: torch.device) -> torch.dtype:
         return torch.float32
 
 
+def default_gather_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return in which dtype momentum travels where nothing else is asked for: bf16, as in the paper, or float64 for
+    what is float64.
+    """
+    return torch.float64 if dtype == torch.float64 else torch.bfloat16
+
+
 def is_narrow(weight: Tensor) -> bool:
     """Return whether a weight has fewer digits than float32."""
     return weight.is_floating_point() and weight.itemsize < 4

@@ -22,10 +22,9 @@ from distmuon.optim.muonw import MuonW
 from distmuon.optim.param_groups import GROUP_NOTES
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.periodic import is_whole
-from distmuon.optim.strategies.strategy import gather_dtype_name
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.precision import is_narrow
+from distmuon.sharding.precision import default_gather_dtype, is_narrow
 from distmuon.verify.blocks import BlockMuon, block_options
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.strategy_predictions import is_predicted
@@ -124,7 +123,7 @@ class Blueprint:
         return made
 
     def _gather_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return self.gather_dtype or getattr(torch, gather_dtype_name(dtype_name(dtype)))
+        return self.gather_dtype or default_gather_dtype(dtype)
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:

@@ -9,14 +9,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import torch
+
 from distmuon.optim import strategies
 from distmuon.optim.strategies.gather_cut import may_share_a_wave
 from distmuon.optim.strategies.owner import assign_owners, work
-from distmuon.optim.strategies.strategy import gather_dtype_name, momentum_label, updates_label
+from distmuon.optim.strategies.strategy import momentum_label, updates_label
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import MatrixBlock
 from distmuon.sharding.ownership import Owner
+from distmuon.sharding.precision import default_gather_dtype
 from distmuon.verify.ns_workspace import WholeMatrices
 
 # ---- gather_all -------------------------------------------------------------------------------------------
@@ -378,4 +381,4 @@ def _owned(layout: Layout, bucket: Bucket, muon: Collection[int], dp_rank: int) 
 def momentum_bytes(layout: Layout, bucket: Bucket, item_bytes: int | None) -> tuple[int, int]:
     """Return bytes per element of the bucket's momentum as it is kept, and as it is gathered."""
     grad_dtype = layout.buffers[bucket.buffer_idx].grad_dtype
-    return ITEM_BYTES[grad_dtype], item_bytes or ITEM_BYTES[gather_dtype_name(grad_dtype)]
+    return ITEM_BYTES[grad_dtype], item_bytes or default_gather_dtype(getattr(torch, grad_dtype)).itemsize

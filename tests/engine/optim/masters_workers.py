@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from distmuon import checkpoint
 from distmuon.launch import World
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.muonw_plans import local
+from distmuon.sharding.local_views import local
 from muon_conformance.placements import held
 
 STEPS = 3

@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon.launch import World
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.muonw_plans import local
 from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.consistency import RankMismatchError
+from distmuon.sharding.local_views import local
 from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.memory_tracker import StorageTracker
 from muon_conformance.placements import Pair, held

@@ -16,9 +16,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.muonw_plans import local
 from distmuon.optim.param_groups import split_parameters
 from distmuon.optim.zero1_adamw import Zero1AdamW
+from distmuon.sharding.local_views import local
 
 
 def facts(world: World) -> dict[str, Any]:

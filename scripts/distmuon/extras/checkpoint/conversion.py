@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from distmuon.extras.checkpoint.algorithms import algorithm_of, check_algorithm, name_of, options_for
-from distmuon.extras.checkpoint.boxed import ShardView
 from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.extras.checkpoint.manifest import FIRST_FORMAT, MODEL, OPTIMIZER, Manifest, StoredGroup, StoredTensor
+from distmuon.extras.checkpoint.shard_view import ShardView
 from distmuon.extras.checkpoint.tensors import LiveTensors, Owned
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.states import MASTER_WEIGHT, STATE_KEYS, plain_name, without_wrappers
@@ -41,13 +41,14 @@ class Move(NamedTuple):
 class Loading:
     """All that a checkpoint will change, found right before any of it is changed.
 
-    said: sentences on what is not quite as it was saved. masters: parameters whose master weights are to be made anew.
+    said: sentences on what is not quite as it was saved. followers: parameters of which no master weights were saved,
+        so that the optimizer's values, where they are a copy, become what the parameters are.
     """
 
     stored: dict[str, StoredTensor]
     moves: dict[str, Move] = field(default_factory=dict)
     states: list[tuple[Owned, dict[str, Tensor]]] = field(default_factory=list)
-    masters: list[Owned] = field(default_factory=list)
+    followers: list[Owned] = field(default_factory=list)
     without_masters: bool = False
     options: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     steps: list[tuple[ShardedOptimizer, int]] = field(default_factory=list)
@@ -74,10 +75,8 @@ class Loading:
             kept = owned.optimizer.state[owned.tensor]
             kept.clear()
             kept.update(state)
-        for owned in self.masters:
-            piece = training.piece_of(owned)
-            assert piece is not None
-            piece.weight.copy_(owned.tensor.reshape(-1)[piece.meta.range_in_param.as_slice])
+        for owned in self.followers:
+            owned.view.follow_parameter_()
         for group, options in self.options:
             group.update(options)
         for optimizer, steps in self.steps:
@@ -96,7 +95,7 @@ def plan_loading(manifest: Manifest, training: LiveTensors) -> Loading:
             kept.setdefault(owner, {})[key] = stored
         _match_groups(loading, groups, kept, training)
         for owned in training.owned:
-            _match_state(loading, kept.get(f"{OPTIMIZER}/{owned.name}", {}), owned, training)
+            _match_state(loading, kept.get(f"{OPTIMIZER}/{owned.name}", {}), owned)
         if loading.without_masters:
             loading.said.append("it keeps no master weights, so they are made from the parameters that it has")
         if any(
@@ -187,17 +186,16 @@ def _match_groups(
 # ---- States -----------------------------------------------------------------------------------------------
 
 
-def _match_state(loading: Loading, found: Mapping[str, StoredTensor], owned: Owned, training: LiveTensors) -> None:
+def _match_state(loading: Loading, found: Mapping[str, StoredTensor], owned: Owned) -> None:
     """Find memory for what is kept of a parameter: the optimizer's own where it fits, else new."""
     begin = f"{OPTIMIZER}/{owned.name}/"
-    _check_keys(found, owned, training)
-    like = training.kept_of(owned)
-    if like is None:
+    _check_keys(found, owned)
+    if owned.view.values is None:
         return
-    now, state = training.state_of(owned), {}
+    now, state = owned.state, {}
     for key, stored in found.items():
-        tensor = _memory_for(key, stored, now.get(key), like, owned, training)
-        live = training.of_state(owned, key, tensor)
+        tensor = _memory_for(key, stored, now.get(key), owned)
+        live = owned.shard_view(key, tensor)
         if tuple(live.shape) != stored.shape:
             raise CheckpointError(
                 f"{begin + key!r} is {_looks(stored.dtype, stored.shape)} in the checkpoint and "
@@ -205,21 +203,20 @@ def _match_state(loading: Loading, found: Mapping[str, StoredTensor], owned: Own
             )
         state[key] = tensor
         loading.moves[begin + key] = Move(live, live.blank(stored.dtype))
-    if isinstance(owned.optimizer, ShardedOptimizer) and MASTER_WEIGHT in now and MASTER_WEIGHT not in state:
-        state[MASTER_WEIGHT] = now[MASTER_WEIGHT]
-        loading.masters.append(owned)
-    if found and MASTER_WEIGHT not in found and _keeps_master(owned):
-        loading.without_masters = True
+    if MASTER_WEIGHT not in found:
+        state |= {MASTER_WEIGHT: now[MASTER_WEIGHT]} if MASTER_WEIGHT in now else {}
+        loading.followers.append(owned)
+        loading.without_masters |= bool(found) and owned.view.keeps_master
     if state or now:
         loading.states.append((owned, state))
 
 
-def _check_keys(found: Mapping[str, StoredTensor], owned: Owned, training: LiveTensors) -> None:
+def _check_keys(found: Mapping[str, StoredTensor], owned: Owned) -> None:
     """Raise CheckpointError for a state that is not the algorithm's, not all of it, or more than is kept here."""
     algorithm = algorithm_of(owned.optimizer, owned.group)
     if algorithm not in STATE_KEYS:
         return
-    keys, shape = found.keys() - {MASTER_WEIGHT}, tuple(training.boxes[owned.name].shape)
+    keys, shape = found.keys() - {MASTER_WEIGHT}, owned.view.shape
     if keys and keys != set(STATE_KEYS[algorithm]):
         differing = sorted(keys ^ set(STATE_KEYS[algorithm]))[0]
         raise CheckpointError(
@@ -231,7 +228,7 @@ def _check_keys(found: Mapping[str, StoredTensor], owned: Owned, training: LiveT
                 f"the checkpoint keeps {key!r} of {owned.name!r} as {_looks(stored.dtype, stored.shape)}, of a "
                 f"parameter of {list(shape)}; load one of the same model."
             )
-    if MASTER_WEIGHT in found and not _keeps_master(owned):
+    if MASTER_WEIGHT in found and not owned.view.keeps_master:
         raise CheckpointError(
             f"the checkpoint keeps {dtype_name(found[MASTER_WEIGHT].dtype)} master weights of {owned.name!r}, and "
             f"{name_of(owned.optimizer)} keeps none here, so they would be lost; load it into one that does, or load "
@@ -239,36 +236,21 @@ def _check_keys(found: Mapping[str, StoredTensor], owned: Owned, training: LiveT
         )
 
 
-def _keeps_master(owned: Owned) -> bool:
-    """Return whether the optimizer keeps a wider copy of this parameter."""
-    return _kept_dtype(owned, owned.tensor) != owned.tensor.dtype
-
-
-def _kept_dtype(owned: Owned, like: Tensor) -> torch.dtype:
-    """Return in which dtype an optimizer keeps what it has of a parameter, and its master weights if there are any."""
-    if isinstance(owned.optimizer, ShardedOptimizer):
-        return torch.promote_types(like.dtype, torch.float32)
-    choose = getattr(owned.optimizer, "kept_dtype", None)  # of those that keep master weights if they are asked to
-    return like.dtype if choose is None else choose(owned.tensor)
-
-
-def _memory_for(
-    key: str, stored: StoredTensor, now: Tensor | None, like: Tensor, owned: Owned, training: LiveTensors
-) -> Tensor:
+def _memory_for(key: str, stored: StoredTensor, now: Tensor | None, owned: Owned) -> Tensor:
     """Return a tensor that can take the stored one in: what the optimizer has, or a new one as it would make it.
 
     Raises CheckpointError where that would round.
     """
     if now is not None:
-        live = training.of_state(owned, key, now)
+        live = owned.shard_view(key, now)
         if tuple(live.shape) == stored.shape and (live.dtype == stored.dtype or _widens(stored.dtype, live.dtype)):
             return now
     group, ours = owned.group, algorithm_of(owned.optimizer, owned.group) in STATE_KEYS
-    shape = tuple(training.boxes[owned.name].shape)
+    shape = owned.view.shape
     if key == SCALAR or stored.shape == () != shape:
         host = not (group.get("capturable") or group.get("fused"))
-        return torch.zeros((), dtype=stored.dtype, device="cpu" if host else like.device)
-    kept = _kept_dtype(owned, like)
+        return torch.zeros((), dtype=stored.dtype, device="cpu" if host else owned.tensor.device)
+    kept = owned.view.kept_dtype
     if ours and stored.dtype != kept and not _widens(stored.dtype, kept):
         raise CheckpointError(
             f"the checkpoint keeps {key!r} of {owned.name!r} in {dtype_name(stored.dtype)}, and "
@@ -276,10 +258,10 @@ def _memory_for(
             "keeps it as wide, or load the weights alone: load(folder, model)."
         )
     if stored.shape == shape:
-        return torch.zeros_like(like, dtype=kept if ours else stored.dtype)
-    if isinstance(like, DTensor) or isinstance(owned.optimizer, ShardedOptimizer):
+        return owned.view.new_state(kept if ours else stored.dtype)
+    if isinstance(owned.tensor, DTensor) or not owned.view.is_whole:
         raise CheckpointError(f"the checkpoint keeps {key!r} of {owned.name!r} in another shape than the parameter's.")
-    return torch.zeros(stored.shape, dtype=stored.dtype, device=like.device)
+    return torch.zeros(stored.shape, dtype=stored.dtype, device=owned.tensor.device)
 
 
 def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from distmuon.extras.checkpoint.algorithms import groups_to_keep
-from distmuon.extras.checkpoint.boxed import ShardView
 from distmuon.extras.checkpoint.conversion import plan_loading
 from distmuon.extras.checkpoint.files import CheckpointError, in_words, place
 from distmuon.extras.checkpoint.locks import Lock
 from distmuon.extras.checkpoint.manifest import MODEL, as_json, read_manifest
 from distmuon.extras.checkpoint.ranks import on_rank_0, raise_together, rank, ranks, refusing, several
+from distmuon.extras.checkpoint.shard_view import ShardView
 from distmuon.extras.checkpoint.storage import ManifestWriter, check_files, read_into, whole_tensors
 from distmuon.extras.checkpoint.tensors import LiveTensors, Optimizers
 from distmuon.optim.param_groups import reshard

@@ -26,10 +26,10 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from distmuon.extras.checkpoint.boxed import ShardView
 from distmuon.extras.checkpoint.files import CheckpointError, in_words, open_plain, sha256, sync
 from distmuon.extras.checkpoint.locks import Lock
 from distmuon.extras.checkpoint.manifest import FORMAT, MANIFEST, Chunk, Manifest, StoredTensor, digest, parse
+from distmuon.extras.checkpoint.shard_view import ShardView
 from distmuon.sharding.boxes import all_of, extent, overlap, within
 from distmuon.sharding.buffers import dtype_name
 

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from distmuon.extras.checkpoint.boxed import ShardView, boxes_of_flat_range, to_global
 from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.extras.checkpoint.manifest import DTYPES, MODEL, OPTIMIZER
 from distmuon.extras.checkpoint.names import plain_names
-from distmuon.optim.muonw_plans import local
-from distmuon.optim.sharded_optimizer import ShardedOptimizer
-from distmuon.sharding.boxes import all_of
-from distmuon.sharding.buffers import Piece, dtype_name
-from distmuon.sharding.collectives import Group
+from distmuon.extras.checkpoint.shard_view import ShardView
+from distmuon.optim.local_views import local_views
+from distmuon.optim.states import MASTER_WEIGHT
+from distmuon.sharding.buffers import dtype_name
+from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ParamSpec
-from distmuon.sharding.meshes import common_mesh, own_box
+from distmuon.sharding.local_views import Boxes, LocalView, at, boxes_in_place, everything, local, over_tp
+from distmuon.sharding.meshes import common_mesh
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
@@ -35,9 +35,40 @@ class Owned(NamedTuple):
     """A parameter of an optimizer's. name: the model's, without wrappers."""
 
     name: str
-    tensor: Tensor
+    view: LocalView
     group: dict[str, Any]
     optimizer: torch.optim.Optimizer
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.view.parameter
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the optimizer keeps of it now; nothing is made where it keeps nothing."""
+        return self.optimizer.state.get(self.view.parameter, {})
+
+    def check_master(self) -> None:
+        """Raise CheckpointError for master weights that nobody would save."""
+        values = self.view.values
+        if values is not None and values.dtype != self.tensor.dtype and MASTER_WEIGHT not in self.state:
+            raise CheckpointError(
+                f"the values of {self.name!r} are {values.dtype}, wider than the parameter, and not in the state of "
+                f"{type(self.optimizer).__name__}, so they would be lost; keep them there as {MASTER_WEIGHT!r}."
+            )
+
+    def shard_view(self, key: str, value: Any) -> ShardView:
+        """Return what the optimizer keeps under `key` as boxes of a whole tensor."""
+        what = f"{self.name}/{key}, of the optimizer"
+        _check_can_be_loaded(what, value)
+        if not isinstance(value, DTensor) and self.view.values is not None and value.shape == self.view.values.shape:
+            return _shard_view(value, self.view.shape, self.view.boxes)
+        if value.ndim and not (isinstance(value, DTensor) or self.view.is_whole):
+            raise CheckpointError(
+                f"{what!r} has shape {list(value.shape)}, which is not that of the values that local_views() names: "
+                "nothing says which part of a whole it is, so it cannot be saved."
+            )
+        return _shard_view(value, value.shape, boxes_in_place(what, value))
 
 
 class LiveTensors:
@@ -49,14 +80,9 @@ class LiveTensors:
     def __init__(self, model: nn.Module, optimizer: Optimizers) -> None:
         self.model, self.optimizers = model, _as_sequence(optimizer)
         common_mesh(list(model.named_parameters()))  # which refuses parameters that lie on others
-        sharded = [each for each in self.optimizers if isinstance(each, ShardedOptimizer)]
-        self._tp: Group | None = sharded[0].grid.tp if sharded else None
-        self._specs: dict[int, ParamSpec] = {}
-        self._pieces: dict[int, Piece] = {}
-        for buffers in (each.buffers for each in sharded):
-            self._specs |= {id(p): spec for p, spec in zip(buffers.parameters, buffers.layout.specs, strict=True)}
-            pieces = (piece for of_bucket in buffers.pieces.values() for piece in of_bucket)
-            self._pieces |= {id(buffers.parameters[piece.index]): piece for piece in pieces}
+        grids = [grid for each in self.optimizers if isinstance(grid := getattr(each, "grid", None), Grid)]
+        self._tp = grids[0].tp if grids else None
+        self._views = {id(view.parameter): view for each in self.optimizers for view in local_views(each)}
         self.live = self._live_tensors()
         self.boxes = {name: self._of_model(name, value) for name, value in self.live.items()}
         self.owned = list(self._owned())
@@ -65,46 +91,23 @@ class LiveTensors:
         """Return everything that is to be saved, in the memory where it lives."""
         found = {f"{MODEL}/{name}": boxed for name, boxed in self.boxes.items()}
         for owned in self.owned:
-            for key, value in self.state_of(owned).items():
-                found[f"{OPTIMIZER}/{owned.name}/{key}"] = self.of_state(owned, key, value)
+            owned.check_master()
+            for key, value in owned.state.items():
+                found[f"{OPTIMIZER}/{owned.name}/{key}"] = owned.shard_view(key, value)
         return found
-
-    def state_of(self, owned: Owned) -> dict[str, Any]:
-        """Return what the optimizer keeps of a parameter now; nothing is made for one of which it keeps nothing."""
-        return owned.optimizer.state.get(owned.tensor, {})
-
-    def kept_of(self, owned: Owned) -> Tensor | None:
-        """Return what this rank keeps of a parameter, as its state has it; None where it owns nothing of it."""
-        if not isinstance(owned.optimizer, ShardedOptimizer):
-            return owned.tensor
-        piece = self.piece_of(owned)
-        return None if piece is None else piece.weight
-
-    def piece_of(self, owned: Owned) -> Piece | None:
-        """Return the piece of a parameter that a sharded optimizer has left to this rank."""
-        return self._pieces.get(id(owned.tensor))
-
-    def of_state(self, owned: Owned, key: str, value: Any) -> ShardView:
-        """Return what an optimizer keeps of a parameter as boxes of a whole tensor."""
-        what = f"{owned.name}/{key}, of the optimizer"
-        _check_can_be_loaded(what, value)
-        if isinstance(owned.optimizer, ShardedOptimizer) and value.ndim:
-            assert self._tp is not None
-            spec, piece = self._specs[id(owned.tensor)], self._pieces[id(owned.tensor)]
-            held = boxes_of_flat_range(spec, self._tp.size, self._tp.rank, piece.meta.range_in_param, value)
-            return ShardView(spec.full_shape(self._tp.size), value.dtype, held)
-        return _placed(what, value)
 
     def _of_model(self, name: str, value: Tensor) -> ShardView:
         _check_can_be_loaded(name, value)
-        if self._tp is None or isinstance(value, DTensor):
+        view = self._views.get(id(value))
+        if self._tp is None and (view is None or view.shape == value.shape):
             self._refuse_unknown_cut(name, value)
-            return _placed(name, value)
-        spec = self._specs.get(
-            id(value), ParamSpec(name, tuple(value.shape), dtype_name(value.dtype), tp_split_dim(value))
-        )
-        held = to_global(spec, self._tp.size, self._tp.rank, all_of(value.shape), value.detach())
-        return ShardView(spec.full_shape(self._tp.size), value.dtype, held)
+        if view is not None:
+            return _shard_view(value, view.shape, view.held)
+        if self._tp is None or isinstance(value, DTensor):
+            return _shard_view(value, value.shape, boxes_in_place(name, value))
+        spec = ParamSpec(name, tuple(value.shape), dtype_name(value.dtype), tp_split_dim(value))
+        held = over_tp(everything(value.shape), spec, self._tp.size, self._tp.rank)
+        return _shard_view(value, spec.full_shape(self._tp.size), held)
 
     def _refuse_unknown_cut(self, name: str, value: Tensor) -> None:
         ranks = getattr(
@@ -157,7 +160,12 @@ class LiveTensors:
                     if id(p) in seen:
                         raise CheckpointError(f"{name!r} is in two groups; let one optimizer train it.")
                     seen.add(id(p))
-                    yield Owned(name, p, group, optimizer)
+                    if id(p) not in self._views:
+                        raise CheckpointError(
+                            f"local_views() of {type(optimizer).__name__} leaves out {name!r}; let it return a view of "
+                            "each parameter, with values=None where this rank keeps nothing."
+                        )
+                    yield Owned(name, self._views[id(p)], group, optimizer)
 
 
 def _as_sequence(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
@@ -170,10 +178,8 @@ def _as_sequence(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
     return found
 
 
-def _placed(name: str, value: Tensor) -> ShardView:
-    """Return a plain tensor, or a DTensor where PyTorch has placed it."""
-    box = own_box(name, value) if isinstance(value, DTensor) else all_of(value.shape)
-    return ShardView(value.shape, value.dtype, [(box, local(value.detach()))])
+def _shard_view(value: Tensor, shape: Sequence[int], boxes: Boxes) -> ShardView:
+    return ShardView(shape, value.dtype, at(boxes, local(value.detach())))
 
 
 def _check_can_be_loaded(name: str, value: Any) -> None:

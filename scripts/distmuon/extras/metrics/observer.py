@@ -13,7 +13,7 @@ parameter, and for each sample one of two matrices. All others cost a comparison
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -23,10 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from distmuon.extras.metrics.local_views import HeldPart, Holdings, holdings, momentum_of
 from distmuon.extras.metrics.matrix import orthogonality
 from distmuon.extras.metrics.reductions import REDUCTIONS, all_reduce, local_sums, norms, of_table, row_of, update
 from distmuon.extras.metrics.stopwatch import Stopwatch
+from distmuon.extras.metrics.watched import WatchedOptimizer
 from distmuon.extras.metrics.writers import Writer
 from distmuon.optim.muon import momentum_, scale
 from distmuon.sharding.boxes import extent, overlap, within
@@ -34,6 +34,7 @@ from distmuon.sharding.collectives import Group
 from distmuon.sharding.consistency import check_same, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.local_views import LocalView
 from distmuon.sharding.warning import warn_user
 
 Sample = tuple[int, int]  # (number of the parameter, which of its matrices)
@@ -43,8 +44,7 @@ Sample = tuple[int, int]  # (number of the parameter, which of its matrices)
 class StepSnapshot:
     """An observed step that has begun: what will be gone when it has ended."""
 
-    parts: list[HeldPart]
-    before: dict[int, Tensor]  # weights, by parameter
+    before: dict[int, Tensor]  # this rank's values, by parameter
     samples: list[Sample]
     momenta: dict[int, Tensor | None]  # of the parameters that are sampled
     stopwatch: Stopwatch
@@ -55,8 +55,9 @@ class StepSnapshot:
 class Metrics:
     """Observes every `every`-th step of an optimizer, by torch's hooks around `step`.
 
-    optimizer: Muon, MuonW, DistributedMuon, Zero1AdamW, torch's Muon or AdamW. All ranks construct this together; in
-        the observed steps they talk. One that trains plain tensors is observed by each rank for itself.
+    optimizer: Muon, MuonW, DistributedMuon, Zero1AdamW, torch's Muon or AdamW, or one of your own that has the method
+        `local_views` (see `LocalView`). All ranks construct this together; in the observed steps they talk. One that
+        trains whole plain tensors is observed by each rank for itself.
     every: steps from one observation to the next.
     to: writers, `Console`, `JsonLines`, `TensorBoard` or alike; rank 0's are used. One that fails later, as on a full
         disk, is dropped with a warning: training goes on. Two optimizers of one model want a file each.
@@ -173,16 +174,15 @@ class Metrics:
         """Keep what the step is about to overwrite."""
         if self._seen != self._parameters():
             self._look()
-        parts, samples = self._holdings.parts(), self._round_robin()
-        sampled = {index for index, _ in samples}
-        momenta = {part.index: momentum_of(self.optimizer, part) for part in parts if part.index in sampled}
+        views = self._watched.views()
+        samples = self._round_robin(views)
+        momenta = {index: self._watched.momentum_of(views[index]) for index, _ in samples}
         self._underway = StepSnapshot(
-            parts,
-            {part.index: part.weight.clone() for part in parts},
+            {index: view.values.clone() for index, view in enumerate(views) if view.values is not None},
             samples,
             {index: None if momentum is None else momentum.clone() for index, momentum in momenta.items()},
-            Stopwatch(self._holdings.device),
-            self._holdings.sent_bytes,
+            Stopwatch(self._watched.device),
+            self._watched.sent_bytes,
             getattr(self.optimizer, "skipped_steps", 0),
         )
         self._underway.stopwatch.start()
@@ -191,36 +191,36 @@ class Metrics:
     def _observe(self, step: StepSnapshot) -> None:
         """Measure a step that has ended, let all ranks add up, write. Collective."""
         self._abandon()
-        sent_bytes, groups = self._holdings.sent_bytes - step.sent_bytes, self.optimizer.param_groups
+        watched, groups = self._watched, self.optimizer.param_groups
+        views, sent_bytes = watched.views(), watched.sent_bytes - step.sent_bytes
         skipped = getattr(self.optimizer, "skipped_steps", 0) > step.skipped_steps
         measured = [not skipped and float(group["lr"]) != 0 for group in groups]
-        updates = self._updates(step, measured)
-        fed = self._ns_input(step, updates)
-        due = [sample for sample in step.samples if measured[self._holdings.wholes[sample[0]].group]]
-        samples = {sample: self._gather(sample, step.parts, updates, fed) for sample in due}
+        updates = self._updates(step, views, measured)
+        fed = self._ns_input(step, views, updates)
+        due = [(index, number) for index, number in step.samples if measured[watched.group_of[index]]]
+        samples = {sample: self._gather(sample, views, updates, fed) for sample in due}
         recorded = {name: float(value) for name, value in self._recorded.items()}
         self._recorded.clear()
-        row = row_of(self._holdings, step.stopwatch.seconds(), sent_bytes, [recorded.get(n) for n in self._reductions])
-        sums, table = all_reduce(self._holdings.wires, local_sums(self._holdings, step.parts, updates), row)
-        sums[3] = self._holdings.squared_gradients(sums[3])
+        row = row_of(watched, step.stopwatch.seconds(), sent_bytes, [recorded.get(n) for n in self._reductions])
+        sums, table = all_reduce(watched.world, local_sums(watched, views, updates), row)
+        sums[3] = watched.squared_gradients(sums[3])
         self.latest = {
             "step": self.step,
             "time": time.time(),
             "optimizer": type(self.optimizer).__name__,
             "skipped": skipped,
-            **norms(self._holdings.wholes, sums, groups, measured),
-            "samples": {self._name(sample): self._numbers(*pair) for sample, pair in samples.items() if pair},
+            **norms(views, sums, watched.group_of, groups, measured),
+            "samples": {_name_of(views, sample): _numbers(*pair) for sample, pair in samples.items() if pair},
             **of_table(table, self._reductions),
         }
         self._write(self.latest)
 
-    def _updates(self, step: StepSnapshot, measured: list[bool]) -> dict[int, Tensor]:
-        """Return the update of every part that had a gradient, and can be measured."""
+    def _updates(self, step: StepSnapshot, views: Sequence[LocalView], measured: list[bool]) -> dict[int, Tensor]:
+        """Return the update of all values that had a gradient, and can be measured."""
         found = {}
-        for part in step.parts:
-            number = self._holdings.wholes[part.index].group
-            if measured[number] and self._holdings.gradient(part) is not None:
-                found[part.index] = update(part, step.before[part.index], self.optimizer.param_groups[number])
+        for index, (view, number) in enumerate(zip(views, self._watched.group_of, strict=True)):
+            if measured[number] and view.values is not None and view.gradient is not None:
+                found[index] = update(step.before[index], view.values, self.optimizer.param_groups[number])
         return found
 
     def _abandon(self) -> None:
@@ -230,86 +230,76 @@ class Metrics:
 
     # ---- Samples ------------------------------------------------------------------------------------------
 
-    def _round_robin(self) -> list[Sample]:
+    def _round_robin(self, views: Sequence[LocalView]) -> list[Sample]:
         """Return the matrices whose turn it is, the same on all ranks, and after a resumption."""
-        every = [(i, n) for i, whole in enumerate(self._holdings.wholes) for n in range(len(whole.matrices))]
+        every = [(i, n) for i, view in enumerate(views) for n in range(len(view.matrices))]
         first = (self.step // self.every - 1) * self._samples
         return [every[(first + n) % len(every)] for n in range(min(self._samples, len(every)))]
 
-    def _ns_input(self, step: StepSnapshot, updates: Mapping[int, Tensor]) -> dict[int, Tensor]:  # U, as `part.weight`
+    def _ns_input(
+        self, step: StepSnapshot, views: Sequence[LocalView], updates: Mapping[int, Tensor]
+    ) -> dict[int, Tensor]:  # U, as `LocalView.values`
         """Return what Newton–Schulz was fed of the parameters that are sampled, and had a gradient.
 
         It is computed again, from the momentum before the step and the gradient, and rounded as it was.
         """
         found = {}
-        for part in step.parts:
-            if part.index in step.momenta and part.index in updates:
-                group = self.optimizer.param_groups[self._holdings.wholes[part.index].group]
-                gradient, after = self._holdings.gradient(part), momentum_of(self.optimizer, part)
-                assert gradient is not None
-                assert after is not None
-                before = step.momenta[part.index]
-                buffer = torch.zeros_like(after) if before is None else before
-                options = group["momentum"], group["nesterov"], group["momentum_kind"]
-                (fed,) = momentum_([buffer], [gradient.to(buffer.dtype)], *options)
-                found[part.index] = fed.to(part.fed_dtype)
+        for index in step.momenta.keys() & updates.keys():
+            group, view = self.optimizer.param_groups[self._watched.group_of[index]], views[index]
+            before, after = step.momenta[index], self._watched.momentum_of(view)
+            assert view.gradient is not None
+            assert after is not None
+            buffer = torch.zeros_like(after) if before is None else before
+            options = group["momentum"], group["nesterov"], group["momentum_kind"]
+            (fed,) = momentum_([buffer], [view.gradient.to(buffer.dtype)], *options)
+            found[index] = fed.to(view.ns_dtype)
         return found
 
     def _gather(
-        self, sample: Sample, parts: Iterable[HeldPart], *values: Mapping[int, Tensor]
+        self, sample: Sample, views: Sequence[LocalView], *values: Mapping[int, Tensor]
     ) -> tuple[Tensor, Tensor] | None:
         """Return a matrix's update, by its scale, and what Newton–Schulz was fed, [A, B]; None but on rank 0.
 
         values: of both, by parameter. Collective: an all-reduce, to which every element's holder adds it.
         """
-        whole = self._holdings.wholes[sample[0]]
-        box, shape = whole.matrices[sample[1]]
-        both = torch.zeros(
-            2, *extent(box), dtype=torch.promote_types(whole.dtype, torch.float32), device=self._holdings.device
-        )
-        for part in parts:
-            if part.index == sample[0] and part.counted and part.index in values[0]:
-                for into, of_parameter in zip(both, values, strict=True):
-                    for place, piece in self._holdings.boxes(part, of_parameter[part.index]):
-                        if (common := overlap(place, box)) is not None:
-                            into[within(common, box)] = piece[within(common, place)].to(into.dtype)
-        self._holdings.wires.all_reduce(both, "samples")
+        index, view = sample[0], views[sample[0]]
+        box, shape = view.matrices[sample[1]]
+        dtype = torch.promote_types(view.kept_dtype, torch.float32)
+        both = torch.zeros(2, *extent(box), dtype=dtype, device=self._watched.device)
+        if view.counted and index in values[0]:
+            for into, of_parameter in zip(both, values, strict=True):
+                for place, piece in view.of(of_parameter[index]):
+                    if (common := overlap(place, box)) is not None:
+                        into[within(common, box)] = piece[within(common, place)].to(into.dtype)
+        self._watched.world.all_reduce(both, "samples")
         if not self._first or not both.any():  # zeros: it had no gradient on any rank
             return None
         moved, fed = both.view(2, *shape)
-        return moved / scale(shape, self.optimizer.param_groups[whole.group]["scale"]), fed
-
-    def _name(self, sample: Sample) -> str:
-        whole = self._holdings.wholes[sample[0]]
-        return whole.name if len(whole.matrices) == 1 else f"{whole.name}[{sample[1]}]"
-
-    def _numbers(self, moved: Tensor, fed: Tensor) -> dict[str, Any]:
-        found = orthogonality(moved, fed)
-        return {"error": found.error, "cosine": found.cosine, "singular_values": list(found.quantiles)}
+        return moved / scale(shape, self.optimizer.param_groups[self._watched.group_of[index]]["scale"]), fed
 
     # ---- Ranks and writers --------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Look who holds what: at construction, and where the groups are others than they were."""
-        self._holdings: Holdings = holdings(self.optimizer)
+        self._watched = WatchedOptimizer(self.optimizer)
         self._seen = self._parameters()
-        wires = self._holdings.wires
-        alone = wires.size == 1 and dist.is_available() and dist.is_initialized()
-        self._first = (dist.get_rank() if alone else wires.rank) == 0
+        world = self._watched.world
+        alone = world.size == 1 and dist.is_available() and dist.is_initialized()
+        self._first = (dist.get_rank() if alone else world.rank) == 0
 
     def _parameters(self) -> list[tuple[int, int, str]]:
-        """Return what the holdings depend on: parameters, their groups, and how a group divides them into matrices."""
+        """Return what the views depend on: parameters, their groups, and how a group divides them into matrices."""
         groups = enumerate(self.optimizer.param_groups)
         return [(id(p), number, repr(group.get("matrices"))) for number, group in groups for p in group["params"]]
 
     def _agree(self) -> None:
         """Check the arguments, on all ranks alike, and open the writers of rank 0. Collective."""
-        wires = self._holdings.wires
-        grid = Grid(wires, Group("tp"), wires, self._holdings.device, Ledger())
+        world = self._watched.world
+        grid = Grid(world, Group("tp"), world, self._watched.device, Ledger())
         with raise_together(grid, "the metrics", "ask for the same on every rank"):
             self._check_arguments()
         lines = [(name, repr(value)) for name, value in self._options().items()]
-        lines += [(f"parameter {number}", whole.name) for number, whole in enumerate(self._holdings.wholes)]
+        lines += [(f"parameter {number}", view.name) for number, view in enumerate(self._watched.views())]
         check_same(grid, "metrics", lines, "ask for the same on every rank")
         if not self._first:
             self._writers = []
@@ -337,3 +327,13 @@ class Metrics:
                 warn_user(f"{type(writer).__name__} is dropped ({error}); training goes on.")
                 writer.close()
                 self._writers.remove(writer)
+
+
+def _name_of(views: Sequence[LocalView], sample: Sample) -> str:
+    view = views[sample[0]]
+    return view.name if len(view.matrices) == 1 else f"{view.name}[{sample[1]}]"
+
+
+def _numbers(moved: Tensor, fed: Tensor) -> dict[str, Any]:
+    found = orthogonality(moved, fed)
+    return {"error": found.error, "cosine": found.cosine, "singular_values": list(found.quantiles)}

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distmuon.extras.metrics.local_views import HeldPart, Holdings, Whole, momentum_of
 from distmuon.extras.metrics.matrix import update_of
 from distmuon.extras.metrics.stopwatch import STEP
+from distmuon.extras.metrics.watched import WatchedOptimizer
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.hooks import COMMUNICATION, NEWTON_SCHULZ
+from distmuon.sharding.local_views import LocalView
 from distmuon.sharding.precision import widest
 
 SUMS = ("update", "weight", "momentum", "gradient", "moved")  # four of squares; elements that have a gradient
@@ -30,46 +31,49 @@ OWN = (STEP, COMMUNICATION, NEWTON_SCHULZ, "sent_bytes", "first_of_tp")  # colum
 Numbers = dict[str, float | None]
 
 
-def update(part: HeldPart, before: Tensor, group: Mapping[str, Any]) -> Tensor:  # as `part.weight`, float32 or wider
-    """Return by what a step has moved this rank's part, decay and learning rate taken out. lr: not 0."""
+def update(
+    before: Tensor,
+    after: Tensor,  # both as `LocalView.values`
+    group: Mapping[str, Any],
+) -> Tensor:  # the same, float32 or wider
+    """Return by what a step has moved this rank's values, decay and learning rate taken out. lr: not 0."""
     wide = torch.promote_types(before.dtype, torch.float32)
-    return update_of(before.to(wide), part.weight.to(wide), float(group["lr"]), float(group["weight_decay"]))
+    return update_of(before.to(wide), after.to(wide), float(group["lr"]), float(group.get("weight_decay", 0.0)))
 
 
 def local_sums(
-    holdings: Holdings,
-    parts: Sequence[HeldPart],
+    watched: WatchedOptimizer,
+    views: Sequence[LocalView],
     updates: Mapping[int, Tensor],  # by parameter; of those that were moved
 ) -> Tensor:  # [5, P], in the widest dtype of the device
     """Return this rank's contribution, after a step."""
-    wide = widest(holdings.device)
-    sums = torch.zeros(len(SUMS), len(holdings.wholes), dtype=wide, device=holdings.device)
-    for part in parts:
-        if part.counted:
-            gradient = holdings.gradient(part)
-            found = (updates.get(part.index), part.weight, momentum_of(holdings.optimizer, part), gradient)
+    wide = widest(watched.device)
+    sums = torch.zeros(len(SUMS), len(views), dtype=wide, device=watched.device)
+    for index, view in enumerate(views):
+        if view.counted and view.values is not None:
+            found = (updates.get(index), view.values, watched.momentum_of(view), view.gradient)
             for row, values in enumerate(found):
                 if values is not None:
-                    sums[row, part.index] = torch.linalg.vector_norm(values, dtype=wide).square()
-            sums[-1, part.index] = 0 if gradient is None else part.weight.numel()
+                    sums[row, index] = torch.linalg.vector_norm(values, dtype=wide).square()
+            sums[-1, index] = 0 if view.gradient is None else view.values.numel()
     return sums
 
 
 def all_reduce(
-    wires: Group,
+    world: Group,
     sums: Tensor,  # [5, P]
     row: Sequence[float],  # K numbers of this rank
 ) -> tuple[Tensor, Tensor]:  # [5, P], [W, K], on the CPU
     """Return the sums over all ranks, and the rows of all. Collective."""
-    table = sums.new_zeros(wires.size, len(row))
-    table[wires.rank] = sums.new_tensor(list(row))
-    both = wires.all_reduce(torch.cat([sums.flatten(), table.flatten()]), "metrics").cpu()
+    table = sums.new_zeros(world.size, len(row))
+    table[world.rank] = sums.new_tensor(list(row))
+    both = world.all_reduce(torch.cat([sums.flatten(), table.flatten()]), "metrics").cpu()
     total, rows = both.split([sums.numel(), table.numel()])
     return total.view_as(sums), rows.view_as(table)
 
 
 def row_of(
-    holdings: Holdings,
+    watched: WatchedOptimizer,
     seconds: Mapping[str, float],
     sent_bytes: int,
     recorded: Sequence[float | None],
@@ -77,7 +81,7 @@ def row_of(
     """Return this rank's row: what is ours, then two columns for each scalar: whether it is there, and its value."""
     times = [seconds.get(kind, 0.0) for kind in OWN[:3]]
     scalars = [number for value in recorded for number in (float(value is not None), value or 0.0)]
-    return [*times, sent_bytes, float(holdings.first_of_tp), *scalars]
+    return [*times, sent_bytes, float(watched.first_of_tp), *scalars]
 
 
 def of_table(
@@ -104,31 +108,32 @@ def of_table(
 
 
 def norms(
-    wholes: Sequence[Whole],
+    views: Sequence[LocalView],
     sums: Tensor,  # [5, P]
+    group_of: Sequence[int],  # the number of each parameter's group
     groups: Sequence[Mapping[str, Any]],
     measured: Sequence[bool],  # of each group, whether its updates could be measured
 ) -> dict[str, Any]:
     """Return {"totals", "groups", "parameters"}: RMS of update and weight, norms of momentum and gradient."""
     rows = [dict(zip(SUMS, column, strict=True)) for column in sums.T.tolist()]
-    members = [[i for i, whole in enumerate(wholes) if whole.group == number] for number in range(len(groups))]
-    found = partial(_norms, wholes, rows, measured)
+    members = [[i for i, mine in enumerate(group_of) if mine == number] for number in range(len(groups))]
+    found = partial(_norms, views, rows, [measured[number] for number in group_of])
     of_groups = [
         {"algorithm": group.get("algorithm"), "lr": float(group["lr"]), **found(indices)}
         for group, indices in zip(groups, members, strict=True)
     ]
-    parameters = {whole.name: found([i]) for i, whole in enumerate(wholes)}
-    return {"totals": found(range(len(wholes))), "groups": of_groups, "parameters": parameters}
+    parameters = {view.name: found([i]) for i, view in enumerate(views)}
+    return {"totals": found(range(len(views))), "groups": of_groups, "parameters": parameters}
 
 
 def _norms(
-    wholes: Sequence[Whole], rows: Sequence[Mapping[str, float]], measured: Sequence[bool], indices: Sequence[int]
+    views: Sequence[LocalView], rows: Sequence[Mapping[str, float]], measured: Sequence[bool], indices: Sequence[int]
 ) -> Numbers:
     def total(name: str, among: Sequence[int] = indices) -> float:
         return sum(rows[i][name] for i in among)
 
-    known = [i for i in indices if measured[wholes[i].group]]
-    moved, numel = total("moved", known), sum(wholes[i].numel for i in indices)
+    known = [i for i in indices if measured[i]]
+    moved, numel = total("moved", known), sum(math.prod(views[i].shape) for i in indices)
     return {
         "update_rms": math.sqrt(total("update", known) / moved) if moved else None,
         "weight_rms": math.sqrt(total("weight") / numel) if numel else None,

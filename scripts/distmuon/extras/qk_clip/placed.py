@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from distmuon.extras.qk_clip.heads import AttentionHeads
-from distmuon.optim.muonw_plans import local
 from distmuon.optim.param_groups import refuse_meta
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.layout import Range
+from distmuon.sharding.local_views import local
 from distmuon.sharding.meshes import own_box
 from distmuon.sharding.precision import widest
 from distmuon.sharding.tensor_parallel import tp_split_dim

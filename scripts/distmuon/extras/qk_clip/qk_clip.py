@@ -29,12 +29,12 @@ from distmuon.extras.qk_clip.logits import largest_logits
 from distmuon.extras.qk_clip.placed import PlacedHeads
 from distmuon.optim.masters import MasterWeights
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.muonw_plans import local
 from distmuon.optim.param_groups import named
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.consistency import RankMismatchError, check_same, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.local_views import local
 from distmuon.sharding.meshes import common_mesh, group_of
 from distmuon.sharding.precision import widest
 from distmuon.sharding.warning import warn_user

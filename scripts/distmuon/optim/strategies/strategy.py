@@ -30,6 +30,7 @@ from distmuon.optim.muon import batches, orthogonalize
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, DistMeta, Layout, ParamSpec
+from distmuon.sharding.precision import default_gather_dtype
 
 BucketGroup = tuple[Bucket, ...]
 Shape = tuple[int, int]
@@ -56,7 +57,7 @@ class StrategyContext:
     def wire_dtype(self, buckets: BucketGroup) -> torch.dtype:
         """Return the dtype in which the momentum of these buckets travels."""
         grad_dtype = self.layout.buffers[buckets[0].buffer_idx].grad_dtype
-        return self.gather_dtype or getattr(torch, gather_dtype_name(grad_dtype))
+        return self.gather_dtype or default_gather_dtype(getattr(torch, grad_dtype))
 
     def orthogonalize(self, matrices: Tensors) -> dict[int, Tensor]:
         """Run Newton–Schulz on whole matrices; the same for every strategy that holds them whole.
@@ -156,8 +157,3 @@ def momentum_label(bucket: Bucket) -> str:
 def updates_label(bucket: Bucket) -> str:
     """Return what the ledger calls the way back of this bucket's updates over TP."""
     return f"updates, {bucket.label}"
-
-
-def gather_dtype_name(grad_dtype: str) -> str:
-    """Return the default dtype in which momentum travels: bf16 (the paper), or float64 for float64 models."""
-    return "float64" if grad_dtype == "float64" else "bfloat16"

@@ -22,8 +22,8 @@ from distmuon.extras.checkpoint import files, folders, runs, storage
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.muonw_plans import local
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.local_views import local
 from distmuon.sharding.tensor_parallel import mark
 from muon_conformance.placements import held
 

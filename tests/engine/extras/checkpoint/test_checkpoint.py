@@ -19,12 +19,9 @@ from mesh_cases import Net
 from torch import nn
 
 from distmuon import MuonW, launch
-from distmuon.extras.checkpoint.boxed import boxes_of_run
 from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.extras.checkpoint.folders import async_save, load, save, weights
 from distmuon.extras.checkpoint.manifest import digest
-from distmuon.sharding.boxes import extent, volume, within
-from distmuon.sharding.layout import Range
 
 GRIDS = [(4, 2), (2, 2), (2, 4), (8, 1), (1, 1), (3, 2)]
 
@@ -298,23 +295,3 @@ def test_notes_that_json_does_not_hold_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="set is not JSON serializable"):
         async_save(tmp_path / "saved", *work.small(), {"seen": {1, 2}})
     assert list(tmp_path.iterdir()) == []
-
-
-# ---- Runs -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [(), (7,), (4, 5), (3, 4, 5), (2, 1, 3, 2)])
-def test_a_run_is_made_of_boxes_that_hold_its_elements_in_order(shape: tuple[int, ...]) -> None:
-    numel = torch.Size(shape).numel()
-    elements = torch.arange(numel).view(shape)
-    everything = tuple(Range(0, size) for size in shape)
-    for start in range(numel):
-        for end in range(start, numel + 1):
-            found = boxes_of_run(shape, Range(start, end))
-            assert [i for _, run in found for i in range(*run)] == list(range(start, end))
-            for box, run in found:
-                assert volume(box) == run.size
-                values = elements[within(box, everything)]
-                assert values.shape == extent(box)
-                assert values.flatten().tolist() == list(range(*run))
-            assert len(found) <= max(1, 2 * len(shape) - 1)

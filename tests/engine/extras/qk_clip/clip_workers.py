@@ -21,12 +21,12 @@ from distmuon.extras.qk_clip.qk_clip import LABEL, NonFiniteLogits, QKClip
 from distmuon.launch import World
 from distmuon.models.networks import Transformer, initial_weights
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.muonw_plans import local
 from distmuon.optim.overlap import OVERLAPS
 from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.local_views import local
 from distmuon.sharding.tensor_parallel import load_slices, whole_parameters
 from muon_conformance.placements import along_columns, held, hybrid
 

@@ -1,0 +1,209 @@
+"""What a rank holds of a parameter, and what its optimizer keeps of it: boxes of the whole tensor, whoever has cut it.
+
+    whole parameters                    one process, DDP
+    boxes                               DTensors: FSDP2, tensor parallelism, replicas of them
+    flat runs of TP-local parameters    Zero1AdamW, DistributedMuon
+
+A flat run is no rectangle, but a few: the end of a row, whole rows, the beginning of a row. Each is contiguous in the
+run, so it is read, saved and loaded where it lies.
+
+Checkpoints and metrics ask an optimizer for its `local_views()`, and for nothing else of who holds what. So an
+optimizer of your own is saved, loaded on another grid and watched as soon as it has that one method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from distmuon.sharding.boxes import Box, all_of, extent, overlap, volume, within
+from distmuon.sharding.layout import ParamSpec, Range
+from distmuon.sharding.meshes import own_box
+
+Boxes = Sequence[tuple[Box, Range]]  # boxes of a whole tensor, and which elements of a smaller one they are, flat
+
+
+@dataclass(frozen=True)
+class LocalView:
+    """What this rank holds of one parameter. `optimizer.local_views()` returns one for each, in the order of groups.
+
+    name: the parameter's, the same on all ranks; matched with the model's by the tensor, not by the name.
+    parameter: as it is in `param_groups`.
+    shape: of the whole parameter.
+    held: which boxes of the whole the parameter's own tensor holds here (of a DTensor, its local one).
+    values: what the step updates, in the memory where it lives: that tensor itself, or a copy of a part of it. One in a
+        wider dtype (master weights) is also in the state, as "master_weight". None where this rank keeps nothing of the
+        parameter. What `optimizer.state[parameter]` has in the same shape lies alike; numbers of shape () belong to the
+        parameter as a whole.
+    boxes: which boxes of the whole the values are.
+    dtype: in which the optimizer keeps them, from its next step on; None: that of `values`.
+    counted: whether sums over all ranks count these elements; of the ranks that keep the same ones, one does.
+    gradient: of the latest step, as it was used, in the shape of `values`; None where there was none.
+    matrices: which Newton–Schulz takes: the box of each, and its shape [A, B]. ns_dtype: in which it sees them.
+    """
+
+    name: str
+    parameter: Tensor
+    shape: tuple[int, ...]
+    held: Boxes
+    values: Tensor | None
+    boxes: Boxes
+    dtype: torch.dtype | None = None
+    counted: bool = True
+    gradient: Tensor | None = None
+    matrices: Sequence[tuple[Box, tuple[int, int]]] = ()
+    ns_dtype: torch.dtype | None = None
+
+    @classmethod
+    def in_place(cls, name: str, parameter: Tensor, **more: Any) -> LocalView:
+        """Return the view of a parameter that is updated where it is, a plain tensor or a DTensor. more: other fields.
+
+        Raises ValueError, naming the parameter, for a DTensor that does not hold what its placements say.
+        """
+        boxes, gradient = boxes_in_place(name, parameter), parameter.grad
+        found = {"values": local(parameter.detach()), "gradient": None if gradient is None else local(gradient)}
+        return cls(name, parameter, tuple(parameter.shape), boxes, boxes=boxes, **found | more)
+
+    @classmethod
+    def of_run(cls, name: str, parameter: Tensor, values: Tensor, start: int, **more: Any) -> LocalView:
+        """Return the view of a parameter that every rank holds whole, and of which this rank updates a flat run.
+
+        values: [n], its elements from `start` on, in row-major order; none of them where n is 0. more: other fields.
+        """
+        shape = tuple(parameter.shape)
+        boxes = boxes_of_run(shape, Range(start, start + values.numel()))
+        return cls(name, parameter, shape, everything(shape), values, boxes, **more)
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        return self.dtype or (self.parameter if self.values is None else self.values).dtype
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank keeps all of the parameter."""
+        return sum(volume(box) for box, _ in self.boxes) == math.prod(self.shape)
+
+    def of(self, values: Tensor) -> list[tuple[Box, Tensor]]:
+        """Return a tensor that lies as `values` do as boxes of the whole, in the same memory."""
+        return at(self.boxes, values)
+
+    @property
+    def keeps_master(self) -> bool:
+        """Whether the optimizer keeps a wider copy of the parameter."""
+        return self.kept_dtype != self.parameter.dtype
+
+    def new_state(self, dtype: torch.dtype) -> Tensor:
+        """Return zeros for the optimizer's state: like the values, or like the parameter if that is a DTensor."""
+        like = self.parameter if isinstance(self.parameter, DTensor) else self.values
+        assert like is not None
+        return torch.zeros_like(like, dtype=dtype)
+
+    def follow_parameter_(self) -> None:
+        """Fill the values from the parameter, unless they are its own memory."""
+        p = local(self.parameter.detach())
+        if self.values is None or (self.values.data_ptr() == p.data_ptr() and self.values.dtype == p.dtype):
+            return
+        ours = at(self.held, p)
+        for box, into in self.of(self.values):
+            for there, value in ours:
+                if (common := overlap(box, there)) is not None:
+                    into[within(common, box)] = value[within(common, there)].to(into.dtype)
+
+
+def everything(shape: Sequence[int]) -> Boxes:
+    """Return the one box of a tensor that is held whole, or of which one box is `shape`."""
+    return [(all_of(shape), Range(0, math.prod(shape)))]
+
+
+def boxes_in_place(name: str, tensor: Tensor) -> Boxes:
+    """Return which box of the whole a DTensor's local tensor is; a plain tensor is the whole."""
+    if not isinstance(tensor, DTensor):
+        return everything(tensor.shape)
+    ((_, run),) = everything(local(tensor).shape)
+    return [(own_box(name, tensor), run)]
+
+
+def at(boxes: Boxes, values: Tensor) -> list[tuple[Box, Tensor]]:
+    """Return the boxes with their values, in the same memory."""
+    return [(box, _cut(values, run, extent(box))) for box, run in boxes]
+
+
+def boxes_of_run(shape: Sequence[int], run: Range) -> Boxes:
+    """Return a run of elements of a tensor, in row-major order, as boxes of it; elements are counted in the run."""
+    return [(box, where.relative_to(run.start)) for box, where in _boxes_of_run(shape, run)]
+
+
+def over_tp(
+    boxes: Boxes,  # of the TP-local parameter
+    spec: ParamSpec,
+    tp_size: int,
+    tp_rank: int,
+) -> Boxes:
+    """Return the same as boxes of the whole parameter: one, or one for each of the parts that TP cuts by themselves."""
+    dim, found = spec.tp_split_dim, []
+    if dim is None:
+        return boxes
+    for box, run in boxes:
+        row = volume(box) // box[0].size if box[0].size else 0
+        for here, begin in _segments(spec, tp_size, tp_rank):
+            if (common := box[dim].intersect(here)).size:
+                start = begin + common.start - here.start
+                place = (*box[:dim], Range(start, start + common.size), *box[dim + 1 :])
+                first = run.start + (common.start - box[0].start) * row if dim == 0 else run.start
+                found.append((place, Range(first, first + volume(place))))
+    return found
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, in the same memory."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _cut(values: Tensor, run: Range, shape: tuple[int, ...]) -> Tensor:
+    """Return a run of elements as a tensor of this shape, in the same memory, wherever its rows lie."""
+    if values.shape == shape or not run.size:
+        return values if values.shape == shape else values.new_empty(shape)
+    if values.ndim == len(shape) and values.shape[1:] == shape[1:]:  # whole rows of a tensor that may have strides
+        return values.narrow(0, run.start * shape[0] // run.size, shape[0])
+    return values.view(-1)[run.as_slice].view(shape)
+
+
+def _boxes_of_run(shape: Sequence[int], run: Range) -> list[tuple[Box, Range]]:
+    """Return the boxes, and which elements of the tensor each of them is."""
+    if not run.size:
+        return []
+    if not shape:
+        return [((), run)]
+    row = math.prod(shape[1:])
+    first, last = -(-run.start // row), run.end // row  # whole rows
+    if first > last:  # inside one row
+        return _in_row(shape, last, run)
+    found = _in_row(shape, first - 1, Range(run.start, first * row))
+    if first < last:
+        found.append(((Range(first, last), *all_of(shape[1:])), Range(first * row, last * row)))
+    return found + _in_row(shape, last, Range(last * row, run.end))
+
+
+def _in_row(shape: Sequence[int], number: int, run: Range) -> list[tuple[Box, Range]]:
+    origin = number * math.prod(shape[1:])
+    inside = _boxes_of_run(shape[1:], run.relative_to(origin)) if run.size else []
+    return [((Range(number, number + 1), *box), where.relative_to(-origin)) for box, where in inside]
+
+
+def _segments(spec: ParamSpec, tp_size: int, tp_rank: int) -> list[tuple[Range, int]]:
+    """Return (range along the cut dimension that lies together here, where it begins in the whole parameter)."""
+    dim = spec.tp_split_dim
+    assert dim is not None
+    if dim != 0:
+        return [(Range(0, spec.shape[dim]), tp_rank * spec.shape[dim])]
+    found, here, there = [], 0, 0
+    for mine, whole in zip(spec.local_parts, spec.whole_parts(tp_size), strict=True):
+        found.append((Range(here, here + mine.rows), there + tp_rank * mine.rows))
+        here, there = here + mine.rows, there + whole.rows
+    return found
