@@ -27,7 +27,6 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.precision import default_gather_dtype, is_narrow
 from distmuon.verify.blocks import BlockMuon, block_options
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.strategy_predictions import is_predicted
 
 ELEMENTWISE = (torch.optim.AdamW, torch.optim.SGD)  # to these a shard is as good as a matrix
 
@@ -151,7 +150,7 @@ def predict_steps(optimizer: Any, steps: int) -> Ledger | None:
     where: dict[str, Any] = {"dp_rank": grid.dp.rank, "tp_rank": grid.tp.rank, "muon": tuple(muon)}
     if isinstance(optimizer, DistributedMuon):
         gather_dtype, name = optimizer.strategy.context.gather_dtype, _strategy_of(optimizer)
-        if not is_predicted(name):
+        if not strategies.has_costs(name):
             return None
         where |= {"strategy": name, "gather_dtype": gather_dtype and dtype_name(gather_dtype)}
     for number in range(steps):

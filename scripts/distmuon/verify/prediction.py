@@ -1,7 +1,7 @@
 """Before processes: what one step will send, allocate and orthogonalize, from the map alone.
 
-ZeRO-1's outer moves are the same for every optimizer; between them each strategy has a prediction of its own, in
-`strategy_predictions`.
+ZeRO-1's outer moves are the same for every optimizer; what goes on between them, each strategy says in its own file
+(`strategies.costs`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from distmuon.optim import strategies
+from distmuon.optim.strategies.costs import momentum_bytes
 from distmuon.optim.strategies.strategy import updates_label
 from distmuon.sharding.gradients import STATISTICS_LABEL, statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Layout
 from distmuon.sharding.ledger import Ledger
-from distmuon.verify.strategy_predictions import momentum_bytes, of_strategy
 
 STATISTICS_BYTES = 128  # per parameter, an upper bound: norms, AdamW's counters, flags
 
@@ -51,7 +52,7 @@ def predict_step(
         size = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
         ledger.record("reduce_scatter", "dp", layout.dp, bucket.padded * size, f"gradients, {bucket.label}")
     ledger.record("all_reduce", "world", layout.dp * tp, statistics_bytes(len(layout.specs)), STATISTICS_LABEL)
-    sends = of_strategy(strategy).sends
+    sends = strategies.costs_of(strategy).sends
     more = () if whole is None else (frozenset(whole),)
     sends(ledger, layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), tp_rank, *more)
     for bucket in layout.buckets:
@@ -95,9 +96,9 @@ def predict_transient(
             adding = max(adding, grad_bytes * bucket.padded)
         if publish == "updates" and set(bucket.params) & set(muon):
             wire = momentum_bytes(layout, bucket, _item_bytes(gather_dtype))[1]
-            kept = own if of_strategy(strategy).in_waves else 0
+            kept = own if strategies.costs_of(strategy).in_waves else 0
             published = max(published, wire * (kept + own + bucket.padded))
-    moves = of_strategy(strategy).allocates(
+    moves = strategies.costs_of(strategy).allocates(
         layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), ITEM_BYTES[compute_dtype]
     )
     return max(adding, adamw, all_pieces, moves + published) + STATISTICS_BYTES * (len(layout.specs) + 1)
@@ -115,7 +116,7 @@ def more_transient(
 
         w b + m (b + B)     for each bucket group that is gathered while another is worked on
 
-    with the signs of `gather_all_allocates`: the momentum's pieces, the shard, the gathered bucket. Pipelined, that is
+    with the signs of `gather_all.allocates`: the momentum's pieces, the shard, the gathered bucket. Pipelined, that is
     one group, the largest; naive, all of them. gather_dtype: as given to DistributedMuon, by name.
     Of other strategies, it is what a bucket group takes, once more for each that is under way: pipelined, one ahead and
     one behind. where: tp, dp_rank and compute_dtype, as `predict_transient` takes them.
@@ -137,9 +138,9 @@ def predict_work(strategy: str, layout: Layout, tp: int, muon: Collection[int]) 
     layout: the strategy's own map; its `dp` is D. tp: T. muon: indices of Muon's parameters. Of `periodic`, a whole
     step. Raises ValueError for a strategy of which this is not known.
     """
-    tasks = of_strategy(strategy).tasks
+    tasks = strategies.costs_of(strategy).tasks
     if tasks is None:
-        raise ValueError(f"strategy is {strategy!r}, whose work is not known; give its PREDICTION `tasks`.")
+        raise ValueError(f"strategy is {strategy!r}, whose work is not known; give its COSTS `tasks`.")
     found = {(d, t): 0 for d in range(layout.dp) for t in range(tp)}
     for task in tasks(layout, muon, tp):
         for rank in task.ranks:

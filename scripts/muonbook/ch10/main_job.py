@@ -14,6 +14,7 @@ import torch
 from distmuon import launch
 from distmuon.models.digits import digits
 from distmuon.models.recipe import Recipe
+from distmuon.optim import strategies
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout
 from distmuon.verify import training
@@ -21,7 +22,6 @@ from distmuon.verify.byte_table import byte_lines, ledger_rows
 from distmuon.verify.certificate import Certificate, gather_evidence, judge, judging
 from distmuon.verify.drift import FEW_STEPS
 from distmuon.verify.problem import train_on_grid
-from distmuon.verify.strategy_predictions import is_predicted
 from muonbook.certified import on_digits
 from muonbook.jobs import machine, plural, progress
 
@@ -76,7 +76,7 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
     with judging(device, threads):
         judged = judge(training.problem_of(recipe, data, world.tp), evidence, device)
     predicted = None
-    if is_predicted(recipe.strategy):
+    if strategies.has_costs(recipe.strategy):
         predicted = [training.predict_run(recipe, world.dp, world.tp, rank) for rank in range(world.size)]
     own, unrounded = judged.drifts.get(recipe.dtype), judged.drifts.get("unrounded")
     result = {
@@ -170,7 +170,7 @@ def _as_predicted(result: dict[str, Any]) -> list[str]:
     if not result["ledger"]:
         return []
     if result["ledger"][0]["predicted_sent_bytes"] is None:
-        return [f"  {result['strategy']} has no PREDICTION, so these are counted only"]
+        return [f"  {result['strategy']} has no COSTS, so these are counted only"]
     return ["  every rank, bucket and collective: counted = predicted"]
 
 

@@ -14,10 +14,10 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from distmuon.optim.newton_schulz import BATCHED_ON_CPU
+from distmuon.optim.strategies.costs import iteration_bytes
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, Layout, ParamSpec
 from distmuon.verify.model_states import ModelStates, predict_rows, predict_shards
-from distmuon.verify.ns_workspace import iteration_bytes
 from distmuon.verify.prediction import STATISTICS_BYTES, adamw_temporaries, predict_transient
 from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
 from muonbook.measure.muon_variants import MUON_VARIANTS

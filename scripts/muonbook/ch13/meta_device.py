@@ -24,7 +24,6 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.memory_tracker import StorageTracker
-from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.measure.baselines import SAME_EVERYWHERE
 
 UNEVEN_OVER_TP = ("owner",)  # strategies whose TP ranks do unequal work
@@ -62,7 +61,7 @@ def weigh_worst_moves(
     layout: Layout, muon: frozenset[int], tp: int, strategy: str, compute_dtype: str = "bfloat16"
 ) -> tuple[int, int]:
     """Return the DP rank for whose moves the strategy's own bound is largest, and `weigh_moves` of it."""
-    allocates, item = of_strategy(strategy).allocates, ITEM_BYTES[compute_dtype]
+    allocates, item = strategies.costs_of(strategy).allocates, ITEM_BYTES[compute_dtype]
     bounds = [allocates(layout, muon, tp, rank, None, item) for rank in range(layout.dp)]
     rank = bounds.index(max(bounds))
     return rank, weigh_moves(layout, muon, tp, strategy, [rank], compute_dtype)

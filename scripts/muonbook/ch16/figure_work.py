@@ -14,7 +14,6 @@ from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import FLAT, Layout, ParamSpec
 from distmuon.verify.prediction import predict_work
-from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.figures.player import Frame
 from muonbook.figures.style import INK, MARGIN, MUTED, TEXT, TP_HATCHES, WIDTH
 
@@ -90,7 +89,7 @@ def _frame(scene: WorkScene) -> Frame:
     shares = [flops(spec.full_shape(scene.tp)) for spec in layout.specs]
     once = sum(shares)
     loads = {rank: load / once for rank, load in predict_work(scene.strategy, layout, scene.tp, muon).items()}
-    tasks = of_strategy(scene.strategy).tasks
+    tasks = strategies.costs_of(scene.strategy).tasks
     assert tasks is not None
     hands = {task.parameter: task.ranks for task in tasks(layout, muon, scene.tp)}
     caption = scene.caption.format(times=f"{sum(loads.values()):.3g}", most=f"{100 * max(loads.values()):.3g}")

@@ -15,11 +15,10 @@ from typing import ClassVar
 import numpy as np
 
 from distmuon.optim import strategies
-from distmuon.optim.strategies.owner import assign_owners, work
+from distmuon.optim.strategies.costs import WholeMatrices, momentum_bytes
+from distmuon.optim.strategies.owner import assign_owners, owner_bound, work
 from distmuon.sharding.layout import Bucket, ParamSpec
 from distmuon.sharding.ownership import Owner
-from distmuon.verify.ns_workspace import WholeMatrices
-from distmuon.verify.strategy_predictions import momentum_bytes, owner_bound
 from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES, Load, PlannedWorld, undominated
 
 

@@ -18,12 +18,13 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
+from distmuon.optim.strategies.costs import WholeMatrices, momentum_bytes
+from distmuon.optim.strategies.gather_cut import gather_cut_bound, gather_cut_waves
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
-from distmuon.verify.ns_workspace import WholeMatrices
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.strategy_predictions import gather_cut_bound, gather_cut_waves, momentum_bytes, of_strategy
 from muonbook.measure.formulas import mean_owners
 from muonbook.planner.model_shapes import Shape
 
@@ -201,7 +202,7 @@ class PlannedWorld:
         """Bound of what a step allocates besides, on the worst rank, with bf16 arithmetic: see the strategy's own."""
         if self.strategy == "gather_cut":
             return max((self._cut_bytes(bucket, rows) for bucket, rows in self.matrices), default=0)
-        worst, allocates = 0, of_strategy("gather_all").allocates
+        worst, allocates = 0, strategies.costs_of("gather_all").allocates
         for bucket, rows in self.matrices:
             specs = [self.layout.specs[row.place] for row in rows]
             sizes = {WholeMatrices.of(specs[low:high], self.tp): rank for rank, low, high in _runs(rows)}

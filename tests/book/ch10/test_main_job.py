@@ -442,9 +442,8 @@ class BlockWise(GatherAll):
 STRATEGY = BlockWise
 """
 PREDICTED = """
-from distmuon.verify.strategy_predictions import PREDICTIONS
+from distmuon.optim.strategies.gather_all import COSTS
 
-PREDICTION = PREDICTIONS["gather_all"]
 """
 OWN = ["--dp", "2", "--tp", "2", "--steps", "3", "--dtype", "float64"]
 
@@ -457,7 +456,7 @@ def run_own(folder: Path, text: str) -> worlds.Ending:
 def test_a_right_strategy_of_the_readers_own_is_verified_and_its_bytes_are_counted_only(tmp_path: Path) -> None:
     ending = run_own(tmp_path, BACKWARDS)
     assert ending.code == 0, ending
-    assert "has no PREDICTION, so these are counted only\n" in ending.out
+    assert "has no COSTS, so these are counted only\n" in ending.out
     assert re.search(r"^  all +\d+\.\d +- +[\d,]+$", ending.out, re.MULTILINE)
     assert VERIFIED in ending.out
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from distmuon.optim import strategies
 from distmuon.verify.model_states import predict_shards
 from distmuon.verify.prediction import predict_step, predict_transient, predict_work
-from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.planner.model_shapes import MODELS, Experts
 from muonbook.planner.owned_worlds import KINDS, plan_part
 from muonbook.planner.parts import every_rank
@@ -70,7 +70,7 @@ def test_what_a_bucket_waits_for_is_its_slowest_rank(part: PlannedWorld) -> None
 
 
 def test_transient_bytes_are_those_of_the_worst_rank(part: PlannedWorld) -> None:
-    allocates = of_strategy(part.strategy).allocates
+    allocates = strategies.costs_of(part.strategy).allocates
     worst = max(allocates(part.layout, part.muon, part.tp, dp, None, 2) for dp in range(part.dp))
     assert part.transient_bytes == worst
 

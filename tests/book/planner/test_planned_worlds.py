@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from distmuon.launch import World
+from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import flops
 from distmuon.optim.param_groups import groups_for, split_parameters
@@ -19,7 +20,6 @@ from distmuon.sharding.layout import FLAT
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.prediction import predict_step
-from distmuon.verify.strategy_predictions import of_strategy
 from muonbook.ch15.worlds.planned_steps import TimedWorld, square_cost
 from muonbook.measure.workload import Workload
 from muonbook.planner.algorithms import ALGORITHMS, Algorithm
@@ -124,7 +124,7 @@ def test_bucket_groups_hold_the_slowest_rank_of_every_bucket(world: PlannedWorld
 
 
 def test_transient_bytes_are_those_of_the_worst_rank(world: PlannedWorld) -> None:
-    bound = of_strategy("gather_all").allocates
+    bound = strategies.costs_of("gather_all").allocates
     worst = max(bound(world.layout, world.muon, world.tp, rank, None, 2) for rank in range(world.dp))
     assert world.transient_bytes == worst
 

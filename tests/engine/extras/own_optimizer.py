@@ -118,7 +118,7 @@ def observed(world: World) -> dict[str, Any]:
 def save_tp_local(world: World, folder: str) -> list[str]:
     """Try to save TP-local tensors without an optimizer, and with one that knows of no grid."""
     model = nn.Linear(4, 4, bias=False)
-    mark(model.weight, 0)
+    model.weight = mark(nn.Parameter(torch.zeros(4, 4)), 0)
     said = []
     for optimizer in (None, torch.optim.AdamW(model.parameters()), MuonW(model)):
         try:

@@ -16,6 +16,7 @@ from optimizer_cases import SMALL, Case, Weight, build, give, go_on
 
 from distmuon import launch
 from distmuon.models.recipe import OVERLAP_NAMES
+from distmuon.optim import strategies
 from distmuon.optim.overlap import OVERLAPS, PipelinedMuon
 from distmuon.optim.strategies import PUBLISHED
 from distmuon.optim.strategies.gather_all import GatherAll
@@ -27,7 +28,6 @@ from distmuon.sharding.layout import FLAT, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.memory_tracker import StorageTracker
 from distmuon.verify.prediction import more_transient, predict_transient
-from distmuon.verify.strategy_predictions import of_strategy
 
 each_pair = pytest.mark.parametrize("pair", work.PAIRS, ids=" ".join)
 on_two_grids = pytest.mark.parametrize(("dp", "tp"), [(3, 1), (2, 2)])
@@ -253,6 +253,8 @@ def test_with_more_layers_on_as_many_ranks_no_more_is_whole_at_a_time() -> None:
     for layers in (2, 8):
         specs = [ParamSpec(f"w{n}", (2048, 4096), "float32") for n in range(4 * layers)]
         for name, sizes in taken.items():
-            sizes.append(of_strategy(name).allocates(plan(specs, 2, FLAT), frozenset(range(len(specs))), 1, 0, None, 4))
+            sizes.append(
+                strategies.costs_of(name).allocates(plan(specs, 2, FLAT), frozenset(range(len(specs))), 1, 0, None, 4)
+            )
     assert taken["gather_cut"][0] == taken["gather_cut"][1]
     assert taken["gather_all"][1] > 3 * taken["gather_all"][0]

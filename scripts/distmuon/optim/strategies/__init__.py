@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from distmuon.optim.strategies.costs import StrategyCosts
     from distmuon.optim.strategies.strategy import Strategy
     from distmuon.sharding.layout import Layout
 
@@ -26,7 +27,7 @@ METHODS = ("plan", "options", "bucket_groups", "waves", *MOVES, "lr_ratio")  # w
 
 def names() -> list[str]:
     """Return the strategies that are here: the modules of this package."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "strategy")
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in ("strategy", "costs"))
 
 
 def is_file(name: str) -> bool:
@@ -78,6 +79,19 @@ def load(name: str) -> type[Strategy]:
             f"strategy is {name!r}; its class lacks {', '.join(missing)}: write them, or inherit GatherAll."
         )
     return found
+
+
+def costs_of(name: str) -> StrategyCosts:
+    """Return what the strategy `name` says of its costs; raises ValueError where it says nothing."""
+    found = getattr(module(name), "COSTS", None)
+    if found is None:
+        raise ValueError(f"strategy is {name!r}, of which nothing is predicted; give its file COSTS.")
+    return found
+
+
+def has_costs(name: str) -> bool:
+    """Say whether the strategy `name` says what it costs."""
+    return not complaint(name) and hasattr(module(name), "COSTS")
 
 
 def having(option: str) -> list[str]:

@@ -14,8 +14,11 @@ Megatron-Bridge 0.5.0 still sets it. Where T is 1, it is Muon.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
+from distmuon.optim.strategies import owner
+from distmuon.optim.strategies.costs import StrategyCosts, Task, by_all_owners
 from distmuon.optim.strategies.owner import OneOwner, costs
 from distmuon.sharding.layout import Layout, ParamSpec
 from distmuon.sharding.ownership import plan_owned
@@ -34,4 +37,31 @@ class BlockOwner(OneOwner):
         return False
 
 
+# ---- What it costs ----
+
+
+def sends(*_: Any) -> None:
+    """Add nothing: no move between momentum and apply sends."""
+
+
+def allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return owner's bound for T = 1: a block is taken for a whole matrix."""
+    return owner.allocates(layout, muon, 1, dp_rank, item_bytes, compute_bytes)
+
+
+def by_blocks(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
+    """Yield the TP-local blocks, each at its own rank of the row that owns it."""
+    for task in by_all_owners(layout, muon, tp):
+        spec = layout.specs[task.parameter]
+        yield task._replace(parts=spec.local_parts)
+
+
 STRATEGY = BlockOwner
+COSTS = StrategyCosts(sends, allocates, by_blocks)

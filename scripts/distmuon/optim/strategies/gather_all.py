@@ -20,10 +20,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from distmuon.optim.strategies.costs import (
+    StrategyCosts,
+    WholeMatrices,
+    by_all_owners,
+    gathers_over_tp,
+    momentum_bytes,
+    owned_matrices,
+)
 from distmuon.optim.strategies.strategy import BucketByBucket, BucketGroup, Tensors, momentum_label
 from distmuon.sharding import layout
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec
+from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_lists import copy_each_
 
 
@@ -128,4 +137,58 @@ class GatherAll(BucketByBucket):
         return blocks
 
 
+# ---- What it costs ----
+
+
+def sends(
+    ledger: Ledger,
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    tp_rank: int = 0,
+) -> None:
+    """Add to `ledger` what DP rank `dp_rank` sends between momentum and apply in one step; see `StrategyPrediction`."""
+    for bucket in layout.buckets:
+        matrices = [index for index in bucket.params if index in muon]
+        if not matrices:
+            continue
+        _, size = momentum_bytes(layout, bucket, item_bytes)
+        ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, momentum_label(bucket))
+        gathers_over_tp(ledger, layout, owned_matrices(layout, bucket, muon, dp_rank), tp, size)
+
+
+def allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return a bound, in bytes, of what one bucket group's moves allocate, for the worst bucket.
+
+    w b             the momentum's pieces
+    + m (b + B)     the shard, and the gathered bucket
+    + m L           the copy that puts blocks cut along dimension 1 side by side
+    + whole matrices, and Newton–Schulz: see `WholeMatrices`
+
+    with B elements in the bucket (padded), b = B / D in a shard and L in the largest whole matrix; w
+    and m bytes per element of the momentum and of the gather. Of the whole matrices of which a rank
+    owns a part, only the two at the ends of its shard can stick out of it: the bound grows with the
+    bucket and the largest matrix, never with the model.
+    """
+    worst = 0
+    for bucket in layout.buckets:
+        if not any(i in muon for i in bucket.params):
+            continue
+        w, m = momentum_bytes(layout, bucket, item_bytes)
+        whole = WholeMatrices.of((layout.specs[i] for i in owned_matrices(layout, bucket, muon, dp_rank)), tp)
+        flat = w * bucket.shard_size + m * (bucket.shard_size + bucket.padded + whole.largest)
+        worst = max(worst, flat + whole.bytes(m, compute_bytes))
+    return worst
+
+
 STRATEGY = GatherAll
+COSTS = StrategyCosts(sends, allocates, by_all_owners)

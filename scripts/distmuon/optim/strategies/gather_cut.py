@@ -16,17 +16,26 @@ order (Moonlight, Algorithm 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from distmuon.optim.newton_schulz import batching_pays
+from distmuon.optim.strategies.costs import (
+    StrategyCosts,
+    WholeMatrices,
+    by_all_owners,
+    gathers_over_tp,
+    momentum_bytes,
+    owned_matrices,
+)
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label
 from distmuon.sharding.hooks import hooked
-from distmuon.sharding.layout import Bucket, ParamSpec
+from distmuon.sharding.layout import Bucket, Layout, ParamSpec
+from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_lists import cast
 
 TOGETHER = 2**21  # elements of the largest matrix that shares a wave, where all that do are whole at once
@@ -101,4 +110,90 @@ def may_share_a_wave(spec: ParamSpec, tp: int) -> bool:
     return all(math.prod(part.shape) <= TOGETHER for part in spec.seen_parts(tp))
 
 
+# ---- What it costs ----
+
+
+def sends(
+    ledger: Ledger,
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    tp_rank: int = 0,
+) -> None:
+    """Add what one step sends: this rank's pieces of cut matrices to all their other owners; over TP as gather_all."""
+    for bucket in layout.buckets:
+        _, size = momentum_bytes(layout, bucket, item_bytes)
+        mine = owned_matrices(layout, bucket, muon, dp_rank)
+        if any(len(layout.owners(bucket, index)) > 1 for index in bucket.params if index in muon):
+            sent = size * _packed(layout, bucket, mine, dp_rank)
+            ledger.record("all_to_all", "dp", layout.dp, sent, momentum_label(bucket), sent_bytes=sent)
+        gathers_over_tp(ledger, layout, mine, tp, size)
+
+
+def allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+) -> int:
+    """Return a bound, in bytes, of what one wave allocates, for the worst; see `gather_cut_bound`."""
+    worst = 0
+    for bucket in layout.buckets:
+        sizes = momentum_bytes(layout, bucket, item_bytes)
+        cut, small, large = gather_cut_waves(layout, bucket, owned_matrices(layout, bucket, muon, dp_rank), tp)
+        for wave in (cut, small, *([index] for index in large)):
+            pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in wave)
+            joined = sum(layout.specs[i].numel for i in wave if wave is cut)
+            whole = WholeMatrices.of((layout.specs[i] for i in wave), tp)
+            packed = _packed(layout, bucket, wave, dp_rank)
+            worst = max(worst, gather_cut_bound(pieces, packed, joined, whole, sizes, compute_bytes))
+    return worst
+
+
+def gather_cut_waves(
+    layout: Layout, bucket: Bucket, indices: Collection[int], tp: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Return which of these matrices are cut; which of the others are small to some device, and go together; the rest.
+
+    What a device takes singly although another would not, it takes with less room than is bounded here.
+    """
+    cut, small, large = list[int](), list[int](), list[int]()
+    for index in indices:
+        if len(layout.owners(bucket, index)) > 1:
+            cut.append(index)
+        else:
+            (small if may_share_a_wave(layout.specs[index], tp) else large).append(index)
+    return cut, small, large
+
+
+def gather_cut_bound(
+    pieces: int, packed: int, joined: int, whole: WholeMatrices, sizes: tuple[int, int], compute: int
+) -> int:
+    """Return a bound, in bytes, of what one wave allocates; signs as in `gather_all.allocates`.
+
+    w b                             the momentum's pieces
+    + m b                           in the dtype in which they travel
+    + m S                           packed: a piece once for every other owner
+    + 2 m L'                        what came, and TP-local matrices joined, of the first wave
+    + m L                           the copy that puts blocks cut along dimension 1 side by side
+    + whole matrices, and Newton–Schulz: see `WholeMatrices`
+
+    with b = `pieces`, S = `packed`, L' = `joined` and L = `whole.largest` elements; `sizes` are w and m of
+    `momentum_bytes`.
+    """
+    w, m = sizes
+    return (w + m) * pieces + m * (packed + 2 * joined + whole.largest) + whole.bytes(m, compute)
+
+
+def _packed(layout: Layout, bucket: Bucket, mine: Collection[int], dp_rank: int) -> int:
+    """Return how many elements a rank sends: each of its pieces, once to every other owner of that matrix."""
+    others = {index: len(layout.owners(bucket, index)) - 1 for index in mine}
+    return sum(count * layout.meta(bucket, index, dp_rank).local_range.size for index, count in others.items())
+
+
 STRATEGY = GatherCut
+COSTS = StrategyCosts(sends, allocates, by_all_owners, in_waves=True)

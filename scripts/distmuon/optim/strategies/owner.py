@@ -17,14 +17,14 @@ al. 2025); Emerging-Optimizers and torchtitan balance owners by cost, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from distmuon.optim.newton_schulz import flops
+from distmuon.optim.strategies.costs import StrategyCosts, Task, WholeMatrices, momentum_bytes, owned_matrices, work
 from distmuon.optim.strategies.strategy import (
     BucketByBucket,
     BucketGroup,
@@ -35,7 +35,7 @@ from distmuon.optim.strategies.strategy import (
 )
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Layout, ParamSpec
-from distmuon.sharding.matrices import MatrixBlock
+from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.ownership import Owner, owners_of, plan_owned
 from distmuon.sharding.tensor_lists import cast
 
@@ -198,14 +198,102 @@ def costs(specs: Sequence[ParamSpec], muon: Collection[int], tp: int) -> dict[in
     return {index: alike[specs[index][1:]] for index in muon}
 
 
-def work(matrices: Iterable[MatrixBlock]) -> int:
-    """Return what orthogonalizing all of these costs, in FLOPs."""
-    return sum(same.number * flops(same.shape) for same in matrices)
-
-
 def assign_owners(layout: Layout, muon: Collection[int], tp: int) -> dict[int, Owner]:
     """Return who orthogonalizes each parameter of Muon's in a layout of this strategy: {index: owner}."""
     return owners_of(layout, costs(layout.specs, muon, tp), tp)
 
 
+# ---- What it costs ----
+
+
+def sends(
+    ledger: Ledger,
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    tp_rank: int = 0,
+    whole: frozenset[int] | None = None,
+) -> None:
+    """Add what one step sends: nothing over DP; over TP, blocks to their owners and blocks of the updates back.
+
+    whole: the matrices that have owners in this step; None: all of them.
+    """
+    if tp == 1:
+        return
+    owner_of = _owners_of(layout, muon, tp)
+    for bucket in layout.buckets:
+        taken = owned_matrices(layout, bucket, muon if whole is None else muon & whole, dp_rank)
+        row = [index for index in taken if owner_of[index].tp is not None]
+        cut = [index for index in row if layout.specs[index].tp_gather_dim is not None]
+        _, size = momentum_bytes(layout, bucket, item_bytes)
+        if cut:
+            sent = size * sum(layout.specs[i].numel for i in cut if owner_of[i].tp != tp_rank)
+            ledger.record("all_to_all", "tp", tp, sent, momentum_label(bucket), sent_bytes=sent)
+        if row:
+            sent = size * (tp - 1) * sum(layout.specs[i].numel for i in row if owner_of[i].tp == tp_rank)
+            ledger.record("all_to_all", "tp", tp, sent, updates_label(bucket), sent_bytes=sent)
+
+
+def allocates(
+    layout: Layout,
+    muon: frozenset[int],
+    tp: int,
+    dp_rank: int,
+    item_bytes: int | None,
+    compute_bytes: int,
+    blocks_too: bool = False,
+) -> int:
+    """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket and the busiest TP rank.
+
+    blocks_too: what a rank does not own, it works on, too, as blocks. See `owner_bound`.
+    """
+    owner_of = _owners_of(layout, muon, tp)
+    worst = 0
+    for bucket in layout.buckets:
+        row = owned_matrices(layout, bucket, muon, dp_rank)
+        own = sum(layout.specs[index].numel for index in row)
+        wholes = [WholeMatrices()] * tp
+        for index in row:
+            spec, owner = layout.specs[index], owner_of[index].tp
+            for rank in range(tp):
+                if owner in (rank, None) or blocks_too:
+                    more = WholeMatrices.of_one(spec, tp, blocks=owner not in (rank, None))
+                    wholes[rank] = wholes[rank].plus(more)
+        sizes = momentum_bytes(layout, bucket, item_bytes)
+        bounds = (owner_bound(own, whole, sizes, compute_bytes) for whole in set(wholes))
+        worst = max(worst, *bounds)
+    return worst
+
+
+def owner_bound(own: int, whole: WholeMatrices, sizes: tuple[int, int], compute: int) -> int:
+    """Return a bound, in bytes, of what one bucket's moves allocate.
+
+    (w + 2 m) b                     the momentum's pieces, in the dtype in which they travel, and packed
+    + m F                           blocks that came
+    + whole matrices, and Newton–Schulz: see `WholeMatrices`
+    + m (F + b)                     updates packed, and blocks of them that came
+
+    with b = `own` elements of Muon's in this rank's shard, F = `whole.total` in the matrices that it owns; `sizes` are
+    w and m of `momentum_bytes`, `compute` is c.
+    """
+    w, m = sizes
+    return (w + 3 * m) * own + 2 * m * whole.total + whole.bytes(m, compute)
+
+
+def by_one_owner(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
+    """Yield all parameters, each at one rank; one whose matrices TP does not cut, at all ranks of a row."""
+    for index, owner in assign_owners(layout, muon, tp).items():
+        ranks = [(owner.dp, t) for t in (range(tp) if owner.tp is None else [owner.tp])]
+        yield Task(index, layout.specs[index].seen_parts(tp), ranks)
+
+
+@lru_cache(maxsize=8)
+def _owners_of(layout: Layout, muon: frozenset[int], tp: int) -> dict[int, Owner]:
+    """Return `assign_owners` of the same, once for all ranks that are asked about."""
+    return assign_owners(layout, muon, tp)
+
+
 STRATEGY = OneOwner
+COSTS = StrategyCosts(sends, allocates, by_one_owner)

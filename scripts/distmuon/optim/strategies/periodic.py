@@ -28,9 +28,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from distmuon.optim.muon import scale
+from distmuon.optim.strategies import owner
+from distmuon.optim.strategies.costs import StrategyCosts
 from distmuon.optim.strategies.owner import OneOwner
 from distmuon.optim.strategies.strategy import Shape
 
@@ -70,4 +73,12 @@ class PeriodicOwner(OneOwner):
         return scale(block, group["scale"]) / scale(whole, group["scale"])
 
 
+# ---- What it costs ----
+
+
+# owner's bound for any mixture of whole matrices and blocks: groups may have periods of their own
+allocates = partial(owner.allocates, blocks_too=True)
+
+
 STRATEGY = PeriodicOwner
+COSTS = StrategyCosts(owner.sends, allocates, owner.by_one_owner)

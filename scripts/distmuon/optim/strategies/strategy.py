@@ -13,8 +13,8 @@ what has to travel. What travels together is a *bucket group*: the buckets of on
 one in several *waves*, one after the other, each through all five moves, so that fewer of them are whole at a time.
 Before them it says which options of a group are its own (`options`), and after them by what a matrix's learning rate
 is multiplied in this step (`lr_ratio`): for every form of Muon by 1.
-A file with a strategy ends in `STRATEGY = TheClass`. What it sends and holds is predicted in
-`verify.strategy_predictions`.
+A file with a strategy ends in `STRATEGY = TheClass` and says what the moves send, hold and work on, in `COSTS` (see
+`costs`): one file, and nothing else, has to be written for another one.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ import numpy as np
 
 from distmuon.optim.muonw import HEADER
 from distmuon.optim.newton_schulz import flops
+from distmuon.optim.strategies.costs import WholeMatrices
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, ITEM_BYTES, ParamSpec
 from distmuon.sharding.ownership import balance
 from distmuon.sharding.tensor_lists import runs
-from distmuon.verify.ns_workspace import WholeMatrices
 from muonbook.planner.cost_model import LinkCost, hops
 from muonbook.planner.parts.every_rank import Move
 from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES
