@@ -62,8 +62,9 @@ from distmuon.optim.param_groups import (
 from distmuon.optim.sharded_optimizer import check_max_norm
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.boxes import extent, volume
-from distmuon.sharding.collectives import PendingWork, numbers_on, waiting_at_the_end
+from distmuon.sharding.collectives import Group, PendingWork, add_up_, numbers_on, waiting_at_the_end
 from distmuon.sharding.consistency import RankMismatchError
+from distmuon.sharding.grid import UNSCALED_STAGES
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.local_views import LocalView, local
@@ -251,16 +252,21 @@ class MuonW(MasterWeights):
                 self._apply(returned.popleft())
 
     @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, *, stages: dist.ProcessGroup | None = None) -> Tensor:
         """Clip the gradients' global norm, as torch's function does; return the norm from before, alike on all ranks.
 
         To be called on every rank, after the last backward (and a scaler's `unscale_`). On one mesh torch's function is
-        as good; it takes no gradients of two meshes, which is where FSDP2 over tensor parallelism leaves them. Raises
-        ValueError for a negative max_norm.
+        as good; it takes no gradients of two meshes, which is where FSDP2 over tensor parallelism leaves them.
+
+        stages: the ranks that have this rank's place in the other stages of a pipeline, `mesh.get_group("pp")`, of
+            which each has an optimizer of its own. All call this together, and clip by the norm of the whole model; a
+            parameter that two stages hold a copy of counts in each.
+        Raises ValueError for a negative max_norm, and on a stage that is not given the others.
         """
         check_max_norm(max_norm)
-        if max_norm < math.inf:
-            refuse_one_of_the_stages(self.param_groups, "clip_grad_norm_")
+        if max_norm < math.inf and stages is None:
+            remedy = 'give it the others: clip_grad_norm_(max_norm, stages=mesh.get_group("pp"))'
+            refuse_one_of_the_stages(self.param_groups, "clip_grad_norm_", remedy)
         self._check_now()
         self._plans.of(self.param_groups, self.state)
         self._clipped = True
@@ -272,7 +278,11 @@ class MuonW(MasterWeights):
         for _, p, _ in moving:
             own = _local_gradient(p, p.dtype).to(squares.dtype).square().sum()
             squares += own * shards(p) / self._plans.everybody.size  # so many ranks hold the same part
-        norm = self._plans.everybody.all_reduce(squares, "norm").sqrt()[0]
+        squares = self._plans.everybody.all_reduce(squares, "norm")
+        if stages is not None:  # gathered, since all ranks of a stage must have the sum to the bit
+            theirs = Group.of_process_group("pp", stages, self.ledger).all_gather(squares, "norm")
+            add_up_(squares, theirs.view(-1, 1))
+        norm = squares.sqrt()[0]
         factor = (max_norm / (norm + 1e-6)).item()  # torch's formula
         if not factor >= 1:
             for _, _, gradient in moving:
@@ -283,7 +293,7 @@ class MuonW(MasterWeights):
         """Under a GradScaler, divide the gradients by its scale; False, on all ranks, where any found an infinity."""
         if (found := getattr(self, "found_inf", None)) is None:
             return True
-        refuse_one_of_the_stages(self.param_groups, "a GradScaler")
+        refuse_one_of_the_stages(self.param_groups, "a GradScaler", UNSCALED_STAGES)
         if self._plans.everybody.all_reduce(found.detach().clone().view(1), "found_inf").item():
             return False
         if (factor := getattr(self, "grad_scale", None)) is not None:

@@ -119,7 +119,7 @@ def _build_plans(
         )
     alone = Group("mesh", ledger=ledger)
     if replicas is not None:
-        alone = Group("replicas", dist.get_world_size(replicas), dist.get_rank(replicas), replicas, ledger)
+        alone = Group.of_process_group("replicas", replicas, ledger)
     everybody = alone if mesh is None else group_of(mesh, ledger)
     kinds: dict[tuple[bool, torch.dtype], list[Parameter]] = {}
     for parameter in _muons(groups):

@@ -26,7 +26,13 @@ from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
 from distmuon.sharding.backward_overlap import BackwardOverlap
 from distmuon.sharding.buffers import ShardedBuffers, refuse_elsewhere, refuse_shared_memory, specs_of
-from distmuon.sharding.consistency import broadcast_values, check_same, check_values, raise_together
+from distmuon.sharding.consistency import (
+    RankMismatchError,
+    broadcast_values,
+    check_same,
+    check_values,
+    raise_together,
+)
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan
@@ -241,7 +247,7 @@ class ShardedOptimizer(ShardedState):
     def reduce(self, max_norm: float | None) -> bool:
         """Reduce, measure and clip the gradients, once in a step; return whether all of them are finite."""
         if self._scale is not None:
-            self.grid.refuse_one_stage("a GradScaler")
+            self.grid.refuse_scaler()
         if self._ready is None:
             self._refusal = self.collect()  # .grad -> G[I_tp, J]{U_dp}
             for bucket in self.waiting_buckets:
@@ -306,16 +312,24 @@ class ShardedOptimizer(ShardedState):
         """Let all ranks agree on the step, measure the reduced gradients and clip them; False if one is not finite."""
         options = [*self._options_now(max_norm), ("what is trained", str(self._refusal or "fine"))]
         options.append(("overlap_backward", str(self._backward.used)))
-        self.statistics = gradients.statistics(self.buffers, self._present, options, self._touched)
+        statistics = gradients.statistics(self.buffers, self._present, options, self._touched)
+        self.statistics = gradients.with_stages(
+            statistics, self.buffers, self._step_now(max_norm), self._refusal is not None
+        )
         if not self.statistics.agreed:
             check_same(self.grid, "options", options, "set, load and keep them alike on every rank")
         if self._refusal:
             raise self._refusal
+        if not self.statistics.stages_agree:
+            raise RankMismatchError(
+                "the stages of the pipeline do not make the same step: max_norm, on_nonfinite or the number of steps "
+                "differ, or one of them has refused its own; set and load them alike on every stage."
+            )
         self._watch.look(bool(self.statistics.present))
         due = self.check_every and self.steps % self.check_every == 0
         if due or self.statistics.touched:
             self._check_values("change parameters alike on every rank, or go back to a checkpoint")
-        if self.statistics.non_finite:
+        if not self.statistics.finite:
             return False
         if max_norm is not None:
             gradients.clip_(self.buffers, self.statistics.norm, max_norm)
@@ -449,10 +463,13 @@ class ShardedOptimizer(ShardedState):
         else:
             self._check_values("begin alike, or pass broadcast=True")
 
+    def _step_now(self, max_norm: float | None) -> list[tuple[str, Any]]:
+        """Return what pipeline stages must have alike in a step."""
+        return [("step", self.steps), ("max_norm", max_norm), ("on_nonfinite", self.on_nonfinite)]
+
     def _options_now(self, max_norm: float | None) -> list[tuple[str, str]]:
         """Return what must be alike on all ranks in a step, line by line; schedulers' notes are no options."""
-        mine = {"step": self.steps, "max_norm": max_norm, "on_nonfinite": self.on_nonfinite}
-        mine |= {"check_every": self.check_every}
+        mine = dict(self._step_now(max_norm)) | {"check_every": self.check_every}
         for number, group in enumerate(self.param_groups):
             algorithm = self._algorithms[number]
             names = ("algorithm", *self.DEFAULTS[algorithm], *({"momentum"} & group.keys()))

@@ -117,6 +117,13 @@ class Group:
     native_reduce_scatter: bool = False
     _pending: PendingWork | None = None
 
+    @classmethod
+    def of_process_group(
+        cls, name: str, group: dist.ProcessGroup, ledger: Ledger, native_reduce_scatter: bool = False
+    ) -> Group:
+        """Return one of torch's groups as this rank, a member, sees it."""
+        return cls(name, dist.get_world_size(group), dist.get_rank(group), group, ledger, native_reduce_scatter)
+
     def __deepcopy__(self, memo: Any) -> Group:
         """Return the group itself: a copied layer, such as an average of weights, talks over the same wires."""
         return self

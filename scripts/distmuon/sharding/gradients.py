@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,10 +24,22 @@ from distmuon.sharding.precision import widest
 from distmuon.sharding.tensor_lists import copy_each_
 
 STATISTICS_LABEL = "gradient summary"  # in ledgers, and in every stored one
+STAGES_LABEL = "stages' summaries"
 
 
 class NonFiniteGradient(FloatingPointError):
     """A gradient, or its square, is not finite. Raised on every rank, before any state has changed."""
+
+
+class StageSummary(NamedTuple):
+    """What a pipeline stage says of its step. squares: of its gradients' norms, in all. finite: whether each is.
+    agreed: whether its ranks agree to make it. step: a digest of what all stages must have alike.
+    """
+
+    squares: float
+    finite: bool
+    agreed: bool
+    step: float
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class GradientStatistics:
     largest: the largest square that the gradient's dtype holds.
     present: indices of the parameters that got a gradient on at least one rank.
     agreed: whether all ranks have the same options. touched: whether any rank's parameters were written to in between.
+    stages: what the stages of a pipeline have said, in their order; one, where there is no pipeline.
     """
 
     squared_norms: Tensor  # [P]
@@ -45,11 +58,23 @@ class GradientStatistics:
     present: frozenset[int]
     agreed: bool
     touched: bool
+    stages: Sequence[StageSummary] = ()
 
     @property
     def norm(self) -> float:
         """The global gradient norm: over all parameters, each counted once whatever the grid, without padding."""
-        return math.sqrt(float(self.squared_norms.sum()))
+        squares = [stage.squares for stage in self.stages] or [float(self.squared_norms.sum())]
+        return math.sqrt(sum(squares))
+
+    @property
+    def finite(self) -> bool:
+        """Whether no gradient of any stage is among the `non_finite`."""
+        return not self.non_finite and all(stage.finite for stage in self.stages)
+
+    @property
+    def stages_agree(self) -> bool:
+        """Whether the ranks of every stage agree, and all stages do the same step."""
+        return all(stage.agreed and stage.step == self.stages[0].step for stage in self.stages)
 
     @property
     def non_finite(self) -> list[int]:
@@ -215,6 +240,25 @@ def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touch
     return GradientStatistics(squares, largest, with_gradient, all_equal(checksums, ranks), touches > 0)
 
 
+def with_stages(
+    statistics: GradientStatistics, buffers: ShardedBuffers, step: Lines, refused: bool
+) -> GradientStatistics:
+    """Return the statistics with what all pipeline stages say; they are gathered, since a sum has no fixed order.
+
+    step: what all stages must have alike. refused: whether this one will not make it. Collective, over `grid.stages`.
+    """
+    stages, device = buffers.grid.stages, buffers.grid.device
+    if stages.size == 1:
+        return statistics
+    wide = widest(device)
+    digest, _ = checksum(step, stages.size, wide)
+    squares = float(statistics.squared_norms.sum())
+    row = [squares, float(not statistics.non_finite), float(statistics.agreed and not refused), digest]
+    rows = stages.all_gather(numbers_on(device, row, wide), STAGES_LABEL).view(stages.size, len(row)).tolist()
+    summaries = [StageSummary(squares, finite > 0, agreed > 0, digest) for squares, finite, agreed, digest in rows]
+    return replace(statistics, stages=summaries)
+
+
 def statistics_bytes(parameters: int) -> int:
     """Return the payload of that all-reduce."""
     return 8 * (2 * parameters + 3)
@@ -235,4 +279,9 @@ def require_finite(statistics: GradientStatistics, names: list[str]) -> None:
         raise NonFiniteGradient(
             f"the gradient of {listed} is not finite, or its square is not; the step was refused and nothing has "
             'changed. Lower the learning rate, or pass on_nonfinite="skip".'
+        )
+    if not statistics.finite:
+        raise NonFiniteGradient(
+            "a gradient of another pipeline stage is not finite, or its square is not; the step was refused on all of "
+            'them, and nothing has changed. Lower the learning rate, or pass on_nonfinite="skip".'
         )

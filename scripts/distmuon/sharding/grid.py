@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
@@ -29,6 +29,7 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.warning import warn_user
 
 DIMENSIONS = ("dp", "tp")
+UNSCALED_STAGES = "train pipelines in bf16, which needs no scaler"
 PIPELINES = ("pp", "pipe", "pipeline", "stage", "stages", "pipeline_parallel")  # what people call that dimension
 
 
@@ -40,6 +41,7 @@ class Grid:
     device: where its tensors live.
     ledger: what this rank has sent.
     mesh: for torch's own APIs; None if alone.
+    stages: of a pipeline, whose stages have a grid each: the ranks that have this rank's place in theirs.
     """
 
     dp: Group
@@ -48,6 +50,7 @@ class Grid:
     device: torch.device
     ledger: Ledger
     mesh: DeviceMesh | None = None
+    stages: Group = field(default_factory=lambda: Group("pp"))
 
     @classmethod
     def alone(cls, device: str = "cpu") -> Grid:
@@ -61,7 +64,8 @@ class Grid:
         """Return the grid of a world, of a mesh, or of one process group, which becomes the DP group.
 
         Collective: every rank of the grid must call it. A grid is returned as it is. A mesh has the dimensions "dp" and
-        "tp", in either order, or one of them. Raises TypeError for anything else, ValueError for another mesh.
+        "tp", in either order, or one of them; if it is a part of one with pipeline stages, see `with_stages`. Raises
+        TypeError for anything else, ValueError for another mesh.
         """
         if isinstance(where, Grid):
             return where
@@ -101,6 +105,17 @@ class Grid:
         )
         return cls._on(mesh, device)
 
+    def with_stages(self, group: dist.ProcessGroup) -> Grid:
+        """Return this grid as that of one pipeline stage, so that all stages clip, skip and refuse a step together.
+
+        group: of the ranks that have this rank's place in the other stages: `mesh.get_group("pp")` where the grid is
+            that of `mesh["dp", "tp"]`. Each stage has an optimizer of its own, and all call `step` together.
+        A parameter that two stages hold a copy of, as tied embeddings are, counts in the norm of each.
+        """
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError(f"rank {dist.get_rank()} is in no group of stages; only members may make the grid.")
+        return replace(self, stages=Group.of_process_group("pp", group, self.ledger))
+
     def in_rank_order(self) -> Grid:
         """Return this grid with reduce-scatter adding in rank order on every backend, so that sums are reproducible.
 
@@ -111,15 +126,26 @@ class Grid:
         return replace(self, dp=_in_order(self.dp), tp=_in_order(self.tp), world=_in_order(self.world))
 
     def refuse_one_stage(self, what: str) -> None:
-        """Raise ValueError, naming `what`, if stages of a pipeline are beyond this grid and would have to share it."""
-        refuse_one_stage(beyond(self.mesh), what, "leave it out, a norm of all stages is not served yet")
+        """Raise ValueError, naming `what`, if this grid is a pipeline stage's that knows nothing of the others."""
+        if self.stages.size == 1:
+            remedy = 'let it know the others: Grid.of(mesh["dp", "tp"]).with_stages(mesh.get_group("pp"))'
+            refuse_one_stage(beyond(self.mesh), what, remedy)
+
+    def refuse_scaler(self) -> None:
+        """Raise ValueError if this is the grid of a pipeline stage, whether it knows the others or not."""
+        refuse_one_stage(
+            beyond(self.mesh) or ("pp",) * (self.stages.size > 1),
+            "a GradScaler",
+            UNSCALED_STAGES,
+        )
 
     def check_beyond(self, **asked: bool) -> None:
         """Refuse what is asked for, see `refuse_one_stage`; warn if this grid is but a part of a larger mesh."""
         for what, is_asked in asked.items():
             if is_asked:
                 self.refuse_one_stage(what)
-        if outside := beyond(self.mesh):
+        outside = [name for name in beyond(self.mesh) if self.stages.size == 1 or name not in PIPELINES]
+        if outside:
             warn_user(
                 f"the mesh is a part of one with the dimension(s) {', '.join(outside)}, over which nothing is "
                 "averaged, measured or checked here: a gradient that is not finite stops the ranks of this part alone.",
@@ -156,7 +182,7 @@ class Grid:
         ledger = Ledger()
         groups = {name: Group(name, ledger=ledger) for name in DIMENSIONS}
         for name, handle in handles.items():
-            groups[name] = Group(name, dist.get_world_size(handle), dist.get_rank(handle), handle, ledger, native)
+            groups[name] = Group.of_process_group(name, handle, ledger, native)
         return cls(groups["dp"], groups["tp"], groups["world"], _with_index(device), ledger, mesh)
 
 

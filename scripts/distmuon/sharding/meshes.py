@@ -47,10 +47,9 @@ def common_mesh(parameters: Named) -> DeviceMesh | None:
     return widest
 
 
-def refuse_one_of_the_stages(groups: Iterable[Mapping[str, Any]], what: str) -> None:
+def refuse_one_of_the_stages(groups: Iterable[Mapping[str, Any]], what: str, remedy: str) -> None:
     """Raise ValueError, naming `what`, if the groups' DTensors are on one stage of a pipeline, which would decide."""
     meshes = {p.device_mesh for group in groups for p in group["params"] if isinstance(p, DTensor)}
-    remedy = "clip_grad_norm_(math.inf) measures this stage, so add up the squares of all, and scale gradients yourself"
     if meshes:
         refuse_one_stage(set.intersection(*(set(beyond(mesh)) for mesh in meshes)), what, remedy)
 

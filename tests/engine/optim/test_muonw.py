@@ -199,7 +199,9 @@ def test_a_pipelines_stages_do_not_decide_each_for_itself_without_a_word() -> No
         refused = {name for name, words in found.items() if words.startswith("refused: ")}
         assert refused == {name for name in found if name.endswith(("max_norm", "skip", "clip", "scaler"))}
         assert all("one pipeline stage alone" in found[name] and "'pp'" in found[name] for name in refused)
-        assert "clip_grad_norm_(math.inf)" in found["MuonW, clip"]
+        assert "stages=mesh.get_group" in found["MuonW, clip"]
+        assert "with_stages" in found["DistributedMuon, skip"]
+        assert all("in bf16" in found[name] for name in ("MuonW, scaler", "DistributedMuon, scaler"))
         assert found["unchanged until here"] == "True"
         assert not found["MuonW, step"] + found["MuonW, measure"] + found["DistributedMuon, step"]
 

@@ -187,7 +187,7 @@ class QKClip:
     def _was_skipped(self) -> float:
         """Return 1 where the optimizer has left its parameters as they were, as far as this rank knows."""
         if isinstance(self._optimizer, ShardedOptimizer):
-            return float(bool(self._optimizer.statistics.non_finite))
+            return float(not self._optimizer.statistics.finite)
         return float(getattr(self._optimizer, "found_inf", 0.0))  # a GradScaler's, for the length of a step
 
     def _scale(self) -> None:
