@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from optimizer_cases import synthetic
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from distmuon.launch import World
 from muon_conformance import placements
@@ -93,12 +96,26 @@ def wrapping(wrap: placements.Wrap) -> Wrap:
     return wrapped
 
 
+def with_experts(world: World, model: Any) -> Any:
+    """FSDP2 over all ranks, but for a block on another mesh of them, which two ranks cut first, as they do experts."""
+    mesh = init_device_mesh(world.device, (world.size // 2, 2), mesh_dim_names=("dp_mod_ep", "ep"))
+    experts, *others = model.blocks
+    parallelize_module(experts, mesh["ep"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(experts, mesh=mesh["dp_mod_ep"])
+    flat = init_device_mesh(world.device, (world.size,), mesh_dim_names=("dp",))
+    for block in others:
+        fully_shard(block, mesh=flat)
+    fully_shard(model, mesh=flat)
+    return model
+
+
 fsdp = wrapping(placements.fsdp)
 WRAPS: dict[str, Wrap] = {
     "fsdp": fsdp,
     "columns": wrapping(placements.along_columns),
     "hybrid": wrapping(placements.hybrid),
     "tp": wrapping(placements.with_tp),
+    "experts": with_experts,
 }
 
 

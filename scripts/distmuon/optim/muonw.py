@@ -113,7 +113,7 @@ class MuonW(MasterWeights):
 
     params: a model, which `split_parameters` divides between the two, frozen parameters included and without decay for
         norms and biases; or parameters, (name, parameter) pairs or groups, as for any torch optimizer. Tensors, or
-        DTensors of FSDP2, of tensor parallelism or of both, on one mesh.
+        DTensors of FSDP2, of tensor parallelism or of both, on one mesh or several of the same ranks.
     lr to eps: defaults of the groups. lr and weight_decay are for both algorithms, betas and eps for AdamW, everything
         else is Muon's, see `Muon`. The default lr is AdamW's and does no harm; Muon's best is often a few times that.
     adamw_lr: another learning rate for AdamW's groups.
@@ -256,7 +256,7 @@ class MuonW(MasterWeights):
         """Clip the gradients' global norm, as torch's function does; return the norm from before, alike on all ranks.
 
         To be called on every rank, after the last backward (and a scaler's `unscale_`). On one mesh torch's function is
-        as good; it takes no gradients of two meshes, which is where FSDP2 over tensor parallelism leaves them.
+        as good; it takes no gradients of two meshes, where tensor parallelism and experts leave them under FSDP2.
 
         stages: the ranks that have this rank's place in the other stages of a pipeline, `mesh.get_group("pp")`, of
             which each has an optimizer of its own. All call this together, and clip by the norm of the whole model; a

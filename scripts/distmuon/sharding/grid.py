@@ -240,7 +240,7 @@ def beyond(mesh: DeviceMesh | None) -> tuple[str, ...]:
 
     For mesh["dp", "tp"] of a mesh of pp, dp and tp that is pp: the other stages of a pipeline are beyond it.
     """
-    root = _root(mesh)
+    root = root_of(mesh)
     if mesh is None or root is None or root.mesh_dim_names is None:
         return ()
     places = torch.isin(root.mesh, mesh.mesh.flatten()).nonzero()  # [ranks, dimensions]
@@ -262,7 +262,7 @@ def refuse_one_stage(dimensions: Iterable[str], what: str, remedy: str) -> None:
         )
 
 
-def _root(mesh: DeviceMesh | None) -> DeviceMesh | None:
+def root_of(mesh: DeviceMesh | None) -> DeviceMesh | None:
     """Return the mesh from which this one was sliced. torch has moved and renamed the method, and may again."""
     for name in ("get_root_mesh", "_get_root_mesh"):
         if callable(find := getattr(mesh, name, None)):

@@ -2,7 +2,7 @@
 
 FSDP2 over tensor parallelism leaves parameters on two meshes: [dp, tp] for what TP has cut, [dp] for the rest, which
 is the same on every TP rank though DTensor does not say so. The larger mesh is everybody's; on it the others are
-replicas.
+replicas. Experts lie on another mesh of the same ranks, [dp, ep], beside layers that are cut over all of them.
 """
 
 from __future__ import annotations
@@ -19,31 +19,28 @@ from torch.distributed.tensor import DTensor
 
 from distmuon.sharding.boxes import Box, box_at, boxes, extent
 from distmuon.sharding.collectives import Group
-from distmuon.sharding.grid import beyond, everyone, refuse_one_stage
+from distmuon.sharding.grid import beyond, everyone, refuse_one_stage, root_of
 from distmuon.sharding.ledger import Ledger
 
 Named = Sequence[tuple[str, Tensor]]
 
 
 def common_mesh(parameters: Named) -> DeviceMesh | None:
-    """Return the mesh on which all of these DTensors lie, some of them along a few of its dimensions; None for none.
+    """Return a mesh whose ranks hold all of these DTensors; None where there are none.
 
-    Raises ValueError, naming the parameter, for one that lies elsewhere.
+    Some may lie on other meshes of the same ranks, as experts do beside dense layers, and some along a few of the
+    dimensions of one. Raises ValueError, naming the parameter, for one that lies elsewhere.
     """
     meshes = [p.device_mesh for _, p in parameters if isinstance(p, DTensor)]
     if not meshes:
         return None
     widest = max(meshes, key=lambda mesh: mesh.size())
-    names = widest.mesh_dim_names or ()
     for name, p in parameters:
-        if isinstance(p, DTensor) and p.device_mesh != widest:
-            own = p.device_mesh
-            inside = set(ranks_of(own)) <= set(ranks_of(widest))
-            if not inside or own.mesh_dim_names is None or not set(own.mesh_dim_names) <= set(names):
-                raise ValueError(
-                    f"parameter {name!r} lies on {own}, which is no part of {widest}, where others lie; make one MuonW "
-                    "for each mesh."
-                )
+        if isinstance(p, DTensor) and _frame(p.device_mesh, widest) is None:
+            raise ValueError(
+                f"parameter {name!r} lies on {p.device_mesh}, which is no part of {widest}, where others lie, nor of "
+                "another mesh of the same ranks; make one MuonW for each mesh."
+            )
     return widest
 
 
@@ -77,18 +74,15 @@ def boxes_on(
     Raises ValueError, naming the parameter, where DTensor's word cannot be relied on.
     """
     own_box(name, parameter)  # which looks whether it really lies there
-    own = parameter.device_mesh
+    own, frame = parameter.device_mesh, _frame(parameter.device_mesh, mesh)
+    assert frame is not None
     found = boxes(tuple(parameter.shape), tuple(own.shape), parameter.placements)
-    if own == mesh:
-        on_mesh = found
-    else:
-        assert mesh.mesh_dim_names is not None
-        assert own.mesh_dim_names is not None
-        dims = [mesh.mesh_dim_names.index(dim) for dim in own.mesh_dim_names]
-        coordinates = itertools.product(*map(range, mesh.shape))
-        on_mesh = [found[_flat([at[dim] for dim in dims], tuple(own.shape))] for at in coordinates]
-    order = ranks_of(mesh)
-    return [on_mesh[order.index(rank)] for rank in sorted(order)]
+    if own != frame:
+        dims = [_dimensions(frame).index(dim) for dim in _dimensions(own)]
+        coordinates = itertools.product(*map(range, frame.shape))
+        found = [found[_flat([at[dim] for dim in dims], tuple(own.shape))] for at in coordinates]
+    order = ranks_of(frame)
+    return [found[order.index(rank)] for rank in sorted(order)]
 
 
 def shards(parameter: Tensor) -> int:
@@ -119,13 +113,28 @@ def is_first_replica(parameter: Tensor, mesh: DeviceMesh) -> bool:
 
     A plain tensor is the same on all of the mesh, a DTensor along the dimensions that it is not cut along.
     """
+    frame: DeviceMesh | None = mesh
     cut = set[str | int]()
     if isinstance(parameter, DTensor):
-        names = _dimensions(parameter.device_mesh)
+        frame, names = _frame(parameter.device_mesh, mesh), _dimensions(parameter.device_mesh)
         cut = {name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()}
-    coordinate = mesh.get_coordinate()
+    assert frame is not None
+    coordinate = frame.get_coordinate()
     assert coordinate is not None
-    return all(at == 0 for name, at in zip(_dimensions(mesh), coordinate, strict=True) if name not in cut)
+    return all(at == 0 for name, at in zip(_dimensions(frame), coordinate, strict=True) if name not in cut)
+
+
+def _frame(own: DeviceMesh, everybody: DeviceMesh) -> DeviceMesh | None:
+    """Return a mesh of everybody's ranks that `own` is, or is a part of along some dimensions; None for none.
+
+    Along the other dimensions of that mesh, what lies on `own` is the same, though DTensor does not say so.
+    """
+    for mesh in (everybody, own, root_of(own)):
+        if mesh is not None and set(ranks_of(mesh)) == set(ranks_of(everybody)):
+            named = own.mesh_dim_names is not None and set(own.mesh_dim_names) <= set(mesh.mesh_dim_names or ())
+            if own == mesh or (named and set(ranks_of(own)) <= set(ranks_of(mesh))):
+                return mesh
+    return None
 
 
 def _dimensions(mesh: DeviceMesh) -> Sequence[str | int]:

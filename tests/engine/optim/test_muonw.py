@@ -21,7 +21,17 @@ from distmuon.optim.muon import Muon
 from distmuon.sharding.boxes import boxes, extent, matrices_of, overlap, volume, within
 from distmuon.sharding.layout import Range
 
-MESHES = [("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("columns", 2), ("hybrid", 4), ("tp", 4), ("tp", 6), ("replicas", 3)]
+MESHES = [
+    ("fsdp", 2),
+    ("fsdp", 3),
+    ("fsdp", 4),
+    ("columns", 2),
+    ("hybrid", 4),
+    ("tp", 4),
+    ("tp", 6),
+    ("experts", 4),
+    ("replicas", 3),
+]
 on_meshes = pytest.mark.parametrize(("wrap", "ranks"), MESHES)
 
 

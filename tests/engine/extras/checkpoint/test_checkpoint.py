@@ -62,7 +62,7 @@ def test_masters_of_a_bf16_model_are_saved_and_strategies_may_change(tmp_path: P
             assert rank["differ"] == []
 
 
-MESHES = [("fsdp", 2), ("fsdp", 3), ("hybrid", 4), ("tp", 4), ("plain", 1)]
+MESHES = [("fsdp", 2), ("fsdp", 3), ("hybrid", 4), ("tp", 4), ("experts", 4), ("plain", 1)]
 
 
 @pytest.fixture(scope="module")
