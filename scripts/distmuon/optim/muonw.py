@@ -69,7 +69,7 @@ from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.local_views import LocalView, local
 from distmuon.sharding.matrices import Matrices, MatrixLayout
-from distmuon.sharding.meshes import refuse_one_of_the_stages, shards
+from distmuon.sharding.meshes import refuse_one_of_the_stages, refuse_without_backend, shards
 from distmuon.sharding.precision import default_gather_dtype, widest
 from distmuon.sharding.tensor_lists import apart, cast, copy_each_, runs
 
@@ -461,6 +461,8 @@ class MuonW(MasterWeights):
     def _check(self, group: dict[str, Any]) -> None:
         """Raise ValueError or TypeError, naming what is wrong with the options or parameters of a group."""
         self._check_options(group)
+        for name, p in named(group):
+            refuse_without_backend(name, p)
         if group["algorithm"] == "muon":
             check_muon_parameters(group)
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from distmuon.sharding.boxes import Box, box_at, boxes, extent
-from distmuon.sharding.collectives import Group
+from distmuon.sharding.collectives import Group, backend_of
 from distmuon.sharding.grid import beyond, everyone, refuse_one_stage, root_of
 from distmuon.sharding.ledger import Ledger
 
@@ -49,6 +49,18 @@ def refuse_one_of_the_stages(groups: Iterable[Mapping[str, Any]], what: str, rem
     meshes = {p.device_mesh for group in groups for p in group["params"] if isinstance(p, DTensor)}
     if meshes:
         refuse_one_stage(set.intersection(*(set(beyond(mesh)) for mesh in meshes)), what, remedy)
+
+
+def refuse_without_backend(name: str, parameter: Tensor) -> None:
+    """Raise ValueError, naming the parameter, for a DTensor on a device whose tensors its ranks cannot exchange."""
+    if not isinstance(parameter, DTensor) or parameter.is_meta:
+        return
+    device, mesh = parameter.to_local().device.type, parameter.device_mesh
+    if backend_of(mesh.get_group(0), device) is None:
+        raise ValueError(
+            f"parameter {name!r} is on the {device}, whose tensors its ranks on {mesh.device_type} cannot exchange; "
+            'leave out FSDP2\'s CPUOffloadPolicy, or begin with init_process_group("cpu:gloo,cuda:nccl").'
+        )
 
 
 def group_of(mesh: DeviceMesh, ledger: Ledger) -> Group:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,7 +23,7 @@ from distmuon.sharding.local_views import local
 
 
 def facts(world: World) -> dict[str, Any]:
-    return {"unfrozen": unfrozen(world), "stages": stages(world), "FSDP1": flat(world)}
+    return {"unfrozen": unfrozen(world), "stages": stages(world), "FSDP1": flat(world), "offloaded": offloaded(world)}
 
 
 def model() -> nn.Sequential:
@@ -77,6 +78,15 @@ def stages(world: World) -> dict[str, str]:
         delattr(muonw, name)
     same = torch.equal(local(net[0].get_parameter("weight")), before)
     return found | {"unchanged until here": str(same), "MuonW, step": said(muonw.step)}
+
+
+def offloaded(world: World) -> str:
+    """Make a MuonW of parameters on the CPU, on a mesh whose group is said to carry GPU tensors alone."""
+    net = model()
+    fully_shard(net, mesh=init_device_mesh("cpu", (world.size,), mesh_dim_names=("dp",)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "get_backend_config", lambda _: "cuda:nccl")
+        return said(lambda: MuonW(net))
 
 
 def flat(world: World) -> list[str]:

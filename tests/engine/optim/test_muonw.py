@@ -216,6 +216,12 @@ def test_a_pipelines_stages_do_not_decide_each_for_itself_without_a_word() -> No
         assert not found["MuonW, step"] + found["MuonW, measure"] + found["DistributedMuon, step"]
 
 
+def test_parameters_where_their_ranks_cannot_exchange_them_are_refused_at_construction() -> None:
+    for rank in parts():
+        assert rank["offloaded"].startswith("refused: parameter '0.weight' is on the cpu")
+        assert "CPUOffloadPolicy" in rank["offloaded"]
+
+
 def test_flat_parameters_are_refused_in_both_of_fsdp1s_ways() -> None:
     assert all("(FSDP1)" in words and "fully_shard" in words for rank in parts() for words in rank["FSDP1"])
 
