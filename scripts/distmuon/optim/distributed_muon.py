@@ -37,7 +37,8 @@ from distmuon.optim.muon import (
 )
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.param_groups import GROUP_NOTES, check_muon_parameter, options_among, specs_in_groups
-from distmuon.optim.sharded_optimizer import NonFinite, ShardedOptimizer
+from distmuon.optim.sharded_checks import NonFinite
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.consistency import raise_together

@@ -59,7 +59,7 @@ from distmuon.optim.param_groups import (
     split_parameters,
     withdrawn_if_refused,
 )
-from distmuon.optim.sharded_optimizer import check_max_norm
+from distmuon.optim.sharded_checks import check_max_norm
 from distmuon.optim.states import check_shapes
 from distmuon.sharding.boxes import extent, volume
 from distmuon.sharding.collectives import Group, PendingWork, add_up_, numbers_on, waiting_at_the_end
