@@ -25,16 +25,8 @@ from torch import Tensor
 
 from distmuon.optim import strategies
 from distmuon.optim.adamw import ADAMW_DEFAULTS
-from distmuon.optim.muon import (
-    MUON_DEFAULTS,
-    MomentumKind,
-    ScaleKind,
-    check_dtype,
-    check_muon_options,
-    decay_and_apply_,
-    momentum_of_all_,
-    scale,
-)
+from distmuon.optim.muon import decay_and_apply_, momentum_of_all_, scale
+from distmuon.optim.muon_options import MUON_DEFAULTS, MomentumKind, ScaleKind, check_dtype, check_muon_options
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.param_groups import GROUP_NOTES, check_muon_parameter, options_among, specs_in_groups
 from distmuon.optim.sharded_checks import NonFinite

@@ -32,18 +32,14 @@ from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
 from distmuon.optim.exchange_plan import Matrix, MatrixShard, numel
 from distmuon.optim.local_views import views_in_place
 from distmuon.optim.masters import MasterWeights, rounded_once
-from distmuon.optim.muon import (
+from distmuon.optim.muon import batches, decay_and_apply_, momentum_of_all_, orthogonalize, scale
+from distmuon.optim.muon_options import (
     MUON_DEFAULTS,
     MomentumKind,
     ScaleKind,
-    batches,
     check_dtype,
     check_muon_options,
     check_muon_parameters,
-    decay_and_apply_,
-    momentum_of_all_,
-    orthogonalize,
-    scale,
 )
 from distmuon.optim.muonw_plans import Parameter, Plan, Plans
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm

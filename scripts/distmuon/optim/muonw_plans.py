@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from distmuon.optim.exchange_plan import ExchangePlan, MatrixShard, ShardedParam
-from distmuon.optim.muon import check_muon_parameters
+from distmuon.optim.muon_options import check_muon_parameters
 from distmuon.optim.param_groups import named
 from distmuon.sharding.boxes import all_of, matrices_of, within
 from distmuon.sharding.collectives import Group

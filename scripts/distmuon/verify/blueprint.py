@@ -17,7 +17,8 @@ from torch import nn
 from distmuon.optim import strategies
 from distmuon.optim.adamw import ADAMW_DEFAULTS
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.muon import MUON_DEFAULTS, Muon
+from distmuon.optim.muon import Muon
+from distmuon.optim.muon_options import MUON_DEFAULTS
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.param_groups import GROUP_NOTES
 from distmuon.optim.sharded_optimizer import ShardedOptimizer

@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from distmuon.optim.muon import MUON_DEFAULTS, apply_, decay_, momentum_, orthogonalize, scale
+from distmuon.optim.muon import apply_, decay_, momentum_, orthogonalize, scale
+from distmuon.optim.muon_options import MUON_DEFAULTS
 from distmuon.optim.newton_schulz import singular_values
 from muonbook.figures.player import Frame
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, TEXT, TITLE, WIDTH, Block, box

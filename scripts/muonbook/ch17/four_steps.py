@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from distmuon.launch import World
-from distmuon.optim.muon import MUON_DEFAULTS, apply_, decay_, momentum_, orthogonalize, scale
+from distmuon.optim.muon import apply_, decay_, momentum_, orthogonalize, scale
+from distmuon.optim.muon_options import MUON_DEFAULTS
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.newton_schulz import MUON, flops
 from distmuon.sharding.collectives import Group

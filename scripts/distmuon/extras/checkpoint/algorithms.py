@@ -18,7 +18,8 @@ from distmuon.extras.checkpoint.files import CheckpointError, in_words
 from distmuon.extras.checkpoint.manifest import DTYPES, StoredGroup
 from distmuon.extras.checkpoint.tensors import LiveTensors, Owned
 from distmuon.optim.adamw import check_adamw_options
-from distmuon.optim.muon import Muon, check_muon_options
+from distmuon.optim.muon import Muon
+from distmuon.optim.muon_options import check_muon_options
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.param_groups import GROUP_NOTES
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
