@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from distmuon.optim.newton_schulz import flops
-from distmuon.sharding.boxes import Box, overlap, volume
+from distmuon.sharding.boxes import Box, overlap
 from distmuon.sharding.ownership import balance
 
 Matrix = tuple[int, int]  # (the parameter's place in the plan, which of its matrices)
@@ -100,8 +100,3 @@ def _holders(boxes: Sequence[Box], whole: Box) -> dict[Box, list[int]]:
         if (common := overlap(box, whole)) is not None:
             found.setdefault(common, []).append(rank)
     return found
-
-
-def numel(pieces: Sequence[MatrixShard]) -> int:
-    """Return how many elements these pieces have together."""
-    return sum(volume(piece.box) for piece in pieces)

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
-from distmuon.optim.exchange_plan import Matrix, MatrixShard, numel
+from distmuon.optim.exchange_plan import Matrix, MatrixShard
 from distmuon.optim.local_views import views_in_place
 from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.muon import batches, decay_and_apply_, momentum_of_all_, orthogonalize, scale
@@ -57,8 +57,8 @@ from distmuon.optim.param_groups import (
 )
 from distmuon.optim.sharded_checks import check_max_norm
 from distmuon.optim.states import check_shapes
-from distmuon.sharding.boxes import extent, volume
-from distmuon.sharding.collectives import Group, PendingWork, add_up_, numbers_on, waiting_at_the_end
+from distmuon.sharding.boxes import extent
+from distmuon.sharding.collectives import Group, PendingWork, Received, add_up_, numbers_on, waiting_at_the_end
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.grid import UNSCALED_STAGES
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
@@ -78,30 +78,18 @@ MOMENTUM_LABEL, UPDATES_LABEL = "momentum", "updates"
 class Exchange(NamedTuple):
     """What all ranks of a plan send each other, not to be looked at before `pending.wait()`.
 
-    header: before every parcel. own: the parcel that did not travel. coming: what is in each rank's parcel for this
-    one. received: those parcels, flat.
+    coming: what is in each rank's parcel for this one. received: those parcels.
     """
 
     plan: Plan
-    header: Tensor
-    own: Sequence[Tensor]
     coming: Sequence[Sequence[MatrixShard]]
-    received: Sequence[Tensor]
+    received: Received
     pending: PendingWork
 
-    def headers(self) -> list[Tensor]:
-        """Return the headers of all ranks."""
-        rank, length = self.plan.group.rank, len(self.header)
-        return [self.header if of == rank else flat[:length] for of, flat in enumerate(self.received)]
-
     def pieces(self) -> Iterator[tuple[MatrixShard, Tensor]]:
-        """Yield what came, this rank's own part first."""
-        rank = self.plan.group.rank
-        yield from zip(self.coming[rank], self.own, strict=True)
-        for of, pieces in enumerate(self.coming):
-            if of != rank:
-                values = self.received[of][len(self.header) :].split([volume(piece.box) for piece in pieces])
-                yield from ((p, v.view(extent(p.box))) for p, v in zip(pieces, values, strict=True))
+        """Yield what came, rank by rank."""
+        for pieces, tensors in zip(self.coming, self.received.tensors, strict=True):
+            yield from zip(pieces, tensors, strict=True)
 
 
 class MuonW(MasterWeights):
@@ -406,17 +394,11 @@ class MuonW(MasterWeights):
         header: Sequence[int] = (),
     ) -> Exchange:
         """Send every rank its parcel, behind a header if there is one. Collective; it is only started."""
-        rank, group = plan.group.rank, plan.group
-        head = numbers_on(plan.device, header, plan.dtype)
-        flat = [
-            torch.cat([head, *(tensor.reshape(-1) for tensor in parcel)]) if to != rank else head[:0]
-            for to, parcel in enumerate(parcels)
-        ]
-        lengths = [len(head) + numel(pieces) if of != rank else 0 for of, pieces in enumerate(coming)]
-        with group.async_collectives() as pending:
-            received = group.all_to_all_v(flat, lengths, label) if group.size > 1 else flat
+        shapes = [[extent(piece.box) for piece in pieces] for pieces in coming]
+        with plan.group.async_collectives() as pending:
+            received = plan.group.exchange(parcels, shapes, label, numbers_on(plan.device, header, plan.dtype))
         started.append(pending)
-        return Exchange(plan, head, parcels[rank], coming, received, pending)
+        return Exchange(plan, coming, received, pending)
 
     # ---- AdamW --------------------------------------------------------------------------------------------
 
@@ -531,7 +513,7 @@ def _check_gradient(name: str, parameter: Tensor) -> None:
 
 def _refuse_different(gathering: Exchange) -> None:
     """Raise RankMismatchError, on all ranks of the group, where their headers are not alike."""
-    heads = gathering.headers()
+    heads = gathering.received.heads
     if len(heads) > 1 and not (torch.stack(heads) == heads[0]).all():  # which on a GPU is the step's only wait
         raise RankMismatchError(_difference(gathering.plan, heads))
 

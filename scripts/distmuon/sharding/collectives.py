@@ -7,9 +7,10 @@ torch 2.13 renames `all_gather_into_tensor` and `reduce_scatter_tensor` to `all_
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -97,6 +98,13 @@ class PendingWork:
             for action in actions:
                 action()
             del self._started[0]
+
+
+class Received(NamedTuple):
+    """What came from each rank, in rank order, this one included: the head of its parcel, and the tensors in it."""
+
+    heads: list[Tensor]  # each [h]
+    tensors: list[Sequence[Tensor]]
 
 
 @dataclass
@@ -222,6 +230,35 @@ class Group:
         self._record("all_to_all", packed, label, packed.numel())
         received = self._exchange(packed, lengths, [parcel.numel() for parcel in parcels])
         return list(received.split(list(lengths)))
+
+    def exchange(
+        self,
+        parcels: Sequence[Sequence[Tensor]],  # n, one for each rank, of any number of tensors of one dtype
+        shapes: Sequence[Sequence[Sequence[int]]],  # n, of the tensors that come from each
+        label: str,
+        head: Tensor,  # [h], of the same dtype and on the same device: before every parcel; [0] where none is needed
+    ) -> Received:
+        """Send every rank a parcel of tensors, in one all-to-all; return what came from each, as views of one tensor.
+
+        This rank's own parcel does not travel: it is handed over as it is.
+        """
+        others = [rank != self.rank for rank in range(self.size)]
+        flat = [
+            torch.cat([head, *(tensor.reshape(-1) for tensor in parcel)]) if travels else head[:0]
+            for parcel, travels in zip(parcels, others, strict=True)
+        ]
+        sizes = [[len(head), *(math.prod(shape) for shape in theirs)] for theirs in shapes]
+        lengths = [sum(theirs) if travels else 0 for theirs, travels in zip(sizes, others, strict=True)]
+        heads, tensors = list[Tensor](), list[Sequence[Tensor]]()
+        for rank, came in enumerate(self.all_to_all_v(flat, lengths, label)):
+            if others[rank]:
+                first, *parts = came.split(sizes[rank])
+                heads.append(first)
+                tensors.append([part.view(*shape) for part, shape in zip(parts, shapes[rank], strict=True)])
+            else:
+                heads.append(head)
+                tensors.append(parcels[rank])
+        return Received(heads, tensors)
 
     @of_kind(COMMUNICATION)
     def all_reduce(self, tensor: Tensor, label: str, op: Any = dist.ReduceOp.SUM) -> Tensor:

@@ -84,7 +84,7 @@ class ReadsEarly(MuonW):
 
     def _exchange(self, *arguments: Any, **options: Any) -> Any:
         early = super()._exchange(*arguments, **options)
-        return early if len(early.header) else early._replace(pending=PendingWork())
+        return early if len(early.received.heads[0]) else early._replace(pending=PendingWork())
 
 
 def in_waves(world: World, wrap: str) -> dict[str, Any]:

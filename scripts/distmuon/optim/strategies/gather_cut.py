@@ -90,14 +90,15 @@ class GatherCut(GatherAll):
         here = zip(momentum, cast(list(momentum.values()), dtype), strict=True)
         pieces = {(index, dp.rank): piece for index, piece in here}
         if cut and momentum.keys() <= cut:  # the first wave; all join the call, also those that have nothing cut
-            shared = [[i for i in momentum if rank in owners[i] and rank != dp.rank] for rank in range(dp.size)]
-            lengths = [[layout.meta(bucket, i, rank).local_range.size for i in shared[rank]] for rank in range(dp.size)]
+            shared = [[i for i in momentum if rank in owners[i]] for rank in range(dp.size)]
+            shapes = [
+                [[layout.meta(bucket, i, rank).local_range.size] for i in shared[rank]] for rank in range(dp.size)
+            ]
             nothing = torch.empty(0, dtype=dtype, device=self.context.grid.device)
-            parcels = [torch.cat([pieces[i, dp.rank] for i in theirs] or [nothing]) for theirs in shared]
-            received = dp.all_to_all_v(parcels, [sum(sizes) for sizes in lengths], momentum_label(bucket))
-            for rank, parcel in enumerate(received):
-                for index, piece in zip(shared[rank], parcel.split(lengths[rank]), strict=True):
-                    pieces[index, rank] = piece
+            parcels = [[pieces[i, dp.rank] for i in theirs] for theirs in shared]
+            received = dp.exchange(parcels, shapes, momentum_label(bucket), nothing)
+            for rank, theirs in enumerate(received.tensors):
+                pieces |= {(index, rank): piece for index, piece in zip(shared[rank], theirs, strict=True)}
         joined = {i: [pieces[i, rank] for rank in owners[i]] for i in momentum}
         return {
             i: (torch.cat(all_of_it) if i in cut else all_of_it[0]).view(self.context.metas[i].shape)

@@ -17,7 +17,7 @@ al. 2025); Emerging-Optimizers and torchtitan balance owners by cost, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
@@ -121,8 +121,7 @@ class OneOwner(BucketByBucket):
         theirs = [[i for i in row if self.tp_owner[i] == rank] for rank in range(tp.size)]
         parcels = [[cut[i][rank] for i in theirs[tp.rank]] for rank in range(tp.size)]
         received = self._exchange(parcels, theirs, buckets, updates_label(buckets[0]))
-        found = {index: block for (index, _), block in received.items()}
-        return staying | found | {index: blocks[tp.rank] for index, blocks in cut.items()}
+        return staying | {index: block for (index, _), block in received.items()}
 
     @hooked
     def dp_shard(
@@ -154,10 +153,10 @@ class OneOwner(BucketByBucket):
         block: Tensor,  # M[I_tp, J] or M[I, J_tp]
         received: Received,
     ) -> Tensor:  # M[I, J]
-        tp, dim = self.context.grid.tp, self.context.layout.specs[index].tp_gather_dim
+        dim = self.context.layout.specs[index].tp_gather_dim
         if dim is None:
             return block
-        return torch.cat([block if rank == tp.rank else received[index, rank] for rank in range(tp.size)], dim)
+        return torch.cat([received[index, rank] for rank in range(self.context.grid.tp.size)], dim)
 
     def _blocks(self, index: int, update: Tensor) -> Sequence[Tensor]:
         """Return what each TP rank gets of an update: its block, or all of what is not cut."""
@@ -166,26 +165,19 @@ class OneOwner(BucketByBucket):
 
     def _exchange(
         self,
-        parcels: Sequence[Iterable[Tensor]],  # [tp] -> blocks for that rank
+        parcels: Sequence[Sequence[Tensor]],  # [tp] -> blocks for that rank
         coming: Sequence[Sequence[int]],  # [tp] -> the matrices of which a TP-local block comes from that rank
         buckets: BucketGroup,
         label: str,
     ) -> Received:
-        """Pack, send, unpack into views."""
-        tp, specs = self.context.grid.tp, self.context.layout.specs
-        nothing = torch.empty(0, dtype=self.context.wire_dtype(buckets), device=self.context.grid.device)
-        others = [rank != tp.rank for rank in range(tp.size)]
-        flat = [
-            torch.cat([block.reshape(-1) for block in blocks] or [nothing]) if other else nothing
-            for blocks, other in zip(parcels, others, strict=True)
-        ]
-        expected = [list(indices) if other else [] for indices, other in zip(coming, others, strict=True)]
-        lengths = [[specs[index].numel for index in indices] for indices in expected]
-        received = tp.all_to_all_v(flat, [sum(sizes) for sizes in lengths], label)
+        grid, specs = self.context.grid, self.context.layout.specs
+        nothing = torch.empty(0, dtype=self.context.wire_dtype(buckets), device=grid.device)
+        shapes = [[specs[index].shape for index in indices] for indices in coming]
+        received = grid.tp.exchange(parcels, shapes, label, nothing)
         return {
-            (index, rank): piece.view(specs[index].shape)
-            for rank, (indices, parcel, sizes) in enumerate(zip(expected, received, lengths, strict=True))
-            for index, piece in zip(indices, parcel.split(sizes), strict=True)
+            (index, rank): block
+            for rank, (indices, blocks) in enumerate(zip(coming, received.tensors, strict=True))
+            for index, block in zip(indices, blocks, strict=True)
         }
 
 
