@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from distmuon.optim import strategies
-from distmuon.optim.strategies.costs import momentum_bytes
+from distmuon.optim.strategies.costs import PlannedRank
 from distmuon.optim.strategies.strategy import updates_label
 from distmuon.sharding.gradients import STATISTICS_LABEL, statistics_bytes
 from distmuon.sharding.layout import ITEM_BYTES, Layout
@@ -52,13 +52,13 @@ def predict_step(
         size = ITEM_BYTES[layout.buffers[bucket.buffer_idx].grad_dtype]
         ledger.record("reduce_scatter", "dp", layout.dp, bucket.padded * size, f"gradients, {bucket.label}")
     ledger.record("all_reduce", "world", layout.dp * tp, statistics_bytes(len(layout.specs)), STATISTICS_LABEL)
-    sends = strategies.costs_of(strategy).sends
-    more = () if whole is None else (frozenset(whole),)
-    sends(ledger, layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), tp_rank, *more)
+    chosen = None if whole is None else frozenset(whole)
+    at = PlannedRank(layout, frozenset(muon), tp, dp_rank, tp_rank, _item_bytes(gather_dtype), whole=chosen)
+    strategies.costs_of(strategy).sends(ledger, at)
     for bucket in layout.buckets:
         size, label = ITEM_BYTES[layout.buffers[bucket.buffer_idx].param_dtype], f"parameters, {bucket.label}"
         if publish == "updates" and set(muon) & set(bucket.params):
-            size, label = momentum_bytes(layout, bucket, _item_bytes(gather_dtype))[1], updates_label(bucket)
+            size, label = at.momentum_bytes(bucket)[1], updates_label(bucket)
         ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, label)
     return ledger
 
@@ -84,6 +84,8 @@ def predict_transient(
 
     foreach: as torch's AdamW does on a GPU.
     """
+    item_bytes, compute_bytes = _item_bytes(gather_dtype), ITEM_BYTES[compute_dtype]
+    at = PlannedRank(layout, frozenset(muon), tp, dp_rank, 0, item_bytes, compute_bytes)
     adding = adamw = all_pieces = published = 0
     for bucket in layout.buckets:
         buffer, own = layout.buffers[bucket.buffer_idx], bucket.shard_size
@@ -95,12 +97,10 @@ def predict_transient(
         if layout.dp > 1 and not native_reduce_scatter:
             adding = max(adding, grad_bytes * bucket.padded)
         if publish == "updates" and set(bucket.params) & set(muon):
-            wire = momentum_bytes(layout, bucket, _item_bytes(gather_dtype))[1]
+            wire = at.momentum_bytes(bucket)[1]
             kept = own if strategies.costs_of(strategy).in_waves else 0
             published = max(published, wire * (kept + own + bucket.padded))
-    moves = strategies.costs_of(strategy).allocates(
-        layout, frozenset(muon), tp, dp_rank, _item_bytes(gather_dtype), ITEM_BYTES[compute_dtype]
-    )
+    moves = strategies.costs_of(strategy).allocates(at)
     return max(adding, adamw, all_pieces, moves + published) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
 
@@ -124,10 +124,10 @@ def more_transient(
     if strategy != "gather_all":
         groups = {"synchronous": 0, "naive": len(layout.buckets), "pipelined": 2}[schedule]
         return groups * predict_transient(layout, muon=muon, strategy=strategy, gather_dtype=gather_dtype, **where)
-    sizes = [0]
+    sizes, at = [0], PlannedRank(layout, frozenset(muon), item_bytes=_item_bytes(gather_dtype))
     for bucket in layout.buckets:
         if set(bucket.params) & set(muon):
-            momentum, gathered = momentum_bytes(layout, bucket, _item_bytes(gather_dtype))
+            momentum, gathered = at.momentum_bytes(bucket)
             sizes.append(momentum * bucket.shard_size + gathered * (bucket.shard_size + bucket.padded))
     return {"synchronous": 0, "naive": sum(sizes), "pipelined": max(sizes)}[schedule]
 

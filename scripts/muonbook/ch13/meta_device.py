@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distmuon.optim import strategies
 from distmuon.optim.muon_options import MUON_DEFAULTS
+from distmuon.optim.strategies.costs import PlannedRank
 from distmuon.optim.strategies.strategy import Strategy, StrategyContext
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
@@ -62,7 +63,8 @@ def weigh_worst_moves(
 ) -> tuple[int, int]:
     """Return the DP rank for whose moves the strategy's own bound is largest, and `weigh_moves` of it."""
     allocates, item = strategies.costs_of(strategy).allocates, ITEM_BYTES[compute_dtype]
-    bounds = [allocates(layout, muon, tp, rank, None, item) for rank in range(layout.dp)]
+    ranks = [PlannedRank(layout, muon, tp, rank, compute_bytes=item) for rank in range(layout.dp)]
+    bounds = [allocates(rank) for rank in ranks]
     rank = bounds.index(max(bounds))
     return rank, weigh_moves(layout, muon, tp, strategy, [rank], compute_dtype)
 

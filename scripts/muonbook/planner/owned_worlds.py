@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from distmuon.optim import strategies
-from distmuon.optim.strategies.costs import WholeMatrices, momentum_bytes
+from distmuon.optim.strategies.costs import PlannedRank, WholeMatrices
 from distmuon.optim.strategies.owner import assign_owners, owner_bound, work
 from distmuon.sharding.layout import Bucket, ParamSpec
 from distmuon.sharding.ownership import Owner
@@ -107,7 +107,7 @@ class OwnedWorld(PlannedWorld):
     def transient_bytes(self) -> int:
         worst = 0
         for bucket, rows in self.rows:
-            sizes = momentum_bytes(self.layout, bucket, None)
+            sizes = PlannedRank(self.layout, self.muon).momentum_bytes(bucket)
             for own, *whole in undominated(self._held(rows)):
                 worst = max(worst, owner_bound(own, WholeMatrices(*whole), sizes, COMPUTE_BYTES))
         return worst

@@ -20,7 +20,7 @@ import numpy as np
 
 from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
-from distmuon.optim.strategies.costs import WholeMatrices, momentum_bytes
+from distmuon.optim.strategies.costs import PlannedRank, WholeMatrices
 from distmuon.optim.strategies.gather_cut import gather_cut_bound, gather_cut_waves
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger, ring_bytes
@@ -208,7 +208,8 @@ class PlannedWorld:
             sizes = {WholeMatrices.of(specs[low:high], self.tp): rank for rank, low, high in _runs(rows)}
             alone = _alone(self.layout, bucket)
             for size in undominated(sizes):
-                worst = max(worst, allocates(alone, self.muon, self.tp, sizes[size], None, COMPUTE_BYTES))
+                at = PlannedRank(alone, self.muon, self.tp, sizes[size], compute_bytes=COMPUTE_BYTES)
+                worst = max(worst, allocates(at))
         return worst
 
     def _cut_bytes(self, bucket: Bucket, rows: Sequence[Matrix]) -> int:
@@ -220,7 +221,7 @@ class PlannedWorld:
         for place in large:
             spec = self.layout.specs[place]
             waves.add((spec.numel, 0, 0, *WholeMatrices.of_one(spec, self.tp)))
-        sizes = momentum_bytes(self.layout, bucket, None)
+        sizes = PlannedRank(self.layout, self.muon).momentum_bytes(bucket)
         return max(
             gather_cut_bound(pieces, packed, joined, WholeMatrices(*whole), sizes, COMPUTE_BYTES)
             for pieces, packed, joined, *whole in waves

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from distmuon.optim import strategies
+from distmuon.optim.strategies.costs import PlannedRank
 from distmuon.verify.model_states import predict_shards
 from distmuon.verify.prediction import predict_step, predict_transient, predict_work
 from muonbook.planner.model_shapes import MODELS, Experts
@@ -71,7 +72,8 @@ def test_what_a_bucket_waits_for_is_its_slowest_rank(part: PlannedWorld) -> None
 
 def test_transient_bytes_are_those_of_the_worst_rank(part: PlannedWorld) -> None:
     allocates = strategies.costs_of(part.strategy).allocates
-    worst = max(allocates(part.layout, part.muon, part.tp, dp, None, 2) for dp in range(part.dp))
+    ranks = [PlannedRank(part.layout, part.muon, part.tp, dp, compute_bytes=2) for dp in range(part.dp)]
+    worst = max(allocates(rank) for rank in ranks)
     assert part.transient_bytes == worst
 
 

@@ -14,6 +14,7 @@ from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import flops
 from distmuon.optim.param_groups import groups_for, split_parameters
+from distmuon.optim.strategies.costs import PlannedRank
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT
@@ -125,7 +126,8 @@ def test_bucket_groups_hold_the_slowest_rank_of_every_bucket(world: PlannedWorld
 
 def test_transient_bytes_are_those_of_the_worst_rank(world: PlannedWorld) -> None:
     bound = strategies.costs_of("gather_all").allocates
-    worst = max(bound(world.layout, world.muon, world.tp, rank, None, 2) for rank in range(world.dp))
+    ranks = [PlannedRank(world.layout, world.muon, world.tp, rank, compute_bytes=2) for rank in range(world.dp)]
+    worst = max(bound(rank) for rank in ranks)
     assert world.transient_bytes == worst
 
 

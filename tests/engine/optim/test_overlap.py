@@ -19,6 +19,7 @@ from distmuon.models.recipe import OVERLAP_NAMES
 from distmuon.optim import strategies
 from distmuon.optim.overlap import OVERLAPS, PipelinedMuon
 from distmuon.optim.strategies import PUBLISHED
+from distmuon.optim.strategies.costs import PlannedRank
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.gather_cut import GatherCut
 from distmuon.optim.strategies.strategy import BucketByBucket, StrategyContext
@@ -254,7 +255,7 @@ def test_with_more_layers_on_as_many_ranks_no_more_is_whole_at_a_time() -> None:
         specs = [ParamSpec(f"w{n}", (2048, 4096), "float32") for n in range(4 * layers)]
         for name, sizes in taken.items():
             sizes.append(
-                strategies.costs_of(name).allocates(plan(specs, 2, FLAT), frozenset(range(len(specs))), 1, 0, None, 4)
+                strategies.costs_of(name).allocates(PlannedRank(plan(specs, 2, FLAT), frozenset(range(len(specs)))))
             )
     assert taken["gather_cut"][0] == taken["gather_cut"][1]
     assert taken["gather_all"][1] > 3 * taken["gather_all"][0]

@@ -15,10 +15,11 @@ Megatron-Bridge 0.5.0 still sets it. Where T is 1, it is Muon.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from distmuon.optim.strategies import owner
-from distmuon.optim.strategies.costs import StrategyCosts, Task, by_all_owners
+from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts, Task, by_all_owners
 from distmuon.optim.strategies.owner import OneOwner, costs
 from distmuon.sharding.layout import Layout, ParamSpec
 from distmuon.sharding.ownership import plan_owned
@@ -37,23 +38,16 @@ class BlockOwner(OneOwner):
         return False
 
 
-# ---- What it costs ----
+# ---- What it costs ----------------------------------------------------------------------------------------
 
 
 def sends(*_: Any) -> None:
     """Add nothing: no move between momentum and apply sends."""
 
 
-def allocates(
-    layout: Layout,
-    muon: frozenset[int],
-    tp: int,
-    dp_rank: int,
-    item_bytes: int | None,
-    compute_bytes: int,
-) -> int:
+def allocates(at: PlannedRank) -> int:
     """Return owner's bound for T = 1: a block is taken for a whole matrix."""
-    return owner.allocates(layout, muon, 1, dp_rank, item_bytes, compute_bytes)
+    return owner.allocates(replace(at, tp=1))
 
 
 def by_blocks(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:

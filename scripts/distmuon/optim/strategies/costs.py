@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -37,46 +38,59 @@ class Task(NamedTuple):
         return work(self.parts)
 
 
+@dataclass(frozen=True)
+class PlannedRank:
+    """One rank of a strategy's layout, and how Newton–Schulz is to be fed there: what its costs are asked for.
+
+    layout: the strategy's own map; its `dp` is D. muon: indices of the Muon parameters. tp: T.
+    item_bytes: per element of the gather dtype; None: the default, per buffer. compute_bytes: of the compute dtype.
+    whole: of a strategy whose steps are not all alike, the matrices that are whole in this step; None: all.
+    """
+
+    layout: Layout
+    muon: frozenset[int]
+    tp: int = 1
+    dp_rank: int = 0
+    tp_rank: int = 0
+    item_bytes: int | None = None
+    compute_bytes: int = 4
+    whole: frozenset[int] | None = None
+
+    def owned(self, bucket: Bucket) -> list[int]:
+        """Return the matrices of Muon's in this bucket of which the rank owns a piece."""
+        return [index for index in self.layout.owned(bucket, self.dp_rank) if index in self.muon]
+
+    def momentum_bytes(self, bucket: Bucket) -> tuple[int, int]:
+        """Return bytes per element of the bucket's momentum as it is kept, and as it is gathered."""
+        grad_dtype = self.layout.buffers[bucket.buffer_idx].grad_dtype
+        gathered = self.item_bytes or default_gather_dtype(getattr(torch, grad_dtype)).itemsize
+        return ITEM_BYTES[grad_dtype], gathered
+
+    def gather_over_tp(self, ledger: Ledger, bucket: Bucket) -> None:
+        """Add to the ledger the TP gather of every cut matrix of which the rank owns a piece."""
+        _, size = self.momentum_bytes(bucket)
+        for spec in (self.layout.specs[index] for index in self.owned(bucket)):
+            if spec.tp_gather_dim is not None:
+                ledger.record("all_gather", "tp", self.tp, spec.numel * self.tp * size, f"momentum, {spec.name}")
+
+
 class StrategyCosts(NamedTuple):
     """What a strategy's moves, between momentum and apply, send, allocate and orthogonalize, from the map alone.
 
-    sends: (ledger, layout, muon, tp, dp_rank, item_bytes, tp_rank) -> None; adds a step's collectives to the ledger.
-        That of a strategy whose steps are not all alike takes one argument more: see `predict_step` for `whole`.
-    allocates: (layout, muon, tp, dp_rank, item_bytes, compute_bytes) -> an upper bound of the bytes that the moves of
-        one bucket group, or of one wave of it, allocate beyond state, parameters and gradients.
+    sends: adds what the rank sends in one step to the ledger, collective by collective.
+    allocates: an upper bound of the bytes that the moves of one bucket group, or of one wave of it, allocate on a rank
+        beyond state, parameters and gradients.
     in_waves: whether a bucket group may take several.
     tasks: (layout, muon, tp) -> every rank's work, in one sweep over the map; None: not known.
-
-    muon: indices of the Muon parameters. item_bytes: of the gather dtype; None: the default, per buffer.
-    compute_bytes: per element of Newton–Schulz's compute dtype.
     """
 
-    sends: Callable[..., None]
-    allocates: Callable[[Layout, frozenset[int], int, int, int | None, int], int]
+    sends: Callable[[Ledger, PlannedRank], None]
+    allocates: Callable[[PlannedRank], int]
     tasks: Callable[[Layout, Collection[int], int], Iterator[Task]] | None = None
     in_waves: bool = False
 
 
-# ---- What several strategies ask of the map ----
-
-
-def owned_matrices(layout: Layout, bucket: Bucket, muon: Collection[int], dp_rank: int) -> list[int]:
-    """Return the matrices of Muon's in this bucket of which a DP rank owns a piece."""
-    return [index for index in layout.owned(bucket, dp_rank) if index in muon]
-
-
-def momentum_bytes(layout: Layout, bucket: Bucket, item_bytes: int | None) -> tuple[int, int]:
-    """Return bytes per element of the bucket's momentum as it is kept, and as it is gathered."""
-    grad_dtype = layout.buffers[bucket.buffer_idx].grad_dtype
-    return ITEM_BYTES[grad_dtype], item_bytes or default_gather_dtype(getattr(torch, grad_dtype)).itemsize
-
-
-def gathers_over_tp(ledger: Ledger, layout: Layout, owned: Collection[int], tp: int, size: int) -> None:
-    """Add the TP gather of every cut matrix of which a DP rank owns a piece; size: bytes per element."""
-    for index in owned:
-        spec = layout.specs[index]
-        if spec.tp_gather_dim is not None:
-            ledger.record("all_gather", "tp", tp, spec.numel * tp * size, f"momentum, {spec.name}")
+# ---- Work -------------------------------------------------------------------------------------------------
 
 
 def by_all_owners(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Task]:
@@ -93,7 +107,7 @@ def work(matrices: Iterable[MatrixBlock]) -> int:
     return sum(same.number * flops(same.shape) for same in matrices)
 
 
-# ---- Memory ----
+# ---- Memory -----------------------------------------------------------------------------------------------
 
 
 class WholeMatrices(NamedTuple):

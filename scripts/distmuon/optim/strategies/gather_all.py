@@ -20,14 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from distmuon.optim.strategies.costs import (
-    StrategyCosts,
-    WholeMatrices,
-    by_all_owners,
-    gathers_over_tp,
-    momentum_bytes,
-    owned_matrices,
-)
+from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts, WholeMatrices, by_all_owners
 from distmuon.optim.strategies.strategy import BucketByBucket, BucketGroup, Tensors, momentum_label
 from distmuon.sharding import layout
 from distmuon.sharding.hooks import hooked
@@ -137,36 +130,19 @@ class GatherAll(BucketByBucket):
         return blocks
 
 
-# ---- What it costs ----
+# ---- What it costs ----------------------------------------------------------------------------------------
 
 
-def sends(
-    ledger: Ledger,
-    layout: Layout,
-    muon: frozenset[int],
-    tp: int,
-    dp_rank: int,
-    item_bytes: int | None,
-    tp_rank: int = 0,
-) -> None:
-    """Add to `ledger` what DP rank `dp_rank` sends between momentum and apply in one step; see `StrategyPrediction`."""
-    for bucket in layout.buckets:
-        matrices = [index for index in bucket.params if index in muon]
-        if not matrices:
-            continue
-        _, size = momentum_bytes(layout, bucket, item_bytes)
-        ledger.record("all_gather", "dp", layout.dp, bucket.padded * size, momentum_label(bucket))
-        gathers_over_tp(ledger, layout, owned_matrices(layout, bucket, muon, dp_rank), tp, size)
+def sends(ledger: Ledger, at: PlannedRank) -> None:
+    """Add to `ledger` what a rank sends between momentum and apply in one step."""
+    for bucket in at.layout.buckets:
+        if at.muon & set(bucket.params):
+            _, size = at.momentum_bytes(bucket)
+            ledger.record("all_gather", "dp", at.layout.dp, bucket.padded * size, momentum_label(bucket))
+            at.gather_over_tp(ledger, bucket)
 
 
-def allocates(
-    layout: Layout,
-    muon: frozenset[int],
-    tp: int,
-    dp_rank: int,
-    item_bytes: int | None,
-    compute_bytes: int,
-) -> int:
+def allocates(at: PlannedRank) -> int:
     """Return a bound, in bytes, of what one bucket group's moves allocate, for the worst bucket.
 
     w b             the momentum's pieces
@@ -180,13 +156,12 @@ def allocates(
     bucket and the largest matrix, never with the model.
     """
     worst = 0
-    for bucket in layout.buckets:
-        if not any(i in muon for i in bucket.params):
-            continue
-        w, m = momentum_bytes(layout, bucket, item_bytes)
-        whole = WholeMatrices.of((layout.specs[i] for i in owned_matrices(layout, bucket, muon, dp_rank)), tp)
-        flat = w * bucket.shard_size + m * (bucket.shard_size + bucket.padded + whole.largest)
-        worst = max(worst, flat + whole.bytes(m, compute_bytes))
+    for bucket in at.layout.buckets:
+        if at.muon & set(bucket.params):
+            w, m = at.momentum_bytes(bucket)
+            whole = WholeMatrices.of((at.layout.specs[i] for i in at.owned(bucket)), at.tp)
+            flat = w * bucket.shard_size + m * (bucket.shard_size + bucket.padded + whole.largest)
+            worst = max(worst, flat + whole.bytes(m, at.compute_bytes))
     return worst
 
 

@@ -23,14 +23,7 @@ import torch
 from torch import Tensor
 
 from distmuon.optim.newton_schulz import batching_pays
-from distmuon.optim.strategies.costs import (
-    StrategyCosts,
-    WholeMatrices,
-    by_all_owners,
-    gathers_over_tp,
-    momentum_bytes,
-    owned_matrices,
-)
+from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts, WholeMatrices, by_all_owners
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label
 from distmuon.sharding.hooks import hooked
@@ -111,47 +104,31 @@ def may_share_a_wave(spec: ParamSpec, tp: int) -> bool:
     return all(math.prod(part.shape) <= TOGETHER for part in spec.seen_parts(tp))
 
 
-# ---- What it costs ----
+# ---- What it costs ----------------------------------------------------------------------------------------
 
 
-def sends(
-    ledger: Ledger,
-    layout: Layout,
-    muon: frozenset[int],
-    tp: int,
-    dp_rank: int,
-    item_bytes: int | None,
-    tp_rank: int = 0,
-) -> None:
+def sends(ledger: Ledger, at: PlannedRank) -> None:
     """Add what one step sends: this rank's pieces of cut matrices to all their other owners; over TP as gather_all."""
-    for bucket in layout.buckets:
-        _, size = momentum_bytes(layout, bucket, item_bytes)
-        mine = owned_matrices(layout, bucket, muon, dp_rank)
-        if any(len(layout.owners(bucket, index)) > 1 for index in bucket.params if index in muon):
-            sent = size * _packed(layout, bucket, mine, dp_rank)
-            ledger.record("all_to_all", "dp", layout.dp, sent, momentum_label(bucket), sent_bytes=sent)
-        gathers_over_tp(ledger, layout, mine, tp, size)
+    for bucket in at.layout.buckets:
+        if any(len(at.layout.owners(bucket, index)) > 1 for index in bucket.params if index in at.muon):
+            _, size = at.momentum_bytes(bucket)
+            sent = size * _packed(at, bucket, at.owned(bucket))
+            ledger.record("all_to_all", "dp", at.layout.dp, sent, momentum_label(bucket), sent_bytes=sent)
+        at.gather_over_tp(ledger, bucket)
 
 
-def allocates(
-    layout: Layout,
-    muon: frozenset[int],
-    tp: int,
-    dp_rank: int,
-    item_bytes: int | None,
-    compute_bytes: int,
-) -> int:
+def allocates(at: PlannedRank) -> int:
     """Return a bound, in bytes, of what one wave allocates, for the worst; see `gather_cut_bound`."""
-    worst = 0
-    for bucket in layout.buckets:
-        sizes = momentum_bytes(layout, bucket, item_bytes)
-        cut, small, large = gather_cut_waves(layout, bucket, owned_matrices(layout, bucket, muon, dp_rank), tp)
+    worst, specs = 0, at.layout.specs
+    for bucket in at.layout.buckets:
+        sizes = at.momentum_bytes(bucket)
+        cut, small, large = gather_cut_waves(at.layout, bucket, at.owned(bucket), at.tp)
         for wave in (cut, small, *([index] for index in large)):
-            pieces = sum(layout.meta(bucket, i, dp_rank).local_range.size for i in wave)
-            joined = sum(layout.specs[i].numel for i in wave if wave is cut)
-            whole = WholeMatrices.of((layout.specs[i] for i in wave), tp)
-            packed = _packed(layout, bucket, wave, dp_rank)
-            worst = max(worst, gather_cut_bound(pieces, packed, joined, whole, sizes, compute_bytes))
+            pieces = sum(at.layout.meta(bucket, i, at.dp_rank).local_range.size for i in wave)
+            joined = sum(specs[i].numel for i in wave if wave is cut)
+            whole = WholeMatrices.of((specs[i] for i in wave), at.tp)
+            bound = gather_cut_bound(pieces, _packed(at, bucket, wave), joined, whole, sizes, at.compute_bytes)
+            worst = max(worst, bound)
     return worst
 
 
@@ -190,10 +167,10 @@ def gather_cut_bound(
     return (w + m) * pieces + m * (packed + 2 * joined + whole.largest) + whole.bytes(m, compute)
 
 
-def _packed(layout: Layout, bucket: Bucket, mine: Collection[int], dp_rank: int) -> int:
+def _packed(at: PlannedRank, bucket: Bucket, mine: Collection[int]) -> int:
     """Return how many elements a rank sends: each of its pieces, once to every other owner of that matrix."""
-    others = {index: len(layout.owners(bucket, index)) - 1 for index in mine}
-    return sum(count * layout.meta(bucket, index, dp_rank).local_range.size for index, count in others.items())
+    others = {index: len(at.layout.owners(bucket, index)) - 1 for index in mine}
+    return sum(count * at.layout.meta(bucket, i, at.dp_rank).local_range.size for i, count in others.items())
 
 
 STRATEGY = GatherCut

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from distmuon.optim.strategies.costs import StrategyCosts, Task, WholeMatrices, momentum_bytes, owned_matrices, work
+from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts, Task, WholeMatrices, work
 from distmuon.optim.strategies.strategy import (
     BucketByBucket,
     BucketGroup,
@@ -195,67 +195,44 @@ def assign_owners(layout: Layout, muon: Collection[int], tp: int) -> dict[int, O
     return owners_of(layout, costs(layout.specs, muon, tp), tp)
 
 
-# ---- What it costs ----
+# ---- What it costs ----------------------------------------------------------------------------------------
 
 
-def sends(
-    ledger: Ledger,
-    layout: Layout,
-    muon: frozenset[int],
-    tp: int,
-    dp_rank: int,
-    item_bytes: int | None,
-    tp_rank: int = 0,
-    whole: frozenset[int] | None = None,
-) -> None:
-    """Add what one step sends: nothing over DP; over TP, blocks to their owners and blocks of the updates back.
-
-    whole: the matrices that have owners in this step; None: all of them.
-    """
-    if tp == 1:
+def sends(ledger: Ledger, at: PlannedRank) -> None:
+    """Add what one step sends: nothing over DP; over TP, blocks to their owners and blocks of the updates back."""
+    if at.tp == 1:
         return
-    owner_of = _owners_of(layout, muon, tp)
-    for bucket in layout.buckets:
-        taken = owned_matrices(layout, bucket, muon if whole is None else muon & whole, dp_rank)
-        row = [index for index in taken if owner_of[index].tp is not None]
-        cut = [index for index in row if layout.specs[index].tp_gather_dim is not None]
-        _, size = momentum_bytes(layout, bucket, item_bytes)
+    owner_of, specs = _owners_of(at.layout, at.muon, at.tp), at.layout.specs
+    for bucket in at.layout.buckets:
+        row = [i for i in at.owned(bucket) if owner_of[i].tp is not None and (at.whole is None or i in at.whole)]
+        cut = [index for index in row if specs[index].tp_gather_dim is not None]
+        _, size = at.momentum_bytes(bucket)
         if cut:
-            sent = size * sum(layout.specs[i].numel for i in cut if owner_of[i].tp != tp_rank)
-            ledger.record("all_to_all", "tp", tp, sent, momentum_label(bucket), sent_bytes=sent)
+            sent = size * sum(specs[i].numel for i in cut if owner_of[i].tp != at.tp_rank)
+            ledger.record("all_to_all", "tp", at.tp, sent, momentum_label(bucket), sent_bytes=sent)
         if row:
-            sent = size * (tp - 1) * sum(layout.specs[i].numel for i in row if owner_of[i].tp == tp_rank)
-            ledger.record("all_to_all", "tp", tp, sent, updates_label(bucket), sent_bytes=sent)
+            sent = size * (at.tp - 1) * sum(specs[i].numel for i in row if owner_of[i].tp == at.tp_rank)
+            ledger.record("all_to_all", "tp", at.tp, sent, updates_label(bucket), sent_bytes=sent)
 
 
-def allocates(
-    layout: Layout,
-    muon: frozenset[int],
-    tp: int,
-    dp_rank: int,
-    item_bytes: int | None,
-    compute_bytes: int,
-    blocks_too: bool = False,
-) -> int:
+def allocates(at: PlannedRank, blocks_too: bool = False) -> int:
     """Return a bound, in bytes, of what one bucket's moves allocate, for the worst bucket and the busiest TP rank.
 
     blocks_too: what a rank does not own, it works on, too, as blocks. See `owner_bound`.
     """
-    owner_of = _owners_of(layout, muon, tp)
+    owner_of, specs = _owners_of(at.layout, at.muon, at.tp), at.layout.specs
     worst = 0
-    for bucket in layout.buckets:
-        row = owned_matrices(layout, bucket, muon, dp_rank)
-        own = sum(layout.specs[index].numel for index in row)
-        wholes = [WholeMatrices()] * tp
+    for bucket in at.layout.buckets:
+        row = at.owned(bucket)
+        wholes = [WholeMatrices()] * at.tp
         for index in row:
-            spec, owner = layout.specs[index], owner_of[index].tp
-            for rank in range(tp):
+            owner = owner_of[index].tp
+            for rank in range(at.tp):
                 if owner in (rank, None) or blocks_too:
-                    more = WholeMatrices.of_one(spec, tp, blocks=owner not in (rank, None))
+                    more = WholeMatrices.of_one(specs[index], at.tp, blocks=owner not in (rank, None))
                     wholes[rank] = wholes[rank].plus(more)
-        sizes = momentum_bytes(layout, bucket, item_bytes)
-        bounds = (owner_bound(own, whole, sizes, compute_bytes) for whole in set(wholes))
-        worst = max(worst, *bounds)
+        own, sizes = sum(specs[index].numel for index in row), at.momentum_bytes(bucket)
+        worst = max(worst, *(owner_bound(own, whole, sizes, at.compute_bytes) for whole in set(wholes)))
     return worst
 
 

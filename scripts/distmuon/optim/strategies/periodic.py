@@ -73,7 +73,7 @@ class PeriodicOwner(OneOwner):
         return scale(block, group["scale"]) / scale(whole, group["scale"])
 
 
-# ---- What it costs ----
+# ---- What it costs ----------------------------------------------------------------------------------------
 
 
 # owner's bound for any mixture of whole matrices and blocks: groups may have periods of their own
