@@ -4,8 +4,8 @@ import sys
 
 from distmuon.extras.checkpoint.export import main
 from distmuon.extras.checkpoint.files import CheckpointError
-from distmuon.extras.checkpoint.folders import async_save, load, notes, save, to_torch, weights
 from distmuon.extras.checkpoint.runs import at_step, claim, load_newest, prune, saved_steps
+from distmuon.extras.checkpoint.save_and_load import async_save, load, notes, save, to_torch, weights
 
 __all__ = [
     "CheckpointError",

@@ -14,6 +14,7 @@ from typing import Any
 from distmuon import launch
 from distmuon.launch.cli import option_of
 from distmuon.models.corpus import corpus
+from distmuon.models.lr_schedule import SCHEDULES, share_of_lr
 from distmuon.optim import strategies
 
 CHOICES = {
@@ -21,7 +22,7 @@ CHOICES = {
     "sharding": ("fsdp2", "zero1"),
     "strategy": tuple(strategies.names()),
     "dtype": ("float32", "bfloat16"),
-    "schedule": ("cosine", "linear", "constant"),
+    "schedule": SCHEDULES,
 }
 HELP = {
     "text": "alice (a book that comes along), language (whose entropy is known), or a file",
@@ -94,12 +95,8 @@ class RunSettings:
         return self.batch * self.context
 
     def lr_at(self, step: int) -> float:
-        """Return the learning rate of a step: up in `warmup` steps, then down along the schedule, to a hundredth."""
-        if step <= self.warmup:
-            return self.lr * step / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        down = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
-        return self.lr * max(0.01, down[self.schedule])
+        """Return the learning rate of a step."""
+        return self.lr * share_of_lr(step, self.steps, self.warmup, self.schedule)
 
 
 FIXED = ("width", "layers", "heads", "context", "optimizer", "batch", "seed")  # and the text: see `Corpus.sha256`

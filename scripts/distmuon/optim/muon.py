@@ -157,7 +157,7 @@ def decay_and_apply_(
 
 
 def _number(option: Any) -> Any:
-    """Return an option as a key: an array of numpy's, which is none, as a number."""
+    """Return an option as a number or a tensor, which can be keys; one that is an array of numpy's cannot."""
     return option if isinstance(option, Tensor) else float(option)
 
 

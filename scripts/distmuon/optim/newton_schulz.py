@@ -5,7 +5,7 @@ of an odd quintic acts on each singular value s as p(s) = a s + b s^3 + c s^5 an
 
     A = X X^T,    X <- a X + (b A + c A^2) X
 
-Wide and large matrices go through the same iteration in another form, which is faster there: see `gram`.
+On a CPU, wide and large matrices go through the same iteration in another form, which is faster there: see `gram`.
 
 Sources: Muon (Jordan et al. 2024) for the tuned quintic; Polar Express (Amsel et al. 2025, arXiv 2505.16932) for
 the schedule that is optimal step by step; Moonlight (Liu et al. 2025, section 2.1) for running it in bf16.
@@ -54,7 +54,8 @@ COEFFICIENTS = ("muon", "polar_express")  # the names that `quintics` knows
 COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # in which Newton–Schulz computes
 FORMS, NORMS = get_args(Form), get_args(Norm)
 
-# Operations in the time of starting one, fitted to two CPUs. A matrix unit makes nothing else faster.
+# How many floating-point operations take as long as starting one kernel, fitted to two CPUs. A matrix unit makes only
+# products faster, so a start is worth more of them.
 START = {"cpu": 2e7, "matrix unit": 2e8}
 
 TORCH_EPS = 1e-7  # below it torch.optim.Muon divides no norm out
@@ -116,7 +117,8 @@ def newton_schulz(
     """Orthogonalize one matrix, or a batch of them: return about U V^T for each M = U S V^T.
 
     matrices: [..., A, B], real floating point; all leading dimensions are batch. Any of them may be 0.
-    steps: iterations; five of "muon" leave singular values in about 0.7 to 1.2.
+    steps: iterations; five of "muon" leave singular values in about 0.7 to 1.2, but for those that were less than a
+        thousandth of the matrix's norm, which stay smaller.
     coefficients: see `quintics`.
     compute_dtype: "auto" (see `fast_dtype`) or a floating dtype.
     form: "standard", as above; "gram", its centred Gram form (see `gram`), equal up to rounding, in bfloat16, float32
@@ -130,7 +132,8 @@ def newton_schulz(
     Returns a tensor of the same shape, dtype and device. The result does not depend on the scale of the input, from
     1e-30 to 1e30. A zero matrix gives zero. A matrix with a NaN or an infinity gives NaN everywhere in that matrix
     and leaves the rest of its batch untouched: callers that want an error check their gradients, once, beforehand.
-    Raises ValueError for fewer than two dimensions, TypeError for integers and complex numbers, also to compute in.
+    Raises ValueError for fewer than two dimensions, TypeError for integers and complex numbers, of the matrices or as
+    compute_dtype.
     """
     return newton_schulz_(
         matrices.clone(memory_format=torch.contiguous_format), steps, coefficients, compute_dtype, form, norm

@@ -1,6 +1,6 @@
 """What each parameter of a model is: a map between hidden vectors, or a table, a head, a router, a vector.
 
-Muon's step is steepest descent for a map between hidden vectors, so `routing` has to know which parameters are maps.
+Muon's step is steepest descent for a map between hidden vectors, so somebody has to know which parameters are maps.
 The shape does not say: an [E, m, n] may hold experts or learned tokens, an [m, n] may be a table of positions. We ask
 in this order, because each answer is more often wrong than the one before:
 
@@ -45,7 +45,7 @@ NO_MAP = {
     *TABLES,
     *POSITIONS,
 }
-ROUTERS = {"router", "gating", "routing"}
+ROUTERS = {"router", "gating", "param_groups"}
 HEAD_ANYWHERE = ("head", "lm_head")
 HEAD = re.compile(r"(\w+_)?(head|heads|classifier|classifiers|logits)|cls|unembed\w*|embed_out")
 HEAD_ONCE = re.compile(r"fc|fc_out|proj_out|output|(\w+_)?outputs|scorer?|(\w+_)?decoder")  # hidden ones in many blocks

@@ -1,9 +1,9 @@
-"""The optimizer around the shards: buffers, gradients, groups, checkpoints, and the one `step` of them all.
+"""The optimizer around the shards: buffers, gradients, groups, and the one `step` of them all.
 
 A step is ZeRO-1's two outer moves, and between them what a subclass does with its shards (Rajbhandari et al. 2020):
 
     reduce_scatter   G[I_tp, J]{U_dp}  ->  G[N_dp]     the mean gradient of my shard
-    update                                             AdamW in `zero1_adamw`, Muon in `distributed_muon`
+    update                                             AdamW as `step_adamw` does it, Muon as in `distributed_muon`
     all_gather       W[N_dp]           ->  W[I_tp, J]
 """
 
@@ -32,6 +32,7 @@ from distmuon.sharding.consistency import (
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan
+from distmuon.sharding.pipeline_stages import with_stages
 
 ALGORITHMS = {"adamw": ADAMW_DEFAULTS}
 
@@ -143,7 +144,7 @@ class ShardedOptimizer(ShardedChecks):
         return loss
 
     def update(self) -> None:
-        """Turn reduced gradients into new parameters, on every rank: what a subclass is."""
+        """Turn reduced gradients into new parameters, on every rank. This is what subclasses differ in."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -303,9 +304,7 @@ class ShardedOptimizer(ShardedChecks):
         options = [*self._options_now(max_norm), ("what is trained", str(self._refusal or "fine"))]
         options.append(("overlap_backward", str(self._backward.used)))
         statistics = gradients.statistics(self.buffers, self._present, options, self._touched)
-        self.statistics = gradients.with_stages(
-            statistics, self.buffers, self._step_now(max_norm), self._refusal is not None
-        )
+        self.statistics = with_stages(statistics, self.grid, self._step_now(max_norm), self._refusal is not None)
         if not self.statistics.agreed:
             check_same(self.grid, "options", options, "set, load and keep them alike on every rank")
         if self._refusal:

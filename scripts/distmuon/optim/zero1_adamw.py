@@ -14,7 +14,7 @@ from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 class Zero1AdamW(ShardedOptimizer):
     """`torch.optim.AdamW` on this rank's flat shards.
 
-    lr, betas, eps, weight_decay: torch's, defaults of the groups.
+    lr, betas, eps, weight_decay: as torch's, defaults of the groups; the decay is 0.1 here, and 0.01 in torch.
 
     Everything else is as for `ShardedOptimizer`.
     """

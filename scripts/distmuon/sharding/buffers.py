@@ -1,4 +1,4 @@
-"""ZeRO-1: gradients and optimizer state live as 1/D shards of flat buffers; AdamW on them is the baseline.
+"""ZeRO-1: parameters and gradients live in flat buffers, and each rank updates one of D equal shards of them.
 
 One step, for every bucket: reduce-scatter the gradients (each DP rank gets the mean of its shard), update the shard's
 fp32 master weights, all-gather the parameters. Together the two collectives move what data parallelism's single

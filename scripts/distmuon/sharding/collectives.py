@@ -1,4 +1,4 @@
-"""The wires: process groups of ours, with every collective written to the ledger.
+"""The wires: process groups of ours, with every collective of a step written to the ledger.
 
 torch 2.13 renames `all_gather_into_tensor` and `reduce_scatter_tensor` to `all_gather_single` and
 `reduce_scatter_single` and warns about the old names; 2.11 has only the old ones. Nobody else calls either.
@@ -111,8 +111,8 @@ class Received(NamedTuple):
 class Group:
     """One process group as one of its ranks sees it. A group of one rank calls nothing and records nothing.
 
-    name: "dp", "tp" or "world": how it appears in the ledger. size, rank: of and in this group.
-    process_group: torch's handle; None where size is 1.
+    name: "dp", "tp", "world", or for others "pp" and "mesh": how it appears in the ledger.
+    size, rank: of and in this group. process_group: torch's handle; None where size is 1.
     native_reduce_scatter: use the backend's own (NCCL), or all-to-all and a local sum (gloo: 2.7 times faster than its
         reduce-scatter when this was written, and it adds in rank order, so that results are reproducible bit by bit).
     """
@@ -162,7 +162,7 @@ class Group:
         label: str,
         out: Tensor | None = None,  # [n * len], contiguous
     ) -> Tensor:  # [n * len]
-        """Return every rank's `shard` in rank order, in `out` if given."""
+        """Return every rank's `shard` in rank order, in `out` if given; where there is one rank, its shard itself."""
         if self.size == 1:
             return shard
         out = shard.new_empty(self.size * shard.numel()) if out is None else out

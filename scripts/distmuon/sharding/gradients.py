@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,6 @@ from distmuon.sharding.precision import widest
 from distmuon.sharding.tensor_lists import copy_each_
 
 STATISTICS_LABEL = "gradient summary"  # in ledgers, and in every stored one
-STAGES_LABEL = "stages' summaries"
 
 
 class NonFiniteGradient(FloatingPointError):
@@ -238,25 +237,6 @@ def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touch
     *checksums, touches = votes.tolist()
     with_gradient = frozenset(presence.nonzero().flatten().tolist())
     return GradientStatistics(squares, largest, with_gradient, all_equal(checksums, ranks), touches > 0)
-
-
-def with_stages(
-    statistics: GradientStatistics, buffers: ShardedBuffers, step: Lines, refused: bool
-) -> GradientStatistics:
-    """Return the statistics with what all pipeline stages say; they are gathered, since a sum has no fixed order.
-
-    step: what all stages must have alike. refused: whether this one will not make it. Collective, over `grid.stages`.
-    """
-    stages, device = buffers.grid.stages, buffers.grid.device
-    if stages.size == 1:
-        return statistics
-    wide = widest(device)
-    digest, _ = checksum(step, stages.size, wide)
-    squares = float(statistics.squared_norms.sum())
-    row = [squares, float(not statistics.non_finite), float(statistics.agreed and not refused), digest]
-    rows = stages.all_gather(numbers_on(device, row, wide), STAGES_LABEL).view(stages.size, len(row)).tolist()
-    summaries = [StageSummary(squares, finite > 0, agreed > 0, digest) for squares, finite, agreed, digest in rows]
-    return replace(statistics, stages=summaries)
 
 
 def statistics_bytes(parameters: int) -> int:

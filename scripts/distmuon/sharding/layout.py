@@ -224,7 +224,7 @@ class Layout:
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """All buckets of all buffers, in the order in which a step visits them."""
+        """All buckets of all buffers, in the order of the map."""
         return tuple(bucket for buffer in self.buffers for bucket in buffer.buckets)
 
     @property

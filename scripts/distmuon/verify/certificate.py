@@ -48,9 +48,9 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.meshes import own_box
 from distmuon.sharding.tensor_parallel import tp_split_dim
 from distmuon.verify.blueprint import predict_steps, set_option
+from distmuon.verify.bounds import CONTROL_FACTOR, FLOAT64_BOUND, POWERLESS, Drift
 from distmuon.verify.byte_table import byte_lines, ledger_rows
 from distmuon.verify.counter import CollectiveCounter
-from distmuon.verify.drift import CONTROL_FACTOR, FLOAT64_BOUND, POWERLESS, Drift
 from distmuon.verify.problem import Problem, Run, train, train_on_grid, whole_weights
 
 EXACT_MICRO_BATCHES = 2  # of every DP rank, in every step

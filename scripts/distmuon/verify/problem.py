@@ -24,7 +24,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import load_slices, whole_parameters
 from distmuon.verify.blueprint import Blueprint, set_option
-from distmuon.verify.drift import FEW_STEPS
+from distmuon.verify.bounds import FEW_STEPS
 
 EXACT_STEPS = 3
 

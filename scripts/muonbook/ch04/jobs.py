@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from distmuon.launch import World
-from muonbook.ch04 import datasets, sharded_training, sweep, tables, tasks
+from muonbook.ch04 import image_datasets, sharded_training, sweep, tables, tasks
 from muonbook.ch04.search_space import BETAS, CANDIDATES, Setting
 from muonbook.ch04.tasks import LearningTask
 from muonbook.ch04.tutorial import study as originals
@@ -49,14 +49,14 @@ def chosen_setting(arguments: Arguments, name: str) -> Setting:
 
 def missing_data(names: Sequence[str]) -> str | None:
     """Return the sentence that says which data is not here, or None if that of any of the tasks is."""
-    missing = [datasets.missing(name) if name in datasets.SOURCES else None for name in names]
+    missing = [image_datasets.missing(name) if name in image_datasets.SOURCES else None for name in names]
     return missing[0] if all(missing) else None
 
 
 def fetch(names: Sequence[str]) -> None:
     """Download what is missing of these data sets."""
     for name in names:
-        datasets.fetch_all(name)
+        image_datasets.fetch_all(name)
 
 
 def check(arguments: Arguments, job: str) -> None:

@@ -24,7 +24,7 @@ from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import load_slices
-from distmuon.verify.drift import FLOAT64_BOUND
+from distmuon.verify.bounds import FLOAT64_BOUND
 from muonbook.ch04.search_space import BETAS, CANDIDATES, Setting
 from muonbook.ch04.tasks import Examples, LearningTask
 from muonbook.ch04.training import LossCurve, Outcome, Training, train

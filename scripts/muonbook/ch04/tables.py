@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distmuon.launch import UsageError
-from muonbook.ch04.datasets import SOURCES, not_run_lines
+from muonbook.ch04.image_datasets import SOURCES, not_run_lines
 from muonbook.ch04.search_space import CANDIDATES, Setting, ends, title
 from muonbook.ch04.sweep import Verdict, span, verdict
 from muonbook.ch04.tasks import TASKS

@@ -21,7 +21,7 @@ from distmuon.models import digits, networks
 from distmuon.models.language import ALPHABET, Language
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from muonbook.ch04 import datasets
+from muonbook.ch04 import image_datasets
 
 HELD_OUT_WINDOWS, HELD_OUT_IMAGES = 256, 10_000
 
@@ -162,7 +162,7 @@ class CNN(nn.Module):
 @functools.lru_cache(maxsize=1)
 def _images(name: str, dtype: torch.dtype) -> tuple[Examples, Examples]:
     """Return (training, test) images as MNIST-like networks take them, scaled to mean 0 and variance 1."""
-    found = datasets.load(name)
+    found = image_datasets.load(name)
     scaled = found.train_images.to(dtype)
     dims = (0, 2, 3)  # one mean and deviation per colour, of the training images
     mean, std = scaled.mean(dims, keepdim=True), scaled.std(dims, keepdim=True)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from distmuon.sharding.layout import Layout
-from distmuon.verify.drift import CONTROL_FACTOR, FLOAT64_BOUND, Drift
+from distmuon.verify.bounds import CONTROL_FACTOR, FLOAT64_BOUND, Drift
 from muonbook.figures.style import INK, MARGIN, MUTED, TEXT, TITLE, WIDTH, Block, box, in_bytes, inset, page
 
 from muonbook.figures.style import put, save, text_block  # isort: skip

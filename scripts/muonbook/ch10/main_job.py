@@ -18,9 +18,9 @@ from distmuon.optim import strategies
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout
 from distmuon.verify import training
+from distmuon.verify.bounds import FEW_STEPS
 from distmuon.verify.byte_table import byte_lines, ledger_rows
 from distmuon.verify.certificate import Certificate, gather_evidence, judge, judging
-from distmuon.verify.drift import FEW_STEPS
 from distmuon.verify.problem import train_on_grid
 from muonbook.certified import on_digits
 from muonbook.jobs import machine, plural, progress

@@ -14,8 +14,8 @@ from distmuon.models.recipe import Recipe
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.verify import certificate
+from distmuon.verify.bounds import CONTROL_FACTOR, FLOAT64_BOUND
 from distmuon.verify.certificate import Certificate, Evidence
-from distmuon.verify.drift import CONTROL_FACTOR, FLOAT64_BOUND
 from distmuon.verify.problem import train_on_grid
 from distmuon.verify.training import problem_of
 from muonbook.ch10.mutants import MUTANTS

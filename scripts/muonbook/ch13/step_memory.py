@@ -1,6 +1,6 @@
 """One training step on the scales: what a contender keeps, and what each stage of its step holds besides.
 
-Everything is counted on storages (`model_states`, `storage_tracker`) and, where a layout decides it, predicted before.
+Everything is counted on storages (`model_states`, `memory_tracker`) and, where a layout decides it, predicted before.
 Bytes do not depend on what the numbers are, so the tokens are made up. Newton–Schulz computes in float32 here unless
 told otherwise: by default it would take bf16 on processors that multiply it natively, and counts would differ between
 machines.

@@ -76,6 +76,11 @@ def _stage_of(block: int | None, name: str, layers: int, pp: int) -> int:
     return 0 if name in ("tokens", "positions") else pp - 1
 
 
+def bubble_share(pp: int, micro_batches: float) -> float:
+    """Return the share of a pipeline's time in which a rank waits: of `pp` stages, with this many micro-batches."""
+    return (pp - 1) / (micro_batches + pp - 1)
+
+
 def units_of(specs: Iterable[ParamSpec | Weight]) -> list[str]:
     """Return for each parameter the unit that FSDP2 gathers it with: its block, or "" for all that is in none."""
     return [block[0] if (block := BLOCK.match(spec.name)) else "" for spec in specs]

@@ -30,7 +30,7 @@ from muonbook.planner.parts.activations import StageActivations
 from muonbook.planner.parts.every_rank import Move
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.parts.step_parts import ACTIVATION_BYTES
-from muonbook.planner.stages import Degrees, StageWeights, check_degrees, stages
+from muonbook.planner.stages import Degrees, StageWeights, bubble_share, check_degrees, stages
 
 OPTIMIZERS = ("adamw", "muon", "muonw")
 STATES = {"parameters": "parameters", "gradients": "gradients", "masters": "master weights"}
@@ -306,8 +306,7 @@ class WorldPlan:
     @property
     def bubble(self) -> float:
         """The share of the pipeline's time in which a rank waits."""
-        pp = self.setting.degrees.pp
-        return (pp - 1) / (self.setting.micro_batches + pp - 1)
+        return bubble_share(self.setting.degrees.pp, self.setting.micro_batches)
 
     @cached_property
     def seconds(self) -> dict[str, float]:

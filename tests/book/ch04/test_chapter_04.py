@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import worlds
 
-from muonbook.ch04 import datasets, jobs, search_space, sweep, tables, tasks
+from muonbook.ch04 import image_datasets, jobs, search_space, sweep, tables, tasks
 from muonbook.ch04.tutorial import tables as originals_tables
 from muonbook.measure import results
 
@@ -73,7 +73,7 @@ def test_the_same_curve_on_a_grid() -> None:
 def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(datasets, "ROOT", tmp_path)
+    monkeypatch.setattr(image_datasets, "ROOT", tmp_path)
     assert jobs.missing_data(["digits", "language"]) is None
     said = jobs.missing_data(["mnist"])
     assert said is not None
@@ -122,8 +122,8 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
 
 def test_the_command_line_knows_every_task_and_optimizer() -> None:
     assert tuple(tasks.TASKS) == worker.TASKS
-    assert tuple(name for name in tasks.TASKS if name in datasets.SOURCES) == worker.FETCHED
-    assert set(worker.FETCHED) == set(datasets.SOURCES)
+    assert tuple(name for name in tasks.TASKS if name in image_datasets.SOURCES) == worker.FETCHED
+    assert set(worker.FETCHED) == set(image_datasets.SOURCES)
     assert tuple(search_space.CANDIDATES) == worker.OPTIMIZERS
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from distmuon.launch.cli import UsageError
-from muonbook.ch04 import datasets
-from muonbook.ch04.datasets import CIFAR, IDX, SOURCES
+from muonbook.ch04 import image_datasets
+from muonbook.ch04.image_datasets import CIFAR, IDX, SOURCES
 
 TRAIN, TEST, HEIGHT, WIDTH = 6, 4, 3, 2  # as many images as a file of these tests has, and their pixels
 BATCH, SIDE = 4, 2  # and a batch of CIFAR-10
@@ -92,11 +92,11 @@ def store(folder: Path, files: dict[str, bytes]) -> None:
         (folder / name).write_bytes(content)
 
 
-def small(name: str, files: dict[str, bytes], mirror: Path, **changes: Any) -> datasets.Source:
+def small(name: str, files: dict[str, bytes], mirror: Path, **changes: Any) -> image_datasets.Source:
     """Return the data set as it would be if its files had this content, and lay them at its only mirror."""
     store(mirror, files)
     known = tuple(
-        datasets.File(file, len(content), hashlib.sha256(content).hexdigest()) for file, content in files.items()
+        image_datasets.File(file, len(content), hashlib.sha256(content).hexdigest()) for file, content in files.items()
     )
     sizes: dict[str, Any] = dict(train=TRAIN, test=TEST, shape=(1, HEIGHT, WIDTH))
     if name == "cifar10":
@@ -118,15 +118,15 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_fetched_checked_and_loaded(world: Path, name: str, capsys: Any) -> None:
     home = world / "home"
     files = SOURCES[name].files
-    assert datasets.missing(name, home) == (
+    assert image_datasets.missing(name, home) == (
         f"{SOURCES[name].title} is not here ({home / name / files[0].name} is missing); "
         f"get it: python scripts/04_does_it_learn.py --task {name} --fetch"
     )
-    datasets.fetch_all(name, home)
+    image_datasets.fetch_all(name, home)
     assert capsys.readouterr().out.splitlines() == [f"{file.name}: {file.size:,} bytes, checked" for file in files]
-    assert datasets.missing(name, home) is None
+    assert image_datasets.missing(name, home) is None
     shape = SOURCES[name].shape
-    images = datasets.load(name, str(home))
+    images = image_datasets.load(name, str(home))
     assert [(part.dtype, part.shape) for part in images] == [
         (torch.uint8, (SOURCES[name].train, *shape)),
         (torch.int64, (SOURCES[name].train,)),
@@ -150,7 +150,7 @@ def test_fetched_checked_and_loaded(world: Path, name: str, capsys: Any) -> None
 @pytest.mark.parametrize("name", SOURCES)
 def test_an_altered_or_cut_file_is_never_used_and_fetched_again(world: Path, name: str, capsys: Any) -> None:
     home = world / "home"
-    datasets.fetch_all(name, home)
+    image_datasets.fetch_all(name, home)
     path = home / name / SOURCES[name].files[-1].name
     content = path.read_bytes()
     remedy = f"; delete it and run again: python scripts/04_does_it_learn.py --task {name} --fetch"
@@ -161,12 +161,12 @@ def test_an_altered_or_cut_file_is_never_used_and_fetched_again(world: Path, nam
     ):
         path.write_bytes(wrong)
         sentence = f"{path} is not {title}'s file ({why}){remedy}"
-        assert datasets.missing(name, home) == sentence
+        assert image_datasets.missing(name, home) == sentence
         with pytest.raises(UsageError) as raised:
-            datasets.load(name, home)
+            image_datasets.load(name, home)
         assert str(raised.value) == sentence
         capsys.readouterr()
-        datasets.fetch_all(name, home)
+        image_datasets.fetch_all(name, home)
         assert f"{path.name}: here, but not the file known" in capsys.readouterr().out
         assert path.read_bytes() == content
 
@@ -177,16 +177,16 @@ def test_a_file_of_the_right_sum_must_hold_as_many_images(
 ) -> None:
     """Should a sum ever be wrong in our table, the contents speak: here a table that knows one image more."""
     monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], test=SOURCES[name].test + 1))
-    datasets.fetch_all(name, world / "home")
+    image_datasets.fetch_all(name, world / "home")
     with pytest.raises(RuntimeError, match=r"shape '.*' is invalid"):
-        datasets.load(name, world / "home")
+        image_datasets.load(name, world / "home")
 
 
 def test_a_file_that_does_not_come_says_where_to_put_it(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], mirrors=("http://127.0.0.1:9", "file:///nowhere")))
     target = world / "home" / "mnist" / IDX[0]
     with pytest.raises(UsageError) as raised:
-        datasets.fetch_all("mnist", world / "home")
+        image_datasets.fetch_all("mnist", world / "home")
     said = str(raised.value)
     assert said.startswith(f"{IDX[0]} did not come (http://127.0.0.1:9/{IDX[0]}: ")
     assert f"; file:///nowhere/{IDX[0]}: " in said
@@ -203,29 +203,29 @@ def test_a_package_is_used_where_it_has_what_is_known(
     store(package, repacked)
     packed_sums = tuple(hashlib.sha256(content).hexdigest() for content in repacked.values())
     monkeypatch.setitem(SOURCES, "fashion", replace(source, package=package, packed=packed_sums, mirrors=()))
-    assert datasets.missing("fashion", world / "home") is None
-    assert datasets.load("fashion", world / "home").train_labels.tolist() == list(labels(TRAIN))
-    datasets.fetch_all("fashion", world / "home")
+    assert image_datasets.missing("fashion", world / "home") is None
+    assert image_datasets.load("fashion", world / "home").train_labels.tolist() == list(labels(TRAIN))
+    image_datasets.fetch_all("fashion", world / "home")
     assert capsys.readouterr().out.count(", checked") == 4
     assert not (world / "home").exists()
     (package / IDX[2]).write_bytes(b"altered")
-    assert str(world / "home" / "fashion" / IDX[2]) in str(datasets.missing("fashion", world / "home"))
+    assert str(world / "home" / "fashion" / IDX[2]) in str(image_datasets.missing("fashion", world / "home"))
     store(world / "home" / "fashion", {IDX[2]: idx_files()[IDX[2]]})
-    assert datasets.load("fashion", world / "home").test_labels.tolist() == list(labels(TEST)[::-1])
+    assert image_datasets.load("fashion", world / "home").test_labels.tolist() == list(labels(TEST)[::-1])
 
 
 def test_an_unknown_name_is_refused() -> None:
-    for ask in (datasets.load, datasets.missing, datasets.fetch_all):
-        if ask is datasets.missing:
-            assert "choose one of mnist, fashion, cifar10" in str(datasets.missing("svhn"))
+    for ask in (image_datasets.load, image_datasets.missing, image_datasets.fetch_all):
+        if ask is image_datasets.missing:
+            assert "choose one of mnist, fashion, cifar10" in str(image_datasets.missing("svhn"))
             continue
         with pytest.raises(UsageError, match="no data set is called svhn; choose one of mnist, fashion, cifar10"):
             ask("svhn")
 
 
 def test_the_default_folder_is_named_without_the_path_of_this_machine(monkeypatch: Any, tmp_path: Path) -> None:
-    monkeypatch.setattr(datasets, "ROOT", tmp_path)
-    assert "(data/mnist/train-images-idx3-ubyte.gz is missing)" in str(datasets.missing("mnist"))
+    monkeypatch.setattr(image_datasets, "ROOT", tmp_path)
+    assert "(data/mnist/train-images-idx3-ubyte.gz is missing)" in str(image_datasets.missing("mnist"))
 
 
 def test_the_table_of_sources_is_complete() -> None:
@@ -248,7 +248,7 @@ def test_debians_fashion_mnist_is_the_published_one(tmp_path: Path) -> None:
         pytest.skip("needs Debian's package dataset-fashion-mnist")
     unpacked = [hashlib.sha256(gzip.decompress((package / name).read_bytes())).hexdigest() for name in IDX]
     assert unpacked == list(FASHION_UNPACKED)
-    images = datasets.load("fashion", tmp_path)
+    images = image_datasets.load("fashion", tmp_path)
     assert images.train_labels.bincount().tolist() == [6000] * 10
     assert images.test_labels.bincount().tolist() == [1000] * 10
     assert images.train_labels[:5].tolist() == [9, 0, 0, 3, 0]

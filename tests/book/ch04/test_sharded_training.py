@@ -11,7 +11,7 @@ from once import once
 
 from distmuon import launch
 from distmuon.launch import UsageError
-from distmuon.verify.drift import FLOAT64_BOUND
+from distmuon.verify.bounds import FLOAT64_BOUND
 from muonbook.ch04 import sharded_training, training
 from muonbook.ch04.search_space import Setting
 from muonbook.ch04.sharded_training import Comparison

@@ -15,8 +15,8 @@ from distmuon import launch
 from distmuon.launch import UsageError, World
 from distmuon.models.networks import MLP
 from distmuon.optim import newton_schulz
-from muonbook.ch04 import datasets
-from muonbook.ch04.datasets import Images
+from muonbook.ch04 import image_datasets
+from muonbook.ch04.image_datasets import Images
 from muonbook.ch04.tasks import CNN, Convolution
 from muonbook.ch04.tutorial import study, tables
 from muonbook.ch04.tutorial.recipes import (
@@ -299,8 +299,8 @@ def test_a_study_races_everybody_at_the_rates_it_found(found: dict[str, Any]) ->
 
 
 def test_a_study_says_what_is_missing_and_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "missing", lambda name: None if name == "fashion" else f"{name} is not here.")
-    monkeypatch.setattr(datasets, "load", lambda name: synthetic(training=1300, test=600))
+    monkeypatch.setattr(image_datasets, "missing", lambda name: None if name == "fashion" else f"{name} is not here.")
+    monkeypatch.setattr(image_datasets, "load", lambda name: synthetic(training=1300, test=600))
     monkeypatch.setitem(RECIPES, "mnist", SMALL)
     (data,) = launch.run(study.study, (["mnist", "fashion"], [0, 1, 2], True))
     assert data["mnist"] == {"missing": "mnist is not here."}

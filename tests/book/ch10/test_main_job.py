@@ -22,7 +22,7 @@ from distmuon.launch import session
 from distmuon.models import recipe
 from distmuon.optim import strategies
 from distmuon.sharding import layout
-from distmuon.verify import certificate, drift, training
+from distmuon.verify import bounds, certificate, training
 from muonbook import jobs
 from muonbook.ch10 import main_job
 
@@ -201,7 +201,7 @@ def test_a_failed_certificate_is_said_and_exits_with_1(job: ModuleType, capsys, 
 @pytest.mark.parametrize(("steps", "lucky"), [("2", True), ("12", False)])
 def test_a_control_that_may_have_been_lucky_is_said(job, capsys, monkeypatch, steps: str, lucky: bool) -> None:
     monkeypatch.setattr(sys, "argv", [JOB, "--dp", "1", "--tp", "1", "--steps", steps])
-    monkeypatch.setattr(drift, "CONTROL_FACTOR", -1.0)
+    monkeypatch.setattr(bounds, "CONTROL_FACTOR", -1.0)
     assert job.main() == 1
     out = capsys.readouterr().out
     assert re.search("^  float32 .*FAIL$", out, re.MULTILINE)

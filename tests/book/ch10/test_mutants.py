@@ -14,8 +14,8 @@ import torch
 import worlds
 
 from distmuon.models.recipe import Recipe
+from distmuon.verify.bounds import Drift
 from distmuon.verify.certificate import Certificate
-from distmuon.verify.drift import Drift
 from distmuon.verify.problem import Run
 from muonbook.ch10 import mutant_trial
 from muonbook.ch10.mutant_trial import COLUMNS, FAILS, HEALTHY, table

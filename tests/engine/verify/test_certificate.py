@@ -17,8 +17,8 @@ from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import tp_split_dim
 from distmuon.verify import certificate
+from distmuon.verify.bounds import CONTROL_FACTOR, FEW_STEPS, FLOAT64_BOUND, POWERLESS, Drift
 from distmuon.verify.certificate import Certificate, Evidence
-from distmuon.verify.drift import CONTROL_FACTOR, FEW_STEPS, FLOAT64_BOUND, POWERLESS, Drift
 from distmuon.verify.problem import Run
 from distmuon.verify.training import initial_parameters, network
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from distmuon.extras.checkpoint.files import CheckpointError
-from distmuon.extras.checkpoint.folders import to_torch
+from distmuon.extras.checkpoint.save_and_load import to_torch
 
 
 def main() -> int:

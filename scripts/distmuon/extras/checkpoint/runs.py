@@ -20,8 +20,8 @@ from torch import nn
 
 from distmuon.extras.checkpoint import ranks
 from distmuon.extras.checkpoint.files import CheckpointError, place
-from distmuon.extras.checkpoint.folders import LOCK, UNFINISHED, load
 from distmuon.extras.checkpoint.locks import Lock, is_free
+from distmuon.extras.checkpoint.save_and_load import LOCK, UNFINISHED, load
 from distmuon.extras.checkpoint.tensors import Optimizers
 
 NAME = re.compile(r"step-(\d+)")

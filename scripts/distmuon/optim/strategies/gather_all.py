@@ -36,7 +36,7 @@ class GatherAll(BucketByBucket):
 
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
-        """Return ZeRO-1's map, which asks nobody who will be orthogonalized."""
+        """Return ZeRO-1's map, which is the same whichever parameters are Muon's."""
         return layout.plan(specs, dp, bucket_size)
 
     @hooked

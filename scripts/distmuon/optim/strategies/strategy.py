@@ -11,8 +11,8 @@ A strategy owns the five moves between momentum and update, mirror images around
 `index` is the parameter's place in the map, which the strategy lays out itself (`plan`): where shards may end decides
 what has to travel. What travels together is a *bucket group*: the buckets of one round. A rank may take the matrices of
 one in several *waves*, one after the other, each through all five moves, so that fewer of them are whole at a time.
-Before them it says which options of a group are its own (`options`), and after them by what a matrix's learning rate
-is multiplied in this step (`lr_ratio`): for every form of Muon by 1.
+A strategy also says which options of a group are its own (`options`), and by what a matrix's learning rate is
+multiplied in this step (`lr_ratio`), which is 1 for every form of Muon.
 A file with a strategy ends in `STRATEGY = TheClass` and says what the moves send, hold and work on, in `COSTS` (see
 `costs`): one file, and nothing else, has to be written for another one.
 """
@@ -77,7 +77,7 @@ class StrategyContext:
 class Strategy(Protocol):
     """The map, the five moves, and the rounds in which they are made.
 
-    Two facts for `schedules`, which start collectives and wait for them later:
+    Two facts for `overlap`, which starts collectives and waits for them later:
     STARTS_UNREAD: `start` makes views of what it gathers and reads none of it, so that this need only be under way.
     RETURNS_UNREAD: tp_shard and dp_shard make views of what tp_shard receives, and read none of it.
     """
@@ -150,10 +150,10 @@ class BucketByBucket:
 
 
 def momentum_label(bucket: Bucket) -> str:
-    """Return what the ledger calls the DP gather of this bucket's momentum."""
+    """Return what the ledger calls the way of this bucket's momentum to those who orthogonalize it, over DP or TP."""
     return f"momentum, {bucket.label}"
 
 
 def updates_label(bucket: Bucket) -> str:
-    """Return what the ledger calls the way back of this bucket's updates over TP."""
+    """Return what the ledger calls the way back of this bucket's updates, over TP or DP."""
     return f"updates, {bucket.label}"

@@ -29,8 +29,8 @@ from torch.optim import Optimizer
 
 from distmuon.launch import UsageError, World
 from distmuon.optim.newton_schulz import fast_dtype
-from muonbook.ch04 import datasets
-from muonbook.ch04.datasets import Images
+from muonbook.ch04 import image_datasets
+from muonbook.ch04.image_datasets import Images
 from muonbook.ch04.sweep import Curve, best_of, shared_out, try_rates
 from muonbook.ch04.tasks import Examples, evaluated
 from muonbook.ch04.tutorial.recipes import RECIPES, TutorialRecipe, default_weights_, step_flops
@@ -143,11 +143,11 @@ def study(world: World, names: Sequence[str], seeds: Sequence[int], quick: bool)
             raise UsageError(f"no recipe for {name}; choose from {', '.join(RECIPE_OF)}.")
     found = {}
     for name in names:
-        absent = datasets.missing(name)
+        absent = image_datasets.missing(name)
         if absent:
             found[name] = {"missing": absent}
             continue
-        recipe, data = RECIPES[RECIPE_OF[name]], datasets.load(name)
+        recipe, data = RECIPES[RECIPE_OF[name]], image_datasets.load(name)
         if quick:
             recipe, data = replace(recipe, epochs=1), fewer(data, *QUICK)
             of = study_of(world, name, recipe, data, seeds[:2], QUICK_HELD_OUT, TUNING_SEEDS[:1], farthest=1)

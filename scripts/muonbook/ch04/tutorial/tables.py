@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from muonbook.ch04.datasets import SOURCES, not_run_lines
+from muonbook.ch04.image_datasets import SOURCES, not_run_lines
 from muonbook.ch04.sweep import Verdict, span, verdict
 from muonbook.ch04.tutorial.recipes import RECIPES, Reported, TutorialRecipe
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from distmuon.extras.checkpoint import files, folders, runs, storage
+from distmuon.extras.checkpoint import files, runs, save_and_load, storage
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muonw import MuonW
@@ -98,11 +98,11 @@ def save_zero1(
     optimizer.param_groups[0]["lr"] = 0.03
     if background:
         with held_back():
-            saving = folders.async_save(folder, model, optimizer, NOTES)
+            saving = save_and_load.async_save(folder, model, optimizer, NOTES)
             go(case, grid, model, optimizer, range(BEFORE, BEFORE + AFTER))
         saving.result()
     else:
-        folders.save(folder, model, optimizer, NOTES)
+        save_and_load.save(folder, model, optimizer, NOTES)
         go(case, grid, model, optimizer, range(BEFORE, BEFORE + AFTER))
     return {name: p.detach().clone() for name, p in model.items()}
 
@@ -113,7 +113,7 @@ def load_zero1(
     """Load into another training; go on; return where this rank's parameters are not those expected, whole."""
     case, grid, model, optimizer = begin(world, narrow, strategy)
     go(case, grid, model, optimizer, range(7, 8))  # so that there is something to lose
-    notes = folders.load(folder, model, optimizer)
+    notes = save_and_load.load(folder, model, optimizer)
     steps = optimizer.steps
     go(case, grid, model, optimizer, range(BEFORE, BEFORE + AFTER))
     differ = [
@@ -143,7 +143,7 @@ def go_on_mesh(model: Any, optimizer: torch.optim.Optimizer, steps: range) -> No
 def save_muonw(world: World, wrap: str, folder: str) -> None:
     model, optimizer = training(world, wrap)
     go_on_mesh(model, optimizer, range(BEFORE))
-    folders.save(folder, model, optimizer, NOTES)
+    save_and_load.save(folder, model, optimizer, NOTES)
 
 
 def never_stopped(world: World, steps: int = BEFORE + AFTER) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ def load_muonw(world: World, wrap: str, saved: Sequence[str], expected: dict[str
 def _load_muonw(world: World, wrap: str, folder: str, expected: dict[str, Tensor]) -> dict[str, Any]:
     model, optimizer = training(world, wrap)
     go_on_mesh(model, optimizer, range(7, 8))
-    notes = folders.load(folder, model, optimizer)
+    notes = save_and_load.load(folder, model, optimizer)
     go_on_mesh(model, optimizer, range(BEFORE, BEFORE + AFTER))
     whole = {name: held(expected[name], p) for name, p in model.named_parameters()}
     differ = [name for name, p in model.named_parameters() if not torch.equal(local(p), whole[name])]
@@ -175,18 +175,18 @@ def change_the_way_of_sharding(world: World, folder: str) -> dict[str, Any]:
         warnings.simplefilter("ignore")  # of what is converted
         model, optimizer = training(world, "fsdp")
         go_on_mesh(model, optimizer, range(BEFORE))
-        folders.save(f"{folder}/fsdp", model, optimizer)
+        save_and_load.save(f"{folder}/fsdp", model, optimizer)
 
         flat = meshes.Net()
         flat_optimizer = DistributedMuon(meshes.groups_of(flat), Grid.of(world), batched=False)
-        folders.load(f"{folder}/fsdp", flat, flat_optimizer)
+        save_and_load.load(f"{folder}/fsdp", flat, flat_optimizer)
         go_on_mesh(flat, flat_optimizer, range(BEFORE, BEFORE + 1))
         expected = never_stopped(world, BEFORE + 1)
         found["zero1 differs"] = [n for n, p in flat.named_parameters() if not torch.equal(p, expected[n])]
-        folders.save(f"{folder}/zero1", flat, flat_optimizer)
+        save_and_load.save(f"{folder}/zero1", flat, flat_optimizer)
 
         model, optimizer = training(world, "fsdp")
-        folders.load(f"{folder}/zero1", model, optimizer)
+        save_and_load.load(f"{folder}/zero1", model, optimizer)
         go_on_mesh(model, optimizer, range(BEFORE + 1, BEFORE + AFTER))
         expected = never_stopped(world, BEFORE + AFTER)
     found["fsdp differs"] = [n for n, p in model.named_parameters() if not torch.equal(whole(p), expected[n])]
@@ -215,8 +215,8 @@ def save_and_die(world: World, folder: str, where: str, background: bool) -> Non
 
     setattr(storage.ManifestWriter, where, die)
     if background:
-        folders.async_save(folder, *small()).result()
-    folders.save(folder, *small())
+        save_and_load.async_save(folder, *small()).result()
+    save_and_load.save(folder, *small())
 
 
 def save_over(world: World, folder: str) -> list[str]:
@@ -224,7 +224,7 @@ def save_over(world: World, folder: str) -> list[str]:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with held_back():
-            saving = folders.async_save(folder, *small())
+            saving = save_and_load.async_save(folder, *small())
             Path(folder, "of another").mkdir(parents=True, exist_ok=True)
         error = saving.exception()
         assert isinstance(error, files.CheckpointError)
@@ -238,7 +238,7 @@ def damaged_for_one(world: World, folder: str) -> str:
     if world.rank == 1:
         storage.sha256 = lambda file: "0"
     try:
-        folders.load(folder, model, optimizer)
+        save_and_load.load(folder, model, optimizer)
     except files.CheckpointError as error:
         assert all(torch.equal(a, local(p)) for a, p in zip(before, model.parameters(), strict=True))
         return str(error).replace(str(Path(folder).parent), "")
@@ -274,11 +274,11 @@ def make_and_save_after_an_evaluation(world: World, folder: str) -> tuple[bool, 
         optimizer.zero_grad()
     moved = all(not torch.equal(a, whole(p)) for a, p in zip(before, model.parameters(), strict=True))
     after = evaluate()
-    folders.save(folder, model, optimizer)
+    save_and_load.save(folder, model, optimizer)
     with torch.no_grad():
         for p in optimizer.param_groups[0]["params"]:
             p.zero_()
-    folders.load(folder, model, optimizer)
+    save_and_load.load(folder, model, optimizer)
     return moved, torch.equal(evaluate(), after)
 
 

@@ -20,8 +20,8 @@ from torch import nn
 
 from distmuon import MuonW, launch
 from distmuon.extras.checkpoint.files import CheckpointError
-from distmuon.extras.checkpoint.folders import async_save, load, save, weights
 from distmuon.extras.checkpoint.manifest import digest
+from distmuon.extras.checkpoint.save_and_load import async_save, load, save, weights
 
 GRIDS = [(4, 2), (2, 2), (2, 4), (8, 1), (1, 1), (3, 2)]
 

@@ -31,7 +31,7 @@ from distmuon.checkpoint import (
     saved_steps,
     weights,
 )
-from distmuon.extras.checkpoint.folders import lock_of
+from distmuon.extras.checkpoint.save_and_load import lock_of
 
 
 @pytest.fixture
