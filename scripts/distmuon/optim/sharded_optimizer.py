@@ -71,11 +71,10 @@ class ShardedOptimizer(ShardedChecks):
     _step_supports_amp_scaling = True  # GradScaler then hands its scale to `step`, where all ranks decide together
 
     statistics: gradients.GradientStatistics  # of the latest step
-    _refusal: (
-        Exception | None
-    )  # what `collect` has found, for `check_and_clip` to raise once all ranks have heard of it
-    _present: set[int]  # and which parameters have a gradient here
-    _touched: bool  # and whether one was written to since the last step
+    # what `collect` finds, for `check_and_clip`, which lets all ranks hear of it first:
+    _refusal: Exception | None
+    _present: set[int]  # which parameters have a gradient here
+    _touched: bool  # whether one was written to since the last step
 
     def __init__(
         self,
