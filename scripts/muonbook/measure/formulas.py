@@ -1,4 +1,5 @@
-"""Bytes in closed form: what one rank sends per optimizer step, on average over its DP group, by the ring formula.
+"""Bytes in closed form: what one rank sends per optimizer step, on average over its DP group, by the ring formula
+(that of a single collective is `sharding.ledger.ring_bytes`).
 
 n    elements of the matrices that one TP rank holds
 g    bytes per element of the gradients' reduce-scatter (or all-reduce)
