@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,16 @@ from torch.futures import Future
 
 from distmuon.extras.checkpoint.files import CheckpointError, in_words, open_plain, sha256, sync
 from distmuon.extras.checkpoint.locks import Lock
-from distmuon.extras.checkpoint.manifest import FORMAT, MANIFEST, Chunk, Manifest, StoredTensor, digest, parse
+from distmuon.extras.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    Chunk,
+    Manifest,
+    StoredFile,
+    StoredTensor,
+    digest,
+    parse,
+)
 from distmuon.extras.checkpoint.shard_view import ShardView
 from distmuon.sharding.boxes import all_of, extent, overlap, within
 from distmuon.sharding.buffers import dtype_name
@@ -58,18 +69,35 @@ class ManifestWriter(FileSystemWriter):
         return {name: boxed.copied() for name, boxed in state_dict.items()}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's chunks. Raises what the system says, as of a full disk, and not what torch makes of it."""
+        """Write this rank's chunks, and take the sha256 of its files: rank 0 alone would need hours for a large model.
+
+        Raises what the system says, as of a full disk, and not what torch makes of it.
+        """
         try:
-            return super().write_data(plan, planner)
+            written = super().write_data(plan, planner).wait()
         except RuntimeError as error:  # of its zip archive, which is closed at the wrong place once a write has failed
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
+        signed: dict[str, StoredFile] = {}
+        for name in {result.storage_data.relative_path for result in written}:
+            file = Path(self.path, name)
+            signed[name] = StoredFile(file.stat().st_size, sha256(file))
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(
+            [
+                replace(result, storage_data=(result.storage_data, signed[result.storage_data.relative_path]))
+                for result in written
+            ]
+        )
+        return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the manifest and rename the folder, on the coordinator, once all ranks have written."""
-        stored = {result.index: result.storage_data for of_rank in results for result in of_rank}
-        folder = Path(self.path)
+        stored, files = {}, dict[str, StoredFile]()
+        for result in itertools.chain.from_iterable(results):
+            info, signed = result.storage_data
+            stored[result.index], files[info.relative_path] = info, signed
         tensors = {
             name: {"dtype": dtype_name(dtype), "shape": list(shape), "chunks": []}
             for name, (dtype, shape) in self.looks.items()
@@ -82,12 +110,12 @@ class ManifestWriter(FileSystemWriter):
                 chunks.append([list(chunk.offsets), list(chunk.sizes), info.relative_path, info.offset, info.length])
             dtype = dtype_name(found.properties.dtype)
             tensors[name] = {"dtype": dtype, "shape": list(found.size), "chunks": chunks}
-        files = {file.name: [file.stat().st_size, sha256(file)] for file in sorted(folder.iterdir())}
-        manifest = {"format": FORMAT, "torch": torch.__version__, "tensors": tensors, "files": files}
+        listed = {name: list(files[name]) for name in sorted(files)}
+        manifest = {"format": FORMAT, "torch": torch.__version__, "tensors": tensors, "files": listed}
         manifest["notes"] = self.notes
         text = json.dumps(manifest | {"sha256": digest(manifest)}, indent=1)
         self.check_it_can_be_loaded(text)
-        with open(folder / MANIFEST, "w", encoding="utf-8") as file:
+        with open(Path(self.path, MANIFEST), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -245,6 +245,21 @@ def damaged_for_one(world: World, folder: str) -> str:
     return "nothing"
 
 
+def hashed(world: World, folder: str) -> list[str]:
+    """Save; return of which files this rank has taken the sha256."""
+    seen: list[str] = []
+    take = storage.sha256
+
+    def noting(file: Path) -> str:
+        seen.append(file.name)
+        return take(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "sha256", noting)
+        save_and_load.save(folder, *training(world, "fsdp"))
+    return seen
+
+
 def newest(world: World, run: str) -> tuple[int, float]:
     """Load the newest checkpoint of a run; return its step, and how many steps AdamW has made in it."""
     model, optimizer = small()

@@ -92,6 +92,11 @@ def test_weights_come_out_whole_whoever_saved_them(muonw: dict[str, Any], zero1:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_every_rank_takes_the_sha256_of_its_own_files(tmp_path: Path) -> None:
+    found = launch.run(work.hashed, (str(tmp_path / "saved"),), dp=3)
+    assert found == [[f"__{rank}_0.distcp"] for rank in range(3)]
+
+
 def test_damage_that_one_rank_sees_stops_all(muonw: dict[str, Any]) -> None:
     (said,) = set(launch.run(work.damaged_for_one, (str(muonw["folder"] / "fsdp2"),), dp=2))
     assert "is damaged: it is not what its sha256 says" in said
