@@ -46,15 +46,6 @@ def test_the_readme_is_short_and_has_a_picture_and_the_files_that_it_names():
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_core_can_be_read_in_one_evening():
-    page = (ROOT / "book" / "how_this_works.md").read_text(encoding="utf-8")
-    files = re.findall(r"^\d+\. `(scripts/distmuon/[\w/]+\.py)`", page, re.MULTILINE)
-    assert sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files) < 2800
-    assert "fewer than 2,800 lines" in page
-    assert "these ten files" in page
-    assert len(files) == 10
-
-
 def test_every_command_for_gpus_is_taken_and_fits_its_grid():
     (block,) = (block for block in BLOCKS if "torchrun" in block)
     commands = [line.split() for line in block.replace("\\\n", "").splitlines() if line.startswith("torchrun")]
