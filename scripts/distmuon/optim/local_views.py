@@ -27,7 +27,7 @@ def views_in_place(optimizer: torch.optim.Optimizer, feeds: Feeds | None = None)
     """Return what this rank holds; no collective.
 
     feeds(group, parameter): in which dtype Newton–Schulz sees the parameter's matrices; None: it does not see them.
-    Raises ValueError, naming the parameter, for DTensors of which not all lie on one mesh.
+    Raises ValueError, naming the parameter, for a DTensor on other ranks than the others.
     """
     members = []
     for number, group in enumerate(optimizer.param_groups):

@@ -105,15 +105,11 @@ class LocalView:
         return torch.zeros_like(like, dtype=dtype)
 
     def follow_parameter_(self) -> None:
-        """Fill the values from the parameter, unless they are its own memory."""
-        p = local(self.parameter.detach())
-        if self.values is None or (self.values.data_ptr() == p.data_ptr() and self.values.dtype == p.dtype):
-            return
-        ours = at(self.held, p)
-        for box, into in self.of(self.values):
-            for there, value in ours:
-                if (common := overlap(box, there)) is not None:
-                    into[within(common, box)] = value[within(common, there)].to(into.dtype)
+        """Fill the values from the parameter, where they are not its own memory."""
+        if self.values is not None:
+            ours = at(self.held, local(self.parameter.detach()))
+            for box, into in self.of(self.values):
+                fill_(into, box, ours)
 
 
 def everything(shape: Sequence[int]) -> Boxes:
@@ -132,6 +128,18 @@ def boxes_in_place(name: str, tensor: Tensor) -> Boxes:
 def at(boxes: Boxes, values: Tensor) -> list[tuple[Box, Tensor]]:
     """Return the boxes with their values, in the same memory."""
     return [(box, _cut(values, run, extent(box))) for box, run in boxes]
+
+
+def fill_(into: Tensor, box: Box, boxes: Sequence[tuple[Box, Tensor]]) -> None:
+    """Copy to a tensor, which holds `box` of a whole one, what other boxes of the whole have of it.
+
+    What lies in the same memory is left alone.
+    """
+    for place, values in boxes:
+        if (common := overlap(place, box)) is not None:
+            target, source = into[within(common, box)], values[within(common, place)]
+            if (target.data_ptr(), target.dtype) != (source.data_ptr(), source.dtype):
+                target.copy_(source)
 
 
 def boxes_of_run(shape: Sequence[int], run: Range) -> Boxes:

@@ -17,7 +17,7 @@ from distmuon.sharding.precision import widest
 STAGES_LABEL = "stages' summaries"  # in ledgers
 
 
-def with_stages(statistics: GradientStatistics, grid: Grid, step: Lines, refused: bool) -> GradientStatistics:
+def gather_summaries(statistics: GradientStatistics, grid: Grid, step: Lines, refused: bool) -> GradientStatistics:
     """Return the statistics with what all pipeline stages say; they are gathered, since a sum has no fixed order.
 
     step: what all stages must have alike. refused: whether this one will not make it. Collective, over `grid.stages`.

@@ -29,12 +29,12 @@ from distmuon.extras.metrics.stopwatch import Stopwatch
 from distmuon.extras.metrics.watched import WatchedOptimizer
 from distmuon.extras.metrics.writers import Writer
 from distmuon.optim.muon import momentum_, scale
-from distmuon.sharding.boxes import extent, overlap, within
+from distmuon.sharding.boxes import extent
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.consistency import check_same, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.local_views import LocalView
+from distmuon.sharding.local_views import LocalView, fill_
 from distmuon.sharding.warning import warn_user
 
 Sample = tuple[int, int]  # (number of the parameter, which of its matrices)
@@ -268,9 +268,7 @@ class Metrics:
         both = torch.zeros(2, *extent(box), dtype=dtype, device=self._watched.device)
         if view.counted and index in values[0]:
             for into, of_parameter in zip(both, values, strict=True):
-                for place, piece in view.of(of_parameter[index]):
-                    if (common := overlap(place, box)) is not None:
-                        into[within(common, box)] = piece[within(common, place)].to(into.dtype)
+                fill_(into, box, view.of(of_parameter[index]))
         self._watched.world.all_reduce(both, "samples")
         if not self._first or not both.any():  # zeros: it had no gradient on any rank
             return None
@@ -299,7 +297,7 @@ class Metrics:
         with raise_together(grid, "the metrics", "ask for the same on every rank"):
             self._check_arguments()
         lines = [(name, repr(value)) for name, value in self._options().items()]
-        lines += [(f"parameter {number}", view.name) for number, view in enumerate(self._watched.views())]
+        lines += [(f"parameter {number}", name) for number, name in enumerate(self._watched.names)]
         check_same(grid, "metrics", lines, "ask for the same on every rank")
         if not self._first:
             self._writers = []

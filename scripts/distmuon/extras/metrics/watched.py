@@ -42,6 +42,7 @@ class WatchedOptimizer:
         self.optimizer = optimizer
         self.group_of = [number for number, group in enumerate(optimizer.param_groups) for _ in group["params"]]
         views = self.views()
+        self.names = [view.name for view in views]
         self.world, self.device, self.first_of_tp = _ranks_of(optimizer, views)
 
     def views(self) -> list[LocalView]:

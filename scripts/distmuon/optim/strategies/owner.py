@@ -39,7 +39,7 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.ownership import Owner, owners_of, plan_owned
 from distmuon.sharding.tensor_lists import cast
 
-Received = dict[tuple[int, int], Tensor]  # (matrix, TP rank that it comes from) -> its block
+Blocks = dict[tuple[int, int], Tensor]  # (matrix, TP rank that it comes from) -> its block
 
 
 class OneOwner(BucketByBucket):
@@ -50,7 +50,7 @@ class OneOwner(BucketByBucket):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self.coming: dict[BucketGroup, Received] = {}  # sent in `start`, to be joined in tp_gather
+        self.coming: dict[BucketGroup, Blocks] = {}  # sent in `start`, to be joined in tp_gather
         self.brought: dict[BucketGroup, dict[int, None]] = {}  # to tp_gather by this row, which tp_shard gives back
 
     @cached_property
@@ -137,7 +137,7 @@ class OneOwner(BucketByBucket):
         tp = self.context.grid.tp
         return {i: None for i in blocks if tp.size > 1 and self.owns_full(i) and self.tp_owner[i] is not None}
 
-    def _send(self, buckets: BucketGroup, blocks: Tensors) -> Received:
+    def _send(self, buckets: BucketGroup, blocks: Tensors) -> Blocks:
         """Send blocks to their owners; what is not cut is there already."""
         tp, specs = self.context.grid.tp, self.context.layout.specs
         cut = [index for index in self._travelling(blocks) if specs[index].tp_gather_dim is not None]
@@ -151,7 +151,7 @@ class OneOwner(BucketByBucket):
         self,
         index: int,
         block: Tensor,  # M[I_tp, J] or M[I, J_tp]
-        received: Received,
+        received: Blocks,
     ) -> Tensor:  # M[I, J]
         dim = self.context.layout.specs[index].tp_gather_dim
         if dim is None:
@@ -169,7 +169,7 @@ class OneOwner(BucketByBucket):
         coming: Sequence[Sequence[int]],  # [tp] -> the matrices of which a TP-local block comes from that rank
         buckets: BucketGroup,
         label: str,
-    ) -> Received:
+    ) -> Blocks:
         grid, specs = self.context.grid, self.context.layout.specs
         nothing = torch.empty(0, dtype=self.context.wire_dtype(buckets), device=grid.device)
         shapes = [[specs[index].shape for index in indices] for indices in coming]
