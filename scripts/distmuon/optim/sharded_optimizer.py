@@ -24,11 +24,7 @@ from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
 from distmuon.sharding.backward_overlap import BackwardOverlap
 from distmuon.sharding.buffers import ShardedBuffers, refuse_elsewhere, refuse_shared_memory
-from distmuon.sharding.consistency import (
-    RankMismatchError,
-    check_same,
-    raise_together,
-)
+from distmuon.sharding.consistency import RankMismatchError, check_same, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan

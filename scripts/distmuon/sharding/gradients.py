@@ -49,7 +49,7 @@ class GradientStatistics:
     largest: the largest square that the gradient's dtype holds.
     present: indices of the parameters that got a gradient on at least one rank.
     agreed: whether all ranks have the same options. touched: whether any rank's parameters were written to in between.
-    stages: what the stages of a pipeline have said, in their order; one, where there is no pipeline.
+    stages: what the stages of a pipeline have said, in their order; none where there is no pipeline.
     """
 
     squared_norms: Tensor  # [P]
