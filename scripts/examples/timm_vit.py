@@ -8,7 +8,7 @@ import torch
 from task import DEVICE, STEPS
 from torch.nn import functional as F
 
-from distmuon import MuonW, split_parameters
+from distmuon import MuonW
 from distmuon.models.digits import batch_rows, digits
 from distmuon.sharding.grid import Grid
 
@@ -25,12 +25,9 @@ def logits_of(images):
     return model(images.float().view(-1, 1, 8, 8).to(DEVICE))
 
 
-groups = split_parameters(model)
-maps = groups[0]["params"]  # (name, parameter), as everywhere in these groups
-fused = [pair for pair in maps if pair[0].endswith("qkv.weight")]
-groups[0]["params"] = [pair for pair in maps if not pair[0].endswith("qkv.weight")]
-groups.append({"params": fused, "algorithm": "muon", "matrices": ("rows", 3)})
-optimizer = MuonW(groups, lr=1e-2, adamw_lr=3e-3, weight_decay=0.05)
+optimizer = MuonW(
+    model, lr=1e-2, adamw_lr=3e-3, weight_decay=0.05, matrices={"qkv": ("rows", 3)}
+)
 
 for step in range(STEPS):
     rows = batch_rows(step, 64, len(training.labels), seed=0)

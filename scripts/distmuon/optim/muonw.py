@@ -100,6 +100,8 @@ class MuonW(MasterWeights):
         DTensors of FSDP2, of tensor parallelism or of both, on one mesh or several of the same ranks.
     lr to eps: defaults of the groups. lr and weight_decay are for both algorithms, betas and eps for AdamW, everything
         else is Muon's, see `Muon`. The default lr is AdamW's and does no harm; Muon's best is often a few times that.
+    matrices: as of `Muon`; or, with a model, which of its weights are several in one: {"qkv": ("rows", 3)}, see
+        `split_parameters`.
     adamw_lr: another learning rate for AdamW's groups.
     gather_dtype: in which momentum and updates travel and Newton–Schulz sees them, on one device as well, so that the
         result does not depend on the number of ranks; None: bf16, and float64 for float64 parameters.
@@ -146,7 +148,7 @@ class MuonW(MasterWeights):
         ns_form: Form = "auto",
         ns_norm: Norm = "safe",
         batched: bool = True,
-        matrices: Matrices = "whole",
+        matrices: Matrices | Mapping[str, Matrices] = "whole",
         adamw_lr: float | Tensor | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -156,6 +158,13 @@ class MuonW(MasterWeights):
         replicas: dist.ProcessGroup | None = None,
     ) -> None:
         self._options = options_among(locals(), self.DEFAULTS)
+        if several := matrices if isinstance(matrices, Mapping) else None:
+            self._options["matrices"] = self.DEFAULTS["muon"]["matrices"]
+            if not isinstance(params, nn.Module):
+                raise ValueError(
+                    f"matrices is {matrices!r}, which names weights of a model; give MuonW the model, or make groups "
+                    "with split_parameters(model, matrices=...)."
+                )
         self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
         if bucket_size < 1:
@@ -165,7 +174,7 @@ class MuonW(MasterWeights):
             replicas = params.process_group
         self._begin(replicas)
         if isinstance(params, nn.Module):
-            params = split_parameters(params, frozen=True, decay_vectors=False)
+            params = split_parameters(params, frozen=True, decay_vectors=False, matrices=several)
         super().__init__(params, {})
         self.defaults = {name: self._options[name] for name in self.DEFAULTS["muon"]}  # what schedulers look at
 
@@ -186,7 +195,7 @@ class MuonW(MasterWeights):
             self._begin()
 
     def _begin(self, replicas: dist.ProcessGroup | None = None) -> None:
-        self.ledger = Ledger()
+        self.ledger, self.replicas = Ledger(), replicas
         self._plans = Plans(self.gather_dtype, self.bucket_size, self.ledger, replicas)
         self._compares = replicas is not None
 

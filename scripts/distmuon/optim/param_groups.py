@@ -53,6 +53,7 @@ def split_parameters(
     *,
     frozen: bool = False,
     decay_vectors: bool = True,
+    matrices: Mapping[str, Matrices] | None = None,
 ) -> list[dict]:
     """Return named parameter groups: maps between hidden vectors for Muon, everything else for AdamW.
 
@@ -61,8 +62,9 @@ def split_parameters(
     Muon's step is steepest descent for a map between hidden vectors. Embeddings and output heads have one-hot
     vectors on one side, norms and biases are not maps at all: the paper leaves all of them to AdamW. `roles` says how
     each is recognised. Stacked experts and the kernels of convolutions are maps, too, in groups of their own, because
-    the option `matrices` is a group's. A fused query, key and value goes as one matrix; if that is not what you want,
-    make a group with matrices=("fused", ...), see `sharding.matrices`.
+    the option `matrices` is a group's. A fused query, key and value goes as one matrix, unless you say what it holds:
+
+        split_parameters(model, matrices={"qkv": ("rows", 3)})  # in every ...qkv.weight three, one below the other
 
     explain: print a line for each parameter, with the reason, and a summary.
     heads: last names of the modules that map to the outputs, instead of the usual ones. What the structure or the model
@@ -70,10 +72,14 @@ def split_parameters(
     frozen: take frozen parameters (`requires_grad=False`), too, so that they train once they are unfrozen. Otherwise
         they are left out, and an optimizer made of the groups warns if one gets a gradient later.
     decay_vectors: False puts norms, biases and what its model marks `_no_weight_decay` into a group without decay.
-    Returns [{"params": [(name, parameter)], "algorithm": "muon"}, perhaps the same with matrices="stacked" and with
-    matrices="flattened", {..., "algorithm": "adamw"}, perhaps the same with weight_decay=0.0], no group empty.
+    matrices: {how a name ends: the option `matrices` of those}, for hidden matrices that are several in one, see
+        `sharding.matrices`; the name of the module or of the parameter, in whole words.
+    Returns [{"params": [(name, parameter)], "algorithm": "muon"}, perhaps the same with matrices="stacked", with
+    matrices="flattened" and with each of `matrices`, {..., "algorithm": "adamw"}, perhaps the same with
+    weight_decay=0.0], no group empty.
     Warns where Muon would get less than half of what is neither embedding nor head. Raises ValueError for flat
-    parameters of FSDP1 and placeholders of DeepSpeed's ZeRO-3, in which nothing has its shape.
+    parameters of FSDP1 and placeholders of DeepSpeed's ZeRO-3, in which nothing has its shape; and for an end in
+    `matrices` that no hidden matrix has.
     """
     reshard(model)
     modules = dict(model.named_modules())
@@ -82,13 +88,21 @@ def split_parameters(
     routed = list(roles_of(model, heads))
     left_out = [(name, p) for name, p, _ in routed if not p.requires_grad and not (frozen and _could_train(p))]
     taken = [each for each in routed if each[0] not in {name for name, _ in left_out}]
-    chosen: dict[str, list[tuple[str, nn.Parameter]]] = {kind: [] for kind in GROUPS}
+    several = {f".{end}": {"algorithm": "muon", "matrices": option} for end, option in (matrices or {}).items()}
+    options = {kind: GROUPS[kind] for kind in MATRICES} | several | GROUPS  # in the order of the groups
+    chosen: dict[str, list[tuple[str, nn.Parameter]]] = {kind: [] for kind in options}
     for name, p, role in taken:
-        chosen[_kind_of_group(p, role, decay_vectors)].append((name, p))
+        ends = (end for end in several if role.kind == "map" and f".{name}".endswith((end, f"{end}.weight")))
+        chosen[next(ends, None) or _kind_of_group(p, role, decay_vectors)].append((name, p))
+    if missing := [end[1:] for end in several if not chosen[end]]:
+        raise ValueError(
+            f"matrices names {', '.join(map(repr, missing))}, and no hidden matrix that is trained has a name "
+            "that ends so; split_parameters(model, explain=True) lists them."
+        )
     if explain:
         _print_roles(taken, len(left_out))
     _warn_of_little(taken)
-    groups = [{"params": params} | GROUPS[kind] for kind, params in chosen.items() if params]
+    groups = [{"params": params} | options[kind] for kind, params in chosen.items() if params]
     for group in groups[:1]:
         group["params"] = Trained(group["params"], left_out)
     return groups

@@ -132,7 +132,7 @@ def _by_shape(place: Place) -> Role:
 def _hidden_matrix(place: Place) -> Role:
     module = place.path.rpartition(".")[2]
     if any(FUSED.fullmatch(name.lower()) for name in (module, place.leaf)):
-        return Role("map", "hidden matrix; if it is query, key and value in one, its group wants the option `matrices`")
+        return Role("map", "hidden matrix; if it is query, key and value in one, say so with the option `matrices`")
     return Role("map", "hidden matrix")
 
 

@@ -195,6 +195,49 @@ def test_explain_asks_of_a_weight_that_may_hold_query_key_and_value(capsys: pyte
     assert asked == {"attn.qkv.weight", "torch.in_proj_weight"}
 
 
+def fused() -> nn.Module:
+    """Return a model with query, key and value in one, once in a Linear and once in an attention layer of torch's."""
+    model = nn.ModuleDict({"map": nn.ModuleDict({"qkv": nn.Linear(4, 12), "my_qkv": nn.Linear(4, 12)})})
+    model["torch"] = nn.MultiheadAttention(4, 2)
+    return model
+
+
+def test_a_weight_that_is_several_matrices_is_named_by_its_end() -> None:
+    several = {"qkv": ("rows", 3), "in_proj_weight": ("fused", (4, 4, 4))}
+    groups = split_parameters(fused(), matrices=several)
+    divided = [(group.get("matrices"), [name for name, _ in group["params"]]) for group in groups]
+    assert divided[:3] == [
+        (None, ["map.my_qkv.weight", "torch.out_proj.weight"]),
+        (("rows", 3), ["map.qkv.weight"]),
+        (("fused", (4, 4, 4)), ["torch.in_proj_weight"]),
+    ]
+    assert [group["algorithm"] for group in groups] == ["muon"] * 3 + ["adamw"]
+    optimizer = MuonW(fused(), matrices=several)
+    assert [group.get("matrices") for group in optimizer.param_groups[:3]] == [
+        "whole",
+        ("rows", 3),
+        several["in_proj_weight"],
+    ]
+
+
+@pytest.mark.parametrize("end", ["kqv", "v", "map.qkv.bias", "map"])
+def test_an_end_that_no_hidden_matrix_has_is_refused(end: str) -> None:
+    with pytest.raises(ValueError, match=f"matrices names '{end}', and no hidden matrix") as refused:
+        split_parameters(fused(), matrices={end: ("rows", 3)})
+    message(refused)
+
+
+def test_ends_of_names_want_a_model() -> None:
+    with pytest.raises(ValueError, match="give MuonW the model") as refused:
+        MuonW(split_parameters(fused()), matrices={"qkv": ("rows", 3)})
+    message(refused)
+
+
+def test_a_division_that_does_not_fit_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"'map\.qkv\.weight'"):
+        MuonW(fused(), matrices={"qkv": ("rows", 5)})
+
+
 def test_nothing_is_printed_without_being_asked(capsys: pytest.CaptureFixture[str]) -> None:
     split_parameters(Tiny())
     assert capsys.readouterr().out == ""
