@@ -55,8 +55,9 @@ class QKClip:
     attentions: {name: `AttentionHeads`}; TP-local modules where TP cuts layers, by whole heads.
     threshold: tau, more than 0; math.inf only records. May be changed later, on all ranks alike.
     alpha: the query's part of the shrinking, in [0, 1]; all of it where query heads share a key head.
-    grid: for plain tensors on several ranks, under an optimizer that does not know of these: what `Grid.of` takes, such
-        as `torch.distributed.group.WORLD` under DDP; `Grid.alone()` for a model of this rank's own.
+    grid: for plain tensors on several ranks, under an optimizer that does not know of these (`MuonW` knows its
+        replicas): what `Grid.of` takes, such as `torch.distributed.group.WORLD` under DDP; `Grid.alone()` for a model
+        of this rank's own.
 
     largest, gammas: {name: [heads], on the CPU}, of whole layers, alike on all ranks, in the latest step that was not
         skipped; -inf where nothing was recorded.
@@ -274,6 +275,8 @@ def _grid_of(optimizer: torch.optim.Optimizer, given: Any) -> Grid:
         if given is not None and given is not optimizer.grid:
             raise ValueError("the optimizer has a grid of its own; leave out the clip's.")
         return optimizer.grid
+    if given is None and isinstance(optimizer, MuonW):
+        given = optimizer.replicas
     parameters = [pair for group in optimizer.param_groups for pair in named(group)]
     if (mesh := common_mesh(parameters)) is not None:
         ledger = optimizer.ledger if isinstance(optimizer, MuonW) else Ledger()

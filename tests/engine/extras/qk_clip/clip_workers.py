@@ -311,17 +311,21 @@ def infinity_found(world: World) -> list[tuple[bool, int]]:
 
 
 def replicas(world: World) -> dict[str, Any]:
-    """Plain tensors on every rank under torch's AdamW: refused without a word about ranks, one maximum with it."""
+    """Plain tensors on every rank: refused where nothing says who has copies, one maximum where clip or MuonW know."""
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.0, weight_decay=0.0)
     try:
         said = str(QKClip(optimizer, net.attentions()))
     except ValueError as error:
         said = str(error)
-    clip = QKClip(optimizer, {"even": net.attentions()["even"]}, TAU, grid=dist.group.WORLD)
-    clip.record("even", *queries_and_keys("even", 0, world.rank, 4, 4, 3))
-    optimizer.step()
-    return {"said": said, "largest": clip.largest["even"].tolist()}
+    largest = []
+    shared = MuonW(net, lr=0.0, weight_decay=0.0, replicas=dist.group.WORLD)
+    for one, grid in ((optimizer, dist.group.WORLD), (shared, None)):
+        clip = QKClip(one, {"even": net.attentions()["even"]}, TAU, grid=grid)
+        clip.record("even", *queries_and_keys("even", 0, world.rank, 4, 4, 3))
+        one.step()
+        largest.append(clip.largest["even"].tolist())
+    return {"said": said, "largest": largest}
 
 
 # ---- All of it --------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_an_infinity_on_one_rank_skips_the_clip_on_all() -> None:
 def test_replicas_under_a_plain_optimizer_must_say_whose_batches_count() -> None:
     (said,) = {rank["replicas"]["said"] for rank in facts()}
     assert "plain tensors on one of 4 ranks" in said
-    (largest,) = {tuple(rank["replicas"]["largest"]) for rank in facts()}
+    (largest,) = {tuple(one) for rank in facts() for one in rank["replicas"]["largest"]}
     batches = [work.queries_and_keys("even", 0, batch, 4, 4, 3) for batch in range(4)]
     each = torch.stack([(q @ k.mT).amax((0, 2, 3)) for q, k in batches])
     assert largest == pytest.approx((each.amax(0).double() / 3**0.5).tolist(), rel=1e-12)
