@@ -42,32 +42,39 @@ class Holding(NamedTuple):
 HOLDINGS = {
     "gradients": Holding(
         "G", "block", "its own gradient",
-        "{ranks} processes, one matrix. Coloured: what each has of its gradient, for data of its own. "
-        "Muon wants the mean, and all of it",
+        "{ranks} processes train one matrix. Coloured is what each of them has of its gradient, computed from data of "
+        "its own. Muon needs the mean of these gradients, and for the whole matrix",
     ),
     "reduce_scatter": Holding(
         "G", "piece", "its piece of the mean gradient",
-        "DP ranks sum their gradients, and each keeps the piece that it owns",
+        "The DP ranks add up their gradients, and each rank keeps the piece of the sum that it owns",
         "reduce_scatter dp gradients, {bucket}",
     ),
     "momentum": Holding(
-        "M", "piece", "its piece of the momentum", "Each folds its piece into its momentum, element by element"
+        "M", "piece", "its piece of the momentum",
+        "Each rank adds its piece to its momentum, element by element, so no rank needs the whole matrix yet",
     ),
     "dp_gather": Holding(
-        "M", "block", "its TP block of the momentum", "DP ranks put their pieces together, in {wire}",
+        "M", "block", "its TP block of the momentum",
+        "The DP ranks exchange their pieces in {wire}, so that each has all of its TP block",
         "all_gather dp momentum, {bucket}",
     ),
     "tp_gather": Holding(
-        "M", "whole", "all of the momentum", "TP ranks put their blocks together: at last, the whole matrix",
+        "M", "whole", "all of the momentum", "The TP ranks exchange their blocks, and now each has the whole matrix",
         "all_gather tp momentum, {name}",
     ),
-    "newton_schulz": Holding("O", "whole", "all of the update", "All orthogonalize it, {times} times the same work"),
-    "tp_shard": Holding("O", "block", "its TP block of the update", "Each keeps the block of its TP rank"),
-    "dp_shard": Holding("O", "piece", "its piece of the update", "Each keeps the piece that it owns"),
-    "apply": Holding("W", "piece", "its piece of the new weights", "Each moves its piece of the weights"),
+    "newton_schulz": Holding(
+        "O", "whole", "all of the update",
+        "Every rank orthogonalizes the whole matrix, so this work is done {times} times",
+    ),
+    "tp_shard": Holding("O", "block", "its TP block of the update", "Each rank keeps the block of its TP rank"),
+    "dp_shard": Holding("O", "piece", "its piece of the update", "Each rank keeps the piece that it owns"),
+    "apply": Holding(
+        "W", "piece", "its piece of the new weights", "Each rank moves its piece of the weights by its update"
+    ),
     "all_gather": Holding(
         "W", "block", "its TP block of the new weights",
-        "DP ranks put the new weights together, ready for the next batch",
+        "The DP ranks exchange their new weights, so that all of them are ready for the next batch",
         "all_gather dp parameters, {bucket}",
     ),
 }  # fmt: skip
@@ -232,7 +239,7 @@ def _caption(matrix: CutMatrix, move: str) -> str:
     if move not in MOVES:
         return f"Before the step: {done}."
     sent = sorted({matrix.sent(move, r) for r in matrix.owners})
-    sends = "Sends nothing" if sent == [0] else f"Each sends {' to '.join(map(in_bytes, sent))}"
+    sends = "Nothing is sent" if sent == [0] else f"Each sends {' to '.join(map(in_bytes, sent))}"
     return f"{MOVES.index(move) + 1}. {move}: {done}. {sends}."
 
 

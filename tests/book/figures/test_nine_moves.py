@@ -171,9 +171,9 @@ def test_captions_name_every_move_and_its_bytes() -> None:
         9: ring_bytes("all_gather", 4 * bucket.padded, 4),
     }
     for n, line in enumerate(captions[1:], 1):
-        assert line.endswith(f"Each sends {style.in_bytes(sent[n])}." if n in sent else "Sends nothing."), line
+        assert line.endswith(f"Each sends {style.in_bytes(sent[n])}." if n in sent else "Nothing is sent."), line
     owners = CutMatrix.find(layout, name, 2).owners
-    assert f"{2 * len(owners)} times the same work" in captions[5]
+    assert f"this work is done {2 * len(owners)} times" in captions[5]
 
 
 def test_arrows_are_where_something_travels() -> None:
