@@ -73,44 +73,28 @@ def owners(
     that have equally little, in rows that have, the one that has done least takes the next.
     """
     loads, earlier = list(loads or [0.0] * (dp * tp)), list(earlier or [0.0] * (dp * tp))
-    rows = [_Row(range(row, dp * tp, dp), loads, earlier) for row in range(dp)]
-    first = [row.key for row in rows]
-    heapq.heapify(first)
+    rows = [sum(loads[row::dp]) for row in range(dp)]
     each = {index: cost / tp if index in by_rows else cost for index, cost in costs.items()}
+
+    def key(rank: int) -> tuple[float, float, float, int]:
+        return loads[rank], rows[rank % dp], earlier[rank], rank
+
+    first = [key(rank) for rank in range(dp * tp)]
+    heapq.heapify(first)
     found = {}
     for index in sorted(costs, key=lambda index: (-each[index], index)):
-        while first[0] != rows[first[0][-1] % dp].key:
-            heapq.heappop(first)  # that row has got more since
-        rank = first[0][-1]
-        owner, ranks = Owner(rank % dp, rank // dp), range(rank, rank + 1)
         if index in by_rows:
             row = min(range(dp), key=lambda row: (max(loads[row::dp]), max(earlier[row::dp]), row))
-            owner, ranks = Owner(row, None), range(row, dp * tp, dp)
-        found[index] = owner
+            found[index], ranks = Owner(row, None), range(row, dp * tp, dp)
+        else:
+            while first[0] != (now := key(first[0][-1])):
+                heapq.heapreplace(first, now)  # that rank or its row has got more since: keys only grow
+            rank = first[0][-1]
+            found[index], ranks = Owner(rank % dp, rank // dp), range(rank, rank + 1)
         for rank in ranks:
             loads[rank] += each[index]
-        heapq.heappush(first, rows[owner.dp].grown(ranks))
+        rows[ranks[0] % dp] = sum(loads[ranks[0] % dp :: dp])
     return found
-
-
-class _Row:
-    """The TP ranks of a row. key: (least load, load of the row, what the rank that has it did earlier, that rank)."""
-
-    def __init__(self, ranks: Sequence[int], loads: Sequence[float], earlier: Sequence[float]) -> None:
-        self.ranks, self.loads, self.earlier = ranks, loads, earlier
-        self.least = [(loads[rank], earlier[rank], rank) for rank in ranks]
-        heapq.heapify(self.least)
-        self.key = self.grown(())
-
-    def grown(self, ranks: Iterable[int]) -> tuple[float, float, float, int]:
-        """Return the key, now that these ranks have got more."""
-        for rank in ranks:
-            heapq.heappush(self.least, (self.loads[rank], self.earlier[rank], rank))
-        while self.least[0][0] != self.loads[self.least[0][-1]]:
-            heapq.heappop(self.least)  # that rank has got more since
-        load, done, rank = self.least[0]
-        self.key = load, sum(self.loads[rank] for rank in self.ranks), done, rank
-        return self.key
 
 
 def plan_owned(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, tp: int, bucket_size: int) -> Layout:
