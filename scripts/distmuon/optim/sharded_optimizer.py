@@ -28,7 +28,6 @@ from distmuon.sharding.consistency import RankMismatchError, check_same, raise_t
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan
-from distmuon.sharding.pipeline_stages import gather_summaries
 
 ALGORITHMS = {"adamw": ADAMW_DEFAULTS}
 
@@ -304,7 +303,9 @@ class ShardedOptimizer(ShardedChecks):
         options = [*self._options_now(max_norm), ("what is trained", str(self._refusal or "fine"))]
         options.append(("overlap_backward", str(self._backward.used)))
         statistics = gradients.statistics(self.buffers, self._present, options, self._touched)
-        self.statistics = gather_summaries(statistics, self.grid, self._step_now(max_norm), self._refusal is not None)
+        self.statistics = gradients.gather_summaries(
+            statistics, self.grid, self._step_now(max_norm), self._refusal is not None
+        )
         if not self.statistics.agreed:
             check_same(self.grid, "options", options, "set, load and keep them alike on every rank")
         if self._refusal:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +20,12 @@ from torch.autograd.graph import get_gradient_edge
 from distmuon.sharding.buffers import ShardedBuffers
 from distmuon.sharding.collectives import numbers_on
 from distmuon.sharding.consistency import Lines, all_equal, checksum
+from distmuon.sharding.grid import Grid
 from distmuon.sharding.precision import widest
 from distmuon.sharding.tensor_lists import copy_each_
 
 STATISTICS_LABEL = "gradient summary"  # in ledgers, and in every stored one
+STAGES_LABEL = "stages' summaries"  # in ledgers
 
 
 class NonFiniteGradient(FloatingPointError):
@@ -103,12 +105,14 @@ class GradientViews:
         self._versions = [0] * len(buffers.parameters)  # of those, after the latest backward pass
         self.before: Callable[[int], None] = lambda index: None  # called when a gradient is about to be added
         self.after: Callable[[int], None] = lambda index: None  # and when it has been
-        for index, (p, home) in enumerate(zip(buffers.parameters, buffers.gradient_homes, strict=True)):
-            gradient, p.grad = p.grad, None
-            self._watch(index)
+        given = [p.grad for p in buffers.parameters]
+        for p in buffers.parameters:
+            p.grad = None
+        self.watch_all()
+        for index, gradient in enumerate(given):
             if gradient is not None:
                 self._rebind(index)
-                home.copy_(gradient)
+                buffers.gradient_homes[index].copy_(gradient)
 
     def collect(self, indices: Collection[int]) -> set[int]:
         """Bring the gradients of the parameters `indices` home; return those that have one.
@@ -151,8 +155,16 @@ class GradientViews:
 
     def watch_all(self) -> None:
         """Hook every parameter's node that is not hooked yet: a change of dtype gives it a new one."""
-        for index in range(len(self.buffers.parameters)):
-            self._watch(index)
+        me = weakref.ref(self)  # a node may outlive the optimizer
+        for index, p in enumerate(self.buffers.parameters):
+            frozen = not p.requires_grad
+            node = get_gradient_edge(p.requires_grad_(True)).node  # the node stays when the parameter is frozen again
+            p.requires_grad_(not frozen)
+            if node is not self._nodes[index]:
+                p.grad_dtype = None  # any: the home's may differ from the parameter's
+                node.register_prehook(lambda _, index=index: views.bind_grad_view(index) if (views := me()) else None)
+                node.register_hook(lambda *_, index=index: views.after(index) if (views := me()) else None)
+                self._nodes[index] = node
 
     def changed_since_backward(self) -> bool:
         """Return whether somebody has written into a gradient, in place, after autograd."""
@@ -189,19 +201,6 @@ class GradientViews:
         held, home = self._offered[index](), self.buffers.gradient_homes[index]
         if held is not None and held is not self.buffers.parameters[index].grad and _same_place(held, home):
             held.data = held.clone()
-
-    def _watch(self, index: int) -> None:
-        """Hook the parameter's node, if it is not hooked already."""
-        p = self.buffers.parameters[index]
-        frozen = not p.requires_grad
-        node = get_gradient_edge(p.requires_grad_(True)).node  # the node stays when the parameter is frozen again
-        p.requires_grad_(not frozen)
-        if node is not self._nodes[index]:
-            p.grad_dtype = None  # any: the home's may differ from the parameter's
-            me = weakref.ref(self)  # the node may outlive the optimizer
-            node.register_prehook(lambda _: views.bind_grad_view(index) if (views := me()) else None)
-            node.register_hook(lambda *_: views.after(index) if (views := me()) else None)
-            self._nodes[index] = node
 
 
 def _same_place(tensor: Tensor, home: Tensor) -> bool:
@@ -242,6 +241,24 @@ def statistics(buffers: ShardedBuffers, present: set[int], options: Lines, touch
 def statistics_bytes(parameters: int) -> int:
     """Return the payload of that all-reduce."""
     return 8 * (2 * parameters + 3)
+
+
+def gather_summaries(statistics: GradientStatistics, grid: Grid, step: Lines, refused: bool) -> GradientStatistics:
+    """Return the statistics with what all stages of a pipeline say, for they decide on a step together.
+
+    Gathered, since a sum has no fixed order. step: what all stages must have alike. refused: whether this one will not
+    make it. Collective, over `grid.stages`.
+    """
+    stages, device = grid.stages, grid.device
+    if stages.size == 1:
+        return statistics
+    wide = widest(device)
+    digest, _ = checksum(step, stages.size, wide)
+    squares = float(statistics.squared_norms.sum())
+    row = [squares, float(not statistics.non_finite), float(statistics.agreed and not refused), digest]
+    rows = stages.all_gather(numbers_on(device, row, wide), STAGES_LABEL).view(stages.size, len(row)).tolist()
+    summaries = [StageSummary(squares, finite > 0, agreed > 0, digest) for squares, finite, agreed, digest in rows]
+    return replace(statistics, stages=summaries)
 
 
 def clip_(buffers: ShardedBuffers, norm: float, max_norm: float) -> None:
