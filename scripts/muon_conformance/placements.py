@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from distmuon.launch import World
-from distmuon.sharding.boxes import Box, all_of
+from distmuon.sharding.boxes import Box
 from distmuon.sharding.meshes import own_box
 from muon_conformance.reference import gaussian
 
@@ -122,7 +122,7 @@ PLACEMENTS = {
 
 def box_of(p: Tensor) -> Box:
     """Return which box of a parameter this rank holds."""
-    return own_box("a parameter", p) if isinstance(p, DTensor) else all_of(p.shape)
+    return own_box("a parameter", p)
 
 
 def held(

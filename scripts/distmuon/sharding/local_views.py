@@ -119,10 +119,7 @@ def everything(shape: Sequence[int]) -> Boxes:
 
 def boxes_in_place(name: str, tensor: Tensor) -> Boxes:
     """Return which box of the whole a DTensor's local tensor is; a plain tensor is the whole."""
-    if not isinstance(tensor, DTensor):
-        return everything(tensor.shape)
-    ((_, run),) = everything(local(tensor).shape)
-    return [(own_box(name, tensor), run)]
+    return [(own_box(name, tensor), Range(0, local(tensor).numel()))]
 
 
 def at(boxes: Boxes, values: Tensor) -> list[tuple[Box, Tensor]]:
@@ -144,7 +141,19 @@ def fill_(into: Tensor, box: Box, boxes: Sequence[tuple[Box, Tensor]]) -> None:
 
 def boxes_of_run(shape: Sequence[int], run: Range) -> Boxes:
     """Return a run of elements of a tensor, in row-major order, as boxes of it; elements are counted in the run."""
-    return [(box, where.relative_to(run.start)) for box, where in _boxes_of_run(shape, run)]
+    if not shape:
+        return [((), Range(0, 1))] if run.size else []
+    row, start = math.prod(shape[1:]), run.start
+    found: list[tuple[Box, Range]] = []
+    while start < run.end:
+        number, inside = divmod(start, row)
+        rows = 0 if inside else (run.end - start) // row  # whole ones that begin here
+        end = start + rows * row if rows else min(run.end, (number + 1) * row)
+        across = [(all_of(shape[1:]), Range(0, end - start))]
+        for box, where in across if rows else boxes_of_run(shape[1:], Range(inside, inside + end - start)):
+            found.append(((Range(number, number + max(rows, 1)), *box), where.relative_to(run.start - start)))
+        start = end
+    return found
 
 
 def over_tp(
@@ -157,14 +166,17 @@ def over_tp(
     dim, found = spec.tp_split_dim, []
     if dim is None:
         return boxes
+    together = [part.rows for part in spec.local_parts] if dim == 0 else [spec.shape[dim]]  # lengths along dim
     for box, run in boxes:
         row = volume(box) // box[0].size if box[0].size else 0
-        for here, begin in _segments(spec, tp_size, tp_rank):
-            if (common := box[dim].intersect(here)).size:
-                start = begin + common.start - here.start
+        here = there = 0  # where the part begins in the TP-local parameter, and in the whole one
+        for size in together:
+            if (common := box[dim].intersect(Range(here, here + size))).size:
+                start = there + tp_rank * size + common.start - here
                 place = (*box[:dim], Range(start, start + common.size), *box[dim + 1 :])
                 first = run.start + (common.start - box[0].start) * row if dim == 0 else run.start
                 found.append((place, Range(first, first + volume(place))))
+            here, there = here + size, there + size * tp_size
     return found
 
 
@@ -180,38 +192,3 @@ def _cut(values: Tensor, run: Range, shape: tuple[int, ...]) -> Tensor:
     if values.ndim == len(shape) and values.shape[1:] == shape[1:]:  # whole rows of a tensor that may have strides
         return values.narrow(0, run.start * shape[0] // run.size, shape[0])
     return values.view(-1)[run.as_slice].view(shape)
-
-
-def _boxes_of_run(shape: Sequence[int], run: Range) -> list[tuple[Box, Range]]:
-    """Return the boxes, and which elements of the tensor each of them is."""
-    if not run.size:
-        return []
-    if not shape:
-        return [((), run)]
-    row = math.prod(shape[1:])
-    first, last = -(-run.start // row), run.end // row  # whole rows
-    if first > last:  # inside one row
-        return _in_row(shape, last, run)
-    found = _in_row(shape, first - 1, Range(run.start, first * row))
-    if first < last:
-        found.append(((Range(first, last), *all_of(shape[1:])), Range(first * row, last * row)))
-    return found + _in_row(shape, last, Range(last * row, run.end))
-
-
-def _in_row(shape: Sequence[int], number: int, run: Range) -> list[tuple[Box, Range]]:
-    origin = number * math.prod(shape[1:])
-    inside = _boxes_of_run(shape[1:], run.relative_to(origin)) if run.size else []
-    return [((Range(number, number + 1), *box), where.relative_to(-origin)) for box, where in inside]
-
-
-def _segments(spec: ParamSpec, tp_size: int, tp_rank: int) -> list[tuple[Range, int]]:
-    """Return (range along the cut dimension that lies together here, where it begins in the whole parameter)."""
-    dim = spec.tp_split_dim
-    assert dim is not None
-    if dim != 0:
-        return [(Range(0, spec.shape[dim]), tp_rank * spec.shape[dim])]
-    found, here, there = [], 0, 0
-    for mine, whole in zip(spec.local_parts, spec.whole_parts(tp_size), strict=True):
-        found.append((Range(here, here + mine.rows), there + tp_rank * mine.rows))
-        here, there = here + mine.rows, there + whole.rows
-    return found

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from distmuon.sharding.boxes import Box, box_at, boxes, extent
+from distmuon.sharding.boxes import Box, all_of, box_at, boxes, extent
 from distmuon.sharding.collectives import Group, backend_of
 from distmuon.sharding.grid import beyond, everyone, refuse_one_stage, root_of
 from distmuon.sharding.ledger import Ledger
@@ -88,13 +88,14 @@ def boxes_on(
     own_box(name, parameter)  # which looks whether it really lies there
     own, frame = parameter.device_mesh, _frame(parameter.device_mesh, mesh)
     assert frame is not None
-    found = boxes(tuple(parameter.shape), tuple(own.shape), parameter.placements)
-    if own != frame:
-        dims = [_dimensions(frame).index(dim) for dim in _dimensions(own)]
-        coordinates = itertools.product(*map(range, frame.shape))
-        found = [found[_flat([at[dim] for dim in dims], tuple(own.shape))] for at in coordinates]
-    order = ranks_of(frame)
-    return [found[order.index(rank)] for rank in sorted(order)]
+    held = boxes(tuple(parameter.shape), tuple(own.shape), parameter.placements)
+    box_of = dict(zip(itertools.product(*map(range, own.shape)), held, strict=True))
+    dims = [_dimensions(frame).index(dim) for dim in _dimensions(own)]
+    coordinates = itertools.product(*map(range, frame.shape))
+    at_rank = {
+        rank: box_of[tuple(at[dim] for dim in dims)] for rank, at in zip(ranks_of(frame), coordinates, strict=True)
+    }
+    return [at_rank[rank] for rank in sorted(at_rank)]
 
 
 def shards(parameter: Tensor) -> int:
@@ -105,8 +106,10 @@ def shards(parameter: Tensor) -> int:
     return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
-def own_box(name: str, parameter: DTensor) -> Box:
-    """Return the box that this rank holds; errors as for `boxes_on`."""
+def own_box(name: str, parameter: Tensor) -> Box:
+    """Return the box that this rank holds; of a plain tensor, all of it. Errors as for `boxes_on`."""
+    if not isinstance(parameter, DTensor):
+        return all_of(parameter.shape)
     own, placements = parameter.device_mesh, parameter.placements
     coordinate = own.get_coordinate()
     assert coordinate is not None
@@ -152,7 +155,3 @@ def _frame(own: DeviceMesh, everybody: DeviceMesh) -> DeviceMesh | None:
 def _dimensions(mesh: DeviceMesh) -> Sequence[str | int]:
     """Return the mesh's dimensions by name, or by number where they have none."""
     return mesh.mesh_dim_names or range(mesh.ndim)
-
-
-def _flat(coordinate: Sequence[int], sizes: Sequence[int]) -> int:
-    return sum(at * math.prod(sizes[dim + 1 :]) for dim, at in enumerate(coordinate))
