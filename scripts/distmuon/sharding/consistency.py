@@ -24,6 +24,7 @@ from torch import Tensor
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
+from distmuon.sharding.tensor_lists import runs
 
 Lines = Sequence[tuple[str, str]]  # (name, description), in order
 
@@ -181,13 +182,7 @@ def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     for kind in kinds.values():
-        batch: list[Tensor] = []
-        for tensor in kind:
-            if batch and sum(t.nbytes for t in batch) + tensor.nbytes > PIECE_BYTES:
-                yield batch
-                batch = []
-            batch.append(tensor)
-        yield batch
+        yield from runs(kind, [tensor.nbytes for tensor in kind], PIECE_BYTES)
 
 
 def _fingerprint(tensor: Tensor, weights: Tensor) -> Tensor:  # [], int64
@@ -195,17 +190,11 @@ def _fingerprint(tensor: Tensor, weights: Tensor) -> Tensor:  # [], int64
 
     All w are odd and mix is one to one: a bit that changes in a single x_i changes every sum that it enters.
     """
-    numbers = tensor.detach().contiguous().view(-1).view(_integers(tensor.element_size()))
+    # at most 32 bits, so that a product with a weight keeps 32 bits or more of the weight, whatever the number
+    integers = {1: torch.int8, 2: torch.int16}.get(tensor.element_size(), torch.int32)
+    numbers = tensor.detach().contiguous().view(-1).view(integers)
     sums = torch.stack([(piece * weights[: len(piece)]).sum() for piece in numbers.split(PIECE_NUMEL)])  # [k]
     return (_mixed(sums) * _odd(len(sums), tensor.device)).sum()
-
-
-def _integers(width: int) -> torch.dtype:
-    """Return the integers as which numbers of `width` bytes are read; two for one of 8 bytes.
-
-    At most 32 bits, so that a product with a weight keeps 32 bits or more of the weight, whatever the number.
-    """
-    return {1: torch.int8, 2: torch.int16}.get(width, torch.int32)
 
 
 def _odd(count: int, device: torch.device) -> Tensor:  # [count], int64
@@ -215,13 +204,9 @@ def _odd(count: int, device: torch.device) -> Tensor:  # [count], int64
 
 def _mixed(x: Tensor) -> Tensor:
     """Return a permutation of the 64-bit integers that leaves no pattern. Source: splitmix64 (Steele et al. 2014)."""
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        x = (x ^ _shifted(x, shift)) * factor
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, by: int) -> Tensor:
-    return (x >> by) & (2 ** (64 - by) - 1)  # torch's own shift repeats the sign, and would not be one to one
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1)):
+        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor  # torch's own shift repeats the sign
+    return x
 
 
 # ---- During training: a vote inside a sum that is taken anyway --------------------------------------------

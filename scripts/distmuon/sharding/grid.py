@@ -123,7 +123,8 @@ class Grid:
         all ranks, but not in rank order. It settles the gradient norm, by which clipping scales, and TP's activations:
         where bits are compared with another grid's, there must be neither.
         """
-        return replace(self, dp=_in_order(self.dp), tp=_in_order(self.tp), world=_in_order(self.world))
+        groups = {name: replace(getattr(self, name), native_reduce_scatter=False) for name in (*DIMENSIONS, "world")}
+        return replace(self, **groups)
 
     def refuse_one_stage(self, what: str) -> None:
         """Raise ValueError, naming `what`, if this grid is a pipeline stage's that knows nothing of the others."""
@@ -133,11 +134,8 @@ class Grid:
 
     def refuse_scaler(self) -> None:
         """Raise ValueError if this is the grid of a pipeline stage, whether it knows the others or not."""
-        refuse_one_stage(
-            beyond(self.mesh) or ("pp",) * (self.stages.size > 1),
-            "a GradScaler",
-            UNSCALED_STAGES,
-        )
+        known = ("pp",) * (self.stages.size > 1)
+        refuse_one_stage(beyond(self.mesh) or known, "a GradScaler", UNSCALED_STAGES)
 
     def check_beyond(self, **asked: bool) -> None:
         """Refuse what is asked for, see `refuse_one_stage`; warn if this grid is but a part of a larger mesh."""
@@ -268,10 +266,6 @@ def root_of(mesh: DeviceMesh | None) -> DeviceMesh | None:
         if callable(find := getattr(mesh, name, None)):
             return find()
     return mesh
-
-
-def _in_order(group: Group) -> Group:
-    return replace(group, native_reduce_scatter=False)
 
 
 def _with_index(device: str) -> torch.device:

@@ -90,10 +90,6 @@ class ParamSpec(NamedTuple):
             return self.shape
         return tuple(n * tp if dim == self.tp_split_dim else n for dim, n in enumerate(self.shape))
 
-    def gathered_numel(self, tp: int) -> int:
-        """Return how many elements a rank holds of it once the matrices are whole."""
-        return self.numel if self.tp_gather_dim is None else self.numel * tp
-
     def division(self, shape: Sequence[int], tp: int) -> MatrixLayout:
         """Return how a tensor of it falls into matrices: a TP-local one, or one put together from `tp` of them."""
         if tuple(shape) == self.shape:

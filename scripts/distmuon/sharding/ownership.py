@@ -138,17 +138,12 @@ def padding_warning(layout: Layout) -> str | None:
     )
 
 
-def tp_local_matrices(specs: Sequence[ParamSpec], muon: Collection[int]) -> frozenset[int]:
-    """Return those of Muon's parameters of which every TP rank holds whole matrices of its own."""
-    return frozenset(index for index in muon if specs[index].tp_local_matrices)
-
-
 class _Dealer:
     """Deals out the matrices of one bucket after the other, and knows what each rank of the grid has done by then."""
 
     def __init__(self, specs: Sequence[ParamSpec], costs: Mapping[int, float], dp: int, tp: int) -> None:
         self.specs, self.costs, self.dp, self.tp = specs, costs, dp, tp
-        self.by_rows = tp_local_matrices(specs, costs)
+        self.by_rows = frozenset(index for index in costs if specs[index].tp_local_matrices)
         self.done = [0.0] * (dp * tp)
 
     def deal(self, run: Collection[int], keep: bool = False) -> dict[int, Owner]:

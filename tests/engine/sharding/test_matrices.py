@@ -20,7 +20,7 @@ from distmuon.sharding.matrices import (
     localize,
     parts,
 )
-from distmuon.sharding.ownership import Owner, owners, plan_owned, tp_local_matrices
+from distmuon.sharding.ownership import Owner, owners, plan_owned
 
 HEADS = ("fused", ((8, 4), (4, 2), (4, 2)))
 
@@ -82,7 +82,6 @@ def test_tp_cuts_through_matrices_or_between_them(matrices: Any, shape: Any, dim
     assert cut.tp_local_matrices == (dim is not None and gathers is None)
     assert globalize(here, dim, 2) == matrices
     assert cut.whole_parts(2) == parts(matrices, shape)
-    assert cut.gathered_numel(2) == (cut.numel if gathers is None else math.prod(shape))
     assert cut.division(cut.shape, 2) == MatrixLayout(here)
     assert cut.division(shape, 2) == MatrixLayout(matrices, 2 if dim == 0 else 1) or dim is None
 
@@ -179,7 +178,7 @@ def test_the_map_of_whole_matrices_knows_what_a_row_shares() -> None:
     specs = [spec((8, 6, 8), "stacked", 0, 4), *[spec((6, 8), dim=0, tp=2)._replace(name=f"w{i}") for i in range(4)]]
     layout = plan_owned(specs, costs(specs, range(5), 4), 2, 4, 10**6)
     dealt = assign_owners(layout, range(5), 4)
-    assert tp_local_matrices(specs, range(5)) == {0}
+    assert [spec.tp_local_matrices for spec in specs] == [True, False, False, False, False]
     assert dealt[0] == Owner(0, None)
     for index, owner in dealt.items():
         assert list(layout.owners(layout.buckets[0], index)) == [owner.dp]

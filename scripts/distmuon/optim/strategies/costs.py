@@ -136,7 +136,7 @@ class WholeMatrices(NamedTuple):
     def of_one(cls, spec: ParamSpec, tp: int, blocks: bool = False) -> WholeMatrices:
         """Return the same of one parameter."""
         local = blocks or spec.tp_local_matrices
-        size = spec.numel if local else spec.gathered_numel(tp)
+        size = spec.numel if local else math.prod(spec.full_shape(tp))
         parts = spec.local_parts if blocks else spec.seen_parts(tp)
         small = all(math.prod(part.shape) <= BATCHED_ON_GPU for part in parts)
         return cls(size, size, size * small, size * (spec.matrices != "whole"))
