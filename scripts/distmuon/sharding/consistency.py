@@ -48,7 +48,7 @@ def check_same(grid: Grid, topic: str, lines: Lines, remedy: str) -> None:
     """
     if grid.world.size == 1:
         return
-    text = json.dumps([list(line) for line in lines]).encode()
+    text = json.dumps(lines).encode()
     digest = hashlib.sha256(text).digest() + len(text).to_bytes(8, "little")
     digests = _silent(grid.world).all_gather(_tensor(digest, grid), "agreement").view(grid.world.size, -1).tolist()
     differing = [rank for rank, theirs in enumerate(digests) if theirs != digests[0]]
@@ -89,7 +89,7 @@ def _lines_of(rank: int, text: bytes, length: int, grid: Grid) -> Lines:
     mine = rank == grid.world.rank
     letters = _tensor(text, grid) if mine else torch.empty(length, dtype=torch.uint8, device=grid.device)
     dist.broadcast(letters, group_src=rank, group=grid.world.process_group)
-    return [(name, description) for name, description in json.loads(bytes(letters.tolist()))]
+    return json.loads(bytes(letters.tolist()))
 
 
 def _difference(ours: Lines, theirs: Lines, first: str, other: str) -> str:
@@ -219,7 +219,7 @@ def checksum(lines: Lines, ranks: int, dtype: torch.dtype = torch.float64) -> tu
     """
     digits = 1 - int(math.log2(torch.finfo(dtype).eps))  # 53 of float64
     bits = (digits - (ranks - 1).bit_length()) // 2
-    text = json.dumps([list(line) for line in lines]).encode()
+    text = json.dumps(lines).encode()
     h = int.from_bytes(hashlib.sha256(text).digest()[:8], "little") % 2**bits
     return float(h), float(h * h)
 

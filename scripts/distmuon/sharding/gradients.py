@@ -105,14 +105,9 @@ class GradientViews:
         self._versions = [0] * len(buffers.parameters)  # of those, after the latest backward pass
         self.before: Callable[[int], None] = lambda index: None  # called when a gradient is about to be added
         self.after: Callable[[int], None] = lambda index: None  # and when it has been
-        given = [p.grad for p in buffers.parameters]
-        for p in buffers.parameters:
-            p.grad = None
         self.watch_all()
-        for index, gradient in enumerate(given):
-            if gradient is not None:
-                self._rebind(index)
-                buffers.gradient_homes[index].copy_(gradient)
+        for index in self.collect(range(len(buffers.parameters))):
+            self._rebind(index)
 
     def collect(self, indices: Collection[int]) -> set[int]:
         """Bring the gradients of the parameters `indices` home; return those that have one.

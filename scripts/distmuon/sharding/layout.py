@@ -288,10 +288,8 @@ def plan(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_
     Parameters keep their order. A bucket is closed as soon as it holds `bucket_size` elements or more, so it
     always holds whole parameters and at least one. Every process that plans the same specs gets the same map.
 
-    specs: TP-local parameters.
-    dp: number of DP ranks, D.
-    bucket_size: elements.
-    Raises ValueError for D or a bucket size below 1, an unknown dtype or a repeated name.
+    specs: TP-local. bucket_size: elements. Raises ValueError for D or a bucket size below 1, an unknown dtype or a
+    repeated name.
     """
     specs = tuple(specs)
     buffers = tuple(
