@@ -186,8 +186,11 @@ class Buffer:
     """One flat storage: all buckets of one (parameter dtype, gradient dtype)."""
 
     param_dtype: str
-    grad_dtype: str
     buckets: tuple[Bucket, ...]
+
+    @property
+    def grad_dtype(self) -> str:
+        return gradient_dtype(self.param_dtype)
 
     @property
     def size(self) -> int:
@@ -293,7 +296,7 @@ def plan(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_
     """
     specs = tuple(specs)
     buffers = tuple(
-        Buffer(dtype, gradient_dtype(dtype), tuple(zero1_buckets(specs, indices, dp, bucket_size, idx)))
+        Buffer(dtype, tuple(zero1_buckets(specs, indices, dp, bucket_size, idx)))
         for idx, (dtype, indices) in enumerate(by_dtype(specs, dp, bucket_size).items())
     )
     return Layout(specs, dp, buffers)

@@ -76,11 +76,7 @@ def ranks_of(mesh: DeviceMesh) -> tuple[int, ...]:
     return tuple(mesh.mesh.flatten().tolist())
 
 
-def boxes_on(
-    mesh: DeviceMesh,
-    name: str,
-    parameter: DTensor,
-) -> list[Box]:
+def boxes_on(mesh: DeviceMesh, name: str, parameter: DTensor) -> list[Box]:
     """Return the box that every rank of the mesh holds, in the order of the group.
 
     Raises ValueError, naming the parameter, where DTensor's word cannot be relied on.

@@ -25,16 +25,7 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from distmuon.sharding.layout import (
-    ITEM_BYTES,
-    Bucket,
-    Buffer,
-    Layout,
-    ParamSpec,
-    by_dtype,
-    gradient_dtype,
-    zero1_buckets,
-)
+from distmuon.sharding.layout import ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, by_dtype, zero1_buckets
 
 MAX_PADDING = 0.03  # of a bucket's matrices: less would take larger buckets, and overlap with them; more, memory
 MUCH_PADDING, MUCH_BYTES = 0.2, 250_000_000  # of which a user hears: a share, and bytes on a rank
@@ -90,10 +81,11 @@ def owners(
             while first[0] != (now := key(first[0][-1])):
                 heapq.heapreplace(first, now)  # that rank or its row has got more since: keys only grow
             rank = first[0][-1]
-            found[index], ranks = Owner(rank % dp, rank // dp), range(rank, rank + 1)
+            row = rank % dp
+            found[index], ranks = Owner(row, rank // dp), range(rank, rank + 1)
         for rank in ranks:
             loads[rank] += each[index]
-        rows[ranks[0] % dp] = sum(loads[ranks[0] % dp :: dp])
+        rows[row] = sum(loads[row::dp])
     return found
 
 
@@ -111,7 +103,7 @@ def plan_owned(specs: Iterable[ParamSpec], costs: Mapping[int, float], dp: int, 
             buckets.append(dealer.bucket(run, number, len(buckets), buckets[-1].range.end if buckets else 0))
         rest = [index for index in indices if index not in costs]
         buckets = zero1_buckets(specs, rest, dp, bucket_size, number, before=buckets)
-        buffers.append(Buffer(dtype, gradient_dtype(dtype), tuple(buckets)))
+        buffers.append(Buffer(dtype, tuple(buckets)))
     return Layout(specs, dp, tuple(buffers))
 
 

@@ -291,4 +291,4 @@ def _alone(layout: Layout, bucket: Bucket) -> Layout:
     """Return the map of one bucket, as if there were no other."""
     buffer = layout.buffers[bucket.buffer_idx]
     alone = Bucket(0, 0, bucket.params, bucket.starts, bucket.offset, bucket.numel, bucket.padded, bucket.dp)
-    return Layout(layout.specs, layout.dp, (Buffer(buffer.param_dtype, buffer.grad_dtype, (alone,)),))
+    return Layout(layout.specs, layout.dp, (Buffer(buffer.param_dtype, (alone,)),))
