@@ -242,22 +242,23 @@ class Group:
 
         This rank's own parcel does not travel: it is handed over as it is.
         """
+        others = [rank != self.rank for rank in range(self.size)]
         flat = [
-            head[:0] if rank == self.rank else torch.cat([head, *(tensor.reshape(-1) for tensor in parcel)])
-            for rank, parcel in enumerate(parcels)
+            torch.cat([head, *(tensor.reshape(-1) for tensor in parcel)]) if travels else head[:0]
+            for parcel, travels in zip(parcels, others, strict=True)
         ]
         sizes = [[len(head), *(math.prod(shape) for shape in theirs)] for theirs in shapes]
-        lengths = [0 if rank == self.rank else sum(theirs) for rank, theirs in enumerate(sizes)]
-        found = Received([], [])
+        lengths = [sum(theirs) if travels else 0 for theirs, travels in zip(sizes, others, strict=True)]
+        heads, tensors = list[Tensor](), list[Sequence[Tensor]]()
         for rank, came in enumerate(self.all_to_all_v(flat, lengths, label)):
-            if rank == self.rank:
-                found.heads.append(head)
-                found.tensors.append(parcels[rank])
-            else:
+            if others[rank]:
                 first, *parts = came.split(sizes[rank])
-                found.heads.append(first)
-                found.tensors.append([part.view(*shape) for part, shape in zip(parts, shapes[rank], strict=True)])
-        return found
+                heads.append(first)
+                tensors.append([part.view(*shape) for part, shape in zip(parts, shapes[rank], strict=True)])
+            else:
+                heads.append(head)
+                tensors.append(parcels[rank])
+        return Received(heads, tensors)
 
     @of_kind(COMMUNICATION)
     def all_reduce(self, tensor: Tensor, label: str, op: Any = dist.ReduceOp.SUM) -> Tensor:
