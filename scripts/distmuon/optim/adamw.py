@@ -9,11 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
 from distmuon.optim.masters import rounded_once
-from distmuon.optim.options import check_one_number
+from distmuon.optim.options import check_one_number, plain
 from distmuon.sharding.precision import is_narrow
 
 ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
@@ -27,10 +28,17 @@ def check_adamw_options(group: Mapping[str, Any]) -> None:
     check_one_number("lr", group["lr"])
     for name, value in not_below_0.items():
         if not 0 <= value < math.inf:
-            raise ValueError(f"AdamW refuses its group: {name} is {_plain(value)}; give 0 or more.")
+            raise ValueError(f"AdamW refuses its group: {name} is {plain(value)}; give 0 or more.")
     for name, value in below_1.items():
         if not 0 <= value < 1:
-            raise ValueError(f"AdamW refuses its group: {name} is {_plain(value)}; give 0 or more, and less than 1.")
+            raise ValueError(f"AdamW refuses its group: {name} is {plain(value)}; give 0 or more, and less than 1.")
+
+
+def begin(state: dict[str, Any], like: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Let a state have what AdamW keeps of a tensor, if this is its first step."""
+    if "step" not in state:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(like, dtype=dtype) for _ in range(2))
 
 
 def adamw_(
@@ -72,7 +80,3 @@ def _adamw(
         eps=group["eps"],
         maximize=False,
     )
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value

@@ -17,6 +17,7 @@ Source: Moonlight (Liu et al. 2025), Algorithm 1.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -24,13 +25,13 @@ import torch
 from torch import Tensor
 
 from distmuon.optim import strategies
-from distmuon.optim.adamw import ADAMW_DEFAULTS
 from distmuon.optim.muon import decay_and_apply_, momentum_of_all_, scale
-from distmuon.optim.muon_options import MUON_DEFAULTS, MomentumKind, ScaleKind, check_dtype, check_muon_options
+from distmuon.optim.muon_options import OPTIONS, MomentumKind, ScaleKind, check_dtype
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.param_groups import GROUP_NOTES, check_muon_parameter, options_among, specs_in_groups
 from distmuon.optim.sharded_checks import NonFinite
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.states import kept
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.consistency import raise_together
@@ -40,8 +41,6 @@ from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamS
 from distmuon.sharding.matrices import Matrices
 from distmuon.sharding.ownership import padding_warning
 from distmuon.sharding.warning import warn_user
-
-OPTIONS = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
 
 
 class DistributedMuon(ShardedOptimizer):
@@ -111,7 +110,7 @@ class DistributedMuon(ShardedOptimizer):
             ("publish", publish),
         )
         self._chosen, self.published = chosen, publish
-        self.DEFAULTS = OPTIONS | {"muon": MUON_DEFAULTS | own}
+        self.DEFAULTS = OPTIONS | {"muon": OPTIONS["muon"] | own}
         super().__init__(
             params,
             grid,
@@ -145,19 +144,6 @@ class DistributedMuon(ShardedOptimizer):
         if param_group["algorithm"] == "muon":
             for name, parameter in zip(param_group["param_names"], param_group["params"], strict=True):
                 check_muon_parameter(name, parameter, param_group["matrices"], self.grid.tp.size)
-
-    def collect(self) -> Exception | None:
-        """Do as any sharded optimizer does, and refuse matrices that the map does not know."""
-        if refusal := super().collect():
-            return refusal
-        self._look_at_groups()
-        specs = self.buffers.layout.specs
-        try:
-            changed = specs_in_groups(specs, self.param_groups, self.grid.tp.size)[0] != list(specs)
-        except ValueError:
-            changed = True
-        words = "the option matrices was changed, and the map is laid out once; set it back, or make a new optimizer."
-        return RuntimeError(words) if changed else None
 
     def update(self) -> None:
         """Run AdamW on its pieces; then move one bucket group after the other."""
@@ -292,8 +278,19 @@ class DistributedMuon(ShardedOptimizer):
     def _check_options(self, group: Mapping[str, Any]) -> None:
         super()._check_options(group)
         if group["algorithm"] == "muon":
-            check_muon_options(group)
             self._chosen.options(group)
+
+    def _check_groups(self) -> None:
+        """Do as any sharded optimizer does, and refuse matrices that the map does not know."""
+        super()._check_groups()
+        self._look_at_groups()
+        specs = self.buffers.layout.specs
+        with contextlib.suppress(ValueError):  # it does not fit at all
+            if specs_in_groups(specs, self.param_groups, self.grid.tp.size)[0] == list(specs):
+                return
+        raise RuntimeError(
+            "the option matrices was changed, and the map is laid out once; set it back, or make a new optimizer."
+        )
 
     def _check_arguments(self) -> None:
         self._refuse_others_options(self._options)
@@ -331,7 +328,4 @@ class DistributedMuon(ShardedOptimizer):
         return [piece for bucket in buckets for piece in self.buffers.pieces[bucket] if piece.index in moving]
 
     def _momentum_buffer(self, piece: Piece) -> Tensor:  # [n]
-        state = self.state[self.buffers.parameters[piece.index]]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(piece.gradient)
-        return state["momentum_buffer"]
+        return kept(self.state[self.buffers.parameters[piece.index]], "momentum_buffer", piece.gradient)

@@ -14,7 +14,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from distmuon.optim.states import MASTER_WEIGHT, WholeState, names_of
+from distmuon.optim.states import (
+    MASTER_WEIGHT,
+    CheckedState,
+    check_kept,
+    check_maker,
+    check_same_algorithm,
+    in_own_order,
+    names_of,
+)
 from distmuon.sharding.buffers import follow_writes_
 from distmuon.sharding.local_views import local
 from distmuon.sharding.precision import is_narrow
@@ -37,11 +45,11 @@ def rounded_once(weight: Tensor, master: Tensor | None = None) -> Iterator[Tenso
     weight.copy_(wide)
 
 
-class MasterWeights(WholeState):
-    """The part of an optimizer that keeps, for narrow parameters, float32 master weights, if that is wanted.
+class MasterWeights(CheckedState):
+    """The part of an optimizer that keeps, of each parameter, tensors of the parameter's own shape and placement.
 
-    They are in the state, as `master_weight`, placed as the parameter is, and with them all else that the state has of
-    the parameter is float32. What is written to a parameter between two steps counts, and its master follows.
+    For narrow parameters, if that is wanted, a float32 `master_weight` is among them, and all else in the state is
+    float32 then. What is written to a parameter between two steps counts, and its master follows.
     """
 
     master_weights: bool | None = None
@@ -67,6 +75,7 @@ class MasterWeights(WholeState):
         return local(state[MASTER_WEIGHT])
 
     def kept_dtype(self, p: Tensor) -> torch.dtype:
+        """Return in which dtype the state has what it keeps of a parameter, but for counts."""
         return torch.float32 if self.keeps_master(p) else p.dtype
 
     @torch.no_grad()
@@ -109,10 +118,19 @@ class MasterWeights(WholeState):
                     return
 
     def _in_order(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
-        groups, lacking = super()._in_order(state_dict), list[str]()
+        if "place" in state_dict:
+            raise ValueError(
+                "this state is one rank's shard of a sharded optimizer's; save and load such a training by "
+                "distmuon.checkpoint, which knows where the parts belong."
+            )
+        check_maker(state_dict["param_groups"], self.MADE_BY)
+        groups, lacking = in_own_order(self.param_groups, state_dict["param_groups"]), list[str]()
         for own, saved in zip(self.param_groups, groups, strict=True):
+            algorithm = check_same_algorithm(self, own, saved)
             for name, p, number in zip(names_of(own), own["params"], saved["params"], strict=True):
                 state = state_dict["state"].get(number, {})
+                check_kept(name, p, state, algorithm)
+                _check_placed(name, p, state)
                 if MASTER_WEIGHT in state and not self.keeps_master(p):
                     raise ValueError(
                         f"this state has a {MASTER_WEIGHT} for {name!r}, which is {p.dtype} here and keeps none; make "
@@ -124,6 +142,26 @@ class MasterWeights(WholeState):
         if lacking:
             warn_user(lacks_masters("state", lacking))
         return groups
+
+    def _put_in(self, states: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for p, state in zip(parameters, states, strict=True):
+            for key, value in state.items():
+                dtype = value.dtype if key == "step" else self.kept_dtype(p)
+                device = value.device if key == "step" else p.device
+                self.state[p][key] = value.to(device, dtype, copy=True)
+
+
+def _check_placed(name: str, parameter: Tensor, state: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming the parameter, unless all of its state but the count is placed as it is."""
+    for key in state.keys() - {"step"}:
+        theirs, ours = (getattr(tensor, "placements", None) for tensor in (state[key], parameter))
+        if theirs != ours:
+            placed = [f"placed as {where}" if where else "a plain tensor" for where in (theirs, ours)]
+            raise ValueError(
+                f"{key} of {name!r} is {placed[0]} in this state, the parameter {placed[1]}; load it by "
+                "torch.distributed.checkpoint.state_dict or distmuon.checkpoint, which place it anew."
+            )
 
 
 def lacks_masters(what: str, names: Sequence[str]) -> str:

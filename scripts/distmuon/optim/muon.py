@@ -49,7 +49,7 @@ from distmuon.optim.param_groups import (
     refuse_unknown_in_group,
     withdrawn_if_refused,
 )
-from distmuon.optim.states import check_shapes
+from distmuon.optim.states import check_shapes, kept
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.local_views import LocalView
 from distmuon.sharding.matrices import Matrices, MatrixLayout, kind_of, parts
@@ -406,10 +406,7 @@ class Muon(MasterWeights):
         buffers, gradients = [], []
         for p in parameters:
             assert p.grad is not None
-            state = self.state[p]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p, dtype=self.kept_dtype(p))
-            buffers.append(state["momentum_buffer"])
+            buffers.append(kept(self.state[p], "momentum_buffer", p, self.kept_dtype(p)))
             gradients.append(p.grad.to(torch.promote_types(p.grad.dtype, buffers[-1].dtype)))
         fed = momentum_of_all_(buffers, gradients, groups)
         return [u.to(group["input_dtype"] or u.dtype) for u, group in zip(fed, groups, strict=True)]

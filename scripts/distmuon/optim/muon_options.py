@@ -1,4 +1,4 @@
-"""Muon's options: their defaults, and what is refused of them and of the parameters that they are for."""
+"""Options of Muon and AdamW: their defaults, and what is refused of them and of the parameters that Muon is for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from distmuon.optim.adamw import ADAMW_DEFAULTS, check_adamw_options
 from distmuon.optim.newton_schulz import COMPUTE_DTYPES, check_form, quintics
 from distmuon.optim.options import check_one_number
 from distmuon.optim.param_groups import check_muon_parameter, named
@@ -35,8 +36,15 @@ MUON_DEFAULTS: dict[str, Any] = dict(
     matrices="whole",
 )  # fmt: skip
 
+OPTIONS = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}  # by algorithm
+
 # the options that `newton_schulz` takes, in its order
 NS_OPTIONS = ("ns_steps", "ns_coefficients", "compute_dtype", "ns_form", "ns_norm")
+
+
+def check_options(group: Mapping[str, Any]) -> None:
+    """Raise ValueError or TypeError, naming it, for an option that a group's algorithm does not have."""
+    CHECKS[group["algorithm"]](group)
 
 
 def check_muon_options(group: Mapping[str, Any]) -> None:
@@ -55,6 +63,9 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
     quintics(group["ns_coefficients"], group["ns_steps"])
     check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)
     check_form(group["ns_form"], group["ns_norm"], group["compute_dtype"])
+
+
+CHECKS = {"muon": check_muon_options, "adamw": check_adamw_options}
 
 
 def check_muon_parameters(group: Mapping[str, Any], known: Mapping[Tensor, Any] | None = None) -> None:

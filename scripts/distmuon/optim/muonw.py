@@ -28,20 +28,19 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, check_adamw_options
-from distmuon.optim.exchange_plan import Matrix, MatrixShard
+from distmuon.optim.adamw import adamw_, begin
+from distmuon.optim.exchange_plan import Matrix, MatrixShard, Parameter, Plan, Plans
 from distmuon.optim.local_views import views_in_place
 from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.muon import batches, decay_and_apply_, momentum_of_all_, orthogonalize, scale
 from distmuon.optim.muon_options import (
-    MUON_DEFAULTS,
+    OPTIONS,
     MomentumKind,
     ScaleKind,
     check_dtype,
-    check_muon_options,
     check_muon_parameters,
+    check_options,
 )
-from distmuon.optim.muonw_plans import Parameter, Plan, Plans
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.options import check_complete
 from distmuon.optim.param_groups import (
@@ -56,7 +55,7 @@ from distmuon.optim.param_groups import (
     withdrawn_if_refused,
 )
 from distmuon.optim.sharded_checks import check_max_norm
-from distmuon.optim.states import check_shapes
+from distmuon.optim.states import check_shapes, kept
 from distmuon.sharding.boxes import extent
 from distmuon.sharding.collectives import Group, PendingWork, Received, add_up_, numbers_on, waiting_at_the_end
 from distmuon.sharding.consistency import RankMismatchError
@@ -125,7 +124,7 @@ class MuonW(MasterWeights):
     has changed in the first step. Raises RankMismatchError on all ranks where their groups or gradients are not alike.
     """
 
-    DEFAULTS: ClassVar = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}
+    DEFAULTS = OPTIONS
     MADE_BY: ClassVar = "MuonW"
     KEPT: ClassVar = (*MasterWeights.KEPT, "_options", "gather_dtype", "bucket_size", "skipped_steps")
     _watch = functools.cached_property(Watch)  # made when first wanted, by copies as well
@@ -326,9 +325,7 @@ class MuonW(MasterWeights):
         for places in self._together(plan):
             buffers, gradients = [], []
             for p in (plan.parameters[place].tensor for place in places):
-                if "momentum_buffer" not in (state := self.state[p]):
-                    state["momentum_buffer"] = torch.zeros_like(p, dtype=self.kept_dtype(p))
-                buffers.append(local(state["momentum_buffer"]))
+                buffers.append(local(kept(self.state[p], "momentum_buffer", p, self.kept_dtype(p))))
                 gradients.append(_local_gradient(p, self.kept_dtype(p)))
             groups = [self.param_groups[plan.parameters[place].group] for place in places]
             fed = momentum_of_all_(buffers, gradients, groups)
@@ -416,10 +413,7 @@ class MuonW(MasterWeights):
         for group in self.param_groups:
             moving = [p for p in group["params"] if p.grad is not None and group["algorithm"] == "adamw"]
             for p in moving:
-                if "step" not in (state := self.state[p]):
-                    state["step"] = torch.zeros((), dtype=torch.float32)
-                    kept = self.kept_dtype(p)
-                    state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(p, dtype=kept) for _ in range(2))
+                begin(self.state[p], p, self.kept_dtype(p))
             if moving:
                 masters = [self.master(p) for p in moving]
                 weights = [local(p) if master is None else master for p, master in zip(moving, masters, strict=True)]
@@ -447,15 +441,11 @@ class MuonW(MasterWeights):
 
     def _check(self, group: dict[str, Any]) -> None:
         """Raise ValueError or TypeError, naming what is wrong with the options or parameters of a group."""
-        self._check_options(group)
+        check_options(group)
         for name, p in named(group):
             refuse_without_backend(name, p)
         if group["algorithm"] == "muon":
             check_muon_parameters(group)
-
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        check = {"muon": check_muon_options, "adamw": check_adamw_options}[group["algorithm"]]
-        check(group)
 
     def _check_now(self) -> None:
         """Raise ValueError for groups of which no plan can be made: those that lack what every plan asks for."""
@@ -471,7 +461,7 @@ class MuonW(MasterWeights):
                     "clip_grad_norm_. Drop these, for they are clipped by a norm that the scale has enlarged."
                 )
             for group in self.param_groups:
-                self._check_options(group)
+                check_options(group)
                 for name, p in named(group):
                     if p.grad is not None:
                         _check_gradient(name, p)
@@ -494,10 +484,6 @@ class MuonW(MasterWeights):
             header = self._digest(plans, str(refusal))
             self._exchange(plan, nothing, plan.parcels.coming, MOMENTUM_LABEL, [], header).pending.wait()
         raise refusal
-
-    def _required(self, group: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
-        check_complete(group, self.DEFAULTS, "MuonW")
-        return group["algorithm"], ["algorithm", *self.DEFAULTS[group["algorithm"]]]
 
 
 def _local_gradient(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -523,19 +509,15 @@ def _check_gradient(name: str, parameter: Tensor) -> None:
 def _refuse_different(gathering: Exchange) -> None:
     """Raise RankMismatchError, on all ranks of the group, where their headers are not alike."""
     heads = gathering.received.heads
-    if len(heads) > 1 and not (torch.stack(heads) == heads[0]).all():  # which on a GPU is the step's only wait
-        raise RankMismatchError(_difference(gathering.plan, heads))
-
-
-def _difference(plan: Plan, heads: Sequence[Tensor]) -> str:
-    """Return which ranks of the group differ from the first one, in a sentence that is the same on all."""
-    others = [str(rank) for rank, head in enumerate(heads) if not torch.equal(head, heads[0])]
-    if not isinstance(plan.parameters[0].tensor, DTensor):
-        return (
-            f"replica(s) {', '.join(others)} step with other gradients or options than replica 0; average gradients "
-            "before the step, as DistributedDataParallel does, and set options alike on every rank."
+    if len(heads) < 2 or (torch.stack(heads) == heads[0]).all():  # which on a GPU is the step's only wait
+        return
+    others = ", ".join(str(rank) for rank, head in enumerate(heads) if not torch.equal(head, heads[0]))
+    if isinstance(gathering.plan.parameters[0].tensor, DTensor):
+        raise RankMismatchError(
+            f"rank(s) {others} step with other options, or with gradients for other parameters, than rank 0; "
+            "set options alike on every rank, and let every rank's loss reach the same parameters."
         )
-    return (
-        f"rank(s) {', '.join(others)} step with other options, or with gradients for other parameters, than rank 0; "
-        "set options alike on every rank, and let every rank's loss reach the same parameters."
+    raise RankMismatchError(
+        f"replica(s) {others} step with other gradients or options than replica 0; average gradients "
+        "before the step, as DistributedDataParallel does, and set options alike on every rank."
     )

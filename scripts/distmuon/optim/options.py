@@ -36,6 +36,11 @@ def check_one_number(name: str, value: Any) -> None:
         raise ValueError(f"{name} is a tensor of {value.numel()} elements; give one.")
 
 
+def plain(option: Any) -> Any:
+    """Return an option as a number, or numbers, where it is a tensor."""
+    return option.tolist() if isinstance(option, Tensor) else option
+
+
 @functools.cache
 def _nearest(name: str, options: tuple[str, ...]) -> str | None:
     return next(iter(difflib.get_close_matches(name, options, 1, NEARLY)), None)

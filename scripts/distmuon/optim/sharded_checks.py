@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from distmuon.optim.adamw import check_adamw_options
-from distmuon.optim.options import check_complete
+from distmuon.optim.muon_options import check_options
+from distmuon.optim.options import check_complete, plain
 from distmuon.optim.param_groups import options_of, refuse_meta, refuse_unknown
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding.buffers import specs_of
@@ -30,7 +30,6 @@ NON_FINITE_CHOICES = get_args(NonFinite)
 class ShardedChecks(ShardedState):
     """The part of a sharded optimizer that refuses. A subclass has the options that are checked here as attributes."""
 
-    DEFAULTS: Mapping[str, Mapping[str, Any]]
     gradient_views: GradientViews
     max_norm: float | None
     on_nonfinite: str
@@ -44,12 +43,10 @@ class ShardedChecks(ShardedState):
         return [pair for g in self.param_groups for pair in zip(g["param_names"], g["params"], strict=True)]
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise ValueError or TypeError for options that a group's algorithm does not have."""
-        if group["algorithm"] == "adamw":
-            check_adamw_options(group)
+        check_options(group)
 
     def _check_groups(self) -> None:
-        """Raise ValueError or TypeError for what was written to the groups since, by hand or by a scheduler."""
+        """Raise an error for what was written to the groups since construction, by hand or by a scheduler."""
         for group, algorithm in zip(self.param_groups, self._algorithms, strict=True):
             check_complete(group, self.DEFAULTS, type(self).__name__)
             if group["algorithm"] != algorithm:
@@ -58,6 +55,8 @@ class ShardedChecks(ShardedState):
                     "laid out once, so set it back, or make a new optimizer."
                 )
             self._check_options(group)
+        if [id(p) for g in self.param_groups for p in g["params"]] != [*map(id, self.buffers.parameters)]:
+            raise RuntimeError("the groups hold other parameters than at construction; make a new optimizer.")
 
     def _check_arguments(self) -> None:
         if self.on_nonfinite not in NON_FINITE_CHOICES:
@@ -140,7 +139,7 @@ class ShardedChecks(ShardedState):
         for number, group in enumerate(self.param_groups):
             algorithm = self._algorithms[number]
             names = ("algorithm", *self.DEFAULTS[algorithm], *({"momentum"} & group.keys()))
-            mine |= {f"{name} of group {number}": _plain(group.get(name)) for name in names}
+            mine |= {f"{name} of group {number}": plain(group.get(name)) for name in names}
         return [(name, repr(value)) for name, value in mine.items()]
 
     def _check_values(self, remedy: str) -> None:
@@ -160,10 +159,6 @@ class ShardedChecks(ShardedState):
                 "torch's clip_grad_norm_, it did not see the global norm: call the optimizer's clip_grad_norm_ or "
                 "give it max_norm. DistributedDataParallel around the model does it too, and is not needed here.",
             )
-
-
-def _plain(option: Any) -> Any:
-    return option.tolist() if isinstance(option, Tensor) else option
 
 
 def refuse_inference_mode() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_
+from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, begin
 from distmuon.optim.param_groups import Watch, complete_group
 from distmuon.optim.sharded_checks import ShardedChecks, check_max_norm, refuse_inference_mode
 from distmuon.sharding import gradients
@@ -264,8 +264,6 @@ class ShardedOptimizer(ShardedChecks):
         try:
             refuse_inference_mode()
             self._check_groups()
-            if [id(p) for g in self.param_groups for p in g["params"]] != [*map(id, self.buffers.parameters)]:
-                raise RuntimeError("the groups hold other parameters than at construction; make a new optimizer.")
             self._backward.refuse_changed(unscaled=hasattr(self, "found_inf") and self._scale is None)
             self._touched = self.buffers.rebind_if_moved()
         except (RuntimeError, TypeError, ValueError) as error:
@@ -336,9 +334,7 @@ class ShardedOptimizer(ShardedChecks):
                 continue
             states = [self.state[self.buffers.parameters[piece.index]] for piece in pieces]
             for piece, state in zip(pieces, states, strict=True):
-                if "step" not in state:
-                    state["step"] = torch.zeros((), dtype=torch.float32)
-                    state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(piece.weight) for _ in range(2))
+                begin(state, piece.weight)
             adamw_(group, [piece.weight for piece in pieces], [piece.gradient for piece in pieces], states)
 
     @contextlib.contextmanager

@@ -132,9 +132,6 @@ class ShardedState(CheckedState):
             check_kept(name, piece.weight, state, algorithms[piece.index])
         return [group | {NAMES: own[NAMES]} for own, group in zip(self.param_groups, groups, strict=True)]
 
-    def _required(self, group: Mapping[str, Any]) -> tuple[str, list[str]]:
-        return group["algorithm"], ["algorithm", *self.DEFAULTS[group["algorithm"]]]  # type: ignore[attr-defined]
-
     def _put_in(self, states: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]) -> None:
         for piece in self._pieces():
             state = dict(states[piece.index])

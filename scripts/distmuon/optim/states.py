@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from distmuon.optim.options import check_complete
+
 STATE_KEYS = {"muon": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an algorithm keeps
 MASTER_WEIGHT = "master_weight"  # and what is kept of a parameter that is narrower than float32
 MADE_BY, NAMES = "made_by", "param_names"
@@ -30,10 +32,11 @@ class CheckedState(torch.optim.Optimizer):
     """
 
     MADE_BY: ClassVar[str]  # the name in a state of this optimizer
+    DEFAULTS: Mapping[str, Any]  # of the options of each algorithm; of one that has a single algorithm, its options
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, and in each group what made it."""
-        first = self.register_state_dict_post_hook(_sign, prepend=True)
+        first = self.register_state_dict_post_hook(lambda _, state: self._sign(state), prepend=True)
         try:
             return super().state_dict()
         finally:
@@ -44,8 +47,8 @@ class CheckedState(torch.optim.Optimizer):
 
         Raises ValueError, saying what differs, before anything has changed.
         """
-        last = self.register_load_state_dict_pre_hook(_set_aside)
-        first = self.register_load_state_dict_post_hook(_put_in, prepend=True)
+        last = self.register_load_state_dict_pre_hook(lambda _, state: self._set_aside(state))
+        first = self.register_load_state_dict_post_hook(lambda _: self._put_in(*self._incoming), prepend=True)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -58,9 +61,18 @@ class CheckedState(torch.optim.Optimizer):
         for group in state_dict["param_groups"]:
             group[MADE_BY] = self.MADE_BY
 
+    def _set_aside(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Check and order a state; keep its tensors from torch, which would round all to the parameters' dtype."""
+        groups = self._in_order(state_dict)
+        numbers = [number for group in groups for number in group["params"]]
+        self._incoming = [state_dict["state"].get(number, {}) for number in numbers], state_dict
+        unsigned = [{name: value for name, value in group.items() if name != MADE_BY} for group in groups]
+        return state_dict | {"state": {}, "param_groups": unsigned}
+
     def _required(self, group: Group) -> tuple[str, Sequence[str]]:
-        """Return a group's algorithm and the options that it needs. Raises ValueError for no such algorithm."""
-        raise NotImplementedError
+        """Return a group's algorithm and the options that it needs. Raises ValueError for a group that lacks some."""
+        check_complete(group, self.DEFAULTS, self.MADE_BY)
+        return group["algorithm"], ["algorithm", *self.DEFAULTS[group["algorithm"]]]
 
     def _in_order(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the groups of a state as this optimizer has them; raise ValueError if it is not one of its own."""
@@ -69,57 +81,6 @@ class CheckedState(torch.optim.Optimizer):
     def _put_in(self, states: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]) -> None:
         """Take a copy of what was loaded. states: of the parameters in order. state_dict: that they came in."""
         raise NotImplementedError
-
-
-class WholeState(CheckedState):
-    """The state of an optimizer that keeps, of each parameter, tensors of the parameter's own shape and placement."""
-
-    def kept_dtype(self, p: Tensor) -> torch.dtype:
-        """Return in which dtype the state has what it keeps of a parameter, but for counts."""
-        return p.dtype
-
-    def _in_order(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if "place" in state_dict:
-            raise ValueError(
-                "this state is one rank's shard of a sharded optimizer's; save and load such a training by "
-                "distmuon.checkpoint, which knows where the parts belong."
-            )
-        check_maker(state_dict["param_groups"], self.MADE_BY)
-        groups = in_own_order(self.param_groups, state_dict["param_groups"])
-        for own, saved in zip(self.param_groups, groups, strict=True):
-            algorithm = check_same_algorithm(self, own, saved)
-            names = names_of(own)
-            for name, p, number in zip(names, own["params"], saved["params"], strict=True):
-                _check_whole(name, p, state_dict["state"].get(number, {}), algorithm)
-        return groups
-
-    def _put_in(self, states: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]) -> None:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        for p, state in zip(parameters, states, strict=True):
-            for key, value in state.items():
-                dtype = value.dtype if key == "step" else self.kept_dtype(p)
-                device = value.device if key == "step" else p.device
-                self.state[p][key] = value.to(device, dtype, copy=True)
-
-
-# ---- The hooks --------------------------------------------------------------------------------------------
-
-
-def _sign(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    optimizer._sign(state_dict)
-
-
-def _set_aside(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Check and order the state; keep its tensors from torch, which would round all to the parameters' dtype."""
-    groups = optimizer._in_order(state_dict)
-    numbers = [number for group in groups for number in group["params"]]
-    optimizer._incoming = [state_dict["state"].get(number, {}) for number in numbers], state_dict
-    unsigned = [{name: value for name, value in group.items() if name != MADE_BY} for group in groups]
-    return state_dict | {"state": {}, "param_groups": unsigned}
-
-
-def _put_in(optimizer: Any) -> None:
-    optimizer._put_in(*optimizer._incoming)
 
 
 # ---- What fits --------------------------------------------------------------------------------------------
@@ -191,6 +152,13 @@ def without_wrappers(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
+def kept(state: dict[str, Any], key: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return what a state has under this key: from the first step on, which begins with zeros like a tensor."""
+    if key not in state:
+        state[key] = torch.zeros_like(like, dtype=dtype)
+    return state[key]
+
+
 def check_shapes(name: str, parameter: Tensor, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
     """Raise RuntimeError, naming the parameter, if it has changed its shape since its state was made."""
     for key, value in states[parameter].items() if parameter in states else ():
@@ -251,17 +219,4 @@ def check_kept(name: str, held: Tensor, state: Mapping[str, Any], algorithm: str
             raise ValueError(
                 f"{key} of {name!r} has the shape {list(value.shape)} in this state, and {list(held.shape)} is what is "
                 "held of the parameter here; load a state of the same model."
-            )
-
-
-def _check_whole(name: str, parameter: Tensor, state: Mapping[str, Any], algorithm: str) -> None:
-    check_kept(name, parameter, state, algorithm)
-    for key in state.keys() - {"step"}:
-        value = state[key]
-        theirs, ours = (getattr(tensor, "placements", None) for tensor in (value, parameter))
-        if theirs != ours:
-            placed = [f"placed as {where}" if where else "a plain tensor" for where in (theirs, ours)]
-            raise ValueError(
-                f"{key} of {name!r} is {placed[0]} in this state, the parameter {placed[1]}; load it by "
-                "torch.distributed.checkpoint.state_dict or distmuon.checkpoint, which place it anew."
             )

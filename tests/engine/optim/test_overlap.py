@@ -22,7 +22,7 @@ from distmuon.optim.strategies import PUBLISHED
 from distmuon.optim.strategies.costs import PlannedRank
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.gather_cut import GatherCut
-from distmuon.optim.strategies.strategy import BucketByBucket, StrategyContext
+from distmuon.optim.strategies.strategy import Strategy, StrategyContext
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
@@ -178,7 +178,7 @@ SPECS = [ParamSpec(f"w{n}", shape, "float32") for n, shape in enumerate(SHAPES)]
 MUON = frozenset(range(len(SPECS)))
 
 
-def waves(kind: type[BucketByBucket], dp_rank: int, dp: int = 3, batched: bool = True) -> list[list[int]]:
+def waves(kind: type[Strategy], dp_rank: int, dp: int = 3, batched: bool = True) -> list[list[int]]:
     """Return the waves of the only bucket on a DP rank that owns pieces of what `plan` gives it."""
     layout = plan(SPECS, dp, FLAT)
     grid: Any = SimpleNamespace(tp=SimpleNamespace(size=1), device=torch.device("cpu"))
@@ -224,7 +224,7 @@ def test_a_wave_that_is_cut_in_part_is_refused() -> None:
     groups: dict[int, dict[str, Any]] = {index: {} for index in MUON}
     grid: Any = SimpleNamespace(dp=SimpleNamespace(rank=0, size=3), tp=SimpleNamespace(size=1), device="cpu")
     strategy = GatherCut(StrategyContext(layout, layout.view(0), grid, groups, torch.float32))
-    by_cut = {len(ranks) > 1: index for index, ranks in strategy.owners(bucket).items()}
+    by_cut = {len(ranks) > 1: index for index, ranks in strategy.owners[bucket].items()}
     with pytest.raises(ValueError, match="are cut and others come in one wave") as error:
         strategy.dp_gather((bucket,), {index: torch.zeros(1) for index in by_cut.values()})
     message(error)

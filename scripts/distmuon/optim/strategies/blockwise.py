@@ -20,9 +20,8 @@ from typing import Any
 
 from distmuon.optim.strategies import owner
 from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts, Task, by_all_owners
-from distmuon.optim.strategies.owner import OneOwner, costs
+from distmuon.optim.strategies.owner import OneOwner
 from distmuon.sharding.layout import Layout, ParamSpec
-from distmuon.sharding.ownership import plan_owned
 
 
 class BlockOwner(OneOwner):
@@ -31,7 +30,7 @@ class BlockOwner(OneOwner):
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:
         """Return a map whose shards cut no TP-local matrix, balanced by the work on them as they are."""
-        return plan_owned(specs, costs(specs, muon, 1), dp, 1, bucket_size)
+        return OneOwner.plan(specs, muon, dp, 1, bucket_size)
 
     def owns_full(self, index: int) -> bool:
         """Never."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts, WholeMatrices, by_all_owners
-from distmuon.optim.strategies.strategy import BucketByBucket, BucketGroup, Tensors, momentum_label
+from distmuon.optim.strategies.strategy import BucketGroup, Strategy, Tensors, momentum_label
 from distmuon.sharding import layout
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec
@@ -29,7 +29,7 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_lists import copy_each_
 
 
-class GatherAll(BucketByBucket):
+class GatherAll(Strategy):
     """The five moves of gather_all, one bucket at a time."""
 
     STARTS_UNREAD: ClassVar = True

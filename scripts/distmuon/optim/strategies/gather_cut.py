@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 from distmuon.optim.newton_schulz import batching_pays
 from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts, WholeMatrices, by_all_owners
 from distmuon.optim.strategies.gather_all import GatherAll
-from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, momentum_label
+from distmuon.optim.strategies.strategy import BucketGroup, Tensors, momentum_label
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec
 from distmuon.sharding.ledger import Ledger
@@ -39,21 +40,16 @@ class GatherCut(GatherAll):
 
     STARTS_UNREAD: ClassVar = False  # pieces are joined as soon as they are here
 
-    def __init__(self, context: StrategyContext) -> None:
-        super().__init__(context)
-        self._owners: dict[Bucket, dict[int, range]] = {}
-
-    def owners(self, bucket: Bucket) -> dict[int, range]:
-        """Return the DP ranks that own pieces of each of Muon's matrices in a bucket; found out once."""
-        if bucket not in self._owners:
-            layout, muon = self.context.layout, self.context.groups
-            self._owners[bucket] = {i: layout.owners(bucket, i) for i in bucket.params if i in muon}
-        return self._owners[bucket]
+    @cached_property
+    def owners(self) -> dict[Bucket, dict[int, range]]:
+        """The DP ranks that own pieces of each of Muon's matrices, bucket by bucket."""
+        layout, muon = self.context.layout, self.context.groups
+        return {b: {i: layout.owners(b, i) for i in b.params if i in muon} for b in layout.buckets}
 
     def waves(self, buckets: BucketGroup, indices: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return what is cut first, for that is waited for, also where nothing is; then small ones, then each other."""
         (bucket,) = buckets
-        owners = self.owners(bucket)
+        owners = self.owners[bucket]
         cut, here = ([i for i in indices if (len(owners[i]) > 1) == is_cut] for is_cut in (True, False))
         small, large = ([i for i in here if self._is_small(i) == is_small] for is_small in (True, False))
         return [cut, *([small] if small else []), *([index] for index in large)]
@@ -76,7 +72,7 @@ class GatherCut(GatherAll):
         """
         (bucket,) = buckets
         dp, dtype, layout = self.context.grid.dp, self.context.wire_dtype(buckets), self.context.layout
-        owners = self.owners(bucket)
+        owners = self.owners[bucket]
         cut = {index for index, ranks in owners.items() if len(ranks) > 1}
         if momentum.keys() & cut and momentum.keys() - cut:
             raise ValueError("matrices that are cut and others come in one wave; take them apart, as `waves` does.")

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts, Task, WholeMatrices, work
 from distmuon.optim.strategies.strategy import (
-    BucketByBucket,
     BucketGroup,
+    Strategy,
     StrategyContext,
     Tensors,
     momentum_label,
@@ -42,7 +42,7 @@ from distmuon.sharding.tensor_lists import cast
 Blocks = dict[tuple[int, int], Tensor]  # (matrix, TP rank that it comes from) -> its block
 
 
-class OneOwner(BucketByBucket):
+class OneOwner(Strategy):
     """The five moves, with each matrix at one rank."""
 
     STARTS_UNREAD: ClassVar = True
@@ -98,12 +98,16 @@ class OneOwner(BucketByBucket):
         """Blocks -> their owners, who put them together; returned are the matrices that this rank works on."""
         received = self.coming.pop(buckets) if buckets in self.coming else self._send(buckets, blocks)
         row = self.brought[buckets] = self._travelling(blocks)
-        matrices = {}
+        matrices, tp = dict[int, Tensor](), self.context.grid.tp
         for index, block in blocks.items():
             if index not in row:
                 matrices[index] = block
-            elif self.tp_owner[index] == self.context.grid.tp.rank:
-                matrices[index] = self._joined(index, block, received)
+            elif self.tp_owner[index] == tp.rank:
+                dim = self.context.layout.specs[index].tp_gather_dim
+                if dim is None:
+                    matrices[index] = block
+                else:
+                    matrices[index] = torch.cat([received[index, rank] for rank in range(tp.size)], dim)
         return matrices
 
     @hooked
@@ -117,7 +121,10 @@ class OneOwner(BucketByBucket):
         staying = {index: update for index, update in updates.items() if index not in row}
         if not row:
             return staying
-        cut = {i: self._blocks(i, update) for i, update in updates.items() if i in row}  # [tp] each
+        cut: dict[int, Sequence[Tensor]] = {}  # [tp] each
+        for index in updates.keys() & row:
+            dim = self.context.layout.specs[index].tp_gather_dim
+            cut[index] = [updates[index]] * tp.size if dim is None else updates[index].chunk(tp.size, dim)
         theirs = [[i for i in row if self.tp_owner[i] == rank] for rank in range(tp.size)]
         parcels = [[cut[i][rank] for i in theirs[tp.rank]] for rank in range(tp.size)]
         received = self._exchange(parcels, theirs, buckets, updates_label(buckets[0]))
@@ -146,22 +153,6 @@ class OneOwner(BucketByBucket):
         theirs = [[index for index in cut if self.tp_owner[index] == rank] for rank in range(tp.size)]
         parcels = [[blocks[index] for index in indices] for indices in theirs]
         return self._exchange(parcels, [theirs[tp.rank]] * tp.size, buckets, momentum_label(buckets[0]))
-
-    def _joined(
-        self,
-        index: int,
-        block: Tensor,  # M[I_tp, J] or M[I, J_tp]
-        received: Blocks,
-    ) -> Tensor:  # M[I, J]
-        dim = self.context.layout.specs[index].tp_gather_dim
-        if dim is None:
-            return block
-        return torch.cat([received[index, rank] for rank in range(self.context.grid.tp.size)], dim)
-
-    def _blocks(self, index: int, update: Tensor) -> Sequence[Tensor]:
-        """Return what each TP rank gets of an update: its block, or all of what is not cut."""
-        tp, dim = self.context.grid.tp.size, self.context.layout.specs[index].tp_gather_dim
-        return [update] * tp if dim is None else update.chunk(tp, dim)
 
     def _exchange(
         self,
@@ -258,10 +249,7 @@ def by_one_owner(layout: Layout, muon: Collection[int], tp: int) -> Iterator[Tas
         yield Task(index, layout.specs[index].seen_parts(tp), ranks)
 
 
-@lru_cache(maxsize=8)
-def _owners_of(layout: Layout, muon: frozenset[int], tp: int) -> dict[int, Owner]:
-    """Return `assign_owners` of the same, once for all ranks that are asked about."""
-    return assign_owners(layout, muon, tp)
+_owners_of = lru_cache(maxsize=8)(assign_owners)  # once for all ranks that are asked about
 
 
 STRATEGY = OneOwner

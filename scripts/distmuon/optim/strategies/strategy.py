@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from distmuon.sharding.precision import default_gather_dtype
 BucketGroup = tuple[Bucket, ...]
 Shape = tuple[int, int]
 Tensors = Mapping[int, Tensor]  # by the parameter's place in the map
+Move = Callable[[BucketGroup, Tensors], dict[int, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -74,39 +75,22 @@ class StrategyContext:
         return updates
 
 
-class Strategy(Protocol):
-    """The map, the five moves, and the rounds in which they are made.
+class Strategy:
+    """The map, the five moves, and the rounds in which they are made: bucket by bucket, unless a strategy says other.
 
     Two facts for `overlap`, which starts collectives and waits for them later:
     STARTS_UNREAD: `start` makes views of what it gathers and reads none of it, so that this need only be under way.
     RETURNS_UNREAD: tp_shard and dp_shard make views of what tp_shard receives, and read none of it.
     """
 
-    STARTS_UNREAD: ClassVar[bool]
-    RETURNS_UNREAD: ClassVar[bool]
-    context: StrategyContext
-
-    def __init__(self, context: StrategyContext) -> None: ...
-    @staticmethod
-    def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout: ...
-    @staticmethod
-    def options(given: Mapping[str, Any]) -> dict[str, Any]: ...
-    def bucket_groups(self) -> Sequence[BucketGroup]: ...
-    def waves(self, buckets: BucketGroup, indices: Sequence[int]) -> Sequence[Sequence[int]]: ...
-    def start(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]: ...
-    def dp_gather(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]: ...
-    def tp_gather(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
-    def newton_schulz(self, matrices: Tensors) -> dict[int, Tensor]: ...
-    def tp_shard(self, buckets: BucketGroup, updates: Tensors) -> dict[int, Tensor]: ...
-    def dp_shard(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]: ...
-    def lr_ratio(self, index: int, block: Shape, whole: Shape) -> float: ...
-
-
-class BucketByBucket:
-    """What strategies have in common that move one bucket after the other and orthogonalize whole matrices."""
-
     STARTS_UNREAD: ClassVar = False
     RETURNS_UNREAD: ClassVar = False
+
+    plan: Callable[[Sequence[ParamSpec], Collection[int], int, int, int], Layout]  # of specs, muon, D, T, bucket size
+    dp_gather: Move
+    tp_gather: Move
+    tp_shard: Move
+    dp_shard: Move
 
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
@@ -131,7 +115,7 @@ class BucketByBucket:
         momentum: Tensors,  # M[N_dp]
     ) -> dict[int, Tensor]:  # M[I_tp, J]
         """Make the first moves, as far as they can be made ahead of time; tp_gather goes on from there."""
-        return self.dp_gather(buckets, momentum)  # type: ignore[attr-defined]
+        return self.dp_gather(buckets, momentum)
 
     @hooked
     def newton_schulz(
