@@ -5,7 +5,6 @@ Source: Loshchilov and Hutter 2019; `torch.optim.adamw`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,24 +13,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from distmuon.optim.masters import rounded_once
-from distmuon.optim.options import check_one_number, plain
 from distmuon.sharding.precision import is_narrow
-
-ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
-
-
-def check_adamw_options(group: Mapping[str, Any]) -> None:
-    """Raise ValueError for a learning rate, beta, eps or decay that torch refuses, or that would ruin the weights."""
-    beta1, beta2 = group["betas"]
-    not_below_0 = {name: group[name] for name in ("lr", "eps", "weight_decay")}
-    below_1 = {"betas[0]": beta1, "betas[1]": beta2} | {k: group[k] for k in ("momentum",) if k in group}
-    check_one_number("lr", group["lr"])
-    for name, value in not_below_0.items():
-        if not 0 <= value < math.inf:
-            raise ValueError(f"AdamW refuses its group: {name} is {plain(value)}; give 0 or more.")
-    for name, value in below_1.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"AdamW refuses its group: {name} is {plain(value)}; give 0 or more, and less than 1.")
 
 
 def begin(state: dict[str, Any], like: Tensor, dtype: torch.dtype | None = None) -> None:

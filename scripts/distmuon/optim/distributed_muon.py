@@ -26,9 +26,9 @@ from torch import Tensor
 
 from distmuon.optim import strategies
 from distmuon.optim.muon import decay_and_apply_, momentum_of_all_, scale
-from distmuon.optim.muon_options import OPTIONS, MomentumKind, ScaleKind, check_dtype
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
-from distmuon.optim.param_groups import GROUP_NOTES, check_muon_parameter, options_among, specs_in_groups
+from distmuon.optim.options import GROUP_NOTES, OPTIONS, MomentumKind, ScaleKind, check_dtype, options_among
+from distmuon.optim.param_groups import check_muon_parameter, specs_in_groups
 from distmuon.optim.sharded_checks import NonFinite
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.states import kept
@@ -104,11 +104,7 @@ class DistributedMuon(ShardedOptimizer):
             check_dtype("gather_dtype", gather_dtype, None)
             if publish not in strategies.PUBLISHED:
                 raise ValueError(f"publish is {publish!r}; choose one of {', '.join(strategies.PUBLISHED)}.")
-        self._choices = (
-            ("strategy", chosen.__name__),
-            ("gather_dtype", repr(gather_dtype)),
-            ("publish", publish),
-        )
+        self._choices = (("strategy", chosen.__name__), ("gather_dtype", repr(gather_dtype)), ("publish", publish))
         self._chosen, self.published = chosen, publish
         self.DEFAULTS = OPTIONS | {"muon": OPTIONS["muon"] | own}
         super().__init__(

@@ -22,9 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from distmuon.optim.muon_options import check_muon_parameters
 from distmuon.optim.newton_schulz import flops
-from distmuon.optim.param_groups import named
+from distmuon.optim.param_groups import check_muon_parameters, named
 from distmuon.sharding.boxes import Box, all_of, matrices_of, overlap, within
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger

@@ -22,33 +22,19 @@ from torch import Tensor
 
 from distmuon.optim.local_views import views_in_place
 from distmuon.optim.masters import MasterWeights, rounded_once
-from distmuon.optim.muon_options import (
+from distmuon.optim.newton_schulz import BATCH, Coefficients, ComputeDtype, Form, Norm, batching_pays, newton_schulz_
+from distmuon.optim.options import (
     MUON_DEFAULTS,
     NS_OPTIONS,
     MomentumKind,
     ScaleKind,
+    check_complete,
     check_dtype,
     check_muon_options,
-    check_muon_parameters,
-)
-from distmuon.optim.newton_schulz import (
-    BATCH,
-    Coefficients,
-    ComputeDtype,
-    Form,
-    Norm,
-    batching_pays,
-    newton_schulz_,
-)
-from distmuon.optim.options import check_complete
-from distmuon.optim.param_groups import (
-    Watch,
-    name_like_the_others,
-    named,
     options_among,
     refuse_unknown_in_group,
-    withdrawn_if_refused,
 )
+from distmuon.optim.param_groups import Watch, check_muon_parameters, name_like_the_others, named, withdrawn_if_refused
 from distmuon.optim.states import check_shapes, kept
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.local_views import LocalView

@@ -33,24 +33,24 @@ from distmuon.optim.exchange_plan import Matrix, MatrixShard, Parameter, Plan, P
 from distmuon.optim.local_views import views_in_place
 from distmuon.optim.masters import MasterWeights, rounded_once
 from distmuon.optim.muon import batches, decay_and_apply_, momentum_of_all_, orthogonalize, scale
-from distmuon.optim.muon_options import (
+from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
+from distmuon.optim.options import (
+    GROUP_NOTES,
     OPTIONS,
     MomentumKind,
     ScaleKind,
+    check_complete,
     check_dtype,
-    check_muon_parameters,
     check_options,
-)
-from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
-from distmuon.optim.options import check_complete
-from distmuon.optim.param_groups import (
-    GROUP_NOTES,
-    Watch,
     complete_group,
+    options_among,
+)
+from distmuon.optim.param_groups import (
+    Watch,
+    check_muon_parameters,
     divided,
     name_like_the_others,
     named,
-    options_among,
     split_parameters,
     withdrawn_if_refused,
 )

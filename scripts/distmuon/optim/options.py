@@ -1,15 +1,97 @@
-"""What a group says when a step begins: schedulers, users and loaded states write to it between two steps."""
+"""Options: their defaults, and what is refused of them, of Muon and of AdamW.
+
+A group gets them when it is added (`complete_group`), and what it says is checked again when a step begins, because
+schedulers, users and loaded states write to it between two steps.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable, Mapping
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
+from distmuon.optim.newton_schulz import COMPUTE_DTYPES, check_form, quintics
+from distmuon.sharding.matrices import check_matrices
+
+MomentumKind = Literal["sum", "average"]
+ScaleKind = Literal["match_rms", "original"]
+MOMENTA, SCALES = get_args(MomentumKind), get_args(ScaleKind)
+MOMENTUM_DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # hold a momentum of any size; float16 ends at 65504
 NEARLY = 0.88  # how alike a typo and the option that was meant are, by difflib's ratio: beta and betas are at 0.89
+
+MUON_DEFAULTS: dict[str, Any] = dict(
+    lr=1e-3,
+    momentum=0.95,
+    nesterov=True,
+    momentum_kind="sum",
+    weight_decay=0.1,
+    scale="match_rms",
+    ns_steps=5,
+    ns_coefficients="muon",
+    compute_dtype="auto",
+    ns_form="auto",
+    ns_norm="safe",
+    batched=True,
+    matrices="whole",
+)  # fmt: skip
+ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+OPTIONS = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}  # by algorithm
+NS_OPTIONS = ("ns_steps", "ns_coefficients", "compute_dtype", "ns_form", "ns_norm")  # as `newton_schulz` takes them
+SCHEDULED = ("initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum")  # by torch's schedulers
+GROUP_NOTES = ("params", "param_names", "name", "lr_scale", *SCHEDULED)  # what a group may carry besides its options
+
+# ---- When a group is added ------------------------------------------------------------------------------
+
+
+def refuse_unknown(options: Mapping[str, Any], known: Iterable[str], who: str) -> None:
+    """Raise TypeError, naming each of `options` that `who` does not have, and those that it has."""
+    if unknown := {name: value for name, value in options.items() if name not in known}:
+        found = ", ".join(f"{name!r} ({value!r})" for name, value in unknown.items())
+        raise TypeError(f"unknown option(s) {found}; {who} has {', '.join(known)}.")
+
+
+def refuse_unknown_in_group(group: Mapping[str, Any], known: Iterable[str], who: str) -> None:
+    """Raise TypeError as `refuse_unknown` does; parameters, names and schedulers' notes are no options."""
+    refuse_unknown(
+        {name: value for name, value in group.items() if name not in GROUP_NOTES}, known, f"a group of {who}"
+    )
+
+
+def complete_group(
+    group: dict[str, Any], defaults: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any], who: str
+) -> None:
+    """Set a group's algorithm, by default the first, and its options: its own, else those given, else the defaults.
+
+    defaults: by algorithm. given: to the optimizer, `who`, for all groups.
+    Raises ValueError for another algorithm, TypeError for an unknown option.
+    """
+    algorithm = group.setdefault("algorithm", next(iter(defaults)))
+    if algorithm not in defaults:
+        raise ValueError(f"algorithm is {algorithm!r}; choose one of {', '.join(defaults)}.")
+    refuse_unknown_in_group(group, (*defaults[algorithm], "algorithm"), f"{algorithm} in {who}")
+    if algorithm == "adamw" and given.get("adamw_lr") is not None:
+        group.setdefault("lr", given["adamw_lr"])
+    for name, value in defaults[algorithm].items():
+        group.setdefault(name, given.get(name, value))
+
+
+def options_of(defaults: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the names that an optimizer may be given: the options of its algorithms, and a rate for AdamW alone."""
+    names = dict.fromkeys(name for options in defaults.values() for name in options)
+    return [*names, *(["adamw_lr"] if len(defaults) > 1 else [])]
+
+
+def options_among(arguments: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return those of a constructor's arguments, its `locals()`, that are defaults of the groups. See `options_of`."""
+    return {name: arguments[name] for name in options_of(defaults)}
+
+
+# ---- When a step begins ---------------------------------------------------------------------------------
 
 
 def check_complete(group: Mapping[str, Any], defaults: Mapping[str, Iterable[str]], who: str) -> None:
@@ -28,6 +110,52 @@ def check_complete(group: Mapping[str, Any], defaults: Mapping[str, Iterable[str
     for name in group.keys() - {*options}:
         if meant := _nearest(name, tuple(options)):
             raise ValueError(f"a group has the option {name!r}, which nothing reads; write {meant!r} if that is meant.")
+
+
+def check_options(group: Mapping[str, Any]) -> None:
+    """Raise ValueError or TypeError, naming it, for an option that a group's algorithm does not have."""
+    CHECKS[group["algorithm"]](group)
+
+
+def check_muon_options(group: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming the value and what is allowed, for options that Muon does not have."""
+    if group["momentum_kind"] not in MOMENTA:
+        raise ValueError(f"momentum_kind is {group['momentum_kind']!r}; choose one of {', '.join(MOMENTA)}.")
+    if group["scale"] not in SCALES:
+        raise ValueError(f"scale is {group['scale']!r}; choose one of {', '.join(SCALES)}.")
+    check_one_number("lr", group["lr"])
+    if not all(0 <= group[name] < math.inf for name in ("lr", "weight_decay")) or not 0 <= group["momentum"] < 1:
+        raise ValueError(
+            f"lr={group['lr']}, weight_decay={group['weight_decay']}, momentum={group['momentum']}: "
+            "lr and weight_decay must be 0 or more, and finite, momentum in [0, 1)."
+        )
+    check_matrices(group["matrices"])
+    quintics(group["ns_coefficients"], group["ns_steps"])
+    check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)
+    check_form(group["ns_form"], group["ns_norm"], group["compute_dtype"])
+
+
+def check_adamw_options(group: Mapping[str, Any]) -> None:
+    """Raise ValueError for a learning rate, beta, eps or decay that torch refuses, or that would ruin the weights."""
+    beta1, beta2 = group["betas"]
+    not_below_0 = {name: group[name] for name in ("lr", "eps", "weight_decay")}
+    below_1 = {"betas[0]": beta1, "betas[1]": beta2} | {k: group[k] for k in ("momentum",) if k in group}
+    check_one_number("lr", group["lr"])
+    for name, value in not_below_0.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"AdamW refuses its group: {name} is {plain(value)}; give 0 or more.")
+    for name, value in below_1.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"AdamW refuses its group: {name} is {plain(value)}; give 0 or more, and less than 1.")
+
+
+CHECKS = {"muon": check_muon_options, "adamw": check_adamw_options}
+
+
+def check_dtype(name: str, dtype: Any, default: Any, allowed: Sequence[torch.dtype] = MOMENTUM_DTYPES) -> None:
+    """Raise TypeError, naming what is allowed, if the option `name` is neither its default nor such a dtype."""
+    if dtype != default and dtype not in allowed:
+        raise TypeError(f"{name} is {dtype!r}; give {default!r} or one of {', '.join(map(str, allowed))}.")
 
 
 def check_one_number(name: str, value: Any) -> None:

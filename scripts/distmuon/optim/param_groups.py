@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distmuon.optim.options import GROUP_NOTES, MOMENTUM_DTYPES
 from distmuon.optim.roles import MATRICES, Role, roles_of
 from distmuon.optim.states import names_of
 from distmuon.sharding.buffers import specs_of
@@ -29,8 +30,6 @@ GROUPS: dict[str, dict[str, Any]] = {  # what `split_parameters` makes, in this 
     "without decay": {"algorithm": "adamw", "weight_decay": 0.0},
 }
 COMMON = ("lr", "weight_decay")  # options that Muon and AdamW both have
-SCHEDULED = ("initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum")  # by torch's schedulers
-GROUP_NOTES = ("params", "param_names", "name", "lr_scale", *SCHEDULED)  # what a group may carry besides its options
 
 
 class Trained(list[tuple[str, nn.Parameter]]):
@@ -219,49 +218,6 @@ def specs_in_groups(
     return found, muon
 
 
-def refuse_unknown(options: Mapping[str, Any], known: Iterable[str], who: str) -> None:
-    """Raise TypeError, naming each of `options` that `who` does not have, and those that it has."""
-    if unknown := {name: value for name, value in options.items() if name not in known}:
-        found = ", ".join(f"{name!r} ({value!r})" for name, value in unknown.items())
-        raise TypeError(f"unknown option(s) {found}; {who} has {', '.join(known)}.")
-
-
-def refuse_unknown_in_group(group: Mapping[str, Any], known: Iterable[str], who: str) -> None:
-    """Raise TypeError as `refuse_unknown` does; parameters, names and schedulers' notes are no options."""
-    refuse_unknown(
-        {name: value for name, value in group.items() if name not in GROUP_NOTES}, known, f"a group of {who}"
-    )
-
-
-def complete_group(
-    group: dict[str, Any], defaults: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any], who: str
-) -> None:
-    """Set a group's algorithm, by default the first, and its options: its own, else those given, else the defaults.
-
-    defaults: by algorithm. given: to the optimizer, `who`, for all groups.
-    Raises ValueError for another algorithm, TypeError for an unknown option.
-    """
-    algorithm = group.setdefault("algorithm", next(iter(defaults)))
-    if algorithm not in defaults:
-        raise ValueError(f"algorithm is {algorithm!r}; choose one of {', '.join(defaults)}.")
-    refuse_unknown_in_group(group, (*defaults[algorithm], "algorithm"), f"{algorithm} in {who}")
-    if algorithm == "adamw" and given.get("adamw_lr") is not None:
-        group.setdefault("lr", given["adamw_lr"])
-    for name, value in defaults[algorithm].items():
-        group.setdefault(name, given.get(name, value))
-
-
-def options_of(defaults: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the names that an optimizer may be given: the options of its algorithms, and a rate for AdamW alone."""
-    names = dict.fromkeys(name for options in defaults.values() for name in options)
-    return [*names, *(["adamw_lr"] if len(defaults) > 1 else [])]
-
-
-def options_among(arguments: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return those of a constructor's arguments, its `locals()`, that are defaults of the groups. See `options_of`."""
-    return {name: arguments[name] for name in options_of(defaults)}
-
-
 def named(group: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Return a group's parameters with their names, or with their places in it."""
     return zip(names_of(group), group["params"], strict=True)
@@ -380,3 +336,19 @@ def check_muon_parameter(
     localize(matrices, name, tuple(parameter.shape), getattr(parameter, "tp_split_dim", None) if tp > 1 else None, tp)
     if warn and EMBEDDING_NAME.search(name):
         warn_user(f"parameter {name!r} looks like an embedding or output head; the paper gives those to AdamW.")
+
+
+def check_muon_parameters(group: Mapping[str, Any], known: Mapping[Tensor, Any] | None = None) -> None:
+    """Raise ValueError, naming it, for a whole parameter of a group that Muon cannot take; warn of what it should not.
+
+    known: the states of a training that has begun. What has one was checked before, and nothing is warned of again.
+    """
+    for name, parameter in named(group):
+        if known is not None and parameter in known:
+            continue
+        check_muon_parameter(name, parameter, group["matrices"], warn=known is None)
+        if parameter.dtype not in MOMENTUM_DTYPES:
+            raise ValueError(
+                f"parameter {name!r} is {parameter.dtype}, which holds no momentum (it ends at 65504); "
+                "train it in bfloat16 or float32, and let torch.autocast compute in float16."
+            )

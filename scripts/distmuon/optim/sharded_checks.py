@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from distmuon.optim.muon_options import check_options
-from distmuon.optim.options import check_complete, plain
-from distmuon.optim.param_groups import options_of, refuse_meta, refuse_unknown
+from distmuon.optim.options import check_complete, check_options, options_of, plain, refuse_unknown
+from distmuon.optim.param_groups import refuse_meta
 from distmuon.optim.sharded_state import ShardedState
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.consistency import broadcast_values, check_same, check_values
@@ -111,16 +110,12 @@ class ShardedChecks(ShardedState):
         """Raise RankMismatchError on all ranks unless they can be one model; all ranks or none goes on. Collective."""
         named = self._named()
         lines = [("optimizer", type(self).__name__), ("bucket_size", str(bucket_size)), ("broadcast", str(broadcast))]
-        check_same(
-            self.grid,
-            "options",
-            [*lines, *self._choices, *self._options_now(self.max_norm)],
-            "give every rank the same",
-        )
-        in_group = {id(p): number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        lines += [*self._choices, *self._options_now(self.max_norm)]
+        check_same(self.grid, "options", lines, "give every rank the same")
+        in_group = [number for number, group in enumerate(self.param_groups) for _ in group["params"]]
         parameters = []
-        for spec, (_, p) in zip(specs_of(named), named, strict=True):
-            where = f"cut over TP along {spec.tp_split_dim}, in group {in_group[id(p)]}"
+        for spec, (_, p), number in zip(specs_of(named), named, in_group, strict=True):
+            where = f"cut over TP along {spec.tp_split_dim}, in group {number}"
             trained = "trained" if p.requires_grad else "frozen"
             parameters.append((spec.name, f"{list(spec.shape)} {spec.dtype}, {where}, {trained}"))
         check_same(self.grid, "parameters", parameters, "build the same model, in the same order, on every rank")

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distmuon.optim.adamw import ADAMW_DEFAULTS, adamw_, begin
-from distmuon.optim.param_groups import Watch, complete_group
+from distmuon.optim.adamw import adamw_, begin
+from distmuon.optim.options import ADAMW_DEFAULTS, complete_group
+from distmuon.optim.param_groups import Watch
 from distmuon.optim.sharded_checks import ShardedChecks, check_max_norm, refuse_inference_mode
 from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
@@ -204,10 +205,7 @@ class ShardedOptimizer(ShardedChecks):
         super().zero_grad(set_to_none)
 
     @torch.no_grad()
-    def scale_rows_(
-        self,
-        factors: Mapping[Tensor, Tensor],
-    ) -> None:
+    def scale_rows_(self, factors: Mapping[Tensor, Tensor]) -> None:
         """Multiply parameters row by row, between two steps, and master weights with them: a write of the optimizer's.
 
         factors: {parameter: of each of its rows, [I_tp]}; alike on all DP ranks.

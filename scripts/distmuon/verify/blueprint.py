@@ -15,12 +15,10 @@ import torch
 from torch import nn
 
 from distmuon.optim import strategies
-from distmuon.optim.adamw import ADAMW_DEFAULTS
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
-from distmuon.optim.muon_options import MUON_DEFAULTS
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.param_groups import GROUP_NOTES
+from distmuon.optim.options import ADAMW_DEFAULTS, GROUP_NOTES, MUON_DEFAULTS
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.strategies.periodic import is_whole
 from distmuon.sharding.buffers import dtype_name

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from distmuon.optim.muon import apply_, decay_, momentum_, orthogonalize, scale
-from distmuon.optim.muon_options import MUON_DEFAULTS
 from distmuon.optim.newton_schulz import singular_values
+from distmuon.optim.options import MUON_DEFAULTS
 from muonbook.figures.player import Frame
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, TEXT, TITLE, WIDTH, Block, box
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from distmuon.launch import World
-from distmuon.optim.muon_options import MUON_DEFAULTS
 from distmuon.optim.newton_schulz import newton_schulz
+from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.optim.strategies.strategy import StrategyContext
 from distmuon.sharding.grid import Grid

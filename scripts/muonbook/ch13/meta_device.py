@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distmuon.optim import strategies
-from distmuon.optim.muon_options import MUON_DEFAULTS
+from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.optim.strategies.costs import PlannedRank
 from distmuon.optim.strategies.strategy import Strategy, StrategyContext
 from distmuon.sharding.collectives import Group

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.mathtext import MathTextParser
 
-from distmuon.optim.muon_options import MUON_DEFAULTS
 from distmuon.optim.newton_schulz import MUON
+from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.optim.strategies.periodic import OPTIONS as PERIODIC
 from muonbook.figures import style
 from muonbook.figures.style import ACCENT, CARD_EDGE, INK, MUTED, SMALL, TEXT, put, wrapped

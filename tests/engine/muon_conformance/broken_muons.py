@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from distmuon.optim.masters import rounded_once
 from distmuon.optim.muon import decay_, momentum_, orthogonalize, scale
-from distmuon.optim.muon_options import MUON_DEFAULTS
+from distmuon.optim.options import MUON_DEFAULTS
 from muon_conformance.adapter import Adapter
 
 sound = Adapter(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from distmuon import launch
 from distmuon.models.networks import MLP
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.muon_options import MOMENTA, SCALES
+from distmuon.optim.options import MOMENTA, SCALES
 from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.gradients import NonFiniteGradient

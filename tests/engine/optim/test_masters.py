@@ -22,7 +22,7 @@ from distmuon.extras.qk_clip.heads import AttentionHeads
 from distmuon.optim.adamw import adamw_
 from distmuon.optim.masters import MasterWeights
 from distmuon.optim.muon import apply_, decay_, momentum_, orthogonalize, scale
-from distmuon.optim.muon_options import MUON_DEFAULTS
+from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.verify.blocks import BlockMuon
 from muon_conformance.programs.small import SmallNet, train
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from distmuon.optim.muon import Muon, apply_, batches, decay_, momentum_, orthogonalize, scale
-from distmuon.optim.muon_options import MOMENTA, MUON_DEFAULTS
 from distmuon.optim.newton_schulz import newton_schulz
+from distmuon.optim.options import MOMENTA, MUON_DEFAULTS
 from distmuon.sharding.matrices import MatrixLayout
 
 SHAPES = [(12, 20), (20, 12), (16, 16)]

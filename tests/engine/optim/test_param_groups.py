@@ -10,7 +10,8 @@ from torch import nn
 from distmuon.models.networks import MLP, Transformer
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.param_groups import check_muon_parameter, refuse_unknown, refuse_unknown_in_group, split_parameters
+from distmuon.optim.options import refuse_unknown, refuse_unknown_in_group
+from distmuon.optim.param_groups import check_muon_parameter, split_parameters
 from distmuon.sharding.grid import Grid
 
 

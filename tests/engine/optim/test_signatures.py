@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from distmuon import DistributedMuon, Grid, Muon, MuonW, Zero1AdamW
-from distmuon.optim.muon_options import OPTIONS
+from distmuon.optim.options import OPTIONS
 
 DEFAULTS: dict[Callable[..., Any], list[Mapping[str, Any]]] = {
     Muon: [Muon.DEFAULTS],

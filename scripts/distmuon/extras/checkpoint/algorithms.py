@@ -17,16 +17,13 @@ from torch import Tensor
 from distmuon.extras.checkpoint.files import CheckpointError, in_words
 from distmuon.extras.checkpoint.manifest import DTYPES, StoredGroup
 from distmuon.extras.checkpoint.tensors import LiveTensors, Owned
-from distmuon.optim.adamw import check_adamw_options
 from distmuon.optim.muon import Muon
-from distmuon.optim.muon_options import check_muon_options
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.param_groups import GROUP_NOTES
+from distmuon.optim.options import CHECKS, GROUP_NOTES
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.states import STATE_KEYS, CheckedState
 
 OPTIONS = {"muon": {"lr", "weight_decay", "momentum", "nesterov"}, "adamw": {"lr", "weight_decay", "betas", "eps"}}
-CHECKS = {"muon": check_muon_options, "adamw": check_adamw_options}
 NO_OPTIONS = ("params", "param_names")
 
 # ---- What a group is, and what is kept of it --------------------------------------------------------------
