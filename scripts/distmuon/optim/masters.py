@@ -8,7 +8,7 @@ carries the decay over. For an update that is itself that small, nothing helps b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -23,12 +23,14 @@ from distmuon.optim.states import (
     in_own_order,
     names_of,
 )
+from distmuon.sharding.boxes import matrices_of
 from distmuon.sharding.buffers import follow_writes_
-from distmuon.sharding.local_views import local
+from distmuon.sharding.local_views import LocalView, local
+from distmuon.sharding.meshes import common_mesh, is_first_replica
 from distmuon.sharding.precision import is_narrow
 from distmuon.sharding.warning import warn_user
 
-CHOICES = (None, True, False)
+Feeds = Callable[[dict[str, Any], Tensor], torch.dtype | None]
 
 
 @contextlib.contextmanager
@@ -92,7 +94,7 @@ class MasterWeights(CheckedState):
 
     def choose_masters(self, master_weights: bool | None) -> None:
         """Keep masters from the first step on, or not; None: not, and warn once where decay cannot act."""
-        if master_weights not in CHOICES:
+        if master_weights not in (None, True, False):
             raise ValueError(
                 f"master_weights is {master_weights!r}; give True for float32 masters of bf16 parameters, False for "
                 "none, or None for none and a warning where decay is lost."
@@ -162,6 +164,36 @@ def _check_placed(name: str, parameter: Tensor, state: Mapping[str, Any]) -> Non
                 f"{key} of {name!r} is {placed[0]} in this state, the parameter {placed[1]}; load it by "
                 "torch.distributed.checkpoint.state_dict or distmuon.checkpoint, which place it anew."
             )
+
+
+def local_views(optimizer: torch.optim.Optimizer) -> Iterable[LocalView]:
+    """Return what this rank holds of an optimizer's parameters: as its own method says, or where they are."""
+    own = getattr(optimizer, "local_views", None)
+    return views_in_place(optimizer) if own is None else own()
+
+
+def views_in_place(optimizer: torch.optim.Optimizer, feeds: Feeds | None = None) -> list[LocalView]:
+    """Return what this rank holds where PyTorch has placed parameters, as tensors or DTensors; no collective.
+
+    feeds(group, parameter): in which dtype Newton–Schulz sees the parameter's matrices; None: it does not see them.
+    Raises ValueError, naming the parameter, for a DTensor on other ranks than the others.
+    """
+    members = []
+    for number, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or [f"group{number}.{i}" for i, _ in enumerate(group["params"])]
+        members += [(group, name, p) for name, p in zip(names, group["params"], strict=True)]
+    mesh = common_mesh([(name, p) for _, name, p in members])
+    found = []
+    for group, name, p in members:
+        more: dict[str, Any] = {"counted": mesh is None or is_first_replica(p, mesh)}
+        if isinstance(optimizer, MasterWeights):
+            more["dtype"] = optimizer.kept_dtype(p)
+            if optimizer.keeps_master(p) and MASTER_WEIGHT in optimizer.state.get(p, {}):
+                more["values"] = optimizer.master(p)
+        if feeds is not None and (ns_dtype := feeds(group, p)) is not None:
+            more |= {"matrices": matrices_of(group["matrices"], tuple(p.shape)), "ns_dtype": ns_dtype}
+        found.append(LocalView.in_place(name, p, **more))
+    return found
 
 
 def lacks_masters(what: str, names: Sequence[str]) -> str:

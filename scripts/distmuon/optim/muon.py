@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from distmuon.optim.local_views import views_in_place
-from distmuon.optim.masters import MasterWeights, rounded_once
+from distmuon.optim.masters import MasterWeights, rounded_once, views_in_place
 from distmuon.optim.newton_schulz import BATCH, Coefficients, ComputeDtype, Form, Norm, batching_pays, newton_schulz_
 from distmuon.optim.options import (
     MUON_DEFAULTS,

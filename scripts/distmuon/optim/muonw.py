@@ -30,8 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distmuon.optim.adamw import adamw_, begin
 from distmuon.optim.exchange_plan import Matrix, MatrixShard, Parameter, Plan, Plans
-from distmuon.optim.local_views import views_in_place
-from distmuon.optim.masters import MasterWeights, rounded_once
+from distmuon.optim.masters import MasterWeights, rounded_once, views_in_place
 from distmuon.optim.muon import batches, decay_and_apply_, momentum_of_all_, orthogonalize, scale
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.options import (
@@ -206,10 +205,8 @@ class MuonW(MasterWeights):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_now()
-        moves = any(p.grad is not None for group in self.param_groups for p in group["params"])
+        plans, moves = self._plans_now(), bool(self._moving())
         self._watch.look(moves)
-        plans = self._plans.of(self.param_groups, self.state)
         if not self._unscale():
             self.skipped_steps += 1
             return loss
@@ -259,10 +256,9 @@ class MuonW(MasterWeights):
         if max_norm < math.inf and stages is None:
             remedy = 'give it the others: clip_grad_norm_(max_norm, stages=mesh.get_group("pp"))'
             refuse_one_of_the_stages(self.param_groups, "clip_grad_norm_", remedy)
-        self._check_now()
-        self._plans.of(self.param_groups, self.state)
+        self._plans_now()
         self._clipped = True
-        moving = [(n, p, p.grad) for group in self.param_groups for n, p in named(group) if p.grad is not None]
+        moving = self._moving()
         for name, p, _ in moving:
             _check_gradient(name, p)
         device = local(self.param_groups[0]["params"][0]).device
@@ -289,9 +285,8 @@ class MuonW(MasterWeights):
         if self._plans.everybody.all_reduce(found.detach().clone().view(1), "found_inf").item():
             return False
         if (factor := getattr(self, "grad_scale", None)) is not None:
-            for group in self.param_groups:
-                for p in (p for p in group["params"] if p.grad is not None):
-                    local(p.grad).mul_(factor.to(widest(factor.device)).reciprocal().to(p.grad.dtype))
+            for _, _, gradient in self._moving():
+                local(gradient).mul_(factor.to(widest(factor.device)).reciprocal().to(gradient.dtype))
         return True
 
     def local_views(self) -> list[LocalView]:
@@ -447,10 +442,15 @@ class MuonW(MasterWeights):
         if group["algorithm"] == "muon":
             check_muon_parameters(group)
 
-    def _check_now(self) -> None:
-        """Raise ValueError for groups of which no plan can be made: those that lack what every plan asks for."""
+    def _plans_now(self) -> list[Plan]:
+        """Return the plans for the groups as they are; ValueError for groups that lack what every plan asks for."""
         for group in self.param_groups:
             check_complete(group, self.DEFAULTS, "MuonW")
+        return self._plans.of(self.param_groups, self.state)
+
+    def _moving(self) -> list[tuple[str, Tensor, Tensor]]:
+        """Return all parameters that have a gradient: (name, parameter, gradient)."""
+        return [(n, p, p.grad) for group in self.param_groups for n, p in named(group) if p.grad is not None]
 
     def _refusal(self) -> Exception | None:
         """Return why this step cannot be made, looked for before anything changes."""
@@ -462,10 +462,9 @@ class MuonW(MasterWeights):
                 )
             for group in self.param_groups:
                 check_options(group)
-                for name, p in named(group):
-                    if p.grad is not None:
-                        _check_gradient(name, p)
-                        check_shapes(name, p, self.state)
+            for name, p, _ in self._moving():
+                _check_gradient(name, p)
+                check_shapes(name, p, self.state)
         except (RuntimeError, TypeError, ValueError) as error:
             return error
         return None

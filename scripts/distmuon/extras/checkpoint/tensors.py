@@ -18,7 +18,7 @@ from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.extras.checkpoint.manifest import DTYPES, MODEL, OPTIMIZER
 from distmuon.extras.checkpoint.names import plain_names
 from distmuon.extras.checkpoint.shard_view import ShardView
-from distmuon.optim.local_views import local_views
+from distmuon.optim.masters import local_views
 from distmuon.optim.states import MASTER_WEIGHT
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.grid import Grid

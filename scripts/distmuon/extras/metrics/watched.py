@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distmuon.optim.local_views import local_views
+from distmuon.optim.masters import local_views
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger

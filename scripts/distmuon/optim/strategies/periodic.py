@@ -4,14 +4,6 @@ A group's `whole_every` is k: its matrices are whole in steps k, 2 k, 3 k, ..., 
 the same bytes. In all other steps every rank orthogonalizes the block that it holds, as in `blockwise`, and TP sends
 nothing. Where k or T is 1, it is Muon.
 
-                    whole step (owner)                         block step (blockwise)
-    dp_gather       this rank's pieces -> TP-local matrices    the same                        nothing sent
-    tp_gather       blocks to their owners    all-to-all       blocks stay blocks              nothing sent
-    newton_schulz   the matrices I own                         the blocks I hold
-    tp_shard        blocks to their ranks     all-to-all       updates are where they belong   nothing sent
-    dp_shard        TP-local updates -> this rank's pieces     the same                        nothing sent
-    lr_ratio        1                                          block_lr_ratio
-
 A matrix [A, B] in T blocks of its longer side has updates of up to sqrt(T) times the RMS, since Newton–Schulz makes the
 RMS of a semi-orthogonal [a, b] 1 / sqrt(max(a, b)). So block steps want a smaller learning rate, from 1 / sqrt(T) to 1
 times that of whole ones. By default (`block_lr_ratio="shape"`) the factor on a block's update is that of the block's
