@@ -29,8 +29,8 @@ from distmuon.optim.muon import decay_and_apply_, momentum_of_all_, scale
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
 from distmuon.optim.options import GROUP_NOTES, OPTIONS, MomentumKind, ScaleKind, check_dtype, options_among
 from distmuon.optim.param_groups import check_muon_parameter, specs_in_groups
-from distmuon.optim.sharded_checks import NonFinite
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.sharded_state import NonFinite
 from distmuon.optim.states import kept
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.buffers import Piece

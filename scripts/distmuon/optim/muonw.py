@@ -53,7 +53,7 @@ from distmuon.optim.param_groups import (
     split_parameters,
     withdrawn_if_refused,
 )
-from distmuon.optim.sharded_checks import check_max_norm
+from distmuon.optim.sharded_state import check_max_norm
 from distmuon.optim.states import check_shapes, kept
 from distmuon.sharding.boxes import extent
 from distmuon.sharding.collectives import Group, PendingWork, Received, add_up_, numbers_on, waiting_at_the_end

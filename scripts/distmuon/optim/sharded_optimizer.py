@@ -20,7 +20,7 @@ from torch import Tensor
 from distmuon.optim.adamw import adamw_, begin
 from distmuon.optim.options import ADAMW_DEFAULTS, complete_group
 from distmuon.optim.param_groups import Watch
-from distmuon.optim.sharded_checks import ShardedChecks, check_max_norm, refuse_inference_mode
+from distmuon.optim.sharded_state import ShardedState, check_max_norm, refuse_inference_mode
 from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
 from distmuon.sharding.backward_overlap import BackwardOverlap
@@ -33,7 +33,7 @@ from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan
 ALGORITHMS = {"adamw": ADAMW_DEFAULTS}
 
 
-class ShardedOptimizer(ShardedChecks):
+class ShardedOptimizer(ShardedState):
     """What every optimizer on flat shards is made of. All ranks construct it, and call `step`, together.
 
     Gradients are reduced in `step`: until then `.grad` is this rank's own, a view of the flat buffer, float32 or wider.

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from distmuon.optim.sharded_checks import NonFinite
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.sharded_state import NonFinite
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 
 

@@ -382,14 +382,6 @@ def test_groups_without_names_may_be_several_and_are_named_by_their_place() -> N
     assert optimizer.buffers.names == ["group0.0", "group0.1", "group1.0"]
 
 
-def test_a_group_cannot_be_added_afterwards() -> None:
-    optimizer = DistributedMuon([matrix()], Grid.alone())
-    with pytest.raises(RuntimeError, match="pass all parameter groups to the constructor") as error:
-        optimizer.add_param_group({"params": [matrix()]})
-    message(error)
-    assert len(optimizer.param_groups) == 1
-
-
 def build(params: Any, **options: Any) -> Callable[[], DistributedMuon]:
     return lambda: DistributedMuon(params, Grid.alone(), **options)
 

@@ -328,23 +328,6 @@ def test_a_scheduler_changes_the_step() -> None:
     assert torch.equal(steps[2], torch.zeros_like(steps[2]))
 
 
-def test_the_closure_runs_with_gradients_and_its_loss_is_returned() -> None:
-    (weight,) = parameters([(3, 4)])
-    before = weight.detach().clone()
-    optimizer = Muon([weight])
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = weight.square().sum()
-        loss.backward()  # raises where gradients are switched off
-        return loss.item()
-
-    assert optimizer.step(closure) == pytest.approx(before.square().sum().item())
-    assert not torch.equal(weight.detach(), before)
-    assert optimizer.step() is None
-    assert weight.requires_grad
-
-
 def test_a_run_resumed_from_its_state_continues_to_the_bit() -> None:
     unbroken, saved = Muon(parameters(), **exact()), Muon(parameters(), **exact())
     train(unbroken, steps=6)
