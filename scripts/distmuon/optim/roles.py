@@ -120,20 +120,17 @@ def _by_shape(place: Place) -> Role:
         return Role("vector", "one row: a single number comes out" if row else "one column: a gain, or a single input")
     if _is_norm(module):
         return Role("vector", "a norm's gains: not a map between hidden vectors")
+    if p.ndim == 2 and not _is_map(place):
+        return Role("other", "2-D, but no layer multiplies by it")
     if p.ndim == 2:
-        return _hidden_matrix(place) if _is_map(place) else Role("other", "2-D, but no layer multiplies by it")
+        if any(FUSED.fullmatch(name.lower()) for name in (place.path.rpartition(".")[2], place.leaf)):
+            return Role("map", "hidden matrix; if it is query, key and value in one, say so with the option `matrices`")
+        return Role("map", "hidden matrix")
     if _is_kernel(place):
         return _kernel(place)
     if p.ndim == 3 and 1 not in p.shape and _is_stack(place):
         return Role("stack", f"{p.shape[0]} matrices, each a hidden one")
     return Role("other", f"{p.ndim}-D: not a map between hidden vectors")
-
-
-def _hidden_matrix(place: Place) -> Role:
-    module = place.path.rpartition(".")[2]
-    if any(FUSED.fullmatch(name.lower()) for name in (module, place.leaf)):
-        return Role("map", "hidden matrix; if it is query, key and value in one, say so with the option `matrices`")
-    return Role("map", "hidden matrix")
 
 
 def _kernel(place: Place) -> Role:
@@ -189,15 +186,17 @@ class _Structure:
         found = {id(layer.weight): "output head: the model's last layer" for layer in self._last(self.model, False)}
         for layer in self._as_wide_as_the_vocabulary():
             found.setdefault(id(layer.weight), "output head: as wide as the vocabulary")
-        for method in ("get_output_embeddings", "get_classifier"):
-            for module in _said(self.model, method):
-                for layer in self._last(module, True):
-                    found.setdefault(id(layer.weight), f"output head: the model's {method}() is it")
-        modules = dict(self.model.named_modules())
-        for path, module in modules.items():
-            if path and _is_called_head(path, modules, names):
-                for layer in self._last(module, True):
-                    found.setdefault(id(layer.weight), "output head: its rows are separate classes")
+        told = [
+            (module, f"the model's {method}() is it")
+            for method in ("get_output_embeddings", "get_classifier")
+            for module in _said(self.model, method)
+        ]
+        for path, module in self.model.named_modules():
+            if path and _is_called_head(path, names):
+                told.append((module, "its rows are separate classes"))
+        for module, reason in told:
+            for layer in self._last(module, True):
+                found.setdefault(id(layer.weight), f"output head: {reason}")
         return found
 
     def routers(self) -> set[int]:
@@ -327,15 +326,12 @@ def _widths(place: Place) -> tuple[int, int]:
 def _numbers_of_experts(module: nn.Module) -> set[int]:
     """Return how many experts a module says or seems to have; usually none."""
     counts = {getattr(module, name, None) for name in EXPERT_COUNTS}
+    stacks = [p for leaf, p in module.named_parameters(recurse=False) if "expert" in leaf]
     for name, child in module.named_children():
         if "expert" in name and "shared" not in name:
             counts |= {len(inner) for inner in child.modules() if isinstance(inner, CONTAINERS)}
-            counts |= {p.shape[0] for p in child.parameters() if not is_lazy(p) and p.ndim == 3}
-    counts |= {
-        p.shape[0]
-        for leaf, p in module.named_parameters(recurse=False)
-        if "expert" in leaf and not is_lazy(p) and p.ndim == 3
-    }
+            stacks += child.parameters()
+    counts |= {p.shape[0] for p in stacks if not is_lazy(p) and p.ndim == 3}
     return {count for count in counts if isinstance(count, int) and count > 1}
 
 
@@ -366,7 +362,7 @@ def _said(model: nn.Module, method: str) -> Iterator[nn.Module]:
                 yield found
 
 
-def _is_called_head(path: str, modules: Mapping[str, nn.Module], names: Iterable[str] | None) -> bool:
+def _is_called_head(path: str, names: Iterable[str] | None) -> bool:
     """Say whether a module's name is that of a head. Some are only where no block is repeated around them."""
     last = path.rpartition(".")[2]
     if names is not None:

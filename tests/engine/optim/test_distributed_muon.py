@@ -316,24 +316,6 @@ def test_options_of_the_constructor_are_the_groups_defaults() -> None:
     assert [group.get("betas") for group in optimizer.param_groups] == [None, None, (0.5, 0.6)]
 
 
-def test_a_closure_is_run_once_with_gradients_and_its_loss_comes_back() -> None:
-    parameter, calls = matrix(), []
-    optimizer = DistributedMuon([parameter], Grid.alone())
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = parameter.square().sum()
-        loss.backward()
-        calls.append(loss.item())
-        return loss.item()
-
-    before = parameter.detach().clone()
-    assert optimizer.step(closure) == before.square().sum().item()
-    assert len(calls) == 1
-    assert not torch.equal(parameter, before)
-    assert optimizer.step() is None
-
-
 def test_zero_grad_drops_what_backward_has_accumulated() -> None:
     parameter = matrix()
     optimizer = DistributedMuon([parameter], Grid.alone())

@@ -1,6 +1,5 @@
 """Muon on one device: its elementwise arithmetic, the paper's formula by hand, torch's Muon as oracle, its errors."""
 
-import copy
 import io
 import math
 import warnings
@@ -310,45 +309,6 @@ def test_every_form_and_norm_is_an_option_of_a_group() -> None:
     with pytest.raises(ValueError, match="overflows") as error:
         Muon(parameters(), compute_dtype=torch.float16, ns_form="gram")
     message(error)
-
-
-def test_a_scheduler_changes_the_step() -> None:
-    (weight,) = parameters([(6, 6)], torch.float64)
-    optimizer = Muon([weight], lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: [1.0, 0.5, 0.0][epoch])
-    weight.grad = gaussian(6, 6, dtype=torch.float64)
-    steps = []
-    for epoch in range(3):
-        before = weight.detach().clone()
-        optimizer.step()
-        steps.append(weight.detach() - before)
-        if epoch < 2:
-            scheduler.step()
-    assert distance(steps[1], 0.5 * steps[0]) < 1e-12
-    assert torch.equal(steps[2], torch.zeros_like(steps[2]))
-
-
-def test_a_run_resumed_from_its_state_continues_to_the_bit() -> None:
-    unbroken, saved = Muon(parameters(), **exact()), Muon(parameters(), **exact())
-    train(unbroken, steps=6)
-    train(saved, steps=3)
-    weights = [nn.Parameter(p.detach().clone()) for p in saved.param_groups[0]["params"]]
-    resumed = Muon(weights, lr=1.0, momentum=0.1, weight_decay=0.0, **exact())
-    resumed.load_state_dict(copy.deepcopy(saved.state_dict()))
-    assert resumed.param_groups[0]["lr"] == MUON_DEFAULTS["lr"]
-    train(resumed, steps=3, first=3)
-    for a, b in zip(unbroken.param_groups[0]["params"], weights, strict=True):
-        assert torch.equal(a, b)
-
-
-def test_a_parameter_without_gradient_is_left_alone() -> None:
-    still, moving = parameters([(4, 4), (4, 4)])
-    before = still.detach().clone()
-    moving.grad = gaussian(4, 4)
-    optimizer = Muon([still, moving], weight_decay=0.5)
-    optimizer.step()
-    assert torch.equal(still.detach(), before)
-    assert still not in optimizer.state
 
 
 def test_input_dtype_rounds_what_newton_schulz_is_fed_and_nothing_else() -> None:
