@@ -1,8 +1,9 @@
-"""Weights narrower than float32: one rounding in a step, and masters that remember what the rounding takes.
+"""What is kept of parameters that stay where PyTorch has placed them; float32 masters of narrow ones among it.
 
 A bf16 number has 8 binary digits, so a weight W can only change by steps of W/128 to W/256: what is less than half of
 that, and a decay of lr * weight_decay nearly always is, is lost. If decay and update are rounded together, the update
-carries the decay over. For an update that is itself that small, nothing helps but digits: a float32 master weight.
+carries the decay over. For an update that is itself that small, nothing helps but digits: a float32 master weight,
+which remembers what the rounding takes.
 """
 
 from __future__ import annotations
