@@ -307,28 +307,6 @@ def test_every_option_means_what_it_means_on_one_device(
     assert same(cases.train_sharded(case, Grid.alone()).values, expected.values)
 
 
-def test_options_of_the_constructor_are_the_groups_defaults() -> None:
-    groups = [{"params": [matrix()]}, {"params": [matrix()], "lr": 0.5}, {"params": [matrix()], "algorithm": "adamw"}]
-    optimizer = DistributedMuon(groups, Grid.alone(), lr=0.25, ns_steps=3, betas=(0.5, 0.6))
-    assert [group["algorithm"] for group in optimizer.param_groups] == ["muon", "muon", "adamw"]
-    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.5, 0.25]
-    assert [group.get("ns_steps") for group in optimizer.param_groups] == [3, 3, None]
-    assert [group.get("betas") for group in optimizer.param_groups] == [None, None, (0.5, 0.6)]
-
-
-def test_zero_grad_drops_what_backward_has_accumulated() -> None:
-    parameter = matrix()
-    optimizer = DistributedMuon([parameter], Grid.alone())
-    before = parameter.detach().clone()
-    parameter.square().sum().backward()
-    parameter.grad = torch.ones_like(parameter)  # and what was set by hand since
-    optimizer.zero_grad()
-    assert parameter.grad is None
-    optimizer.step()
-    assert torch.equal(parameter, before)
-    assert optimizer.statistics.present == frozenset()
-
-
 def test_a_later_optimizer_takes_the_parameters_and_the_earlier_one_says_so() -> None:
     parameter = matrix()
     first = DistributedMuon([("hidden", parameter)], Grid.alone())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers_math import Operations, gaussian, message
 from once import once
-from optimizer_cases import ADAMW_ONLY, SINGLE_SCALAR, Case
+from optimizer_cases import ADAMW_ONLY, SINGLE_SCALAR
 from optimizer_workers import same
 from torch import Tensor, nn
 
@@ -191,15 +191,6 @@ def test_a_frozen_parameter_may_come_along_and_stays() -> None:
 
 
 # ---- The optimizer ----------------------------------------------------------------------------------------
-
-
-def test_the_learning_rate_of_the_moment_counts() -> None:
-    case = Case(ADAMW_ONLY.weights[:2], ADAMW_ONLY.groups, steps=3)
-    (faded,) = launch.run(cases.train_alone, (case, 1, 1))
-    assert same(cases.train_sharded(case, Grid.alone()).values, faded.values)
-    parameters, constant = cases.build(case, Grid.alone())
-    work.go_on(case, Grid.alone(), parameters, constant, range(3))
-    assert not same(cases.values(parameters), faded.values)
 
 
 class Wrapped(Tensor):
