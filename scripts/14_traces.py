@@ -123,7 +123,7 @@ def measure_hiding(path, quick, threads):
         name = "no limit" if rate is None else f"{rate:,g} Mbit/s"
         link = network_emulation.Link(rate) if links else None
         job = (BATCHED, 2 if quick else 12)
-        raced = launch.run(HIDING_RACE, job, dp=2, link=link, threads=threads, timeout=60.0)[0]
+        raced = network_emulation.run(HIDING_RACE, job, dp=2, link=link, threads=threads, timeout=60.0)[0]
         found["links"][name] = raced
         for optimizer, ratios in raced["ratio_to_nothing_hidden"].items():
             told = ", ".join(f"{hidden} {ratio['median']:.2f}" for hidden, ratio in ratios.items())
@@ -149,7 +149,7 @@ def measure(path, quick, threads):
         print(f"The same over a link of {rate:g} Mbit/s, 2 x 1 ranks ...", flush=True)
         for name, asleep in (("links", False), ("links_asleep", True)):
             job = (TIMED, rounds * 2 // 3, recordings, asleep)
-            raced = launch.run(RACE, job, dp=2, link=network_emulation.Link(rate), **options)[0]
+            raced = network_emulation.run(RACE, job, dp=2, link=network_emulation.Link(rate), **options)[0]
             found[name][f"{rate:g}"] = raced
             recorded = raced.pop("traces")
             for schedule, merged in recorded.items() if rate == RECORDED else ():

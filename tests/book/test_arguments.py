@@ -16,7 +16,7 @@ import pytest
 import worlds
 
 from distmuon import launch
-from distmuon.launch import network_emulation, rank, supervise, world
+from distmuon.launch import network_emulation, rank, supervise
 from distmuon.launch.cli import Parser
 from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
@@ -77,7 +77,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ):
         monkeypatch.setattr(module, name, refuse)
     monkeypatch.setattr(network_emulation, "setup_bridge", lambda: None)
-    monkeypatch.setattr(world, "is_bridge", lambda: True)
+    monkeypatch.setattr(network_emulation, "is_bridge", lambda: True)
     monkeypatch.setattr(network_emulation, "why_unavailable", lambda: None)
     for name in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, "")  # worker 13 sets them: put back afterwards

@@ -1,7 +1,7 @@
 """Several hosts on one machine: every local rank gets a network interface of its own, and all meet at one switch.
 
     network_emulation.setup_bridge()                                      # in the command, before anything is started
-    launch.run(work, dp=4, link=network_emulation.Link(rate_mbit=100))   # and inside `work`: network_emulation.sent()
+    network_emulation.run(work, dp=4, link=network_emulation.Link(rate_mbit=100))   # and in `work`: .sent()
 
 A rank then lives in a network namespace that holds nothing but `eth0`, one end of a veth pair whose other end is a port
 of the bridge in the command's own namespace. So the operating system counts what each rank really sends, headers and
@@ -18,10 +18,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
-from distmuon.launch.cli import UsageError
+from distmuon import launch
+from distmuon.launch import UsageError
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 SWITCH, INTERFACE = "distmuon0", "eth0"
@@ -72,6 +75,22 @@ def setup_bridge() -> None:
         ) from error
 
 
+def run(worker: Any, arguments: Sequence[Any] = (), *, link: Link | None, **options: Any) -> list[Any]:
+    """Do what `launch.run` does, and give every local rank a network of its own; link None: do not.
+
+    Raises UsageError before anything is started where that cannot be, or `setup_bridge` was not called.
+    """
+    if link is None:
+        return launch.run(worker, arguments, **options)
+    if launch.under_torchrun() or options.get("backend", "gloo") != "gloo":
+        raise UsageError("a network for each rank goes with local ranks on gloo only; drop torchrun and --backend.")
+    if not is_bridge():
+        raise UsageError(
+            "a network for each rank needs a switch; call network_emulation.setup_bridge() before the world starts."
+        )
+    return launch.run(worker, arguments, before_joining=partial(attach, link), **options)
+
+
 def is_bridge() -> bool:
     """Say whether this thread stands in a namespace that `setup_bridge` has made."""
     return _interface(SWITCH) is not None
@@ -91,7 +110,7 @@ def why_unavailable() -> str | None:
 def attach(link: Link, address: str | None = None) -> None:
     """Give this process a network of its own, plugged into the switch, in which its parent stands.
 
-    `rank.run` calls it before any socket exists. address: IPv4 within 10.0.0.0/8; None: one that no other process had.
+    To be called before any socket exists. address: IPv4 within 10.0.0.0/8; None: one that no other process had.
     """
     pid = os.getpid()
     port = _port(pid)

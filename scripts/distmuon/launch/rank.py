@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from distmuon.launch import network_emulation, preemption, session
+from distmuon.launch import preemption, session
 from distmuon.launch.cli import OutputError, UsageError
 from distmuon.launch.world import World
 
@@ -49,9 +49,9 @@ def run(world: World, directory: str | None, worker: Worker, arguments: Sequence
         torch.set_float32_matmul_precision("highest")  # torch's default, which some containers change to TF32
     if world.size == 1 and dist.is_initialized():
         return work(world, *arguments)  # in a program that has a process group: there is no second one
-    if world.link is not None:
-        network_emulation.attach(world.link)
-    elif directory is not None or os.environ.get("LOCAL_WORLD_SIZE") == str(world.size):  # one host only
+    if world.before_joining is not None:
+        world.before_joining()
+    if directory is not None or os.environ.get("LOCAL_WORLD_SIZE") == str(world.size):  # one host only
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     store = dist.FileStore(os.path.join(directory, "store"), world.size) if directory is not None else None
     options: dict[str, Any] = {"timeout": timedelta(seconds=world.timeout)}

@@ -27,7 +27,6 @@ from typing import Any
 
 from distmuon.launch import preemption, rank, session, supervise
 from distmuon.launch.cli import DEFAULT_TIMEOUT, OutputError, UsageError
-from distmuon.launch.network_emulation import Link
 from distmuon.launch.rank import Worker
 from distmuon.launch.supervise import WorldError
 from distmuon.launch.world import World, under_torchrun, validated
@@ -45,7 +44,7 @@ def run(
     device: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     threads: int = 1,
-    link: Link | None = None,
+    before_joining: Callable[[], object] | None = None,
     stop_within: float | None = None,
     on_rank0_result: tuple[Worker, Sequence[Any]] | None = None,
 ) -> list[Any]:
@@ -60,12 +59,13 @@ def run(
     device: "cpu" or "cuda"; None: cuda with nccl, else cpu.
     timeout: seconds that a collective may wait for a peer.
     threads: CPU threads per rank.
-    link: give every local rank a network of its own; after `network_emulation.setup_bridge`.
+    before_joining: what every rank calls before it opens a socket; found by other processes as `worker` is.
     stop_within: seconds that ranks get to return after SIGTERM, Ctrl-C or a closed terminal: see `preemption`. None:
         they are stopped at once. Under torchrun it is torchrun that ends its patience.
-    then: (function, more): return only what `function(found, *more)` does, where found is what rank 0 has returned, or
-        None where that is None. It is called when all local ranks have left, and in a process that is forked as they
-        were: that one has torch, which takes this one 2 s to import. Its UsageError or OutputError is raised here.
+    on_rank0_result: (function, more): return only what `function(found, *more)` does, where found is what rank 0 has
+        returned, or None where that is None. It is called when all local ranks have left, and in a process that is
+        forked as they were: that one has torch, which takes this one 2 s to import. Its UsageError or OutputError is
+        raised here.
     Under torchrun the list holds this rank's result only.
     Raises UsageError before anything is started; WorldError, naming the first failure, when a rank fails. A program
     that calls this without `if __name__ == "__main__":` around it ends here with one sentence and exit code 2.
@@ -73,9 +73,8 @@ def run(
     supervise.end_where_the_program_begins_anew()
     for each in (worker, *((on_rank0_result[0],) if on_rank0_result else ())):
         _check_name(each)
-    world = World(
-        0, dp * tp, dp, tp, backend, device or "", timeout, threads, session.process_start(), link, stop_within
-    )
+    started = session.process_start()
+    world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, started, before_joining, stop_within)
     world = validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
     preemption.reset()
     if under_torchrun() or world.size == 1:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from distmuon.launch import preemption
 from distmuon.launch.cli import BACKENDS, DEVICES, UsageError
-from distmuon.launch.network_emulation import Link, is_bridge
 
 MOST_RANKS = 256  # on one machine: every gloo group opens a socket to every peer, and a process has some 1,000 in all
 MOST_THREADS = 1024
@@ -26,7 +26,7 @@ class World:
     timeout: seconds, for every collective.
     threads: of the CPU, for this rank.
     started: wall-clock time (seconds) at which the command started.
-    link: each rank's own network, if it has one (see `network_emulation`).
+    before_joining: what every rank calls before it opens a socket, if anything.
     stop_within: seconds that ranks get to return, once they are asked to stop; None: they are not asked.
     """
 
@@ -39,7 +39,7 @@ class World:
     timeout: float
     threads: int
     started: float
-    link: Link | None = None
+    before_joining: Callable[[], object] | None = None
     stop_within: float | None = None
 
     def asked_to_stop(self) -> bool:
@@ -102,12 +102,6 @@ def validated(world: World, launched: int | None) -> World:
         raise UsageError(
             f"torchrun started {launched} ranks, but --dp {world.dp} --tp {world.tp} makes {world.size}; "
             "choose --dp and --tp whose product is the number of ranks."
-        )
-    if world.link is not None and (launched is not None or world.backend != "gloo"):
-        raise UsageError("a network for each rank goes with local ranks on gloo only; drop torchrun and --backend.")
-    if world.link is not None and not is_bridge():
-        raise UsageError(
-            "a network for each rank needs a switch; call network_emulation.setup_bridge() before the world starts."
         )
     if world.backend == "gloo" and world.device != "cuda":
         return replace(world, device="cpu")

@@ -250,7 +250,8 @@ def wire_on(dp: int, tp: int, shape: str = "even", steps: int = STEPS) -> list[d
     Needs `network_emulation.setup_bridge`. payload: frames without the 66 bytes of headers of every packet. on_gloo,
     least_rank, greatest_rank: over what it is if gloo carries out a reduce-scatter that torch calls as an all-reduce.
     """
-    ranks = launch.run(count_wire, (SHAPES[shape].shared_by(dp), steps), dp=dp, tp=tp, link=network_emulation.Link())
+    given, link = (SHAPES[shape].shared_by(dp), steps), network_emulation.Link()
+    ranks = network_emulation.run(count_wire, given, dp=dp, tp=tp, link=link)
     rows = []
     for name in ranks[0]:
         found: list[OnTheWire] = [rank[name] for rank in ranks]

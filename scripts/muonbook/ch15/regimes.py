@@ -92,7 +92,8 @@ def measure_links(rounds: int, rates: Sequence[float | None] = RATES) -> dict[st
     computing: dict[str, list[float]] = {name: [] for name in LINKS}
     for rate in rates:
         rounds_here = rounds if rate is not None and rate < 200 else 2 * rounds  # where steps are short, more of them
-        ranks = launch.run(TIME_STEPS, (LINKED, LINKS, rounds_here, True), dp=RANKS, link=network_emulation.Link(rate))
+        given, link = (LINKED, LINKS, rounds_here, True), network_emulation.Link(rate)
+        ranks = network_emulation.run(TIME_STEPS, given, dp=RANKS, link=link)
         steps.append({"rate_mbit": rate})
         for name in LINKS:
             seconds = spread(slowest(ranks, name))

@@ -79,10 +79,10 @@ def main() -> int:
         network_emulation.setup_bridge()
     link = network_emulation.Link(arguments.rate)
     if arguments.what in ("kill", "sleep"):
-        launch.run(wait, (arguments.what,), link=link, **options)
+        network_emulation.run(wait, (arguments.what,), link=link, **options)
         return 0
     for _ in range(2):  # a second world meets at the same switch
-        rows = launch.run(count, link=link, **options)[0]
+        rows = network_emulation.run(count, link=link, **options)[0]
     for found, resent, ledger, interfaces, limits in rows:
         overlimits = limits.partition("overlimits ")[2].split()
         print(

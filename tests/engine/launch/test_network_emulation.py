@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import worlds
 
-from distmuon import launch
 from distmuon.launch import UsageError, network_emulation
 
 pytestmark = pytest.mark.alone
@@ -119,7 +118,7 @@ def test_a_process_without_a_network_of_its_own_has_no_count() -> None:
     with pytest.raises(RuntimeError, match="no network of its own"):
         network_emulation.sent()
     with pytest.raises(UsageError, match=r"network_emulation\.setup_bridge"):
-        launch.run(worlds.who, dp=2, link=network_emulation.Link())
+        network_emulation.run(worlds.who, dp=2, link=network_emulation.Link())
 
 
 @linux

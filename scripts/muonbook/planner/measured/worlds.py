@@ -85,8 +85,8 @@ def measure(quick: bool) -> dict[str, Any]:
 def _timed(world: MeasuredWorld, rounds: int) -> Ranks:
     workload = Workload(width=world.width, layers=world.layers, sequences=SEQUENCES)
     entrants = [name for name in ENTRANTS if name != "muonw" or world.tp == 1]  # it knows DTensors, not our TP layers
-    given = (workload, entrants, rounds)
-    return launch.run(TIME_STEPS, given, dp=world.dp, tp=world.tp, link=network_emulation.Link(world.rate_mbit))
+    given, link = (workload, entrants, rounds), network_emulation.Link(world.rate_mbit)
+    return network_emulation.run(TIME_STEPS, given, dp=world.dp, tp=world.tp, link=link)
 
 
 def _pooled(passes: Sequence[Ranks]) -> dict[str, Any]:
