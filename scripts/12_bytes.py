@@ -8,8 +8,7 @@ python scripts/12_bytes.py --measure --json book/results/bytes.json
 """
 
 from distmuon import launch
-from distmuon.launch import network_emulation
-from muonbook import puzzles
+from muonbook import network_emulation, puzzles
 from muonbook.ch12 import puzzle as count_once
 from muonbook.jobs import run_job
 from muonbook.measure.workload import SHAPES

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from distmuon import launch
-from distmuon.launch import network_emulation
 from distmuon.models.recipe import STRATEGIES, Recipe
+from muonbook import network_emulation
 from muonbook.ch14 import puzzle as look_ahead
 from muonbook.measure import results, trace
 from muonbook.measure.workload import SHAPES, TIMED

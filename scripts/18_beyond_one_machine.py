@@ -10,7 +10,7 @@ python scripts/18_beyond_one_machine.py --divisions --json book/results/division
 import sys
 
 from distmuon import launch
-from distmuon.launch import network_emulation
+from muonbook import network_emulation
 from muonbook.ch18 import puzzle as placing
 from muonbook.puzzles import add_arguments, handle
 

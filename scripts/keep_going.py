@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from distmuon import launch
-from distmuon.launch import processes
+from muonbook import processes
 
 MISTAKE = 2  # the exit code of a wrong argument, everywhere: the next start would be told the same
 POLL = 0.2  # seconds

@@ -20,7 +20,7 @@ import worlds
 from playwright.sync_api import Browser
 from xdist.scheduler import LoadScopeScheduling
 
-from distmuon.launch import network_emulation
+from muonbook import network_emulation
 from tools import set_address
 
 # a job in the background inherits an ignored SIGINT, and the launcher respects that: Ctrl-C could not be tested

@@ -27,7 +27,8 @@ from unittest import mock
 
 import pytest
 
-from distmuon.launch import World, processes, rank, session
+from distmuon.launch import World, rank, session
+from muonbook import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "DISTMUON_TEST_MARK"  # an environment variable: whatever a command starts inherits it

@@ -15,7 +15,7 @@ import sys
 import time
 
 from distmuon import launch
-from distmuon.launch import network_emulation
+from muonbook import network_emulation
 from muonbook.measure import results
 
 QUICK = "out/quick"

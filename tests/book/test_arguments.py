@@ -16,8 +16,9 @@ import pytest
 import worlds
 
 from distmuon import launch
-from distmuon.launch import network_emulation, rank, supervise
+from distmuon.launch import rank, supervise
 from distmuon.launch.cli import Parser
+from muonbook import network_emulation
 from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
 from muonbook.ch15.worlds import survey

@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from distmuon import launch
-from distmuon.launch import World, network_emulation, session
+from distmuon.launch import World, session
 from distmuon.optim.muon import Muon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
+from muonbook import network_emulation
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
 from muonbook.ch12.four_counts import GRIDS, counts_on, warmed_up
 from muonbook.measure import formulas

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from distmuon import launch
-from distmuon.launch import network_emulation
+from muonbook import network_emulation
 from muonbook.measure import interleaved_timing, results
 from muonbook.measure.workload import TIMED, Workload
 

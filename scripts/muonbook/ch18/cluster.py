@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 from distmuon.extras.checkpoint import runs
-from distmuon.launch import WorldError, processes
+from distmuon.launch import WorldError
+from muonbook import processes
 from muonbook.ch18.drills.faults import HELD, RELEASED
 from muonbook.ch18.drills.harness import SMALL, words_of
 from muonbook.ch18.machines import Machine

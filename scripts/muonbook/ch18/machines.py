@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from distmuon.launch import network_emulation, processes
+from muonbook import network_emulation, processes
 
 NAMES, ADDRESS = "abc", "10.0.0.{}"
 HOSTS = "127.0.0.1 localhost\n" + "".join(f"{ADDRESS.format(i)} {name}\n" for i, name in enumerate(NAMES, 1))

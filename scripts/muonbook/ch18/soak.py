@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 from distmuon import launch
 from distmuon.extras.checkpoint import runs
-from distmuon.launch import WorldError, processes, session
+from distmuon.launch import WorldError, session
 from distmuon.models.run_settings import RunSettings
+from muonbook import processes
 from muonbook.ch18 import checkpoint_contents
 from muonbook.ch18.drills.faults import MEASURED, Fault
 from muonbook.ch18.drills.harness import JOB, PATIENT, SAME, SMALL

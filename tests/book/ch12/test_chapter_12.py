@@ -15,8 +15,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from distmuon.launch import network_emulation
 from distmuon.verify.prediction import predict_step
+from muonbook import network_emulation
 from muonbook.ch12 import (
     byte_counts,
     byte_tables,

@@ -284,7 +284,7 @@ def test_a_race_also_runs_over_a_limited_link() -> None:
     paths = [worlds.ROOT / "scripts", worlds.ROOT / "tests", *Path(__file__).parents[:2]]
     code = (
         f"import sys; sys.path[:0] = {[str(path) for path in paths]!r}\n"
-        "from distmuon.launch import network_emulation\n"
+        "from muonbook import network_emulation\n"
         "network_emulation.setup_bridge()\n"
         "import test_chapter_14 as tests\n"
         "found = network_emulation.run(tests.race_and_weigh, dp=2, link=network_emulation.Link(100))[0][0]\n"

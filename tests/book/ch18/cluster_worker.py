@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 from distmuon import launch
-from distmuon.launch import network_emulation, session
+from distmuon.launch import session
+from muonbook import network_emulation
 
 APART, TOGETHER = "apart", "together"  # each machine with a network of its own, or all on this one's
 HOLD = "held in the middle of a step"  # in place of what happens: until somebody kills this process

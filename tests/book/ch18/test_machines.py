@@ -72,7 +72,7 @@ def test_without_networks_of_their_own_the_story_begins_with_the_reason() -> Non
 @pytest.mark.usefixtures("permitted")
 def test_a_machine_has_its_own_name_processes_and_neighbours(tmp_path: Path) -> None:
     """And is pid 1's: whoever it starts is gone with it."""
-    code = "from distmuon.launch import network_emulation; network_emulation.setup_bridge(); import pathlib, sys; "
+    code = "from muonbook import network_emulation; network_emulation.setup_bridge(); import pathlib, sys; "
     code += "from muonbook.ch18.machines import Machine; m = Machine(2); "
     code += "m.start(['sh', '-c', sys.argv[1]], pathlib.Path(sys.argv[2])); print(m.wait(600))"
     inside = "cat /proc/sys/kernel/hostname; echo $$ $(ls -d /proc/[0-9]* | wc -l); getent hosts a; sleep 1000 & exit 7"

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from distmuon.launch import processes
 from distmuon.models.run_settings import RunSettings
+from muonbook import processes
 from muonbook.ch18 import checkpoint_contents
 from muonbook.ch18.drills.faults import HELD
 from muonbook.ch18.drills.harness import EVERY, LONGEST, PATIENT, RANKS, STEPS, DrillGround, Row, words_of

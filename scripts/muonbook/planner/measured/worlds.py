@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from distmuon import launch
-from distmuon.launch import network_emulation
+from muonbook import network_emulation
 from muonbook.measure import interleaved_timing, results
 from muonbook.measure.workload import Workload
 from muonbook.planner.measured import step_fit

@@ -12,7 +12,8 @@ from typing import Any
 import worlds
 
 from distmuon import launch
-from distmuon.launch import network_emulation, session
+from distmuon.launch import session
+from muonbook import network_emulation
 
 MB = 1 << 20
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import worlds
 
-from distmuon.launch import UsageError, network_emulation
+from distmuon.launch import UsageError
+from muonbook import network_emulation
 
 pytestmark = pytest.mark.alone
 
@@ -142,7 +143,7 @@ def test_what_the_machine_refuses_is_said_in_one_sentence(monkeypatch: pytest.Mo
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs a root that can give up its rights")
 def test_a_root_without_rights_is_told_so() -> None:
     """As in most containers. Whether user namespaces help it depends on the kernel; what is said is one sentence."""
-    code = "from distmuon.launch import network_emulation; print(network_emulation.why_unavailable())"
+    code = "from muonbook import network_emulation; print(network_emulation.why_unavailable())"
     given_up = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONPATH": str(worlds.ROOT / "scripts")}
     said = subprocess.run(given_up, env=environment, capture_output=True, text=True, check=True).stdout

@@ -98,9 +98,9 @@ def is_bridge() -> bool:
 
 def why_unavailable() -> str | None:
     """Return in one sentence why `setup_bridge` would fail here, or None. Tries it in a process of its own."""
-    code = "from distmuon import launch; from distmuon.launch.network_emulation import setup_bridge as setup"
+    code = "from distmuon import launch; from muonbook.network_emulation import setup_bridge as setup"
     code += "; launch.command(setup)"
-    folder = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+    folder = os.path.abspath(os.path.join(os.path.dirname(__file__), ".."))
     found = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True
     )
