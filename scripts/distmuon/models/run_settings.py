@@ -7,49 +7,21 @@ import math
 import os
 import sys
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from distmuon import launch
 from distmuon.launch.cli import option_of
 from distmuon.models.corpus import corpus
-from distmuon.models.lr_schedule import SCHEDULES, share_of_lr
 from distmuon.optim import strategies
 
-CHOICES = {
-    "optimizer": ("muon", "adamw"),
-    "sharding": ("fsdp2", "zero1"),
-    "strategy": tuple(strategies.names()),
-    "dtype": ("float32", "bfloat16"),
-    "schedule": SCHEDULES,
-}
-HELP = {
-    "text": "alice (a book that comes along), language (whose entropy is known), or a file",
-    "width": "numbers in each of the model's hidden vectors",
-    "layers": "of the model, six matrices each",
-    "heads": "of attention; a multiple of --tp",
-    "context": "tokens that the model sees; a token is a byte, or a letter of language",
-    "optimizer": "muon: AdamW for what is no hidden matrix; adamw: for everything",
-    "sharding": "fsdp2: of PyTorch, with MuonW; zero1: this project's, with DistributedMuon",
-    "strategy": "with --sharding zero1: how Muon sees whole matrices",
-    "dtype": "of the arithmetic; weights are updated in float32",
-    "lr": "highest learning rate, for Muon and AdamW alike",
-    "weight_decay": "for both, times the learning rate",
-    "schedule": "of the learning rate, after the warm-up",
-    "warmup": "steps in which the learning rate rises",
-    "steps": "at which the run is finished",
-    "batch": "sequences per step, of all ranks together",
-    "accumulate": "micro-batches of a rank per step",
-    "clip": "the gradients' global norm to this; inf: never",
-    "seed": "of weights and batches",
-    "folder": "for checkpoints and metrics, from which the same command goes on",
-    "save_every": "steps between checkpoints",
-    "keep": "so many checkpoints, the newest",
-    "evaluate_every": "steps between looks at the held-out text",
-    "log_every": "steps between lines, and between observations in metrics.jsonl",
-    "tensorboard": "write for TensorBoard too, if it is installed",
-}
+LEAST = 0.01  # of the peak: where the learning rate ends
+
+
+def option(default: Any, words: str, choices: tuple[str, ...] = ()) -> Any:
+    """Return a setting that is an option of the command line. words: what --help says. choices: its values, if few."""
+    return field(default=default, metadata={"words": words, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -60,30 +32,34 @@ class RunSettings:
     may, because one lengthens a run or lowers its rate on purpose, and then the run says from what to what.
     """
 
-    text: str = "alice"
-    width: int = 64
-    layers: int = 2
-    heads: int = 4
-    context: int = 64
-    optimizer: str = "muon"
-    sharding: str = "fsdp2"
-    strategy: str = "owner"
-    dtype: str = "float32"
-    lr: float = 0.01
-    weight_decay: float = 0.1
-    schedule: str = "cosine"
-    warmup: int = 10
-    steps: int = 200
-    batch: int = 32
-    accumulate: int = 1
-    clip: float = 1.0
-    seed: int = 0
-    folder: str | None = None
-    save_every: int = 50
-    keep: int = 3
-    evaluate_every: int = 50
-    log_every: int = 10
-    tensorboard: bool = False
+    text: str = option("alice", "alice (a book that comes along), language (whose entropy is known), or a file")
+    width: int = option(64, "numbers in each of the model's hidden vectors")
+    layers: int = option(2, "of the model, six matrices each")
+    heads: int = option(4, "of attention; a multiple of --tp")
+    context: int = option(64, "tokens that the model sees; a token is a byte, or a letter of language")
+    optimizer: str = option(
+        "muon", "muon: AdamW for what is no hidden matrix; adamw: for everything", ("muon", "adamw")
+    )
+    sharding: str = option(
+        "fsdp2", "fsdp2: of PyTorch, with MuonW; zero1: this project's, with DistributedMuon", ("fsdp2", "zero1")
+    )
+    strategy: str = option("owner", "with --sharding zero1: how Muon sees whole matrices", tuple(strategies.names()))
+    dtype: str = option("float32", "of the arithmetic; weights are updated in float32", ("float32", "bfloat16"))
+    lr: float = option(0.01, "highest learning rate, for Muon and AdamW alike")
+    weight_decay: float = option(0.1, "for both, times the learning rate")
+    schedule: str = option("cosine", "of the learning rate, after the warm-up", ("cosine", "linear", "constant"))
+    warmup: int = option(10, "steps in which the learning rate rises")
+    steps: int = option(200, "at which the run is finished")
+    batch: int = option(32, "sequences per step, of all ranks together")
+    accumulate: int = option(1, "micro-batches of a rank per step")
+    clip: float = option(1.0, "the gradients' global norm to this; inf: never")
+    seed: int = option(0, "of weights and batches")
+    folder: str | None = option(None, "for checkpoints and metrics, from which the same command goes on")
+    save_every: int = option(50, "steps between checkpoints")
+    keep: int = option(3, "so many checkpoints, the newest")
+    evaluate_every: int = option(50, "steps between looks at the held-out text")
+    log_every: int = option(10, "steps between lines, and between observations in metrics.jsonl")
+    tensorboard: bool = option(False, "write for TensorBoard too, if it is installed")
 
     def shape(self, vocabulary: int) -> tuple[int, int, int, int, int]:
         """Return what a `Transformer` takes. vocabulary: tokens there are."""
@@ -95,8 +71,12 @@ class RunSettings:
         return self.batch * self.context
 
     def lr_at(self, step: int) -> float:
-        """Return the learning rate of a step."""
-        return self.lr * share_of_lr(step, self.steps, self.warmup, self.schedule)
+        """Return the learning rate of a step, 1 to `steps`: up in the warm-up, then down along the schedule."""
+        if step <= self.warmup:
+            return self.lr * (step / self.warmup)
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        down = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
+        return self.lr * max(LEAST, down[self.schedule])
 
 
 FIXED = ("width", "layers", "heads", "context", "optimizer", "batch", "seed")  # and the text: see `Corpus.sha256`
@@ -114,8 +94,8 @@ def parse(doc: str | None, words: list[str] | None = None) -> tuple[argparse.Nam
     words_of_config = "options in TOML, by their names here: lr = 0.01; of several files, the later one counts"
     parser.add_argument("--config", action="append", default=[], metavar="FILE", help=words_of_config)
     group = parser.add_argument_group("the run")
-    for field in fields(RunSettings):
-        add_option(group, field.name, field.default)
+    for setting in fields(RunSettings):
+        add_option(group, setting)
     words = sys.argv[1:] if words is None else words
     arguments = parser.parse_args(words)
     if arguments.config:
@@ -123,16 +103,17 @@ def parse(doc: str | None, words: list[str] | None = None) -> tuple[argparse.Nam
     return arguments, checked(arguments)
 
 
-def add_option(group: Any, name: str, default: Any) -> None:
+def add_option(group: Any, setting: Field[Any]) -> None:
     """Add the option of one setting."""
-    option = option_of(name)
+    name, default, words = option_of(setting.name), setting.default, setting.metadata["words"]
     if isinstance(default, bool):
-        group.add_argument(option, action=argparse.BooleanOptionalAction, default=default, help=HELP[name])
+        group.add_argument(name, action=argparse.BooleanOptionalAction, default=default, help=words)
         return
-    kind = str if name == "folder" else type(default)
-    metavar = launch.choices(CHOICES[name]) if name in CHOICES else {int: "N", float: "X", str: "NAME"}[kind]
+    kind = str if default is None else type(default)
+    known = setting.metadata["choices"]
+    metavar = launch.choices(known) if known else {int: "N", float: "X", str: "NAME"}[kind]
     shown = "" if default is None else f" (default: {default})"
-    group.add_argument(option, type=kind, default=default, metavar=metavar, help=HELP[name] + shown)
+    group.add_argument(name, type=kind, default=default, metavar=metavar, help=words + shown)
 
 
 def words_of(path: str) -> list[str]:
@@ -148,7 +129,7 @@ def words_of(path: str) -> list[str]:
 
 def _word_of(path: str, name: str, value: Any) -> str:
     """Return one option of a file as it stands on a command line."""
-    usual = {field.name: field.default for field in fields(RunSettings)} | dict.fromkeys(launch.WORLD)
+    usual = {setting.name: setting.default for setting in fields(RunSettings)} | dict.fromkeys(launch.WORLD)
     if name not in usual:
         raise launch.UsageError(f"--config {path}: {name} is no option that a file may give; see --help.")
     if isinstance(value, dict | list):
@@ -172,9 +153,10 @@ def check_folder(path: str) -> None:
 
 def checked(arguments: argparse.Namespace) -> RunSettings:
     """Return the settings; raise UsageError, naming the value and the remedy, for what cannot be."""
-    for name, known in CHOICES.items():
-        if (value := getattr(arguments, name)) not in known:
-            raise launch.UsageError(f"--{name} {value} is unknown; choose one of {', '.join(known)}.")
+    for setting in fields(RunSettings):
+        value, known = getattr(arguments, setting.name), setting.metadata["choices"]
+        if known and value not in known:
+            raise launch.UsageError(f"--{setting.name} {value} is unknown; choose one of {', '.join(known)}.")
     launch.check_range(
         arguments,
         width=(4, 65_536), layers=(1, 1000), heads=(1, 1024), context=(2, 65_536), lr=(1e-9, 100), weight_decay=(0, 10),
@@ -206,4 +188,4 @@ def checked(arguments: argparse.Namespace) -> RunSettings:
         raise launch.UsageError(
             f"--context {arguments.context}: {room:,} tokens of this text are held out; choose fewer."
         )
-    return RunSettings(**{field.name: getattr(arguments, field.name) for field in fields(RunSettings)})
+    return RunSettings(**{setting.name: getattr(arguments, setting.name) for setting in fields(RunSettings)})
