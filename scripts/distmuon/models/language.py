@@ -9,7 +9,7 @@ letters, each word ended by a space. Two facts make the limit exact:
   entropy per letter is H over the mean length of a word, in letters, space included.
 
 No predictor, of any size, can have a smaller expected loss on a long text. On a short window one knows less, because
-nobody tells which word came before; `Language.floor` says what the best predictor loses on the windows it is given.
+nobody tells which word came before; `best_losses` says what the best predictor loses on the windows it is given.
 
 Everything here is float64 and on the CPU; losses and entropies are in nats per letter.
 """
@@ -56,7 +56,8 @@ class Language:
     def rate(self) -> float:
         """The entropy rate in nats per letter: what no predictor can undercut in the long run."""
         per_word = self.start @ entropy(self.follows)
-        return float(per_word / (self.start @ self._lengths()))
+        lengths = torch.tensor([len(word) + 1.0 for word in self.words], dtype=torch.float64)
+        return float(per_word / (self.start @ lengths))
 
     def write(self, letters: int, generator: torch.Generator) -> Tensor:
         """Return a text [letters] int64 of letter numbers (places in ALPHABET), beginning with a whole word."""
@@ -73,17 +74,6 @@ class Language:
             if written >= letters:
                 break
         return torch.cat(text)[:letters]
-
-    def floor(self, windows: Tensor) -> Tensor:
-        """Return the loss [windows, length - 1] of the best predictor that sees a window alone, letter by letter.
-
-        windows: [windows, length] int64, cut anywhere from a text. The first letter is given, not predicted. The
-        predictor is Bayes' rule: it knows the language, and keeps the probability of every word and place in it.
-        """
-        return _Speller(self).losses(windows)
-
-    def _lengths(self) -> Tensor:
-        return torch.tensor([len(word) + 1.0 for word in self.words], dtype=torch.float64)
 
 
 def entropy(distributions: Tensor) -> Tensor:
@@ -120,33 +110,24 @@ def _lexicon(words: int, generator: torch.Generator) -> tuple[str, ...]:
     return tuple(found)
 
 
-class _Speller:
-    """The best predictor of a language's letters: a state is a word and a place in it, counted in one row."""
+def best_losses(language: Language, windows: Tensor) -> Tensor:  # [windows, length - 1]
+    """Return the loss of the best predictor that sees a window alone, letter by letter.
 
-    def __init__(self, language: Language) -> None:
-        lengths = [len(word) + 1 for word in language.words]
-        begins = torch.tensor([0, *lengths]).cumsum(0)
-        self.letter = torch.tensor([ALPHABET.index(c) for word in language.words for c in word + " "])
-        self.first, self.last = begins[:-1], begins[1:] - 1
-        self.follows = language.follows
-        per_letter = language.start.repeat_interleave(torch.tensor(lengths))
-        self.anywhere = per_letter / per_letter.sum()  # where in the text a window that is cut anywhere begins
-
-    def losses(self, windows: Tensor) -> Tensor:
-        belief = self.anywhere.expand(len(windows), -1)
-        losses = []
-        for place in range(windows.shape[1]):
-            if place:
-                belief = self._next(belief)
-            said = belief * (self.letter == windows[:, place, None])
-            chance = said.sum(1, keepdim=True)
-            belief = said / chance
-            if place:
-                losses.append(-chance.log().squeeze(1))
-        return torch.stack(losses, dim=1)
-
-    def _next(self, belief: Tensor) -> Tensor:
-        """Return the probability [windows, states] of the state after this one."""
-        moved = belief.roll(1, dims=1)
-        moved[:, self.first] = belief[:, self.last] @ self.follows
-        return moved
+    windows: [windows, length] int64, cut anywhere from a text. The first letter is given, not predicted. The predictor
+    is Bayes' rule: it knows the language, and keeps the probability of every state, which is a word and a place in it.
+    """
+    lengths = torch.tensor([len(word) + 1 for word in language.words])
+    letter = torch.tensor([ALPHABET.index(c) for word in language.words for c in word + " "])  # of each state
+    last = lengths.cumsum(0) - 1  # state of each word
+    first = last - lengths + 1
+    per_letter = language.start.repeat_interleave(lengths)
+    belief = (per_letter / per_letter.sum()).expand(len(windows), -1)  # a window begins anywhere in the text
+    losses = []
+    for place in range(windows.shape[1]):
+        said = belief * (letter == windows[:, place, None])
+        chance = said.sum(1, keepdim=True)
+        losses.append(-chance.log().squeeze(1))
+        known = said / chance
+        belief = known.roll(1, dims=1)
+        belief[:, first] = known[:, last] @ language.follows
+    return torch.stack(losses[1:], dim=1)

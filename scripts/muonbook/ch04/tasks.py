@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distmuon.models import digits, networks
-from distmuon.models.language import ALPHABET, Language
+from distmuon.models.language import ALPHABET, Language, best_losses
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from muonbook.ch04 import image_datasets
@@ -232,7 +232,7 @@ def language_floor(seed: int, spoken_otherwise: bool = False) -> float:
     """Return what the best predictor loses on the held-out windows of this seed, in nats per letter."""
     grammar_seed = _grammar_seed(seed, spoken_otherwise)
     windows = _windows(HELD_OUT_WINDOWS, seed, grammar_seed, held_out=True)
-    return float(_language(seed, grammar_seed).floor(windows).mean())
+    return float(best_losses(_language(seed, grammar_seed), windows).mean())
 
 
 def speech(spoken_otherwise: bool = False, batch: int = 16, steps: int = 300) -> LearningTask:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distmuon.models.language import ALPHABET, Language, entropy, spell, stationary
+from distmuon.models.language import ALPHABET, Language, best_losses, entropy, spell, stationary
 
 
 def letters(text: str) -> Tensor:
@@ -91,13 +91,13 @@ def brute_force(language: Language, window: str) -> list[float]:
 @pytest.mark.parametrize("window", ["ba bab o ba", "ab ba o o o", " bab ba ba "])
 def test_the_best_predictor_is_bayes_rule(window: str):
     language = tiny()
-    assert language.floor(letters(window)[None])[0].tolist() == pytest.approx(brute_force(language, window))
+    assert best_losses(language, letters(window)[None])[0].tolist() == pytest.approx(brute_force(language, window))
 
 
 def test_on_long_windows_the_floor_comes_down_to_the_entropy_rate():
     language = Language.of(0)
     text = language.write(40 * 401, torch.Generator().manual_seed(11)).view(40, 401)
-    losses = language.floor(text)
+    losses = best_losses(language, text)
     assert losses[:, 40:].mean().item() == pytest.approx(language.rate, rel=0.04)
     assert losses[:, :5].mean() > 1.5 * language.rate  # nobody told which word came before
 
@@ -105,7 +105,7 @@ def test_on_long_windows_the_floor_comes_down_to_the_entropy_rate():
 def test_nobody_undercuts_the_floor():
     language = Language.of(0)
     windows = language.write(100 * 65, torch.Generator().manual_seed(12)).view(100, 65)
-    floor = language.floor(windows).mean().item()
+    floor = best_losses(language, windows).mean().item()
     counts = torch.ones(len(ALPHABET), len(ALPHABET), dtype=torch.float64)
     counts.index_put_(
         (windows[:, :-1].flatten(), windows[:, 1:].flatten()), torch.tensor(1.0).double(), accumulate=True
