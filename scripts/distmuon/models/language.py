@@ -9,9 +9,9 @@ letters, each word ended by a space. Two facts make the limit exact:
   entropy per letter is H over the mean length of a word, in letters, space included.
 
 No predictor, of any size, can have a smaller expected loss on a long text. On a short window one knows less, because
-nobody tells which word came before; `best_losses` says what the best predictor loses on the windows it is given.
+nobody tells which word came before.
 
-Everything here is float64 and on the CPU; losses and entropies are in nats per letter.
+Everything here is float64 and on the CPU; entropies are in nats per letter.
 """
 
 from __future__ import annotations
@@ -108,26 +108,3 @@ def _lexicon(words: int, generator: torch.Generator) -> tuple[str, ...]:
         pairs = torch.randint(len(CONSONANTS) * len(VOWELS), (syllables,), generator=generator).tolist()
         found["".join(CONSONANTS[n // len(VOWELS)] + VOWELS[n % len(VOWELS)] for n in pairs)] = None
     return tuple(found)
-
-
-def best_losses(language: Language, windows: Tensor) -> Tensor:  # [windows, length - 1]
-    """Return the loss of the best predictor that sees a window alone, letter by letter.
-
-    windows: [windows, length] int64, cut anywhere from a text. The first letter is given, not predicted. The predictor
-    is Bayes' rule: it knows the language, and keeps the probability of every state, which is a word and a place in it.
-    """
-    lengths = torch.tensor([len(word) + 1 for word in language.words])
-    letter = torch.tensor([ALPHABET.index(c) for word in language.words for c in word + " "])  # of each state
-    last = lengths.cumsum(0) - 1  # state of each word
-    first = last - lengths + 1
-    per_letter = language.start.repeat_interleave(lengths)
-    belief = (per_letter / per_letter.sum()).expand(len(windows), -1)  # a window begins anywhere in the text
-    losses = []
-    for place in range(windows.shape[1]):
-        said = belief * (letter == windows[:, place, None])
-        chance = said.sum(1, keepdim=True)
-        losses.append(-chance.log().squeeze(1))
-        known = said / chance
-        belief = known.roll(1, dims=1)
-        belief[:, first] = known[:, last] @ language.follows
-    return torch.stack(losses[1:], dim=1)

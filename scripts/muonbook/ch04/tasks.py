@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distmuon.models import digits, networks
-from distmuon.models.language import ALPHABET, Language, best_losses
+from distmuon.models.language import ALPHABET, Language
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from muonbook.ch04 import image_datasets
+from muonbook.ch04.best_predictor import best_losses
 
 HELD_OUT_WINDOWS, HELD_OUT_IMAGES = 256, 10_000
 
