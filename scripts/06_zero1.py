@@ -6,10 +6,10 @@ python scripts/06_zero1.py --compare --json out/compare.json
 """
 
 from distmuon import launch
-from distmuon.models.recipe import Recipe, add_arguments
 from muonbook import puzzles
 from muonbook.ch06 import puzzle as sharded_step
 from muonbook.jobs import check_json, run_job
+from muonbook.recipe_arguments import add_arguments, recipe_of
 
 TINY = 8  # elements of the bucket to follow
 SEEN = (*launch.WORLD, "json")
@@ -44,7 +44,7 @@ def main():
     check_json(arguments)
     if arguments.follow:
         return run_job(arguments, "muonbook.ch06.trace_one_bucket:follow", (TINY,))
-    recipe = Recipe.of(arguments, optimizer="adamw").shared_by(arguments.dp).check(arguments.dp, arguments.tp)
+    recipe = recipe_of(arguments, optimizer="adamw").shared_by(arguments.dp).check(arguments.dp, arguments.tp)
     if arguments.compare:
         return run_job(arguments, "muonbook.ch06.data_parallel:compare", (recipe,), recipe)
     return run_job(arguments, "muonbook.ch06.training:train", (recipe,), recipe, arguments.dp, arguments.threads)

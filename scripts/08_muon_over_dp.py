@@ -6,10 +6,10 @@ python scripts/08_muon_over_dp.py --ways
 """
 
 from distmuon import launch
-from distmuon.models.recipe import Recipe, add_arguments
 from muonbook import puzzles
 from muonbook.ch08 import puzzle as gather_cut
 from muonbook.jobs import check_json, run_job
+from muonbook.recipe_arguments import add_arguments, recipe_of
 
 TAKES = {  # job -> its options
     "": (*launch.WORLD, "steps", "dtype", "bucket_size"),
@@ -48,7 +48,7 @@ def main():
         return run_job(arguments, "muonbook.ch08.trace_one_matrix:follow")
     if arguments.ways or arguments.time:
         return run_job(arguments, "muonbook.ch08.ways:gather", (arguments.time,), arguments.time)
-    recipe = Recipe.of(arguments).shared_by(arguments.dp).check(arguments.dp, arguments.tp)
+    recipe = recipe_of(arguments).shared_by(arguments.dp).check(arguments.dp, arguments.tp)
     return run_job(arguments, "muonbook.ch08.training:train", (recipe,), recipe, arguments.dp, arguments.threads)
 
 

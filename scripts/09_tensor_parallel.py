@@ -6,10 +6,10 @@ python scripts/09_tensor_parallel.py --time
 """
 
 from distmuon import launch
-from distmuon.models.recipe import Recipe, add_arguments
 from muonbook import puzzles
 from muonbook.ch09 import puzzle as column_gram
 from muonbook.jobs import check_json, run_job
+from muonbook.recipe_arguments import add_arguments, recipe_of
 
 TAKES = {  # job -> its options
     "": (*launch.WORLD, "steps", "dtype"),
@@ -42,7 +42,7 @@ def main():
     if (arguments.small or arguments.time) and arguments.tp not in (2, 4):
         raise launch.UsageError(f"--tp {arguments.tp}: these small matrices are cut in 2 or 4; choose one of them.")
     check_json(arguments)
-    recipe = Recipe.of(arguments).check(1, arguments.tp)
+    recipe = recipe_of(arguments).check(1, arguments.tp)
     if arguments.small:
         return run_job(arguments, "muonbook.ch09.small_layers:run")
     if arguments.time:

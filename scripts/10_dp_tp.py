@@ -12,10 +12,12 @@ torchrun --nproc-per-node 8 scripts/10_dp_tp.py --dp 4 --tp 2 --backend nccl
 from pathlib import Path
 
 from distmuon import launch
-from distmuon.models.recipe import STRATEGIES, Recipe, add_arguments
+from distmuon.models.recipe import Recipe
+from distmuon.optim import strategies
 from muonbook import puzzles
 from muonbook.ch10 import puzzle as global_norm
 from muonbook.jobs import check_json, run_job
+from muonbook.recipe_arguments import add_arguments, recipe_of
 
 OF_MUON = ("strategy", "whole_every", "overlap", "publish")
 TRAINING = ("steps", "batch", "micro_batches", "optimizer", *OF_MUON, "dtype", "lr", "seed")
@@ -32,7 +34,9 @@ def parse():
     training, default = parser.add_argument_group("the training"), Recipe().strategy
     add_arguments(training, "steps", "batch", "micro_batches", "optimizer")
     words = f"how Muon sees whole matrices; or a .py file with moves of your own (default: {default})"
-    training.add_argument("--strategy", metavar=launch.choices((*STRATEGIES, "FILE")), default=default, help=words)
+    training.add_argument(
+        "--strategy", metavar=launch.choices((*strategies.names(), "FILE")), default=default, help=words
+    )
     add_arguments(training, "whole_every", "overlap", "publish", "dtype", "lr", "seed")
 
     output = parser.add_argument_group("the output")
@@ -57,7 +61,7 @@ def main():
         raise launch.UsageError(
             f"--whole-every does nothing with --strategy {arguments.strategy}; take periodic, or leave it out."
         )
-    recipe = Recipe.of(arguments).check(arguments.dp, arguments.tp)
+    recipe = recipe_of(arguments).check(arguments.dp, arguments.tp)
     launch.check_range(arguments, steps=(1, 10**7), lr=(1e-30, 10**9))
     if arguments.figure is not None and Path(arguments.figure).suffix not in (".png", ".svg"):
         raise launch.UsageError(f"--figure {arguments.figure}: figures are saved as .png or .svg; choose such a name.")

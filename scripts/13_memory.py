@@ -9,11 +9,12 @@ import os
 from dataclasses import replace
 
 from distmuon import launch
-from distmuon.models.recipe import DTYPES, add_arguments
+from distmuon.models.recipe import DTYPES
 from muonbook import puzzles
 from muonbook.ch13 import puzzle as step_in_waves
 from muonbook.ch13.shapes import WEIGHED
 from muonbook.jobs import check_json, run_job
+from muonbook.recipe_arguments import add_arguments
 
 TAKES = {"": (*launch.WORLD, "shape", "dtype", "json"), "--measure": ("quick", "json")}  # job -> its options
 

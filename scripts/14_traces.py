@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from distmuon import launch
-from distmuon.models.recipe import STRATEGIES, Recipe
+from distmuon.models.recipe import Recipe
+from distmuon.optim import strategies
 from muonbook import network_emulation
 from muonbook.ch14 import puzzle as look_ahead
 from muonbook.measure import results, trace
@@ -180,7 +181,9 @@ def parse():
     job.add_argument("--measure", action="store_true", help="take the measurements of book/results/traces.json")
     job.add_argument("--measure-hiding", action="store_true", help="take those of book/results/hiding.json")
     words = "with --schedules: how Muon sees whole matrices (default: %(default)s)"
-    parser.add_argument("--strategy", metavar=launch.choices(STRATEGIES), default=Recipe.strategy, help=words)
+    parser.add_argument(
+        "--strategy", metavar=launch.choices(tuple(strategies.names())), default=Recipe.strategy, help=words
+    )
     parser.add_argument("--quick", action="store_true", help="with a measurement: few rounds, for a first impression")
     parser.add_argument("--json", metavar="FILE", help="with a measurement: write the results here, traces beside them")
     add_arguments(parser)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from distmuon.launch import UsageError, choices
+from distmuon.launch import UsageError
 from distmuon.launch.cli import option_of
 from distmuon.optim import strategies
 
@@ -16,22 +15,8 @@ if TYPE_CHECKING:  # not at run time: a wrong argument is answered without impor
 
 OPTIMIZERS = ("muon", "adamw")
 DTYPES = ("float32", "bfloat16", "float64")
-STRATEGIES = tuple(strategies.names())
 OVERLAP_NAMES = ("synchronous", "naive", "pipelined")  # of `optim.overlap`, which imports torch
 TRAINING_ROWS = 1500  # digits; the other 297 are held out
-ARGUMENTS: dict[str, tuple[type, str, str]] = {  # of a worker: type, what stands for a value in --help, words
-    "steps": (int, "N", "training steps"),
-    "batch": (int, "ROWS", "digits per step, over all ranks; a multiple of --micro-batches"),
-    "micro_batches": (int, "N", "pieces of a batch, over all ranks; a multiple of --dp"),
-    "optimizer": (str, choices(OPTIMIZERS), "for the hidden matrices; the rest always goes to AdamW"),
-    "dtype": (str, choices(DTYPES), "of the model; master weights are float32 or wider"),
-    "overlap": (str, choices(OVERLAP_NAMES), "of the moves; not with --strategy gather_cut"),
-    "publish": (str, choices(strategies.PUBLISHED), "what the last move sends; updates: with --strategy owner"),
-    "whole_every": (int, "K", "with --strategy periodic: whole matrices every K steps, blocks in between"),
-    "bucket_size": (int, "N", "elements in a bucket of the map"),
-    "lr": (float, "RATE", "learning rate, for Muon and AdamW alike"),
-    "seed": (int, "N", "of weights, batches and made-up gradients"),
-}
 
 
 @dataclass(frozen=True)
@@ -59,12 +44,6 @@ class Recipe:
     weight_decay: float = 0.1
     bucket_size: int = 16_384
     seed: int = 0
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace, **fixed: Any) -> Recipe:
-        """Return the recipe that a worker's arguments ask for; what they leave open is the default, or `fixed`."""
-        chosen = {name: value for name, value in vars(arguments).items() if name in cls.__dataclass_fields__}
-        return cls(**chosen | fixed)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -139,12 +118,3 @@ class Recipe:
         micro_batches = dp * near(self.micro_batches / dp, TRAINING_ROWS // dp)
         batch = micro_batches * near(self.batch / micro_batches, TRAINING_ROWS // micro_batches)
         return f"--batch {batch} --micro-batches {micro_batches}"
-
-
-def add_arguments(group: argparse._ArgumentGroup, *names: str, **defaults: Any) -> None:
-    """Add these of the `ARGUMENTS` to a worker's parser. defaults: where this worker's are not the recipe's own."""
-    for name in names:
-        kind, metavar, words = ARGUMENTS[name]
-        default = defaults.get(name, getattr(Recipe, name))
-        option = option_of(name)
-        group.add_argument(option, type=kind, metavar=metavar, default=default, help=f"{words} (default: {default})")

@@ -20,7 +20,6 @@ from PIL import Image
 from distmuon import launch
 from distmuon.launch import session
 from distmuon.models import recipe
-from distmuon.optim import strategies
 from distmuon.sharding import layout
 from distmuon.verify import bounds, certificate, training
 from muonbook import jobs
@@ -376,10 +375,6 @@ def test_nccl_without_a_gpu_is_one_sentence() -> None:
 def test_the_map_in_words_says_how_many_in_english(dp: int, tp: int, says: str) -> None:
     specs = [layout.ParamSpec("w", (9,), "float32"), layout.ParamSpec("b", (1,), "float32")]
     assert main_job.map_in_words(layout.plan(specs, dp), tp) == says
-
-
-def test_the_strategies_that_a_command_accepts_are_those_there_are() -> None:
-    assert list(recipe.STRATEGIES) == strategies.names()
 
 
 # ---- Strategies that are other optimizers -----------------------------------------------------------------
