@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from distmuon.launch import preemption, session
+from distmuon.launch import session
 from distmuon.launch.cli import OutputError, UsageError
 from distmuon.launch.world import World
 
@@ -166,4 +166,4 @@ def run_alone(world: World, worker: Worker, arguments: Sequence[Any]) -> Any:
 
 def _noting(world: World, numbers: Sequence[int], patient: bool) -> contextlib.AbstractContextManager[None]:
     """Note these signals where ranks are asked to stop; else leave them as they are."""
-    return contextlib.nullcontext() if world.stop_within is None else preemption.install_handler(numbers, patient)
+    return contextlib.nullcontext() if world.stop_within is None else session.install_handler(numbers, patient)

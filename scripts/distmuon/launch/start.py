@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distmuon.launch import preemption, rank, session, supervise
+from distmuon.launch import rank, session, supervise
 from distmuon.launch.cli import DEFAULT_TIMEOUT, OutputError, UsageError
 from distmuon.launch.rank import Worker
 from distmuon.launch.supervise import WorldError
@@ -60,8 +60,8 @@ def run(
     timeout: seconds that a collective may wait for a peer.
     threads: CPU threads per rank.
     before_joining: what every rank calls before it opens a socket; found by other processes as `worker` is.
-    stop_within: seconds that ranks get to return after SIGTERM, Ctrl-C or a closed terminal: see `preemption`. None:
-        they are stopped at once. Under torchrun it is torchrun that ends its patience.
+    stop_within: seconds that ranks get to return after SIGTERM, Ctrl-C or a closed terminal. None: they are
+        stopped at once. Under torchrun it is torchrun that ends its patience.
     on_rank0_result: (function, more): return only what `function(found, *more)` does, where found is what rank 0 has
         returned, or None where that is None. It is called when all local ranks have left, and in a process that is
         forked as they were: that one has torch, which takes this one 2 s to import. Its UsageError or OutputError is
@@ -76,7 +76,7 @@ def run(
     started = session.process_start()
     world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, started, before_joining, stop_within)
     world = validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
-    preemption.reset()
+    session.reset()
     if under_torchrun() or world.size == 1:
         found = (rank.run_under_torchrun if under_torchrun() else rank.run_alone)(world, worker, arguments)
         return [found if on_rank0_result is None else rank.go_on(found, *on_rank0_result)]
@@ -112,7 +112,7 @@ def command(main: Callable[[], int | None]) -> None:
     # torchrun stops its ranks by SIGTERM, and a rank blocked in a collective could not run a Python handler
     with contextlib.nullcontext() if under_torchrun() else session.stoppable():
         try:
-            code = main() or preemption.exit_code()
+            code = main() or session.exit_code()
             sys.stdout.flush()  # here, not at the interpreter's end: a closed pipe is still an exception
         except UsageError as error:
             code = _complain(error, 2)

@@ -37,7 +37,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from distmuon.launch import preemption, session
+from distmuon.launch import session
 from distmuon.launch.cli import UsageError
 
 GRACE = 1.0  # seconds that the others get, after the first failure, to fail by themselves and say why
@@ -249,7 +249,7 @@ def _watch(ranks: list[Any], directory: str, timeout: float, stop_within: float 
 def _ask_to_stop(ranks: list[Any], signalled: BaseException) -> None:
     """Pass a signal on, and note it here, for the exit code."""
     number = signalled.exit_code - 128 if isinstance(signalled, session.Stopped) else signal.SIGINT
-    preemption.note(number)
+    session.note(number)
     for process in ranks:
         process.terminate()
 

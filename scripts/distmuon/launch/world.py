@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distmuon.launch import preemption
+from distmuon.launch import session
 from distmuon.launch.cli import BACKENDS, DEVICES, UsageError
 
 MOST_RANKS = 256  # on one machine: every gloo group opens a socket to every peer, and a process has some 1,000 in all
@@ -43,8 +43,8 @@ class World:
     stop_within: float | None = None
 
     def asked_to_stop(self) -> bool:
-        """Say whether this rank was asked to stop (see `preemption`). Others may hear of it a moment apart."""
-        return preemption.should_stop()
+        """Say whether this rank was asked to stop (see `session`). Others may hear of it a moment apart."""
+        return session.should_stop()
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return every rank's picklable `value`, in rank order, on rank 0; None elsewhere. All ranks must call it."""

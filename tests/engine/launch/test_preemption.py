@@ -7,7 +7,7 @@ import pytest
 import worlds
 
 from distmuon import launch
-from distmuon.launch import preemption
+from distmuon.launch import session
 from distmuon.launch.session import BURST
 
 pytestmark = pytest.mark.alone
@@ -58,10 +58,10 @@ def test_a_failure_while_saving_is_told_as_such() -> None:
 
 
 def test_a_run_that_was_not_asked_knows_of_no_earlier_one() -> None:
-    preemption.note(signal.SIGTERM)
-    assert (preemption.should_stop(), preemption.exit_code()) == (True, 143)
+    session.note(signal.SIGTERM)
+    assert (session.should_stop(), session.exit_code()) == (True, 143)
     launch.run(worlds.who)
-    assert (preemption.should_stop(), preemption.exit_code()) == (False, 0)
+    assert (session.should_stop(), session.exit_code()) == (False, 0)
 
 
 def test_a_time_that_cannot_be_is_refused() -> None:
