@@ -88,21 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser, dp: int, tp: int) -> None:
     add = group.add_argument
     add("--dp", type=int, default=dp, metavar="D", help="data-parallel ranks (default: %(default)s)")
     add("--tp", type=int, default=tp, metavar="T", help="tensor-parallel ranks (default: %(default)s)")
-    add(
-        "--backend",
-        default="gloo",
-        metavar=choices(BACKENDS),
-        help="what carries the collectives: gloo on CPUs, nccl on one GPU per rank, auto: nccl if there are enough "
-        "GPUs (default: %(default)s)",
-    )
+    carries = "gloo on CPUs, nccl on one GPU per rank, auto: nccl if there are enough GPUs (default: %(default)s)"
+    add("--backend", default="gloo", metavar=choices(BACKENDS), help=f"what carries the collectives: {carries}")
     add("--device", metavar=choices(DEVICES), help="where tensors live (default: cuda with nccl, else cpu)")
-    add(
-        "--timeout",
-        type=float,
-        default=DEFAULT_TIMEOUT,
-        metavar="SECONDS",
-        help="how long a collective may wait for a peer (default: %(default)g)",
-    )
+    waits = "how long a collective may wait for a peer (default: %(default)g)"
+    add("--timeout", type=float, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=waits)
     add("--threads", type=int, default=1, metavar="N", help="CPU threads per rank (default: %(default)s)")
 
 

@@ -77,11 +77,8 @@ def ending(settings: RunSettings, text: Corpus, made: Progress, generator: Path)
     """
     if steps := made.last - made.first:
         tokens = steps * settings.tokens_per_step
-        speed = f"{tokens / made.training:,.0f} tokens per second"
-        yield _line(
-            "trained",
-            f"{steps:,} steps, {tokens:,} tokens, in {made.seconds:.1f} s; {speed} while training",
-        )
+        speed = f"{tokens / made.training:,.0f} tokens per second while training"
+        yield _line("trained", f"{steps:,} steps, {tokens:,} tokens, in {made.seconds:.1f} s; {speed}")
     if made.held_out is not None:
         loss, step = made.held_out
         yield _line("held out", f"{loss_in_words(loss, text)} after step {step:,}")
