@@ -90,6 +90,13 @@ def run_unprivileged(number: int, directory: str, world: World, payload: bytes) 
     return rank.run_local(number, directory, world, payload)
 
 
+def get_ready() -> None:
+    """Leave a note of how far this rank has come, for `who`."""
+    import torch.distributed as dist
+
+    os.environ["DISTMUON_TEST_PROBE"] = f"joined: {dist.is_initialized()}"
+
+
 def train_on_a_mesh(world: World) -> tuple[int, float]:
     """Take a step as a program for torch alone would; return the mesh's size, and how far a weight has moved."""
     import torch

@@ -166,4 +166,4 @@ def run_alone(world: World, worker: Worker, arguments: Sequence[Any]) -> Any:
 
 def _noting(world: World, numbers: Sequence[int], patient: bool) -> contextlib.AbstractContextManager[None]:
     """Note these signals where ranks are asked to stop; else leave them as they are."""
-    return contextlib.nullcontext() if world.stop_within is None else session.install_handler(numbers, patient)
+    return contextlib.nullcontext() if world.stop_within is None else session.noting_stops(numbers, patient)

@@ -16,14 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 from distmuon.launch.cli import UsageError
 
-# every optimizer imports the last: 1 s, once; the first imports them all, and quicker
-PRELOAD = ["distmuon.launch.preload", "torch", "torch.distributed.device_mesh", "torch._dynamo"]
+PRELOAD = ["distmuon.launch.preload"]  # what the fork server imports before it forks the first rank
 CLEANUP = """
 while read -r pid; do server=$pid; done
 kill -9 $server
@@ -150,19 +149,25 @@ def stoppable() -> Iterator[None]:
     May be nested.
     """
     global _raised
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may change handlers
-        return
-    _raised = -BURST
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    ours = [number for number in STOPPING if before[number] not in (None, signal.SIG_IGN)]  # nohup stays nohup
-    try:
-        for number in ours:
-            signal.signal(number, _stop)
+    numbers = [one for one in STOPPING if signal.getsignal(one) not in (None, signal.SIG_IGN)]  # nohup stays nohup
+    with _handling(numbers, _stop) as before:
+        if before:
+            _raised = -BURST
         yield
+
+
+@contextlib.contextmanager
+def _handling(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Iterator[dict[int, Any]]:
+    """Let `handler` take these signals while inside; yield the handlers before. Nothing but in the main thread."""
+    here = threading.current_thread() is threading.main_thread()  # only this one may change handlers
+    before = {number: signal.getsignal(number) for number in numbers if here}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield before
     finally:
-        for number in ours:
-            signal.signal(number, before[number])
+        for number, handled in before.items():
+            signal.signal(number, handled)
 
 
 @contextlib.contextmanager
@@ -213,56 +218,42 @@ def ignore_interrupts() -> None:
 # to save (`launch.run(..., stop_within=30)`), the signal becomes a note, which a rank reads between two steps. Then
 # `launch.command` exits with 128 + its number, as shells have it: whoever started the run sees that it is not finished.
 
-_asked: int | None = None  # the first signal's number
+_asked = 0  # 128 + the first signal's number; 0: none has asked
 
 
 @contextlib.contextmanager
-def install_handler(numbers: Sequence[int], patient: bool) -> Iterator[None]:
+def noting_stops(numbers: Sequence[int], patient: bool) -> Iterator[None]:
     """Note these signals while inside, instead of obeying them.
 
     patient: however often they come; else one that comes after the first one's burst is obeyed.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may change handlers
-        return
     noted = time.monotonic()
-    before = {number: signal.getsignal(number) for number in numbers}
 
     def handle(number: int, frame: Any) -> None:
         nonlocal noted
-        if _asked is None:
+        if not _asked:
             noted = time.monotonic()
-            note(number)
+            note_stop(number)
         elif not patient and time.monotonic() - noted >= BURST:
             signal.signal(number, before[number])
             os.kill(os.getpid(), number)
 
-    for number in numbers:
-        signal.signal(number, handle)
-    try:
+    with _handling(numbers, handle) as before:
         yield
-    finally:
-        for number in numbers:
-            signal.signal(number, before[number])
 
 
-def note(number: int) -> None:
+def note_stop(number: int) -> None:
     """Note that this signal has asked, if none has yet."""
     global _asked
-    _asked = _asked or number
+    _asked = _asked or 128 + number
 
 
-def reset() -> None:
+def forget_stop() -> None:
     """Forget who has asked: another run begins in this process."""
     global _asked
-    _asked = None
+    _asked = 0
 
 
-def should_stop() -> bool:
-    """Say whether this process was asked to stop."""
-    return _asked is not None
-
-
-def exit_code() -> int:
-    """Return 128 + the number of the signal that has asked, 0 if none has."""
-    return 128 + _asked if _asked else 0
+def stop_code() -> int:
+    """Return the exit code of a process that was asked to stop, 128 + the signal's number; 0 if it was not."""
+    return _asked

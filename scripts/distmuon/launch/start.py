@@ -1,15 +1,9 @@
 """Start a world: the same worker function as local processes, under torchrun, or as one process.
 
-    def work(world, steps): ...                      # runs on every rank
-    results = launch.run(work, (20,), dp=4, tp=2)    # one result per rank, in rank order
-
-Which of the three starts it is follows from the surroundings. Under torchrun, RANK and WORLD_SIZE are set, and this
-process is one rank. With dp * tp = 1 the worker runs right here, in a process group of its own, so that it may call
-what it calls on many ranks. Otherwise ranks are local processes, watched by
-`supervise`: none of them outlives a failure, Ctrl-C, or the death of the process that started them.
-
-This module imports torch only when a rank starts, so that a wrong argument is answered at once. Where ranks are local
-processes it need not import it at all: what is to be made of their results can be done in one more of them.
+Which of the three follows from the surroundings. Under torchrun, RANK and WORLD_SIZE are set, and this process is one
+rank. With dp * tp = 1 the worker runs right here, in a process group of its own, so that it may call what it calls on
+many ranks. Otherwise ranks are local processes, watched by `supervise`, and this one need not import torch at all: what
+is to be made of their results can be done in one more of them.
 """
 
 from __future__ import annotations
@@ -76,7 +70,7 @@ def run(
     started = session.process_start()
     world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, started, before_joining, stop_within)
     world = validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
-    session.reset()
+    session.forget_stop()
     if under_torchrun() or world.size == 1:
         found = (rank.run_under_torchrun if under_torchrun() else rank.run_alone)(world, worker, arguments)
         return [found if on_rank0_result is None else rank.go_on(found, *on_rank0_result)]
@@ -92,6 +86,8 @@ def _run_locally(
     start_method = "forkserver" if world.device == "cpu" and sys.platform == "linux" else "spawn"
     how = (start_method, world.timeout, world.stop_within)
     given = (world, _pickled(worker, arguments))
+    if world.before_joining is not None:
+        _pickled(world.before_joining, ())  # which travels with the world: refused here, in a sentence
     if on_rank0_result is None:
         return supervise.run_local(rank.run_local, given, world.size, *how)
     sequel = _pickled(*on_rank0_result)
@@ -112,7 +108,7 @@ def command(main: Callable[[], int | None]) -> None:
     # torchrun stops its ranks by SIGTERM, and a rank blocked in a collective could not run a Python handler
     with contextlib.nullcontext() if under_torchrun() else session.stoppable():
         try:
-            code = main() or session.exit_code()
+            code = main() or session.stop_code()
             sys.stdout.flush()  # here, not at the interpreter's end: a closed pipe is still an exception
         except UsageError as error:
             code = _complain(error, 2)

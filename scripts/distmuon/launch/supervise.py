@@ -249,7 +249,7 @@ def _watch(ranks: list[Any], directory: str, timeout: float, stop_within: float 
 def _ask_to_stop(ranks: list[Any], signalled: BaseException) -> None:
     """Pass a signal on, and note it here, for the exit code."""
     number = signalled.exit_code - 128 if isinstance(signalled, session.Stopped) else signal.SIGINT
-    session.note(number)
+    session.note_stop(number)
     for process in ranks:
         process.terminate()
 

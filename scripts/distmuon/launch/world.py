@@ -43,8 +43,8 @@ class World:
     stop_within: float | None = None
 
     def asked_to_stop(self) -> bool:
-        """Say whether this rank was asked to stop (see `session`). Others may hear of it a moment apart."""
-        return session.should_stop()
+        """Say whether this rank was asked to stop: see `session`. Others may hear of it a moment apart."""
+        return session.stop_code() > 0
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return every rank's picklable `value`, in rank order, on rank 0; None elsewhere. All ranks must call it."""

@@ -46,6 +46,12 @@ def test_worlds_of_one_process_share_a_fork_server_and_return_results_in_rank_or
     worlds.assert_worlds_left_nothing()
 
 
+def test_every_rank_does_what_it_is_told_before_it_joins() -> None:
+    assert [found["probe"] for found in launch.run(worlds.who, dp=2, before_joining=worlds.get_ready)] == [
+        "joined: False"
+    ] * 2
+
+
 @linux
 def test_a_local_rank_and_the_threads_of_gloo_take_turns_with_other_ranks() -> None:
     for policies in launch.run(worlds.scheduling, dp=2):
@@ -393,6 +399,8 @@ def test_a_worker_that_no_other_process_can_find_is_refused(monkeypatch) -> None
     assert "use a function at the top level of a module" in message(error)
     with pytest.raises(UsageError, match="who and its arguments cannot be sent"):
         launch.run(worlds.who, (lambda: None,), dp=2)
+    with pytest.raises(UsageError, match=r"<lambda> and its arguments cannot be sent"):
+        launch.run(worlds.who, dp=2, before_joining=lambda: None)
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # as in a notebook
     monkeypatch.setattr(worlds.who, "__module__", "__main__")
     with pytest.raises(UsageError, match="who was defined in a notebook cell"):

@@ -58,10 +58,10 @@ def test_a_failure_while_saving_is_told_as_such() -> None:
 
 
 def test_a_run_that_was_not_asked_knows_of_no_earlier_one() -> None:
-    session.note(signal.SIGTERM)
-    assert (session.should_stop(), session.exit_code()) == (True, 143)
+    session.note_stop(signal.SIGTERM)
+    assert session.stop_code() == 143
     launch.run(worlds.who)
-    assert (session.should_stop(), session.exit_code()) == (False, 0)
+    assert session.stop_code() == 0
 
 
 def test_a_time_that_cannot_be_is_refused() -> None:

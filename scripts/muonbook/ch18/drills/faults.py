@@ -163,7 +163,7 @@ def _hold(run: Path, rank: int, step: int | None) -> None:
     """Wait until somebody lets this step go on, once for all starts, or until this rank is asked to stop."""
     released = run.parent / RELEASED.format(step)
     (run.parent / HELD.format(step)).touch()
-    while not released.exists() and not session.should_stop():
+    while not released.exists() and not session.stop_code():
         time.sleep(0.02)
 
 
@@ -186,7 +186,7 @@ ACTS: dict[str, Callable[[Path, int, int | None], Any]] = {  # each with the run
     "stop": lambda *_: os.kill(os.getpid(), signal.SIGSTOP),
     "dawdle": lambda *_: time.sleep(0.5),
     "oversleep": _oversleep,
-    "ask": lambda *_: session.note(signal.SIGTERM),
+    "ask": lambda *_: session.note_stop(signal.SIGTERM),
     "raise": _raise,
     "starve": _starve,
     "skew": _skew,
