@@ -43,7 +43,7 @@ def scanned() -> Tensor:  # [rows, pixels + 1], float64
     return torch.from_numpy(np.column_stack([images, labels]))
 
 
-def digits(grid: Grid, seed: int, held_out: int = DIGITS_ROWS - TRAINING_ROWS) -> tuple[Split, Split]:
+def digits(grid: Grid, seed: int) -> tuple[Split, Split]:
     """Return (training, held-out) digits in float64, shuffled by `seed`, on the grid's device. Collective.
 
     Rank 0 reads them and broadcasts, so that all have the same.
@@ -53,7 +53,7 @@ def digits(grid: Grid, seed: int, held_out: int = DIGITS_ROWS - TRAINING_ROWS) -
         table.copy_(scanned())
     table = grid.world.broadcast(table, "data")
     table = table[torch.randperm(DIGITS_ROWS, generator=torch.Generator().manual_seed(seed)).to(grid.device)]
-    train, rest = table[held_out:], table[:held_out]
+    rest, train = table.split([DIGITS_ROWS - TRAINING_ROWS, TRAINING_ROWS])
     mean, std = train[:, :-1].mean(), train[:, :-1].std()
     return tuple(Split((t[:, :-1] - mean) / std, t[:, -1].long()) for t in (train, rest))  # type: ignore[return-value]
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
+WORDS = 200  # in a lexicon
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,17 @@ class Language:
     start: Tensor
 
     @classmethod
-    def of(cls, seed: int, words: int = 200, grammar_seed: int | None = None) -> Language:
+    def of(cls, seed: int, grammar_seed: int | None = None) -> Language:
         """Return the language of this seed. Frequencies fall like 1/rank (Zipf), and every word has its favourites.
 
         grammar_seed: draw which word follows which from this seed instead: the same words, spoken otherwise.
         """
-        lexicon = _lexicon(words, torch.Generator().manual_seed(seed))
+        lexicon = _lexicon(torch.Generator().manual_seed(seed))
         generator = torch.Generator().manual_seed((seed if grammar_seed is None else grammar_seed) + 1)
-        common = _zipf(words)  # of every word, wherever it stands
-        favourites = torch.zeros(words, words, dtype=torch.float64)
+        common = _zipf(WORDS)  # of every word, wherever it stands
+        favourites = torch.zeros(WORDS, WORDS, dtype=torch.float64)
         for row in favourites:
-            row[torch.randperm(words, generator=generator)[:8]] = _zipf(8)
+            row[torch.randperm(WORDS, generator=generator)[:8]] = _zipf(8)
         follows = 0.3 * common + 0.7 * favourites
         return cls(lexicon, follows, stationary(follows))
 
@@ -100,10 +101,10 @@ def _zipf(n: int) -> Tensor:
     return weights / weights.sum()
 
 
-def _lexicon(words: int, generator: torch.Generator) -> tuple[str, ...]:
-    """Return that many different words of one to three syllables."""
+def _lexicon(generator: torch.Generator) -> tuple[str, ...]:
+    """Return different words of one to three syllables."""
     found: dict[str, None] = {}
-    while len(found) < words:
+    while len(found) < WORDS:
         syllables = 1 + int(torch.randint(3, (), generator=generator))
         pairs = torch.randint(len(CONSONANTS) * len(VOWELS), (syllables,), generator=generator).tolist()
         found["".join(CONSONANTS[n // len(VOWELS)] + VOWELS[n % len(VOWELS)] for n in pairs)] = None
