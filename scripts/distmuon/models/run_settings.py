@@ -26,11 +26,7 @@ def option(default: Any, words: str, choices: tuple[str, ...] = ()) -> Any:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """A run, besides its grid. batch: sequences of `context` tokens per step, of all ranks together.
-
-    When a run is gone on with, those of `FIXED` may not change, because it would be another run. Those of `STEERING`
-    may, because one lengthens a run or lowers its rate on purpose, and then the run says from what to what.
-    """
+    """A run, besides its grid. batch: sequences of `context` tokens per step, of all ranks together."""
 
     text: str = option("alice", "alice (a book that comes along), language (whose entropy is known), or a file")
     width: int = option(64, "numbers in each of the model's hidden vectors")
@@ -77,11 +73,6 @@ class RunSettings:
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         down = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
         return self.lr * max(LEAST, down[self.schedule])
-
-
-FIXED = ("width", "layers", "heads", "context", "optimizer", "batch", "seed")  # and the text: see `Corpus.sha256`
-RATE = ("lr", "schedule", "warmup", "steps")
-STEERING = (*RATE, "weight_decay", "clip", "dtype", "sharding", "strategy")
 
 
 def parse(doc: str | None, words: list[str] | None = None) -> tuple[argparse.Namespace, RunSettings]:

@@ -8,7 +8,13 @@ from typing import Any
 from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.launch.cli import option_of
 from distmuon.models.corpus import Corpus
-from distmuon.models.run_settings import FIXED, RATE, STEERING, RunSettings
+from distmuon.models.run_settings import RunSettings
+
+# settings that may not change, because it would be another run; nor may the text: see `Corpus.sha256`
+FIXED = ("width", "layers", "heads", "context", "optimizer", "batch", "seed")
+# and those that may, because one lengthens a run or lowers its rate on purpose; it then says from what to what
+RATE = ("lr", "schedule", "warmup", "steps")
+STEERING = (*RATE, "weight_decay", "clip", "dtype", "sharding", "strategy")
 
 
 def notes_of(settings: RunSettings, text: Corpus, step: int) -> dict[str, Any]:
