@@ -3,7 +3,7 @@
 A house is a folder with scripts/, notebooks/ and tests/. Every rule returns one sentence per breach, with its remedy.
 
     distmuon    launch < sharding < optim < extras < models < verify < public names in __init__
-    muon_conformance: a kit for anybody's Muon, which needs the engine's lower rooms and whose adapters name our Muons
+    muon_conformance: a kit for anybody's Muon, in which the adapters of our own, `ours`, alone know of the engine
     muonbook    < figures, puzzles, measure and single modules < ch01, ch02, ... (no chapter knows another)
     < tools and the workers NN_slug.py, of which each belongs to the chapter NN; train.py and plan.py to none
 """
@@ -145,6 +145,8 @@ def upward(house: House) -> list[str]:
             found.append(f"{where}: those names are for others; name the module that holds {arrow.name}.")
         elif room_of(arrow.importer) == room_of(arrow.module):
             continue
+        elif room_of(arrow.importer) == KIT and arrow.importer != f"{KIT}.ours":
+            found.append(f"{where}: the kit knows nothing of ours but its adapters; let it do with torch alone.")
         elif ours and theirs and ours != theirs:
             found.append(f"{where}: chapters do not know each other; move what both need into a shared room.")
         elif floor_of(arrow.module) > floor_of(arrow.importer):

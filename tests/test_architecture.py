@@ -106,6 +106,11 @@ def test_a_sound_house_breaks_no_rule(tmp_path: Path) -> None:
         ),
         (
             architecture.upward,
+            {"scripts/muon_conformance/ranks.py": "from distmuon.optim import muon\n"},
+            "scripts/muon_conformance/ranks.py:1 imports distmuon.optim.muon: the kit knows nothing of ours but its",
+        ),
+        (
+            architecture.upward,
             {"scripts/muonbook/notebook.py": "from tools import bench\n"},
             "scripts/muonbook/notebook.py:1 imports tools.bench, which stands above it",
         ),

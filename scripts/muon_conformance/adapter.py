@@ -8,6 +8,7 @@ signature; what neither says (None) is measured, and reported as measured.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -21,11 +22,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from distmuon.launch import UsageError, World
-from distmuon.optim.newton_schulz import MUON, Quintic
+from muon_conformance.reference import MUON, Quintic
 
 Groups = list[dict[str, Any]]  # each with "params", a list of parameters, and options of its own
-LR, WEIGHT_DECAY, MOMENTUM = 0.02, 0.1, 0.95  # what a check gives that asks for nothing else
+DEFAULTS = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95}  # what a check gives that asks for nothing else
 CALLED = {  # option -> what it is called here and there
     "momentum": ("momentum", "mu", "beta", "beta1"),
     "weight_decay": ("weight_decay", "wd"),
@@ -54,15 +54,15 @@ class Adapter:
         claims to train what is no matrix by AdamW.
     nesterov: whether Newton–Schulz is fed G + mu M. momentum_kind: "sum", M <- mu M + G, or "average",
         M <- mu M + (1 - mu) G, of the state "momentum_buffer".
-    coefficients, steps: of Newton–Schulz, as `newton_schulz` takes them.
+    coefficients, steps: of Newton–Schulz: one (a, b, c) for all steps, or a sequence of them, whose last is repeated.
     scale: the factor on the orthogonalized update: a name in `reference.SCALES`, or (A, B) -> factor.
     epsilon: the norm of Newton–Schulz's input below which the update may shrink; 0: none, at any scale of gradients.
     decays_bf16: whether decay takes from bf16 parameters, beside an update, what it takes from float32 ones.
     precision: the narrowest dtype that it rounds a matrix to on the way; sets all tolerances.
     flags: keywords that must not change the result: ({"foreach": True},).
     placements: names in `placements.PLACEMENTS` where it claims to train as it does on one process.
-    on_ranks: (world, mesh, groups, **options) -> optimizer, called on every rank, if `make` does not do there. mesh: of
-        the DTensors; None where parameters are plain.
+    on_ranks: (world, mesh, groups, **options) -> optimizer, called on every rank, if `make` does not do there. world:
+        has rank, size and device. mesh: of the DTensors; None where parameters are plain.
     lacks: name of a check -> why this is not claimed: a sentence.
     refuses: name of a program -> words of the error with which it is refused.
     name, version: for the report. source: by which another process finds the adapter; `load` sets it.
@@ -73,7 +73,7 @@ class Adapter:
     marks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     nesterov: bool | None = None
     momentum_kind: str | None = None
-    coefficients: str | Quintic | Sequence[Quintic] = MUON
+    coefficients: Quintic | Sequence[Quintic] = MUON
     steps: int = 5
     scale: str | Callable[[int, int], float] | None = None
     epsilon: float | None = None
@@ -90,30 +90,24 @@ class Adapter:
 
     def optimizer(self, params: Any, **options: Any) -> Optimizer:
         """Return the optimizer over parameters, or over groups in our words; options: those that a check needs."""
-        groups, keywords = self._theirs(params, options)
-        return self.make(groups, **keywords)
+        return self.make(self._theirs(params), **self._called(DEFAULTS | options))
 
-    def optimizer_on(self, world: World, mesh: Any, params: Any, **options: Any) -> Optimizer:
+    def optimizer_on(self, world: Any, mesh: Any, params: Any) -> Optimizer:
         """Return the optimizer on one rank of a world."""
-        groups, keywords = self._theirs(params, options)
-        if self.on_ranks is None:
-            return self.make(groups, **keywords)
-        return self.on_ranks(world, mesh, groups, **keywords)
+        make = self.make if self.on_ranks is None else functools.partial(self.on_ranks, world, mesh)
+        return make(self._theirs(params), **self._called(DEFAULTS))
 
-    def called(self, option: str) -> str:
-        """Return what the optimizer calls an option of ours."""
-        return self.option_names.get(option, option)
+    def _called(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {self.option_names.get(name, name): value for name, value in options.items()}
 
-    def _theirs(self, params: Any, options: Mapping[str, Any]) -> tuple[Groups, dict[str, Any]]:
+    def _theirs(self, params: Any) -> Groups:
         params = list(params)
         groups = params if params and isinstance(params[0], dict) else [{"params": params}]
-        keywords = {"lr": LR, "weight_decay": WEIGHT_DECAY, "momentum": MOMENTUM} | dict(options)
-        return [self._group(group) for group in groups], {self.called(name): x for name, x in keywords.items()}
-
-    def _group(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        kind = group.get("kind", "muon")
-        own = {self.called(name): value for name, value in group.items() if name != "kind"}
-        return own | {"params": list(group["params"])} | dict(self.marks.get(kind, {}))
+        return [
+            self._called({name: value for name, value in group.items() if name != "kind"})
+            | dict(self.marks.get(group.get("kind", "muon"), {}))
+            for group in groups
+        ]
 
 
 # ---- Finding one ------------------------------------------------------------------------------------------
@@ -122,26 +116,26 @@ class Adapter:
 def load(source: str) -> Adapter:
     """Return the adapter that a command's "package.module:Name" or "file.py:name" names: an Adapter or an optimizer.
 
-    Raises UsageError, in one sentence with the remedy, where there is none.
+    Raises ValueError, in one sentence with the remedy, where there is none.
     """
     where, colon, name = source.rpartition(":")
     if not colon or not name.isidentifier():
-        raise UsageError(f"--optimizer is {source!r}; give package.module:Class, or file.py:adapter.")
+        raise ValueError(f"--optimizer is {source!r}; give package.module:Class, or file.py:adapter.")
     if where.endswith(".py"):
         where = str(Path(where).resolve())
     try:
         module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     except Exception as error:
-        raise UsageError(
+        raise ValueError(
             f"--optimizer {source}: {where} cannot be imported ({type(error).__name__}: {error})."
         ) from error
     if not hasattr(module, name):
-        raise UsageError(f"--optimizer {source}: {where} has no {name}.")
+        raise ValueError(f"--optimizer {source}: {where} has no {name}.")
     found = getattr(module, name)
     if isinstance(found, type) and issubclass(found, Optimizer):
         found = detect(found)
     if not isinstance(found, Adapter):
-        raise UsageError(f"--optimizer {source} is a {type(found).__name__}; give an optimizer's class, or an Adapter.")
+        raise ValueError(f"--optimizer {source} is a {type(found).__name__}; give an optimizer's class, or an Adapter.")
     settings = vars(found) | {"name": found.name or name, "source": f"{where}:{name}"}
     return Adapter(**settings | {"version": found.version or _version(where)})
 
@@ -173,7 +167,7 @@ def _version(module: str) -> str:
 def detect(kind: type[Optimizer]) -> Adapter:
     """Return what a class claims by its signature: its defaults, where we know what they mean.
 
-    Raises UsageError where it cannot be made from parameters, lr, weight_decay and momentum.
+    Raises ValueError where it cannot be made from parameters, lr, weight_decay and momentum.
     """
     signature = inspect.signature(kind.__init__).parameters
     names = {ours: next((n for n in theirs if n in signature), None) for ours, theirs in CALLED.items()}
@@ -184,7 +178,7 @@ def detect(kind: type[Optimizer]) -> Adapter:
     ]
     if "lr" not in signature or names["momentum"] is None or names["weight_decay"] is None or required:
         wants = f"wants {', '.join(required)}" if required else "takes no lr, weight_decay and momentum"
-        raise UsageError(
+        raise ValueError(
             f"{kind.__name__} {wants}; write an Adapter, which says how it is made: --optimizer file.py:name."
         )
     default = {ours: signature[name].default for ours, name in names.items() if name is not None}

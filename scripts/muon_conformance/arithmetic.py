@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from muon_conformance.kit import Breach, Subject, Unclaimed, check, near
-from muon_conformance.reference import SCALES, Arithmetic, distance, gaussian
+from muon_conformance.reference import SCALES, SHAPES, Arithmetic, distance, gaussian
 
-SHAPES = ((16, 24), (24, 16), (16, 16), (8, 6))
 STEPS = 4
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from muon_conformance.adapter import DEFAULTS
 from muon_conformance.kit import CHECKS, Breach, Check, Subject, Unclaimed, check, feed, near, said
-from muon_conformance.programs import PROGRAMS
-from muon_conformance.programs.small import SmallNet
+from muon_conformance.programs import PROGRAMS, SmallNet
 from muon_conformance.reference import PlainMuon, distance, gaussian
 
 PROGRAM = "program: "  # before the name of each
@@ -193,8 +193,7 @@ def follow(name: str, subject: Subject) -> str:
             "plain training does not follow the arithmetic, so nothing can be compared: see golden numbers."
         )
     found, sees = PROGRAMS[name](lambda model: subject.adapter.optimizer(model.parameters()))
-    settings = dict(lr=0.02, weight_decay=0.1, momentum=0.95)
-    expected, saw = PROGRAMS[name](lambda model: PlainMuon(model.parameters(), subject.arithmetic, **settings))
+    expected, saw = PROGRAMS[name](lambda model: PlainMuon(model.parameters(), subject.arithmetic, **DEFAULTS))
     weights, others = (
         torch.cat([p.detach().flatten().double() for p in one.parameters()]) for one in (found, expected)
     )

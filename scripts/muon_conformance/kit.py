@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from distmuon.optim.newton_schulz import quintics
-from muon_conformance.adapter import Adapter
-from muon_conformance.reference import SCALES, Arithmetic, PlainMuon, distance, gaussian, tolerance
+from muon_conformance.adapter import DEFAULTS, Adapter
+from muon_conformance.reference import SCALES, Arithmetic, PlainMuon, Quintic, distance, gaussian, quintics, tolerance
 
 PASSED, FAILED, UNCLAIMED = "passed", "failed", "not claimed"
 LR = 2.0**-5  # of a single step from zero, so that dividing by it rounds nothing
@@ -52,8 +51,8 @@ class Subject:
     _scales: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @functools.cached_property
-    def schedule(self) -> tuple[tuple[float, float, float], ...]:
-        return tuple(quintics(self.adapter.coefficients, self.adapter.steps))
+    def schedule(self) -> tuple[Quintic, ...]:
+        return quintics(self.adapter.coefficients, self.adapter.steps)
 
     @functools.cached_property
     def nesterov(self) -> bool:
@@ -140,8 +139,7 @@ class Subject:
     ) -> list[Tensor]:
         """Return the weights after the same steps of the reference."""
         parameters = [nn.Parameter(weight.clone()) for weight in weights]
-        settings = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95} | options
-        feed(PlainMuon(parameters, self.arithmetic, **settings), parameters, gradients)
+        feed(PlainMuon(parameters, self.arithmetic, **DEFAULTS | options), parameters, gradients)
         return [p.detach() for p in parameters]
 
     @functools.cached_property
@@ -209,8 +207,8 @@ def judge(one: Check, subject: Subject) -> Observation:
 
 
 def said(error: BaseException, most: int = 240) -> str:
-    """Return an error's kind and words in one line, without the files of this machine that it went through."""
-    words = " ".join(str(error).partition("It was here")[0].split())
+    """Return an error's kind and words in one line."""
+    words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words[:most]}{'…' * (len(words) > most)}"
 
 

@@ -1,10 +1,11 @@
-"""Our own Muons as the kit sees them, and an example of how an adapter is written."""
+"""Our own Muons as the kit sees them, and an example of how an adapter is written. Nothing else here knows of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from distmuon.launch import World
+import torch.distributed as dist
+
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.muonw import MuonW
@@ -25,8 +26,8 @@ def _alone(groups: Groups, momentum: float, **options: Any) -> DistributedMuon:
     return DistributedMuon(_apart(groups, momentum), Grid.alone(), **options)
 
 
-def _on_grid(world: World, mesh: Any, groups: Groups, momentum: float, **options: Any) -> DistributedMuon:
-    return DistributedMuon(_apart(groups, momentum), Grid.of(world), **options)
+def _on_grid(world: Any, mesh: Any, groups: Groups, momentum: float, **options: Any) -> DistributedMuon:
+    return DistributedMuon(_apart(groups, momentum), Grid.of_groups(dp=dist.group.WORLD), **options)
 
 
 muon = Adapter(

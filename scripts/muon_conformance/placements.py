@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +13,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from distmuon.launch import World
-from distmuon.sharding.boxes import Box
-from distmuon.sharding.meshes import own_box
 from muon_conformance.reference import gaussian
 
 EVEN = ((16, 8), (8, 20))
@@ -50,14 +47,15 @@ def synthetic(name: str, shape: Sequence[int]) -> Tensor:
 
 # ---- Wraps ------------------------------------------------------------------------------------------------
 
-Wrap = Callable[[World, Any], DeviceMesh | None]  # what it does to the model's parameters; returns their mesh
+# What it does to the model's parameters; returns their mesh. Given the world, which has size and device, and the model.
+Wrap = Callable[[Any, Any], DeviceMesh | None]
 
 
-def _plain(world: World, model: Any) -> None:
+def _plain(world: Any, model: Any) -> None:
     return None
 
 
-def fsdp(world: World, model: Any) -> DeviceMesh:
+def fsdp(world: Any, model: Any) -> DeviceMesh:
     """FSDP2: rows over all ranks."""
     mesh = init_device_mesh(world.device, (world.size,), mesh_dim_names=("dp",))
     for block in model.blocks:
@@ -66,7 +64,7 @@ def fsdp(world: World, model: Any) -> DeviceMesh:
     return mesh
 
 
-def along_columns(world: World, model: Any) -> DeviceMesh:
+def along_columns(world: Any, model: Any) -> DeviceMesh:
     """FSDP2 with columns over all ranks, where they divide."""
     mesh = init_device_mesh(world.device, (world.size,), mesh_dim_names=("dp",))
 
@@ -77,14 +75,14 @@ def along_columns(world: World, model: Any) -> DeviceMesh:
     return mesh
 
 
-def hybrid(world: World, model: Any) -> DeviceMesh:
+def hybrid(world: Any, model: Any) -> DeviceMesh:
     """HSDP: rows over half of the ranks, a replica on the other half."""
     mesh = init_device_mesh(world.device, (2, world.size // 2), mesh_dim_names=("replicate", "shard"))
     fully_shard(model, mesh=mesh)
     return mesh
 
 
-def with_tp(world: World, model: Any) -> DeviceMesh:
+def with_tp(world: Any, model: Any) -> DeviceMesh:
     """FSDP2 over tensor parallelism of two ranks."""
     mesh = init_device_mesh(world.device, (world.size // 2, 2), mesh_dim_names=("dp", "tp"))
     for block in model.blocks:
@@ -120,17 +118,24 @@ PLACEMENTS = {
 # ---- What a rank holds ------------------------------------------------------------------------------------
 
 
-def box_of(p: Tensor) -> Box:
-    """Return which box of a parameter this rank holds."""
-    return own_box("a parameter", p)
-
-
 def held(
     whole: Tensor,  # [A, B]
     p: Tensor,
 ) -> Tensor:  # the part of it that this rank holds of the parameter
     """Cut a whole tensor as the parameter is cut."""
-    return whole[tuple(side.as_slice for side in box_of(p))]
+    if not isinstance(p, DTensor):
+        return whole
+    cuts = zip(p.placements, p.device_mesh.shape, p.device_mesh.get_coordinate() or (), strict=True)
+    for place, ranks, here in sorted(
+        cuts, key=lambda cut: hasattr(cut[0], "split_factor")
+    ):  # strided: over a later cut
+        if not place.is_replicate():
+            dim: int = place.dim  # type: ignore[attr-defined]
+            size = whole.shape[dim]
+            most = -(-size // ranks)
+            start = min(here * most, size)
+            whole = whole.narrow(dim, start, min(most, size - start))
+    return whole
 
 
 def give(p: Tensor, whole: Tensor) -> None:
@@ -143,7 +148,6 @@ def give(p: Tensor, whole: Tensor) -> None:
         p.grad = whole.clone()
 
 
-def rows_of(named: Sequence[tuple[str, Any]], steps: range) -> Iterator[list[Tensor]]:
-    """Yield the whole gradients of every step."""
-    for step in steps:
-        yield [synthetic(f"{name} {step}", tuple(p.shape)) for name, p in named]
+def gradient(name: str, p: Tensor, step: int) -> Tensor:
+    """Return the whole gradient of a parameter at a step."""
+    return synthetic(f"{name} {step}", tuple(p.shape))

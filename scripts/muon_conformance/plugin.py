@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from distmuon.launch import UsageError
-
 SUBJECT = pytest.StashKey[Any]()
-OBSERVED = pytest.StashKey[list[dict[str, Any]]]()
 PROPERTY = "observation"  # under which a test's report carries what was seen, from other processes too
 OURS = "muon_conformance.ours:muon"
 
@@ -38,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.
         )
     try:
         config.stash[SUBJECT] = Subject(load(source))
-    except UsageError as error:
+    except ValueError as error:
         raise pytest.UsageError(str(error)) from None
 
 
@@ -47,26 +44,14 @@ def subject(request: pytest.FixtureRequest) -> Any:
     return request.config.stash[SUBJECT]
 
 
-class _Collector:
-    """Keeps what the tests' reports carry."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.observed: list[Any] = config.stash.setdefault(OBSERVED, [])
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call":
-            self.observed += [value for name, value in report.user_properties if name == PROPERTY]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(_Collector(config))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table, and write the report."""
+    """Print the table, and write the report, of what the tests' reports carry."""
     from muon_conformance.adapter import load
 
-    observed: Any = config.stash.get(OBSERVED, [])
+    reports = [one for some in terminalreporter.stats.values() for one in some if isinstance(one, pytest.TestReport)]
+    reports.sort(key=lambda one: one.start)
+    carried: list[Any] = [value for one in reports for name, value in one.user_properties if name == PROPERTY]
+    observed = [*{o["check"]: o for o in carried}.values()]  # the report of a test's end carries it again
     if not observed:
         return
     adapter = load(str(config.getoption("--optimizer")))

@@ -1,38 +1,38 @@
 """Checks on several ranks: wherever PyTorch has put the matrices, training is what it is on one process.
 
-One world runs every placement, one after the other; what a rank finds goes into a file at once. A placement in which
-some ranks raise and others wait ends that world, and the next one goes on behind it: nothing hangs, nothing is lost.
+Every placement has a world of its own. What a rank finds goes into a file; a rank that dies, or waits for one that has,
+is ended by a clock of its own: nothing hangs, nothing is lost.
 """
 
 from __future__ import annotations
 
-import functools
+import datetime
+import faulthandler
 import json
 import logging
+import multiprocessing
 import os
+import sys
 import tempfile
-import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from distmuon import launch
-from distmuon.launch import World
-from distmuon.sharding.ledger import OPERATORS, WITHOUT_PAYLOAD
-from distmuon.verify.counter import CollectiveCounter
 from muon_conformance.adapter import Adapter, load
 from muon_conformance.kit import CHECKS, Breach, Check, Subject, Unclaimed, said
-from muon_conformance.placements import PLACEMENTS, MatrixNet, Placement, box_of, give, held, rows_of
+from muon_conformance.placements import PLACEMENTS, MatrixNet, give, gradient, held
 
+PRELOAD = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._dynamo"]  # once, for all ranks
 STEPS = 4
+START = 120.0  # seconds that a rank waits for the others to be there
 TIMEOUT = 8.0  # seconds that a rank waits for the others in a collective; for a whole placement, twice as long
 WAITED = ("Timed out", "timed out", "Timeout", "Connection closed", "Connection reset")  # in the words of who did
 WORLDS = {2: ("replicated", "own", "fsdp", "fsdp_uneven", "fsdp_short"), 4: tuple(PLACEMENTS)}
@@ -40,155 +40,183 @@ WORLDS = {2: ("replicated", "own", "fsdp", "fsdp_uneven", "fsdp_short"), 4: tupl
 Facts = dict[str, Any]
 
 
-class OpenCounter(CollectiveCounter):
-    """Counts what the ledger has a formula for, and names what it has none for: an optimizer may send as it likes."""
+class World(NamedTuple):
+    """Where a rank is."""
+
+    rank: int
+    size: int
+    device: str = "cpu"
+
+
+# ---- What is sent -----------------------------------------------------------------------------------------
+
+# In a ring of n ranks each sends n - 1 chunks, of n in all, and twice to reduce everywhere; by parts of torch's names.
+ONCE = ("all_gather", "allgather", "reduce_scatter", "all_to_all", "alltoall", "broadcast")
+TWICE = ("all_reduce", "allreduce")
+SILENT = ("barrier", "recv", "wait_tensor", "_wrap_tensor_autograd")  # they send nothing to speak of
+
+
+class Traffic(TorchDispatchMode):
+    """Counts collectives, and what this rank sends in them; names those that it has no formula for."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.calls, self.sent_bytes = 0, 0
         self.uncounted: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
-        if func.namespace in ("c10d", "_c10d_functional") and name not in {*OPERATORS, *WITHOUT_PAYLOAD}:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor first: it calls collectives, and this mode would be off while it does
+        result, name = func(*args, **(kwargs or {})), func._schema.name
+        if func.namespace in ("c10d", "_c10d_functional") and not any(word in name for word in SILENT):
+            names = [argument.name for argument in func._schema.arguments]
+            self._count(name, dict(zip(names, args, strict=False)) | (kwargs or {}), result)
+        return result
+
+    def _count(self, name: str, given: dict[str, Any], result: Any) -> None:
+        if "process_group" in given:
+            group = dist.ProcessGroup.unbox(given["process_group"])
+        else:
+            group = torch._C._distributed_c10d._resolve_process_group(given["group_name"])
+        times = 2 * any(word in name for word in TWICE) or 1 * any(word in name for word in ONCE)
+        if not times and not name.endswith("::send"):
             self.uncounted.add(name)
-            return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        elif group.size() > 1:
+            self.calls += 1
+            size = max(map(_bytes_of, [*given.values(), result]))  # the payload is in what goes in or in what comes out
+            if not times:
+                self.sent_bytes += size
+            elif splits := given.get("input_split_sizes"):  # of an all-to-all: what is for itself is not sent
+                self.sent_bytes += (sum(splits) - splits[group.rank()]) * given["input"].element_size()
+            else:
+                self.sent_bytes += times * (group.size() - 1) * -(-size // group.size())
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_bytes_of, value)) if isinstance(value, list | tuple) else 0
 
 
 # ---- On every rank ----------------------------------------------------------------------------------------
 
 
-def examine(world: World, source: str, names: Sequence[str], folder: str, timeout: float) -> None:
-    """Train under each placement; write what this rank saw into the folder."""
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # its advice on speed is the optimizer's
-    adapter = load(source)
-    for name in names:
-        found: Facts = {}
-        watch = threading.Timer(2 * timeout, os._exit, (1,))  # no signal reaches a rank that is blocked in a wait
-        watch.daemon = True
-        watch.start()
-        Path(folder, f"{name}.begun").touch()
-        try:
-            found |= _train(world, adapter, PLACEMENTS[name], claimed=name in adapter.placements)
-        except Exception as error:  # the optimizer's, whatever it is
-            found["raised"] = said(error)
-        Path(folder, f"{name}.{world.rank}.json").write_text(json.dumps(found))
-        dist.barrier()  # where others wait in a collective of that placement, the world ends here
-        watch.cancel()
+def examine(rank: int, size: int, source: str, name: str, folder: str, timeout: float) -> None:
+    """Train under a placement, in a process of its own; write what this rank saw into the folder."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    adapter, store = load(source), dist.FileStore(f"{folder}/store", size)
+    _meet(store, "here", rank, size, START)
+    limit = datetime.timedelta(seconds=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    Path(folder, f"{rank}.begun").touch()
+    faulthandler.dump_traceback_later(2 * timeout, exit=True)  # no signal reaches a rank that is blocked in a wait
+    try:
+        facts = _train(World(rank, size), adapter, name)
+    except Exception as error:  # the optimizer's, whatever it is
+        facts = {"raised": said(error)}
+    Path(folder, f"{rank}.json").write_text(json.dumps(facts))
+    try:
+        _meet(store, "done", rank, size, timeout)  # whoever left at once would break others' collectives
+    finally:
+        os._exit(0)  # without waiting for what has been sent to those that are gone
 
 
-def _train(world: World, adapter: Adapter, placement: Placement, claimed: bool) -> Facts:
+def _meet(store: dist.Store, where: str, rank: int, size: int, timeout: float) -> None:
+    store.set(f"{where} {rank}", "")
+    store.wait([f"{where} {other}" for other in range(size)], datetime.timedelta(seconds=timeout))
+
+
+def _train(world: World, adapter: Adapter, name: str) -> Facts:
     """Return this rank's part of the movement and of its difference from one process, and what a step sends."""
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # its advice on speed is the optimizer's
+    torch.set_num_threads(1)
+    placement = PLACEMENTS[name]
     model = MatrixNet(placement.shapes)
-    names = [name for name, _ in model.named_parameters()]
-    begun = [p.detach().clone() for p in model.parameters()]
+    begun = {n: p.detach().clone() for n, p in model.named_parameters()}
     mesh = placement.wrap(world, model)
-    named = dict(model.named_parameters())
-    parameters = [named[name] for name in names]
-    optimizer = adapter.optimizer_on(world, mesh, parameters)
-    with OpenCounter() as counter:
-        _steps(world, optimizer, parameters, names, placement, range(1))
-    facts: Facts = {"calls": counter.ledger.total().calls, "sent_bytes": counter.ledger.total().sent_bytes}
-    facts["uncounted"] = sorted(counter.uncounted)
-    _steps(world, optimizer, parameters, names, placement, range(1, STEPS // 2))
+    named = {n: model.get_parameter(n) for n in begun}
+    own = (-1.0) ** world.rank if placement.own else 0.0  # a rank's is everybody's plus what the next one's is less by
+
+    def take(steps: range) -> None:
+        for step in steps:
+            for n, p in named.items():
+                give(p, gradient(n, begun[n], step) + own * gradient(f"own {n}", begun[n], step))
+            optimizer.step()
+
+    optimizer = adapter.optimizer_on(world, mesh, named.values())
+    with Traffic() as traffic:
+        take(range(1))
+    take(range(1, STEPS // 2))
     if placement.resumed:
         state = optimizer.state_dict()
-        optimizer = adapter.optimizer_on(world, mesh, parameters)
+        optimizer = adapter.optimizer_on(world, mesh, named.values())
         optimizer.load_state_dict(state)
-    _steps(world, optimizer, parameters, names, placement, range(STEPS // 2, STEPS))
-    wholes = _on_one_process(adapter, begun, names, claimed)
-    local = [p.to_local().detach() if isinstance(p, DTensor) else p.detach() for p in parameters]
-    facts["movement"] = [_square(held(w, p) - held(b, p)) for w, b, p in zip(wholes, begun, parameters, strict=True)]
-    facts["replicas"] = {
-        f"{name} {box_of(p)}": zlib.crc32(one.contiguous().numpy().tobytes())
-        for name, p, one in zip(names, parameters, local, strict=True)
-    }
-    facts["difference"] = [_square(one - held(w, p)) for one, w, p in zip(local, wholes, parameters, strict=True)]
+    take(range(STEPS // 2, STEPS))
+    wholes = _on_one_process(adapter, begun)
+    facts: Facts = {"calls": traffic.calls, "sent_bytes": traffic.sent_bytes, "uncounted": sorted(traffic.uncounted)}
+    facts |= {"movement": [], "difference": [], "replicas": {}}
+    for (n, p), whole in zip(named.items(), wholes, strict=True):
+        local = p.to_local().detach() if isinstance(p, DTensor) else p.detach()
+        elements = held(torch.arange(p.numel()).view(p.shape), p)  # that this rank holds, by their numbers
+        facts["movement"].append(_square(held(whole, p) - held(begun[n], p)))
+        facts["difference"].append(_square(local - held(whole, p)))
+        facts["replicas"][f"{n} {_digest(elements)}"] = _digest(local)
     return facts
 
 
-def _steps(
-    world: World,
-    optimizer: Optimizer,
-    parameters: Sequence[Tensor],
-    names: Sequence[str],
-    placement: Placement,
-    steps: range,
-) -> None:
-    """Take some steps; with gradients of its own, a rank's is everybody's plus what the next one's is less by."""
-    own = (-1.0) ** world.rank if placement.own else 0.0
-    others = rows_of([(f"own {name}", p) for name, p in zip(names, parameters, strict=True)], steps)
-    for row, deviations in zip(rows_of(list(zip(names, parameters, strict=True)), steps), others, strict=True):
-        for p, whole, deviation in zip(parameters, row, deviations, strict=True):
-            give(p, whole + own * deviation)
-        optimizer.step()
-
-
-def _on_one_process(adapter: Adapter, begun: Sequence[Tensor], names: Sequence[str], claimed: bool) -> list[Tensor]:
+def _on_one_process(adapter: Adapter, begun: Mapping[str, Tensor]) -> list[Tensor]:
     """Return what the optimizer makes of whole matrices here; the reference's, where it cannot do without ranks."""
-    subject = Subject(adapter)
-    rows = list(rows_of(list(zip(names, begun, strict=True)), range(STEPS)))
+    subject, weights = Subject(adapter), [*begun.values()]
+    rows = [[gradient(name, weight, step) for name, weight in begun.items()] for step in range(STEPS)]
     try:
-        return subject.train(begun, rows)[0]
+        return subject.train(weights, rows)[0]
     except Exception:
         if adapter.nesterov is None or adapter.scale is None:
             raise
-        return subject.plain(begun, rows)
+        return subject.plain(weights, rows)
 
 
 def _square(tensor: Tensor) -> float:
     return float(tensor.double().square().sum())
 
 
+def _digest(tensor: Tensor) -> int:
+    return zlib.crc32(bytes(tensor.contiguous().flatten().view(torch.uint8).tolist()))
+
+
 # ---- In the command's process -----------------------------------------------------------------------------
 
 
-@functools.cache
-def facts_of(source: str, ranks: int) -> dict[str, list[Facts]]:
-    """Return what every rank found under each placement; [{}] where it was not tried.
-
-    Starts as many worlds as it takes, and keeps what came of them.
-    """
-    adapter = load(source)
-    waiting, found = [name for name in WORLDS[ranks] if _is_tried(adapter, name)], {}
+def facts_of(source: str, ranks: int, name: str) -> list[Facts]:
+    """Return what every rank found under a placement; of one that has left no word, that it has not."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
-        while waiting:
-            problem = None
-            try:
-                launch.run(examine, (source, tuple(waiting), folder, TIMEOUT), dp=ranks, timeout=TIMEOUT)
-            except launch.WorldError as error:
-                problem = said(error)
-            done = [name for name in waiting if len(list(Path(folder).glob(f"{name}.*.json"))) == ranks]
-            for name in done:
-                files = [Path(folder, f"{name}.{rank}.json") for rank in range(ranks)]
-                found[name] = [json.loads(file.read_text()) for file in files]
-            waiting = [name for name in waiting if name not in done]
-            if problem is not None and waiting and Path(folder, f"{waiting[0]}.begun").exists():
-                here = [json.loads(file.read_text()) for file in Path(folder).glob(f"{waiting[0]}.*.json")]
-                silent = [{"raised": problem}, {}]  # of those that have left no word
-                ended = waiting.pop(0)
-                found[ended] = [*here, *silent]
-                if ended not in adapter.placements:  # it may go on like this, and nothing of it is claimed
-                    found |= {name: [{}] for name in waiting if name not in adapter.placements}
-                    waiting = [name for name in waiting if name in adapter.placements]
-            elif waiting and not done:
-                raise RuntimeError(f"the world ended before its first placement: {problem}")
-    return found
-
-
-def _is_tried(adapter: Adapter, name: str) -> bool:
-    """Say whether a placement is worth a try: an average over ranks is not what a claimless optimizer makes."""
-    return name in adapter.placements or not PLACEMENTS[name].own
+        world = [
+            context.Process(target=examine, args=(rank, ranks, source, name, folder, TIMEOUT), daemon=True)
+            for rank in range(ranks)
+        ]
+        for process in world:
+            process.start()
+        for process in world:
+            process.join()
+        if len(list(Path(folder).glob("*.begun"))) < ranks:
+            raise RuntimeError("the ranks have not met, before anything was asked of the optimizer")
+        files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
+        return [
+            json.loads(file.read_text()) if file.exists() else {"raised": f"it died (exit code {process.exitcode})"}
+            for file, process in zip(files, world, strict=True)
+        ]
 
 
 def look(name: str, ranks: int, subject: Subject) -> str:
     """Return how training under a placement compares with one process."""
     claimed = name in subject.adapter.placements
-    if not _is_tried(subject.adapter, name):
+    if PLACEMENTS[name].own and not claimed:  # an average over ranks is not what a claimless optimizer makes
         raise Unclaimed("it takes gradients that are the same on all ranks.")
-    facts = facts_of(subject.adapter.source, ranks)[name]
-    if facts == [{}]:
-        raise Unclaimed("not tried: another placement that is not claimed has left ranks waiting.")
+    facts = facts_of(subject.adapter.source, ranks, name)
     trouble = _trouble(facts)
     wrong, seen = (trouble, "") if trouble else _compared(facts, subject)
     if ModuleNotFoundError.__name__ in wrong:

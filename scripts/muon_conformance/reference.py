@@ -1,7 +1,6 @@
 """Muon's arithmetic once more, as plainly as it goes, in float64: what every claim is held against.
 
-It shares nothing with the optimizers here but the quintics' coefficients: Newton–Schulz is a polynomial of singular
-values, so it is computed from a singular value decomposition.
+Newton–Schulz is a polynomial of singular values, so it is computed from a singular value decomposition.
 
     M <- mu M + G                    U = G + mu M, or M without Nesterov ("average": (1 - mu) G in place of G)
     O  = V p(S / ||U||) W^T          of U = V S W^T; p: the quintics, one after the other
@@ -23,14 +22,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from distmuon.optim.newton_schulz import Quintic, newton_schulz
-
+Quintic = tuple[float, float, float]
+MUON: Quintic = (3.4445, -4.7750, 2.0315)  # Jordan's
 SCALES: dict[str, tuple[str, Callable[[int, int], float]]] = {  # name -> formula, and the factor of an [A, B]
     "match_rms": ("0.2 sqrt(max(A, B))", lambda a, b: 0.2 * math.sqrt(max(a, b))),
     "original": ("sqrt(max(1, A / B))", lambda a, b: math.sqrt(max(1.0, a / b))),
     "spectral": ("sqrt(A / B)", lambda a, b: math.sqrt(a / b)),
     "unit": ("1", lambda a, b: 1.0),
 }
+SHAPES = ((16, 24), (24, 16), (16, 16), (8, 6))  # that a comparison with the reference trains
 TIMES_CONTROL = 4  # two draws of the same rounding: either may come out larger (as the book's certificates have it)
 
 
@@ -56,12 +56,23 @@ class Arithmetic:
     ) -> Tensor:  # [A, B], float64
         """Apply the quintics to the singular values of a matrix, its Frobenius norm divided out."""
         if self.precision is not None:
-            return newton_schulz(
-                matrix.to(self.precision), len(self.schedule), self.schedule, self.precision, "standard"
-            ).double()
+            return self._rounded(matrix.to(self.precision)).double()
         left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
         norm = values.norm()
         return left @ torch.diag(self.response(values / norm if norm > 0 else values)) @ right
+
+    def _rounded(
+        self,
+        matrix: Tensor,  # [A, B], not zero
+    ) -> Tensor:  # [A, B]
+        """Iterate as a processor does, every product rounded to the dtype of the matrix."""
+        if matrix.shape[0] > matrix.shape[1]:
+            return self._rounded(matrix.mT).mT
+        x = matrix / torch.linalg.vector_norm(matrix, dtype=torch.promote_types(matrix.dtype, torch.float32))
+        for a, b, c in self.schedule:
+            gram = x @ x.mT
+            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        return x
 
     def response(
         self,
@@ -108,6 +119,12 @@ class PlainMuon(Optimizer):
         return loss
 
 
+def quintics(coefficients: Quintic | Sequence[Quintic], steps: int) -> tuple[Quintic, ...]:
+    """Return one for each step: the same in all, or a sequence's, whose last one is repeated."""
+    rows: Any = [coefficients] if isinstance(coefficients[0], int | float) else [*coefficients]
+    return tuple((rows + [rows[-1]] * steps)[:steps])
+
+
 @functools.cache
 def tolerance(schedule: tuple[Quintic, ...], precision: torch.dtype, steps: int = 4) -> float:
     """Return how far, relative to its own size, an update may be from the exact one by rounding alone.
@@ -118,7 +135,7 @@ def tolerance(schedule: tuple[Quintic, ...], precision: torch.dtype, steps: int 
     exact = Arithmetic(True, schedule, SCALES["unit"][1])
     rounded = Arithmetic(True, schedule, SCALES["unit"][1], precision)
     found = []
-    for shape in _SHAPES:
+    for shape in SHAPES:
         for seed in range(steps):
             matrix = gaussian(*shape, seed=seed)
             expected = exact.orthogonalized(matrix)
@@ -128,9 +145,6 @@ def tolerance(schedule: tuple[Quintic, ...], precision: torch.dtype, steps: int 
             found += [distance(-rounded.orthogonalized(-matrix[order])[undone], expected)]
             found += [distance(rounded.orthogonalized(matrix.mT.contiguous()).mT, expected)]
     return TIMES_CONTROL * max(found)
-
-
-_SHAPES: Sequence[tuple[int, int]] = ((16, 24), (24, 16), (16, 16), (8, 6))
 
 
 # ---- Numbers that are the same in every process ------------------------------------------------------------

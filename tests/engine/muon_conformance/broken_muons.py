@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -358,6 +361,22 @@ class HangsWhereRowsDoNotDivide(PlainSteps):
     def orthogonal(self, u: Tensor) -> Tensor:
         if isinstance(u, DTensor) and u.shape[0] % 2 and u.device_mesh.get_local_rank():
             raise ValueError("my shard is smaller than theirs")
+        return super().orthogonal(u)
+
+
+@caught_by("2 ranks: FSDP2, rows that divide by the ranks", **ON_RANKS)
+class DiesOnOneRank(PlainSteps):
+    def orthogonal(self, u: Tensor) -> Tensor:
+        if isinstance(u, DTensor) and u.device_mesh.get_local_rank():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().orthogonal(u)
+
+
+@caught_by("2 ranks: FSDP2, rows that divide by the ranks", **ON_RANKS)
+class NeverReturnsOnOneRank(PlainSteps):
+    def orthogonal(self, u: Tensor) -> Tensor:
+        if isinstance(u, DTensor) and u.device_mesh.get_local_rank():
+            threading.Event().wait()
         return super().orthogonal(u)
 
 

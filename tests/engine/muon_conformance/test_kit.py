@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,13 +17,11 @@ import pytest
 import torch
 from torch import nn
 
-from distmuon.launch import UsageError
-from distmuon.optim.newton_schulz import MUON
 from muon_conformance import arithmetic, conventions, ranks
 from muon_conformance.adapter import Adapter, detect, load
 from muon_conformance.kit import CHECKS, FAILED, PASSED, UNCLAIMED, Observation, Subject, judge
 from muon_conformance.programs import PROGRAMS
-from muon_conformance.reference import gaussian, tolerance
+from muon_conformance.reference import MUON, gaussian, tolerance
 
 KIT = Path(__file__).resolve().parents[3] / "scripts" / "muon_conformance"
 FILE = broken_muons.__file__
@@ -142,10 +145,26 @@ def test_a_failure_is_told_in_one_sentence_and_why_it_matters(capfd: pytest.Capt
     ],
 )
 def test_what_is_no_optimizer_is_answered_in_a_sentence(source: str, says: str) -> None:
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(ValueError, match=re.escape(says)) as error:
         load(source)
-    assert says in str(error.value)
     assert str(error.value).endswith(".")
+
+
+def test_it_does_with_torch_and_pytest_and_nothing_of_ours(tmp_path: Path) -> None:
+    """Its adapters of ours apart; tests/architecture.py says the same of its sources."""
+    shutil.copytree(KIT, tmp_path / KIT.name)
+    (tmp_path / "distmuon.py").write_text("raise ImportError('distmuon is not here')")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", KIT.name, "-k", "golden or (divide and not 4)"]
+    done = subprocess.run(
+        [*command, "--optimizer", "torch.optim:Muon"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed       golden numbers" in done.stdout
+    assert done.stdout.count("tried all the same: as on one process") == 2
 
 
 # ---- Detection --------------------------------------------------------------------------------------------

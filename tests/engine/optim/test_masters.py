@@ -24,7 +24,7 @@ from distmuon.optim.masters import MasterWeights
 from distmuon.optim.muon import apply_, decay_, momentum_, orthogonalize, scale
 from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.verify.blocks import BlockMuon
-from muon_conformance.programs.small import SmallNet, train
+from muon_conformance.programs import SmallNet, train
 
 NARROW = torch.bfloat16
 Named = list[tuple[str, nn.Parameter]]

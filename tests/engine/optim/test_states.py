@@ -23,7 +23,7 @@ from distmuon.optim.muon import Muon
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
-from muon_conformance.programs.small import SmallNet, set_lr, train
+from muon_conformance.programs import SmallNet, set_lr, train
 
 Make = Callable[[nn.Module], Optimizer]
 

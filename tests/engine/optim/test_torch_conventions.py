@@ -28,8 +28,7 @@ from distmuon.optim.newton_schulz import fast_dtype
 from distmuon.optim.param_groups import split_parameters
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
-from muon_conformance.programs import PROGRAMS
-from muon_conformance.programs.small import SmallNet, loss_of, step, train
+from muon_conformance.programs import PROGRAMS, SmallNet, loss_of, step, train
 
 ADAMW: dict[str, Any] = dict(lr=0.02, weight_decay=0.1)
 MUON: dict[str, Any] = dict(
