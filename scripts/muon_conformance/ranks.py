@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from muon_conformance.adapter import Adapter, load
 from muon_conformance.kit import CHECKS, Breach, Check, Subject, Unclaimed, said
@@ -93,9 +94,7 @@ class Traffic(TorchDispatchMode):
 
 
 def _bytes_of(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    return sum(map(_bytes_of, value)) if isinstance(value, list | tuple) else 0
+    return sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, Tensor))
 
 
 # ---- On every rank ----------------------------------------------------------------------------------------

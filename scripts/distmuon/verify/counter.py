@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from distmuon.sharding.ledger import OPERATORS, WITHOUT_PAYLOAD, Ledger
 
@@ -40,7 +41,7 @@ class CollectiveCounter(TorchDispatchMode):
             given |= kwargs or {}
             op, payload = OPERATORS[name]
             group = _process_group(given)
-            tensors = _tensors(given.get(payload, result))
+            tensors = [t for t in tree_leaves(given.get(payload, result)) if isinstance(t, Tensor)]
             size = sum(t.numel() * t.element_size() for t in tensors)
             sent = size if op == "send" else None
             if splits := given.get("input_split_sizes"):  # of an all-to-all: what is for itself is not sent
@@ -57,9 +58,3 @@ def _process_group(arguments: dict[str, Any]) -> Any:
 
 def _group_name(group: Any) -> str:
     return "world" if group.group_desc == "default_pg" else group.group_desc
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for item in value for tensor in _tensors(item)]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._pytree import tree_leaves
 
 from distmuon.verify.model_states import storage_of
 
@@ -110,10 +111,4 @@ def size_of(reference: StorageWeakRef) -> int | None:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        return []
-    return [tensor for item in value for tensor in _tensors(item)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -7,7 +7,6 @@ ZeRO-1's outer moves are the same for every optimizer; what goes on between them
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from distmuon.optim import strategies
 from distmuon.optim.strategies.costs import PlannedRank
@@ -102,34 +101,6 @@ def predict_transient(
             published = max(published, wire * (kept + own + bucket.padded))
     moves = strategies.costs_of(strategy).allocates(at)
     return max(adding, adamw, all_pieces, moves + published) + STATISTICS_BYTES * (len(layout.specs) + 1)
-
-
-def more_transient(
-    schedule: str,
-    layout: Layout,
-    muon: Collection[int],
-    strategy: str = "gather_all",
-    gather_dtype: str | None = None,
-    **where: Any,
-) -> int:
-    """Return by how many bytes a schedule's transient memory may exceed that of the synchronous step.
-
-        w b + m (b + B)     for each bucket group that is gathered while another is worked on
-
-    with the signs of `gather_all.allocates`: the momentum's pieces, the shard, the gathered bucket. Pipelined, that is
-    one group, the largest; naive, all of them. gather_dtype: as given to DistributedMuon, by name.
-    Of other strategies, it is what a bucket group takes, once more for each that is under way: pipelined, one ahead and
-    one behind. where: tp, dp_rank and compute_dtype, as `predict_transient` takes them.
-    """
-    if strategy != "gather_all":
-        groups = {"synchronous": 0, "naive": len(layout.buckets), "pipelined": 2}[schedule]
-        return groups * predict_transient(layout, muon=muon, strategy=strategy, gather_dtype=gather_dtype, **where)
-    sizes, at = [0], PlannedRank(layout, frozenset(muon), item_bytes=_item_bytes(gather_dtype))
-    for bucket in layout.buckets:
-        if set(bucket.params) & set(muon):
-            momentum, gathered = at.momentum_bytes(bucket)
-            sizes.append(momentum * bucket.shard_size + gathered * (bucket.shard_size + bucket.padded))
-    return {"synchronous": 0, "naive": sum(sizes), "pipelined": max(sizes)}[schedule]
 
 
 def predict_work(strategy: str, layout: Layout, tp: int, muon: Collection[int]) -> dict[tuple[int, int], int]:

@@ -114,21 +114,12 @@ def plan_run(recipe: Recipe, dp: int, tp: int) -> tuple[Layout, list[int], MLP]:
 def predict_run(recipe: Recipe, dp: int, tp: int, rank: int) -> Ledger:
     """Return the ledger that training will have filled on `rank` of the grid; starts nothing."""
     layout, muon, model = plan_run(recipe, dp, tp)
-    where = divmod(rank, tp)
+    dp_rank, tp_rank = divmod(rank, tp)
+    at = (layout, tp, dp_rank, muon, recipe.strategy, recipe.gather_dtype, tp_rank, recipe.publish)
     run = Ledger()
     steps = Counter(is_whole(number, recipe.period) for number in range(recipe.steps))
     for whole, times in steps.items():  # those on whole matrices, and those on blocks
-        step = predict_step(
-            layout,
-            tp,
-            where[0],
-            muon,
-            recipe.strategy,
-            recipe.gather_dtype,
-            where[1],
-            recipe.publish,
-            None if whole else (),
-        )
+        step = predict_step(*at, whole=None if whole else ())
         for _ in range(recipe.micro_batches // dp):
             rows = recipe.batch // recipe.micro_batches
             model.predict_activations(step, rows, recipe.torch_dtype.itemsize, tp)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,14 @@ from distmuon.models.networks import MLP
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.overlap import OVERLAPS, OverlappedMuon, PipelinedMuon, Publishing, Worked
 from distmuon.optim.param_groups import split_parameters
+from distmuon.optim.strategies.costs import PlannedRank
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.collectives import Group, PendingWork
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import ITEM_BYTES, Layout
 from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.memory_tracker import StorageTracker
-from distmuon.verify.prediction import more_transient, predict_transient
+from distmuon.verify.prediction import predict_transient
 
 CASES: dict[str, Case] = {
     "small": SMALL,
@@ -104,6 +106,34 @@ def memory(grid: Grid, name: str, strategy: str) -> tuple[int, int]:
     bound = predict_transient(layout, grid.tp.size, grid.dp.rank, muon, strategy, compute_dtype=dtype)
     more = more_transient(name, layout, muon, strategy, tp=grid.tp.size, dp_rank=grid.dp.rank, compute_dtype=dtype)
     return tracker.peak, bound + more
+
+
+def more_transient(
+    schedule: str,
+    layout: Layout,
+    muon: Collection[int],
+    strategy: str = "gather_all",
+    gather_dtype: str | None = None,
+    **where: Any,
+) -> int:
+    """Return by how many bytes a schedule's transient memory may exceed that of the synchronous step.
+
+        w b + m (b + B)     for each bucket group that is gathered while another is worked on
+
+    with the signs of `gather_all.allocates`: the momentum's pieces, the shard, the gathered bucket. Pipelined, that is
+    one group, the largest; naive, all of them. gather_dtype: as given to DistributedMuon, by name.
+    Of other strategies, it is what a bucket group takes, once more for each that is under way: pipelined, one ahead and
+    one behind. where: tp, dp_rank and compute_dtype, as `predict_transient` takes them.
+    """
+    if strategy != "gather_all":
+        groups = {"synchronous": 0, "naive": len(layout.buckets), "pipelined": 2}[schedule]
+        return groups * predict_transient(layout, muon=muon, strategy=strategy, gather_dtype=gather_dtype, **where)
+    sizes, at = [0], PlannedRank(layout, frozenset(muon), item_bytes=ITEM_BYTES[gather_dtype] if gather_dtype else None)
+    for bucket in layout.buckets:
+        if set(bucket.params) & set(muon):
+            momentum, gathered = at.momentum_bytes(bucket)
+            sizes.append(momentum * bucket.shard_size + gathered * (bucket.shard_size + bucket.padded))
+    return {"synchronous": 0, "naive": sum(sizes), "pipelined": max(sizes)}[schedule]
 
 
 def compute_dtype(grid: Grid) -> str:

@@ -28,7 +28,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.memory_tracker import StorageTracker
-from distmuon.verify.prediction import more_transient, predict_transient
+from distmuon.verify.prediction import predict_transient
 
 each_pair = pytest.mark.parametrize("pair", work.PAIRS, ids=" ".join)
 on_two_grids = pytest.mark.parametrize(("dp", "tp"), [(3, 1), (2, 2)])
@@ -165,9 +165,9 @@ def test_the_memory_of_a_schedule_counts_bucket_groups_with_something_for_muon()
     specs = [ParamSpec(name, (8, 8), "float32") for name in "abc"]
     layout = plan(specs, dp=4, bucket_size=64)
     one = 4 * 16 + 2 * (16 + 64)  # pieces in float32; shard and bucket in bf16
-    assert [more_transient(name, layout, [0, 2]) for name in OVERLAPS] == [0, 2 * one, one]
-    assert more_transient("pipelined", layout, [0], gather_dtype="float32") == 4 * 16 + 4 * (16 + 64)
-    assert more_transient("pipelined", layout, []) == 0
+    assert [work.more_transient(name, layout, [0, 2]) for name in OVERLAPS] == [0, 2 * one, one]
+    assert work.more_transient("pipelined", layout, [0], gather_dtype="float32") == 4 * 16 + 4 * (16 + 64)
+    assert work.more_transient("pipelined", layout, []) == 0
 
 
 # ---- Waves ------------------------------------------------------------------------------------------------
