@@ -105,6 +105,7 @@ def examine(rank: int, size: int, source: str, name: str, folder: str, timeout: 
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")  # names may lead elsewhere
     adapter, store = load(source), dist.FileStore(f"{folder}/store", size)
     _meet(store, "here", rank, size, START)
     limit = datetime.timedelta(seconds=timeout)
