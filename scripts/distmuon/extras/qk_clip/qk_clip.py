@@ -24,9 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distmuon.extras.qk_clip.heads import AttentionHeads
-from distmuon.extras.qk_clip.logits import largest_logits
-from distmuon.extras.qk_clip.placed import PlacedHeads
+from distmuon.extras.qk_clip.heads import AttentionHeads, PlacedHeads
 from distmuon.optim.masters import MasterWeights
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.param_groups import named
@@ -40,6 +38,7 @@ from distmuon.sharding.precision import widest
 from distmuon.sharding.warning import warn_user
 
 LABEL = "largest logits"  # in ledgers
+CHUNK_NUMEL = 2**24  # logits that exist at a time: 32 MB in bf16
 VOTES = 3  # beside the logits: whether the step was skipped; a digest of the options, and the same with a minus
 
 
@@ -267,6 +266,41 @@ class Recorder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
+
+
+@torch.no_grad()
+def largest_logits(
+    query: Tensor,  # [batch, heads, length, d]
+    key: Tensor,  # [batch, key heads, key length, d]
+    is_causal: bool = False,
+    scale: float | None = None,
+    chunk_numel: int = CHUNK_NUMEL,
+) -> Tensor:  # [heads], in the widest dtype of the device
+    """Return scale * max q_i . k_j of each head, over the batch and over the pairs (i, j) that attention uses.
+
+    Fused attention does not return it, so queries and keys are multiplied once more.
+
+    is_causal, scale: what `scaled_dot_product_attention` was given: only keys j <= i count; 1 / sqrt(d) by default.
+    Fewer key heads are shared, as with its enable_gqa. A NaN makes its head's result NaN; -inf where there is no pair.
+    Source: Kimi K2 (Kimi Team 2025, arXiv 2507.20534), section 2.1, S_max^h.
+
+    Products are taken in the tensors' dtype, a chunk of queries at a time. It costs what attention's first product
+    costs: one matrix product beside attention's own two forward and five backward, half of it where causal.
+    """
+    batch, heads, length, width = query.shape
+    key_heads, keys = key.shape[1], key.shape[2]
+    found = query.new_full((key_heads, heads // key_heads), -torch.inf)  # [K, G]
+    if query.numel() and key.numel():
+        grouped, shared = query.unflatten(1, found.shape), key.unsqueeze(2).mT  # [B, K, G, L, d], [B, K, 1, d, S]
+        rows = max(1, chunk_numel // (batch * heads * keys))
+        for start in range(0, length, rows):
+            some, end = grouped[:, :, :, start : start + rows], min(start + rows, length)
+            logits = some @ (shared[..., :end] if is_causal else shared)  # [B, K, G, rows, S]
+            if is_causal:
+                later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(start + 1)
+                logits = logits.masked_fill(later, -torch.inf)
+            found = torch.maximum(found, logits.amax((0, 3, 4)))
+    return found.flatten().to(widest(found.device)) * (width**-0.5 if scale is None else scale)
 
 
 def _grid_of(optimizer: torch.optim.Optimizer, given: Any) -> Grid:
