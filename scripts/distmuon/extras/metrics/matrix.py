@@ -22,11 +22,11 @@ QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 class Orthogonality(NamedTuple):
-    """How near an update is to the polar factor. quantiles: of the singular values, at QUANTILES."""
+    """How near an update is to the polar factor, and its singular values, at QUANTILES."""
 
     error: float
     cosine: float
-    quantiles: tuple[float, ...]
+    singular_values: list[float]
 
 
 def update_of(before: Tensor, after: Tensor, lr: float, weight_decay: float) -> Tensor:
@@ -56,7 +56,7 @@ def orthogonality(
     """
     o, m = (x if x.shape[0] <= x.shape[1] else x.T for x in (exactly(update), exactly(fed)))
     if not (o.isfinite().all() and m.isfinite().all()):
-        return Orthogonality(torch.nan, torch.nan, (torch.nan,) * len(QUANTILES))
+        return Orthogonality(torch.nan, torch.nan, [torch.nan] * len(QUANTILES))
     squares = torch.linalg.eigvalsh(o @ o.T).clamp(min=0)  # s^2
     lengths, directions = torch.linalg.eigh(m @ m.T)
     noise = 1e-14 if o.dtype == torch.float64 else 1e-6
@@ -67,4 +67,4 @@ def orthogonality(
     cosine = common / (squares.sum() * kept.sum()).sqrt()
     levels = torch.tensor(QUANTILES, dtype=o.dtype, device=o.device)
     quantiles = squares.sqrt().quantile(levels)
-    return Orthogonality((squares - 1).square().mean().sqrt().item(), cosine.item(), tuple(quantiles.tolist()))
+    return Orthogonality((squares - 1).square().mean().sqrt().item(), cosine.item(), quantiles.tolist())

@@ -23,10 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from distmuon.extras.metrics.matrix import orthogonality
-from distmuon.extras.metrics.reductions import REDUCTIONS, all_reduce, local_sums, norms, of_table, row_of, update
+from distmuon.extras.metrics.matrix import orthogonality, update_of
 from distmuon.extras.metrics.stopwatch import Stopwatch
-from distmuon.extras.metrics.watched import WatchedOptimizer
+from distmuon.extras.metrics.watched import REDUCTIONS, WatchedOptimizer, of_table
 from distmuon.extras.metrics.writers import Writer
 from distmuon.optim.muon import momentum_, scale
 from distmuon.sharding.boxes import extent
@@ -47,9 +46,9 @@ class StepSnapshot:
     before: dict[int, Tensor]  # this rank's values, by parameter
     samples: list[Sample]
     momenta: dict[int, Tensor | None]  # of the parameters that are sampled
-    stopwatch: Stopwatch
     sent_bytes: int
     skipped_steps: int
+    stopwatch: Stopwatch
 
 
 class Metrics:
@@ -181,46 +180,47 @@ class Metrics:
             {index: view.values.clone() for index, view in enumerate(views) if view.values is not None},
             samples,
             {index: None if momentum is None else momentum.clone() for index, momentum in momenta.items()},
-            Stopwatch(self._watched.device),
             self._watched.sent_bytes,
             getattr(self.optimizer, "skipped_steps", 0),
+            Stopwatch(self._watched.device),
         )
-        self._underway.stopwatch.start()
 
     @torch.no_grad()
     def _observe(self, step: StepSnapshot) -> None:
         """Measure a step that has ended, let all ranks add up, write. Collective."""
         self._abandon()
-        watched, groups = self._watched, self.optimizer.param_groups
+        watched = self._watched
         views, sent_bytes = watched.views(), watched.sent_bytes - step.sent_bytes
         skipped = getattr(self.optimizer, "skipped_steps", 0) > step.skipped_steps
-        measured = [not skipped and float(group["lr"]) != 0 for group in groups]
+        measured = [not skipped and float(group["lr"]) != 0 for group in self.optimizer.param_groups]
         updates = self._updates(step, views, measured)
         fed = self._ns_input(step, views, updates)
         due = [(index, number) for index, number in step.samples if measured[watched.group_of[index]]]
         samples = {sample: self._gather(sample, views, updates, fed) for sample in due}
-        recorded = {name: float(value) for name, value in self._recorded.items()}
+        scalars = {name: float(value) for name, value in self._recorded.items()}
         self._recorded.clear()
-        row = row_of(watched, step.stopwatch.seconds(), sent_bytes, [recorded.get(n) for n in self._reductions])
-        sums, table = all_reduce(watched.world, local_sums(watched, views, updates), row)
-        sums[3] = watched.squared_gradients(sums[3])
+        recorded = [scalars.get(name) for name in self._reductions]
+        sums, table = watched.all_reduce(views, updates, step.stopwatch.seconds(), sent_bytes, recorded)
         self.latest = {
             "step": self.step,
             "time": time.time(),
             "optimizer": type(self.optimizer).__name__,
             "skipped": skipped,
-            **norms(views, sums, watched.group_of, groups, measured),
-            "samples": {_name_of(views, sample): _numbers(*pair) for sample, pair in samples.items() if pair},
+            **watched.norms(views, sums, measured),
+            "samples": {_name_of(views, s): orthogonality(*pair)._asdict() for s, pair in samples.items() if pair},
             **of_table(table, self._reductions),
         }
         self._write(self.latest)
 
     def _updates(self, step: StepSnapshot, views: Sequence[LocalView], measured: list[bool]) -> dict[int, Tensor]:
-        """Return the update of all values that had a gradient, and can be measured."""
+        """Return the update of all values that had a gradient, and can be measured, in float32 or wider."""
         found = {}
         for index, (view, number) in enumerate(zip(views, self._watched.group_of, strict=True)):
             if measured[number] and view.values is not None and view.gradient is not None:
-                found[index] = update(step.before[index], view.values, self.optimizer.param_groups[number])
+                group, before = self.optimizer.param_groups[number], step.before[index]
+                wide = torch.promote_types(before.dtype, torch.float32)
+                rates = float(group["lr"]), float(group.get("weight_decay", 0.0))
+                found[index] = update_of(before.to(wide), view.values.to(wide), *rates)
         return found
 
     def _abandon(self) -> None:
@@ -296,7 +296,9 @@ class Metrics:
         grid = Grid(world, Group("tp"), world, self._watched.device, Ledger())
         with raise_together(grid, "the metrics", "ask for the same on every rank"):
             self._check_arguments()
-        lines = [(name, repr(value)) for name, value in self._options().items()]
+        options = {"optimizer": type(self.optimizer).__name__, "every": self.every, "samples": self._samples}
+        options |= {"start": self.step, "scalars": self._reductions}
+        lines = [(name, repr(value)) for name, value in options.items()]
         lines += [(f"parameter {number}", name) for number, name in enumerate(self._watched.names)]
         check_same(grid, "metrics", lines, "ask for the same on every rank")
         if not self._first:
@@ -304,10 +306,6 @@ class Metrics:
         with raise_together(grid, "the writers", "give rank 0 what it can write to"):
             for writer in self._writers:
                 writer.open(self.step)
-
-    def _options(self) -> dict[str, Any]:
-        options = {"optimizer": type(self.optimizer).__name__, "every": self.every, "samples": self._samples}
-        return options | {"start": self.step, "scalars": self._reductions}
 
     def _check_arguments(self) -> None:
         for name, value, least in (("every", self.every, 1), ("samples", self._samples, 0), ("start", self.step, 0)):
@@ -330,8 +328,3 @@ class Metrics:
 def _name_of(views: Sequence[LocalView], sample: Sample) -> str:
     view = views[sample[0]]
     return view.name if len(view.matrices) == 1 else f"{view.name}[{sample[1]}]"
-
-
-def _numbers(moved: Tensor, fed: Tensor) -> dict[str, Any]:
-    found = orthogonality(moved, fed)
-    return {"error": found.error, "cosine": found.cosine, "singular_values": list(found.quantiles)}

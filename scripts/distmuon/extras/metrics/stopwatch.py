@@ -20,13 +20,11 @@ STEP = "step"  # all of it
 
 
 class Stopwatch:
-    """Times one step, from `start` to `stop`, and all work of a kind in it."""
+    """Times one step, from construction to `stop`, and all work of a kind in it."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu, self._spans = device.type == "cuda", list[tuple[str, Any, Any]]()
         self._open = contextlib.ExitStack()
-
-    def start(self) -> None:
         self._open.enter_context(self._span(STEP))
         self._open.enter_context(around_kinds(self._span))
 

@@ -4,25 +4,41 @@ DTensors                            all ranks of their mesh
 an optimizer with a grid            all ranks of the grid
 others that keep parts alone        all ranks there are
 whole parameters                    every rank for itself
+
+An observation is one all-reduce, in float64 where the device has it:
+
+    sums    [5, P]    of squares and counts of elements, for P parameters; each element is counted by one rank
+    table   [W, K]    K numbers of every rank in a row of its own: seconds, bytes, and what the user has recorded
+
+A row for every rank, because an all-reduce adds: so maxima travel in it, too. W rows of zeros but for one add exactly.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distmuon.extras.metrics.stopwatch import STEP
 from distmuon.optim.masters import local_views
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
+from distmuon.sharding.hooks import COMMUNICATION, NEWTON_SCHULZ
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.local_views import LocalView, local
 from distmuon.sharding.meshes import common_mesh, group_of
+from distmuon.sharding.precision import widest
 
 MOMENTA = ("momentum_buffer", "exp_avg")  # under which optimizers keep it
 PLACED_BY_TORCH = (torch.optim.Muon, torch.optim.AdamW)
+SUMS = ("update", "weight", "momentum", "gradient", "moved")  # four of squares; elements that have a gradient
+REDUCTIONS = ("max", "sum", "mean")
+OWN = (STEP, COMMUNICATION, NEWTON_SCHULZ, "sent_bytes", "first_of_tp")  # columns that are ours
 
 
 class WatchedOptimizer:
@@ -62,16 +78,97 @@ class WatchedOptimizer:
         state = self.optimizer.state.get(view.parameter, {})
         return next((local(state[name]) for name in MOMENTA if name in state), None)
 
-    def squared_gradients(self, summed: Tensor) -> Tensor:  # [P]
-        """Return the squared norms of the latest step's gradients: from before clipping, where the optimizer clips."""
-        statistics = getattr(self.optimizer, "statistics", None)
-        return summed if statistics is None else statistics.squared_norms
-
     @property
     def sent_bytes(self) -> int:
         """What the optimizer's ledger says has been sent; 0 for one that keeps none."""
         ledger = getattr(getattr(self.optimizer, "grid", self.optimizer), "ledger", None)
         return ledger.total().sent_bytes if isinstance(ledger, Ledger) else 0
+
+    def all_reduce(
+        self,
+        views: Sequence[LocalView],
+        updates: Mapping[int, Tensor],  # by parameter; of those that were moved
+        seconds: Mapping[str, float],
+        sent_bytes: int,
+        recorded: Sequence[float | None],  # the user's scalars on this rank
+    ) -> tuple[Tensor, Tensor]:  # [5, P], [W, K], on the CPU
+        """Return the sums over all ranks after a step, and the rows of all. Collective.
+
+        Gradients are those from before clipping, where the optimizer clips.
+        """
+        sums = torch.zeros(len(SUMS), len(views), dtype=widest(self.device), device=self.device)
+        for index, view in enumerate(views):
+            if view.counted and view.values is not None:
+                found = (updates.get(index), view.values, self.momentum_of(view), view.gradient)
+                for number, values in enumerate(found):
+                    if values is not None:
+                        sums[number, index] = torch.linalg.vector_norm(values, dtype=sums.dtype).square()
+                sums[-1, index] = 0 if view.gradient is None else view.values.numel()
+        row = [*(seconds.get(kind, 0.0) for kind in OWN[:3]), sent_bytes, float(self.first_of_tp)]
+        for value in recorded:  # two columns for each: whether it is there, and its value
+            row += [float(value is not None), value or 0.0]
+        table = sums.new_zeros(self.world.size, len(row))
+        table[self.world.rank] = sums.new_tensor(row)
+        both = self.world.all_reduce(torch.cat([sums.flatten(), table.flatten()]), "metrics").cpu()
+        total, rows = both.split([sums.numel(), table.numel()])
+        total = total.view_as(sums)
+        if (statistics := getattr(self.optimizer, "statistics", None)) is not None:
+            total[SUMS.index("gradient")] = statistics.squared_norms
+        return total, rows.view_as(table)
+
+    def norms(
+        self,
+        views: Sequence[LocalView],
+        sums: Tensor,  # [5, P]
+        measured: Sequence[bool],  # of each group, whether its updates could be measured
+    ) -> dict[str, Any]:
+        """Return {"totals", "groups", "parameters"}: RMS of update and weight, norms of momentum and gradient."""
+        rows = dict(zip(SUMS, sums.tolist(), strict=True))
+
+        def of(indices: Sequence[int]) -> dict[str, float | None]:
+            def total(name: str, among: Sequence[int] = indices) -> float:
+                return sum(rows[name][i] for i in among)
+
+            known = [i for i in indices if measured[self.group_of[i]]]
+            moved, numel = total("moved", known), sum(math.prod(views[i].shape) for i in indices)
+            return {
+                "update_rms": math.sqrt(total("update", known) / moved) if moved else None,
+                "weight_rms": math.sqrt(total("weight") / numel) if numel else None,
+                "momentum_norm": math.sqrt(total("momentum")),
+                "gradient_norm": math.sqrt(total("gradient")) if total("moved") else None,
+            }
+
+        groups = []
+        for number, group in enumerate(self.optimizer.param_groups):
+            members = [i for i, mine in enumerate(self.group_of) if mine == number]
+            groups.append({"algorithm": group.get("algorithm"), "lr": float(group["lr"]), **of(members)})
+        parameters = {view.name: of([i]) for i, view in enumerate(views)}
+        return {"totals": of(range(len(views))), "groups": groups, "parameters": parameters}
+
+
+def of_table(
+    table: Tensor,  # [W, K]
+    reductions: Mapping[str, str],  # of the scalars, in the order of the columns
+) -> dict[str, Any]:
+    """Return {"seconds", "communication", "newton_schulz", "sent_bytes", "scalars"} of all ranks.
+
+    Seconds and bytes are means over ranks; the two kinds are shares of the seconds. A scalar is NaN where it is on one
+    rank, None where no rank has recorded it.
+    """
+    seconds, communication, newton_schulz, sent_bytes, first_of_tp = table[:, : len(OWN)].unbind(1)
+    scalars: dict[str, float | None] = {}
+    for number, (name, how) in enumerate(reductions.items()):
+        first = len(OWN) + 2 * number
+        present, values = table[:, first : first + 2].unbind(1)
+        counts = (present > 0) & (first_of_tp > 0) if how == "sum" else present > 0
+        scalars[name] = getattr(values[counts], how)().item() if counts.any() else None
+    return {
+        "seconds": seconds.mean().item(),
+        COMMUNICATION: (communication.sum() / seconds.sum()).item(),
+        NEWTON_SCHULZ: (newton_schulz.sum() / seconds.sum()).item(),
+        "sent_bytes": sent_bytes.mean().item(),
+        "scalars": scalars,
+    }
 
 
 def _ranks_of(optimizer: torch.optim.Optimizer, views: list[LocalView]) -> tuple[Group, torch.device, bool]:

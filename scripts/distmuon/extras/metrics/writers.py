@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -65,9 +66,11 @@ class JsonLines:
         """Make the file, or go on in it; raises ValueError for a file that holds something else."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        size = os.fstat(self._file).st_size
-        whole = size and self._end_of_last_line(size)
-        beginnings = [os.pread(self._file, len(BEGINNING), place) for place in (0, whole) if place < size]
+        size, whole, beginnings = os.fstat(self._file).st_size, 0, list[bytes]()
+        if size:
+            with mmap.mmap(self._file, size, access=mmap.ACCESS_READ) as held:
+                whole = held.rfind(b"\n") + 1
+                beginnings = [held[place : place + len(BEGINNING)] for place in (0, whole) if place < size]
         if not all(BEGINNING.startswith(found) for found in beginnings):
             self.close()
             raise ValueError(f"{self.path} holds something else than observations; name another file.")
@@ -82,16 +85,6 @@ class JsonLines:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
-
-    def _end_of_last_line(self, size: int) -> int:
-        """Return how many bytes whole lines take; read from the end, since the file may be long."""
-        end, step = size, 1 << 16
-        while end:
-            begin = max(0, end - step)
-            if (at := os.pread(self._file, end - begin, begin).rfind(b"\n")) >= 0:
-                return begin + at + 1
-            end = begin
-        return 0
 
 
 class TensorBoard:

@@ -346,7 +346,7 @@ def test_a_matrix_that_is_not_finite_or_has_no_full_rank() -> None:
     assert orthogonality(o, m).cosine == pytest.approx(wanted.item(), rel=1e-6)
     exact = orthogonality(polar, m)
     assert exact.cosine == pytest.approx(1, rel=1e-6)
-    assert exact.quantiles[-1] == pytest.approx(1, rel=1e-6)
+    assert exact.singular_values[-1] == pytest.approx(1, rel=1e-6)
     assert orthogonality(o.T, m.T).cosine == pytest.approx(wanted.item(), rel=1e-6)
 
 
