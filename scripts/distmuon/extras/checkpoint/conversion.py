@@ -1,4 +1,4 @@
-"""What loading a checkpoint will change in a training, found right before any of it is changed.
+"""What loading a checkpoint will change in a training, and what it refuses.
 
 Parameters are matched by name, whatever their order and groups. A group takes the options that its parameters were
 trained with, of its own algorithm (see `algorithms`), and refuses where these were several. The numbers of a state may
@@ -8,8 +8,7 @@ become wider, which is exact, and never narrower.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from distmuon.extras.checkpoint.algorithms import algorithm_of, check_algorithm, name_of, options_for
 from distmuon.extras.checkpoint.files import CheckpointError
-from distmuon.extras.checkpoint.manifest import FIRST_FORMAT, MODEL, OPTIMIZER, Manifest, StoredGroup, StoredTensor
-from distmuon.extras.checkpoint.shard_view import ShardView
-from distmuon.extras.checkpoint.tensors import LiveTensors, Owned
+from distmuon.extras.checkpoint.manifest import FIRST_FORMAT, MODEL, OPTIMIZER, Manifest, StoredTensor
+from distmuon.extras.checkpoint.tensors import LiveTensors, Owned, ShardView
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.states import MASTER_WEIGHT, STATE_KEYS, plain_name, without_wrappers
 from distmuon.sharding.buffers import dtype_name
@@ -27,39 +25,48 @@ from distmuon.sharding.buffers import dtype_name
 SCALAR = "step"  # kept where torch keeps it: on the host, but for capturable and fused optimizers
 
 
-# ---- What loading will do ---------------------------------------------------------------------------------
-
-
-class Move(NamedTuple):
-    """A tensor on its way: the memory that it is to reach, and the host's memory that it is read into first."""
-
-    live: ShardView
-    staged: ShardView
-
-
-@dataclass
 class Loading:
-    """All that a checkpoint will change, found right before any of it is changed.
+    """All that a checkpoint will change in a training, found right before any of it is changed.
 
-    said: sentences on what is not quite as it was saved. followers: parameters of which no master weights were saved,
-        so that the optimizer's values, where they are a copy, become what the parameters are.
+    Raises CheckpointError, naming what differs, where it would be another training.
+
+    stored: the checkpoint's tensors, by the names that the training has for them.
+    live, staged: by name, the memory that each is to reach, and the host's memory that it is read into first.
+    said: sentences on what is not quite as it was saved.
     """
 
-    stored: dict[str, StoredTensor]
-    moves: dict[str, Move] = field(default_factory=dict)
-    states: list[tuple[Owned, dict[str, Tensor]]] = field(default_factory=list)
-    followers: list[Owned] = field(default_factory=list)
-    without_masters: bool = False
-    options: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
-    steps: list[tuple[ShardedOptimizer, int]] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    def __init__(self, manifest: Manifest, training: LiveTensors) -> None:
+        self.training = training
+        manifest = _in_plain_names(manifest, training)
+        self.stored, self.groups = manifest.tensors, manifest.groups
+        self.live: dict[str, ShardView] = {}
+        self.staged: dict[str, ShardView] = {}
+        self.said: list[str] = []
+        self._states: list[tuple[Owned, dict[str, Tensor]]] = []
+        self._followers: list[Owned] = []  # whose masters were not saved: what are copies follow the parameters
+        self._without_masters = False
+        self._options: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._steps: list[tuple[ShardedOptimizer, int]] = []
+        self._match_model()
+        if training.optimizers:
+            kept: dict[str, dict[str, StoredTensor]] = {}
+            for name, stored in self.stored.items():
+                owner, _, key = name.rpartition("/")
+                kept.setdefault(owner, {})[key] = stored
+            self._match_groups(kept)
+            for owned in training.owned:
+                self._match_state(kept.get(f"{OPTIMIZER}/{owned.name}", {}), owned)
+            if self._without_masters:
+                self.said.append("it keeps no master weights, so they are made from the parameters that it has")
+            if any(live.dtype != self.staged[name].dtype for name, live in self.live.items()):
+                self.said.append("its state is kept in a wider dtype from now on")
 
-    def check_ties(self, training: LiveTensors) -> None:
+    def check_ties(self) -> None:
         """Raise CheckpointError where what is one tensor here was two in the checkpoint, once both are read."""
         first: dict[int, str] = {}
-        for name, value in training.live.items():
+        for name, value in self.training.live.items():
             other = first.setdefault(id(value), name)
-            one, two = (self.moves[f"{MODEL}/{each}"].staged for each in (other, name))
+            one, two = (self.staged[f"{MODEL}/{each}"] for each in (other, name))
             if other != name and not _same_bits(one, two):
                 raise CheckpointError(
                     f"{other!r} and {name!r} are one tensor here, and two in the checkpoint; untie them, or load one "
@@ -67,148 +74,120 @@ class Loading:
                 )
 
     @torch.no_grad()
-    def commit(self, training: LiveTensors) -> None:
+    def commit(self) -> None:
         """Change everything, from memory alone."""
-        for move in self.moves.values():
-            move.live.copy_from(move.staged)
-        for owned, state in self.states:
+        for name, live in self.live.items():
+            live.copy_from(self.staged[name])
+        for owned, state in self._states:
             kept = owned.optimizer.state[owned.tensor]
             kept.clear()
             kept.update(state)
-        for owned in self.followers:
+        for owned in self._followers:
             owned.view.follow_parameter_()
-        for group, options in self.options:
+        for group, options in self._options:
             group.update(options)
-        for optimizer, steps in self.steps:
+        for optimizer, steps in self._steps:
             optimizer.steps = steps
 
-
-def plan_loading(manifest: Manifest, training: LiveTensors) -> Loading:
-    """Return what loading will do. Raises CheckpointError, naming what differs, where it would be another training."""
-    tensors, groups = _in_plain_names(manifest, training)
-    loading = Loading(tensors)
-    _match_model(loading, training)
-    if training.optimizers:
-        kept: dict[str, dict[str, StoredTensor]] = {}
-        for name, stored in tensors.items():
-            owner, _, key = name.rpartition("/")
-            kept.setdefault(owner, {})[key] = stored
-        _match_groups(loading, groups, kept, training)
-        for owned in training.owned:
-            _match_state(loading, kept.get(f"{OPTIMIZER}/{owned.name}", {}), owned)
-        if loading.without_masters:
-            loading.said.append("it keeps no master weights, so they are made from the parameters that it has")
-        if any(
-            name.startswith(f"{OPTIMIZER}/") and move.live.dtype != move.staged.dtype
-            for name, move in loading.moves.items()
-        ):
-            loading.said.append("its state is kept in a wider dtype from now on")
-    return loading
-
-
-def _in_plain_names(manifest: Manifest, training: LiveTensors) -> tuple[dict[str, StoredTensor], Sequence[StoredGroup]]:
-    """Return tensors and groups by names without wrappers, which the first format kept; as they are where that fits."""
-    ours = {f"{MODEL}/{name}" for name in training.boxes}
-    renamings = (str, without_wrappers, plain_name) if manifest.format == FIRST_FORMAT else (str,)
-    for renamed in renamings:
-        tensors = {}
-        for name, tensor in manifest.tensors.items():
-            kind, _, rest = name.partition("/")
-            tensors[f"{kind}/{renamed(rest)}"] = tensor
-        if ours <= tensors.keys():
-            groups = [g._replace(parameters=tuple(map(renamed, g.parameters))) for g in manifest.groups]
-            return tensors, groups
-    return manifest.tensors, manifest.groups
-
-
-def _match_model(loading: Loading, training: LiveTensors) -> None:
-    """Every tensor of the model is there, with its shape and dtype, and the checkpoint has no more of them."""
-    for short, boxed in training.boxes.items():
-        name = f"{MODEL}/{short}"
-        if (found := loading.stored.get(name)) is None:
-            raise CheckpointError(f"the checkpoint lacks {name!r}; load one of the same model.")
-        if (found.shape, found.dtype) != (tuple(boxed.shape), boxed.dtype):
+    def _move(self, name: str, live: ShardView) -> None:
+        """Let a stored tensor reach this memory, if it is of the same shape."""
+        stored = self.stored[name]
+        same_dtype = stored.dtype == live.dtype or name.startswith(f"{OPTIMIZER}/")
+        if tuple(live.shape) != stored.shape or not same_dtype:
             raise CheckpointError(
-                f"{name!r} is {_looks(found.dtype, found.shape)} in the checkpoint and "
-                f"{_looks(boxed.dtype, boxed.shape)} here; load one of the same model."
-            )
-        loading.moves[name] = Move(boxed, boxed.blank(found.dtype))
-    for name in loading.stored:
-        if name.startswith(f"{MODEL}/") and name not in loading.moves:
-            raise CheckpointError(f"the checkpoint has {name!r}, which the model has not; load one of the same model.")
-
-
-# ---- Groups -----------------------------------------------------------------------------------------------
-
-
-def _match_groups(
-    loading: Loading, groups: Sequence[StoredGroup], kept: Mapping[str, Any], training: LiveTensors
-) -> None:
-    """Give every group the options of its parameters, found by name."""
-    if not groups:
-        raise CheckpointError(
-            "the checkpoint keeps weights alone; load them without an optimizer: load(folder, model)."
-        )
-    saved = {name: group for group in groups for name in group.parameters}
-    here = {owned.name: owned.tensor for owned in training.owned}
-    for name in sorted(saved.keys() ^ here.keys()):
-        never_trained = not here[name].requires_grad if name in here else not kept.get(f"{OPTIMIZER}/{name}")
-        if not never_trained:
-            raise CheckpointError(
-                "the checkpoint has other parameters in its groups than the optimizer: "
-                f"{name!r} is in one of them alone."
-            )
-    known = [owned for owned in training.owned if owned.name in saved]
-    made_by = {(saved[owned.name].made_by, name_of(owned.optimizer)) for owned in known}
-    if others := sorted(f"{was} (now {now})" for was, now in made_by if was not in (None, now)):
-        loading.said.append(
-            f"its state was made by {', '.join(others)}, by the same algorithm for every parameter, and is converted"
-        )
-    divided = []
-    for optimizer in training.optimizers:
-        steps: list[int] = []
-        for group in optimizer.param_groups:
-            members = [owned for owned in known if owned.group is group]
-            for owned in members:
-                check_algorithm(saved[owned.name], owned)
-            if not members:
-                continue  # of no parameter, or of frozen ones: it keeps its own options
-            sources = {id(saved[owned.name]): saved[owned.name] for owned in members}
-            loading.options.append((group, options_for(list(sources.values()), members[0])))
-            steps += [source.steps or 0 for source in sources.values()]
-            divided.append({owned.name for owned in members})
-        if isinstance(optimizer, ShardedOptimizer):
-            loading.steps.append((optimizer, max(steps, default=0)))  # MuonW, which may have saved this, does not count
-    if any(here.keys() & group.parameters not in divided for group in groups if here.keys() & group.parameters):
-        loading.said.append("its groups were divided otherwise; parameters are matched by name")
-
-
-# ---- States -----------------------------------------------------------------------------------------------
-
-
-def _match_state(loading: Loading, found: Mapping[str, StoredTensor], owned: Owned) -> None:
-    """Find memory for what is kept of a parameter: the optimizer's own where it fits, else new."""
-    begin = f"{OPTIMIZER}/{owned.name}/"
-    _check_keys(found, owned)
-    if owned.view.values is None:
-        return
-    now, state = owned.state, {}
-    for key, stored in found.items():
-        tensor = _memory_for(key, stored, now.get(key), owned)
-        live = owned.shard_view(key, tensor)
-        if tuple(live.shape) != stored.shape:
-            raise CheckpointError(
-                f"{begin + key!r} is {_looks(stored.dtype, stored.shape)} in the checkpoint and "
+                f"{name!r} is {_looks(stored.dtype, stored.shape)} in the checkpoint and "
                 f"{_looks(live.dtype, live.shape)} here; load one of the same model."
             )
-        state[key] = tensor
-        loading.moves[begin + key] = Move(live, live.blank(stored.dtype))
-    if MASTER_WEIGHT not in found:
-        state |= {MASTER_WEIGHT: now[MASTER_WEIGHT]} if MASTER_WEIGHT in now else {}
-        loading.followers.append(owned)
-        loading.without_masters |= bool(found) and owned.view.keeps_master
-    if state or now:
-        loading.states.append((owned, state))
+        self.live[name], self.staged[name] = live, live.blank(stored.dtype)
+
+    def _match_model(self) -> None:
+        """Every tensor of the model is there, with its shape and dtype, and the checkpoint has no more of them."""
+        for short, boxed in self.training.boxes.items():
+            name = f"{MODEL}/{short}"
+            if name not in self.stored:
+                raise CheckpointError(f"the checkpoint lacks {name!r}; load one of the same model.")
+            self._move(name, boxed)
+        for name in self.stored:
+            if name.startswith(f"{MODEL}/") and name not in self.live:
+                raise CheckpointError(
+                    f"the checkpoint has {name!r}, which the model has not; load one of the same model."
+                )
+
+    def _match_groups(self, kept: Mapping[str, Any]) -> None:
+        """Give every group the options of its parameters, found by name."""
+        if not self.groups:
+            raise CheckpointError(
+                "the checkpoint keeps weights alone; load them without an optimizer: load(folder, model)."
+            )
+        saved = {name: group for group in self.groups for name in group.parameters}
+        here = {owned.name: owned.tensor for owned in self.training.owned}
+        for name in sorted(saved.keys() ^ here.keys()):
+            never_trained = not here[name].requires_grad if name in here else not kept.get(f"{OPTIMIZER}/{name}")
+            if not never_trained:
+                raise CheckpointError(
+                    "the checkpoint has other parameters in its groups than the optimizer: "
+                    f"{name!r} is in one of them alone."
+                )
+        known = [owned for owned in self.training.owned if owned.name in saved]
+        made_by = {(saved[owned.name].made_by, name_of(owned.optimizer)) for owned in known}
+        if others := sorted(f"{was} (now {now})" for was, now in made_by if was not in (None, now)):
+            self.said.append(
+                f"its state was made by {', '.join(others)}, by the same algorithm for every parameter, and is "
+                "converted"
+            )
+        divided = []
+        for optimizer in self.training.optimizers:
+            steps: list[int] = []
+            for group in optimizer.param_groups:
+                members = [owned for owned in known if owned.group is group]
+                for owned in members:
+                    check_algorithm(saved[owned.name], owned)
+                if not members:
+                    continue  # of no parameter, or of frozen ones: it keeps its own options
+                sources = {id(saved[owned.name]): saved[owned.name] for owned in members}
+                self._options.append((group, options_for(list(sources.values()), members[0])))
+                steps += [source.steps or 0 for source in sources.values()]
+                divided.append({owned.name for owned in members})
+            if isinstance(optimizer, ShardedOptimizer):
+                # MuonW, which may have saved this, does not count
+                self._steps.append((optimizer, max(steps, default=0)))
+        together = [here.keys() & group.parameters for group in self.groups]
+        if any(names and names not in divided for names in together):
+            self.said.append("its groups were divided otherwise; parameters are matched by name")
+
+    def _match_state(self, found: Mapping[str, StoredTensor], owned: Owned) -> None:
+        """Find memory for what is kept of a parameter: the optimizer's own where it fits, else new."""
+        _check_keys(found, owned)
+        if owned.view.values is None:
+            return
+        now, state = owned.state, {}
+        for key, stored in found.items():
+            state[key] = _memory_for(key, stored, now.get(key), owned)
+            self._move(f"{OPTIMIZER}/{owned.name}/{key}", owned.shard_view(key, state[key]))
+        if MASTER_WEIGHT not in found:
+            state |= {MASTER_WEIGHT: now[MASTER_WEIGHT]} if MASTER_WEIGHT in now else {}
+            self._followers.append(owned)
+            self._without_masters |= bool(found) and owned.view.keeps_master
+        if state or now:
+            self._states.append((owned, state))
+
+
+# ---- What fits ----------------------------------------------------------------------------------------------
+
+
+def _in_plain_names(manifest: Manifest, training: LiveTensors) -> Manifest:
+    """Return a manifest by names without wrappers, which the first format kept; as it is where that fits."""
+    ours = {f"{MODEL}/{name}" for name in training.boxes}
+    if manifest.format == FIRST_FORMAT and not ours <= manifest.tensors.keys():
+        for renamed in (without_wrappers, plain_name):
+            tensors = {}
+            for name, tensor in manifest.tensors.items():
+                kind, _, rest = name.partition("/")
+                tensors[f"{kind}/{renamed(rest)}"] = tensor
+            if ours <= tensors.keys():
+                groups = [g._replace(parameters=tuple(map(renamed, g.parameters))) for g in manifest.groups]
+                return manifest._replace(tensors=tensors, groups=groups)
+    return manifest
 
 
 def _check_keys(found: Mapping[str, StoredTensor], owned: Owned) -> None:

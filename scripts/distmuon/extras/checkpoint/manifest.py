@@ -124,6 +124,15 @@ def digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def signed_text(content: dict[str, Any]) -> str:
+    """Return a manifest as it is written. Raises CheckpointError where loading would refuse it: then it is too late."""
+    try:
+        parse(json.loads(json.dumps(content)))
+    except ValueError as error:
+        raise CheckpointError(f"it could not be loaded again: {error}; report this, with your model.") from None
+    return json.dumps(content | {"sha256": digest(content)}, indent=1)
+
+
 def as_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return what reading will find. Raises CheckpointError for what JSON does not hold."""
     try:

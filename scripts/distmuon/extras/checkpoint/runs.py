@@ -18,10 +18,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from distmuon.extras.checkpoint import ranks
-from distmuon.extras.checkpoint.files import CheckpointError, place
-from distmuon.extras.checkpoint.locks import Lock, is_free
-from distmuon.extras.checkpoint.save_and_load import LOCK, UNFINISHED, load
+from distmuon.extras.checkpoint.files import CheckpointError, Lock, is_free, place
+from distmuon.extras.checkpoint.save_and_load import LOCK, UNFINISHED, load, on_rank_0
 from distmuon.extras.checkpoint.tensors import Optimizers
 
 NAME = re.compile(r"step-(\d+)")
@@ -49,17 +47,16 @@ def claim(run: str | Path) -> Iterator[None]:
     Raises CheckpointError on all ranks where another training has it: two would mix their checkpoints and metrics.
     Collective at the beginning; a rank may leave the block by itself.
     """
+    folder, locks = place(run), list[Lock]()
 
     def taken(holder: str) -> str:
-        return f"{place(run)} is in use by another training, {holder}; wait for it, or give this one another folder."
-
-    locks: list[Lock] = []
+        return f"{folder} is in use by another training, {holder}; wait for it, or give this one another folder."
 
     def take() -> None:
-        place(run).mkdir(parents=True, exist_ok=True)
-        locks.append(Lock(place(run) / CLAIM, taken))
+        folder.mkdir(parents=True, exist_ok=True)
+        locks.append(Lock(folder / CLAIM, taken))
 
-    ranks.on_rank_0(take)
+    on_rank_0(take)
     try:
         yield
     finally:
@@ -86,14 +83,14 @@ def load_newest(run: str | Path, model: nn.Module, optimizer: Optimizers = None)
     names another folder.
     """
     refused: list[str] = []
-    steps = ranks.on_rank_0(lambda: saved_steps(run))
+    steps = on_rank_0(lambda: saved_steps(run))
     for step in steps:
         try:
             notes = load(at_step(run, step), model, optimizer)
         except CheckpointError as error:
             refused.append(str(error))
             continue
-        ranks.on_rank_0(lambda: _set_aside(run, steps[: len(refused)]))
+        on_rank_0(lambda: _set_aside(run, steps[: len(refused)]))
         return Loaded(step, notes, refused)
     if refused:
         more = f", and {len(refused) - 1} older ones likewise" if len(refused) > 1 else ""

@@ -12,15 +12,16 @@ and `to_torch`.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,16 +30,15 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from distmuon.extras.checkpoint.algorithms import groups_to_keep
-from distmuon.extras.checkpoint.conversion import plan_loading
-from distmuon.extras.checkpoint.files import CheckpointError, in_words, place
-from distmuon.extras.checkpoint.locks import Lock
+from distmuon.extras.checkpoint.conversion import Loading
+from distmuon.extras.checkpoint.files import CheckpointError, Lock, in_words, place
 from distmuon.extras.checkpoint.manifest import MODEL, as_json, read_manifest
-from distmuon.extras.checkpoint.ranks import on_rank_0, raise_together, rank, ranks, refusing, several
-from distmuon.extras.checkpoint.shard_view import ShardView
 from distmuon.extras.checkpoint.storage import ManifestWriter, check_files, read_into, whole_tensors
-from distmuon.extras.checkpoint.tensors import LiveTensors, Optimizers
+from distmuon.extras.checkpoint.tensors import LiveTensors, Optimizers, ShardView
 from distmuon.optim.param_groups import reshard
 from distmuon.sharding.warning import warn_user
+
+Result = TypeVar("Result")
 
 UNFINISHED = ".unfinished-"
 LOCK = ".lock-"
@@ -59,7 +59,7 @@ def save(
     """
     found, writer = _begin(folder, model, optimizer, notes)
     try:
-        dcp.save(found, storage_writer=writer, no_dist=not several())
+        dcp.save(found, storage_writer=writer, no_dist=ranks() == 1)
     except CheckpointException as error:
         _discard(writer)
         raise CheckpointError(_words_of(writer, error)) from error
@@ -78,7 +78,7 @@ def async_save(
     copy takes as much of the host's memory as this rank saves.
     """
     found, writer = _begin(folder, model, optimizer, notes)
-    group = _background_group() if several() else None
+    group = _background_group() if ranks() > 1 else None
     try:
         written: Any = dcp.async_save(found, storage_writer=writer, process_group=group, no_dist=group is None)
     except BaseException:
@@ -104,14 +104,14 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizers = None) -> 
     raise_together(lambda: check_files(source, manifest, rank(), ranks()))
     reshard(model)
     training = raise_together(lambda: LiveTensors(model, optimizer))
-    loading = raise_together(lambda: plan_loading(manifest, training))
+    loading = raise_together(lambda: Loading(manifest, training))
 
     def read() -> None:
-        read_into(source, loading.stored, {name: move.staged for name, move in loading.moves.items()})
-        loading.check_ties(training)
+        read_into(source, loading.stored, loading.staged)
+        loading.check_ties()
 
     raise_together(read)
-    loading.commit(training)
+    loading.commit()
     if loading.said and rank() == 0:
         warn_user(f"{source}: {'; '.join(loading.said)}.")
     return manifest.notes
@@ -189,11 +189,10 @@ def _prepare(target: Path, locks: list[Lock]) -> str:
 
 def lock_of(target: Path) -> Lock:
     """Return a lock on the name of a checkpoint. Raises CheckpointError where another process is saving it."""
-
-    def taken(holder: str) -> str:
-        return f"{target} is being saved by {holder} now; wait for it, or name another folder."
-
-    return Lock(target.with_name(LOCK + target.name), taken)
+    return Lock(
+        target.with_name(LOCK + target.name),
+        lambda holder: f"{target} is being saved by {holder} now; wait for it, or name another folder.",
+    )
 
 
 def _discard(writer: ManifestWriter) -> None:
@@ -229,3 +228,51 @@ def _background_group() -> dist.ProcessGroup:
         limit = everybody._get_backend(everybody._device_types[0]).options._timeout
         _background.update(of=everybody, group=dist.new_group(backend="gloo", timeout=limit, group_desc="checkpoint"))
     return _background["group"]
+
+
+# ---- What all ranks do together ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Let whatever is raised inside be a CheckpointError: a file system's refusal, a damaged file, no memory."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{type(error).__name__}: {in_words(error)}.") from error
+
+
+def raise_together(act: Callable[[], Result]) -> Result:
+    """Return what `act` returns; where any rank raises, all raise CheckpointError with the first one's words."""
+    result, words = None, None
+    try:
+        with refusing():
+            result = act()
+    except CheckpointError as error:
+        if ranks() == 1:
+            raise
+        words = str(error)
+    if ranks() > 1:
+        everybody: list[str | None] = [None] * ranks()
+        dist.all_gather_object(everybody, words)
+        if said := [theirs for theirs in everybody if theirs is not None]:
+            raise CheckpointError(said[0])
+    return result  # type: ignore[return-value]
+
+
+def on_rank_0(act: Callable[[], Result]) -> Result:
+    """Let rank 0 act; return to all ranks what it got."""
+    found = [raise_together(lambda: act() if rank() == 0 else None)]
+    if ranks() > 1:
+        dist.broadcast_object_list(found, src=0)
+    return found[0]  # type: ignore[return-value]
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

@@ -10,12 +10,10 @@ bit that has flipped; sha256 does.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,19 +26,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from distmuon.extras.checkpoint.files import CheckpointError, in_words, open_plain, sha256, sync
-from distmuon.extras.checkpoint.locks import Lock
-from distmuon.extras.checkpoint.manifest import (
-    FORMAT,
-    MANIFEST,
-    Chunk,
-    Manifest,
-    StoredFile,
-    StoredTensor,
-    digest,
-    parse,
-)
-from distmuon.extras.checkpoint.shard_view import ShardView
+from distmuon.extras.checkpoint.files import CheckpointError, Lock, in_words, open_plain, sha256, sync
+from distmuon.extras.checkpoint.manifest import FORMAT, MANIFEST, Chunk, Manifest, StoredFile, StoredTensor, signed_text
+from distmuon.extras.checkpoint.tensors import ShardView
 from distmuon.sharding.boxes import all_of, extent, overlap, within
 from distmuon.sharding.buffers import dtype_name
 
@@ -84,12 +72,8 @@ class ManifestWriter(FileSystemWriter):
             file = Path(self.path, name)
             signed[name] = StoredFile(file.stat().st_size, sha256(file))
         done: Future[list[WriteResult]] = Future()
-        done.set_result(
-            [
-                replace(result, storage_data=(result.storage_data, signed[result.storage_data.relative_path]))
-                for result in written
-            ]
-        )
+        both = [(result.storage_data, signed[result.storage_data.relative_path]) for result in written]
+        done.set_result([replace(result, storage_data=pair) for result, pair in zip(written, both, strict=True)])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -113,22 +97,12 @@ class ManifestWriter(FileSystemWriter):
         listed = {name: list(files[name]) for name in sorted(files)}
         manifest = {"format": FORMAT, "torch": torch.__version__, "tensors": tensors, "files": listed}
         manifest["notes"] = self.notes
-        text = json.dumps(manifest | {"sha256": digest(manifest)}, indent=1)
-        self.check_it_can_be_loaded(text)
+        text = signed_text(manifest)
         with open(Path(self.path, MANIFEST), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         self.publish()
-
-    def check_it_can_be_loaded(self, text: str) -> None:
-        """Look at the manifest as `load` will: what is found wrong at the first restart comes too late."""
-        try:
-            manifest = json.loads(text)
-            manifest.pop("sha256")
-            parse(manifest)
-        except ValueError as error:
-            raise CheckpointError(f"it could not be loaded again: {error}; report this, with your model.") from None
 
     def publish(self) -> None:
         """Let the folder appear under its name, now that all of it is on the disk."""
@@ -173,8 +147,13 @@ def read_into(folder: Path, stored: Mapping[str, StoredTensor], wanted: Mapping[
         with open_plain(folder / file) as stream:
             for chunk, name in sorted(chunks, key=lambda pair: pair[0].offset):
                 stream.seek(chunk.offset)
-                with _named(folder / file, name):
+                try:
                     tensor = _tensor_in(stream.read(chunk.length), stored[name].dtype, extent(chunk.box))
+                except Exception as error:
+                    raise CheckpointError(
+                        f"{folder / file} cannot give its chunk of {name!r}: {in_words(error)}; take another "
+                        "checkpoint."
+                    ) from error
                 for box, values in wanted[name].held.values():
                     if (common := overlap(box, chunk.box)) is not None:
                         values[within(common, box)].copy_(tensor[within(common, chunk.box)])
@@ -186,17 +165,6 @@ def whole_tensors(folder: Path, manifest: Manifest, names: Iterable[str]) -> dic
     boxes = {name: ShardView(value.shape, value.dtype, [(all_of(value.shape), value)]) for name, value in found.items()}
     read_into(folder, manifest.tensors, boxes)
     return found
-
-
-@contextlib.contextmanager
-def _named(file: Path, name: str) -> Iterator[None]:
-    """Let a chunk that cannot be read be refused by name."""
-    try:
-        yield
-    except Exception as error:
-        raise CheckpointError(
-            f"{file} cannot give its chunk of {name!r}: {in_words(error)}; take another checkpoint."
-        ) from error
 
 
 def _tensor_in(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

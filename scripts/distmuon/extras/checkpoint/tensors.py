@@ -2,24 +2,30 @@
 
 model/blocks.0.up.weight                         a parameter or a buffer of the model
 optimizer/blocks.0.up.weight/momentum_buffer     what its optimizer keeps of it
+
+A DTensor's shard, a TP-local block and ZeRO-1's flat run of a block all become boxes of one tensor (see
+`local_views`), so that a state which one grid has saved is loaded by any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.extras.checkpoint.manifest import DTYPES, MODEL, OPTIMIZER
-from distmuon.extras.checkpoint.names import plain_names
-from distmuon.extras.checkpoint.shard_view import ShardView
 from distmuon.optim.masters import local_views
-from distmuon.optim.states import MASTER_WEIGHT
+from distmuon.optim.states import MASTER_WEIGHT, PARALLEL, WRAPPERS
+from distmuon.sharding.boxes import Box, extent, volume
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ParamSpec
@@ -29,6 +35,65 @@ from distmuon.sharding.tensor_parallel import tp_split_dim
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 EXTRA_STATE = "_extra_state"  # torch's name for what get_extra_state returns
+
+
+class ShardView(Tensor):
+    """A global tensor, and this rank's boxes of it with their values, in memory that loading writes to.
+
+    It speaks the protocol (`_Checkpointable`) by which torch.distributed.checkpoint asks a DTensor which chunks of a
+    global tensor it has, wherever they come from. It has no values of its own: nothing can be computed with it.
+    """
+
+    held: dict[tuple[int, ...], tuple[Box, Tensor]]  # by where each box begins
+
+    @staticmethod
+    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, held: Sequence[tuple[Box, Tensor]]) -> ShardView:
+        made = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)  # type: ignore[attr-defined]
+        made.held = {tuple(side.start for side in box): (box, value) for box, value in held if volume(box)}
+        return made
+
+    def copied(self) -> ShardView:
+        """Return the same boxes with values of their own, in the host's memory."""
+        found = self.blank(self.dtype)
+        found.copy_from(self)
+        return found
+
+    def blank(self, dtype: torch.dtype) -> ShardView:
+        """Return the same boxes with memory of their own, in the host, yet to be filled."""
+        held = [(box, torch.empty_like(value, dtype=dtype, device="cpu")) for box, value in self.held.values()]
+        return ShardView(self.shape, dtype, held)
+
+    def copy_from(self, other: ShardView) -> None:
+        """Take the values of the same boxes, into the memory of these."""
+        for begin, (_, value) in self.held.items():
+            value.copy_(other.held[begin][1])
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError(f"{func} of a ShardView tensor: it only says where its values lie.")
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        size = self.size()
+        return [
+            WriteItem(
+                index=MetadataIndex(name, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=TensorProperties(dtype=self.dtype), size=size),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [
+            ChunkStorageMetadata(torch.Size(offsets), torch.Size(extent(box)))
+            for offsets, (box, _) in self.held.items()
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        assert index.offset is not None
+        return self.held[tuple(index.offset)][1]
 
 
 class Owned(NamedTuple):
@@ -166,6 +231,30 @@ class LiveTensors:
                             "each parameter, with values=None where this rank keeps nothing."
                         )
                     yield Owned(name, self._views[id(p)], group, optimizer)
+
+
+def plain_names(model: nn.Module, names: Collection[str]) -> dict[str, str]:
+    """Return {name that the model gives: name without what wrappers add}, the same for a plain and a wrapped model.
+
+    blocks.0.up.weight is _orig_mod.blocks.0.up.weight in torch.compile, module.blocks.0.up.weight in
+    DistributedDataParallel. Raises ValueError where two would become one.
+    """
+    parallel = {
+        f"{at}.{PARALLEL}".removeprefix(".")
+        for at, module in model.named_modules()
+        if isinstance(module, DataParallel | DistributedDataParallel)
+    }
+    found = {}
+    for name in names:
+        parts = name.split(".")
+        paths = itertools.accumulate(parts, "{}.{}".format)
+        found[name] = ".".join(
+            part for part, path in zip(parts, paths, strict=True) if part not in WRAPPERS and path not in parallel
+        )
+    if len(set(found.values())) < len(found):
+        double = next(name for name in found.values() if list(found.values()).count(name) > 1)
+        raise ValueError(f"two tensors of the model are called {double!r} without their wrappers; rename a module.")
+    return found
 
 
 def _as_sequence(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
