@@ -7,7 +7,8 @@ become wider, which is exact, and never narrower.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,11 +43,8 @@ class Loading:
         self.live: dict[str, ShardView] = {}
         self.staged: dict[str, ShardView] = {}
         self.said: list[str] = []
-        self._states: list[tuple[Owned, dict[str, Tensor]]] = []
-        self._followers: list[Owned] = []  # whose masters were not saved: what are copies follow the parameters
+        self._changes: list[Callable[[], None]] = []  # of the optimizers, once their tensors are here
         self._without_masters = False
-        self._options: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._steps: list[tuple[ShardedOptimizer, int]] = []
         self._match_model()
         if training.optimizers:
             kept: dict[str, dict[str, StoredTensor]] = {}
@@ -78,16 +76,8 @@ class Loading:
         """Change everything, from memory alone."""
         for name, live in self.live.items():
             live.copy_from(self.staged[name])
-        for owned, state in self._states:
-            kept = owned.optimizer.state[owned.tensor]
-            kept.clear()
-            kept.update(state)
-        for owned in self._followers:
-            owned.view.follow_parameter_()
-        for group, options in self._options:
-            group.update(options)
-        for optimizer, steps in self._steps:
-            optimizer.steps = steps
+        for change in self._changes:
+            change()
 
     def _move(self, name: str, live: ShardView) -> None:
         """Let a stored tensor reach this memory, if it is of the same shape."""
@@ -145,12 +135,12 @@ class Loading:
                 if not members:
                     continue  # of no parameter, or of frozen ones: it keeps its own options
                 sources = {id(saved[owned.name]): saved[owned.name] for owned in members}
-                self._options.append((group, options_for(list(sources.values()), members[0])))
+                self._changes.append(partial(group.update, options_for(list(sources.values()), members[0])))
                 steps += [source.steps or 0 for source in sources.values()]
                 divided.append({owned.name for owned in members})
             if isinstance(optimizer, ShardedOptimizer):
                 # MuonW, which may have saved this, does not count
-                self._steps.append((optimizer, max(steps, default=0)))
+                self._changes.append(partial(setattr, optimizer, "steps", max(steps, default=0)))
         together = [here.keys() & group.parameters for group in self.groups]
         if any(names and names not in divided for names in together):
             self.said.append("its groups were divided otherwise; parameters are matched by name")
@@ -164,12 +154,13 @@ class Loading:
         for key, stored in found.items():
             state[key] = _memory_for(key, stored, now.get(key), owned)
             self._move(f"{OPTIMIZER}/{owned.name}/{key}", owned.shard_view(key, state[key]))
-        if MASTER_WEIGHT not in found:
-            state |= {MASTER_WEIGHT: now[MASTER_WEIGHT]} if MASTER_WEIGHT in now else {}
-            self._followers.append(owned)
-            self._without_masters |= bool(found) and owned.view.keeps_master
+        if MASTER_WEIGHT in now and MASTER_WEIGHT not in found:
+            state[MASTER_WEIGHT] = now[MASTER_WEIGHT]
         if state or now:
-            self._states.append((owned, state))
+            self._changes.append(partial(owned.replace_state, state))
+        if MASTER_WEIGHT not in found:
+            self._changes.append(owned.view.follow_parameter_)
+            self._without_masters |= bool(found) and owned.view.keeps_master
 
 
 # ---- What fits ----------------------------------------------------------------------------------------------

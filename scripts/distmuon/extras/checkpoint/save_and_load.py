@@ -33,9 +33,10 @@ from distmuon.extras.checkpoint.algorithms import groups_to_keep
 from distmuon.extras.checkpoint.conversion import Loading
 from distmuon.extras.checkpoint.files import CheckpointError, Lock, in_words, place
 from distmuon.extras.checkpoint.manifest import MODEL, as_json, read_manifest
-from distmuon.extras.checkpoint.storage import ManifestWriter, check_files, read_into, whole_tensors
+from distmuon.extras.checkpoint.storage import ManifestWriter, check_files, read_into
 from distmuon.extras.checkpoint.tensors import LiveTensors, Optimizers, ShardView
 from distmuon.optim.param_groups import reshard
+from distmuon.sharding.boxes import all_of
 from distmuon.sharding.warning import warn_user
 
 Result = TypeVar("Result")
@@ -130,7 +131,10 @@ def weights(folder: str | Path) -> dict[str, Tensor]:
         manifest = read_manifest(source)
         check_files(source, manifest)
         begin = f"{MODEL}/"
-        found = whole_tensors(source, manifest, [name for name in manifest.tensors if name.startswith(begin)])
+        stored = {name: tensor for name, tensor in manifest.tensors.items() if name.startswith(begin)}
+        found = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in stored.items()}
+        boxes = {name: ShardView(t.shape, t.dtype, [(all_of(t.shape), t)]) for name, t in found.items()}
+        read_into(source, stored, boxes)
         return {name.removeprefix(begin): tensor for name, tensor in found.items()}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from torch.futures import Future
 from distmuon.extras.checkpoint.files import CheckpointError, Lock, in_words, open_plain, sha256, sync
 from distmuon.extras.checkpoint.manifest import FORMAT, MANIFEST, Chunk, Manifest, StoredFile, StoredTensor, signed_text
 from distmuon.extras.checkpoint.tensors import ShardView
-from distmuon.sharding.boxes import all_of, extent, overlap, within
+from distmuon.sharding.boxes import extent, overlap, within
 from distmuon.sharding.buffers import dtype_name
 
 
@@ -157,14 +157,6 @@ def read_into(folder: Path, stored: Mapping[str, StoredTensor], wanted: Mapping[
                 for box, values in wanted[name].held.values():
                     if (common := overlap(box, chunk.box)) is not None:
                         values[within(common, box)].copy_(tensor[within(common, chunk.box)])
-
-
-def whole_tensors(folder: Path, manifest: Manifest, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return tensors of a checkpoint, whole, in this process's memory."""
-    found = {name: torch.empty(manifest.tensors[name].shape, dtype=manifest.tensors[name].dtype) for name in names}
-    boxes = {name: ShardView(value.shape, value.dtype, [(all_of(value.shape), value)]) for name, value in found.items()}
-    read_into(folder, manifest.tensors, boxes)
-    return found
 
 
 def _tensor_in(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -10,7 +10,7 @@ A DTensor's shard, a TP-local block and ZeRO-1's flat run of a block all become 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -112,6 +112,11 @@ class Owned(NamedTuple):
     def state(self) -> dict[str, Any]:
         """What the optimizer keeps of it now; nothing is made where it keeps nothing."""
         return self.optimizer.state.get(self.view.parameter, {})
+
+    def replace_state(self, state: Mapping[str, Any]) -> None:
+        kept = self.optimizer.state[self.view.parameter]
+        kept.clear()
+        kept.update(state)
 
     def check_master(self) -> None:
         """Raise CheckpointError for master weights that nobody would save."""
