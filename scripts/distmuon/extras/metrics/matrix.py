@@ -11,7 +11,7 @@ P is what Newton–Schulz approaches: Muon (Jordan et al. 2024).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +19,6 @@ from torch import Tensor
 from distmuon.sharding.precision import exactly
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
-
-
-class Orthogonality(NamedTuple):
-    """How near an update is to the polar factor, and its singular values, at QUANTILES."""
-
-    error: float
-    cosine: float
-    singular_values: list[float]
 
 
 def update_of(before: Tensor, after: Tensor, lr: float, weight_decay: float) -> Tensor:
@@ -47,8 +39,10 @@ def spectral_norm(weight: Tensor) -> float:
 def orthogonality(
     update: Tensor,  # O, [A, B]
     fed: Tensor,  # M, [A, B]
-) -> Orthogonality:
-    """Compare an update with what Newton–Schulz was to make of `fed`; all NaN where one of them is not finite.
+) -> dict[str, Any]:
+    """Compare an update with what Newton–Schulz was to make of `fed`: {"error", "cosine", "singular_values"}.
+
+    The last are the update's, at QUANTILES. All are NaN where one of the two is not finite.
 
     In float64, by the eigenvalues of two Gram matrices: two eigendecompositions of the shorter side. Directions in
     which M has less than 1e-7 of its norm have no polar factor that can be told from noise, and are left out of P.
@@ -56,7 +50,7 @@ def orthogonality(
     """
     o, m = (x if x.shape[0] <= x.shape[1] else x.T for x in (exactly(update), exactly(fed)))
     if not (o.isfinite().all() and m.isfinite().all()):
-        return Orthogonality(torch.nan, torch.nan, [torch.nan] * len(QUANTILES))
+        return {"error": torch.nan, "cosine": torch.nan, "singular_values": [torch.nan] * len(QUANTILES)}
     squares = torch.linalg.eigvalsh(o @ o.T).clamp(min=0)  # s^2
     lengths, directions = torch.linalg.eigh(m @ m.T)
     noise = 1e-14 if o.dtype == torch.float64 else 1e-6
@@ -66,5 +60,6 @@ def orthogonality(
     common = (((o @ m.T) @ directions * directions).sum(0) / lengths[kept].sqrt()).sum()
     cosine = common / (squares.sum() * kept.sum()).sqrt()
     levels = torch.tensor(QUANTILES, dtype=o.dtype, device=o.device)
-    quantiles = squares.sqrt().quantile(levels)
-    return Orthogonality((squares - 1).square().mean().sqrt().item(), cosine.item(), quantiles.tolist())
+    error = (squares - 1).square().mean().sqrt()
+    singular_values = squares.sqrt().quantile(levels)
+    return {"error": error.item(), "cosine": cosine.item(), "singular_values": singular_values.tolist()}

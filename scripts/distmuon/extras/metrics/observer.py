@@ -158,8 +158,7 @@ class Metrics:
     def before_step(self, *_: Any) -> None:
         """Do what is due before a step; torch calls it, by the hook."""
         self.step += 1
-        if self._underway is not None:  # the step before has raised
-            self._abandon()
+        self._abandon()  # where the step before has raised
         if self.step % self.every == 0:
             self._begin()
 
@@ -207,7 +206,7 @@ class Metrics:
             "optimizer": type(self.optimizer).__name__,
             "skipped": skipped,
             **watched.norms(views, sums, measured),
-            "samples": {_name_of(views, s): orthogonality(*pair)._asdict() for s, pair in samples.items() if pair},
+            "samples": {_name_of(views, s): orthogonality(*pair) for s, pair in samples.items() if pair},
             **of_table(table, self._reductions),
         }
         self._write(self.latest)
