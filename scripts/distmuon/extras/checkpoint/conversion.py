@@ -1,12 +1,17 @@
 """What loading a checkpoint will change in a training, and what it refuses.
 
 Parameters are matched by name, whatever their order and groups. A group takes the options that its parameters were
-trained with, of its own algorithm (see `algorithms`), and refuses where these were several. The numbers of a state may
-become wider, which is exact, and never narrower.
+trained with, and refuses where these were several. The numbers of a state may become wider, which is exact, and never
+narrower.
+
+A state belongs to an algorithm. "muon" and "adamw" keep the same of a parameter whoever runs them (Muon, MuonW,
+DistributedMuon; Zero1AdamW, the AdamW groups of the other two, torch.optim.AdamW), so any of them goes on where another
+has stopped. What is neither belongs to the class that made it: torch.optim.Muon scales its momentum otherwise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,14 +20,26 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from distmuon.extras.checkpoint.algorithms import algorithm_of, check_algorithm, name_of, options_for
-from distmuon.extras.checkpoint.files import CheckpointError
-from distmuon.extras.checkpoint.manifest import FIRST_FORMAT, MODEL, OPTIMIZER, Manifest, StoredTensor
-from distmuon.extras.checkpoint.tensors import LiveTensors, Owned, ShardView
+from distmuon.extras.checkpoint.files import CheckpointError, in_words
+from distmuon.extras.checkpoint.manifest import (
+    DTYPES,
+    FIRST_FORMAT,
+    MODEL,
+    OPTIMIZER,
+    Manifest,
+    StoredGroup,
+    StoredTensor,
+)
+from distmuon.extras.checkpoint.tensors import NO_OPTIONS, LiveTensors, Owned, ShardView
+from distmuon.optim.muon import Muon
+from distmuon.optim.options import CHECKS
+from distmuon.optim.muonw import MuonW
+from distmuon.optim.options import GROUP_NOTES
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.states import MASTER_WEIGHT, STATE_KEYS, plain_name, without_wrappers
 from distmuon.sharding.buffers import dtype_name
 
+OPTIONS = {"muon": {"lr", "weight_decay", "momentum", "nesterov"}, "adamw": {"lr", "weight_decay", "betas", "eps"}}
 SCALAR = "step"  # kept where torch keeps it: on the host, but for capturable and fused optimizers
 
 
@@ -119,7 +136,7 @@ class Loading:
                     f"{name!r} is in one of them alone."
                 )
         known = [owned for owned in self.training.owned if owned.name in saved]
-        made_by = {(saved[owned.name].made_by, name_of(owned.optimizer)) for owned in known}
+        made_by = {(saved[owned.name].made_by, owned.made_by) for owned in known}
         if others := sorted(f"{was} (now {now})" for was, now in made_by if was not in (None, now)):
             self.said.append(
                 f"its state was made by {', '.join(others)}, by the same algorithm for every parameter, and is "
@@ -131,11 +148,11 @@ class Loading:
             for group in optimizer.param_groups:
                 members = [owned for owned in known if owned.group is group]
                 for owned in members:
-                    check_algorithm(saved[owned.name], owned)
+                    _check_algorithm(saved[owned.name], owned)
                 if not members:
                     continue  # of no parameter, or of frozen ones: it keeps its own options
                 sources = {id(saved[owned.name]): saved[owned.name] for owned in members}
-                self._changes.append(partial(group.update, options_for(list(sources.values()), members[0])))
+                self._changes.append(partial(group.update, _options_for(list(sources.values()), members[0])))
                 steps += [source.steps or 0 for source in sources.values()]
                 divided.append({owned.name for owned in members})
             if isinstance(optimizer, ShardedOptimizer):
@@ -163,9 +180,6 @@ class Loading:
             self._without_masters |= bool(found) and owned.view.keeps_master
 
 
-# ---- What fits ----------------------------------------------------------------------------------------------
-
-
 def _in_plain_names(manifest: Manifest, training: LiveTensors) -> Manifest:
     """Return a manifest by names without wrappers, which the first format kept; as it is where that fits."""
     ours = {f"{MODEL}/{name}" for name in training.boxes}
@@ -181,9 +195,109 @@ def _in_plain_names(manifest: Manifest, training: LiveTensors) -> Manifest:
     return manifest
 
 
+# ---- Groups -----------------------------------------------------------------------------------------------
+
+
+def _check_algorithm(saved: StoredGroup, owned: Owned) -> None:
+    """Raise CheckpointError, naming both, where a parameter was trained by another algorithm than it is here."""
+    here = owned.algorithm
+    was = _algorithm_by_options(saved.options) if saved.algorithm is None else saved.algorithm
+    if was is None and here not in STATE_KEYS and saved.options.keys() == owned.group.keys() - set(NO_OPTIONS):
+        return
+    if was != here:
+        then = " in ".join(dict.fromkeys(filter(None, (was or "another optimizer", saved.made_by))))
+        today = " in ".join(dict.fromkeys((here, owned.made_by)))
+        raise CheckpointError(
+            f"{owned.name!r} was trained by {then}, and is trained here by {today}, whose state means something else; "
+            "give the optimizer the groups that were saved, or load the weights alone: load(folder, model)."
+        )
+
+
+def _algorithm_by_options(options: Mapping[str, Any]) -> str | None:
+    """Return what has trained a group of the first format, which did not say; None where no optimizer of ours did."""
+    if "momentum_kind" in options:
+        return "muon"
+    adamw = options.get("decoupled_weight_decay") and not options.get("amsgrad") and not options.get("maximize")
+    return options.get("algorithm", "adamw" if adamw else None)
+
+
+def _options_for(sources: Sequence[StoredGroup], owned: Owned) -> dict[str, Any]:
+    """Return a group's new options: those of the groups that its parameters were in, where these were alike."""
+    group, source = owned.group, sources[0]
+    for other in sources[1:]:
+        differing = [name for name in source.options if other.options.get(name) != source.options[name]]
+        if differing or other.options.keys() != source.options.keys():
+            name = differing[0] if differing else "their options"
+            raise CheckpointError(
+                f"{owned.name!r} and others of its group were in groups with another {name} each; divide the "
+                "optimizer's groups as they were saved."
+            )
+    if missing := sorted(OPTIONS.get(owned.algorithm, set()) - source.options.keys()):
+        raise CheckpointError(
+            f"the checkpoint's options for {owned.name!r} lack {', '.join(missing)}; take another checkpoint."
+        )
+    ours = isinstance(owned.optimizer, Muon | MuonW | ShardedOptimizer)
+    options = dict(source.options)
+    converted = source.made_by not in (None, owned.made_by)
+    if converted:
+        options.pop("algorithm", None)
+    if converted and source.algorithm == "adamw" and "momentum" in options:  # a scheduler cycles it, in our groups
+        options["betas"] = [options.pop("momentum"), options["betas"][1]]
+    if ours or converted:
+        options = {name: value for name, value in options.items() if name in (*group, *GROUP_NOTES, "momentum")}
+    found = {name: _like(group.get(name), value) for name, value in options.items()}
+    _check_options(found, owned)
+    return found
+
+
+def _check_options(options: Mapping[str, Any], owned: Owned) -> None:
+    """Raise CheckpointError for a value that the group could not have."""
+    group, algorithm = owned.group, owned.algorithm
+    for name, value in options.items():
+        now = group.get(name)
+        if not _alike(now, value) or (name == "algorithm" and value != now):
+            raise CheckpointError(f"the option {name} is {value!r} in the checkpoint, and {now!r} here; take another.")
+    try:
+        CHECKS.get(algorithm, dict)({**group, **options})
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint's options for {owned.name!r} are refused: {in_words(error)}.") from None
+    if isinstance(owned.optimizer, ShardedOptimizer) and options.get("matrices") != group.get("matrices"):
+        raise CheckpointError(
+            f"the option matrices of {owned.name!r} is {options.get('matrices')!r} in the checkpoint and "
+            f"{group.get('matrices')!r} here, where the map is laid out already; make the optimizer with the former."
+        )
+
+
+def _alike(now: Any, value: Any) -> bool:
+    """Return whether a group that has a number, a truth or a pair of numbers now would get one again."""
+    if isinstance(now, bool):
+        return isinstance(value, bool)
+    if _is_number(now):
+        return _is_number(value) and math.isfinite(value)
+    if isinstance(now, list | tuple) and all(map(_is_number, now)):
+        return isinstance(value, tuple) and len(value) == len(now) and all(map(_alike, now, value))
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+
+
+def _like(now: Any, value: Any) -> Any:
+    """Return an option as the optimizer has it, from what JSON has kept."""
+    if isinstance(value, str) and value.startswith("torch.") and value.removeprefix("torch.") in DTYPES:
+        return DTYPES[value.removeprefix("torch.")]
+    if isinstance(value, list):
+        return tuple(_like(None, one) for one in value)
+    return torch.tensor(value, dtype=now.dtype, device=now.device) if isinstance(now, Tensor) else value
+
+
+# ---- States -----------------------------------------------------------------------------------------------
+
+
 def _check_keys(found: Mapping[str, StoredTensor], owned: Owned) -> None:
     """Raise CheckpointError for a state that is not the algorithm's, not all of it, or more than is kept here."""
-    algorithm = algorithm_of(owned.optimizer, owned.group)
+    algorithm = owned.algorithm
     if algorithm not in STATE_KEYS:
         return
     keys, shape = found.keys() - {MASTER_WEIGHT}, owned.view.shape
@@ -201,7 +315,7 @@ def _check_keys(found: Mapping[str, StoredTensor], owned: Owned) -> None:
     if MASTER_WEIGHT in found and not owned.view.keeps_master:
         raise CheckpointError(
             f"the checkpoint keeps {dtype_name(found[MASTER_WEIGHT].dtype)} master weights of {owned.name!r}, and "
-            f"{name_of(owned.optimizer)} keeps none here, so they would be lost; load it into one that does, or load "
+            f"{owned.made_by} keeps none here, so they would be lost; load it into one that does, or load "
             "the weights alone: load(folder, model)."
         )
 
@@ -215,7 +329,7 @@ def _memory_for(key: str, stored: StoredTensor, now: Tensor | None, owned: Owned
         live = owned.shard_view(key, now)
         if tuple(live.shape) == stored.shape and (live.dtype == stored.dtype or _widens(stored.dtype, live.dtype)):
             return now
-    group, ours = owned.group, algorithm_of(owned.optimizer, owned.group) in STATE_KEYS
+    group, ours = owned.group, owned.algorithm in STATE_KEYS
     shape = owned.view.shape
     if key == SCALAR or stored.shape == () != shape:
         host = not (group.get("capturable") or group.get("fused"))
@@ -224,7 +338,7 @@ def _memory_for(key: str, stored: StoredTensor, now: Tensor | None, owned: Owned
     if ours and stored.dtype != kept and not _widens(stored.dtype, kept):
         raise CheckpointError(
             f"the checkpoint keeps {key!r} of {owned.name!r} in {dtype_name(stored.dtype)}, and "
-            f"{name_of(owned.optimizer)} in {dtype_name(kept)} here, which would round it; load it into one that "
+            f"{owned.made_by} in {dtype_name(kept)} here, which would round it; load it into one that "
             "keeps it as wide, or load the weights alone: load(folder, model)."
         )
     if stored.shape == shape:

@@ -13,6 +13,7 @@ and `to_torch`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import shutil
@@ -29,7 +30,6 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from distmuon.extras.checkpoint.algorithms import groups_to_keep
 from distmuon.extras.checkpoint.conversion import Loading
 from distmuon.extras.checkpoint.files import CheckpointError, Lock, in_words, place
 from distmuon.extras.checkpoint.manifest import MODEL, as_json, read_manifest
@@ -44,7 +44,6 @@ Result = TypeVar("Result")
 UNFINISHED = ".unfinished-"
 LOCK = ".lock-"
 _running: list[Future[None]] = []  # the save in the background, if there is one
-_background: dict[str, Any] = {}
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # said of every save by one process
 
 
@@ -79,7 +78,7 @@ def async_save(
     copy takes as much of the host's memory as this rank saves.
     """
     found, writer = _begin(folder, model, optimizer, notes)
-    group = _background_group() if ranks() > 1 else None
+    group = _background_group(dist.group.WORLD) if ranks() > 1 else None
     try:
         written: Any = dcp.async_save(found, storage_writer=writer, process_group=group, no_dist=group is None)
     except BaseException:
@@ -167,7 +166,7 @@ def _begin(
 
     def collect() -> tuple[dict[str, ShardView], dict[str, Any]]:
         training = LiveTensors(model, optimizer)
-        return training.tensors(), as_json({"groups": groups_to_keep(training), "notes": dict(notes or {})})
+        return training.tensors(), as_json({"groups": training.groups(), "notes": dict(notes or {})})
 
     found, kept = raise_together(collect)
     locks: list[Lock] = []
@@ -224,14 +223,12 @@ def _words_of(writer: ManifestWriter, error: BaseException) -> str:
     return f"{writer.target} was not saved: {kind}{in_words(error)}."
 
 
-def _background_group() -> dist.ProcessGroup:
+@functools.lru_cache(maxsize=1)  # a program may leave its process group and make another
+def _background_group(everybody: Any) -> dist.ProcessGroup:
     """Return a group for the thread that saves: its collectives must not mix with those of training. Collective."""
-    everybody: Any = dist.group.WORLD
-    if _background.get("of") is not everybody:  # a program may leave its process group and make another
-        # a new group waits half an hour for a rank that hangs, and has no public way to ask how long this one waits
-        limit = everybody._get_backend(everybody._device_types[0]).options._timeout
-        _background.update(of=everybody, group=dist.new_group(backend="gloo", timeout=limit, group_desc="checkpoint"))
-    return _background["group"]
+    # a new group waits half an hour for a rank that hangs, and has no public way to ask how long this one waits
+    limit = everybody._get_backend(everybody._device_types[0]).options._timeout
+    return dist.new_group(backend="gloo", timeout=limit, group_desc="checkpoint")
 
 
 # ---- What all ranks do together ---------------------------------------------------------------------------

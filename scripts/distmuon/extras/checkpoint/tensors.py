@@ -3,6 +3,8 @@
 model/blocks.0.up.weight                         a parameter or a buffer of the model
 optimizer/blocks.0.up.weight/momentum_buffer     what its optimizer keeps of it
 
+Beside them stands, of every group of the optimizer's, what it was trained by and with which options.
+
 A DTensor's shard, a TP-local block and ZeRO-1's flat run of a block all become boxes of one tensor (see
 `local_views`), so that a state which one grid has saved is loaded by any other.
 """
@@ -14,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
@@ -24,7 +27,10 @@ from torch.nn.parameter import is_lazy
 from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.extras.checkpoint.manifest import DTYPES, MODEL, OPTIMIZER
 from distmuon.optim.masters import local_views
-from distmuon.optim.states import MASTER_WEIGHT, PARALLEL, WRAPPERS
+from distmuon.optim.muon import Muon
+from distmuon.optim.muonw import MuonW
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
+from distmuon.optim.states import MASTER_WEIGHT, PARALLEL, WRAPPERS, CheckedState
 from distmuon.sharding.boxes import Box, extent, volume
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.grid import Grid
@@ -34,6 +40,7 @@ from distmuon.sharding.meshes import common_mesh
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+NO_OPTIONS = ("params", "param_names")
 EXTRA_STATE = "_extra_state"  # torch's name for what get_extra_state returns
 
 
@@ -109,6 +116,14 @@ class Owned(NamedTuple):
         return self.view.parameter
 
     @property
+    def algorithm(self) -> str:
+        return algorithm_of(self.optimizer, self.group)
+
+    @property
+    def made_by(self) -> str:
+        return name_of(self.optimizer)
+
+    @property
     def state(self) -> dict[str, Any]:
         """What the optimizer keeps of it now; nothing is made where it keeps nothing."""
         return self.optimizer.state.get(self.view.parameter, {})
@@ -141,6 +156,25 @@ class Owned(NamedTuple):
         return _shard_view(value, value.shape, boxes_in_place(what, value))
 
 
+def algorithm_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
+    """Return by what a group is trained: an algorithm that several optimizers run, or the name of the class."""
+    if isinstance(optimizer, MuonW | ShardedOptimizer):
+        return group["algorithm"]
+    if isinstance(optimizer, Muon):
+        return "muon"
+    if type(optimizer) is torch.optim.AdamW and not group["amsgrad"] and not group["maximize"]:
+        return "adamw"
+    return name_of(optimizer)
+
+
+def name_of(optimizer: torch.optim.Optimizer) -> str:
+    """Return what an optimizer is called in a checkpoint and in sentences."""
+    if isinstance(optimizer, CheckedState):
+        return optimizer.MADE_BY
+    made_by = type(optimizer)
+    return f"torch.optim.{made_by.__name__}" if made_by.__module__.startswith("torch.optim") else made_by.__name__
+
+
 class LiveTensors:
     """A model and its optimizers, and where this rank's part of every tensor of theirs lies.
 
@@ -166,11 +200,30 @@ class LiveTensors:
                 found[f"{OPTIMIZER}/{owned.name}/{key}"] = owned.shard_view(key, value)
         return found
 
+    def groups(self) -> list[dict[str, Any]]:
+        """Return, of every group, its parameters' names, options, and what trained it, as JSON holds them."""
+        names = {id(owned.tensor): owned.name for owned in self.owned}
+        return [
+            {
+                "parameters": [names[id(p)] for p in group["params"]],
+                "options": {name: _plain(name, value) for name, value in group.items() if name not in NO_OPTIONS},
+                "algorithm": algorithm_of(optimizer, group),
+                "made_by": name_of(optimizer),
+                "steps": optimizer.steps if isinstance(optimizer, ShardedOptimizer) else None,
+            }
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+        ]
+
     def _of_model(self, name: str, value: Tensor) -> ShardView:
         _check_can_be_loaded(name, value)
         view = self._views.get(id(value))
         if self._tp is None and (view is None or view.shape == value.shape):
-            self._refuse_unknown_cut(name, value)
+            ranks = getattr(value, "tp_size", dist.get_world_size() if dist.is_initialized() else 1)
+            if not isinstance(value, DTensor) and tp_split_dim(value) is not None and ranks > 1:
+                raise CheckpointError(
+                    f"{name!r} is cut over TP ranks, and only a sharded optimizer knows the grid: give that, too."
+                )
         if view is not None:
             return _shard_view(value, view.shape, view.held)
         if self._tp is None or isinstance(value, DTensor):
@@ -178,15 +231,6 @@ class LiveTensors:
         spec = ParamSpec(name, tuple(value.shape), dtype_name(value.dtype), tp_split_dim(value))
         held = over_tp(everything(value.shape), spec, self._tp.size, self._tp.rank)
         return _shard_view(value, spec.full_shape(self._tp.size), held)
-
-    def _refuse_unknown_cut(self, name: str, value: Tensor) -> None:
-        ranks = getattr(
-            value, "tp_size", torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        )
-        if not isinstance(value, DTensor) and tp_split_dim(value) is not None and ranks > 1:
-            raise CheckpointError(
-                f"{name!r} is cut over TP ranks, and only a sharded optimizer knows the grid: give that, too."
-            )
 
     def _live_tensors(self) -> dict[str, Tensor]:
         """Return the model's state by plain names: the tensors themselves, for loading to write to."""
@@ -270,6 +314,19 @@ def _as_sequence(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
         if not hasattr(each, "param_groups") or not hasattr(each, "state"):
             raise CheckpointError(f"{type(each).__name__} is no optimizer; give one, several in a list, or none.")
     return found
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return an option as JSON holds it. Raises CheckpointError, naming it, where it cannot."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(name, one) for one in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CheckpointError(f"the option {name} is {value!r}, which JSON does not hold; leave it out of the group.")
 
 
 def _shard_view(value: Tensor, shape: Sequence[int], boxes: Boxes) -> ShardView:
