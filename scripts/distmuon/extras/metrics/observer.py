@@ -155,21 +155,13 @@ class Metrics:
 
     # ---- Around a step ------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def before_step(self, *_: Any) -> None:
-        """Do what is due before a step; torch calls it, by the hook."""
+        """Keep what the step is about to overwrite, if it is one to be observed; torch calls it, by the hook."""
         self.step += 1
         self._abandon()  # where the step before has raised
-        if self.step % self.every == 0:
-            self._begin()
-
-    def after_step(self, *_: Any) -> None:
-        """Do what is due after a step, where it is observed; torch calls it."""
-        if self._underway is not None:
-            self._observe(self._underway)
-
-    @torch.no_grad()
-    def _begin(self) -> None:
-        """Keep what the step is about to overwrite."""
+        if self.step % self.every:
+            return
         if self._seen != self._parameters():
             self._look()
         views = self._watched.views()
@@ -185,8 +177,11 @@ class Metrics:
         )
 
     @torch.no_grad()
-    def _observe(self, step: StepSnapshot) -> None:
-        """Measure a step that has ended, let all ranks add up, write. Collective."""
+    def after_step(self, *_: Any) -> None:
+        """Measure a step that was observed, let all ranks add up, write. Collective; torch calls it, by the hook."""
+        step = self._underway
+        if step is None:
+            return
         self._abandon()
         watched = self._watched
         views, sent_bytes = watched.views(), watched.sent_bytes - step.sent_bytes
