@@ -1,7 +1,6 @@
 """The files of a checkpoint: torch.distributed.checkpoint's, with a manifest in JSON in place of its pickle.
 
-    manifest.json    every tensor: dtype, shape, chunks; every file: length, sha256; notes; and its own sha256
-    __0_0.distcp     the chunks that rank 0 wrote, each as torch.save writes a tensor
+`__0_0.distcp` has the chunks that rank 0 wrote, each as torch.save writes a tensor. For manifest.json see `manifest`.
 
 torch writes what it knows of a checkpoint as a pickle, `.metadata`, and running a stranger's pickle is running a
 stranger's program. Tensors are read with `weights_only`, and nothing else is in these files. Nor does torch notice a
@@ -54,7 +53,10 @@ class ManifestWriter(FileSystemWriter):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a copy, in the host's memory, for `dcp.async_save`: training goes on and writes to the original."""
-        return {name: boxed.copied() for name, boxed in state_dict.items()}
+        copies = {name: boxed.blank(boxed.dtype) for name, boxed in state_dict.items()}
+        for name, copy in copies.items():
+            copy.copy_from(state_dict[name])
+        return copies
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's chunks, and take the sha256 of its files: rank 0 alone would need hours for a large model.

@@ -59,12 +59,6 @@ class ShardView(Tensor):
         made.held = {tuple(side.start for side in box): (box, value) for box, value in held if volume(box)}
         return made
 
-    def copied(self) -> ShardView:
-        """Return the same boxes with values of their own, in the host's memory."""
-        found = self.blank(self.dtype)
-        found.copy_from(self)
-        return found
-
     def blank(self, dtype: torch.dtype) -> ShardView:
         """Return the same boxes with memory of their own, in the host, yet to be filled."""
         held = [(box, torch.empty_like(value, dtype=dtype, device="cpu")) for box, value in self.held.values()]

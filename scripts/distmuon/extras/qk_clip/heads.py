@@ -55,7 +55,7 @@ class PlacedHeads:
     def __init__(self, name: str, attention: AttentionHeads, tp: Group) -> None:
         self.name, self.attention, self.tp = name, attention, tp
         heads, keys = attention.heads, attention.keys
-        if not _is_count(heads) or not _is_count(keys):
+        if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in (heads, keys)):
             raise ValueError(f"{name!r} has heads={heads!r}, key_heads={keys!r}; give numbers from 1.")
         if heads % keys:
             raise ValueError(f"{name!r} has {heads} heads and {keys} key heads; give a number that divides {heads}.")
@@ -154,7 +154,3 @@ class PlacedHeads:
                 f"{where} is cut over {cuts} TP ranks, which cannot hold {attention.heads} heads and {attention.keys} "
                 "key heads in equal parts; choose a T that divides both."
             )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
