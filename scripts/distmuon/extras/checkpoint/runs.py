@@ -47,14 +47,13 @@ def claim(run: str | Path) -> Iterator[None]:
     Raises CheckpointError on all ranks where another training has it: two would mix their checkpoints and metrics.
     Collective at the beginning; a rank may leave the block by itself.
     """
-    folder, locks = place(run), list[Lock]()
-
-    def taken(holder: str) -> str:
-        return f"{folder} is in use by another training, {holder}; wait for it, or give this one another folder."
+    locks: list[Lock] = []
 
     def take() -> None:
+        folder = place(run)  # here, so that all ranks raise where rank 0 cannot say where that is
+        words = "wait for it, or give this one another folder."
         folder.mkdir(parents=True, exist_ok=True)
-        locks.append(Lock(folder / CLAIM, taken))
+        locks.append(Lock(folder / CLAIM, lambda who: f"{folder} is in use by another training, {who}; {words}"))
 
     on_rank_0(take)
     try:
