@@ -32,9 +32,8 @@ from distmuon.extras.checkpoint.manifest import (
 )
 from distmuon.extras.checkpoint.tensors import NO_OPTIONS, LiveTensors, Owned, ShardView
 from distmuon.optim.muon import Muon
-from distmuon.optim.options import CHECKS
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.options import GROUP_NOTES
+from distmuon.optim.options import CHECKS, GROUP_NOTES
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.states import MASTER_WEIGHT, STATE_KEYS, plain_name, without_wrappers
 from distmuon.sharding.buffers import dtype_name
