@@ -114,7 +114,7 @@ def speed(found: dict[str, Any]) -> None:
         x = torch.randn(a, b, device=DEVICE, dtype=torch.bfloat16) / (a * b) ** 0.5
         row: dict[str, Any] = {
             "shape": _shape((a, b)),
-            "auto": ns.fast_form((a, b), 5, torch.bfloat16, torch.device("cuda")),
+            "auto": ns.fast_form((a, b), [ns.MUON] * 5, torch.bfloat16, torch.device("cuda")),
         }
         ways: dict[str, Callable[[], object]] = {
             "standard": partial(ns.newton_schulz_, x, form="standard", compute_dtype=torch.bfloat16),

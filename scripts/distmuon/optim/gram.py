@@ -113,7 +113,8 @@ def _polynomial(
         w = e / z
         # Z = R + (c r^2 / e) R R    [m, m]
         step = work.take().copy_(gram)
-        _add_symmetric(step, gram, gram, c * r * r / e)
+        if c:
+            _add_symmetric(step, gram, gram, c * r * r / e)
         if left:
             # T = R + w Z (I + R),  R <- T + w Z (I + T),  r <- z^2 r    [m, m]
             half = work.take().copy_(gram)
@@ -158,9 +159,10 @@ def _mean_eigenvalue(
 def _away_from_zero(value: Number, terms: Number) -> Number:
     """Return `value` with at least `SMALLEST` of the size of its terms: a quintic may have a root just there."""
     if isinstance(value, Tensor):
-        least = SMALLEST * terms + torch.finfo(value.dtype).tiny
+        limits = torch.finfo(value.dtype)
+        least = SMALLEST * terms + limits.tiny / limits.eps  # over z it still has a finite inverse
         return torch.copysign(torch.maximum(value.abs(), least), value)
-    return math.copysign(max(abs(value), SMALLEST * terms + sys.float_info.min), value)
+    return math.copysign(max(abs(value), SMALLEST * terms + sys.float_info.min / sys.float_info.epsilon), value)
 
 
 def _add_to_diagonal(square: Tensor, number: Number) -> None:
@@ -204,7 +206,7 @@ def strip_bounds(rows: int, inner: int) -> list[int]:
     return [rows * i // strips for i in range(strips + 1)]
 
 
-def gram_work(rows: int, columns: int, steps: int, whole: bool = False) -> tuple[int, int]:
+def gram_work(rows: int, columns: int, schedule: Sequence[Quintic], whole: bool = False) -> tuple[int, int]:
     """Return the floating-point operations for one [rows, columns], rows <= columns, and how many calls make them.
 
     whole: symmetric products without strips, as on a GPU and in a batch.
@@ -215,9 +217,9 @@ def gram_work(rows: int, columns: int, steps: int, whole: bool = False) -> tuple
         flops = sum(2 * (end - begin) * inner * end for begin, end in pairwise(bounds))
         return flops, 2 * len(bounds) - 3  # the strips, and a mirror for each but the first
 
-    lengths = [len(segment) for segment in segments([(1.0, 0.0, 0.0)] * steps)]
-    squares = steps + 3 * (steps - len(lengths))  # Z in every step; T, R and Q between two that share a Gram matrix
+    grams, quintics = len([*segments(schedule)]), sum(c != 0 for _, _, c in schedule)
+    squares = quintics + 3 * (len(schedule) - grams)  # Z's R R; T, R and Q between two that share a Gram matrix
     (gram, gram_calls), (square, square_calls) = symmetric(columns), symmetric(rows)
-    flops = len(lengths) * (gram + 2 * rows * rows * columns) + squares * square
+    flops = grams * (gram + 2 * rows * rows * columns) + squares * square
     # each begins with what it adds to; a Gram matrix with a norm and a diagonal, too
-    return flops, len(lengths) * (gram_calls + 5) + squares * (square_calls + 1)
+    return flops, grams * (gram_calls + 5) + squares * (square_calls + 1)

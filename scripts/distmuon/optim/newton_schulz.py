@@ -5,10 +5,11 @@ of an odd quintic acts on each singular value s as p(s) = a s + b s^3 + c s^5 an
 
     A = X X^T,    X <- a X + (b A + c A^2) X
 
-On a CPU, wide and large matrices go through the same iteration in another form, which is faster there: see `gram`.
+With c = 0 it is a cubic, and A^2 is not needed: two products in place of three. `SCHEDULES` has the published
+coefficients by name. On a CPU, wide and large matrices go through the same iteration in another form, which is faster
+there: see `gram`.
 
-Sources: Muon (Jordan et al. 2024) for the tuned quintic; Polar Express (Amsel et al. 2025, arXiv 2505.16932) for
-the schedule that is optimal step by step; Moonlight (Liu et al. 2025, section 2.1) for running it in bf16.
+Source: Muon (Jordan et al. 2024); Moonlight (Liu et al. 2025, section 2.1) for running it in bf16.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ Norm = Literal["safe", "torch"]
 
 MUON: Quintic = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest slope at 0 that still stays near 1
 
-# Amsel et al. 2025: step k is the best quintic for the interval that step k - 1 leaves of [1e-3, 1].
+POLISH: Quintic = (2.0, -1.5, 0.5)  # DeepSeek-V4's last: p(1) = 1 and flat there, so what is near 1 comes nearer
+
+# Amsel et al. 2025, arXiv 2505.16932: step k is the best quintic for the interval that step k - 1 leaves of [1e-3, 1].
 POLAR_EXPRESS: tuple[Quintic, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -46,10 +49,38 @@ POLAR_EXPRESS: tuple[Quintic, ...] = (
 )
 POLAR_EXPRESS_SAFETY = 1.01  # p(x / 1.01) keeps rounding from pushing a value out of the interval (same source)
 
+# Grishina et al. 2025, arXiv 2506.10935: the same aim by Remez's algorithm, on an interval that adapts; the numbers as
+# NVIDIA's Emerging-Optimizers rounds them.
+CANS: tuple[Quintic, ...] = (
+    (8.4703, -25.1081, 18.6293),
+    (4.1828, -3.1087, 0.5806),
+    (3.9619, -2.9541, 0.5630),
+    (3.2866, -2.4647, 0.5074),
+    (2.2737, -1.6447, 0.4162),
+)
+# arXiv 2606.00371: five cubics for a band around 1 that is about as wide as the one Jordan's quintics leave.
+CUBIC5: tuple[Quintic, ...] = (
+    (3.3656576, -3.3420992, 0.0),
+    (2.5744352, -1.4957376, 0.0),
+    (2.5368962, -1.4312570, 0.0),
+    (2.4418906, -1.2764040, 0.0),
+    (2.2230472, -0.9630650, 0.0),
+)
+SCHEDULES: dict[str, Sequence[Quintic]] = {  # by name; the last quintic is repeated where that is no loss
+    "muon": (MUON,),  # torch.optim.Muon's as well
+    "polar_express": tuple(
+        (a / POLAR_EXPRESS_SAFETY, b / POLAR_EXPRESS_SAFETY**3, c / POLAR_EXPRESS_SAFETY**5)
+        for a, b, c in POLAR_EXPRESS[:-1]
+    )
+    + POLAR_EXPRESS[-1:],
+    "cans": CANS,
+    "deepseek_v4": (MUON,) * 8 + (POLISH,) * 2,  # DeepSeek-V4 (2026): wide open first, then near 1
+    "cubic5": CUBIC5,
+}
+AS_A_WHOLE = ("deepseek_v4", "cubic5")  # of no use in part: their last steps are made for what the others leave
+
 BATCHED_ON_CPU, BATCHED_ON_GPU = 2**17, 2**22  # elements: see `batching_pays`
 BATCH = 2**25  # elements in one batch at most: more of them gain no time, and take memory
-
-COEFFICIENTS = ("muon", "polar_express")  # the names that `quintics` knows
 
 COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # in which Newton–Schulz computes
 FORMS, NORMS = get_args(Form), get_args(Norm)
@@ -58,29 +89,31 @@ FORMS, NORMS = get_args(Form), get_args(Norm)
 # products faster, so a start is worth more of them.
 START = {"cpu": 2e7, "matrix unit": 2e8}
 
+STEEPEST = 8.25  # slope at 0 of a quintic that the Gram form bears in bf16: of 34 spectra CANS's 8.47 fails on four
+
 TORCH_EPS = 1e-7  # below it torch.optim.Muon divides no norm out
 
 
 def quintics(coefficients: Coefficients, steps: int) -> list[Quintic]:
     """Return the `steps` quintics (a, b, c) that a run of Newton–Schulz applies.
 
-    coefficients: "muon", "polar_express", one (a, b, c) used in every step, or a sequence of them, whose last one
-        is repeated if the steps outnumber it.
-    Raises ValueError for an unknown name, an empty sequence or a negative number of steps.
+    coefficients: a name of `SCHEDULES`, one (a, b, c) used in every step, or a sequence of them, whose last one is
+        repeated if the steps outnumber it.
+    Raises ValueError for an unknown name, an empty sequence, a negative number of steps, or another number of steps
+    than a schedule has that is of no use in part.
     """
     if steps < 0:
         raise ValueError(f"steps is {steps}; Newton–Schulz needs 0 or more.")
-    if coefficients == "muon":
-        return [MUON] * steps
-    if coefficients == "polar_express":
-        s = POLAR_EXPRESS_SAFETY
-        safe = [(a / s, b / s**3, c / s**5) for a, b, c in POLAR_EXPRESS[:-1]]
-        return (safe + [POLAR_EXPRESS[-1]] * steps)[:steps]
-    if isinstance(coefficients, str) or len(coefficients) == 0:
-        raise ValueError(
-            f"coefficients are {coefficients!r}; give one of {', '.join(COEFFICIENTS)} or numbers (a, b, c)."
-        )
-    rows: Any = [coefficients] if isinstance(coefficients[0], int | float) else coefficients
+    if (
+        isinstance(coefficients, str)
+        and coefficients in AS_A_WHOLE
+        and steps != (whole := len(SCHEDULES[coefficients]))
+    ):
+        raise ValueError(f"{coefficients!r} is a schedule of {whole} steps, and steps is {steps}; give {whole}.")
+    rows: Any = SCHEDULES.get(coefficients) if isinstance(coefficients, str) else coefficients
+    if not rows:
+        raise ValueError(f"coefficients are {coefficients!r}; give one of {', '.join(SCHEDULES)} or numbers (a, b, c).")
+    rows = [rows] if isinstance(rows[0], int | float) else rows
     if any(len(row) != 3 for row in rows):
         raise ValueError(f"coefficients are {coefficients!r}; every quintic has exactly three numbers (a, b, c).")
     schedule: list[Quintic] = [(float(row[0]), float(row[1]), float(row[2])) for row in rows]
@@ -166,7 +199,7 @@ def newton_schulz_(
         raise TypeError(f"compute_dtype is {compute_dtype!r}; give {known}.")
 
     if form == "auto":
-        form = fast_form(matrices.shape[-2:], steps, dtype, matrices.device)
+        form = fast_form(matrices.shape[-2:], schedule, dtype, matrices.device)
     check_form(form, norm, dtype)
 
     # X_0 = M / ||M||_F, so that every singular value is at most 1
@@ -195,20 +228,24 @@ def newton_schulz_(
     return matrices.copy_(x.view(matrices.shape))
 
 
-def fast_form(shape: Sequence[int], steps: int, dtype: torch.dtype, device: torch.device) -> str:
+def fast_form(shape: Sequence[int], schedule: Sequence[Quintic], dtype: torch.dtype, device: torch.device) -> str:
     """Return the form that "auto" takes for matrices of `shape` [A, B]: the one that costs less, by a simple model.
 
     An operation costs 1, and the start of a product, or of anything between two, `START`: the Gram form has fewer of
     the former and more of the latter, which cost most where products are fast. float64 stays standard, because those
-    who ask for it want the digits, and so do squares and small sides, where little can be gained. A GPU always takes
-    the standard form: on the one that `tests/gpu/one_gpu.py` has measured, the Gram form gained nothing at any shape.
+    who ask for it want the digits, and so do squares and small sides, where little can be gained, and schedules that
+    are too steep for the Gram form in bf16. A GPU always takes the standard form: on the one that `tests/gpu/one_gpu.py`
+    has measured, the Gram form gained nothing at any shape.
     """
     a, b = min(shape), max(shape)
+    if dtype == torch.bfloat16 and any(slope > STEEPEST for slope, _, _ in schedule):
+        return "standard"
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32) or a < 256 or a == b:
         return "standard"
     start = START["matrix unit" if dtype == torch.bfloat16 and has_matrix_unit() else "cpu"]
-    gram, calls = gram_work(a, b, steps)
-    return "gram" if gram + start * calls < flops(shape, steps) + start * 3 * steps else "standard"
+    gram, calls = gram_work(a, b, schedule)
+    standard, products = _standard_work(a, b, schedule)
+    return "gram" if gram + start * calls < standard + start * products else "standard"
 
 
 def has_matrix_unit() -> bool:
@@ -259,6 +296,10 @@ def _iterate(
         for a, b, c in schedule:
             # A = X X^T                     [n, a, a]
             gram = x @ x.mT
+            if not c:
+                # X <- a X + b A X          [n, a, b]
+                x = multiply_add(x, gram, x, beta=a, alpha=b)
+                continue
             # b A + c A^2                   [n, a, a]
             polynomial = multiply_add(gram, gram, gram, beta=b, alpha=c)
             # X <- a X + (b A + c A^2) X    [n, a, b]
@@ -315,16 +356,29 @@ def unit_frobenius_(
     return x.mul_(norm.clamp_(min=tiny).reciprocal_())
 
 
-def flops(shape: Sequence[int], steps: int = 5, form: str = "standard", device: str = "cpu") -> int:
+def flops(
+    shape: Sequence[int],
+    steps: int = 5,
+    form: str = "standard",
+    device: str = "cpu",
+    coefficients: Coefficients = "muon",
+) -> int:
     """Return the floating-point operations of one matrix of `shape` [A, B], a <= b.
 
-    "standard": per step 4 a^2 b + 2 a^3. "gram": see `gram_work`; of five steps 16 a^2 b + 16 a^3 on a GPU, and about
-    12 a^2 b + 10 a^3 on a CPU, which makes large symmetric products in strips.
+    "standard": per step 4 a^2 b, and 2 a^3 unless it is a cubic. "gram": see `gram_work`; of five quintics
+    16 a^2 b + 16 a^3 on a GPU, and about 12 a^2 b + 10 a^3 on a CPU, which makes large symmetric products in strips.
     """
     a, b = sorted(shape)
+    schedule = quintics(coefficients, steps)
     if form == "gram":
-        return gram_work(a, b, steps, whole=device != "cpu")[0]
-    return steps * (4 * a * a * b + 2 * a**3)
+        return gram_work(a, b, schedule, whole=device != "cpu")[0]
+    return _standard_work(a, b, schedule)[0]
+
+
+def _standard_work(a: int, b: int, schedule: Sequence[Quintic]) -> tuple[int, int]:
+    """Return the floating-point operations of the standard form for one [a, b], a <= b, and how many products."""
+    squares = sum(c != 0 for _, _, c in schedule)
+    return len(schedule) * 4 * a * a * b + squares * 2 * a**3, 2 * len(schedule) + squares
 
 
 # ---- Diagnostics: slow, exact, for looking ----------------------------------------------------------------

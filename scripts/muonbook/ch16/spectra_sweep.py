@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.optim.gram import gram_iterate_
-from distmuon.optim.newton_schulz import COEFFICIENTS, _iterate, quintics, unit_frobenius_
+from distmuon.optim.newton_schulz import _iterate, quintics, unit_frobenius_
 from muonbook.ch16.gram_over_tp import polynomial
 
 
@@ -75,7 +75,7 @@ class FormErrors(NamedTuple):
 
 def gram_errors(
     shapes: Sequence[tuple[int, int]],  # [m, n], m <= n
-    coefficients: Sequence[str] = COEFFICIENTS,
+    coefficients: Sequence[str] = ("muon", "polar_express"),
     restarts: Collection[int] | None = None,
     names: Collection[str] | None = None,
     batched: bool = False,

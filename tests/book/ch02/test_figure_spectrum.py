@@ -9,7 +9,7 @@ from distmuon.optim import newton_schulz as ns
 from muonbook.ch02.figure_spectrum import frames_of_iterations, trail_of
 
 VALUES = 10.0 ** np.linspace(0, -3, 12)
-BOTH = {name: ns.quintics(name, 3) for name in ns.COEFFICIENTS}
+BOTH = {name: ns.quintics(name, 3) for name in ("muon", "polar_express")}
 
 
 def dots(figure, name: str) -> np.ndarray:

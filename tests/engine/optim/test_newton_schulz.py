@@ -16,8 +16,13 @@ from wide_products import WideProducts
 
 from distmuon.optim.gram import GramWorkspace, gram_iterate_, segments, strip_bounds
 from distmuon.optim.newton_schulz import (
+    AS_A_WHOLE,
+    CANS,
+    CUBIC5,
     MUON,
     POLAR_EXPRESS,
+    SCHEDULES,
+    STEEPEST,
     batching_pays,
     cosine_to_polar,
     fast_dtype,
@@ -34,6 +39,7 @@ from distmuon.optim.newton_schulz import (
 from muonbook.ch16.spectra_sweep import gram_errors, spectra
 
 CLASSIC = (15 / 8, -10 / 8, 3 / 8)  # converges to exactly 1 from everywhere in (0, 1]
+FIVE = [MUON] * 5
 FLOAT_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 COMPUTE_DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 LARGE_FOR_GRAM = (512, 1040)  # rows enough for strips
@@ -124,6 +130,48 @@ def test_every_published_polar_express_step_errs_as_far_below_one_as_above() -> 
     for quintic in POLAR_EXPRESS:  # what makes a step optimal; one wrong digit would tip it
         s = compose([quintic], s)
         assert abs((s.min() - 1) + (s.max() - 1)) < 1e-8
+
+
+def test_every_step_of_cans_errs_as_far_below_one_as_above() -> None:
+    s = torch.logspace(-3, 0, 100_001, dtype=torch.float64)
+    for quintic in CANS:  # of four digits
+        s = compose([quintic], s)
+        assert abs((s.min() - 1) + (s.max() - 1)) < 6e-3
+
+
+def test_every_cubic_reaches_the_top_of_the_band_and_the_last_one_its_bottom() -> None:
+    s = torch.logspace(math.log10(7e-3), 0, 100_001, dtype=torch.float64)
+    for cubic in CUBIC5:
+        s = compose([cubic], s)
+        assert s.max() == pytest.approx(1.3, abs=1e-4)
+    assert s.min() == pytest.approx(0.774, abs=1e-3)
+
+
+def test_ten_steps_of_deepseek_v4_end_within_a_thousandth_of_one() -> None:
+    s = torch.logspace(-3, 0, 100_001, dtype=torch.float64)
+    assert (compose(quintics("deepseek_v4", 10), s) - 1).abs().max() < 1e-3
+    assert (compose(quintics("muon", 8), s) - 1).abs().max() > 0.2
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@either_form
+def test_every_schedule_maps_singular_values_as_its_polynomials_do(name: str, form: str) -> None:
+    steps = len(SCHEDULES[name]) if name in AS_A_WHOLE else 5
+    values = torch.logspace(0, -2, 6, dtype=torch.float64)
+    matrix = with_singular_values(values, 6, 9, seed=3)
+    found = newton_schulz(matrix, steps, name, form=form)
+    wanted = compose(quintics(name, steps), values / values.norm())
+    torch.testing.assert_close(singular_values(found), wanted.sort(descending=True).values, rtol=1e-9, atol=1e-9)
+
+
+@either_form
+@pytest.mark.parametrize("shape", [(6, 15), LARGE_FOR_GRAM])
+def test_a_cubic_needs_no_square_of_the_gram_matrix(shape: tuple[int, int], form: str) -> None:
+    with FlopCounterMode(display=False) as counter:
+        newton_schulz(gaussian(*shape), 5, "cubic5", form=form)
+    assert counter.get_total_flops() == flops(shape, form=form, coefficients="cubic5")
+    if form == "standard":
+        assert flops(shape) - flops(shape, coefficients="cubic5") == 5 * 2 * shape[0] ** 3  # ten products, not fifteen
 
 
 def test_a_semi_orthogonal_matrix_is_a_fixed_point_of_the_classic_quintic() -> None:
@@ -428,7 +476,7 @@ def test_the_gram_form_is_the_standard_form_in_exact_arithmetic(
 ) -> None:
     x = unit_frobenius_(gaussian(*sorted((rows, columns)), seed=seed, dtype=torch.float64))
     synthetic = quintics([(a, b / 8, c / 64) for a, b, c in schedule], min(steps, 3))  # more of them leave float64
-    for row in (quintics("muon", steps), quintics("polar_express", steps), synthetic) if steps else ():
+    for row in (quintics("muon", steps), quintics("polar_express", steps), CUBIC5[:steps], synthetic) if steps else ():
         wanted = newton_schulz(x, len(row), row, form="standard")
         for where in (None, restarts):
             for stack in (x, x.expand(2, *x.shape)):
@@ -529,13 +577,29 @@ def no_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_fast_form_is_gram_where_it_saves_more_operations_than_it_costs_starts() -> None:
     cpu, gpu, bf16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
     for shape in ((1024, 4096), (4096, 1024), (512, 2048), (2048, 512), (512, 1024), (256, 4096)):
-        assert fast_form(shape, 5, bf16, cpu) == fast_form(shape, 5, torch.float32, cpu) == "gram"
-        assert fast_form(shape, 5, torch.float64, cpu) == fast_form(shape, 5, torch.float16, cpu) == "standard"
-        assert fast_form(shape, 5, bf16, gpu) == "standard"
+        assert fast_form(shape, FIVE, bf16, cpu) == fast_form(shape, FIVE, torch.float32, cpu) == "gram"
+        assert fast_form(shape, FIVE, torch.float64, cpu) == fast_form(shape, FIVE, torch.float16, cpu) == "standard"
+        assert fast_form(shape, FIVE, bf16, gpu) == "standard"
     for shape in ((1024, 1024), (255, 9999), (9999, 64), (256, 1024), (384, 768), (2048, 2048), (12, 20)):
-        assert fast_form(shape, 5, bf16, cpu) == fast_form(shape, 5, bf16, gpu) == "standard"
-    assert fast_form((4096, 11008), 5, bf16, gpu) == fast_form((8192, 28672), 5, bf16, gpu) == "standard"  # measured
-    assert fast_form((1024, 4096), 0, bf16, cpu) == "standard"
+        assert fast_form(shape, FIVE, bf16, cpu) == fast_form(shape, FIVE, bf16, gpu) == "standard"
+    for shape in ((4096, 11008), (8192, 28672)):
+        assert fast_form(shape, FIVE, bf16, gpu) == "standard"  # measured
+    assert fast_form((1024, 4096), [], bf16, cpu) == "standard"
+
+
+@pytest.mark.usefixtures("no_matrix_unit")
+def test_a_schedule_that_is_too_steep_for_the_gram_form_in_bf16_stays_standard() -> None:
+    cpu = torch.device("cpu")
+    for name, form in {"polar_express": "gram", "cubic5": "gram", "cans": "standard"}.items():
+        assert fast_form((1024, 4096), quintics(name, 5), torch.bfloat16, cpu) == form
+        assert fast_form((1024, 4096), quintics(name, 5), torch.float32, cpu) == "gram"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_auto_takes_in_bf16_is_safe_on_every_spectrum(name: str) -> None:
+    steps = len(SCHEDULES[name]) if name in AS_A_WHOLE else 5
+    unsafe = [row.spectrum for row in gram_errors([(128, 256)], [name], steps=steps) if not row.safe]
+    assert bool(unsafe) == any(slope > STEEPEST for slope, _, _ in quintics(name, steps)), unsafe
 
 
 @pytest.mark.usefixtures("unlimited")
@@ -545,19 +609,19 @@ def test_with_a_matrix_unit_the_gram_form_has_to_save_more(monkeypatch: pytest.M
     for allowed in ("ALL", "default", "AVX512_CORE_AMX", "AVX10_1_512_AMX_FP16"):
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
         for shape in ((512, 1024), (512, 2048), (1024, 2048), (256, 4096)):
-            assert fast_form(shape, 5, bf16, cpu) == "standard"
-            assert fast_form(shape, 5, torch.float32, cpu) == "gram"  # the unit is for bf16
+            assert fast_form(shape, FIVE, bf16, cpu) == "standard"
+            assert fast_form(shape, FIVE, torch.float32, cpu) == "gram"  # the unit is for bf16
         for shape in ((512, 8192), (1024, 8192), (2048, 4096)):
-            assert fast_form(shape, 5, bf16, cpu) == "gram"
+            assert fast_form(shape, FIVE, bf16, cpu) == "gram"
     for forbidden in ("AVX2", "AVX512_CORE_BF16"):
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", forbidden)
-        assert fast_form((512, 2048), 5, bf16, cpu) == "gram"
+        assert fast_form((512, 2048), FIVE, bf16, cpu) == "gram"
 
 
 @pytest.mark.parametrize("shape", [(512, 2048), (256, 256)])
 def test_auto_takes_the_fast_form(shape: tuple[int, int]) -> None:
     matrix = gaussian(*shape)
-    form = fast_form(shape, 5, fast_dtype(matrix.device, matrix.dtype), matrix.device)
+    form = fast_form(shape, FIVE, fast_dtype(matrix.device, matrix.dtype), matrix.device)
     assert torch.equal(newton_schulz(matrix), newton_schulz(matrix, form=form))
 
 
@@ -618,6 +682,9 @@ def test_polar_express_is_scaled_for_safety_and_then_polishes() -> None:
         ((1.0, 2.0, 3.0, 4.0), 5, "exactly three"),
         (((1.0, 2.0, 3.0), (1.0, 2.0)), 5, "exactly three"),
         ("muon", -1, "-1"),
+        ("deepseek_v4", 5, "10"),
+        ("deepseek_v4", 12, "10"),
+        ("cubic5", 4, "5 steps"),
         ((1.0, 2.0, 3.0), -2, "-2"),
     ],
 )
