@@ -1,4 +1,4 @@
-"""Give each cell with a puzzle an anchor, so that the page of all puzzles can link to it, and give that page its boxes.
+"""Give each cell with a puzzle an anchor, so that the page of all puzzles can link to it.
 
 A chapter's puzzle is the cell that writes `my_NN.py`, with the anchor `puzzle-NN`. A small one is the cell that hands a
 function to `five_minutes.check`, with the anchor `puzzle-NN-name-of-the-function`. `[words](#puzzle-NN)` then leads
@@ -41,14 +41,7 @@ def mark_cells(app: Any, doctree: nodes.document) -> None:
             app.env.get_domain("std").note_hyperlink_target(name, page, name)
 
 
-def add_boxes(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Load the script that remembers ticks on a page that has a list of puzzles."""
-    if doctree is not None and any("puzzles" in box["classes"] for box in doctree.findall(nodes.container)):
-        app.add_js_file("puzzle_boxes.js", loading_method="defer")
-
-
 def setup(app: Any) -> dict[str, bool]:
-    """Mark cells as soon as a page is read, and add the script when a page is written."""
+    """Mark cells as soon as a page is read."""
     app.connect("doctree-read", mark_cells)
-    app.connect("html-page-context", add_boxes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

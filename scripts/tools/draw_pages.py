@@ -1,6 +1,6 @@
 """Draw the pictures of the book's pages into book/figures: `make notebooks` calls it after the chapters have run.
 
-Two lists that pages include are written there as well: all puzzles, and the cheat sheet.
+What pages include is written there as well: all puzzles, the cheat sheet, and what the roofline page works out.
 
 A chapter draws its own pictures; pages of prose and the README cannot. Their alt text stands on the page, that of the
 social card in _config.yml; a test holds both equal.
@@ -14,7 +14,17 @@ from pathlib import Path
 
 from distmuon import launch
 from muonbook.figures import player, style
-from tools.pages import before_and_after, cheat_sheet, marks, moving, plain_moves, prices, puzzle_list, social
+from tools.pages import (
+    before_and_after,
+    cheat_sheet,
+    marks,
+    moving,
+    plain_moves,
+    prices,
+    puzzle_list,
+    roofline_parts,
+    social,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FILM = "nine_moves.svg"  # what the README shows
@@ -34,7 +44,13 @@ def draw(target: Path) -> dict[str, str]:
         "seven-cuts": (moving.moving_cuts(), None),
         "nine-moves": (plain_moves.frames(), plain_moves.STILL),
     }
-    written = {"puzzles.md": puzzle_list.page_part(ROOT), "cheat_sheet.md": cheat_sheet.markdown()}
+    written = {
+        "puzzles.md": puzzle_list.page_part(ROOT),
+        "cheat_sheet.md": cheat_sheet.markdown(),
+        "roofline_links.md": roofline_parts.links(),
+        "roofline_models.md": roofline_parts.models(),
+        "roofline_calculator.md": roofline_parts.calculator(),
+    }
     described = {name: alt for name, (_, alt) in still.items()}
     for name, text in written.items():
         (target / name).write_text(text, encoding="utf-8")

@@ -234,8 +234,8 @@ def fast_form(shape: Sequence[int], schedule: Sequence[Quintic], dtype: torch.dt
     An operation costs 1, and the start of a product, or of anything between two, `START`: the Gram form has fewer of
     the former and more of the latter, which cost most where products are fast. float64 stays standard, because those
     who ask for it want the digits, and so do squares and small sides, where little can be gained, and schedules that
-    are too steep for the Gram form in bf16. A GPU always takes the standard form: on the one that `tests/gpu/one_gpu.py`
-    has measured, the Gram form gained nothing at any shape.
+    are too steep for the Gram form in bf16. A GPU always takes the standard form: on the one that
+    `tests/gpu/one_gpu.py` has measured, the Gram form gained nothing at any shape.
     """
     a, b = min(shape), max(shape)
     if dtype == torch.bfloat16 and any(slope > STEEPEST for slope, _, _ in schedule):

@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 STORED = ROOT / "book" / "figures"
-WRITTEN = {"seven_cuts.html", "nine_moves.html", "nine_moves.svg", "puzzles.md", "cheat_sheet.md"}
+WRITTEN = {
+    *("seven_cuts.html", "nine_moves.html", "nine_moves.svg", "puzzles.md", "cheat_sheet.md"),
+    *("roofline_links.md", "roofline_models.md", "roofline_calculator.md"),
+}
 
 
 @pytest.fixture(scope="module")

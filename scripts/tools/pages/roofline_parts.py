@@ -1,0 +1,114 @@
+"""What the roofline page includes: seconds of a gather by link, three models worked out, the calculator's fields."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from muonbook.planner.fabrics import ADAPTER, NVLINK, PCIE
+from muonbook.roofline import LAYOUTS, PRESETS, Step, by_layout
+
+LINKS = {  # 10^9 bytes per second, of one GPU
+    "NVLink of an H100": NVLINK.bytes_per_second / 1e9,
+    "an InfiniBand adapter of 400 Gb/s for each GPU": ADAPTER.bytes_per_second / 1e9,
+    "PCIe 4, 16 lanes": PCIE.bytes_per_second / 1e9,
+    "PCIe 4, 4 lanes": PCIE.bytes_per_second / 4e9,
+}
+GATHERED = 100e6  # bytes
+RANKS = 8
+REACHED = 400e12  # FLOPs per second
+TITLES = {"gather_all": "gather all, on ZeRO-1", "owner": "owner, on ZeRO-1", "muonw": "MuonW, on FSDP2"}
+FIELDS = {
+    "layers": "layers",
+    "width": "width",
+    "mlp": "MLP width, of one expert",
+    "vocabulary": "vocabulary",
+    "experts": "experts in a layer, 1 if dense",
+    "active": "experts that a token sees",
+    "tokens": "tokens in a step, all ranks",
+    "dp": "data-parallel ranks D",
+    "tp": "tensor-parallel ranks T",
+    "pp": "pipeline stages",
+    "ep": "ranks that share the experts",
+    "tflops": "TFLOP/s that a rank reaches",
+    "dp_link": "GB/s of a rank, data parallel",
+    "tp_link": "GB/s of a rank, tensor parallel",
+}
+
+
+def links() -> str:
+    """Return how long a gather takes on each link, and how many tokens hide gradients, as a table in Markdown."""
+    rows = [
+        (name, f"{rate:.3g} GB/s", seconds((RANKS - 1) / RANKS * GATHERED / rate / 1e9), f"{REACHED / rate / 1e9:,.0f}")
+        for name, rate in LINKS.items()
+    ]
+    return _table(("link", "speed, each way", "gather of 100 MB among 8 ranks", "tokens per rank, see below"), rows)
+
+
+def models() -> str:
+    """Return the three models, each in all layouts, as tables in Markdown."""
+    parts = []
+    for title, step in PRESETS.values():
+        found = by_layout(step)
+        rows = [
+            ("forward and backward", *(seconds(one.pass_seconds) for one in found.values())),
+            ("Newton–Schulz", *(seconds(one.newton_schulz_seconds) for one in found.values())),
+            ("a rank sends with AdamW", *(in_bytes(one.adamw_bytes) for one in found.values())),
+            ("Muon sends besides", *(in_bytes(one.muon_dp_bytes + one.muon_tp_bytes) for one in found.values())),
+            ("a rank keeps with AdamW", *(in_bytes(one.adamw_kept) for one in found.values())),
+            ("a rank keeps with Muon", *(in_bytes(one.muon_kept) for one in found.values())),
+            ("**Muon adds to the step**", *(f"**{100 * one.share:.2g} %**" for one in found.values())),
+        ]
+        parts.append(f"**{title}.** {_said(step)}\n\n{_table(('', *(TITLES[name] for name in LAYOUTS)), rows)}")
+    return "\n\n".join(parts)
+
+
+def calculator() -> str:
+    """Return the place of the calculator, which book/_static/roofline.js fills."""
+    fields = [{"name": name, "label": label} for name, label in FIELDS.items()]
+    presets = [{"title": title, "step": asdict(step)} for title, step in PRESETS.values()]
+    cases = html.escape(json.dumps({"fields": fields, "presets": presets}))
+    without = "The calculator needs JavaScript. The tables above need none."
+    box = f'<div id="roofline" data-cases="{cases}"><p>{without}</p></div>'
+    return f":::{{container}} roofline\n```{{raw}} html\n{box}\n```\n:::\n"
+
+
+def _said(step: Step) -> str:
+    experts = f", {step.experts} experts of width {step.mlp:,} of which a token sees {step.active}" * (step.experts > 1)
+    mlp = f", MLPs of width {step.mlp:,}" * (step.experts == 1)
+    grid = f"D = {step.dp}, T = {step.tp}" + f", {step.pp} pipeline stages" * (step.pp > 1)
+    spread = f", experts over {step.ep} ranks" * (step.ep > 1)
+    return (
+        f"{step.layers} layers of width {step.width:,}{mlp}{experts}; {grid}{spread}; {step.tokens:,} tokens in a "
+        f"step; {step.tflops:.0f} TFLOP/s and {step.dp_link:.0f} GB/s for a rank."
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def seconds(value: float) -> str:
+    """Return seconds with a unit that suits them."""
+    return f"{value:.3g} s" if value >= 1 else _unit(value * 1e6, ("µs", "ms"))
+
+
+def in_bytes(value: float) -> str:
+    """Return bytes with a unit that suits them."""
+    return _unit(value, ("B", "kB", "MB", "GB", "TB"))
+
+
+def _unit(value: float, names: Sequence[str]) -> str:
+    for name in names[:-1]:
+        if value < 1000:
+            return f"{_two(value)} {name}"
+        value /= 1000
+    return f"{_two(value)} {names[-1]}"
+
+
+def _two(value: float) -> str:
+    """Return a number with two digits, or all that it has before its point."""
+    return f"{value:,.0f}" if value >= 100 else f"{float(f'{value:.2g}'):g}"
