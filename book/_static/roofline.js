@@ -1,4 +1,4 @@
-/* The calculator of the roofline page. `rooflineStep` has the formulas of scripts/muonbook/roofline.py in the same
+/* The calculator of the roofline page. `rooflineStep` has the formulas of scripts/tools/pages/roofline.py in the same
    order, and a test holds the two equal. Nothing is sent anywhere, and without JavaScript the page has its tables. */
 "use strict";
 

@@ -49,6 +49,7 @@ def draw(target: Path) -> dict[str, str]:
         "cheat_sheet.md": cheat_sheet.markdown(),
         "roofline_links.md": roofline_parts.links(),
         "roofline_models.md": roofline_parts.models(),
+        "roofline_published.md": roofline_parts.published(),
         "roofline_calculator.md": roofline_parts.calculator(),
     }
     described = {name: alt for name, (_, alt) in still.items()}

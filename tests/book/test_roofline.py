@@ -16,8 +16,8 @@ from muonbook.planner.fabrics import ADAPTER, PEAK_FLOPS
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
-from muonbook.roofline import LAYOUTS, PRESETS, Matrices, Step
-from tools.pages import roofline_parts
+from tools.pages import published, roofline_parts
+from tools.pages.roofline import LAYOUTS, PRESETS, Matrices, Step
 
 PAGE = (Path(__file__).resolve().parents[2] / "book" / "roofline.md").read_text(encoding="utf-8")
 TOKENS = 1 << 22
@@ -108,3 +108,11 @@ def test_what_the_page_says_in_numbers_follows_from_its_assumptions() -> None:
 
 def test_the_calculator_asks_for_all_that_a_step_is_made_of() -> None:
     assert set(roofline_parts.FIELDS) == set(Step.__dataclass_fields__) - {"layout"}
+
+
+def test_the_planner_is_within_a_quarter_of_five_published_figures() -> None:
+    errors = {f"{figure.what}, {figure.world}": figure.error for figure in published.FIGURES}
+    near = [name for name, error in errors.items() if abs(error) <= 0.25]
+    assert len(near) >= 5, errors
+    off = [figure.world for figure in published.FIGURES if abs(figure.error) > 0.25]
+    assert [world.split(",")[0] for world in off] == ["Qwen3 30B-A3B", "Kimi K2's sizes"]

@@ -13,8 +13,8 @@ from built_book import ROOT
 from chromium import DESK
 from playwright.sync_api import Browser, Page, expect
 
-from muonbook.roofline import LAYOUTS, PRESETS, Step, by_layout
 from tools.pages import roofline_parts
+from tools.pages.roofline import LAYOUTS, PRESETS, Step, by_layout
 
 QUANTITIES = (
     "pass_flops", "newton_schulz_flops", "adamw_bytes", "muon_dp_bytes", "muon_tp_bytes", "adamw_kept", "muon_kept",

@@ -1,0 +1,145 @@
+"""Figures that others have published of their clusters, beside what the planner says of the same world.
+
+Nobody here could tune these. For each we state what we assume before anything is compared: products run at `SUSTAINED`
+of a card's bf16 peak, as everywhere in the planner, and AdamW's step is the one that was published, because seconds of
+other people's networks cannot be planned. So what is compared is what Newton–Schulz adds to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from muonbook.planner.algorithms import ALGORITHMS
+from muonbook.planner.fabrics import DEVICES, SUSTAINED
+from muonbook.planner.model_shapes import MODELS, Experts, Shape
+from muonbook.planner.stages import Degrees
+from muonbook.planner.world_plan import WorldPlan, WorldSetting
+
+GB300_PEAK = 2.5e15  # bf16 FLOPs per second, dense: NVIDIA, GB300 NVL72 datasheet, 180e15 for 72
+A800_PEAK = DEVICES["a100"].peak_flops  # an A100 with a slower NVLink
+H100_PEAK = DEVICES["h100"].peak_flops
+
+QWEN3_30B = Shape(
+    "Qwen3 30B-A3B", "Qwen/Qwen3-30B-A3B, config.json, with attention of width x width", layers=48, width=2048,
+    heads=32, key_heads=4, mlp=6144, vocabulary=151936, context=4096,
+    experts=Experts(routed=128, active=8, width=768, shared=768, dense_layers=0),
+)  # fmt: skip
+QWEN25_7B = Shape(
+    "Qwen2.5 7B", "Qwen/Qwen2.5-7B, config.json", layers=28, width=3584, heads=28, key_heads=4, mlp=18944,
+    vocabulary=152064, context=4096,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Published:
+    """what: the quantity, with its unit. world: model, ranks and how they are divided. note: what differs, or None.
+
+    by: who published it. second_hand: whether we have it from others' notes alone. published, planned: values.
+    """
+
+    what: str
+    by: str
+    world: str
+    published: float
+    planned: Callable[[], float]
+    note: str = ""
+    second_hand: bool = False
+
+    @property
+    def error(self) -> float:
+        """By how much the plan is off, in parts of what was published."""
+        return self.planned() / self.published - 1
+
+
+@cache
+def _plan(shape: Shape, degrees: Degrees, tokens: int) -> WorldPlan:
+    return WorldPlan(WorldSetting(shape, degrees, tokens=tokens).by(ALGORITHMS["owner"]))
+
+
+def _seconds(flops: float, peak: float) -> float:
+    return flops / (SUSTAINED * peak)
+
+
+def _added(shape: Shape, degrees: Degrees, tokens: int, adamw_tflops: float) -> float:
+    """Return what Newton–Schulz of the slowest rank adds to a step in which AdamW reached so many TFLOP/s per GPU."""
+    adamw = 6 * shape.active * tokens / degrees.ranks / (adamw_tflops * 1e12)
+    return _seconds(_plan(shape, degrees, tokens).flops[1], GB300_PEAK) / adamw
+
+
+K2, QWEN3 = (MODELS["kimi_k2"], Degrees(64, 1, 4, 64), 1 << 24), (QWEN3_30B, Degrees(8, 1, 1, 8), 1 << 21)
+SEVEN_B, SEVENTY_B = (QWEN25_7B, Degrees(256, 1, 1, 1), 1 << 22), (MODELS["llama3_70b"], Degrees(32, 1, 1, 1), 1 << 18)
+DMUON_ADAMW = 2.844  # seconds of a step, 256 GPUs
+
+
+def _everywhere() -> float:
+    """Return seconds of Newton–Schulz where every rank does it for all matrices of the 7B."""
+    return _seconds(_plan(*SEVEN_B).flops[0] * SEVEN_B[1].ranks, A800_PEAK)
+
+
+FIGURES = (
+    Published(
+        "what Muon adds to AdamW's step",
+        "NVIDIA, April 2026",
+        "Kimi K2's sizes, 256 GB300, 4 pipeline stages, experts over 64 ranks",
+        1051 / 1029 - 1,
+        lambda: _added(*K2, 1051),
+        "the two runs also differ in how they send gradients and parameters",
+    ),
+    Published(
+        "what Muon adds to AdamW's step",
+        "NVIDIA, April 2026",
+        "Qwen3 30B-A3B, 8 GB300, experts over 8 ranks",
+        713 / 686 - 1,
+        lambda: _added(*QWEN3, 713),
+        "experts are small, 768 × 2048, and we do not model products that are too small for the card",
+    ),
+    Published(
+        "operations of Newton–Schulz over those of the model",
+        "NVIDIA, April 2026",
+        "Kimi K2's sizes, as above",
+        51 / 1029,
+        lambda: _plan(*K2).flops[0] * K2[1].ranks / (6 * K2[0].active * K2[2]),
+        "gate and up in one matrix would make it twice ours; we could not find how they count",
+    ),
+    Published(
+        "Newton–Schulz of all matrices on every GPU, seconds",
+        "DMuon, June 2026",
+        "Qwen2.5 7B, 256 A800, a Muon that gathers first",
+        3.604,
+        _everywhere,
+        second_hand=True,
+    ),
+    Published(
+        "that step over AdamW's",
+        "DMuon, June 2026",
+        "the same",
+        6.219 / DMUON_ADAMW,
+        lambda: 1 + _everywhere() / DMUON_ADAMW,
+        "its gathers are not counted",
+        second_hand=True,
+    ),
+    Published(
+        "with one owner per matrix, the step over AdamW's",
+        "DMuon, June 2026",
+        "the same",
+        2.850 / DMUON_ADAMW,
+        lambda: 1 + _seconds(_plan(*SEVEN_B).flops[1], A800_PEAK) / DMUON_ADAMW,
+        second_hand=True,
+    ),
+    Published(
+        "Newton–Schulz of a GPU's part, seconds",
+        "Gram Newton–Schulz, March 2026",
+        "Llama 3 70B, 32 H100",
+        0.897417,
+        lambda: _seconds(_plan(*SEVENTY_B).flops[0], H100_PEAK),
+        "their products are measured, their cluster is assumed",
+    ),
+)
+NOT_COMPARED = {
+    "Moonlight's 1 to 3 per cent": "a remark without a model, a grid or a batch",
+    "Canzona's 1.57 and 5.8": "neither the GPU nor the grid nor the batch is given, and the baseline is unclear",
+    "MuonBP's 8 per cent": "GPU, number of GPUs and batch are not given",
+    "Megatron's 632 to 157 ms": "model and batch are not given, and its two texts have different numbers",
+}
