@@ -47,9 +47,12 @@ OTHER_MUON = dict(
     nesterov=False,
     momentum_kind="average",
     weight_decay=0.01,
+    cautious_decay=True,
     scale="original",
     ns_steps=3,
     ns_coefficients="polar_express",
+    input_norm="rows",
+    output_norm="rows_columns",
 )
 ADAMW = dict(algorithm="adamw", lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3)
 OTHER_ADAMW = dict(algorithm="adamw", lr=0.1)
@@ -99,7 +102,7 @@ RAGGED = Case(
         Weight("table", (37, 5), None, 2),
         Weight("bias", (131,), 0, 2),
     ),
-    (MUON, OTHER_MUON | dict(ns_form="gram"), ADAMW),
+    (MUON, OTHER_MUON | dict(ns_form="gram", input_norm="both", output_norm="columns", scale="unit_rms"), ADAMW),
     steps=2,
     bucket_size=6_250,
 )
@@ -150,7 +153,8 @@ def several(tp: int, k: int = 1) -> Case:
         MUON | {"matrices": ("fused", qkv)},
         OTHER_MUON | {"matrices": ("rows", 8)},
         MUON | {"matrices": ("columns", 8)},
-        MUON | {"matrices": ("fused", heads), "scale": "original"},
+        MUON
+        | {"matrices": ("fused", heads), "scale": "unit_rms", "ns_coefficients": "cubic5", "input_norm": "columns"},
         MUON,
         ADAMW,
     )

@@ -44,21 +44,20 @@ def step(dp: int, tp: int, layout: str) -> Step:
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_envelope_holds_within_five_per_cent_of_a_laid_out_plan(dp: int, tp: int, layout: str) -> None:
     ours, plan, adamw = step(dp, tp, layout), planned(dp, tp, layout), planned(dp, tp, layout, adamw=True)
-    near = {"rel": 0.05}
-    assert ours.newton_schulz_flops / ours.ranks == pytest.approx(plan.flops[0], **near)
+    assert ours.newton_schulz_flops / ours.ranks == pytest.approx(plan.flops[0], rel=0.05)
     moved = {group: sum(mean for (g, move), (mean, _) in plan.sent.items() if g == group and move in MUONS) for group in
              ("dp", "tp", "mesh")}  # fmt: skip
-    assert ours.muon_dp_bytes == pytest.approx(moved["dp"] + moved["mesh"], **near)
-    assert ours.muon_tp_bytes == pytest.approx(moved["tp"], **near)
+    assert ours.muon_dp_bytes == pytest.approx(moved["dp"] + moved["mesh"], rel=0.05)
+    assert ours.muon_tp_bytes == pytest.approx(moved["tp"], rel=0.05)
     for found, kept in ((ours.muon_kept, plan), (ours.adamw_kept, adamw)):
         states = ("parameters", "gradients", "master weights", "optimizer state")
-        assert found == pytest.approx(sum(kept.mean_held[kind] for kind in states), **near)
+        assert found == pytest.approx(sum(kept.mean_held[kind] for kind in states), rel=0.05)
     assert ours.pass_seconds == pytest.approx(
-        plan.seconds["forward, backward"] * plan.setting.fabric.flops_per_second / 400e12, **near
+        plan.seconds["forward, backward"] * plan.setting.fabric.flops_per_second / 400e12, rel=0.05
     )
     if layout != "muonw":  # under FSDP2 a plan gathers for every micro-batch, the envelope once
         sent = sum(mean for (group, move), (mean, _) in adamw.sent.items() if move in ("gradients", "parameters"))
-        assert ours.adamw_bytes == pytest.approx(sent, **near)
+        assert ours.adamw_bytes == pytest.approx(sent, rel=0.05)
 
 
 MUONS = ("momentum", "updates")

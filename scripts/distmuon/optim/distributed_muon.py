@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from distmuon.optim import strategies
-from distmuon.optim.muon import decay_and_apply_, momentum_of_all_, scale
+from distmuon.optim.muon import WeightPart, decay_and_apply_, momentum_of_all_, scale
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
+from distmuon.optim.normalization import InputNorm, OutputNorm
 from distmuon.optim.options import GROUP_NOTES, OPTIONS, MomentumKind, ScaleKind, check_dtype, options_among
 from distmuon.optim.param_groups import check_muon_parameter, specs_in_groups
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
@@ -74,12 +75,15 @@ class DistributedMuon(ShardedOptimizer):
         nesterov: bool = True,
         momentum_kind: MomentumKind = "sum",
         weight_decay: float = 0.1,
+        cautious_decay: bool = False,
         scale: ScaleKind = "match_rms",
         ns_steps: int = 5,
         ns_coefficients: Coefficients = "muon",
         compute_dtype: ComputeDtype = "auto",
         ns_form: Form = "auto",
         ns_norm: Norm = "safe",
+        input_norm: InputNorm | None = None,
+        output_norm: OutputNorm | None = None,
         batched: bool = True,
         matrices: Matrices = "whole",
         adamw_lr: float | Tensor | None = None,
@@ -236,9 +240,8 @@ class DistributedMuon(ShardedOptimizer):
     def _decay_and_apply(self, flat: Sequence[tuple[int, Tensor, Tensor, Range]]) -> None:
         """Decay and move runs of parameters. flat: (parameter, W and O of a run of it, flat, and where that run is)."""
         parts = [
-            (weight[run], update[run], lr, factor)
+            [WeightPart(weight[run], update[run], lr, factor) for run, lr, factor in self._lr_spans(index, where)]
             for index, weight, update, where in flat
-            for run, lr, factor in self._lr_spans(index, where)
         ]
         decay_and_apply_([weight for _, weight, _, _ in flat], [self.muon[index] for index, *_ in flat], parts)
 

@@ -15,15 +15,17 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from distmuon.optim.masters import MasterWeights, rounded_once, views_in_place
 from distmuon.optim.newton_schulz import BATCH, Coefficients, ComputeDtype, Form, Norm, batching_pays, newton_schulz_
+from distmuon.optim.normalization import InputNorm, OutputNorm, equalize_input_, normalize_output_
 from distmuon.optim.options import (
     MUON_DEFAULTS,
+    NORM_OPTIONS,
     NS_OPTIONS,
     MomentumKind,
     ScaleKind,
@@ -78,14 +80,18 @@ def scale(shape: Sequence[int], kind: str = "match_rms") -> float:
     "match_rms": 0.2 sqrt(max(A, B)); a semi-orthogonal [A, B] has RMS 1/sqrt(max(A, B))
     (Moonlight, Lemma 1), so the update's RMS becomes 0.2, about AdamW's, whose learning rate
     and decay are then safe; the best rate is often a few times as high. "original":
-    sqrt(max(1, A / B)) (Jordan et al. 2024).
+    sqrt(max(1, A / B)) (Jordan et al. 2024). "unit_rms": sqrt(A / B), with which inputs of RMS 1
+    are moved by an RMS of about 1, whatever the shape (Bernstein 2024; Pethick et al. 2025),
+    and which Megatron calls unit_rms_norm.
     """
     a, b = shape
     if kind == "match_rms":
         # 0.2 sqrt(max(A, B))
         return 0.2 * math.sqrt(max(a, b))
-    # sqrt(max(1, A / B))
-    return math.sqrt(max(1.0, a / b)) if b else 1.0
+    if not b:
+        return 1.0
+    # sqrt(A / B), or sqrt(max(1, A / B))
+    return math.sqrt(a / b if kind == "unit_rms" else max(1.0, a / b))
 
 
 def decay_(
@@ -96,6 +102,18 @@ def decay_(
     """Take decoupled weight decay in place."""
     # W <- (1 - lr lambda) W
     each("mul_", weights, 1 - lr * weight_decay)
+
+
+def decay_cautiously_(
+    weights: list[Tensor],  # W, each [...]; overwritten
+    updates: Sequence[Tensor],  # O, as the weights
+    lr: float,
+    weight_decay: float,  # lambda
+) -> None:
+    """Take decay in place where the update makes the weight smaller, too (Chen et al. 2025, arXiv 2510.12402)."""
+    for w, o in zip(weights, updates, strict=True):
+        # W <- (1 - lr lambda) W where W O >= 0
+        w.copy_(torch.where(w.sign() * o.sign() >= 0, w * (1 - lr * weight_decay), w))
 
 
 def apply_(
@@ -112,6 +130,15 @@ def apply_(
     ]
     # W <- W - lr scale(A, B) O
     each("add_", weights, fitting, alpha=-lr * factor)
+
+
+class WeightPart(NamedTuple):
+    """A part of a weight that moves by itself: W and O, alike in shape, the learning rate, and scale(A, B)."""
+
+    weight: Tensor
+    update: Tensor
+    lr: float
+    factor: float
 
 
 def momentum_of_all_(
@@ -132,13 +159,19 @@ def momentum_of_all_(
 def decay_and_apply_(
     weights: list[Tensor],  # W, each [...]; overwritten
     groups: Sequence[Mapping[str, Any]],  # the parameter group of each
-    parts: Sequence[tuple[Tensor, Tensor, float, float]],  # of the weights, all of them: W, O, lr, scale(A, B)
+    parts: Sequence[Sequence[WeightPart]],  # of each: all that it consists of
 ) -> None:
     """Decay and move weights under the options of many groups, as `momentum_of_all_` does."""
-    for (lr, weight_decay), places in _places_by((_number(g["lr"]), _number(g["weight_decay"])) for g in groups):
-        decay_([weights[i] for i in places], lr, weight_decay)
-    for (lr, factor), places in _places_by((_number(lr), factor) for _, _, lr, factor in parts):
-        apply_([parts[i][0] for i in places], [parts[i][1] for i in places], lr, factor)
+    settings = [(_number(g["lr"]), _number(g["weight_decay"]), g["cautious_decay"]) for g in groups]
+    for (lr, weight_decay, cautious), places in _places_by(settings):
+        if cautious:
+            found = [part for i in places for part in parts[i]]
+            decay_cautiously_([part.weight for part in found], [part.update for part in found], lr, weight_decay)
+        else:
+            decay_([weights[i] for i in places], lr, weight_decay)
+    every = [part for of_weight in parts for part in of_weight]
+    for (lr, factor), places in _places_by((_number(part.lr), part.factor) for part in every):
+        apply_([every[i].weight for i in places], [every[i].update for i in places], lr, factor)
 
 
 def _number(option: Any) -> Any:
@@ -167,18 +200,27 @@ def orthogonalize(
     The inputs are used up: one that comes alone, or holds several matrices, is overwritten by its result.
     """
     divisions = divisions or [MatrixLayout(group["matrices"])] * len(inputs)
-    options = [group[name] for name in NS_OPTIONS]
     if any(division.matrices != "whole" for division in divisions):
-        return _orthogonalize_parts([x.contiguous() for x in inputs], divisions, options, group["batched"])
+        return _orthogonalize_parts([x.contiguous() for x in inputs], divisions, group)
     stack = torch.stack(list(inputs)) if len(inputs) > 1 else inputs[0].unsqueeze(0)  # [n, A, B]
-    return newton_schulz_(stack, *options).unbind()
+    return _orthogonalize_(stack, group).unbind()
+
+
+def _orthogonalize_(
+    stack: Tensor,  # [n, A, B]; overwritten
+    group: Mapping[str, Any],
+) -> Tensor:  # the same tensor
+    """Run Newton–Schulz, and what a group wants before and after it."""
+    if group["input_norm"]:
+        equalize_input_(stack, group["input_norm"])
+    newton_schulz_(stack, *(group[name] for name in NS_OPTIONS))
+    return normalize_output_(stack, group["output_norm"]) if group["output_norm"] else stack
 
 
 def _orthogonalize_parts(
     inputs: Sequence[Tensor],  # contiguous; overwritten
     divisions: Sequence[MatrixLayout],
-    options: Sequence[Any],
-    batched: bool,
+    group: Mapping[str, Any],
 ) -> Sequence[Tensor]:  # the same tensors
     """Copy all matrices of a shape out of the inputs, orthogonalize them, and put each back where it was."""
     found: dict[tuple[int, int], list[Tensor]] = {}
@@ -191,11 +233,11 @@ def _orthogonalize_parts(
         places = [place.view(view.shape) for place, view in zip(stack.split(counts), views, strict=True)]
         for place, view in zip(places, views, strict=True):
             place.copy_(view)
-        if batched and batching_pays(shape, stack.device):
-            newton_schulz_(stack, *options)
+        if group["batched"] and batching_pays(shape, stack.device):
+            _orthogonalize_(stack, group)
         else:
-            for one in stack:  # in memory of its own: the last bits depend on alignment
-                one.copy_(newton_schulz_(one.clone(), *options))
+            for one in stack.split(1):  # in memory of its own: the last bits depend on alignment
+                one.copy_(_orthogonalize_(one.clone(), group))
         for place, view in zip(places, views, strict=True):
             view.copy_(place)
     return inputs
@@ -235,7 +277,12 @@ def batches(
         if division.matrices != "whole":
             shapes = {part.shape for part in parts(division.matrices, tensor.shape)}
         pays = group["batched"] and all(batching_pays(shape, tensor.device) for shape in shapes)
-        alike = (frozenset(shapes), tensor.dtype, tensor.device, *(str(group[name]) for name in NS_OPTIONS))
+        alike = (
+            frozenset(shapes),
+            tensor.dtype,
+            tensor.device,
+            *(str(group[name]) for name in (*NS_OPTIONS, *NORM_OPTIONS)),
+        )
         found.setdefault(alike if pays else (index,), []).append(index)
     return [run for together in found.values() for run in runs(together, [tensors[i].numel() for i in together], BATCH)]
 
@@ -258,9 +305,14 @@ class Muon(MasterWeights):
     nesterov: feed Newton–Schulz the momentum with this step's gradient counted once more, as Nesterov does.
     momentum_kind: "sum", M <- mu M + G, or "average", M <- mu M + (1 - mu) G. Newton–Schulz divides the difference out.
     weight_decay: decoupled: a step multiplies weights by 1 - lr * weight_decay.
-    scale: of the update of a matrix [A, B]: "match_rms", 0.2 sqrt(max(A, B)), or "original", sqrt(max(1, A / B)).
+    cautious_decay: only where the update makes the weight smaller, too.
+    scale: of the update of a matrix [A, B]: "match_rms", 0.2 sqrt(max(A, B)), "original", sqrt(max(1, A / B)), or
+        "unit_rms", sqrt(A / B).
     ns_steps, ns_coefficients, compute_dtype, ns_form, ns_norm: of Newton–Schulz: what `newton_schulz` calls steps,
         coefficients, compute_dtype, form and norm.
+    input_norm: give "rows", "columns" or "both" the same length before Newton–Schulz, as MuonEq does.
+    output_norm: divide "rows" or "columns" of the update by their lengths, "rows_columns" or "columns_rows" one after
+        the other, as Muon+ does, and keep its Frobenius norm.
     batched: orthogonalize small matrices of one shape in one batched product, which may sum in another order.
     matrices: which matrices a parameter holds, each with a scale of its own; see `distmuon.sharding.matrices`.
     input_dtype: round what Newton–Schulz is fed to this dtype first; None keeps it. A distributed run gathers the
@@ -289,12 +341,15 @@ class Muon(MasterWeights):
         nesterov: bool = True,
         momentum_kind: MomentumKind = "sum",
         weight_decay: float = 0.1,
+        cautious_decay: bool = False,
         scale: ScaleKind = "match_rms",
         ns_steps: int = 5,
         ns_coefficients: Coefficients = "muon",
         compute_dtype: ComputeDtype = "auto",
         ns_form: Form = "auto",
         ns_norm: Norm = "safe",
+        input_norm: InputNorm | None = None,
+        output_norm: OutputNorm | None = None,
         batched: bool = True,
         matrices: Matrices = "whole",
         input_dtype: torch.dtype | None = None,
@@ -378,8 +433,10 @@ class Muon(MasterWeights):
                     found = parts(group["matrices"], p.shape)
                     rows = [part.rows for part in found]
                     weights.append(weight)
-                    for part, w, o in zip(found, weight.split(rows), update.split(rows), strict=True):
-                        moving.append((w, o, group["lr"], scale(part.shape, group["scale"])))
+                    cut = zip(found, weight.split(rows), update.split(rows), strict=True)
+                    moving.append(
+                        [WeightPart(w, o, group["lr"], scale(part.shape, group["scale"])) for part, w, o in cut]
+                    )
                 decay_and_apply_(weights, [groups[i] for i in together], moving)
 
     def _momentum(

@@ -31,8 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 from distmuon.optim.adamw import adamw_, begin
 from distmuon.optim.exchange_plan import Matrix, MatrixShard, Parameter, Plan, Plans
 from distmuon.optim.masters import MasterWeights, rounded_once, views_in_place
-from distmuon.optim.muon import batches, decay_and_apply_, momentum_of_all_, orthogonalize, scale
+from distmuon.optim.muon import WeightPart, batches, decay_and_apply_, momentum_of_all_, orthogonalize, scale
 from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
+from distmuon.optim.normalization import InputNorm, OutputNorm
 from distmuon.optim.options import (
     GROUP_NOTES,
     OPTIONS,
@@ -139,12 +140,15 @@ class MuonW(MasterWeights):
         nesterov: bool = True,
         momentum_kind: MomentumKind = "sum",
         weight_decay: float = 0.1,
+        cautious_decay: bool = False,
         scale: ScaleKind = "match_rms",
         ns_steps: int = 5,
         ns_coefficients: Coefficients = "muon",
         compute_dtype: ComputeDtype = "auto",
         ns_form: Form = "auto",
         ns_norm: Norm = "safe",
+        input_norm: InputNorm | None = None,
+        output_norm: OutputNorm | None = None,
         batched: bool = True,
         matrices: Matrices | Mapping[str, Matrices] = "whole",
         adamw_lr: float | Tensor | None = None,
@@ -375,14 +379,15 @@ class MuonW(MasterWeights):
         for places in self._together(plan):
             groups = [self.param_groups[plan.parameters[place].group] for place in places]
             with contextlib.ExitStack() as rounded:
-                weights, parts = [], []
+                weights, parts = list[Tensor](), list[list[WeightPart]]()
                 for place, group in zip(places, groups, strict=True):
                     p = plan.parameters[place].tensor
                     weight = rounded.enter_context(rounded_once(local(p), self.master(p)))
                     weights.append(weight)
+                    parts.append([])
                     for piece, update in of_parameter[place]:
                         factor = scale(plan.parcels.whole(piece.matrix)[1], group["scale"])
-                        parts.append((weight[plan.here(piece)], update, group["lr"], factor))
+                        parts[-1].append(WeightPart(weight[plan.here(piece)], update, group["lr"], factor))
                 decay_and_apply_(weights, groups, parts)
 
     def _exchange(

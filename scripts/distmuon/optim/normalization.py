@@ -1,14 +1,14 @@
-"""What some put before and after Newton–Schulz: rows or columns of equal length, and NorMuon's memory of their lengths.
+"""What some put before and after Newton–Schulz: rows or columns of equal length.
 
-    before   MuonEq     X <- D_r^(-1/2) X D_c^(-1/2)        D_r, D_c: squared lengths of the rows, of the columns
-    after    Muon+      O <- rows, then columns, or one of them, divided by their lengths
-             NorMuon    v <- beta2 v + (1 - beta2) mean of O^2 over each row,    O <- O / sqrt(v)
+    before   MuonEq     U <- D_r^(-1/2) U D_c^(-1/2)     D_r, D_c: squared lengths of the rows, of the columns; or one
+    after    Muon+      O <- rows, columns or one after the other divided by their lengths
 
-All of them need whole rows and whole matrices, as Newton–Schulz does, so they are done beside it, by whoever has them.
-What is done after it leaves a matrix's Frobenius norm as it was, so that `scale` and the learning rate mean the same.
+Both need whole rows and columns, as Newton–Schulz needs whole matrices. So whoever runs it does them, too, and nothing
+is sent for them. What is done after it leaves the Frobenius norm as it was, so that `scale` and the learning rate mean
+what they mean without.
 
-Sources: MuonEq (Chang et al. 2026, arXiv 2603.28254); Muon+ (Zhang et al. 2026, arXiv 2602.21545, which does not keep
-the norm); NorMuon (Li et al. 2025, arXiv 2510.05491, whose code keeps it).
+Sources: MuonEq (Chang et al. 2026, arXiv 2603.28254); Muon+ (Zhang et al. 2026, arXiv 2602.21545), which does not keep
+the norm.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from torch import Tensor
 from distmuon.optim.newton_schulz import unit_frobenius_
 
 InputNorm = Literal["rows", "columns", "both"]
-OutputNorm = Literal["rows", "columns", "rows_columns", "columns_rows", "normuon"]
+OutputNorm = Literal["rows", "columns", "rows_columns", "columns_rows"]
 INPUT_NORMS, OUTPUT_NORMS = get_args(InputNorm), get_args(OutputNorm)
 ROWS, COLUMNS, ALL = -1, -2, (-2, -1)  # what a length is taken over
-OVER = {"rows": [ROWS], "columns": [COLUMNS], "rows_columns": [ROWS, COLUMNS], "columns_rows": [COLUMNS, ROWS]}
-EPS = 1e-8  # NorMuon's, beside a root mean square that is about 1 / sqrt(longer side)
 
 
 def equalize_input_(
@@ -50,24 +48,11 @@ def normalize_output_(
     matrices: Tensor,  # O, [..., A, B]; overwritten
     how: str,
 ) -> Tensor:  # the same tensor
-    """Divide rows and columns by their lengths, in the order that `how` says, and keep the Frobenius norm."""
+    """Divide rows or columns, or first the ones and then the others, by their lengths; keep the Frobenius norm."""
     x = _widened(matrices)
     before = _length(x, ALL)
-    for over in OVER[how]:
-        x.div_(_length(x, over))
-    return matrices.copy_(x.mul_(before / _length(x, ALL)))
-
-
-def normuon_(
-    matrices: Tensor,  # O, [..., A, B]; overwritten
-    moments: Tensor,  # v, [..., A, 1], float32 or wider; overwritten
-    beta2: float,
-) -> Tensor:  # the matrices
-    """Fold the mean square of every row into its moment, divide the row by the root, and keep the Frobenius norm."""
-    x = _widened(matrices)
-    before = _length(x, ALL)
-    moments.lerp_(x.square().mean(dim=ROWS, keepdim=True), 1 - beta2)
-    x.div_(moments.sqrt().add_(EPS))
+    for which in how.split("_"):
+        x.div_(_length(x, ROWS if which == "rows" else COLUMNS))
     return matrices.copy_(x.mul_(before / _length(x, ALL)))
 
 

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from distmuon.optim.newton_schulz import COMPUTE_DTYPES, check_form, quintics
+from distmuon.optim.normalization import INPUT_NORMS, OUTPUT_NORMS
 from distmuon.sharding.matrices import check_matrices
 
 MomentumKind = Literal["sum", "average"]
-ScaleKind = Literal["match_rms", "original"]
+ScaleKind = Literal["match_rms", "original", "unit_rms"]
 MOMENTA, SCALES = get_args(MomentumKind), get_args(ScaleKind)
 MOMENTUM_DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # hold a momentum of any size; float16 ends at 65504
 NEARLY = 0.88  # how alike a typo and the option that was meant are, by difflib's ratio: beta and betas are at 0.89
@@ -30,18 +31,22 @@ MUON_DEFAULTS: dict[str, Any] = dict(
     nesterov=True,
     momentum_kind="sum",
     weight_decay=0.1,
+    cautious_decay=False,
     scale="match_rms",
     ns_steps=5,
     ns_coefficients="muon",
     compute_dtype="auto",
     ns_form="auto",
     ns_norm="safe",
+    input_norm=None,
+    output_norm=None,
     batched=True,
     matrices="whole",
 )  # fmt: skip
 ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 OPTIONS = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}  # by algorithm
 NS_OPTIONS = ("ns_steps", "ns_coefficients", "compute_dtype", "ns_form", "ns_norm")  # as `newton_schulz` takes them
+NORM_OPTIONS = ("input_norm", "output_norm")  # before and after it
 SCHEDULED = ("initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum")  # by torch's schedulers
 GROUP_NOTES = ("params", "param_names", "name", "lr_scale", *SCHEDULED)  # what a group may carry besides its options
 
@@ -129,6 +134,11 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
             f"lr={group['lr']}, weight_decay={group['weight_decay']}, momentum={group['momentum']}: "
             "lr and weight_decay must be 0 or more, and finite, momentum in [0, 1)."
         )
+    for name, known in (("input_norm", INPUT_NORMS), ("output_norm", OUTPUT_NORMS)):
+        if group[name] is not None and group[name] not in known:
+            raise ValueError(f"{name} is {group[name]!r}; choose one of {', '.join(known)}, or None.")
+    if group["cautious_decay"] not in (True, False):
+        raise ValueError(f"cautious_decay is {group['cautious_decay']!r}; give True or False.")
     check_matrices(group["matrices"])
     quintics(group["ns_coefficients"], group["ns_steps"])
     check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)

@@ -17,17 +17,17 @@ LAYOUTS = ("gather_all", "owner", "muonw")  # the first two on ZeRO-1, the last 
 
 
 class Matrices(NamedTuple):
-    """count matrices [a, b], a <= b. share: how many of all tokens each of them sees."""
+    """`number` matrices [a, b], a <= b. share: how many of all tokens each of them sees."""
 
     a: int
     b: int
-    count: int
+    number: int
     share: float
 
     @property
     def elements(self) -> int:
         """Of all of them."""
-        return self.count * self.a * self.b
+        return self.number * self.a * self.b
 
     @property
     def flops(self) -> int:
@@ -50,7 +50,7 @@ class Part(NamedTuple):
     @property
     def newton_schulz_flops(self) -> int:
         """Of orthogonalizing every matrix once."""
-        return sum(m.count * m.flops for m in self.matrices)
+        return sum(m.number * m.flops for m in self.matrices)
 
     @property
     def owners(self) -> float:

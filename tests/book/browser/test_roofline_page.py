@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import chromium
 import pytest
@@ -29,7 +30,7 @@ def some_steps() -> list[Step]:
         ep, experts = draw.choice([1, 1, 2, 8]), draw.choice([1, 8, 64])
         sides = {name: 128 * draw.randint(1, 99) for name in ("width", "mlp", "vocabulary")}
         grid = {"dp": ep * draw.randint(1, 40), "tp": draw.choice([1, 2, 8]), "pp": draw.randint(1, 6), "ep": ep}
-        speeds = {name: draw.uniform(0.5, 900) for name in ("tflops", "dp_link", "tp_link")}
+        speeds: dict[str, Any] = {name: draw.uniform(0.5, 900) for name in ("tflops", "dp_link", "tp_link")}
         number = {"layers": draw.randint(1, 90), "experts": experts, "active": draw.randint(1, experts)}
         found.append(Step(**sides, **grid, **speeds, **number, tokens=draw.randint(1, 1 << 26), layout=layout))
     return found

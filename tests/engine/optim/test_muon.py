@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from distmuon.optim.muon import Muon, apply_, batches, decay_, momentum_, orthogonalize, scale
-from distmuon.optim.newton_schulz import newton_schulz
+from distmuon.optim.newton_schulz import newton_schulz, singular_values
 from distmuon.optim.options import MOMENTA, MUON_DEFAULTS
 from distmuon.sharding.matrices import MatrixLayout
 
@@ -605,3 +606,89 @@ def test_torch_speaks_up_when_a_parameter_is_given_twice() -> None:
         Muon([weight, weight])
     with pytest.raises(ValueError, match="more than one parameter group"):
         Muon([{"params": [weight]}, {"params": [weight]}])
+
+
+# ---- Before and after Newton–Schulz, and decay with care ----------------------------------------------------
+
+
+def stepped(gradient: torch.Tensor, weight: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+    """Return a weight, by default of zeros, after one step without momentum."""
+    p = nn.Parameter(torch.zeros_like(gradient) if weight is None else weight.clone())
+    p.grad = gradient.clone()
+    Muon([p], **{"momentum": 0.0, "nesterov": False, "lr": 1.0, "weight_decay": 0.0, **options}).step()
+    return p.detach()
+
+
+def lengths(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, dim=dim, keepdim=True)
+
+
+UNEVEN = torch.logspace(0, 3, 6, dtype=torch.float64)[:, None]
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+@pytest.mark.parametrize(("how", "over"), [("rows", [1]), ("columns", [0]), ("both", [0, 1])])
+def test_an_input_is_equalized_at_any_scale_and_zeros_stay(how: str, over: list[int], scale: float) -> None:
+    gradient = gaussian(6, 9, dtype=torch.float64) * UNEVEN
+    gradient[2] = 0
+    equal = gradient.clone()
+    for dim in over:
+        equal /= lengths(gradient, dim).clamp(min=1e-300)  # each by its length from before
+    found = stepped(gradient * scale, input_norm=how)
+    torch.testing.assert_close(found, stepped(equal), rtol=1e-9, atol=1e-12)
+    assert found[2].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("how", ["rows", "columns", "rows_columns", "columns_rows"])
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6)])
+def test_an_output_is_normalized_and_keeps_its_norm(how: str, shape: tuple[int, int]) -> None:
+    gradient = gaussian(*shape, dtype=torch.float64)
+    plain, found = stepped(gradient), stepped(gradient, output_norm=how)
+    wanted = plain
+    for which in how.split("_"):
+        wanted = wanted / lengths(wanted, 1 if which == "rows" else 0)
+    torch.testing.assert_close(found, wanted * plain.norm() / wanted.norm(), rtol=1e-12, atol=1e-14)
+    last = lengths(found, 1 if how.endswith("rows") else 0)
+    assert last.max() == pytest.approx(last.min().item(), rel=1e-9)
+
+
+def test_normalizing_leaves_a_matrix_of_zeros_and_spreads_a_nan_over_its_matrix_alone() -> None:
+    stack = gaussian(3, 4, 6)
+    stack[1], stack[2, 0, 0] = 0, torch.nan
+    found = stepped(stack, matrices="stacked", input_norm="both", output_norm="rows_columns")
+    assert found[0].isfinite().all()
+    assert found[1].count_nonzero() == 0
+    assert found[2].isnan().all()
+
+
+def test_careful_decay_touches_what_the_update_makes_smaller() -> None:
+    gradient, weight = gaussian(5, 7, seed=1), gaussian(5, 7, seed=2)
+    weight[0] = 0
+    update = -stepped(gradient, lr=0.1)  # lr scale O
+    found = stepped(gradient, weight, lr=0.1, weight_decay=0.5, cautious_decay=True)
+    decayed = torch.where(weight * update >= 0, weight * (1 - 0.1 * 0.5), weight)
+    torch.testing.assert_close(found, decayed - update)
+    everywhere = stepped(gradient, weight, lr=0.1, weight_decay=0.5)
+    assert 0.2 < (found == everywhere).double().mean() < 0.8
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (16, 4), (5, 5)])
+def test_unit_rms_moves_inputs_of_rms_one_by_about_one(shape: tuple[int, int]) -> None:
+    a, b = shape
+    assert scale(shape, "unit_rms") == pytest.approx((a / b) ** 0.5)
+    step = -stepped(gaussian(a, b, dtype=torch.float64), scale="unit_rms", ns_coefficients="deepseek_v4", ns_steps=10)
+    assert singular_values(step).max() == pytest.approx((a / b) ** 0.5, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"input_norm": "row"}, "input_norm is 'row'; choose one of rows, columns, both, or None."),
+        ({"output_norm": "both"}, "output_norm is 'both'; choose one of rows, columns, rows_columns, columns_rows"),
+        ({"cautious_decay": "yes"}, "cautious_decay is 'yes'; give True or False."),
+        ({"scale": "spectral"}, "scale is 'spectral'; choose one of match_rms, original, unit_rms."),
+    ],
+)
+def test_a_variant_that_does_not_exist_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Muon([nn.Parameter(torch.zeros(2, 3))], **options)
