@@ -4,6 +4,7 @@ python scripts/04_does_it_learn.py --task digits
 python scripts/04_does_it_learn.py --task language --json book/results/race_language.json
 python scripts/04_does_it_learn.py --task language --optimizer muon --lr 0.032 --seeds 1 --steps 100
 python scripts/04_does_it_learn.py --task language --optimizer muon --lr 0.032 --dp 2 --tp 2 --dtype float64
+python scripts/04_does_it_learn.py --task language --variants --tune lr --steps 1000
 python scripts/04_does_it_learn.py --task mnist --fetch
 python scripts/04_does_it_learn.py --recipe original --task mnist --json out/originals.json
 
@@ -22,10 +23,11 @@ from muonbook.measure import results
 TASKS = ("digits", "language", "fashion", "mnist", "cifar10")
 FETCHED = TASKS[2:]
 OPTIMIZERS = ("sgd", "adamw", "muon")
+VARIANTS = ("polar_express", "cans", "deepseek_v4", "cubic5", "muoneq", "muon_plus", "cautious")  # of muon
 GRIDS = ("all", "lr")
 QUICK_STEPS, QUICK_SEEDS = 20, 5
 MANY = ("ranks", "threads", "quick", "json")  # runs, shared out
-TRAINING = ("task", "if_here", "optimizer", "steps", "dtype", "backend", "device")
+TRAINING = ("task", "if_here", "optimizer", "variants", "steps", "dtype", "backend", "device")
 TUNED = ("lr", "weight_decay", "momentum", "others", "second_beta")
 GRID = "--dp and --tp"
 TAKES = {  # job -> its options
@@ -55,7 +57,8 @@ def parse():
     launch.add_arguments(parser, dp=1, tp=1)
     add = parser.add_argument
     add("--task", nargs="+", default=["digits"], metavar="TASK", help=f"one of {', '.join(TASKS)} (default: digits)")
-    add("--optimizer", nargs="+", default=list(OPTIMIZERS), metavar="NAME", help="some of sgd, adamw, muon")
+    add("--optimizer", nargs="+", default=list(OPTIMIZERS), metavar="NAME", help="of sgd, adamw, muon and its variants")
+    add("--variants", action="store_true", help=f"in place of --optimizer: muon {' '.join(VARIANTS)}")
     add("--lr", nargs="+", type=float, metavar="LR", help="do not tune: one for all, or one for each optimizer")
     add("--weight-decay", type=float, metavar="X", help="with --lr (default: the larger of the optimizer's grid)")
     add(
@@ -86,13 +89,15 @@ def checked(arguments):
     """Return the job, the arguments complete; raise UsageError for those that cannot be. Imports nothing heavy."""
     job = launch.chosen_job(arguments, TAKES, job_of(arguments))
     arguments.lr = arguments.lr or []
+    if arguments.variants:
+        arguments.optimizer = ["muon", *VARIANTS]
     quick = {"steps": QUICK_STEPS, "seeds": QUICK_SEEDS, "tuning_seeds": 1} if arguments.quick else {}
     for name, default in ({"seeds": 8, "tuning_seeds": 3} | quick).items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
     for option, names, known in (
         ("--task", arguments.task, TASKS),
-        ("--optimizer", arguments.optimizer, OPTIMIZERS),
+        ("--optimizer", arguments.optimizer, OPTIMIZERS + VARIANTS),
         ("--dtype", [arguments.dtype], ("float32", "float64")),
         ("--recipe", [arguments.recipe or "original"], ("original",)),
         ("--tune", [arguments.tune], GRIDS),

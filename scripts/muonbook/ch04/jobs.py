@@ -13,7 +13,7 @@ from typing import Any
 
 from distmuon.launch import World
 from muonbook.ch04 import image_datasets, sharded_training, sweep, tables, tasks
-from muonbook.ch04.search_space import BETAS, CANDIDATES, Setting
+from muonbook.ch04.search_space import BETAS, Setting, candidate
 from muonbook.ch04.tasks import LearningTask
 from muonbook.ch04.tutorial import study as originals
 from muonbook.ch04.tutorial import tables as originals_tables
@@ -32,7 +32,7 @@ def chosen_task(arguments: Arguments, device: str) -> LearningTask:
 
 def chosen_setting(arguments: Arguments, name: str) -> Setting:
     """Return the setting of --lr, --weight-decay, --momentum, --others and --second-beta, as usual where not given."""
-    candidate, lr = CANDIDATES[name], arguments.lr[min(len(arguments.lr) - 1, arguments.optimizer.index(name))]
+    chosen, lr = candidate(name), arguments.lr[min(len(arguments.lr) - 1, arguments.optimizer.index(name))]
 
     def given(option: float | None, usual: float) -> float:
         return usual if option is None else option
@@ -40,8 +40,8 @@ def chosen_setting(arguments: Arguments, name: str) -> Setting:
     return Setting(
         name,
         lr,
-        given(arguments.weight_decay, candidate.weight_decays[-1]),
-        given(arguments.momentum, candidate.usual),
+        given(arguments.weight_decay, chosen.weight_decays[-1]),
+        given(arguments.momentum, chosen.usual),
         given(arguments.others, 1.0),
         given(arguments.second_beta, BETAS[1]),
     )

@@ -8,6 +8,7 @@ step's. The AdamW beside Muon keeps its betas: if that costs somebody, it is Muo
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -168,6 +169,37 @@ CANDIDATES: dict[str, Candidate] = {
 }
 
 
+# ---- Variants of Muon -------------------------------------------------------------------------------------
+
+VARIANT_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> title, and what it changes of Muon
+    "polar_express": ("Polar Express", {"ns_coefficients": "polar_express"}),
+    "cans": ("CANS", {"ns_coefficients": "cans"}),
+    "deepseek_v4": ("DeepSeek-V4's ten steps", {"ns_coefficients": "deepseek_v4", "ns_steps": 10}),
+    "cubic5": ("five cubics", {"ns_coefficients": "cubic5"}),
+    "muoneq": ("MuonEq, rows", {"input_norm": "rows"}),
+    "muon_plus": ("Muon+, rows and columns", {"output_norm": "rows_columns"}),
+    "cautious": ("cautious decay", {"cautious_decay": True}),
+}
+
+
+def _variant(name: str) -> Candidate:
+    """Return a variant over Muon's own grid."""
+    title, options = VARIANT_OPTIONS[name]
+
+    def build(model: nn.Module, setting: Setting) -> list[Optimizer]:
+        return muon_and_adamw(by_algorithm(model), setting, functools.partial(Muon, **options))
+
+    return replace(CANDIDATES["muon"], title=title, build=build)
+
+
+VARIANTS = {name: _variant(name) for name in VARIANT_OPTIONS}
+
+
+def candidate(name: str) -> Candidate:
+    """Return who races under this name, one of the three or a variant."""
+    return CANDIDATES[name] if name in CANDIDATES else VARIANTS[name]
+
+
 def title(name: str) -> str:
     """Return how an optimizer is called in tables and pictures."""
-    return CANDIDATES[name].title
+    return candidate(name).title

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from distmuon.launch import World
 from muonbook.ch04 import ngrams
-from muonbook.ch04.search_space import CANDIDATES, Grid, Setting, settings, widened
+from muonbook.ch04.search_space import Grid, Setting, candidate, settings, widened
 from muonbook.ch04.tasks import LearningTask
 from muonbook.ch04.training import Outcome, Training, started, train
 from muonbook.measure.interleaved_timing import take_turns
@@ -97,7 +97,7 @@ class Tuned:
     @property
     def usual(self) -> Setting:
         """Return the best setting with the usual momentum and one learning rate for all parameters."""
-        usual = CANDIDATES[self.best.optimizer].is_usual
+        usual = candidate(self.best.optimizer).is_usual
         return best_of({setting: loss for setting, loss in self.medians.items() if usual(setting)})
 
     def curve(self) -> Curve:
@@ -127,7 +127,7 @@ def tune(name: str, run: Runner, seeds: Iterable[int] = TUNING_SEEDS, rates_alon
     run: trains settings with seeds, and returns the outcomes in the same order.
     """
     first, *others = seeds
-    grid = CANDIDATES[name].grid(rates_alone)
+    grid = candidate(name).grid(rates_alone)
     known: dict[Job, Outcome] = {}
 
     def outcomes(jobs: Sequence[Job]) -> list[Outcome]:
@@ -149,7 +149,7 @@ def tune(name: str, run: Runner, seeds: Iterable[int] = TUNING_SEEDS, rates_alon
 def finalists(losses: Mapping[Setting, float]) -> list[Setting]:
     """Return the best settings, and the best ones of those that are as usual; at every learning rate the best."""
     ranked = sorted(losses, key=lambda setting: losses[setting])
-    as_usual = [setting for setting in ranked if CANDIDATES[setting.optimizer].is_usual(setting)]
+    as_usual = [setting for setting in ranked if candidate(setting.optimizer).is_usual(setting)]
     at_each = {setting.lr: setting for setting in reversed(ranked)}
     chosen = [of for group in (ranked, as_usual) for of in group[: math.ceil(len(group) / FINALISTS)]]
     return list(dict.fromkeys([*chosen, *at_each.values()]))

@@ -72,10 +72,12 @@ def result_lines(race: Mapping[str, Any], digits: int = 3) -> list[str]:
         f"{race['task']}, {race['steps']} steps of {race['batch']}: {measure}, median [range] of {seeds} fresh seeds",
         f"{'right':>38}{'tried':>7}{'lr':>9}{'others':>8}{'decay':>7}{'momentum':>10}{'beta 2':>8}",
     ]
+    wide = max(6, *(len(title(name)) + 1 for name in race["racers"]))
+    lines[1] = " " * (wide - 6) + lines[1]
     for name in by_median(race):
         racer = race["racers"][name]
         right = f"{statistics.median(racer['accuracy']):.1%}"
-        lines.append(f"  {title(name):6}{span(gaps(race, name), digits):24}{right:>6}{_setting_cells(racer)}")
+        lines.append(f"  {title(name):{wide}}{span(gaps(race, name), digits):24}{right:>6}{_setting_cells(racer)}")
         if found := at_an_end(racer):
             lines.append(f"  {title(name)} stands at an end of its grid ({', '.join(found)}): tuning stopped too early")
     if race["floor"] is not None:
@@ -185,13 +187,14 @@ def run_lines(found: Mapping[str, Any], rows: int = 6) -> list[str]:
         by_name.setdefault(run["setting"]["optimizer"], []).append(run)
     floor = dict(zip(found["seeds"], floors(found), strict=True))
     what = "held-out loss" if found["floor"] is None else "gap to the floor, in nats per letter"
-    lines = [f"{found['task']}, {what}", "    step" + "".join(f"{title(name):>10}" for name in by_name)]
+    wide = max(10, *(len(title(name)) + 2 for name in by_name))
+    lines = [f"{found['task']}, {what}", "    step" + "".join(f"{title(name):>{wide}}" for name in by_name)]
     looks = found["runs"][0]["steps"]
     for n in sorted({round((len(looks) - 1) * row / (rows - 1)) for row in range(rows)}):
         above = (
             statistics.median(run["held_out"][n] - floor[run["seed"]] for run in runs) for runs in by_name.values()
         )
-        lines.append(f"{looks[n]:8}" + "".join(f"{gap:10.2f}" for gap in above))
+        lines.append(f"{looks[n]:8}" + "".join(f"{gap:{wide}.2f}" for gap in above))
     return lines
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distmuon.models.digits import batch_rows
-from muonbook.ch04.search_space import CANDIDATES, Setting
+from muonbook.ch04.search_space import Setting, candidate
 from muonbook.ch04.tasks import Examples, LearningTask, evaluated, loss_of
 
 LOOKS, APART = 20, 5  # held-out losses along a run, at most; steps between two of them, at least
@@ -105,7 +105,7 @@ def started(
 ) -> Training:
     """Return the run of `setting` before its first step. build, model: see `train`."""
     model = task.fresh_model(seed) if model is None else model
-    return Training(task, model, (build or CANDIDATES[setting.optimizer].build)(model, setting), seed)
+    return Training(task, model, (build or candidate(setting.optimizer).build)(model, setting), seed)
 
 
 class LossCurve:

@@ -125,6 +125,7 @@ def test_the_command_line_knows_every_task_and_optimizer() -> None:
     assert tuple(name for name in tasks.TASKS if name in image_datasets.SOURCES) == worker.FETCHED
     assert set(worker.FETCHED) == set(image_datasets.SOURCES)
     assert tuple(search_space.CANDIDATES) == worker.OPTIMIZERS
+    assert tuple(search_space.VARIANTS) == worker.VARIANTS
 
 
 def test_as_many_tuning_seeds_as_the_command_line_offers() -> None:
