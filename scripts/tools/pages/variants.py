@@ -1,0 +1,54 @@
+"""Tables of the page on Muon since the blueprint: schedules in half precision, and the race of variants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from muonbook.measure import results
+
+TITLES = {
+    "muon": "Jordan's quintic",
+    "polar_express": "Polar Express",
+    "cans": "CANS",
+    "deepseek_v4": "DeepSeek-V4's 8 + 2",
+    "cubic5": "five cubics",
+    "polar_express, 1.05": "Polar Express, safety 1.05",
+}
+
+
+def schedules() -> str:
+    """Return what each schedule costs, and on how many spectra each form fails in half precision."""
+    found = results.load("schedules")
+    rows = [
+        (
+            TITLES[name],
+            f"{cost['products']}",
+            f"{cost['time 512x2048']['median']:.2f}",
+            *(_fails(found["rows"], name, form) for form in FORMS),
+            f"{_row(found['rows'], name, 'standard, bf16')['rank_one']:.2g}",
+        )
+        for name, cost in found["costs"].items()
+    ]
+    return _table(("schedule", "products", "time over Jordan's", *FORMS.values(), "error of rank 1"), rows)
+
+
+FORMS = {
+    "our Gram form, bf16": "our Gram form fails in bf16",
+    "published Gram form, fp16": "the published one in fp16",
+    "published Gram form, bf16": "and in bf16",
+}
+
+
+def _row(rows: Sequence[dict[str, Any]], schedule: str, form: str) -> dict[str, Any]:
+    return next(row for row in rows if (row["schedule"], row["form"]) == (schedule, form))
+
+
+def _fails(rows: Sequence[dict[str, Any]], schedule: str, form: str) -> str:
+    row = _row(rows, schedule, form)
+    return f"{row['fails']} of {row['spectra']}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"

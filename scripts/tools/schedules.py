@@ -1,0 +1,164 @@
+"""Try every schedule of Newton–Schulz, in every form and in half precision, on the spectra of chapter 16.
+
+What each costs is counted, and timed in turns in float32, which every processor multiplies at full speed.
+
+python scripts/tools schedules
+python scripts/tools schedules --quick --json out/quick/schedules.json
+"""
+
+from muonbook.measure import interleaved_timing, results
+
+SHAPE, QUICK_SHAPE = (512, 1024), (64, 128)
+TIMED = ((512, 512), (512, 2048))
+HALF_ERROR = 0.03  # which nobody minds
+RANK_ONE = "rank 1"
+
+
+def published_gram(x, schedule, restart=2):
+    """Return X after the quintics in the Gram form of Zhang, Amsel, Chen and Dao (2026), in the dtype of `x`, [m, n].
+
+    It is not centred, and computes X X^T anew once, before the step with the number `restart`, counted from 0. Products
+    are summed up in float32 and rounded once together with what is added to them, as on a GPU.
+    """
+
+    def multiplied(left, right, also=None, times=0.0):  # left right + times also
+        found = left.float() @ right.float()
+        return (found if also is None else found + times * also.float()).to(x.dtype)
+
+    gram, product = multiplied(x, x.mT), None
+    for step, (a, b, c) in enumerate(schedule):
+        if step == restart:
+            x = multiplied(product, x)
+            gram, product = multiplied(x, x.mT), None
+        z = (b * gram.float() + c * (gram.float() @ gram.float())).to(x.dtype)
+        if product is None:
+            product = z.clone()
+            product.diagonal().add_(a)
+        else:
+            product = multiplied(product, z, product, a)
+        if step + 1 not in (restart, len(schedule)):
+            gram = multiplied(gram, z, gram, a)
+            gram = multiplied(z, gram, gram, a)
+    return multiplied(product, x)
+
+
+def forms():
+    """Return name -> how (X in float32 with norm 1, schedule) is iterated in half precision."""
+    import torch
+
+    from distmuon.optim.gram import gram_iterate_
+    from distmuon.optim.newton_schulz import _iterate
+
+    return {
+        "standard, bf16": lambda x, schedule: _iterate(x.bfloat16(), schedule),
+        "our Gram form, bf16": lambda x, schedule: gram_iterate_(x.bfloat16(), schedule),
+        "published Gram form, fp16": lambda x, schedule: published_gram(x.to(torch.float16), schedule),
+        "published Gram form, bf16": lambda x, schedule: published_gram(x.bfloat16(), schedule),
+    }
+
+
+def schedules():
+    """Return name -> its quintics, as many as it is used with. The last is that of the published Gram form."""
+    from distmuon.optim.newton_schulz import AS_A_WHOLE, POLAR_EXPRESS, SCHEDULES, quintics
+
+    found = {name: quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5) for name in SCHEDULES}
+    found["polar_express, 1.05"] = [(a / 1.05, b / 1.05**3, c / 1.05**5) for a, b, c in POLAR_EXPRESS[:5]]
+    return found
+
+
+def errors(shape):
+    """Return {schedule: {form: {spectrum: error}}}, relative in the Frobenius norm to the polynomials in float64."""
+    import torch
+
+    from distmuon.optim.newton_schulz import unit_frobenius_
+    from muonbook.ch16.spectra_sweep import spectra
+
+    m, n = shape
+    draw = torch.Generator().manual_seed(m + n)
+    u, v = (torch.linalg.qr(torch.randn(k, m, generator=draw, dtype=torch.float64)).Q for k in (m, n))
+    found = {name: {form: {} for form in forms()} for name in schedules()}
+    for spectrum, values in spectra(m).items():
+        x = unit_frobenius_((u * values) @ v.mT).float()
+        for name, schedule in schedules().items():
+            exact = values / values.norm()
+            for a, b, c in schedule:
+                exact = a * exact + b * exact**3 + c * exact**5
+            wanted = (u * exact) @ v.mT
+            for form, iterate in forms().items():
+                error = float((iterate(x, schedule).double() - wanted).norm() / exact.norm())
+                found[name][form][spectrum] = error if error < float("inf") else None
+    return found
+
+
+def judged(found):
+    """Return rows of a table: how many spectra each form fails, and its worst error but for the matrix of rank 1.
+
+    It fails where it errs by more than half again what the standard form in bf16 does, and by more than HALF_ERROR.
+    """
+    rows = []
+    for name, by_form in found.items():
+        standard = by_form["standard, bf16"]
+        for form, by_spectrum in by_form.items():
+            failed = [
+                spectrum
+                for spectrum, error in by_spectrum.items()
+                if error is None or error > max(1.5 * standard[spectrum], HALF_ERROR)
+            ]
+            rows.append(
+                {
+                    "schedule": name,
+                    "form": form,
+                    "spectra": len(by_spectrum),
+                    "fails": len(failed),
+                    "failed": failed,
+                    "rank_one": by_spectrum[RANK_ONE],
+                }
+            )
+    return rows
+
+
+def costs(rounds):
+    """Return {schedule: steps, products, operations of [1024, 4096], seconds over Jordan's}, in the standard form."""
+    import torch
+
+    from distmuon.optim.newton_schulz import flops
+
+    found = {}
+    for name, schedule in schedules().items():
+        found[name] = {
+            "steps": len(schedule),
+            "products": sum(2 + (c != 0) for _, _, c in schedule),
+            "flops": flops((1024, 4096), len(schedule), coefficients=schedule),
+        }
+    for shape in TIMED:
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        seconds = interleaved_timing.take_turns({name: act(x, name) for name in found}, rounds)
+        for name in found:
+            ratio = interleaved_timing.ratios(seconds[name], seconds["muon"])
+            found[name][f"time {shape[0]}x{shape[1]}"] = results.spread(ratio)
+    return found
+
+
+def act(x, name):
+    """Return what orthogonalizes this matrix once."""
+    import torch
+
+    from distmuon.optim.newton_schulz import newton_schulz
+
+    schedule = schedules()[name]
+    return lambda: newton_schulz(x, len(schedule), schedule, compute_dtype=torch.float32, form="standard")
+
+
+def main():
+    arguments = results.parse(__doc__, quick="small matrices and few rounds")
+    found = {"shape": list(QUICK_SHAPE if arguments.quick else SHAPE)}
+    found["rows"] = judged(errors(tuple(found["shape"])))
+    for row in found["rows"]:
+        print(f"{row['schedule']:20}{row['form']:27}fails {row['fails']:2} of {row['spectra']}", flush=True)
+    found["costs"] = costs(3 if arguments.quick else 30)
+    for name, cost in found["costs"].items():
+        print(
+            f"{name:14}{cost['products']:3} products, {cost['time 512x2048']['median']:.2f} of the time at 512 x 2048"
+        )
+    if arguments.json:
+        results.write(arguments.json, found)

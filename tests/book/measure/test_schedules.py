@@ -1,0 +1,51 @@
+"""Schedules of Newton–Schulz in half precision: the published Gram form is the standard one; what counts as failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers_math import distance, gaussian
+
+from distmuon.optim.newton_schulz import _iterate, unit_frobenius_
+from tools import schedules
+
+
+@pytest.mark.parametrize("name", schedules.schedules())
+@pytest.mark.parametrize("restart", [1, 2, 3])
+def test_the_published_gram_form_applies_the_same_quintics(name: str, restart: int) -> None:
+    x, schedule = unit_frobenius_(gaussian(24, 40)), schedules.schedules()[name]
+    found = schedules.published_gram(x.clone(), schedule, restart)
+    assert distance(found, _iterate(x, schedule)) < (0.05 if name == "deepseek_v4" else 2e-4)
+
+
+def test_every_form_is_near_float64_on_a_kind_spectrum() -> None:
+    found = schedules.errors((16, 24))
+    assert set(found) == set(schedules.schedules())
+    for by_form in found.values():
+        assert set(by_form) == set(schedules.forms())
+        del by_form["published Gram form, bf16"]
+        assert all(by_spectrum["linear to 1/2"] < 0.2 for by_spectrum in by_form.values())
+
+
+def test_a_form_fails_where_it_errs_by_more_than_the_standard_one_and_than_nobody_minds() -> None:
+    spectra: dict[str, Any] = {"kind": 0.01, "hard": 0.1, "rank 1": 3.0}
+    other = {"kind": 0.029, "hard": 0.151, "rank 1": None}
+    standard, judged = schedules.judged({"muon": {"standard, bf16": spectra, "another": other}})
+    assert (standard["fails"], standard["spectra"], standard["rank_one"]) == (0, 3, 3.0)
+    assert judged["failed"] == ["hard", "rank 1"]
+
+
+def test_costs_are_counted_and_timed_in_turns() -> None:
+    found = schedules.costs(rounds=1)
+    assert {name: cost["products"] for name, cost in found.items()} == {
+        "muon": 15,
+        "polar_express": 15,
+        "cans": 15,
+        "deepseek_v4": 30,
+        "cubic5": 10,
+        "polar_express, 1.05": 15,
+    }
+    assert found["muon"]["time 512x512"]["median"] == 1
+    assert torch.is_tensor(schedules.act(gaussian(4, 6), "cubic5")())
