@@ -151,14 +151,13 @@ def act(x, name):
 
 def main():
     arguments = results.parse(__doc__, quick="small matrices and few rounds")
-    found = {"shape": list(QUICK_SHAPE if arguments.quick else SHAPE)}
-    found["rows"] = judged(errors(tuple(found["shape"])))
-    for row in found["rows"]:
+    shape = QUICK_SHAPE if arguments.quick else SHAPE
+    rows = judged(errors(shape))
+    for row in rows:
         print(f"{row['schedule']:20}{row['form']:27}fails {row['fails']:2} of {row['spectra']}", flush=True)
-    found["costs"] = costs(3 if arguments.quick else 30)
-    for name, cost in found["costs"].items():
-        print(
-            f"{name:14}{cost['products']:3} products, {cost['time 512x2048']['median']:.2f} of the time at 512 x 2048"
-        )
+    taken = costs(3 if arguments.quick else 30)
+    for name, cost in taken.items():
+        time = cost["time 512x2048"]["median"]
+        print(f"{name:20}{cost['products']:3} products, {time:.2f} of the time at 512 x 2048")
     if arguments.json:
-        results.write(arguments.json, found)
+        results.write(arguments.json, {"shape": list(shape), "rows": rows, "costs": taken})
