@@ -123,7 +123,7 @@ def costs(rounds):
 
     from distmuon.optim.newton_schulz import flops
 
-    found = {}
+    found: dict = {}
     for name, schedule in schedules().items():
         found[name] = {
             "steps": len(schedule),
