@@ -76,7 +76,7 @@ def errors(shape):
     m, n = shape
     draw = torch.Generator().manual_seed(m + n)
     u, v = (torch.linalg.qr(torch.randn(k, m, generator=draw, dtype=torch.float64)).Q for k in (m, n))
-    found = {name: {form: {} for form in forms()} for name in schedules()}
+    found: dict = {name: {form: {} for form in forms()} for name in schedules()}
     for spectrum, values in spectra(m).items():
         x = unit_frobenius_((u * values) @ v.mT).float()
         for name, schedule in schedules().items():

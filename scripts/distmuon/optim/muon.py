@@ -427,16 +427,16 @@ class Muon(MasterWeights):
         sizes, room = [p.numel() for p in parameters], math.inf if apart(parameters) else 0
         for together in runs(range(len(parameters)), sizes, room):
             with contextlib.ExitStack() as rounded:
-                weights, moving = [], []
+                weights, moving = list[Tensor](), list[list[WeightPart]]()
                 for p, group, update in ((parameters[i], groups[i], updates[i]) for i in together):
                     weight = rounded.enter_context(rounded_once(p, self.master(p)))
                     found = parts(group["matrices"], p.shape)
                     rows = [part.rows for part in found]
                     weights.append(weight)
-                    cut = zip(found, weight.split(rows), update.split(rows), strict=True)
-                    moving.append(
-                        [WeightPart(w, o, group["lr"], scale(part.shape, group["scale"])) for part, w, o in cut]
-                    )
+                    moving.append([])
+                    for part, w, o in zip(found, weight.split(rows), update.split(rows), strict=True):
+                        factor = scale(part.shape, group["scale"])
+                        moving[-1].append(WeightPart(w, o, group["lr"], factor))
                 decay_and_apply_(weights, [groups[i] for i in together], moving)
 
     def _momentum(
