@@ -1,6 +1,6 @@
 """Draw the pictures of the book's pages into book/figures: `make notebooks` calls it after the chapters have run.
 
-What pages include is written there as well: all puzzles, the cheat sheet, and what the roofline page works out.
+What pages include is written there as well: all puzzles, the cheat sheet, what two pages work out or tabulate.
 
 A chapter draws its own pictures; pages of prose and the README cannot. Their alt text stands on the page, that of the
 social card in _config.yml; a test holds both equal.
@@ -24,6 +24,7 @@ from tools.pages import (
     puzzle_list,
     roofline_parts,
     social,
+    variants,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,8 @@ def draw(target: Path) -> dict[str, str]:
     written = {
         "puzzles.md": puzzle_list.page_part(ROOT),
         "cheat_sheet.md": cheat_sheet.markdown(),
+        "schedules.md": variants.schedules(),
+        "race_variants.md": variants.race(),
         "roofline_links.md": roofline_parts.links(),
         "roofline_models.md": roofline_parts.models(),
         "roofline_published.md": roofline_parts.published(),

@@ -59,7 +59,7 @@ def forms():
 
 def schedules():
     """Return name -> its quintics, as many as it is used with. The last is that of the published Gram form."""
-    from distmuon.optim.newton_schulz import AS_A_WHOLE, POLAR_EXPRESS, SCHEDULES, quintics
+    from distmuon.optim.coefficients import AS_A_WHOLE, POLAR_EXPRESS, SCHEDULES, quintics
 
     found = {name: quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5) for name in SCHEDULES}
     found["polar_express, 1.05"] = [(a / 1.05, b / 1.05**3, c / 1.05**5) for a, b, c in POLAR_EXPRESS[:5]]

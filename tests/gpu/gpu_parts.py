@@ -34,6 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 from distmuon import DistributedMuon, Grid, MuonW
 from distmuon.models.networks import Transformer
 from distmuon.optim import newton_schulz as ns
+from distmuon.optim.coefficients import MUON
 from distmuon.optim.param_groups import groups_for
 from distmuon.sharding import collectives
 from distmuon.verify.prediction import predict_transient
@@ -114,13 +115,13 @@ def speed(found: dict[str, Any]) -> None:
         x = torch.randn(a, b, device=DEVICE, dtype=torch.bfloat16) / (a * b) ** 0.5
         row: dict[str, Any] = {
             "shape": _shape((a, b)),
-            "auto": ns.fast_form((a, b), [ns.MUON] * 5, torch.bfloat16, torch.device("cuda")),
+            "auto": ns.fast_form((a, b), [MUON] * 5, torch.bfloat16, torch.device("cuda")),
         }
         ways: dict[str, Callable[[], object]] = {
             "standard": partial(ns.newton_schulz_, x, form="standard", compute_dtype=torch.bfloat16),
             "gram": partial(ns.newton_schulz_, x, form="gram", compute_dtype=torch.bfloat16),
-            "torch": partial(_zeropower_via_newtonschulz, x, ns.MUON, 5, 1e-7),
-            "products": partial(ns._iterate, x, [ns.MUON] * 5),
+            "torch": partial(_zeropower_via_newtonschulz, x, MUON, 5, 1e-7),
+            "products": partial(ns._iterate, x, [MUON] * 5),
         }
         for name, way in ways.items():
             row[f"{name}_ms"] = milliseconds(way)

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from distmuon.optim import strategies
+from distmuon.optim.coefficients import Coefficients
 from distmuon.optim.muon import WeightPart, decay_and_apply_, momentum_of_all_, scale
-from distmuon.optim.newton_schulz import Coefficients, ComputeDtype, Form, Norm
+from distmuon.optim.newton_schulz import ComputeDtype, Form, Norm
 from distmuon.optim.normalization import InputNorm, OutputNorm
 from distmuon.optim.options import GROUP_NOTES, OPTIONS, MomentumKind, ScaleKind, check_dtype, options_among
 from distmuon.optim.param_groups import check_muon_parameter, specs_in_groups

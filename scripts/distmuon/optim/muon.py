@@ -20,8 +20,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from distmuon.optim.coefficients import Coefficients
 from distmuon.optim.masters import MasterWeights, rounded_once, views_in_place
-from distmuon.optim.newton_schulz import BATCH, Coefficients, ComputeDtype, Form, Norm, batching_pays, newton_schulz_
+from distmuon.optim.newton_schulz import BATCH, ComputeDtype, Form, Norm, batching_pays, newton_schulz_
 from distmuon.optim.normalization import InputNorm, OutputNorm, equalize_input_, normalize_output_
 from distmuon.optim.options import (
     MUON_DEFAULTS,

@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from distmuon.optim.newton_schulz import COMPUTE_DTYPES, check_form, quintics
+from distmuon.optim.coefficients import quintics
+from distmuon.optim.newton_schulz import COMPUTE_DTYPES, check_form
 from distmuon.optim.normalization import INPUT_NORMS, OUTPUT_NORMS
 from distmuon.sharding.matrices import check_matrices
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator, StrMethodFormatter
 
-from distmuon.optim.newton_schulz import Quintic
+from distmuon.optim.coefficients import Quintic
 from muonbook.figures.healthy import HEALTHY, is_healthy
 from muonbook.figures.player import Frame
 from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, Block, card, inset, put

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon.launch import World
 from distmuon.optim import newton_schulz as ns
+from distmuon.optim.coefficients import quintics
 
 Product = tuple[int, int, int]  # [rows, inner] @ [inner, columns]
 Shape = tuple[int, int]
@@ -35,7 +36,7 @@ def count(world: World, shape: Shape) -> tuple[Shape, list[Product], list[Produc
     """Return the shape, the products made for a matrix of it, and those that it would take without transposing."""
     x = torch.ones(shape, device=world.device)
     made = products(lambda: ns.newton_schulz(x, compute_dtype=torch.float32))
-    return shape, made, products(lambda: ns._iterate(x, ns.quintics("muon", 5)))
+    return shape, made, products(lambda: ns._iterate(x, quintics("muon", 5)))
 
 
 def report(found: tuple[Shape, list[Product], list[Product]]) -> tuple[bool, None]:

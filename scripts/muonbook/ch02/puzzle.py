@@ -28,7 +28,8 @@ def trial(grid: Grid, orthogonalize: Callable[..., Any]) -> Iterator[CaseReport]
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from distmuon.optim.newton_schulz import flops, newton_schulz, quintics
+    from distmuon.optim.coefficients import quintics
+    from distmuon.optim.newton_schulz import flops, newton_schulz
 
     for x, coefficients in _matrices(grid.world.rank):
         schedule = quintics(coefficients, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distmuon.optim.newton_schulz import MUON, Quintic
+from distmuon.optim.coefficients import MUON, Quintic
 from muonbook.puzzles.five_minutes import FiveMinutes
 
 SQUARE, WIDE = ([[0.5, 0.0], [0.0, 0.25]], [[0.5, 0.0, 0.5], [0.0, 0.25, 0.0]])

@@ -29,7 +29,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from distmuon.optim.newton_schulz import flops, quintics
+from distmuon.optim.coefficients import quintics
+from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Ledger
 

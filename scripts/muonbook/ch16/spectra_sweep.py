@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from distmuon.launch import World
+from distmuon.optim.coefficients import quintics
 from distmuon.optim.gram import gram_iterate_
-from distmuon.optim.newton_schulz import _iterate, quintics, unit_frobenius_
+from distmuon.optim.newton_schulz import _iterate, unit_frobenius_
 from muonbook.ch16.gram_over_tp import polynomial
 
 

@@ -21,9 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from distmuon.launch import World
+from distmuon.optim.coefficients import MUON
 from distmuon.optim.muon import apply_, decay_, momentum_, orthogonalize, scale
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.newton_schulz import MUON, flops
+from distmuon.optim.newton_schulz import flops
 from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.mathtext import MathTextParser
 
-from distmuon.optim.newton_schulz import MUON
+from distmuon.optim.coefficients import MUON
 from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.optim.strategies.periodic import OPTIONS as PERIODIC
 from muonbook.figures import style

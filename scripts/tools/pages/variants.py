@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from muonbook.ch04 import sweep, tables
+from muonbook.ch04.search_space import title
 from muonbook.measure import results
 
+MUON = "muon"
 TITLES = {
     "muon": "Jordan's quintic",
     "polar_express": "Polar Express",
@@ -14,6 +17,11 @@ TITLES = {
     "deepseek_v4": "DeepSeek-V4's 8 + 2",
     "cubic5": "five cubics",
     "polar_express, 1.05": "Polar Express, safety 1.05",
+}
+FORMS = {
+    "our Gram form, bf16": "our Gram form fails in bf16",
+    "published Gram form, fp16": "the published one in fp16",
+    "published Gram form, bf16": "and in bf16",
 }
 
 
@@ -33,11 +41,27 @@ def schedules() -> str:
     return _table(("schedule", "products", "time over Jordan's", *FORMS.values(), "error of rank 1"), rows)
 
 
-FORMS = {
-    "our Gram form, bf16": "our Gram form fails in bf16",
-    "published Gram form, fp16": "the published one in fp16",
-    "published Gram form, bf16": "and in bf16",
-}
+def race() -> str:
+    """Return how each variant ends in the race, beside Muon, and what may be claimed."""
+    found = results.load("race_variants")
+    muon = tables.gaps(found, MUON)
+    rows = []
+    for name in tables.by_median(found):
+        gaps, racer = tables.gaps(found, name), found["racers"][name]
+        against = sweep.verdict(gaps, muon)
+        verdict = "" if name == MUON else _verdict(against)
+        counts = "" if name == MUON else f"{against.wins} of {against.seeds}"
+        flops = racer["flops"]["optimizer"] / found["racers"][MUON]["flops"]["optimizer"]
+        cells = (sweep.span(gaps), f"{racer['best']['lr']:g}", f"{flops:.2f}", counts, verdict)
+        rows.append((title(name), *cells))
+    heads = ("", "gap to the floor", "its best rate", "operations over Muon's", "seeds ahead of Muon", "verdict")
+    return _table(heads, rows)
+
+
+def _verdict(against: sweep.Verdict) -> str:
+    if not against.claimed:
+        return "cannot tell"
+    return "better" if against.wins else "worse"
 
 
 def _row(rows: Sequence[dict[str, Any]], schedule: str, form: str) -> dict[str, Any]:

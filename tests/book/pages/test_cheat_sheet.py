@@ -18,9 +18,10 @@ from torch.distributed import fsdp
 
 import distmuon
 from distmuon.optim import strategies
+from distmuon.optim.coefficients import MUON
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
-from distmuon.optim.newton_schulz import MUON, flops, newton_schulz
+from distmuon.optim.newton_schulz import flops, newton_schulz
 from distmuon.sharding.layout import FLAT, Layout, ParamSpec, plan
 from distmuon.verify.model_states import ModelStates, predict_replicas, predict_rows, predict_shards
 from distmuon.verify.prediction import predict_step, predict_work

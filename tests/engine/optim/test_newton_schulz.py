@@ -14,14 +14,9 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 from torch.utils.flop_counter import FlopCounterMode
 from wide_products import WideProducts
 
+from distmuon.optim.coefficients import AS_A_WHOLE, CANS, CUBIC5, MUON, POLAR_EXPRESS, SCHEDULES, quintics
 from distmuon.optim.gram import GramWorkspace, gram_iterate_, segments, strip_bounds
 from distmuon.optim.newton_schulz import (
-    AS_A_WHOLE,
-    CANS,
-    CUBIC5,
-    MUON,
-    POLAR_EXPRESS,
-    SCHEDULES,
     STEEPEST,
     batching_pays,
     cosine_to_polar,
@@ -32,7 +27,6 @@ from distmuon.optim.newton_schulz import (
     newton_schulz_,
     orthogonality_error,
     polar_factor,
-    quintics,
     singular_values,
     unit_frobenius_,
 )

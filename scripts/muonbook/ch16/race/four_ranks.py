@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from distmuon.launch import World
+from distmuon.optim.coefficients import MUON
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.newton_schulz import MUON, fast_dtype, flops, has_matrix_unit
+from distmuon.optim.newton_schulz import fast_dtype, flops, has_matrix_unit
 from distmuon.optim.overlap import PipelinedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Bucket

@@ -11,8 +11,9 @@ from torch import nn
 from torch.optim import _muon as torchs
 
 from distmuon.launch import World
+from distmuon.optim.coefficients import MUON
 from distmuon.optim.muon import Muon
-from distmuon.optim.newton_schulz import MUON, newton_schulz
+from distmuon.optim.newton_schulz import newton_schulz
 from muonbook.measure import interleaved_timing, results
 
 BATCHES = ((32, 128, 512), (16, 256, 256), (64, 128, 128))  # matrices of a step: how many, and their shape
