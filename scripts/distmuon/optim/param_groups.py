@@ -63,7 +63,7 @@ def split_parameters(
     each is recognised. Stacked experts and the kernels of convolutions are maps, too, in groups of their own, because
     the option `matrices` is a group's. A fused query, key and value goes as one matrix, unless you say what it holds:
 
-        split_parameters(model, matrices={"qkv": ("rows", 3)})  # in every ...qkv.weight three, one below the other
+        split_parameters(model, matrices={"qkv": ("rows", 3)})  # three in every qkv.weight
 
     explain: print a line for each parameter, with the reason, and a summary.
     heads: last names of the modules that map to the outputs, instead of the usual ones. What the structure or the model

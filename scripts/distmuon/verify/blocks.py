@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distmuon.optim.masters import rounded_once
-from distmuon.optim.muon import Muon, apply_, batches, decay_, orthogonalize, scale
+from distmuon.optim.muon import Muon, WeightPart, batches, decay_and_apply_, orthogonalize, scale
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 
@@ -72,8 +72,8 @@ class BlockMuon(Muon):
             update = torch.cat(updates, tp_split_dim(p) or 0) if len(mine) > 1 else updates[0]
             ratio = _ratio(p, group) if len(mine) > 1 else 1.0
             with rounded_once(p, self.master(p)) as weight:
-                decay_([weight], group["lr"], group["weight_decay"])
-                apply_([weight], [update], group["lr"] * ratio, scale(p.shape, group["scale"]))
+                part = WeightPart(weight, update, group["lr"] * ratio, scale(p.shape, group["scale"]))
+                decay_and_apply_([weight], [group], [[part]])
 
     def _cut(
         self,

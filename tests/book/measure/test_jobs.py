@@ -60,7 +60,8 @@ def test_there_is_one_way_to_write_results() -> None:
         "writers.py",
         "plugin.py",
         "ranks.py",
-    }  # a trace, text for a digest, a kernel, a manifest, metrics, and of the conformance kit: a report, facts of ranks
+        "roofline_parts.py",
+    }  # a trace, text for a digest, a kernel, a manifest, metrics; a report and facts of ranks; a page's calculator
     names = {
         path.name
         for path in (worlds.ROOT / "scripts").rglob("*.py")
