@@ -10,6 +10,7 @@ from __future__ import annotations
 import cProfile
 import datetime
 import io
+import math
 import pstats
 import statistics
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -33,6 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from distmuon import DistributedMuon, Grid, MuonW
 from distmuon.models.networks import Transformer
+from distmuon.optim import gram
 from distmuon.optim import newton_schulz as ns
 from distmuon.optim.coefficients import MUON
 from distmuon.optim.param_groups import groups_for
@@ -45,13 +48,16 @@ DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
 ACTIVITIES = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if GPU else [ProfilerActivity.CPU]
 
 # Relative errors that each dtype may have after five steps of Newton–Schulz; the input is float32 in every case.
-TOLERANCES = {torch.bfloat16: 3e-2, torch.float32: 1e-4, torch.float64: 1e-6}
+TOLERANCES = {torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float32: 1e-4, torch.float64: 1e-6}
 SCALES = (1.0, 1e-30, 1e30)
 
 # TFLOP/s of dense bf16 products, by the makers' data sheets (NVIDIA's SXM modules)
 PEAKS = {"A100": 312.0, "H100": 989.4, "H200": 989.4, "GH200": 989.4, "B200": 2250.0}
 
-SHAPES = [(1024, 4096), (2048, 5632), (4096, 4096), (4096, 11008), (8192, 28672)] if GPU else [(64, 256)]
+NUMERIC_SHAPES = [(512, 2048), (3, 256, 1024), (384, 384), (1100, 300), (4096, 4096)] if GPU else []
+NUMERIC_SHAPES = NUMERIC_SHAPES or [(32, 128), (3, 16, 64), (24, 24)]
+LARGE = [(1024, 4096), (2048, 5632), (4096, 4096), (4096, 11008), (4096, 16384), (8192, 28672), (24, 1024, 4096)]
+SHAPES: list[tuple[int, ...]] = LARGE if GPU else [(64, 256)]
 MODEL: dict[str, Any] = dict(vocabulary=8192, width=1024, layers=24, heads=16, context=64)
 SMALL_MODEL: dict[str, Any] = dict(vocabulary=64, width=64, layers=2, heads=4, context=16)
 SENT = (torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8)  # dtypes that the engine sends
@@ -69,9 +75,11 @@ class Wrong(Exception):
 def numerics(found: dict[str, Any]) -> None:
     """Hold every form and dtype, at several scales, against float64 on the CPU; put a NaN beside a sound matrix."""
     found["rows"] = rows = []
-    for shape in ((512, 2048), (3, 256, 1024), (384, 384), (1100, 300)) if GPU else ((32, 128), (3, 16, 64), (24, 24)):
+    for shape in NUMERIC_SHAPES:
         m = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        wanted = ns.newton_schulz(m, compute_dtype=torch.float64, form="standard")
+        # where an H200's float64 is right, as the small ones show, it may say what the largest should be
+        exact = m.to(DEVICE) if m.numel() > 2**22 else m
+        wanted = ns.newton_schulz(exact, compute_dtype=torch.float64, form="standard").cpu()
         for form in ("standard", "gram"):
             for dtype, tolerance in TOLERANCES.items():
                 errors = {str(s): _error(m * s, wanted, form, dtype) for s in SCALES}
@@ -101,7 +109,10 @@ def _error(m: Tensor, wanted: Tensor, form: str, dtype: torch.dtype) -> float:
 
 
 def speed(found: dict[str, Any]) -> None:
-    """Time both forms, torch.optim.Muon's, and the fifteen products alone; and the largest product, for the peak."""
+    """Time all forms, torch.optim.Muon's, and the fifteen products alone; and the largest product, for the peak.
+
+    "gram" is the centred form in bf16, "half" the one in float16, "cublas" the same without our kernel.
+    """
     side = 8192 if GPU else 128
     square = torch.randn(side, side, device=DEVICE, dtype=torch.bfloat16)
     found["largest_product_tflops"] = 2 * side**3 / milliseconds(lambda: square @ square) / 1e9
@@ -111,25 +122,37 @@ def speed(found: dict[str, Any]) -> None:
     )
     print(f"a product of {side} x {side}: {found['largest_product_tflops']:.0f} TFLOP/s; by the data sheet {peak}")
     found["rows"] = rows = []
-    for a, b in SHAPES:
-        x = torch.randn(a, b, device=DEVICE, dtype=torch.bfloat16) / (a * b) ** 0.5
+    for shape in SHAPES:
+        a, b = shape[-2:]
+        x = torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16) / (a * b) ** 0.5
+        half = gram.HALF_SCALE * x.to(torch.float16)
         row: dict[str, Any] = {
-            "shape": _shape((a, b)),
-            "auto": ns.fast_form((a, b), [MUON] * 5, torch.bfloat16, torch.device("cuda")),
+            "shape": _shape(shape),
+            "auto": "half" if ns.half_gram_pays(shape, [MUON] * 5, DEVICE) else "standard",
+            "kernel": [gram.kernel_pays(x), gram.kernel_pays(x @ x.mT)],  # of X X^T, of squares
         }
         ways: dict[str, Callable[[], object]] = {
             "standard": partial(ns.newton_schulz_, x, form="standard", compute_dtype=torch.bfloat16),
             "gram": partial(ns.newton_schulz_, x, form="gram", compute_dtype=torch.bfloat16),
-            "torch": partial(_zeropower_via_newtonschulz, x, MUON, 5, 1e-7),
+            "half": partial(ns.newton_schulz_, x, form="gram", compute_dtype=torch.float16),
             "products": partial(ns._iterate, x, [MUON] * 5),
+            "half_products": partial(gram.half_gram_iterate, half, [MUON] * 5),
+            "half_cublas": partial(_without_kernel, gram.half_gram_iterate, half, [MUON] * 5),
         }
+        if x.ndim == 2:
+            ways["torch"] = partial(_zeropower_via_newtonschulz, x, MUON, 5, 1e-7)
         for name, way in ways.items():
             row[f"{name}_ms"] = milliseconds(way)
             row[f"{name}_launches"] = profiled(way)["launches"]
-        row["tflops"] = ns.flops((a, b)) / row["standard_ms"] / 1e9
+        row["tflops"] = math.prod(shape[:-2]) * ns.flops((a, b)) / row["standard_ms"] / 1e9
         row["share_of_peak"] = row["tflops"] / peak if peak else None
         rows.append(row)
         print(_line(row))
+
+
+def _without_kernel(iterate: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    with mock.patch.object(gram, "kernel_pays", return_value=False):
+        return iterate(*arguments)
 
 
 # ---- Optimizers -------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 PARTS = {
     "numerics": Part("gpu_parts.py", 60, 4),
-    "speed": Part("gpu_parts.py", 60, 4),
+    "speed": Part("gpu_parts.py", 110, 4),
     "steps": Part("gpu_parts.py", 80, 4),
     "collectives": Part("gpu_parts.py", 60, 4),
     "tests": Part("run_on_gpus.py", 330, 1),

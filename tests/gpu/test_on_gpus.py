@@ -17,9 +17,12 @@ import torch
 import worlds
 
 from distmuon import launch
-from distmuon.optim.newton_schulz import newton_schulz
+from distmuon.optim import gram
+from distmuon.optim.newton_schulz import _iterate, newton_schulz
+from tools import schedules
 
 MINUTES = 5  # for one command: ranks are spawned, and each makes a CUDA context
+DEVICE = torch.device("cuda", 0)
 needs_a_gpu = pytest.mark.skipif(gpu_jobs.GPUS < 1, reason="needs a GPU, and torch sees none here.")
 
 
@@ -96,3 +99,55 @@ def test_a_gpu_orthogonalizes_as_the_processor_does() -> None:
     )
     assert there.device.type == "cuda"
     torch.testing.assert_close(there.cpu(), here, rtol=0, atol=1e-10)
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(128, 64), (40, 72), (3, 264, 520), (1000, 1000), (2, 512, 2048)], ids=str)
+def test_the_kernel_s_product_is_symmetric_to_the_bit_and_right(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if not gram.has_kernel(DEVICE):
+        pytest.skip("this GPU is none of those that the kernel is for.")
+    from distmuon.optim.symmetric_kernel import symmetric_product
+
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(*shape, generator=draw).to(DEVICE, dtype)
+    also = torch.randn(*shape[:-1], shape[-2], generator=draw).to(DEVICE, dtype)
+    also = also + also.mT
+    for addend, keep in ((None, 0.0), (also, -1.5)):
+        found = symmetric_product(x, x.mT, addend, 0.25, keep)
+        wanted = 0.25 * x.double() @ x.double().mT + (0 if addend is None else keep * addend.double())
+        assert torch.equal(found, found.mT)
+        worst = (found.double() - wanted).abs().max() / wanted.abs().max()
+        assert worst < torch.finfo(dtype).eps, float(worst)
+    square = symmetric_product(x, x.mT, None, 1 / shape[-1], 0.0)
+    found, wanted = symmetric_product(square, square, square, 1.0, 1.0), square.double() @ square.double() + square
+    assert (found.double() - wanted).abs().max() < torch.finfo(dtype).eps * wanted.abs().max()
+
+
+@needs_a_gpu
+def test_the_kernel_keeps_a_nan_in_its_matrix() -> None:
+    if not gram.has_kernel(DEVICE):
+        pytest.skip("this GPU is none of those that the kernel is for.")
+    m = torch.randn(16, 1024, 4096, device=DEVICE)
+    m[3, 5, 7] = torch.nan
+    found = newton_schulz(m)
+    assert gram.kernel_pays(m)
+    assert [bool(x.isnan().any()) for x in found] == [number == 3 for number in range(16)]
+    assert torch.equal(found[4], newton_schulz(m.nan_to_num())[4])
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("kernel", [True, False])
+def test_in_float16_the_gram_form_is_safe_on_every_spectrum(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernel and not gram.has_kernel(DEVICE):
+        pytest.skip("this GPU is none of those that the kernel is for.")
+    monkeypatch.setattr(gram, "kernel_pays", lambda left: kernel)
+    monkeypatch.setattr(schedules, "forms", lambda: ON_A_GPU)
+    for row in schedules.judged(schedules.errors((512, 1024))):
+        assert not row["fails"], row
+
+
+ON_A_GPU = {
+    "standard, bf16": lambda x, schedule: _iterate(x.to(DEVICE, torch.bfloat16), schedule).cpu(),
+    "Gram, fp16": lambda x, schedule: gram.half_gram_iterate((gram.HALF_SCALE * x.to(DEVICE)).half(), schedule).cpu(),
+}

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(gpu_jobs.GPUS > 0, reason="there is a GPU here, 
 ELSEWHERE = ("playwright", "playwright.sync_api", "nbformat", "nbclient", "IPython")  # what no GPU box has
 
 
-@pytest.mark.parametrize(("name", "rows"), [("numerics", 18), ("speed", 1), ("steps", 5)])
+@pytest.mark.parametrize(("name", "rows"), [("numerics", 24), ("speed", 1), ("steps", 5)])
 def test_a_part_runs_without_a_gpu_and_finds_a_row_for_everything(name: str, rows: int) -> None:
     found: dict[str, Any] = {}
     gpu_parts.PARTS[name](found)

@@ -1,4 +1,6 @@
-"""Newton–Schulz in the centred Gram form: two steps at once on the small square X X^T, symmetric products by halves.
+"""Newton–Schulz in the Gram form: several steps at once on the small square X X^T, symmetric products by halves.
+
+In bfloat16 and wider types the form is centred, as follows. In float16 it is not: see `half_gram_iterate`.
 
 Write X = x Y with a number x, and Y Y^T = nu (I + R) with the mean eigenvalue nu, so that R says only how far the
 directions of X are from being equally loud. With r = nu x^2, a quintic (a, b, c) is a polynomial in R,
@@ -19,14 +21,17 @@ every later one, it is computed from X again. How safe that is: chapter 16 draws
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 Quintic = tuple[float, float, float]
 Number = Any  # a float, or [k, 1, 1] in float32, one for each matrix: to read those would make a GPU wait
@@ -34,6 +39,13 @@ Number = Any  # a float, or [k, 1, 1] in float32, one for each matrix: to read t
 # On a CPU a symmetric product is made in strips of rows up to the diagonal, and the rest mirrored; thin ones are slow.
 STRIPS_FROM, STRIP_ROWS, MOST_STRIPS = 384, 128, 8
 SMALLEST = 1e-7  # how near to 0, relative to their terms, z and e may come: w divides by one, Z by the other
+
+# In float16: X is held times this, because an entry of X is as small as 1e-5 in a large matrix, and below 6e-5 float16
+# loses digits; no entry is larger than about 1. So many steps are taken on one Gram matrix, and fewer where one of them
+# is steeper than GENTLE: what 34 spectra bear, at many shapes.
+HALF_SCALE, HALF_STEPS, STEEP_STEPS, GENTLE = 2.0**14, 3, 2, 3.5
+KERNEL_FROM = 2**35  # operations from which the kernel's half is faster than all of it through cuBLAS, on one H200
+KERNEL_SHARE = 0.6  # of cuBLAS's time, at least: what half of the operations take
 
 
 class GramWorkspace:
@@ -138,6 +150,141 @@ def _polynomial(
             product, q = grown, q * z
     assert product is not None
     return product, s, q
+
+
+# ---- In float16 -------------------------------------------------------------------------------------------
+
+
+def half_gram_iterate(
+    x: Tensor,  # [m, n] or [k, m, n], m <= n, float16; HALF_SCALE X
+    schedule: Sequence[Quintic],
+    restarts: Collection[int] | None = None,
+) -> Tensor:  # as x, but X
+    """Apply the quintics, at least one, in the Gram form of Zhang, Amsel, Chen and Dao (2026), for GPUs.
+
+    With R = X X^T, a quintic takes X to (a I + Z) X, where Z = b R + c R R, and R to (a I + Z) R (a I + Z). Quintic
+    after quintic multiplies up to Q, and one wide product, Q X, takes several of them at once. Then R is computed anew.
+
+    restarts: the steps after which that happens; None: see `half_restarts`.
+
+    It is not centred, so that its numbers stay small enough for float16, and float16 has the 11 bits that it needs:
+    in bfloat16 it is wrong. All matrices but X are symmetric and have to stay so: of a product's two halves, each
+    rounded for itself, the difference would grow from step to step.
+    """
+    x = x.contiguous()
+    restarts = half_restarts(schedule) if restarts is None else restarts
+    with torch.autocast(x.device.type, enabled=False):  # it would choose the dtype for us
+        *earlier, last = segments(schedule, restarts)
+        for segment in earlier:
+            x = _half_polynomial(x, segment) @ x
+        return _product(_half_polynomial(x, last), x, None, 1 / HALF_SCALE, 0.0)
+
+
+def half_restarts(schedule: Sequence[Quintic]) -> list[int]:
+    """Return the steps after which the Gram matrix is computed anew in float16.
+
+    The published form does so once, after the second of five steps. That is safe for the schedule of Jordan and others,
+    as is after the third; with Polar Express, five steps end twice as far from float64 as the standard form in bf16
+    where singular values are small.
+    """
+    found, begin = [], 0
+    for end in range(1, len(schedule)):
+        gentle = all(slope <= GENTLE for slope, _, _ in schedule[begin : end + 1])
+        if end - begin >= (HALF_STEPS if gentle else STEEP_STEPS):
+            found.append(end)
+            begin = end
+    return found
+
+
+def _half_polynomial(
+    x: Tensor,  # [..., m, n], HALF_SCALE X
+    quintics: Sequence[Quintic],
+) -> Tensor:  # [..., m, m]
+    """Return Q, by which the quintics, one after the other, multiply X."""
+    gram, product = _symmetric_product(x, x.mT, None, HALF_SCALE**-2, 0.0), None
+    for left, (a, b, c) in zip(reversed(range(len(quintics))), quintics, strict=True):
+        # Z = b R + c R R; its a I is left out, so that Z is rounded as finely as it is small    [m, m]
+        step = _symmetric_product(gram, gram, gram, c, b) if c else gram * b
+        # Q <- Q (a I + Z)    [m, m]
+        if product is None:
+            product = step.clone()
+            _add_to_diagonal(product, a)
+        else:
+            product = _symmetric_product(product, step, product, 1.0, a)
+        if left:
+            # R <- (a I + Z) R (a I + Z)    [m, m]
+            gram = _symmetric_product(gram, step, gram, 1.0, a)
+            gram = _symmetric_product(step, gram, gram, 1.0, a)
+    assert product is not None
+    return product
+
+
+def _symmetric_product(
+    left: Tensor,  # [..., m, k]
+    right: Tensor,  # [..., k, m]; symmetric, or left^T
+    also: Tensor | None,  # [..., m, m], symmetric
+    scale: float,
+    keep: float,
+) -> Tensor:  # [..., m, m]
+    """Return scale left right + keep also, symmetric: in our kernel where that is faster, else all of it in cuBLAS."""
+    if kernel_pays(left):
+        from distmuon.optim.symmetric_kernel import symmetric_product
+
+        return symmetric_product(left, right, also, scale, keep)
+    return _product(left, right, also, scale, keep)
+
+
+def _product(left: Tensor, right: Tensor, also: Tensor | None, scale: float, keep: float) -> Tensor:
+    """Return scale left right + keep also."""
+    multiply_add = torch.addmm if left.ndim == 2 else torch.baddbmm
+    if also is None:
+        also, keep = left.new_zeros([1] * left.ndim), 0.0  # it is not looked at
+    return multiply_add(also, left, right, beta=keep, alpha=scale)
+
+
+def kernel_pays(left: Tensor) -> bool:
+    """Return whether our kernel can multiply left by its transpose, and sooner than cuBLAS makes both halves."""
+    if not left.is_cuda or isinstance(left, FakeTensor) or torch.compiler.is_compiling():
+        return False
+    rows, inner = left.shape[-2:]
+    matrices = left.numel() // max(1, rows * inner)
+    whole = rows % 8 == 0 and inner % 8 == 0  # it loads 16 bytes at a time
+    return whole and matrices * rows * rows * inner >= KERNEL_FROM and has_kernel(left.device)
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Return whether this is a GPU like those on which our kernel and the form in float16 were measured."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.cache
+def has_kernel(device: torch.device) -> bool:
+    """Return whether our kernel runs on this GPU; where it should and cannot be built, a warning says why not."""
+    if not is_hopper(device):
+        return False
+    try:
+        from distmuon.optim.symmetric_kernel import symmetric_product
+
+        one = torch.eye(128, device=device, dtype=torch.float16)
+        return bool(symmetric_product(one, one, one, 2.0, -1.0).equal(one))
+    except Exception as error:  # Triton is missing, or the C compiler with which it starts its kernels
+        warnings.warn(
+            f"Newton–Schulz runs without its own kernel on {device}, up to 1.5 times as long, because Triton cannot "
+            f"build it here: {type(error).__name__}: {error}",
+            stacklevel=2,
+        )
+        return False
+
+
+def half_gram_work(rows: int, columns: int, schedule: Sequence[Quintic]) -> float:
+    """Return the operations of `half_gram_iterate` for one [rows, columns], rows <= columns, as cuBLAS's time."""
+
+    def symmetric(inner: int) -> float:
+        return 2 * rows * rows * inner * (KERNEL_SHARE if rows * rows * inner >= KERNEL_FROM else 1)
+
+    grams = 1 + len(half_restarts(schedule))
+    squares = sum(c != 0 for _, _, c in schedule) + 3 * (len(schedule) - grams)  # Z; Q and twice R between two
+    return grams * (symmetric(columns) + 2 * rows * rows * columns) + squares * symmetric(rows)
 
 
 # ---- Numbers and products ---------------------------------------------------------------------------------

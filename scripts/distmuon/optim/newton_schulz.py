@@ -6,7 +6,7 @@ of an odd quintic acts on each singular value s as p(s) = a s + b s^3 + c s^5 an
     A = X X^T,    X <- a X + (b A + c A^2) X
 
 With c = 0 it is a cubic, and A^2 is not needed: two products in place of three. `coefficients` has the published
-numbers. On a CPU, wide and large matrices go through the same iteration in another form, which is faster there: `gram`.
+numbers. Wide and large matrices go through the same iteration in another form, which is faster: `gram`.
 
 Source: Muon (Jordan et al. 2024); Moonlight (Liu et al. 2025, section 2.1) for running it in bf16.
 """
@@ -16,14 +16,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from distmuon.optim.coefficients import Coefficients, Quintic, quintics
-from distmuon.optim.gram import GramWorkspace, gram_iterate_, gram_work
+from distmuon.optim.gram import (
+    HALF_SCALE,
+    GramWorkspace,
+    gram_iterate_,
+    gram_work,
+    half_gram_iterate,
+    half_gram_work,
+    is_hopper,
+)
 from distmuon.sharding.precision import exactly
 
 ComputeDtype = torch.dtype | Literal["auto"]
@@ -40,7 +48,7 @@ FORMS, NORMS = get_args(Form), get_args(Norm)
 # products faster, so a start is worth more of them.
 START = {"cpu": 2e7, "matrix unit": 2e8}
 
-STEEPEST = 8.25  # slope at 0 of a quintic that the Gram form bears in bf16: of 34 spectra CANS's 8.47 fails on four
+STEEPEST = 8.25  # slope at 0 of a quintic that the Gram forms bear in half precision; CANS's 8.47 fails on some spectra
 
 TORCH_EPS = 1e-7  # below it torch.optim.Muon divides no norm out
 
@@ -51,7 +59,7 @@ def fast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     float64 stays float64, because whoever asks for it wants the digits. Everything else is
     computed in bf16 where the hardware multiplies bf16 natively (a GPU since Ampere; a CPU
     with AVX512-BF16 or AMX, and oneDNN permitted to use it), and in fp32 elsewhere: emulated bf16
-    is slower than fp32. fp16 is never chosen; on a CPU it is slower by two orders of magnitude.
+    is slower than fp32. fp16 is chosen for the Gram form alone, on GPUs: see `half_gram_pays`.
     """
     if dtype == torch.float64:
         return torch.float64
@@ -79,8 +87,8 @@ def newton_schulz(
         thousandth of the matrix's norm, which stay smaller.
     coefficients: see `quintics`.
     compute_dtype: "auto" (see `fast_dtype`) or a floating dtype.
-    form: "standard", as above; "gram", its centred Gram form (see `gram`), equal up to rounding, in bfloat16, float32
-        or float64; "auto", whichever is faster (see `fast_form`).
+    form: "standard", as above; "gram", its Gram form (see `gram`), equal up to rounding, centred unless it is computed
+        in float16; "auto", whichever is faster (see `fast_form`, and for GPUs `half_gram_pays`).
     norm: "safe", taken in the input's dtype or float32, whichever is wider, before the cast. "torch", as
         torch.optim.Muon does it: the cast first, then a norm in that dtype and of at least 1e-7. With it, with
         bfloat16, form="standard" and one matrix at a time, the result is torch's to the bit. It is not the default:
@@ -119,35 +127,40 @@ def newton_schulz_(
     dtype = compute_dtype
     if compute_dtype == "auto":
         dtype = fast_dtype(matrices.device, matrices.dtype)
+        free = dtype == torch.bfloat16 and form != "standard" and norm == "safe"
+        if free and half_gram_pays(matrices.shape, schedule, matrices.device):
+            form, dtype = "gram", torch.float16
     if dtype not in COMPUTE_DTYPES:
         known = "'auto' or one of " + ", ".join(map(str, COMPUTE_DTYPES))
         raise TypeError(f"compute_dtype is {compute_dtype!r}; give {known}.")
 
     if form == "auto":
         form = fast_form(matrices.shape[-2:], schedule, dtype, matrices.device)
-    check_form(form, norm, dtype)
+    check_form(form, norm)
+    half = form == "gram" and dtype == torch.float16
 
     # X_0 = M / ||M||_F, so that every singular value is at most 1
     if norm == "torch":
         x = _torchs_norm_(matrices.to(dtype))
     else:
         x = unit_frobenius_(matrices.to(torch.promote_types(matrices.dtype, torch.float32)))
-        x = x.to(dtype) if schedule else x
     if not schedule:
         return matrices.copy_(x)
+    x = (x.mul_(HALF_SCALE) if half else x).to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x  # [..., a, b], a <= b: X X^T is the smaller Gram matrix
     x = x.reshape(-1, *x.shape[-2:])  # [n, a, b]
-    if form == "gram":
+    iterate = half_gram_iterate if half else _iterate
+    if form == "gram" and not half:
         x = _iterate_gram_(x, schedule)
         if not torch.compiler.is_compiling() and x.data_ptr() == matrices.data_ptr():  # the same dtype, so in place
             return matrices
     elif len(x) == 1:
-        x = _iterate(x[0], schedule)
+        x = iterate(x[0], schedule)
     elif batching_pays(x.shape[1:], x.device):
-        x = _iterate(x, schedule)
+        x = iterate(x, schedule)
     else:
-        x = torch.stack([_iterate(one, schedule) for one in x])
+        x = torch.stack([iterate(one, schedule) for one in x])
     # copied twice, and yet faster than one copy across both strides and dtypes
     x = x.mT.contiguous() if tall else x
     return matrices.copy_(x.view(matrices.shape))
@@ -163,7 +176,7 @@ def fast_form(shape: Sequence[int], schedule: Sequence[Quintic], dtype: torch.dt
     `tests/gpu/one_gpu.py` has measured, the Gram form gained nothing at any shape.
     """
     a, b = min(shape), max(shape)
-    if dtype == torch.bfloat16 and any(slope > STEEPEST for slope, _, _ in schedule):
+    if dtype == torch.bfloat16 and _too_steep(schedule):
         return "standard"
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32) or a < 256 or a == b:
         return "standard"
@@ -171,6 +184,23 @@ def fast_form(shape: Sequence[int], schedule: Sequence[Quintic], dtype: torch.dt
     gram, calls = gram_work(a, b, schedule)
     standard, products = _standard_work(a, b, schedule)
     return "gram" if gram + start * calls < standard + start * products else "standard"
+
+
+def half_gram_pays(shape: Sequence[int], schedule: Sequence[Quintic], device: torch.device) -> bool:
+    """Return whether "auto" computes matrices of `shape` [..., A, B] in the Gram form and float16, instead of bf16.
+
+    On GPUs on which that was measured, and where it is expected to take less than 0.8 of the time by its operations
+    alone, since small matrices come in batches, where starts cost little. It depends on the shape of one matrix and
+    not on how many there are, so that all ranks do the same to all matrices.
+    """
+    a, b = sorted(shape[-2:])
+    if a < 1024 or not schedule or _too_steep(schedule) or not is_hopper(device):
+        return False
+    return half_gram_work(a, b, schedule) < 0.8 * _standard_work(a, b, schedule)[0]
+
+
+def _too_steep(schedule: Sequence[Quintic]) -> bool:
+    return any(slope > STEEPEST for slope, _, _ in schedule)
 
 
 def has_matrix_unit() -> bool:
@@ -192,14 +222,12 @@ def _may_use(feature: str, *permitting: str) -> bool:
 _may_use._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def check_form(form: str, norm: str, dtype: Any = "auto") -> None:
-    """Raise ValueError, naming what is allowed, for a form or norm that does not exist, or not in this dtype."""
+def check_form(form: str, norm: str) -> None:
+    """Raise ValueError, naming what is allowed, for a form or norm that does not exist."""
     if form not in FORMS:
         raise ValueError(f"the form of Newton–Schulz is {form!r}; choose one of {', '.join(FORMS)}.")
     if norm not in NORMS:
         raise ValueError(f"the norm before Newton–Schulz is {norm!r}; choose one of {', '.join(NORMS)}.")
-    if form == "gram" and dtype == torch.float16:
-        raise ValueError("form is 'gram', which overflows in torch.float16; choose 'standard', or torch.bfloat16.")
 
 
 def batching_pays(shape: Sequence[int], device: torch.device) -> bool:

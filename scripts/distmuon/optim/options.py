@@ -143,7 +143,7 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
     check_matrices(group["matrices"])
     quintics(group["ns_coefficients"], group["ns_steps"])
     check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)
-    check_form(group["ns_form"], group["ns_norm"], group["compute_dtype"])
+    check_form(group["ns_form"], group["ns_norm"])
 
 
 def check_adamw_options(group: Mapping[str, Any]) -> None:

@@ -19,9 +19,10 @@ TITLES = {
     "polar_express, 1.05": "Polar Express, safety 1.05",
 }
 FORMS = {
-    "our Gram form, bf16": "our Gram form fails in bf16",
-    "published Gram form, fp16": "the published one in fp16",
-    "published Gram form, bf16": "and in bf16",
+    "centred Gram, bf16": "centred Gram form fails in bf16",
+    "Gram, bf16": "Gram form in bf16",
+    "Gram, fp16, restart as published": "in fp16, as published",
+    "Gram, fp16": "in fp16, our restarts",
 }
 
 

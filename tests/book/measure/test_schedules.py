@@ -1,23 +1,13 @@
-"""Schedules of Newton–Schulz in half precision: the published Gram form is the standard one; what counts as failed."""
+"""Schedules of Newton–Schulz in half precision: every form is near float64 where it can be; what counts as failed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from helpers_math import distance, gaussian
+from helpers_math import gaussian
 
-from distmuon.optim.newton_schulz import _iterate, unit_frobenius_
 from tools import schedules
-
-
-@pytest.mark.parametrize("name", schedules.schedules())
-@pytest.mark.parametrize("restart", [1, 2, 3])
-def test_the_published_gram_form_applies_the_same_quintics(name: str, restart: int) -> None:
-    x, schedule = unit_frobenius_(gaussian(24, 40)), schedules.schedules()[name]
-    found = schedules.published_gram(x.clone(), schedule, restart)
-    assert distance(found, _iterate(x, schedule)) < (0.05 if name == "deepseek_v4" else 2e-4)
 
 
 def test_every_form_is_near_float64_on_a_kind_spectrum() -> None:
@@ -25,7 +15,7 @@ def test_every_form_is_near_float64_on_a_kind_spectrum() -> None:
     assert set(found) == set(schedules.schedules())
     for by_form in found.values():
         assert set(by_form) == set(schedules.forms())
-        del by_form["published Gram form, bf16"]
+        del by_form["Gram, bf16"]
         assert all(by_spectrum["linear to 1/2"] < 0.2 for by_spectrum in by_form.values())
 
 

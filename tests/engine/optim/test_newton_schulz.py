@@ -1,6 +1,7 @@
 """Newton–Schulz: against the singular value decomposition, under symmetries, at every scale, dtype and shape."""
 
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -14,15 +15,27 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 from torch.utils.flop_counter import FlopCounterMode
 from wide_products import WideProducts
 
+from distmuon.optim import gram as gram_module
+from distmuon.optim import newton_schulz as module
 from distmuon.optim.coefficients import AS_A_WHOLE, CANS, CUBIC5, MUON, POLAR_EXPRESS, SCHEDULES, quintics
-from distmuon.optim.gram import GramWorkspace, gram_iterate_, segments, strip_bounds
+from distmuon.optim.gram import (
+    HALF_SCALE,
+    GramWorkspace,
+    gram_iterate_,
+    half_gram_iterate,
+    half_restarts,
+    segments,
+    strip_bounds,
+)
 from distmuon.optim.newton_schulz import (
     STEEPEST,
+    _iterate,
     batching_pays,
     cosine_to_polar,
     fast_dtype,
     fast_form,
     flops,
+    half_gram_pays,
     newton_schulz,
     newton_schulz_,
     orthogonality_error,
@@ -596,6 +609,101 @@ def test_what_auto_takes_in_bf16_is_safe_on_every_spectrum(name: str) -> None:
     assert bool(unsafe) == any(slope > STEEPEST for slope, _, _ in quintics(name, steps)), unsafe
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("restarts", [None, {1}, {2}, {3}, {1, 2, 3, 4}], ids=str)
+@pytest.mark.parametrize("shape", [(24, 40), (3, 12, 12)], ids=str)
+def test_the_gram_form_for_float16_applies_the_same_quintics(
+    name: str, restarts: set[int] | None, shape: tuple[int, ...]
+) -> None:
+    schedule = quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5)
+    x = unit_frobenius_(gaussian(*shape).double())
+    assert distance(half_gram_iterate(HALF_SCALE * x, schedule, restarts), _iterate(x, schedule)) < 1e-6
+
+
+def test_one_gram_matrix_serves_three_gentle_steps_and_two_steep_ones() -> None:
+    assert half_restarts(FIVE) == half_restarts([MUON] * 6) == [3]
+    assert half_restarts([MUON] * 7) == [3, 6]
+    assert half_restarts(quintics("polar_express", 5)) == [2, 4]
+    assert half_restarts([(4.0, -3.0, 1.0), *FIVE]) == [2, 5]
+    assert half_restarts([MUON]) == half_restarts([]) == []
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_in_float16_the_gram_form_is_safe_on_every_spectrum_and_in_bfloat16_it_is_not(name: str) -> None:
+    """Not centred, it needs float16's digits."""
+    m, n = 96, 192
+    schedule = quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5)
+    u, v = (torch.linalg.qr(gaussian(k, m).double()).Q for k in (m, n))
+    unsafe: dict[torch.dtype, list[str]] = {torch.float16: [], torch.bfloat16: []}
+    for spectrum, values in spectra(m).items():
+        exact = values / values.norm()
+        x = ((u * exact) @ v.mT).float()
+        for a, b, c in schedule:
+            exact = a * exact + b * exact**3 + c * exact**5
+        wanted = (u * exact) @ v.mT
+        bound = max(1.5 * float((_iterate(x.bfloat16(), schedule) - wanted).norm() / exact.norm()), 0.03)
+        for dtype, failed in unsafe.items():
+            found = half_gram_iterate((HALF_SCALE * x).to(dtype), schedule)
+            if not (found - wanted).norm() / exact.norm() <= bound:
+                failed.append(spectrum)
+    assert not unsafe[torch.float16]
+    assert unsafe[torch.bfloat16]
+
+
+def test_in_float16_the_gram_form_does_not_lose_the_quiet_entries_of_a_large_matrix() -> None:
+    """An entry of 1e-7 or less is nothing in float16, and a millionth of a matrix whose norm is 1."""
+    x = torch.cat([gaussian(1, 4096), 1e-4 * gaussian(15, 4096)])
+    wanted = newton_schulz(x.double(), compute_dtype=torch.float64, form="standard")
+    found = newton_schulz(x, compute_dtype=torch.float16, form="gram").double()
+    assert (found - wanted).norm() < 0.01 * wanted.norm()
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    return torch.device("cuda")
+
+
+def test_a_hopper_gpu_takes_float16_where_that_saves_a_fifth_of_the_operations(hopper: torch.device) -> None:
+    for shape in ((1024, 4096), (4096, 1024), (2048, 5632), (4096, 4096), (4096, 11008), (24, 1024, 4096)):
+        assert half_gram_pays(shape, FIVE, hopper)
+    for shape in ((1024, 1024), (1024, 2048), (2048, 2048), (512, 4096), (24, 1024, 1024)):
+        assert not half_gram_pays(shape, FIVE, hopper)
+    assert half_gram_pays((4096, 11008), quintics("polar_express", 5), hopper)
+    assert not half_gram_pays((4096, 11008), quintics("cans", 5), hopper)  # too steep
+    assert not half_gram_pays((1024, 4096), [], hopper)
+    assert not half_gram_pays((1024, 4096), FIVE, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (10, 0)])
+def test_a_gpu_that_nobody_measured_keeps_to_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    assert not half_gram_pays((4096, 11008), FIVE, torch.device("cuda"))
+
+
+def test_auto_takes_float16_for_those_alone_who_leave_everything_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "half_gram_pays", lambda *shape: True)
+    monkeypatch.setattr(module, "fast_dtype", lambda device, dtype: torch.bfloat16)
+    m = gaussian(12, 40)
+    half = newton_schulz(m, compute_dtype=torch.float16, form="gram")
+    assert torch.equal(newton_schulz(m), half)
+    assert torch.equal(newton_schulz(m, form="gram"), half)
+    narrow = newton_schulz(m, compute_dtype=torch.bfloat16)
+    assert torch.equal(newton_schulz(m, form="standard"), narrow)
+    assert torch.equal(newton_schulz(m, norm="torch"), newton_schulz(m, compute_dtype=torch.bfloat16, norm="torch"))
+
+
+def test_a_gpu_without_triton_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gram_module, "is_hopper", lambda device: True)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    gram_module.has_kernel.cache_clear()
+    with pytest.warns(UserWarning, match="without its own kernel"):
+        assert not gram_module.has_kernel(torch.device("cpu"))
+    gram_module.has_kernel.cache_clear()
+
+
 @pytest.mark.usefixtures("unlimited")
 def test_with_a_matrix_unit_the_gram_form_has_to_save_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
@@ -716,12 +824,6 @@ def test_a_form_or_norm_that_does_not_exist_is_refused_by_value(option: str, val
     with pytest.raises(ValueError, match="choose one of") as error:
         newton_schulz(gaussian(3, 4), **{option: value})
     assert str(value) in message(error)
-
-
-def test_the_gram_form_refuses_half_precision_which_its_squares_overflow() -> None:
-    with pytest.raises(ValueError, match=r"overflows in torch\.float16") as error:
-        newton_schulz(gaussian(3, 4), compute_dtype=torch.float16, form="gram")
-    message(error)
 
 
 # ---- Cost and diagnostics ---------------------------------------------------------------------------------
