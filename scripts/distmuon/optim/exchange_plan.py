@@ -26,6 +26,7 @@ from distmuon.optim.newton_schulz import flops
 from distmuon.optim.param_groups import check_muon_parameters, named
 from distmuon.sharding.boxes import Box, all_of, matrices_of, overlap, within
 from distmuon.sharding.collectives import Group
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.local_views import local
 from distmuon.sharding.meshes import boxes_on, common_mesh, group_of
@@ -34,6 +35,7 @@ from distmuon.sharding.precision import default_gather_dtype
 from distmuon.sharding.tensor_lists import runs
 
 Groups = Sequence[Mapping[str, Any]]
+GPU_BUCKETS = 4  # in a rank's share of a wave, where nobody says how many elements
 Matrix = tuple[int, int]  # (the parameter's place in the plan, which of its matrices)
 
 # ---- Who orthogonalizes what ------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class Plans:
     def __init__(
         self,
         gather_dtype: torch.dtype | None,
-        bucket_size: int,
+        bucket_size: int | None,
         ledger: Ledger,
         replicas: dist.ProcessGroup | None = None,
     ) -> None:
@@ -216,7 +218,9 @@ class Plans:
         for (placed, dtype), parameters in kinds.items():
             group, loads = self.everybody if placed else alone, list[float]()
             # a wave gives every rank about a bucket to orthogonalize, if its matrices can be shared out evenly
-            for wave in runs(parameters, [p.tensor.numel() for p in parameters], self._bucket_size * group.size):
+            on_gpu = local(parameters[0].tensor).is_cuda
+            bucket = self._bucket_size or DEFAULT_BUCKET_SIZE * (GPU_BUCKETS if on_gpu else 1)
+            for wave in runs(parameters, [p.tensor.numel() for p in parameters], bucket * group.size):
                 held = []
                 for name, p, number in wave:
                     if mesh is not None and isinstance(p, DTensor):

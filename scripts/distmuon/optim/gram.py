@@ -238,7 +238,7 @@ def _product(left: Tensor, right: Tensor, also: Tensor | None, scale: float, kee
     """Return scale left right + keep also."""
     multiply_add = torch.addmm if left.ndim == 2 else torch.baddbmm
     if also is None:
-        also, keep = left.new_zeros([1] * left.ndim), 0.0  # it is not looked at
+        also, keep = left.new_empty([1] * left.ndim), 0.0  # times 0, it is not looked at, whatever is in it
     return multiply_add(also, left, right, beta=keep, alpha=scale)
 
 

@@ -61,7 +61,6 @@ from distmuon.sharding.boxes import extent
 from distmuon.sharding.collectives import Group, PendingWork, Received, add_up_, numbers_on, waiting_at_the_end
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.grid import UNSCALED_STAGES
-from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.local_views import LocalView, local
 from distmuon.sharding.matrices import Matrices, MatrixLayout
@@ -109,7 +108,8 @@ class MuonW(MasterWeights):
         state in float32. None: none, and a warning where weight decay is lost to rounding; False: none. Either way a
         bf16 parameter is decayed and moved in float32, and rounded once in a step.
     bucket_size: elements of matrices that a rank is given to orthogonalize at a time, so far as they can be shared out
-        evenly; what is more is taken in waves, each with two collectives of its own.
+        evenly; what is more is taken in waves, each with two collectives of its own. None: 25 million, and on a GPU,
+        where starting kernels costs more than memory does, 100 million.
     replicas: a group of ranks that hold the same plain tensors and, when `step` is called, the same gradients, as under
         DistributedDataParallel, whose group it is if the model is wrapped already. They share Newton–Schulz.
 
@@ -157,7 +157,7 @@ class MuonW(MasterWeights):
         eps: float = 1e-8,
         gather_dtype: torch.dtype | None = None,
         master_weights: bool | None = None,
-        bucket_size: int = DEFAULT_BUCKET_SIZE,
+        bucket_size: int | None = None,
         replicas: dist.ProcessGroup | None = None,
     ) -> None:
         self._options = options_among(locals(), self.DEFAULTS)
@@ -170,7 +170,7 @@ class MuonW(MasterWeights):
                 )
         self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
-        if bucket_size < 1:
+        if bucket_size is not None and bucket_size < 1:
             raise ValueError(f"bucket_size is {bucket_size}; give a number of elements, 1 or more.")
         self.gather_dtype, self.bucket_size, self.skipped_steps = gather_dtype, bucket_size, 0
         if replicas is None and isinstance(params, DistributedDataParallel):

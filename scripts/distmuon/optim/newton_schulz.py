@@ -142,11 +142,17 @@ def newton_schulz_(
     # X_0 = M / ||M||_F, so that every singular value is at most 1
     if norm == "torch":
         x = _torchs_norm_(matrices.to(dtype))
+        x = x.mul_(HALF_SCALE) if half else x
+    elif matrices.is_cuda and not torch.compiler.is_compiling():  # without a copy in float32, to spare its memory
+        x = matrices.float() if matrices.dtype == torch.float16 else matrices
+        factors = _reciprocal_norms_(x).mul_(HALF_SCALE if half else 1.0)
+        x = torch.mul(x, factors, out=torch.empty_like(x, dtype=dtype if schedule else x.dtype))
     else:
         x = unit_frobenius_(matrices.to(torch.promote_types(matrices.dtype, torch.float32)))
+        x = x.mul_(HALF_SCALE) if half else x
+        x = x.to(dtype) if schedule else x
     if not schedule:
         return matrices.copy_(x)
-    x = (x.mul_(HALF_SCALE) if half else x).to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x  # [..., a, b], a <= b: X X^T is the smaller Gram matrix
     x = x.reshape(-1, *x.shape[-2:])  # [n, a, b]
@@ -288,25 +294,32 @@ def _torchs_norm_(
 def unit_frobenius_(
     x: Tensor,  # [..., A, B], float32 or wider, not empty; overwritten
 ) -> Tensor:  # [..., A, B], the same tensor
-    """Divide each matrix by its Frobenius norm, in place, safe at any scale.
+    """Divide each matrix by its Frobenius norm, in place, safe at any scale. Zero stays zero, infinity becomes NaN."""
+    return x.mul_(_reciprocal_norms_(x))
 
-    Zero stays zero, infinity becomes NaN. The squares of 1e-30 are below the smallest
-    float32, and an epsilon in their place would make the result depend on the scale. So the
-    largest entry's power of two is divided out first, which rounds nothing. On a CPU that
-    is left out where it is not needed; on a GPU looking would stall the stream, and
-    neither a FakeTensor nor a compiler's graph has numbers.
+
+def _reciprocal_norms_(
+    x: Tensor,  # [..., A, B], not empty, not float16; may be multiplied by powers of two
+) -> Tensor:  # [..., 1, 1], float32 or wider
+    """Return what to multiply each matrix by, so that its Frobenius norm is 1.
+
+    The squares of 1e-30 are below the smallest float32, and an epsilon in their place would make the result depend on
+    the scale. So the largest entry's power of two is divided out first, which rounds nothing. On a CPU that is left
+    out where it is not needed; on a GPU looking would stall the stream, and neither a FakeTensor nor a compiler's
+    graph has numbers.
     """
-    both, tiny = (-2, -1), torch.finfo(x.dtype).tiny
+    both, wide = (-2, -1), torch.promote_types(x.dtype, torch.float32)
+    tiny = torch.finfo(wide).tiny
     if not (x.is_cuda or torch.compiler.is_compiling() or isinstance(x, FakeTensor)):
         norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
         if all(1e-15 < one < 1e15 for one in norm.flatten().tolist()):
-            return x.mul_(1 / norm)
-    largest = torch.linalg.vector_norm(x, math.inf, dim=both, keepdim=True)
+            return 1 / norm
+    largest = torch.linalg.vector_norm(x, math.inf, dim=both, keepdim=True, dtype=wide)
     mantissa, _ = torch.frexp(largest)
     # their quotient is a power of two; NaN for an infinity, 0 for zero
     x.mul_(mantissa / largest.clamp_(min=tiny))
-    norm = torch.linalg.vector_norm(x, dim=both, keepdim=True)
-    return x.mul_(norm.clamp_(min=tiny).reciprocal_())
+    norm = torch.linalg.vector_norm(x, dim=both, keepdim=True, dtype=wide)
+    return norm.clamp_(min=tiny).reciprocal_()
 
 
 def flops(
