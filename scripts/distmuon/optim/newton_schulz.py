@@ -25,6 +25,7 @@ from torch._subclasses import FakeTensor
 from distmuon.optim.coefficients import Coefficients, Quintic, quintics
 from distmuon.optim.gram import (
     HALF_SCALE,
+    KERNEL_FROM,
     GramWorkspace,
     gram_iterate_,
     gram_work,
@@ -195,12 +196,15 @@ def fast_form(shape: Sequence[int], schedule: Sequence[Quintic], dtype: torch.dt
 def half_gram_pays(shape: Sequence[int], schedule: Sequence[Quintic], device: torch.device) -> bool:
     """Return whether "auto" computes matrices of `shape` [..., A, B] in the Gram form and float16, instead of bf16.
 
-    On GPUs on which that was measured, and where it is expected to take less than 0.8 of the time by its operations
-    alone, since small matrices come in batches, where starts cost little. It depends on the shape of one matrix and
-    not on how many there are, so that all ranks do the same to all matrices.
+    On GPUs on which that was measured, and where its operations alone should take less than 0.8 of the time. They take
+    longer than it takes to start them where our kernel pays, or where matrices are small enough to come in batches;
+    between the two, starts decide, and the standard form has fewer. It depends on the shape of one matrix and not on
+    how many there are, so that all ranks do the same to all matrices.
     """
     a, b = sorted(shape[-2:])
     if a < 1024 or not schedule or _too_steep(schedule) or not is_hopper(device):
+        return False
+    if a * b > BATCHED_ON_GPU and a * a * b < KERNEL_FROM:
         return False
     return half_gram_work(a, b, schedule) < 0.8 * _standard_work(a, b, schedule)[0]
 

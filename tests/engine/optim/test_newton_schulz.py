@@ -665,9 +665,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 
 def test_a_hopper_gpu_takes_float16_where_that_saves_a_fifth_of_the_operations(hopper: torch.device) -> None:
-    for shape in ((1024, 4096), (4096, 1024), (2048, 5632), (4096, 4096), (4096, 11008), (24, 1024, 4096)):
+    for shape in ((1024, 4096), (4096, 1024), (4096, 4096), (4096, 11008), (24, 1024, 4096)):
         assert half_gram_pays(shape, FIVE, hopper)
-    for shape in ((1024, 1024), (1024, 2048), (2048, 2048), (512, 4096), (24, 1024, 1024)):
+    for shape in ((1024, 1024), (1024, 2048), (2048, 2048), (512, 4096), (24, 1024, 1024), (2048, 5632)):
         assert not half_gram_pays(shape, FIVE, hopper)
     assert half_gram_pays((4096, 11008), quintics("polar_express", 5), hopper)
     assert not half_gram_pays((4096, 11008), quintics("cans", 5), hopper)  # too steep
