@@ -1,4 +1,4 @@
-"""Try every schedule of Newton–Schulz, in every form and in half precision, on the spectra of chapter 16.
+"""Try every schedule of Newton–Schulz, in every form and in half precision, on chapter 16's spectra, at two shapes.
 
 What each costs is counted, and timed in turns in float32, which every processor multiplies at full speed.
 
@@ -8,7 +8,7 @@ python scripts/tools schedules --quick --json out/quick/schedules.json
 
 from muonbook.measure import interleaved_timing, results
 
-SHAPE, QUICK_SHAPE = (256, 512), (64, 128)  # a CPU multiplies float16 slowly
+SHAPES, QUICK_SHAPES = ((256, 512), (384, 384)), ((48, 96),)  # a CPU multiplies float16 slowly
 TIMED = ((512, 512), (512, 2048))
 HALF_ERROR = 0.03  # which nobody minds
 RANK_ONE = "rank 1"
@@ -41,8 +41,18 @@ def schedules():
     return found
 
 
-def errors(shape):
-    """Return {schedule: {form: {spectrum: error}}}, relative in the Frobenius norm to the polynomials in float64."""
+def errors(*shapes):
+    """Return {schedule: {form: {(spectrum, shape): error}}}, relative in the Frobenius norm to float64."""
+    found: dict = {name: {form: {} for form in forms()} for name in schedules()}
+    for shape in shapes:
+        for name, by_form in errors_of(shape).items():
+            for form, by_spectrum in by_form.items():
+                found[name][form] |= {(spectrum, shape): error for spectrum, error in by_spectrum.items()}
+    return found
+
+
+def errors_of(shape):
+    """Return {schedule: {form: {spectrum: error}}} for matrices of one shape."""
     import torch
 
     from distmuon.optim.newton_schulz import unit_frobenius_
@@ -85,8 +95,8 @@ def judged(found):
                     "form": form,
                     "spectra": len(by_spectrum),
                     "fails": len(failed),
-                    "failed": failed,
-                    "rank_one": by_spectrum[RANK_ONE],
+                    "failed": [f"{spectrum}, {m} x {n}" for spectrum, (m, n) in failed],
+                    "rank_one": next(error for (spectrum, _), error in by_spectrum.items() if spectrum == RANK_ONE),
                 }
             )
     return rows
@@ -126,8 +136,8 @@ def act(x, name):
 
 def main():
     arguments = results.parse(__doc__, quick="small matrices and few rounds")
-    shape = QUICK_SHAPE if arguments.quick else SHAPE
-    rows = judged(errors(shape))
+    shapes = QUICK_SHAPES if arguments.quick else SHAPES
+    rows = judged(errors(*shapes))
     for row in rows:
         print(f"{row['schedule']:20}{row['form']:34}fails {row['fails']:2} of {row['spectra']}", flush=True)
     taken = costs(3 if arguments.quick else 30)
@@ -135,4 +145,4 @@ def main():
         time = cost["time 512x2048"]["median"]
         print(f"{name:20}{cost['products']:3} products, {time:.2f} of the time at 512 x 2048")
     if arguments.json:
-        results.write(arguments.json, {"shape": list(shape), "rows": rows, "costs": taken})
+        results.write(arguments.json, {"shapes": [list(shape) for shape in shapes], "rows": rows, "costs": taken})

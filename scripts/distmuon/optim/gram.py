@@ -168,8 +168,8 @@ def half_gram_iterate(
     restarts: the steps after which that happens; None: see `half_restarts`.
 
     It is not centred, so that its numbers stay small enough for float16, and float16 has the 11 bits that it needs:
-    in bfloat16 it is wrong. All matrices but X are symmetric and have to stay so: of a product's two halves, each
-    rounded for itself, the difference would grow from step to step.
+    with bfloat16's 8 it errs too much on some spectra. All matrices but X are symmetric and have to stay so: of a
+    product's two halves, each rounded for itself, the difference would grow from step to step.
     """
     x = x.contiguous()
     restarts = half_restarts(schedule) if restarts is None else restarts

@@ -16,15 +16,16 @@ def test_every_form_is_near_float64_on_a_kind_spectrum() -> None:
     for by_form in found.values():
         assert set(by_form) == set(schedules.forms())
         del by_form["Gram, bf16"]
-        assert all(by_spectrum["linear to 1/2"] < 0.2 for by_spectrum in by_form.values())
+        assert all(by_spectrum["linear to 1/2", (16, 24)] < 0.2 for by_spectrum in by_form.values())
 
 
 def test_a_form_fails_where_it_errs_by_more_than_the_standard_one_and_than_nobody_minds() -> None:
-    spectra: dict[str, Any] = {"kind": 0.01, "hard": 0.1, "rank 1": 3.0}
-    other = {"kind": 0.029, "hard": 0.151, "rank 1": None}
+    names = [(name, (16, 24)) for name in ("kind", "hard", "rank 1")]
+    spectra: dict[Any, Any] = dict(zip(names, (0.01, 0.1, 3.0), strict=True))
+    other = dict(zip(names, (0.029, 0.151, None), strict=True))
     standard, judged = schedules.judged({"muon": {"standard, bf16": spectra, "another": other}})
     assert (standard["fails"], standard["spectra"], standard["rank_one"]) == (0, 3, 3.0)
-    assert judged["failed"] == ["hard", "rank 1"]
+    assert judged["failed"] == ["hard, 16 x 24", "rank 1, 16 x 24"]
 
 
 def test_costs_are_counted_and_timed_in_turns() -> None:
