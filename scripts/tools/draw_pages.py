@@ -50,6 +50,8 @@ def draw(target: Path) -> dict[str, str]:
         "cheat_sheet.md": cheat_sheet.markdown(),
         "schedules.md": variants.schedules(),
         "race_variants.md": variants.race(),
+        "gram_on_a_gpu.md": variants.on_a_gpu(),
+        "variant_costs.md": variants.costs(),
         "roofline_links.md": roofline_parts.links(),
         "roofline_models.md": roofline_parts.models(),
         "roofline_published.md": roofline_parts.published(),

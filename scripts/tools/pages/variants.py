@@ -1,4 +1,4 @@
-"""Tables of the page on Muon since the blueprint: schedules in half precision, and the race of variants."""
+"""Tables of the page on Muon since the blueprint: schedules in half precision, the Gram form on a GPU, the race."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ TITLES = {
     "cubic5": "five cubics",
     "polar_express, 1.05": "Polar Express, safety 1.05",
 }
+OTHERS = {"unit_rms": "unit RMS"}  # which do not race
+# What ranks would have to add up for a matrix [A, B] that is cut over them, in the worse of the two directions
+IF_CUT = {"muoneq": "A numbers", "muon_plus": "A + B + 1 numbers, one after the other"}
 FORMS = {
     "centred Gram, bf16": "centred Gram form fails in bf16",
     "Gram, bf16": "Gram form in bf16",
@@ -40,6 +43,57 @@ def schedules() -> str:
         for name, cost in found["costs"].items()
     ]
     return _table(("schedule", "products", "time over Jordan's", *FORMS.values(), "error of rank 1"), rows)
+
+
+def on_a_gpu() -> str:
+    """Return what the Gram form in float16 takes on a GPU, of the time of the standard form in bf16."""
+    rows = []
+    for row in results.load("gpu")["speed"]["rows"]:
+        alone = row["products_ms"]
+        cells = (
+            row["shape"].replace("x", " × "),
+            f"{row['standard_ms']:.2f} ms",
+            f"{row['half_ms'] / row['standard_ms']:.2f}",
+            f"{row['half_products_ms'] / alone:.2f}",
+            f"{row['half_cublas_ms'] / alone:.2f}",
+            f"{row['gram_ms'] / row['standard_ms']:.2f}",
+        )
+        rows.append(cells)
+    heads = (
+        "matrices",
+        "standard form",
+        "Gram form, float16",
+        "its products alone",
+        "the same without our kernel",
+        "centred form, bf16",
+    )
+    return _table(heads, rows)
+
+
+def costs() -> str:
+    """Return what each variant sends, keeps and takes beyond what Muon does."""
+    found = results.load("variant_costs")
+    counted, rows = found["counted"], []
+    for name, ratio in found["time_over_muons"].items():
+        if name == MUON:
+            continue
+        more = [by_name[name]["sent_bytes"] - by_name[MUON]["sent_bytes"] for by_name in counted.values()]
+        kept = [by_name[name]["state_elements"] - by_name[MUON]["state_elements"] for by_name in counted.values()]
+        called = OTHERS.get(name) or title(name)
+        rows.append((called, *map(_range, (more, kept)), f"{ratio['median']:.2f}", IF_CUT.get(name, "nothing")))
+    heads = (
+        "",
+        "bytes more than Muon's",
+        "numbers more in the state",
+        "time over Muon's",
+        "sent if matrices stayed cut",
+    )
+    return _table(heads, rows)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def race() -> str:

@@ -1,0 +1,97 @@
+"""Count what each variant of Muon costs: bytes sent on DP 2 x TP 2, memory kept, products, and time on one process.
+
+python scripts/tools variant_costs
+python scripts/tools variant_costs --quick --json out/quick/variant_costs.json
+"""
+
+from distmuon import launch
+from muonbook.measure import interleaved_timing, results
+
+GRID = (2, 2)  # DP, TP
+WAYS = ("gather_all", "owner", "muonw")  # two strategies of DistributedMuon; and MuonW on FSDP2 with tensor parallelism
+SHAPE, QUICK_SHAPE = (512, 2048), (48, 96)
+
+
+def variants():
+    """Return name -> what it changes of Muon."""
+    from muonbook.ch04.search_space import VARIANT_OPTIONS
+
+    return {
+        "muon": {},
+        **{name: options for name, (_, options) in VARIANT_OPTIONS.items()},
+        "unit_rms": {"scale": "unit_rms"},
+    }
+
+
+def count(world):
+    """Return {way: {variant: what this rank sends in a step, and the elements of what it keeps for Muon}}."""
+    from distmuon.sharding.grid import Grid
+    from distmuon.sharding.local_views import local
+    from distmuon.verify.counter import CollectiveCounter
+    from muonbook.measure.workload import Workload, batches, pixels
+    from muonbook.planner.measured.timed_worlds import make
+
+    grid, workload, found = Grid.of(world), Workload(), dict[str, dict[str, dict[str, int]]]()
+    batch = next(batches(workload, pixels(grid, workload.context), grid.dp.size, grid.dp.rank))
+    for way in WAYS:
+        found[way] = {}
+        for name, options in variants().items():
+            trainer = make(way, workload, grid)
+            optimizer = trainer.optimizers[0]
+            groups = [group for group in optimizer.param_groups if group["algorithm"] == "muon"]
+            for group in groups:
+                group.update(options)
+            with CollectiveCounter() as counter:
+                trainer.step(batch)
+            weights = [p for group in groups for p in group["params"]]
+            states = [local(kept) for p in weights for kept in optimizer.state.get(p, {}).values()]
+            found[way][name] = {
+                "sent_bytes": counter.ledger.total().sent_bytes,
+                "collectives": counter.ledger.total().calls,
+                "state_elements": sum(kept.numel() for kept in states),
+            }
+    return found
+
+
+def together(ranks):
+    """Return {way: {variant: {quantity: its sum over the ranks}}}."""
+    first = ranks[0]
+    return {
+        way: {
+            name: {key: sum(rank[way][name][key] for rank in ranks) for key in first[way][name]} for name in first[way]
+        }
+        for way in first
+    }
+
+
+def times(shape, rounds):
+    """Return {variant: the time of what stands between momentum and weight, over Muon's}, in float32, in turns."""
+    import torch
+
+    from distmuon.optim.muon import MUON_DEFAULTS, WeightPart, decay_and_apply_, orthogonalize
+
+    u, weight = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+
+    def act(options):
+        group = MUON_DEFAULTS | {"compute_dtype": torch.float32, "ns_form": "standard", "lr": 0.0} | options
+
+        def once():
+            (update,) = orthogonalize([u.clone()], group)
+            decay_and_apply_([weight], [group], [[WeightPart(weight, update, group["lr"], 1.0)]])
+
+        return once
+
+    seconds = interleaved_timing.take_turns({name: act(options) for name, options in variants().items()}, rounds)
+    return {name: results.spread(interleaved_timing.ratios(taken, seconds["muon"])) for name, taken in seconds.items()}
+
+
+def main():
+    arguments = results.parse(__doc__, quick="a small matrix and few rounds")
+    dp, tp = GRID
+    found = {"grid": list(GRID), "counted": together(launch.run(count, dp=dp, tp=tp))}
+    found["time_over_muons"] = times(QUICK_SHAPE if arguments.quick else SHAPE, 3 if arguments.quick else 30)
+    for name, ratio in found["time_over_muons"].items():
+        sent = {way: by_name[name]["sent_bytes"] for way, by_name in found["counted"].items()}
+        print(f"{name:15}{ratio['median']:.2f} of Muon's time; bytes sent: {sent}", flush=True)
+    if arguments.json:
+        results.write(arguments.json, found)
