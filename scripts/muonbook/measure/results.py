@@ -65,11 +65,12 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 def commit() -> str | None:
     """Return the commit the numbers belong to, marked if the code differs from it; None outside a clone.
 
-    Other results and the pages that show them may differ: one `make bench` rewrites them one after the other.
+    Prose, other results and the pages that show them may differ: one `make bench` rewrites them one after the other.
     """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        same = _git("diff", "--quiet", "HEAD", "--", ".", ":(exclude)book", ":(exclude)notebooks").returncode == 0
+        prose = (":(exclude)book", ":(exclude)notebooks", ":(exclude)*.md")
+        same = _git("diff", "--quiet", "HEAD", "--", ".", *prose).returncode == 0
     except OSError:
         return None
     return head.stdout.strip() + ("" if same else "-dirty") if head.returncode == 0 else None
