@@ -146,7 +146,7 @@ def newton_schulz_(
         x = x.mul_(HALF_SCALE) if half else x
     elif matrices.is_cuda and not torch.compiler.is_compiling():  # without a copy in float32, to spare its memory
         x = matrices.float() if matrices.dtype == torch.float16 else matrices
-        factors = _reciprocal_norms_(x).mul_(HALF_SCALE if half else 1.0)
+        factors = reciprocal_norms_(x).mul_(HALF_SCALE if half else 1.0)
         x = torch.mul(x, factors, out=torch.empty_like(x, dtype=dtype if schedule else x.dtype))
     else:
         x = unit_frobenius_(matrices.to(torch.promote_types(matrices.dtype, torch.float32)))
@@ -179,8 +179,8 @@ def fast_form(shape: Sequence[int], schedule: Sequence[Quintic], dtype: torch.dt
     An operation costs 1, and the start of a product, or of anything between two, `START`: the Gram form has fewer of
     the former and more of the latter, which cost most where products are fast. float64 stays standard, because those
     who ask for it want the digits, and so do squares and small sides, where little can be gained, and schedules that
-    are too steep for the Gram form in bf16. A GPU always takes the standard form: on the one that
-    `tests/gpu/one_gpu.py` has measured, the Gram form gained nothing at any shape.
+    are too steep for the Gram form in bf16. On a GPU the centred form gained nothing at any shape that
+    `tests/gpu/one_gpu.py` has measured; the one in float16 did, see `half_gram_pays`.
     """
     a, b = min(shape), max(shape)
     if dtype == torch.bfloat16 and _too_steep(schedule):
@@ -299,17 +299,18 @@ def unit_frobenius_(
     x: Tensor,  # [..., A, B], float32 or wider, not empty; overwritten
 ) -> Tensor:  # [..., A, B], the same tensor
     """Divide each matrix by its Frobenius norm, in place, safe at any scale. Zero stays zero, infinity becomes NaN."""
-    return x.mul_(_reciprocal_norms_(x))
+    return x.mul_(reciprocal_norms_(x))
 
 
-def _reciprocal_norms_(
+def reciprocal_norms_(
     x: Tensor,  # [..., A, B], not empty, not float16; may be multiplied by powers of two
 ) -> Tensor:  # [..., 1, 1], float32 or wider
     """Return what to multiply each matrix by, so that its Frobenius norm is 1.
 
-    The squares of 1e-30 are below the smallest float32, and an epsilon in their place would make the result depend on
-    the scale. So the largest entry's power of two is divided out first, which rounds nothing. On a CPU that is left
-    out where it is not needed; on a GPU looking would stall the stream, and neither a FakeTensor nor a compiler's
+    Zero stays zero, infinity becomes NaN. The squares of 1e-30 are below the smallest float32, and
+    an epsilon in their place would make the result depend on the scale. So the largest entry's
+    power of two is divided out first, which rounds nothing. On a CPU that is left out where it is
+    not needed; on a GPU looking would stall the stream, and neither a FakeTensor nor a compiler's
     graph has numbers.
     """
     both, wide = (-2, -1), torch.promote_types(x.dtype, torch.float32)
