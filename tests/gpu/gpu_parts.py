@@ -38,6 +38,7 @@ from distmuon.models.networks import Transformer
 from distmuon.optim import gram
 from distmuon.optim import newton_schulz as ns
 from distmuon.optim.coefficients import MUON
+from distmuon.optim.fast_paths import fast_dtype, half_gram_pays
 from distmuon.optim.param_groups import groups_for
 from distmuon.sharding import collectives
 from distmuon.verify.prediction import predict_transient
@@ -128,7 +129,7 @@ def speed(found: dict[str, Any]) -> None:
         half = gram.HALF_SCALE * x.to(torch.float16)
         row: dict[str, Any] = {
             "shape": _shape(shape),
-            "auto": "half" if ns.half_gram_pays(shape, [MUON] * 5, DEVICE) else "standard",
+            "auto": "half" if half_gram_pays(shape, [MUON] * 5, DEVICE) else "standard",
             "kernel": [gram.kernel_pays(x), gram.kernel_pays(x @ x.mT)],  # of X X^T, of squares
         }
         ways: dict[str, Callable[[], object]] = {
@@ -199,7 +200,7 @@ def _optimizer(name: str, groups: list[dict[str, Any]]) -> tuple[Any, int | None
     if name.startswith("DistributedMuon"):
         strategy = name.split()[1]
         ours = DistributedMuon(groups, Grid.alone(DEVICE.type), strategy=strategy, max_norm=1.0)
-        layout, dtype = ours.buffers.layout, _name(ns.fast_dtype(DEVICE, torch.bfloat16))
+        layout, dtype = ours.buffers.layout, _name(fast_dtype(DEVICE, torch.bfloat16))
         return ours, predict_transient(layout, 1, 0, list(ours.muon), strategy, compute_dtype=dtype, foreach=GPU)
     if name == "MuonW":
         return MuonW(groups), None

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from distmuon.optim.coefficients import Coefficients
+from distmuon.optim.fast_paths import BATCH, batching_pays
 from distmuon.optim.masters import MasterWeights, rounded_once, views_in_place
-from distmuon.optim.newton_schulz import BATCH, ComputeDtype, Form, Norm, batching_pays, newton_schulz_
+from distmuon.optim.newton_schulz import ComputeDtype, Form, Norm, newton_schulz_
 from distmuon.optim.normalization import InputNorm, OutputNorm, equalize_input_, normalize_output_
 from distmuon.optim.options import (
     MUON_DEFAULTS,
@@ -265,7 +266,7 @@ def batches(
     tensors: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], divisions: Sequence[MatrixLayout] = ()
 ) -> list[list[int]]:
     """Return which tensors to orthogonalize together: those of small matrices of equal shape under equal options, as
-    many as `newton_schulz.BATCH` has room for.
+    many as `fast_paths.BATCH` has room for.
 
     groups: the parameter group of each tensor. One with `batched=False` keeps its matrices alone, which is what a
         bitwise comparison needs: a batched product may be summed in another order than a single one.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.optim import newton_schulz as ns
+from distmuon.optim.fast_paths import fast_dtype
 from muonbook.measure.interleaved_timing import ended, ratios, take_turns
 
 SVD_SIZE, SIDE, SHARE_SHAPES, SMALL, MANY = 512, 1024, ((512, 512), (512, 2048)), (64, 128), 32
@@ -37,7 +38,7 @@ def shares(world: World, rounds: int) -> str:
     The first share is the time of the fifteen products alone, over the time of Newton–Schulz. The second is its rate,
     in operations per second, over the rate of a loop of big square products. All compute in the same dtype.
     """
-    dtype = ns.fast_dtype(torch.device(world.device), torch.float32)
+    dtype = fast_dtype(torch.device(world.device), torch.float32)
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:

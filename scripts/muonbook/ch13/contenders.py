@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from distmuon.optim.newton_schulz import BATCHED_ON_CPU
+from distmuon.optim.fast_paths import BATCHED_ON_CPU
 from distmuon.optim.strategies.costs import iteration_bytes
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, Layout, ParamSpec

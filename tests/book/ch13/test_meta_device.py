@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distmuon.launch import session
-from distmuon.optim import newton_schulz
+from distmuon.optim import fast_paths
 from distmuon.verify.prediction import predict_transient
 from muonbook.ch13.figure_tower import moves
 from muonbook.ch13.memory_study import PICTURED
@@ -34,7 +34,7 @@ def test_a_move_takes_as_much_as_with_data_to_the_byte(name: str) -> None:
 @pytest.fixture
 def batches_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is weighed on this CPU go through Newton–Schulz together as it would on a GPU, of which bounds are."""
-    monkeypatch.setattr(newton_schulz, "BATCHED_ON_CPU", newton_schulz.BATCHED_ON_GPU)
+    monkeypatch.setattr(fast_paths, "BATCHED_ON_CPU", fast_paths.BATCHED_ON_GPU)
 
 
 @pytest.mark.usefixtures("batches_of_a_gpu")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from distmuon.optim.coefficients import quintics
-from distmuon.optim.newton_schulz import half_gram_pays
+from distmuon.optim.fast_paths import half_gram_pays
 from muonbook.measure import results
 from tools import bench
 

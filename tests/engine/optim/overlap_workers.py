@@ -137,7 +137,7 @@ def more_transient(
 
 
 def compute_dtype(grid: Grid) -> str:
-    from distmuon.optim.newton_schulz import fast_dtype
+    from distmuon.optim.fast_paths import fast_dtype
 
     return dtype_name(fast_dtype(grid.device, torch.bfloat16))
 

@@ -307,9 +307,9 @@ def test_every_form_and_norm_is_an_option_of_a_group() -> None:
     for run in forms:
         train(run, steps=3)
     assert 0 < distance(moved(forms[1]), moved(forms[0])) < 1e-5
-    with pytest.raises(ValueError, match="overflows") as error:
-        Muon(parameters(), compute_dtype=torch.float16, ns_form="gram")
-    message(error)
+    half = Muon(parameters(shapes), ns_form="gram", **options | {"compute_dtype": torch.float16})
+    train(half, steps=3)
+    assert 0 < distance(moved(half), moved(forms[0])) < 2e-2
 
 
 def test_input_dtype_rounds_what_newton_schulz_is_fed_and_nothing_else() -> None:

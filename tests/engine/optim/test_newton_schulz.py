@@ -18,6 +18,13 @@ from wide_products import WideProducts
 from distmuon.optim import gram as gram_module
 from distmuon.optim import newton_schulz as module
 from distmuon.optim.coefficients import AS_A_WHOLE, CANS, CUBIC5, MUON, POLAR_EXPRESS, SCHEDULES, quintics
+from distmuon.optim.fast_paths import (
+    STEEPEST,
+    batching_pays,
+    fast_dtype,
+    fast_form,
+    half_gram_pays,
+)
 from distmuon.optim.gram import (
     HALF_SCALE,
     GramWorkspace,
@@ -28,14 +35,9 @@ from distmuon.optim.gram import (
     strip_bounds,
 )
 from distmuon.optim.newton_schulz import (
-    STEEPEST,
     _iterate,
-    batching_pays,
     cosine_to_polar,
-    fast_dtype,
-    fast_form,
     flops,
-    half_gram_pays,
     newton_schulz,
     newton_schulz_,
     orthogonality_error,

@@ -22,9 +22,9 @@ from torch.optim import AdamW, Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distmuon.optim.distributed_muon import DistributedMuon
+from distmuon.optim.fast_paths import fast_dtype
 from distmuon.optim.muon import Muon
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.newton_schulz import fast_dtype
 from distmuon.optim.param_groups import split_parameters
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 from distmuon import launch
 from distmuon.models.networks import MLP
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.newton_schulz import fast_dtype
+from distmuon.optim.fast_paths import fast_dtype
 from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.grid import Grid

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from distmuon.optim.newton_schulz import BATCH, BATCHED_ON_GPU, flops
+from distmuon.optim.fast_paths import BATCH, BATCHED_ON_GPU
+from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout, ParamSpec
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.matrices import MatrixBlock

@@ -11,7 +11,7 @@ for each optimizer, without a seed. What was run there, in short:
   the same learning rate. Its SGD on MNIST has no momentum.
 
 Losses are means in nats. Models are float32. Newton–Schulz runs in bf16, as in the tutorial, where the hardware
-multiplies bf16 natively, and in float32 elsewhere (`newton_schulz.fast_dtype`).
+multiplies bf16 natively, and in float32 elsewhere (`fast_paths.fast_dtype`).
 """
 
 from __future__ import annotations

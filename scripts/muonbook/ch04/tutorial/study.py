@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from distmuon.launch import UsageError, World
-from distmuon.optim.newton_schulz import fast_dtype
+from distmuon.optim.fast_paths import fast_dtype
 from muonbook.ch04 import image_datasets
 from muonbook.ch04.image_datasets import Images
 from muonbook.ch04.sweep import Curve, best_of, shared_out, try_rates

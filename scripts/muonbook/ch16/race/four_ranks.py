@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from distmuon.launch import World
 from distmuon.optim.coefficients import MUON
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.newton_schulz import fast_dtype, flops, has_matrix_unit
+from distmuon.optim.fast_paths import fast_dtype, has_matrix_unit
+from distmuon.optim.newton_schulz import flops
 from distmuon.optim.overlap import PipelinedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Bucket
