@@ -23,7 +23,7 @@ from muonbook.measure import results
 TASKS = ("digits", "language", "fashion", "mnist", "cifar10")
 FETCHED = TASKS[2:]
 OPTIMIZERS = ("sgd", "adamw", "muon")
-VARIANTS = ("polar_express", "cans", "deepseek_v4", "cubic5", "muoneq", "muon_plus", "cautious")  # of muon
+VARIANTS = ("polar_express", "cans", "deepseek_v4", "cubic5", "muoneq", "muon_plus", "normuon", "cautious")  # of muon
 GRIDS = ("all", "lr")
 QUICK_STEPS, QUICK_SEEDS = 20, 5
 MANY = ("ranks", "threads", "quick", "json")  # runs, shared out

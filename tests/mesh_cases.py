@@ -53,9 +53,21 @@ class Net(nn.Module):
 
 
 GROUPS: dict[str, dict[str, Any]] = {  # name of a parameter -> its options
-    "experts": {"matrices": "stacked", "lr": 0.05, "input_norm": "rows", "output_norm": "columns_rows"},
-    "kernel": {"matrices": "flattened", "momentum_kind": "average", "nesterov": False, "cautious_decay": True},
-    "fused": {"matrices": ("fused", ((8, 2), 4, 4)), "scale": "original"},
+    "experts": {
+        "matrices": "stacked",
+        "lr": 0.05,
+        "input_norm": "rows",
+        "output_norm": "columns_rows",
+        "normuon_beta2": 0.8,
+    },
+    "kernel": {
+        "matrices": "flattened",
+        "momentum_kind": "average",
+        "nesterov": False,
+        "cautious_decay": True,
+        "normuon_beta2": 0.0,
+    },
+    "fused": {"matrices": ("fused", ((8, 2), 4, 4)), "scale": "original", "normuon_beta2": 0.95},
 }
 ADAMW = ("embedding.weight", "head.weight", "head.bias")
 

@@ -54,6 +54,7 @@ OTHER_MUON = dict(
     input_norm="rows",
     output_norm="rows_columns",
 )
+ROWS, OTHER_ROWS = {"normuon_beta2": 0.95}, {"normuon_beta2": 0.7}
 ADAMW = dict(algorithm="adamw", lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3)
 OTHER_ADAMW = dict(algorithm="adamw", lr=0.1)
 FADES = (0.5, 0.9, 0.7, 0.8, 0.6, 1.1, 1.2, 0.4)  # by which each group's learning rate is multiplied after every step
@@ -91,7 +92,7 @@ SMALL = Case(
         Weight("other rows", (7, 7), 0, 1),
     )
 )
-MATRICES = replace(SMALL, weights=tuple(w for w in SMALL.weights if w.group < 2), groups=(MUON, OTHER_MUON))
+MATRICES = replace(SMALL, weights=tuple(w for w in SMALL.weights if w.group < 2), groups=(MUON | ROWS, OTHER_MUON))
 RAGGED = Case(
     (
         *(
@@ -102,7 +103,11 @@ RAGGED = Case(
         Weight("table", (37, 5), None, 2),
         Weight("bias", (131,), 0, 2),
     ),
-    (MUON, OTHER_MUON | dict(ns_form="gram", input_norm="both", output_norm="columns", scale="unit_rms"), ADAMW),
+    (
+        MUON,
+        OTHER_MUON | OTHER_ROWS | dict(ns_form="gram", input_norm="both", output_norm="columns", scale="unit_rms"),
+        ADAMW,
+    ),
     steps=2,
     bucket_size=6_250,
 )
@@ -113,6 +118,7 @@ ADAMW_ONLY = Case(
 SINGLE_SCALAR = Case((Weight("only", ()),), (ADAMW,))  # D - 1 ranks have an AdamW without parameters
 ABSENT = replace(
     SMALL,
+    groups=(MUON | ROWS, OTHER_MUON | OTHER_ROWS, ADAMW),
     absent=frozenset(
         [(name, 0, r) for name in ("whole", "bias") for r in range(8)]  # nobody's, before any state exists
         + [(name, 2, r) for name in ("rows", "other columns", "table") for r in range(8)]  # nobody's, in mid-training
@@ -148,12 +154,13 @@ def several(tp: int, k: int = 1) -> Case:
         Weight("bias", (8 * k,), 0, 7),
     )
     options: tuple[dict[str, Any], ...] = (
-        MUON | {"matrices": "stacked"},
-        OTHER_MUON | {"matrices": "flattened"},
-        MUON | {"matrices": ("fused", qkv)},
-        OTHER_MUON | {"matrices": ("rows", 8)},
-        MUON | {"matrices": ("columns", 8)},
+        MUON | ROWS | {"matrices": "stacked"},
+        OTHER_MUON | ROWS | {"matrices": "flattened"},
+        MUON | ROWS | {"matrices": ("fused", qkv)},
+        OTHER_MUON | OTHER_ROWS | {"matrices": ("rows", 8)},
+        MUON | OTHER_ROWS | {"matrices": ("columns", 8)},
         MUON
+        | ROWS
         | {"matrices": ("fused", heads), "scale": "unit_rms", "ns_coefficients": "cubic5", "input_norm": "columns"},
         MUON,
         ADAMW,

@@ -33,13 +33,14 @@ from distmuon.optim.options import GROUP_NOTES, OPTIONS, MomentumKind, ScaleKind
 from distmuon.optim.param_groups import check_muon_parameter, specs_in_groups
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.sharded_state import NonFinite
-from distmuon.optim.states import kept
+from distmuon.optim.states import kept, kept_rows
 from distmuon.optim.strategies.strategy import BucketGroup, StrategyContext, Tensors, updates_label
 from distmuon.sharding.buffers import Piece
 from distmuon.sharding.consistency import raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, Bucket, Layout, ParamSpec, Range
+from distmuon.sharding.local_views import Boxes, rows_over_tp
 from distmuon.sharding.matrices import Matrices
 from distmuon.sharding.ownership import padding_warning
 from distmuon.sharding.warning import warn_user
@@ -61,7 +62,8 @@ class DistributedMuon(ShardedOptimizer):
         of a float32 model. For strategies that keep Muon's matrices in buckets of their own, and models that are
         their own masters.
 
-    state: as in `ShardedOptimizer`, and for Muon's parameters momentum_buffer [n], in the gradient's dtype.
+    state: as in `ShardedOptimizer`, and for Muon's parameters momentum_buffer [n], in the gradient's dtype; of NorMuon
+        row_exp_avg_sq, where a matrix is orthogonalized.
     """
 
     MADE_BY: ClassVar = "DistributedMuon"
@@ -85,6 +87,7 @@ class DistributedMuon(ShardedOptimizer):
         ns_norm: Norm = "safe",
         input_norm: InputNorm | None = None,
         output_norm: OutputNorm | None = None,
+        normuon_beta2: float | None = None,
         batched: bool = True,
         matrices: Matrices = "whole",
         adamw_lr: float | Tensor | None = None,
@@ -128,7 +131,11 @@ class DistributedMuon(ShardedOptimizer):
         layout, metas = self.buffers.layout, self.buffers.metas
         if self.grid.world.rank == 0 and (words := padding_warning(layout)):
             warn_user(words)
-        self.strategy = chosen(StrategyContext(layout, metas, self.grid, self.muon, gather_dtype, lambda: self.steps))
+        self.strategy = chosen(
+            StrategyContext(
+                layout, metas, self.grid, self.muon, gather_dtype, lambda: self.steps, row_moments=self._row_moments
+            )
+        )
         if publish == "updates":
             with raise_together(self.grid, "what is published", 'pass publish="parameters"'):
                 self._check_updates_will_do()
@@ -326,6 +333,21 @@ class DistributedMuon(ShardedOptimizer):
         if wave is not None:
             moving &= set(wave)
         return [piece for bucket in buckets for piece in self.buffers.pieces[bucket] if piece.index in moving]
+
+    def _row_moments(self, index: int) -> Tensor | None:  # V, [rows]
+        """Return what NorMuon keeps of the matrices that are orthogonalized here; None where it is off."""
+        if not (rows := self._rows_kept(index, self.muon[index])):
+            return None
+        like = torch.empty(0, dtype=self._ns_dtype(index), device=self.grid.device)
+        return kept_rows(self.state[self.buffers.parameters[index]], rows, like)
+
+    def _rows_kept(self, index: int, group: Mapping[str, Any]) -> int:
+        return 0 if group.get("normuon_beta2") is None else sum(run.size for _, run in self._rows_seen(index))
+
+    def _rows_seen(self, index: int) -> Boxes:
+        if index not in self.muon or not self.strategy.works_on(index):
+            return ()
+        return rows_over_tp(self.buffers.layout.specs[index], self.grid.tp.size, self.grid.tp.rank)
 
     def _momentum_buffer(self, piece: Piece) -> Tensor:  # [n]
         return kept(self.state[self.buffers.parameters[piece.index]], "momentum_buffer", piece.gradient)

@@ -17,16 +17,19 @@ from torch import Tensor
 
 from distmuon.optim.states import (
     MASTER_WEIGHT,
+    ROW_MOMENTS,
     CheckedState,
     check_kept,
     check_maker,
     check_same_algorithm,
     in_own_order,
     names_of,
+    rows_kept,
 )
 from distmuon.sharding.boxes import matrices_of
 from distmuon.sharding.buffers import follow_writes_
-from distmuon.sharding.local_views import LocalView, local
+from distmuon.sharding.local_views import LocalView, everything, local
+from distmuon.sharding.matrices import rows_in
 from distmuon.sharding.meshes import common_mesh, is_first_replica
 from distmuon.sharding.precision import is_narrow
 from distmuon.sharding.warning import warn_user
@@ -132,7 +135,7 @@ class MasterWeights(CheckedState):
             algorithm = check_same_algorithm(self, own, saved)
             for name, p, number in zip(names_of(own), own["params"], saved["params"], strict=True):
                 state = state_dict["state"].get(number, {})
-                check_kept(name, p, state, algorithm)
+                check_kept(name, p, state, algorithm, rows_kept(p, saved))
                 _check_placed(name, p, state)
                 if MASTER_WEIGHT in state and not self.keeps_master(p):
                     raise ValueError(
@@ -150,14 +153,14 @@ class MasterWeights(CheckedState):
         parameters = [p for group in self.param_groups for p in group["params"]]
         for p, state in zip(parameters, states, strict=True):
             for key, value in state.items():
-                dtype = value.dtype if key == "step" else self.kept_dtype(p)
+                dtype = value.dtype if key in ("step", ROW_MOMENTS) else self.kept_dtype(p)
                 device = value.device if key == "step" else p.device
                 self.state[p][key] = value.to(device, dtype, copy=True)
 
 
 def _check_placed(name: str, parameter: Tensor, state: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming the parameter, unless all of its state but the count is placed as it is."""
-    for key in state.keys() - {"step"}:
+    """Raise ValueError, naming the parameter, unless its state is placed as it is, but for what is whole everywhere."""
+    for key in state.keys() - {"step", ROW_MOMENTS}:
         theirs, ours = (getattr(tensor, "placements", None) for tensor in (state[key], parameter))
         if theirs != ours:
             placed = [f"placed as {where}" if where else "a plain tensor" for where in (theirs, ours)]
@@ -193,6 +196,8 @@ def views_in_place(optimizer: torch.optim.Optimizer, feeds: Feeds | None = None)
                 more["values"] = optimizer.master(p)
         if feeds is not None and (ns_dtype := feeds(group, p)) is not None:
             more |= {"matrices": matrices_of(group["matrices"], tuple(p.shape)), "ns_dtype": ns_dtype}
+            more["rows"] = rows_in(group["matrices"], tuple(p.shape))
+            more["row_boxes"] = everything((more["rows"],))
         found.append(LocalView.in_place(name, p, **more))
     return found
 

@@ -24,7 +24,7 @@ from distmuon.optim.coefficients import Coefficients
 from distmuon.optim.fast_paths import BATCH, batching_pays
 from distmuon.optim.masters import MasterWeights, rounded_once, views_in_place
 from distmuon.optim.newton_schulz import ComputeDtype, Form, Norm, newton_schulz_
-from distmuon.optim.normalization import InputNorm, OutputNorm, equalize_input_, normalize_output_
+from distmuon.optim.normalization import InputNorm, OutputNorm, adapt_rows_, equalize_input_, normalize_output_
 from distmuon.optim.options import (
     MUON_DEFAULTS,
     NORM_OPTIONS,
@@ -38,7 +38,7 @@ from distmuon.optim.options import (
     refuse_unknown_in_group,
 )
 from distmuon.optim.param_groups import Watch, check_muon_parameters, name_like_the_others, named, withdrawn_if_refused
-from distmuon.optim.states import check_shapes, kept
+from distmuon.optim.states import check_shapes, kept, kept_rows, rows_kept
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.local_views import LocalView
 from distmuon.sharding.matrices import Matrices, MatrixLayout, kind_of, parts
@@ -194,41 +194,57 @@ def orthogonalize(
     inputs: Sequence[Tensor],  # n matrices [A, B]; or whatever holds several
     group: Mapping[str, Any],
     divisions: Sequence[MatrixLayout] = (),
+    moments: Sequence[Tensor] = (),  # V, [rows] each, if the group wants NorMuon; updated
 ) -> Sequence[Tensor]:  # as the inputs
     """Run Newton–Schulz on every matrix in the inputs, under one group's options.
 
     divisions: how each input falls into matrices, where that is not what the group's option says. Inputs that are one
         matrix each have one shape.
+    moments: of the rows of all matrices in each input, matrix by matrix.
     The inputs are used up: one that comes alone, or holds several matrices, is overwritten by its result.
     """
     divisions = divisions or [MatrixLayout(group["matrices"])] * len(inputs)
     if any(division.matrices != "whole" for division in divisions):
-        return _orthogonalize_parts([x.contiguous() for x in inputs], divisions, group)
+        return _orthogonalize_parts([x.contiguous() for x in inputs], divisions, group, moments)
     stack = torch.stack(list(inputs)) if len(inputs) > 1 else inputs[0].unsqueeze(0)  # [n, A, B]
-    return _orthogonalize_(stack, group).unbind()
+    return _orthogonalize_(stack, group, moments).unbind()
 
 
 def _orthogonalize_(
     stack: Tensor,  # [n, A, B]; overwritten
     group: Mapping[str, Any],
+    moments: Sequence[Tensor] = (),  # V, [A] each, or [k, A] of k matrices; updated
 ) -> Tensor:  # the same tensor
     """Run Newton–Schulz, and what a group wants before and after it."""
     if group["input_norm"]:
         equalize_input_(stack, group["input_norm"])
     newton_schulz_(stack, *(group[name] for name in NS_OPTIONS))
-    return normalize_output_(stack, group["output_norm"]) if group["output_norm"] else stack
+    if group["output_norm"]:
+        normalize_output_(stack, group["output_norm"])
+    if group["normuon_beta2"] is not None:
+        v = torch.cat([v.view(-1, stack.shape[1]) for v in moments])  # [n, A]
+        adapt_rows_(stack, v, group["normuon_beta2"])
+        for old, new in zip(moments, v.split([v.numel() // stack.shape[1] for v in moments]), strict=True):
+            old.copy_(new.view(old.shape))
+    return stack
 
 
 def _orthogonalize_parts(
     inputs: Sequence[Tensor],  # contiguous; overwritten
     divisions: Sequence[MatrixLayout],
     group: Mapping[str, Any],
+    moments: Sequence[Tensor],  # V, as for `orthogonalize`
 ) -> Sequence[Tensor]:  # the same tensors
     """Copy all matrices of a shape out of the inputs, orthogonalize them, and put each back where it was."""
     found: dict[tuple[int, int], list[Tensor]] = {}
-    for tensor, division in zip(inputs, divisions, strict=True):
+    rows: dict[tuple[int, int], list[Tensor]] = {}  # V of each of them, [a]
+    for place, (tensor, division) in enumerate(zip(inputs, divisions, strict=True)):
+        start = 0
         for shape, view in matrices_in(tensor, division):
             found.setdefault(shape, []).append(view)
+            end = start + view.numel() // shape[1]
+            rows.setdefault(shape, []).extend(moments[place][start:end].split(shape[0]) if moments else [])
+            start = end
     for shape, views in found.items():
         counts = [view.numel() // math.prod(shape) for view in views]
         stack = views[0].new_empty(sum(counts), *shape)  # [n, a, b]
@@ -236,10 +252,10 @@ def _orthogonalize_parts(
         for place, view in zip(places, views, strict=True):
             place.copy_(view)
         if group["batched"] and batching_pays(shape, stack.device):
-            _orthogonalize_(stack, group)
+            _orthogonalize_(stack, group, rows[shape])
         else:
-            for one in stack.split(1):  # in memory of its own: the last bits depend on alignment
-                one.copy_(_orthogonalize_(one.clone(), group))
+            for i, one in enumerate(stack.split(1)):  # in memory of its own: the last bits depend on alignment
+                one.copy_(_orthogonalize_(one.clone(), group, rows[shape][i : i + 1]))
         for place, view in zip(places, views, strict=True):
             view.copy_(place)
     return inputs
@@ -315,6 +331,8 @@ class Muon(MasterWeights):
     input_norm: give "rows", "columns" or "both" the same length before Newton–Schulz, as MuonEq does.
     output_norm: divide "rows" or "columns" of the update by their lengths, "rows_columns" or "columns_rows" one after
         the other, as Muon+ does, and keep its Frobenius norm.
+    normuon_beta2: in [0, 1): divide rows of the update by the root of a running mean of their squares, as NorMuon does,
+        with 0.95 in its paper, and keep the Frobenius norm. None: not.
     batched: orthogonalize small matrices of one shape in one batched product, which may sum in another order.
     matrices: which matrices a parameter holds, each with a scale of its own; see `distmuon.sharding.matrices`.
     input_dtype: round what Newton–Schulz is fed to this dtype first; None keeps it. A distributed run gathers the
@@ -322,7 +340,8 @@ class Muon(MasterWeights):
     master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and its momentum in
         float32. None: none, and a warning where weight decay is lost to rounding; False: none.
 
-    state: `momentum_buffer`, [A, B], in the parameter's dtype, and perhaps `master_weight`.
+    state: `momentum_buffer`, [A, B], in the parameter's dtype, and perhaps `master_weight`. NorMuon's `row_exp_avg_sq` has
+        one number for each row of each matrix, in float32 or wider.
 
     With momentum_kind="average", scale="original", compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch",
     batched=False and an lr it is torch.optim.Muon. A bf16 parameter is decayed and moved in float32 and rounded once;
@@ -352,6 +371,7 @@ class Muon(MasterWeights):
         ns_norm: Norm = "safe",
         input_norm: InputNorm | None = None,
         output_norm: OutputNorm | None = None,
+        normuon_beta2: float | None = None,
         batched: bool = True,
         matrices: Matrices = "whole",
         input_dtype: torch.dtype | None = None,
@@ -419,13 +439,14 @@ class Muon(MasterWeights):
                 continue
             if p.grad.is_sparse:
                 raise RuntimeError(f"parameter {name!r} has a sparse gradient; Muon takes dense ones (sparse=False).")
-            check_shapes(name, p, self.state)
+            check_shapes(name, p, self.state.get(p, {}), group)
             yield p
 
     def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         """Update the matrices of one batch, and free what that took."""
         divisions = [MatrixLayout(group["matrices"]) for group in groups]
-        updates = orthogonalize(self._momentum(parameters, groups), groups[0], divisions)
+        fed = self._momentum(parameters, groups)
+        updates = orthogonalize(fed, groups[0], divisions, self._row_moments(parameters, groups, fed))
         sizes, room = [p.numel() for p in parameters], math.inf if apart(parameters) else 0
         for together in runs(range(len(parameters)), sizes, room):
             with contextlib.ExitStack() as rounded:
@@ -440,6 +461,18 @@ class Muon(MasterWeights):
                         factor = scale(part.shape, group["scale"])
                         moving[-1].append(WeightPart(w, o, group["lr"], factor))
                 decay_and_apply_(weights, [groups[i] for i in together], moving)
+
+    def _row_moments(
+        self,
+        parameters: list[Tensor],
+        groups: list[dict[str, Any]],  # alike
+        like: list[Tensor],
+    ) -> list[Tensor]:  # V, [rows] each
+        """Return what NorMuon keeps of one batch; nothing where it is off."""
+        if groups[0]["normuon_beta2"] is None:
+            return []
+        wanted = [rows_kept(p, group) for p, group in zip(parameters, groups, strict=True)]
+        return [kept_rows(self.state[p], n, u) for p, n, u in zip(parameters, wanted, like, strict=True)]
 
     def _momentum(
         self,

@@ -56,7 +56,7 @@ from distmuon.optim.param_groups import (
     withdrawn_if_refused,
 )
 from distmuon.optim.sharded_state import check_max_norm
-from distmuon.optim.states import check_shapes, kept
+from distmuon.optim.states import check_shapes, kept, kept_rows, rows_kept
 from distmuon.sharding.boxes import extent
 from distmuon.sharding.collectives import Group, PendingWork, Received, add_up_, numbers_on, waiting_at_the_end
 from distmuon.sharding.consistency import RankMismatchError
@@ -71,7 +71,7 @@ from distmuon.sharding.tensor_lists import apart, cast, copy_each_, runs
 WHOLE = MatrixLayout()
 TOGETHER = 2**24  # elements of which a few launches take care
 HEADER = 4  # elements before a parcel, each a byte of the sender's digest: small integers, exact in any dtype
-MOMENTUM_LABEL, UPDATES_LABEL = "momentum", "updates"
+MOMENTUM_LABEL, UPDATES_LABEL, ROWS_LABEL = "momentum", "updates", "squares of rows"
 
 
 class Exchange(NamedTuple):
@@ -117,7 +117,8 @@ class MuonW(MasterWeights):
     is orthogonalized by one rank of the group or mesh, for all others. All ranks call `step` together, with gradients
     for the same parameters.
 
-    state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, and perhaps master_weight, placed as the parameter.
+    state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, and perhaps master_weight, placed as the parameter;
+        of NorMuon row_exp_avg_sq, plain and whole on every rank.
     ledger: what this rank has sent.
     skipped_steps: how many, for an infinity under a GradScaler; not saved.
 
@@ -150,6 +151,7 @@ class MuonW(MasterWeights):
         ns_norm: Norm = "safe",
         input_norm: InputNorm | None = None,
         output_norm: OutputNorm | None = None,
+        normuon_beta2: float | None = None,
         batched: bool = True,
         matrices: Matrices | Mapping[str, Matrices] = "whole",
         adamw_lr: float | Tensor | None = None,
@@ -244,6 +246,7 @@ class MuonW(MasterWeights):
                     self._apply(returned.popleft())
             while returned:
                 self._apply(returned.popleft())
+        self._share_row_moments(plans)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, *, stages: dist.ProcessGroup | None = None) -> Tensor:
@@ -355,10 +358,37 @@ class MuonW(MasterWeights):
         groups = [self.param_groups[plan.parameters[index].group] for index, _ in keys]
         found = dict(matrices)
         for batch in batches(flat, groups, [WHOLE] * len(keys)):
-            updates = orthogonalize([flat[i] for i in batch], groups[batch[0]], [WHOLE] * len(batch))
+            rows = [v[_rows_of(plan, keys[i])] for i in batch if (v := self._row_moments(plan, keys[i][0])) is not None]
+            updates = orthogonalize([flat[i] for i in batch], groups[batch[0]], [WHOLE] * len(batch), rows)
             for i, update in zip(batch, updates, strict=True):
                 found[keys[i]] = update.view(matrices[keys[i]].shape)
         return found
+
+    def _row_moments(self, plan: Plan, place: int) -> Tensor | None:  # V, [rows]
+        """Return what NorMuon keeps of a parameter's rows, of all of them; None where it is off."""
+        _, p, number = plan.parameters[place]
+        if not (rows := rows_kept(p, self.param_groups[number])):
+            return None
+        return kept_rows(self.state[p], rows, torch.empty(0, dtype=plan.dtype, device=plan.device))
+
+    def _share_row_moments(self, plans: Sequence[Plan]) -> None:
+        """Let everybody have what owners have just updated, so that any rank can save it, or own the matrix next time.
+
+        A few numbers for each matrix, added up over ranks of which one has more than zeros.
+        """
+        found: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # V as this rank has it, and what it has updated
+        for plan in [plan for plan in plans if plan.group.size > 1]:
+            moving = [place for place, (_, p, _) in enumerate(plan.parameters) if p.grad is not None]
+            whole = {place: v for place in moving if (v := self._row_moments(plan, place)) is not None}
+            own = {place: torch.zeros_like(v) for place, v in whole.items()}
+            for matrix in [matrix for matrix in plan.parcels.mine if matrix[0] in own]:
+                rows = _rows_of(plan, matrix)
+                own[matrix[0]][rows] = whole[matrix[0]][rows]
+            for place, v in whole.items():
+                found.setdefault(v.dtype, []).append((v, own[place]))
+        for pairs in found.values():
+            total = self._plans.everybody.all_reduce(torch.cat([own for _, own in pairs]), ROWS_LABEL)
+            copy_each_(zip([v for v, _ in pairs], total.split([v.numel() for v, _ in pairs]), strict=True))
 
     def _start_return(
         self,
@@ -468,9 +498,9 @@ class MuonW(MasterWeights):
                 )
             for group in self.param_groups:
                 check_options(group)
-            for name, p, _ in self._moving():
-                _check_gradient(name, p)
-                check_shapes(name, p, self.state)
+                for name, p in [(name, p) for name, p in named(group) if p.grad is not None]:
+                    _check_gradient(name, p)
+                    check_shapes(name, p, self.state.get(p, {}), group)
         except (RuntimeError, TypeError, ValueError) as error:
             return error
         return None
@@ -489,6 +519,13 @@ class MuonW(MasterWeights):
             header = self._digest(plans, str(refusal))
             self._exchange(plan, nothing, plan.parcels.coming, MOMENTUM_LABEL, [], header).pending.wait()
         raise refusal
+
+
+def _rows_of(plan: Plan, matrix: Matrix) -> slice:
+    """Return which rows of all in its parameter's matrices are those of one of them."""
+    lengths = [shape[0] for _, shape in plan.parcels.parameters[matrix[0]].matrices]
+    start = sum(lengths[: matrix[1]])
+    return slice(start, start + lengths[matrix[1]])
 
 
 def _local_gradient(parameter: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,13 +2,14 @@
 
     before   MuonEq     U <- D_r^(-1/2) U D_c^(-1/2)     D_r, D_c: squared lengths of the rows, of the columns; or one
     after    Muon+      O <- rows, columns or one after the other divided by their lengths
+             NorMuon    V <- beta2 V + (1 - beta2) mean_j O_ij^2,   O_ij <- O_ij / sqrt(V_i)
 
-Both need whole rows and columns, as Newton–Schulz needs whole matrices. So whoever runs it does them, too, and nothing
+All need whole rows and columns, as Newton–Schulz needs whole matrices. So whoever runs it does them, too, and no matrix
 is sent for them. What is done after it leaves the Frobenius norm as it was, so that `scale` and the learning rate mean
-what they mean without.
+what they mean without; and as NorMuon divides by it, V needs no correction for having begun at zero.
 
 Sources: MuonEq (Chang et al. 2026, arXiv 2603.28254); Muon+ (Zhang et al. 2026, arXiv 2602.21545), which does not keep
-the norm.
+the norm; NorMuon (Li et al. 2025, arXiv 2510.05491), which sets the RMS to 0.2, as keeping the norm and "match_rms" do.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ InputNorm = Literal["rows", "columns", "both"]
 OutputNorm = Literal["rows", "columns", "rows_columns", "columns_rows"]
 INPUT_NORMS, OUTPUT_NORMS = get_args(InputNorm), get_args(OutputNorm)
 ROWS, COLUMNS, ALL = -1, -2, (-2, -1)  # what a length is taken over
+NORMUON_EPS = 1e-8  # beside the square root of V
 
 
 def equalize_input_(
@@ -53,6 +55,21 @@ def normalize_output_(
     before = _length(x, ALL)
     for which in how.split("_"):
         x.div_(_length(x, ROWS if which == "rows" else COLUMNS))
+    return matrices.copy_(x.mul_(before / _length(x, ALL)))
+
+
+def adapt_rows_(
+    matrices: Tensor,  # O, [..., A, B]; overwritten
+    moments: Tensor,  # V, [..., A], float32 or wider; updated
+    beta2: float,
+) -> Tensor:  # the same tensor as the matrices
+    """Divide every row by the root of a running mean of its squares, NorMuon's; keep the Frobenius norm."""
+    x = _widened(matrices)
+    before = _length(x, ALL)
+    # V <- beta2 V + (1 - beta2) mean_j O^2
+    moments.lerp_(x.square().mean(ROWS), 1 - beta2)
+    # O <- O / (sqrt(V) + eps)
+    x.div_(moments.sqrt().add_(NORMUON_EPS).unsqueeze(ROWS))
     return matrices.copy_(x.mul_(before / _length(x, ALL)))
 
 

@@ -41,13 +41,14 @@ MUON_DEFAULTS: dict[str, Any] = dict(
     ns_norm="safe",
     input_norm=None,
     output_norm=None,
+    normuon_beta2=None,
     batched=True,
     matrices="whole",
 )  # fmt: skip
 ADAMW_DEFAULTS: dict[str, Any] = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 OPTIONS = {"muon": MUON_DEFAULTS, "adamw": ADAMW_DEFAULTS}  # by algorithm
 NS_OPTIONS = ("ns_steps", "ns_coefficients", "compute_dtype", "ns_form", "ns_norm")  # as `newton_schulz` takes them
-NORM_OPTIONS = ("input_norm", "output_norm")  # before and after it
+NORM_OPTIONS = ("input_norm", "output_norm", "normuon_beta2")  # before and after it
 SCHEDULED = ("initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum")  # by torch's schedulers
 GROUP_NOTES = ("params", "param_names", "name", "lr_scale", *SCHEDULED)  # what a group may carry besides its options
 
@@ -138,6 +139,8 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
     for name, known in (("input_norm", INPUT_NORMS), ("output_norm", OUTPUT_NORMS)):
         if group[name] is not None and group[name] not in known:
             raise ValueError(f"{name} is {group[name]!r}; choose one of {', '.join(known)}, or None.")
+    if (beta2 := group["normuon_beta2"]) is not None and not 0 <= beta2 < 1:
+        raise ValueError(f"normuon_beta2 is {plain(beta2)!r}; give 0 or more and less than 1, or None for no NorMuon.")
     if group["cautious_decay"] not in (True, False):
         raise ValueError(f"cautious_decay is {group['cautious_decay']!r}; give True or False.")
     check_matrices(group["matrices"])

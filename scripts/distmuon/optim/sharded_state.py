@@ -28,7 +28,7 @@ from distmuon.sharding.consistency import broadcast_values, check_same, check_va
 from distmuon.sharding.gradients import GradientViews
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Range, gradient_dtype
-from distmuon.sharding.local_views import LocalView, boxes_of_run, everything, over_tp
+from distmuon.sharding.local_views import Boxes, LocalView, boxes_of_run, everything, over_tp
 from distmuon.sharding.matrices import globalize
 from distmuon.sharding.tensor_parallel import tp_split_dim
 from distmuon.sharding.warning import warn_user
@@ -226,10 +226,20 @@ class ShardedState(CheckedState):
             gradient=piece.gradient if piece is not None and used else None,
             matrices=matrices_of(matrices, spec.full_shape(tp.size)) if ns_dtype is not None else (),
             ns_dtype=ns_dtype,
+            rows=sum(part.number * part.shape[0] for part in spec.whole_parts(tp.size)) if ns_dtype is not None else 0,
+            row_boxes=() if piece is None else self._rows_seen(index),
         )
 
     def _ns_dtype(self, index: int) -> torch.dtype | None:
         """Return in which dtype Newton–Schulz sees a parameter's matrices; None where it does not."""
+
+    def _rows_kept(self, index: int, group: Mapping[str, Any]) -> int:
+        """Return of how many rows NorMuon keeps something here under this group's options; 0 where it is off."""
+        return 0
+
+    def _rows_seen(self, index: int) -> Boxes:
+        """Return which of the rows of a parameter's matrices this rank orthogonalizes; none where it does not."""
+        return ()
 
     def _sign(self, state_dict: dict[str, Any]) -> None:
         super()._sign(state_dict)
@@ -259,9 +269,9 @@ class ShardedState(CheckedState):
                     "which are other shards; build the model and its groups in the order of the run that saved it."
                 )
         states = [state_dict["state"].get(number, {}) for group in groups for number in group["params"]]
-        algorithms: list[str] = []
+        trained: list[tuple[str, Mapping[str, Any]]] = []  # each parameter's algorithm, and its group as it was saved
         for own_group, group in zip(self.param_groups, groups, strict=True):
-            algorithms += [check_same_algorithm(self, own_group, group)] * len(own_group["params"])
+            trained += [(check_same_algorithm(self, own_group, group), group)] * len(own_group["params"])
         for piece in self._pieces():
             name, state = self.buffers.names[piece.index], states[piece.index]
             if self._has_master(piece) and MASTER_WEIGHT not in state:
@@ -269,7 +279,8 @@ class ShardedState(CheckedState):
                     f"this state lacks the {MASTER_WEIGHT} of {name!r}, without which training would go on from "
                     "rounded weights; load the state as it was saved."
                 )
-            check_kept(name, piece.weight, state, algorithms[piece.index])
+            algorithm, group = trained[piece.index]
+            check_kept(name, piece.weight, state, algorithm, self._rows_kept(piece.index, group))
         return [group | {NAMES: own[NAMES]} for own, group in zip(self.param_groups, groups, strict=True)]
 
     def _put_in(self, states: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]) -> None:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from distmuon.optim.options import check_complete
+from distmuon.sharding.matrices import rows_in
 
 STATE_KEYS = {"muon": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an algorithm keeps
+ROW_MOMENTS = "row_exp_avg_sq"  # where NorMuon is on: of all rows of a parameter's matrices, [rows], in their order
 MASTER_WEIGHT = "master_weight"  # and what is kept of a parameter that is narrower than float32
 MADE_BY, NAMES = "made_by", "param_names"
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors, torch's alone
@@ -159,12 +161,32 @@ def kept(state: dict[str, Any], key: str, like: Tensor, dtype: torch.dtype | Non
     return state[key]
 
 
-def check_shapes(name: str, parameter: Tensor, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
-    """Raise RuntimeError, naming the parameter, if it has changed its shape since its state was made."""
-    for key, value in states[parameter].items() if parameter in states else ():
-        if key != "step" and isinstance(value, Tensor) and value.shape != parameter.shape:
+def rows_kept(parameter: Tensor, group: Group) -> int:
+    """Return of how many rows NorMuon keeps something of a parameter; 0 where it is off."""
+    is_on = group.get("normuon_beta2") is not None
+    return rows_in(group["matrices"], parameter.shape) if is_on else 0
+
+
+def kept_rows(state: dict[str, Any], rows: int, like: Tensor) -> Tensor:  # [rows]
+    """Return what a state has of the rows for NorMuon: from the first step on, which begins with zeros.
+
+    In float32, or what `like` has if that is wider, on its device. Raises RuntimeError for as many as others.
+    """
+    if ROW_MOMENTS not in state:
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        state[ROW_MOMENTS] = torch.zeros(rows, dtype=dtype, device=like.device)
+    return state[ROW_MOMENTS]
+
+
+def check_shapes(name: str, parameter: Tensor, state: Mapping[str, Any], group: Group) -> None:
+    """Raise RuntimeError, naming the parameter, if its shape, or its matrices', is not what its state was made for."""
+    rows = rows_kept(parameter, group)
+    for key, value in state.items():
+        shape = (rows,) if key == ROW_MOMENTS else parameter.shape
+        unread = key == "step" or (key == ROW_MOMENTS and not rows)
+        if not unread and isinstance(value, Tensor) and value.shape != shape:
             raise RuntimeError(
-                f"parameter {name!r} has the shape {list(parameter.shape)} now, and its {key} {list(value.shape)}; "
+                f"parameter {name!r} wants {list(shape)} for its {key} now, and has {list(value.shape)} from before; "
                 "let its state begin anew (optimizer.state.pop(parameter)), or make a new optimizer."
             )
 
@@ -203,11 +225,15 @@ def _listed(numbers: Sequence[int]) -> str:
     return " + ".join(map(str, numbers)) or "no"
 
 
-def check_kept(name: str, held: Tensor, state: Mapping[str, Any], algorithm: str) -> None:
-    """Raise ValueError, naming the parameter, unless this is what its algorithm keeps, and of the shape of `held`."""
+def check_kept(name: str, held: Tensor, state: Mapping[str, Any], algorithm: str, rows: int = 0) -> None:
+    """Raise ValueError, naming the parameter, unless this is what its algorithm keeps, and of the shape of `held`.
+
+    rows: of how many NorMuon must have kept something; 0 where it is off, or works elsewhere.
+    """
     if not state.keys() - {MASTER_WEIGHT}:  # it never had a gradient
         return
-    if missing := [key for key in STATE_KEYS[algorithm] if not isinstance(state.get(key), Tensor)]:
+    wanted = [*STATE_KEYS[algorithm], *([ROW_MOMENTS] if rows else [])]
+    if missing := [key for key in wanted if not isinstance(state.get(key), Tensor)]:
         raise ValueError(
             f"the state of {name!r} has {', '.join(state)} and lacks {', '.join(missing)}, which {algorithm!r} keeps; "
             "load one of the same groups."
@@ -215,8 +241,10 @@ def check_kept(name: str, held: Tensor, state: Mapping[str, Any], algorithm: str
     for key, value in state.items():
         if not isinstance(value, Tensor):
             raise ValueError(f"the state of {name!r} has {key} = {value!r}, which is no tensor; another optimizer's?")
-        if key != "step" and value.shape != held.shape:
+        shape = (rows,) if key == ROW_MOMENTS else held.shape
+        unread = key == "step" or (key == ROW_MOMENTS and not rows)
+        if not unread and value.shape != shape:
             raise ValueError(
-                f"{key} of {name!r} has the shape {list(value.shape)} in this state, and {list(held.shape)} is what is "
+                f"{key} of {name!r} has the shape {list(value.shape)} in this state, and {list(shape)} is what is "
                 "held of the parameter here; load a state of the same model."
             )

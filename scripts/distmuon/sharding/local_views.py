@@ -46,6 +46,8 @@ class LocalView:
     counted: whether sums over all ranks count these elements; of the ranks that keep the same ones, one does.
     gradient: of the latest step, as it was used, in the shape of `values`; None where there was none.
     matrices: which Newton–Schulz takes: the box of each, and its shape [A, B]. ns_dtype: in which it sees them.
+    rows: how many those matrices have together. row_boxes: of which of them `optimizer.state[parameter]` has here what
+        NorMuon keeps, "row_exp_avg_sq", and which of its elements they are.
     """
 
     name: str
@@ -59,6 +61,8 @@ class LocalView:
     gradient: Tensor | None = None
     matrices: Sequence[tuple[Box, tuple[int, int]]] = ()
     ns_dtype: torch.dtype | None = None
+    rows: int = 0
+    row_boxes: Boxes = ()
 
     @classmethod
     def in_place(cls, name: str, parameter: Tensor, **more: Any) -> LocalView:
@@ -177,6 +181,21 @@ def over_tp(
                 first = run.start + (common.start - box[0].start) * row if dim == 0 else run.start
                 found.append((place, Range(first, first + volume(place))))
             here, there = here + size, there + size * tp_size
+    return found
+
+
+def rows_over_tp(spec: ParamSpec, tp_size: int, tp_rank: int) -> Boxes:
+    """Return which of the rows of all matrices in the whole parameter are those of the matrices that this rank sees.
+
+    Where TP cuts between matrices these are its own, otherwise all.
+    """
+    found: list[tuple[Box, Range]] = []
+    here = there = 0  # where the part's rows begin among those seen here, and among all
+    for seen, whole in zip(spec.seen_parts(tp_size), spec.whole_parts(tp_size), strict=True):
+        size, total = (part.number * part.shape[0] for part in (seen, whole))
+        start = there + (tp_rank * size if size < total else 0)
+        found.append(((Range(start, start + size),), Range(here, here + size)))
+        here, there = here + size, there + total
     return found
 
 

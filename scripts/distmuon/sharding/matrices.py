@@ -75,6 +75,11 @@ def parts(matrices: Matrices, shape: Sequence[int]) -> list[MatrixBlock]:
     return [MatrixBlock(a, 1, (a, b))]
 
 
+def rows_in(matrices: Matrices, shape: Sequence[int]) -> int:
+    """Return how many rows all the matrices in a parameter of this shape have together."""
+    return sum(part.number * part.shape[0] for part in parts(matrices, shape))
+
+
 def is_tp_aligned(matrices: Matrices, dim: int) -> bool:
     """Say whether a cut over TP along `dim` goes between the matrices, so that every rank holds whole ones."""
     kind, given = _read(matrices)

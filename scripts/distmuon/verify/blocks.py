@@ -14,6 +14,7 @@ from torch import Tensor
 
 from distmuon.optim.masters import rounded_once
 from distmuon.optim.muon import Muon, WeightPart, batches, decay_and_apply_, orthogonalize, scale
+from distmuon.optim.strategies.strategy import refuse_row_moments
 from distmuon.sharding.tensor_parallel import tp_split_dim
 
 
@@ -48,6 +49,7 @@ class BlockMuon(Muon):
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
+        refuse_row_moments(group, "blockwise")
         for p in group["params"]:
             dim = tp_split_dim(p)
             if dim is not None and p.shape[dim] % group["blocks"]:

@@ -178,6 +178,7 @@ VARIANT_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> title, and
     "cubic5": ("five cubics", {"ns_coefficients": "cubic5"}),
     "muoneq": ("MuonEq, rows", {"input_norm": "rows"}),
     "muon_plus": ("Muon+, rows and columns", {"output_norm": "rows_columns"}),
+    "normuon": ("NorMuon", {"normuon_beta2": 0.95}),
     "cautious": ("cautious decay", {"cautious_decay": True}),
 }
 

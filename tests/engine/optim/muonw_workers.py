@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon.launch import World
 from distmuon.optim.muonw import MuonW
+from distmuon.optim.states import ROW_MOMENTS
 from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.local_views import local
@@ -61,7 +62,7 @@ def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
     """Train the wrapped model and a plain one on the same gradients; return where they differ, and how many calls."""
     chosen = getattr(torch, dtype)
     model, optimizer, calls = train(world, TAKEN[wrap], chosen, replicas_of(wrap))
-    reference, _, _ = train(world, plain, chosen)
+    reference, alone, _ = train(world, plain, chosen)
     whole = dict(reference.named_parameters())
     begun = Net().to(chosen)
     start(begun)
@@ -73,10 +74,13 @@ def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
     pairs = {n: (local(p).detach(), held(whole[n].detach(), p)) for n, p in model.named_parameters()}
     differ = [n for n, pair in pairs.items() if not torch.equal(*pair)]
     far = [n for n, pair in pairs.items() if not torch.allclose(*pair, rtol=2**-6, atol=2**-6)]
+    rows = {n: [each.state[p].get(ROW_MOMENTS) for each, p in ((optimizer, p), (alone, whole[n]))]
+            for n, p in model.named_parameters()}  # fmt: skip
+    normed = {n: torch.equal(*pair) for n, pair in rows.items() if pair[0] is not None or pair[1] is not None}
     (plan,) = optimizer._plans.of(optimizer.param_groups, optimizer.state)
     mine, every = ([(plan.parameters[i].name, n) for i, n in keys] for keys in (plan.parcels.mine, plan.parcels.owner))
     return {"differ": differ, "far": far, "calls": calls, "boxes": [n for n, same in torch_agrees.items() if not same],
-            "told": optimizer.ledger.total().calls, "mine": mine, "all": every}  # fmt: skip
+            "rows": normed, "told": optimizer.ledger.total().calls, "mine": mine, "all": every}  # fmt: skip
 
 
 class ReadsEarly(MuonW):

@@ -100,6 +100,8 @@ def muon_facts(world: World) -> dict[str, Any]:
             "bf16": resume(SMALL.of_dtype(torch.bfloat16), grid),
             "fp64": resume(small64, grid),
             "owner": resume(mixed, grid, strategy="owner"),
+            "rows": resume(ABSENT, grid),
+            "rows, owner": resume(replace(ABSENT, weights=mixed.weights), grid, strategy="owner"),
         },
         "saving alone": save_alone(grid, world),
         "foreign rank": load_foreign(grid, world),

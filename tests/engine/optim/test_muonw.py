@@ -58,10 +58,16 @@ def test_in_bfloat16_it_ends_nearby() -> None:
 
 
 @on_meshes
-def test_a_step_makes_two_collectives(wrap: str, ranks: int) -> None:
+def test_a_step_makes_two_collectives_and_one_for_normuon(wrap: str, ranks: int) -> None:
     for rank in facts(wrap, ranks):
-        assert rank["calls"] == [2] * work.STEPS
-        assert rank["told"] == 2 * work.STEPS
+        assert rank["calls"] == [3] * work.STEPS
+        assert rank["told"] == 3 * work.STEPS
+
+
+@on_meshes
+def test_every_rank_has_what_normuon_keeps_of_every_row(wrap: str, ranks: int) -> None:
+    for rank in facts(wrap, ranks):
+        assert rank["rows"] == {"experts": True, "kernel": True, "fused": True}
 
 
 @on_meshes
@@ -85,7 +91,7 @@ def test_every_matrix_has_one_owner(wrap: str, ranks: int) -> None:
 def test_matrices_that_are_taken_in_waves_end_where_all_at_once_do(wrap: str, ranks: int) -> None:
     for rank in launch.run(work.in_waves, (wrap,), dp=ranks):
         assert rank["differ"] == []
-        assert 2 < rank["waves"] == rank["calls"] / 2
+        assert 2 < rank["waves"] == (rank["calls"] - 1) / 2
         assert rank["early"]  # one that does not wait is found
 
 

@@ -35,7 +35,7 @@ from distmuon.optim.muon import Muon
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.options import CHECKS, GROUP_NOTES
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
-from distmuon.optim.states import MASTER_WEIGHT, STATE_KEYS, plain_name, without_wrappers
+from distmuon.optim.states import MASTER_WEIGHT, ROW_MOMENTS, STATE_KEYS, plain_name, without_wrappers
 from distmuon.sharding.buffers import dtype_name
 
 OPTIONS = {"muon": {"lr", "weight_decay", "momentum", "nesterov"}, "adamw": {"lr", "weight_decay", "betas", "eps"}}
@@ -168,6 +168,8 @@ class Loading:
             return
         now, state = owned.state, {}
         for key, stored in found.items():
+            if key == ROW_MOMENTS and owned.view.rows and not owned.view.row_boxes:
+                continue  # another rank orthogonalizes it
             state[key] = _memory_for(key, stored, now.get(key), owned)
             self._move(f"{OPTIMIZER}/{owned.name}/{key}", owned.shard_view(key, state[key]))
         if MASTER_WEIGHT in now and MASTER_WEIGHT not in found:
@@ -299,14 +301,17 @@ def _check_keys(found: Mapping[str, StoredTensor], owned: Owned) -> None:
     algorithm = owned.algorithm
     if algorithm not in STATE_KEYS:
         return
-    keys, shape = found.keys() - {MASTER_WEIGHT}, owned.view.shape
+    keys, shape = found.keys() - {MASTER_WEIGHT, ROW_MOMENTS}, owned.view.shape
     if keys and keys != set(STATE_KEYS[algorithm]):
         differing = sorted(keys ^ set(STATE_KEYS[algorithm]))[0]
         raise CheckpointError(
             f"the checkpoint's state of {owned.name!r} is not {algorithm}'s: {differing!r} is missing, or too much."
         )
     for key, stored in found.items():
-        if stored.shape != (() if key == SCALAR else shape) or not stored.dtype.is_floating_point:
+        if (
+            stored.shape != {SCALAR: (), ROW_MOMENTS: (owned.view.rows,)}.get(key, shape)
+            or not stored.dtype.is_floating_point
+        ):
             raise CheckpointError(
                 f"the checkpoint keeps {key!r} of {owned.name!r} as {_looks(stored.dtype, stored.shape)}, of a "
                 f"parameter of {list(shape)}; load one of the same model."
@@ -333,6 +338,9 @@ def _memory_for(key: str, stored: StoredTensor, now: Tensor | None, owned: Owned
     if key == SCALAR or stored.shape == () != shape:
         host = not (group.get("capturable") or group.get("fused"))
         return torch.zeros((), dtype=stored.dtype, device="cpu" if host else owned.tensor.device)
+    if key == ROW_MOMENTS:
+        size = sum(run.size for _, run in owned.view.row_boxes)
+        return torch.zeros(size, dtype=stored.dtype, device=owned.tensor.device)
     kept = owned.view.kept_dtype
     if ours and stored.dtype != kept and not _widens(stored.dtype, kept):
         raise CheckpointError(

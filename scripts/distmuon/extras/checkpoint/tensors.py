@@ -30,7 +30,7 @@ from distmuon.optim.masters import local_views
 from distmuon.optim.muon import Muon
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
-from distmuon.optim.states import MASTER_WEIGHT, PARALLEL, WRAPPERS, CheckedState
+from distmuon.optim.states import MASTER_WEIGHT, PARALLEL, ROW_MOMENTS, WRAPPERS, CheckedState
 from distmuon.sharding.boxes import Box, extent, volume
 from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.grid import Grid
@@ -140,6 +140,8 @@ class Owned(NamedTuple):
         """Return what the optimizer keeps under `key` as boxes of a whole tensor."""
         what = f"{self.name}/{key}, of the optimizer"
         _check_can_be_loaded(what, value)
+        if key == ROW_MOMENTS and self.view.rows:
+            return _shard_view(value, (self.view.rows,), self.view.row_boxes)
         if not isinstance(value, DTensor) and self.view.values is not None and value.shape == self.view.values.shape:
             return _shard_view(value, self.view.shape, self.view.boxes)
         if value.ndim and not (isinstance(value, DTensor) or self.view.is_whole):

@@ -14,18 +14,25 @@ Megatron-Bridge 0.5.0 still sets it. Where T is 1, it is Muon.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from distmuon.optim.strategies import owner
 from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts, Task, by_all_owners
 from distmuon.optim.strategies.owner import OneOwner
+from distmuon.optim.strategies.strategy import refuse_row_moments
 from distmuon.sharding.layout import Layout, ParamSpec
 
 
 class BlockOwner(OneOwner):
     """One owner per TP-local matrix, which takes it for a whole one."""
+
+    @staticmethod
+    def options(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return none; ValueError for what blocks cannot have."""
+        refuse_row_moments(given, "blockwise")
+        return {}
 
     @staticmethod
     def plan(specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, bucket_size: int) -> Layout:

@@ -64,6 +64,10 @@ class OneOwner(Strategy):
         """Return a map whose shards cut no matrix, balanced by the work of Newton–Schulz."""
         return plan_owned(specs, costs(specs, muon, tp), dp, tp, bucket_size)
 
+    def works_on(self, index: int) -> bool:
+        """Say whether this rank owns that parameter's matrices, or its TP block of several."""
+        return self.tp_owner[index] in (None, self.context.grid.tp.rank)
+
     def owns_full(self, index: int) -> bool:
         """Say whether an owner takes that matrix whole in this step; if not, every rank takes its block for one."""
         return True

@@ -27,7 +27,7 @@ from distmuon.optim.muon import scale
 from distmuon.optim.strategies import owner
 from distmuon.optim.strategies.costs import StrategyCosts
 from distmuon.optim.strategies.owner import OneOwner
-from distmuon.optim.strategies.strategy import Shape
+from distmuon.optim.strategies.strategy import Shape, refuse_row_moments
 
 OPTIONS: dict[str, Any] = {"whole_every": 5, "block_lr_ratio": "shape"}
 
@@ -43,6 +43,7 @@ class PeriodicOwner(OneOwner):
     @staticmethod
     def options(given: Mapping[str, Any]) -> dict[str, Any]:
         """Return whole_every and block_lr_ratio of a group, as given or by default; ValueError for nonsense."""
+        refuse_row_moments(given, "periodic")
         found = {name: given.get(name, default) for name, default in OPTIONS.items()}
         every, ratio = found["whole_every"], found["block_lr_ratio"]
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:

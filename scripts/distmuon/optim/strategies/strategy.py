@@ -46,6 +46,8 @@ class StrategyContext:
     groups: the Muon parameters: index -> parameter group.
     gather_dtype: in which the momentum travels and Newton–Schulz sees it; None: bf16, float64 for float64 models.
     steps: says how many updates were made before this one, skipped steps apart: the same on all ranks, and saved.
+    row_moments: returns what NorMuon keeps of a parameter, by its index: of the rows of all matrices that this rank
+        orthogonalizes of it; None where it is off.
     """
 
     layout: Layout
@@ -54,6 +56,7 @@ class StrategyContext:
     groups: Mapping[int, dict[str, Any]]
     gather_dtype: torch.dtype | None
     steps: Callable[[], int] = lambda: 0
+    row_moments: Callable[[int], Tensor | None] = lambda index: None
 
     def wire_dtype(self, buckets: BucketGroup) -> torch.dtype:
         """Return the dtype in which the momentum of these buckets travels."""
@@ -70,7 +73,8 @@ class StrategyContext:
         divisions = [specs[index].division(matrix.shape, self.grid.tp.size) for index, matrix in matrices.items()]
         for batch in batches(list(matrices.values()), groups, divisions):
             inputs = [matrices[indices[i]] for i in batch]
-            found = orthogonalize(inputs, groups[batch[0]], [divisions[i] for i in batch])
+            rows = [v for i in batch if (v := self.row_moments(indices[i])) is not None]
+            found = orthogonalize(inputs, groups[batch[0]], [divisions[i] for i in batch], rows)
             updates.update({indices[i]: update for i, update in zip(batch, found, strict=True)})
         return updates
 
@@ -125,12 +129,26 @@ class Strategy:
         """Whole matrices -> their orthogonalized updates."""
         return self.context.orthogonalize(matrices)
 
+    def works_on(self, index: int) -> bool:
+        """Say whether this rank orthogonalizes the matrices of a parameter of which it owns a piece; who does, keeps
+        what NorMuon needs of their rows."""
+        return True
+
     def lr_ratio(self, index: int, block: Shape, whole: Shape) -> float:
         """Return by what the learning rate of a matrix is multiplied in this step, not its decay.
 
         index: the parameter's. block, whole: shape of the matrix in it as this rank holds it, and of all of it.
         """
         return 1.0
+
+
+def refuse_row_moments(given: Mapping[str, Any], strategy: str) -> None:
+    """Raise ValueError for NorMuon in a strategy that orthogonalizes blocks: a row of a block is no row of a matrix."""
+    if (beta2 := given.get("normuon_beta2")) is not None:
+        raise ValueError(
+            f"normuon_beta2 is {beta2!r}, and strategy={strategy!r} orthogonalizes blocks, which may have parts of "
+            "rows; take another strategy, or None."
+        )
 
 
 def momentum_label(bucket: Bucket) -> str:
