@@ -75,8 +75,10 @@ def times(shape, rounds):
     def act(options):
         group = MUON_DEFAULTS | {"compute_dtype": torch.float32, "ns_form": "standard", "lr": 0.0} | options
 
+        moments = [] if group["normuon_beta2"] is None else [torch.zeros(shape[0])]
+
         def once():
-            (update,) = orthogonalize([u.clone()], group)
+            (update,) = orthogonalize([u.clone()], group, moments=moments)
             decay_and_apply_([weight], [group], [[WeightPart(weight, update, group["lr"], 1.0)]])
 
         return once

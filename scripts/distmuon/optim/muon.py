@@ -340,8 +340,8 @@ class Muon(MasterWeights):
     master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and its momentum in
         float32. None: none, and a warning where weight decay is lost to rounding; False: none.
 
-    state: `momentum_buffer`, [A, B], in the parameter's dtype, and perhaps `master_weight`. NorMuon's `row_exp_avg_sq` has
-        one number for each row of each matrix, in float32 or wider.
+    state: `momentum_buffer`, [A, B], in the parameter's dtype, and perhaps `master_weight`. NorMuon has one number for
+        each row of each matrix, `row_exp_avg_sq`, in float32 or wider.
 
     With momentum_kind="average", scale="original", compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch",
     batched=False and an lr it is torch.optim.Muon. A bf16 parameter is decayed and moved in float32 and rounded once;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,11 @@ TITLES = {
 }
 OTHERS = {"unit_rms": "unit RMS"}  # which do not race
 # What ranks would have to add up for a matrix [A, B] that is cut over them, in the worse of the two directions
-IF_CUT = {"muoneq": "A numbers", "muon_plus": "A + B + 1 numbers, one after the other"}
+IF_CUT = {
+    "muoneq": "A numbers",
+    "muon_plus": "A + B + 1 numbers, one after the other",
+    "normuon": "A + 1 numbers, one after the other",
+}
 FORMS = {
     "centred Gram, bf16": "centred Gram form fails in bf16",
     "Gram, bf16": "Gram form in bf16",
@@ -97,17 +102,17 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def race() -> str:
-    """Return how each variant ends in the race, beside Muon, and what may be claimed."""
-    found = results.load("race_variants")
-    muon = tables.gaps(found, MUON)
+    """Return how each variant ends in the race, beside the Muon of the same race, and what may be claimed."""
+    races = [results.load(name) for name in ("race_normuon", "race_variants")]
+    source = {name: race for race in races for name in race["racers"]}
     rows = []
-    for name in tables.by_median(found):
-        gaps, racer = tables.gaps(found, name), found["racers"][name]
-        against = sweep.verdict(gaps, muon)
+    for name in sorted(source, key=lambda name: statistics.median(tables.gaps(source[name], name))):
+        racers, gaps = source[name]["racers"], tables.gaps(source[name], name)
+        against = sweep.verdict(gaps, tables.gaps(source[name], MUON))
         verdict = "" if name == MUON else _verdict(against)
         counts = "" if name == MUON else f"{against.wins} of {against.seeds}"
-        flops = racer["flops"]["optimizer"] / found["racers"][MUON]["flops"]["optimizer"]
-        cells = (sweep.span(gaps), f"{racer['best']['lr']:g}", f"{flops:.2f}", counts, verdict)
+        flops = racers[name]["flops"]["optimizer"] / racers[MUON]["flops"]["optimizer"]
+        cells = (sweep.span(gaps), f"{racers[name]['best']['lr']:g}", f"{flops:.2f}", counts, verdict)
         rows.append((title(name), *cells))
     heads = ("", "gap to the floor", "its best rate", "operations over Muon's", "seeds ahead of Muon", "verdict")
     return _table(heads, rows)

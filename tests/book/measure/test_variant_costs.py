@@ -1,4 +1,4 @@
-"""What variants of Muon cost: none sends or keeps more, and each is timed beside Muon."""
+"""What variants of Muon cost: none sends or keeps more but NorMuon, and each is timed beside Muon."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ from distmuon import launch
 from tools import variant_costs
 
 
-def test_no_variant_sends_or_keeps_more_than_muon() -> None:
+def test_no_variant_but_normuon_sends_or_keeps_more_than_muon() -> None:
     dp, tp = variant_costs.GRID
-    for by_name in variant_costs.together(launch.run(variant_costs.count, dp=dp, tp=tp)).values():
+    for way, by_name in variant_costs.together(launch.run(variant_costs.count, dp=dp, tp=tp)).items():
         assert by_name.keys() == variant_costs.variants().keys()
-        assert by_name["muon"]["sent_bytes"] > 10**6
+        muon, normuon = by_name["muon"], by_name["normuon"]
+        assert muon["sent_bytes"] > 10**6
         for name, costs in by_name.items():
-            assert costs == by_name["muon"], name
+            if name != "normuon":
+                assert costs == muon, name
+        assert muon["state_elements"] < normuon["state_elements"] < 1.1 * muon["state_elements"]
+        more = normuon["sent_bytes"] - muon["sent_bytes"], normuon["collectives"] - muon["collectives"]
+        if (
+            way == "muonw"
+        ):  # every rank keeps all, and gets it by one sum over D T ranks, each of which sends 2 (1 - 1/DT)
+            rows = (normuon["state_elements"] - muon["state_elements"]) / (dp * tp)
+            assert more == (2 * (dp * tp - 1) * 4 * rows, dp * tp)
+        else:
+            assert more == (0, 0)
 
 
 def test_every_variant_is_timed_beside_muon() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from distmuon.optim.muon import Muon, apply_, batches, decay_, momentum_, orthogonalize, scale
+from distmuon.optim.muon import Muon, apply_, batches, decay_, matrices_in, momentum_, orthogonalize, scale
 from distmuon.optim.newton_schulz import newton_schulz, singular_values
 from distmuon.optim.options import MOMENTA, MUON_DEFAULTS
 from distmuon.sharding.matrices import MatrixLayout
@@ -661,6 +661,89 @@ def test_normalizing_leaves_a_matrix_of_zeros_and_spreads_a_nan_over_its_matrix_
     assert found[2].isnan().all()
 
 
+def by_hand(gradients: Sequence[Tensor], beta2: float) -> list[Tensor]:
+    """Return NorMuon's updates for these gradients, one matrix each, row by row."""
+    found, squares = [], [0.0] * len(gradients[0])
+    for gradient in gradients:
+        update = -stepped(gradient, scale="original") / scale(gradient.shape, "original")
+        turned = update.clone()
+        for i, row in enumerate(update.tolist()):
+            mean = sum(x * x for x in row) / len(row)
+            squares[i] = beta2 * squares[i] + (1 - beta2) * mean
+            turned[i] /= squares[i] ** 0.5 + 1e-8
+        found.append(turned * update.norm() / turned.norm())
+    return found
+
+
+@pytest.mark.parametrize("kind", ["whole", "stacked", "flattened", ("rows", 3), ("columns", 2), ("fused", (2, 4))])
+@pytest.mark.parametrize("batched", [True, False])
+def test_normuon_is_its_formula_for_the_rows_of_every_matrix(kind: Any, batched: bool) -> None:
+    """Three steps, and two more after a state went through a file."""
+    shape = {"stacked": (3, 6, 8), "flattened": (6, 4, 3)}.get(kind, (6, 8))
+    gradients = [gaussian(*shape, seed=seed, dtype=torch.float64) for seed in range(5)]
+    options: dict[str, Any] = dict(momentum=0.0, nesterov=False, lr=1.0, weight_decay=0.0, batched=batched)
+    options |= dict(matrices=kind, normuon_beta2=0.7)
+    layout, wanted = MatrixLayout(kind), [torch.zeros(shape, dtype=torch.float64) for _ in gradients]
+    numbers = [view.numel() // math.prod(a_b) for a_b, view in matrices_in(gradients[0].clone(), layout)]
+    for part, number in enumerate(numbers):
+        cut = [matrices_in(gradient, layout)[part] for gradient in gradients]
+        places = [matrices_in(update, layout)[part][1] for update in wanted]
+        (a, b), _ = cut[0]
+        for one in range(number):
+            mine = [view.reshape(-1, a, b)[one] for _, view in cut]
+            for place, update in zip(places, by_hand(mine, 0.7), strict=True):
+                place.reshape(-1, a, b)[one] = scale((a, b)) * update
+    p = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+    optimizer = Muon([p], **options)
+    for step, gradient in enumerate(gradients):
+        before, p.grad = p.detach().clone(), gradient.clone()
+        optimizer.step()
+        torch.testing.assert_close(before - p.detach(), wanted[step], rtol=1e-9, atol=1e-12)
+        if step == 2:
+            file = io.BytesIO()
+            torch.save(optimizer.state_dict(), file)
+            file.seek(0)
+            optimizer = Muon([p], **options | {"normuon_beta2": None})  # which the state sets again
+            optimizer.load_state_dict(torch.load(file, weights_only=True))
+    assert optimizer.state[p]["row_exp_avg_sq"].dtype == torch.float64
+
+
+def test_normuon_leaves_rows_of_zeros_and_can_be_switched_on_and_off() -> None:
+    gradient = gaussian(5, 7)
+    gradient[1] = 0
+    p = nn.Parameter(torch.zeros(5, 7))
+    optimizer = Muon([p], weight_decay=0.0)
+    for beta2 in (None, 0.9, 0.0, None):
+        p.grad, optimizer.param_groups[0]["normuon_beta2"] = gradient.clone(), beta2
+        before = p.detach().clone()
+        optimizer.step()
+        assert p[1].count_nonzero() == 0
+        rows = lengths(p.detach() - before, 1)[[0, 2, 3, 4]]
+        assert (rows.max() < 1.001 * rows.min()) == (beta2 is not None)  # the first step of any mean is that
+    assert optimizer.state[p]["row_exp_avg_sq"].dtype == torch.float32
+
+
+def test_a_state_without_the_rows_that_normuon_needs_is_refused() -> None:
+    p = nn.Parameter(gaussian(4, 6))
+    optimizer = Muon([p], normuon_beta2=0.95)
+    train(optimizer, 1)
+    saved = optimizer.state_dict()
+    for wrong, says in (
+        (None, "lacks row_exp_avg_sq"),
+        (torch.zeros(6), r"has the shape \[6\] in this state, and \[4\]"),
+    ):
+        state = {0: {k: v for k, v in saved["state"][0].items() if k != "row_exp_avg_sq"}}
+        if wrong is not None:
+            state[0]["row_exp_avg_sq"] = wrong
+        with pytest.raises(ValueError, match=says) as error:
+            Muon([p], normuon_beta2=0.95).load_state_dict(saved | {"state": state})
+        message(error)
+    optimizer.param_groups[0]["matrices"] = ("columns", 2)
+    with pytest.raises(RuntimeError, match=r"wants \[8\] for its row_exp_avg_sq now, and has \[4\]") as error:
+        train(optimizer, 1)
+    message(error)
+
+
 def test_careful_decay_touches_what_the_update_makes_smaller() -> None:
     gradient, weight = gaussian(5, 7, seed=1), gaussian(5, 7, seed=2)
     weight[0] = 0
@@ -685,6 +768,7 @@ def test_unit_rms_moves_inputs_of_rms_one_by_about_one(shape: tuple[int, int]) -
     [
         ({"input_norm": "row"}, "input_norm is 'row'; choose one of rows, columns, both, or None."),
         ({"output_norm": "both"}, "output_norm is 'both'; choose one of rows, columns, rows_columns, columns_rows"),
+        ({"normuon_beta2": 1.0}, "normuon_beta2 is 1.0; give 0 or more and less than 1, or None for no NorMuon."),
         ({"cautious_decay": "yes"}, "cautious_decay is 'yes'; give True or False."),
         ({"scale": "spectral"}, "scale is 'spectral'; choose one of match_rms, original, unit_rms."),
     ],
