@@ -54,7 +54,8 @@ OTHER_MUON = dict(
     input_norm="rows",
     output_norm="rows_columns",
 )
-ROWS, OTHER_ROWS = {"normuon_beta2": 0.95}, {"normuon_beta2": 0.7}
+ROWS: dict[str, Any] = {"normuon_beta2": 0.95}
+OTHER_ROWS: dict[str, Any] = {"normuon_beta2": 0.7}
 ADAMW = dict(algorithm="adamw", lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3)
 OTHER_ADAMW = dict(algorithm="adamw", lr=0.1)
 FADES = (0.5, 0.9, 0.7, 0.8, 0.6, 1.1, 1.2, 0.4)  # by which each group's learning rate is multiplied after every step
@@ -118,7 +119,6 @@ ADAMW_ONLY = Case(
 SINGLE_SCALAR = Case((Weight("only", ()),), (ADAMW,))  # D - 1 ranks have an AdamW without parameters
 ABSENT = replace(
     SMALL,
-    groups=(MUON | ROWS, OTHER_MUON | OTHER_ROWS, ADAMW),
     absent=frozenset(
         [(name, 0, r) for name in ("whole", "bias") for r in range(8)]  # nobody's, before any state exists
         + [(name, 2, r) for name in ("rows", "other columns", "table") for r in range(8)]  # nobody's, in mid-training
@@ -126,13 +126,15 @@ ABSENT = replace(
         + [("other rows", s, r) for s in range(8) for r in range(8)]  # never anybody's
     ),
 )
+ABSENT_ROWS = replace(ABSENT, groups=(MUON | ROWS, OTHER_MUON | OTHER_ROWS, ADAMW))
 
 
-def several(tp: int, k: int = 1) -> Case:
+def several(tp: int, k: int = 1, rows: bool = False) -> Case:
     """Return a case of parameters with several matrices each, cut over T ranks in every way; T divides 8.
 
-    k: by which their sides are multiplied.
+    k: by which their sides are multiplied. rows: with NorMuon, which strategies in blocks refuse.
     """
+    often, other = (ROWS, OTHER_ROWS) if rows else ({}, {})
     qkv, heads = (16 * k, 8 * k, 8 * k), ((16 * k, 8), (8 * k, 8), (8 * k, 8))
     weights = (  # of whole shapes
         Weight("experts", (8, 6 * k, 5 * k), 0, 0),
@@ -154,13 +156,13 @@ def several(tp: int, k: int = 1) -> Case:
         Weight("bias", (8 * k,), 0, 7),
     )
     options: tuple[dict[str, Any], ...] = (
-        MUON | ROWS | {"matrices": "stacked"},
-        OTHER_MUON | ROWS | {"matrices": "flattened"},
-        MUON | ROWS | {"matrices": ("fused", qkv)},
-        OTHER_MUON | OTHER_ROWS | {"matrices": ("rows", 8)},
-        MUON | OTHER_ROWS | {"matrices": ("columns", 8)},
+        MUON | often | {"matrices": "stacked"},
+        OTHER_MUON | often | {"matrices": "flattened"},
+        MUON | often | {"matrices": ("fused", qkv)},
+        OTHER_MUON | other | {"matrices": ("rows", 8)},
+        MUON | other | {"matrices": ("columns", 8)},
         MUON
-        | ROWS
+        | often
         | {"matrices": ("fused", heads), "scale": "unit_rms", "ns_coefficients": "cubic5", "input_norm": "columns"},
         MUON,
         ADAMW,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from optimizer_cases import (
-    ABSENT,
+    ABSENT_ROWS,
     ADAMW_ONLY,
     MATRICES,
     RAGGED,
@@ -62,7 +62,7 @@ def muon_facts(world: World) -> dict[str, Any]:
         "float64": train_sharded(small64, grid),
         "one element": train_sharded(TINY, grid),
         "matrices": train_sharded(MATRICES, grid),
-        "absent": train_sharded(ABSENT, grid),
+        "absent": train_sharded(ABSENT_ROWS, grid),
         "clipped": train_sharded(replace(small64, max_norm=1.5), grid),
         "clipped fp32": train_sharded(replace(SMALL, max_norm=1.5), grid),
         "not clipped": train_sharded(replace(small64, max_norm=1e6), grid),
@@ -73,7 +73,7 @@ def muon_facts(world: World) -> dict[str, Any]:
     for size in (1, 30, 10_000):
         outcomes[f"buckets of {size}"] = train_sharded(SMALL, grid, bucket_size=size)
         outcomes[f"owner, buckets of {size}"] = train_sharded(SMALL, grid, bucket_size=size, strategy="owner")
-    for name, case in {"small": SMALL, "float64": small64, "absent": ABSENT}.items():
+    for name, case in {"small": SMALL, "float64": small64, "absent": ABSENT_ROWS}.items():
         outcomes[f"updates {name}"] = train_sharded(case, grid, strategy="owner", publish="updates")
     waves: dict[str, Any] = {"strategy": "gather_cut", "bucket_size": FLAT}
     outcomes["updates in waves of matrices"] = train_sharded(MATRICES, grid, publish="updates", **waves)
@@ -86,7 +86,7 @@ def muon_facts(world: World) -> dict[str, Any]:
         outcomes[f"{strategy} float64"] = train_sharded(small64, grid, strategy=strategy)
         outcomes[f"{strategy} one element"] = train_sharded(TINY, grid, strategy=strategy)
         outcomes[f"{strategy} matrices"] = train_sharded(MATRICES, grid, strategy=strategy)
-        outcomes[f"{strategy} absent"] = train_sharded(ABSENT, grid, strategy=strategy)
+        outcomes[f"{strategy} absent"] = train_sharded(ABSENT_ROWS, grid, strategy=strategy)
     return {
         "outcomes": outcomes,
         "map": shape_of_map(build(mixed, grid)[1]),
@@ -100,8 +100,8 @@ def muon_facts(world: World) -> dict[str, Any]:
             "bf16": resume(SMALL.of_dtype(torch.bfloat16), grid),
             "fp64": resume(small64, grid),
             "owner": resume(mixed, grid, strategy="owner"),
-            "rows": resume(ABSENT, grid),
-            "rows, owner": resume(replace(ABSENT, weights=mixed.weights), grid, strategy="owner"),
+            "rows": resume(ABSENT_ROWS, grid),
+            "rows, owner": resume(replace(ABSENT_ROWS, weights=mixed.weights), grid, strategy="owner"),
         },
         "saving alone": save_alone(grid, world),
         "foreign rank": load_foreign(grid, world),

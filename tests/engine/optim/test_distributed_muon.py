@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers_math import distance, message
 from once import once
-from optimizer_cases import ABSENT, ADAMW, MATRICES, RAGGED, SMALL, TINY, Case, Outcome
+from optimizer_cases import ABSENT_ROWS, ADAMW, MATRICES, RAGGED, SMALL, TINY, Case, Outcome
 from optimizer_workers import BAD_NUMBERS, same
 from torch import Tensor, nn
 
@@ -44,7 +44,7 @@ def facts(dp: int, tp: int) -> list[dict[str, Any]]:
 
 @once
 def one_process(case_name: str, dp: int, tp: int) -> Outcome:
-    case = CASES.get(case_name) or {"absent": ABSENT, "clipped": replace(FLOAT64, max_norm=1.5)}[case_name]
+    case = CASES.get(case_name) or {"absent": ABSENT_ROWS, "clipped": replace(FLOAT64, max_norm=1.5)}[case_name]
     (outcome,) = launch.run(cases.train_alone, (case, dp, tp))  # here, with one thread as every rank has
     return outcome
 
@@ -87,7 +87,7 @@ def test_every_rank_ends_to_the_bit_where_one_process_does(dp: int, tp: int, nam
 @on_every_grid
 @pytest.mark.parametrize("strategy", ["gather_cut", "owner"])
 def test_every_strategy_ends_there_too(dp: int, tp: int, strategy: str) -> None:
-    for name, case in (CASES | {"absent": ABSENT}).items():
+    for name, case in (CASES | {"absent": ABSENT_ROWS}).items():
         assert different(case, dp, tp, f"{strategy} {name}", one_process(name, dp, tp).values) == [], name
 
 
@@ -99,7 +99,7 @@ def test_a_long_shard_taken_in_waves_ends_there_too(dp: int, tp: int) -> None:
 
 @on_every_grid
 def test_publishing_updates_instead_of_parameters_changes_no_bit(dp: int, tp: int) -> None:
-    for name, case in {"small": SMALL, "float64": FLOAT64, "absent": ABSENT}.items():
+    for name, case in {"small": SMALL, "float64": FLOAT64, "absent": ABSENT_ROWS}.items():
         assert different(case, dp, tp, f"updates {name}", one_process(name, dp, tp).values) == [], name
     in_waves, expected = "updates in waves of matrices", one_process("matrices", dp, tp).values
     assert different(MATRICES, dp, tp, in_waves, expected) == []
@@ -130,8 +130,8 @@ def test_blockwise_is_muon_on_all_that_tp_does_not_cut_and_on_nothing_else(dp: i
 @on_every_grid
 def test_parameters_without_a_gradient_rest_and_one_rank_without_counts_as_zero(dp: int, tp: int) -> None:
     expected = one_process("absent", dp, tp).values
-    assert different(ABSENT, dp, tp, "absent", expected) == []
-    (never,) = (w for w in ABSENT.weights if w.name == "other rows")
+    assert different(ABSENT_ROWS, dp, tp, "absent", expected) == []
+    (never,) = (w for w in ABSENT_ROWS.weights if w.name == "other rows")
     assert torch.equal(expected[never.name], cases.whole_start(never, tp))  # not even decay
 
 

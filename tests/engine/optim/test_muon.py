@@ -739,9 +739,9 @@ def test_a_state_without_the_rows_that_normuon_needs_is_refused() -> None:
             Muon([p], normuon_beta2=0.95).load_state_dict(saved | {"state": state})
         message(error)
     optimizer.param_groups[0]["matrices"] = ("columns", 2)
-    with pytest.raises(RuntimeError, match=r"wants \[8\] for its row_exp_avg_sq now, and has \[4\]") as error:
+    with pytest.raises(RuntimeError, match=r"wants \[8\] for its row_exp_avg_sq now, and has \[4\]") as refused:
         train(optimizer, 1)
-    message(error)
+    message(refused)
 
 
 def test_careful_decay_touches_what_the_update_makes_smaller() -> None:

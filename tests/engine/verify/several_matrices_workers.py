@@ -22,6 +22,7 @@ from distmuon.verify.memory_tracker import StorageTracker
 from distmuon.verify.prediction import predict_transient
 
 DTYPES = {"float32": (torch.float32,), "mixed": (torch.bfloat16, torch.float32), "float64": (torch.float64,)}
+IN_BLOCKS = ("blockwise", "periodic")
 LATE = ("experts", "qkv", "whole query")  # nobody's gradient in the first step
 NEVER = "whole kernel"
 
@@ -30,9 +31,9 @@ def case_of(dtype: str, tp: int) -> Case:
     return several(tp).of_dtype(*DTYPES[dtype])
 
 
-def absent(tp: int) -> Case:
-    """Return the case with gradients that come late, or never, or not on every rank."""
-    case = several(tp)
+def absent(tp: int, rows: bool = True) -> Case:
+    """Return the case with gradients that come late, or never, or not on every rank; with NorMuon, if not told else."""
+    case = several(tp, rows=rows)
     missing = {(name, 0, rank) for name in LATE for rank in range(8)}
     missing |= {(NEVER, step, rank) for step in range(case.steps) for rank in range(8)}
     return Case(case.weights, case.groups, case.steps, case.bucket_size, None, frozenset(missing | {("query", 1, 0)}))
@@ -44,7 +45,7 @@ def facts(world: World) -> dict[str, Any]:
     for strategy in strategies.names():
         for dtype in DTYPES:
             found[strategy, dtype] = train_sharded(case_of(dtype, tp), grid, strategy=strategy).values
-        found[strategy, "absent"] = train_sharded(absent(tp), grid, strategy=strategy).values
+        found[strategy, "absent"] = train_sharded(absent(tp, strategy not in IN_BLOCKS), grid, strategy=strategy).values
         found[strategy, "batched"] = train_sharded(case_of("float64", tp), grid, strategy=strategy, batched=True).values
     found["owner", "updates"] = train_sharded(several(tp), grid, strategy="owner", publish="updates").values
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +98,7 @@ def resume(grid: Grid, strategy: str) -> bool:
 def broken(world: World, mutant: str) -> dict[str, set[str]]:
     """Return, by strategy, the parameters that end elsewhere on this rank when one thing is wrong."""
     grid, found = Grid.of(world), {}
-    case = several(grid.tp.size)
+    case = several(grid.tp.size, rows=True)
     for strategy in ("gather_all", "owner"):
         right = train_sharded(case, grid, strategy=strategy).values
         with pytest.MonkeyPatch.context() as patch:

@@ -84,7 +84,7 @@ def go(case: Case, grid: Grid, model: nn.ParameterDict, optimizer: DistributedMu
 
 def begin(world: World, narrow: bool = False, strategy: str = "gather_all") -> tuple[Case, Grid, Any, DistributedMuon]:
     grid = Grid.of(world)
-    case = several(grid.tp.size)
+    case = several(grid.tp.size, rows=True)
     model = model_of(case, grid, narrow)
     return case, grid, model, optimizer_of(case, grid, model, strategy)
 
