@@ -9,7 +9,7 @@ is sent for them. What is done after it leaves the Frobenius norm as it was, so 
 what they mean without; and as NorMuon divides by it, V needs no correction for having begun at zero.
 
 Sources: MuonEq (Chang et al. 2026, arXiv 2603.28254); Muon+ (Zhang et al. 2026, arXiv 2602.21545), which does not keep
-the norm; NorMuon (Li et al. 2025, arXiv 2510.05491), which sets the RMS to 0.2, as keeping the norm and "match_rms" do.
+the norm; NorMuon (Li et al. 2025, arXiv 2510.05491), whose code keeps it, and whose paper sets the RMS to 0.2.
 """
 
 from __future__ import annotations

@@ -68,6 +68,15 @@ def _added(shape: Shape, degrees: Degrees, tokens: int, adamw_tflops: float) -> 
     return _seconds(_plan(shape, degrees, tokens).flops[1], GB300_PEAK) / adamw
 
 
+def _operations(shape: Shape, degrees: Degrees, tokens: int) -> float:
+    """Return the operations of Newton–Schulz over those of forward and backward, of the whole step."""
+    return _plan(shape, degrees, tokens).flops[0] * degrees.ranks / (6 * shape.active * tokens)
+
+
+def _millions(tokens: int) -> str:
+    return f"{tokens / 1e6:.3g} million"
+
+
 K2, QWEN3 = (MODELS["kimi_k2"], Degrees(64, 1, 4, 64), 1 << 24), (QWEN3_30B, Degrees(8, 1, 1, 8), 1 << 21)
 SEVEN_B, SEVENTY_B = (QWEN25_7B, Degrees(256, 1, 1, 1), 1 << 22), (MODELS["llama3_70b"], Degrees(32, 1, 1, 1), 1 << 18)
 DMUON_ADAMW = 2.844  # seconds of a step, 256 GPUs
@@ -82,26 +91,34 @@ FIGURES = (
     Published(
         "what Muon adds to AdamW's step",
         "NVIDIA, April 2026",
-        "Kimi K2's sizes, 256 GB300, 4 pipeline stages, experts over 64 ranks",
+        f"Kimi K2's sizes, 256 GB300, 4 pipeline stages, experts over 64 ranks, {_millions(K2[2])} tokens assumed",
         1051 / 1029 - 1,
         lambda: _added(*K2, 1051),
-        "the two runs also differ in how they send gradients and parameters",
+        "the model runs in MXFP8, and the two runs also differ in how they send gradients and parameters",
     ),
     Published(
         "what Muon adds to AdamW's step",
         "NVIDIA, April 2026",
-        "Qwen3 30B-A3B, 8 GB300, experts over 8 ranks",
+        f"Qwen3 30B-A3B, 8 GB300, experts over 8 ranks, {_millions(QWEN3[2])} tokens assumed",
         713 / 686 - 1,
         lambda: _added(*QWEN3, 713),
-        "experts are small, 768 × 2048, and we do not model products that are too small for the card",
+        "the model runs in MXFP8",
     ),
     Published(
         "operations of Newton–Schulz over those of the model",
         "NVIDIA, April 2026",
         "Kimi K2's sizes, as above",
         51 / 1029,
-        lambda: _plan(*K2).flops[0] * K2[1].ranks / (6 * K2[0].active * K2[2]),
+        lambda: _operations(*K2),
         "gate and up in one matrix would make it twice ours; we could not find how they count",
+    ),
+    Published(
+        "operations of Newton–Schulz over those of the model",
+        "NVIDIA, April 2026",
+        "Qwen3 30B-A3B, as above",
+        35 / 686,
+        lambda: _operations(*QWEN3),
+        "the same doubt",
     ),
     Published(
         "Newton–Schulz of all matrices on every GPU, seconds",
@@ -123,7 +140,7 @@ FIGURES = (
     Published(
         "with one owner per matrix, the step over AdamW's",
         "DMuon, June 2026",
-        "the same",
+        "the same; of the step, Muon adds 6 ms published and 43 ms planned",
         2.850 / DMUON_ADAMW,
         lambda: 1 + _seconds(_plan(*SEVEN_B).flops[1], A800_PEAK) / DMUON_ADAMW,
         second_hand=True,

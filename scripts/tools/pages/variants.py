@@ -28,9 +28,9 @@ IF_CUT = {
 }
 FORMS = {
     "centred Gram, bf16": "centred Gram form fails in bf16",
-    "Gram, bf16": "Gram form in bf16",
-    "Gram, fp16, restart as published": "in fp16, as published",
-    "Gram, fp16": "in fp16, our restarts",
+    "Gram, bf16": "Gram form fails in bf16",
+    "Gram, fp16, restart as published": "in fp16 with one restart",
+    "Gram, fp16": "in fp16 with our restarts",
 }
 
 
@@ -47,7 +47,7 @@ def schedules() -> str:
         )
         for name, cost in found["costs"].items()
     ]
-    return _table(("schedule", "products", "time over Jordan's", *FORMS.values(), "error of rank 1"), rows)
+    return _table(("schedule", "products", "time over Jordan's", *FORMS.values(), "relative error at rank 1"), rows)
 
 
 def on_a_gpu() -> str:
@@ -66,11 +66,11 @@ def on_a_gpu() -> str:
         rows.append(cells)
     heads = (
         "matrices",
-        "standard form",
-        "Gram form, float16",
-        "its products alone",
+        "standard form, bf16",
+        "Gram form, float16, over standard",
+        "products alone, over standard's",
         "the same without our kernel",
-        "centred form, bf16",
+        "centred form, bf16, over standard",
     )
     return _table(heads, rows)
 
@@ -114,7 +114,14 @@ def race() -> str:
         flops = racers[name]["flops"]["optimizer"] / racers[MUON]["flops"]["optimizer"]
         cells = (sweep.span(gaps), f"{racers[name]['best']['lr']:g}", f"{flops:.2f}", counts, verdict)
         rows.append((title(name), *cells))
-    heads = ("", "gap to the floor", "its best rate", "operations over Muon's", "seeds ahead of Muon", "verdict")
+    heads = (
+        "",
+        "gap to the floor, nats per letter",
+        "its best rate",
+        "operations over Muon's",
+        "seeds ahead of Muon",
+        "verdict",
+    )
     return _table(heads, rows)
 
 
