@@ -118,7 +118,7 @@ class MuonW(MasterWeights):
     for the same parameters.
 
     state: momentum_buffer, or AdamW's step, exp_avg and exp_avg_sq, and perhaps master_weight, placed as the parameter;
-        of NorMuon row_exp_avg_sq, plain and whole on every rank.
+        of NorMuon row_exp_avg_sq, plain and whole on every rank, for which a step has one more collective.
     ledger: what this rank has sent.
     skipped_steps: how many, for an infinity under a GradScaler; not saved.
 

@@ -170,7 +170,7 @@ def rows_kept(parameter: Tensor, group: Group) -> int:
 def kept_rows(state: dict[str, Any], rows: int, like: Tensor) -> Tensor:  # [rows]
     """Return what a state has of the rows for NorMuon: from the first step on, which begins with zeros.
 
-    In float32, or what `like` has if that is wider, on its device. Raises RuntimeError for as many as others.
+    In float32, or what `like` has if that is wider, on its device.
     """
     if ROW_MOMENTS not in state:
         dtype = torch.promote_types(like.dtype, torch.float32)
