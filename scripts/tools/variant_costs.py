@@ -1,4 +1,4 @@
-"""Count what each variant of Muon costs: bytes sent on DP 2 x TP 2, memory kept, products, and time on one process.
+"""Count what each variant of Muon costs: bytes that four ranks send, numbers that they keep, and time on one process.
 
 python scripts/tools variant_costs
 python scripts/tools variant_costs --quick --json out/quick/variant_costs.json
@@ -7,8 +7,7 @@ python scripts/tools variant_costs --quick --json out/quick/variant_costs.json
 from distmuon import launch
 from muonbook.measure import interleaved_timing, results
 
-GRID = (2, 2)  # DP, TP
-WAYS = ("gather_all", "owner", "muonw")  # two strategies of DistributedMuon; and MuonW on FSDP2 with tensor parallelism
+GRIDS = {"gather_all": (2, 2), "owner": (2, 2), "muonw": (4, 1)}  # DP, TP; MuonW is on FSDP2 over all four
 SHAPE, QUICK_SHAPE = (512, 2048), (48, 96)
 
 
@@ -23,45 +22,43 @@ def variants():
     }
 
 
-def count(world):
-    """Return {way: {variant: what this rank sends in a step, and the elements of what it keeps for Muon}}."""
+def count(world, way):
+    """Return {variant: what this rank sends in a step, and the elements of what it keeps for Muon}."""
     from distmuon.sharding.grid import Grid
     from distmuon.sharding.local_views import local
     from distmuon.verify.counter import CollectiveCounter
     from muonbook.measure.workload import Workload, batches, pixels
     from muonbook.planner.measured.timed_worlds import make
 
-    grid, workload, found = Grid.of(world), Workload(), dict[str, dict[str, dict[str, int]]]()
+    grid, workload, found = Grid.of(world), Workload(), dict[str, dict[str, int]]()
     batch = next(batches(workload, pixels(grid, workload.context), grid.dp.size, grid.dp.rank))
-    for way in WAYS:
-        found[way] = {}
-        for name, options in variants().items():
-            trainer = make(way, workload, grid)
-            optimizer = trainer.optimizers[0]
-            groups = [group for group in optimizer.param_groups if group["algorithm"] == "muon"]
-            for group in groups:
-                group.update(options)
-            with CollectiveCounter() as counter:
-                trainer.step(batch)
-            weights = [p for group in groups for p in group["params"]]
-            states = [local(kept) for p in weights for kept in optimizer.state.get(p, {}).values()]
-            found[way][name] = {
-                "sent_bytes": counter.ledger.total().sent_bytes,
-                "collectives": counter.ledger.total().calls,
-                "state_elements": sum(kept.numel() for kept in states),
-            }
+    for name, options in variants().items():
+        trainer = make(way, workload, grid)
+        optimizer = trainer.optimizers[0]
+        groups = [group for group in optimizer.param_groups if group["algorithm"] == "muon"]
+        for group in groups:
+            group.update(options)
+        with CollectiveCounter() as counter:
+            trainer.step(batch)
+        weights = [p for group in groups for p in group["params"]]
+        states = [local(kept) for p in weights for kept in optimizer.state.get(p, {}).values()]
+        found[name] = {
+            "sent_bytes": counter.ledger.total().sent_bytes,
+            "collectives": counter.ledger.total().calls,
+            "state_elements": sum(kept.numel() for kept in states),
+        }
     return found
 
 
-def together(ranks):
+def counted():
     """Return {way: {variant: {quantity: its sum over the ranks}}}."""
-    first = ranks[0]
-    return {
-        way: {
-            name: {key: sum(rank[way][name][key] for rank in ranks) for key in first[way][name]} for name in first[way]
+    found = {}
+    for way, (dp, tp) in GRIDS.items():
+        ranks = launch.run(count, (way,), dp=dp, tp=tp)
+        found[way] = {
+            name: {key: sum(rank[name][key] for rank in ranks) for key in ranks[0][name]} for name in ranks[0]
         }
-        for way in first
-    }
+    return found
 
 
 def times(shape, rounds):
@@ -89,8 +86,7 @@ def times(shape, rounds):
 
 def main():
     arguments = results.parse(__doc__, quick="a small matrix and few rounds")
-    dp, tp = GRID
-    found = {"grid": list(GRID), "counted": together(launch.run(count, dp=dp, tp=tp))}
+    found = {"grids": GRIDS, "counted": counted()}
     found["time_over_muons"] = times(QUICK_SHAPE if arguments.quick else SHAPE, 3 if arguments.quick else 30)
     for name, ratio in found["time_over_muons"].items():
         sent = {way: by_name[name]["sent_bytes"] for way, by_name in found["counted"].items()}
