@@ -338,11 +338,9 @@ class DistributedMuon(ShardedOptimizer):
         """Return what NorMuon keeps of the matrices that are orthogonalized here; None where it is off."""
         if not (rows := self._rows_kept(index, self.muon[index])):
             return None
-        like = torch.empty(0, dtype=self._ns_dtype(index), device=self.grid.device)
-        return kept_rows(self.state[self.buffers.parameters[index]], rows, like)
-
-    def _rows_kept(self, index: int, group: Mapping[str, Any]) -> int:
-        return 0 if group.get("normuon_beta2") is None else sum(run.size for _, run in self._rows_seen(index))
+        dtype = self._ns_dtype(index)
+        assert dtype is not None
+        return kept_rows(self.state[self.buffers.parameters[index]], rows, dtype, self.grid.device)
 
     def _rows_seen(self, index: int) -> Boxes:
         if index not in self.muon or not self.strategy.works_on(index):

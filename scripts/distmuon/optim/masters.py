@@ -17,7 +17,7 @@ from torch import Tensor
 
 from distmuon.optim.states import (
     MASTER_WEIGHT,
-    ROW_MOMENTS,
+    UNPLACED,
     CheckedState,
     check_kept,
     check_maker,
@@ -153,14 +153,14 @@ class MasterWeights(CheckedState):
         parameters = [p for group in self.param_groups for p in group["params"]]
         for p, state in zip(parameters, states, strict=True):
             for key, value in state.items():
-                dtype = value.dtype if key in ("step", ROW_MOMENTS) else self.kept_dtype(p)
+                dtype = value.dtype if key in UNPLACED else self.kept_dtype(p)
                 device = value.device if key == "step" else p.device
                 self.state[p][key] = value.to(device, dtype, copy=True)
 
 
 def _check_placed(name: str, parameter: Tensor, state: Mapping[str, Any]) -> None:
     """Raise ValueError, naming the parameter, unless its state is placed as it is, but for what is whole everywhere."""
-    for key in state.keys() - {"step", ROW_MOMENTS}:
+    for key in state.keys() - UNPLACED:
         theirs, ours = (getattr(tensor, "placements", None) for tensor in (state[key], parameter))
         if theirs != ours:
             placed = [f"placed as {where}" if where else "a plain tensor" for where in (theirs, ours)]
@@ -196,8 +196,7 @@ def views_in_place(optimizer: torch.optim.Optimizer, feeds: Feeds | None = None)
                 more["values"] = optimizer.master(p)
         if feeds is not None and (ns_dtype := feeds(group, p)) is not None:
             more |= {"matrices": matrices_of(group["matrices"], tuple(p.shape)), "ns_dtype": ns_dtype}
-            more["rows"] = rows_in(group["matrices"], tuple(p.shape))
-            more["row_boxes"] = everything((more["rows"],))
+            more["row_boxes"] = everything((rows_in(group["matrices"], tuple(p.shape)),))
         found.append(LocalView.in_place(name, p, **more))
     return found
 

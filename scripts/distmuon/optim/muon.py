@@ -472,7 +472,9 @@ class Muon(MasterWeights):
         if groups[0]["normuon_beta2"] is None:
             return []
         wanted = [rows_kept(p, group) for p, group in zip(parameters, groups, strict=True)]
-        return [kept_rows(self.state[p], n, u) for p, n, u in zip(parameters, wanted, like, strict=True)]
+        return [
+            kept_rows(self.state[p], n, u.dtype, u.device) for p, n, u in zip(parameters, wanted, like, strict=True)
+        ]
 
     def _momentum(
         self,

@@ -356,36 +356,34 @@ class MuonW(MasterWeights):
         keys = [key for key in matrices if plan.parameters[key[0]].tensor.grad is not None]
         flat = [matrices[key].view(plan.parcels.whole(key)[1]) for key in keys]
         groups = [self.param_groups[plan.parameters[index].group] for index, _ in keys]
-        found = dict(matrices)
+        found, rows = dict(matrices), self._row_moments(plan)
         for batch in batches(flat, groups, [WHOLE] * len(keys)):
-            rows = [v[_rows_of(plan, keys[i])] for i in batch if (v := self._row_moments(plan, keys[i][0])) is not None]
-            updates = orthogonalize([flat[i] for i in batch], groups[batch[0]], [WHOLE] * len(batch), rows)
+            own = [rows[keys[i]] for i in batch if keys[i] in rows]
+            updates = orthogonalize([flat[i] for i in batch], groups[batch[0]], [WHOLE] * len(batch), own)
             for i, update in zip(batch, updates, strict=True):
                 found[keys[i]] = update.view(matrices[keys[i]].shape)
         return found
 
-    def _row_moments(self, plan: Plan, place: int) -> Tensor | None:  # V, [rows]
-        """Return what NorMuon keeps of a parameter's rows, of all of them; None where it is off."""
-        _, p, number = plan.parameters[place]
-        if not (rows := rows_kept(p, self.param_groups[number])):
-            return None
-        return kept_rows(self.state[p], rows, torch.empty(0, dtype=plan.dtype, device=plan.device))
+    def _row_moments(self, plan: Plan) -> dict[Matrix, Tensor]:  # V, [A] each
+        """Return what NorMuon keeps of the matrices that have a gradient, of all in the plan, in the state's memory."""
+        found = dict[Matrix, Tensor]()
+        for place, (_, p, number) in enumerate(plan.parameters):
+            if p.grad is not None and (rows := rows_kept(p, self.param_groups[number])):
+                lengths = [shape[0] for _, shape in plan.parcels.parameters[place].matrices]
+                parts = kept_rows(self.state[p], rows, plan.dtype, plan.device).split(lengths)
+                found |= {(place, which): part for which, part in enumerate(parts)}
+        return found
 
     def _share_row_moments(self, plans: Sequence[Plan]) -> None:
         """Let everybody have what owners have just updated, so that any rank can save it, or own the matrix next time.
 
         A few numbers for each matrix, added up over ranks of which one has more than zeros.
         """
-        found: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # V as this rank has it, and what it has updated
+        found: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # V, and what this rank adds
         for plan in [plan for plan in plans if plan.group.size > 1]:
-            moving = [place for place, (_, p, _) in enumerate(plan.parameters) if p.grad is not None]
-            whole = {place: v for place in moving if (v := self._row_moments(plan, place)) is not None}
-            own = {place: torch.zeros_like(v) for place, v in whole.items()}
-            for matrix in [matrix for matrix in plan.parcels.mine if matrix[0] in own]:
-                rows = _rows_of(plan, matrix)
-                own[matrix[0]][rows] = whole[matrix[0]][rows]
-            for place, v in whole.items():
-                found.setdefault(v.dtype, []).append((v, own[place]))
+            mine = set(plan.parcels.mine)
+            for matrix, v in self._row_moments(plan).items():
+                found.setdefault(v.dtype, []).append((v, v if matrix in mine else torch.zeros_like(v)))
         for pairs in found.values():
             total = self._plans.everybody.all_reduce(torch.cat([own for _, own in pairs]), ROWS_LABEL)
             copy_each_(zip([v for v, _ in pairs], total.split([v.numel() for v, _ in pairs]), strict=True))
@@ -498,9 +496,10 @@ class MuonW(MasterWeights):
                 )
             for group in self.param_groups:
                 check_options(group)
-                for name, p in [(name, p) for name, p in named(group) if p.grad is not None]:
-                    _check_gradient(name, p)
-                    check_shapes(name, p, self.state.get(p, {}), group)
+                for name, p in named(group):
+                    if p.grad is not None:
+                        _check_gradient(name, p)
+                        check_shapes(name, p, self.state.get(p, {}), group)
         except (RuntimeError, TypeError, ValueError) as error:
             return error
         return None
@@ -519,13 +518,6 @@ class MuonW(MasterWeights):
             header = self._digest(plans, str(refusal))
             self._exchange(plan, nothing, plan.parcels.coming, MOMENTUM_LABEL, [], header).pending.wait()
         raise refusal
-
-
-def _rows_of(plan: Plan, matrix: Matrix) -> slice:
-    """Return which rows of all in its parameter's matrices are those of one of them."""
-    lengths = [shape[0] for _, shape in plan.parcels.parameters[matrix[0]].matrices]
-    start = sum(lengths[: matrix[1]])
-    return slice(start, start + lengths[matrix[1]])
 
 
 def _local_gradient(parameter: Tensor, dtype: torch.dtype) -> Tensor:

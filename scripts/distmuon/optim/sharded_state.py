@@ -29,7 +29,7 @@ from distmuon.sharding.gradients import GradientViews
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Range, gradient_dtype
 from distmuon.sharding.local_views import Boxes, LocalView, boxes_of_run, everything, over_tp
-from distmuon.sharding.matrices import globalize, rows_in
+from distmuon.sharding.matrices import globalize
 from distmuon.sharding.tensor_parallel import tp_split_dim
 from distmuon.sharding.warning import warn_user
 
@@ -226,7 +226,6 @@ class ShardedState(CheckedState):
             gradient=piece.gradient if piece is not None and used else None,
             matrices=matrices_of(matrices, spec.full_shape(tp.size)) if ns_dtype is not None else (),
             ns_dtype=ns_dtype,
-            rows=rows_in(matrices, spec.full_shape(tp.size)) if ns_dtype is not None else 0,
             row_boxes=() if piece is None else self._rows_seen(index),
         )
 
@@ -235,7 +234,7 @@ class ShardedState(CheckedState):
 
     def _rows_kept(self, index: int, group: Mapping[str, Any]) -> int:
         """Return of how many rows NorMuon keeps something here under this group's options; 0 where it is off."""
-        return 0
+        return 0 if group.get("normuon_beta2") is None else sum(run.size for _, run in self._rows_seen(index))
 
     def _rows_seen(self, index: int) -> Boxes:
         """Return which of the rows of a parameter's matrices this rank orthogonalizes; none where it does not."""

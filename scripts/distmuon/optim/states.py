@@ -7,7 +7,7 @@ refused before anything has changed. A state says what made it: "made_by" in eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from distmuon.sharding.matrices import rows_in
 
 STATE_KEYS = {"muon": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an algorithm keeps
 ROW_MOMENTS = "row_exp_avg_sq"  # where NorMuon is on: of all rows of a parameter's matrices, [rows], in their order
+UNPLACED = {"step", ROW_MOMENTS}  # which are no tensors like the parameter: whole on every rank, in dtypes of their own
 MASTER_WEIGHT = "master_weight"  # and what is kept of a parameter that is narrower than float32
 MADE_BY, NAMES = "made_by", "param_names"
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors, torch's alone
@@ -167,28 +168,23 @@ def rows_kept(parameter: Tensor, group: Group) -> int:
     return rows_in(group["matrices"], parameter.shape) if is_on else 0
 
 
-def kept_rows(state: dict[str, Any], rows: int, like: Tensor) -> Tensor:  # [rows]
+def kept_rows(state: dict[str, Any], rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # [rows]
     """Return what a state has of the rows for NorMuon: from the first step on, which begins with zeros.
 
-    In float32, or what `like` has if that is wider, on its device.
+    dtype: in which Newton–Schulz sees the matrices; what is kept is float32, or that if it is wider.
     """
     if ROW_MOMENTS not in state:
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        state[ROW_MOMENTS] = torch.zeros(rows, dtype=dtype, device=like.device)
+        state[ROW_MOMENTS] = torch.zeros(rows, dtype=torch.promote_types(dtype, torch.float32), device=device)
     return state[ROW_MOMENTS]
 
 
 def check_shapes(name: str, parameter: Tensor, state: Mapping[str, Any], group: Group) -> None:
     """Raise RuntimeError, naming the parameter, if its shape, or its matrices', is not what its state was made for."""
-    rows = rows_kept(parameter, group)
-    for key, value in state.items():
-        shape = (rows,) if key == ROW_MOMENTS else parameter.shape
-        unread = key == "step" or (key == ROW_MOMENTS and not rows)
-        if not unread and isinstance(value, Tensor) and value.shape != shape:
-            raise RuntimeError(
-                f"parameter {name!r} wants {list(shape)} for its {key} now, and has {list(value.shape)} from before; "
-                "let its state begin anew (optimizer.state.pop(parameter)), or make a new optimizer."
-            )
+    for key, value, shape in _misshapen(state, parameter.shape, rows_kept(parameter, group)):
+        raise RuntimeError(
+            f"parameter {name!r} wants {list(shape)} for its {key} now, and has {list(value.shape)} from before; "
+            "let its state begin anew (optimizer.state.pop(parameter)), or make a new optimizer."
+        )
 
 
 def _by_name(own: Sequence[Group], saved: Sequence[Group]) -> list[dict[str, Any]]:
@@ -241,10 +237,19 @@ def check_kept(name: str, held: Tensor, state: Mapping[str, Any], algorithm: str
     for key, value in state.items():
         if not isinstance(value, Tensor):
             raise ValueError(f"the state of {name!r} has {key} = {value!r}, which is no tensor; another optimizer's?")
-        shape = (rows,) if key == ROW_MOMENTS else held.shape
-        unread = key == "step" or (key == ROW_MOMENTS and not rows)
-        if not unread and value.shape != shape:
-            raise ValueError(
-                f"{key} of {name!r} has the shape {list(value.shape)} in this state, and {list(shape)} is what is "
-                "held of the parameter here; load a state of the same model."
-            )
+    for key, value, shape in _misshapen(state, held.shape, rows):
+        raise ValueError(
+            f"{key} of {name!r} has the shape {list(value.shape)} in this state, and {list(shape)} is what is "
+            "held of the parameter here; load a state of the same model."
+        )
+
+
+def _misshapen(
+    state: Mapping[str, Any], shape: Sequence[int], rows: int
+) -> Iterator[tuple[str, Tensor, Sequence[int]]]:
+    """Yield what has another shape than a parameter's, or NorMuon's rows if they are read: (key, it, what it wants)."""
+    wanted = {"step": None, ROW_MOMENTS: (rows,) if rows else None}
+    for key, value in state.items():
+        want = wanted.get(key, tuple(shape))
+        if want is not None and isinstance(value, Tensor) and value.shape != want:
+            yield key, value, want

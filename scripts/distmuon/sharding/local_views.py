@@ -46,8 +46,8 @@ class LocalView:
     counted: whether sums over all ranks count these elements; of the ranks that keep the same ones, one does.
     gradient: of the latest step, as it was used, in the shape of `values`; None where there was none.
     matrices: which Newton–Schulz takes: the box of each, and its shape [A, B]. ns_dtype: in which it sees them.
-    rows: how many those matrices have together. row_boxes: of which of them `optimizer.state[parameter]` has here what
-        NorMuon keeps, "row_exp_avg_sq", and which of its elements they are.
+    row_boxes: of which of the rows of all those matrices `optimizer.state[parameter]` has here what NorMuon keeps,
+        "row_exp_avg_sq", and which of its elements they are.
     """
 
     name: str
@@ -61,7 +61,6 @@ class LocalView:
     gradient: Tensor | None = None
     matrices: Sequence[tuple[Box, tuple[int, int]]] = ()
     ns_dtype: torch.dtype | None = None
-    rows: int = 0
     row_boxes: Boxes = ()
 
     @classmethod
@@ -87,6 +86,11 @@ class LocalView:
     @property
     def kept_dtype(self) -> torch.dtype:
         return self.dtype or (self.parameter if self.values is None else self.values).dtype
+
+    @property
+    def rows(self) -> int:
+        """How many rows all the matrices have together."""
+        return sum(rows for _, (rows, _) in self.matrices)
 
     @property
     def is_whole(self) -> bool:

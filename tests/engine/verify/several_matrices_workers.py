@@ -22,7 +22,7 @@ from distmuon.verify.memory_tracker import StorageTracker
 from distmuon.verify.prediction import predict_transient
 
 DTYPES = {"float32": (torch.float32,), "mixed": (torch.bfloat16, torch.float32), "float64": (torch.float64,)}
-IN_BLOCKS = ("blockwise", "periodic")
+IN_BLOCKS = ("blockwise", "periodic")  # other optimizers than Muon; the second in the few steps made here
 LATE = ("experts", "qkv", "whole query")  # nobody's gradient in the first step
 NEVER = "whole kernel"
 

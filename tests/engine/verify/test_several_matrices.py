@@ -16,8 +16,7 @@ from distmuon.optim import strategies
 from distmuon.sharding.grid import Grid
 
 on_every_grid = pytest.mark.parametrize(("dp", "tp"), [(1, 1), (3, 1), (2, 2), (1, 4)])
-IN_BLOCKS = ("blockwise", "periodic")  # other optimizers than Muon; the second in the few steps made here
-WHOLE = [name for name in strategies.names() if name not in IN_BLOCKS]
+WHOLE = [name for name in strategies.names() if name not in work.IN_BLOCKS]
 
 
 @once
@@ -58,7 +57,7 @@ def test_publishing_updates_or_pipelining_changes_no_bit(dp: int, tp: int) -> No
 
 
 @on_every_grid
-@pytest.mark.parametrize("strategy", IN_BLOCKS)
+@pytest.mark.parametrize("strategy", work.IN_BLOCKS)
 def test_in_blocks_it_is_muon_wherever_tp_cuts_no_matrix(dp: int, tp: int, strategy: str) -> None:
     cut = {w.name for w in cases.several(tp).weights if w.dim is not None and w.name != "bias"}
     own = {"experts", "query", "output", "heads of qkv"}  # cut between their matrices

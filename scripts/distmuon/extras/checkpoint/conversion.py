@@ -307,11 +307,9 @@ def _check_keys(found: Mapping[str, StoredTensor], owned: Owned) -> None:
         raise CheckpointError(
             f"the checkpoint's state of {owned.name!r} is not {algorithm}'s: {differing!r} is missing, or too much."
         )
+    shapes = {SCALAR: (), ROW_MOMENTS: (owned.view.rows,)}  # of others than tensors like the parameter
     for key, stored in found.items():
-        if (
-            stored.shape != {SCALAR: (), ROW_MOMENTS: (owned.view.rows,)}.get(key, shape)
-            or not stored.dtype.is_floating_point
-        ):
+        if stored.shape != shapes.get(key, shape) or not stored.dtype.is_floating_point:
             raise CheckpointError(
                 f"the checkpoint keeps {key!r} of {owned.name!r} as {_looks(stored.dtype, stored.shape)}, of a "
                 f"parameter of {list(shape)}; load one of the same model."
