@@ -233,6 +233,6 @@ def lines(ranks: Sequence[dict[str, StepCount]]) -> list[str]:
         counts = [rank[name] for rank in ranks]
         sent = sum(count.sent for count in counts) / len(counts) / size
         times, away = sum(count.flops for count in counts) / once, max(count.away for count in counts)
-        told = f"about 1e{round(math.log10(away))}" if away else "to the bit"
+        told = f"about 1e{round(math.log10(away))}" if away else "bit for bit"
         table.append(f"{name:24s}{counts[0].calls:12d}{sent:18.2f}{times:11.2f} times{told:>15s}")
     return table

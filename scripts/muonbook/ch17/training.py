@@ -45,7 +45,7 @@ def train(
         if load is not None:
             notes = checkpoint.load(load, model, optimizer)
             begin, same = notes["step"], notes["digest"] == digest(model, optimizer)
-            said.append(f"step {begin:3d}   loaded; whole tensors as they were, to the bit: {same}")
+            said.append(f"step {begin:3d}   loaded; whole tensors as they were, bit for bit: {same}")
         if watch is not None:
             metrics = Metrics(optimizer, every=2, to=[JsonLines(watch)], scalars={"loss": "mean"}, start=begin)
         for step in range(begin + 1, steps + 1):

@@ -39,7 +39,7 @@ def report(obstacle: str | None) -> Generator[str]:
         if set(codes) != {0} or not checkpoint_contents.same_end(cluster.run, alone):
             raise WorldError("two machines did not end where one does.", None)
         ranks = len(cluster.machines) * cluster.ranks
-        yield f"The last checkpoint is that of {ranks} ranks on one machine to which nothing happened, to the bit."
+        yield f"The last checkpoint is that of {ranks} ranks on one machine to which nothing happened, bit for bit."
 
 
 def _beginning(cluster: Cluster, obstacle: str | None) -> Iterator[str]:

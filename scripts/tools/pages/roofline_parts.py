@@ -57,7 +57,7 @@ def models() -> str:
             ("forward and backward", *(seconds(one.pass_seconds) for one in found.values())),
             ("Newton–Schulz", *(seconds(one.newton_schulz_seconds) for one in found.values())),
             ("a rank sends with AdamW", *(in_bytes(one.adamw_bytes) for one in found.values())),
-            ("Muon sends besides", *(in_bytes(one.muon_dp_bytes + one.muon_tp_bytes) for one in found.values())),
+            ("what Muon adds", *(in_bytes(one.muon_dp_bytes + one.muon_tp_bytes) for one in found.values())),
             ("a rank keeps with AdamW", *(in_bytes(one.adamw_kept) for one in found.values())),
             ("a rank keeps with Muon", *(in_bytes(one.muon_kept) for one in found.values())),
             ("**Muon adds to the step**", *(f"**{100 * one.share:.2g} %**" for one in found.values())),
