@@ -21,7 +21,7 @@ WORKER = str(worlds.ROOT / "scripts" / "17_muonw.py")
 
 def rows(out: str) -> dict[str, tuple[int, float, float, str]]:
     """Return way -> collectives, bytes over those of all matrices, Newton–Schulz of each, how near one process."""
-    line = r"^(\S.*?)  +(\d+) +([\d.]+) +([\d.]+) times +(to the bit|about 1e-\d)$"
+    line = r"^(\S.*?)  +(\d+) +([\d.]+) +([\d.]+) times +(bit for bit|about 1e-\d)$"
     found = re.findall(line, out, re.M)
     return {name: (int(calls), float(sent), float(times), near) for name, calls, sent, times, near in found}
 
@@ -35,8 +35,8 @@ def test_every_step_sends_less_and_ends_where_one_process_does() -> None:
     assert torchs[1] > each[1] == once[1] > owner[1] == ours[1]
     assert each[2] == once[2] == 4
     assert owner[2] == ours[2] == 1
-    assert torchs[3] != "to the bit"
-    assert {row[3] for row in (each, once, owner, ours)} == {"to the bit"}
+    assert torchs[3] != "bit for bit"
+    assert {row[3] for row in (each, once, owner, ours)} == {"bit for bit"}
 
 
 def test_torchs_products_are_those_counted_by_hand() -> None:
@@ -74,14 +74,14 @@ def test_on_other_meshes_ours_makes_two_collectives_too(mesh: str) -> None:
     table = rows(stored_pages.printed("17_muonw", f"python ../scripts/17_muonw.py {mesh}"))
     assert table[four_steps.TORCH][0] > 300
     assert table[four_steps.OURS][0] == 2
-    assert table[four_steps.OURS][2:] == (1.0, "to the bit")
+    assert table[four_steps.OURS][2:] == (1.0, "bit for bit")
 
 
 def test_a_training_goes_on_on_another_mesh_and_a_damaged_checkpoint_is_refused() -> None:
     """The page damages a byte between the last two commands."""
     cells = [cell for cell in stored_pages.cells("17_muonw") if "--train 12" in "".join(cell["source"])]
     whole, resumed, refused = ("".join("".join(output["text"]) for output in cell["outputs"]) for cell in cells)
-    assert "step   6   loaded; whole tensors as they were, to the bit: True" in resumed
+    assert "step   6   loaded; whole tensors as they were, bit for bit: True" in resumed
     assert resumed.splitlines()[-1] == whole.splitlines()[-1]
     assert "is damaged: it is not what its sha256 says" in refused
 

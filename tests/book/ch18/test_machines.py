@@ -36,7 +36,7 @@ def test_two_machines_lose_power_and_cable_and_end_at_the_bits_of_one() -> None:
         "step 40   finished: both loops end, with exit code 0 and 0",
     ]
     assert out.count("says: Timed out waiting") == 2
-    assert lines[-1].endswith("of 4 ranks on one machine to which nothing happened, to the bit.")
+    assert lines[-1].endswith("of 4 ranks on one machine to which nothing happened, bit for bit.")
 
 
 def test_three_machines_of_which_one_falls_silent_train_what_one_trains() -> None:

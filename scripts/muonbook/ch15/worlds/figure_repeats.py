@@ -22,7 +22,7 @@ def draw_repeats(found: list[Repeats], title: str = "") -> Figure:
 def describe_repeats(found: list[Repeats], title: str = "") -> str:
     """Return alt text for `draw_repeats`: on how many ranks, and how many it is over all matrices."""
     tp, dp = found[0].busy.shape
-    told = (f"{each.title}: {_counted(each)}, {each.mean:.3g} in the mean of all matrices" for each in found)
+    told = (f"{each.title}: {_counted(each)}, {each.mean:.3g} on average over all matrices" for each in found)
     return f"{head(title, 'Ranks')} {dp} DP × {tp} TP ranks, those that orthogonalize one matrix. {'; '.join(told)}."
 
 
