@@ -180,7 +180,7 @@ def _panel(plot: _Plot, first: _Plot, scale: _Scale, labels: Sequence[_TypeOnPlo
             if (up := scale.up(size)) <= high:
                 put(axes, LEFT - 6, floor - up - 6, in_bytes(size), "right", color=MUTED)
                 box(axes, LEFT - 3, floor - up - 0.4, 3, 0.8, INK)
-        _towers(axes, floor, plot, scale)
+        _silhouette(axes, floor, plot, scale)
         y, gid = floor - scale.up(first.fullest), f"level-{plot.name}"
         axes.hlines([y], LEFT, LEFT + ACROSS, COLD, linestyles=DASHES, lw=1.3, gid=gid)
         for text, x, up, colour, size, bold in labels:
@@ -191,30 +191,30 @@ def _panel(plot: _Plot, first: _Plot, scale: _Scale, labels: Sequence[_TypeOnPlo
     return ROW + high + BELOW, paint
 
 
-def _towers(axes: Axes, floor: float, plot: _Plot, scale: _Scale) -> None:
-    """Paint the ground that a step stands on, all that has come and gone on it, and where its update begins."""
-    ground, at = scale.up(plot.kept), 0
-    box(axes, LEFT, floor - ground, ACROSS, ground, KEPT, gid=f"kept-{plot.name}")
+def _silhouette(axes: Axes, floor: float, plot: _Plot, scale: _Scale) -> None:
+    """Paint what a step keeps, all that has come and gone above it, and where its update begins."""
+    kept, at = scale.up(plot.kept), 0
+    box(axes, LEFT, floor - kept, ACROSS, kept, KEPT, gid=f"kept-{plot.name}")
     colours = {stage: colour for stages, colour in WORK.values() for stage in stages}
     for (alive, colour), run in groupby((column.alive, colours.get(column.stage, INK)) for column in plot.columns):
         length = len(list(run))
         if alive:  # a hair wider, or the card would shine through
             x, high = LEFT + at * ONE, scale.long(alive)
-            box(axes, x, floor - ground - high, length * ONE + 0.2, high, colour, gid=f"alive-{plot.name}")
+            box(axes, x, floor - kept - high, length * ONE + 0.2, high, colour, gid=f"alive-{plot.name}")
         at += length
-    axes.vlines([LEFT + UPDATE], floor - ground, floor + ROW, INK, linestyles=(0, (1, 2)), lw=1)
+    axes.vlines([LEFT + UPDATE], floor - kept, floor + ROW, INK, linestyles=(0, (1, 2)), lw=1)
 
 
 def _names(first: _Plot, scale: _Scale) -> list[_TypeOnPlot]:
     """Return the names of the shapes in the first step's plot, and of the dashes."""
     level = scale.up(first.fullest)
-    hill, tower, dashes = "hill: activations", "tower: the update", f"{_short(first)}'s fullest: "
+    passes, update, dashes = "activations", "the update", f"{_short(first)}'s fullest: "
     dashes += in_bytes(first.fullest)
-    begin, above = ACROSS - wide(tower, bold=False), level + GAP
+    begin, above = ACROSS - wide(update, bold=False), level + GAP
     return [
-        _TypeOnPlot("ground: what is kept", UPDATE + ASIDE, (scale.up(first.kept) - SMALL) / 2),
-        _TypeOnPlot(hill, ASIDE, _foot(first, scale, ASIDE, ASIDE + wide(hill, bold=False), level, above)),
-        _TypeOnPlot(tower, begin, _foot(first, scale, begin, ACROSS, level, above + ROW)),
+        _TypeOnPlot("kept from step to step", UPDATE + ASIDE, (scale.up(first.kept) - SMALL) / 2),
+        _TypeOnPlot(passes, ASIDE, _foot(first, scale, ASIDE, ASIDE + wide(passes, bold=False), level, above)),
+        _TypeOnPlot(update, begin, _foot(first, scale, begin, ACROSS, level, above + ROW)),
         _TypeOnPlot(dashes, ACROSS - wide(dashes), above, COLD, bold=True),
     ]
 

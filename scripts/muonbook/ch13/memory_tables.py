@@ -1,8 +1,7 @@
 """Chapter 13's tables and bars, from book/results/memory.json and from maps alone: numbers first, names last.
 
-`weigh_updates` says what the layout of a published model makes of Muon's update, in the ways on trial, beside
-what Muon saves: bf16 parameters whole on every rank, float32 gradients, masters and state in 1/D shards.
-`hills_and_towers` says what that makes of the peak of a step.
+`planned_peaks` says what a layout makes of the peak of a published model's step: bf16 parameters and float32 gradients
+are whole on every rank, master weights and state are divided by D.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ PLANNED = {  # column, as the Muons of ZERO1 -> strategy, bucket rule; None: a b
     "flat + cut": ("gather_cut", "flat"),
     "owner": ("owner", "megatron"),
 }
-PUBLISHED = [("llama3_8b", Degrees(8)), ("moonlight", Degrees(64, ep=8)), ("llama3_70b", Degrees(128, tp=8))]
 
 # ---- What is saved ----------------------------------------------------------------------------------------
 
@@ -105,22 +103,22 @@ def on_nccl(stage: str) -> bool:
     return stage != "reduce_scatter"
 
 
-def hills_of_batches(found: Found) -> dict[int, dict[str, HillAndTower]]:
+def peaks_of_batches(found: Found) -> dict[int, dict[str, StepPeaks]]:
     """Return {tokens per rank: {"AdamW", or a column of PLANNED: peaks of a step on rank 0}}, as NCCL would borrow."""
     titles = dict(zip(ZERO1, ("AdamW", *PLANNED), strict=True))
-    peaks: dict[int, dict[str, HillAndTower]] = {}
+    peaks: dict[int, dict[str, StepPeaks]] = {}
     for row in found["batches"]:
-        name, ground = row["contender"], row["standing"]
+        name, kept = row["contender"], row["standing"]
         borrowed = {stage: size for stage, size in row["stages"].items() if on_nccl(stage)}
-        hill, tower = (
+        passes, update = (
             max(size for stage, size in borrowed.items() if (stage in PASSES) == before) for before in (True, False)
         )
-        both = HillAndTower(PeakOfRank(ground, hill), PeakOfRank(ground, tower))
+        both = StepPeaks(RankPeak(kept, passes), RankPeak(kept, update))
         peaks.setdefault(row["tokens_per_rank"], {})[titles[name]] = both
     return peaks
 
 
-def peak_lines(worlds: Mapping[str, Mapping[str, HillAndTower]], unit: float) -> list[str]:
+def peak_lines(worlds: Mapping[str, Mapping[str, StepPeaks]], unit: float) -> list[str]:
     """Return the peak of a whole step in every world: AdamW's, then how far from it Muon's is, layout by layout.
 
     worlds: title -> peaks of its steps. unit: bytes, of which numbers are multiples.
@@ -134,30 +132,6 @@ def peak_lines(worlds: Mapping[str, Mapping[str, HillAndTower]], unit: float) ->
 
 
 # ---- Planned models ---------------------------------------------------------------------------------------
-
-
-@cache
-def weigh_updates(model: Shape, degrees: Degrees) -> tuple[float, dict[str, int]]:
-    """Return what Muon saves, the mean over a stage's ranks, and what its update borrows at most, in bytes.
-
-    The latter: {column of PLANNED: bytes} of the rank with the largest bound, in the stage in which they are most,
-    weighed without data, in bf16; with what a layout keeps more than shards that cut matrices do, which is padding.
-    AdamW's part of the update is not in it. Raises ValueError where T does not divide what it cuts.
-    """
-    saved, worst = 0.0, dict.fromkeys(PLANNED, 0)
-    for stage in stages(model, degrees.pp, degrees.ep):
-        here = 0.0
-        for weights, dp in ((stage.dense, degrees.dp), (stage.experts, degrees.replicas)):
-            if not weights:
-                continue
-            found = _weighed(weights, dp, degrees.tp)
-            for column, part in found.items():
-                padding = max(0, int(part.kept.max() - found["bucketed"].kept.max()))
-                worst[column] = max(worst[column], part.moves + padding)
-            specs, muon = local_specs(weights, degrees.tp)
-            here += 4 * sum(specs[index].numel for index in muon) / dp
-        saved = max(saved, here)
-    return saved, worst
 
 
 class WeighedPart(NamedTuple):
@@ -184,7 +158,7 @@ def _weighed(weights: tuple[Weight, ...], dp: int, tp: int) -> dict[str, Weighed
     return found
 
 
-def adamw_tower(model: Shape, degrees: Degrees) -> int:
+def adamw_update_bound(model: Shape, degrees: Degrees) -> int:
     """Return a bound of what AdamW's update borrows, in bytes: three of its largest piece, a parameter at a time."""
     largest = 0
     for stage in stages(model, degrees.pp, degrees.ep):
@@ -194,37 +168,37 @@ def adamw_tower(model: Shape, degrees: Degrees) -> int:
     return 3 * ITEM_BYTES["float32"] * largest
 
 
-class PeakOfRank(NamedTuple):
-    """A peak on the rank that is fullest there, in bytes. ground: what it keeps; height: what is alive beyond that."""
+class RankPeak(NamedTuple):
+    """A peak on the rank that is fullest there, in bytes. kept: from step to step; borrowed: alive beyond that."""
 
-    ground: float
-    height: float
+    kept: float
+    borrowed: float
 
     @property
     def top(self) -> float:
         """All that it holds."""
-        return self.ground + self.height
+        return self.kept + self.borrowed
 
 
-class HillAndTower(NamedTuple):
-    """The peaks of a step. hill: the passes'; tower: the update's."""
+class StepPeaks(NamedTuple):
+    """The two peaks of a step: in the forward and backward passes, and in the update."""
 
-    hill: PeakOfRank
-    tower: PeakOfRank
+    passes: RankPeak
+    update: RankPeak
 
     @property
-    def highest(self) -> PeakOfRank:
+    def highest(self) -> RankPeak:
         """The step's peak."""
         return max(self, key=lambda peak: peak.top)
 
 
 @cache
-def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
+def planned_peaks(model: Shape, degrees: Degrees) -> dict[str, StepPeaks]:
     """Return {"AdamW", or a column of PLANNED: peaks of a step with AdamW, or with Muon in that layout}.
 
-    A step recomputes layers, takes one sequence at a time, and cuts sequences over TP, too. The tower is that of the
-    rank whose moves have the largest bound. If it is the step's peak, the hill is that rank's, too, else that of the
-    rank that keeps most; all ranks' hills are as high. AdamW's tower is a bound.
+    A step recomputes layers, takes one sequence at a time, and cuts sequences over TP, too. The update's peak is that
+    of the rank whose moves have the largest bound. If it is the step's peak, the passes' is that rank's, too, else that
+    of the rank that keeps most; all ranks' passes borrow the same. AdamW's update is a bound.
     Raises ValueError for pipelines and shared-out experts, whose parts peak one by one, and where AdamW's update may
     borrow more than the passes do.
     """
@@ -234,46 +208,19 @@ def hills_and_towers(model: Shape, degrees: Degrees) -> dict[str, HillAndTower]:
         model, degrees, "adamw", "gather_all", "megatron", recompute=True, sequence_parallel=degrees.tp > 1
     )
     adamw = WorldPlan(setting)
-    hill, tower = adamw.held["activations"], adamw_tower(model, degrees)
-    if tower > hill:
-        raise ValueError(f"{model.title}: AdamW's update may borrow {tower:,} bytes; its passes leave {hill:,.0f}.")
+    passes, update = adamw.held["activations"], adamw_update_bound(model, degrees)
+    if update > passes:
+        raise ValueError(f"{model.title}: AdamW's update may borrow {update:,} bytes; its passes leave {passes:,.0f}.")
     (stage,) = stages(model, 1, 1)
-    ground = adamw.fullest[2] - hill
-    found = {"AdamW": HillAndTower(PeakOfRank(ground, hill), PeakOfRank(ground, tower))}
+    kept = adamw.fullest[2] - passes
+    found = {"AdamW": StepPeaks(RankPeak(kept, passes), RankPeak(kept, update))}
     for column, part in _weighed(stage.dense, degrees.dp, degrees.tp).items():
-        kept, fullest = part.kept, float(part.kept.max())
-        update = PeakOfRank(float(kept[part.dp_rank]), float(part.moves))
-        ground = update.ground if update.top > fullest + hill else fullest
-        found[column] = HillAndTower(PeakOfRank(ground, hill), update)
+        most = float(part.kept.max())
+        moves = RankPeak(float(part.kept[part.dp_rank]), float(part.moves))
+        found[column] = StepPeaks(RankPeak(moves.kept if moves.top > most + passes else most, passes), moves)
     return found
-
-
-def beyond_adamw(
-    worlds: Mapping[int, Mapping[str, HillAndTower]], layouts: Sequence[str]
-) -> dict[str, tuple[list[int], list[float]]]:
-    """Return {layout: (D, GB by which Muon's peak is above AdamW's)}. worlds: D -> peaks of its steps."""
-    return {
-        layout: (list(worlds), [(of[layout].highest.top - of["AdamW"].highest.top) / 1e9 for of in worlds.values()])
-        for layout in layouts
-    }
-
-
-def published_lines() -> list[str]:
-    """Return what published models save and what Muon's update borrows, in GB. A star: no more than was saved."""
-    lines = ["saved  " + "".join(f"{column:>{_wide(column)}}" for column in PLANNED)]
-    for name, degrees in PUBLISHED:
-        saved, worst = weigh_updates(MODELS[name], degrees)
-        sizes = "".join(
-            f"{worst[column] / 1e9:>{_wide(column) - 1}.2f}{' *'[worst[column] <= saved]}" for column in PLANNED
-        )
-        lines.append(f"{saved / 1e9:>5.2f}  {sizes}  {MODELS[name].title}, {_words(degrees)}")
-    return lines
 
 
 def _wide(title: str) -> int:
     """Return how wide a column of numbers below this title is."""
     return max(12, len(title) + 2)
-
-
-def _words(degrees: Degrees) -> str:
-    return " ".join(f"{kind.upper()} {size}" for kind, size in degrees._asdict().items() if size > 1)

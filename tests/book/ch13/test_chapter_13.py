@@ -22,14 +22,11 @@ from distmuon.verify.memory_tracker import Moment, StorageTracker, references, s
 from muonbook.ch13 import memory_tables, step_memory
 from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.ch13.figure_memory import Step, frames_of_steps
-from muonbook.ch13.figure_tower import describe_towers, draw_towers, moves
-from muonbook.ch13.memory_tables import PLANNED, kept_bars, share_of_matrices, slack, weigh_updates
+from muonbook.ch13.memory_tables import kept_bars, slack
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
 from muonbook.figures import player, style
 from muonbook.measure import results
 from muonbook.measure.workload import SHAPES, Workload
-from muonbook.planner.model_shapes import MODELS
-from muonbook.planner.stages import Degrees
 
 WORKER = str(worlds.ROOT / "scripts" / "13_memory.py")
 TINY = replace(SHAPES["odd"], width=21, heads=7, vocabulary=23, context=8, bucket_size=1_501)
@@ -162,25 +159,6 @@ def test_the_allocator_sees_what_the_tracker_sees_and_little_more(name: str) -> 
 # ---- Plans and pictures -----------------------------------------------------------------------------------
 
 
-def test_a_plan_saves_one_moment_of_the_matrices() -> None:
-    model = MODELS["gpt2"]
-    saved, updates = weigh_updates(model, Degrees(1))
-    assert saved == pytest.approx(4 * share_of_matrices(model) * model.parameters)
-    assert updates.keys() == PLANNED.keys()
-    assert weigh_updates(model, Degrees(8))[0] == pytest.approx(saved / 8)
-
-
-def test_a_plan_is_that_of_the_fullest_stage_and_no_higher_with_smaller_buckets() -> None:
-    model = MODELS["gpt2"]
-    whole, staged = (weigh_updates(model, degrees) for degrees in (Degrees(4), Degrees(4, pp=4)))
-    assert staged[0] == pytest.approx(whole[0] / 4)
-    for _, updates in (whole, staged):
-        assert updates["matrix by matrix"] <= updates["bucketed"]
-    assert staged[1]["flat"] < whole[1]["flat"]
-    with pytest.raises(ValueError, match="which T=5 does not divide"):
-        weigh_updates(model, Degrees(4, tp=5))
-
-
 def test_what_muon_saves_shrinks_with_all_that_is_counted_in() -> None:
     for h in (0.25, 1.0):
         shares = list(memory_tables.shares_saved(h).values())
@@ -191,15 +169,11 @@ def test_what_muon_saves_shrinks_with_all_that_is_counted_in() -> None:
     assert all(of["GPT-2"] < of["Llama 3 70B"] for of in bars.values())
 
 
-def test_a_star_stands_where_an_update_borrows_no_more_than_was_saved() -> None:
-    assert [line.count("*") for line in memory_tables.published_lines()[1:]] == [3, 3, 0]
-
-
 def test_the_page_has_every_table() -> None:
     found = results.load("memory")
-    batches = {str(tokens): peaks for tokens, peaks in memory_tables.hills_of_batches(found).items()}
+    batches = {str(tokens): peaks for tokens, peaks in memory_tables.peaks_of_batches(found).items()}
     peaks = memory_tables.peak_lines(batches, 1e6)
-    for lines in (memory_tables.share_lines(), memory_tables.published_lines(), peaks):
+    for lines in (memory_tables.share_lines(), peaks):
         assert len(lines) > 3
         assert max(map(len, lines)) <= 100
     assert set(slack(found)) == {*ZERO1[1:], "muonw", "muon_ddp"}
@@ -213,7 +187,9 @@ def test_the_page_has_every_table() -> None:
 
 
 def test_the_stored_steps_say_what_the_page_says() -> None:
-    """Its tower picture: matrix by matrix stays below AdamW, buckets and flat rise above it."""
+    """Every Muon keeps 3 MB less; matrix by matrix stays below AdamW's peak, buckets and flat rise above it."""
+    kept = {name: sum(step["kept"].values()) for name, step in results.load("memory")["timelines"].items()}
+    assert {round((kept["zero1"] - size) / 1e6) for size in kept.values()} == {0, 3}
     tall = {}
     for name, step in results.load("memory")["timelines"].items():
         tall[name] = sum(step["kept"].values()) + max(moment.alive for moment in unpacked(step["history"]))
@@ -229,6 +205,23 @@ def test_gathering_all_at_once_takes_more_than_was_saved() -> None:
         (bucket,) = layout.buckets
         saved = [model_states.predict_shards(layout, rank, ())["exp_avg"] for rank in range(dp)]
         assert 2 * (bucket.padded + bucket.shard_size) > max(saved)
+
+
+def test_the_stored_grids_are_predicted_to_the_byte_and_bounded() -> None:
+    found = results.load("memory")
+    kept = found["kept"]
+    assert kept["equal"] == kept["compared"] > 0
+    assert all(row["under_bound"] is not False for row in found["rows"])
+    assert kept["exact_halves"] == kept["halves"] > 0  # gather_all in buckets, rank by rank
+    assert kept["exact_half_totals"] == kept["half_totals"] > 0  # five layouts, over all ranks
+    assert all(tracked <= allocated < 1.028 * tracked for tracked, allocated in found["cross_check"].values())
+
+
+def test_one_bucket_borrows_its_shard_and_the_whole_in_bf16_to_the_byte() -> None:
+    adamw, muon = results.load("memory")["one_bucket"].values()
+    n, shard = adamw["largest_bucket"], adamw["largest_bucket"] // muon["dp"]
+    gathered = muon["stages"]["dp_gather"] - muon["stages"]["momentum"]
+    assert gathered == 2 * (n + shard) > adamw["mean_kept"] - muon["mean_kept"]
 
 
 def test_histories_are_stored_in_a_line() -> None:
@@ -346,23 +339,6 @@ def test_a_step_that_is_as_full_as_the_first_is_neither_above_nor_below(three: d
     assert texts(frames[1].figure).count("0.0 kB") == 1
 
 
-def test_a_tower_is_one_move_or_several() -> None:
-    low = [Moment("momentum", 10), Moment("newton_schulz", 30), Moment("all_gather", 5)]
-    high = [Moment("momentum", 20), Moment("dp_gather", 40), Moment("newton_schulz", 90), Moment("apply", 25),
-            Moment("all_gather", 7)]  # fmt: skip
-    history = [Moment("forward", 500), *low, *high, Moment("update", 900)]
-    assert moves(history) == [low, high]
-    towers = {"both": low + high, "low": low}
-    told = describe_towers(towers, "Enlarged")
-    assert told == (
-        "Enlarged. both, 8 operators: momentum 40 B, Newton–Schulz 90 B, all else 25 B; "
-        "low, 3 operators: momentum 10 B, Newton–Schulz 30 B, all else 5 B."
-    )
-    style.require_readable(draw_towers(towers, "Enlarged"), told)
-    with pytest.raises(ValueError, match="this step has none"):
-        moves(history[:1])
-
-
 def stored_step(step: dict[str, Any]) -> Step:
     return step["kept"], unpacked(step["history"])
 
@@ -417,7 +393,7 @@ def test_peaks_by_batch_leave_out_what_the_cpu_alone_borrows() -> None:
     found = results.load("memory")
     borrowed = {row["contender"]: row["stages"] for row in found["batches"] if row["tokens_per_rank"] == 64}
     assert borrowed["muon_cut"]["reduce_scatter"] == max(borrowed["muon_cut"].values())  # on a CPU
-    batches = {str(tokens): peaks for tokens, peaks in memory_tables.hills_of_batches(found).items()}
+    batches = {str(tokens): peaks for tokens, peaks in memory_tables.peaks_of_batches(found).items()}
     head, *rows = memory_tables.peak_lines(batches, 1e6)
     assert head.split()[0] == "AdamW"
     assert [row.split()[-1] for row in rows] == list(batches)

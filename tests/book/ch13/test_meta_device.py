@@ -8,8 +8,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distmuon.launch import session
 from distmuon.optim import fast_paths
+from distmuon.verify.memory_tracker import Moment
 from distmuon.verify.prediction import predict_transient
-from muonbook.ch13.figure_tower import moves
 from muonbook.ch13.memory_study import PICTURED
 from muonbook.ch13.meta_device import weigh_moves, weigh_worst_moves
 from muonbook.ch13.step_memory import unpacked
@@ -19,6 +19,19 @@ from muonbook.planner.model_shapes import MODELS, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import stages
+
+
+def moves(history: list[Moment]) -> list[list[Moment]]:
+    """Return the moments of every bucket's move, in order: from its first momentum to its last all_gather."""
+    found, begin = [], None
+    for n, (moment, after) in enumerate(zip(history, [*history[1:], None], strict=True)):
+        if begin is None and moment.stage == "momentum":
+            begin = n  # of the first wave, which further ones follow
+        if begin is not None and moment.stage == "all_gather" and (after is None or after.stage != "all_gather"):
+            found.append(history[begin : n + 1])
+            begin = None
+    assert found
+    return found
 
 
 @pytest.mark.parametrize("name", MUON_VARIANTS)

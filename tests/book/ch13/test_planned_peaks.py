@@ -1,0 +1,92 @@
+"""Peaks of planned steps: of two published models in every layout, against AdamW's."""
+
+import pytest
+
+from muonbook.ch13.memory_tables import PLANNED, planned_peaks, share_of_matrices
+from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.stages import Degrees
+from muonbook.planner.world_plan import WorldPlan, WorldSetting
+
+LLAMAS = {"8B": (MODELS["llama3_8b"], Degrees(8)), "70B": (MODELS["llama3_70b"], Degrees(128, 8))}
+
+
+def beyond(model: str, degrees: Degrees) -> dict[str, float]:
+    """Return {column of PLANNED: bytes by which Muon's peak is higher than AdamW's}."""
+    found = planned_peaks(MODELS[model], degrees)
+    return {column: found[column].highest.top - found["AdamW"].highest.top for column in PLANNED}
+
+
+def test_more_ranks_save_less_and_owners_keep_padding() -> None:
+    few, many = (planned_peaks(MODELS["llama3_70b"], Degrees(dp, 8)) for dp in (16, 256))
+    for layout, borrowed in (("matrix by matrix", (2.21, 2.21)), ("bucketed", (2.39, 3.17)), ("owner", (2.56, 2.37))):
+        of = few[layout], many[layout]
+        assert tuple(round(one.update.borrowed / 1e9, 2) for one in of) == borrowed
+        assert all(round(one.passes.borrowed / 1e9, 2) == 2.15 for one in of)
+    kept = {layout: [round((of["AdamW"].passes.kept - of[layout].passes.kept) / 1e9, 2) for of in (few, many)]
+            for layout in ("matrix by matrix", "owner")}  # fmt: skip
+    assert kept == {"matrix by matrix": [2.14, 0.13], "owner": [1.05, -6.54]}
+
+
+def test_where_the_update_is_the_peak_both_peaks_are_its_rank_s() -> None:
+    found = planned_peaks(*LLAMAS["8B"])
+    assert found["flat"].highest is found["flat"].update
+    assert found["flat"].passes.kept == found["flat"].update.kept < found["AdamW"].passes.kept - 4e9
+    assert found["flat + cut"].highest is found["flat + cut"].passes
+    assert found["flat + cut"].passes.kept > found["flat + cut"].update.kept  # it holds embeddings, which stay AdamW's
+
+
+def test_as_dp_grows_every_layout_but_one_passes_adamw_s_peak_sooner_or_later() -> None:
+    ranks = (8, 16, 32, 64, 128)
+    worlds = {dp: beyond("llama3_70b", Degrees(dp, 8)) for dp in ranks}
+    above = {layout: [dp for dp in ranks if worlds[dp][layout] > 0] for layout in PLANNED}
+    assert above == {
+        "matrix by matrix": [], "bucketed": [64, 128], "flat": list(ranks), "flat + cut": [64, 128],
+        "owner": [32, 64, 128],  # padding, of weights and gradients, is more than a moment saves
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_what_is_saved_is_one_moment_of_the_matrices(name: str) -> None:
+    model, degrees = LLAMAS[name]
+    found = planned_peaks(model, degrees)
+    assert found["AdamW"].highest is found["AdamW"].passes
+    muon = found["matrix by matrix"]
+    assert muon.passes.borrowed == found["AdamW"].passes.borrowed
+    saved = 4 * share_of_matrices(model) * model.parameters / degrees.dp / degrees.tp
+    assert found["AdamW"].passes.kept - muon.passes.kept == pytest.approx(saved, rel=1e-3)  # vectors are not cut
+
+
+def test_peaks_are_those_that_the_planner_has() -> None:
+    """Where the passes hide both updates; the planner counts AdamW's step counters, too."""
+    model, degrees = LLAMAS["8B"]
+    adamw, muon = (
+        WorldPlan(WorldSetting(model, degrees, optimizer, "gather_all", "megatron", recompute=True))
+        for optimizer in ("adamw", "muon")
+    )
+    assert "while stepping" not in {**adamw.held_at_worst, **muon.held_at_worst}
+    assert planned_peaks(model, degrees)["AdamW"].highest.top == adamw.fullest[2]
+    assert beyond("llama3_8b", degrees)["bucketed"] == pytest.approx(muon.fullest[2] - adamw.fullest[2], rel=1e-6)
+
+
+def test_a_flat_shard_without_matrices_saves_nothing() -> None:
+    """The embeddings and the head of the 8B fill one of eight shards."""
+    found = planned_peaks(*LLAMAS["8B"])
+    saved = found["AdamW"].passes.kept - found["matrix by matrix"].passes.kept
+    higher = beyond("llama3_8b", Degrees(8))
+    assert abs(higher["flat + cut"]) < 0.001 * saved
+    assert higher["bucketed"] == pytest.approx(-saved, rel=1e-3)
+
+
+def test_above_the_passes_peaks_differ_by_what_updates_borrow() -> None:
+    found, higher = planned_peaks(*LLAMAS["70B"]), beyond("llama3_70b", Degrees(128, 8))
+    more = found["bucketed"].update.borrowed - found["matrix by matrix"].update.borrowed
+    assert higher["bucketed"] - higher["matrix by matrix"] == pytest.approx(more, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees", "words"),
+    [("llama3_8b", Degrees(4, pp=2), "not of PP 2, EP 1"), ("gpt2", Degrees(4), "GPT-2: AdamW's update may borrow")],
+)
+def test_where_the_passes_are_not_one_ranks_peak_there_is_no_answer(model: str, degrees: Degrees, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        planned_peaks(MODELS[model], degrees)
