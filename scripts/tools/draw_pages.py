@@ -13,7 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from distmuon import launch
+from muonbook.ch12 import figure_ways
 from muonbook.figures import player, style
+from muonbook.measure import results
 from tools.pages import (
     before_and_after,
     cheat_sheet,
@@ -44,6 +46,7 @@ def draw(target: Path) -> dict[str, str]:
     moves = {
         "seven-cuts": (moving.moving_cuts(), None),
         "nine-moves": (plain_moves.frames(), plain_moves.STILL),
+        "report-counts": (figure_ways.frames_of_ways(figure_ways.ways(results.load("report_traces"))), None),
     }
     written = {
         "puzzles.md": puzzle_list.page_part(ROOT),

@@ -10,7 +10,6 @@ from typing import Any
 
 from muonbook.ch12.byte_counts import PAPERS, STEPS
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS
-from muonbook.ch12.planned_bytes import Added
 
 ByteRows = Sequence[Mapping[str, Any]]
 TOLERANCE = 0.03  # of what the ring formula says: beyond it, a link measured here and now disagrees with it
@@ -37,15 +36,6 @@ def dtype_lines(rows: ByteRows) -> list[str]:
         for row in rows
     )
     return ["formula  matrices  whole model", *told]
-
-
-def growth_lines(added: Mapping[str, Mapping[int, Added]]) -> list[str]:
-    """Return `planned_bytes.growth` as a table of ratios: an algorithm per column, a number of DP ranks per row."""
-    lines = ["".join(f"  {name}" for name in added)]
-    for dp in next(iter(added.values())):
-        cells = (f"{of[dp].ratio:>{len(name) + 2}.2f}" for name, of in added.items())
-        lines.append(f"{''.join(cells)}  {dp:,} DP ranks")
-    return lines
 
 
 def closed(rows: ByteRows) -> bool:
@@ -121,20 +111,6 @@ def wire_lines(rows: ByteRows) -> list[str]:
             told = "".join(f"{low:.3f}-{high:.3f}  " for low, high in spans)
             lines.append(f"{told}{contender.title}")
     return lines
-
-
-def called_and_sent(rows: ByteRows, contender: str, dp: int, tp: int) -> dict[str, dict[str, float]]:
-    """Return a contender's bytes of a step, over all ranks, in parts: as torch calls, as gloo sends, as counted.
-
-    gloo carries out a reduce-scatter as an all-reduce, which sends twice as much.
-    """
-    (row,) = (row for row in rows if (row["contender"], row["dp"], row["tp"]) == (contender, dp, tp))
-    ring, scatter, counted = (row[key] / STEPS for key in ("ring", "reduce_scatter", "payload"))
-    return {
-        "as torch calls it": {"all-gathers": ring - scatter, "reduce-scatter": scatter},
-        "as gloo sends it": {"all-gathers": ring - scatter, "all-reduce": 2 * scatter},
-        "on the wire": {"counted": counted},
-    }
 
 
 def wire_verdicts(rows: ByteRows) -> list[str]:

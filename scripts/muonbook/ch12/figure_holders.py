@@ -1,15 +1,13 @@
-"""What TP costs: where one part of one matrix travels; and who holds a piece of one, on more and more DP ranks."""
+"""What TP costs: where one part of one matrix travels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from muonbook.ch12.planned_bytes import Added
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import head
-from muonbook.figures.rank_grid import rank_grid
 from muonbook.figures.style import (
     ACCENT,
     CARD,
@@ -26,9 +24,7 @@ from muonbook.figures.style import (
     mix,
     put,
 )
-from muonbook.planner.choices.repeats import repeats
 
-SHOWN = ("bucketed", "flat_cut")
 D, T = 4, 8  # of the grid on which one part is followed
 ADAMW_BYTES, MOMENTUM_BYTES = 8, 2  # per element: gradient and parameter in float32; momentum in bf16
 NAMES, LINE = 48.0, 17.0  # room for a TP rank's name; a rank's height
@@ -41,7 +37,7 @@ def frames_of_parts(title: str = "") -> list[Frame]:
     """
     captions = (
         "AdamW: gradient and parameter, over DP.",
-        "Muon: momentum besides, over TP, on the DP rank that holds the matrix.",
+        "Muon: momentum as well, over TP, on the DP rank that holds the matrix.",
         "Two DP ranks hold a piece of it: both gather.",
     )
     frames, adamw = [], (D - 1) * ADAMW_BYTES
@@ -95,28 +91,3 @@ def _lines(told: Sequence[str]) -> Block:
             put(axes, MARGIN, top + 4 + ROW * n, line, bold=True, color=colour)
 
     return 8 + ROW * len(told), paint
-
-
-def frames_of_holders(
-    model: str, matrix: str, tp: int, added: Mapping[str, Mapping[int, Added]], title: str = ""
-) -> list[Frame]:
-    """Return a frame per D: the grid, in red the ranks that hold a piece of one matrix, and what TP adds to its bytes.
-
-    added: title of an algorithm -> D -> what it sends beyond AdamW, of all matrices, as `planned_bytes.growth` has it.
-    """
-    frames = []
-    note = "A column: a DP rank. Red: holds a piece of this matrix, and gathers the rest of it over TP. "
-    note += "Numbers: what that adds to AdamW's bytes."
-    for dp in next(iter(added.values())):
-        found, on = repeats(model, dp, tp, matrix, SHOWN), f"{title}: {dp:,} DP × {tp} TP ranks"
-        adds = [f"+{(tp - 1) / 4 * each.dp_ranks / (dp - 1):.2f}" for each in found]  # the page's formula
-        figure = card(
-            on, note, *(rank_grid(each.title, each.busy, more) for each, more in zip(found, adds, strict=True))
-        )
-        held = ", ".join(f"{each.title} {each.dp_ranks:,}" for each in found)
-        whole = ", ".join(f"{each.title} {added[each.title][dp].ratio:.2f}" for each in found)
-        caption = f"Red columns of {dp:,}: {held}. The whole model, over AdamW: {whole}."
-        frames.append(
-            Frame(figure, f"{head(on, 'Holders')} {caption} This matrix, over TP: {', '.join(adds)}.", caption)
-        )
-    return frames
