@@ -29,7 +29,7 @@ from muonbook.ch12 import (
 )
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
 from muonbook.figures import player, style
-from muonbook.measure import profiler, results
+from muonbook.measure import profiler, reported, results
 from muonbook.measure.workload import SHAPES
 
 WORKER = str(worlds.ROOT / "scripts" / "12_bytes.py")
@@ -414,3 +414,9 @@ def test_eight_ranks_and_a_thousand_send_alike_and_far_from_nothing_only_where_a
         assert one | {"owner": 0} == other | {"owner": 0}  # whose padding grows with the ranks
         assert one["flat + cut"] < 0.1
         assert f"{1 + one['bucketed'] / 100:.2f}" == "1.24"
+
+
+def test_one_matrix_is_most_of_the_reports_model() -> None:
+    """As the page of claims says, beside the ratios of that model."""
+    sizes = [rows * columns for (rows, columns), _ in reported.MATRICES]
+    assert f"{max(sizes) / sum(sizes):.0%}" == "92%"
