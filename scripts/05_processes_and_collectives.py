@@ -1,7 +1,5 @@
-"""Chapter 5: what a rank is, what each collective does to real tensors, what it sends, and how a hang is read.
+"""Chapter 5: what each collective does to real tensors, what it sends, who is in which group, and how a hang looks.
 
-python scripts/05_processes_and_collectives.py --show ranks
-python scripts/05_processes_and_collectives.py --show ranks --start spawn
 python scripts/05_processes_and_collectives.py --show collectives --json out/05.json
 python scripts/05_processes_and_collectives.py --show groups --dp 2 --tp 2
 python scripts/05_processes_and_collectives.py --mistake skip --timeout 3
@@ -11,19 +9,16 @@ torchrun --nproc-per-node 4 scripts/05_processes_and_collectives.py --show colle
 
 from distmuon import launch
 from muonbook import puzzles
-from muonbook.ch05 import mistakes
 from muonbook.ch05.puzzle import PUZZLE
 from muonbook.jobs import check_json, run_job, write_json
 
 SHOWS = {  # what every rank runs, and with what
-    "ranks": ("muonbook.ch05.demos:ranks", ()),
-    "collectives": ("muonbook.ch05.demos:collectives", (1_200_000,)),
-    "groups": ("muonbook.ch05.demos:groups", ()),
+    "collectives": ("muonbook.ch05.experiments:collectives", (1_200_000,)),
+    "groups": ("muonbook.ch05.experiments:groups", ()),
 }
 SEEN = (*launch.WORLD, "json")
-STARTS = ("launcher", "spawn")
+MISTAKES, RANKS = ("skip", "shapes", "order"), 4  # with two ranks, gloo ends the process on `shapes`
 TAKES = {  # job -> its options
-    "--show ranks": (*launch.WORLD, "start"),
     "--show collectives": SEEN,
     "--show groups": SEEN,
     "--mistake": ("dp", "tp", "timeout", "threads", "json"),
@@ -33,15 +28,9 @@ TAKES = {  # job -> its options
 def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=4, tp=1)
-    shows, made = launch.choices(tuple(SHOWS)), launch.choices(tuple(mistakes.MISTAKES))
+    shows, made = launch.choices(tuple(SHOWS)), launch.choices(MISTAKES)
     parser.add_argument("--show", metavar=shows, default="collectives", help="what to run (default: %(default)s)")
     parser.add_argument("--mistake", metavar=made, help="make this mistake instead; --timeout is for its group alone")
-    parser.add_argument(
-        "--start",
-        metavar=launch.choices(STARTS),
-        default="launcher",
-        help="what starts the ranks: ours, or torch.multiprocessing.spawn (default: %(default)s)",
-    )
     parser.add_argument("--json", metavar="FILE", help="write what every rank saw here")
     puzzles.add_arguments(parser)
     return parser.parse_args()
@@ -50,20 +39,16 @@ def parse():
 def check(arguments):
     """Raise UsageError where the arguments do not fit together."""
     show, mistake, world = arguments.show, arguments.mistake, arguments.dp * arguments.tp
-    for option, name, known in (("--show", show, SHOWS), ("--mistake", mistake, mistakes.MISTAKES)):
+    for option, name, known in (("--show", show, SHOWS), ("--mistake", mistake, MISTAKES)):
         if name is not None and name not in known:
             raise launch.UsageError(f"{option} {name} is unknown; choose one of {', '.join(known)}.")
     launch.chosen_job(arguments, TAKES, "--mistake" if mistake else f"--show {show}")
-    if arguments.start not in STARTS:
-        raise launch.UsageError(f"--start {arguments.start} is unknown; choose one of {', '.join(STARTS)}.")
-    if arguments.start == "spawn" and launch.under_torchrun():
-        raise launch.UsageError("--start spawn: torchrun has started the ranks; leave one of the two out.")
-    if mistake and (world != mistakes.RANKS or launch.under_torchrun()):
-        raise launch.UsageError(f"--mistake {mistake} is made by {mistakes.RANKS} ranks on gloo, without torchrun.")
+    if mistake and (world != RANKS or launch.under_torchrun()):
+        raise launch.UsageError(f"--mistake {mistake} is made by {RANKS} ranks on gloo, without torchrun.")
     if mistake:
         launch.check_range(arguments, timeout=(0.1, 3600))
-    if world == 1 and show != "ranks":
-        raise launch.UsageError(f"--show {show}: one rank has nobody to talk to; choose --dp 2 or more.")
+    if world == 1:
+        raise launch.UsageError(f"--show {show}: one rank has no other to talk to; choose --dp 2 or more.")
     check_json(arguments)
 
 
@@ -72,19 +57,14 @@ def main():
     if (code := puzzles.handle(arguments, PUZZLE)) is not None:
         return code
     check(arguments)
-    if arguments.start == "spawn":
-        from muonbook.ch05 import mp_spawn  # torch, and only here
-
-        mp_spawn.start(SHOWS[arguments.show][0], **launch.options(arguments))
-        return 0
     if not arguments.mistake:
         return run_job(arguments, *SHOWS[arguments.show], arguments.show, arguments.json)
-    made = (arguments.mistake, arguments.timeout)  # the world itself keeps the usual timeout
+    made = (arguments.mistake, arguments.timeout)  # the timeout is for the mistake's own group
     options = launch.options(arguments) | {"timeout": launch.DEFAULT_TIMEOUT}
-    told = launch.run("muonbook.ch05.mistakes:make", made, **options)
-    print("\n".join(f"rank {rank}: {words}" for rank, words in enumerate(told) if words is not None))
+    said = launch.run("muonbook.ch05.experiments:make", made, **options)
+    print("\n".join(f"rank {rank}: {words}" for rank, words in enumerate(said) if words is not None))
     if arguments.json:
-        write_json(arguments.json, told)
+        write_json(arguments.json, said)
     return 0
 
 

@@ -14,23 +14,24 @@ def groups_of_rank(rank: int, dp: int, tp: int) -> tuple[list[int], list[int]]:
 GROUPS = FiveMinutes(
     groups_of_rank,
     cases=((5, 4, 2), (0, 2, 2), (3, 2, 2), (7, 3, 4), (2, 4, 1)),
-    nudge="Ranks are numbered row by row, and a row has T of them: a column takes every T-th rank, a row T in turn.",
+    nudge="Ranks are numbered row by row, and a row has T of them, so a column has every T-th rank.",
     goal="List the ranks of the data-parallel and of the tensor-parallel group that a given rank belongs to.",
 )
 
 
-def suspects(size: int, told: dict[int, str]) -> list[int]:
-    """Return the ranks that did not wait. told: rank -> its words, if it had any."""
-    return [rank for rank in range(size) if "in vain" not in told.get(rank, "")]
+def suspects(size: int, said: dict[int, str]) -> list[int]:
+    """Return the ranks that did not wait. said: rank -> its message, if it printed one."""
+    return [rank for rank in range(size) if "stopped waiting" not in said.get(rank, "")]
 
 
+IN_IT = "stopped waiting"
 SUSPECTS = FiveMinutes(
     suspects,
     cases=(
-        (4, {0: "in vain", 1: "in vain", 3: "in vain"}),
-        (4, {0: "in vain", 1: "no error", 2: "in vain", 3: "in vain"}),
-        (8, {1: "in vain", 2: "in vain", 3: "in vain", 4: "no error", 5: "in vain", 6: "in vain", 7: "in vain"}),
+        (4, dict.fromkeys((0, 1, 3), IN_IT)),
+        (4, dict.fromkeys((0, 2, 3), IN_IT) | {1: "no error"}),
+        (8, dict.fromkeys((1, 2, 3, 5, 6, 7), IN_IT) | {4: "no error"}),
     ),
-    nudge="Whoever complains was there; count who is missing, and who did not wait.",
+    nudge="A rank that stopped waiting was in the collective, so look for a rank that said nothing or did not wait.",
     goal="Find the ranks to debug after a hang, from what the other ranks have reported.",
 )

@@ -1,7 +1,6 @@
-"""Chapter 5: the worker's pages and arguments, what really leaves a process, the mistakes, and the pictures."""
+"""Chapter 5: the worker's pages and arguments, what really leaves a process, the mistakes, the page, the pictures."""
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -10,16 +9,17 @@ import pytest
 import stored_pages
 import worlds
 from figure_helpers import assert_readable, texts
-from matplotlib.collections import LineCollection
+from matplotlib.colors import to_hex
+from torch.distributed.constants import default_pg_timeout
 
 from distmuon import launch
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.ch05 import child_stderr, mistakes
-from muonbook.ch05.figure_collectives import SAID, frames_of_collectives
-from muonbook.ch05.figure_hang import describe_hang, draw_hang
-from muonbook.ch05.figure_ring import MOST, frames_of_ring, ring_states, value
+from muonbook.ch05 import experiments, figures
+from muonbook.figures.style import TP_HATCHES, dp_colour
+from muonbook.planner import fabrics
 
-WORKER = str(worlds.ROOT / "scripts" / "05_processes_and_collectives.py")
+CHAPTER = "05_processes_and_collectives"
+WORKER = str(worlds.ROOT / "scripts" / f"{CHAPTER}.py")
 MISMATCH = (
     "Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint("
     "SequenceNumber=0, OpType=ALLREDUCE, TensorShape=[8], TensorDtypes=Float), but Rank 1 is running collective: "
@@ -30,22 +30,13 @@ MISMATCH = (
 # ---- The worker -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", [[], ["--start", "spawn"]])
-def test_every_rank_writes_on_its_own_whiteboard_and_reads_what_rank_0_sent(start: list[str]) -> None:
-    ending = worlds.finish(WORKER, "--show", "ranks", "--dp", "3", *start)
-    wrote = [[10 * rank, 10 * rank + 1, 10 * rank + 2, 10 * rank + 3] for rank in range(3)]
-    lines = [f"rank {rank} of 3 wrote {wrote[rank]}, now reads {wrote[0]}" for rank in range(3)]
-    assert (ending.code, ending.err) == (0, "")
-    assert ending.out.splitlines() == [*lines, "different processes: 3"]
-
-
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What 4 ranks saw of all collectives."""
     file = tmp_path_factory.mktemp("seen") / "new" / "05.json"
     ending = worlds.finish(WORKER, "--json", str(file))
     assert (ending.code, ending.err) == (0, "")
-    assert "all_reduce, exactly and on every rank: True." in ending.out
+    assert "equals all_reduce on every rank: True." in ending.out
     return json.loads(file.read_text())["ranks"]
 
 
@@ -86,6 +77,8 @@ def test_what_leaves_a_process_is_what_the_ring_formula_says(seen: list[dict]) -
         if op == "broadcast":  # a tree: right on average only
             assert sum(shares) / 4 == pytest.approx(1, rel=0.01)
             assert max(shares) > 2
+            assert shares[0] > 1
+            assert min(shares) < 0.01
         else:
             assert shares == pytest.approx([2 if op.startswith("native") else 1] * 4, rel=0.01)
 
@@ -102,14 +95,12 @@ def test_groups_are_columns_and_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--show", "everything"], "--show everything is unknown; choose one of ranks, collectives, groups."),
-        (["--show", "ranks", "--start", "fork"], "--start fork is unknown; choose one of launcher, spawn."),
-        (["--start", "spawn"], "--start does nothing with --show collectives; it goes with --show ranks."),
+        (["--show", "everything"], "--show everything is unknown; choose one of collectives, groups."),
         (["--mistake", "typo"], "--mistake typo is unknown; choose one of skip, shapes, order."),
         (["--mistake", "skip", "--dp", "2"], "--mistake skip is made by 4 ranks on gloo, without torchrun."),
         (["--mistake", "skip", "--timeout", "0"], "--timeout 0: must be from 0.1 to 3,600."),
-        (["--show", "groups", "--dp", "1"], "one rank has nobody to talk to; choose --dp 2 or more."),
-        (["--show", "ranks", "--json", "x.json"], "it goes with --show collectives or --show groups or --mistake."),
+        (["--show", "groups", "--dp", "1"], "one rank has no other to talk to; choose --dp 2 or more."),
+        (["--mistake", "skip", "--device", "cpu"], "it goes with --show collectives or --show groups."),
         (["--json", "."], "--json .: that is a folder; name a file in it."),
         (["--hint", "0"], "--hint 0: hints are counted from 1 to 3."),
     ],
@@ -124,19 +115,19 @@ def test_wrong_arguments_are_answered_in_one_sentence(given: list[str], words: s
 # ---- Mistakes ---------------------------------------------------------------------------------------------
 
 
-def test_those_who_wait_are_innocent() -> None:
-    waited = "RuntimeError: I waited for the others in vain"
-    assert launch.run(mistakes.make, ("skip", 3.0), dp=4) == [waited, waited, None, waited]
-    told = launch.run(mistakes.make, ("shapes", 3.0), dp=4)
-    assert [told[rank] for rank in (0, 2, 3)] == [waited] * 3
-    wrong = re.fullmatch(r"no error; the gradients add up to \[(.*)\]", told[1])
+def test_the_ranks_that_wait_did_not_make_the_mistake() -> None:
+    waited = "RuntimeError: stopped waiting for the others"
+    assert launch.run(experiments.make, ("skip", 3.0), dp=4) == [waited, waited, None, waited]
+    said = launch.run(experiments.make, ("shapes", 3.0), dp=4)
+    assert [said[rank] for rank in (0, 2, 3)] == [waited] * 3
+    wrong = re.fullmatch(r"no error; the gradients add up to \[(.*)\]", said[1])
     assert wrong is not None
     assert [int(value) for value in wrong[1].split(", ")] != [10] * 4
 
 
 def test_the_order_mistake_is_silent_and_wrong() -> None:
     others, culprit = "no error; loss 208, gradient 802", "no error; loss 802, gradient 208"
-    assert launch.run(mistakes.make, ("order", 3.0), dp=4) == [others, culprit, others, others]
+    assert launch.run(experiments.make, ("order", 3.0), dp=4) == [others, culprit, others, others]
 
 
 def test_torchs_own_check_names_the_culprit_except_for_order() -> None:
@@ -146,7 +137,7 @@ def test_torchs_own_check_names_the_culprit_except_for_order() -> None:
         f"{detail} {make} shapes --timeout 3",
         f"{detail} {make} order",
     )
-    skip, shapes, order = (stored_pages.printed("05_processes_and_collectives", command) for command in commands)
+    skip, shapes, order = (stored_pages.printed(CHAPTER, command) for command in commands)
     assert skip.splitlines()[0] == "rank 0: RuntimeError: rank 2 did not come"
     assert len(shapes.splitlines()) == 4
     for line in shapes.splitlines():
@@ -155,48 +146,79 @@ def test_torchs_own_check_names_the_culprit_except_for_order() -> None:
 
 
 def test_a_digest_leaves_out_what_differs_from_run_to_run() -> None:
-    assert mistakes.digest("[/a/b.cc:78] Timed out waiting 3000ms for recv") == "I waited for the others in vain"
-    assert mistakes.digest("Connection closed by peer [127.0.0.1]:4529.") == "I waited for the others in vain"
+    assert experiments.digest("[/a/b.cc:78] Timed out waiting 3000ms for recv") == "stopped waiting for the others"
+    assert experiments.digest("Connection closed by peer [127.0.0.1]:4529.") == "stopped waiting for the others"
     wanted = "rank 0 ALLREDUCE [8], but rank 1 ALLREDUCE [2, 2]"
-    assert mistakes.digest(MISMATCH) == wanted
-    assert mistakes.digest("[Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 9 ms") == "rank 2, 3 did not come"
-    with pytest.raises(ValueError, match="not known as an error of a collective: out of memory"):
-        mistakes.digest("out of memory")
-
-
-# ---- A cell has no file -----------------------------------------------------------------------------------
-
-TRACEBACK = """Traceback (most recent call last):
-  File "/usr/lib/python3.13/multiprocessing/spawn.py", line 132, in _main
-    self = reduction.pickle.load(from_parent)
-           ~~~~~~~~~~~~~~~~~~~~~^^^^^^^^^^^^^
-AttributeError: Can't get attribute 'hello' on <module '__main__' {described}>
-
-"""
-
-
-@pytest.mark.parametrize("described", ["(built-in)", "(<class '_frozen_importlib.BuiltinImporter'>)"])
-def test_last_words_are_those_of_the_other_process_without_what_differs_between_machines(
-    described: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with child_stderr.last_words():
-        os.write(2, TRACEBACK.replace("{described}", described).encode())
-        raise RuntimeError("process 0 terminated with exit code 1\n")
-    os.write(2, b"heard again")
-    assert capfd.readouterr() == (
-        "in the new process:\n"
-        "    self = reduction.pickle.load(from_parent)\n"
-        "    AttributeError: Can't get attribute 'hello' on <module '__main__'>\n"
-        "in this notebook:\n"
-        "    RuntimeError: process 0 terminated with exit code 1\n",
-        "heard again",
+    assert experiments.digest(MISMATCH) == wanted
+    assert (
+        experiments.digest("[Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 9 ms") == "rank 2, 3 did not come"
     )
+    with pytest.raises(ValueError, match="not known as an error of a collective: out of memory"):
+        experiments.digest("out of memory")
 
 
-def test_an_interrupt_is_not_taken_for_last_words(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), child_stderr.last_words():
-        raise KeyboardInterrupt
-    assert capfd.readouterr() == ("", "")
+def test_the_worker_offers_the_mistakes_that_there_are() -> None:
+    listed = re.search(
+        r"--mistake typo is unknown; choose one of (.*)\.", worlds.answer(WORKER, "--mistake", "typo").err
+    )
+    assert listed is not None
+    assert listed[1].split(", ") == list(experiments.MISTAKES)
+
+
+# ---- The page ---------------------------------------------------------------------------------------------
+
+
+def page() -> str:
+    return "\n".join("".join(cell["source"]) for cell in stored_pages.every_cell(CHAPTER))
+
+
+def printed_by(begins: str) -> list[str]:
+    """Return the lines that are stored below the cell with this line in it."""
+    (cell,) = [cell for cell in stored_pages.cells(CHAPTER) if begins in "".join(cell["source"]).splitlines()]
+    return "".join("".join(output["text"]) for output in cell["outputs"]).splitlines()
+
+
+def test_ranks_of_the_readers_own_file_read_what_rank_0_wrote() -> None:
+    lines = printed_by("!python four_ranks.py")
+    wrote = [[10 * rank + n for n in range(4)] for rank in range(4)]
+    assert lines == [f"rank {rank} of 4 wrote {wrote[rank]}, now reads {wrote[0]}" for rank in range(4)]
+
+
+def test_everything_that_the_page_compares_is_equal() -> None:
+    cells = [cell for cell in stored_pages.cells(CHAPTER) if cell["cell_type"] == "code"]
+    output = "".join("".join(out.get("text", "")) for cell in cells for out in cell["outputs"])
+    assert re.findall(r"\b(?:True|False)$", output, re.MULTILINE) == ["True"] * (5 + 1 + 1 + 1 + 6)
+    assert "equals all_reduce on every rank: True." in output
+
+
+def test_the_ring_on_the_page_moves_as_the_one_in_the_picture() -> None:
+    moves = printed_by("sums, sent = ring_all_reduce(x, show=True)")[1:-1]
+    for number, (line, state) in enumerate(zip(moves, figures.ring_states(4)[1:], strict=True), 1):
+        held = [[figures.value(sources, chunk) for chunk, sources in enumerate(row)] for row in state.holds]
+        assert line == f"{number} {' '.join(map(str, held))}"
+    counted = printed_by("sums, sent = ring_all_reduce(large)")[2:]
+    assert [line.split(":")[1].split() for line in counted] == [["7200000", "bytes"]] * 3
+
+
+def test_seconds_on_the_page_follow_from_the_planners_links() -> None:
+    links = {name: float(speed) for name, speed in re.findall(r'^    "(.+)": ([\d.e]+),$', page(), re.MULTILINE)}
+    planned = (fabrics.NVLINK, fabrics.ADAPTER, fabrics.PCIE)
+    assert list(links.values()) == [link.bytes_per_second for link in planned]
+    table = printed_by("for link, speed in links.items():")[2:]
+    for (name, speed), line in zip(links.items(), table, strict=True):
+        numbers = [f"{1000 * ring_bytes('all_reduce', 10**8, n) / speed:.2f}" for n in (2, 8, 64, 1024)]
+        assert line.split() == [*name.split(), *numbers]
+    assert ring_bytes("all_reduce", 10**8, 8) == 175e6
+    assert "A rank sends 175 MB at 50 GB/s, which takes 3.5 ms." in page()
+    moves = 2 * (1024 - 1)
+    added, on_nvlink = 1000 * moves * 5e-6, float(table[0].split()[-1])
+    assert f"their {moves:,} moves come one after the other and add {added:.2f} ms in every row" in page()
+    assert added / on_nvlink > 20
+
+
+def test_a_group_without_a_timeout_of_its_own_waits_for_half_an_hour() -> None:
+    assert default_pg_timeout.total_seconds() == 1800
+    assert "half an hour" in page()
 
 
 # ---- Pictures ---------------------------------------------------------------------------------------------
@@ -204,7 +226,7 @@ def test_an_interrupt_is_not_taken_for_last_words(capfd: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("n", range(2, 9))
 def test_a_ring_reduces_then_gathers_and_every_rank_passes_one_chunk_per_move(n: int) -> None:
-    states, everyone = ring_states(n), frozenset(range(n))
+    states, everyone = figures.ring_states(n), frozenset(range(n))
     assert len(states) == 2 * (n - 1) + 1
     assert all(sorted(state.passes) == list(range(n)) for state in states[:-1])
     finished = [[chunk for chunk in range(n) if held[chunk] == everyone] for held in states[n - 1].holds]
@@ -213,9 +235,9 @@ def test_a_ring_reduces_then_gathers_and_every_rank_passes_one_chunk_per_move(n:
     assert ring_bytes("all_reduce", n * 8, n) == 8 * (len(states) - 1)
 
 
-@pytest.mark.parametrize("n", range(2, MOST + 1))
+@pytest.mark.parametrize("n", range(2, figures.MOST + 1))
 def test_a_frame_for_every_move_of_the_ring_and_a_rest_before_between_and_after(n: int) -> None:
-    frames, states = frames_of_ring(n, 1_200_000 * n), ring_states(n)
+    frames, states = figures.frames_of_ring(n, 1_200_000 * n), figures.ring_states(n)
     resting = {0: 0, n: n - 1, len(frames) - 1: 2 * (n - 1)}  # frame -> state
     assert len(frames) == len(states) + 2
     for number, frame in enumerate(frames):
@@ -229,34 +251,55 @@ def test_a_frame_for_every_move_of_the_ring_and_a_rest_before_between_and_after(
         assert [painted.count(gid) for gid in ("passed on", "on its way", "comes next")] == [len(underway)] * 3
         assert_readable(frame.figure)
         for rank, chunks in enumerate(holds):
-            assert f"Rank {rank} holds {', '.join(str(value(c, n)) for n, c in enumerate(chunks))}" in frame.alt
+            assert f"Rank {rank} holds {', '.join(str(figures.value(c, n)) for n, c in enumerate(chunks))}" in frame.alt
     assert f"{2 * (n - 1)} chunks of 1.2 MB = {1.2 * 2 * (n - 1):.1f} MB." in frames[-1].caption
 
 
-@pytest.mark.parametrize("n", [1, MOST + 1])
+@pytest.mark.parametrize("n", [1, figures.MOST + 1])
 def test_a_ring_that_does_not_fit_is_refused(n: int) -> None:
     with pytest.raises(ValueError, match=f"a ring of {n} ranks"):
-        frames_of_ring(n, 100)
+        figures.frames_of_ring(n, 100)
 
 
-def test_a_line_for_every_term_of_every_value(seen: list[dict]) -> None:
-    frames = frames_of_collectives([rank["moves"] for rank in seen])
-    assert len(frames) == 1 + 2 * len(SAID)
-    wires = [[drawn for drawn in frame.figure.axes[0].collections if drawn.get_gid()] for frame in frames]
-    assert all(isinstance(wire, LineCollection) for each in wires for wire in each)
-    lines = [sum(len(wire.get_paths()) for wire in each) for each in wires]
-    assert lines == [0, 16, 16, 64, 64, 16, 16, 16, 16, 16, 16]
+def test_a_line_for_every_value_that_travels_and_one_per_rank_to_and_from_shared_sums(seen: list[dict]) -> None:
+    frames = figures.frames_of_collectives([rank["moves"] for rank in seen])
+    drawn = [[line for line in frame.figure.axes[0].collections if line.get_gid() == "lines"] for frame in frames]
+    assert [sum(len(lines.get_paths()) for lines in each) for each in drawn] == [16, 16, 8, 8, *[16] * 6]
     for frame in frames:
         assert_readable(frame.figure)
-    assert frames[4].alt.endswith("Every rank holds 60, 64, 68, 72.")
-    assert "Lines lead to rank 3 from element 3 of rank 0, 1, 2, 3." in frames[5].alt
+    assert frames[3].alt.endswith("Every rank holds 60, 64, 68, 72.")
+    assert frames[5].alt.endswith("Rank 0 holds 60. Rank 1 holds 64. Rank 2 holds 68. Rank 3 holds 72.")
 
 
-def test_who_has_left_is_the_one_without_a_word() -> None:
-    told = ["waited", None, "waited"]
-    figure = draw_hang(told)
+@pytest.mark.parametrize(("dp", "tp"), [(4, 2), (2, 2), (3, 3)])
+def test_a_grid_has_the_colours_and_hatches_of_its_ranks_and_frames_around_its_groups(dp: int, tp: int) -> None:
+    columns, rows = (
+        [list(range(t, dp * tp, tp)) for t in range(tp)],
+        [list(range(d * tp, d * tp + tp)) for d in range(dp)],
+    )
+    met = [
+        {"dp": {"rank": rank // tp, "met": columns[rank % tp]}, "tp": {"rank": rank % tp, "met": rows[rank // tp]}}
+        for rank in range(dp * tp)
+    ]
+    frames = figures.frames_of_grid(met, dp, tp, of=tp + 1)
+    for frame, groups in zip(frames, [(0, 0), (tp, 0), (0, dp), (1, 1)], strict=True):
+        assert_readable(frame.figure)
+        patches = {patch: patch.get_gid() or "" for patch in frame.figure.axes[0].patches}
+        assert tuple(list(patches.values()).count(f"{kind} group") for kind in ("dp", "tp")) == groups
+        ranks = [patch for patch, gid in patches.items() if gid.startswith("rank ")]
+        assert [to_hex(patch.get_facecolor()) for patch in ranks] == [
+            to_hex(dp_colour(r // tp)) for r in range(dp * tp)
+        ]
+        assert [patch.get_hatch() or "" for patch in ranks] == [TP_HATCHES[r % tp] for r in range(dp * tp)]
+    assert frames[-1].caption == f"Rank {tp + 1} is rank 1 of its DP group and rank 1 of its TP group."
+    assert f"DP group: {', '.join(map(str, columns[1]))}." in frames[-1].alt
+
+
+def test_the_rank_without_a_message_is_the_one_that_has_returned() -> None:
+    said = ["waited", None, "waited"]
+    figure = figures.draw_hang(said)
     assert_readable(figure)
     assert [patch.get_gid() for patch in figure.axes[0].patches if patch.get_gid()] == ["waits", "left", "waits"]
-    assert texts(figure).count("complains") == 2
-    assert "Ranks 0, 2 reach" in describe_hang(told)
-    assert "Rank 1 has left" in describe_hang(told)
+    assert texts(figure).count("error") == 2
+    assert "Ranks 0, 2 reach" in figures.describe_hang(said)
+    assert "Rank 1 has returned" in figures.describe_hang(said)

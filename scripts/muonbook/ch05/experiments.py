@@ -1,10 +1,11 @@
-"""What chapter 5 shows on every rank: that nothing is shared, what each collective moves and sends, and the groups."""
+"""What chapter 5 runs on every rank: what each collective moves and sends, the groups, and three mistakes."""
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,24 +16,10 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from muonbook.provenance import with_origins
 
-whiteboard: Tensor | None = None  # a module-level variable: every process that imports this file has its own
 NATIVE = "native reduce_scatter"
 
 
-# ---- What every rank runs ---------------------------------------------------------------------------------
-
-
-def ranks(world: World) -> None:
-    """Write on the whiteboard; then rank 0 sends what it wrote, and all others receive it."""
-    global whiteboard
-    whiteboard = torch.arange(4, device=world.device) + 10 * world.rank
-    wrote = whiteboard.tolist()
-    if world.size > 1:
-        dist.broadcast(whiteboard, src=0)
-    reads = whiteboard.tolist()
-    world.report(f"rank {world.rank} of {world.size} wrote {wrote}, now reads {reads}")
-    processes = world.gather(os.getpid())
-    world.say(f"different processes: {len(set(processes or []))}")
+# ---- Collectives and groups -------------------------------------------------------------------------------
 
 
 def collectives(world: World, elements: int) -> list[dict[str, Any]] | None:
@@ -61,10 +48,10 @@ def collectives(world: World, elements: int) -> list[dict[str, Any]] | None:
         move(large)
         dist.barrier()
         after = bytes_written()
-        left = None if before is None or after is None else after - before
+        written = None if before is None or after is None else after - before
         counted = grid.ledger.total()
         seen[op] = {"before": small.tolist(), "after": values, "origins": origins}
-        seen[op] |= {"payload": counted.payload_bytes, "ledger": counted.sent_bytes, "socket": left}
+        seen[op] |= {"payload": counted.payload_bytes, "ledger": counted.sent_bytes, "socket": written}
     x = torch.arange(2 * n, device=grid.device) * (group.rank + 1)
     two = group.all_gather(group.reduce_scatter(x, x.new_empty(2), "first half"), "second half")
     whole = group.all_reduce(x.clone(), "both at once")
@@ -72,7 +59,7 @@ def collectives(world: World, elements: int) -> list[dict[str, Any]] | None:
 
 
 def groups(world: World) -> list[dict[str, Any]] | None:
-    """All-gather one number, this rank's own, over the DP group and over the TP group."""
+    """All-gather one number, this rank's own, over the DP group and over the TP group of the grid."""
     grid, found = Grid.of(world), {}
     for name in ("dp", "tp"):
         group, mine = getattr(grid, name), torch.tensor([world.rank], device=grid.device)
@@ -81,12 +68,12 @@ def groups(world: World) -> list[dict[str, Any]] | None:
 
 
 def bytes_written() -> int | None:
-    """Return the bytes that this process has handed to the operating system, or None where that is not told."""
+    """Return the bytes that this process has handed to the operating system, or None where only Linux would say."""
     try:
         with open("/proc/self/io") as file:
             return int(dict(line.split(":") for line in file)["wchar"])
     except OSError:
-        return None  # not Linux
+        return None
 
 
 # ---- What rank 0 prints -----------------------------------------------------------------------------------
@@ -103,16 +90,77 @@ def report(seen: list[dict[str, Any]], page: str, path: str | None) -> tuple[boo
 
 def collectives_page(seen: list[dict[str, Any]]) -> tuple[list[str], bool]:
     """Return what rank 1 held before and after, as lines, and whether the two halves made the whole on all ranks."""
-    lines = [f"{len(seen)} ranks; 12 is rank 1's element 2. What rank 1 holds, before -> after:"]
+    lines = [f"{len(seen)} ranks ran each collective. What rank 1 held before and after it:"]
     for op, move in seen[1]["moves"].items():
         if op != NATIVE:
             lines.append(f"  {op:15s}{move['before']!s:18s}-> {move['after']}")
     right = all(rank["halves make the whole"] for rank in seen)
-    return [*lines, f"reduce_scatter, then all_gather = all_reduce, exactly and on every rank: {right}."], right
+    return [*lines, f"reduce_scatter, then all_gather equals all_reduce on every rank: {right}."], right
 
 
 def groups_page(seen: list[dict[str, Any]]) -> tuple[list[str], bool]:
-    """Return whom each rank met in its two groups, as lines, and whether it alone was in both."""
+    """Return which ranks each rank met in its two groups, as lines, and whether no other rank was in both."""
     met = [(found["dp"]["met"], found["tp"]["met"]) for found in seen]
     lines = [f"rank {rank}: DP group {column}, TP group {row}" for rank, (column, row) in enumerate(met)]
     return lines, all(set(column) & set(row) == {rank} for rank, (column, row) in enumerate(met))
+
+
+# ---- Three mistakes that stop or spoil collectives --------------------------------------------------------
+
+# Each is made in a group of its own, whose connections may break while those of the world stay whole. What a rank says
+# is the function's result, which goes home through the launcher, since a broken group carries nothing.
+
+
+def skip(rank: int, group: Any) -> str | None:
+    """Let rank 2 return one line too early. It notices nothing, so it has nothing to say: None."""
+    gradient = torch.ones(4)  # [4]
+    if rank == 2:
+        return None
+    dist.all_reduce(gradient, group=group)
+    return f"no error; the gradients add up to {gradient.long().tolist()}"
+
+
+def shapes(rank: int, group: Any) -> str:
+    """Let rank 1 bring 4 elements to a sum of 8."""
+    gradient = torch.full([4 if rank == 1 else 8], rank + 1.0)  # [8], on rank 1 [4]
+    dist.all_reduce(gradient, group=group)
+    return f"no error; the gradients add up to {gradient.long().tolist()}"
+
+
+def order(rank: int, group: Any) -> str:
+    """Let rank 1 sum the gradient before the loss, and the others after it."""
+    loss, gradient = torch.tensor([rank + 1]), torch.tensor([100 * (rank + 1)])
+    for tensor in (gradient, loss) if rank == 1 else (loss, gradient):
+        dist.all_reduce(tensor, group=group)
+    return f"no error; loss {loss.item()}, gradient {gradient.item()}"
+
+
+MISTAKES = {"skip": skip, "shapes": shapes, "order": order}
+
+
+def make(world: World, mistake: str, seconds: float) -> str | None:
+    """Make the mistake with a timeout of `seconds`; return what this rank says of it. Raises any other error."""
+    group = dist.new_group(timeout=timedelta(seconds=seconds))  # a new group takes no other group's
+    try:
+        return MISTAKES[mistake](world.rank, group)
+    except RuntimeError as error:
+        return f"RuntimeError: {digest(str(error))}"
+
+
+def digest(words: str) -> str:
+    """Return what an error of gloo says, without the addresses, times and file names that differ from run to run.
+
+    gloo has no exceptions of its own, so its words decide; these are those of torch 2.13. Raises ValueError for others.
+    """
+    running = r"Rank (\d+) is running collective: .*?OpType=(\w+), TensorShape=\[([\d, ]*)\]"
+    found = [f"rank {rank} {op} [{shape}]" for rank, op, shape in re.findall(running, words)]
+    if found:
+        return ", but ".join(found)
+    missing = re.search(r"\[Rank 0\]: Ranks ([\d, ]+) failed to pass monitoredBarrier", words)
+    if missing:
+        return f"rank {missing[1]} did not come"
+    if re.search(
+        "[Tt]imed out|timeout|Connection|Broken pipe", words
+    ):  # the first to time out closes its connections, which ends the others' wait
+        return "stopped waiting for the others"
+    raise ValueError(f"not known as an error of a collective: {words}")
