@@ -1,7 +1,7 @@
-"""The virtual map as it is made, frame by frame: poured, cut into buckets, padded, shared out, and shared out anew.
+"""Chapter 7's pictures: the virtual map as it is made, frame by frame, and how soon every matrix straddles.
 
-Above, the parameters in their shapes; below, the buckets they lie in. Every colour and every caption comes from the
-`Layout` that the engine plans with.
+Each frame shows the parameters in their shapes above, and the buckets they lie in below. Every colour and every caption
+comes from the `Layout` that the engine plans with.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan
-from muonbook.ch07.roundtrip import owned_runs
+from muonbook.ch07.experiments import owned_runs
 from muonbook.figures.player import Frame
+from muonbook.figures.plots import describe_curves, draw_curves
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, PADDING, TP_HATCHES, WIDTH
 
 from muonbook.figures.style import box, dp_colour, ink_on, mix, page, put  # isort: skip
@@ -228,3 +230,12 @@ def _strip(axes: Axes, y: float, stage: Stage, bucket: Bucket, scale: float) -> 
     if stage.made >= 3:
         box(axes, end, y, (bucket.padded - bucket.numel) * scale, HIGH, PADDING)
     brackets(axes, spans, y)
+
+
+def draw_straddling(straddling: Mapping[int, int], matrices: int) -> tuple[Figure, str]:
+    """Return a plot of {DP ranks: matrices that straddle}, of so many matrices, and its description."""
+    curves = {f"{matrices} matrices": (list(straddling), list(straddling.values()))}
+    cut = min((ranks for ranks, number in straddling.items() if number == matrices), default=None)
+    title = "Some matrices are still whole" if cut is None else f"With {cut} ranks, no matrix is whole"
+    axes = ("DP ranks", "matrices that straddle")
+    return draw_curves(curves, *axes, title=title, log_x=True), describe_curves(curves, *axes, title=title)
