@@ -66,7 +66,8 @@ def _instants(D: int) -> list[Instant]:
         f"Each rank steps its {part}: mean, m, v and master are all there.",
         f"Rounded to bf16: {part} of w is new, the rest still old.",
         "The new pieces go round, and every rank has all of w again.",
-        f"{ours:g} bytes kept, not {all_:g}; {both:g} sent, where an all-reduce of g sends {all_reduce:g}.",
+        f"A rank keeps {ours:g} bytes, not {all_:g}. "
+        f"It has sent {both:g}, where an all-reduce of g sends {all_reduce:g}.",
     )
     shown: list[tuple[str, tuple[dict[str, str], tuple[str, ...], float]]] = [
         ("Which of this need exist only once?", (plain, (), 0.0)),
@@ -159,8 +160,9 @@ def draw_mean(ranks: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     """Draw the reduce-scatter of gradients, as `trace_one_bucket` saw it on every rank."""
     before = cells([rank["gradient"] for rank in ranks])
     after = cells([rank["mean"] for rank in ranks], [rank["mean_sources"] for rank in ranks])
-    look = {"title": "reduce_scatter: shards of the mean", "op": "reduce_scatter", "axis": "dp"}
-    return draw_collective(before, after, **look), describe_collective(before, after, **look)
+    title, op, axis = "After the reduce-scatter, a rank has its mean", "reduce_scatter", "dp"
+    figure = draw_collective(before, after, title=title, op=op, axis=axis)
+    return figure, describe_collective(before, after, title=title, op=op, axis=axis)
 
 
 def kept_by_stage(D: int) -> dict[str, dict[str, float]]:

@@ -59,7 +59,7 @@ def frames_of_map(
     )
     buffer = plan(model, dp, sum(spec.numel for spec in model))
     cut = plan([_half(spec, tp_split_dims.get(spec.name)) for spec in model], dp, size)
-    closed = ", then ".join(str(bucket.numel) for bucket in first.buckets)
+    closed = " and ".join(str(bucket.numel) for bucket in first.buckets)
     short = next(bucket for bucket in first.buckets if bucket.padded > bucket.numel)
     padding = plural(short.padded - short.numel, "element")
     owners = [len(layout.owners(layout.buckets[0], 0)) for layout in (small, first)]
@@ -69,27 +69,31 @@ def frames_of_map(
             "Who keeps what?",
             Stage(model, first, size, made=0),
         ),
-        ("Pour them out, end to end, in order: that is the buffer.", Stage(model, buffer, size, made=1)),
+        ("Lay all elements end to end, in order. This row is the buffer.", Stage(model, buffer, size, made=1)),
         (
-            f"Close a bucket as soon as it holds {size} elements. They hold {closed}.",
+            f"Close a bucket as soon as it holds {size} elements. The buckets hold {closed}.",
             Stage(model, first, size, made=2),
         ),
         (
-            f"{short.numel} is no multiple of {dp}: {padding} of padding make it {short.padded}.",
+            f"{short.numel} is no multiple of {dp}, so {padding} of padding make it {short.padded}.",
             Stage(model, first, size, made=3),
         ),
         (
             f"Cut every bucket into {dp} equal shards, one per rank. The cuts fall where they fall.",
             Stage(model, first, size, made=4),
         ),
-        (f"A bracket: more than one rank owns a piece. {_straddling(first)}", Stage(model, first, size)),
-        (f"D = {half.dp}: longer shards, fewer cuts. {_straddling(half)}", Stage(model, half, size, changed="D")),
+        (f"Under a bracket, more than one rank owns a piece. {_straddling(first)}", Stage(model, first, size)),
         (
-            f"Bucket size {smaller}: shorter shards. {model[0].name} has {owners[0]} owners instead of {owners[1]}.",
+            f"With D = {half.dp}, shards are longer and make fewer cuts. {_straddling(half)}",
+            Stage(model, half, size, changed="D"),
+        ),
+        (
+            f"With buckets of {smaller}, shards are shorter. "
+            f"{model[0].name} has {owners[0]} owners instead of {owners[1]}.",
             Stage(model, small, smaller, changed="bucket size"),
         ),
         (
-            f"Bucket size {larger}: one bucket for all. {_straddling(large)}",
+            f"With buckets of {larger}, one bucket holds everything. {_straddling(large)}",
             Stage(model, large, larger, changed="bucket size"),
         ),
         (

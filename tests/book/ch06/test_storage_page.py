@@ -26,7 +26,9 @@ def test_examples_print_what_stands_under_them() -> None:
 
 
 def test_listings_are_of_the_engine() -> None:
-    listings = re.findall(r"```{literalinclude} \.\./scripts/([\w/]+)\.py\n:pyobject: ([\w.]+)\n```", PAGE)
+    listings = re.findall(
+        r"```{literalinclude} \.\./scripts/([\w/]+)\.py\n:pyobject: ([\w.]+)\n(?::dedent:\n)?```", PAGE
+    )
     assert len(listings) == PAGE.count("{literalinclude}")
     for module, name in listings:
         assert attrgetter(name)(importlib.import_module(module.replace("/", "."))).__module__ == module.replace(

@@ -146,8 +146,8 @@ def test_the_moving_map_gives_every_element_to_its_owner_above_and_below() -> No
 def test_captions_of_the_moving_map_are_the_layouts() -> None:
     captions = [frame.caption for frame in figures.frames_of_map(MODEL, 4, (64, 50, 1000), SPLIT)]
     assert captions[0] == "4 parameters, 110 elements, 4 ranks, equal shares. Who keeps what?"
-    assert captions[6] == "D = 2: longer shards, fewer cuts. Only b1 and b2 straddle."
-    assert captions[7] == "Bucket size 50: shorter shards. W1 has 4 owners instead of 2."
+    assert captions[6] == "With D = 2, shards are longer and make fewer cuts. Only b1 and b2 straddle."
+    assert captions[7] == "With buckets of 50, shards are shorter. W1 has 4 owners instead of 2."
     assert captions[10] == "Back to the first map. Rank 1 keeps W1[26:48], b1[0:4], b2[2:4]."
 
 
