@@ -24,7 +24,7 @@ def main():
     launch.check_range(arguments, bucket_size=(1, 10**9))
     if arguments.tp != 1:
         raise launch.UsageError(f"--tp {arguments.tp}: this chapter has DP ranks only; chapter 9 adds TP.")
-    return run_job(arguments, "muonbook.ch07.roundtrip:work", (arguments.bucket_size,))
+    return run_job(arguments, "muonbook.ch07.experiments:work", (arguments.bucket_size,))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ import worlds
 
 from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.verify import model_states
-from muonbook.ch06 import data_parallel
+from muonbook.ch06 import data_parallel, figures, small_puzzles
 
+NOTEBOOK = worlds.ROOT / "notebooks" / "06_zero1.ipynb"
 WORKER = str(worlds.ROOT / "scripts" / "06_zero1.py")
 
 
@@ -41,9 +44,9 @@ def test_following_a_bucket_tells_what_every_rank_held(tmp_path: Path) -> None:
         assert rank["whole_sources"] == [[0]] * 4 + [[1]] * 4
 
 
-def test_all_that_the_variants_keep_and_send_is_predicted() -> None:
+def test_all_that_the_variants_keep_and_send_is_predicted(tmp_path: Path) -> None:
     """On three ranks: rows of 10, 128 and 256 do not divide, so shards, rows and buckets are padded."""
-    ending = worlds.finish(WORKER, "--compare", "--dp", "3")
+    ending = worlds.finish(WORKER, "--compare", "--dp", "3", "--json", f"{tmp_path}/compare.json")
     assert (ending.code, ending.err) == (0, "")
     assert "counted = predicted to the byte: True." in ending.out
     table = {(line[:9].strip(), line[10:26].strip()): line[26:].split() for line in ending.out.splitlines()[2:-1]}
@@ -51,6 +54,62 @@ def test_all_that_the_variants_keep_and_send_is_predicted() -> None:
     assert table["float32", "DDP"] == ["4.00", "4.00", "0.00", "8.00", "16.00", "5.33"]
     assert table["bfloat16", "plain, masters"] == ["2.00", "4.00", "4.00", "8.00", "18.00", "5.33"]
     assert table["bfloat16", "ZeRO-1"] == ["2.00", "4.00", "1.33", "2.67", "10.00", "4.00"]
+    counted = {
+        row["way"]: row for row in json.loads((tmp_path / "compare.json").read_text()) if row["dtype"] != "float32"
+    }
+    for stage, way in (("plain", "plain, masters"), ("ZeRO-1", "ZeRO-1"), ("ZeRO-3", "FSDP2")):
+        (kept,) = (sum(row.values()) for name, row in figures.kept_by_stage(3).items() if name.startswith(stage))
+        assert sum(counted[way]["kept"].values()) == pytest.approx(kept, abs=0.1), "rows do not divide by three"
+        assert counted[way]["sent"] == pytest.approx(sent_by_stage()(3, 1)[stage], abs=0.1)
+
+
+def sent_by_stage() -> Callable[..., dict[str, float]]:
+    """Return the function with which the chapter's reader computes what each stage sends."""
+    space: dict[str, Any] = {}
+    (cell,) = (source for _, source, _ in cells() if source.startswith("def sent_by_stage"))
+    exec(cell.partition("\n\n\n")[0], space)
+    return space["sent_by_stage"]
+
+
+def test_the_stages_keep_what_the_puzzle_asks_for() -> None:
+    for D in (4, 64):
+        kept = [sum(row.values()) for row in figures.kept_by_stage(D).values()]
+        assert kept == [small_puzzles.kept_bytes(stage, D) for stage in range(4)]
+
+
+def cells() -> list[tuple[str, str, str]]:
+    """Return (type, source, what it printed) of the chapter's cells."""
+    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    printed = ["".join("".join(output.get("text", "")) for output in cell.get("outputs", ())) for cell in found]
+    return [(cell["cell_type"], "".join(cell["source"]), text) for cell, text in zip(found, printed, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("said", "printed"),
+    [
+        ("needs 112 GB", "16 bytes   112 GB"),
+        ("all 16 bytes, and 12 of them", "together         16 bytes"),
+        ("With two cards the model fits", " 2 cards: 10.00 bytes    70 GB"),
+        ("stops at 256", "in bf16:    256"),
+        ("6 elements of state", "[6, 6, 6, 6]"),
+        ("AdamW has 20", "in AdamW: 20"),
+        ("sends a quarter *less*", "torch.bfloat16  {'reduce_scatter': 3000, 'all_gather': 1500}, together 4500"),
+        ("slice of every matrix", "4 bucket(s): the matrices have [4, 4, 4] owners"),
+    ],
+)
+def test_numbers_of_the_prose_are_printed(said: str, printed: str) -> None:
+    kinds = cells()
+    assert any(said in source for kind, source, _ in kinds if kind == "markdown")
+    assert any(printed in text for *_, text in kinds)
+
+
+def test_whatever_the_chapter_compares_is_equal() -> None:
+    lines = [line for *_, text in cells() for line in text.splitlines()]
+    compared = [
+        line for line in lines if "bit for bit" in line or "bitwise" in line or "= gradient of the batch" in line
+    ]
+    assert len(compared) == 10
+    assert all(line.rstrip(".").endswith(": True") for line in compared)
 
 
 @pytest.mark.parametrize(

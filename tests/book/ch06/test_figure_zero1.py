@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from muonbook.ch06 import small_puzzles
-from muonbook.ch06.figure_zero1 import ALIKE, KINDS, frames_of_zero1, sent_bytes
+from muonbook.ch06.figures import ALIKE, KINDS, frames_of_zero1, sent_bytes
 from muonbook.figures.player import Frame
 from muonbook.figures.style import dp_colour
 

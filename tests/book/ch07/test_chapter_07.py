@@ -1,20 +1,24 @@
 """Chapter 7's worker: every rank draws the same map, and what it prints is what the map says."""
 
+import json
 import subprocess
 import sys
 from collections import Counter
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from distmuon.sharding.layout import plan
-from muonbook.ch07 import moving_map
-from muonbook.ch07.roundtrip import MODEL
+from distmuon.sharding.layout import ParamSpec, plan
+from muonbook.ch07 import figures
+from muonbook.ch07.experiments import MODEL
 from muonbook.figures import player, style
 
-WORKER = Path(__file__).resolve().parents[3] / "scripts" / "07_virtual_map.py"
+ROOT = Path(__file__).resolve().parents[3]
+WORKER = ROOT / "scripts" / "07_virtual_map.py"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,11 +51,80 @@ def test_a_bucket_of_nothing_is_refused() -> None:
     assert done.stderr == "error: --bucket-size 0: must be from 1 to 1,000,000,000.\n"
 
 
+def cells() -> list[tuple[str, str, str]]:
+    """Return (type, source, what it printed) of the chapter's cells."""
+    found = json.loads((ROOT / "notebooks" / "07_virtual_map.ipynb").read_text(encoding="utf-8"))["cells"]
+    printed = ["".join("".join(output.get("text", "")) for output in cell.get("outputs", ())) for cell in found]
+    return [(cell["cell_type"], "".join(cell["source"]), text) for cell, text in zip(found, printed, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def visible() -> dict[str, Any]:
+    """The functions that the chapter's reader writes."""
+    space: dict[str, Any] = {"prod": prod}
+    for kind, source, _ in cells():
+        for part in source.split("\n\n\n"):
+            if kind == "code" and part.startswith("def ") and not part.startswith("def fetch"):
+                exec(part, space)
+    return space
+
+
+def test_the_map_on_the_page_is_the_engines(visible: dict[str, Any]) -> None:
+    """Also where a scalar is laid out, where shards hold padding alone, and where nothing is left for a last bucket."""
+    shapes = {"a": (7, 5), "s": (), "b": (3,), "c": (2, 9), "d": (64,)}
+    specs = [ParamSpec(name, shape, "float32") for name, shape in shapes.items()]
+    for dp in (1, 2, 3, 7, 300):
+        for bucket_size in (1, 35, 36, 121, 500):
+            places, buckets = visible["lay_out"](shapes, dp, bucket_size)
+            layout = plan(specs, dp, bucket_size)
+            assert list(places.values()) == list(layout.global_ranges)
+            assert buckets == [bucket.range for bucket in layout.buckets]
+            shards = [[visible["shard_of"](bucket, rank, dp) for rank in range(dp)] for bucket in buckets]
+            assert shards == [[bucket.shard(rank) for rank in range(dp)] for bucket in layout.buckets]
+            owners = [len(layout.owners(bucket, i)) for bucket in layout.buckets for i in bucket.params]
+            assert visible["count_straddling"](shapes, dp, bucket_size) == sum(number > 1 for number in owners)
+
+
+def test_with_32_ranks_a_shard_is_shorter_than_the_smallest_matrix(visible: dict[str, Any]) -> None:
+    model = visible["transformer"]()
+    smallest = min(map(prod, model.values()))
+    for ranks, shorter in ((16, False), (32, True)):
+        _, buckets = visible["lay_out"](model, ranks, 25_000_000)
+        assert all(((end - start) // ranks < smallest) == shorter for start, end in buckets)
+
+
+@pytest.mark.parametrize(
+    ("said", "printed"),
+    [
+        ("The second bucket has 6 elements", "  6 elements of b2"),
+        ("padded to 8 and ends at 112", "(104, 112)]"),
+        ("rank 1 keeps the same pieces", "rank 1 owns W1[26:48] b1[0:4] b2[2:4]"),
+        ("We compare both with ours", "13,120 places compared, 13,120 equal"),
+        ("With 4 ranks a quarter of them are cut", "D =   4: 24 of 96 matrices straddle"),
+        ("With 2 ranks the cuts fall between matrices", "D =   2: 0 of 96 matrices straddle"),
+        ("With 32 ranks", "D =  32: 96 of 96 matrices straddle"),
+        ("`W1` lies on three ranks", "rank 2 owns 4 elements of W1 and 10 elements of W2"),
+        ("the bytes are those of our own map", "each rank sends 352 bytes, by the ring formula"),
+        ("the bytes are those of our own map", "Each rank sent 352 bytes (all-gathers: 1)."),
+        ("its first row belongs to `W1`", "wrong: [12.0, 13.0"),
+    ],
+)
+def test_what_the_prose_says_is_printed(said: str, printed: str) -> None:
+    kinds = cells()
+    assert any(said in source for kind, source, _ in kinds if kind == "markdown")
+    assert any(printed in text for *_, text in kinds)
+
+
+def test_matrices_of_the_page_are_whole_again() -> None:
+    printed = [line for *_, text in cells() for line in text.splitlines() if "whole again" in line]
+    assert printed == ["W1 is whole again: True", "W2 is whole again: True"]
+
+
 SPLIT = {"W1": 0, "b1": 0, "W2": 1}  # over TP, b2 alone is not
 
 
 def test_the_moving_map_gives_every_element_to_its_owner_above_and_below() -> None:
-    frames = moving_map.frames_of_map(MODEL, 4, (64, 50, 1000), SPLIT)
+    frames = figures.frames_of_map(MODEL, 4, (64, 50, 1000), SPLIT)
     assert 6 <= len(frames) <= 14
     colours = {to_hex(style.dp_colour(rank)): rank for rank in range(4)}
     for number, (dp, size) in {4: (4, 64), 5: (4, 64), 6: (2, 64), 7: (4, 50), 8: (4, 1000)}.items():
@@ -59,26 +132,26 @@ def test_the_moving_map_gives_every_element_to_its_owner_above_and_below() -> No
         owned = {rank: sum(meta.local_range.size for meta in layout.view(rank)) for rank in range(dp)}
         above, below = Counter[int](), Counter[int]()
         longest = 112  # the longest strip: 110 elements and 2 of padding
-        scale = (style.WIDTH - style.MARGIN - moving_map.STRIPS_LEFT) / longest
+        scale = (style.WIDTH - style.MARGIN - figures.STRIPS_LEFT) / longest
         boxes = [patch for patch in frames[number].figure.axes[0].patches if isinstance(patch, Rectangle)]
         for box in boxes:
             owner = colours.get(to_hex(box.get_facecolor()))
-            if owner is not None and box.get_height() == moving_map.SQUARE:
-                above[owner] += round(box.get_width() / moving_map.SQUARE)
-            elif owner is not None and box.get_height() == moving_map.HIGH:
+            if owner is not None and box.get_height() == figures.SQUARE:
+                above[owner] += round(box.get_width() / figures.SQUARE)
+            elif owner is not None and box.get_height() == figures.HIGH:
                 below[owner] += round(box.get_width() / scale)
         assert above == below == owned
 
 
 def test_captions_of_the_moving_map_are_the_layouts() -> None:
-    captions = [frame.caption for frame in moving_map.frames_of_map(MODEL, 4, (64, 50, 1000), SPLIT)]
+    captions = [frame.caption for frame in figures.frames_of_map(MODEL, 4, (64, 50, 1000), SPLIT)]
     assert captions[0] == "4 parameters, 110 elements, 4 ranks, equal shares. Who keeps what?"
-    assert captions[6] == "D = 2: longer shards, fewer cuts. Only b1 and b2 straddle."
-    assert captions[7] == "Bucket size 50: shorter shards. W1 has 4 owners instead of 2."
+    assert captions[6] == "With D = 2, shards are longer and make fewer cuts. Only b1 and b2 straddle."
+    assert captions[7] == "With buckets of 50, shards are shorter. W1 has 4 owners instead of 2."
     assert captions[10] == "Back to the first map. Rank 1 keeps W1[26:48], b1[0:4], b2[2:4]."
 
 
 def test_the_moving_map_is_a_player_and_light() -> None:
-    frames = moving_map.frames_of_map(MODEL, 4, (64, 50, 1000), SPLIT)
+    frames = figures.frames_of_map(MODEL, 4, (64, 50, 1000), SPLIT)
     assert len(player.html("map", frames)) < 100_000
     assert "On every TP rank, DP 0: W1[0:15]" in player.words(frames)

@@ -1,21 +1,24 @@
-"""ZeRO-1 as a picture that moves: what four ranks keep for every parameter, and what becomes of it in a step.
+"""Chapter 6's pictures: ZeRO-1 moving, a reduce-scatter number by number, and what ZeRO's stages keep and send.
 
-A strip is one rank's memory, as wide as its bytes. What all ranks hold alike is pale blue; what a rank alone holds or
-has made has its colour, and a mean of all ranks has the stripes of all.
+In the moving one a strip is one rank's memory, as wide as its bytes. What all ranks hold alike is pale blue; what a
+rank alone holds or has made has its colour, and a mean of all ranks has the stripes of all.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from distmuon.sharding.ledger import ring_bytes
 from muonbook.figures.player import Frame
+from muonbook.figures.plots import describe_bars, draw_bars
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, TEXT, WIDTH
 
 from muonbook.figures.style import box, card, dp_colour, mix, put  # isort: skip
+from muonbook.figures.tensors import cells, describe_collective, draw_collective
 
 KINDS = {"w": 2, "g": 4, "master": 4, "m": 4, "v": 4}  # bytes per parameter: bf16, then float32
 CUT = ("master", "m", "v")
@@ -63,7 +66,8 @@ def _instants(D: int) -> list[Instant]:
         f"Each rank steps its {part}: mean, m, v and master are all there.",
         f"Rounded to bf16: {part} of w is new, the rest still old.",
         "The new pieces go round, and every rank has all of w again.",
-        f"{ours:g} bytes kept, not {all_:g}; {both:g} sent, where an all-reduce of g sends {all_reduce:g}.",
+        f"A rank keeps {ours:g} bytes, not {all_:g}. "
+        f"It has sent {both:g}, where an all-reduce of g sends {all_reduce:g}.",
     )
     shown: list[tuple[str, tuple[dict[str, str], tuple[str, ...], float]]] = [
         ("Which of this need exist only once?", (plain, (), 0.0)),
@@ -147,3 +151,39 @@ def _strip(axes: Axes, x: float, y: float, across: float, way: str, rank: int, D
             box(axes, x + rank * part, y + source * HIGH / D, part, HIGH / D, dp_colour(source))
     edge = {"ec": INK, "lw": 0.8} if way not in (SHARD, MEAN) else {"ec": MUTED, "lw": 0.8, "ls": (0, (2, 2))}
     box(axes, x, y, across, HIGH, "none", **edge)
+
+
+# ---- Still pictures: each returns the figure, and its description ------------------------------------------
+
+
+def draw_mean(ranks: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
+    """Draw the reduce-scatter of gradients, as `trace_one_bucket` saw it on every rank."""
+    before = cells([rank["gradient"] for rank in ranks])
+    after = cells([rank["mean"] for rank in ranks], [rank["mean_sources"] for rank in ranks])
+    title, op, axis = "After the reduce-scatter, a rank has its mean", "reduce_scatter", "dp"
+    figure = draw_collective(before, after, title=title, op=op, axis=axis)
+    return figure, describe_collective(before, after, title=title, op=op, axis=axis)
+
+
+def kept_by_stage(D: int) -> dict[str, dict[str, float]]:
+    """Return the bytes per parameter that one of D ranks keeps, by stage: bf16 weights, the rest float32."""
+    whole, cut = {"masters": 4, "m": 4, "v": 4}, {"masters": 4 / D, "m": 4 / D, "v": 4 / D}
+    return {
+        "plain data parallelism": {"parameters": 2, "gradients": 4, **whole},
+        "ZeRO-1": {"parameters": 2, "gradients": 4, **cut},
+        "ZeRO-2": {"parameters": 2, "gradients": 4 / D, **cut},
+        "ZeRO-3, as in FSDP2": {"parameters": 0, "gradients": 4 / D, **cut},
+    }
+
+
+def draw_kept(D: int) -> tuple[Figure, str]:
+    """Draw what a rank keeps per parameter, stage by stage."""
+    rows, title = kept_by_stage(D), f"Bytes kept per parameter, D = {D}"
+    return draw_bars(rows, title), describe_bars(rows, title)
+
+
+def draw_sent(D: int, once: Mapping[str, float], four_times: Mapping[str, float]) -> tuple[Figure, str]:
+    """Draw what a rank sends per parameter, {stage: bytes}, with one micro-batch and with four."""
+    rows = {stage: {"1 micro-batch": once[stage], "4 micro-batches": four_times[stage]} for stage in once}
+    title = f"Bytes sent per parameter and step, D = {D}"
+    return draw_bars(rows, title, grouped=True), describe_bars(rows, title)

@@ -1,7 +1,7 @@
-"""The virtual map as it is made, frame by frame: poured, cut into buckets, padded, shared out, and shared out anew.
+"""Chapter 7's pictures: the virtual map as it is made, frame by frame, and how soon every matrix straddles.
 
-Above, the parameters in their shapes; below, the buckets they lie in. Every colour and every caption comes from the
-`Layout` that the engine plans with.
+Each frame shows the parameters in their shapes above, and the buckets they lie in below. Every colour and every caption
+comes from the `Layout` that the engine plans with.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan
-from muonbook.ch07.roundtrip import owned_runs
+from muonbook.ch07.experiments import owned_runs
 from muonbook.figures.player import Frame
+from muonbook.figures.plots import describe_curves, draw_curves
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, PADDING, TP_HATCHES, WIDTH
 
 from muonbook.figures.style import box, dp_colour, ink_on, mix, page, put  # isort: skip
@@ -57,7 +59,7 @@ def frames_of_map(
     )
     buffer = plan(model, dp, sum(spec.numel for spec in model))
     cut = plan([_half(spec, tp_split_dims.get(spec.name)) for spec in model], dp, size)
-    closed = ", then ".join(str(bucket.numel) for bucket in first.buckets)
+    closed = " and ".join(str(bucket.numel) for bucket in first.buckets)
     short = next(bucket for bucket in first.buckets if bucket.padded > bucket.numel)
     padding = plural(short.padded - short.numel, "element")
     owners = [len(layout.owners(layout.buckets[0], 0)) for layout in (small, first)]
@@ -67,27 +69,31 @@ def frames_of_map(
             "Who keeps what?",
             Stage(model, first, size, made=0),
         ),
-        ("Pour them out, end to end, in order: that is the buffer.", Stage(model, buffer, size, made=1)),
+        ("Lay all elements end to end, in order. This row is the buffer.", Stage(model, buffer, size, made=1)),
         (
-            f"Close a bucket as soon as it holds {size} elements. They hold {closed}.",
+            f"Close a bucket as soon as it holds {size} elements. The buckets hold {closed}.",
             Stage(model, first, size, made=2),
         ),
         (
-            f"{short.numel} is no multiple of {dp}: {padding} of padding make it {short.padded}.",
+            f"{short.numel} is no multiple of {dp}, so {padding} of padding make it {short.padded}.",
             Stage(model, first, size, made=3),
         ),
         (
             f"Cut every bucket into {dp} equal shards, one per rank. The cuts fall where they fall.",
             Stage(model, first, size, made=4),
         ),
-        (f"A bracket: more than one rank owns a piece. {_straddling(first)}", Stage(model, first, size)),
-        (f"D = {half.dp}: longer shards, fewer cuts. {_straddling(half)}", Stage(model, half, size, changed="D")),
+        (f"Under a bracket, more than one rank owns a piece. {_straddling(first)}", Stage(model, first, size)),
         (
-            f"Bucket size {smaller}: shorter shards. {model[0].name} has {owners[0]} owners instead of {owners[1]}.",
+            f"With D = {half.dp}, shards are longer and make fewer cuts. {_straddling(half)}",
+            Stage(model, half, size, changed="D"),
+        ),
+        (
+            f"With buckets of {smaller}, shards are shorter. "
+            f"{model[0].name} has {owners[0]} owners instead of {owners[1]}.",
             Stage(model, small, smaller, changed="bucket size"),
         ),
         (
-            f"Bucket size {larger}: one bucket for all. {_straddling(large)}",
+            f"With buckets of {larger}, one bucket holds everything. {_straddling(large)}",
             Stage(model, large, larger, changed="bucket size"),
         ),
         (
@@ -228,3 +234,12 @@ def _strip(axes: Axes, y: float, stage: Stage, bucket: Bucket, scale: float) -> 
     if stage.made >= 3:
         box(axes, end, y, (bucket.padded - bucket.numel) * scale, HIGH, PADDING)
     brackets(axes, spans, y)
+
+
+def draw_straddling(straddling: Mapping[int, int], matrices: int) -> tuple[Figure, str]:
+    """Return a plot of {DP ranks: matrices that straddle}, of so many matrices, and its description."""
+    curves = {f"{matrices} matrices": (list(straddling), list(straddling.values()))}
+    cut = min((ranks for ranks, number in straddling.items() if number == matrices), default=None)
+    title = "Some matrices are still whole" if cut is None else f"With {cut} ranks, no matrix is whole"
+    axes = ("DP ranks", "matrices that straddle")
+    return draw_curves(curves, *axes, title=title, log_x=True), describe_curves(curves, *axes, title=title)
