@@ -1,7 +1,7 @@
-"""Chapter 3's experiments: Muon on one device, beside AdamW and beside torch's own Muon; what the worker shows.
+"""Chapter 3's experiments: Muon on one device, compared with AdamW; what the worker shows.
 
-All in float64, so that all processors print the same. `watched_run` trains the digits and looks at one matrix,
-`embedding_run` follows the rows of an embedding, and `oracle` changes one thing at a time.
+All in float64, so that all processors print the same. `watched_run` trains the digits and looks at one matrix, and
+`embedding_run` follows the rows of an embedding.
 """
 
 from __future__ import annotations
@@ -148,54 +148,6 @@ def sentences() -> Iterator[Tensor]:
         yield tokens
 
 
-# ---- Beside torch's own -----------------------------------------------------------------------------------
-
-
-def oracle(steps: int = 10) -> Iterator[tuple[str, list[float]]]:
-    """Repeat two short runs with one thing changed at a time.
-
-    Yield what was changed, and for made-up gradients and for digits |difference from ours| / |movement of ours|.
-    """
-    same: Any = {"lr": LR, "weight_decay": DECAY}
-    changes: dict[str, Callable[[Any], Optimizer]] = {
-        "momentum averaged, not summed": partial(Muon, momentum_kind="average", **same),
-        "Newton–Schulz in bf16": partial(Muon, compute_dtype=torch.bfloat16, **same),
-        "torch, match_rms_adamw": partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw", **same),
-        "ours without Nesterov": partial(Muon, nesterov=False, **same),
-        "torch, its default scale": partial(torch.optim.Muon, **same),
-    }
-    runs = (on_synthetic_gradients, on_digits)
-    ours = [run(partial(Muon, **same), steps) for run in runs]
-    for name, make in changes.items():
-        yield (
-            name,
-            [float((run(make, steps) - mine).norm() / mine.norm()) for run, mine in zip(runs, ours, strict=True)],
-        )
-
-
-def on_synthetic_gradients(make: Callable[[Any], Optimizer], steps: int) -> Tensor:
-    """Return how far Gaussian gradients, the same for every optimizer, move two matrices: [elements]."""
-    generator = torch.Generator().manual_seed(SEED)
-    params = [nn.Parameter(torch.zeros(*shape).double()) for shape in ((128, 256), (128, 128))]
-    optimizer = make(params)
-    for _ in range(steps):
-        for p in params:
-            p.grad = torch.randn(p.shape, generator=generator).double()
-        optimizer.step()
-    return torch.cat([p.detach().flatten() for p in params])
-
-
-def on_digits(make: Callable[[Any], Optimizer], steps: int) -> Tensor:
-    """Return how far training moves the hidden matrices: [elements]."""
-    model, data, _ = fresh()
-    muon, adamw = hybrid(model)
-    params = [p for group in muon.param_groups for p in group["params"]]
-    start = torch.cat([p.detach().flatten() for p in params])
-    for _ in train(model, [make(params), adamw], data, steps):
-        pass
-    return torch.cat([p.detach().flatten() for p in params]) - start
-
-
 # ---- What is shown ----------------------------------------------------------------------------------------
 
 SHOWN = (1, 2, 5, 10, 20, 50, 100)  # the steps that are printed
@@ -267,22 +219,6 @@ def show_embedding() -> dict[str, Any]:
     }
 
 
-def show_oracle() -> None:
-    """Repeat a short run with one thing changed at a time; print which share of the movement is different."""
-    print("10 steps beside ours, in float64: difference / movement")
-    print(f"{'':30}  made-up gradients   training on digits")
-    for name, shares in oracle(steps=10):
-        print(f"{name:30}" + "".join(f"{bounded(share):>19}" for share in shares))
-
-
-def bounded(share: float) -> str:
-    """Return a share as every processor would print it: what is rounding differs from one to the next."""
-    for low, high in ((0, 1e-9), (1e-9, 0.02), (0.02, 0.1)):
-        if share < high:
-            return f"{low:g} to {high:g}" if low > 1e-9 else f"below {high:g}"
-    return f"{share:.2f}"
-
-
 def show(world: World, name: str) -> dict[str, Any] | None:
     """Show what was asked for, in this one process; return the curves behind it."""
     return SHOWS[name]()
@@ -293,5 +229,4 @@ SHOWS: dict[str, Callable[[], dict[str, Any] | None]] = {
     "rms": show_rms,
     "decay": show_decay,
     "embedding": show_embedding,
-    "oracle": show_oracle,
 }
