@@ -13,7 +13,7 @@ from muonbook.jobs import check_json, write_json
 
 SHOWS = {  # what muonbook.ch03.experiments can show besides a training
     "rms": "Train with AdamW alone and with Muon at two scales; print the RMS of one matrix's updates.",
-    "decay": "Train at several strengths of weight decay; print the spectral norm of one matrix beside its ceiling.",
+    "decay": "Train at several strengths of weight decay; print the spectral norm of one matrix and its ceiling.",
     "embedding": "Follow rows of a transformer's embedding under AdamW and under Muon, without decay.",
 }
 TAKES = dict.fromkeys(("", *(f"--{name}" for name in SHOWS)), ("json",))  # job -> its options

@@ -160,10 +160,11 @@ def show_training() -> dict[str, Any]:
         return rms(update), not_orthogonal(update), spectral_norm(weight)
 
     model, losses, seen = watched_run(hybrid, SHOWN[-1], look)
-    print(f"  step   loss   {WATCHED}: update RMS   orthogonality error   spectral norm")
+    print(f"On {WATCHED}, per step:")
+    print("  step   loss   update RMS   orthogonality error   spectral norm")
     for step in SHOWN:
         size, error, norm = seen[step - 1]
-        print(f"{step:6}{losses[step - 1]:7.2f}{size:30.2f}{error:22.2f}{norm:16.2f}")
+        print(f"{step:6}{losses[step - 1]:7.2f}{size:13.2f}{error:22.2f}{norm:16.2f}")
     _, _, held_out = fresh()
     right = model(held_out.images).argmax(dim=-1) == held_out.labels
     print(f"accuracy on {len(right)} held-out digits: {right.double().mean():.2f}")
@@ -175,7 +176,7 @@ def show_rms() -> dict[str, Any]:
     original = partial(hybrid, scale="original")
     runs: dict[str, Any] = {"AdamW": adamw_alone, "Muon, match_rms": hybrid, "Muon, original": original}
     found = {name: watched_run(make, SHOWN[-1], lambda _, update: rms(update)) for name, make in runs.items()}
-    print(f"RMS of the update of {WATCHED}, per unit of learning rate (and the loss)")
+    print(f"RMS of the update of {WATCHED} / learning rate (and loss)")
     print("  step" + "".join(f"{name:>17}" for name in found))
     for step in SHOWN:
         pairs = (f"{seen[step - 1]:.3f} ({losses[step - 1]:.2f})" for _, losses, seen in found.values())
@@ -184,23 +185,24 @@ def show_rms() -> dict[str, Any]:
 
 
 def show_decay() -> dict[str, Any]:
-    """Train at several strengths of weight decay; print the spectral norm of one matrix beside its ceiling."""
+    """Train at several strengths of weight decay; print the spectral norm of one matrix and its ceiling."""
     steps, lr, found = 120, 2 * LR, {}
     print(f"Spectral norm of {WATCHED}, lr {lr}")
-    print("  decay   step 1   step 60   step 120   ceiling   mean of the last 20 losses")
+    print("  decay   step 1   step 60   step 120   ceiling   loss*")
     for decay in (0.0, 0.1, 1.0, 3.0):
         make = partial(hybrid, lr=lr, weight_decay=decay)
         _, losses, norms = watched_run(make, steps, lambda weight, _: spectral_norm(weight))
         top = f"{ceiling(256, decay):.2f}" if decay else "none"
-        print(f"{decay:7.1f}{norms[0]:9.2f}{norms[59]:10.2f}{norms[-1]:11.2f}{top:>10}{sum(losses[-20:]) / 20:29.2f}")
+        print(f"{decay:7.1f}{norms[0]:9.2f}{norms[59]:10.2f}{norms[-1]:11.2f}{top:>10}{sum(losses[-20:]) / 20:8.2f}")
         found[f"{decay:g}"] = norms
+    print("* the mean of the last 20 steps")
     return found
 
 
 def show_embedding() -> dict[str, Any]:
     """Follow rows of a transformer's embedding under AdamW and under Muon, without decay."""
     runs = [embedding_run(make) for make in (AdamW, Muon)]
-    print(f"An embedding of {VOCABULARY} rows: how many move in a step, and the RMS of two rows' steps")
+    print(f"How many of {VOCABULARY} rows move, and the RMS of two rows' steps")
     print("                  |         AdamW         |         Muon")
     print("  step   in batch | moved  always   once  | moved  always   once")
     for step in (*SHOWN[:-1], EMBEDDING_STEPS):
@@ -210,7 +212,7 @@ def show_embedding() -> dict[str, Any]:
             line += f"|{int((rows > 0).sum()):6}{rows[0]:8.3f}{rows[ONCE]:8.3f} "
         print(line.rstrip())
     still = all(rows[NEVER] == 0 for moved, _ in runs for rows in moved)
-    print(f"The row of the token that never came stayed where it was, with both: {still}")
+    print(f"The row of the token that never came did not move: {still}")
     named = {"always": 0, "once": ONCE}
     return {
         f"{name}, {which}": [rows[token].item() for rows in moved]
