@@ -4,7 +4,6 @@ python scripts/03_muon.py
 python scripts/03_muon.py --rms --json out/rms.json
 python scripts/03_muon.py --decay --json out/decay.json
 python scripts/03_muon.py --embedding --json out/embedding.json
-python scripts/03_muon.py --oracle
 """
 
 from distmuon import launch
@@ -12,13 +11,12 @@ from muonbook import puzzles
 from muonbook.ch03.puzzle import PUZZLE
 from muonbook.jobs import check_json, write_json
 
-SHOWS = {  # what muonbook.ch03.single_device can show besides a training
+SHOWS = {  # what muonbook.ch03.experiments can show besides a training
     "rms": "Train with AdamW alone and with Muon at two scales; print the RMS of one matrix's updates.",
-    "decay": "Train at several strengths of weight decay; print the spectral norm of one matrix beside its ceiling.",
+    "decay": "Train at several strengths of weight decay; print the spectral norm of one matrix and its ceiling.",
     "embedding": "Follow rows of a transformer's embedding under AdamW and under Muon, without decay.",
-    "oracle": "Repeat a short run with one thing changed at a time; print which share of the movement is different.",
 }
-TAKES = {"": ("json",), "--rms": ("json",), "--decay": ("json",), "--embedding": ("json",), "--oracle": ()}
+TAKES = dict.fromkeys(("", *(f"--{name}" for name in SHOWS)), ("json",))  # job -> its options
 
 
 def parse():
@@ -37,7 +35,7 @@ def main():
         return code
     job = launch.chosen_job(arguments, TAKES)
     check_json(arguments)
-    curves = launch.run("muonbook.ch03.single_device:show", (job.removeprefix("--") or "training",))[0]
+    curves = launch.run("muonbook.ch03.experiments:show", (job.removeprefix("--") or "training",))[0]
     if arguments.json:
         write_json(arguments.json, curves)
     return 0

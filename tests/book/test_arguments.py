@@ -179,7 +179,6 @@ def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number:
 @pytest.mark.parametrize(
     ("number", "line", "says"),
     [
-        ("03", "--oracle --json x", "--json does nothing with --oracle; leave one of the two out."),
         ("04", "--lr 0.1 --tuning-seeds 2", "--tuning-seeds does nothing with --lr; leave one of the two out."),
         ("04", "--times --summary", "--summary does nothing with --times; leave one of the two out."),
         ("04", "--momentum 0.9", "--momentum does nothing by itself; it goes with --lr or --dp and --tp."),

@@ -11,7 +11,7 @@ from figure_helpers import assert_readable, boxes
 
 from distmuon.extras.metrics.matrix import update_of
 from distmuon.optim.muon import Muon
-from muonbook.ch03 import figure_step, single_device
+from muonbook.ch03 import experiments, figures
 from muonbook.figures import player
 
 WORKER = "scripts/03_muon.py"
@@ -26,17 +26,17 @@ def test_the_hybrid_learns_the_digits(tmp_path: Path) -> None:
 
 
 def test_once_is_enough_for_muon_to_keep_a_row_moving() -> None:
-    adamw, seen = single_device.embedding_run(torch.optim.AdamW)
-    muon, also_seen = single_device.embedding_run(Muon)
+    adamw, seen = experiments.embedding_run(torch.optim.AdamW)
+    muon, also_seen = experiments.embedding_run(Muon)
     assert seen == also_seen
-    assert muon[-1][single_device.ONCE] > 0.5 * muon[-1][0] > 0
-    assert 0 < adamw[-1][single_device.ONCE] < 0.1 * adamw[-1][0]
-    assert all(rows[single_device.NEVER] == 0 for rows in (*adamw, *muon))
+    assert muon[-1][experiments.ONCE] > 0.5 * muon[-1][0] > 0
+    assert 0 < adamw[-1][experiments.ONCE] < 0.1 * adamw[-1][0]
+    assert all(rows[experiments.NEVER] == 0 for rows in (*adamw, *muon))
 
 
 def test_hybrid_hands_its_options_to_the_right_optimizer() -> None:
-    model, _, _ = single_device.fresh()
-    muon, adamw = single_device.hybrid(model, lr=0.5, weight_decay=0.25, scale="original")
+    model, _, _ = experiments.fresh()
+    muon, adamw = experiments.hybrid(model, lr=0.5, weight_decay=0.25, scale="original")
     assert [p.ndim for group in muon.param_groups for p in group["params"]] == [2, 2, 2]
     assert sum(p.numel() for o in (muon, adamw) for g in o.param_groups for p in g["params"]) == sum(
         p.numel() for p in model.parameters()
@@ -51,13 +51,6 @@ def test_the_update_is_what_the_step_subtracted() -> None:
     torch.testing.assert_close(update_of(before, after, 0.1, 0.2), update)
 
 
-@pytest.mark.parametrize(
-    "share", [(0.0, "below 1e-09"), (0.0199, "below 0.02"), (0.05, "0.02 to 0.1"), (0.153, "0.15")]
-)
-def test_rounding_is_printed_as_a_range_and_anything_else_as_a_number(share: tuple[float, str]) -> None:
-    assert single_device.bounded(share[0]) == share[1]
-
-
 def test_two_pages_at_once_are_refused_in_a_sentence() -> None:
     ending = worlds.answer(WORKER, "--rms", "--decay")
     assert ending.code == 2
@@ -68,49 +61,58 @@ def test_two_pages_at_once_are_refused_in_a_sentence() -> None:
 
 
 def test_the_picture_ends_where_the_optimizer_ends() -> None:
-    *_, weights, _, applied = figure_step.lines()
+    *_, weights, _, applied = figures.lines()
     weight = torch.nn.Parameter(weights.matrix.clone())
     options: dict[str, Any] = {
-        "lr": figure_step.LR,
-        "momentum": figure_step.MOMENTUM,
-        "weight_decay": figure_step.DECAY,
+        "lr": figures.LR,
+        "momentum": figures.MOMENTUM,
+        "weight_decay": figures.DECAY,
     }
     optimizer = Muon([weight], **options)
-    for step in range(figure_step.STEPS):
+    for step in range(figures.STEPS):
         weight.data = weights.matrix.clone()  # only the last step is drawn
-        weight.grad = figure_step.gradient(step)
+        weight.grad = figures.gradient(step)
         optimizer.step()
     assert torch.equal(weight.data, applied.matrix)
 
 
 def test_what_a_cell_is_made_from_is_what_the_frame_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, gradient = figure_step.lines(), figure_step.gradient
+    before, gradient = figures.lines(), figures.gradient
 
     def another(step: int) -> torch.Tensor:
         changed = gradient(step)
         changed[2, 3] += 0.5
         return changed
 
-    monkeypatch.setattr(figure_step, "gradient", another)
+    monkeypatch.setattr(figures, "gradient", another)
     mixed = False
-    for old, new in zip(before, figure_step.lines(), strict=True):
-        mixed = mixed or old.needs == figure_step.FROM_ALL
+    for old, new in zip(before, figures.lines(), strict=True):
+        mixed = mixed or old.needs == figures.FROM_ALL
         if old.title in ("The weights", "Decay"):
             assert torch.equal(old.matrix, new.matrix)  # no gradient comes into them
         else:
             moved = (old.matrix != new.matrix).nonzero().tolist()
             assert len(moved) == old.matrix.numel() if mixed else moved == [[2, 3]]
-    assert [line.needs for line in before].count(figure_step.FROM_ALL) == 1
+    assert [line.needs for line in before].count(figures.FROM_ALL) == 1
 
 
 def test_the_frames_can_be_read_and_shown_one_after_the_other() -> None:
-    frames = figure_step.frames_of_lines()
+    frames = figures.frames_of_lines()
     assert len(player.html("one-step", frames)) < 100_000
-    for line, frame in zip(figure_step.lines(), frames, strict=True):
+    for line, frame in zip(figures.lines(), frames, strict=True):
         assert_readable(frame.figure)
         marked = [(b.get_width(), b.get_height()) for b in boxes(frame.figure, "needs")]
-        cells = {"": [], figure_step.FROM_A_CELL: [1], figure_step.FROM_ALL: [line.matrix.numel()]}[line.needs]
-        assert [round(w * h / figure_step.ACROSS / figure_step.HIGH) for w, h in marked] == cells
+        cells = {"": [], figures.FROM_A_CELL: [1], figures.FROM_ALL: [line.matrix.numel()]}[line.needs]
+        assert [round(w * h / figures.ACROSS / figures.HIGH) for w, h in marked] == cells
         values = torch.linalg.svdvals(line.matrix)
         bars = torch.tensor([b.get_width() for b in boxes(frame.figure, "value-")], dtype=torch.float64)
         torch.testing.assert_close(bars / bars[0], values / values[0])
+
+
+def test_a_workers_curves_are_drawn_over_the_step(tmp_path: Path) -> None:
+    file = tmp_path / "decay.json"
+    file.write_text(json.dumps({"0.1": [1.0, 2.0, 4.0], "3": [1.0, 0.5, 0.25]}))
+    figure, alt = figures.draw_worker_curves(file, "norm", "A title", name="decay {}")
+    assert_readable(figure)
+    assert "decay 0.1: from 1 to 4" in alt
+    assert "decay 3: from 1 to 0.25, least 0.25, greatest 1, for step 1 to 3" in alt

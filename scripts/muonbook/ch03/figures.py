@@ -1,11 +1,13 @@
-"""One step of Muon as a picture that moves: a small matrix after every line, with its singular values.
+"""One step of Muon as a picture that moves, and three plots of what the worker measured.
 
-Cells show size and sign; under them stand the singular values, as long as their share of the largest. A frame around
-one cell or around all says what a new cell is made from.
+The moving picture shows a small matrix after every line. Cells show size and sign; under them stand the singular
+values, as long as their share of the largest. A frame around one cell or around all says what a new cell is made from.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from distmuon.optim.muon import apply_, decay_, momentum_, orthogonalize, scale
 from distmuon.optim.newton_schulz import singular_values
 from distmuon.optim.options import MUON_DEFAULTS
 from muonbook.figures.player import Frame
+from muonbook.figures.plots import describe_curves, draw_curves
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, TEXT, TITLE, WIDTH, Block, box
 
 from muonbook.figures.style import ink_on, mix, page, put, text_block  # isort: skip
@@ -40,11 +43,11 @@ class Line(NamedTuple):
 
 
 def gradient(step: int) -> Tensor:
-    """Return the gradient of one step [ROWS, COLUMNS], in float64: one loud direction, and a batch's noise."""
-    loud = torch.outer(torch.tensor([3.0, -2.0, 1.0, 2.0]), torch.tensor([1.0, 2.0, -1.0, 1.0, -2.0, 1.0]))
+    """Return the gradient of one step [ROWS, COLUMNS], in float64: one strong direction, and a batch's noise."""
+    strong = torch.outer(torch.tensor([3.0, -2.0, 1.0, 2.0]), torch.tensor([1.0, 2.0, -1.0, 1.0, -2.0, 1.0]))
     rows, columns = torch.arange(ROWS)[:, None], torch.arange(COLUMNS)
     noise = (7 * rows + 5 * columns * columns + 3 * step * (rows + 1) + columns * step) % 7 - 3
-    return (loud.double() + 0.4 * noise) / 4
+    return (strong.double() + 0.4 * noise) / 4
 
 
 def lines() -> list[Line]:
@@ -61,17 +64,23 @@ def lines() -> list[Line]:
     decay_([shrunk], LR, DECAY)
     moved.copy_(shrunk)
     apply_([moved], [update], LR, factor)
-    fainter = "Earlier batches are still heard, a little fainter each."
-    twice = "The newest batch counts once more. Still one direction."
+    fainter = "Every earlier gradient counts 5 % less than the one after it."
+    twice = "The newest gradient counts once more. One direction still dominates."
     return [
-        Line("The gradient", "G", newest, "", "One direction drowns all others. What will the step make of it?"),
+        Line("The gradient", "G", newest, "", "One direction is much stronger than the others. What will the step do?"),
         Line("Remember", "M ← 0.95 M + G", momentum, FROM_A_CELL, fainter),
         Line("Look ahead", "U = 0.95 M + G", fed, FROM_A_CELL, twice),
-        Line("Orthogonalize", "O = NewtonSchulz(U)", update, FROM_ALL, "Now every direction is about equally loud."),
-        Line("Scale", "s O,  s = 0.2 √6", factor * update, FROM_A_CELL, "A length that does not depend on the shape."),
-        Line("The weights", "W", weight, "", "Waiting for their step."),
-        Line("Decay", "W ← (1 − 0.2) W", shrunk, FROM_A_CELL, "They shrink a little, whatever the gradient says."),
-        Line("Apply", "W ← W − 0.5 s O", moved, FROM_A_CELL, "Done. Of six lines, one has looked at more than a cell."),
+        Line("Orthogonalize", "O = NewtonSchulz(U)", update, FROM_ALL, "Now all directions are about equally strong."),
+        Line(
+            "Scale",
+            "s O,  s = 0.2 √6",
+            factor * update,
+            FROM_A_CELL,
+            "The size of an entry no longer depends on the shape.",
+        ),
+        Line("The weights", "W", weight, "", "The weights as they are before the step."),
+        Line("Decay", "W ← (1 − 0.2) W", shrunk, FROM_A_CELL, "All weights shrink a little, whatever the gradient is."),
+        Line("Apply", "W ← W − 0.5 s O", moved, FROM_A_CELL, "Done. Of six lines, only one needs the whole matrix."),
     ]
 
 
@@ -91,14 +100,14 @@ def _describe(line: Line) -> str:
 
 
 def _cells(line: Line) -> Block:
-    loudest = float(line.matrix.abs().max())
+    largest = float(line.matrix.abs().max())
 
     def paint(axes: Axes, top: float) -> None:
         top += 4
         for row, cells in enumerate(line.matrix.tolist()):
             for column, value in enumerate(cells):
                 x, y = MARGIN + column * ACROSS, top + row * HIGH
-                colour = mix(CARD, ACCENT if value > 0 else COLD, abs(value) / loudest)
+                colour = mix(CARD, ACCENT if value > 0 else COLD, abs(value) / largest)
                 box(axes, x, y, ACROSS, HIGH, colour, ec=PADDING, lw=0.6)
                 put(axes, x + ACROSS / 2, y + 8.5, f"{value:.2f}".replace("-", "−"), "center", color=ink_on(colour))
         if line.needs:
@@ -121,3 +130,20 @@ def _bars(line: Line) -> Block:
             put(axes, WIDTH - MARGIN, y, f"{value:.2f}", "right", bold=True)
 
     return 20 + ROWS * PITCH, paint
+
+
+# ---- Plots of what the worker wrote -----------------------------------------------------------------------
+
+
+def draw_worker_curves(
+    file: str | Path,
+    y_label: str,
+    title: str,
+    name: str = "{}",
+    log_y: bool = False,
+) -> tuple[Figure, str]:
+    """Draw the curves of a worker's --json file over the step. name: how the name of a curve is written."""
+    curves = json.loads(Path(file).read_text())
+    series = {name.format(key): (range(1, len(values) + 1), values) for key, values in curves.items()}
+    figure = draw_curves(series, "step", y_label, title, log_y=log_y)
+    return figure, describe_curves(series, "step", y_label, title)

@@ -1,7 +1,7 @@
-"""Chapter 3's experiments: Muon on one device, beside AdamW and beside torch's own Muon; what the worker shows.
+"""Chapter 3's experiments: Muon on one device, compared with AdamW; what the worker shows.
 
-All in float64, so that all processors print the same. `watched_run` trains the digits and looks at one matrix,
-`embedding_run` follows the rows of an embedding, and `oracle` changes one thing at a time.
+All in float64, so that all processors print the same. `watched_run` trains the digits and looks at one matrix, and
+`embedding_run` follows the rows of an embedding.
 """
 
 from __future__ import annotations
@@ -148,54 +148,6 @@ def sentences() -> Iterator[Tensor]:
         yield tokens
 
 
-# ---- Beside torch's own -----------------------------------------------------------------------------------
-
-
-def oracle(steps: int = 10) -> Iterator[tuple[str, list[float]]]:
-    """Repeat two short runs with one thing changed at a time.
-
-    Yield what was changed, and for made-up gradients and for digits |difference from ours| / |movement of ours|.
-    """
-    same: Any = {"lr": LR, "weight_decay": DECAY}
-    changes: dict[str, Callable[[Any], Optimizer]] = {
-        "momentum averaged, not summed": partial(Muon, momentum_kind="average", **same),
-        "Newton–Schulz in bf16": partial(Muon, compute_dtype=torch.bfloat16, **same),
-        "torch, match_rms_adamw": partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw", **same),
-        "ours without Nesterov": partial(Muon, nesterov=False, **same),
-        "torch, its default scale": partial(torch.optim.Muon, **same),
-    }
-    runs = (on_synthetic_gradients, on_digits)
-    ours = [run(partial(Muon, **same), steps) for run in runs]
-    for name, make in changes.items():
-        yield (
-            name,
-            [float((run(make, steps) - mine).norm() / mine.norm()) for run, mine in zip(runs, ours, strict=True)],
-        )
-
-
-def on_synthetic_gradients(make: Callable[[Any], Optimizer], steps: int) -> Tensor:
-    """Return how far Gaussian gradients, the same for every optimizer, move two matrices: [elements]."""
-    generator = torch.Generator().manual_seed(SEED)
-    params = [nn.Parameter(torch.zeros(*shape).double()) for shape in ((128, 256), (128, 128))]
-    optimizer = make(params)
-    for _ in range(steps):
-        for p in params:
-            p.grad = torch.randn(p.shape, generator=generator).double()
-        optimizer.step()
-    return torch.cat([p.detach().flatten() for p in params])
-
-
-def on_digits(make: Callable[[Any], Optimizer], steps: int) -> Tensor:
-    """Return how far training moves the hidden matrices: [elements]."""
-    model, data, _ = fresh()
-    muon, adamw = hybrid(model)
-    params = [p for group in muon.param_groups for p in group["params"]]
-    start = torch.cat([p.detach().flatten() for p in params])
-    for _ in train(model, [make(params), adamw], data, steps):
-        pass
-    return torch.cat([p.detach().flatten() for p in params]) - start
-
-
 # ---- What is shown ----------------------------------------------------------------------------------------
 
 SHOWN = (1, 2, 5, 10, 20, 50, 100)  # the steps that are printed
@@ -208,10 +160,11 @@ def show_training() -> dict[str, Any]:
         return rms(update), not_orthogonal(update), spectral_norm(weight)
 
     model, losses, seen = watched_run(hybrid, SHOWN[-1], look)
-    print(f"  step   loss   {WATCHED}: update RMS   orthogonality error   spectral norm")
+    print(f"On {WATCHED}, per step:")
+    print("  step   loss   update RMS   orthogonality error   spectral norm")
     for step in SHOWN:
         size, error, norm = seen[step - 1]
-        print(f"{step:6}{losses[step - 1]:7.2f}{size:30.2f}{error:22.2f}{norm:16.2f}")
+        print(f"{step:6}{losses[step - 1]:7.2f}{size:13.2f}{error:22.2f}{norm:16.2f}")
     _, _, held_out = fresh()
     right = model(held_out.images).argmax(dim=-1) == held_out.labels
     print(f"accuracy on {len(right)} held-out digits: {right.double().mean():.2f}")
@@ -223,7 +176,7 @@ def show_rms() -> dict[str, Any]:
     original = partial(hybrid, scale="original")
     runs: dict[str, Any] = {"AdamW": adamw_alone, "Muon, match_rms": hybrid, "Muon, original": original}
     found = {name: watched_run(make, SHOWN[-1], lambda _, update: rms(update)) for name, make in runs.items()}
-    print(f"RMS of the update of {WATCHED}, per unit of learning rate (and the loss)")
+    print(f"RMS of the update of {WATCHED} / learning rate (and loss)")
     print("  step" + "".join(f"{name:>17}" for name in found))
     for step in SHOWN:
         pairs = (f"{seen[step - 1]:.3f} ({losses[step - 1]:.2f})" for _, losses, seen in found.values())
@@ -232,23 +185,24 @@ def show_rms() -> dict[str, Any]:
 
 
 def show_decay() -> dict[str, Any]:
-    """Train at several strengths of weight decay; print the spectral norm of one matrix beside its ceiling."""
+    """Train at several strengths of weight decay; print the spectral norm of one matrix and its ceiling."""
     steps, lr, found = 120, 2 * LR, {}
     print(f"Spectral norm of {WATCHED}, lr {lr}")
-    print("  decay   step 1   step 60   step 120   ceiling   mean of the last 20 losses")
+    print("  decay   step 1   step 60   step 120   ceiling   loss*")
     for decay in (0.0, 0.1, 1.0, 3.0):
         make = partial(hybrid, lr=lr, weight_decay=decay)
         _, losses, norms = watched_run(make, steps, lambda weight, _: spectral_norm(weight))
         top = f"{ceiling(256, decay):.2f}" if decay else "none"
-        print(f"{decay:7.1f}{norms[0]:9.2f}{norms[59]:10.2f}{norms[-1]:11.2f}{top:>10}{sum(losses[-20:]) / 20:29.2f}")
+        print(f"{decay:7.1f}{norms[0]:9.2f}{norms[59]:10.2f}{norms[-1]:11.2f}{top:>10}{sum(losses[-20:]) / 20:8.2f}")
         found[f"{decay:g}"] = norms
+    print("* the mean of the last 20 steps")
     return found
 
 
 def show_embedding() -> dict[str, Any]:
     """Follow rows of a transformer's embedding under AdamW and under Muon, without decay."""
     runs = [embedding_run(make) for make in (AdamW, Muon)]
-    print(f"An embedding of {VOCABULARY} rows: how many move in a step, and the RMS of two rows' steps")
+    print(f"How many of {VOCABULARY} rows move, and the RMS of two rows' steps")
     print("                  |         AdamW         |         Muon")
     print("  step   in batch | moved  always   once  | moved  always   once")
     for step in (*SHOWN[:-1], EMBEDDING_STEPS):
@@ -258,29 +212,13 @@ def show_embedding() -> dict[str, Any]:
             line += f"|{int((rows > 0).sum()):6}{rows[0]:8.3f}{rows[ONCE]:8.3f} "
         print(line.rstrip())
     still = all(rows[NEVER] == 0 for moved, _ in runs for rows in moved)
-    print(f"The row of the token that never came stayed where it was, with both: {still}")
+    print(f"The row of the token that never came did not move: {still}")
     named = {"always": 0, "once": ONCE}
     return {
         f"{name}, {which}": [rows[token].item() for rows in moved]
         for name, (moved, _) in zip(("AdamW", "Muon"), runs, strict=True)
         for which, token in named.items()
     }
-
-
-def show_oracle() -> None:
-    """Repeat a short run with one thing changed at a time; print which share of the movement is different."""
-    print("10 steps beside ours, in float64: difference / movement")
-    print(f"{'':30}  made-up gradients   training on digits")
-    for name, shares in oracle(steps=10):
-        print(f"{name:30}" + "".join(f"{bounded(share):>19}" for share in shares))
-
-
-def bounded(share: float) -> str:
-    """Return a share as every processor would print it: what is rounding differs from one to the next."""
-    for low, high in ((0, 1e-9), (1e-9, 0.02), (0.02, 0.1)):
-        if share < high:
-            return f"{low:g} to {high:g}" if low > 1e-9 else f"below {high:g}"
-    return f"{share:.2f}"
 
 
 def show(world: World, name: str) -> dict[str, Any] | None:
@@ -293,5 +231,4 @@ SHOWS: dict[str, Callable[[], dict[str, Any] | None]] = {
     "rms": show_rms,
     "decay": show_decay,
     "embedding": show_embedding,
-    "oracle": show_oracle,
 }
