@@ -87,7 +87,7 @@ def test_blocks_of_real_momentum_are_another_optimizer_and_the_more_so_the_large
             cosines = [cosine(m, T, dim) for T in (2, 4, 8)]
             assert cosines == sorted(cosines, reverse=True)
             assert cosines[-1] < cosine(noise, 8, dim)  # and noise would have shown less
-    for T in (2, 4, 8):  # "about √T times too strong"
+    for T in (2, 4, 8):  # "near √T"
         assert 0.9 * T**0.5 < singular_values(in_blocks(momenta[2], T, 0))[0] < 1.25 * T**0.5
     assert singular_values(newton_schulz(momenta[2]))[0] < 1.25
 
