@@ -1,4 +1,4 @@
-"""A pair of cut layers and three gathers, small and in whole numbers: held against whole layers, to the last bit."""
+"""A pair of cut layers and three gathers, small and in whole numbers: compared with whole layers, bit for bit."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def report(ranks: list[dict[str, Any]]) -> tuple[bool, list[dict[str, Any]]]:
     for number, rank in enumerate(ranks):
         shapes = [f"{name} {len(value)} x {len(value[0])}" for name, value in rank["slices"].items() if name != "X"]
         print(f"TP rank {number} holds {', '.join(shapes)}")
-    print("Beside the whole layers in one process, to the last bit:")
+    print("Compared with the whole layers in one process, bit for bit:")
     for what in ranks[0]["right"]:
         print(f"  {what} equal on every rank: {all(rank['right'][what] for rank in ranks)}")
     forward, backward = ranks[0]["calls"]

@@ -1,12 +1,20 @@
-"""Chapter 9's worker as its readers run it: a pair of cut layers, the gathers, the certificate, the bytes."""
+"""Chapter 9's worker as its readers run it, and what its page says of blocks, of costs and of its small layers."""
 
+import ast
 import json
 import re
 from pathlib import Path
 
 import pytest
+import stored_pages
 import torch
 import worlds
+
+from distmuon.optim.newton_schulz import flops, newton_schulz, singular_values
+from distmuon.sharding.ledger import ring_bytes
+from muonbook.ch09.experiments import momentum_of_digits, optimizer_cost
+from muonbook.ch09.figures import pair
+from muonbook.ch09.small_layers import whole_numbers
 
 WORKER = str(worlds.ROOT / "scripts" / "09_tensor_parallel.py")
 
@@ -57,6 +65,53 @@ def test_one_bucket_and_single_calls_gather_the_same() -> None:
     assert (ending.code, ending.err) == (0, "")
     assert "bit for bit: True." in ending.out
     assert len(re.findall(r"^ *\d+ of +\d+ x \d+ +[01] +\d+\.\d\d$", ending.out, re.MULTILINE)) == 6
+
+
+def in_blocks(matrix: torch.Tensor, T: int, dim: int) -> torch.Tensor:
+    return torch.cat([newton_schulz(block) for block in matrix.chunk(T, dim)], dim)
+
+
+def cosine(matrix: torch.Tensor, T: int, dim: int) -> float:
+    whole, blocks = newton_schulz(matrix), in_blocks(matrix, T, dim)
+    assert (blocks - whole).norm() > 0.2 * whole.norm()
+    return float((blocks * whole).sum() / (blocks.norm() * whole.norm()))
+
+
+def test_blocks_of_real_momentum_are_another_optimizer_and_the_more_so_the_larger_t() -> None:
+    random = torch.Generator().manual_seed(9)
+    momenta = momentum_of_digits(steps=10)
+    assert [tuple(m.shape) for m in momenta] == [(256, 64), (128, 256), (128, 128)]
+    for m in momenta:
+        noise = torch.randn(m.shape, generator=random, dtype=torch.float64)
+        for dim in (0, 1):
+            cosines = [cosine(m, T, dim) for T in (2, 4, 8)]
+            assert cosines == sorted(cosines, reverse=True)
+            assert cosines[-1] < cosine(noise, 8, dim)  # and noise would have shown less
+    for T in (2, 4, 8):  # "near √T"
+        assert 0.9 * T**0.5 < singular_values(in_blocks(momenta[2], T, 0))[0] < 1.25 * T**0.5
+    assert singular_values(newton_schulz(momenta[2]))[0] < 1.25
+
+
+def test_more_tp_ranks_share_momentum_but_not_newton_schulz() -> None:
+    costs = {T: optimizer_cost(T, D=8) for T in (1, 2, 4, 8)}
+    kept, work, temporary = zip(*costs.values(), strict=True)
+    assert [kept[0] / each for each in kept] == [1, 2, 4, 8]
+    block = 4 * flops((1024, 1024)) + 2 * flops((1024, 4096))
+    assert work[0] > work[1] > work[2] == work[3] == 24 * block // 8  # "an eighth of all the work"
+    assert temporary[0] == temporary[1] < temporary[2] < temporary[3]
+
+
+def test_the_page_has_the_numbers_of_the_picture() -> None:
+    sources = ["".join(cell["source"]) for cell in stored_pages.every_cell("09_tensor_parallel")]
+    written = [
+        re.findall(rf"^{name} = torch.tensor\((.*?)\)", "\n".join(sources), re.M) for name in ("X", "W1", "W2", "dY")
+    ]
+    for (first, *rest), tensor in zip(written, whole_numbers(), strict=True):
+        assert not rest
+        assert ast.literal_eval(first) == tensor.tolist()
+    assert [pair()[f"Y{rank}"][0, 1].item() for rank in range(2)] == [3, -3]  # quick question 1
+    answers = [ring_bytes("all_gather", 2 * 1024**2, T) for T in (2, 4)]
+    assert any(f"{answers[0]:,} bytes" in text and f"{answers[1]:,} bytes" in text for text in sources)
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,35 @@
-"""Chapter 9's moving pictures: the pair of layers shows what its ranks hold, and the blocks what they come to."""
+"""Chapter 9's pictures: the pair of layers shows what its ranks hold, the block its heads, and blocks their values."""
 
 import numpy as np
 import pytest
 import torch
 from figure_helpers import assert_readable, boxes, texts
 
-from muonbook.ch09.figure_blocks import ANGLES, frames_of_blocks, rows_at, strengths
-from muonbook.ch09.figure_pair import RANKS, frames_of_pair, pair
+from muonbook.ch09.figures import (
+    ANGLES,
+    HEADS,
+    RANKS,
+    draw_heads,
+    frames_of_blocks,
+    frames_of_pair,
+    pair,
+    rows_at,
+    strengths,
+)
 from muonbook.ch09.small_layers import whole_numbers
 from muonbook.figures import player
 
 
 def test_the_pair_is_what_autograd_says() -> None:
-    found, (X, W1, W2, dY) = pair(), whole_numbers()
+    tensors, (X, W1, W2, dY) = pair(), whole_numbers()
     x = X.clone().requires_grad_()
     y = torch.relu(x @ W1.T) @ W2.T
     y.backward(dY)
-    assert torch.equal(found["Y"], y.detach())
+    assert torch.equal(tensors["Y"], y.detach())
     assert x.grad is not None
-    assert torch.equal(found["dX"], x.grad)
+    assert torch.equal(tensors["dX"], x.grad)
     for name in ("Y", "dX"):
-        assert torch.equal(found[name], torch.stack([found[f"{name}{rank}"] for rank in range(RANKS)]).sum(0))
+        assert torch.equal(tensors[name], torch.stack([tensors[f"{name}{rank}"] for rank in range(RANKS)]).sum(0))
 
 
 def test_the_pair_shows_every_number_and_whose_it_is() -> None:
@@ -28,20 +37,30 @@ def test_the_pair_shows_every_number_and_whose_it_is() -> None:
     for frame in frames:
         assert_readable(frame.figure)
     whole, cut, *_, summed = (frames[n].figure for n in (0, 1, 4))
-    found = pair()
+    tensors = pair()
     for name in ("X", "W1", "H", "W2", "Y"):
-        assert {f"{value:g}" for value in found[name].flatten().tolist()} <= set(texts(whole))
-    assert len(boxes(whole, "both")) == sum(found[name].numel() for name in ("X", "W1", "H", "W2", "Y"))
+        assert {f"{value:g}" for value in tensors[name].flatten().tolist()} <= set(texts(whole))
+    assert len(boxes(whole, "both")) == sum(tensors[name].numel() for name in ("X", "W1", "H", "W2", "Y"))
     assert not boxes(whole, "tp")
     for rank in range(RANKS):  # half of both weights
-        assert len(boxes(cut, f"tp{rank}")) == (found["W1"].numel() + found["W2"].numel()) // RANKS
-    assert len(boxes(summed, "sum")) == found["Y"].numel()
+        assert len(boxes(cut, f"tp{rank}")) == (tensors["W1"].numel() + tensors["W2"].numel()) // RANKS
+    assert len(boxes(summed, "sum")) == tensors["Y"].numel()
 
 
 def test_captions_name_the_bytes_that_the_worker_counts() -> None:
     captions = [frame.caption for frame in frames_of_pair()]
     assert "Each rank sends 24 bytes." in captions[4]  # 2 (T - 1) / T of 2 x 3 in float32
-    assert "one all-reduce, 32 bytes." in captions[6]  # and of 2 x 4
+    assert "Its all-reduce sends 32 bytes." in captions[6]  # and of 2 x 4
+
+
+def test_the_block_shows_whole_heads_on_each_rank_and_two_sums() -> None:
+    figure = draw_heads()
+    assert_readable(figure)
+    assert [text for text in texts(figure) if text.startswith("head ")] == [f"head {n}" for n in range(HEADS)]
+    assert len(boxes(figure, "tp0")) == len(boxes(figure, "tp1")) > HEADS
+    assert len(boxes(figure, "sum")) == 2  # all-reduces forward, as the engine's block makes
+    between = (boxes(figure, "tp0")[-1].get_x() + boxes(figure, "tp0")[-1].get_width(), boxes(figure, "tp1")[0].get_x())
+    assert between[0] < between[1]
 
 
 @pytest.mark.parametrize("angle", ANGLES)

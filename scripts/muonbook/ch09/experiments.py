@@ -1,0 +1,56 @@
+"""What chapter 9's page measures in one process: real momentum, and what the optimizer costs a rank when T grows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distmuon.models.digits import digits
+from distmuon.models.networks import Transformer
+from distmuon.models.recipe import Recipe
+from distmuon.optim.newton_schulz import flops
+from distmuon.optim.param_groups import split_parameters
+from distmuon.optim.strategies import gather_all
+from distmuon.optim.strategies.costs import PlannedRank
+from distmuon.sharding.buffers import specs_of
+from distmuon.sharding.collectives import Group
+from distmuon.sharding.grid import Grid
+from distmuon.sharding.layout import plan
+from distmuon.verify.certificate import Reference
+from distmuon.verify.training import problem_of
+
+
+def momentum_of_digits(steps: int) -> list[Tensor]:
+    """Train the digits network with Muon in one process; return the momentum of its three hidden matrices, float64."""
+    recipe = Recipe(steps=steps, micro_batches=1, dtype="float64")
+    images, _ = digits(Grid.alone(), seed=0)
+    reference = Reference(problem_of(recipe, images), torch.device("cpu"))
+    reference.train()
+    return [state["momentum_buffer"] for state in reference.optimizers[0].state.values()]
+
+
+class OptimizerCost(NamedTuple):
+    """What Muon costs the busiest of `D` x `T` ranks."""
+
+    momentum_bytes: float  # kept, float32
+    newton_schulz_flops: int  # in a step
+    temporary_bytes: int  # at most, during the step
+
+
+def optimizer_cost(T: int, D: int = 8) -> OptimizerCost:
+    """Return the cost for a transformer of 24 blocks, 1,024 wide, if all its matrices are gathered, bucketed."""
+    sizes = {"vocabulary": 32_768, "width": 1024, "layers": 24, "heads": 16, "context": 1024}
+    with torch.device("meta"):  # shapes without storage
+        model = Transformer(**sizes, tp=Group("tp", T))
+    specs = specs_of(split_parameters(model)[0]["params"])
+    layout, all_matrices = plan(specs, D), frozenset(range(len(specs)))
+    work = [0] * D
+    for bucket in layout.buckets:
+        for index in bucket.params:
+            for rank in layout.owners(bucket, index):
+                work[rank] += flops(specs[index].full_shape(T))
+    ranks = [PlannedRank(layout, all_matrices, T, rank, compute_bytes=2) for rank in range(D)]
+    kept = 4 * sum(spec.numel for spec in specs) / D
+    return OptimizerCost(kept, max(work), max(map(gather_all.allocates, ranks)))
