@@ -1,23 +1,20 @@
-"""The chapter's pictures: a matrix on its way through the DP gather and back, and what the gather brings to a rank.
+"""The chapter's moving picture: a matrix that straddles shard boundaries, on its way through the DP gather and back.
 
-The moving picture has one lane per DP rank: on the left what it holds of the bucket, on the right what it holds as
-matrices. An element has the colour of the rank that it came from, or that computed it. Places and owners are the
-engine's `Layout`.
+It has one lane per DP rank: on the left what the rank holds of the bucket, on the right what it holds as matrices. An
+element has the colour of the rank that it came from, or that computed it. Places and owners are the engine's `Layout`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import ring_bytes
 from muonbook.figures.player import Frame
-from muonbook.figures.plots import describe_bars, draw_bars
 from muonbook.figures.style import INK, MARGIN, MUTED, PADDING, TEXT
 
 from muonbook.figures.style import box, dp_colour, page, put  # isort: skip
@@ -188,23 +185,3 @@ def _lefts(layout: Layout, bucket: Bucket, muon: Sequence[int]) -> dict[int, flo
         lefts[index] = x
         x += SQUARE * layout.specs[index].shape[1] + 18
     return lefts
-
-
-# ---- What the gather brings -------------------------------------------------------------------------------
-
-TITLE = "Most of what an all-gather brings is not used"
-
-
-def draw_received(ranks: Mapping[int, Mapping[str, float]]) -> Figure:
-    """Draw a bar for each number of ranks. ranks: number -> {what a rank does with it: bytes that it receives}."""
-    return draw_bars(_with_shares(ranks), TITLE)
-
-
-def describe_received(ranks: Mapping[int, Mapping[str, float]]) -> str:
-    """Return alt text for `draw_received`."""
-    return describe_bars(_with_shares(ranks), TITLE)
-
-
-def _with_shares(ranks: Mapping[int, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
-    shares = {n: 100 * parts["needed"] / sum(parts.values()) for n, parts in ranks.items()}
-    return {f"{n} ranks: {share:.0f} % is needed": ranks[n] for n, share in shares.items()}
