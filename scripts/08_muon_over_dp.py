@@ -26,7 +26,7 @@ def parse():
     job.add_argument("--follow", action="store_true", help="follow one matrix of a small model")
     job.add_argument("--ways", action="store_true", help="gather 40 matrices in four ways, and count")
     job.add_argument("--time", action="store_true", help="the same, and compare times, which differ from run to run")
-    parser.add_argument("--json", metavar="FILE", help="with --follow: write what every rank held")
+    parser.add_argument("--json", metavar="FILE", help="with --follow: write what every rank held and kept")
     training = parser.add_argument_group("the training, without --follow, --ways and --time")
     add_arguments(training, "steps", "dtype", "bucket_size", steps=10, bucket_size=50_000)
     puzzles.add_arguments(parser)
@@ -45,11 +45,12 @@ def main():
         raise launch.UsageError("--dp 1: one rank has nothing to gather; choose 2 or more.")
     check_json(arguments)
     if arguments.follow:
-        return run_job(arguments, "muonbook.ch08.trace_one_matrix:follow")
+        return run_job(arguments, "muonbook.ch08.experiments:follow", (), "follow")
     if arguments.ways or arguments.time:
-        return run_job(arguments, "muonbook.ch08.ways:gather", (arguments.time,), arguments.time)
+        return run_job(arguments, "muonbook.ch08.experiments:gather", (arguments.time,), "gather", arguments.time)
     recipe = recipe_of(arguments).shared_by(arguments.dp).check(arguments.dp, arguments.tp)
-    return run_job(arguments, "muonbook.ch08.training:train", (recipe,), recipe, arguments.dp, arguments.threads)
+    judged_by = recipe, arguments.dp, arguments.threads
+    return run_job(arguments, "muonbook.ch08.experiments:train", (recipe,), "train", *judged_by)
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
                 needless = needless or f"{where} returned matrix {index}, of which it owns nothing: work for others."
         longest = max(sum(piece.size for _, piece in cut_pieces(matrices, each, SHARD)) for each in range(RANKS))
         enough = ring_bytes("all_gather", 4 * RANKS * longest, RANKS)
-        sent = f", and {enough} are enough. What a rank owns whole, nobody else needs."
-        dear = over_budget(where, cost, enough, calls=" for all matrices", sent=sent)
-        yield CaseReport([wrong, needless, dear], str(cost.sent_bytes))
+        sent = f", and {enough} are enough. What a rank owns whole, no other rank needs."
+        over = over_budget(where, cost, enough, calls=" for all matrices", sent=sent)
+        yield CaseReport([wrong, needless, over], str(cost.sent_bytes))
 
 
 PUZZLE = Puzzle(
@@ -72,7 +72,7 @@ PUZZLE = Puzzle(
     ),
     hints=(
         "Chapter 7's puzzle fetched one matrix. Put the pieces of all cut matrices into one message: a rank has two at "
-        "most, one at each end of its shard. A matrix that lies inside one shard travels nowhere.",
+        "most, one at each end of its shard. A matrix that lies inside one shard is not sent.",
         "Write a function of a rank's number that lists that rank's cut pieces, in order. Every rank calls it for all "
         "ranks: it then knows how long every message is, how long the longest, and what stands where in each.",
         "All ranks join the call, also those with an empty message; where the longest message is empty, all skip it. "

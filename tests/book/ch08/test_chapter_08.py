@@ -1,4 +1,4 @@
-"""Chapter 8's worker as its readers run it, and the ways to gather many matrices that it compares."""
+"""Chapter 8: its worker as readers run it, and the code and the numbers on its page."""
 
 import json
 import re
@@ -7,15 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import stored_pages
 import torch
 import worlds
 
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.layout import ParamSpec, plan
-from muonbook.ch08 import moving_gather
-from muonbook.ch08.trace_one_matrix import SMALL
+from muonbook.ch08 import figures
+from muonbook.ch08.experiments import SMALL
 from muonbook.figures import player
-from muonbook.measure import coalescing
+from muonbook.measure import coalescing, formulas
 
 WORKER = str(worlds.ROOT / "scripts" / "08_muon_over_dp.py")
 
@@ -37,19 +38,19 @@ def test_ranks_that_do_not_divide_eight_get_a_batch_that_fits_them() -> None:
     assert ending.out.count("True.") == 5
 
 
-def test_following_a_matrix_tells_what_every_rank_held(tmp_path: Path) -> None:
+def test_following_a_matrix_tells_what_every_rank_held_and_kept(tmp_path: Path) -> None:
     ending = worlds.finish(WORKER, "--follow", "--json", f"{tmp_path}/new/follow.json")
     assert (ending.code, ending.err) == (0, "")
     assert "bit for bit: True." in ending.out
     ranks = json.loads((tmp_path / "new" / "follow.json").read_text())
     assert [rank["count"] for rank in ranks] == [[0, 0, 0, 0], [6, 20, 20, 6], [9, 20, 20, 9], [5, 20, 20, 5]]
-    assert ranks[0]["after"] is None
-    owners = [source for row in ranks[1]["sources"] for leaf in row for source in leaf]
-    assert owners == [1] * 6 + [2] * 9 + [3] * 5
+    assert [len(rank["kept"]) for rank in ranks] == [0, 6, 9, 5]
+    assert len({rank["sent"] for rank in ranks}) == 1
+    assert ranks[0]["sent"] == 54
 
 
 def test_the_moving_gather_holds_what_the_ranks_of_a_run_hold() -> None:
-    frames = moving_gather.frames_of_gather(plan(SMALL, 4), muon=(0, 1), followed=1)
+    frames = figures.frames_of_gather(plan(SMALL, 4), muon=(0, 1), followed=1)
     held = [[int(n) for n in re.findall(r"\d+", frame.alt.rpartition(" hold ")[2])] for frame in frames]
     before, after, whole = [0, 6, 9, 5], [20] * 4, [0, 20, 20, 20]  # as the worker counts, in the test above
     assert [held[0], held[1], held[4], held[5], held[6], held[7]] == [before, before, after, whole, whole, before]
@@ -95,3 +96,96 @@ def test_shards_put_together_are_the_padded_bucket() -> None:
     assert [len(shard) for (shard,) in shards] == [4] * 5
     assert torch.cat([shard for (shard,) in shards]).tolist() == [*range(1, 18), 0, 0, 0]
     assert torch.equal(coalescing.cut_out(layout, [torch.cat([shard for (shard,) in shards])])[1], whole[1])
+
+
+# ---- What stands on the page ------------------------------------------------------------------------------
+
+CODE = [
+    ("".join(cell["source"]), "".join("".join(output.get("text", "")) for output in cell["outputs"]))
+    for cell in stored_pages.cells("08_muon_over_dp")
+    if cell["cell_type"] == "code" and not cell["metadata"].get("tags")
+]  # (source, what it printed) of every cell that a reader sees
+
+
+def shown(words: str) -> tuple[str, str]:
+    """Return source and output of the one visible cell that has these words."""
+    (cell,) = (cell for cell in CODE if words in cell[0])
+    return cell
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    """The functions that the page defines, with the model that it asks about."""
+    names: dict[str, Any] = {"plan": plan}
+    for words in ("def transformer", "def received", "def mean_owners"):
+        exec(shown(words)[0], names)
+    return names
+
+
+@pytest.mark.parametrize("dp", [2, 3, 4, 5, 7])
+def test_the_small_step_of_the_page_works_on_any_number_of_ranks(dp: int) -> None:
+    names: dict[str, Any] = {}
+    first = next(n for n, (source, _) in enumerate(CODE) if source.startswith("import torch"))
+    last = CODE.index(shown("wrong = torch.zeros"))
+    for source, _ in CODE[first : last + 1]:
+        exec(source.replace("D = 4", f"D = {dp}"), names)
+    assert names["D"] == dp == len(names["kept"])
+    assert torch.equal(torch.cat(names["U_shards"]), names["U"])
+    assert torch.equal(names["gathered"][:32], names["U"][:32].bfloat16())
+    assert not names["gathered"][32:].any()
+    assert torch.equal(torch.cat(names["kept"]), names["update"].flatten())
+    whole, wrong = (torch.linalg.svdvals(names[name].float().view(4, 5)) for name in ("update", "wrong"))
+    assert whole[0] < 2 * whole[-1]
+    assert wrong[0] > 2 * wrong[-1]
+
+
+def test_nothing_that_the_page_compares_differs() -> None:
+    assert not any("False" in printed for _, printed in CODE)
+    assert shown("theirs = ")[1].count("True") == 4
+    rows = re.findall(
+        r" ([\d,]{6,}) +[\d.]+%", stored_pages.printed("08_muon_over_dp", "python ../scripts/08_muon_over_dp.py --ways")
+    )
+    predicted = re.findall(r"([\d,]+) bytes", shown("as_they_lie = by_itself")[1])
+    assert [rows[0], rows[1], rows[3]] == predicted
+    assert rows[2] == rows[1]
+    lines = [line.split()[-1] for line in shown("def transformer")[1].splitlines()]
+    assert lines == ["1.250", "1.333"]
+    assert all(formula == engine for formula, engine in table(shown("def mean_owners")[1], 2))
+
+
+def table(printed: str, last: int) -> list[list[str]]:
+    """Return the last columns of what a cell printed, without the line of titles."""
+    return [line.split()[-last:] for line in printed.splitlines()[1:]]
+
+
+def test_a_rank_receives_every_element_once_and_needs_what_is_cut(page: dict[str, Any]) -> None:
+    small = [ParamSpec("A", (3, 4), "float32"), ParamSpec("B", (4, 5), "float32"), ParamSpec("C", (2, 2), "float32")]
+    found = [list(page["received"](plan(small, 4), rank).values()) for rank in range(4)]
+    assert found == [[12, 0, 24], [32, 0, 4], [20, 0, 16], [20, 4, 12]]  # needed, already here, not used
+
+
+def test_owners_are_averaged_with_the_sizes_as_weights(page: dict[str, Any]) -> None:
+    assert page["mean_owners"](plan(SMALL[:2], 4)) == (12 * 2 + 20 * 3) / 32
+    layout = plan(page["model"], 32)
+    assert page["mean_owners"](layout) == pytest.approx(float(formulas.mean_owners(layout, range(96))))
+
+
+def test_what_the_prose_says_of_the_large_model(page: dict[str, Any]) -> None:
+    eight = plan(page["model"], 8)
+    assert [rank for rank in range(8) if page["received"](eight, rank)["needed"] == 0] == [0, 4]
+    assert all(
+        [page["model"][i].name[-3:] for i in eight.owned(b, r)] == ["qkv"] for b in eight.buckets for r in (0, 4)
+    )
+    owners = {D: page["mean_owners"](plan(page["model"], D)) for D in (8, 512)}
+    assert owners[8] < 2
+    assert round(owners[512]) == 75
+    assert round(page["mean_owners"](plan(page["model"], 512, 10**9))) == 7
+    for dp in (8, 64, 512):
+        layout = plan(page["model"], dp)
+        every = [page["received"](layout, rank) for rank in range(dp)]
+        total = sum(every[0].values())
+        assert round(2 * total / 1e6) == 604
+        assert sum(row["needed"] for row in every) < 0.2 * total * dp
+        assert dp < 64 or not any(row["already here"] for row in every)
+    ratios = [float(engine) for _, engine in table(shown("def mean_owners")[1], 2)]
+    assert max(ratios) < 1.04

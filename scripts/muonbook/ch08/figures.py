@@ -1,7 +1,7 @@
-"""A matrix that straddles shard boundaries on its way through a step: pack, DP gather, unpack, Newton–Schulz, back.
+"""The chapter's moving picture: a matrix that straddles shard boundaries, on its way through the DP gather and back.
 
-One lane per DP rank: on the left what it holds of the bucket, on the right what it holds as matrices. An element has
-the colour of the rank that it came from, or that computed it. Places and owners are the engine's `Layout`.
+It has one lane per DP rank: on the left what the rank holds of the bucket, on the right what it holds as matrices. An
+element has the colour of the rank that it came from, or that computed it. Places and owners are the engine's `Layout`.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ def frames_of_gather(layout: Layout, muon: Sequence[int], followed: int) -> list
     states: list[tuple[str, str, list[Held]]] = [
         (
             "momentum",
-            f"{name}: {numel} elements on {len(owners[followed])} ranks. "
-            "Newton–Schulz needs them in one place. How do they get there?",
+            f"The {numel} elements of {name} lie on {len(owners[followed])} ranks, "
+            "but Newton–Schulz needs them in one place.",
             start,
         ),
         (
             "pack",
-            "Every rank lays its pieces into its shard, in bf16. "
-            f"AdamW's {' and '.join(others)} goes along as zeros, and so does the padding (grey).",
+            "Every rank copies its pieces into a message in bf16. "
+            f"It holds zeros for AdamW's {' and '.join(others)} and for the padding (grey).",
             packed,
         ),
     ]
     for hop in range(1, dp):
         rows = [Held(_merged([packed[(rank - back) % dp].bucket for back in range(hop + 1)])) for rank in range(dp)]
-        end = "" if hop < dp - 1 else f" Each has sent {sent} bytes, and holds the whole bucket."
+        end = "" if hop < dp - 1 else f" Each has sent {sent} bytes and now holds the whole bucket."
         states.append((f"dp_gather, hop {hop} of {dp - 1}", f"Every rank passes a shard on to the next.{end}", rows))
     full = states[-1][2]
     unpacked = [_unpacked(layout, bucket, full[rank], owners, rank) for rank in range(dp)]
@@ -72,9 +72,21 @@ def frames_of_gather(layout: Layout, muon: Sequence[int], followed: int) -> list
     ]
     twice = ", ".join(f"{layout.specs[i].name} on {len(ranks)} ranks" for i, ranks in owners.items())
     states += [
-        ("unpack", "Each cuts out the matrices that it owns a piece of, and drops the rest of the bucket.", unpacked),
-        ("newton_schulz", f"Every owner orthogonalizes the whole: {twice}. The same work, more than once.", solved),
-        ("dp_shard", "Each keeps its own piece of the update. Everybody had everything: nothing is sent.", start),
+        (
+            "unpack",
+            "Each rank cuts out the matrices of which it owns a piece, and drops the rest of the bucket.",
+            unpacked,
+        ),
+        (
+            "newton_schulz",
+            f"Every owner orthogonalizes the whole matrix ({twice}), so the same work is done more than once.",
+            solved,
+        ),
+        (
+            "dp_shard",
+            "Each rank keeps its own piece of the update. Nothing is sent, because it computed all of it.",
+            start,
+        ),
     ]
     return [_frame(layout, bucket, muon, followed, *state) for state in states]
 
