@@ -22,16 +22,6 @@ from muonbook.ch10.mutants import MUTANTS
 
 HEALTHY = "none"
 COLUMNS = ("exact", "exact bf16", "float64", "unrounded", "float32", "replicas")
-WITHOUT_BF16 = {"exact", "exact bf16", "float64", "unrounded"}
-FINE = WITHOUT_BF16 | {"replicas"}  # what the coarse float32 row sees depends on the machine
-FAILS = dict.fromkeys(MUTANTS, WITHOUT_BF16) | {  # the fine rows that must fail
-    "gradients not divided by D": {"exact", "float64"},  # Newton–Schulz divides by the norm, and AdamW by the root
-    "no master weights": {"exact bf16"},  # a float32 model has none
-    "accumulation in the model's dtype": {"exact bf16"},
-    "stale parameters on one rank": {"float64", "unrounded", "replicas"},  # exact looks at DP rank 0
-}
-UNCERTAIN = {"gradients not divided by D": {"unrounded", "exact bf16"}}  # as far as AdamW's eps can be seen
-TIGHT = ("no weight decay", "weight decay doubled", "momentum kept in bf16")  # what the unrounded row was made for
 MARKS = {True: "pass", False: "FAIL", None: "no power"}
 
 
@@ -90,27 +80,6 @@ def report(
     differences = {name: one.differences for name, one in judged.items()}
     result = {"grid": {"dp": dp, "tp": tp}, "verdicts": verdicts, "differences and bounds": differences}
     return healthy and not unnoticed, result
-
-
-def faults(result: dict[str, Any]) -> list[str]:
-    """Return what a stored trial should not say: of each mistake, which fine rows fail that should not, or do not that
-    should; of the healthy run, any that fails or has no power; of what is not rounded, a bound that is not tight.
-    """
-    verdicts, found = result["verdicts"], []
-    for name, expected in ({HEALTHY: set[str]()} | FAILS).items():
-        rows = verdicts.get(name, {})
-        failed = {row for row in FINE if rows.get(row) is False}
-        if failed - UNCERTAIN.get(name, set()) != expected or set(rows) != set(COLUMNS):
-            found.append(f"{name}: {sorted(failed)} fail, not {sorted(expected)}.")
-    if not all(verdicts[HEALTHY][row] for row in FINE) or False in verdicts[HEALTHY].values():
-        found.append(f"{HEALTHY}: {verdicts[HEALTHY]}.")
-    apart = result["differences and bounds"]
-    if apart[HEALTHY]["unrounded"][1] >= 1e-3 * apart[HEALTHY]["float32"][1]:
-        found.append("what is not rounded is not held a thousand times tighter.")
-    for name in TIGHT:
-        if apart[name]["float32"][0] >= 0.5 * apart["four Newton–Schulz steps for five"]["float32"][0]:
-            found.append(f"{name}: moves as far as four Newton–Schulz steps.")
-    return found
 
 
 def judge(
