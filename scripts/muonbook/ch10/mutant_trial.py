@@ -1,4 +1,4 @@
-"""The certificate on trial: healthy Muon and every mutant come before it, and it must tell which is which."""
+"""The certificate on trial: it judges healthy Muon and every mutant, and must tell which is which."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = ("exact", "exact bf16", "float64", "unrounded", "float32", "replicas")
 MARKS = {True: "pass", False: "FAIL", None: "no power"}
 
 
-class Testimony(NamedTuple):
+class Trained(NamedTuple):
     """What rank 0 knows of one optimizer: all evidence from a float32 model, and the exact row's from a bf16 model."""
 
     evidence: Evidence
@@ -51,23 +51,23 @@ class Judged(NamedTuple):
         }
 
 
-def work(world: World, recipe: Recipe) -> tuple[dict[str, Testimony], torch.device] | None:
-    """Put every optimizer to the certificate's runs, one after the other in one world; None on all ranks but 0.
+def work(world: World, recipe: Recipe) -> tuple[dict[str, Trained], torch.device] | None:
+    """Train every optimizer as the certificate does, one after the other in one world; None on all ranks but 0.
 
     recipe: of a float32 model.
     """
     grid = Grid.of(world)
     data, _ = digits(grid, recipe.seed)
-    heard: dict[str, Testimony] = {}
+    trained: dict[str, Trained] = {}
     for name, muon in ({HEALTHY: DistributedMuon} | MUTANTS).items():
         problem, bf16 = (problem_of(each, data, grid.tp.size, muon) for each in (recipe, _bf16(recipe)))
         evidence = certificate.gather_evidence(problem, grid, train_on_grid(problem, grid))
-        heard[name] = Testimony(evidence, certificate.exact_on_grid(bf16, grid).parameters)
-    return (heard, grid.device) if world.rank == 0 else None
+        trained[name] = Trained(evidence, certificate.exact_on_grid(bf16, grid).parameters)
+    return (trained, grid.device) if world.rank == 0 else None
 
 
 def report(
-    found: tuple[dict[str, Testimony], torch.device], recipe: Recipe, dp: int, tp: int, threads: int
+    found: tuple[dict[str, Trained], torch.device], recipe: Recipe, dp: int, tp: int, threads: int
 ) -> tuple[bool, dict[str, Any]]:
     """Judge them all; print which row notices which mistake. All is well if the healthy one passes, and no other."""
     judged = judge(*found, recipe, dp, threads)
@@ -83,7 +83,7 @@ def report(
 
 
 def judge(
-    heard: dict[str, Testimony], device: torch.device, recipe: Recipe, dp: int, threads: int
+    trained: dict[str, Trained], device: torch.device, recipe: Recipe, dp: int, threads: int
 ) -> dict[str, Judged]:
     """Make the references once, and hold every optimizer against them. threads: as many as a rank had."""
     data, _ = digits(Grid.alone(str(device)), recipe.seed)
@@ -92,7 +92,7 @@ def judge(
         exact_bf16 = certificate.exact_alone(problem_of(_bf16(recipe), data), device, dp)
         return {
             name: Judged(references.compare(one.evidence), certificate.identical(one.exact_bf16, exact_bf16))
-            for name, one in heard.items()
+            for name, one in trained.items()
         }
 
 
