@@ -25,7 +25,7 @@ def exhibit_name(wanted, names):
 def parse():
     parser = launch.parser(__doc__)
     parser.add_argument(
-        "--exhibit", metavar="NAME", help="which one to run; without it, all, and which alarm hears which"
+        "--exhibit", metavar="NAME", help="which one to run; without it, all, and a table of the alarms that go off"
     )
     parser.add_argument("--json", metavar="FILE", help="write what every exhibit shows here")
     parser.set_defaults(dp=2, tp=2)  # the museum's grid
@@ -45,7 +45,7 @@ def main():
     if arguments.exhibit is not None:
         chosen = exhibit_name(arguments.exhibit, ["healthy", *EXHIBITS])
         names = [None if chosen == "healthy" else chosen]
-    return run_job(arguments, "muonbook.ch11.labels:tour", (names,), names)
+    return run_job(arguments, "muonbook.ch11.experiments:tour", (names,), names)
 
 
 if __name__ == "__main__":

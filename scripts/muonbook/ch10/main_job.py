@@ -52,7 +52,7 @@ def report(handed_over: dict[str, Any], recipe: Recipe, arguments: Namespace) ->
         print("\n".join(page(recipe, result, judged, layout)))
     drawn = True
     if arguments.figure:
-        from muonbook.ch10.figure_run import save_run  # not at the top: ranks need no matplotlib, and it takes a while
+        from muonbook.ch10.figures import save_run  # not at the top: ranks need no matplotlib, and it takes a while
 
         try:
             save_run(result, layout, arguments.tp, arguments.figure)

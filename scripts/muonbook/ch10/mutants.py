@@ -1,4 +1,4 @@
-"""Optimizers with one small mistake each, that train, raise nothing, and look healthy: is the certificate awake?
+"""Optimizers with one small mistake each, which train, raise nothing, and look healthy: does the certificate notice?
 
 `MUTANTS` names them. Each is made with the arguments of `DistributedMuon` and takes its place. Never train with them.
 """
@@ -23,8 +23,8 @@ Make = Callable[..., DistributedMuon]
 # ---- Wrong numbers ----------------------------------------------------------------------------------------
 
 
-def told(**wrong: Callable[[float], Any]) -> Make:
-    """Return healthy Muon that was told something else: option -> what it is told instead of the recipe's value."""
+def with_options(**wrong: Callable[[float], Any]) -> Make:
+    """Return healthy Muon with other options: option -> what replaces the recipe's value."""
 
     def make(groups: Any, grid: Grid, **options: Any) -> DistributedMuon:
         return DistributedMuon(groups, grid, **options | {name: f(options.get(name, 0.0)) for name, f in wrong.items()})
@@ -153,14 +153,14 @@ def moving_by(strategy: type[Strategy]) -> Make:
 
 
 MUTANTS: dict[str, Make] = {
-    "no weight decay": told(weight_decay=lambda decay: 0.0),
-    "weight decay doubled": told(weight_decay=lambda decay: 2 * decay),
+    "no weight decay": with_options(weight_decay=lambda decay: 0.0),
+    "weight decay doubled": with_options(weight_decay=lambda decay: 2 * decay),
     "weight decay after the update": DecayLast,
-    "learning rate 5 % higher": told(lr=lambda lr: 1.05 * lr),
-    "no Nesterov": told(nesterov=lambda _: False),
-    "momentum 0.94 for 0.95": told(momentum=lambda _: 0.94),
-    "AdamW's eps 1e-6 for 1e-8": told(eps=lambda _: 1e-6),
-    "four Newton–Schulz steps for five": told(ns_steps=lambda _: 4),
+    "learning rate 5 % higher": with_options(lr=lambda lr: 1.05 * lr),
+    "no Nesterov": with_options(nesterov=lambda _: False),
+    "momentum 0.94 for 0.95": with_options(momentum=lambda _: 0.94),
+    "AdamW's eps 1e-6 for 1e-8": with_options(eps=lambda _: 1e-6),
+    "four Newton–Schulz steps for five": with_options(ns_steps=lambda _: 4),
     "scale of the local shape": LocalScale,
     "gradients not divided by D": WithoutDivision,
     "momentum kept in bf16": MomentumInBf16,

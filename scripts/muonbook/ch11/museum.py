@@ -2,8 +2,8 @@
 
 Each exhibit is the real code with exactly one thing wrong. `broken(name, params, grid)` hangs it in the place of
 `DistributedMuon`. "Seen" says whose bug it is and how far we know it: *run* means that we ran that code and saw it,
-*read* means that we only read it there, *reported* that its own project describes it. "Shows" is what one sees here;
-tests/book/ch11/test_museum.py holds every exhibit to it.
+*read* means that we only read it there, *reported* that its own project describes it. What each one shows is in the
+chapter, and tests/book/ch11/test_museum.py checks it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class StaleGroupParameters(DistributedMuon):
 
     Seen: Moonlight's proof of concept (Megatron-LM PR #1428, commit f432fbe, "Bug 1"; run). Review found it, and commit
     8aee20b fixed it the same day. Its own test has one group and passes bitwise.
-    Shows: with one Muon group nothing. With two, the first never moves and the second moves twice.
     """
 
     def apply(self, buckets: BucketGroup, updates: Mapping[int, Tensor]) -> None:
@@ -53,8 +52,6 @@ class OneDimensionalView(GatherAll):
     """Matrices leave the gathered bucket as `.view(-1)` instead of `.view(shape)`.
 
     Seen: "Bug 2" of the tutorials, a commented-out line in a later refactor (read); never in Moonlight's own code.
-    Shows: with a matrix cut along dimension 1, an IndexError when its TP blocks are put together. Without one nothing
-    raises: a batch of one flat matrix looks to Newton–Schulz like one long row, which it merely normalizes.
     """
 
     def unpack(
@@ -71,7 +68,6 @@ class MissingPadding(DistributedMuon):
     """Buckets are not padded to a multiple of D before they are cut into D shards.
 
     Seen: nowhere in public that we know of, but the proof of concept's own test never needs padding (read).
-    Shows: an error in the first reduce-scatter of a bucket that D does not divide; otherwise nothing.
     """
 
     def plan(self, specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> Layout:
@@ -96,9 +92,7 @@ def without_padding(layout: Layout) -> Layout:
 class WrongTPDimension(GatherAll):
     """TP blocks are put together along the dimension that was not cut.
 
-    Seen: nowhere in public that we know of; whoever takes weights for [in, out] while torch has [out, in] writes it.
-    Shows: neither an error nor a wrong byte: [a T, b] cut along 0 arrives as [a, b T], is orthogonalized, and is cut
-    into pieces of the right length. (Where T does not divide a, shapes stop fitting and some ranks raise.)
+    Seen: nowhere in public that we know of; you write it if you take weights for [in, out] while torch has [out, in].
     """
 
     def tp_gather(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]:
@@ -116,7 +110,6 @@ class BlockWise(GatherAll):
     """Every TP rank orthogonalizes its own block, as if it were the matrix.
 
     Seen: Megatron-LM PR #1428, whose integration inverts the condition, so that its TP gather never runs (read).
-    Shows: each block is orthogonal and the whole is not; nothing raises, and the TP gathers are missing in the ledger.
     """
 
     def tp_gather(self, buckets: BucketGroup, blocks: Tensors) -> dict[int, Tensor]:
@@ -132,8 +125,6 @@ class OwnedPieceOnly(GatherAll):
     The rest is zeros.
     Seen: DeepSpeed #7807, ZeRO-1 and 2 with reduce-scatter (reported; there the rest was this
     rank's own unreduced gradient); refused since #8090, repaired in #8141.
-    Shows: matrices inside one shard are right and only those that straddle are wrong. All ranks
-    still agree.
     """
 
     def dp_gather(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]:
@@ -150,9 +141,6 @@ class SkipsWhenEmpty(GatherAll):
 
     Seen: nowhere in public that we know of. Akin to dion #74 (reported; mended): there all ranks
     came, but with empty shards they disagreed about sizes, and waited.
-    Shows: nothing, as long as every rank owns a piece. Otherwise its gather meets the next
-    collective of the rank that stayed away: gloo aborts the ranks that came, because the sizes
-    differ; where they do not, or on NCCL, they wait.
     """
 
     def dp_gather(self, buckets: BucketGroup, momentum: Tensors) -> dict[int, Tensor]:
@@ -164,7 +152,6 @@ class GradientInsteadOfMomentum(DistributedMuon):
 
     Seen: a reading of the paper's Algorithm 1, whose line 6 calls the gathered tensor G. Jen Wei worked out what must
     be meant, and proposed a clearer letter (Moonlight #38).
-    Shows: the same bytes, and a first step that is right, because momentum then is a multiple of the gradient.
     """
 
     def momentum(self, buckets: BucketGroup, wave: Collection[int] | None = None) -> dict[int, Tensor]:
@@ -180,7 +167,6 @@ class NoNewtonSchulz(GatherAll):
 
     Seen: DeepSpeed #8441, at ZeRO stage 0, the default (reported; mended in #8442): there "Muon" was plain gradient
     descent. Here momentum stays.
-    Shows: it trains; the loss falls. Every byte is where it should be.
     """
 
     def newton_schulz(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -191,8 +177,6 @@ class CastBeforeNormalizing(GatherAll):
     """What Newton–Schulz is fed passes through fp16 before it is normalized.
 
     Seen: DeepSpeed #8533, in the Gram form (reported; mended there): a loss scale of 1e4 was enough.
-    Shows: nothing at ordinary sizes. Above 65,504 the matrix becomes infinite and its update NaN; below 6e-8 it becomes
-    zero and stands still.
     """
 
     def newton_schulz(self, matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -205,8 +189,6 @@ class OncePerMicroBatch(DistributedMuon):
 
     Seen: DeepSpeed #8443, ZeRO-3 (reported), whose gradient reduction ran Muon; #8600 proposes
     the repair.
-    Shows: with one micro-batch nothing. With n, n times the steps and the bytes, and another
-    result: Newton–Schulz of a sum is not the sum of Newton–Schulz.
     """
 
     def __init__(self, params: Any, grid: Grid, **options: Any) -> None:

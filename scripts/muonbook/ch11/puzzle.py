@@ -22,11 +22,11 @@ SUSPECTS = (None, "block-wise Newtonâ€“Schulz", "owned piece only", "no Newtonâ€
 
 def trial(grid: Grid, alarm: Callable[..., Any]) -> Iterator[CaseReport]:
     """Take one real step with each optimizer, without decay and with lr 1; show every matrix's update to the alarm."""
-    from muonbook.ch11 import museum_tour
+    from muonbook.ch11 import experiments
 
-    start = museum_tour.initial()
+    start = experiments.initial()
     for name in SUSPECTS:
-        after, _ = museum_tour.on_grid(name, museum_tour.PLAIN_STEP, grid)
+        after, _ = experiments.on_grid(name, experiments.PLAIN_STEP, grid)
         updates = {key: before - after[key] for key, before in start.items()}
         rang = []
         for key, update in updates.items():

@@ -1,8 +1,8 @@
-"""Chapter 11's five-minute puzzles."""
+"""Chapter 11's five-minute puzzle: a check that needs no reference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from muonbook.puzzles.five_minutes import FiveMinutes
 
@@ -21,22 +21,4 @@ STOOD_STILL = FiveMinutes(
     ),
     nudge="A parameter has moved if any of its elements has.",
     goal="Name the parameters that a step has not moved, which is a check that needs no reference.",
-)
-
-
-def takes_part(rank: int, owned: Sequence[Sequence[str]]) -> bool:
-    """Return whether `rank` calls the gather of a bucket; owned[r]: what rank r owns pieces of."""
-    return any(owned)  # the same answer on every rank
-
-
-TAKES_PART = FiveMinutes(
-    takes_part,
-    cases=(
-        (0, [["rows"], ["rows", "other"]]),
-        (1, [["rows"], []]),
-        (0, [[], [], ["other"]]),
-        (1, [[], []]),
-    ),
-    nudge="A gather waits for all. Whoever decides from its own list alone leaves the others waiting.",
-    goal="Decide whether a rank takes part in the gather of a bucket, so that no rank waits for ever.",
 )

@@ -1,16 +1,20 @@
-"""Chapter 11's worker: its table says of every exhibit what tests/book/ch11/test_museum.py holds it to."""
+"""Chapter 11: its worker's table, what its text says of it, and the tests that the reader is asked to write."""
 
 import importlib
+from typing import Any
 
 import pytest
 import stored_pages
+import torch
 import worlds
-from test_museum import CAUGHT_BY
+from test_museum import BYTES, CAUGHT_BY, RAISES, RESULTS
 
+from distmuon.optim.newton_schulz import newton_schulz
+from muonbook.ch11.experiments import SCENARIOS
 from muonbook.ch11.museum import EXHIBITS
-from muonbook.ch11.museum_tour import SCENARIOS
 
 WORKER = str(worlds.ROOT / "scripts" / "11_bug_museum.py")
+PAGE = ["".join(cell["source"]) for cell in stored_pages.every_cell("11_bug_museum")]
 
 
 def test_the_table_counts_the_alarms_that_the_museum_names() -> None:
@@ -19,7 +23,67 @@ def test_the_table_counts_the_alarms_that_the_museum_names() -> None:
     for name, alarms in CAUGHT_BY.items():
         count = [sum(alarm.endswith(f": {kind}") for alarm in alarms) for kind in ("raises", "result", "bytes")]
         assert rows[name or "healthy"] == [*count, 0], name
-    assert len(SCENARIOS) == 5  # as the chapter says
+
+
+def test_the_text_counts_exhibits_and_alarms_as_they_are() -> None:
+    assert (len(EXHIBITS), len(SCENARIOS)) == (11, 5)
+    alarms = [CAUGHT_BY[name] for name in EXHIBITS]
+    assert sum(exhibit == RAISES for exhibit in alarms) == 2
+    assert sum(any(alarm in RESULTS for alarm in exhibit) for exhibit in alarms) == 8
+    assert sum(any(alarm in BYTES for alarm in exhibit) for exhibit in alarms) == 3
+    assert [name for name in EXHIBITS if not CAUGHT_BY[name]] == ["empty shard"]
+
+
+def test_every_exhibit_is_shown_or_in_the_table_of_the_others() -> None:
+    table = next(cell for cell in PAGE if "## The other five" in cell)
+    shown = {name for name in EXHIBITS if f'tour["{name}"]' in "".join(PAGE) or name == "empty shard"}
+    others = {name for name in EXHIBITS if f"| `{name}`: " in table}
+    assert (len(shown), len(others)) == (6, 5)
+    assert shown | others == set(EXHIBITS)
+
+
+# ---- What the reader is asked to do ------------------------------------------------------------------------
+
+
+def run(part: str, old: str = "", new: str = "") -> dict[str, Any]:
+    """Run the cell that contains `part`, with something changed as the text proposes; return its names."""
+    (source,) = (cell for cell in PAGE if part in cell)
+    if old:
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    names: dict[str, Any] = {"torch": torch, "newton_schulz": newton_schulz, "random": torch.Generator().manual_seed(0)}
+    exec(source, names)
+    return names
+
+
+def test_shapes_of_different_size_catch_a_missing_dp_gather_and_equal_ones_do_not() -> None:
+    test = run("def updates_of(")["test"]
+    for shapes, right in (
+        ([(4, 6), (4, 6)], [True, True]),
+        ([(6, 4), (3, 8)], [True, True]),
+        ([(3, 6), (5, 6)], [True, False]),
+    ):
+        assert test(shapes, gather=False) == right
+        assert test(shapes, gather=True) == [True, True]
+
+
+def test_one_step_from_a_momentum_that_is_not_zero_catches_a_gathered_gradient() -> None:
+    as_shown = run("def forgetful(")
+    assert as_shown["one_step_test"](as_shown["forgetful"])
+    answer = "M = torch.randn(6, 10, generator=random)"
+    assert any(f"`{answer}`" in cell for cell in PAGE)
+    mended = run("def forgetful(", "M = torch.zeros(6, 10)  # the momentum before the step", answer)
+    assert not mended["one_step_test"](mended["forgetful"])
+    assert mended["one_step_test"](mended["muon"])
+
+
+def test_two_micro_batches_with_the_same_gradient_step_in_the_right_direction_and_twice_as_far() -> None:
+    names = run("second = ", "torch.randn(4, 6, generator=random)  # [4, 6]; now try 2 * first", "2 * first")
+    assert float(names["cosine"]) == pytest.approx(1, abs=1e-3)
+    assert float(names["apart"].norm() / names["together"].norm()) == pytest.approx(2, abs=1e-2)
+
+
+# ---- The worker ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["Block-Wise Newton-Schulz", "block-wise Newton–Schulz"])

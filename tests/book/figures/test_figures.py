@@ -18,7 +18,7 @@ from PIL import Image
 
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ownership import plan_owned
-from muonbook.ch10 import figure_run
+from muonbook.ch10 import figures as figure_run
 from muonbook.figures import style, virtual_map
 
 
@@ -298,6 +298,6 @@ def test_bytes_are_decimal(number: float, text: str) -> None:
 
 
 def test_module_needs_neither_torch_nor_pyplot() -> None:
-    code = "import sys; import muonbook.ch10.figure_run; print({'torch', 'matplotlib.pyplot'} & set(sys.modules))"
+    code = "import sys; import muonbook.ch10.figures; print({'torch', 'matplotlib.pyplot'} & set(sys.modules))"
     scripts = Path(style.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=scripts, capture_output=True, text=True).stdout == "set()\n"

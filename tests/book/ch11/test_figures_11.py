@@ -1,4 +1,4 @@
-"""The museum's pictures: one pair for every exhibit, with what the exhibits really do in it."""
+"""The museum's picture: one pair of drawings for every exhibit, with what the exhibits really do in it."""
 
 import pytest
 from figure_helpers import assert_readable, texts
@@ -6,17 +6,15 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from distmuon.sharding.layout import ParamSpec, plan
-from muonbook.ch11.figure_exhibits import LABELS, describe_exhibit, describe_museum, draw_exhibit, draw_museum
-
-from muonbook.ch11.figure_exhibits import SHORTER, spectrum_of  # isort: skip
+from muonbook.ch11.figures import LABELS, SHORTER, describe_museum, draw_museum, spectrum_of
 from muonbook.ch11.museum import EXHIBITS, without_padding
 from muonbook.figures.healthy import HEALTHY, is_healthy
 from muonbook.figures.style import ACCENT, MUTED, PADDING
 
 
 def halves(name: str) -> list[list[Rectangle]]:
-    """Return the boxes in the right frame of an exhibit's picture, and those in the wrong one."""
-    boxes = [patch for patch in draw_exhibit(name).axes[0].patches if isinstance(patch, Rectangle)]
+    """Return the boxes in the right frame of an exhibit's pair, and those in the wrong one."""
+    boxes = [patch for patch in draw_museum("", "", [name]).axes[0].patches if isinstance(patch, Rectangle)]
     frames = {to_hex(box.get_edgecolor()).upper(): box for box in boxes if box.get_linewidth() == 1.2}
     inside = []
     for frame in (frames[MUTED], frames[ACCENT]):
@@ -31,17 +29,9 @@ def test_every_exhibit_has_a_pair_and_no_other_has() -> None:
     assert {SHORTER.get(name, name) for name in LABELS} < set(texts(figure))
     assert "Which one?" in texts(figure)
     assert_readable(figure)
-    told = describe_museum("The museum")
-    assert told.startswith("The museum. 11 pairs of small drawings, right beside wrong.")
-    assert all(label.wrong in told for label in LABELS.values())
-
-
-@pytest.mark.parametrize("name", LABELS)
-def test_an_exhibit_says_what_is_right_and_what_is_wrong(name: str) -> None:
-    figure, label = draw_exhibit(name), LABELS[name]
-    assert_readable(figure)
-    assert " ".join(texts(figure)).endswith(f"{label.right} {label.wrong}")
-    assert describe_exhibit(name) == f"{name}. Right: {label.right} Wrong: {label.wrong}"
+    words = describe_museum("The museum")
+    assert words.startswith("The museum. 11 pairs of small drawings, right and wrong next to each other.")
+    assert all(f"{name}: {label.right} Broken: {label.wrong}" in words for name, label in LABELS.items())
 
 
 def test_orthogonalized_whole_singular_values_keep_to_the_band_and_otherwise_they_do_not() -> None:
@@ -74,7 +64,7 @@ def test_the_flat_view_is_one_row_of_as_many_elements() -> None:
 
 
 def test_the_early_cast_is_nan_and_the_late_one_is_not() -> None:
-    written = texts(draw_exhibit("cast before normalizing"))
+    written = texts(draw_museum("", "", ["cast before normalizing"]))
     assert written.count("NaN") == 1
     right, wrong = halves("cast before normalizing")
     assert len({to_hex(box.get_facecolor()) for box in right}) > 3

@@ -1,4 +1,4 @@
-"""A tour of the museum: small trainings in which each exhibit shows itself, beside the healthy code and one process.
+"""A tour of the museum: small trainings of each exhibit, compared with one process, and which alarms go off in them.
 
 Chapter 11 and tests/book/ch11/test_museum.py take the same tour. Gradients are made up, different on every DP rank.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from distmuon.launch import World
+from distmuon import launch
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.sharding.grid import Grid
@@ -56,7 +56,7 @@ SCENARIOS = {
     "one group": Scenario(),
     "two groups": Scenario(groups=(("columns", "rows"), ("whole", "other"))),
     "two micro-batches": Scenario(micro_batches=2),
-    "loud gradients": Scenario(scale=2.0**20),
+    "large gradients": Scenario(scale=2.0**20),
     "first step": Scenario(steps=1),
 }
 
@@ -165,14 +165,14 @@ def take(name: str | None, label: str, grid: Grid) -> Visit:
     return Visit(parameters, ledger.differences(predicted(scenario, grid)), "")
 
 
-def visit(world: World, names: Sequence[str | None]) -> dict[tuple[str | None, str], Visit]:
+def visit(world: launch.World, names: Sequence[str | None]) -> dict[tuple[str | None, str], Visit]:
     """Return what this rank sees of each exhibit (None: the healthy code) in every scenario."""
     grid = Grid.of(world)
     return {(name, label): take(name, label, grid) for name in names for label in SCENARIOS}
 
 
-def visit_lonely(world: World, name: str | None) -> Visit:
-    """Return what this rank sees where a rank owns nothing for Muon in a bucket, if it lives to tell."""
+def visit_lonely(world: launch.World, name: str | None) -> Visit:
+    """Return what this rank sees where a rank owns nothing for Muon in a bucket, if its world does not end."""
     grid = Grid.of(world)
     parameters, ledger = on_grid(name, LONELY, grid)
     return Visit(parameters, ledger.differences(predicted(LONELY, grid)), "")
@@ -185,3 +185,100 @@ def moved(found: dict[str, Tensor], scenario: Scenario) -> dict[str, float]:
         key: 0.0 if torch.equal(found[key], reference[key]) else difference(found, {key: reference[key]}, start)
         for key in reference
     }
+
+
+# ---- Which alarms go off ----------------------------------------------------------------------------------
+
+RIGHT = "right, bit for bit"
+CLOSE = 0.05  # of the movement: rounding in bf16 moves a correct result less
+Exhibit = str | None  # None: the healthy code
+Ranks = Sequence[Mapping[tuple[Exhibit, str], Visit]]  # what every rank saw, by exhibit and scenario
+
+
+def tour(world: launch.World, names: Sequence[Exhibit]) -> list[dict[tuple[Exhibit, str], Visit]] | None:
+    """Return what every rank sees of each exhibit in every scenario."""
+    return world.gather(visit(world, names))
+
+
+def report(ranks: Ranks, names: Sequence[Exhibit]) -> tuple[bool, dict[str, list[str]]]:
+    """Print the label of a single exhibit, or of many the table of alarms; return the labels of all."""
+    labels = {name or "healthy": label_of(name, ranks) for name in names}
+    if len(names) > 1:
+        show_table(names, ranks)
+    else:
+        print("\n".join(*labels.values()))
+    if list(names) == ["empty shard"]:
+        show_lonely("empty shard")
+    return True, labels
+
+
+def verdict(visit: Visit, scenario: Scenario) -> str:
+    """Return what one rank sees of the result: "right", or which matrices are wrong and how."""
+    if visit.error:
+        return f"stops: {visit.error.splitlines()[0]}"
+    if lost := [name for name, matrix in visit.parameters.items() if matrix.isnan().any()]:
+        return f"NaN in {', '.join(lost)}"
+    far = moved(visit.parameters, scenario)
+    kinds = {
+        "WRONG": [name for name, distance in far.items() if distance > CLOSE],
+        "rounded differently": [name for name, distance in far.items() if 0 < distance <= CLOSE],
+    }
+    found = [f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
+    return "; ".join(found) or RIGHT
+
+
+def alarms(name: Exhibit, ranks: Ranks) -> dict[str, list[str]]:
+    """Return which alarms go off in which scenarios: {alarm: [scenario, ...]}."""
+    off: dict[str, list[str]] = {"stops": [], "result": [], "bytes": [], "replicas": []}
+    for label, scenario in SCENARIOS.items():
+        visits = [rank[name, label] for rank in ranks]
+        if any(visit.error for visit in visits):
+            off["stops"].append(label)
+            continue
+        if any(verdict(visit, scenario) != RIGHT for visit in visits):
+            off["result"].append(label)
+        if any(visit.bytes for visit in visits):
+            off["bytes"].append(label)
+        healthy = {key: seen for key, seen in visits[0].parameters.items() if not seen.isnan().any()}
+        if any(not seen.equal(visit.parameters[key]) for visit in visits for key, seen in healthy.items()):
+            off["replicas"].append(label)
+    return off
+
+
+def label_of(name: Exhibit, ranks: Ranks) -> list[str]:
+    """Return what one exhibit does in every scenario, line by line."""
+    off = alarms(name, ranks)
+    lines = [f"{name or 'healthy'}, on {DP} DP x {TP} TP ranks, compared with one process:"]
+    outcomes: dict[str, list[str]] = {}
+    for label, scenario in SCENARIOS.items():
+        counted = "" if label in off["stops"] else f"; bytes {'WRONG' if label in off['bytes'] else 'as predicted'}"
+        outcomes.setdefault(verdict(ranks[0][name, label], scenario) + counted, []).append(label)
+    for outcome, labels in sorted(outcomes.items(), key=lambda item: len(item[1])):
+        where = "all scenarios" if len(outcomes) == 1 else "the others" if len(labels) > 2 else ", ".join(labels)
+        lines.append(f"  {where:18s} {outcome}")
+    if off["bytes"]:
+        different = [line for rank in ranks for line in rank[name, off["bytes"][0]].bytes]
+        row = different[0].partition(":")[0]
+        lines.append(f"  ledger differs     {row}, among others")
+    if not off["stops"]:
+        lines.append(f"  replicas           {'RANKS DIFFER' if off['replicas'] else 'all ranks agree'}")
+    return lines
+
+
+def show_table(names: Sequence[Exhibit], ranks: Ranks) -> None:
+    """Print in how many scenarios each exhibit sets off each alarm."""
+    print(f"{'scenarios, of ' + str(len(SCENARIOS)):30s}  stops  result  bytes  replicas")
+    for name in names:
+        off = [len(labels) or "." for labels in alarms(name, ranks).values()]
+        print(f"{name or 'healthy':30s}  {off[0]!s:>5s}  {off[1]!s:>6s}  {off[2]!s:>5s}  {off[3]!s:>8s}")
+
+
+def show_lonely(name: str) -> None:
+    """Show the one exhibit that can end a rank: it gets a world of its own."""
+    try:
+        launch.run("muonbook.ch11.experiments:visit_lonely", (name,), dp=DP, tp=TP, timeout=5)
+        print("  a rank owns nothing: nothing happened")
+    except launch.WorldError as error:
+        who = "a rank" if error.rank is None else f"DP rank {error.rank // TP}"
+        where = "dp_gather" if " in dp_gather" in str(error) else "another collective"
+        print(f"  a rank owns nothing: the run was aborted, and {who} was in {where}")

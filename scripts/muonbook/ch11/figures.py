@@ -1,6 +1,6 @@
-"""Right beside wrong, one thumbnail per exhibit: the whole museum on a card, or one exhibit with words.
+"""The whole museum on a card: right and wrong next to each other, one pair of small drawings per exhibit.
 
-What a thumbnail shows is computed by the real code on a tiny tensor wherever it has numbers in it; tests hold the rest
+What a drawing shows is computed by the real code on a tiny tensor wherever it has numbers in it; tests hold the rest
 to what the exhibits do.
 """
 
@@ -23,7 +23,7 @@ from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, TP_
 
 from muonbook.figures.style import box, card, dp_colour, hatch_on, mix, put, wrapped  # isort: skip
 
-GAP, LOW, HIGH = 10.0, 44.0, 78.0  # between right and wrong; the height of a thumbnail, of an exhibit's own picture
+GAP, HEIGHT = 10.0, 44.0  # between right and wrong; of a thumbnail
 LIGHT = mix(PADDING, "#FFFFFF", 0.5)
 
 
@@ -170,8 +170,8 @@ def _gradient(thumb: Thumbnail) -> None:
 
 def _early_cast(thumb: Thumbnail) -> None:
     """A gradient of a million, in fp16 and then divided by its norm, or the other way round."""
-    loud = torch.tensor([[1e6, -2e6, 5e5, 1e6], [3e6, 4e5, -1e6, 2e6], [-5e5, 1e6, 2e6, -3e6]])
-    fed = loud.half().float() if thumb.wrong else loud / loud.norm()
+    large = torch.tensor([[1e6, -2e6, 5e5, 1e6], [3e6, 4e5, -1e6, 2e6], [-5e5, 1e6, 2e6, -3e6]])
+    fed = large.half().float() if thumb.wrong else large / large.norm()
     shades = [mix(INK, "#FFFFFF", 1 - abs(float(v))) if torch.isfinite(v) else "#FFFFFF" for v in fed.flatten()]
     thumb.matrix(3, 4, shades)
     if newton_schulz(fed).isnan().all():
@@ -229,8 +229,8 @@ SHORTER = {"gradient instead of momentum": "gradient, not momentum"}  # where a 
 # ---- The card ---------------------------------------------------------------------------------------------
 
 
-def draw_museum(title: str, dare: str) -> Figure:
-    """Draw all exhibits, two in a row, right beside wrong; the dare stands in the place that stays empty."""
+def draw_museum(title: str, question: str, names: Sequence[str] = tuple(LABELS)) -> Figure:
+    """Draw exhibits, two in a row; the question stands in the place that stays empty where they are odd in number."""
     half = (WIDTH - 2 * MARGIN - 2 * GAP) / 2
     thumb = (half - GAP) / 2
 
@@ -245,49 +245,26 @@ def draw_museum(title: str, dare: str) -> Figure:
             for column, name in enumerate(names):
                 left = MARGIN + column * (half + 2 * GAP)
                 put(axes, left, top + 4, SHORTER.get(name, name), bold=True)
-                _pair(axes, LABELS[name], left, top + ROW + 6, thumb, LOW)
+                _pair(axes, LABELS[name], left, top + ROW + 6, thumb)
             if len(names) == 1:
-                for line, words in enumerate(wrapped(dare, half, bold=True)):
+                for line, words in enumerate(wrapped(question, half, bold=True)):
                     put(axes, MARGIN + half + 2 * GAP, top + ROW + 12 + line * ROW, words, bold=True, color=ACCENT)
 
-        return LOW + ROW + 16, paint
+        return HEIGHT + ROW + 16, paint
 
-    names = list(LABELS)
     return card(title, "", (ROW + 6, heads), *(row(names[n : n + 2]) for n in range(0, len(names), 2)))
 
 
 def describe_museum(title: str) -> str:
     """Return alt text for `draw_museum`."""
-    told = " ".join(f"{name}: {label.right} Broken: {label.wrong}" for name, label in LABELS.items())
-    return f"{title}. {len(LABELS)} pairs of small drawings, right beside wrong. {told}"
+    pairs = " ".join(f"{name}: {label.right} Broken: {label.wrong}" for name, label in LABELS.items())
+    return f"{title}. {len(LABELS)} pairs of small drawings, right and wrong next to each other. {pairs}"
 
 
-def draw_exhibit(name: str) -> Figure:
-    """Draw one exhibit, with words. Raises KeyError for an unknown name."""
-    label = LABELS[name]
-    width = (WIDTH - 2 * MARGIN - 3 * GAP) / 2
-    rows = max(len(wrapped(text, width)) for text in (label.right, label.wrong))
-
-    def paint(axes: Axes, top: float) -> None:
-        _pair(axes, label, MARGIN, top + 4, width, HIGH, 3 * GAP)
-        for n, (text, colour) in enumerate(((label.right, INK), (label.wrong, ACCENT))):
-            for line, words in enumerate(wrapped(text, width)):
-                left = MARGIN + n * (width + 3 * GAP)
-                put(axes, left, top + HIGH + 12 + line * ROW, words, color=colour)
-
-    return card("", "", (HIGH + 14 + rows * ROW, paint))
-
-
-def describe_exhibit(name: str) -> str:
-    """Return alt text for `draw_exhibit`."""
-    label = LABELS[name]
-    return f"{name}. Right: {label.right} Wrong: {label.wrong}"
-
-
-def _pair(axes: Axes, label: Label, left: float, top: float, width: float, height: float, gap: float = GAP) -> None:
+def _pair(axes: Axes, label: Label, left: float, top: float, width: float) -> None:
     for wrong in (False, True):
-        x = left + wrong * (width + gap)
+        x = left + wrong * (width + GAP)
         frame = {"ec": ACCENT if wrong else MUTED, "lw": 1.2}
-        box(axes, x, top, width, height, "#FFFFFF", **frame)
-        inner = (x + 0.06 * width, top + 0.08 * height, 0.88 * width, 0.84 * height)
+        box(axes, x, top, width, HEIGHT, "#FFFFFF", **frame)
+        inner = (x + 0.06 * width, top + 0.08 * HEIGHT, 0.88 * width, 0.84 * HEIGHT)
         label.paint(Thumbnail(axes, *inner, wrong))
