@@ -22,7 +22,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from distmuon.launch import World
-from muonbook.ch04 import ngrams
+from muonbook.ch04 import limits
 from muonbook.ch04.search_space import Grid, Setting, candidate, settings, widened
 from muonbook.ch04.tasks import LearningTask
 from muonbook.ch04.training import Outcome, Training, started, train
@@ -207,14 +207,14 @@ def race(
 def described(task: LearningTask, seeds: Sequence[int]) -> dict[str, Any]:
     """Return what is kept of the task, and what is known without training, by seed.
 
-    floor: the best predictor's loss. ngrams: order -> the loss of a model that counts (`ngrams`).
+    floor: the best predictor's loss. ngrams: order -> the loss of a model that counts (`limits`).
     """
     known: dict[str, Any] = {"floor": None}
     if task.floor is not None:
-        counted = [ngrams.losses(*task.examples(task, seed)) for seed in seeds]
+        counted = [limits.ngram_losses(*(part.whole() for part in task.examples(task, seed))) for seed in seeds]
         known = {
             "floor": [task.floor(seed) for seed in seeds],
-            "ngrams": {str(order): [losses[order] for losses in counted] for order in ngrams.ORDERS},
+            "ngrams": {str(order): [losses[order] for losses in counted] for order in limits.ORDERS},
         }
     return {"task": task.name, "batch": task.batch, "steps": task.steps, "seeds": list(seeds)} | known
 
