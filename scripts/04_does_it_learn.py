@@ -1,4 +1,4 @@
-"""Chapter 4: race Muon, AdamW and SGD on real data and on a language with a known limit, everybody tuned alike.
+"""Chapter 4: race Muon, AdamW and SGD on real data and on a language with a known limit, all tuned alike.
 
 python scripts/04_does_it_learn.py --task digits
 python scripts/04_does_it_learn.py --task language --json book/results/race_language.json

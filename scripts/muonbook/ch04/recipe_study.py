@@ -2,11 +2,11 @@
 
 The recipes and their source are in `recipes`.
 
-A study takes, for each data set: first, the tuning of everybody's learning rate, on training images held out for it and
+A study takes, for each data set: first, the tuning of all learning rates, on training images held out for it and
 on seeds of its own. The grid doubles, and goes on beyond either end while the best is there. Tuning runs are as long as
 the others, for with a constant learning rate a shorter run asks for a greater one. Second, the race: the recipe as
-written, and everybody at the learning rate found, all under the same seeds, on all training images, judged on the test
-images. Only learning rates are tuned. Whoever runs on Fashion-MNIST, which has MNIST's size and format, follows MNIST's
+written, and every optimizer at the learning rate found, all under the same seeds, on all training images, judged on
+the test images. Only learning rates are tuned. Fashion-MNIST, which has MNIST's size and format, follows MNIST's
 recipe; the tutorial's own numbers then stand for other images.
 
 Cost: on images of 28 x 28, Muon's products take 20 times the operations of the network's own forward and backward on 64
@@ -205,7 +205,7 @@ def tune(
     seeds: Sequence[int] = TUNING_SEEDS,
     farthest: int = FARTHEST,
 ) -> tuple[dict[str, dict[float, list[float]]], dict[str, Curve]]:
-    """Tune everybody's learning rate: three rates first, then beyond either end. farthest: how often, at most.
+    """Tune every learning rate: three rates first, then beyond either end. farthest: how often, at most.
 
     Return optimizer -> learning rate -> held-out losses, by seed; and the same with their medians, rates rising.
     """

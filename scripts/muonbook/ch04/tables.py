@@ -1,6 +1,6 @@
 """What chapter 4's races found, as lines and as numbers for its figures. Nothing here measures anything.
 
-Every number is a median over seeds, with [least, greatest] beside it. Gaps are losses above the floor, in nats per
+Every number is a median over seeds, with [least, greatest] after it. Gaps are losses above the floor, in nats per
 letter. A difference is claimed as `sweep.verdict` says: on every seed, and at least 5 of them.
 """
 
