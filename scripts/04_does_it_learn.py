@@ -1,16 +1,19 @@
-"""Chapter 4: race Muon, AdamW and SGD on real data and on a language with a known limit, everybody tuned alike.
+"""Chapter 4: race Muon, AdamW and SGD on real data and on a language with a known limit, all tuned alike.
 
 python scripts/04_does_it_learn.py --task digits
 python scripts/04_does_it_learn.py --task language --json book/results/race_language.json
 python scripts/04_does_it_learn.py --task language --optimizer muon --lr 0.032 --seeds 1 --steps 100
-python scripts/04_does_it_learn.py --task language --optimizer muon --lr 0.032 --dp 2 --tp 2 --dtype float64
 python scripts/04_does_it_learn.py --task language --variants --tune lr --steps 1000
 python scripts/04_does_it_learn.py --task mnist --fetch
 python scripts/04_does_it_learn.py --recipe original --task mnist --json out/originals.json
+python scripts/04_does_it_learn.py --study rms decay
+python scripts/04_does_it_learn.py --blocks --json out/blocks.json
+python scripts/04_does_it_learn.py --writing --quick
 
-Without --lr every optimizer is tuned on a grid of learning rates, ratios between those of hidden matrices and of all
-else, momenta and weight decays, and the best settings race on fresh seeds. With --tune lr only the learning rate is
-tuned, and the digits take a minute; with all, some minutes, and the language an hour on two cores.
+Without --lr we tune every optimizer on a grid of learning rates, ratios between those of hidden matrices and of all
+else, momenta and weight decays, and the best settings race on fresh seeds. With --tune lr we tune the learning rate
+alone, and the digits take a minute; with all, some minutes, and the language an hour on two cores. The studies, blocks
+and writing begin with the settings that the stored race tuned on the language.
 """
 
 from distmuon import launch
@@ -25,16 +28,18 @@ FETCHED = TASKS[2:]
 OPTIMIZERS = ("sgd", "adamw", "muon")
 VARIANTS = ("polar_express", "cans", "deepseek_v4", "cubic5", "muoneq", "muon_plus", "normuon", "cautious")  # of muon
 GRIDS = ("all", "lr")
+STUDIES = ("rms", "decay", "routing", "batch")
 QUICK_STEPS, QUICK_SEEDS = 20, 5
 MANY = ("ranks", "threads", "quick", "json")  # runs, shared out
-TRAINING = ("task", "if_here", "optimizer", "variants", "steps", "dtype", "backend", "device")
+TRAINING = ("task", "if_here", "optimizer", "variants", "steps", "dtype", "device")
 TUNED = ("lr", "weight_decay", "momentum", "others", "second_beta")
-GRID = "--dp and --tp"
 TAKES = {  # job -> its options
     "": (*MANY, *TRAINING, "seeds", "tuning_seeds", "tune"),
     "--lr": (*MANY, *TRAINING, *TUNED, "seeds"),
-    GRID: (*launch.WORLD, *TRAINING, *TUNED, "quick", "json"),
-    "--recipe": (*MANY, "task", "if_here", "backend", "device"),
+    "--recipe": (*MANY, "task", "if_here", "device"),
+    "--study": (*MANY, "steps", "seeds", "tuning_seeds"),
+    "--blocks": (*MANY, "steps", "seeds", "tuning_seeds"),
+    "--writing": (*MANY, "steps", "seeds"),
     "--times": ("threads", "json"),
     "--summary": ("json",),
     "--fetch": ("task",),
@@ -42,19 +47,23 @@ TAKES = {  # job -> its options
 FUNCTIONS = {  # of muonbook.ch04.jobs
     "": "race",
     "--lr": "train",
-    GRID: "compare",
     "--recipe": "repeat_originals",
+    "--study": "study",
+    "--blocks": "compare_blocks",
+    "--writing": "let_write",
     "--times": "time_steps",
     "--summary": "sum_up",
 }
-STORED = ("--times", "--summary")  # jobs that begin with what is stored
+STORED = ("--study", "--blocks", "--writing", "--times", "--summary")  # jobs that begin with what is stored
+ALONE = ("--times", "--summary")  # jobs of one process
+DEFAULT_SEEDS = {"--study": 5}  # of other jobs: 8
+DEFAULT_TUNING_SEEDS = {"--study": 2}  # of other jobs: 3
 PATIENCE = 6 * 3600.0  # seconds: a rank that has done its runs waits for those that have not
 
 
 def parse():
     parser = launch.parser(__doc__)
     puzzles.add_arguments(parser)
-    launch.add_arguments(parser, dp=1, tp=1)
     add = parser.add_argument
     add("--task", nargs="+", default=["digits"], metavar="TASK", help=f"one of {', '.join(TASKS)} (default: digits)")
     add("--optimizer", nargs="+", default=list(OPTIMIZERS), metavar="NAME", help="of sgd, adamw, muon and its variants")
@@ -70,12 +79,17 @@ def parse():
     add("--others", type=float, metavar="X", help="with --lr: rate of what is no hidden matrix, over --lr (default: 1)")
     add("--second-beta", type=float, metavar="X", help="with --lr: of adamw (default: 0.95)")
     add("--tune", default="all", metavar=launch.choices(GRIDS), help="lr: everything else as usual (default: all)")
-    add("--seeds", type=int, metavar="N", help="fresh seeds to race on (default: 8)")
-    add("--tuning-seeds", type=int, metavar="N", help="seeds to tune on, 1 to 3 (default: 3)")
+    add("--seeds", type=int, metavar="N", help="fresh seeds to race on (default: 8, with --study 5)")
+    add("--tuning-seeds", type=int, metavar="N", help="seeds to tune on, 1 to 3 (default: 3, with --study 2)")
     add("--steps", type=int, metavar="N", help="of every run (default: the task's)")
     add("--dtype", default="float32", metavar=launch.choices(("float32", "float64")), help="(default: %(default)s)")
     add("--ranks", type=int, default=2, metavar="N", help="processes that share the runs (default: %(default)s)")
+    add("--threads", type=int, default=1, metavar="N", help="CPU threads per rank (default: %(default)s)")
+    add("--device", metavar=launch.choices(("cpu", "cuda")), help="where tensors live (default: cpu)")
     add("--recipe", metavar="original", help="a public tutorial's own recipe, as written and tuned")
+    add("--study", nargs="+", default=[], metavar="NAME", help=f"one change to Muon at a time: {', '.join(STUDIES)}")
+    add("--blocks", action="store_true", help="what it costs to orthogonalize the blocks that TP ranks hold")
+    add("--writing", action="store_true", help="what the race's three models write of the language on their way")
     add("--times", action="store_true", help="what a step costs in time, where a race is stored")
     add("--summary", action="store_true", help="what the claims page quotes, from the stored studies")
     add("--quick", action="store_true", help="a first impression: few steps, few seeds")
@@ -87,12 +101,13 @@ def parse():
 
 def checked(arguments):
     """Return the job, the arguments complete; raise UsageError for those that cannot be. Imports nothing heavy."""
-    job = launch.chosen_job(arguments, TAKES, job_of(arguments))
+    job = launch.chosen_job(arguments, TAKES)
     arguments.lr = arguments.lr or []
     if arguments.variants:
         arguments.optimizer = ["muon", *VARIANTS]
     quick = {"steps": QUICK_STEPS, "seeds": QUICK_SEEDS, "tuning_seeds": 1} if arguments.quick else {}
-    for name, default in ({"seeds": 8, "tuning_seeds": 3} | quick).items():
+    usual = {"seeds": DEFAULT_SEEDS.get(job, 8), "tuning_seeds": DEFAULT_TUNING_SEEDS.get(job, 3)}
+    for name, default in (usual | quick).items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
     for option, names, known in (
@@ -101,6 +116,7 @@ def checked(arguments):
         ("--dtype", [arguments.dtype], ("float32", "float64")),
         ("--recipe", [arguments.recipe or "original"], ("original",)),
         ("--tune", [arguments.tune], GRIDS),
+        ("--study", arguments.study, STUDIES),
     ):
         if unknown := [name for name in names if name not in known]:
             raise launch.UsageError(f"{option} {unknown[0]} is unknown; choose from {', '.join(known)}.")
@@ -120,21 +136,9 @@ def checked(arguments):
     if len(arguments.lr) not in (0, 1, len(arguments.optimizer)) or not all(0 < lr < 1e9 for lr in arguments.lr):
         given = " ".join(f"{lr:g}" for lr in arguments.lr)
         raise launch.UsageError(f"--lr {given}: give one positive number, or one for each optimizer.")
-    if job == GRID and (not arguments.lr or len(arguments.optimizer) != 1):
-        raise launch.UsageError(
-            "--dp and --tp compare one training with one process; name one --optimizer and its --lr."
-        )
-    if launch.under_torchrun() and job != GRID:
+    if launch.under_torchrun():
         raise launch.UsageError("races start processes of their own; run without torchrun, with --ranks N.")
     return job
-
-
-def job_of(arguments):
-    """Return what was asked for, a key of TAKES."""
-    alone = ("fetch", "recipe", "times", "summary")
-    if chosen := next((name for name in alone if getattr(arguments, name)), None):
-        return f"--{chosen}"
-    return GRID if (arguments.dp, arguments.tp) != (1, 1) else "--lr" if arguments.lr else ""
 
 
 def main():
@@ -143,7 +147,7 @@ def main():
         return code
     job = checked(arguments)
     check_json(arguments)
-    if set(arguments.task) <= set(FETCHED) or job in (GRID, *STORED):
+    if set(arguments.task) <= set(FETCHED) or job in STORED:
         from muonbook.ch04 import jobs  # and torch: only data, models and stored races tell whether this can be done
 
         if arguments.fetch:
@@ -154,10 +158,10 @@ def main():
                 raise launch.UsageError(missing)
             print(missing)
             return 0
-        jobs.check(arguments, FUNCTIONS[job])
-    options = launch.options(arguments)
-    if job != GRID:
-        options |= {"dp": 1 if job in ("--times", "--summary") else arguments.ranks, "timeout": PATIENCE}
+        if job in STORED:
+            jobs.check()
+    ranks = 1 if job in ALONE else arguments.ranks
+    options = launch.options(arguments) | {"dp": ranks, "timeout": PATIENCE}
     found = launch.run(f"muonbook.ch04.jobs:{FUNCTIONS[job]}", (arguments,), **options)[0]
     if arguments.json and launch.is_main_process():
         results.write(arguments.json, found)

@@ -19,7 +19,7 @@ from muonbook import network_emulation
 from muonbook.measure import results
 
 QUICK = "out/quick"
-RACE, STUDIES = "04_does_it_learn.py", "04b_for_the_curious.py"
+RACE = "04_does_it_learn.py"
 LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetched, that is said
     "race_digits": (RACE, "--task", "digits"),
     "race_language": (RACE, "--task", "language"),
@@ -28,9 +28,9 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "race_variants": (RACE, "--task", "language", "--variants", "--tune", "lr", "--steps", "1000"),
     "race_normuon": (RACE, "--task", "language", "--optimizer", "muon", "normuon", "--tune", "lr", "--steps", "1000"),
     "step_times": (RACE, "--times"),
-    "sights": (STUDIES,),
-    "blocks": (STUDIES, "--blocks"),
-    "writing": (STUDIES, "--writing"),
+    "sights": (RACE, "--study", "rms", "decay", "routing", "batch"),
+    "blocks": (RACE, "--blocks"),
+    "writing": (RACE, "--writing"),
     "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist", "--if-here"),
     "learning": (RACE, "--summary"),
 }
@@ -77,7 +77,7 @@ def redrawing(names):
     if set(names) <= UNDRAWN:
         return {}
     others = set(names) - LEARNING.keys() - UNDRAWN - OF_16 - OF_17 - OF_18
-    chapters = [*(["04", "04b"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
+    chapters = [*(["04"] if set(names) & LEARNING.keys() else []), *(CHAPTERS if others else [])]
     chapters += [chapter for chapter, own in (("16", OF_16), ("17", OF_17), ("18", OF_18)) if set(names) & own]
     return {
         "chapters": ["scripts/tools", "run_notebooks", *chapters],

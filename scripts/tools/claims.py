@@ -125,7 +125,7 @@ def look(world):
 
 def tutorial_time():
     """Return {data set: Muon's time over AdamW's}, by the tutorial's own tables."""
-    from muonbook.ch04.tutorial.recipes import RECIPES
+    from muonbook.ch04.recipes import RECIPES
 
     return {data: recipe.reported_time for data, recipe in RECIPES.items()}
 

@@ -33,8 +33,8 @@ WORKERS = sorted(path for path in (worlds.ROOT / "scripts").glob("[0-9][0-9]*_*.
 WORKERS.append(worlds.ROOT / "scripts" / "plan.py")
 JOBS = {  # where the name of a job is not how it is asked for
     ("04", "--lr"): "--lr 0.1 --optimizer muon",
-    ("04", "--dp and --tp"): "--dp 2 --lr 0.1 --optimizer muon",
     ("04", "--recipe"): "--recipe original --task mnist",
+    ("04", "--study"): "--study rms",
     ("04", "--fetch"): "--fetch --task mnist",
     ("05", "--mistake"): "--mistake skip",
     ("13", "--measure"): "--measure --json out/x.json",
@@ -151,7 +151,6 @@ NUMBERS = [number_of(path.name) for path in WORKERS]
 def test_an_option_that_does_nothing_is_refused_in_every_job(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
     options, table = actions(number), jobs(number)
     chooses = {job[2:].partition(" ")[0].replace("-", "_") for job in table}
-    chooses |= {"dp", "tp"} if number == "04" else set()
     assert set().union(*table.values(), chooses) >= set(options) - set(PUZZLE)
     for job, takes in table.items():
         for name in set(options) - {*PUZZLE, *chooses}:
@@ -181,7 +180,7 @@ def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number:
     [
         ("04", "--lr 0.1 --tuning-seeds 2", "--tuning-seeds does nothing with --lr; leave one of the two out."),
         ("04", "--times --summary", "--summary does nothing with --times; leave one of the two out."),
-        ("04", "--momentum 0.9", "--momentum does nothing by itself; it goes with --lr or --dp and --tp."),
+        ("04", "--momentum 0.9", "--momentum does nothing by itself; it goes with --lr."),
         ("04", "--if-here", "--if-here --task digits: its data is always here; leave --if-here out."),
         ("05", "--mistake skip --show groups", "--show does nothing with --mistake; leave one of the two out."),
         ("06", "--json /proc/x", "--json does nothing by itself; it goes with --follow or --compare."),

@@ -1,6 +1,6 @@
 """What chapter 4's worker can be asked for: each job runs on every rank, prints, and returns what is stored.
 
-The last, `sum_up`, measures nothing: it draws the few numbers that the claims page quotes from the stored studies.
+`sum_up` measures nothing: it takes the few numbers that the claims page quotes from what is stored.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from distmuon.launch import World
-from muonbook.ch04 import image_datasets, sharded_training, sweep, tables, tasks
+from muonbook.ch04 import image_datasets, recipe_study, studies, sweep, tables, tasks, writing
 from muonbook.ch04.search_space import BETAS, Setting, candidate
 from muonbook.ch04.tasks import LearningTask
-from muonbook.ch04.tutorial import study as originals
-from muonbook.ch04.tutorial import tables as originals_tables
 from muonbook.measure import results
 
 Arguments = argparse.Namespace
@@ -59,13 +57,9 @@ def fetch(names: Sequence[str]) -> None:
         image_datasets.fetch_all(name)
 
 
-def check(arguments: Arguments, job: str) -> None:
-    """Raise UsageError, before anything is started, for what this job cannot do."""
-    if job == "compare":
-        task, setting = chosen_task(arguments, "cpu"), chosen_setting(arguments, arguments.optimizer[0])
-        sharded_training.check(task, setting, arguments.dp, arguments.tp)
-    elif job in ("time_steps", "sum_up"):
-        tables.stored_settings("language")
+def check() -> None:
+    """Raise UsageError where the race is not stored whose settings a job begins with."""
+    tables.stored_settings("language")
 
 
 # ---- Trainings --------------------------------------------------------------------------------------------
@@ -90,26 +84,10 @@ def train(world: World, arguments: Arguments) -> dict[str, Any]:
     return found
 
 
-def compare(world: World, arguments: Arguments) -> dict[str, Any] | None:
-    """Train on the grid and in one process; print both curves."""
-    task, setting = chosen_task(arguments, world.device), chosen_setting(arguments, arguments.optimizer[0])
-    found = sharded_training.compare(world, task, setting, seed=0)
-    if found is None:
-        return None
-    bound = sharded_training.BOUND
-    words = f"no loss differs by more than {bound:g} of the movement: {found.difference <= bound}"
-    if arguments.dtype != "float64":  # rounding is not the same on every machine
-        words = (
-            f"the largest difference is {found.difference:.0e} of the movement; --dtype float64 tells rounding apart"
-        )
-    world.say("\n".join([*found.lines(), words]))
-    return {"on_grid": asdict(found.on_grid), "alone": asdict(found.alone), "difference": found.difference}
-
-
 def repeat_originals(world: World, arguments: Arguments) -> dict[str, Any]:
     """Run a public tutorial's recipe as written, and tuned."""
-    found = originals.study(world, arguments.task, range(5), arguments.quick)
-    world.say("\n".join(originals_tables.lines(found)))
+    found = recipe_study.study(world, arguments.task, range(5), arguments.quick)
+    world.say("\n".join(recipe_study.lines(found)))
     return found
 
 
@@ -125,17 +103,58 @@ def time_steps(world: World, arguments: Arguments) -> dict[str, Any]:
     return found
 
 
+# ---- One thing changed ------------------------------------------------------------------------------------
+
+
+def study_size(arguments: Arguments) -> studies.StudySize:
+    """Return how much a study does."""
+    task = tasks.TASKS["language"]
+    return studies.StudySize(
+        task if arguments.steps is None else task.shorter(arguments.steps),
+        sweep.RACE_SEEDS[: arguments.seeds],
+        sweep.TUNING_SEEDS[: arguments.tuning_seeds],
+        0 if arguments.quick else 3,
+    )
+
+
+def study(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Take the studies that are named, from the settings that the stored race tuned."""
+    best, found = tables.stored_settings("language"), dict[str, Any]()
+    for name in arguments.study:
+        found[name] = studies.STUDIES[name](world, best, study_size(arguments))
+        parts = {key: rows for key, rows in found[name].items() if key in ("rows", "tuned")}
+        world.say(
+            "\n".join(line for key, rows in parts.items() for line in (f"{name}, {key}:", *studies.lines(name, rows)))
+        )
+    return {"best": {name: asdict(setting) for name, setting in best.items()}} | found
+
+
+def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Race Muon in blocks against Muon, from the setting that the stored race tuned for the latter."""
+    arms = studies.ARMS[:3] if arguments.quick else studies.ARMS
+    found = studies.blocks(world, tables.stored_settings("language")["muon"], study_size(arguments), arms)
+    world.say("\n".join(studies.lines("blocks", found["rows"])))
+    return found
+
+
+def let_write(world: World, arguments: Arguments) -> dict[str, Any]:
+    """Let the race's three models write, after more and more steps."""
+    steps = arguments.steps or tasks.TASKS["language"].steps
+    found = writing.measure(world, tables.stored_settings("language"), sweep.RACE_SEEDS[: arguments.seeds], steps)
+    world.say("\n".join(writing.lines(found)))
+    return found
+
+
 # ---- In a few numbers -------------------------------------------------------------------------------------
 
 
 def sum_up(world: World, arguments: Arguments) -> dict[str, Any]:
-    """Draw the numbers that the claims page quotes from what is stored."""
+    """Take the numbers that the claims page quotes from what is stored."""
     return summarize()
 
 
 def summarize() -> dict[str, Any]:
     """Return medians over seeds, and of every pair how many seeds the first one wins. Raises UsageError, see `load`."""
-    studies = results.load("sights")
     return {
         "races": {name: of_race(race) for name, race in tables.stored_races().items()},
         "originals": {
@@ -143,21 +162,7 @@ def summarize() -> dict[str, Any]:
             for name, found in results.load("originals").items()
             if isinstance(found, dict) and ("missing" in found or "tuned" in found)
         },
-        "finetune": {
-            f"{row['pretrained']}_{row['optimizer']}": statistics.median(row["gaps"])
-            for row in studies["finetune"]["rows"]
-        },
-        "finetune_muon_wins": {
-            first: wins(*(_gaps(studies["finetune"]["rows"], first, second) for second in ("muon", "adamw")))
-            for first in ("adamw", "muon")
-        },
-        "rms": {f"{row['rms']:g}": statistics.median(row["gaps"]) for row in studies["rms"]["rows"]},
-        "rms_tuned": {f"{row['rms']:g}": statistics.median(row["gaps"]) for row in studies["rms"]["tuned"]},
     }
-
-
-def _gaps(rows: Sequence[Mapping[str, Any]], pretrained: str, optimizer: str) -> list[float]:
-    return next(row["gaps"] for row in rows if (row["pretrained"], row["optimizer"]) == (pretrained, optimizer))
 
 
 def wins(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
@@ -185,8 +190,7 @@ def of_originals(found: Mapping[str, Any]) -> dict[str, Any]:
     for race in ("as_written", "tuned"):
         columns = {
             optimizer: {
-                measure.replace(" ", "_"): [of(run) for run in runs]
-                for measure, of in originals_tables.MEASURES.items()
+                measure.replace(" ", "_"): [of(run) for run in runs] for measure, of in recipe_study.MEASURES.items()
             }
             for optimizer, runs in found[race].items()
         }

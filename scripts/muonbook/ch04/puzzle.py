@@ -156,7 +156,7 @@ def _objections(number: int, answer: str, runs: list[tuple[str, float, int]]) ->
         unless(right or not claims, f"{where} you name {answer}. {world.lesson}"),
         unless(
             even,
-            f"{where} {more[0]} runs for {more[1]} and {fewer[0]} for {fewer[1]}; whoever is tuned "
+            f"{where} {more[0]} runs for {more[1]} and {fewer[0]} for {fewer[1]}; the one that is tuned "
             "harder looks better, so spend the same on both.",
         ),
         unless(fresh >= ENOUGH or not claims or not even, f"{where} you name {answer} on {seeds}"),

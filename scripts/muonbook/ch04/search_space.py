@@ -1,9 +1,9 @@
-"""Who races, and over which settings everybody is tuned.
+"""Which optimizers race, and over which settings each of them is tuned.
 
-Nobody is compared at a setting that somebody else chose. Learning rate, the ratio of the other parameters' rate to the
+Learning rate, the ratio of the other parameters' rate to the
 hidden matrices', momentum and weight decay are tuned for all three; AdamW's second beta as well, so its first grid is
 twice as large. "Momentum" is SGD's, AdamW's first beta, and Muon's mu: how much of the last steps' gradients is in this
-step's. The AdamW beside Muon keeps its betas: if that costs somebody, it is Muon.
+step's. The AdamW that trains Muon's other parameters keeps its betas, which can only cost Muon.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distmuon.optim.param_groups import by_algorithm
 
 MOMENTA = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # what tuning goes along, where it goes beyond its first guess
 OTHERS = (0.25, 1.0, 4.0)
-BETAS = (0.9, 0.95)  # of the AdamW beside Muon
+BETAS = (0.9, 0.95)  # of the AdamW that trains Muon's other parameters
 
 Grid = dict[str, tuple[float, ...]]  # field of Setting -> the values to try, rising
 

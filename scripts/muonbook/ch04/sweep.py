@@ -1,12 +1,12 @@
-"""A fair sweep: tune everybody on some seeds, then race the best settings on seeds that nobody was tuned on.
+"""A fair sweep: tune all optimizers alike on some seeds, then race their best settings on other seeds.
 
 Tuning is by halving: every setting runs on the first tuning seed, the best eighth of them (and the best at every
 learning rate) on the others too, and the least median of those wins. While it stands at an end of what was tried, the
-grid is made wider there. Judging the winner on those same seeds would favour whoever had most settings to be lucky
-with, so the race has seeds of its own. Runs are shared out over the ranks of a world.
+grid is made wider there. On those same seeds the optimizer with most settings would have most chances to be lucky, so
+the race has seeds of its own. Runs are shared out over the ranks of a world.
 
-A loss after so many steps is half of an answer: a step of Muon is dearer. So three prices are taken of what the best
-settings reach: steps, floating-point operations as torch counts them, and time against AdamW's step in the same run.
+A loss after so many steps is half of an answer, because a step of Muon costs more. So we also take the floating-point
+operations of a step, as torch counts them, and its time compared with AdamW's step in the same run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from distmuon.launch import World
-from muonbook.ch04 import ngrams
+from muonbook.ch04 import limits
 from muonbook.ch04.search_space import Grid, Setting, candidate, settings, widened
 from muonbook.ch04.tasks import LearningTask
 from muonbook.ch04.training import Outcome, Training, started, train
@@ -49,7 +49,7 @@ def try_rates(
     losses: Callable[[Sequence[tuple[Name, float]]], Sequence[float]],
     farthest: int,
 ) -> dict[Name, Curve]:
-    """Try the first learning rates of everybody, then go on beyond either end while the best is at that end.
+    """Try the first learning rates of all, then go on beyond either end while the best is at that end.
 
     losses: (name, learning rate) pairs -> the loss of each, in the same order. farthest: how often to go on, at most.
     """
@@ -166,9 +166,9 @@ def shared_out(world: World, jobs: Sequence[Asked], do: Callable[[Asked], Done])
     mine = [do(job) for job in jobs[world.rank :: world.size]]
     if world.size == 1:
         return mine
-    everybody: list[list[Done]] = [[] for _ in range(world.size)]
-    torch.distributed.all_gather_object(everybody, mine)
-    return [everybody[n % world.size][n // world.size] for n in range(len(jobs))]
+    by_rank: list[list[Done]] = [[] for _ in range(world.size)]
+    torch.distributed.all_gather_object(by_rank, mine)
+    return [by_rank[n % world.size][n // world.size] for n in range(len(jobs))]
 
 
 def runner(world: World, task: LearningTask) -> Runner:
@@ -189,7 +189,7 @@ def race(
 ) -> dict[str, Any]:
     """Tune the named optimizers on `task` and race the best settings; return what is kept, as plain data. Collective.
 
-    tuning, seeds: those that everybody is tuned on, and those that everybody races on. rates_alone: see `tune`.
+    tuning, seeds: those that all are tuned on, and those that all race on. rates_alone: see `tune`.
     """
     tuning, seeds = list(tuning), list(seeds)
     trained = runner(world, task.for_tuning())
@@ -207,14 +207,14 @@ def race(
 def described(task: LearningTask, seeds: Sequence[int]) -> dict[str, Any]:
     """Return what is kept of the task, and what is known without training, by seed.
 
-    floor: the best predictor's loss. ngrams: order -> the loss of a model that counts (`ngrams`).
+    floor: the best predictor's loss. ngrams: order -> the loss of a model that counts (`limits`).
     """
     known: dict[str, Any] = {"floor": None}
     if task.floor is not None:
-        counted = [ngrams.losses(*task.examples(task, seed)) for seed in seeds]
+        counted = [limits.ngram_losses(*(part.whole() for part in task.examples(task, seed))) for seed in seeds]
         known = {
             "floor": [task.floor(seed) for seed in seeds],
-            "ngrams": {str(order): [losses[order] for losses in counted] for order in ngrams.ORDERS},
+            "ngrams": {str(order): [losses[order] for losses in counted] for order in limits.ORDERS},
         }
     return {"task": task.name, "batch": task.batch, "steps": task.steps, "seeds": list(seeds)} | known
 
@@ -305,7 +305,7 @@ class Verdict:
 
 
 def verdict(first: Sequence[float], second: Sequence[float]) -> Verdict:
-    """Compare losses, pair by pair: the same seeds in the same order. A tie is nobody's."""
+    """Compare losses, pair by pair: the same seeds in the same order. A tie counts for neither."""
     from scipy.stats import binomtest  # a second that ranks do not need
 
     wins = sum(a < b for a, b in zip(first, second, strict=True))

@@ -1,6 +1,6 @@
-"""What chapter 4 found, as lines of its page and as mappings for its figures. Nothing here measures anything.
+"""What chapter 4's races found, as lines and as numbers for its figures. Nothing here measures anything.
 
-Every number is a median over seeds, with [least, greatest] beside it. Gaps are losses above the floor, in nats per
+Every number is a median over seeds, with [least, greatest] after it. Gaps are losses above the floor, in nats per
 letter. A difference is claimed as `sweep.verdict` says: on every seed, and at least 5 of them.
 """
 
@@ -10,10 +10,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from distmuon.launch import UsageError
-from muonbook.ch04.image_datasets import SOURCES, not_run_lines
 from muonbook.ch04.search_space import CANDIDATES, Setting, ends, title
 from muonbook.ch04.sweep import Verdict, span, verdict
 from muonbook.ch04.tasks import TASKS
@@ -43,20 +42,13 @@ def ngram_gaps(race: Mapping[str, Any]) -> dict[int, list[float]]:
     return {int(order): _above(race, losses) for order, losses in race["ngrams"].items()}
 
 
+def gaps_by_look(race: Mapping[str, Any], name: str) -> list[list[float]]:
+    """Return the gaps [look][seed] along the way."""
+    return [_above(race, losses) for losses in by_look(race["racers"][name])]
+
+
 def _above(race: Mapping[str, Any], losses: Sequence[float]) -> list[float]:
     return [loss - floor for loss, floor in zip(losses, floors(race), strict=True)]
-
-
-def seed_curves(race: Mapping[str, Any]) -> dict[str, tuple[list[int], list[float]]]:
-    """Return {racer: (1, 2, ..., one number per fresh seed; its gap there)}, the least median first."""
-    numbers = list(range(1, len(race["seeds"]) + 1))
-    return {title(name): (numbers, gaps(race, name)) for name in by_median(race)}
-
-
-def ratios(races: Mapping[str, Mapping[str, Any]], name: str, against: str = "adamw") -> dict[str, list[float]]:
-    """Return {race: one racer's gap over another's on each fresh seed}; losses where no floor is known."""
-    pairs = {told: zip(gaps(race, name), gaps(race, against), strict=True) for told, race in races.items()}
-    return {told: [gap / other for gap, other in both] for told, both in pairs.items()}
 
 
 def by_median(race: Mapping[str, Any]) -> list[str]:
@@ -115,17 +107,6 @@ def verdict_lines(race: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def image_lines(races: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return results and verdicts on every set of images whose race is stored, and what to do about the others."""
-    lines = []
-    for name in SOURCES:
-        if name in races:
-            lines += result_lines(races[name]) + verdict_lines(races[name])
-        else:
-            lines += not_run_lines(name)
-    return lines
-
-
 # ---- What it costs ----------------------------------------------------------------------------------------
 
 
@@ -136,9 +117,8 @@ def by_look(racer: Mapping[str, Any]) -> list[list[float]]:
 
 def steps_until(race: Mapping[str, Any], name: str, target: float) -> int | None:
     """Return after how many steps the median gap is first at or below `target`; None if it never is."""
-    racer = race["racers"][name]
-    looks = zip(racer["looks"], by_look(racer), strict=True)
-    return next((step for step, losses in looks if statistics.median(_above(race, losses)) <= target), None)
+    looks = zip(race["racers"][name]["looks"], gaps_by_look(race, name), strict=True)
+    return next((step for step, gaps in looks if statistics.median(gaps) <= target), None)
 
 
 def to_reach(race: Mapping[str, Any], name: str, against: str = "adamw") -> dict[str, float] | None:
@@ -210,70 +190,3 @@ def stored_races() -> dict[str, dict[str, Any]]:
     """Return {task: race} for every race in book/results, in the order of TASKS."""
     paths = {name: results.FOLDER / f"race_{name}.json" for name in TASKS}
     return {name: results.load(path.stem) for name, path in paths.items() if path.exists()}
-
-
-# ---- For figures ------------------------------------------------------------------------------------------
-
-
-def rate_curves(race: Mapping[str, Any]) -> dict[str, Any]:
-    """Return optimizer -> (learning rates, least median loss there), where it is finite."""
-    curves = {}
-    for name, racer in race["racers"].items():
-        found = [(float(lr), loss) for lr, loss in racer["curve"].items() if loss is not None]
-        if found:
-            curves[title(name)] = tuple(zip(*found, strict=True))
-    return curves
-
-
-def at_one_rate(race: Mapping[str, Any], first: str, second: str) -> dict[float, str]:
-    """Return every learning rate that both were tuned at -> who is ahead there: the least median losses of tuning.
-
-    Within one per cent nobody is.
-    """
-    told = {}
-    for lr, loss in race["racers"][first]["curve"].items():
-        other = race["racers"][second]["curve"].get(lr)
-        if loss is None or other is None:
-            continue
-        ranked = sorted({title(first): loss, title(second): other}.items(), key=lambda found: found[1])
-        (winner, least), (_, greater) = ranked
-        says = f"{winner} wins" if greater > 1.01 * least else f"a tie ({winner} first)"
-        told[float(lr)] = f"Both at {lr}: {says}, {least:.3f} against {greater:.3f}."
-    return told
-
-
-class Advocacy(NamedTuple):
-    """Two optimizers, and who was fully tuned. gaps: {optimizer: median gap}; told: the verdict."""
-
-    tuned: str
-    gaps: dict[str, float]
-    told: str
-
-
-def advocacies(race: Mapping[str, Any], first: str, second: str) -> list[Advocacy]:
-    """Return what comes out if neither, the first, the second, and both are fully tuned.
-
-    Else the usual momentum and one learning rate for all parameters are kept, and only the others are tuned.
-    """
-    found, both = [], (first, second)
-    choices: list[tuple[str, ...]] = [(), (first,), (second,), both]
-    for tuned in choices:
-        columns = [gaps(race, name, usual=name not in tuned) for name in both]
-        judged = verdict(*columns)
-        who = {0: "neither", 2: "both"}.get(len(tuned)) or f"{title(tuned[0])} alone"
-        told = f"{title(first)} is ahead on {judged.wins} of {judged.seeds} seeds"
-        told += "." if judged.claimed else ": nothing may be claimed."
-        medians = {title(name): statistics.median(column) for name, column in zip(both, columns, strict=True)}
-        found.append(Advocacy(who, medians, told))
-    return found
-
-
-def gap_curves(race: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return optimizer -> (steps, median gap), and optimizer -> (steps, least gap, greatest gap)."""
-    curves, bands = {}, {}
-    for name in by_median(race):
-        racer = race["racers"][name]
-        columns = [_above(race, losses) for losses in by_look(racer)]
-        curves[title(name)] = (racer["looks"], [statistics.median(column) for column in columns])
-        bands[title(name)] = (racer["looks"], [min(c) for c in columns], [max(c) for c in columns])
-    return curves, bands

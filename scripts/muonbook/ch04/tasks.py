@@ -19,10 +19,9 @@ from torch.nn import functional as F
 
 from distmuon.models import digits, networks
 from distmuon.models.language import ALPHABET, Language
-from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from muonbook.ch04 import image_datasets
-from muonbook.ch04.best_predictor import best_losses
+from muonbook.ch04.limits import best_losses
 
 HELD_OUT_WINDOWS, HELD_OUT_IMAGES = 256, 10_000
 
@@ -43,19 +42,23 @@ class Examples:
     def to(self, device: str) -> Examples:
         return Examples(self.inputs.to(device), self.targets.to(device))
 
+    def whole(self) -> Tensor:
+        """Return the windows [n, length + 1] that inputs and targets, one letter further, were cut from."""
+        return torch.cat([self.inputs[:, :1], self.targets], dim=1)
+
 
 @dataclass(frozen=True)
 class LearningTask:
     """One thing to learn.
 
-    model: TP group -> model whose logits are [..., classes]. examples: seed -> (training, held-out) examples in
+    model: () -> model whose logits are [..., classes]. examples: seed -> (training, held-out) examples in
     `dtype`. batch, steps: of one run. floor: seed -> the loss that no predictor can undercut on the held-out examples,
     in nats, where it is known. augment: changes the inputs of a training batch, drawing from torch's generator. tuning:
     where all seeds share one test set, hold out training images in its place.
     """
 
     name: str
-    model: Callable[[Group], nn.Module]
+    model: Callable[[], nn.Module]
     examples: Callable[[LearningTask, int], tuple[Examples, Examples]]
     batch: int
     steps: int
@@ -67,11 +70,11 @@ class LearningTask:
 
     def weights(self, seed: int) -> dict[str, Tensor]:
         """Return the whole initial weights of this seed, in the task's dtype."""
-        return {n: w.to(self.dtype) for n, w in networks.initial_weights(self.model(networks.ALONE), seed).items()}
+        return {n: w.to(self.dtype) for n, w in networks.initial_weights(self.model(), seed).items()}
 
     def fresh_model(self, seed: int) -> nn.Module:
         """Return a whole model with these weights."""
-        model = self.model(networks.ALONE).to(self.device, self.dtype)
+        model = self.model().to(self.device, self.dtype)
         model.load_state_dict(self.weights(seed))
         return model
 
@@ -199,61 +202,46 @@ CONTEXT = 64  # letters
 
 
 @functools.lru_cache(maxsize=16)
-def _language(seed: int, grammar_seed: int | None) -> Language:
-    return Language.of(seed, grammar_seed=grammar_seed)
+def _language(seed: int) -> Language:
+    return Language.of(seed)
 
 
 @functools.lru_cache(maxsize=16)
-def _windows(count: int, seed: int, grammar_seed: int | None, held_out: bool) -> Tensor:
+def windows(count: int, seed: int, held_out: bool) -> Tensor:
     """Return windows [count, CONTEXT + 1], cut from one text one after the other."""
     generator = torch.Generator().manual_seed(2 * seed + held_out)
-    return _language(seed, grammar_seed).write(count * (CONTEXT + 1), generator).view(count, CONTEXT + 1)
+    return _language(seed).write(count * (CONTEXT + 1), generator).view(count, CONTEXT + 1)
 
 
-def _grammar_seed(seed: int, spoken_otherwise: bool) -> int | None:
-    return seed + 50_000 if spoken_otherwise else None
+def held_out_windows(seed: int) -> Tensor:
+    return windows(HELD_OUT_WINDOWS, seed, held_out=True)
 
 
-def _speech(spoken_otherwise: bool) -> Callable[[LearningTask, int], tuple[Examples, Examples]]:
-    def examples(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
-        """Every window is read once: a run of this many steps never sees the same text again."""
-        grammar_seed = _grammar_seed(seed, spoken_otherwise)
-        sets = (
-            _windows(task.batch * task.steps, seed, grammar_seed, held_out=False),
-            _windows(HELD_OUT_WINDOWS, seed, grammar_seed, held_out=True),
-        )
-        training, held_out = (Examples(windows[:, :-1], windows[:, 1:]) for windows in sets)
-        return training, held_out
-
-    return examples
+def _speech(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
+    """Every window is read once: a run of this many steps never sees the same text again."""
+    sets = (windows(task.batch * task.steps, seed, held_out=False), held_out_windows(seed))
+    training, held_out = (Examples(whole[:, :-1], whole[:, 1:]) for whole in sets)
+    return training, held_out
 
 
 @functools.cache
-def language_floor(seed: int, spoken_otherwise: bool = False) -> float:
+def language_floor(seed: int) -> float:
     """Return what the best predictor loses on the held-out windows of this seed, in nats per letter."""
-    grammar_seed = _grammar_seed(seed, spoken_otherwise)
-    windows = _windows(HELD_OUT_WINDOWS, seed, grammar_seed, held_out=True)
-    return float(best_losses(_language(seed, grammar_seed), windows).mean())
+    return float(best_losses(_language(seed), held_out_windows(seed)).mean())
 
 
-def speech(spoken_otherwise: bool = False, batch: int = 16, steps: int = 300) -> LearningTask:
-    """Return the language as a task, another one for every seed. spoken_otherwise: its words follow others."""
-
-    def model(tp: Group) -> nn.Module:
-        return networks.Transformer(len(ALPHABET), width=64, layers=2, heads=4, context=CONTEXT, tp=tp)
-
-    floor = functools.partial(language_floor, spoken_otherwise=spoken_otherwise)
-    return LearningTask("language", model, _speech(spoken_otherwise), batch, steps, floor=floor)
+def _transformer() -> nn.Module:
+    return networks.Transformer(len(ALPHABET), width=64, layers=2, heads=4, context=CONTEXT)
 
 
 # ---- All of them ------------------------------------------------------------------------------------------
 
 TASKS: dict[str, LearningTask] = {
-    "digits": LearningTask("digits", lambda tp: networks.MLP((64, 256, 128, 10), tp), _digits, batch=128, steps=110),
-    "language": speech(),
+    "digits": LearningTask("digits", lambda: networks.MLP((64, 256, 128, 10)), _digits, batch=128, steps=110),
+    "language": LearningTask("language", _transformer, _speech, batch=16, steps=300, floor=language_floor),
     **{
-        name: LearningTask(name, lambda tp: networks.MLP((784, 256, 128, 10), tp), _flat_images, batch=128, steps=468)
+        name: LearningTask(name, lambda: networks.MLP((784, 256, 128, 10)), _flat_images, batch=128, steps=468)
         for name in ("fashion", "mnist")
     },
-    "cifar10": LearningTask("cifar10", lambda tp: CNN(), _colour_images, 128, 1950, augment=shifted_and_flipped),
+    "cifar10": LearningTask("cifar10", CNN, _colour_images, 128, 1950, augment=shifted_and_flipped),
 }

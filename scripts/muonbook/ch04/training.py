@@ -101,44 +101,10 @@ def started(
     setting: Setting,
     seed: int,
     build: Callable[[nn.Module, Setting], list[Optimizer]] | None = None,
-    model: nn.Module | None = None,
 ) -> Training:
-    """Return the run of `setting` before its first step. build, model: see `train`."""
-    model = task.fresh_model(seed) if model is None else model
+    """Return the run of `setting` before its first step. build: see `train`."""
+    model = task.fresh_model(seed)
     return Training(task, model, (build or candidate(setting.optimizer).build)(model, setting), seed)
-
-
-class LossCurve:
-    """A run and what it has shown so far."""
-
-    def __init__(self, run: Training, setting: Setting) -> None:
-        self.run, self.setting, self.looks = run, setting, look_at(run.task.steps)
-        self.training: list[float] = []
-        self.held_out: list[float] = []
-        self.accuracy = 0.0  # at the latest look
-
-    @property
-    def done(self) -> bool:
-        return len(self.held_out) == len(self.looks)
-
-    def advance(self) -> None:
-        """Take the next step, and look if it is time; a run that has diverged is done, and what is done stays."""
-        if self.done:
-            return
-        loss = self.run.step(len(self.training))
-        self.training.append(loss if math.isfinite(loss) else math.inf)
-        if not math.isfinite(loss):  # nothing comes back from there
-            self.held_out += [math.inf] * (len(self.looks) - len(self.held_out))
-            self.accuracy = 0.0
-        elif len(self.training) in self.looks:
-            loss, self.accuracy = self.run.look()
-            self.held_out.append(loss)
-
-    def outcome(self) -> Outcome:
-        """Go on to the end; return what the run leaves."""
-        while not self.done:
-            self.advance()
-        return Outcome(self.setting, self.run.seed, self.looks, self.held_out, self.training, self.accuracy)
 
 
 def train(
@@ -146,18 +112,27 @@ def train(
     setting: Setting,
     seed: int,
     build: Callable[[nn.Module, Setting], list[Optimizer]] | None = None,
-    model: nn.Module | None = None,
     watch: Callable[[Training, int], object] = lambda run, step: None,
 ) -> Outcome:
     """Run `setting` on `task`.
 
-    build: of the optimizers, where it is not the candidate's own. model: to go on with, instead of a fresh one. watch:
-    called with the run and how many steps it has taken, after every step that has not diverged.
+    build: of the optimizers, where it is not the candidate's own. watch: called with the run and how many steps it has
+    taken, after every step that has not diverged.
     """
-    run = started(task, setting, seed, build, model)
-    curve = LossCurve(run, setting)
-    while not curve.done:
-        curve.advance()
-        if math.isfinite(curve.training[-1]):
-            watch(run, len(curve.training))
-    return curve.outcome()
+    run, looks = started(task, setting, seed, build), look_at(task.steps)
+    training: list[float] = []
+    held_out: list[float] = []
+    accuracy = 0.0  # at the latest look
+    for step in range(1, task.steps + 1):
+        loss = run.step(step - 1)
+        if not math.isfinite(loss):  # nothing comes back from there
+            training.append(math.inf)
+            held_out += [math.inf] * (len(looks) - len(held_out))
+            accuracy = 0.0
+            break
+        training.append(loss)
+        if step in looks:
+            loss, accuracy = run.look()
+            held_out.append(loss)
+        watch(run, step)
+    return Outcome(setting, seed, looks, held_out, training, accuracy)

@@ -1,18 +1,19 @@
 """Fair races: one schedule for all, settings chosen on other seeds than they race on, and claims that need proof."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import learning_race_workers as workers
 import pytest
 import torch
+from figure_helpers import assert_readable
 
 from distmuon import launch
-from distmuon.models import language
 from distmuon.models.networks import initial_weights
 from distmuon.optim import newton_schulz
-from muonbook.ch04 import search_space, sweep, tables, tasks
+from muonbook.ch04 import figures, search_space, sweep, tables, tasks
 from muonbook.ch04.search_space import CANDIDATES, Setting, settings
 from muonbook.ch04.tasks import TASKS
 from muonbook.ch04.training import Outcome, look_at, share_of_lr, train
@@ -67,7 +68,7 @@ def test_a_run_that_diverges_is_an_infinite_loss():
 
 
 def test_every_seed_has_a_language_of_its_own_and_reads_no_window_twice():
-    task = tasks.speech(batch=4, steps=6)
+    task = replace(TASKS["language"], batch=4, steps=6)
     read = []
     for seed in (0, 1, sweep.TUNING_SEEDS[0]):
         training, held_out = task.examples(task, seed)
@@ -79,15 +80,6 @@ def test_every_seed_has_a_language_of_its_own_and_reads_no_window_twice():
     assert len(windows.unique(dim=0)) == len(windows)
     assert task.floor is not None
     assert len({task.floor(seed) for seed in (0, 1)}) == 2
-
-
-def test_spoken_otherwise_the_words_stay_and_their_order_does_not():
-    plain, other = (tasks.speech(otherwise, batch=16, steps=40) for otherwise in (False, True))
-    texts = [language.spell(task.examples(task, 3)[0].inputs.flatten()) for task in (plain, other)]
-    words = [set(text.split()) for text in texts]
-    assert len(words[0] & words[1]) > 150
-    assert texts[0] != texts[1]
-    assert tasks.language_floor(3) != tasks.language_floor(3, spoken_otherwise=True)
 
 
 def test_tuning_does_not_see_the_images_that_the_race_is_judged_on(monkeypatch: pytest.MonkeyPatch):
@@ -104,7 +96,7 @@ def test_tuning_does_not_see_the_images_that_the_race_is_judged_on(monkeypatch: 
 
 
 def test_an_untrained_model_is_far_above_the_floor():
-    task = tasks.speech(batch=2, steps=1)
+    task = replace(TASKS["language"], batch=2, steps=1)
     found = train(task, MUON.at(1e-9), 0)
     assert task.floor is not None
     assert 0.5 < task.floor(0) < 0.7
@@ -312,8 +304,7 @@ def test_a_stored_race_holds_what_its_tables_print(raced):
     lines = "\n".join(tables.result_lines(race) + tables.verdict_lines(race))
     for name, racer in race["racers"].items():
         assert f"{racer['settings']:7d}{racer['best']['lr']:9.3g}{racer['best']['others']:8.2g}" in lines
-        numbers, gaps = tables.seed_curves(race)[CANDIDATES[name].title]
-        assert (numbers, gaps) == ([1, 2, 3, 4, 5], tables.gaps(race, name))
+        assert len(tables.gaps(race, name)) == 5
         assert racer["runs"] == racer["settings"]  # one tuning seed
         assert len(racer["held_out"]) == len(racer["usual"]["held_out"]) == len(race["seeds"]) == 5
         assert CANDIDATES[name].title in lines
@@ -321,15 +312,30 @@ def test_a_stored_race_holds_what_its_tables_print(raced):
     assert max(map(len, lines.splitlines())) <= 100
 
 
-def test_a_race_seed_by_seed_is_one_racers_gap_over_the_others_on_that_seed(raced):
-    races = {"small": raced[0], "again": raced[1]}
-    ratios = tables.ratios(races, "muon", "sgd")
-    assert ratios["small"] == ratios["again"]
-    assert [ratio * gap for ratio, gap in zip(ratios["small"], tables.gaps(raced[0], "sgd"), strict=True)] == (
-        pytest.approx(tables.gaps(raced[0], "muon"))
-    )
-    inverse = tables.ratios(races, "sgd", "muon")["small"]
-    assert [1 / ratio for ratio in inverse] == pytest.approx(ratios["small"])
+def test_pictures_show_the_gaps_and_ratios_of_the_stored_races():
+    races = {name: results.load(f"race_{name}") for name in ("digits", "language", "fashion")}
+    language = races["language"]
+    picture, told = figures.gaps_over_steps(language)
+    assert_readable(picture)
+    for name in language["racers"]:
+        assert f"to {statistics.median(tables.gaps(language, name)):.3g}, " in told
+    picture, told = figures.races_seed_by_seed(races)
+    assert_readable(picture)
+    for race in races.values():
+        ratios = [a / b for a, b in zip(tables.gaps(race, "muon"), tables.gaps(race, "adamw"), strict=True)]
+        assert f"{min(ratios):.3g} to {max(ratios):.3g}, {sum(r < 1 for r in ratios)} of 8 below 1" in told
+
+
+def test_one_learning_rate_for_both_has_a_winner_for_everybody():
+    curves: dict[str, dict[str, float | None]]
+    curves = {"adamw": {"0.001": 0.25, "0.002": 0.5, "0.004": None}, "muon": {"0.002": 0.75, "0.004": 1, "0.008": 2}}
+    race = {"racers": {name: {"curve": curve} for name, curve in curves.items()}}
+    (frame,) = figures.frames_at_one_rate(race)
+    assert frame.caption == "Both at 0.002: AdamW wins, 0.500 against 0.750."
+    curves["muon"]["0.002"] = 0.504
+    (frame,) = figures.frames_at_one_rate(race)
+    assert frame.caption == "Both at 0.002: a tie (AdamW first), 0.500 against 0.504."
+    assert_readable(frame.figure)
 
 
 def test_who_stands_at_an_end_is_named():
@@ -337,17 +343,6 @@ def test_who_stands_at_an_end_is_named():
     muon = race["racers"]["muon"]
     race["racers"]["muon"] = muon | {"grid": muon["grid"] | {"momentum": [0.1, muon["best"]["momentum"]]}}
     assert "  Muon stands at an end of its grid (momentum): tuning stopped too early" in tables.result_lines(race)
-
-
-def test_one_learning_rate_for_both_has_a_winner_for_everybody():
-    curves: dict[str, dict[str, float | None]]
-    curves = {"adamw": {"0.001": 0.25, "0.002": 0.5, "0.004": None}, "muon": {"0.002": 0.75, "0.004": 1, "0.008": 2}}
-    race = {"racers": {name: {"curve": curve} for name, curve in curves.items()}}
-    told = tables.at_one_rate(race, "adamw", "muon")
-    assert told == {0.002: "Both at 0.002: AdamW wins, 0.500 against 0.750."}
-    curves["muon"]["0.002"] = 0.504
-    told = tables.at_one_rate(race, "adamw", "muon")
-    assert told == {0.002: "Both at 0.002: a tie (AdamW first), 0.500 against 0.504."}
 
 
 def test_prices_are_steps_operations_and_time(raced):

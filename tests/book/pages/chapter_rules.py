@@ -13,7 +13,6 @@ from muonbook import jobs
 from tools import run_notebooks
 
 HEADINGS = ("Quick questions", "Puzzle", "Takeaways", "Where this stops being true", "Further reading")
-ASIDE = r"\d\d[a-z]_"  # how the file of a chapter begins that stands beside another, and needs no puzzle of its own
 IGNORED = run_notebooks.VARIES
 MOST_IGNORED = 2  # cells of a chapter
 SHORTEST_ALT = 20  # characters
@@ -58,9 +57,8 @@ def _prose(chapter: NotebookNode, stem: str) -> Iterator[str]:
     prose = [cell.source for cell in chapter.cells if cell.cell_type == "markdown"]
     headings = re.findall(r"^## +(.+)$", "\n".join(prose), re.MULTILINE)
     required = [name for heading in headings for name in HEADINGS if heading.startswith(name)]
-    wanted = [name for name in HEADINGS if name != "Puzzle" or not re.match(ASIDE, stem)]
-    if required != wanted:
-        yield f"its sections are {required}, not {wanted} in this order"
+    if required != list(HEADINGS):
+        yield f"its sections are {required}, not {list(HEADINGS)} in this order"
     for text in prose:
         plain = re.sub(r"(?m)(`+)(?!\{).+?\1|\$\$?.+?\$\$?", "", text)
         for what, pattern in MYST.items():

@@ -357,13 +357,6 @@ def test_a_good_chapter_has_no_faults() -> None:
     assert chapter_rules.faults(good_chapter(), "07_virtual_map") == []
 
 
-def test_a_chapter_beside_another_has_no_puzzle() -> None:
-    chapter = good_chapter()
-    for cell in chapter.cells:
-        cell.source = cell.source.replace("07_virtual_map", "07b_aside").replace("## Puzzle: yours\n", "")
-    assert chapter_rules.faults(chapter, "07b_aside") == []
-
-
 @pytest.mark.parametrize(
     ("cell", "old", "new", "says"),
     [

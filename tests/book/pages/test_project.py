@@ -33,7 +33,6 @@ CHAPTERS = {
     "02_newton_schulz",
     "03_muon",
     "04_does_it_learn",
-    "04b_for_the_curious",
     "05_processes_and_collectives",
     "06_zero1",
     "07_virtual_map",

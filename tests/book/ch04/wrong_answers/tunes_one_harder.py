@@ -1,4 +1,4 @@
-# expect: runs for B and 14 for A; whoever is tuned harder looks better
+# expect: runs for B and 14 for A; the one that is tuned harder looks better
 import math
 from statistics import median
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,16 @@ import worlds
 from figure_helpers import assert_readable, texts
 
 from distmuon.models.language import Language
-from muonbook.ch04.studies import writing
-from muonbook.ch04.studies.figure_writing import ACROSS, LINES, frames_of_writing, laid
-from muonbook.ch04.studies.writing import Word, share_in_words, words_of
+from muonbook.ch04 import writing
+from muonbook.ch04.figures import ACROSS, LINES, frames_of_writing, laid
 from muonbook.ch04.tables import stored_settings
 from muonbook.ch04.tasks import CONTEXT, TASKS
+from muonbook.ch04.writing import Word, share_in_words, words_of
 from muonbook.figures.style import SMALL, wide
 from muonbook.measure import results
 
 LEXICON = frozenset({"da", "duli", "no"})
-WORKER = str(worlds.ROOT / "scripts" / "04b_for_the_curious.py")
+WORKER = str(worlds.ROOT / "scripts" / "04_does_it_learn.py")
 
 
 def test_a_text_is_its_words_and_spaces_and_nothing_else() -> None:
@@ -68,7 +67,7 @@ def test_lines_fit_the_card_and_break_between_words() -> None:
 def test_the_worker_lets_three_models_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "writing.json"
     monkeypatch.setattr(writing, "LETTERS", 30)
-    ending = worlds.answer(WORKER, "--writing", "--quick", "--steps", "4", "--ranks", "1", "--json", str(target))
+    ending = worlds.answer(WORKER, "--writing", "--seeds", "1", "--steps", "4", "--ranks", "1", "--json", str(target))
     assert (ending.code, ending.err) == (0, "")
     found = json.loads(target.read_text())
     assert (found["steps"], found["seeds"]) == ([1, 2, 3, 4], [0])
@@ -114,9 +113,3 @@ def test_frames_show_every_writer_s_first_words_and_shares(stored) -> None:
             writer = stored["writers"][name]
             assert writer["texts"][n].split()[0] in seen
             assert f"{100 * statistics.median(shares[n] for shares in writer['shares']):.0f} %" in seen
-
-
-def test_jobs_of_the_worker_are_functions() -> None:
-    worker, jobs = import_module("04b_for_the_curious"), import_module("muonbook.ch04.studies.jobs")
-    assert all(callable(getattr(jobs, name)) for name in worker.FUNCTIONS.values())
-    assert worker.FUNCTIONS.keys() == worker.TAKES.keys()

@@ -1,12 +1,12 @@
 """A public tutorial's recipes, run again: as written over several seeds, and with every learning rate tuned.
 
-The recipes and their source are in `recipes`; `tables` prints what is found here.
+The recipes and their source are in `recipes`.
 
-A study takes, for each data set: first, the tuning of everybody's learning rate, on training images held out for it and
+A study takes, for each data set: first, the tuning of all learning rates, on training images held out for it and
 on seeds of its own. The grid doubles, and goes on beyond either end while the best is there. Tuning runs are as long as
 the others, for with a constant learning rate a shorter run asks for a greater one. Second, the race: the recipe as
-written, and everybody at the learning rate found, all under the same seeds, on all training images, judged on the test
-images. Only learning rates are tuned. Whoever runs on Fashion-MNIST, which has MNIST's size and format, follows MNIST's
+written, and every optimizer at the learning rate found, all under the same seeds, on all training images, judged on
+the test images. Only learning rates are tuned. Fashion-MNIST, which has MNIST's size and format, follows MNIST's
 recipe; the tutorial's own numbers then stand for other images.
 
 Cost: on images of 28 x 28, Muon's products take 20 times the operations of the network's own forward and backward on 64
@@ -31,9 +31,9 @@ from distmuon.launch import UsageError, World
 from distmuon.optim.fast_paths import fast_dtype
 from muonbook.ch04 import image_datasets
 from muonbook.ch04.image_datasets import Images
-from muonbook.ch04.sweep import Curve, best_of, shared_out, try_rates
+from muonbook.ch04.recipes import RECIPES, TutorialRecipe, default_weights_, step_flops
+from muonbook.ch04.sweep import Curve, best_of, shared_out, span, try_rates, verdict
 from muonbook.ch04.tasks import Examples, evaluated
-from muonbook.ch04.tutorial.recipes import RECIPES, TutorialRecipe, default_weights_, step_flops
 
 RECIPE_OF = {"mnist": "mnist", "fashion": "mnist", "cifar10": "cifar10"}  # data set -> recipe
 TUNING_SEEDS, HELD_OUT = (1000, 1001), 5000
@@ -205,7 +205,7 @@ def tune(
     seeds: Sequence[int] = TUNING_SEEDS,
     farthest: int = FARTHEST,
 ) -> tuple[dict[str, dict[float, list[float]]], dict[str, Curve]]:
-    """Tune everybody's learning rate: three rates first, then beyond either end. farthest: how often, at most.
+    """Tune every learning rate: three rates first, then beyond either end. farthest: how often, at most.
 
     Return optimizer -> learning rate -> held-out losses, by seed; and the same with their medians, rates rising.
     """
@@ -234,3 +234,41 @@ def fewer(data: Images, training: int, test: int) -> Images:
     return Images(
         data.train_images[:training], data.train_labels[:training], data.test_images[:test], data.test_labels[:test]
     )
+
+
+# ---- What is printed --------------------------------------------------------------------------------------
+
+MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {  # the smaller the better
+    "training loss": lambda run: run["training_loss"][-1],
+    "test loss": lambda run: run["test_loss"][-1],
+    "test error": lambda run: 1 - run["test_accuracy"][-1],
+}
+
+
+def lines(data: dict[str, Any]) -> list[str]:
+    """Return, of every data set, the medians as written and tuned, and on how many seeds Muon beats AdamW."""
+    told = []
+    for name, found in data.items():
+        if "missing" in found:
+            told += image_datasets.not_run_lines(name)
+            continue
+        recipe = RECIPES[found["recipe"]]
+        seeds = len(found["as_written"]["muon"])
+        told.append(f"{image_datasets.SOURCES[name].title}: medians of {seeds} seeds [least, greatest]")
+        for race in ("as_written", "tuned"):
+            told.append(f"  {race.replace('_', ' '):14}{'lr':>7}" + "".join(f"  {measure:24}" for measure in MEASURES))
+            for optimizer, runs in found[race].items():
+                cells = "".join(f"  {span([of(run) for run in runs]):24}" for of in MEASURES.values())
+                told.append(f"  {recipe.optimizers[optimizer].title:14}{runs[0]['lr']:7g}{cells}".rstrip())
+            for measure, of in MEASURES.items():
+                muon, adamw = ([of(run) for run in found[race][one]] for one in ("muon", "adamw"))
+                judged = verdict(muon, adamw)
+                claimed = "claimed" if judged.claimed else "no difference claimed"
+                told.append(
+                    f"    {measure}: Muon's is smaller than AdamW's on {judged.wins} of {seeds} seeds; {claimed}"
+                )
+        for optimizer, reported in recipe.reported.items():
+            told.append(f"  the tutorial reports of {optimizer}: training loss {reported.training_loss:.4f}, one run")
+        update = found["flops"]["muon"] / found["flops"]["network"]
+        told.append(f"  Muon's update takes {update:.1f} times the operations of the network's forward and backward")
+    return told

@@ -89,8 +89,12 @@ def measure(world: World, settings: Mapping[str, Setting], seeds: Sequence[int],
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """Return every writer's median share of letters in words that exist, after more and more steps."""
-    writers = {title(name): zip(*writer["shares"], strict=True) for name, writer in found["writers"].items()}
-    told = (f"{''.join(f'{median(shares):6.0%}' for shares in looks)}  {name}" for name, looks in writers.items())
-    return [f"letters in words that exist, median of {len(found['seeds'])} seeds, after so many steps:",
-            "".join(f"{steps:6}" for steps in found["steps"]), *told]  # fmt: skip
+    """Return the median share of letters in words that exist, for every optimizer, after more and more steps."""
+    table = [
+        f"letters in words that exist, median of {len(found['seeds'])} seeds, after so many steps:",
+        "".join(f"{steps:6}" for steps in found["steps"]),
+    ]
+    for name, writer in found["writers"].items():
+        looks = zip(*writer["shares"], strict=True)
+        table.append(f"{''.join(f'{median(shares):6.0%}' for shares in looks)}  {title(name)}")
+    return table

@@ -15,11 +15,10 @@ from distmuon import launch
 from distmuon.launch import UsageError, World
 from distmuon.models.networks import MLP
 from distmuon.optim import newton_schulz
-from muonbook.ch04 import image_datasets
+from muonbook.ch04 import image_datasets, recipe_study
 from muonbook.ch04.image_datasets import Images
-from muonbook.ch04.tasks import CNN, Convolution
-from muonbook.ch04.tutorial import study, tables
-from muonbook.ch04.tutorial.recipes import (
+from muonbook.ch04.recipe_study import Job, Runs, run
+from muonbook.ch04.recipes import (
     RECIPES,
     TutorialOptimizer,
     TutorialRecipe,
@@ -27,7 +26,7 @@ from muonbook.ch04.tutorial.recipes import (
     step_flops,
     tutorial_muon,
 )
-from muonbook.ch04.tutorial.study import Job, Runs, run
+from muonbook.ch04.tasks import Convolution
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small steps, for which threads cost more than they give
 
@@ -182,7 +181,8 @@ def test_an_epoch_shows_every_image_once_and_later_ones_in_another_order() -> No
     seen = []
     labels = torch.arange(200)
     for seed in (1, 1, 2):
-        batches = study._batches(MNIST, DATA._replace(train_labels=labels), torch.Generator().manual_seed(seed), "cpu")
+        order = torch.Generator().manual_seed(seed)
+        batches = recipe_study._batches(MNIST, DATA._replace(train_labels=labels), order, "cpu")
         seen.append(torch.cat([numbers for _, numbers in batches]).tolist())
     assert sorted(seen[0]) == labels.tolist()
     assert seen[0] == seen[1] != seen[2]
@@ -215,7 +215,7 @@ def test_the_cnn_trains_in_training_mode_and_is_tested_without_dropout() -> None
     assert found == run(CIFAR, "adamw", 0, data, epochs=1)
     model = CIFAR.model()
     default_weights_(model)
-    assert study.evaluate(CIFAR, model, data) == study.evaluate(CIFAR, model, data)
+    assert recipe_study.evaluate(CIFAR, model, data) == recipe_study.evaluate(CIFAR, model, data)
     assert not model.training
 
 
@@ -233,7 +233,7 @@ def test_what_cannot_be_run_is_refused_with_the_remedy() -> None:
     with pytest.raises(UsageError, match=r"takes images of \(3, 32, 32\), not \(1, 28, 28\)"):
         run(CIFAR, "adamw", 0, DATA)
     with pytest.raises(UsageError, match="200 of 200 training images cannot be held out"):
-        study.for_tuning(DATA, 200)
+        recipe_study.for_tuning(DATA, 200)
 
 
 def test_a_step_costs_what_its_products_cost() -> None:
@@ -259,23 +259,23 @@ def test_tuning_doubles_until_the_best_rate_is_at_no_end() -> None:
         asked.extend(jobs)
         return {job: {"test_loss": [9.0, abs(math.log(job[1] / best[job[0]]))]} for job in jobs}
 
-    tried, curves = study.tune(recipe, run_all)
+    tried, curves = recipe_study.tune(recipe, run_all)
     assert [list(curve) for curve in curves.values()] == [sorted(rates) for rates in tried.values()]
     assert sorted(tried["muon"]) == [0.005, 0.01, 0.02, 0.04]
     assert sorted(tried["sgd"]) == pytest.approx([0.005 * 2**n for n in range(9)])
-    assert len(set(asked)) == len(asked) == 13 * len(study.TUNING_SEEDS)
-    assert max(study.tune(recipe, run_all, farthest=2)[1]["sgd"]) == pytest.approx(0.08)
+    assert len(set(asked)) == len(asked) == 13 * len(recipe_study.TUNING_SEEDS)
+    assert max(recipe_study.tune(recipe, run_all, farthest=2)[1]["sgd"]) == pytest.approx(0.08)
 
 
 def test_tuning_sees_no_test_image() -> None:
-    found = study.for_tuning(DATA, 50)
+    found = recipe_study.for_tuning(DATA, 50)
     assert torch.equal(torch.cat([found.train_images, found.test_images]), DATA.train_images)
     assert torch.equal(torch.cat([found.train_labels, found.test_labels]), DATA.train_labels)
     assert len(found.test_labels) == 50
 
 
 def small_study(world: World) -> dict[str, Any]:
-    return study.study_of(world, "fashion", SMALL, DATA, [0, 1], held_out=50, tuning_seeds=[9], farthest=1)
+    return recipe_study.study_of(world, "fashion", SMALL, DATA, [0, 1], held_out=50, tuning_seeds=[9], farthest=1)
 
 
 @pytest.fixture(scope="module")
@@ -302,53 +302,25 @@ def test_a_study_says_what_is_missing_and_takes_what_is_there(monkeypatch: pytes
     monkeypatch.setattr(image_datasets, "missing", lambda name: None if name == "fashion" else f"{name} is not here.")
     monkeypatch.setattr(image_datasets, "load", lambda name: synthetic(training=1300, test=600))
     monkeypatch.setitem(RECIPES, "mnist", SMALL)
-    (data,) = launch.run(study.study, (["mnist", "fashion"], [0, 1, 2], True))
+    (data,) = launch.run(recipe_study.study, (["mnist", "fashion"], [0, 1, 2], True))
     assert data["mnist"] == {"missing": "mnist is not here."}
     assert (data["fashion"]["images"], data["fashion"]["epochs"]) == (1200, 1)
     assert len(data["fashion"]["tuned"]["adamw"]) == 2
-    told = tables.lines(data)
+    told = recipe_study.lines(data)
     assert told[0] == "MNIST: not run here; get the images with"
-    assert [line for line in told if len(line) > 78] == []
     with pytest.raises(UsageError, match="no recipe for digits; choose from mnist, fashion, cifar10"):
-        study.study(None, ["digits"], [0], True)  # type: ignore[arg-type]
+        recipe_study.study(None, ["digits"], [0], True)  # type: ignore[arg-type]
 
 
-# ---- Tables -----------------------------------------------------------------------------------------------
-
-
-def test_tables_show_the_medians_the_wins_and_what_was_reported(found: dict[str, Any]) -> None:
+def test_lines_show_the_medians_the_wins_and_what_was_reported(found: dict[str, Any]) -> None:
     def runs(loss: float, accuracy: float) -> list[dict[str, Any]]:
-        return [
-            {
-                "training_loss": [9.0, loss + n / 100],
-                "test_loss": [9.0, loss],
-                "test_accuracy": [0.1, accuracy],
-                "steps": 8,
-            }
-            for n in range(5)
-        ]
+        ends = [{"training_loss": [9.0, loss + n / 100], "test_loss": [9.0, loss]} for n in range(5)]
+        return [end | {"test_accuracy": [0.1, accuracy], "lr": 0.01} for end in ends]
 
     races = {"as_written": {"muon": runs(0.1, 0.9), "adamw": runs(0.2, 0.8), "sgd": runs(0.3, 0.9)}}
-    data = found | races
-    told = "\n".join(tables.lines({"mnist": data}))
-    assert "Muon          0.1200 [0.1000, 0.1400]  0.100 [0.100, 0.100]  90.0 [90.0, 90.0]" in told
-    assert "  reported    0.0475" in told
-    assert "-45 % here; -34 % in the tutorial" in told
-    assert "Muon : AdamW" + " " * 24 + "       5 - 0 *       5 - 0 *       5 - 0 *" in told
-    assert "Muon : SGD" + " " * 26 + "       5 - 0 *       5 - 0 *       0 - 0" in told
-    assert "took 1.27 times as long" in told
-    other = "\n".join(tables.lines({"fashion": data}))
-    assert other.startswith("Fashion-MNIST, by MNIST's recipe: 200 images, 8 steps in 2 epochs")
-    assert "reported" not in other
-
-
-def test_what_the_tutorial_reports_of_cifar_is_told_beside_it(found: dict[str, Any]) -> None:
-    recipe = replace(CIFAR, model=lambda: CNN())
-    names = [name for name, optimizer in recipe.optimizers.items() if optimizer.written]
-    runs = found["tuned"]["adamw"]
-    races = {"as_written": dict.fromkeys(names, runs), "tuned": dict.fromkeys(recipe.optimizers, runs)}
-    told = tables.lines({"cifar10": found | races | {"recipe": "cifar10"}})
-    assert any(line.startswith("  reported    0.6279") and line.endswith("80.8") for line in told)
-    assert any("-30 % in the tutorial" in line for line in told)
-    assert [line for line in told if len(line) > 78] == []
-    assert not any(c.verdicts["test loss"].claimed for c in tables.verdicts(found))  # two seeds
+    told = recipe_study.lines({"mnist": found | races})
+    assert any("Muon" in line and "0.120 [0.100, 0.140]" in line and "0.100 [0.100, 0.100]" in line for line in told)
+    assert told.count("    test loss: Muon's is smaller than AdamW's on 5 of 5 seeds; claimed") == 1
+    assert sum(line.endswith("no difference claimed") for line in told) == 3  # tuned: two seeds
+    assert "  the tutorial reports of muon: training loss 0.0475, one run" in told
+    assert told[-1].startswith("  Muon's update takes")

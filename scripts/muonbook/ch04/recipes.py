@@ -1,4 +1,4 @@
-"""The recipes of a public tutorial, so that whoever has the data can check its numbers, and see what seeds do to them.
+"""The recipes of a public tutorial, so that its numbers can be checked, and seen under several seeds.
 
 Source: JenWei0312/Muon_Tutorial, Muon.ipynb, commit a45b3e199a71. Its numbers are those of its stored outputs: one run
 for each optimizer, without a seed. What was run there, in short:

@@ -1,1 +1,0 @@
-"""Studies beside the race, all on the language, from the settings that the race tuned."""

@@ -1,1 +1,0 @@
-"""A public tutorial's recipes, run again."""

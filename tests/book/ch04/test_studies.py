@@ -1,0 +1,216 @@
+"""The studies beside the race: each changes what it says and nothing else, and all are tuned and compared alike."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from once import once
+
+from distmuon import launch
+from distmuon.extras.metrics.matrix import rms, update_of
+from distmuon.launch import World
+from distmuon.optim.muon import Muon
+from distmuon.verify.blocks import BlockMuon
+from muonbook.ch04 import studies, tasks
+from muonbook.ch04.search_space import Setting
+from muonbook.ch04.studies import MATCHED, ROUTES, WHOLE, Arm, StudySize, Variation
+from muonbook.ch04.training import train
+from muonbook.measure import results
+
+BEST = {"adamw": Setting("adamw", 0.004, 0.0, 0.9), "muon": Setting("muon", 0.02, 0.1, 0.95)}
+ALONE = World(0, 1, 1, 1, "gloo", "cpu", 60.0, 1, 0.0)
+TASK = tasks.TASKS["language"].shorter(2)
+SIZE = StudySize(TASK, seeds=[0, 1], tuning=[1000], farthest=0)
+TRIED = (WHOLE, Arm(2, 2), Arm(2, 0))
+
+
+def take_all(world: World) -> dict[str, Any]:
+    found = {name: study(world, BEST, SIZE) for name, study in studies.STUDIES.items()}
+    return found | {"blocks": studies.blocks(world, BEST["muon"], SIZE, TRIED)}
+
+
+@once
+def measured() -> list[dict[str, Any]]:
+    """Return what both ranks of a world say of all studies, in short."""
+    return launch.run(take_all, dp=2, timeout=1700.0)
+
+
+# ---- What a variation changes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", studies.RMS)
+def test_muons_update_has_the_rms_asked_for_and_decays_as_before(level: float) -> None:
+    setting = BEST["muon"]
+    muon, adamw = studies.with_rms(level)(TASK.fresh_model(0).double(), setting)
+    lr, decay = setting.lr, setting.weight_decay
+    matrices = muon.param_groups[0]["params"]
+    before = [matrix.detach().clone() for matrix in matrices]
+    for seed, matrix in enumerate(matrices):
+        matrix.grad = torch.randn(matrix.shape, generator=torch.Generator().manual_seed(seed)).double()
+    muon.step()
+    for old, new in zip(before, matrices, strict=True):
+        assert 0.75 * level < rms(update_of(old, new.detach(), lr, decay)) < 1.25 * level
+    for group in muon.param_groups:
+        assert group["lr"] * group["weight_decay"] == pytest.approx(lr * decay)
+    assert [(group["lr"], group["weight_decay"]) for group in adamw.param_groups] == [(lr, decay)]
+
+
+@pytest.mark.parametrize(
+    ("route", "joining"),
+    [
+        ("hidden", set()),
+        ("hidden + embeddings", {"tokens.weight", "positions.weight"}),
+        ("hidden + head", {"head.weight"}),
+        ("all matrices", {"tokens.weight", "positions.weight", "head.weight"}),
+    ],
+)
+def test_a_route_gives_muon_what_it_says_and_says_nothing_else(route: str, joining: set[str]) -> None:
+    model = TASK.fresh_model(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        muon, adamw = studies.routed(route)(model, BEST["muon"])
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    moved, rest = ([names[id(p)] for g in optimizer.param_groups for p in g["params"]] for optimizer in (muon, adamw))
+    hidden = {name for name, p in model.named_parameters() if name.startswith("blocks") and p.ndim == 2}
+    assert set(moved) == hidden | joining
+    assert sorted(moved + rest) == sorted(names.values())
+
+
+@pytest.mark.parametrize("arm", studies.ARMS)
+def test_an_arm_is_what_it_says(arm: Arm) -> None:
+    muon, adamw = arm.optimizers(TASK.fresh_model(0), BEST["muon"])
+    assert type(muon) is (Muon if arm == WHOLE else BlockMuon)
+    (group,) = muon.param_groups
+    assert len(group["params"]) == 12  # of two blocks: query, key, value, out, up, down
+    assert (group["lr"], group["weight_decay"], group["momentum"]) == (0.02, 0.1, 0.95)
+    assert adamw.param_groups[0]["lr"] == 0.02
+    if arm != WHOLE:
+        assert (group["blocks"], group["whole_every"]) == (arm.blocks, arm.whole_every)
+        assert group["block_lr_ratio"] == ("shape" if arm.whole_every else 1.0)
+
+
+# ---- Tuned and compared alike -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("factor", "farthest", "found", "tried"),
+    [(1, 3, 1, 3), (4, 3, 4, 5), (1 / 4, 3, 1 / 4, 5), (2, 0, 2, 3), (64, 3, 16, 6)],
+)
+def test_tuning_goes_on_while_the_best_is_at_an_end(
+    monkeypatch: pytest.MonkeyPatch, factor: float, farthest: int, found: float, tried: int
+) -> None:
+    asked: list[int] = []
+
+    def valley(world: World, runs: Sequence[tuple[Variation, int]]) -> list[float]:
+        asked.extend(seed for _, seed in runs)
+        return [abs(math.log2(one.setting.lr / (factor * BEST["muon"].lr))) for one, _ in runs]
+
+    monkeypatch.setattr(studies, "final_gaps", valley)
+    size = replace(SIZE, farthest=farthest, tuning=[1000, 1001])
+    row = studies.retuned(ALONE, {"one": Variation(BEST["muon"], TASK)}, size)["one"]
+    assert row["lr"] == found * BEST["muon"].lr
+    assert row["lrs"] == sorted(row["lrs"])
+    assert len(row["lrs"]) == len(row["medians"]) == tried
+    assert asked == [1000, 1001] * tried + [0, 1]
+
+
+def test_every_rank_has_everything_and_it_is_plain_data() -> None:
+    first, second = measured()
+    assert first == second == json.loads(json.dumps(first))
+    rows = {name: first[name]["rows"] for name in first}
+    assert all(len(row["gaps"]) == 2 for found in rows.values() for row in found)
+    assert all(math.isfinite(gap) and gap > 0 for found in rows.values() for row in found for gap in row["gaps"])
+    assert [row["rms"] for row in rows["rms"]] == list(studies.RMS)
+    assert [row["route"] for row in rows["routing"]] == list(ROUTES)
+    assert {(row["optimizer"], row["steps"], row["weight_decay"]) for row in rows["decay"]} == {
+        (name, steps, rate) for name in studies.PAIR for steps in (2, 6) for rate in studies.DECAYS
+    }
+    assert {(row["optimizer"], row["batch"]) for row in rows["batch"]} == {
+        (name, size) for name in studies.PAIR for size in studies.BATCHES
+    }
+    assert [(row["blocks"], row["whole_every"]) for row in rows["blocks"]] == [tuple(arm) for arm in TRIED]
+    for name in ("routing", "batch", "decay", "blocks"):
+        for row in rows[name]:
+            assert row["lr"] == row["lrs"][row["medians"].index(min(row["medians"]))]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_is_unchanged_is_the_muon_of_the_race_and_blocks_are_not() -> None:
+    assert TASK.floor is not None
+    first = measured()[0]
+    whole, _, blockwise = first["blocks"]["rows"]
+    matched = {"lr": BEST["muon"].lr, **first["rms"]["rows"][studies.RMS.index(MATCHED)]}
+    for row in (whole, blockwise, matched, first["routing"]["rows"][0]):
+        gaps = [train(TASK, BEST["muon"].at(row["lr"]), seed).final - TASK.floor(seed) for seed in SIZE.seeds]
+        assert (row["gaps"] == pytest.approx(gaps, rel=1e-5)) == (row is not blockwise)
+
+
+def test_a_batch_study_reads_the_same_windows() -> None:
+    full = tasks.TASKS["language"]
+    assert all(full.batch * full.steps % batch == 0 for batch in studies.BATCHES)
+    read = [replace(full, batch=n, steps=full.batch * full.steps // n) for n in studies.BATCHES]
+    texts = [task.examples(task, 0)[0].inputs for task in read]
+    assert all(torch.equal(texts[0], text) for text in texts)
+
+
+def test_a_run_that_diverges_has_an_infinite_gap() -> None:
+    wild = Variation(BEST["muon"].at(1e30), TASK.shorter(4))
+    assert studies.final_gaps(ALONE, [(wild, 0)]) == [math.inf]
+
+
+def test_blocks_are_tuned_on_the_same_rates_and_compared_seed_by_seed() -> None:
+    rows = measured()[0]["blocks"]["rows"]
+    for row in rows:
+        assert row["lrs"] == [BEST["muon"].lr * factor for factor in studies.FINER]
+        assert row["more_than_whole"] == [a - b for a, b in zip(row["gaps"], rows[0]["gaps"], strict=True)]
+        assert not row["claimed"]  # two seeds say nothing
+    assert [b / a for a, b in pairwise(studies.FINER)] == pytest.approx([math.sqrt(2)] * 2)
+
+
+def test_worse_on_every_seed_of_five_may_be_said_and_less_may_not() -> None:
+    whole = [0.1, 0.2, 0.3, 0.4, 0.5]
+    worse = studies.against([gap + 0.1 for gap in whole], whole)
+    assert (worse["worse"], worse["better"], worse["claimed"]) == (5, 0, True)
+    assert statistics.median(worse["more_than_whole"]) == pytest.approx(0.1)
+    mixed = studies.against([0.2, 0.3, 0.4, 0.5, 0.4], whole)
+    assert (mixed["worse"], mixed["better"], mixed["claimed"]) == (4, 1, False)
+
+
+# ---- What is stored ---------------------------------------------------------------------------------------
+
+
+def test_the_stored_blocks_are_whole_and_their_claims_follow_from_their_numbers() -> None:
+    stored = results.load("blocks")
+    assert [Arm(row["blocks"], row["whole_every"]) for row in stored["rows"]] == list(studies.ARMS)
+    assert not set(stored["seeds"]) & set(stored["tuning_seeds"])
+    for row in stored["rows"]:
+        found = studies.against(row["gaps"], stored["rows"][0]["gaps"])
+        assert {name: row[name] for name in found} == found
+        assert len(row["gaps"]) == len(stored["seeds"]) >= 3
+
+
+def test_the_stored_studies_have_the_rows_that_the_worker_takes() -> None:
+    stored, taken = results.load("sights"), measured()[0]
+    for name in studies.STUDIES:
+        own = [{key: row[key] for key in row if key not in ("steps", *studies.NUMBERS)} for row in stored[name]["rows"]]
+        new = [{key: row[key] for key in row if key not in ("steps", *studies.NUMBERS)} for row in taken[name]["rows"]]
+        assert sorted(map(str, own)) == sorted(map(str, new))
+
+
+def test_tables_compare_pairs_with_the_row_above_and_others_with_the_usual_one() -> None:
+    low, high = [0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.6]
+    rows = [{"optimizer": o, "batch": n, "lr": 0.01, "gaps": g} for n in (4, 16) for o, g in (("a", high), ("m", low))]
+    told = studies.lines("batch", rows)
+    assert [line.partition("better")[2] for line in told[1:]] == ["", " than the row above on 5 of 5, claimed"] * 2
+    told = studies.lines("rms", [{"rms": 0.1, "gaps": high}, {"rms": MATCHED, "gaps": low}])
+    assert told[1].endswith("better than rms 0.2 on 0 of 5, claimed")
+    assert told[2].endswith("[0.100, 0.500]")
