@@ -201,7 +201,7 @@ def test_one_entry_changes_every_entry_of_the_step(names: dict[str, Any]) -> Non
     assert re.findall(r"(\d+) of 48", out) == ["1", "48"]
     figure, alt = figures.changes(names["change"], "One entry moves")
     gradient, polar = (axes.images[0] for axes in figure.axes[1:3])
-    assert np.count_nonzero(gradient.get_array()) == 1
+    assert np.count_nonzero(np.asarray(gradient.get_array())) == 1
     assert np.abs(np.asarray(polar.get_array())).max() == 1
     assert polar.get_clim() == (-1, 1)
     assert "gradient: 6 × 8, from 0 to 1; polar factor: 6 × 8, from −0.97 to 1" in alt
