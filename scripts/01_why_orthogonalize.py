@@ -28,7 +28,7 @@ def main():
         raise launch.UsageError(f"--save {arguments.save}: arrays are saved as .npz; choose such a name.")
     launch.check_writable("--save", arguments.save)
     given = arguments.seeds, arguments.step
-    return run_job(arguments, "muonbook.ch01.one_step:work", given, arguments.step, arguments.save)
+    return run_job(arguments, "muonbook.ch01.experiments:work", given, arguments.step, arguments.save)
 
 
 if __name__ == "__main__":

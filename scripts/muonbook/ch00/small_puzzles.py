@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 from muonbook.puzzles.five_minutes import FiveMinutes
 
 
 def kept(lengths: list[int], D: int, dp: int) -> list[int]:
-    """Return how many numbers of each matrix DP rank `dp` keeps. lengths: of the parts."""
-    n = -(-sum(lengths) // D)  # of a shard; the last may end in padding
+    """Return how many numbers of each matrix DP rank `dp` keeps. lengths: of its parts."""
+    shard_length = math.ceil(sum(lengths) / D)
+    start, stop = dp * shard_length, (dp + 1) * shard_length  # of the shard
     pieces, a = [], 0
     for length in lengths:
-        piece = range(max(a, dp * n), min(a + length, (dp + 1) * n))  # both the matrix's and mine
-        pieces.append(len(piece))
-        a += length
+        b = a + length  # the matrix stands at a to b
+        pieces.append(max(0, min(b, stop) - max(a, start)))
+        a = b
     return pieces
 
 

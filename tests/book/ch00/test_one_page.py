@@ -76,6 +76,77 @@ def test_a_page_that_goes_elsewhere_says_so_and_leaves_nothing(tmp_path: Path) -
     assert re.fullmatch(verdict, ending.err)
 
 
+@pytest.mark.parametrize(
+    ("line", "mine", "code"),
+    [
+        ("g /= self.D", "pass", 0),
+        ("o.chunk(self.T, CUTS[i])[self.tp]", "o.chunk(self.T, CUTS[i])[0]", 1),
+        ("self.bucket.copy_(torch.cat(all_gather(self.bucket[self.shard], self.dp_group)))", "pass", 1),
+    ],
+)
+def test_the_lines_that_the_reader_may_change_do_what_the_answer_says(
+    line: str, mine: str, code: int, tmp_path: Path
+) -> None:
+    (prose,) = (c for c in cells("markdown") if "**Your turn.**" in c)
+    assert f"`{line}` becomes `{mine}`" in prose
+    text = Path(PAGE).read_text(encoding="utf-8")
+    assert text.count(line) == 1
+    (tmp_path / "mine.py").write_text(text.replace(line, mine), encoding="utf-8")
+    ending = worlds.finish(str(tmp_path / "mine.py"), "--dp", "2", "--tp", "2", "--steps", "3")
+    assert ending.code == code, ending
+    assert ("They end with the same weights" in ending.out, "not the same optimizer" in ending.err) == (
+        not code,
+        bool(code),
+    )
+
+
+# ---- The same step on the page, in one process ------------------------------------------------------------
+
+
+def cells(kind: str) -> list[str]:
+    return ["".join(c["source"]) for c in stored_pages.every_cell("00_one_page") if c["cell_type"] == kind]
+
+
+def played() -> str:
+    """Return the cells in which one process plays all ranks."""
+    code = "\n\n".join(cells("code"))
+    return "import torch\n" + code[code.index("T = 2  #") : code.index("notebook.source(page.Rank.step)")]
+
+
+@pytest.mark.parametrize(("D", "T"), [(3, 2), (5, 2), (2, 3), (1, 1), (7, 3)])
+def test_the_cells_step_as_one_process_whatever_the_reader_sets(
+    D: int, T: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = played().replace("T = 2  #", f"T = {T}  #").replace("D = 3  #", f"D = {D}  #")
+    code = code.replace("summands[1] =", f"summands[{T - 1}] =").replace("_parts[1]", f"_parts[{T - 1}]")
+    exec(code, {"page": page})
+    printed = capsys.readouterr().out
+    assert "output: True\nAnd with other images on one of the ranks: False" in printed
+    assert "the same two whole matrices: True" in printed
+    assert printed.endswith("up    bit for bit the same: True\ndown  bit for bit the same: True\n")
+    shards = re.findall(r"keeps the numbers (\d+) to (\d+)", printed)
+    assert len(shards) == D
+    assert [int(b) + 1 for _, b in shards[:-1]] == [int(a) for a, _ in shards[1:]]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("/ D  # [N / D]", "# [N / D]"),
+        ("shard(flat[other, tp], dp)", "shard(flat[dp, tp], other)"),
+        ("page.newton_schulz(whole[dp, tp, name])", "whole[dp, tp, name]"),
+        ("part = to_bucket(o, tp)", "part = to_bucket(o, 0)"),
+        ("piece = shard(part, dp)", "piece = shard(part, 0)"),
+    ],
+    ids=("not divided", "own shards", "not orthogonalized", "the first part", "the first shard"),
+)
+def test_a_wrong_move_on_the_page_is_seen(right: str, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = played()
+    assert code.count(right) == 1
+    exec(code.replace(right, wrong), {"page": page})
+    assert capsys.readouterr().out.endswith("up    bit for bit the same: False\ndown  bit for bit the same: False\n")
+
+
 def test_rounding_passes_and_nothing_else() -> None:
     alone: list[Tensor] = [torch.zeros(shape, dtype=torch.float64) for shape in page.MATRICES.values()]
     page.compare([w + 1e-12 for w in alone], alone)
@@ -110,5 +181,5 @@ def test_nothing_of_this_project_is_imported() -> None:
     source = (worlds.ROOT / "scripts" / "00_one_page.py").read_text(encoding="utf-8")
     modules = re.findall(r"^\s*(?:import|from) ([\w.]+)", source, re.MULTILINE)
     assert {name.partition(".")[0] for name in modules} <= {
-        "argparse", "os", "sys", "tempfile", "datetime", "torch", "sklearn",
+        "argparse", "math", "os", "sys", "tempfile", "datetime", "torch", "sklearn",
     }  # fmt: skip

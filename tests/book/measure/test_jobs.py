@@ -15,7 +15,7 @@ import worlds
 
 from distmuon import launch
 from muonbook import jobs
-from muonbook.ch01 import one_step
+from muonbook.ch01 import experiments
 from muonbook.measure import results, trace
 
 full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -82,7 +82,7 @@ def test_what_a_full_disk_does_not_take_is_kept_elsewhere_and_that_is_said(
     saved = {
         ".json": lambda: jobs.write_json(full, {"losses": [1.0]}),
         ".json.gz": lambda: trace.save({"traceEvents": []}, full),
-        ".npz": lambda: one_step.save(str(full), [run]),
+        ".npz": lambda: experiments.save(str(full), [run]),
     }
     with pytest.raises(launch.OutputError) as told:
         saved[kind]()

@@ -28,7 +28,7 @@ Losses = list[list[float]]  # [parts, lengths]
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, data: Split, seed: int, steps: int
 ) -> Iterator[tuple[int, Tensor, float]]:
-    """Train; yield (step, rows of its batch, loss) when the gradients of a step are there and it is not yet taken."""
+    """Train; before every step, when its gradients are there, yield (step, rows of its batch, loss)."""
     for step in range(steps):
         rows = batch_rows(step, BATCH, len(data.labels), seed)
         optimizer.zero_grad()
@@ -39,10 +39,10 @@ def train(
 
 
 def skew(matrix: Tensor) -> tuple[float, float]:
-    """Return what the 5 loudest directions of a matrix [A, B] have, and how many are in use.
+    """Return the share of the 5 strongest directions of a matrix [A, B], and how many directions are in use.
 
-    Each direction has the share s_i^2 / (s_1^2 + s_2^2 + ...) of the squared norm. The second
-    number is e to the power of the shares' entropy: k where k directions share equally.
+    A direction's share of the squared norm is s_i^2 / (s_1^2 + s_2^2 + ...). The second number is e to the power of the
+    shares' entropy, which is k if k directions share equally.
     """
     squares = torch.linalg.svdvals(matrix).square()
     shares = squares / squares.sum()
@@ -111,8 +111,8 @@ def report(runs: list[dict[str, Any]], at: int, path: str | None) -> tuple[bool,
 
 def skew_table(run: dict[str, Any]) -> Iterator[str]:
     """Return lines: how skewed the layer's matrices are at the watched steps."""
-    yield f"{LAYER} has 128 directions: the share of the loudest five,"
-    yield "and how many are effectively in use"
+    yield f"{LAYER} has 128 directions. The share of the strongest five,"
+    yield "and how many directions are effectively in use"
     yield "  step    loss       gradient        momentum          weight"
     for step, (loss, *numbers) in run["skew"].items():
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
@@ -122,7 +122,7 @@ def skew_table(run: dict[str, Any]) -> Iterator[str]:
 def step_table(runs: list[dict[str, Any]], at: int) -> Iterator[str]:
     """Return lines: the lowest loss that one step reaches, along each matrix and along its polar factor."""
     yield f"One step of this layer alone, after {at} steps of training:"
-    yield f"the lowest loss that any of {len(LENGTHS)} lengths reaches"
+    yield f"the lowest loss that a step of any of {len(LENGTHS)} lengths reaches"
     yield "                 |    on its own batch     |   on held-out digits"
     yield "  seed  along    |  start    raw    polar  |  start    raw    polar"
     comparisons = []

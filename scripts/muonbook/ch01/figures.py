@@ -1,23 +1,45 @@
-"""What a 2 x 2 matrix does to the circle of all inputs of length 1, and how Newton–Schulz takes the stretching out."""
+"""Chapter 1's pictures: a circle and its image, the spectra of a layer, two steps, and what one entry changes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Polygon
 
 from muonbook.figures.player import Frame
-from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, heading, mix, page, put
+from muonbook.figures.plots import describe_curves, describe_spectra, draw_curves, draw_spectra, short
+from muonbook.figures.style import (
+    ACCENT,
+    CARD,
+    COLD,
+    INK,
+    MARGIN,
+    MUTED,
+    PADDING,
+    ROW,
+    WIDTH,
+    card,
+    heading,
+    inset,
+    mix,
+    page,
+    put,
+)  # fmt: skip
 
 CLASSIC = (15 / 8, -10 / 8, 3 / 8)  # the quintic that ends at 1; chapter 2 derives it
 HIGHEST = 250.0  # points, of the room for the ellipse
 THINNEST = 0.02  # s2 / s1: a thinner ellipse is a line
 NEAR = 0.005  # of 1: the iteration has arrived
 LIGHT = mix(PADDING, "#FFFFFF", 0.55)
+DIVERGING = LinearSegmentedColormap.from_list("diverging", [COLD, CARD, ACCENT])
+SHOWN = 9  # of the lengths of a step: longer ones only raise the loss
+
+# ---- The circle -------------------------------------------------------------------------------------------
 
 
 class Scene(NamedTuple):
@@ -55,7 +77,7 @@ def _decompose(matrix: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarra
 
 
 def _scenes(u: np.ndarray, s: np.ndarray, vt: np.ndarray) -> list[Scene]:
-    """Return the story: nothing, stretched halfway, stretched, turned, divided by the norm, then each iteration."""
+    """Return the frames: the circle, stretched halfway, stretched, turned, divided by the norm, then each iteration."""
 
     def stretched(lengths: np.ndarray) -> np.ndarray:
         return vt.T @ np.diag(lengths) @ vt
@@ -66,23 +88,33 @@ def _scenes(u: np.ndarray, s: np.ndarray, vt: np.ndarray) -> list[Scene]:
     rotation = u @ vt
     degrees = round(float(np.degrees(np.arctan2(rotation[1, 0], rotation[0, 0]))))
     turned = f"turns it by {degrees} degrees" if np.linalg.det(rotation) > 0 else "mirrors it"
-    axes = f"An ellipse. Its half-axes are as long as the singular values: {lengths(s)}."
+    axes = f"The circle is now an ellipse. Its half-axes are as long as the singular values, {lengths(s)}."
     scenes = [
-        Scene("All inputs of length 1", np.eye(2), "v{0}", "Every input of length 1. What does the matrix M do to it?"),
+        Scene(
+            "All inputs of length 1",
+            np.eye(2),
+            "v{0}",
+            "These are all inputs of length 1. What does the matrix M do to them?",
+        ),
         Scene("M stretches", stretched(np.sqrt(s)), "", "M stretches along v₁ by one factor, along v₂ by another."),
         Scene("M stretches", stretched(s), "", axes),
-        Scene("M stretches, then turns", rotation @ stretched(s), "s{0}u{0}", f"Then M {turned}. It does no more."),
+        Scene(
+            "M stretches, then turns",
+            rotation @ stretched(s),
+            "s{0}u{0}",
+            f"Then M {turned}. That is all that it does.",
+        ),
     ]
     s = s / np.sqrt((s**2).sum())
-    small = f"Divided by its Frobenius norm, M fits into the circle: {lengths(s)}."
+    small = f"We divide M by its Frobenius norm, so that it fits into the circle. Now it has {lengths(s)}."
     scenes.append(Scene("M, made smaller", u @ np.diag(s) @ vt, "", small))
     a, b, c = CLASSIC
     count = 0
     while abs(s - 1).max() > NEAR:
         s, count = a * s + b * s**3 + c * s**5, count + 1
-        caption = f"Three matrix products later: {lengths(s)}. The directions stay."
+        caption = f"After three matrix products the half-axes are {lengths(s)}, and their directions are the same."
         scenes.append(Scene(f"Newton–Schulz, iteration {count}", u @ np.diag(s) @ vt, "", caption))
-    end = f"{lengths(s)}: a circle again. The stretch is gone, the turn is left: the polar factor."
+    end = f"At {lengths(s)} we have a circle again. The stretch is gone and the turn is left."
     return [*scenes[:-1], Scene("U Vᵀ, the polar factor", scenes[-1].image, "u{0}", end)]
 
 
@@ -134,3 +166,65 @@ def _ellipse(
                                        shrinkA=0, shrinkB=0))  # fmt: skip
         if letters:
             put(axes, lx, ly - 7, letters.format("₁₂"[n]), "left" if lx > x + 6 else "center", True, color=colour)
+
+
+# ---- The layer --------------------------------------------------------------------------------------------
+
+
+def spectra(run: Mapping[str, Any]) -> tuple[Figure, str]:
+    """Draw the singular values of a layer's gradient, momentum and weight; return the figure and its alt text."""
+    values = {
+        name: np.linalg.svd(np.asarray(run[name]), compute_uv=False) for name in ("gradient", "momentum", "weight")
+    }
+    shown = {name: (s / s[0])[s > 1e-9 * s[0]] for name, s in values.items()}
+    title = "Gradients fall off steeply, weights hardly"
+    note = "All singular values at step 20, divided by the largest. Every line of the grid is ten times less."
+    return draw_spectra(shown, title, note), describe_spectra(shown, title)
+
+
+def after_one_step(run: Mapping[str, Any]) -> tuple[Figure, str]:
+    """Draw the held-out loss after one step of several lengths; return the figure and its alt text."""
+    lengths = np.asarray(run["lengths"])[:SHOWN]
+    raw, polar = np.asarray(run["after_gradient"])[:, 1, :SHOWN]
+    start = np.full(len(lengths), np.asarray(run["before"])[1])
+    curves = {"raw gradient": (lengths, raw), "polar factor": (lengths, polar), "no step": (lengths, start)}
+    labels = ("length of the step (spectral norm)", "loss on held-out digits after one step")
+    title = "At every length the polar factor ends lower"
+    return draw_curves(curves, *labels, title=title, log_x=True), describe_curves(curves, *labels, title=title)
+
+
+# ---- One entry --------------------------------------------------------------------------------------------
+
+
+def changes(matrices: Mapping[str, Any], title: str) -> tuple[Figure, str]:
+    """Draw two matrices as heat maps, each divided by its largest entry; return the figure and its alt text.
+
+    Negative entries are cold, zero is blank, positive ones are warm.
+    """
+    arrays = {name: np.asarray(m, dtype=float) for name, m in matrices.items()}
+    arrays = {name: a / np.abs(a).max() for name, a in arrays.items()}
+    across = (WIDTH - 2 * MARGIN - 10 * (len(arrays) - 1)) / len(arrays)
+    scale = min(min(across / a.shape[1], 240 / a.shape[0]) for a in arrays.values())
+    tallest = scale * max(a.shape[0] for a in arrays.values())
+    head_high = 8 + ROW
+
+    def paint(axes: Axes, top: float) -> None:
+        def heat(array: np.ndarray, x: float, y: float, wide: float, high: float) -> None:
+            inner = inset(axes, x, y, wide, high)
+            inner.imshow(array, cmap=DIVERGING, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+            inner.set(xticks=[], yticks=[])
+            inner.spines[:].set(color=PADDING, lw=0.8)
+
+        for n, (name, array) in enumerate(arrays.items()):
+            x, rows, columns = MARGIN + n * (across + 10), *array.shape
+            put(axes, x, top + 4, name, bold=True)
+            heat(array, x, top + head_high, columns * scale, rows * scale)
+        y = top + head_high + tallest + 12
+        heat(np.linspace(-1, 1, 128)[None], MARGIN, y, 120, 9)
+        put(axes, MARGIN + 130, y - 3, "−1 to 1, blank is zero", color=MUTED)
+
+    note = "Changes of the entries, divided by the largest change of each matrix."
+    shapes = (
+        f"{name}: {a.shape[0]} × {a.shape[1]}, from {short(a.min())} to {short(a.max())}" for name, a in arrays.items()
+    )
+    return card(title, note, (head_high + tallest + 12 + ROW, paint)), f"{title}. {'; '.join(shapes)}."
