@@ -13,7 +13,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from distmuon import launch
-from muonbook.ch12 import figure_ways
 from muonbook.figures import player, style
 from muonbook.measure import results
 from tools.pages import (
@@ -24,6 +23,7 @@ from tools.pages import (
     plain_moves,
     prices,
     puzzle_list,
+    report_counts,
     roofline_parts,
     social,
     variants,
@@ -46,7 +46,7 @@ def draw(target: Path) -> dict[str, str]:
     moves = {
         "seven-cuts": (moving.moving_cuts(), None),
         "nine-moves": (plain_moves.frames(), plain_moves.STILL),
-        "report-counts": (figure_ways.frames_of_ways(figure_ways.ways(results.load("report_traces"))), None),
+        "report-counts": (report_counts.frames_of_ways(report_counts.ways(results.load("report_traces"))), None),
     }
     written = {
         "puzzles.md": puzzle_list.page_part(ROOT),

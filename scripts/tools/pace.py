@@ -3,7 +3,7 @@
 Words are those of the Markdown cells that a reader reads: no code, no inside of a formula (a word each), no address of
 a link, no tag. What `<details>` fold away counts as folded; the places of the first picture and the first run are
 counted without it. A picture is one that a cell draws; one that moves is a player (muonbook.figures.player). Lines of
-code are those on the page without a click, empty ones aside.
+code are those on the page without a click, empty ones aside. A run is a cell on the page that has printed or drawn.
 
 python scripts/tools pace
 python scripts/tools pace 07 12
@@ -29,7 +29,6 @@ NOT_WORDS = (  # in this order
     (r"<[^>]+>", " "),
 )
 FOLDED = re.compile(r"<details\b.*?</details>", re.DOTALL)
-RUN = re.compile(r"^\s*!.*\bpython\b", re.MULTILINE)
 OUT_OF_SIGHT = {"hide-input", "remove-input", "hide-cell", "remove-cell"}  # tags of cells whose code is not on the page
 
 
@@ -61,14 +60,15 @@ def pace(chapter: NotebookNode) -> Pace:
             behind = sum(words(part) for part in FOLDED.findall(cell.source))
             read, folded = read + words(cell.source), folded + behind
             continue
-        if first_run is None and RUN.search(cell.source):
+        seen = not OUT_OF_SIGHT & set(cell.metadata.get("tags", []))
+        if first_run is None and seen and cell.get("outputs"):
             first_run = read - folded
         kinds = [run_notebooks.picture_kind(output) for output in cell.get("outputs", [])]
         moving += kinds.count("moving")
         pictures += len(kinds) - kinds.count("")
         if first_picture is None and pictures:
             first_picture = read - folded
-        if not OUT_OF_SIGHT & set(cell.metadata.get("tags", [])):
+        if seen:
             code_lines += sum(bool(line.strip()) for line in cell.source.splitlines())
     return Pace(read, folded, pictures, moving, first_picture, first_run, code_lines)
 

@@ -250,7 +250,12 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     for text in texts:
         for number, line in re.findall(r"scripts/(\d\d|plan)(?:_\w+)?\.py((?: [^\n`|#\\;&]*)?)", text):
             if "[" not in line and "…" not in line and not PAGE.startswith(number):
-                yield number, shlex.split(re.sub(r"\d?>\S*", "", line.replace("{dp}", "2").replace("{tp}", "2")))
+                yield (
+                    number,
+                    shlex.split(
+                        re.sub(r"\d?>\S*", "", line.replace("{dp}", "2").replace("{tp}", "2").replace("{D}", "4"))
+                    ),
+                )
     for name in bench.MEASUREMENTS:
         for quick in (False, True):
             script, *words = bench.command(name, quick)
