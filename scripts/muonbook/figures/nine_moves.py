@@ -42,8 +42,8 @@ class Holding(NamedTuple):
 HOLDINGS = {
     "gradients": Holding(
         "G", "block", "its own gradient",
-        "{ranks} processes train one matrix. Coloured is what each of them has of its gradient, computed from data of "
-        "its own. Muon needs the mean of these gradients, and for the whole matrix",
+        "{ranks} processes train one matrix. Coloured is what each of them has of its gradient, computed from its part "
+        "of the batch. Muon needs the mean of these gradients, and for the whole matrix",
     ),
     "reduce_scatter": Holding(
         "G", "piece", "its piece of the mean gradient",
@@ -65,7 +65,7 @@ HOLDINGS = {
     ),
     "newton_schulz": Holding(
         "O", "whole", "all of the update",
-        "Every rank orthogonalizes the whole matrix, so this work is done {times} times",
+        "Each rank that owns a piece orthogonalizes the whole matrix, so this work is done {times} times",
     ),
     "tp_shard": Holding("O", "block", "its TP block of the update", "Each rank keeps the block of its TP rank"),
     "dp_shard": Holding("O", "piece", "its piece of the update", "Each rank keeps the piece that it owns"),
