@@ -99,24 +99,24 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
     rank = grid.dp.rank
     for waves in WAVES:
         buffers = [torch.zeros(RANKS * SHARD) for _ in range(2)]
-        wire = WaveGathers(grid.dp, waves, buffers)
-        call(grid, solve, wire, buffers, waves, wire.work)
-        for wave, gather in enumerate(wire.started):
+        link = WaveGathers(grid.dp, waves, buffers)
+        call(grid, solve, link, buffers, waves, link.work)
+        for wave, gather in enumerate(link.started):
             require(gather.filled, f"with {waves} wave(s), wave {wave} is still under way after the return.")
-        done = len(wire.read)
+        done = len(link.read)
         require(done == waves, f"with {waves} wave(s), work({done}) was never called.")
 
         wrong = exposed = ""
-        for wave, found in enumerate(wire.read):
+        for wave, found in enumerate(link.read):
             sentence = f"rank {rank} read {{found}} at index {{0}} of wave {wave}, not {{wanted}}."
             wrong = wrong or first_difference(found, gathered(wave), sentence)
         for wave in range(waves - 1):
-            if wave not in wire.hidden and not exposed:
+            if wave not in link.hidden and not exposed:
                 exposed = (
                     f"right, but with {waves} waves, while rank {rank} was at work({wave}), wave {wave + 1} "
-                    "was not under way: the wire is idle while you work, and you while it is busy."
+                    "was not under way: the link is idle while you work, and you while it is busy."
                 )
-        yield CaseReport([wrong, exposed], len(wire.hidden))
+        yield CaseReport([wrong, exposed], len(link.hidden))
 
 
 PUZZLE = Puzzle(
@@ -143,15 +143,15 @@ PUZZLE = Puzzle(
 
 
 def look_ahead(
-    wire: WaveGathers,
+    link: WaveGathers,
     buffers: list[Tensor],
     waves: int,
     work: Callable[[int, Tensor], None],
 ) -> None:
     """Work on every wave in order, while the next one is gathered into the other buffer."""
-    started = wire.start(0, buffers[0])
+    started = link.start(0, buffers[0])
     for k in range(waves):
         started.wait()
         if k + 1 < waves:
-            started = wire.start(k + 1, buffers[(k + 1) % 2])
+            started = link.start(k + 1, buffers[(k + 1) % 2])
         work(k, buffers[k % 2])

@@ -1,7 +1,7 @@
 """What the three schedules cost: the same steps in turn, end to end, and what their traces show.
 
-Every schedule gets the same weights and the same made-up gradients, so that all must end with the same parameters, to
-the bit. Timed is the optimizer's step alone, from one meeting of all ranks to the next.
+Every schedule gets the same weights and the same made-up gradients, so that all must end with the same parameters, bit
+for bit. Timed is the optimizer's step alone, from one meeting of all ranks to the next.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def race(world: World, workload: Workload, rounds: int, recordings: int, asleep:
 
 
 def alike(one: nn.Module, other: nn.Module) -> bool:
-    """Say whether two models have the same parameters, to the bit."""
+    """Say whether two models have the same parameters, bit for bit."""
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 

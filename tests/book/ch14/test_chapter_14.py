@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import stored_pages
 import torch
 import worlds
 from torch.distributed import distributed_c10d
-from trace_cases import event, merged
+from trace_cases import event, gloo, merged
 
 from distmuon import launch
-from distmuon.optim.overlap import OVERLAPS
+from distmuon.optim.overlap import OVERLAPS, Gathering, NaiveMuon, PipelinedMuon, Publishing, Worked
+from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch14 import hiding, recording, schedule_race, trace_tables
+from muonbook.ch14 import hiding, recording, schedule_race
 from muonbook.ch14.recorded_step import MAKERS, RecordedStep, quickest
 from muonbook.ch14.single_thread_gloo import one_at_a_time
 from muonbook.measure import results, trace, trace_report
@@ -89,10 +91,6 @@ def test_steps_that_hide_take_turns_with_those_that_do_not_and_end_alike() -> No
     assert found["equal_parameters"]
     assert all(found["ratio_to_nothing_hidden"][name]["nothing"]["median"] == 1 for name in hiding.OPTIMIZERS)
     assert found["muon_over_adamw"].keys() == hiding.HIDDEN.keys()
-    lines = trace_tables.hiding_lines({"a link": found})
-    assert [line.split()[-4:] for line in lines[3:]] == [
-        [f"{name},", f"{what},", "a", "link"] for name in hiding.OPTIMIZERS for what in ("gradients", "both")
-    ]
 
 
 def race_and_weigh(world: launch.World) -> Any:
@@ -215,7 +213,8 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
 
 def test_the_stored_results_hold_what_the_chapter_reads() -> None:
     found = results.load("traces")
-    alone = [race for asleep in (False, True) for race in trace_tables.on_every_link(found, asleep).values()]
+    kinds = ("", "_asleep")
+    alone = [race for kind in kinds for race in (*found[f"links{kind}"].values(), found[f"loopback{kind}"])]
     assert len(alone) == 12
     for race in (*alone, found["loopback_2x2"]):
         assert race["equal_parameters"]
@@ -277,6 +276,165 @@ def test_stored_muon_sends_what_adamw_sends_and_gathers_of_momentum() -> None:
         sent, more = (Counter((c.name, c.op, c.label, c.bytes) for c in rank.collectives) for rank in (before, after))
         assert not sent - more
         assert {(op, label.partition(",")[0]) for _, op, label, _ in more - sent} == {("all_gather", "momentum")}
+
+
+# ---- What the page computes, and what its sentences say ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    """Return what cells of the page define: schedules, `divide`, `union_length`, the sender of buckets."""
+    wanted = ("def divide", "def union_length", "class Model", "def synchronous", "def naive", "def pipelined",
+              "class BackwardSender")  # fmt: skip
+    found: dict[str, Any] = {}
+    for cell in stored_pages.every_cell("14_traces"):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code" and source.startswith(wanted):
+            exec(source.partition("\n\n\nfor title,")[0], found)
+    return found
+
+
+def shown(beginning: str) -> list[str]:
+    """Return the lines that the page's cell with this line of code prints."""
+    (cell,) = (c for c in stored_pages.cells("14_traces") if beginning in "".join(c["source"]))
+    return "".join("".join(output["text"]) for output in cell["outputs"]).splitlines()
+
+
+class Noting:
+    """Moves no bucket group, and notes in which order a schedule would."""
+
+    returns_late = False  # as with gather_all
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    def step_adamw(self) -> None:
+        pass
+
+    def start(self, buckets: Any) -> Gathering:
+        self.noted.append(f"gather {buckets}")
+        return Gathering(buckets, {}, PendingWork())
+
+    def work(self, gathering: Gathering) -> Worked:
+        self.noted.append(f"work {gathering.buckets}")
+        return Worked(gathering.buckets, {}, PendingWork())
+
+    def start_publication(self, worked: Worked) -> Publishing:
+        self.noted.append(f"publish {worked.buckets}")
+        return Publishing({}, PendingWork())
+
+    def take(self, publishing: Publishing) -> None:
+        pass
+
+
+class NotingNaive(Noting, NaiveMuon):
+    pass
+
+
+class NotingPipelined(Noting, PipelinedMuon):
+    pass
+
+
+@pytest.mark.parametrize(("name", "noting"), [("naive", NotingNaive), ("pipelined", NotingPipelined)])
+def test_the_pages_schedules_start_everything_in_the_order_of_the_engines(
+    page: dict[str, Any], name: str, noting: type[Noting]
+) -> None:
+    assert issubclass(noting, OVERLAPS[name])
+    real: Any = noting()
+    real.make_moves(range(4))
+    toy = page["simulate"](page[name], buckets=4, gather=0.5, work=1.0, publish=0.5)
+    assert [what for what, _, _ in toy.spans] == real.noted
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_in_the_pages_model_a_link_does_one_thing_at_a_time_and_nothing_before_what_it_needs(
+    page: dict[str, Any], name: str
+) -> None:
+    times = {"gather": 0.7, "work": 1.0, "publish": 0.4}
+    toy = page["simulate"](page[name], buckets=4, **times)
+    found = {what: (start, end) for what, start, end in toy.spans}
+    assert {what.split()[0]: round(end - start, 9) for what, (start, end) in found.items()} == times
+    link = sorted(span for what, span in found.items() if not what.startswith("work"))
+    assert all(end <= start for (_, end), (start, _) in pairwise(link))
+    for k in range(4):
+        assert found[f"gather {k}"][1] <= found[f"work {k}"][0]
+        assert found[f"work {k}"][1] <= found[f"publish {k}"][0]
+    assert toy.now == max(end for _, end in found.values())
+
+
+def test_the_pages_division_and_union_are_those_of_the_tools(page: dict[str, Any]) -> None:
+    for name in STORED:
+        ranks = trace.read(results.FOLDER / f"{name}.json.gz")
+        for met in trace_report.meetings(ranks):
+            parts = page["divide"](met.arrivals, met.ends)
+            assert {rank: waiting for rank, (waiting, _) in parts.items()} == {
+                rank: pytest.approx(waiting / trace_report.MS) for rank, waiting in met.waiting.items()
+            }
+        for rank in ranks:
+            spans = [c.when.interval for c in rank.collectives]
+            assert page["union_length"](spans) == pytest.approx(trace_report.length(spans))
+
+
+def test_the_pages_sender_keeps_the_order_of_its_queue(page: dict[str, Any]) -> None:
+    sender = page["BackwardSender"]([["b", "c"], ["a"]])
+    for name in "abc":
+        sender.arrived(name)
+    assert [line.strip() for line in sender.log] == [
+        "complete: a", "complete: b", "complete: c", "SEND b + c", "SEND a",
+    ]  # fmt: skip
+
+
+def test_a_rank_of_the_recorded_step_is_in_collectives_for_almost_half_of_it() -> None:
+    summary = trace_report.summarize(trace.read(results.FOLDER / "step_muon.json.gz")[0])
+    assert 0.4 < summary.communication / summary.span < 0.5
+
+
+def test_with_simulated_work_the_clock_follows_the_model_and_with_real_work_it_does_not() -> None:
+    rows = [[float(cell) for cell in line.split()[-3:]] for line in shown("for link, (real, simulated) in")[2:]]
+    assert len(rows) == 6
+    assert all(abs(model - simulated) < 0.06 for model, simulated, _ in rows)
+    assert rows[2][0] == 0.82
+    assert rows[2][2] == 0.83 == min(real for *_, real in rows)  # at 1,000 Mbit/s
+    assert all(real - model > 0.15 for model, _, real in rows[3:])
+    assert [real for *_, real in rows[2:]] == sorted(real for *_, real in rows[2:])
+
+
+def test_on_a_limited_link_the_rest_of_a_step_is_mostly_the_reduction_of_gradients() -> None:
+    for race in results.load("traces")["links"].values():
+        step = race["recorded"]["synchronous"]
+        rest = step["span"] - step["computation"] - step["hideable"]
+        assert (step["communication"] - step["hideable"]) / rest > 0.5
+
+
+def test_what_can_hide_begins_with_muons_first_move() -> None:
+    moves = [event("user_annotation", name, start, dur, 1, 0) for name, start, dur in
+             (("reduce_scatter", 0, 30_000), ("momentum", 30_000, 2_000))]  # fmt: skip
+    (rank,) = trace.parse(merged([*moves, gloo(10_000, 25_000, 0, 0), gloo(33_000, 6_000, 0, 0)]))
+    assert schedule_race.hideable(rank) == pytest.approx(9)  # ms: of the first, what it does not share with the second
+
+
+def test_what_the_page_says_of_steps_that_overlap_stands_in_its_table() -> None:
+    rows = {line[:24].strip(): line[24:].split() for line in shown('hiding = results.load("hiding")')[2:]}
+    assert (rows["2,000 Mbit/s"][1], rows["2,000 Mbit/s"][3]) == ("0.86", "0.79")
+    assert rows["no limit"][1] == rows["no limit"][3] == "1.00"
+    stored = results.load("hiding")["links"]["2,000 Mbit/s"]["ratio_to_nothing_hidden"]
+    gains = {name: found["gradients"]["median"] - found["both"]["median"] for name, found in stored.items()}
+    assert gains["muon"] > 5 * gains["adamw"]  # by late parameters
+
+
+def test_the_reports_run_gathers_over_tp_before_the_dp_gather_has_ended_in_every_asynchronous_step() -> None:
+    """And so does its work begin: chapter and claims say that it seems to use what has not arrived."""
+    found = results.load("report_traces")
+    before, after = (found["traces"][f"trace_muon_FULLSTEP_dp2_tp2{run}_rank0"] for run in ("", "_async"))
+    ratios = [after[key] / before[key] for key in ("communication_sum_ms", "communication_ms", "exposed_ms", "span_ms")]
+    assert [f"{ratio:.2f}" for ratio in ratios] == ["2.12", "1.74", "0.39", "0.90"]
+    sent = {group: [each[:2] for each in after["timeline"]["collectives"] if each[2] == list(group)]
+            for group in ((0, 2), (0, 1))}  # fmt: skip
+    assert [len(gathers) for gathers in sent.values()] == [5, 5]
+    for (dp_begin, dp_end), (tp_begin, tp_end) in zip(*sent.values(), strict=True):
+        worked = min(start for start, _ in after["timeline"]["work"] if start > dp_begin)
+        assert abs(tp_begin - dp_begin) < 0.05
+        assert tp_end <= worked + 0.2 < dp_end
 
 
 @pytest.mark.usefixtures("permitted")

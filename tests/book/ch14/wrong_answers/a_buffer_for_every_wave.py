@@ -2,9 +2,9 @@
 import torch
 
 
-def look_ahead(wire, buffers, waves, work):
+def look_ahead(link, buffers, waves, work):
     places = [torch.empty_like(buffers[0]) for _ in range(waves)]
-    started = [wire.start(k, places[k]) for k in range(waves)]
+    started = [link.start(k, places[k]) for k in range(waves)]
     for k in range(waves):
         started[k].wait()
         work(k, places[k])

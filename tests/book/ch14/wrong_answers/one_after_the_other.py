@@ -1,8 +1,8 @@
 # expect: while rank 0 was at work(0), wave 1 was not under way
 
 
-def look_ahead(wire, buffers, waves, work):
+def look_ahead(link, buffers, waves, work):
     for k in range(waves):
-        started = wire.start(k, buffers[0])
+        started = link.start(k, buffers[0])
         started.wait()
         work(k, buffers[0])

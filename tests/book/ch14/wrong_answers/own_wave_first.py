@@ -1,11 +1,11 @@
 # expect: all ranks must start waves in one order
 
 
-def look_ahead(wire, buffers, waves, work):
-    order = [(wire.rank + k) % waves for k in range(waves)]
-    started = wire.start(order[0], buffers[0])
+def look_ahead(link, buffers, waves, work):
+    order = [(link.rank + k) % waves for k in range(waves)]
+    started = link.start(order[0], buffers[0])
     for i, k in enumerate(order):
         started.wait()
         if i + 1 < waves:
-            started = wire.start(order[i + 1], buffers[(i + 1) % 2])
+            started = link.start(order[i + 1], buffers[(i + 1) % 2])
         work(k, buffers[i % 2])

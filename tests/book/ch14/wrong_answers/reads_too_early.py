@@ -1,10 +1,10 @@
 # expect: work(0) was called before the wait for wave 0
 
 
-def look_ahead(wire, buffers, waves, work):
+def look_ahead(link, buffers, waves, work):
     started = []
     for k in range(waves):
-        started.append(wire.start(k, buffers[k % 2]))
+        started.append(link.start(k, buffers[k % 2]))
         if k > 0:
             work(k - 1, buffers[(k - 1) % 2])
             started[k - 1].wait()

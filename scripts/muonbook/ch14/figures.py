@@ -1,27 +1,28 @@
-"""Timelines: what every rank did during one step, from a trace; several traces one above the other.
+"""Chapter 14's pictures: recorded steps as timelines, with words over what to look at, and simulated schedules.
 
-Two strips per rank: above, what its main thread was at; below, its collectives, in lanes where several fly at once,
-hatched while it waited for the last rank to arrive. Callouts over the strips name what to look at, each with a bracket
-over its stretch of time. The axis is the share of the step, for a trace shows when things happened and not how fast
-they are.
+In a timeline a rank has two strips: above, what its main thread was at; below, its collectives, in lanes where several
+are under way at once, hatched while it waited for the last rank to arrive. The axis is the share of the part that is
+drawn, for a trace shows when things happened and not how fast they are.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from muonbook.figures.plots import card, head
+from muonbook.figures.player import Frame
+from muonbook.figures.plots import card, head, part_key
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, TP_HATCHES, WIDTH, Block
-from muonbook.measure.trace import STEP, RankTrace, TracedCollective
+from muonbook.measure.trace import STEP, Activity, RankTrace, TracedCollective
 from muonbook.measure.trace_report import Interval, hull, intersection, length, meetings, union
 
-from muonbook.figures.style import box, dp_colour, mix, put, wide  # isort: skip
+from muonbook.figures.style import box, dp_colour, ink_on, mix, put, wide  # isort: skip
 
 NAMES, MOVES_HIGH, SENT_HIGH, GAP = 62.0, 17.0, 11.0, 7.0  # room for ranks' names; strips; between ranks
 PANEL = WIDTH - 2 * MARGIN - NAMES
@@ -39,6 +40,7 @@ SENT: dict[str, tuple[str, str, str]] = {  # what a rank does in a collective ->
     "unknown": ("not known which", mix(INK, CARD, 0.5), ""),
 }
 NOTE, BRACKET, APART = 15.0, 7.0, 5.0  # a row of callouts; the brackets below them; between two in a row
+REDUCTION = ("reduce_scatter", "norms")  # moves that average gradients
 LANES = 3  # collectives at the same time that are drawn apart; more lie on top of each other
 
 
@@ -52,9 +54,6 @@ class Window(NamedTuple):
         return (moment - self.start) / (self.end - self.start)
 
 
-Within = str | Window | Mapping[str, Window]  # the same part of every panel, or one for each
-
-
 class Callout(NamedTuple):
     """Words over a stretch of time, in microseconds. rank: at whose strips to look; None: at everybody's."""
 
@@ -64,21 +63,21 @@ class Callout(NamedTuple):
     rank: int | None = None
 
 
+# ---- A timeline -------------------------------------------------------------------------------------------
+
+
 def draw_timeline(
-    panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", note: str = "", within: Within = "",
+    panels: Mapping[str, Sequence[RankTrace]], windows: Mapping[str, Window], title: str = "",
     callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), rows: int = 0,
     key: Sequence[str] = (), only: Sequence[int] = (),
 ) -> Figure:  # fmt: skip
-    """Draw one step of one or several traces.
+    """Draw a part of one or several traces.
 
-    panels: title -> the ranks of one run, as `trace.read` returns them. within: a part that is drawn instead of the
-    whole step: the name of a range, or its beginning, or the part itself, of one panel or of each. callouts: panel ->
-    what is said over it. rows, key: room for so many rows of callouts, and which of KINDS and SENT the key has, by
-    default those in sight: so that frames of one film are of one size. only: the ranks whose strips are drawn, all by
-    default; how long they waited, all of them tell.
-    Raises ValueError for no panel, and where a trace has no such step or range.
+    panels: title -> the ranks of one run, as `trace.read` returns them. windows: panel -> the part that is drawn.
+    callouts: panel -> what is said over it. rows, key: room for so many rows of callouts, and which of KINDS and SENT
+    the key has, by default those in sight: so that frames of one film are of one size. only: the ranks whose strips
+    are drawn, all by default; how long they waited, all of them tell.
     """
-    windows = _windows(panels, step, within)
     shown = set(key) or set().union(*(in_sight(traces, windows[name], only) for name, traces in panels.items()))
     moves = [(kind, colour, "") for kind, (colour, _) in KINDS.items() if kind in shown]
     sent = [look for what, look in SENT.items() if what in shown]
@@ -86,16 +85,15 @@ def draw_timeline(
     blocks = [_key(heading, looks) for heading, looks in keys.items() if looks]
     for name, traces in panels.items():
         blocks.append(_panel(name, traces, windows[name], callouts.get(name, ()), rows, only))
-    return card(title, note, *blocks, _axis(f"share of {'the part shown' if within else 'the step'}"))
+    return card(title, "", *blocks, _axis("share of the part shown"))
 
 
 def describe_timeline(
-    panels: Mapping[str, Sequence[RankTrace]], step: int = 0, title: str = "", within: Within = "",
+    panels: Mapping[str, Sequence[RankTrace]], windows: Mapping[str, Window], title: str = "",
     callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), only: Sequence[int] = (), **_: Any,
 ) -> str:  # fmt: skip
-    """Return alt text for `draw_timeline`: per rank, the shares of the step; and what the callouts say."""
+    """Return alt text for `draw_timeline`: per rank, the shares of the part; and what the callouts say."""
     told = []
-    windows = _windows(panels, step, within)
     for name, traces in panels.items():
         mine, ranks = windows[name], []
         waits = _waits(traces)
@@ -111,35 +109,12 @@ def describe_timeline(
             f"{c.words} ({mine.share(c.start):.0%} to {mine.share(c.end):.0%})" for c in callouts.get(name, ())
         ]:
             told.append(f"Labelled: {'; '.join(said)}")
-    return f"{head(title, 'Timeline of a step')} Shares of the {'part shown' if within else 'step'}. {'. '.join(told)}."
+    return f"{head(title, 'Timeline of a step')} Shares of the part shown. {'. '.join(told)}."
 
 
-def window(traces: Sequence[RankTrace], step: int = 0, within: str | Window = "") -> Window:
-    """Return the hull of the ranks' ranges "step {step}", or of those `within` it.
-
-    Errors as for `draw_timeline`.
-    """
-    if isinstance(within, Window):
-        return within
-    steps = [activity for trace in traces for activity in trace.ranges if activity.name == f"{STEP}{step}"]
-    if not steps:
-        raise ValueError(f"the trace has no range {STEP}{step}; record it with recording.record.")
-    whole = hull(activity.interval for activity in steps)
-
-    if not within:
-        return Window(*whole)
-    found = [a.interval for t in traces for a in t.ranges if a.name.startswith(within)]
-    if not (inner := [interval for interval in found if whole[0] <= interval[0] < whole[1]]):
-        raise ValueError(f"{STEP}{step} has no range {within!r}.")
-    return Window(*hull(inner))
-
-
-def _windows(panels: Mapping[str, Sequence[RankTrace]], step: int, within: Within) -> dict[str, Window]:
-    """Return every panel's window."""
-    if not panels:
-        raise ValueError("no trace to draw; give at least one panel.")
-    of = within if isinstance(within, Mapping) else dict.fromkeys(panels, within)
-    return {name: window(traces, step, of[name]) for name, traces in panels.items()}
+def whole_step(traces: Sequence[RankTrace]) -> Window:
+    """Return the step of these ranks, from the first one's start to the last one's end."""
+    return Window(*hull(each.interval for trace in traces for each in trace.ranges if each.name == f"{STEP}0"))
 
 
 def ranges(trace: RankTrace, kind: str) -> list[Interval]:
@@ -343,3 +318,145 @@ def _axis(label: str) -> Block:
         put(axes, left + PANEL / 2, top + 6 + ROW, label, "center", color=MUTED)
 
     return 2 * ROW + 4, paint
+
+
+# ---- The chapter's timelines: what to look at, found by the names of moves and groups ------------------------
+
+
+def frames_of_waiting(ranks: Sequence[RankTrace]) -> list[Frame]:
+    """Return two looks at the gather of momentum that made a rank wait longest: by its trace, then by all traces."""
+    gathers = [met for met in meetings(ranks) if met.collective.name == "dp" and "momentum" in met.collective.label]
+    met = max(gathers, key=lambda one: max(one.waiting.values()))
+    last, early = (pick(met.arrivals, key=lambda rank: met.arrivals[rank]) for pick in (max, min))
+    called, arrived, left = met.arrivals[early], met.arrivals[last], max(met.ends.values())
+    margin = 0.25 * (left - called)
+    blind = [replace(trace, collectives=[], ranges=[]) if trace.rank != early else trace for trace in ranks]
+    looks = [
+        (
+            blind,
+            [Callout("one all-gather", called, met.ends[early], early)],
+            f"By rank {early}'s trace it takes long. Is the network slow?",
+        ),
+        (
+            ranks,
+            [
+                Callout(f"rank {early} waits", called, arrived, early),
+                Callout(f"rank {last} has come", arrived, met.ends[last], last),
+            ],
+            f"By rank {last}'s it is soon over. Rank {last} was late, and rank {early} waited for it.",
+        ),
+    ]
+    title, both = "One all-gather, two traces", sorted((early, last))
+    within = Window(called - margin, left + margin)
+    key = sorted(set().union(*(in_sight(traces, within, both) for traces, *_ in looks)))
+    frames = []
+    for traces, said, caption in looks:
+        panel = {"Muon, bucketed": traces}
+        look: dict[str, Any] = dict(title=title, windows=dict.fromkeys(panel, within), only=both)
+        look["callouts"] = dict.fromkeys(panel, said)
+        frames.append(Frame(draw_timeline(panel, **look, rows=1, key=key), describe_timeline(panel, **look), caption))
+    return frames
+
+
+def draw_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace], title: str) -> tuple[Figure, str]:
+    """Draw the first rank's step of AdamW over its step of Muon, on one scale; return it and its alt text."""
+    panels = {"AdamW, ZeRO-1": adamw, "Muon, bucketed": muon}
+    look: dict[str, Any] = {"title": title, "only": [muon[0].rank]}
+    look["windows"] = on_one_scale({name: whole_step(ranks[:1]) for name, ranks in panels.items()})
+    look["callouts"] = dict(zip(panels, (of_adamw(adamw), of_muon(muon)), strict=True))
+    return draw_timeline(panels, **look, rows=2), describe_timeline(panels, **look)
+
+
+def of_adamw(ranks: Sequence[RankTrace]) -> list[Callout]:
+    """Return the parts of a training step of ZeRO-1 AdamW, on its first rank."""
+    first = ranks[0]
+    return [
+        _over(first, "forward, backward", "forward_backward"),
+        _over(first, "mean gradients", *REDUCTION),
+        _over(first, "AdamW", "adamw"),
+        _over(first, "parameters", "all_gather"),
+    ]
+
+
+def of_muon(ranks: Sequence[RankTrace]) -> list[Callout]:
+    """Return the same of Muon: after the reduction bucket by bucket."""
+    first = ranks[0]
+    found = [_over(first, "forward, backward", "forward_backward"), _over(first, "mean gradients", *REDUCTION)]
+    begins, ends = _named(first, "momentum"), _named(first, "all_gather")
+    rounds = zip(begins, ends, strict=True)
+    return found + [Callout(f"bucket {n}", begin.start, end.end) for n, (begin, end) in enumerate(rounds)]
+
+
+def on_one_scale(parts: Mapping[str, Window]) -> dict[str, Window]:
+    """Return every part from where it begins, all as long as the longest."""
+    longest = max(part.end - part.start for part in parts.values())
+    return {name: Window(part.start, part.start + longest) for name, part in parts.items()}
+
+
+def _over(rank: RankTrace, words: str, *names: str) -> Callout:
+    """Return words over a rank's ranges of these names, from the first to the last."""
+    return Callout(words, *hull(activity.interval for name in names for activity in _named(rank, name)))
+
+
+def _named(rank: RankTrace, name: str) -> list[Activity]:
+    return sorted((activity for activity in rank.ranges if activity.name == name), key=lambda activity: activity.start)
+
+
+# ---- Simulated schedules ----------------------------------------------------------------------------------
+
+LOOKS = {  # what a span is, the first word of its name -> how the key calls it, and its colour in timelines
+    "gather": ("gather", KINDS["gathers of momentum"][0]),
+    "work": ("work (Newton–Schulz)", KINDS["Newton–Schulz"][0]),
+    "publish": ("publication of parameters", KINDS["ZeRO-1's moves"][0]),
+}
+Span = tuple[str, float, float]  # what, such as "gather 0"; from when to when
+LABELS, HIGH, PITCH = 38.0, 19.0, 22.0  # room for a lane's name; how high a lane is; from one to the next
+
+
+def draw_schedules(schedules: Mapping[str, Sequence[Span]], title: str = "") -> Figure:
+    """Draw the link above the rank's work, schedule by schedule on one scale.
+
+    schedules: name -> its spans. Each gets its share of the first one's length.
+    """
+    key = part_key({name: (colour, "") for name, colour in LOOKS.values()})
+    ends = {name: _end(spans) for name, spans in schedules.items()}
+    first, scale = next(iter(ends.values())), (WIDTH - 2 * MARGIN - LABELS) / max(ends.values())
+    note = f"Simulated, time to the right. 100 %: {next(iter(ends))}. Numbers are those of the buckets."
+    blocks = [_schedule(name, spans, f"{100 * ends[name] / first:.0f} %", scale) for name, spans in schedules.items()]
+    return card(title, note, *key, *blocks)
+
+
+def describe_schedules(schedules: Mapping[str, Sequence[Span]], title: str = "") -> str:
+    """Return alt text for `draw_schedules`: how long each schedule is, and for how much of it both lanes are busy."""
+    told, first = [], _end(next(iter(schedules.values())))
+    for name, spans in schedules.items():
+        working, sending = ([(a, b) for what, a, b in spans if what.startswith("work") == on] for on in (True, False))
+        both = length(intersection(working, sending)) / length(sending)
+        told.append(f"{name}, {_end(spans) / first:.0%} of the first one's length: {both:.0%} of sending under work")
+    return f"{head(title, 'Simulated schedules')} {'; '.join(told)}."
+
+
+def _end(spans: Sequence[Span]) -> float:
+    return max(end for _, _, end in spans)
+
+
+def _schedule(name: str, spans: Sequence[Span], share: str, scale: float) -> Block:
+    left = MARGIN + LABELS
+    across = scale * _end(spans)
+
+    def paint(axes: Axes, top: float) -> None:
+        put(axes, MARGIN, top + 8, name, bold=True)
+        put(axes, left + across, top + 8, share, "right", bold=True)
+        rows = {lane: top + 12 + ROW + PITCH * n for n, lane in enumerate(("link", "work"))}
+        for lane, y in rows.items():
+            put(axes, MARGIN, y + 4, lane, color=MUTED)
+            box(axes, left, y, across, HIGH, mix(MUTED, CARD, 0.88))
+        for what, start, end in spans:
+            kind, _, bucket = what.partition(" ")
+            x, y, colour = left + scale * start, rows["work" if kind == "work" else "link"], LOOKS[kind][1]
+            box(axes, x, y, scale * (end - start), HIGH, colour, ec=CARD, lw=1.0, gid=f"{name}-{kind}-{bucket}")
+            if scale * (end - start) > wide(bucket) + 2:
+                put(axes, x + scale * (end - start) / 2, y + 4.5, bucket, "center", bold=True, color=ink_on(colour))
+        axes.vlines([left + across], rows["link"] - 3, rows["work"] + HIGH + 3, mix(INK, CARD, 0.5), lw=1.0)
+
+    return 12 + ROW + PITCH + HIGH + 4, paint
