@@ -15,7 +15,7 @@ import worlds
 from distmuon import launch
 from muonbook.ch15 import experiments, regimes, timed_steps
 from muonbook.ch15.contenders import contender
-from muonbook.ch15.worlds.verdicts import rows
+from muonbook.ch15.worlds.verdicts import rows, with_a_square
 from muonbook.measure import results
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.muon_variants import MUON_VARIANTS
@@ -207,8 +207,15 @@ def test_what_the_page_says_of_more_ranks_and_advises_is_planned() -> None:
         few = at[1] // tp[at] <= 128 or at[0] == "gpt3_175b"
         ahead = ratio < over["flat_cut"][at]
         assert ahead == ((few or at == ("moonlight", 512)) and at[0] != "gpt2"), at
-    square = rows(found, model="gpt3_175b", ranks=512, algorithm="flat_cut")
-    assert [(row["tp"], row["square_cost"]) for row in square] == [(16, 0)]
+
+
+def test_where_an_equal_grid_wins_is_what_the_page_says() -> None:
+    cells = with_a_square(rows(results.load("worlds")["cells"], algorithm="flat_cut"))
+    best = [cell for cell in cells if cell["square_cost"] == 0]
+    huge = rows(best, model="gpt3_175b", ranks=512, tp=16)
+    moonlight = rows(best, model="moonlight", tokens=1 << 20)
+    assert (len(best), len(huge), len(moonlight)) == (16, 12, 4)
+    assert all("ethernet" in cell["fabric"] for cell in moonlight)
 
 
 def test_the_quickest_grid_is_another_one_in_the_paper_s_layout_as_the_claims_page_says() -> None:
