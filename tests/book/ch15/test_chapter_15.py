@@ -211,7 +211,7 @@ def test_what_the_page_says_of_more_ranks_and_advises_is_planned() -> None:
 
 def test_where_an_equal_grid_wins_is_what_the_page_says() -> None:
     cells = with_a_square(rows(results.load("worlds")["cells"], algorithm="flat_cut"))
-    best = [cell for cell in cells if cell["square_cost"] == 0]
+    best = [dict(cell) for cell in cells if cell["square_cost"] == 0]
     huge = rows(best, model="gpt3_175b", ranks=512, tp=16)
     moonlight = rows(best, model="moonlight", tokens=1 << 20)
     assert (len(best), len(huge), len(moonlight)) == (16, 12, 4)
