@@ -54,10 +54,6 @@ def test_the_world_goes_over_dps_link_and_no_other_group_does() -> None:
         step_seconds(0.0, [("all_reduce", "tp", 2, 100, 1)], {"dp": LINK})
 
 
-def test_half_of_a_message_of_half_size_is_waiting() -> None:
-    assert LINK.alpha_seconds == LINK.half_size / LINK.bytes_per_second
-
-
 def test_a_ledger_becomes_collectives() -> None:
     ledger = Ledger()
     ledger.record("all_gather", "dp", 4, 400, "momentum", calls=3)
