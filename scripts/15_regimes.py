@@ -6,8 +6,8 @@ python scripts/15_regimes.py --measure --quick --json out/regimes.json
 python scripts/15_regimes.py --worlds --json book/results/worlds.json
 
 --measure takes about five minutes on two cores, and needs the machine to itself; --quick half a minute. The links
-need network namespaces; where the machine does not permit them, that part is left out and said. --worlds plans worlds
-of 16 to 4,096 ranks; nothing is measured, and no process is started.
+need network namespaces; where the machine does not permit them, that part is left out, with a message. --worlds plans
+worlds of 16 to 4,096 ranks; nothing is measured, and no process is started.
 """
 
 from distmuon import launch

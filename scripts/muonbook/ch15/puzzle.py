@@ -1,4 +1,4 @@
-"""Chapter 15's puzzle: choose the grid for wires that nobody has described, from a few messages sent over them.
+"""Chapter 15's puzzle: choose the grid for links that nobody has described, from a few messages sent over them.
 
 The solution is `choose_grid`, at the end of this file.
 """
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 RANKS = 8  # of the world whose grid is to be chosen; four ranks do the choosing
 PROBES = 4  # per cluster
 CLUSTERS: tuple[dict[str, LinkCost], ...] = (
-    {"dp": LinkCost(1e-3, 1e9), "tp": LinkCost(1e-3, 1e9)},  # one wire, and messages are what costs
-    {"dp": LinkCost(1e-6, 1e7), "tp": LinkCost(1e-6, 1e7)},  # one wire, and bytes are what costs
+    {"dp": LinkCost(1e-3, 1e9), "tp": LinkCost(1e-3, 1e9)},  # one link, and messages are what costs
+    {"dp": LinkCost(1e-6, 1e7), "tp": LinkCost(1e-6, 1e7)},  # one link, and bytes are what costs
     {"dp": LinkCost(5e-5, 1e8), "tp": LinkCost(3e-6, 4e11)},  # neighbours talk fast
     {"dp": LinkCost(1e-6, 1e10), "tp": LinkCost(1e-4, 1e8)},  # neighbours talk slowly
     {"dp": LinkCost(1e-5, 1e8), "tp": LinkCost(2e-3, 1e11)},  # neighbours talk fast, but only after a pause
@@ -41,17 +41,17 @@ def forecasts() -> dict[tuple[int, int], list[Collective]]:
 
 
 def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
-    """Call the reader's function once per cluster, with probes that really gather, and clocks that tell its wires."""
+    """Call the reader's function once per cluster, with probes that really gather, and clocks that tell its links."""
     import torch
 
     grids = forecasts()
-    for number, wires in enumerate(CLUSTERS, start=1):
+    for number, links in enumerate(CLUSTERS, start=1):
         count = 0
 
-        def probe(group: str, payload_bytes: int, wires: dict[str, LinkCost] = wires) -> float:
+        def probe(group: str, payload_bytes: int, links: dict[str, LinkCost] = links) -> float:
             nonlocal count
             count += 1
-            good = group in wires and isinstance(payload_bytes, int) and 2 <= payload_bytes <= 1 << 26
+            good = group in links and isinstance(payload_bytes, int) and 2 <= payload_bytes <= 1 << 26
             require(
                 good and payload_bytes % 2 == 0,
                 f'probe({group!r}, {payload_bytes!r}): the first is "dp" or "tp", the second an even number of bytes, '
@@ -59,7 +59,7 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
             )
             between = grid.dp if group == "dp" else grid.tp
             between.all_gather(torch.zeros(payload_bytes // 2, dtype=torch.uint8), "probe")
-            return collective_seconds(Collective("all_gather", group, 2, payload_bytes), wires[group])
+            return collective_seconds(Collective("all_gather", group, 2, payload_bytes), links[group])
 
         choice = solve(probe, {shape: list(rows) for shape, rows in grids.items()})
         known = isinstance(choice, tuple) and choice in grids
@@ -68,7 +68,7 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
         shapes = list(grids)
         choices = [shapes[i] for i in grid.world.all_gather(torch.tensor([shapes.index(choice)]), "choices").tolist()]
         chosen, alike = ", ".join(map(str, choices)), len(set(choices)) == 1
-        took = {shape: step_seconds(0.0, rows, wires) for shape, rows in grids.items()}
+        took = {shape: step_seconds(0.0, rows, links) for shape, rows in grids.items()}
         times = took[choice] / min(took.values())
         complaints = [
             unless(alike, f"for cluster {number} the ranks chose {chosen}; all must choose the same."),
@@ -89,12 +89,12 @@ PUZZLE = Puzzle(
         f"{max(count for _, count in facts[0])} probes at most."
     ),
     hints=(
-        "A wire has two unknowns, so two probes of different sizes tell all about it. What does each of them cost "
-        "between two ranks? `cost_model.collective_seconds` says it for a wire that is known.",
+        "A link has two unknowns, so two probes of different sizes tell all about it. What does each of them cost "
+        "between two ranks? `cost_model.collective_seconds` says it for a link that is known.",
         "Between two ranks an all-gather is one message with half of the payload. So the difference between a large "
         "and a small probe is bytes over bandwidth, and what is left of the small one is alpha.",
         "seconds(m) = alpha + (m / 2) / bandwidth, for m of 2 bytes and of some millions. Make a LinkCost of each "
-        "group, and let step_seconds(0.0, rows, wires) price every grid; return the cheapest.",
+        "group, and let step_seconds(0.0, rows, links) price every grid; return the cheapest.",
     ),
     goal="Choose the grid on which Muon communicates least, after sending four messages over unknown links.",
     dp=2,
@@ -106,11 +106,11 @@ PUZZLE = Puzzle(
 
 
 def choose_grid(probe: Callable[[str, int], float], grids: Grids) -> tuple[int, int]:
-    """Return the (dp, tp) whose collectives take least, on wires known only by four probes."""
-    wires = {}
+    """Return the (dp, tp) whose collectives take least, on links known only by four probes."""
+    links = {}
     for group in ("dp", "tp"):
         small, large = 2, 1 << 24
         quick, slow = probe(group, small), probe(group, large)
         bytes_per_second = (large - small) / 2 / (slow - quick)
-        wires[group] = LinkCost(quick - small / 2 / bytes_per_second, bytes_per_second)
-    return min(grids, key=lambda shape: step_seconds(0.0, grids[shape], wires))
+        links[group] = LinkCost(quick - small / 2 / bytes_per_second, bytes_per_second)
+    return min(grids, key=lambda shape: step_seconds(0.0, grids[shape], links))

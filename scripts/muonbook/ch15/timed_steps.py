@@ -14,8 +14,7 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.ch15.contenders import contender
-from muonbook.ch15.without_communication import trainer_without_communication
+from muonbook.ch15.contenders import contender, trainer_without_communication
 from muonbook.measure import interleaved_timing
 from muonbook.measure.baselines import BASELINES, Trainer
 from muonbook.measure.workload import TIMED, Workload, batches, pixels

@@ -27,11 +27,6 @@ class LinkCost:
     alpha_seconds: float
     bytes_per_second: float
 
-    @property
-    def half_size(self) -> float:
-        """n_1/2 in bytes: a message of this size takes twice what its bytes take, half of it waiting (Hockney)."""
-        return self.alpha_seconds * self.bytes_per_second
-
 
 class Collective(NamedTuple):
     """`calls` equal collectives of `payload_bytes` each, in a group of `group_size` ranks. Payload: as in the ledger.

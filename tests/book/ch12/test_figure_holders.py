@@ -6,8 +6,8 @@ from matplotlib.colors import to_hex
 
 from muonbook.ch12 import planned_bytes
 from muonbook.ch12.figure_holders import D, T, frames_of_parts
+from muonbook.ch15.experiments import repeats
 from muonbook.figures import style
-from muonbook.planner.choices.repeats import repeats
 
 TP, RANKS, SHOWN = 8, [4, 64, 1024], ("bucketed", "flat_cut")
 

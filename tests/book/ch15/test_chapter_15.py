@@ -13,14 +13,16 @@ import stored_pages
 import worlds
 
 from distmuon import launch
-from distmuon.optim.newton_schulz import flops
-from muonbook.ch15 import regime_tables, regimes, timed_steps
+from muonbook.ch15 import experiments, regimes, timed_steps
 from muonbook.ch15.contenders import contender
-from muonbook.ch15.cost_fit import FITTED_ENTRANTS, FITTED_RATES, Constants
+from muonbook.ch15.worlds.verdicts import rows, with_a_square
 from muonbook.measure import results
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.muon_variants import MUON_VARIANTS
-from muonbook.measure.workload import SHAPES, TIMED, Workload
+from muonbook.measure.workload import TIMED
+from muonbook.planner.algorithms import ALGORITHMS
+from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.planned_worlds import specs_of
 
 WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
 
@@ -119,90 +121,105 @@ def test_whoever_is_timed_is_one_of_ours_or_of_the_baselines_that_can_be_predict
         contender("muon_fsdp2").predict(regimes.LINKED, regimes.RANKS, 1, (0, 0))
 
 
-# ---- Tables -----------------------------------------------------------------------------------------------
+# ---- What the page says -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (64, 256), (256, 64)])
-def test_the_bound_is_a_bound(shape: tuple[int, int]) -> None:
-    tokens = 1000
-    share = flops(shape) / (6 * shape[0] * shape[1] * tokens)
-    assert share <= regime_tables.most_share(min(shape), tokens) * (1 + 1e-12)
-    assert (share == pytest.approx(regime_tables.most_share(min(shape), tokens))) == (shape[0] == shape[1])
+def test_what_the_page_says_of_the_70b_on_1024_ranks_is_planned() -> None:
+    plans = experiments.planned("llama3_70b", 128, 8, 1 << 22)
+    assert all(each.muon.fits for each in plans.values())
+    ratios = experiments.step_ratios(plans)
+    assert [f"{ratio:.2f}" for ratio in ratios.values()] == ["2.72", "1.10", "1.05", "1.02"]
+    more = experiments.step_ratios(experiments.planned("llama3_70b", 128, 8, 1 << 24))
+    assert f"{more['gather all, bucketed']:.2f}" == "1.48"
+    shares = experiments.share_of_passes(plans)
+    assert [f"{share:.2g}" for share in shares.values()] == ["0.76", "1.4e+02", "3.1e+02"]
+    assert not experiments.planned("llama3_70b", 1024, 1, 1 << 23)["flat"].muon.fits
+    specs, indices = specs_of(MODELS["llama3_70b"], 8)
+    part = ALGORITHMS["bucketed"].lay_out(specs, indices, 128, 8)
+    assert len(part.world.matrices) == 60  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("workload", [TIMED.shared_by(8), SHAPES["even"]])
-def test_repeated_work(workload: Workload) -> None:
-    assert regime_tables.repeated(workload, 1, 1) == (1, 1)
-    assert regime_tables.repeated(workload, 1, 8) == (8, 8)  # TP ranks all do everything
-    mean, busiest = regime_tables.repeated(workload, 8, 1)
-    assert 1 < mean <= busiest <= 8
+@pytest.mark.parametrize(("grid", "times"), [((128, 8), ["188", "11"]), ((1024, 1), ["181", "4"])])
+def test_the_page_s_own_count_of_repeats_is_the_planner_s(grid: tuple[int, int], times: list[str]) -> None:
+    page = ["".join(cell["source"]) for cell in stored_pages.cells("15_regimes")]
+    names: dict[str, Any] = {"plans": experiments.planned("llama3_70b", *grid, 1 << 23)}
+    for start in ("import torch", "# Edit: the matrices", "D, T = 128, 8"):
+        (source,) = (each for each in page if each.startswith(start))
+        exec(source.replace("D, T = 128, 8", f"D, T = {grid}"), names)
+    by_hand = [names["times_done"](shard) for shard in names["shards"].values()]
+    assert [f"{each:.0f}" for each in by_hand] == times
+    planned = [names["plans"][name].repeats for name in ("bucketed", "flat")]
+    assert by_hand == pytest.approx(planned, rel=0.03)
 
 
-def spread(value: float) -> dict[str, Any]:
-    return {"median": value, "quartiles": [value, value], "count": 1, "range": [value, value]}
+def test_predicted_bytes_are_those_that_eight_processes_sent() -> None:
+    for row in results.load("regimes")["skew"]:
+        over_dp, over_tp = experiments.predicted_bytes(TIMED, row["dp"], row["tp"])
+        assert over_dp + over_tp == row["zero1"]["sent_bytes"]
+        assert (over_tp > 0) == (row["tp"] > 1)
 
 
-def test_a_share_that_halves_where_the_batch_doubles_has_the_bounds_slope() -> None:
-    shares = {"tokens": [64, 128, 256], "muon": [spread(x) for x in (0.4, 0.2, 0.1)]}
-    assert regime_tables.slope({"share": {"8": shares}}, 8) == pytest.approx(-1)
+def test_what_the_page_says_of_the_stored_measurements() -> None:
+    found = results.load("regimes")
+    shares = [row["median"] for row in found["share"]["256"]["muon"]]
+    assert all(share < 5 * 256 / tokens for share, tokens in zip(shares, found["share"]["256"]["tokens"], strict=True))
+    assert 3 < shares[-5] / shares[-3] < 5
+    assert 3 < shares[-3] / shares[-1] < 5
+    four = {(row["dp"], row["tp"]): [row[name]["over_zero1"]["median"] for name in regimes.ALGORITHMS]
+            for row in found["skew"]}  # fmt: skip
+    bucketed, flat, cut, owner = four[8, 1]
+    assert bucketed > max(flat, cut) > min(flat, cut) > owner
+    assert min(four[1, 8][:3]) > 2 > 1.4 > max(each[3] for each in four.values())
 
 
-def test_of_few_rounds_the_range_is_shown_and_of_many_the_quartiles() -> None:
-    few, many = ([float(x) for x in range(n)] for n in (7, 9))
-    rounds = {30: regimes.spread(few), 100: regimes.spread(many)}
-    steps = [{"rate_mbit": rate, "muon": {"over_zero1": spread}} for rate, spread in rounds.items()]
-    asked = {"ring_bytes": 1, "exchange_bytes": 0, "computation_seconds": {"median": 1.0}}
-    lines = regime_tables.link_lines({"links": {"steps": steps, "entrants": dict.fromkeys(("muon", "zero1"), asked)}})
-    assert lines[-2].split() == ["bucketed", "3.00", "0.00-6.00", "4.00", "2.00-6.00"]
+def test_the_formula_of_a_step_over_a_link_is_within_what_the_page_says() -> None:
+    links = results.load("regimes")["links"]
+    names = ("muon", "muon_cut", "muon_owner")
+
+    def seconds(name: str, mbit: float) -> float:
+        asked = links["entrants"][name]
+        sent = asked["ring_bytes"] + asked["exchange_bytes"]
+        return asked["computation_seconds"]["median"] + sent / (mbit * 1e6 / 8)
+
+    off, by_rate = [], []
+    for step in links["steps"]:
+        by_rate.append([step[name]["over_zero1"]["median"] for name in names])
+        if mbit := step["rate_mbit"]:
+            off += [abs(seconds(n, mbit) / seconds("zero1", mbit) - step[n]["over_zero1"]["median"]) for n in names]
+    assert 0.06 < max(off) < 0.075
+    assert all(slow < fast for slow, fast in zip(by_rate[0], by_rate[-1], strict=True))
+
+
+def test_what_the_page_says_of_more_ranks_and_advises_is_planned() -> None:
+    worlds = results.load("worlds")
+    found = rows(worlds["cells"], fabric="nvlink_infiniband", tokens=1 << 22)
+    over = {
+        name: {(row["model"], row["ranks"]): row["over_adamw"] for row in rows(found, algorithm=name) if row["tp"]}
+        for name in ("bucketed", "flat_cut", "owner")
+    }
+    assert max(over["flat_cut"].values()) < 1.3
+    large = {at for at in over["bucketed"] if at[0] in ("llama3_70b", "gpt3_175b") and at[1] >= 512}
+    assert {at for at, ratio in over["bucketed"].items() if ratio > 2} == large
+    padded = {at for at, ratio in over["owner"].items() if ratio > 4 / 3}
+    assert padded == {("gpt2", 1024), ("gpt2", 4096), ("llama3_8b", 4096)}
+    tp = {(row["model"], row["ranks"]): row["tp"] for row in rows(found, algorithm="owner")}
+    for at, ratio in over["owner"].items():
+        few = at[1] // tp[at] <= 128 or at[0] == "gpt3_175b"
+        ahead = ratio < over["flat_cut"][at]
+        assert ahead == ((few or at == ("moonlight", 512)) and at[0] != "gpt2"), at
+
+
+def test_where_an_equal_grid_wins_is_what_the_page_says() -> None:
+    cells = with_a_square(rows(results.load("worlds")["cells"], algorithm="flat_cut"))
+    best = [dict(cell) for cell in cells if cell["square_cost"] == 0]
+    huge = rows(best, model="gpt3_175b", ranks=512, tp=16)
+    moonlight = rows(best, model="moonlight", tokens=1 << 20)
+    assert (len(best), len(huge), len(moonlight)) == (16, 12, 4)
+    assert all("ethernet" in cell["fabric"] for cell in moonlight)
 
 
 def test_the_quickest_grid_is_another_one_in_the_paper_s_layout_as_the_claims_page_says() -> None:
-    rows = results.load("regimes")["skew"]
-    seconds = {name: {(row["dp"], row["tp"]): row[name]["seconds"]["median"] for row in rows} for name in regimes.SKEW}
+    skew = results.load("regimes")["skew"]
+    seconds = {name: {(row["dp"], row["tp"]): row[name]["seconds"]["median"] for row in skew} for name in regimes.SKEW}
     quickest = {name: min(of, key=lambda grid: of[grid]) for name, of in seconds.items()}
     assert (quickest["muon"], quickest["muon_cut"]) == ((4, 2), (8, 1))
-
-
-def test_clocked_grids_are_the_stored_medians_by_title() -> None:
-    found = results.load("regimes")
-    clocks = regime_tables.clocked_grids(found)
-    assert list(clocks) == [f"{dp} DP × {tp} TP" for dp, tp in regimes.GRIDS]
-    assert all(list(row) == ["bucketed", "flat", "flat + cut", "owner"] for row in clocks.values())
-    assert clocks["4 DP × 2 TP"]["owner"] == found["skew"][1]["muon_owner"]["over_zero1"]["median"]
-
-
-def test_bytes_over_links_are_shares_of_adamws() -> None:
-    sent = regime_tables.link_bytes(results.load("regimes"))
-    assert {title: round(share) for title, share in sent.items()} == {
-        "AdamW, ZeRO-1": 100, "bucketed": 125, "flat": 125, "flat + cut": 103, "owner": 100,
-    }  # fmt: skip
-
-
-def test_parts_of_a_step_over_a_link_add_up_to_the_ratio_that_is_told() -> None:
-    found = results.load("regimes")
-    parts = regime_tables.link_parts(found)
-    assert list(parts) == ["30 Mbit", "100 Mbit", "300 Mbit", "1000 Mbit", "no limit"]
-    for step, rows in zip(found["links"]["steps"], parts.values(), strict=True):
-        assert sum(rows["AdamW, ZeRO-1"].values()) == pytest.approx(100)
-        alone = {name: asked["computation_seconds"]["median"] for name, asked in found["links"]["entrants"].items()}
-        for name in regimes.ALGORITHMS:
-            row = rows[regime_tables.NAMES[name]]
-            assert sum(row.values()) == pytest.approx(100 * step[name]["over_zero1"]["median"])
-            ratio = row["computing"] / rows["AdamW, ZeRO-1"]["computing"]
-            assert ratio == pytest.approx(alone[name] / alone["zero1"])
-        assert all(part > 0 for row in rows.values() for part in row.values())
-
-
-@pytest.mark.parametrize("lines", ["share_lines", "skew_lines", "link_lines", "error_lines"])
-def test_the_stored_measurements_fit_the_page(lines: str) -> None:
-    printed = getattr(regime_tables, lines)(results.load("regimes"))
-    assert len(printed) > 3
-    assert max(map(len, printed)) <= 100
-
-
-def test_the_model_is_held_against_points_that_it_has_not_seen() -> None:
-    constants, left = regime_tables.fitted(results.load("regimes"))
-    assert isinstance(constants, Constants)
-    assert left
-    assert all(p.entrant not in FITTED_ENTRANTS or p.rate_mbit not in FITTED_RATES for p in left)
-    assert "all held out" in regime_tables.held_out(constants, left)

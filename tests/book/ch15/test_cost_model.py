@@ -1,8 +1,6 @@
-"""The cost model by hand on small cases, its fit on steps with known constants, and a step without communication."""
+"""The cost model by hand on small cases, and a step without communication."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,13 +8,11 @@ from helpers_math import message
 
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch15.cost_fit import Constants, Point, fit, points
-from muonbook.ch15.without_communication import GroupWithoutCommunication, trainer_without_communication
+from muonbook.ch15.contenders import GroupWithoutCommunication, trainer_without_communication
 from muonbook.measure.workload import SHAPES
 from muonbook.planner.cost_model import Collective, LinkCost, collective_seconds, collectives_of, hops, step_seconds
 
 LINK = LinkCost(alpha_seconds=0.5, bytes_per_second=100.0)
-KNOWN = Constants(alpha=1e-3, copying=4e-9, ring=1.05, exchange=1.4)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +54,6 @@ def test_the_world_goes_over_dps_link_and_no_other_group_does() -> None:
         step_seconds(0.0, [("all_reduce", "tp", 2, 100, 1)], {"dp": LINK})
 
 
-def test_half_of_a_message_of_half_size_is_waiting() -> None:
-    assert LINK.alpha_seconds == LINK.half_size / LINK.bytes_per_second
-
-
 def test_a_ledger_becomes_collectives() -> None:
     ledger = Ledger()
     ledger.record("all_gather", "dp", 4, 400, "momentum", calls=3)
@@ -70,57 +62,6 @@ def test_a_ledger_becomes_collectives() -> None:
         ("all_gather", "dp", 4, 400, 3),
         ("all_reduce", "world", 8, 16, 1),
     ]
-
-
-# ---- The fit ----------------------------------------------------------------------------------------------
-
-
-def timed(constants: Constants = KNOWN) -> list[Point]:
-    """Return points whose times are the model's own."""
-    asked = {"ddp": (6, 2_000_000, 0), "zero1": (18, 1_000_000, 1_000_000), "zero1_small": (90, 1_000_000, 1_000_000)}
-    bare = [
-        Point(name, rate, 0.01, *numbers, 0.0)
-        for name, numbers in asked.items()
-        for rate in (30.0, 100.0, 300.0, 1000.0, None)
-    ]
-    return [replace(point, seconds=constants.seconds(point)) for point in bare]
-
-
-def test_known_constants_are_found_again() -> None:
-    found = fit(point for point in timed() if point.fitted)
-    assert vars(found) == pytest.approx(vars(KNOWN), rel=1e-6)
-    assert max(abs(found.error(point)) for point in timed()) < 1e-6
-
-
-def test_held_out_points_do_not_move_the_constants() -> None:
-    changed = [point if point.fitted else replace(point, seconds=9.0) for point in timed()]
-    assert [point for point in changed if not point.fitted]
-    assert fit(p for p in changed if p.fitted) == fit(p for p in timed() if p.fitted)
-
-
-def test_no_constant_is_negative() -> None:
-    quick = [replace(p, seconds=p.seconds * (0.7 if p.entrant == "zero1_small" else 1)) for p in timed() if p.fitted]
-    found = fit(quick)
-    assert min(vars(found).values()) >= 0
-
-
-def test_too_few_points_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 points for 4 constants"):
-        fit(timed()[:3])
-
-
-def test_a_byte_takes_the_slower_of_copy_and_link() -> None:
-    assert KNOWN.per_byte(KNOWN.ring, None) == KNOWN.copying
-    assert KNOWN.per_byte(KNOWN.ring, 1e6) == KNOWN.copying  # a terabit link waits for the copy
-    assert KNOWN.per_byte(KNOWN.ring, 8.0) == pytest.approx(1.05e-6)
-    assert KNOWN.link(8.0).bytes_per_second == pytest.approx(1 / 1.05e-6)
-
-
-def test_stored_medians_become_points() -> None:
-    spread = {"median": 2.0, "quartiles": [1.0, 3.0], "count": 5}
-    asked = {"messages": 6, "ring_bytes": 70, "exchange_bytes": 8, "computation_seconds": spread}
-    links = {"entrants": {"ddp": asked}, "steps": [{"rate_mbit": None, "ddp": {"seconds": spread}}]}
-    assert points(links) == [Point("ddp", None, 2.0, 6, 70, 8, 2.0)]
 
 
 # ---- Without communication ----------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
-from muonbook.ch15.worlds import world_tables
-from muonbook.ch15.worlds.planned_steps import TimedWorld, shape_curves, turned_assumptions
+from muonbook.ch15.worlds.planned_steps import TimedWorld
 from muonbook.ch15.worlds.survey import (
     DIVIDED,
     FAST,
@@ -26,7 +25,7 @@ from muonbook.ch15.worlds.survey import (
     reported_world,
     survey,
 )
-from muonbook.ch15.worlds.verdicts import near_one, of_algorithm, verdict
+from muonbook.ch15.worlds.verdicts import near_one, of_algorithm, rows, verdict
 from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import FABRICS
@@ -58,9 +57,9 @@ def in_file(found: Any) -> Any:
 
 @pytest.mark.parametrize(("model", "ranks"), SAMPLE, ids=lambda value: str(value))
 def test_stored_worlds_are_those_of_todays_planner(stored: dict[str, Any], model: str, ranks: int) -> None:
-    assert in_file(cells_of(model, ranks, TOKENS)) == world_tables.rows(stored["cells"], model=model, ranks=ranks)
+    assert in_file(cells_of(model, ranks, TOKENS)) == rows(stored["cells"], model=model, ranks=ranks)
     layouts = [] if ranks in SQUARES else in_file(layouts_of(model, ranks))
-    assert layouts == world_tables.rows(stored["layouts"], model=model, ranks=ranks)
+    assert layouts == rows(stored["layouts"], model=model, ranks=ranks)
 
 
 def test_stored_verdicts_follow_from_the_stored_cells(stored: dict[str, Any]) -> None:
@@ -69,13 +68,13 @@ def test_stored_verdicts_follow_from_the_stored_cells(stored: dict[str, Any]) ->
 
 @pytest.mark.parametrize("model", DIVIDED)
 def test_stored_divisions_are_those_of_todays_planner(stored: dict[str, Any], model: str) -> None:
-    assert in_file(divided(model)) == world_tables.rows(stored["divided"], model=model)
+    assert in_file(divided(model)) == rows(stored["divided"], model=model)
 
 
 def test_what_is_stored_of_claims_and_assumptions_is_todays(stored: dict[str, Any]) -> None:
     assert in_file(assumptions()) == stored["assumptions"]
     assert stored["algorithms"] == {name: each.title for name, each in ALGORITHMS.items()}
-    assert in_file(moonlight((16,))) == world_tables.rows(stored["moonlight"], ranks=16)
+    assert in_file(moonlight((16,))) == rows(stored["moonlight"], ranks=16)
     assert in_file(reported_world()) == stored["reported"]
     assert in_file(gather_cut_336m()) == stored["gather_cut_336m"]
 
@@ -83,7 +82,7 @@ def test_what_is_stored_of_claims_and_assumptions_is_todays(stored: dict[str, An
 def test_every_world_was_surveyed_by_every_algorithm(stored: dict[str, Any]) -> None:
     every = {(model, ranks) for model in stored["models"] for ranks in WORLDS}
     for name in ALGORITHMS:
-        cells = world_tables.rows(stored["cells"], algorithm=name)
+        cells = rows(stored["cells"], algorithm=name)
         assert len(cells) == stored["verdict"]["cells"] == len(every) * stored["verdict"]["assumptions"]
         assert {(cell["model"], cell["ranks"]) for cell in cells} == every
 
@@ -103,7 +102,7 @@ def test_the_70b_on_1024_ranks_takes_what_was_counted_elsewhere(
     step = world.step(FABRICS[FAST], 1 << 22)
     assert step.muon / step.adamw == pytest.approx(over, abs=0.005)
     place = {"model": "llama3_70b", "ranks": 1024, "tp": 8, "rule": rule}
-    (layout,) = world_tables.rows(stored["layouts"], **place)
+    (layout,) = rows(stored["layouts"], **place)
     assert layout["redundancy"] == pytest.approx(repeats, abs=0.5)
 
 
@@ -115,8 +114,8 @@ def test_moonlight_adds_what_was_counted_elsewhere(
     stored: dict[str, Any], algorithm: str, percent: tuple[float, ...]
 ) -> None:
     """Of 128 ranks and flat, the other count said 2.0: with experts in buffers of their own."""
-    rows = world_tables.rows(stored["moonlight"], algorithm=algorithm, tokens=MOONLIGHT_TOKENS[0])
-    assert [100 * row["extra"] for row in rows if row["ranks"] <= 128] == pytest.approx(percent, abs=0.05)
+    found = rows(stored["moonlight"], algorithm=algorithm, tokens=MOONLIGHT_TOKENS[0])
+    assert [100 * row["extra"] for row in found if row["ranks"] <= 128] == pytest.approx(percent, abs=0.05)
 
 
 def test_the_bytes_of_gather_cut_are_those_counted_elsewhere() -> None:
@@ -135,14 +134,14 @@ def test_the_bytes_of_gather_cut_are_those_counted_elsewhere() -> None:
 
 
 def test_the_reports_own_world_sends_least_where_all_four_ranks_stand_in_a_row() -> None:
-    rows = reported_world()
-    assert [(row["dp"], row["tp"]) for row in rows] == [(4, 1), (2, 2), (1, 4)]
-    assert rows[0]["bytes"] > rows[1]["bytes"] > rows[2]["bytes"]
-    assert rows[0]["seconds"] > rows[1]["seconds"] > rows[2]["seconds"] == 1
+    found = reported_world()
+    assert [(row["dp"], row["tp"]) for row in found] == [(4, 1), (2, 2), (1, 4)]
+    assert found[0]["bytes"] > found[1]["bytes"] > found[2]["bytes"]
+    assert found[0]["seconds"] > found[1]["seconds"] > found[2]["seconds"] == 1
 
 
 def test_what_muon_adds_to_moonlight_halves_where_the_batch_doubles(stored: dict[str, Any]) -> None:
-    small, large = (world_tables.rows(stored["moonlight"], tokens=tokens) for tokens in MOONLIGHT_TOKENS)
+    small, large = (rows(stored["moonlight"], tokens=tokens) for tokens in MOONLIGHT_TOKENS)
     for one, two in zip(small, large, strict=True):
         assert [one[key] for key in ("algorithm", "ranks", "tp")] == [two[key] for key in ("algorithm", "ranks", "tp")]
         assert one["extra"] == pytest.approx(2 * two["extra"], rel=1e-3)
@@ -151,7 +150,7 @@ def test_what_muon_adds_to_moonlight_halves_where_the_batch_doubles(stored: dict
 
 def test_stages_make_the_proof_of_concept_cheaper_and_the_papers_layout_hardly(stored: dict[str, Any]) -> None:
     for name, least, most in (("bucketed", 0.3, 0.5), ("flat_cut", 0.97, 1)):
-        over = [row["over_adamw"] for row in world_tables.rows(stored["divided"], model="llama3_70b", algorithm=name)]
+        over = [row["over_adamw"] for row in rows(stored["divided"], model="llama3_70b", algorithm=name)]
         assert over == sorted(over, reverse=True)
         assert least < over[-1] / over[0] < most
 
@@ -211,64 +210,3 @@ def test_near_one_is_about_bytes_without_tp() -> None:
     assert (said["flat_cut_least"], said["flat_cut_most"]) == (1.01, 1.02)
     assert said["bucketed_least"] == said["bucketed_most"] == 1.3
     assert said["redundancy_most"] == 2
-
-
-# ---- Tables ---------------------------------------------------------------------------------------------------
-
-
-def test_the_planned_worlds_fit_the_page(stored: dict[str, Any]) -> None:
-    for lines in (world_tables.moonlight_lines(stored, MOONLIGHT_TOKENS[0]), world_tables.reported_lines(stored)):
-        assert len(lines) > 1
-        assert max(map(len, lines)) <= 100
-
-
-def test_the_pages_pictures_hold_what_was_planned(stored: dict[str, Any]) -> None:
-    curves = world_tables.moonlight_curves(stored, MOONLIGHT_TOKENS[0])
-    assert set(curves) == {each.title for each in ALGORITHMS.values() if each.optimizer == "muon"}
-    assert all(shares == sorted(shares) for shares in (curves["bucketed"][1], curves["flat"][1]))
-    every = world_tables.moonlight_curves(stored, MOONLIGHT_TOKENS[0], "optimizer")
-    pairs = zip(curves["flat + cut"][1], every["flat + cut"][1], strict=True)
-    assert all(added < whole for added, whole in pairs)
-
-
-def test_a_grid_is_quickest_where_t_is_least(stored: dict[str, Any]) -> None:
-    worlds = {"gpt2": 16, "gpt3_175b": 512}
-    curves = shape_curves(worlds, "flat_cut", FAST, 1 << 22)
-    assert list(curves) == ["GPT-2, 16", "GPT-3 175B, 512"]
-    assert [shapes for shapes, _ in curves.values()] == [[1 / 16, 1 / 4, 1], [16 / 32, 32 / 16]]
-    for (model, ranks), (_, over) in zip(worlds.items(), curves.values(), strict=True):
-        assert over[0] == 1
-        assert over == sorted(over)
-        (cell,) = world_tables.rows(
-            stored["cells"], model=model, ranks=ranks, tokens=1 << 22, fabric=FAST, algorithm="flat_cut"
-        )
-        assert cell["tp"] == {"gpt2": 1, "gpt3_175b": 16}[model]
-
-
-def test_what_is_assumed_otherwise_is_the_survey_s_other_wires_and_other_shares_of_the_peak(
-    stored: dict[str, Any],
-) -> None:
-    cells = world_tables.rows(stored["cells"], model="gpt2", ranks=128, tokens=1 << 22, algorithm="bucketed")
-    by_fabric = {FABRICS[cell["fabric"]].title: cell for cell in cells}
-    grid = (128 // cells[0]["tp"], cells[0]["tp"])
-    turned = turned_assumptions("gpt2", grid, ("bucketed", "owner"), 1 << 22)
-    assert set(turned) > set(by_fabric) - {FABRICS[FAST].title}
-    assert turned["as planned"]["bucketed"] == pytest.approx(by_fabric[FABRICS[FAST].title]["over_adamw"], rel=1e-3)
-    for title in set(by_fabric) & set(turned):
-        if by_fabric[title]["tp"] == grid[1]:
-            assert turned[title]["bucketed"] == pytest.approx(by_fabric[title]["over_adamw"], rel=1e-3)
-    slow, fast = (turned[f"products at {share}"]["bucketed"] for share in ("a fifth of the peak", "three fifths"))
-    assert 1 < slow != fast < 2
-    assert all(list(row) == ["bucketed", "owner"] for row in turned.values())
-
-
-def test_every_cell_of_a_model_is_in_its_lines(stored: dict[str, Any]) -> None:
-    first, *lines = world_tables.ranks_lines(stored, FAST, 1 << 22, ("llama3_70b",))
-    assert first.split() == ["Llama", "3", "70B", "16", "32", "64", "128", "512", "1,024", "4,096"]
-    told = {line[:16].strip(): line[16:].split() for line in lines}
-    assert list(told) == list(stored["algorithms"].values())
-    (cell,) = world_tables.rows(
-        stored["cells"], model="llama3_70b", ranks=1024, fabric=FAST, tokens=1 << 22, algorithm="bucketed"
-    )
-    assert told["bucketed"][5] == f"{cell['over_adamw']:.2f}x"
-    assert told["bucketed"][0] == "-"  # 16 ranks have no room

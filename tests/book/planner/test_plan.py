@@ -13,7 +13,7 @@ import pytest
 import worlds
 
 from distmuon.launch import UsageError
-from muonbook.ch15.worlds.world_tables import rows as rows_of
+from muonbook.ch15.worlds.verdicts import rows as rows_of
 from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.model_shapes import MODELS, Experts, Latent, find_shape

@@ -11,14 +11,14 @@ beside AdamW, which is laid out alike on the same grid. Pipeline and expert para
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from muonbook.planner.algorithms import ALGORITHMS, Algorithm, Part
-from muonbook.planner.fabrics import DEVICES, FABRICS, PEAK_FLOPS, Fabric
+from muonbook.planner.algorithms import Algorithm, Part
+from muonbook.planner.fabrics import DEVICES, Fabric
 from muonbook.planner.model_shapes import MODELS, Shape
 from muonbook.planner.parts.activations import StageActivations
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
@@ -125,20 +125,6 @@ def _activations(shape: Shape, dp: int, tp: int, recompute: bool) -> StageActiva
     return StageActivations(shape, whole, Degrees(dp, tp), recompute, sequence_parallel=False)
 
 
-def turned_assumptions(
-    model: str, grid: tuple[int, int], algorithms: Sequence[str], tokens: int, fabric: str = "nvlink_infiniband"
-) -> dict[str, dict[str, float]]:
-    """Return {what is assumed: {algorithm: a planned step over AdamW's}}: as planned, and one thing otherwise."""
-    planned = FABRICS[fabric]
-    shares = {"products at a fifth of the peak": 0.2, "products at three fifths": 0.6}
-    assumed = {"as planned": planned}
-    assumed |= {what: replace(planned, flops_per_second=share * PEAK_FLOPS) for what, share in shares.items()}
-    assumed |= {other.title: other for other in FABRICS.values() if other is not planned}
-    timed = {ALGORITHMS[name].title: TimedWorld.of(MODELS[model], *grid, ALGORITHMS[name]) for name in algorithms}
-    steps = {what: {title: each.step(on, tokens) for title, each in timed.items()} for what, on in assumed.items()}
-    return {what: {title: step.muon / step.adamw for title, step in row.items()} for what, row in steps.items()}
-
-
 # ---- Which T? ----------------------------------------------------------------------------------------------
 
 Grids = Mapping[int, TimedWorld]  # by T
@@ -152,23 +138,6 @@ def timed_grids(model: str, ranks: int, algorithm: Algorithm, recompute: bool = 
     """Return the model's grids of so many ranks by this algorithm, by T."""
     shape = MODELS[model]
     return {tp: TimedWorld.of(shape, dp, tp, algorithm, recompute) for dp, tp in grids(shape, ranks)}
-
-
-def shape_curves(
-    worlds: Mapping[str, int], algorithm: str, fabric: str, tokens: int
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Return {model, ranks: (T / D, a step over that of the quickest grid)}, of grids that fit.
-
-    worlds: model -> how many ranks.
-    """
-    curves = {}
-    for model, ranks in worlds.items():
-        every = timed_grids(model, ranks, ALGORITHMS[algorithm])
-        fitting = {tp: timed for tp, timed in every.items() if timed.fits and timed.admits(tokens)}
-        took = seconds(fitting, FABRICS[fabric], tokens, "step")
-        over = [each / min(took.values()) for each in took.values()]
-        curves[f"{MODELS[model].title}, {ranks:,}"] = [tp / fitting[tp].dp for tp in took], over
-    return curves
 
 
 def seconds(by_t: Grids, fabric: Fabric, tokens: int, aim: str) -> dict[int, float]:

@@ -11,6 +11,11 @@ CLAIMED = (0.01, 0.03)  # of forward and backward: Moonlight (Liu et al. 2025, s
 Cell = Mapping[str, Any]
 
 
+def rows(found: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
+    """Return the rows with these values."""
+    return [row for row in found if all(row[key] == value for key, value in wanted.items())]
+
+
 def verdict(cells: Sequence[Cell], layouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how many cells there are, what layouts say of "near 1", and for every algorithm what its cells say."""
     names = list(dict.fromkeys(cell["algorithm"] for cell in cells))

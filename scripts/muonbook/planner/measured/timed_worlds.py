@@ -9,13 +9,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from distmuon.launch import World
 from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.buffers import specs_of
-from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger, Traffic
 from distmuon.verify.counter import CollectiveCounter
@@ -106,16 +104,6 @@ def planned(name: str, workload: Workload, grid: Grid) -> tuple[Zero1Part | Fsdp
     world = plan_part(specs, muon, dp, tp, workload.bucket_size, strategy)
     ledger.add(world.ledger(grid.dp.rank, name != "adamw", grid.tp.rank))
     return Zero1Part(world, name != "adamw"), ledger
-
-
-def asked_on(name: str, workload: Workload, dp: int, tp: int) -> Asked:
-    """Return what an entrant's step asks of the first rank of a dp x tp grid; starts nothing."""
-    ledger = Ledger()
-    over_dp, over_tp, world = (
-        Group(group, size, ledger=ledger) for group, size in (("dp", dp), ("tp", tp), ("world", dp * tp))
-    )
-    grid = Grid(over_dp, over_tp, world, torch.device("cpu"), ledger)
-    return asked(name, *planned(name, workload, grid), workload, grid)
 
 
 def _add(ledger: Ledger, op: str, group: str, traffic: Traffic, label: str = "FSDP2") -> None:

@@ -1,13 +1,13 @@
-"""Who orthogonalizes one matrix: the ranks that the planner counts, each drawn once."""
+"""Who orthogonalizes one matrix: the ranks that the planner counts, each drawn once; and whether a step pays."""
 
 import numpy as np
 import pytest
-from figure_helpers import assert_readable
+from figure_helpers import assert_readable, boxes
 
-from muonbook.ch15.worlds.figure_repeats import SHOWN, describe_repeats, draw_repeats
+from muonbook.ch15.experiments import NAMES, repeats
+from muonbook.ch15.figures import EVEN, SHOWN, describe_repeats, describe_step_ratios, draw_repeats, draw_step_ratios
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices.comparison import compared
-from muonbook.planner.choices.repeats import repeats
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import specs_of
 from muonbook.planner.stages import Degrees
@@ -53,9 +53,24 @@ def test_the_picture_has_a_cell_per_rank_and_says_in_words_what_it_shows() -> No
     alt = describe_repeats(found, TITLE)
     assert alt.startswith(TITLE)
     for each in found:
-        assert f"{each.title}: {each.ranks} GPU" in alt
+        assert f"{NAMES[each.title]}: {each.ranks} GPU" in alt
 
 
 def test_a_matrix_that_muon_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no matrix 'embedding' in gpt2; its first is"):
         repeats("gpt2", 4, 2, "embedding", SHOWN)
+
+
+def test_both_lines_stand_where_their_ratios_end_on_the_bars_scale() -> None:
+    ratios, note = {"a layout": 2.5, "another": 1.0}, "Planned."
+    figure = draw_step_ratios(ratios, "A step", note)
+    assert_readable(figure)
+    for layout, ratio in ratios.items():
+        (bar,) = boxes(figure, f"bar-{layout}-")
+        for gid, even in zip(("early", "level"), EVEN, strict=True):
+            (line,) = (each for each in figure.axes[0].collections if each.get_gid() == f"{gid}-{layout}")
+            x = line.get_segments()[0][0][0]  # type: ignore[attr-defined]
+            assert x - bar.get_x() == pytest.approx(bar.get_width() * even / ratio)
+    alt = describe_step_ratios(ratios, "A step", note)
+    assert "a layout: 2.5 ×" in alt
+    assert "1.33" in alt

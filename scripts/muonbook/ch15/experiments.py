@@ -1,0 +1,106 @@
+"""What chapter 15 asks of the planner: a published model on one grid by every layout, which of its ranks do the same
+matrix, and what eight ranks send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from distmuon.sharding.layout import ParamSpec
+from muonbook.measure.baselines import predict_activations, predict_zero1
+from muonbook.measure.workload import Workload
+from muonbook.planner.algorithms import ALGORITHMS
+from muonbook.planner.choices.comparison import Compared, compared
+from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.owned_worlds import OwnedWorld
+from muonbook.planner.parts.every_rank import Zero1Part
+from muonbook.planner.planned_worlds import specs_of
+from muonbook.planner.stages import Degrees
+from muonbook.planner.world_plan import WorldSetting
+
+NAMES = {
+    "bucketed": "gather all, bucketed",
+    "flat": "gather all, flat",
+    "flat + cut": "gather cut, flat",
+    "owner": "one owner per matrix",
+}
+
+
+def planned(model: str, dp: int, tp: int, tokens: int) -> dict[str, Compared]:
+    """Return {title: a plan beside AdamW's} of the four layouts on ZeRO-1, with activations recomputed."""
+    world = WorldSetting(MODELS[model], Degrees(dp, tp), tokens=tokens, recompute=True)
+    return {each.algorithm.title: each for each in compared(world) if each.algorithm.title in NAMES}
+
+
+def step_ratios(plans: dict[str, Compared]) -> dict[str, float]:
+    """Return {layout: a step of Muon over one of AdamW}."""
+    return {NAMES[title]: each.over_adamw for title, each in plans.items()}
+
+
+def share_of_passes(plans: dict[str, Compared]) -> dict[str, float]:
+    """Return Newton–Schulz over forward and backward without recomputing, in per cent, in three steps of the bucketed
+    layout: each matrix once, all that repeat it, and with the wait for the slowest rank of every bucket."""
+    bucketed, owner = plans["bucketed"].muon, plans["owner"].muon
+    passes, flops = owner.seconds["forward, backward"] * 6 / 8, owner.setting.fabric.flops_per_second
+    return {
+        "each matrix once": 100 * owner.flops[0] / flops / passes,
+        "repeated on every rank that holds a piece": 100 * bucketed.flops[0] / flops / passes,
+        "and waiting for the slowest rank": 100 * bucketed.seconds["Newton–Schulz"] / passes,
+    }
+
+
+def predicted_bytes(workload: Workload, dp: int, tp: int) -> tuple[float, float]:
+    """Return what a rank sends in a step of ZeRO-1 AdamW, mean over DP ranks: over DP, and activations over TP."""
+    _, _, model = workload.plan(dp, tp)
+    activations = predict_activations(model, workload, dp, tp).total().sent_bytes
+    both = sum(predict_zero1(workload, dp, tp, rank).total().sent_bytes for rank in range(dp)) / dp
+    return both - activations, float(activations)
+
+
+# ---- Which ranks do the same matrix ---------------------------------------------------------------------------
+
+
+class Repeats(NamedTuple):
+    """An algorithm's ranks. busy: [T, D] bool, those that orthogonalize the matrix; mean: of all matrices, how many
+    ranks do the same one, weighted by operations."""
+
+    title: str
+    busy: np.ndarray
+    mean: float
+
+    @property
+    def ranks(self) -> int:
+        return int(self.busy.sum())
+
+    @property
+    def dp_ranks(self) -> int:
+        """How many DP ranks hold a piece of the matrix, or own it."""
+        return int(self.busy.any(axis=0).sum())
+
+
+def repeats(model: str, dp: int, tp: int, matrix: str, algorithms: Sequence[str]) -> list[Repeats]:
+    """Lay a model out by some of `ALGORITHMS` and look one of its matrices up.
+
+    Raises ValueError, naming the matrix, where Muon has none of that name.
+    """
+    specs, indices = specs_of(MODELS[model], tp)
+    named = [index for index in indices if specs[index].name == matrix]
+    if not named:
+        raise ValueError(f"Muon has no matrix {matrix!r} in {model}; its first is {specs[min(indices)].name!r}.")
+    return [_repeats(name, specs, indices, dp, tp, named[0]) for name in algorithms]
+
+
+def _repeats(name: str, specs: Sequence[ParamSpec], indices: frozenset[int], dp: int, tp: int, index: int) -> Repeats:
+    part = ALGORITHMS[name].lay_out(specs, indices, dp, tp)
+    assert isinstance(part, Zero1Part)
+    world, busy = part.world, np.zeros((tp, dp), bool)
+    if isinstance(world, OwnedWorld):
+        owner = world.owner_of[index]
+        assert owner.tp is not None, "planned matrices are whole ones"
+        busy[owner.tp, owner.dp] = True
+    else:
+        (found,) = (row for _, rows in world.matrices for row in rows if row.place == index)
+        busy[:, found.slice] = True
+    return Repeats(ALGORITHMS[name].title, busy, world.redundancy[0])
