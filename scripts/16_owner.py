@@ -1,13 +1,12 @@
-"""Chapter 16: from the blueprint to one owner per matrix, rung by rung; a trillion parameters, planned; the race.
+"""Chapter 16: from the published layout to one owner per matrix, in five ways, counted; and the race.
 
 python scripts/16_owner.py --dp 4 --tp 2
-python scripts/16_owner.py --trillion
 python scripts/16_owner.py --measure --json book/results/step.json
 python scripts/16_owner.py --measure --quick --json out/step.json
 
---measure races everybody's step: about ten minutes on two cores, and it needs the machine to itself; --quick one. Other
-implementations run where they are: clone github.com/microsoft/dion and github.com/KellerJordan/Muon into a folder and
-name it.
+--measure races every optimizer's step. It takes about ten minutes on two cores and needs the machine to itself; with
+--quick it takes one. Other implementations run where they are: clone github.com/microsoft/dion and
+github.com/KellerJordan/Muon into a folder and name it.
 """
 
 import os
@@ -18,8 +17,8 @@ from muonbook.ch16 import puzzle as dealing
 from muonbook.jobs import run_job
 from muonbook.puzzles import add_arguments, handle
 
-HEADS = 8  # of the ladder's transformer, which TP shares out
-TAKES = {"": launch.WORLD, "--trillion": (), "--measure": ("quick", "json", "peers")}  # job -> its options
+HEADS = 8  # of the transformer, which TP divides
+TAKES = {"": launch.WORLD, "--measure": ("quick", "json", "peers")}  # job -> its options
 
 
 def measure(arguments):
@@ -36,8 +35,7 @@ def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=4, tp=2)
     job = parser.add_argument_group("the job")
-    job.add_argument("--trillion", action="store_true", help="plan a trillion parameters on 1,024 x 8 ranks")
-    job.add_argument("--measure", action="store_true", help="race everybody's step, and write --json")
+    job.add_argument("--measure", action="store_true", help="race every optimizer's step, and write --json")
     parser.add_argument("--quick", action="store_true", help="with --measure: a few rounds, for a first impression")
     parser.add_argument("--json", metavar="FILE", help="with --measure: write what was measured here")
     parser.add_argument(
@@ -55,17 +53,12 @@ def main():
     if (code := handle(arguments, dealing.PUZZLE)) is not None:
         return code
     launch.chosen_job(arguments, TAKES)
-    if arguments.trillion:
-        from muonbook.ch16 import trillion  # and with it torch
-
-        print("\n".join(trillion.lines()))
-        return 0
     if not arguments.measure:
         if arguments.tp >= 1 and HEADS % arguments.tp:
             raise launch.UsageError(
                 f"--tp {arguments.tp} does not divide the model's {HEADS} heads; choose 1, 2, 4 or 8."
             )
-        return run_job(arguments, "muonbook.ch16.ablation_steps:take_steps")
+        return run_job(arguments, "muonbook.ch16.experiments:take_steps")
     if arguments.json is None:
         raise launch.UsageError("--measure writes a file; add --json FILE.")
     if launch.under_torchrun():

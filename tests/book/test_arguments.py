@@ -22,7 +22,6 @@ from muonbook import network_emulation
 from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
 from muonbook.ch15.worlds import survey
-from muonbook.ch16 import trillion
 from muonbook.ch18.plans import divisions
 from muonbook.planner import plan_page
 from tools import bench
@@ -70,7 +69,6 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (byte_counts, "ratios_on"),
         (byte_counts, "wire_on"),
         (survey, "survey"),
-        (trillion, "lines"),
         (plan_page, "search"),
         (plan_page, "WorldPlan"),
         (plan_page, "compared"),

@@ -1,4 +1,4 @@
-"""Chapter 16's puzzle: deal matrices out, so that the slowest rank is quick, and all ranks agree without a word.
+"""Chapter 16's puzzle: divide matrices so that the slowest rank is quick, and all ranks agree without communicating.
 
 The solution is `deal`, at the end of this file.
 """
@@ -53,8 +53,11 @@ def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
         alike = bool((rows == rows[0]).all())
         took, enough = slowest(costs, dealt), slowest(costs, balance(costs, ranks))
         complaints = [
-            unless(alike, f"for {name} the ranks disagree; a matrix would be done twice, or by nobody."),
-            unless(took <= enough, f"for {name} your slowest rank works {took:g}, and {enough:g} can be had."),
+            unless(
+                alike,
+                f"for {name} the ranks disagree, so one matrix would be orthogonalized twice and another not at all.",
+            ),
+            unless(took <= enough, f"for {name} your slowest rank works {took:g}, but {enough:g} is possible."),
         ]
         yield CaseReport(complaints, f"{took:g}")
 
@@ -64,9 +67,9 @@ PUZZLE = Puzzle(
     trial=trial,
     praise=lambda facts: f"the slowest rank of {len(MODELS)} models works {', '.join(facts[0])}, and all ranks agree.",
     hints=(
-        "Two ranks list the same matrices in different orders. What could both sort by? Costs alone will not do: "
-        "equal ones would stay in the order in which they came.",
-        "Who deals out the small ones first is left with a giant at the end. Begin with the costliest.",
+        "Two ranks list the same matrices in different orders. By what could both sort? Costs alone are not enough, "
+        "because equal costs stay in the order in which they came.",
+        "Every matrix has a number, and that number is the same on all ranks.",
         "Sort by (-cost, number). Keep a load per rank; give each matrix to the rank with the least (load, rank).",
     ),
     goal="Divide matrices among ranks so that the slowest rank is quick and all ranks agree without communicating.",
@@ -79,7 +82,7 @@ PUZZLE = Puzzle(
 
 
 def deal(costs: Mapping[int, float], ranks: int) -> dict[int, int]:
-    """Return {matrix: rank}: the costliest first, each to the rank that has least so far."""
+    """Return {matrix: rank}: the most expensive first, each to the rank that has least so far."""
     loads = [0.0] * ranks
     owner = {}
     for item in sorted(costs, key=lambda item: (-costs[item], item)):

@@ -13,7 +13,6 @@ from distmuon.launch import World
 from distmuon.optim.coefficients import quintics
 from distmuon.optim.gram import gram_iterate_
 from distmuon.optim.newton_schulz import _iterate, unit_frobenius_
-from muonbook.ch16.gram_over_tp import polynomial
 
 
 def spectra(
@@ -104,6 +103,24 @@ def gram_errors(
                 gram = gram_iterate_(narrow[None] if batched else narrow, schedule, restarts)  # overwrites it
                 errors = (float((one - wanted).norm() / exact.norm()) for one in (standard, gram, plain, wide))
                 yield FormErrors(name, (m, n), row, *errors)
+
+
+def polynomial(
+    gram: Tensor,  # R, [u, u]
+    schedule: Sequence[tuple[float, float, float]],
+) -> Tensor:  # Q, [u, u]
+    """Return what some steps in a row multiply X by, all of it made from the first step's Gram matrix."""
+    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    product = None
+    for number, (a, b, c) in enumerate(schedule, 1):
+        # a I + b R + c R^2
+        factor = a * identity + b * gram + c * (gram @ gram)
+        product = factor if product is None else product @ factor
+        if number < len(schedule):
+            # R of the next step; all are polynomials of the first, so their order does not matter
+            gram = factor @ gram @ factor
+    assert product is not None
+    return product
 
 
 def sweep(world: World, quick: bool) -> list[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""Everybody's step beside its floor: what make bench NAMES=step measures."""
+"""Every optimizer's step compared with its bare matrix products: what make bench NAMES=step measures."""

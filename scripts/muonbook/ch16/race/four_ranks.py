@@ -1,4 +1,4 @@
-"""The race: ours, torch.optim.Muon and others take the same step in turns, and the floor with them.
+"""The race: ours, torch.optim.Muon and others take the same step in turns, and so do its bare matrix products.
 
 Gradients are reduced already, and are where each entrant wants them: what is timed is the optimizer alone, from the
 momentum to new parameters and, where they are published, to all of them on every rank. The matrices are those of four
@@ -71,10 +71,10 @@ class Entrant:
 Make = Callable[[], Entrant]
 
 
-# ---- The floor --------------------------------------------------------------------------------------------
+# ---- The bare matrix products -----------------------------------------------------------------------------
 
 
-class Floor:
+class BareProducts:
     """The products of standard Newton–Schulz for this rank's part of the matrices, into memory that is there."""
 
     def __init__(self, shapes: Sequence[Shape], grid: Grid, dtype: torch.dtype) -> None:
@@ -288,7 +288,7 @@ def race(
     names: Sequence[str] = (),
     matrix_unit: bool = True,
 ) -> dict[str, Any] | None:
-    """Let all take their steps in turns; on rank 0, return each one's time over the floor's and what a rank sends.
+    """Let all take their steps in turns; on rank 0, return each one's time over the products', and what a rank sends.
 
     folder: of clones. others, compiler: see `entrants`. names: of those who run; (): everybody. matrix_unit: False
     forbids oneDNN to use the CPU's.
@@ -298,13 +298,13 @@ def race(
     make_importable(others, folder)
     grid, matrices = Grid.of(world), Matrices.of_layers(layers, width)
     dtype = fast_dtype(grid.device, torch.float32)
-    makers, floor = entrants(matrices, grid, others, compiler), Floor(matrices.shapes, grid, dtype)
+    makers, products = entrants(matrices, grid, others, compiler), BareProducts(matrices.shapes, grid, dtype)
     running = {name: makers[name]() for name in names or makers}
     eager = [name for name in running if COMPILED not in name]
     sent = {name: sent_bytes(running[name]) for name in eager}
     # torch.compile refuses to be watched; what is sent is the same
     sent |= {name: sent[name.replace(COMPILED, "")] for name in running if COMPILED in name}
-    steps = {"floor": floor.step} | {name: entrant.step for name, entrant in running.items()}
+    steps = {"products": products.step} | {name: entrant.step for name, entrant in running.items()}
 
     def before(name: str) -> None:
         if name in running:
@@ -319,16 +319,16 @@ def race(
         return None
     found = {}
     for name in running:
-        ratio = results.spread(interleaved_timing.ratios(seconds[name], seconds["floor"]))
-        ratio["of_minima"] = min(seconds[name]) / min(seconds["floor"])
+        ratio = results.spread(interleaved_timing.ratios(seconds[name], seconds["products"]))
+        ratio["of_minima"] = min(seconds[name]) / min(seconds["products"])
         found[name] = {"ratio": ratio, "sent_bytes": sum(one[name] for one in everywhere) / len(everywhere)}
     return {
         "matrices": {f"{a}x{b}": matrices.shapes.count((a, b)) for a, b in dict.fromkeys(matrices.shapes)},
         "dtype": str(dtype).removeprefix("torch."),
         "fast_bfloat16": dtype == torch.bfloat16,
         "matrix_unit": has_matrix_unit(),
-        "heaviest_over_mean": floor.heaviest_over_mean,
-        "floor_milliseconds": 1e3 * interleaved_timing.medians(seconds)["floor"],
+        "heaviest_over_mean": products.heaviest_over_mean,
+        "floor_milliseconds": 1e3 * interleaved_timing.medians(seconds)["products"],
         "entrants": found,
     }
 

@@ -1,7 +1,8 @@
-"""What chapter 16 measures: everybody's optimizer step against its floor, on one device and on four ranks.
+"""What chapter 16 measures: every optimizer's step against its bare matrix products, on one device and on four ranks.
 
-The floor is the products of standard Newton–Schulz, balanced over the ranks, and nothing else: made in the same world,
-in the same rounds. Worlds are started here, without torch; what their ranks do stands beside this module.
+The bare matrix products are those of standard Newton–Schulz, balanced over the ranks, and nothing else. They run in the
+same world and in the same rounds, and their time is `floor_milliseconds` in the results. Worlds are started here,
+without torch; what their ranks do stands beside this module.
 """
 
 from __future__ import annotations
@@ -83,14 +84,16 @@ def table(found: Mapping[str, Any]) -> str:
     if found["without_unit"] is not None:
         races["4x1 without the matrix unit"] = found["without_unit"]
     for grid, race in races.items():
-        dtype, floor = race["dtype"], race["floor_milliseconds"]
-        lines.append(f"{grid}: one step over its floor, {floor:.0f} ms of products in {dtype}; sent per rank")
+        dtype, products = race["dtype"], race["floor_milliseconds"]
+        lines.append(f"{grid}: one step over {products:.0f} ms of bare products in {dtype}; sent per rank")
         lines += [
             f"  {name:<28}{_ratio(row['ratio'])}{row['sent_bytes'] / 1e6:9.2f} MB"
             for name, row in race["entrants"].items()
         ]
         if not race["fast_bfloat16"]:
-            lines.append("  This CPU has no fast bfloat16: floor and ours are in float32, torch's and others' are not.")
+            lines.append(
+                "  This CPU has no fast bfloat16: products and ours are in float32, torch's and others' are not."
+            )
     alone = found["one_device"]
     lines.append(f"one device, {alone['threads']} threads: ours over torch.optim.Muon")
     lines += [f"  {name:<28}{_ratio(ratio)}" for name, ratio in (alone["steps"] | alone["newton_schulz"]).items()]
