@@ -130,3 +130,47 @@ def test_the_stored_race_was_run_on_three_meshes() -> None:
     for races in found["race"].values():
         assert [race["width"] for race in races] == [128, 256, 512]
         assert all(race["ratio"]["median"] < 1 for race in races)
+
+
+def printed_by(words: str) -> str:
+    """Return what the one cell with these words prints."""
+    (cell,) = [cell for cell in stored_pages.cells("17_muonw") if words in "".join(cell["source"])]
+    return "".join("".join(output.get("text", "")) for output in cell["outputs"])
+
+
+def test_torchs_collectives_are_those_counted_matrix_by_matrix() -> None:
+    square, wide, tall = map(int, re.findall(r"(\d+) collectives", printed_by("FakeStore")))
+    of_a_line = [int(count) for count in re.findall(r"(\d)$", printed_by("def counted"), re.M)]
+    assert of_a_line == [1, 1, 1, 1]
+    assert square == wide == 1 + 5 * 3
+    assert tall == 1 + 5 * 2
+    table = rows(stored_pages.printed("17_muonw", "python ../scripts/17_muonw.py --dp 4"))
+    assert 4 * (4 * square + wide + tall) == table[four_steps.TORCH][0]
+
+
+def test_the_exchange_on_the_page_is_exact_and_sends_what_the_table_counts() -> None:
+    assert printed_by("bit for bit equal").count("True") == 4
+    gather, owner = map(float, re.findall(r"0\.\d+", printed_by("gather everywhere")))
+    table = rows(stored_pages.printed("17_muonw", "python ../scripts/17_muonw.py --dp 4"))
+    assert gather == table["2 gather all at once"][1]
+    assert abs(owner - table[four_steps.OURS][1]) <= 0.006
+    assert "False" not in printed_by("WRITERS, READERS")
+    assert printed_by("WRITERS, READERS").count("True") == 5
+
+
+def test_updates_grow_towards_a_fifth_and_the_clip_ends_at_its_threshold() -> None:
+    sizes = re.findall(r"(muon|adamw) +RMS ([\d.]+)", printed_by("update_rms"))
+    muon, adamw = ([float(size) for name, size in sizes if name == which] for which in ("muon", "adamw"))
+    assert 0.1 < muon[0] < muon[-1] < 0.2 < min(adamw[:2])
+    assert max(adamw[2:]) < min(adamw[:2])
+    clipped = re.findall(r"largest logit ([\d.]+), clipped ([\d.]+)", printed_by("def largest_logits"))
+    assert [float(after) for _, after in clipped] == [30.0, 30.0]
+    assert all(float(before) > 30 for before, _ in clipped)
+
+
+def test_what_the_page_says_of_times_is_stored() -> None:
+    found = results.load("muonw")
+    times = [[1 / race["ratio"]["median"] for race in races] for races in found["race"].values()]
+    assert all(24.5 < row[0] < 33.5 and 5 < row[-1] < 7 for row in times)
+    assert [round(1 / row["blocked"]["median"]) for row in found["save"]] == [3, 15]
+    assert all(0.055 < row["observed"]["median"] < 0.095 for row in found["watch"])

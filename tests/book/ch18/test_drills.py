@@ -139,3 +139,17 @@ def test_settings_as_words_are_understood() -> None:
     words = ["--width", "16", "--save-every", "4", "--folder", "x"]
     assert words_of({"width": 16, "save_every": 4, "folder": "x"}) == words
     assert run_settings.parse("", words)[1].save_every == 4
+
+
+def test_what_the_page_says_of_all_drills_is_stored() -> None:
+    """46 of 52 end bit for bit as an undisturbed training; of the other six, three, two and one."""
+    ends = sorted(row["end"] for row in stored().values())
+    assert len(ends) == 52
+    assert ends.count("to the bit") == 46
+    others = [end for end in ends if end != "to the bit"]
+    assert (
+        others
+        == ["as it was: nothing was begun"] * 3
+        + ["one step short of it"]
+        + ["to the bit, of the same numbers of ranks"] * 2
+    )

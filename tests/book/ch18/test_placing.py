@@ -101,3 +101,18 @@ def test_no_other_interval_wastes_less() -> None:
         return cost / interval + interval / (2 * between)
 
     assert all(waste(best) <= waste(best * factor) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2))
+
+
+def test_what_the_page_says_of_plans_is_stored() -> None:
+    errors = results.load("planner")["errors"]
+    assert (errors["steps"], errors["within_25_percent"]) == (34, 30)
+    assert [f"{errors[which]:.0%}" for which in ("median", "worst")] == ["6%", "30%"]
+    sizes = {size["ranks"]: size for size in results.load("divisions")["sizes"]}
+    assert round((sizes[256]["room"] - sum(sizes[256]["held"].values())) / 1e9, 2) == 0.26
+    assert round(sizes[1024]["step_seconds"] / sizes[8192]["step_seconds"]) == 5
+    shares = [size["seconds"]["Newton–Schulz"] / size["step_seconds"] for size in sizes.values() if size["degrees"]]
+    assert 0.008 < min(shares) <= max(shares) < 0.07
+    held = [sizes[ranks]["held"]["parameters"] for ranks in (1024, 2048)]
+    assert round(held[1] / held[0], 1) == 2.0
+    assert "32 PP" in sizes[1024]["degrees"]
+    assert "16 PP" in sizes[2048]["degrees"]

@@ -38,16 +38,11 @@ def markdown(found: Mapping[str, Any]) -> str:
     return "\n".join([*head, *body, "", *(f"- {line}" for line in [*failures(found), *absent(found)])])
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
-    """Return a line for each candidate: how many of its claims it keeps, and of users' programs it runs."""
-    width = max(map(len, columns(found))) + 2
-    shown = [f"{'':{width}s}{'claims kept':>12s}{'programs':>10s}   version"]
-    for name in columns(found):
-        checks = found["candidates"][name]["checks"]
-        kinds = [[one["verdict"] for one in checks if one["check"].startswith(PROGRAM) is of] for of in (False, True)]
-        kept = [f"{some.count('passed')} of {len(some) - some.count('not claimed')}" for some in kinds]
-        shown.append(f"{name:{width}s}{kept[0]:>12s}{kept[1]:>10s}   {found['candidates'][name]['version']}".rstrip())
-    return shown
+def show(found: Mapping[str, Any]) -> None:
+    """Show the table in a notebook, folded."""
+    from IPython.display import Markdown, display
+
+    display(Markdown(f"<details><summary>Every check, and what failed</summary>\n\n{markdown(found)}\n\n</details>"))
 
 
 def failures(found: Mapping[str, Any]) -> list[str]:

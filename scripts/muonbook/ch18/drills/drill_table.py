@@ -15,6 +15,14 @@ FEW = (
 )
 
 
+def show(found: Mapping[str, Any]) -> None:
+    """Show a few drills in a notebook, and all of them folded."""
+    from IPython.display import Markdown, display
+
+    print("\n".join(few(found)))
+    display(Markdown(f"<details><summary>All of them</summary>\n\n{markdown(found)}\n\n</details>"))
+
+
 def few(found: Mapping[str, Any]) -> list[str]:
     """Return a few drills in aligned lines: what was done, when it was noticed, how many steps were lost."""
     by_name = {row["drill"]: row for row in found["drills"]}
@@ -40,4 +48,5 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     seen = row["seen"].replace("|", "\\|").replace("\n", " ").replace("/proc/", "")
-    return row["done"], seen, row["when"], str(row["lost"]), f"{row['goes_on']}: {row['end']}"
+    end = row["end"].replace("to the bit", "bit for bit")
+    return row["done"], seen, row["when"], str(row["lost"]), f"{row['goes_on']}: {end}"
