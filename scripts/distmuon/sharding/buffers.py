@@ -246,9 +246,9 @@ def _home(
     flats: Sequence[Tensor],  # each [size]
     meta: DistMeta,
 ) -> Tensor:  # [I_tp, J]
-    """Return the parameter's place in its flat storage: the same memory, but a storage and a version of its own.
+    """Return the parameter's place in its flat storage: the same memory, with a storage and a version of its own.
 
-    A plain view would not do: saving one layer would save the flat storage with it, and a write to one `.grad` would
-    count as a write to all of them.
+    A plain view would not do: saving one layer would save the flat storage with it, and a write
+    to one `.grad` would look like a write to all of them.
     """
     return torch.from_dlpack(flats[meta.buffer_idx][meta.global_range.as_slice].view(meta.shape))
