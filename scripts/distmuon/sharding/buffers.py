@@ -246,7 +246,7 @@ def _home(
     flats: Sequence[Tensor],  # each [size]
     meta: DistMeta,
 ) -> Tensor:  # [I_tp, J]
-    """Return the parameter's place in its flat storage: the same memory, with a storage and a version of its own.
+    """Return a tensor with the memory of its flat storage, but a storage and a version of its own.
 
     A plain view would not do: saving one layer would save the flat storage with it, and a write
     to one `.grad` would look like a write to all of them.
