@@ -1,5 +1,6 @@
 """What the tests of figures look at: the texts and boxes of a card, and whether its type can be read."""
 
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -15,6 +16,11 @@ def boxes(figure: Figure, start: str) -> list[Rectangle]:
     """Return what was drawn under an identifier that begins with `start`."""
     found = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     return [box for box in found if (box.get_gid() or "").startswith(start)]
+
+
+def lines(figure: Figure, gid: str) -> list[LineCollection]:
+    """Return the straight lines that were drawn under this identifier."""
+    return [line for line in figure.findobj(LineCollection) if line.get_gid() == gid]  # type: ignore[attr-defined]
 
 
 def curves(figure: Figure) -> dict[str, Line2D]:

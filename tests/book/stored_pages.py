@@ -1,4 +1,4 @@
-"""What a chapter's page shows a command to print: the answer of worlds that `make test` starts anyway.
+"""What a chapter's page shows: its cells, and what they print, which `make test` makes its worlds answer anyway.
 
 `test_a_chapter_prints_in_colab_what_it_shows` runs every chapter anew and holds each output against the stored one. A
 test that asks something of such an output reads it here, instead of starting the same worlds a second time.
@@ -7,11 +7,21 @@ test that asks something of such an output reads it here, instead of starting th
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_COMPARED = "nbval-ignore-output"
+
+
+class StoredCell(NamedTuple):
+    """A cell as it is stored. kind: "code" or "markdown"; printed: its output streams, joined."""
+
+    kind: str
+    source: str
+    printed: str
+    tags: frozenset[str]
 
 
 def printed(chapter: str, command: str) -> str:
@@ -19,17 +29,35 @@ def printed(chapter: str, command: str) -> str:
 
     Raises LookupError where no cell, or more than one, runs this command, or where nobody compares what it prints.
     """
-    found = [cell for cell in cells(chapter) if "".join(cell["source"]).strip() == f"!{command}"]
+    found = [cell for cell in cells(chapter) if cell.source.strip() == f"!{command}"]
     if len(found) != 1:
         raise LookupError(f"chapter {chapter} does not show once, to be compared, what `{command}` prints.")
-    return "".join("".join(output["text"]) for output in found[0]["outputs"])
+    return found[0].printed
 
 
-def cells(chapter: str) -> list[dict[str, Any]]:
+def cell_with(chapter: str, words: str) -> StoredCell:
+    """Return the code cell of notebooks/`chapter`.ipynb with these words in it; LookupError if it is not one."""
+    found = [cell for cell in every_cell(chapter) if cell.kind == "code" and words in cell.source]
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} cells of chapter {chapter} have {words!r} in them, not one.")
+    return found[0]
+
+
+def cells(chapter: str) -> list[StoredCell]:
     """Return the cells of notebooks/`chapter`.ipynb whose outputs are compared."""
-    return [cell for cell in every_cell(chapter) if NOT_COMPARED not in cell["metadata"].get("tags", [])]
+    return [cell for cell in every_cell(chapter) if NOT_COMPARED not in cell.tags]
 
 
-def every_cell(chapter: str) -> list[dict[str, Any]]:
+@cache
+def every_cell(chapter: str) -> tuple[StoredCell, ...]:
     """Return the cells of notebooks/`chapter`.ipynb."""
-    return json.loads((ROOT / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8"))["cells"]
+    stored = json.loads((ROOT / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return tuple(
+        StoredCell(
+            cell["cell_type"],
+            "".join(cell["source"]),
+            "".join("".join(output.get("text", "")) for output in cell.get("outputs", ())),
+            frozenset(cell["metadata"].get("tags", ())),
+        )
+        for cell in stored
+    )

@@ -41,12 +41,3 @@ def growth(model: str, tp: int, ranks: Sequence[int]) -> dict[str, dict[int, Add
             whole = sum(adamw.values())
             found[algorithm.title][dp] = Added(*((mine[group] - adamw[group]) / whole for group in ("dp", "tp")))
     return found
-
-
-def beyond_adamw(models: Sequence[str], ranks: int) -> dict[str, dict[str, float]]:
-    """Return {model: {algorithm: what Muon sends beyond ZeRO-1 AdamW, in % of it}} without TP, as `growth`."""
-    found = {}
-    for model in models:
-        added = growth(model, 1, [ranks])
-        found[find_shape(model).title] = {name: round(100 * of[ranks].dp, 2) for name, of in added.items()}
-    return found

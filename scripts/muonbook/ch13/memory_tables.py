@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distmuon.sharding.layout import ITEM_BYTES
-from distmuon.verify.model_states import STATE
-from muonbook.ch13.contenders import CONTENDERS, ZERO1
+from muonbook.ch13.contenders import ZERO1
 from muonbook.ch13.meta_device import weigh_worst_moves
 from muonbook.ch13.shapes import FILM
 from muonbook.ch13.step_memory import PASSES
@@ -75,27 +74,7 @@ def _share_of_shape(shape: Workload) -> float:
     return states["momentum"] / (states["momentum"] + states["exp_avg"])
 
 
-def kept_bars(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return {title: {kind: bytes kept on rank 0}}, of {contender: row}."""
-    bars: dict[str, dict[str, int]] = {}
-    for name, row in rows.items():
-        kept = dict(row["kept"])
-        state = sum(kept.pop(kind) for kind in STATE)
-        masters = kept.pop("masters")
-        bars[CONTENDERS[name].title] = {**kept, "state": state, "masters": masters}
-    return bars
-
-
 # ---- What a step takes ------------------------------------------------------------------------------------
-
-
-def slack(found: Found) -> dict[str, tuple[float, float]]:
-    """Return {contender: (least, largest) bound / measured} of every Muon's update that has a bound, over all rows."""
-    ratios: dict[str, list[float]] = {}
-    for row in [*found["rows"], *found["one_bucket"].values(), *found["batches"]]:
-        if row["kept"]["momentum"] and row["bound"]:
-            ratios.setdefault(row["contender"], []).append(row["bound"] / row["transient"])
-    return {name: (min(each), max(each)) for name, each in ratios.items()}
 
 
 def on_nccl(stage: str) -> bool:
@@ -116,19 +95,6 @@ def peaks_of_batches(found: Found) -> dict[int, dict[str, StepPeaks]]:
         both = StepPeaks(RankPeak(kept, passes), RankPeak(kept, update))
         peaks.setdefault(row["tokens_per_rank"], {})[titles[name]] = both
     return peaks
-
-
-def peak_lines(worlds: Mapping[str, Mapping[str, StepPeaks]], unit: float) -> list[str]:
-    """Return the peak of a whole step in every world: AdamW's, then how far from it Muon's is, layout by layout.
-
-    worlds: title -> peaks of its steps. unit: bytes, of which numbers are multiples.
-    """
-    lines = ["AdamW  " + "".join(f"{title:>{_wide(title)}}" for title in PLANNED)]
-    for name, peaks in worlds.items():
-        adamw = peaks["AdamW"].highest.top
-        over = "".join(f"{(peaks[title].highest.top - adamw) / unit:>+{_wide(title)}.1f}" for title in PLANNED)
-        lines.append(f"{adamw / unit:>5.1f}  {over}  {name}")
-    return lines
 
 
 # ---- Planned models ---------------------------------------------------------------------------------------
@@ -219,8 +185,3 @@ def planned_peaks(model: Shape, degrees: Degrees) -> dict[str, StepPeaks]:
         moves = RankPeak(float(part.kept[part.dp_rank]), float(part.moves))
         found[column] = StepPeaks(RankPeak(moves.kept if moves.top > most + passes else most, passes), moves)
     return found
-
-
-def _wide(title: str) -> int:
-    """Return how wide a column of numbers below this title is."""
-    return max(12, len(title) + 2)

@@ -177,15 +177,6 @@ def by_rank(found: Mapping[str, Any]) -> dict[str, float]:
     return {**ratios, "all four": sum(muon) / sum(adamw), "all four, less waiting": sending[MUON] / sending[ADAMW]}
 
 
-def whole_steps() -> dict[str, dict[str, float]]:
-    """Return {grid: {algorithm: Muon / AdamW}}, of the bytes of a whole step of the report's model, both on ZeRO-1."""
-    titles = {"gather_all": "flat", "gather_cut": "flat + cut", "owner": "owner"}
-    return {
-        f"{dp} DP × {tp} TP": {title: reported.over_adamw(dp, tp, name) for name, title in titles.items()}
-        for dp, tp in (ADAMWS_GRID, GRID)
-    }
-
-
 # ---- The frames -------------------------------------------------------------------------------------------
 
 

@@ -104,7 +104,7 @@ def test_the_lines_that_the_reader_may_change_do_what_the_answer_says(
 
 
 def cells(kind: str) -> list[str]:
-    return ["".join(c["source"]) for c in stored_pages.every_cell("00_one_page") if c["cell_type"] == kind]
+    return [cell.source for cell in stored_pages.every_cell("00_one_page") if cell.kind == kind]
 
 
 def played() -> str:

@@ -96,11 +96,7 @@ def test_the_gradients_are_those_of_the_step_that_follows() -> None:
 
 def cell(beginning: str) -> str:
     """Return the code cell of the page that begins so, or with a comment and then so."""
-    (found,) = (
-        "".join(c["source"]) for c in stored_pages.every_cell("01_why_orthogonalize")
-        if c["cell_type"] == "code" and beginning in "".join(c["source"])
-    )  # fmt: skip
-    return found
+    return stored_pages.cell_with("01_why_orthogonalize", beginning).source
 
 
 @pytest.fixture(scope="module")

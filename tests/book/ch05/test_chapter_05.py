@@ -169,13 +169,13 @@ def test_the_worker_offers_the_mistakes_that_there_are() -> None:
 
 
 def page() -> str:
-    return "\n".join("".join(cell["source"]) for cell in stored_pages.every_cell(CHAPTER))
+    return "\n".join(cell.source for cell in stored_pages.every_cell(CHAPTER))
 
 
 def printed_by(begins: str) -> list[str]:
     """Return the lines that are stored below the cell with this line in it."""
-    (cell,) = [cell for cell in stored_pages.cells(CHAPTER) if begins in "".join(cell["source"]).splitlines()]
-    return "".join("".join(output["text"]) for output in cell["outputs"]).splitlines()
+    (cell,) = [cell for cell in stored_pages.cells(CHAPTER) if begins in cell.source.splitlines()]
+    return cell.printed.splitlines()
 
 
 def test_ranks_of_the_readers_own_file_read_what_rank_0_wrote() -> None:
@@ -185,8 +185,7 @@ def test_ranks_of_the_readers_own_file_read_what_rank_0_wrote() -> None:
 
 
 def test_everything_that_the_page_compares_is_equal() -> None:
-    cells = [cell for cell in stored_pages.cells(CHAPTER) if cell["cell_type"] == "code"]
-    output = "".join("".join(out.get("text", "")) for cell in cells for out in cell["outputs"])
+    output = "".join(cell.printed for cell in stored_pages.cells(CHAPTER))
     assert re.findall(r"\b(?:True|False)$", output, re.MULTILINE) == ["True"] * (5 + 1 + 1 + 1 + 6)
     assert "equals all_reduce on every rank: True." in output
 

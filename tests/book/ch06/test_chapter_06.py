@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stored_pages
 import torch
 import worlds
 
@@ -16,7 +17,7 @@ from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.verify import model_states
 from muonbook.ch06 import data_parallel, figures, small_puzzles
 
-NOTEBOOK = worlds.ROOT / "notebooks" / "06_zero1.ipynb"
+PAGE = stored_pages.every_cell("06_zero1")
 WORKER = str(worlds.ROOT / "scripts" / "06_zero1.py")
 
 
@@ -66,8 +67,7 @@ def test_all_that_the_variants_keep_and_send_is_predicted(tmp_path: Path) -> Non
 def sent_by_stage() -> Callable[..., dict[str, float]]:
     """Return the function with which the chapter's reader computes what each stage sends."""
     space: dict[str, Any] = {}
-    (cell,) = (source for _, source, _ in cells() if source.startswith("def sent_by_stage"))
-    exec(cell.partition("\n\n\n")[0], space)
+    exec(stored_pages.cell_with("06_zero1", "def sent_by_stage").source.partition("\n\n\n")[0], space)
     return space["sent_by_stage"]
 
 
@@ -75,13 +75,6 @@ def test_the_stages_keep_what_the_puzzle_asks_for() -> None:
     for D in (4, 64):
         kept = [sum(row.values()) for row in figures.kept_by_stage(D).values()]
         assert kept == [small_puzzles.kept_bytes(stage, D) for stage in range(4)]
-
-
-def cells() -> list[tuple[str, str, str]]:
-    """Return (type, source, what it printed) of the chapter's cells."""
-    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    printed = ["".join("".join(output.get("text", "")) for output in cell.get("outputs", ())) for cell in found]
-    return [(cell["cell_type"], "".join(cell["source"]), text) for cell, text in zip(found, printed, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +91,12 @@ def cells() -> list[tuple[str, str, str]]:
     ],
 )
 def test_numbers_of_the_prose_are_printed(said: str, printed: str) -> None:
-    kinds = cells()
-    assert any(said in source for kind, source, _ in kinds if kind == "markdown")
-    assert any(printed in text for *_, text in kinds)
+    assert any(said in cell.source for cell in PAGE if cell.kind == "markdown")
+    assert any(printed in cell.printed for cell in PAGE)
 
 
 def test_whatever_the_chapter_compares_is_equal() -> None:
-    lines = [line for *_, text in cells() for line in text.splitlines()]
+    lines = [line for cell in PAGE for line in cell.printed.splitlines()]
     compared = [
         line for line in lines if "bit for bit" in line or "bitwise" in line or "= gradient of the batch" in line
     ]

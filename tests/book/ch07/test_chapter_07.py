@@ -1,6 +1,5 @@
 """Chapter 7's worker: every rank draws the same map, and what it prints is what the map says."""
 
-import json
 import subprocess
 import sys
 from collections import Counter
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stored_pages
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
@@ -18,6 +18,7 @@ from muonbook.ch07.experiments import MODEL
 from muonbook.figures import player, style
 
 ROOT = Path(__file__).resolve().parents[3]
+PAGE = stored_pages.every_cell("07_virtual_map")
 WORKER = ROOT / "scripts" / "07_virtual_map.py"
 
 
@@ -51,20 +52,13 @@ def test_a_bucket_of_nothing_is_refused() -> None:
     assert done.stderr == "error: --bucket-size 0: must be from 1 to 1,000,000,000.\n"
 
 
-def cells() -> list[tuple[str, str, str]]:
-    """Return (type, source, what it printed) of the chapter's cells."""
-    found = json.loads((ROOT / "notebooks" / "07_virtual_map.ipynb").read_text(encoding="utf-8"))["cells"]
-    printed = ["".join("".join(output.get("text", "")) for output in cell.get("outputs", ())) for cell in found]
-    return [(cell["cell_type"], "".join(cell["source"]), text) for cell, text in zip(found, printed, strict=True)]
-
-
 @pytest.fixture(scope="module")
 def visible() -> dict[str, Any]:
     """The functions that the chapter's reader writes."""
     space: dict[str, Any] = {"prod": prod}
-    for kind, source, _ in cells():
-        for part in source.split("\n\n\n"):
-            if kind == "code" and part.startswith("def ") and not part.startswith("def fetch"):
+    for cell in PAGE:
+        for part in cell.source.split("\n\n\n"):
+            if cell.kind == "code" and part.startswith("def ") and not part.startswith("def fetch"):
                 exec(part, space)
     return space
 
@@ -110,13 +104,12 @@ def test_with_32_ranks_a_shard_is_shorter_than_the_smallest_matrix(visible: dict
     ],
 )
 def test_what_the_prose_says_is_printed(said: str, printed: str) -> None:
-    kinds = cells()
-    assert any(said in source for kind, source, _ in kinds if kind == "markdown")
-    assert any(printed in text for *_, text in kinds)
+    assert any(said in cell.source for cell in PAGE if cell.kind == "markdown")
+    assert any(printed in cell.printed for cell in PAGE)
 
 
 def test_matrices_of_the_page_are_whole_again() -> None:
-    printed = [line for *_, text in cells() for line in text.splitlines() if "whole again" in line]
+    printed = [line for cell in PAGE for line in cell.printed.splitlines() if "whole again" in line]
     assert printed == ["W1 is whole again: True", "W2 is whole again: True"]
 
 

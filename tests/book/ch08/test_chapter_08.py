@@ -101,10 +101,10 @@ def test_shards_put_together_are_the_padded_bucket() -> None:
 # ---- What stands on the page ------------------------------------------------------------------------------
 
 CODE = [
-    ("".join(cell["source"]), "".join("".join(output.get("text", "")) for output in cell["outputs"]))
+    (cell.source, cell.printed)
     for cell in stored_pages.cells("08_muon_over_dp")
-    if cell["cell_type"] == "code" and not cell["metadata"].get("tags")
-]  # (source, what it printed) of every cell that a reader sees
+    if cell.kind == "code" and not cell.tags
+]  # of every cell that a reader sees
 
 
 def shown(words: str) -> tuple[str, str]:

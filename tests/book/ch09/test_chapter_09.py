@@ -102,7 +102,7 @@ def test_more_tp_ranks_share_momentum_but_not_newton_schulz() -> None:
 
 
 def test_the_page_has_the_numbers_of_the_picture() -> None:
-    sources = ["".join(cell["source"]) for cell in stored_pages.every_cell("09_tensor_parallel")]
+    sources = [cell.source for cell in stored_pages.every_cell("09_tensor_parallel")]
     written = [
         re.findall(rf"^{name} = torch.tensor\((.*?)\)", "\n".join(sources), re.M) for name in ("X", "W1", "W2", "dY")
     ]

@@ -66,8 +66,7 @@ def test_what_is_not_rounded_is_held_a_thousand_times_tighter(trial: dict[str, A
 
 
 def test_the_page_shows_a_line_for_every_mistake(trial: dict[str, Any]) -> None:
-    (cell,) = (cell for cell in stored_pages.every_cell("11_bug_museum") if "--mutants" in "".join(cell["source"]))
-    shown = "".join("".join(output["text"]) for output in cell["outputs"]).splitlines()
+    shown = stored_pages.cell_with("11_bug_museum", "--mutants").printed.splitlines()
     first, *lines = table(trial["verdicts"])
     assert shown[1] == first
     assert [line[:34] for line in shown[2:-1]] == [line[:34] for line in lines]

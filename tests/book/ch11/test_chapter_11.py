@@ -14,7 +14,7 @@ from muonbook.ch11.experiments import SCENARIOS
 from muonbook.ch11.museum import EXHIBITS
 
 WORKER = str(worlds.ROOT / "scripts" / "11_bug_museum.py")
-PAGE = ["".join(cell["source"]) for cell in stored_pages.every_cell("11_bug_museum")]
+PAGE = [cell.source for cell in stored_pages.every_cell("11_bug_museum")]
 
 
 def test_the_table_counts_the_alarms_that_the_museum_names() -> None:

@@ -288,16 +288,14 @@ def page() -> dict[str, Any]:
               "class BackwardSender")  # fmt: skip
     found: dict[str, Any] = {}
     for cell in stored_pages.every_cell("14_traces"):
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "code" and source.startswith(wanted):
-            exec(source.partition("\n\n\nfor title,")[0], found)
+        if cell.kind == "code" and cell.source.startswith(wanted):
+            exec(cell.source.partition("\n\n\nfor title,")[0], found)
     return found
 
 
 def shown(beginning: str) -> list[str]:
     """Return the lines that the page's cell with this line of code prints."""
-    (cell,) = (c for c in stored_pages.cells("14_traces") if beginning in "".join(c["source"]))
-    return "".join("".join(output["text"]) for output in cell["outputs"]).splitlines()
+    return stored_pages.cell_with("14_traces", beginning).printed.splitlines()
 
 
 class Noting:

@@ -141,7 +141,7 @@ def test_what_the_page_says_of_the_70b_on_1024_ranks_is_planned() -> None:
 
 @pytest.mark.parametrize(("grid", "times"), [((128, 8), ["188", "11"]), ((1024, 1), ["181", "4"])])
 def test_the_page_s_own_count_of_repeats_is_the_planner_s(grid: tuple[int, int], times: list[str]) -> None:
-    page = ["".join(cell["source"]) for cell in stored_pages.cells("15_regimes")]
+    page = [cell.source for cell in stored_pages.cells("15_regimes")]
     names: dict[str, Any] = {"plans": experiments.planned("llama3_70b", *grid, 1 << 23)}
     for start in ("import torch", "# Edit: the matrices", "D, T = 128, 8"):
         (source,) = (each for each in page if each.startswith(start))

@@ -77,8 +77,7 @@ def test_every_spectrum_is_safe_in_the_stored_sweep() -> None:
 
 def said() -> str:
     """Return all that the chapter's cells print."""
-    outputs = [output for cell in stored_pages.cells("16_owner") for output in cell.get("outputs", [])]
-    return "".join("".join(output.get("text", "")) for output in outputs)
+    return "".join(cell.printed for cell in stored_pages.cells("16_owner"))
 
 
 def test_each_toy_is_what_the_engine_does() -> None:

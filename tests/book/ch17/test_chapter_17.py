@@ -79,8 +79,7 @@ def test_on_other_meshes_ours_makes_two_collectives_too(mesh: str) -> None:
 
 def test_a_training_goes_on_on_another_mesh_and_a_damaged_checkpoint_is_refused() -> None:
     """The page damages a byte between the last two commands."""
-    cells = [cell for cell in stored_pages.cells("17_muonw") if "--train 12" in "".join(cell["source"])]
-    whole, resumed, refused = ("".join("".join(output["text"]) for output in cell["outputs"]) for cell in cells)
+    whole, resumed, refused = (cell.printed for cell in stored_pages.cells("17_muonw") if "--train 12" in cell.source)
     assert "step   6   loaded; whole tensors as they were, bit for bit: True" in resumed
     assert resumed.splitlines()[-1] == whole.splitlines()[-1]
     assert "is damaged: it is not what its sha256 says" in refused
@@ -134,8 +133,7 @@ def test_the_stored_race_was_run_on_three_meshes() -> None:
 
 def printed_by(words: str) -> str:
     """Return what the one cell with these words prints."""
-    (cell,) = [cell for cell in stored_pages.cells("17_muonw") if words in "".join(cell["source"])]
-    return "".join("".join(output.get("text", "")) for output in cell["outputs"])
+    return stored_pages.cell_with("17_muonw", words).printed
 
 
 def test_torchs_collectives_are_those_counted_matrix_by_matrix() -> None:

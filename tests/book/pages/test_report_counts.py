@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-from figure_helpers import assert_readable, boxes, texts
-from matplotlib.collections import LineCollection
+from figure_helpers import assert_readable, boxes, lines, texts
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from muonbook.figures import player, style
-from muonbook.measure import results
+from muonbook.measure import reported, results
 from tools.pages import report_counts
 
 
@@ -77,10 +75,7 @@ def test_which_rank_one_asks_decides_the_ratio_of_one_and_the_same_run() -> None
 
 
 def test_a_whole_step_of_the_reports_model_is_never_cheaper_than_adamws() -> None:
-    for shares in report_counts.whole_steps().values():
-        assert shares["flat"] > shares["flat + cut"] >= 0.999
-        assert shares["owner"] >= 0.999
-
-
-def lines(figure: Figure, gid: str) -> list[LineCollection]:
-    return [line for line in figure.findobj(LineCollection) if line.get_gid() == gid]  # type: ignore[attr-defined]
+    for dp, tp in (report_counts.ADAMWS_GRID, report_counts.GRID):
+        flat, cut, owner = (reported.over_adamw(dp, tp, name) for name in ("gather_all", "gather_cut", "owner"))
+        assert flat > cut >= 0.999
+        assert owner >= 0.999
