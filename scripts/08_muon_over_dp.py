@@ -45,12 +45,14 @@ def main():
         raise launch.UsageError("--dp 1: one rank has nothing to gather; choose 2 or more.")
     check_json(arguments)
     if arguments.follow:
-        return run_job(arguments, "muonbook.ch08.experiments:follow", (), "follow")
+        return run_job(arguments, "muonbook.ch08.experiments:follow", report="report_follow")
     if arguments.ways or arguments.time:
-        return run_job(arguments, "muonbook.ch08.experiments:gather", (arguments.time,), "gather", arguments.time)
+        return run_job(
+            arguments, "muonbook.ch08.experiments:gather", (arguments.time,), arguments.time, report="report_gather"
+        )
     recipe = recipe_of(arguments).shared_by(arguments.dp).check(arguments.dp, arguments.tp)
     judged_by = recipe, arguments.dp, arguments.threads
-    return run_job(arguments, "muonbook.ch08.experiments:train", (recipe,), "train", *judged_by)
+    return run_job(arguments, "muonbook.ch08.experiments:train", (recipe,), *judged_by, report="report_train")
 
 
 if __name__ == "__main__":

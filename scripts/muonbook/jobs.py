@@ -22,16 +22,19 @@ HERE = (
 READY = "Ready: "  # begins the line of a chapter's first cell, about the machine as well
 
 
-def run_job(arguments: argparse.Namespace, work: str, given: Sequence[Any] = (), *more: Any) -> int:
+def run_job(
+    arguments: argparse.Namespace, work: str, given: Sequence[Any] = (), *more: Any, report: str = "report"
+) -> int:
     """Run a job on the ranks that `arguments` describe, tell of it, and return the worker's exit code.
 
     work: names the function `(world, *given)` that every rank runs, "package.module:function". What rank 0 returns is
         found; None where there is nothing to tell: under torchrun, rank 0 alone goes on.
-    Beside it stands `report(found, *more)`, which prints, and returns whether all is well, and what --json is to hold
-        or None. Named, not imported: this process answers wrong arguments, and needs torch only where it is the rank.
+    report: names a function `(found, *more)` of the same module, which prints, and returns whether all is well, and
+        what --json is to hold or None.
+    Both are named, not imported: this process answers wrong arguments, and needs torch only where it is the rank.
     """
-    report = f"{work.partition(':')[0]}:report"
-    (told,) = launch.run(work, given, on_rank0_result=(report, more), **launch.options(arguments))
+    beside = f"{work.partition(':')[0]}:{report}"
+    (told,) = launch.run(work, given, on_rank0_result=(beside, more), **launch.options(arguments))
     if told is None:
         return 0
     well, result = told

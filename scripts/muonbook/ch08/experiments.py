@@ -153,11 +153,3 @@ def report_gather(ranks: list[dict[str, coalescing.Found | None]], timed: bool) 
     print(f"All ways gave the same {len(MANY)} matrices, bit for bit: {right}.")
     print(f"Ledger and torch count the same bytes: {same}.")
     return right and same, None
-
-
-REPORTS: dict[str, Any] = {"follow": report_follow, "train": report_train, "gather": report_gather}
-
-
-def report(result: Any, job: str, *more: Any) -> tuple[bool, Any]:
-    """Print what came of the job of this name."""
-    return REPORTS[job](result, *more)
