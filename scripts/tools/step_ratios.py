@@ -12,7 +12,7 @@ from muonbook.measure.workload import TIMED
 
 RANKS = 4  # DP, T = 1
 SEQUENCES = (1, 4, 16)  # per rank and step, of 64 tokens
-TIMED_TOO = ("muon", "muon_flat", "muon_cut", "muon_owner")  # beside "zero1"
+TIMED_TOO = ("muon", "muon_cut", "muon_owner")  # beside "zero1"
 RACE = "tools.asynchronous_adamw:race"
 
 
@@ -46,8 +46,8 @@ def asynchronous(rounds):
 def measure(quick):
     """Return everything that book/results/step_ratios.json holds."""
     place = {"dp": RANKS, "tp": 1, "dtype": TIMED.dtype, "width": TIMED.width, "layers": TIMED.layers}
-    rows = by_tokens(2, SEQUENCES[:1]) if quick else by_tokens(8)
-    return {"world": place, "by_tokens": rows, "asynchronous_adamw": asynchronous(4 if quick else 40)}
+    rows = by_tokens(2, SEQUENCES[:1]) if quick else by_tokens(24)
+    return {"world": place, "by_tokens": rows, "asynchronous_adamw": asynchronous(4 if quick else 100)}
 
 
 def main():
