@@ -171,7 +171,7 @@ def main():
     bytes_ = found["reported_bytes"]
     print(f"the report's two sides in bytes: {bytes_['over']:.2f}; whole steps: {bytes_['whole_step']}")
     for way, factors in found["projection"].items():
-        if way not in ("parts", "bytes_per_second"):
+        if way not in ("parts", "gigabytes_per_second"):
             near, far = (factors[factor]["over_adamw"] for factor in ("x1", "x3"))
             print(f"the report's projection, {way}: Muon / AdamW {near:.2f}, with links three times slower {far:.2f}")
     for data, ratio in found["tutorial_time"].items():

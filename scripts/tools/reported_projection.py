@@ -26,7 +26,7 @@ GRIDS = {"muon": (2, 2), "adamw": (4, 1), "adamw_same_grid": (2, 2)}  # DP, TP
 
 
 def projection() -> dict[str, Any]:
-    """Return {"parts": what the report adds up, "bytes_per_second": of a link, way: {"x1", "x3": times and ratios}}."""
+    """Return {"parts": what the report adds up, "gigabytes_per_second": of a link, way: {"x1", "x3": times and ratios}}."""
     found = results.load("report_traces")
     runs = {each["run"]: each for each in found["runs"]}
     means = {name: runs[run] for name, run in RUNS.items()}
@@ -57,7 +57,7 @@ def projection() -> dict[str, Any]:
         }
         for way, names in ((printed, RUNS), (once, RUNS), (whole, GRIDS), (nodes, GRIDS))
     }
-    return {"parts": parts, "bytes_per_second": rate, **ways}
+    return {"parts": parts, "gigabytes_per_second": rate / 1e9, **ways}
 
 
 def printed_parts(rank: dict[str, Any]) -> dict[str, float]:
