@@ -26,7 +26,7 @@ GRIDS = {"muon": (2, 2), "adamw": (4, 1), "adamw_same_grid": (2, 2)}  # DP, TP
 
 
 def projection() -> dict[str, Any]:
-    """Return {"parts": what the report adds up, "gigabytes_per_second": of a link, way: {"x1", "x3": times and ratios}}."""
+    """Return "parts", what the report adds up; "gigabytes_per_second" of a link; and per way its times and ratios."""
     found = results.load("report_traces")
     runs = {each["run"]: each for each in found["runs"]}
     means = {name: runs[run] for name, run in RUNS.items()}
