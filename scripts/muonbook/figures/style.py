@@ -1,4 +1,6 @@
-"""What all pictures share: a light card of their own, one palette, type for a phone. The only place that knows them.
+"""What all pictures share: a card of their own, one palette, type for a phone. The only place that knows them.
+
+Cards are drawn light; in dark mode the book turns them over (book.css), which keeps every hue.
 
 One colour per DP rank, one hatch per TP rank, one grey for padding, one colour and dash per optimizer, and per
 algorithm of Muon's, in every chapter. Figures are plain `Figure` objects, without pyplot: nothing needs a screen or
