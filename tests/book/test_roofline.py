@@ -102,6 +102,10 @@ def test_the_block_on_the_page_is_the_formula() -> None:
 
 
 def test_what_the_page_says_in_numbers_follows_from_its_assumptions() -> None:
+    _, many = PRESETS["1t"]
+    attention = sum(matrices.number for matrices in many.stage(many.parts[0]))
+    assert f"{attention} attention matrices and {many.dp} DP ranks" in PAGE
+    assert f"{many.dp - attention} ranks hold nothing but padding" in PAGE
     memory = 3.35e12
     assert "989 / 3.35 = 295" in PAGE
     assert round(PEAK_FLOPS / memory) == 295
