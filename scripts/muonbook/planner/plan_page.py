@@ -197,8 +197,8 @@ def comparison_lines(found: Collection[Compared]) -> list[str]:
     return [
         _place(first),
         _batch(first),
-        f"{'':14}step / AdamW's   seconds   Newton–Schulz   a matrix is done on   worst rank of {room}",
-        *(f"  {each.algorithm.title:<12}{_stands(each)}" for each in found),
+        f"{'':22}step / AdamW's   seconds   Newton–Schulz   a matrix is done on   worst rank of {room}",
+        *(f"  {each.algorithm.title:<20}{_stands(each)}" for each in found),
     ]
 
 
