@@ -2,7 +2,7 @@
    order, and a test holds the two equal. Nothing is sent anywhere, and without JavaScript the page has its tables. */
 "use strict";
 
-const ROOFLINE_LAYOUTS = { gather_all: "gather all, flat, on ZeRO-1", owner: "owner, on ZeRO-1", muonw: "MuonW, on FSDP2" };
+const ROOFLINE_LAYOUTS = { gather_all: "gather all, flat", owner: "owner", muonw: "MuonW" };
 
 /* The most elements and the most FLOPs of an owner: the costliest matrices first, each to the rank with least to do. */
 function rooflineDeal(matrices, ranks) {
