@@ -28,11 +28,11 @@ def draw_boxes(written: Sequence[Rows], wanted: Sequence[Rows]) -> tuple[Figure,
             box(axes, MARGIN + unit * begin, top + 20, unit * (end - begin), HIGH, dp_colour(writer), ec="none")
         for rank, (begin, end) in enumerate(ranks):
             box(axes, MARGIN + unit * begin, top + 20, unit * (end - begin), HIGH, "none", ec=INK, lw=1.4)
-            put(axes, MARGIN + unit * (begin + end) / 2, top + 22 + HIGH, f"rank {rank}", "center", size=8.5)
+            put(axes, MARGIN + unit * (begin + end) / 2, top + 22 + HIGH, str(rank), "center", color=MUTED)
 
     def paint(axes: Axes, top: float) -> None:
-        strip(axes, top, f"{len(written)} ranks write, a box each", written)
-        strip(axes, top + BETWEEN + 10, f"{len(wanted)} ranks read: what each needs of whose box", wanted)
+        strip(axes, top, f"{len(written)} ranks write, a box each; below is their number", written)
+        strip(axes, top + BETWEEN + 10, f"{len(wanted)} ranks read what they need of these boxes", wanted)
 
     opened = [sum(begin < end_w and begin_w < end for begin_w, end_w in written) for begin, end in wanted]
     alt = (

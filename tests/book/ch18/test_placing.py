@@ -10,7 +10,7 @@ import pytest
 
 from muonbook.ch18 import moving_machines, small_puzzles
 from muonbook.ch18.moving_machines import DIES_IN, SAVE_EVERY, STEPS, frames_of_a_loss
-from muonbook.ch18.plans import divisions
+from muonbook.ch18 import divisions
 from muonbook.ch18.plans.moving_plans import PARTS, by_part, frames_of_sizes
 from muonbook.figures import player
 from muonbook.measure import results
