@@ -27,7 +27,9 @@ PARTS = {  # of a step's time -> what their names begin with
     "Newton–Schulz": ("Newton–Schulz",),
 }
 ABOVE, BETWEEN = 64.0, 28.0  # the bars
-COMMAND = re.compile(r"^```sh\n(python scripts/plan\.py .*)\n```\n\n```\{literalinclude\} figures/(\w+\.txt)$", re.MULTILINE)
+COMMAND = re.compile(
+    r"^```sh\n(python scripts/plan\.py .*)\n```\n\n```\{literalinclude\} figures/(\w+\.txt)$", re.MULTILINE
+)
 
 
 def printed(root: Path) -> dict[str, str]:
