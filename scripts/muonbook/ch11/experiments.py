@@ -84,7 +84,7 @@ def gradients(scenario: Scenario, step: int, dp_rank: int, micro: int) -> dict[s
     return {n: torch.randn(shape, generator=generator) * scenario.scale for n, (shape, _) in SHAPES.items()}
 
 
-def muon_groups(scenario: Scenario, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
+def muon_groups(scenario: Scenario, parameters: Mapping[str, nn.Parameter] | nn.ParameterDict) -> list[dict[str, Any]]:
     """Return the scenario's groups of named parameters, each with a tenth of the learning rate of the one before."""
     groups: list[dict[str, Any]] = [{"params": [(k, parameters[k]) for k in keys]} for keys in scenario.groups]
     for place, group in enumerate(groups):
