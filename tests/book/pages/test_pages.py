@@ -20,8 +20,9 @@ ROOT = Path(__file__).resolve().parents[3]
 STORED = ROOT / "book" / "figures"
 WRITTEN = {
     *("seven_cuts.html", "report_counts.html", "nine_moves.html", "nine_moves.svg", "puzzles.md", "cheat_sheet.md"),
-    *("roofline_links.md", "roofline_models.md", "roofline_calculator.md", "roofline_published.md"),
+    *("roofline_links.md", "roofline_models.md", "roofline_calculator.md", "planner_published.md"),
     *("schedules.md", "race_variants.md", "gram_on_a_gpu.md", "variant_costs.md"),
+    *("planner_one.txt", "planner_divisions.txt", "planner_layouts.txt", "plans.html"),
 }
 
 
