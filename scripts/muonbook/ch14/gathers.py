@@ -10,7 +10,7 @@ from muonbook.measure import results
 from muonbook.measure.coalescing import compare_blocks, compare_shards
 
 MATRICES = 12
-WIDTHS = (32, 64, 128, 256, 512, 1024, 2048)
+WIDTHS = (32, 64, 128, 256, 512, 1024)  # the last bucket has 25 MB, as large as they are in practice
 CUTS = {"rows": 0, "columns": 1}  # dimension that is cut over TP
 
 
