@@ -136,13 +136,13 @@ def measure_hiding(path, quick, threads):
 
 def measure_gathers(path, quick, threads):
     """Race one bucket against a call per matrix, over DP and over TP, and write the ratios."""
-    found = dict[str, Any]()
+    raced = dict[str, Any]()
     for dp, tp in ((2, 1), (1, 2)):
-        found |= launch.run("muonbook.ch14.gathers:race", (6 if quick else 60,), dp=dp, tp=tp, threads=threads)[0]
-    for name, ratios in found.items():
+        raced |= launch.run("muonbook.ch14.gathers:race", (6 if quick else 60,), dp=dp, tp=tp, threads=threads)[0]
+    for name, ratios in raced.items():
         told = ", ".join(f"{width} {ratio['median']:.2f}" for width, ratio in ratios.items())
         print(f"one bucket / single calls, {name:<8}{told}")
-    results.write(path, found)
+    results.write(path, {"workload": {"ranks": 2, "matrices": 12, "dtype": "bfloat16"}, "bucket_to_single": raced})
 
 
 def measure(path, quick, threads):

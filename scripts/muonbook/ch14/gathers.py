@@ -9,8 +9,8 @@ from distmuon.sharding.grid import Grid
 from muonbook.measure import results
 from muonbook.measure.coalescing import compare_blocks, compare_shards
 
-MATRICES = 12
-WIDTHS = (32, 64, 128, 256, 512, 1024)  # the last bucket has 25 MB, as large as they are in practice
+MATRICES = 12  # bf16
+WIDTHS = (32, 64, 128, 256, 512, 1024)  # the largest bucket has 25 MB
 CUTS = {"rows": 0, "columns": 1}  # dimension that is cut over TP
 
 
