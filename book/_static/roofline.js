@@ -2,7 +2,7 @@
    order, and a test holds the two equal. Nothing is sent anywhere, and without JavaScript the page has its tables. */
 "use strict";
 
-const ROOFLINE_LAYOUTS = { gather_all: "gather all, on ZeRO-1", owner: "owner, on ZeRO-1", muonw: "MuonW, on FSDP2" };
+const ROOFLINE_LAYOUTS = { gather_all: "gather all, flat", owner: "owner", muonw: "MuonW" };
 
 function rooflineStep(step) {
   const { layers, width, mlp, vocabulary, experts, active, tokens, dp, tp, pp, ep, layout } = step;

@@ -197,16 +197,16 @@ def comparison_lines(found: Collection[Compared]) -> list[str]:
     return [
         _place(first),
         _batch(first),
-        f"{'':14}step / AdamW's   seconds   Newton–Schulz   a matrix is done on   worst rank of {room}",
-        *(f"  {each.algorithm.title:<12}{_stands(each)}" for each in found),
+        f"{'':22}step / AdamW's  seconds  Newton–Schulz  a matrix done on  worst rank of {room}",
+        *(f"  {each.algorithm.title:<20}{_stands(each)}" for each in found),
     ]
 
 
 def _stands(each: Compared) -> str:
     held = in_bytes(each.muon.fullest[2]) + ("" if each.muon.fits else ": no room")
     ranks = f"{each.repeats:.3g} rank" + ("s" if round(each.repeats) > 1 else "")
-    took = f"{each.over_adamw:13.2f}x{each.muon.step_seconds:10.3g}{each.newton_schulz_share:10.0%} of it"
-    return f"{took}{ranks:>22}   {held}"
+    took = f"{each.over_adamw:13.2f}x{each.muon.step_seconds:9.3g}{each.newton_schulz_share:9.0%} of it"
+    return f"{took}{ranks:>18}  {held}"
 
 
 def _billions(number: int) -> str:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from muonbook import ways
 from muonbook.planner.fabrics import ADAPTER, NVLINK, PCIE
 from tools.pages.published import FIGURES, NOT_COMPARED
 from tools.pages.roofline import LAYOUTS, PRESETS, Step, by_layout
@@ -20,7 +21,7 @@ LINKS = {  # 10^9 bytes per second, of one GPU
 GATHERED = 100e6  # bytes
 RANKS = 8
 REACHED = 400e12  # FLOPs per second
-TITLES = {"gather_all": "gather all, on ZeRO-1", "owner": "owner, on ZeRO-1", "muonw": "MuonW, on FSDP2"}
+TITLES = {"gather_all": ways.TITLES["muon_flat"], "owner": ways.TITLES["muon_owner"], "muonw": ways.TITLES["muonw"]}
 FIELDS = {
     "layers": "layers",
     "width": "width",

@@ -325,21 +325,22 @@ def said(path: Path) -> str:
 
 
 @pytest.mark.parametrize("place", [CHAPTER, "book/index.html"])
-def test_the_dark_mode_keeps_the_cards_of_figures_light(place: str, page: Page, small: str) -> None:
+def test_the_dark_mode_turns_the_cards_of_figures_dark(place: str, page: Page, small: str) -> None:
     page.goto(small + place)
     figure = page.locator("article img").first
     assert figure.evaluate("image => image.complete && image.clientWidth") == CARD
-    modes, corners, cards = [], set(), []
+    modes, corners, cards = [], set(), {}
     for _ in range(3):
         page.locator("button.theme-switch-button").locator("visible=true").click()
         page.mouse.move(0, 0)
         mode = page.locator("html").get_attribute("data-theme")
         modes.append(mode)
         pixels = np.asarray(Image.open(BytesIO(figure.screenshot())).convert("L"))  # rows x columns, 0 is black
-        cards.append(pixels[len(pixels) // 2, 12])
+        cards[mode] = pixels[len(pixels) // 2, 12]
         corners.add((mode, bool(pixels[0, 0] < 60)))
     assert set(modes) == {"light", "dark"}
-    assert min(cards) > 240, "a card is as light as it was drawn"
+    assert cards["light"] > 240, "a card is as light as it was drawn"
+    assert cards["dark"] < 48, "and no lighter than the page, where the page is dark"
     assert corners == {("light", False), ("dark", True)}, "around its rounded corners the page shows"
 
 
