@@ -39,7 +39,7 @@ TAKES = {  # job -> its options
 HIDING, HIDING_RACE = "muonbook.ch14.hiding:compare", "muonbook.ch14.hiding:race"
 HIDING_RATES = (500.0, 1000.0, 2000.0, 4000.0, None)  # Mbit/s; None: unlimited
 BATCHED = replace(TIMED, sequences=16)  # on two ranks: passes take about as long as their gradients on the third link
-RACE, OVERHEAD = "muonbook.ch14.schedule_race:race", "muonbook.ch14.schedule_race:ledger_overhead"
+RACE = "muonbook.ch14.schedule_race:race"
 
 
 def report_steps(recorded):
@@ -169,8 +169,6 @@ def measure(path, quick, threads):
             for schedule, merged in recorded.items() if rate == RECORDED else ():
                 file = f"schedule_{schedule}{'_asleep' if asleep else ''}.json.gz"
                 trace.save(merged | results.made_by(), folder / file)
-    print("Timing the ledger ...", flush=True)
-    found["ledger_overhead"] = launch.run(OVERHEAD, (TIMED, rounds), dp=2, **options)[0]
     print("Recording a training step of AdamW and one of Muon on 2 x 2 ranks ...", flush=True)
     save_steps(launch.run(TRAIN, (recordings,), dp=2, tp=2, **options)[0], folder)
     results.write(path, found)
@@ -181,7 +179,6 @@ def measure(path, quick, threads):
         for schedule, row in race["ratio_to_synchronous"].items():
             low, high = row["quartiles"]
             print(f"  {name:<18}{schedule:<14}{row['median']:>6.2f} ({low:.2f} to {high:.2f}) x synchronous")
-    print(f"Ledger: {found['ledger_overhead']['share_of_step']:.2%} of a step. Written to {path}")
 
 
 def parse():
