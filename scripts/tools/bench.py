@@ -40,6 +40,7 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "memory": ("13_memory.py", "--measure"),
     "traces": ("14_traces.py", "--measure"),
     "hiding": ("14_traces.py", "--measure-hiding"),
+    "gathers": ("14_traces.py", "--measure-gathers"),
     "regimes": ("15_regimes.py", "--measure"),
     "worlds": ("15_regimes.py", "--worlds"),
     "step": ("16_owner.py", "--measure"),
