@@ -15,7 +15,7 @@ from muonbook.ch15.worlds.planned_steps import Grids, Step, best, seconds, squar
 from muonbook.ch15.worlds.verdicts import short, verdict
 from muonbook.measure import reported
 from muonbook.planner.algorithms import ALGORITHMS
-from muonbook.planner.choices.comparison import compared
+from muonbook.planner.choices import compared
 from muonbook.planner.cost_model import collectives_of, step_seconds
 from muonbook.planner.fabrics import CORNERS, FABRICS, PEAK_FLOPS, SOURCES, SUSTAINED
 from muonbook.planner.model_shapes import MODELS, SURVEYED
