@@ -240,7 +240,7 @@ def _foot(
 def _others(others: Sequence[_Plot], scale: _Scale) -> Block:
     """Return what stands where the next frames have a second plot: who comes there, and how to read it."""
     told = {
-        f"Next, one by one, on the same scale: {', '.join(other.name for other in others)}.": INK,
+        f"Next, one by one, on the same scale: {'; '.join(other.name for other in others)}.": INK,
         f"Upwards: what is held at one time. The scale begins at {in_bytes(scale.low)}.": MUTED,
         "To the right: operators in order, not time.": MUTED,
     }

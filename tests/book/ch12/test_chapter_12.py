@@ -58,12 +58,10 @@ def test_what_was_counted_is_what_the_formulas_say() -> None:
 
 
 def test_other_dtypes_send_what_the_formula_says_too() -> None:
-    ending = worlds.finish(WORKER, "--dtypes", "--dp", "2", "--tp", "1", "--shape", "odd")
-    assert (ending.code, ending.err) == (0, "")
-    found = re.findall(r"^ +(\d\.\d{3}) +(\d\.\d{3}) +(\d\.\d{3})  parameters \w+, ", ending.out, re.MULTILINE)
-    assert [row[:2] for row in found] == [("1.250",) * 2, ("1.333",) * 2, ("1.500",) * 2]
-    assert all(1 < float(whole) < float(formula) for formula, _, whole in found)  # what is not a matrix dilutes it
-    assert ending.out.endswith("counted = formula: True.\n")
+    rows = byte_counts.ratios_on(2, 1, "odd")
+    assert [f"{row['matrices']:.3f}" for row in rows] == ["1.250", "1.333", "1.500"]
+    assert all(row["matrices"] == pytest.approx(row["formula"], abs=1e-12) for row in rows)
+    assert all(1 < row["whole"] < row["formula"] for row in rows)  # what is not a matrix dilutes it
 
 
 def test_the_operating_system_counts_or_says_why_not() -> None:
@@ -96,7 +94,6 @@ def test_what_is_measured_is_written_or_null(tmp_path: Path, monkeypatch: pytest
         (["--shape", "round"], "--shape round is unknown; choose one of even, tall, odd."),
         (["--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
         (["--ratios", "--dp", "1"], "--ratios --dp 1: with one DP rank AdamW sends nothing"),
-        (["--dtypes", "--dp", "1"], "--dtypes --dp 1: with one DP rank AdamW sends nothing"),
         (["--hosts", "--dp", "1", "--tp", "1"], "--hosts: one rank has nobody to send to"),
         (["--hosts", "--backend", "nccl"], "--backend does nothing with --hosts"),
         (["--json", "x.json"], "--json does nothing by itself; it goes with --measure"),
