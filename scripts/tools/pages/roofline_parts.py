@@ -58,9 +58,12 @@ def models() -> str:
             ("forward and backward", *(seconds(one.pass_seconds) for one in found.values())),
             ("Newton–Schulz", *(seconds(one.newton_schulz_seconds) for one in found.values())),
             ("a rank sends with AdamW", *(in_bytes(one.adamw_bytes) for one in found.values())),
-            ("what Muon adds", *(in_bytes(one.muon_dp_bytes + one.muon_tp_bytes) for one in found.values())),
-            ("a rank keeps with AdamW", *(in_bytes(one.adamw_kept) for one in found.values())),
-            ("a rank keeps with Muon", *(in_bytes(one.muon_kept) for one in found.values())),
+            (
+                "a rank sends in addition with Muon",
+                *(in_bytes(one.muon_dp_bytes + one.muon_tp_bytes) for one in found.values()),
+            ),
+            ("states on a rank with AdamW", *(in_bytes(one.adamw_kept) for one in found.values())),
+            ("states on a rank with Muon", *(in_bytes(one.muon_kept) for one in found.values())),
             ("**Muon adds to the step**", *(f"**{100 * one.share:.2g} %**" for one in found.values())),
         ]
         parts.append(f"**{title}.** {_said(step)}\n\n{_table(('', *(TITLES[name] for name in LAYOUTS)), rows)}")
@@ -101,9 +104,10 @@ def _said(step: Step) -> str:
     mlp = f", MLPs of width {step.mlp:,}" * (step.experts == 1)
     grid = f"D = {step.dp}, T = {step.tp}" + f", {step.pp} pipeline stages" * (step.pp > 1)
     spread = f", experts over {step.ep} ranks" * (step.ep > 1)
+    tp_link = f" and {step.tp_link:.0f} GB/s over TP" * (step.tp > 1)
     return (
         f"{step.layers} layers of width {step.width:,}{mlp}{experts}; {grid}{spread}; {step.tokens:,} tokens in a "
-        f"step; {step.tflops:.0f} TFLOP/s and {step.dp_link:.0f} GB/s for a rank."
+        f"step; a rank reaches {step.tflops:.0f} TFLOP/s, and sends {step.dp_link:.0f} GB/s over DP{tp_link}."
     )
 
 
