@@ -41,8 +41,7 @@ def parse():
 def check(arguments):
     """Raise UsageError for what does not fit together."""
     job, dp, tp, shape = launch.chosen_job(arguments, TAKES), arguments.dp, arguments.tp, arguments.shape
-    if shape not in SHAPES:
-        raise launch.UsageError(f"--shape {shape} is unknown; choose one of {', '.join(SHAPES)}.")
+    launch.check_known(arguments, shape=SHAPES)
     if job:
         launch.check_range(arguments, dp=(1, 256), tp=(1, 256))
     if dp >= 1:

@@ -91,7 +91,7 @@ def test_what_is_measured_is_written_or_null(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--shape", "round"], "--shape round is unknown; choose one of even, tall, odd."),
+        (["--shape", "round"], "--shape round: choose one of even, tall, odd."),
         (["--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
         (["--ratios", "--dp", "1"], "--ratios --dp 1: with one DP rank AdamW sends nothing"),
         (["--hosts", "--dp", "1", "--tp", "1"], "--hosts: one rank has nobody to send to"),
@@ -112,8 +112,6 @@ def test_the_stored_results_hold_what_the_chapter_says() -> None:
     assert found["counted"]["equal"]
     assert {(row["dp"], row["tp"]) for row in found["ratios"]} == set(byte_counts.RATIO_GRIDS)
     assert all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in found["ratios"])
-    for row in found["fsdp2"]:
-        assert row["stray"] < row["rounding"]
     assert {(row["dp"], row["tp"]) for row in found["algorithms"]} == set(byte_counts.RATIO_GRIDS)
     assert all(row["closed"] for row in found["algorithms"] if row["contender"] in ALGORITHMS)
     for row in found["wire"] or []:
