@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Mapping
 
-from distmuon.launch import UsageError
+from distmuon.launch import UsageError, check_known
 from muonbook import jobs
 from muonbook.figures.style import in_bytes
 from muonbook.planner.choices import Compared, Search, compared, search
@@ -57,11 +57,7 @@ def compare(arguments: argparse.Namespace) -> None:
 def setting_of(arguments: argparse.Namespace) -> WorldSetting:
     """Return what is asked for; D = 0 where a grid is to be looked for."""
     shape = find_shape(arguments.model)
-    _one_of("--optimizer", arguments.optimizer, OPTIMIZERS)
-    _one_of("--strategy", arguments.strategy, KINDS)
-    _one_of("--buckets", arguments.buckets, BUCKET_RULES)
-    _one_of("--device", arguments.device, DEVICES)
-    _one_of("--fabric", arguments.fabric, FABRICS)
+    check_known(arguments, optimizer=OPTIMIZERS, strategy=KINDS, buckets=BUCKET_RULES, device=DEVICES, fabric=FABRICS)
     degrees = _degrees(arguments)
     if arguments.sequence_parallel and degrees.dp and degrees.tp == 1:
         raise UsageError("--sequence-parallel does nothing with --tp 1; choose a larger T, or leave it out.")
@@ -87,11 +83,6 @@ def _degrees(arguments: argparse.Namespace) -> Degrees:
             f"--ranks {ranks}: {told}--tp {tp} x --pp {pp} {wrong}; leave --ranks out, or make them agree."
         )
     return found
-
-
-def _one_of(option: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise UsageError(f"{option} {value}: choose one of {', '.join(known)}.")
 
 
 # ---- Printed ---------------------------------------------------------------------------------------------------
