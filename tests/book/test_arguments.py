@@ -175,11 +175,7 @@ def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number:
 @pytest.mark.parametrize(
     ("number", "line", "says"),
     [
-        (
-            "04",
-            "--recipe original --tuning-seeds 2",
-            "--tuning-seeds does nothing with --recipe; leave one of the two out.",
-        ),
+        ("04", "--writing --tuning-seeds 2", "--tuning-seeds does nothing with --writing; leave one of the two out."),
         ("04", "--times --summary", "--summary does nothing with --times; leave one of the two out."),
         ("04", "--if-here", "--if-here --task digits: its data is always here; leave --if-here out."),
         ("05", "--mistake skip --show groups", "--show does nothing with --mistake; leave one of the two out."),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,23 +28,7 @@ CONTEXT = 64  # letters
 HELD_OUT_WINDOWS, HELD_OUT_IMAGES = 256, 10_000
 ORDERS = (2, 3, 5, 6)  # of the models that count letters
 Letters = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Inputs [n, ...] and targets [n] or [n, length] int64."""
-
-    inputs: Tensor
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def rows(self, rows: Tensor | slice) -> Examples:
-        return Examples(self.inputs[rows], self.targets[rows])
-
-    def to(self, device: str) -> Examples:
-        return Examples(self.inputs.to(device), self.targets.to(device))
+Examples = tuple[Tensor, Tensor]  # inputs [n, ...], and targets [n] or [n, length] int64
 
 
 @dataclass(frozen=True)
@@ -73,9 +57,10 @@ class LearningTask:
         return model
 
 
-def loss_of(model: nn.Module, examples: Examples) -> Tensor:
+def loss_of(model: nn.Module, examples: Sequence[Tensor]) -> Tensor:
     """Return the mean cross-entropy in nats per prediction."""
-    return F.cross_entropy(model(examples.inputs).flatten(0, -2), examples.targets.flatten())
+    inputs, targets = examples
+    return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
 
 # ---- Images -----------------------------------------------------------------------------------------------
@@ -84,7 +69,7 @@ _split_digits = functools.lru_cache(maxsize=32)(functools.partial(digits.digits,
 
 
 def _digits(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
-    training, held_out = (Examples(split.images.to(task.dtype), split.labels) for split in _split_digits(seed))
+    training, held_out = ((split.images.to(task.dtype), split.labels) for split in _split_digits(seed))
     return training, held_out
 
 
@@ -94,16 +79,16 @@ def _images(name: str, dtype: torch.dtype) -> tuple[Examples, Examples]:
     found = image_datasets.load(name)
     scaled = found.train_images.to(dtype)
     mean, std = scaled.mean(), scaled.std()
-    test = Examples((found.test_images.to(dtype) - mean) / std, found.test_labels)
-    return Examples((scaled - mean) / std, found.train_labels), test
+    test = ((found.test_images.to(dtype) - mean) / std, found.test_labels)
+    return ((scaled - mean) / std, found.train_labels), test
 
 
 def _fetched(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
     training, test = _images(task.name, task.dtype)
     if not task.tuning:
         return training, test
-    first = len(training) - HELD_OUT_IMAGES
-    return training.rows(slice(first)), training.rows(slice(first, None))
+    images, labels = (part.tensor_split([len(part) - HELD_OUT_IMAGES]) for part in training)
+    return (images[0], labels[0]), (images[1], labels[1])
 
 
 # ---- The language -----------------------------------------------------------------------------------------
@@ -122,7 +107,7 @@ def both_windows(task: LearningTask, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _speech(task: LearningTask, seed: int) -> tuple[Examples, Examples]:
-    training, held_out = (Examples(whole[:, :-1], whole[:, 1:]) for whole in both_windows(task, seed))
+    training, held_out = ((whole[:, :-1], whole[:, 1:]) for whole in both_windows(task, seed))
     return training, held_out
 
 

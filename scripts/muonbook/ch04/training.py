@@ -57,7 +57,8 @@ class Training:
     def __init__(self, task: LearningTask, setting: Setting, seed: int, build: Build | None = None) -> None:
         self.task, self.seed, self.model = task, seed, task.fresh_model(seed)
         self.optimizers = (build or RACERS[setting.optimizer].build)(self.model, setting)
-        self.examples, self.held_out = (examples.to(task.device) for examples in task.examples(task, seed))
+        both = task.examples(task, seed)
+        (self.inputs, self.targets), self.held_out = ([part.to(task.device) for part in examples] for examples in both)
         self.groups = [(group, group["lr"]) for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self, step: int) -> float:
@@ -72,8 +73,8 @@ class Training:
 
     def loss_and_gradients(self, step: int) -> float:
         """Leave the gradients of this step's batch in the model; return the loss."""
-        rows = batch_rows(step, self.task.batch, len(self.examples), self.seed).to(self.task.device)
-        loss = loss_of(self.model, self.examples.rows(rows))
+        rows = batch_rows(step, self.task.batch, len(self.targets), self.seed).to(self.task.device)
+        loss = loss_of(self.model, (self.inputs[rows], self.targets[rows]))
         self.model.zero_grad()
         loss.backward()
         return loss.item()

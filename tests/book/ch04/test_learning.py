@@ -78,9 +78,9 @@ def test_every_seed_has_a_language_of_its_own_and_reads_no_window_twice():
     read = []
     for seed in (0, 1, sweep.TUNING_SEEDS[0]):
         training, held_out = task.examples(task, seed)
-        assert (len(training), len(held_out)) == (24, tasks.HELD_OUT_WINDOWS)
-        assert torch.equal(training.inputs[:, 1:], training.targets[:, :-1])
-        read.append(torch.cat([training.inputs, held_out.inputs]))
+        assert (len(training[0]), len(held_out[0])) == (24, tasks.HELD_OUT_WINDOWS)
+        assert torch.equal(training[0][:, 1:], training[1][:, :-1])
+        read.append(torch.cat([training[0], held_out[0]]))
     windows = torch.cat(read)
     assert len(windows.unique(dim=0)) == len(windows)
     assert train(replace(task, steps=1), MUON.at(1e-9), 0).final > 3 > 0.7 > tasks.language_floor(0) > 0.5
@@ -89,14 +89,15 @@ def test_every_seed_has_a_language_of_its_own_and_reads_no_window_twice():
 
 def test_tuning_does_not_see_the_images_that_the_race_is_judged_on(monkeypatch: pytest.MonkeyPatch):
     images = torch.arange(30_000, dtype=torch.float32).view(-1, 1)
-    training, test = (tasks.Examples(part, part.flatten()) for part in (images[:20_000], images[20_000:]))
+    training, test = ((part, part.flatten()) for part in (images[:20_000], images[20_000:]))
     monkeypatch.setattr(tasks, "_images", lambda name, dtype: (training, test))
     task = TASKS["fashion"]
     (read, judged), (tuned, held_out) = (one.examples(one, 0) for one in (task, replace(task, tuning=True)))
-    assert torch.equal(read.targets, training.targets)
-    assert torch.equal(judged.targets, test.targets)
-    assert torch.equal(torch.cat([tuned.targets, held_out.targets]), training.targets)
-    assert len(held_out) == tasks.HELD_OUT_IMAGES
+    assert torch.equal(read[1], training[1])
+    assert torch.equal(judged[1], test[1])
+    for both, whole in zip(zip(tuned, held_out, strict=True), training, strict=True):
+        assert torch.equal(torch.cat(both).flatten(), whole.flatten())
+    assert len(held_out[1]) == tasks.HELD_OUT_IMAGES
 
 
 # ---- Tuning -----------------------------------------------------------------------------------------------

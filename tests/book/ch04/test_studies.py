@@ -141,7 +141,7 @@ def test_a_batch_study_reads_the_same_windows() -> None:
     full = tasks.TASKS["language"]
     assert all(full.batch * full.steps % batch == 0 for batch in studies.BATCHES)
     read = [replace(full, batch=n, steps=full.batch * full.steps // n) for n in studies.BATCHES]
-    texts = [task.examples(task, 0)[0].inputs for task in read]
+    texts = [task.examples(task, 0)[0][0] for task in read]
     assert all(torch.equal(texts[0], text) for text in texts)
 
 
