@@ -117,14 +117,14 @@ def language_floor(seed: int) -> float:
     return float(best_losses(Language.of(seed), windows(HELD_OUT_WINDOWS, seed, held_out=True)).mean())
 
 
-def best_losses(language: Language, windows: Tensor) -> Tensor:  # [n, L] letters -> [n, L - 1] losses
-    """Return what the best predictor pays for every letter of a window but the first, which it is given.
+def best_losses(language: Language, windows: Tensor) -> Tensor:  # [n, L] -> [n, L - 1]
+    """Return what the best predictor pays for every letter of a window but the given first one.
 
-    windows: cut anywhere from a text. The predictor knows the language, sees nothing outside the window, and keeps a
-    probability for every state, which is a word and a place in it.
+    windows: cut anywhere from a text. The predictor knows the language, sees nothing outside of
+    the window, and keeps a probability for every state, which is a word and a place in it.
     """
     spelled = [word + " " for word in language.words]
-    letter = torch.tensor([ALPHABET.index(c) for word in spelled for c in word])  # [S]: what each state writes
+    letter = torch.tensor([ALPHABET.index(c) for word in spelled for c in word])  # [S]
     length = torch.tensor([len(word) for word in spelled])  # [W]
     last = length.cumsum(0) - 1  # [W]: the state in which each word ends
     first = last - length + 1  # [W]: the state in which each word begins
