@@ -15,7 +15,7 @@ from typing import Any
 from distmuon import launch
 from distmuon.models.recipe import Recipe
 from distmuon.optim import strategies
-from muonbook import network_emulation
+from muonbook import network_emulation, ways
 from muonbook.ch14 import puzzle as look_ahead
 from muonbook.measure import results, trace
 from muonbook.measure.workload import SHAPES, TIMED
@@ -24,7 +24,7 @@ from muonbook.puzzles import add_arguments, handle
 RATES = (250.0, 500.0, 1000.0, 2000.0, 4000.0)  # Mbit/s: from sending far longer than working to about as long
 RECORDED = 2000.0  # the one whose traces are stored: sending takes little longer than working
 SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
-TITLES = {"adamw": "AdamW, ZeRO-1", "muon": "Muon, bucketed"}
+TITLES = {"adamw": ways.TITLES["zero1"], "muon": f"Muon, {ways.TITLES['muon']}"}
 TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_race:compare"
 TAKES = {  # job -> its options
     "": launch.WORLD,
@@ -55,7 +55,7 @@ def report_steps(recorded):
 def report_step(name, merged, ledgers):
     """Print one trace's collectives and the order of its moves; return whether it holds what the ledgers counted."""
     ranks, agreed = trace.parse(merged), []
-    print(f"{TITLES[name]:<23}    dp    tp   all    sum")
+    print(f"{TITLES[name]:<27}dp    tp   all    sum")
     for rank, ledger in zip(ranks, ledgers, strict=True):
         names = [collective.name for collective in rank.collectives]
         counts = [names.count(name) for name in ("dp", "tp", "world")]

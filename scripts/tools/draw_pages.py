@@ -21,6 +21,7 @@ from tools.pages import (
     marks,
     moving,
     plain_moves,
+    plans,
     prices,
     puzzle_list,
     report_counts,
@@ -46,6 +47,7 @@ def draw(target: Path) -> dict[str, str]:
     moves = {
         "seven-cuts": (moving.moving_cuts(), None),
         "nine-moves": (plain_moves.frames(), plain_moves.STILL),
+        "plans": (plans.frames_of_sizes(results.load("divisions")["sizes"]), None),
         "report-counts": (report_counts.frames_of_ways(report_counts.ways(results.load("report_traces"))), None),
     }
     written = {
@@ -57,8 +59,9 @@ def draw(target: Path) -> dict[str, str]:
         "variant_costs.md": variants.costs(),
         "roofline_links.md": roofline_parts.links(),
         "roofline_models.md": roofline_parts.models(),
-        "roofline_published.md": roofline_parts.published(),
+        "planner_published.md": roofline_parts.published(),
         "roofline_calculator.md": roofline_parts.calculator(),
+        **plans.printed(ROOT),
     }
     described = {name: alt for name, (_, alt) in still.items()}
     for name, text in written.items():

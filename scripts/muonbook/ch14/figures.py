@@ -21,6 +21,7 @@ from muonbook.figures.plots import card, head, part_key
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, TP_HATCHES, WIDTH, Block
 from muonbook.measure.trace import STEP, Activity, RankTrace, TracedCollective
 from muonbook.measure.trace_report import Interval, hull, intersection, length, meetings, union
+from muonbook.ways import TITLES
 
 from muonbook.figures.style import box, dp_colour, ink_on, mix, put, wide  # isort: skip
 
@@ -351,7 +352,7 @@ def frames_of_waiting(ranks: Sequence[RankTrace]) -> list[Frame]:
     key = sorted(set().union(*(in_sight(traces, within, both) for traces, *_ in looks)))
     frames = []
     for traces, said, caption in looks:
-        panel = {"Muon, bucketed": traces}
+        panel = {f"Muon, {TITLES['muon']}": traces}
         look: dict[str, Any] = dict(title=title, windows=dict.fromkeys(panel, within), only=both)
         look["callouts"] = dict.fromkeys(panel, said)
         frames.append(Frame(draw_timeline(panel, **look, rows=1, key=key), describe_timeline(panel, **look), caption))
@@ -360,7 +361,7 @@ def frames_of_waiting(ranks: Sequence[RankTrace]) -> list[Frame]:
 
 def draw_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace], title: str) -> tuple[Figure, str]:
     """Draw the first rank's step of AdamW over its step of Muon, on one scale; return it and its alt text."""
-    panels = {"AdamW, ZeRO-1": adamw, "Muon, bucketed": muon}
+    panels = {TITLES["zero1"]: adamw, f"Muon, {TITLES['muon']}": muon}
     look: dict[str, Any] = {"title": title, "only": [muon[0].rank]}
     look["windows"] = on_one_scale({name: whole_step(ranks[:1]) for name, ranks in panels.items()})
     look["callouts"] = dict(zip(panels, (of_adamw(adamw), of_muon(muon)), strict=True))

@@ -20,23 +20,18 @@ from muonbook.planner.planned_worlds import specs_of
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldSetting
 
-NAMES = {
-    "bucketed": "gather all, bucketed",
-    "flat": "gather all, flat",
-    "flat + cut": "gather cut, flat",
-    "owner": "one owner per matrix",
-}
+ON_ZERO1 = ("bucketed", "flat", "flat_cut", "owner")  # of ALGORITHMS
 
 
 def planned(model: str, dp: int, tp: int, tokens: int) -> dict[str, Compared]:
-    """Return {title: a plan beside AdamW's} of the four layouts on ZeRO-1, with activations recomputed."""
+    """Return {name: a plan beside AdamW's} of the four layouts on ZeRO-1, with activations recomputed."""
     world = WorldSetting(MODELS[model], Degrees(dp, tp), tokens=tokens, recompute=True)
-    return {each.algorithm.title: each for each in compared(world) if each.algorithm.title in NAMES}
+    return {name: each for name, each in zip(ALGORITHMS, compared(world), strict=True) if name in ON_ZERO1}
 
 
 def step_ratios(plans: dict[str, Compared]) -> dict[str, float]:
-    """Return {layout: a step of Muon over one of AdamW}."""
-    return {NAMES[title]: each.over_adamw for title, each in plans.items()}
+    """Return {title: a step of Muon over one of AdamW}."""
+    return {each.algorithm.title: each.over_adamw for each in plans.values()}
 
 
 def share_of_passes(plans: dict[str, Compared]) -> dict[str, float]:

@@ -23,17 +23,18 @@ from muonbook.measure.workload import TIMED
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import specs_of
+from muonbook.ways import TITLES
 
 WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
 
 
 def test_skewed_grids_send_what_was_predicted() -> None:
     out = stored_pages.printed("15_regimes", "python ../scripts/15_regimes.py --skew")
-    assert out.count("\n") == 6
-    rows = re.findall(r"^ +(\d) x +(\d) +([\d,]+(?: +[\d,]+){5}) +(True|False)$", out, re.MULTILINE)
-    assert [(int(dp), int(tp)) for dp, tp, *_ in rows] == list(regimes.GRIDS)
-    assert {equal for *_, equal in rows} == {"True"}
-    zero1, ddp, bucketed, flat, cut, owner = (int(cell.replace(",", "")) for cell in rows[0][2].split())
+    _, grids, *rows, equal = out.splitlines()
+    assert re.findall(r"\d x \d", grids) == [f"{dp} x {tp}" for dp, tp in regimes.GRIDS]
+    assert equal == "Counted = predicted: True."
+    assert [row.split("  ")[-1] for row in rows] == [TITLES[name] for name in ("zero1", "ddp", *regimes.ALGORITHMS)]
+    zero1, ddp, bucketed, flat, cut, owner = (int(row.split()[0].replace(",", "")) for row in rows)
     assert 1.24 < bucketed / zero1 < 1.25  # the head's and the embedding's bytes do not grow
     assert (f"{flat / zero1:.2f}", owner) == ("1.25", zero1)
     assert owner < cut < 1.02 * zero1
