@@ -175,7 +175,7 @@ def study_of(
 
     held_out: the last training images, which tuning is judged on. farthest: how often tuning goes on beyond the first
     three rates, at most. as_written, tuned: optimizer -> runs, by seed. tuning: optimizer -> the learning rates tried,
-    rising, each with its held-out losses. compute_dtype: of Newton–Schulz. flops: see `step_flops`.
+    rising, and their median held-out losses. compute_dtype: of Newton–Schulz. flops: see `step_flops`.
     """
 
     def all_of(stage: str, data: Images, jobs: Sequence[Job]) -> Runs:
@@ -186,17 +186,11 @@ def study_of(
 
         return dict(zip(jobs, shared_out(world, jobs, do), strict=True))
 
-    tried: dict[str, dict[float, list[float]]] = {optimizer: {} for optimizer in OPTIMIZERS}
-    for_tuning = without_test(data, held_out)
-
-    def losses(points: Sequence[tuple[str, float]]) -> list[float]:
-        runs = all_of("tuning", for_tuning, [(*point, seed) for point in points for seed in tuning_seeds])
-        for optimizer, lr in points:
-            tried[optimizer][lr] = [runs[optimizer, lr, seed]["test_loss"][-1] for seed in tuning_seeds]
-        return [median(tried[optimizer][lr]) for optimizer, lr in points]
+    def losses(jobs: Sequence[Job]) -> list[float]:
+        return [run["test_loss"][-1] for run in all_of("tuning", without_test(data, held_out), jobs).values()]
 
     first = {name: [one.lr / 2, one.lr, 2 * one.lr] for name, one in OPTIMIZERS.items()}
-    curves = try_rates(first, losses, farthest)
+    curves = try_rates(first, losses, tuning_seeds, farthest)
     lrs = {
         "as_written": {name: one.lr for name, one in OPTIMIZERS.items()},
         "tuned": {name: best_of(curve) for name, curve in curves.items()},
@@ -204,7 +198,7 @@ def study_of(
     jobs = dict.fromkeys((o, lr, seed) for of in lrs.values() for o, lr in of.items() for seed in seeds)
     runs = all_of("race", data, list(jobs))  # what is tuned already is run once
     races = {race: {o: [runs[o, lr, seed] for seed in seeds] for o, lr in of.items()} for race, of in lrs.items()}
-    tuning = {o: [{"lr": lr, "held_out": of[lr]} for lr in sorted(of)] for o, of in tried.items()}
+    tuning = {o: {"lrs": list(curve), "medians": list(curve.values())} for o, curve in curves.items()}
     dtype = str(fast_dtype(torch.device(world.device), torch.float32)).removeprefix("torch.")
     sizes = {"batch": BATCH, "epochs": epochs, "images": len(data.train_labels), "held_out": held_out}
     return sizes | {"compute_dtype": dtype, "flops": step_flops(), "tuning": tuning} | races

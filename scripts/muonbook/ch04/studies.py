@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -67,15 +66,20 @@ class Variation(NamedTuple):
         return self._replace(setting=self.setting.at(lr))
 
 
-def final_gaps(world: World, variations: Sequence[Variation], seeds: Sequence[int]) -> list[list[float]]:
-    """Train each variation under each seed; return the losses above the floor, [variation][seed]. Collective."""
+def final_gaps(world: World, runs: Sequence[tuple[Variation, int]]) -> list[float]:
+    """Train each variation under its seed; return the losses above the floor after the last step. Collective."""
 
     def do(run: tuple[Variation, int]) -> float:
         (setting, task, build), seed = run
         assert task.floor is not None
         return train(task, setting, seed, build).final - task.floor(seed)
 
-    found = iter(shared_out(world, [(one, seed) for one in variations for seed in seeds], do))
+    return shared_out(world, runs, do)
+
+
+def raced(world: World, variations: Sequence[Variation], seeds: Sequence[int]) -> list[list[float]]:
+    """Return the gaps, [variation][seed]. Collective."""
+    found = iter(final_gaps(world, [(one, seed) for one in variations for seed in seeds]))
     return [[next(found) for _ in seeds] for _ in variations]
 
 
@@ -88,13 +92,13 @@ def retuned(
     the fresh seeds. Everything else of a setting stays as the race tuned it. Collective.
     """
 
-    def losses(points: Sequence[tuple[Name, float]]) -> list[float]:
-        return list(map(median, final_gaps(world, [variations[name].at(lr) for name, lr in points], size.tuning)))
+    def losses(runs: Sequence[tuple[Name, float, int]]) -> list[float]:
+        return final_gaps(world, [(variations[name].at(lr), seed) for name, lr, seed in runs])
 
     first = {name: [one.setting.lr * factor for factor in factors] for name, one in variations.items()}
-    curves = try_rates(first, losses, size.farthest)
+    curves = try_rates(first, losses, size.tuning, size.farthest)
     best = {name: best_of(curve) for name, curve in curves.items()}
-    gaps = final_gaps(world, [variations[name].at(lr) for name, lr in best.items()], size.seeds)
+    gaps = raced(world, [variations[name].at(lr) for name, lr in best.items()], size.seeds)
     return {
         name: {"lr": best[name], "lrs": list(curve), "medians": list(curve.values()), "gaps": found}
         for (name, curve), found in zip(curves.items(), gaps, strict=True)
@@ -127,7 +131,7 @@ def update_rms(world: World, best: Best, size: StudySize) -> dict[str, Any]:
     The learning rate is that of AdamW's part too, so what tuning cannot give back is due to their ratio.
     """
     cases = {value: Variation(best["muon"], size.task, with_rms(value)) for value in RMS}
-    unchanged = final_gaps(world, list(cases.values()), size.seeds)
+    unchanged = raced(world, list(cases.values()), size.seeds)
     tuned = retuned(world, {value: cases[value] for value in RMS_RETUNED}, size)
     return {
         "lr": best["muon"].lr,

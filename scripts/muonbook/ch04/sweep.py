@@ -45,18 +45,21 @@ Done = TypeVar("Done")
 
 def try_rates(
     first: Mapping[Name, Sequence[float]],
-    losses: Callable[[Sequence[tuple[Name, float]]], Sequence[float]],
+    losses: Callable[[Sequence[tuple[Name, float, int]]], Sequence[float]],
+    seeds: Sequence[int],
     farthest: int,
 ) -> dict[Name, Curve]:
     """Try the first learning rates of all, then go on beyond either end while the best is at that end.
 
-    losses: (name, learning rate) pairs -> the loss of each, in the same order. farthest: how often to go on, at most.
+    losses: (name, learning rate, seed) of each run -> its loss, in the same order. farthest: how often to go
+    on, at most. Return for each name its learning rates with the median losses over the seeds.
     """
     curves: dict[Name, Curve] = {name: {} for name in first}
     todo = [(name, lr) for name, lrs in first.items() for lr in lrs]
     for _ in range(farthest + 1):
-        for (name, lr), loss in zip(todo, losses(todo), strict=True):
-            curves[name] = dict(sorted({**curves[name], lr: loss}.items()))
+        found = iter(losses([(*point, seed) for point in todo for seed in seeds]))
+        for name, lr in todo:
+            curves[name] = dict(sorted({**curves[name], lr: statistics.median(next(found) for _ in seeds)}.items()))
         todo = []
         for name, curve in curves.items():
             best = best_of(curve)

@@ -102,9 +102,9 @@ def test_tuning_goes_on_while_the_best_is_at_an_end(
 ) -> None:
     asked: list[int] = []
 
-    def valley(world: World, variations: Sequence[Variation], seeds: Sequence[int]) -> list[list[float]]:
-        asked.extend(seed for _ in variations for seed in seeds)
-        return [[abs(math.log2(one.setting.lr / (factor * BEST["muon"].lr))) for _ in seeds] for one in variations]
+    def valley(world: World, runs: Sequence[tuple[Variation, int]]) -> list[float]:
+        asked.extend(seed for _, seed in runs)
+        return [abs(math.log2(one.setting.lr / (factor * BEST["muon"].lr))) for one, _ in runs]
 
     monkeypatch.setattr(studies, "final_gaps", valley)
     size = replace(SIZE, farthest=farthest, tuning=[1000, 1001])
@@ -147,7 +147,7 @@ def test_a_batch_study_reads_the_same_windows() -> None:
 
 def test_a_run_that_diverges_has_an_infinite_gap() -> None:
     wild = Variation(BEST["muon"].at(1e30), replace(TASK, steps=4))
-    assert studies.final_gaps(ALONE, [wild], [0]) == [[math.inf]]
+    assert studies.final_gaps(ALONE, [(wild, 0)]) == [math.inf]
 
 
 def test_blocks_are_tuned_on_the_same_rates_and_compared_seed_by_seed() -> None:
