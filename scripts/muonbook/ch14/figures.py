@@ -2,7 +2,7 @@
 
 In a timeline a rank has two strips: above, what its main thread was at; below, its collectives, in lanes where several
 are under way at once, hatched while it waited for the last rank to arrive. The axis is the share of the part that is
-drawn, for a trace shows when things happened and not how fast they are.
+drawn, for a trace shows when things happened, and its profiler makes them slower.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from muonbook.figures.player import Frame
 from muonbook.figures.plots import card, head, part_key
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, TP_HATCHES, WIDTH, Block
 from muonbook.measure.trace import STEP, Activity, RankTrace, TracedCollective
-from muonbook.measure.trace_report import Interval, hull, intersection, length, meetings, union
+from muonbook.measure.trace_report import MS, Interval, hull, intersection, length, meetings, union
 from muonbook.ways import TITLES
 
 from muonbook.figures.style import box, dp_colour, ink_on, mix, put, wide  # isort: skip
@@ -32,13 +32,13 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {  # kind -> colour, ranges draw
     "ZeRO-1's moves": (COLD, ("reduce_scatter", "norms", "all_gather")),
     "gathers of momentum": (mix(COLD, "#4FA3E0", 0.75), ("dp_gather", "tp_gather")),
     "Newton–Schulz": (ACCENT, ("newton_schulz",)),
-    "elementwise": (mix(ACCENT, "#F2A0A8", 0.7), ("momentum", "tp_shard", "dp_shard", "apply", "adamw")),
+    "element by element": (mix(ACCENT, "#F2A0A8", 0.7), ("momentum", "tp_shard", "dp_shard", "apply", "adamw")),
     "blocked in wait()": (CARD, ("wait",)),  # last, because it lies inside others
 }
 SENT: dict[str, tuple[str, str, str]] = {  # what a rank does in a collective -> name, colour, hatch
     "waiting": ("waiting for others", CARD, "//////"),
     "transfer": ("transfer", mix(INK, CARD, 0.15), ""),
-    "unknown": ("not known which", mix(INK, CARD, 0.5), ""),
+    "unknown": ("either of the two", mix(INK, CARD, 0.5), ""),
 }
 NOTE, BRACKET, APART = 15.0, 7.0, 5.0  # a row of callouts; the brackets below them; between two in a row
 REDUCTION = ("reduce_scatter", "norms")  # moves that average gradients
@@ -86,7 +86,8 @@ def draw_timeline(
     blocks = [_key(heading, looks) for heading, looks in keys.items() if looks]
     for name, traces in panels.items():
         blocks.append(_panel(name, traces, windows[name], callouts.get(name, ()), rows, only))
-    return card(title, "", *blocks, _axis("share of the part shown"))
+    longest = max(part.end - part.start for part in windows.values()) * MS
+    return card(title, "", *blocks, _axis(f"share of the {longest:.2g} ms shown"))
 
 
 def describe_timeline(
@@ -195,6 +196,8 @@ def _panel(
     def paint_rank(axes: Axes, top: float, trace: RankTrace) -> None:
         gid = f"timeline-{name}-{trace.rank}"
         _name_rank(axes, top, trace)
+        if not trace.ranges:
+            put(axes, MARGIN + NAMES + 6, top + 9, "its trace is not opened", color=MUTED)
         for kind, (colour, _) in KINDS.items():
             for interval in ranges(trace, kind):
                 fill(axes, top, MOVES_HIGH, interval, colour, f"{gid}-{kind}")

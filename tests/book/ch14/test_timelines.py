@@ -67,7 +67,7 @@ def test_ranges_and_collectives_are_where_they_were() -> None:
     assert extents(figure, "timeline-one-1-transfer") == [(40, 50)]
     (waiting,) = boxes(figure, "timeline-one-0-waiting")
     assert waiting.get_hatch()
-    assert {"rank 0", "rank 1", "one", "0 %", "100 %", "share of the part shown"} <= set(texts(figure))
+    assert {"rank 0", "rank 1", "one", "0 %", "100 %", "share of the 0.1 ms shown"} <= set(texts(figure))
     painted = [style.to_hex(patch.get_facecolor()) for patch in figure.axes[0].patches]
     assert {style.dp_colour(rank).lower() for rank in (0, 1)} <= set(painted)
     assert_readable(figure)
@@ -162,6 +162,8 @@ def test_parts_of_a_step_are_where_the_moves_were() -> None:
 def test_a_gather_is_long_by_one_trace_and_short_by_the_other() -> None:
     blind, seen = figures.frames_of_waiting(a_step())
     assert "Labelled: one all-gather (" in blind.alt
+    assert [text for text in texts(blind.figure) if "not opened" in text] == ["its trace is not opened"]
+    assert not any("not opened" in text for text in texts(seen.figure))
     assert "Labelled: rank 0 waits (" in seen.alt
     assert "rank 1 has come (" in seen.alt
     assert blind.caption.startswith("By rank 0's")
