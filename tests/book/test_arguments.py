@@ -262,7 +262,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 def test_no_command_of_the_book_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for = list(dict.fromkeys((number, *words) for number, words in commands()))
     assert len(asked_for) > 60
-    expected = "there is no such file|is not here|my_strategy.py|my_shape.toml|sees no GPU"
+    expected = "there is no such file|is not here|my_strategy.py|my_model.toml|sees no GPU"
     expected += "|expected at least one"  # a line that goes on
     for number, *words in asked_for:
         if "--help" not in words:
