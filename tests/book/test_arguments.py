@@ -22,7 +22,7 @@ from muonbook import network_emulation
 from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
 from muonbook.ch15.worlds import survey
-from muonbook.ch18.plans import divisions
+from muonbook.ch18 import divisions
 from muonbook.planner import plan_page
 from tools import bench
 
@@ -264,7 +264,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 def test_no_command_of_the_book_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for = list(dict.fromkeys((number, *words) for number, words in commands()))
     assert len(asked_for) > 60
-    expected = "there is no such file|is not here|my_strategy.py|my_shape.toml|sees no GPU"
+    expected = "there is no such file|is not here|my_strategy.py|my_model.toml|sees no GPU"
     expected += "|expected at least one"  # a line that goes on
     for number, *words in asked_for:
         if "--help" not in words:
