@@ -365,6 +365,8 @@ def test_a_good_chapter_has_no_faults() -> None:
         (0, "## Puzzle: yours\n", "", "its sections are"),
         (0, "<details>", "", "not closed"),
         (0, "<details><summary>Answer</summary>Yes: $a_{i}$, `{x}`.</details>", "Yes.", "without answers folded"),
+        (0, "# A title", "# A title" + 240 * " word", "before it shows or runs anything, more than 250"),
+        (0, "# A title", "# A title" + 440 * " word", "before it runs anything, more than 450"),
         (0, "# A title", "# A title with a {term}`bucket`", "a role of MyST"),
         (0, "## Takeaways", "```{note}\n```\n## Takeaways", "a directive of MyST"),
         (0, "## Takeaways", ":::{note}\n:::\n## Takeaways", "a directive of MyST"),
