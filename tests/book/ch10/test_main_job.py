@@ -403,11 +403,6 @@ def test_another_optimizer_is_verified_as_what_it_is_and_not_as_muon(tmp_path: P
     assert [row for row, passed in result["verdicts"].items() if not passed] == ["muon"]
 
 
-def test_where_nothing_is_cut_it_is_muon() -> None:
-    ending = worlds.perform(JOB, "--dp", "2", "--tp", "1", "--steps", "4", "--strategy", "periodic", "--quiet")
-    assert (ending.code, ending.out) == (0, VERIFIED)
-
-
 # ---- A strategy of the reader's own -----------------------------------------------------------------------
 
 BACKWARDS = """

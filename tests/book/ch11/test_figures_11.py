@@ -56,24 +56,9 @@ def test_a_bucket_without_padding_is_the_one_that_the_exhibit_plans() -> None:
     assert [to_hex(box.get_facecolor()).upper() for box in right].count(PADDING) == 1
 
 
-def test_the_flat_view_is_one_row_of_as_many_elements() -> None:
-    right, wrong = halves("1-D view")
-    assert len(right) == len(wrong) == 12
-    assert len({round(box.get_y(), 3) for box in right}) == 3
-    assert len({round(box.get_y(), 3) for box in wrong}) == 1
-
-
 def test_the_early_cast_is_nan_and_the_late_one_is_not() -> None:
     written = texts(draw_museum("", "", ["cast before normalizing"]))
     assert written.count("NaN") == 1
     right, wrong = halves("cast before normalizing")
     assert len({to_hex(box.get_facecolor()) for box in right}) > 3
     assert {to_hex(box.get_facecolor()) for box in wrong} == {"#ffffff"}
-
-
-def test_blocks_along_the_wrong_dimension_are_as_large() -> None:
-    right, wrong = halves("wrong tp dim")
-    areas = [sum(box.get_width() * box.get_height() for box in half) for half in (right, wrong)]
-    assert areas[0] == pytest.approx(areas[1])
-    assert right[0].get_x() == right[1].get_x()
-    assert wrong[0].get_y() == wrong[1].get_y()

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from html import unescape
-from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
@@ -90,26 +89,13 @@ def test_the_words_are_those_of_the_frames() -> None:
     assert player.words(frames(2)) == '1/2: Frame 1: "so" & so.\n2/2: Frame 2: "so" & so.'
 
 
-def test_only_the_first_frame_is_shown_before_the_script_runs() -> None:
-    page = html("one").partition('class="moving-frames"')[2].partition('class="moving-controls"')[0]
-    assert re.findall(r"<div( hidden)?><svg", page) == ["", " hidden", " hidden"]
-
-
-def test_a_player_that_plays_by_itself_shows_the_telling_frame_before_its_script_runs() -> None:
-    page = html("two", still=1)
-    stage = page.partition('class="moving-frames"')[2].partition('class="moving-controls"')[0]
-    assert re.findall(r"<div( hidden)?><svg", stage) == [" hidden", "", " hidden"]
-    assert re.search(r'<figure class="moving"[^>]* data-still="1">', page)
+def test_what_plays_by_itself_alone_is_sent_how_and_for_how_long() -> None:
+    page, waits = html("two", still=1), html("one")
     assert "IntersectionObserver" in page
-    assert page.count("<script>") == 1
-    assert "[[" not in page
-    for other in (page, html("one")):
-        assert f"{player.FRAME_MS} + {player.LETTER_MS} * caption().length" in other
-
-
-def test_a_player_that_waits_for_a_click_is_sent_nothing_of_that() -> None:
-    page = html("one")
-    assert not re.search(r"still|IntersectionObserver|\[\[", page)
+    assert not re.search(r"still|IntersectionObserver", waits)
+    for each in (page, waits):
+        assert "[[" not in each
+        assert f"{player.FRAME_MS} + {player.LETTER_MS} * caption().length" in each
 
 
 # As one file
@@ -130,27 +116,6 @@ def test_a_film_is_one_file_that_needs_nothing_and_is_the_same_every_time() -> N
     names = re.findall(r'\bid="([^"]+)"', film)
     assert set(re.findall(r'url\(#([^)"]+)', film)) <= set(names)
     assert len(names) == len(set(names)) > 1
-
-
-def test_the_frames_of_a_film_take_turns_and_each_stays_as_long_as_its_caption_takes_to_read() -> None:
-    made = [Frame(picture(n, rows=1), f"Frame {n}", "word " * n * 10) for n in (1, 2, 3, 4)]
-    film = player.film("film", made, "Four frames", 2)
-    (whole,) = {int(found) for found in re.findall(r"turn-\d (\d+)ms step-end infinite", film)}
-    stays = [player.stay(frame) for frame in made]
-    assert whole == sum(stays) + stays[-1]
-    turns = re.findall(r"@keyframes turn-\d \{ (.+) \}", film)
-    marks = [re.findall(r"([\d.]+)% \{ visibility: (\w+); \}", turn) for turn in turns]
-    assert [[seen for _, seen in turn] for turn in marks] == [
-        ["visible", "hidden"],
-        ["hidden", "visible", "hidden"],
-        ["hidden", "visible", "hidden"],
-        ["hidden", "visible"],
-    ]
-    starts = [next(float(at) for at, seen in turn if seen == "visible") for turn in marks]
-    ends = [float(turn[-1][0]) for turn in marks[:-1]]
-    assert ends == starts[1:], "one goes as the next one comes"
-    lasting = [after - before for before, after in pairwise([*starts, 100.0])]
-    assert lasting == pytest.approx([100 * stay / whole for stay in [*stays[:-1], 2 * stays[-1]]], abs=0.01)
 
 
 def test_a_notebook_leaves_it_its_keys() -> None:
