@@ -84,10 +84,10 @@ def one_process(steps: int, x: Tensor, labels: Tensor) -> tuple[list, list[Tenso
         loss, grads = gradients(weights, x[rows], labels[rows])
         losses.append(loss)
         for w, m, g in zip(weights, momenta, grads):
-            m.mul_(MU).add_(g)  # momentum
-            o = newton_schulz(g + MU * m)  # Nesterov's variant: g counts once more
-            w.mul_(1 - LR * DECAY)  # weight decay
-            w.sub_(length(w.shape) * o)  # the step
+            m.mul_(MU).add_(g)  # momentum: MU * m + g, written over m
+            o = newton_schulz(g + MU * m)  # orthogonalize; in Nesterov's variant g counts once more
+            w.mul_(1 - LR * DECAY)  # weight decay: all weights shrink a little
+            w.sub_(length(w.shape) * o)  # the step; its length depends on the shape (chapter 3)
     return losses, weights
 
 

@@ -5,6 +5,7 @@ python scripts/14_traces.py --schedules --dp 2 --tp 2 --strategy owner
 python scripts/14_traces.py --hiding --dp 2 --tp 2
 python scripts/14_traces.py --measure --json book/results/traces.json
 python scripts/14_traces.py --measure-hiding --json book/results/hiding.json
+python scripts/14_traces.py --measure-gathers --json book/results/gathers.json
 """
 
 import textwrap
@@ -15,7 +16,7 @@ from typing import Any
 from distmuon import launch
 from distmuon.models.recipe import Recipe
 from distmuon.optim import strategies
-from muonbook import network_emulation
+from muonbook import network_emulation, ways
 from muonbook.ch14 import puzzle as look_ahead
 from muonbook.measure import results, trace
 from muonbook.measure.workload import SHAPES, TIMED
@@ -24,7 +25,7 @@ from muonbook.puzzles import add_arguments, handle
 RATES = (250.0, 500.0, 1000.0, 2000.0, 4000.0)  # Mbit/s: from sending far longer than working to about as long
 RECORDED = 2000.0  # the one whose traces are stored: sending takes little longer than working
 SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
-TITLES = {"adamw": "AdamW, ZeRO-1", "muon": "Muon, bucketed"}
+TITLES = {"adamw": ways.TITLES["zero1"], "muon": f"Muon, {ways.TITLES['muon']}"}
 TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_race:compare"
 TAKES = {  # job -> its options
     "": launch.WORLD,
@@ -33,11 +34,12 @@ TAKES = {  # job -> its options
     "--hiding": launch.WORLD,
     "--measure": ("quick", "json", "threads"),
     "--measure-hiding": ("quick", "json", "threads"),
+    "--measure-gathers": ("quick", "json", "threads"),
 }
 HIDING, HIDING_RACE = "muonbook.ch14.hiding:compare", "muonbook.ch14.hiding:race"
 HIDING_RATES = (500.0, 1000.0, 2000.0, 4000.0, None)  # Mbit/s; None: unlimited
 BATCHED = replace(TIMED, sequences=16)  # on two ranks: passes take about as long as their gradients on the third link
-RACE, OVERHEAD = "muonbook.ch14.schedule_race:race", "muonbook.ch14.schedule_race:ledger_overhead"
+RACE = "muonbook.ch14.schedule_race:race"
 
 
 def report_steps(recorded):
@@ -55,7 +57,7 @@ def report_steps(recorded):
 def report_step(name, merged, ledgers):
     """Print one trace's collectives and the order of its moves; return whether it holds what the ledgers counted."""
     ranks, agreed = trace.parse(merged), []
-    print(f"{TITLES[name]:<23}    dp    tp   all    sum")
+    print(f"{TITLES[name]:<27}dp    tp   all    sum")
     for rank, ledger in zip(ranks, ledgers, strict=True):
         names = [collective.name for collective in rank.collectives]
         counts = [names.count(name) for name in ("dp", "tp", "world")]
@@ -132,6 +134,17 @@ def measure_hiding(path, quick, threads):
     results.write(path, found)
 
 
+def measure_gathers(path, quick, threads):
+    """Race one bucket against a call per matrix, over DP and over TP, and write the ratios."""
+    raced = dict[str, Any]()
+    for dp, tp in ((2, 1), (1, 2)):
+        raced |= launch.run("muonbook.ch14.gathers:race", (6 if quick else 60,), dp=dp, tp=tp, threads=threads)[0]
+    for name, ratios in raced.items():
+        told = ", ".join(f"{width} {ratio['median']:.2f}" for width, ratio in ratios.items())
+        print(f"one bucket / single calls, {name:<8}{told}")
+    results.write(path, {"workload": {"ranks": 2, "matrices": 12, "dtype": "bfloat16"}, "bucket_to_single": raced})
+
+
 def measure(path, quick, threads):
     """Take the stored measurements of schedules and traces; write them, and the traces beside them."""
     rounds, recordings = (6, 1) if quick else (30, 9)
@@ -156,8 +169,6 @@ def measure(path, quick, threads):
             for schedule, merged in recorded.items() if rate == RECORDED else ():
                 file = f"schedule_{schedule}{'_asleep' if asleep else ''}.json.gz"
                 trace.save(merged | results.made_by(), folder / file)
-    print("Timing the ledger ...", flush=True)
-    found["ledger_overhead"] = launch.run(OVERHEAD, (TIMED, rounds), dp=2, **options)[0]
     print("Recording a training step of AdamW and one of Muon on 2 x 2 ranks ...", flush=True)
     save_steps(launch.run(TRAIN, (recordings,), dp=2, tp=2, **options)[0], folder)
     results.write(path, found)
@@ -168,7 +179,6 @@ def measure(path, quick, threads):
         for schedule, row in race["ratio_to_synchronous"].items():
             low, high = row["quartiles"]
             print(f"  {name:<18}{schedule:<14}{row['median']:>6.2f} ({low:.2f} to {high:.2f}) x synchronous")
-    print(f"Ledger: {found['ledger_overhead']['share_of_step']:.2%} of a step. Written to {path}")
 
 
 def parse():
@@ -180,6 +190,7 @@ def parse():
     job.add_argument("--hiding", action="store_true", help="train with gradients and parameters hidden under passes")
     job.add_argument("--measure", action="store_true", help="take the measurements of book/results/traces.json")
     job.add_argument("--measure-hiding", action="store_true", help="take those of book/results/hiding.json")
+    job.add_argument("--measure-gathers", action="store_true", help="take those of book/results/gathers.json")
     words = "with --schedules: how Muon sees whole matrices (default: %(default)s)"
     parser.add_argument(
         "--strategy", metavar=launch.choices(tuple(strategies.names())), default=Recipe.strategy, help=words
@@ -194,18 +205,17 @@ def main():
     arguments = parse()
     if (code := handle(arguments, look_ahead.PUZZLE)) is not None:
         return code
-    launch.chosen_job(arguments, TAKES)
-    measuring = "--measure-hiding" if arguments.measure_hiding else "--measure" if arguments.measure else None
-    if measuring and arguments.json is None:
-        raise launch.UsageError(f"{measuring} writes a file; add --json FILE.")
-    if measuring and launch.under_torchrun():
-        raise launch.UsageError(f"{measuring} starts worlds of its own; run it without torchrun.")
+    job = launch.chosen_job(arguments, TAKES)
+    take = {"--measure": measure, "--measure-hiding": measure_hiding, "--measure-gathers": measure_gathers}.get(job)
+    if take and arguments.json is None:
+        raise launch.UsageError(f"{job} writes a file; add --json FILE.")
+    if take and launch.under_torchrun():
+        raise launch.UsageError(f"{job} starts worlds of its own; run it without torchrun.")
     if launch.is_main_process():
         for name in TITLES if arguments.traces else ():
             launch.check_writable("--traces", str(Path(arguments.traces) / f"step_{name}.json.gz"))
         launch.check_writable("--json", arguments.json)
-    if measuring:
-        take = measure if arguments.measure else measure_hiding
+    if take:
         take(arguments.json, arguments.quick, arguments.threads)
         return 0
     if arguments.dp * arguments.tp == 1:

@@ -15,29 +15,22 @@ from muonbook.ch15 import puzzle as choose_grid
 from muonbook.ch15 import regimes
 from muonbook.measure import results
 from muonbook.puzzles import add_arguments, handle
+from muonbook.ways import TITLES
 
 TAKES = {"--skew": (), "--measure": ("quick", "json"), "--worlds": ("quick", "json")}  # job -> its options
 
 
-COLUMNS = {  # of the skewed grids
-    "zero1": "ZeRO-1",
-    "ddp": "DDP",
-    "muon": "bucketed",
-    "muon_flat": "flat",
-    "muon_cut": "flat + cut",
-    "muon_owner": "owner",
-}
+SKEWED = ("zero1", "ddp", *regimes.ALGORITHMS)
 
 
 def print_skew():
     """Run the workload on four grids and print what every variant sends: counted, and predicted."""
     rows = regimes.measure_skew(rounds=0)
-    print(f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens; AdamW, then Muon")
-    print("  dp x tp" + "".join(f"{head:>11s}" for head in COLUMNS.values()) + "   counted = predicted")
-    for row in rows:
-        equal = all(row[name]["equal_on_every_rank"] for name in COLUMNS)
-        cells = "".join(f"{row[name]['sent_bytes'] / 1024:11,.0f}" for name in COLUMNS)
-        print(f"  {row['dp']:2d} x {row['tp']:2d}{cells}   {equal!s:>19s}")
+    print(f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens, by DP x TP ranks")
+    print("".join(f"{row['dp']:>5} x {row['tp']}" for row in rows))
+    for name in SKEWED:
+        print("".join(f"{row[name]['sent_bytes'] / 1024:9,.0f}" for row in rows) + f"  {TITLES[name]}")
+    print(f"Counted = predicted: {all(row[name]['equal_on_every_rank'] for row in rows for name in SKEWED)}.")
 
 
 def plan(quick):

@@ -58,7 +58,7 @@ def soak(arguments):
 
 def divide(arguments):
     """Plan every division of the puzzle's worlds, and larger and larger worlds; write what was found."""
-    from muonbook.ch18.plans import divisions
+    from muonbook.ch18 import divisions
     from muonbook.measure import results
 
     found = divisions.survey(arguments.quick)

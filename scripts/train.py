@@ -125,7 +125,7 @@ def train(world: launch.World, settings: RunSettings) -> Ended:
                     held_out = evaluate(world, settings, text, forward), step
                     metrics.log(held_out_loss=held_out[0])
                     log(world, f"step {step:5d}   held out {loss_in_words(held_out[0], text)}")
-                due = step % settings.save_every == 0 and not skips  # no storm is gone on from
+                due = step % settings.save_every == 0 and not skips  # not amid skipped steps
                 if settings.folder is not None and (last or due):
                     saving = save(world, settings, text, model, optimizer, step)
             if stop or skips == SKIPS:

@@ -2,7 +2,27 @@
    order, and a test holds the two equal. Nothing is sent anywhere, and without JavaScript the page has its tables. */
 "use strict";
 
-const ROOFLINE_LAYOUTS = { gather_all: "gather all, on ZeRO-1", owner: "owner, on ZeRO-1", muonw: "MuonW, on FSDP2" };
+const ROOFLINE_LAYOUTS = { gather_all: "gather all, flat", owner: "owner", muonw: "MuonW" };
+
+/* The most elements and the most FLOPs of an owner: the costliest matrices first, each to the rank with least to do. */
+function rooflineDeal(matrices, ranks) {
+  const held = new Array(ranks).fill(0), work = new Array(ranks).fill(0);
+  const most = (list) => list.reduce((a, b) => Math.max(a, b));
+  [...matrices].sort((one, other) => other.flops - one.flops).forEach((one, place) => {
+    const everywhere = place === 0 ? Math.floor(one.count / ranks) : 0;
+    for (let rank = 0; rank < ranks; rank += 1) {
+      held[rank] += everywhere * one.size;
+      work[rank] += everywhere * one.flops;
+    }
+    for (let left = one.count - everywhere * ranks; left > 0; left -= 1) {
+      let least = 0;
+      for (let rank = 1; rank < ranks; rank += 1) if (work[rank] < work[least]) least = rank;
+      held[least] += one.size;
+      work[least] += one.flops;
+    }
+  });
+  return [most(held), most(work)];
+}
 
 function rooflineStep(step) {
   const { layers, width, mlp, vocabulary, experts, active, tokens, dp, tp, pp, ep, layout } = step;
@@ -22,7 +42,6 @@ function rooflineStep(step) {
   const parts = ep === 1
     ? [part([attention, perceptron], tables, local, dp)]
     : [part([attention], tables, local, dp), part([perceptron], 0, local * ep, Math.floor(dp / ep))];
-  const all = parts.flatMap((p) => p.held);
   const ranks = dp * tp * pp;
   const flopsPerSecond = step.tflops * 1e12;
 
@@ -43,15 +62,21 @@ function rooflineStep(step) {
     if (layout === "gather_all") return ((tp - 1) * p.owners) / p.dp;
     return layout === "owner" ? (2 * (tp - 1)) / (tp * p.dp) : 0;
   };
-  const muonDpBytes = sum(parts, (p) => ((2 * p.hidden) / p.local) * overDp(p));
+  const stage = (p) => p.held.map((m) => ({ ...m, count: Math.ceil((m.count * tp) / p.local) }));
+  const padded = (p) => (layout === "owner"
+    ? Math.max(p.hidden / p.local, (p.dp * rooflineDeal(stage(p), p.dp)[0]) / tp) : p.hidden / p.local);
+  const padding = (p) => ((p.dp - 1) / p.dp) * (padded(p) - p.hidden / p.local);
+  const muonDpBytes = sum(parts, (p) => ((2 * p.hidden) / p.local) * overDp(p)) + 6 * sum(parts, padding);
   const muonTpBytes = sum(parts, (p) => ((2 * p.hidden) / p.local) * overTp(p));
 
   const kept = (p, sharded) => (layout === "muonw" ? (sharded + 4) / p.dp : 6 + sharded / p.dp);
   const adamwKept = sum(parts, (p) => ((p.hidden + p.tables) / p.local) * kept(p, 12));
-  const muonKept = sum(parts, (p) => (p.hidden * kept(p, 8) + p.tables * kept(p, 12)) / p.local);
+  const muonKept = sum(parts, (p) => padded(p) * kept(p, 8) + (p.tables / p.local) * kept(p, 12));
 
   const passSeconds = passFlops / ranks / flopsPerSecond;
-  const schulzSeconds = Math.max(schulzFlops / ranks, ...all.map((m) => m.flops)) / flopsPerSecond;
+  const busiest = layout === "gather_all"
+    ? schulzFlops / ranks : sum(parts, (p) => rooflineDeal(stage(p), p.dp * tp)[1]);
+  const schulzSeconds = busiest / flopsPerSecond;
   const adamwSeconds = passSeconds + adamwBytes / (step.dp_link * 1e9);
   const muonSeconds = schulzSeconds + muonDpBytes / (step.dp_link * 1e9) + muonTpBytes / (step.tp_link * 1e9);
   return {
@@ -118,10 +143,10 @@ document.addEventListener("DOMContentLoaded", () => {
     const lines = [
       ["forward and backward", (r) => seconds(r.pass_seconds)],
       ["Newton–Schulz", (r) => seconds(r.newton_schulz_seconds)],
-      ["sent with AdamW", (r) => bytes(r.adamw_bytes)],
-      ["Muon sends besides", (r) => bytes(r.muon_dp_bytes + r.muon_tp_bytes)],
-      ["kept with AdamW", (r) => bytes(r.adamw_kept)],
-      ["kept with Muon", (r) => bytes(r.muon_kept)],
+      ["a rank sends with AdamW", (r) => bytes(r.adamw_bytes)],
+      ["a rank sends in addition with Muon", (r) => bytes(r.muon_dp_bytes + r.muon_tp_bytes)],
+      ["states on a rank with AdamW", (r) => bytes(r.adamw_kept)],
+      ["states on a rank with Muon", (r) => bytes(r.muon_kept)],
       ["Muon adds to the step", (r) => `${(100 * r.share).toPrecision(2)} %`],
     ];
     table.append(row("th", head), ...lines.map(([name, of]) => row("td", [name, ...rows.map(([, r]) => of(r))])));

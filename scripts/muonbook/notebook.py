@@ -19,6 +19,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
+from PIL import Image
 
 from distmuon.launch import session
 from muonbook import jobs
@@ -138,6 +139,13 @@ def picture(figure: Figure, alt: str) -> None:
     """Show a figure with its description for those who cannot see it: the alt text of the book's page."""
     image = style.png(figure, alt)
     display({"image/png": image, "text/plain": alt}, raw=True)
+
+
+def screenshot(file: str) -> None:
+    """Show a picture of book/figures that no code of a chapter can draw, with the description that lies in it."""
+    path = results.ROOT / "book" / "figures" / file
+    with Image.open(path) as image:
+        display({"image/png": path.read_bytes(), "text/plain": image.info["Description"]}, raw=True)
 
 
 def moving(name: str, frames: Sequence[player.Frame]) -> None:

@@ -40,6 +40,7 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "memory": ("13_memory.py", "--measure"),
     "traces": ("14_traces.py", "--measure"),
     "hiding": ("14_traces.py", "--measure-hiding"),
+    "gathers": ("14_traces.py", "--measure-gathers"),
     "regimes": ("15_regimes.py", "--measure"),
     "worlds": ("15_regimes.py", "--worlds"),
     "step": ("16_owner.py", "--measure"),
@@ -53,11 +54,12 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "one_line": ("tools", "one_line"),
     "schedules": ("tools", "schedules"),
     "variant_costs": ("tools", "variant_costs"),
+    "step_ratios": ("tools", "step_ratios"),
     **LEARNING,
 }
 SHORT = ("step_times", "learning", "drills", "chapters")  # which have no --quick
 # No chapter shows them but in its first cell, whose line is not compared; `make book` fills in pages of prose.
-UNDRAWN = {"bench", "claims", "chapters", "one_line", "schedules", "variant_costs"}
+UNDRAWN = {"bench", "claims", "chapters", "one_line", "schedules", "step_ratios", "variant_costs"}
 OF_16, OF_17 = {"step", "blocks"}, {"muonw", "conformance"}  # which chapters 16 and 17 show
 OF_18 = {"drills", "divisions", "planner"}
 CHAPTERS = ("12", "13", "14", "15")  # whose pages show the rest

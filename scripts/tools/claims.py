@@ -1,9 +1,9 @@
 """Measure what the claims page needs and no chapter of part III measures.
 
 How large Muon's and AdamW's updates are, on random matrices and in training; what the paper's two fits of loss against
-computation say about each other; what the report's run compared, in bytes, and what whole steps would have sent; how
-long the tutorial's runs took by its own tables; and whether a matrix is still one in the eyes of an optimizer under
-torch's FSDP, old and new.
+computation say about each other; what the report's run compared, in bytes, and what whole steps would have sent; what
+its projection to several nodes adds up; how long the tutorial's runs took by its own tables; and whether a matrix is
+still one in the eyes of an optimizer under torch's FSDP, old and new.
 
 python scripts/tools claims
 python scripts/tools claims --json out/claims.json
@@ -132,6 +132,8 @@ def tutorial_time():
 
 def measure():
     """Return everything that book/results/claims.json holds; starts two ranks."""
+    from tools.reported_projection import projection
+
     ranks = launch.run(look, dp=2, tp=1)
     handed = {kind: [ndim for rank in ranks for ndim in rank[kind]] for kind in ranks[0]}
     rms = update_rms()
@@ -144,6 +146,7 @@ def measure():
         },
         "flops_share": flops_to_the_same_loss(),
         "reported_bytes": the_reported_run(),
+        "projection": projection(),
         "tutorial_time": tutorial_time(),
         "matrices_handed_over": {kind: len(ndims) for kind, ndims in handed.items()},
         "still_matrices": {kind: sum(ndim == 2 for ndim in ndims) for kind, ndims in handed.items()},
@@ -167,6 +170,10 @@ def main():
     )
     bytes_ = found["reported_bytes"]
     print(f"the report's two sides in bytes: {bytes_['over']:.2f}; whole steps: {bytes_['whole_step']}")
+    for way, factors in found["projection"].items():
+        if way not in ("parts", "gigabytes_per_second"):
+            near, far = (factors[factor]["over_adamw"] for factor in ("x1", "x3"))
+            print(f"the report's projection, {way}: Muon / AdamW {near:.2f}, with links three times slower {far:.2f}")
     for data, ratio in found["tutorial_time"].items():
         print(f"the tutorial's own times on {data}, Muon / AdamW: {ratio:.2f}")
     for kind, count in found["still_matrices"].items():

@@ -20,6 +20,7 @@ from tools.pages import (
     cheat_sheet,
     moving,
     plain_moves,
+    plans,
     prices,
     puzzle_list,
     report_counts,
@@ -37,6 +38,7 @@ def draw(target: Path) -> dict[str, str]:
     moves = {
         "seven-cuts": (moving.moving_cuts(), None),
         "nine-moves": (plain_moves.frames(), plain_moves.STILL),
+        "plans": (plans.frames_of_sizes(results.load("divisions")["sizes"]), None),
     }
     written = {
         "puzzles.md": puzzle_list.page_part(ROOT),
@@ -49,8 +51,9 @@ def draw(target: Path) -> dict[str, str]:
         "variant_costs.md": variants.costs(),
         "roofline_links.md": roofline_parts.links(),
         "roofline_models.md": roofline_parts.models(),
-        "roofline_published.md": roofline_parts.published(),
+        "planner_published.md": roofline_parts.published(),
         "roofline_calculator.md": roofline_parts.calculator(),
+        **plans.printed(ROOT),
     }
     described = {name: alt for name, (_, alt) in still.items()}
     for name, text in written.items():

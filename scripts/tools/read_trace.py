@@ -21,6 +21,8 @@ from muonbook.measure.trace_report import MS, hull, optimizer_times, range_times
 JOINED = 0.1  # ms: work that pauses for less is one stretch
 COLUMNS = {"communication": "comm.", "communication_sum": "comm. sum", "computation": "comp."}
 COLUMNS |= {name: name for name in ("overlap", "exposed", "busy", "span", "idle")}
+PAUSES = ("longest_pause", "span_without_pause")
+MEANS = ("name_matched", "communication", "computation", "busy", "span", *PAUSES)  # of a run, over its ranks
 
 
 def stem(path):
@@ -62,7 +64,10 @@ def as_json(trace):
         "rank": trace.rank,
         "device": trace.device,
         "collectives": summary.collectives,
-        **in_ms(**{name: getattr(summary, name) for name in COLUMNS}, name_matched=sum(time for _, time in parts)),
+        **in_ms(
+            **{name: getattr(summary, name) for name in (*COLUMNS, *PAUSES)},
+            name_matched=sum(time for _, time in parts),
+        ),
         "name_matched_parts": [{"events": name, "ms": round(time, 3)} for name, time in parts],
         **in_ms(**optimizer),
         "ranges": [
@@ -98,7 +103,7 @@ def runs_json(traces, together, waiting):
     for names in (names for names in together if len(names) > 1):
         mine = set(names.values())
         inside = [rank for row in waiting for rank in row["ranks"] if rank["trace"] in mine]
-        total = {key: sum(traces[name][key] for name in mine) for key in ("name_matched_ms", "communication_ms")}
+        total = {f"{key}_ms": sum(traces[name][f"{key}_ms"] for name in mine) for key in MEANS}
         total |= {key: sum(rank[key] for rank in inside) if inside else None for key in ("waiting_ms", "transfer_ms")}
         means = {key: None if value is None else round(value / len(mine), 3) for key, value in total.items()}
         run = re.sub(r"_rank\d+$", "", names[min(names)])

@@ -16,13 +16,14 @@ from muonbook.planner.fabrics import ADAPTER, PEAK_FLOPS
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
-from tools.pages import published, roofline_parts
+from tools.pages import roofline_parts
 from tools.pages.roofline import LAYOUTS, PRESETS, Matrices, Step
 
 PAGE = (Path(__file__).resolve().parents[2] / "book" / "roofline.md").read_text(encoding="utf-8")
 TOKENS = 1 << 22
 PLANNED = {"gather_all": "flat", "owner": "owner", "muonw": "muonw"}
-GRIDS = [(8, 1), (16, 4)]
+GRIDS = [(8, 1), (16, 4), (64, 1), (256, 1)]
+PADDED = [("owner", 128, 4), ("owner", 1024, 1)]  # the shards of the last are seven times as long as the matrices
 
 
 @cache
@@ -40,14 +41,16 @@ def step(dp: int, tp: int, layout: str) -> Step:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_the_envelope_holds_within_five_per_cent_of_a_laid_out_plan(dp: int, tp: int, layout: str) -> None:
+@pytest.mark.parametrize(("layout", "dp", "tp"), [*((layout, *grid) for layout in LAYOUTS for grid in GRIDS), *PADDED])
+def test_the_envelope_holds_within_five_per_cent_of_a_laid_out_plan(layout: str, dp: int, tp: int) -> None:
     ours, plan, adamw = step(dp, tp, layout), planned(dp, tp, layout), planned(dp, tp, layout, adamw=True)
     assert ours.newton_schulz_flops / ours.ranks == pytest.approx(plan.flops[0], rel=0.05)
+    if layout == "owner":  # gather_all knows an average rank alone, and MuonW's waves are dealt out one by one
+        assert ours.newton_schulz_seconds * 400e12 == pytest.approx(plan.flops[1], rel=0.05)
     moved = {group: sum(mean for (g, move), (mean, _) in plan.sent.items() if g == group and move in MUONS) for group in
              ("dp", "tp", "mesh")}  # fmt: skip
-    assert ours.muon_dp_bytes == pytest.approx(moved["dp"] + moved["mesh"], rel=0.05)
+    padding = sent_by_zero1(plan) - sent_by_zero1(adamw) if layout == "owner" else 0
+    assert ours.muon_dp_bytes == pytest.approx(moved["dp"] + moved["mesh"] + padding, rel=0.05)
     assert ours.muon_tp_bytes == pytest.approx(moved["tp"], rel=0.05)
     for found, kept in ((ours.muon_kept, plan), (ours.adamw_kept, adamw)):
         states = ("parameters", "gradients", "master weights", "optimizer state")
@@ -56,11 +59,15 @@ def test_the_envelope_holds_within_five_per_cent_of_a_laid_out_plan(dp: int, tp:
         plan.seconds["forward, backward"] * plan.setting.fabric.flops_per_second / 400e12, rel=0.05
     )
     if layout != "muonw":  # under FSDP2 a plan gathers for every micro-batch, the envelope once
-        sent = sum(mean for (group, move), (mean, _) in adamw.sent.items() if move in ("gradients", "parameters"))
-        assert ours.adamw_bytes == pytest.approx(sent, rel=0.05)
+        assert ours.adamw_bytes == pytest.approx(sent_by_zero1(adamw), rel=0.05)
 
 
 MUONS = ("momentum", "updates")
+
+
+def sent_by_zero1(plan: WorldPlan) -> float:
+    """Return the bytes of gradients and parameters that an average rank sends."""
+    return sum(mean for (_, move), (mean, _) in plan.sent.items() if move in ("gradients", "parameters"))
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 11), (128, 512)])
@@ -73,7 +80,7 @@ def test_experts_that_are_spread_are_held_and_sent_by_fewer_ranks() -> None:
     together = replace(sharded, ep=1)
     assert (sharded.pass_flops, sharded.newton_schulz_flops) == (together.pass_flops, together.newton_schulz_flops)
     assert sharded.adamw_bytes < together.adamw_bytes / 10
-    assert sharded.muon_kept < together.muon_kept / 10
+    assert sharded.muon_kept < together.muon_kept / 7  # owners pad either
 
 
 def test_one_matrix_is_the_least_that_an_owner_takes() -> None:
@@ -95,6 +102,10 @@ def test_the_block_on_the_page_is_the_formula() -> None:
 
 
 def test_what_the_page_says_in_numbers_follows_from_its_assumptions() -> None:
+    _, many = PRESETS["1t"]
+    attention = sum(matrices.number for matrices in many.stage(many.parts[0]))
+    assert f"{attention} attention matrices and {many.dp} DP ranks" in PAGE
+    assert f"{many.dp - attention} ranks hold nothing but padding" in PAGE
     memory = 3.35e12
     assert "989 / 3.35 = 295" in PAGE
     assert round(PEAK_FLOPS / memory) == 295
@@ -107,16 +118,3 @@ def test_what_the_page_says_in_numbers_follows_from_its_assumptions() -> None:
 
 def test_the_calculator_asks_for_all_that_a_step_is_made_of() -> None:
     assert set(roofline_parts.FIELDS) == set(Step.__dataclass_fields__) - {"layout"}
-
-
-def test_the_planner_is_within_a_quarter_of_five_published_figures() -> None:
-    errors = {f"{figure.what}, {figure.world}": figure.error for figure in published.FIGURES}
-    near = [name for name, error in errors.items() if abs(error) <= 0.25]
-    assert len(near) >= 5, errors
-    off = [figure.world for figure in published.FIGURES if abs(figure.error) > 0.25]
-    assert [world.split(",")[0] for world in off] == ["Qwen3 30B-A3B", "Kimi K2's sizes", "Qwen3 30B-A3B"]
-    owner = next(figure for figure in published.FIGURES if "one owner" in figure.what)
-    added = [1000 * published.DMUON_ADAMW * (ratio - 1) for ratio in (owner.published, owner.planned())]
-    assert "Muon adds {:.0f} ms published and {:.0f} ms planned".format(*added) in owner.world
-    counted = [figure for figure in published.FIGURES if "operations" in figure.what]
-    assert all(3 < figure.published / figure.planned() < 4 for figure in counted)  # as the page says

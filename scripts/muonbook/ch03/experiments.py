@@ -40,12 +40,7 @@ def adamw_alone(model: nn.Module) -> list[Optimizer]:
     return [AdamW(model.parameters(), lr=LR, weight_decay=DECAY)]
 
 
-def hybrid(
-    model: nn.Module,
-    lr: float = LR,
-    weight_decay: float = DECAY,
-    **options: Any,
-) -> tuple[Muon, AdamW]:
+def hybrid(model: nn.Module, lr: float = LR, weight_decay: float = DECAY, **options: Any) -> tuple[Muon, AdamW]:
     """Return Muon for the hidden matrices and AdamW for all else, at one rate and one decay."""
     params = {group["algorithm"]: group["params"] for group in split_parameters(model)}
     muon = Muon(params["muon"], lr=lr, weight_decay=weight_decay, **options)
@@ -53,12 +48,7 @@ def hybrid(
     return muon, adamw
 
 
-def train(
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    data: Split,
-    steps: int,
-) -> Iterator[float]:
+def train(model: nn.Module, optimizers: Sequence[Optimizer], data: Split, steps: int) -> Iterator[float]:
     """Train; yield the loss after every step."""
     for step in range(steps):
         rows = batch_rows(step, BATCH, len(data.labels), SEED)
@@ -78,11 +68,6 @@ def fresh() -> tuple[MLP, Split, Split]:
 
 
 # ---- What to watch ----------------------------------------------------------------------------------------
-
-
-def not_orthogonal(update: Tensor, kind: str = "match_rms") -> float:
-    """Return how far what Newton–Schulz returned is from semi-orthogonal: 0 where all singular values are 1."""
-    return orthogonality_error(update / scale(update.shape, kind)).item()
 
 
 def ceiling(longer_side: int, weight_decay: float) -> float:
@@ -157,7 +142,8 @@ def show_training() -> dict[str, Any]:
     """Train once with the hybrid; print the losses and three numbers that are worth a line in every log."""
 
     def look(weight: Tensor, update: Tensor) -> tuple[float, float, float]:
-        return rms(update), not_orthogonal(update), spectral_norm(weight)
+        orthogonalized = update / scale(update.shape)
+        return rms(update), orthogonality_error(orthogonalized).item(), spectral_norm(weight)
 
     model, losses, seen = watched_run(hybrid, SHOWN[-1], look)
     print(f"On {WATCHED}, per step:")
@@ -221,14 +207,7 @@ def show_embedding() -> dict[str, Any]:
     }
 
 
-def show(world: World, name: str) -> dict[str, Any] | None:
+def show(world: World, name: str) -> dict[str, Any]:
     """Show what was asked for, in this one process; return the curves behind it."""
-    return SHOWS[name]()
-
-
-SHOWS: dict[str, Callable[[], dict[str, Any] | None]] = {
-    "training": show_training,
-    "rms": show_rms,
-    "decay": show_decay,
-    "embedding": show_embedding,
-}
+    shows = {"training": show_training, "rms": show_rms, "decay": show_decay, "embedding": show_embedding}
+    return shows[name]()

@@ -1,4 +1,4 @@
-"""Chapter 3's five-minute puzzles: what Nesterov looks ahead to, and how long a step should be."""
+"""Chapter 3's five-minute puzzle: what Nesterov looks ahead to."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from muonbook.measure.coalescing import GatherTimes, compare_blocks
@@ -20,8 +22,9 @@ def report(found: list[list[GatherTimes]]) -> tuple[bool, None]:
     """Print one bucket's time beside that of single calls, and whether both gave the same matrices."""
     print("matrices, bf16            cut along   one bucket / one by one")
     for row in found[0]:
-        ratio = row.in_one_bucket / row.one_by_one
-        print(f"{row.matrices:>3} of {row.width:>5} x {row.width:<5}{row.dim:>16}{ratio:>22.2f}")
+        print(
+            f"{row.matrices:>3} of {row.width:>5} x {row.width:<5}{row.dim:>16}{statistics.median(row.ratios):>22.2f}"
+        )
     right = all(row.right for rank in found for row in rank)
     print(f"Both ways gave the same matrices, bit for bit: {right}.")
     return right, None

@@ -84,21 +84,27 @@ def gradients(scenario: Scenario, step: int, dp_rank: int, micro: int) -> dict[s
     return {n: torch.randn(shape, generator=generator) * scenario.scale for n, (shape, _) in SHAPES.items()}
 
 
-def options(scenario: Scenario, position: int) -> dict[str, float]:
-    return {"lr": scenario.lr * 0.1**position, "weight_decay": scenario.weight_decay}
+def muon_groups(scenario: Scenario, parameters: Mapping[str, nn.Parameter] | nn.ParameterDict) -> list[dict[str, Any]]:
+    """Return the scenario's groups of named parameters, each with a tenth of the learning rate of the one before."""
+    groups: list[dict[str, Any]] = [{"params": [(k, parameters[k]) for k in keys]} for keys in scenario.groups]
+    for place, group in enumerate(groups):
+        group |= {"lr": scenario.lr * 0.1**place, "weight_decay": scenario.weight_decay}
+    return groups
+
+
+def local_shape(name: str, tp: int) -> tuple[int, ...]:
+    """Return the shape of what a TP rank holds of a matrix."""
+    shape, cut = SHAPES[name]
+    return tuple(size // tp if dim == cut else size for dim, size in enumerate(shape))
 
 
 def on_grid(name: str | None, scenario: Scenario, grid: Grid) -> tuple[dict[str, Tensor], Ledger]:
     """Return whole parameters and ledger with exhibit `name`, or with the healthy code."""
     model = nn.ParameterDict()
-    for key, (shape, dim) in SHAPES.items():
-        local = [size // grid.tp.size if axis == dim else size for axis, size in enumerate(shape)]
-        model[key] = mark(nn.Parameter(torch.empty(local)), dim if grid.tp.size > 1 else None)
+    for key, (_, cut) in SHAPES.items():
+        model[key] = mark(nn.Parameter(torch.empty(local_shape(key, grid.tp.size))), cut if grid.tp.size > 1 else None)
     load_slices(model, initial(), grid.tp)
-    groups: list[dict[str, Any]] = [
-        {"params": [(key, model[key]) for key in keys]} | options(scenario, position)
-        for position, keys in enumerate(scenario.groups)
-    ]
+    groups = muon_groups(scenario, model)
     if scenario.vector:
         model["vector"] = mark(nn.Parameter(torch.zeros(scenario.vector)), None)
         groups.append({"params": [("vector", model["vector"])], "algorithm": "adamw"})
@@ -126,10 +132,7 @@ def alone(scenario: Scenario, dp: int = DP) -> dict[str, Tensor]:
     Every exhibit is held against the same few references, so each is trained once: do not write into what comes back.
     """
     parameters = {key: nn.Parameter(value) for key, value in initial().items()}
-    groups = [
-        {"params": [parameters[k] for k in keys]} | options(scenario, p) for p, keys in enumerate(scenario.groups)
-    ]
-    optimizer = Muon(groups, input_dtype=torch.bfloat16, batched=False)
+    optimizer = Muon(muon_groups(scenario, parameters), input_dtype=torch.bfloat16, batched=False)
     for step in range(scenario.steps):
         for key, parameter in parameters.items():
             shares = [
@@ -143,8 +146,7 @@ def alone(scenario: Scenario, dp: int = DP) -> dict[str, Tensor]:
 
 def predicted(scenario: Scenario, grid: Grid) -> Ledger:
     """Return the ledger that the healthy code will have filled on this rank."""
-    shapes = {n: [m // TP if a == dim else m for a, m in enumerate(shape)] for n, (shape, dim) in SHAPES.items()}
-    specs = [ParamSpec(name, tuple(shape), "float32", SHAPES[name][1]) for name, shape in shapes.items()]
+    specs = [ParamSpec(name, local_shape(name, TP), "float32", cut) for name, (_, cut) in SHAPES.items()]
     if scenario.vector:
         specs.append(ParamSpec("vector", (scenario.vector,), "float32"))
     ledger = Ledger()
@@ -152,30 +154,15 @@ def predicted(scenario: Scenario, grid: Grid) -> Ledger:
     return ledger
 
 
-def take(name: str | None, label: str, grid: Grid) -> Visit:
-    """Train scenario `label` with exhibit `name`, or with the healthy code (None); all ranks of a 2 x 2 grid together.
-
-    An error is part of what one sees. It reads the same on all ranks, or they would not meet again afterwards.
-    """
-    scenario = SCENARIOS[label]
-    try:
-        parameters, ledger = on_grid(name, scenario, grid)
-    except (IndexError, RuntimeError) as error:
-        return Visit({}, [], f"{type(error).__name__}: {error}")
+def visit(name: str | None, scenario: Scenario, grid: Grid) -> Visit:
+    """Train with exhibit `name`, or with the healthy code (None); all ranks of a 2 x 2 grid together."""
+    parameters, ledger = on_grid(name, scenario, grid)
     return Visit(parameters, ledger.differences(predicted(scenario, grid)), "")
-
-
-def visit(world: launch.World, names: Sequence[str | None]) -> dict[tuple[str | None, str], Visit]:
-    """Return what this rank sees of each exhibit (None: the healthy code) in every scenario."""
-    grid = Grid.of(world)
-    return {(name, label): take(name, label, grid) for name in names for label in SCENARIOS}
 
 
 def visit_lonely(world: launch.World, name: str | None) -> Visit:
     """Return what this rank sees where a rank owns nothing for Muon in a bucket, if its world does not end."""
-    grid = Grid.of(world)
-    parameters, ledger = on_grid(name, LONELY, grid)
-    return Visit(parameters, ledger.differences(predicted(LONELY, grid)), "")
+    return visit(name, LONELY, Grid.of(world))
 
 
 def moved(found: dict[str, Tensor], scenario: Scenario) -> dict[str, float]:
@@ -195,9 +182,19 @@ Exhibit = str | None  # None: the healthy code
 Ranks = Sequence[Mapping[tuple[Exhibit, str], Visit]]  # what every rank saw, by exhibit and scenario
 
 
-def tour(world: launch.World, names: Sequence[Exhibit]) -> list[dict[tuple[Exhibit, str], Visit]] | None:
-    """Return what every rank sees of each exhibit in every scenario."""
-    return world.gather(visit(world, names))
+def tour(world: launch.World, names: Sequence[Exhibit]) -> Ranks | None:
+    """Return what every rank sees of each exhibit in every scenario.
+
+    An error is part of what one sees. It reads the same on all ranks, or they would not meet again afterwards.
+    """
+    grid, seen = Grid.of(world), {}
+    for name in names:
+        for label, scenario in SCENARIOS.items():
+            try:
+                seen[name, label] = visit(name, scenario, grid)
+            except (IndexError, RuntimeError) as error:
+                seen[name, label] = Visit({}, [], f"{type(error).__name__}: {error}")
+    return world.gather(seen)
 
 
 def report(ranks: Ranks, names: Sequence[Exhibit]) -> tuple[bool, dict[str, list[str]]]:
@@ -208,7 +205,7 @@ def report(ranks: Ranks, names: Sequence[Exhibit]) -> tuple[bool, dict[str, list
     else:
         print("\n".join(*labels.values()))
     if list(names) == ["empty shard"]:
-        show_lonely("empty shard")
+        show_lonely()
     return True, labels
 
 
@@ -273,10 +270,10 @@ def show_table(names: Sequence[Exhibit], ranks: Ranks) -> None:
         print(f"{name or 'healthy':30s}  {off[0]!s:>5s}  {off[1]!s:>6s}  {off[2]!s:>5s}  {off[3]!s:>8s}")
 
 
-def show_lonely(name: str) -> None:
+def show_lonely() -> None:
     """Show the one exhibit that can end a rank: it gets a world of its own."""
     try:
-        launch.run("muonbook.ch11.experiments:visit_lonely", (name,), dp=DP, tp=TP, timeout=5)
+        launch.run("muonbook.ch11.experiments:visit_lonely", ("empty shard",), dp=DP, tp=TP, timeout=5)
         print("  a rank owns nothing: nothing happened")
     except launch.WorldError as error:
         who = "a rank" if error.rank is None else f"DP rank {error.rank // TP}"

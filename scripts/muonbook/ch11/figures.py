@@ -1,4 +1,4 @@
-"""The whole museum on a card: right and wrong next to each other, one pair of small drawings per exhibit.
+"""The six exhibits of the tour on a card: right and wrong next to each other, a pair of small drawings for each.
 
 What a drawing shows is computed by the real code on a tiny tensor wherever it has numbers in it; tests hold the rest
 to what the exhibits do.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from matplotlib.patches import Circle, FancyArrowPatch
 
 from distmuon.optim.newton_schulz import newton_schulz, singular_values
 from muonbook.figures.healthy import HEALTHY, is_healthy
-from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, TP_HATCHES, WIDTH, Block
+from muonbook.figures.style import ACCENT, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, Block
 
-from muonbook.figures.style import box, card, dp_colour, hatch_on, mix, put, wrapped  # isort: skip
+from muonbook.figures.style import box, card, dp_colour, mix, put  # isort: skip
 
 GAP, HEIGHT = 10.0, 44.0  # between right and wrong; of a thumbnail
 LIGHT = mix(PADDING, "#FFFFFF", 0.5)
@@ -41,22 +41,16 @@ class Thumbnail:
     def at(self, x: float, y: float) -> tuple[float, float]:
         return self.x + x * self.width, self.y + y * self.height
 
-    def box(self, x: float, y: float, width: float, height: float, colour: str = LIGHT, hatch: str = "") -> None:
-        look: dict[str, Any] = {"hatch": hatch, "ec": hatch_on(colour) if hatch else INK, "lw": 0.8}
-        box(self.axes, *self.at(x, y), width * self.width, height * self.height, colour, **look)
-
-    def cells(self, x: float, y: float, rows: int, columns: int, colours: Sequence[str], side: float) -> None:
-        """Draw a matrix of square cells, `side` points each, in rows."""
-        left, top = self.at(x, y)
-        for n in range(rows * columns):
-            place = (left + n % columns * side, top + n // columns * side)
-            box(self.axes, *place, side, side, colours[n % len(colours)], ec=INK, lw=0.6)
+    def box(self, x: float, y: float, width: float, height: float, colour: str = LIGHT) -> None:
+        box(self.axes, *self.at(x, y), width * self.width, height * self.height, colour, ec=INK, lw=0.8)
 
     def matrix(self, rows: int, columns: int, colours: Sequence[str]) -> None:
-        """Draw a matrix of square cells in the middle, as large as fits."""
+        """Draw a matrix of square cells in the middle, as large as fits. colours: of its cells, in rows."""
         side = min(0.95 * self.width / columns, 0.9 * self.height / rows)
-        left, top = 0.5 - columns * side / 2 / self.width, 0.5 - rows * side / 2 / self.height
-        self.cells(left, top, rows, columns, colours, side)
+        left, top = self.x + (self.width - columns * side) / 2, self.y + (self.height - rows * side) / 2
+        for n, colour in enumerate(colours):
+            place = (left + n % columns * side, top + n // columns * side)
+            box(self.axes, *place, side, side, colour, ec=INK, lw=0.6)
 
     def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str = INK, lw: float = 1.5) -> None:
         self.axes.add_patch(FancyArrowPatch(self.at(*start), self.at(*end), arrowstyle="-|>", mutation_scale=9,
@@ -66,13 +60,12 @@ class Thumbnail:
         look = {"fc": "none", "ls": (0, (2, 2)), "ec": MUTED} if absent else {"fc": colour, "ec": INK}
         self.axes.add_patch(Circle(self.at(x, y), 0.2 * self.height, lw=1, **look))
 
-    def line(self, *points: tuple[float, float], colour: str = ACCENT) -> None:
-        self.axes.plot(*zip(*(self.at(*point) for point in points), strict=True), color=colour, lw=1.6)
+    def line(self, *points: tuple[float, float]) -> None:
+        self.axes.plot(*zip(*(self.at(*point) for point in points), strict=True), color=INK, lw=1.6)
 
-    def say(self, x: float, y: float, text: str, colour: str = INK, ground: str = "none") -> None:
+    def say(self, x: float, y: float, text: str) -> None:
         left, top = self.at(x, y)
-        around = {"boxstyle": "square,pad=0.15", "fc": ground, "ec": "none"}
-        put(self.axes, left, top - 7, text, "center", True, color=colour, bbox=around)
+        put(self.axes, left, top - 7, text, "center", True, color=ACCENT)
 
     def bars(self, values: Sequence[float], top: float) -> None:
         """Draw singular values, and the band that healthy ones keep to."""
@@ -103,44 +96,11 @@ def _stale_loop(thumb: Thumbnail) -> None:
         for step in range(steps):
             thumb.arrow((0.26 + 0.36 * step, y + 0.16), (0.6 + 0.36 * step, y + 0.16))
         if not steps:
-            thumb.say(0.62, y + 0.16, "stays", ACCENT)
-
-
-def _flat_view(thumb: Thumbnail) -> None:
-    matrix = torch.empty(3, 4)
-    seen = matrix.view(-1) if thumb.wrong else matrix
-    rows, columns = (1, *seen.shape)[-2:]
-    thumb.matrix(rows, columns, [LIGHT])
-
-
-def _padding(thumb: Thumbnail) -> None:
-    """A bucket of five elements for two ranks."""
-    padded = 5 if thumb.wrong else 6
-    side = thumb.width / 6.4
-    owners = [PADDING if n == 5 else dp_colour(2 * n // padded) for n in range(padded)]
-    if thumb.wrong:
-        owners[2] = LIGHT
-    thumb.cells(0.03, 0.5 - side / 2 / thumb.height, 1, padded, owners, side)
-    cut = 0.03 + side * padded / 2 / thumb.width
-    thumb.line((cut, 0.05), (cut, 0.95), colour=ACCENT if thumb.wrong else INK)
-
-
-def _wrong_dimension(thumb: Thumbnail) -> None:
-    """Two blocks [2, 3] of a matrix [4, 3], put together."""
-    down, across = (0, 1) if thumb.wrong else (1, 0)
-    unit_x, unit_y = 0.15, 0.23
-    left, top = 0.5 - unit_x * 3 * (1 + across) / 2, 0.5 - unit_y * (1 + down)
-    for rank in (0, 1):
-        place = (left + 3 * unit_x * rank * across, top + 2 * unit_y * rank * down)
-        thumb.box(*place, 3 * unit_x, 2 * unit_y, LIGHT, TP_HATCHES[rank])
+            thumb.say(0.62, y + 0.16, "stays")
 
 
 def _blocks(thumb: Thumbnail) -> None:
     thumb.bars(spectrum_of("blocks" if thumb.wrong else "whole"), 1.55)
-
-
-def _no_newton_schulz(thumb: Thumbnail) -> None:
-    thumb.bars(spectrum_of("momentum" if thumb.wrong else "whole"), 1.55)
 
 
 def _owned_piece(thumb: Thumbnail) -> None:
@@ -153,7 +113,7 @@ def _empty_shard(thumb: Thumbnail) -> None:
     thumb.disc(0.85, 0.5, dp_colour(1), absent=thumb.wrong)
     thumb.arrow((0.32, 0.5), (0.5, 0.5))
     if thumb.wrong:
-        thumb.say(0.6, 0.5, "?", ACCENT)
+        thumb.say(0.6, 0.5, "?")
     else:
         thumb.arrow((0.68, 0.5), (0.5, 0.5))
 
@@ -168,16 +128,6 @@ def _gradient(thumb: Thumbnail) -> None:
     thumb.arrow((0.1, 0.5), (0.1 + chosen[0], 0.5 + chosen[1]), ACCENT if thumb.wrong else INK, 2.4)
 
 
-def _early_cast(thumb: Thumbnail) -> None:
-    """A gradient of a million, in fp16 and then divided by its norm, or the other way round."""
-    large = torch.tensor([[1e6, -2e6, 5e5, 1e6], [3e6, 4e5, -1e6, 2e6], [-5e5, 1e6, 2e6, -3e6]])
-    fed = large.half().float() if thumb.wrong else large / large.norm()
-    shades = [mix(INK, "#FFFFFF", 1 - abs(float(v))) if torch.isfinite(v) else "#FFFFFF" for v in fed.flatten()]
-    thumb.matrix(3, 4, shades)
-    if newton_schulz(fed).isnan().all():
-        thumb.say(0.5, 0.5, "NaN", ACCENT, "#FFFFFF")
-
-
 def _micro_batches(thumb: Thumbnail) -> None:
     """Two micro-batches, and the steps taken."""
     for n, y in enumerate((0.08, 0.6)):
@@ -185,24 +135,17 @@ def _micro_batches(thumb: Thumbnail) -> None:
         if thumb.wrong:
             thumb.arrow((0.28, y + 0.16), (0.95, y + 0.16), ACCENT)
         else:
-            thumb.line((0.24, y + 0.16), (0.46, 0.5), colour=INK)
+            thumb.line((0.24, y + 0.16), (0.46, 0.5))
             if n:
                 thumb.arrow((0.46, 0.5), (0.95, 0.5))
 
 
 @cache
 def spectrum_of(what: str) -> list[float]:
-    """Return six singular values of an 8 x 8 matrix: orthogonalized whole, in two blocks, or not at all.
-
-    What is not orthogonalized is scaled to a largest singular value of 1.5, as there is no natural scale.
-    """
+    """Return six singular values of an 8 x 8 matrix, orthogonalized "whole" or in two "blocks"."""
     matrix = torch.from_numpy(np.random.default_rng(2).standard_normal((8, 8)))
-    made = {
-        "whole": lambda: newton_schulz(matrix, compute_dtype=torch.float64),
-        "blocks": lambda: torch.cat([newton_schulz(block, compute_dtype=torch.float64) for block in matrix.chunk(2)]),
-        "momentum": lambda: 1.5 * matrix / singular_values(matrix)[0],
-    }[what]()
-    values = singular_values(made)
+    blocks = matrix.chunk({"whole": 1, "blocks": 2}[what])
+    values = singular_values(torch.cat([newton_schulz(block, compute_dtype=torch.float64) for block in blocks]))
     return [float(values[n]) for n in (0, 1, 3, 4, 6, 7)]
 
 
@@ -210,18 +153,13 @@ LABELS = {
     "stale group parameters": Label(
         "Two groups, a step each.", "The first never moves, the second twice.", _stale_loop
     ),
-    "1-D view": Label("A matrix.", "One long row, which is only normalized.", _flat_view),
     "block-wise Newton–Schulz": Label(
         "The whole: singular values near 1.", "Two halves, stacked: too long, and lost.", _blocks
     ),
     "owned piece only": Label("All of the matrix.", "This rank's piece, zeros for the rest.", _owned_piece),
-    "wrong tp dim": Label("Blocks below each other.", "Blocks side by side.", _wrong_dimension),
     "gradient instead of momentum": Label("The sum of what came before.", "The last gradient alone.", _gradient),
-    "no Newton–Schulz": Label("Singular values near 1.", "Singular values as they came.", _no_newton_schulz),
     "once per micro-batch": Label("Two micro-batches, one step.", "Two micro-batches, two steps.", _micro_batches),
-    "cast before normalizing": Label("Norm first, then fp16.", "fp16 first: infinity, then NaN.", _early_cast),
     "empty shard": Label("Both ranks come to the gather.", "One has nothing, and stays away.", _empty_shard),
-    "missing padding": Label("Padded, two equal shards.", "Five elements, two ranks, one torn.", _padding),
 }
 SHORTER = {"gradient instead of momentum": "gradient, not momentum"}  # where a name does not fit over its pair
 
@@ -229,8 +167,8 @@ SHORTER = {"gradient instead of momentum": "gradient, not momentum"}  # where a 
 # ---- The card ---------------------------------------------------------------------------------------------
 
 
-def draw_museum(title: str, question: str, names: Sequence[str] = tuple(LABELS)) -> Figure:
-    """Draw exhibits, two in a row; the question stands in the place that stays empty where they are odd in number."""
+def draw_museum(title: str, names: Sequence[str] = tuple(LABELS)) -> Figure:
+    """Draw exhibits, two in a row."""
     half = (WIDTH - 2 * MARGIN - 2 * GAP) / 2
     thumb = (half - GAP) / 2
 
@@ -246,9 +184,6 @@ def draw_museum(title: str, question: str, names: Sequence[str] = tuple(LABELS))
                 left = MARGIN + column * (half + 2 * GAP)
                 put(axes, left, top + 4, SHORTER.get(name, name), bold=True)
                 _pair(axes, LABELS[name], left, top + ROW + 6, thumb)
-            if len(names) == 1:
-                for line, words in enumerate(wrapped(question, half, bold=True)):
-                    put(axes, MARGIN + half + 2 * GAP, top + ROW + 12 + line * ROW, words, bold=True, color=ACCENT)
 
         return HEIGHT + ROW + 16, paint
 

@@ -22,10 +22,7 @@ BROADCASTS = ("torch_zero",)  # along a tree: only all ranks together send what 
 def algorithm_lines(rows: ByteRows) -> list[str]:
     """Return Muon's algorithms of `algorithms_on`'s rows of one grid, over ZeRO-1 AdamW: by formula, and counted."""
     ours = [row for row in rows if row["contender"] in ALGORITHMS]
-    told = (
-        f"{row['ratio']:>7.3f}{row['over_zero1']:>9.3f}  {CONTENDERS[row['contender']].title.removeprefix('Muon, ')}"
-        for row in ours
-    )
+    told = (f"{row['ratio']:>7.3f}{row['over_zero1']:>9.3f}  {CONTENDERS[row['contender']].title}" for row in ours)
     return ["formula  counted", *told]
 
 

@@ -18,6 +18,7 @@ from muonbook.measure.muon_variants import MUON_VARIANTS, Place
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
 from muonbook.planner.stages import units_of
+from muonbook.ways import TITLES
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _baseline(name: str) -> CountedContender:
 
 def _muon(name: str) -> CountedContender:
     algorithm = ALGORITHMS[name]
-    return CountedContender(f"Muon, {algorithm.title}", algorithm.make, algorithm.predict, _of_grid)
+    return CountedContender(algorithm.title, algorithm.make, algorithm.predict, _of_grid)
 
 
 def _on_fsdp2(title: str, muon: bool) -> CountedContender:
@@ -114,8 +115,8 @@ def _on_fsdp2(title: str, muon: bool) -> CountedContender:
 
 CONTENDERS = {name: _baseline(name) for name in BASELINES} | {
     **{name: _muon(name) for name in ("muon_flat", "muon_cut", "muon_owner")},
-    "adamw_fsdp2": _on_fsdp2("AdamW, FSDP2", muon=False),
-    "muonw_fsdp2": _on_fsdp2("MuonW, FSDP2", muon=True),
+    "adamw_fsdp2": _on_fsdp2(TITLES["adamw_fsdp2"], muon=False),
+    "muonw_fsdp2": _on_fsdp2(TITLES["muonw"], muon=True),
 }
 
 

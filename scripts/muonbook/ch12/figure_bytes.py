@@ -11,6 +11,7 @@ from muonbook.ch12.contenders import CONTENDERS
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import describe_bars, draw_bars
 from muonbook.measure.workload import Workload
+from muonbook.ways import TITLES
 
 SHOWN = ("zero1", "muon", "muon_flat", "muon_cut", "muon_owner")
 GRADIENTS, PARAMETERS = "gradients", "parameters"
@@ -73,8 +74,8 @@ def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Fr
         words: dict[str, Any] = dict(
             title=f"One step on {dp} DP × {tp} TP ranks", note="Bytes that a rank sends, predicted."
         )
-        over = {name: sum(row.values()) / sum(rows["AdamW, ZeRO-1"].values()) for name, row in rows.items()}
-        caption = "; ".join(f"{name.removeprefix('Muon, ')} {over[name]:.2f}" for name in rows if "Muon," in name)
+        over = {name: sum(row.values()) / sum(rows[TITLES["zero1"]].values()) for name, row in rows.items()}
+        caption = "; ".join(f"{name} {over[name]:.2f}" for name in rows if name != TITLES["zero1"])
         caption = f"Over ZeRO-1 AdamW: {caption}."
         frames.append(Frame(draw_bars(rows, **words, most=most), describe_bars(rows, **words), caption))
     return frames

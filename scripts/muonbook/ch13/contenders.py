@@ -23,6 +23,7 @@ from muonbook.measure.baselines import BASELINES, Trainer, make_fsdp2
 from muonbook.measure.muon_variants import MUON_VARIANTS
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
+from muonbook.ways import TITLES
 
 
 class WeighedContender(NamedTuple):
@@ -143,10 +144,9 @@ def _fsdp2(title: str, muonw: bool) -> WeighedContender:
 
 CONTENDERS: dict[str, WeighedContender] = {
     **{name: _baseline(name) for name in BASELINES},
-    "muon": _baseline("muon")._replace(title=MUON_VARIANTS["muon"].title),
     **{name: _muon(name) for name in ("muon_single", "muon_flat", "muon_cut", "muon_owner")},
-    "adamw_fsdp2": _fsdp2("AdamW, FSDP2", muonw=False),
-    "muonw": _fsdp2("MuonW, FSDP2", muonw=True),
+    "adamw_fsdp2": _fsdp2(TITLES["adamw_fsdp2"], muonw=False),
+    "muonw": _fsdp2(TITLES["muonw"], muonw=True),
 }
 # On equal terms: whole parameters and gradients, masters and state in 1/D shards.
 ZERO1 = ("zero1", "muon_single", "muon", "muon_flat", "muon_cut", "muon_owner")

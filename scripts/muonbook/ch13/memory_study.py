@@ -64,12 +64,12 @@ def report(ranks: list[list[Weighed]], workload: Workload, dp: int, tp: int) -> 
     names = admitted(workload, dp, tp, TRIED)
     rows = [row_of(name, [rank[number] for rank in ranks]) for number, name in enumerate(names)]
     print(f"Bytes on rank 0 of {dp} DP x {tp} TP, {workload.dtype}\n")
-    print(f"{'':<20}{'parameters':>10}{'gradients':>11}{'masters':>9}{'state':>10}{'kept':>11}")
+    print(f"{'':<24}{'parameters':>10}{'gradients':>11}{'masters':>9}{'state':>10}{'kept':>11}")
     for row in rows:
         columns = [row["kept"][kind] for kind in ("parameters", "gradients", "masters")]
         columns += [sum(row["kept"][kind] for kind in STATE), sum(row["kept"].values())]
         sizes = "".join(f"{value:>{w},}" for value, w in zip(columns, (10, 11, 9, 10, 11), strict=True))
-        print(f"{CONTENDERS[row['contender']].title:<20}{sizes}")
+        print(f"{CONTENDERS[row['contender']].title:<24}{sizes}")
     numbers = numbers_compared(ranks)
     well = numbers["equal"] == numbers["compared"]
     print(f"\nEvery rank, contender and kind kept, counted = predicted to the byte: {well}")

@@ -26,15 +26,12 @@ from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import Degrees, stages
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
+from muonbook.ways import WAYS
 
 Found = Mapping[str, Any]  # as `memory_study.measure` returns it
-PLANNED = {  # column, as the Muons of ZERO1 -> strategy, bucket rule; None: a bucket for every matrix
-    "matrix by matrix": ("gather_all", None),
-    "bucketed": ("gather_all", "megatron"),
-    "flat": ("gather_all", "flat"),
-    "flat + cut": ("gather_cut", "flat"),
-    "owner": ("owner", "megatron"),
-}
+RULES = {"muon_single": None, "muon": "megatron", "muon_flat": "flat", "muon_cut": "flat", "muon_owner": "megatron"}
+# column -> strategy, bucket rule; None: a bucket for every matrix
+PLANNED = {WAYS[name].title: (WAYS[name].strategy, rule) for name, rule in RULES.items()}
 
 # ---- What is saved ----------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 In a timeline a rank has two strips: above, what its main thread was at; below, its collectives, in lanes where several
 are under way at once, hatched while it waited for the last rank to arrive. The axis is the share of the part that is
-drawn, for a trace shows when things happened and not how fast they are.
+drawn, for a trace shows when things happened, and its profiler makes them slower.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from muonbook.figures.player import Frame
 from muonbook.figures.plots import card, head, part_key
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, TP_HATCHES, WIDTH, Block
 from muonbook.measure.trace import STEP, Activity, RankTrace, TracedCollective
-from muonbook.measure.trace_report import Interval, hull, intersection, length, meetings, union
+from muonbook.measure.trace_report import MS, Interval, hull, intersection, length, meetings, union
+from muonbook.ways import TITLES
 
 from muonbook.figures.style import box, dp_colour, ink_on, mix, put, wide  # isort: skip
 
@@ -31,13 +32,13 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {  # kind -> colour, ranges draw
     "ZeRO-1's moves": (COLD, ("reduce_scatter", "norms", "all_gather")),
     "gathers of momentum": (mix(COLD, "#4FA3E0", 0.75), ("dp_gather", "tp_gather")),
     "Newton–Schulz": (ACCENT, ("newton_schulz",)),
-    "elementwise": (mix(ACCENT, "#F2A0A8", 0.7), ("momentum", "tp_shard", "dp_shard", "apply", "adamw")),
+    "element by element": (mix(ACCENT, "#F2A0A8", 0.7), ("momentum", "tp_shard", "dp_shard", "apply", "adamw")),
     "blocked in wait()": (CARD, ("wait",)),  # last, because it lies inside others
 }
 SENT: dict[str, tuple[str, str, str]] = {  # what a rank does in a collective -> name, colour, hatch
     "waiting": ("waiting for others", CARD, "//////"),
     "transfer": ("transfer", mix(INK, CARD, 0.15), ""),
-    "unknown": ("not known which", mix(INK, CARD, 0.5), ""),
+    "unknown": ("either of the two", mix(INK, CARD, 0.5), ""),
 }
 NOTE, BRACKET, APART = 15.0, 7.0, 5.0  # a row of callouts; the brackets below them; between two in a row
 REDUCTION = ("reduce_scatter", "norms")  # moves that average gradients
@@ -85,7 +86,8 @@ def draw_timeline(
     blocks = [_key(heading, looks) for heading, looks in keys.items() if looks]
     for name, traces in panels.items():
         blocks.append(_panel(name, traces, windows[name], callouts.get(name, ()), rows, only))
-    return card(title, "", *blocks, _axis("share of the part shown"))
+    longest = max(part.end - part.start for part in windows.values()) * MS
+    return card(title, "", *blocks, _axis(f"share of the {longest:.2g} ms shown"))
 
 
 def describe_timeline(
@@ -194,6 +196,8 @@ def _panel(
     def paint_rank(axes: Axes, top: float, trace: RankTrace) -> None:
         gid = f"timeline-{name}-{trace.rank}"
         _name_rank(axes, top, trace)
+        if not trace.ranges:
+            put(axes, MARGIN + NAMES + 6, top + 9, "its trace is not opened", color=MUTED)
         for kind, (colour, _) in KINDS.items():
             for interval in ranges(trace, kind):
                 fill(axes, top, MOVES_HIGH, interval, colour, f"{gid}-{kind}")
@@ -351,7 +355,7 @@ def frames_of_waiting(ranks: Sequence[RankTrace]) -> list[Frame]:
     key = sorted(set().union(*(in_sight(traces, within, both) for traces, *_ in looks)))
     frames = []
     for traces, said, caption in looks:
-        panel = {"Muon, bucketed": traces}
+        panel = {f"Muon, {TITLES['muon']}": traces}
         look: dict[str, Any] = dict(title=title, windows=dict.fromkeys(panel, within), only=both)
         look["callouts"] = dict.fromkeys(panel, said)
         frames.append(Frame(draw_timeline(panel, **look, rows=1, key=key), describe_timeline(panel, **look), caption))
@@ -360,7 +364,7 @@ def frames_of_waiting(ranks: Sequence[RankTrace]) -> list[Frame]:
 
 def draw_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace], title: str) -> tuple[Figure, str]:
     """Draw the first rank's step of AdamW over its step of Muon, on one scale; return it and its alt text."""
-    panels = {"AdamW, ZeRO-1": adamw, "Muon, bucketed": muon}
+    panels = {TITLES["zero1"]: adamw, f"Muon, {TITLES['muon']}": muon}
     look: dict[str, Any] = {"title": title, "only": [muon[0].rank]}
     look["windows"] = on_one_scale({name: whole_step(ranks[:1]) for name, ranks in panels.items()})
     look["callouts"] = dict(zip(panels, (of_adamw(adamw), of_muon(muon)), strict=True))

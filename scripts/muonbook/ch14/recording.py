@@ -81,16 +81,6 @@ def record(world: World, train_step: Callable[[], Any], steps: int, grid: Grid |
 
 
 @contextmanager
-def told_instead(ledger: Ledger, listener: Callable[..., object]) -> Iterator[None]:
-    """Inside the block, call `listener` with what the ledger would have been told, and leave the ledger alone."""
-    ledger.record = listener  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        del ledger.record  # the class's own method shows again
-
-
-@contextmanager
 def _marks(ledger: Ledger) -> Iterator[None]:
     """Inside the block, leave a mark of whatever the ledger is told."""
     record = ledger.record
@@ -100,8 +90,11 @@ def _marks(ledger: Ledger) -> Iterator[None]:
             pass  # the collective follows at once; `trim` puts the two together
         record(op, group, size, payload_bytes, label, **more)
 
-    with told_instead(ledger, mark_and_record):
+    ledger.record = mark_and_record  # type: ignore[method-assign,assignment]
+    try:
         yield
+    finally:
+        del ledger.record  # the class's own method shows again
 
 
 def mark(op: str, group: str, payload_bytes: int, label: str) -> str:

@@ -22,7 +22,6 @@ from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.overlap import OVERLAPS
 from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.ledger import Ledger
 from distmuon.verify.memory_tracker import StorageTracker
 from muonbook.ch14 import recording
 from muonbook.ch14.single_thread_gloo import one_at_a_time
@@ -30,7 +29,6 @@ from muonbook.measure import interleaved_timing, results, trace, trace_report
 from muonbook.measure.baselines import SAME_EVERYWHERE, sliced_model
 from muonbook.measure.workload import Workload
 
-RECORDS = 20_000  # ledger entries per round, to time one
 TRIALS = 3  # steps in which it is seen how long Newton–Schulz takes
 
 
@@ -188,41 +186,3 @@ def compare(
         equal = alike(models["synchronous"].model, model.model)
         found[name] = {"equal": equal, "calls": total.calls, "bytes": total.sent_bytes, "peak": tracker.peak}
     return world.gather(found)
-
-
-# ---- What the ledger itself costs -------------------------------------------------------------------------
-
-
-def ledger_overhead(world: World, workload: Workload, rounds: int) -> dict[str, Any] | None:
-    """Return what recording costs: one entry times the entries of a step, and steps with and without."""
-    grid = Grid.of(world)
-    model = ScheduledModel(workload, grid, "synchronous")
-    for _ in range(2):
-        model.feed()
-        grid.ledger.clear()
-        model.step()
-    calls = grid.ledger.total().calls
-
-    def step_untold() -> None:
-        with recording.told_instead(grid.ledger, lambda *_, **__: None):
-            model.step()
-
-    steps = {"with": model.step, "without": step_untold}
-    seconds = interleaved_timing.take_turns(steps, rounds, warm_up=0, before=lambda _: model.feed())
-    entry = interleaved_timing.medians(
-        {"entry": [interleaved_timing.clocked(_fill_a_ledger) / RECORDS for _ in range(5)]}
-    )["entry"]
-    if world.rank:
-        return None
-    return {
-        "calls_per_step": calls,
-        "microseconds_per_call": 1e6 * entry,
-        "share_of_step": calls * entry / interleaved_timing.medians(seconds)["with"],
-        "with_to_without": results.spread(interleaved_timing.ratios(seconds["with"], seconds["without"])),
-    }
-
-
-def _fill_a_ledger() -> None:
-    ledger = Ledger()
-    for number in range(RECORDS):
-        ledger.record("all_gather", "dp", 4, 1 << 20, "momentum, buffer 0 bucket 1" if number % 2 else "parameters")

@@ -4,11 +4,12 @@ matrix, and what eight ranks send."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from distmuon.sharding.layout import ParamSpec
+from muonbook.measure import results
 from muonbook.measure.baselines import predict_activations, predict_zero1
 from muonbook.measure.workload import Workload
 from muonbook.planner.algorithms import ALGORITHMS
@@ -20,23 +21,18 @@ from muonbook.planner.planned_worlds import specs_of
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldSetting
 
-NAMES = {
-    "bucketed": "gather all, bucketed",
-    "flat": "gather all, flat",
-    "flat + cut": "gather cut, flat",
-    "owner": "one owner per matrix",
-}
+ON_ZERO1 = ("bucketed", "flat", "flat_cut", "owner")  # of ALGORITHMS
 
 
 def planned(model: str, dp: int, tp: int, tokens: int) -> dict[str, Compared]:
-    """Return {title: a plan beside AdamW's} of the four layouts on ZeRO-1, with activations recomputed."""
+    """Return {name: a plan beside AdamW's} of the four layouts on ZeRO-1, with activations recomputed."""
     world = WorldSetting(MODELS[model], Degrees(dp, tp), tokens=tokens, recompute=True)
-    return {each.algorithm.title: each for each in compared(world) if each.algorithm.title in NAMES}
+    return {name: each for name, each in zip(ALGORITHMS, compared(world), strict=True) if name in ON_ZERO1}
 
 
 def step_ratios(plans: dict[str, Compared]) -> dict[str, float]:
-    """Return {layout: a step of Muon over one of AdamW}."""
-    return {NAMES[title]: each.over_adamw for title, each in plans.items()}
+    """Return {title: a step of Muon over one of AdamW}."""
+    return {each.algorithm.title: each.over_adamw for each in plans.values()}
 
 
 def share_of_passes(plans: dict[str, Compared]) -> dict[str, float]:
@@ -49,6 +45,14 @@ def share_of_passes(plans: dict[str, Compared]) -> dict[str, float]:
         "repeated on every rank that holds a piece": 100 * bucketed.flops[0] / flops / passes,
         "and waiting for the slowest rank": 100 * bucketed.seconds["Newton–Schulz"] / passes,
     }
+
+
+def surveyed() -> tuple[dict[str, Any], dict[tuple[str, int, str], dict[str, Any]]]:
+    """Return the stored survey of planned worlds, and of those with 4 Mi tokens and fast links {(model, ranks, layout):
+    the plan on the quickest grid}."""
+    found = results.load("worlds")
+    cells = (each for each in found["cells"] if (each["tokens"], each["fabric"]) == (1 << 22, "nvlink_infiniband"))
+    return found, {(each["model"], each["ranks"], each["algorithm"]): each for each in cells}
 
 
 def predicted_bytes(workload: Workload, dp: int, tp: int) -> tuple[float, float]:

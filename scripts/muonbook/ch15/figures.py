@@ -10,11 +10,11 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from muonbook.ch15.experiments import NAMES, Repeats
+from muonbook.ch15.experiments import Repeats
 from muonbook.figures.plots import describe_bars, draw_bars, head
 from muonbook.figures.style import ACCENT, CARD, INK, MARGIN, MUTED, ROW, WIDTH, Block, card, mix, put
 
-SHOWN = ("bucketed", "flat", "owner")  # flat + cut is laid out as flat is
+SHOWN = ("bucketed", "flat", "owner")  # gather cut is laid out as gather all, flat is
 HIGH = 4.6  # a rank
 ACROSS = WIDTH - 2 * MARGIN
 FINEST = 2.0  # how wide a rank must be for lines between ranks
@@ -49,13 +49,13 @@ def draw_repeats(found: list[Repeats], title: str = "") -> Figure:
     """Draw every rank of the grid, in red those that orthogonalize the matrix."""
     tp, dp = found[0].busy.shape
     note = f"A column: a DP rank, {tp} TP ranks high; {dp} columns. Red: does all of Newton–Schulz for this one matrix."
-    return card(title, note, *(_rank_grid(NAMES[each.title], each.busy, _counted(each)) for each in found))
+    return card(title, note, *(_rank_grid(each.title, each.busy, _counted(each)) for each in found))
 
 
 def describe_repeats(found: list[Repeats], title: str = "") -> str:
     """Return alt text for `draw_repeats`: on how many ranks, and how many it is over all matrices."""
     tp, dp = found[0].busy.shape
-    told = (f"{NAMES[each.title]}: {_counted(each)}, {each.mean:.3g} on average over all matrices" for each in found)
+    told = (f"{each.title}: {_counted(each)}, {each.mean:.3g} on average over all matrices" for each in found)
     return f"{head(title, 'Ranks')} {dp} DP × {tp} TP ranks, those that orthogonalize one matrix. {'; '.join(told)}."
 
 

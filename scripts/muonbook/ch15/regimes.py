@@ -13,7 +13,7 @@ from muonbook import network_emulation
 from muonbook.measure import interleaved_timing, results
 from muonbook.measure.workload import TIMED, Workload
 
-WIDTHS = (64, 256)  # of the models whose batch grows
+WIDTHS = (256,)  # of the models whose batch grows
 MOST_TOKENS = 32_768
 GRIDS = ((8, 1), (4, 2), (2, 4), (1, 8))  # dp, tp
 RATES = (30.0, 100.0, 300.0, 1000.0, None)  # Mbit/s; None: unlimited
@@ -33,7 +33,7 @@ class Variant(NamedTuple):
 
 ALGORITHMS = ("muon", "muon_flat", "muon_cut", "muon_owner")
 SKEW = {name: Variant(name) for name in (*ALGORITHMS, "zero1", "ddp")}
-LINKS = SKEW | {"zero1_small": Variant("zero1", 1 << 15), "muon_small": Variant("muon", 1 << 15)}
+LINKS = SKEW | {"zero1_small": Variant("zero1", 1 << 15)}
 
 
 def measure(quick: bool) -> dict[str, Any]:

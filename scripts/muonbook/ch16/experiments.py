@@ -24,6 +24,7 @@ from distmuon.sharding.layout import FLAT
 from distmuon.verify.memory_tracker import StorageTracker
 from distmuon.verify.prediction import predict_step, predict_transient, predict_work
 from muonbook.measure.baselines import SAME_EVERYWHERE
+from muonbook.ways import TITLES
 
 SHAPE = dict(vocabulary=64, width=128, layers=4, heads=8, context=16)  # 16 square matrices, 8 four times as long
 
@@ -37,13 +38,13 @@ class Way(NamedTuple):
 
 
 WAYS: Mapping[str, Way] = {
-    "gather all, bucketed": Way("gather_all", 100_000),
-    "gather all, flat": Way("gather_all", FLAT),
-    "gather cut, flat": Way("gather_cut", FLAT),
-    "owner": Way("owner", 100_000),
-    "owner, sends updates": Way("owner", 100_000, "updates"),
+    TITLES["muon"]: Way("gather_all", 100_000),
+    TITLES["muon_flat"]: Way("gather_all", FLAT),
+    TITLES["muon_cut"]: Way("gather_cut", FLAT),
+    TITLES["muon_owner"]: Way("owner", 100_000),
+    f"{TITLES['muon_owner']}, sends updates": Way("owner", 100_000, "updates"),
 }
-ADAMW = "AdamW, ZeRO-1"
+ADAMW = TITLES["zero1"]
 
 
 class Count(NamedTuple):

@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 
 from muonbook.ch16.race.four_ranks import COMPILED
 from muonbook.figures.plots import describe_bars, draw_bars
+from muonbook.ways import TITLES
 
 SHOWN = {  # what it is called on the page -> name of an entrant; all four leave new parameters on every rank
-    "one owner per matrix": "owner",
+    TITLES["muon_owner"]: "owner",
     "dion": "dion_replicated",
-    "gather all, bucketed": "gather_all",
+    TITLES["muon"]: "gather_all",
     "torch.optim.Muon": "torch_replicated",
 }
 

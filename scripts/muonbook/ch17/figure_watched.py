@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from muonbook.figures.plots import draw_curves
 
-SIZES = "step", "root mean square of the update", "How far a step moves a weight, over the learning rate"
+SIZES = "step", "RMS of the update / learning rate", "How far a step moves a weight"
 ALGORITHMS = {"muon": "Muon", "adamw": "AdamW"}
 Records = Sequence[Mapping[str, Any]]
 
@@ -23,7 +23,7 @@ def read(path: str) -> Records:
 
 
 def draw_sizes(records: Records) -> Figure:
-    """Draw the size of the update of each group."""
+    """Draw the size of the update of Muon's group and of the last of AdamW's."""
     return draw_curves(_sizes(records), *SIZES)
 
 

@@ -29,6 +29,8 @@ from matplotlib.text import Text
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from muonbook.ways import TITLES
+
 # Okabe and Ito (2008) without black, on which no boundary would show; plum keeps its distance from the other seven in
 # normal vision and in simulated protanopia, deuteranopia and tritanopia.
 DP_COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#5A2750")
@@ -41,14 +43,14 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "AdamW": {"color": COLD, "lw": 2.4, "ls": (0, (4.5, 1.8))},
     "SGD": {"color": MUTED, "lw": 2.4, "ls": (0, (1, 1.3))},
 }
-# And of Muon's algorithms, where several stand in one picture: red where all is gathered, ink where only what is cut.
+# And of Muon's layouts, where several stand in one picture: red where all is gathered, ink where only what is cut.
 LOOKS: Mapping[str, Mapping[str, Any]] = {
     **OPTIMIZERS,
-    "bucketed": {"color": ACCENT, "lw": 2.6, "ls": "-"},
-    "flat": {"color": "#CE7E90", "lw": 2.6, "ls": (0, (4.5, 1.8))},
-    "flat + cut": {"color": INK, "lw": 2.2, "ls": "-"},
-    "owner": {"color": "#989AA0", "lw": 2.6, "ls": (0, (1, 1.3))},
-    "matrix by matrix": {"color": "#8A6414", "lw": 2.4, "ls": (0, (6, 1.6, 1.2, 1.6))},
+    TITLES["muon"]: {"color": ACCENT, "lw": 2.6, "ls": "-"},
+    TITLES["muon_flat"]: {"color": "#CE7E90", "lw": 2.6, "ls": (0, (4.5, 1.8))},
+    TITLES["muon_cut"]: {"color": INK, "lw": 2.2, "ls": "-"},
+    TITLES["muon_owner"]: {"color": "#989AA0", "lw": 2.6, "ls": (0, (1, 1.3))},
+    TITLES["muon_single"]: {"color": "#8A6414", "lw": 2.4, "ls": (0, (6, 1.6, 1.2, 1.6))},
 }
 TITLE, TEXT, SMALL = 14.0, 12.5, 11.25
 TOUCH = 2.0  # points by which two lines of type may overlap, for letters do not fill their line
@@ -68,9 +70,8 @@ def dp_colour(dp_rank: int) -> str:
 
 
 def entrant_of(name: str) -> str | None:
-    """Return the optimizer or algorithm that a series is of, by its name: "Muon", or "Muon, DDP"; None if of none."""
-    first = name.split(",")[0]
-    return first if first in LOOKS else None
+    """Return the optimizer or layout that a series is of, by its name: "owner", or "Muon, DDP"; None if of none."""
+    return next((each for each in (name, name.split(",")[0]) if each in LOOKS), None)
 
 
 def save(figure: Figure, path: str | Path, alt: str) -> Path:

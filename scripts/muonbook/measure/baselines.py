@@ -39,6 +39,7 @@ from distmuon.verify import model_states
 from distmuon.verify.model_states import ModelStates
 from distmuon.verify.prediction import predict_step
 from muonbook.measure.workload import Workload
+from muonbook.ways import TITLES
 
 SAME_EVERYWHERE: dict[str, Any] = dict(compute_dtype=torch.float32, ns_form="standard")  # for counts of Muon
 ONE_BUCKET = 1e4  # MB: larger than any gradient here, so that DDP sends all of it in one call
@@ -276,12 +277,14 @@ predict_zero1, predict_muon = _predict_ours("adamw"), _predict_ours("muon")
 SHARDS, REPLICAS = model_states.predict_shards, model_states.predict_replicas
 PARTITION, ROWS = model_states.predict_partition, model_states.predict_rows
 BASELINES: dict[str, Baseline] = {
-    "ddp": Baseline("AdamW, DDP", "adamw", make_ddp, predict_ddp, REPLICAS, ddp_alone=True),
-    "zero1": Baseline("AdamW, ZeRO-1", "adamw", make_zero1, predict_zero1, SHARDS),
-    "torch_zero": Baseline("AdamW, torch's ZeRO-1", "adamw", make_torch_zero, predict_torch_zero, PARTITION),
-    "muon": Baseline("Muon, bucketed", "muon", make_muon, predict_muon, SHARDS),
-    "muon_ddp": Baseline("Muon, DDP", "muon", make_muon_ddp, predict_ddp, REPLICAS, over_tp=False, ddp_alone=True),
-    "muon_fsdp2": Baseline("torch Muon, FSDP2", "muon", make_muon_fsdp2, None, ROWS, over_tp=False),
+    "ddp": Baseline(TITLES["ddp"], "adamw", make_ddp, predict_ddp, REPLICAS, ddp_alone=True),
+    "zero1": Baseline(TITLES["zero1"], "adamw", make_zero1, predict_zero1, SHARDS),
+    "torch_zero": Baseline(TITLES["torch_zero"], "adamw", make_torch_zero, predict_torch_zero, PARTITION),
+    "muon": Baseline(TITLES["muon"], "muon", make_muon, predict_muon, SHARDS),
+    "muon_ddp": Baseline(
+        TITLES["muon_ddp"], "muon", make_muon_ddp, predict_ddp, REPLICAS, over_tp=False, ddp_alone=True
+    ),
+    "muon_fsdp2": Baseline(TITLES["muon_fsdp2"], "muon", make_muon_fsdp2, None, ROWS, over_tp=False),
 }
 
 

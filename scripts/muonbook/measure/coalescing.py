@@ -10,10 +10,12 @@ Each takes the DP group, the map and this rank's shards, [shard_size] per bucket
 parameter of the map. What the manager does is the backend's business: gloo copies all inputs into one flat tensor,
 gathers that once and copies the outputs apart; NCCL launches the calls as one group, without copies.
 
-Over TP, from blocks of matrices; `compare_blocks` takes the time:
+Over TP, from blocks of matrices:
 
     one_by_one      one call per matrix
     in_one_bucket   one call for all of them
+
+`compare_shards` and `compare_blocks` take the time of both extremes, over DP and over TP.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Traffic
 from distmuon.verify import counter
-from muonbook.measure.interleaved_timing import ended, medians, take_turns
+from muonbook.measure.interleaved_timing import ended, medians, ratios, take_turns
 
 ROUNDS = 12  # of which `compare` takes the median time
 
@@ -171,36 +173,57 @@ def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Fo
 
 
 class GatherTimes(NamedTuple):
-    """What one rank found for so many matrices, each [width, width], cut over TP along `dim`.
+    """What one rank found for so many matrices, each [width, width].
 
-    right: whether both ways gave all of them bit for bit. one_by_one, in_one_bucket: median seconds.
+    dim: along which they are cut over TP; None: divided over DP as the map has it. right: whether both ways gave all of
+    them bit for bit. ratios: by round, the time of one bucket over that of a call per matrix.
     """
 
     matrices: int
     width: int
-    dim: int
+    dim: int | None
     right: bool
-    one_by_one: float
-    in_one_bucket: float
+    ratios: list[float]
+
+
+def compare_shards(grid: Grid, count: int, width: int, rounds: int) -> GatherTimes:
+    """Gather whole-numbered bf16 matrices over DP, their pieces one by one and their bucket. Collective."""
+    whole = whole_numbers([(width, width)] * count)
+    specs = [ParamSpec(str(number), (width, width), "float32") for number in range(count)]
+    layout = plan(specs, grid.dp.size, bucket_size=count * width * width)
+    flat = [matrix.view(-1) for matrix in whole]
+    shards = [shard.to(grid.device) for shard in shards_of(layout, flat, grid.dp.rank)]
+    one_by_one, in_bucket = (partial(way, grid.dp, layout, shards) for way in (by_piece, by_bucket))
+    right = all(
+        torch.equal(way()[index].cpu(), matrix) for way in (one_by_one, in_bucket) for index, matrix in enumerate(flat)
+    )
+    return GatherTimes(count, width, None, right, _race(grid, grid.dp, one_by_one, in_bucket, rounds))
 
 
 def compare_blocks(grid: Grid, count: int, width: int, dim: int, rounds: int) -> GatherTimes:
-    """Gather whole-numbered bf16 matrices over TP in both ways, in turns, and take the time. Collective.
-
-    width: a multiple of T.
-    """
+    """Gather whole-numbered bf16 matrices over TP in both ways. Collective. width: a multiple of T."""
     whole = whole_numbers([(width, width)] * count)
     blocks = [matrix.chunk(grid.tp.size, dim)[grid.tp.rank].contiguous().to(grid.device) for matrix in whole]
-    ways = {way.__name__: partial(way, grid.tp, blocks, dim) for way in (one_by_one, in_one_bucket)}
+    one_by_one_, in_bucket = (partial(way, grid.tp, blocks, dim) for way in (one_by_one, in_one_bucket))
     right = all(
-        torch.equal(matrix.cpu(), wanted) for way in ways.values() for matrix, wanted in zip(way(), whole, strict=True)
+        torch.equal(matrix.cpu(), wanted)
+        for way in (one_by_one_, in_bucket)
+        for matrix, wanted in zip(way(), whole, strict=True)
     )
+    return GatherTimes(count, width, dim, right, _race(grid, grid.tp, one_by_one_, in_bucket, rounds))
+
+
+def _race(
+    grid: Grid, group: Group, single: Callable[[], object], bucket: Callable[[], object], rounds: int
+) -> list[float]:
+    """Let both ways take turns, and return the bucket's time over that of the single calls, by round."""
 
     def start_together(name: str) -> None:
-        grid.tp.all_reduce(torch.zeros(1, device=grid.device), "start together").item()  # come, on a GPU too
+        group.all_reduce(torch.zeros(1, device=grid.device), "start together").item()  # come, on a GPU too
 
-    acts = {name: ended(way, grid.device.type) for name, way in ways.items()}
-    return GatherTimes(count, width, dim, right, **medians(take_turns(acts, rounds, warm_up=0, before=start_together)))
+    acts = {name: ended(way, grid.device.type) for name, way in (("single", single), ("bucket", bucket))}
+    seconds = take_turns(acts, rounds, warm_up=0, before=start_together)
+    return ratios(seconds["bucket"], seconds["single"])
 
 
 def whole_numbers(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

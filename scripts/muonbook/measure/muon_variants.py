@@ -1,13 +1,4 @@
-"""Distributed Muon by algorithm, for what counts and weighs it: a strategy, and how long the buckets of its map are.
-
-    muon_single   `gather_all`, a bucket for every matrix: the paper's Algorithm 1 as it is written
-    muon          `gather_all`, in buckets, each gathered whole: the paper's public proof of concept
-    muon_flat     `gather_all`, flat: one bucket, gathered whole; the fewest matrices lie across a shard boundary
-    muon_cut      `gather_cut`, flat: what a shard boundary cuts, among its owners: what the paper's author asks for
-    muon_owner    `owner`: nothing over DP; no shard cuts a matrix (chapter 16)
-
-Source: Liu et al. 2025, section 2.3.
-"""
+"""Distributed Muon of `muonbook.ways`, for what counts and weighs it: a strategy, and how long its buckets are."""
 
 from __future__ import annotations
 
@@ -20,6 +11,7 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.verify.prediction import predict_step
 from muonbook.measure.baselines import Trainer, make_strategy, predict_activations
 from muonbook.measure.workload import Workload
+from muonbook.ways import WAYS
 
 Place = tuple[int, int]  # (dp_rank, tp_rank)
 
@@ -65,9 +57,9 @@ class MuonVariant:
 
 
 MUON_VARIANTS = {
-    "muon_single": MuonVariant("matrix by matrix", "gather_all", 1),
-    "muon": MuonVariant("bucketed", "gather_all"),
-    "muon_flat": MuonVariant("flat", "gather_all", FLAT),
-    "muon_cut": MuonVariant("flat + cut", "gather_cut", FLAT),
-    "muon_owner": MuonVariant("owner", "owner"),
+    "muon_single": MuonVariant(*WAYS["muon_single"], 1),
+    "muon": MuonVariant(*WAYS["muon"]),
+    "muon_flat": MuonVariant(*WAYS["muon_flat"], FLAT),
+    "muon_cut": MuonVariant(*WAYS["muon_cut"], FLAT),
+    "muon_owner": MuonVariant(*WAYS["muon_owner"]),
 }

@@ -70,7 +70,8 @@ def hull(intervals: Iterable[Interval]) -> Interval:
 
 
 class Summary(NamedTuple):
-    """One rank's times. communication_sum: durations of the collectives added up, for comparison."""
+    """One rank's times. communication_sum: durations of the collectives added up, for comparison. longest_pause: the
+    longest time between two pieces of work in which there was neither."""
 
     collectives: int
     communication: float
@@ -79,6 +80,7 @@ class Summary(NamedTuple):
     overlap: float
     busy: float
     span: float
+    longest_pause: float
 
     @property
     def exposed(self) -> float:
@@ -88,19 +90,25 @@ class Summary(NamedTuple):
     def idle(self) -> float:
         return self.span - self.busy
 
+    @property
+    def span_without_pause(self) -> float:
+        return self.span - self.longest_pause
+
 
 def summarize(trace: RankTrace) -> Summary:
     """Return what one rank's trace says by itself."""
     sending = [collective.when.interval for collective in trace.collectives]
     computing = [activity.interval for activity in trace.computation]
-    start, end = hull([*sending, *computing])
+    working = union([*sending, *computing])
+    start, end = hull(working)
     found = [
         length(sending),
         sum(end - start for start, end in sending),
         length(computing),
         length(intersection(sending, computing)),
-        length([*sending, *computing]),
+        length(working),
         end - start,
+        max((after[0] - before[1] for before, after in itertools.pairwise(working)), default=0.0),
     ]
     return Summary(len(sending), *(value * MS for value in found))
 

@@ -1,12 +1,7 @@
-"""The algorithms that a plan can be made of: an optimizer, how it lets Newton–Schulz see matrices, how it is laid out.
+"""The ways to train that a plan can be made of: an optimizer, its strategy, and whether its buffer has buckets.
 
-    bucketed   the public proof of concept: `gather_all` in Megatron-LM's buckets
-    flat       the same on one flat buffer per dtype, as Megatron-LM lays out where nothing is reduced during backward
-    flat_cut   the paper's own layout: flat, and only matrices that a shard boundary cuts are gathered, by their owners
-    owner      flat, and every matrix has one owner
-    muonw      MuonW on FSDP2: parameters are sharded too
-
-The paper's author on layouts: NVIDIA/Megatron-LM, PR 1428, 27 February 2025.
+One is in Megatron-LM's buckets; the others are flat, as Megatron-LM lays out where nothing is reduced during backward.
+MuonW shards the parameters, too. The names here are those of book/results/worlds.json.
 """
 
 from __future__ import annotations
@@ -20,6 +15,7 @@ from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import units_of
+from muonbook.ways import TITLES, WAYS
 
 Part = Zero1Part | FsdpPart
 
@@ -37,8 +33,8 @@ class Algorithm(NamedTuple):
     def adamw(self) -> Algorithm:
         """AdamW for everything, sharded in the same way: what Muon adds is told by the difference."""
         if self.optimizer == "muonw":
-            return Algorithm("AdamW, FSDP2", "adamw_fsdp2")
-        return Algorithm("AdamW, ZeRO-1", "adamw", "gather_all", self.rule)
+            return Algorithm(TITLES["adamw_fsdp2"], "adamw_fsdp2")
+        return Algorithm(TITLES["zero1"], "adamw", "gather_all", self.rule)
 
     def lay_out(
         self, specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, micro_batches: float = 1.0
@@ -53,10 +49,15 @@ class Algorithm(NamedTuple):
         return Zero1Part(plan_part(specs, muon, dp, tp, BUCKET_RULES[self.rule](dp), strategy), with_muon)
 
 
+def _muon(name: str, rule: str) -> Algorithm:
+    title, strategy = WAYS[name]
+    return Algorithm(title, "muon", strategy, rule)
+
+
 ALGORITHMS = {
-    "bucketed": Algorithm("bucketed", "muon"),
-    "flat": Algorithm("flat", "muon", rule="flat"),
-    "flat_cut": Algorithm("flat + cut", "muon", "gather_cut", "flat"),
-    "owner": Algorithm("owner", "muon", "owner", "flat"),
-    "muonw": Algorithm("MuonW, FSDP2", "muonw"),
+    "bucketed": _muon("muon", "megatron"),
+    "flat": _muon("muon_flat", "flat"),
+    "flat_cut": _muon("muon_cut", "flat"),
+    "owner": _muon("muon_owner", "flat"),
+    "muonw": Algorithm(TITLES["muonw"], "muonw"),
 }

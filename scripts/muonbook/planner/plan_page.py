@@ -114,7 +114,7 @@ def lines(plan: WorldPlan) -> list[str]:
 
 
 def _heading(plan: WorldPlan) -> list[str]:
-    return [_place(plan), f"{_who(plan.setting)}; {_batch(plan)}"]
+    return [_place(plan), f"{_who(plan.setting)}; on {_machine(plan.setting)}", _batch(plan.setting)]
 
 
 def _place(plan: WorldPlan) -> str:
@@ -122,10 +122,13 @@ def _place(plan: WorldPlan) -> str:
     return f"{shape.title}, {_billions(shape.parameters)} parameters, on {degrees.ranks:,} ranks: {degrees}"
 
 
-def _batch(plan: WorldPlan) -> str:
-    setting = plan.setting
-    sequences = f"{setting.micro_batches:.4g} sequences of {setting.shape.context:,} per DP rank"
-    return f"{setting.tokens:,} tokens a step, {sequences}; {setting.device.title}, {setting.network.title}"
+def _batch(setting: WorldSetting) -> str:
+    sequences = f"{setting.micro_batches:.4g} sequences of {setting.shape.context:,} for each DP rank"
+    return f"{setting.tokens:,} tokens in a step, {sequences}"
+
+
+def _machine(setting: WorldSetting) -> str:
+    return f"{setting.device.title}, {setting.network.title}"
 
 
 def _who(setting: WorldSetting) -> str:
@@ -143,7 +146,7 @@ def _memory(plan: WorldPlan) -> list[str]:
     rows = [f"  {kind:<18}{in_bytes(held):>9}{in_bytes(mean[kind]):>9}" for kind, held in plan.held.items() if held]
     told = f"{in_bytes(most):>9}{in_bytes(plan.mean_worst):>9}   of {in_bytes(room)}: {verdict}"
     total = f"  {'worst moment':<18}{told}"
-    return [f"Held by the fullest rank ({place}), and by the mean one", *rows, total]
+    return [f"Memory of the fullest rank ({place}), and on average", *rows, total]
 
 
 def _sent(plan: WorldPlan) -> list[str]:
@@ -153,11 +156,14 @@ def _sent(plan: WorldPlan) -> list[str]:
     for (group, move), (mean, _) in plan.sent.items():
         if mean:
             moves.setdefault(group, []).append(f"{move} {in_bytes(mean)}")
-    every = f"Sent by a rank in a step: {in_bytes(total)}, the most {in_bytes(plan.most_sent)}"
+    every = f"Sent by a rank in a step: {in_bytes(total)} on average, {in_bytes(plan.most_sent)} at most"
     rows = _large(groups)
     return [
         every,
-        *(f"  {name:<12}{in_bytes(sent):>9}   {', '.join(moves.get(name, ()))}" for name, sent in rows.items()),
+        *(
+            f"  {name:<12}{in_bytes(sent):>9}   {', '.join(moves.get(name, ()))}".rstrip()
+            for name, sent in rows.items()
+        ),
     ]
 
 
@@ -165,7 +171,8 @@ def _work(plan: WorldPlan) -> list[str]:
     mean, most = plan.flops
     if not most:
         return []
-    return [f"Newton–Schulz of a rank: {mean / 1e12:.3g} TFLOP, of the slowest {most / 1e12:.3g}, {most / mean:.2f} x"]
+    slowest = f"{most / 1e12:.3g} on the slowest ({most / mean:.2f} times that)"
+    return [f"Newton–Schulz of a rank in a step: {mean / 1e12:.3g} TFLOP on average, {slowest}"]
 
 
 def _seconds(plan: WorldPlan) -> list[str]:
@@ -179,8 +186,9 @@ def search_lines(found: Search) -> list[str]:
     """Return what fits, quickest first, and the first of it as `lines` has it."""
     first = found.plans[0]
     table = [
-        f"{first.setting.shape.title}, {_who(first.setting)}, {first.setting.degrees.ranks:,} ranks:",
-        f"{found.possible} divisions, {found.roomy} with room; planned, quickest first:",
+        f"{first.setting.shape.title} on {first.setting.degrees.ranks:,} ranks; {_who(first.setting)}",
+        f"on {_machine(first.setting)}; {first.setting.tokens:,} tokens in a step",
+        f"{found.possible} divisions are possible, {found.roomy} have room by rule of thumb; planned, quickest first:",
         "    DP   TP   PP   EP    fullest  seconds   of the peak",
     ]
     for plan in found.plans:
@@ -196,17 +204,17 @@ def comparison_lines(found: Collection[Compared]) -> list[str]:
     room = in_bytes(first.setting.device.memory_bytes)
     return [
         _place(first),
-        _batch(first),
-        f"{'':14}step / AdamW's   seconds   Newton–Schulz   a matrix is done on   worst rank of {room}",
-        *(f"  {each.algorithm.title:<12}{_stands(each)}" for each in found),
+        f"{_batch(first.setting)}; on {_machine(first.setting)}",
+        f"{'':22}step / AdamW's  seconds  Newton–Schulz  a matrix done on  worst rank of {room}",
+        *(f"  {each.algorithm.title:<20}{_stands(each)}" for each in found),
     ]
 
 
 def _stands(each: Compared) -> str:
     held = in_bytes(each.muon.fullest[2]) + ("" if each.muon.fits else ": no room")
     ranks = f"{each.repeats:.3g} rank" + ("s" if round(each.repeats) > 1 else "")
-    took = f"{each.over_adamw:13.2f}x{each.muon.step_seconds:10.3g}{each.newton_schulz_share:10.0%} of it"
-    return f"{took}{ranks:>22}   {held}"
+    took = f"{each.over_adamw:13.2f}x{each.muon.step_seconds:9.3g}{each.newton_schulz_share:9.0%} of it"
+    return f"{took}{ranks:>18}  {held}"
 
 
 def _billions(number: int) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from distmuon.optim.coefficients import MUON
 from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.optim.strategies.periodic import OPTIONS as PERIODIC
+from muonbook.ways import TITLES
 from tools.pages.formula import typeset
 from tools.pages.table import table
 
@@ -98,14 +99,14 @@ ABOUT_LAYOUTS = (
 )
 LAYOUTS = (
     SheetLayout(
-        "gather all, bucketed",
+        TITLES["muon"],
         'strategy="gather_all"',
         "(D - 1) / D + (T - 1) * s / D",
         "s * T",
         "Every rank gathers one bucket after the other.",
     ),
     SheetLayout(
-        "gather all, flat",
+        TITLES["muon_flat"],
         'strategy="gather_all", bucket_size=FLAT',
         "(D - 1) / D + (T - 1) * s / D",
         "s * T",
@@ -113,14 +114,14 @@ LAYOUTS = (
         "memory at once.",
     ),
     SheetLayout(
-        "gather cut",
+        TITLES["muon_cut"],
         'strategy="gather_cut", bucket_size=FLAT',
         "(s - 1) / D + (T - 1) * s / D",
         "s * T",
         "Only the pieces of matrices that a shard boundary cuts travel, among the owners of each.",
     ),
     SheetLayout(
-        "owner",
+        TITLES["muon_owner"],
         'strategy="owner"',
         "2 * (T - 1) / (T * D)",
         "1",

@@ -8,12 +8,14 @@ Python: no torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import NamedTuple
 
 STEPS, FORWARD_BACKWARD = 5, 6  # of Newton–Schulz; FLOPs for one token and one weight
 GRADIENT, PARAMETER, MOMENTUM = 4, 2, 2  # bytes of an element on the wire: float32, bf16, bf16
-LAYOUTS = ("gather_all", "owner", "muonw")  # the first two on ZeRO-1, the last on FSDP2
+LAYOUTS = ("gather_all", "owner", "muonw")  # the first two on ZeRO-1 (one flat buffer, one owner), the last on FSDP2
 
 
 class Matrices(NamedTuple):
@@ -57,6 +59,22 @@ class Part(NamedTuple):
         """On how many DP ranks a matrix lies, if the ends of shards fall anywhere: 1 + its length over a shard's."""
         squares = sum(m.elements * m.a * m.b for m in self.matrices)
         return min(self.dp, 1 + squares / self.hidden / (self.hidden / self.dp))
+
+
+def deal(matrices: Sequence[Matrices], ranks: int) -> tuple[int, int]:
+    """Return the most elements and the most FLOPs of an owner, if whole matrices go, the costliest first, to the rank
+    that has least to do. The ranks of the engine's owners get them by the same rule."""
+    held, work = [0] * ranks, [0] * ranks
+    for place, one in enumerate(sorted(matrices, key=lambda one: -one.flops)):
+        everywhere, left = divmod(one.number, ranks) if place == 0 else (0, one.number)
+        for rank in range(ranks):
+            held[rank] += everywhere * one.a * one.b
+            work[rank] += everywhere * one.flops
+        for _ in range(left):
+            rank = work.index(min(work))
+            held[rank] += one.a * one.b
+            work[rank] += one.flops
+    return max(held), max(work)
 
 
 @dataclass(frozen=True)
@@ -126,10 +144,23 @@ class Step:
         element = GRADIENT + PARAMETER * (2 if self.layout == "muonw" else 1)
         return sum((p.dp - 1) / p.dp * (p.hidden + p.tables) / p.local * element for p in self.parts)
 
+    def stage(self, part: Part) -> list[Matrices]:
+        """Return the matrices that the ranks of one pipeline stage, and of one group of experts, deal out."""
+        return [m._replace(number=ceil(m.number * self.tp / part.local)) for m in part.matrices]
+
+    def padded(self, part: Part) -> float:
+        """Return how long the TP-local shards of a part are together, in elements: owners' are all as long as the
+        longest."""
+        if self.layout != "owner":
+            return part.hidden / part.local
+        return max(part.hidden / part.local, part.dp * deal(self.stage(part), part.dp)[0] / self.tp)
+
     @property
     def muon_dp_bytes(self) -> float:
-        """Bytes that Muon sends over DP beside these."""
-        return sum(MOMENTUM * part.hidden / part.local * self._dp_share(part) for part in self.parts)
+        """Bytes that Muon sends over DP beside these: momentum, and the padding of owners' shards."""
+        momentum = sum(MOMENTUM * part.hidden / part.local * self._dp_share(part) for part in self.parts)
+        padding = sum((p.dp - 1) / p.dp * (self.padded(p) - p.hidden / p.local) for p in self.parts)
+        return momentum + (GRADIENT + PARAMETER) * padding
 
     def _dp_share(self, part: Part) -> float:
         if self.layout == "muonw":  # there and back, between all ranks that hold a piece
@@ -159,8 +190,9 @@ class Step:
 
     @property
     def muon_kept(self) -> float:
-        """The same with Muon, which keeps 4 bytes less of every hidden element."""
-        return sum((p.hidden * self._kept(p.dp, 8) + p.tables * self._kept(p.dp, 12)) / p.local for p in self.parts)
+        """The same with Muon, which keeps 4 bytes less of every hidden element, and owners' padding."""
+        hidden = sum(self.padded(p) * self._kept(p.dp, 8) for p in self.parts)
+        return hidden + sum(p.tables / p.local * self._kept(p.dp, 12) for p in self.parts)
 
     def _kept(self, dp: int, sharded: int) -> float:
         return (sharded + 4) / dp if self.layout == "muonw" else 6 + sharded / dp
@@ -173,9 +205,10 @@ class Step:
 
     @property
     def newton_schulz_seconds(self) -> float:
-        """Of the rank with most to do: an equal part of all, or one matrix, if that is more."""
-        largest = max(m.flops for part in self.parts for m in part.matrices)
-        return max(self.newton_schulz_flops / self.ranks, largest) / (self.tflops * 1e12)
+        """Of the owner with most to do; with `gather_all`, of an average rank."""
+        if self.layout == "gather_all":
+            return self.newton_schulz_flops / self.ranks / (self.tflops * 1e12)
+        return sum(deal(self.stage(p), p.dp * self.tp)[1] for p in self.parts) / (self.tflops * 1e12)
 
     @property
     def adamw_seconds(self) -> float:

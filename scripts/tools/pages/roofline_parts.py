@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from muonbook import ways
 from muonbook.planner.fabrics import ADAPTER, NVLINK, PCIE
 from tools.pages.published import FIGURES, NOT_COMPARED
 from tools.pages.roofline import LAYOUTS, PRESETS, Step, by_layout
@@ -21,7 +22,7 @@ LINKS = {  # 10^9 bytes per second, of one GPU
 GATHERED = 100e6  # bytes
 RANKS = 8
 REACHED = 400e12  # FLOPs per second
-TITLES = {"gather_all": "gather all, on ZeRO-1", "owner": "owner, on ZeRO-1", "muonw": "MuonW, on FSDP2"}
+TITLES = {"gather_all": ways.TITLES["muon_flat"], "owner": ways.TITLES["muon_owner"], "muonw": ways.TITLES["muonw"]}
 FIELDS = {
     "layers": "layers",
     "width": "width",
@@ -58,9 +59,12 @@ def models() -> str:
             ("forward and backward", *(seconds(one.pass_seconds) for one in found.values())),
             ("Newton–Schulz", *(seconds(one.newton_schulz_seconds) for one in found.values())),
             ("a rank sends with AdamW", *(in_bytes(one.adamw_bytes) for one in found.values())),
-            ("what Muon adds", *(in_bytes(one.muon_dp_bytes + one.muon_tp_bytes) for one in found.values())),
-            ("a rank keeps with AdamW", *(in_bytes(one.adamw_kept) for one in found.values())),
-            ("a rank keeps with Muon", *(in_bytes(one.muon_kept) for one in found.values())),
+            (
+                "a rank sends in addition with Muon",
+                *(in_bytes(one.muon_dp_bytes + one.muon_tp_bytes) for one in found.values()),
+            ),
+            ("states on a rank with AdamW", *(in_bytes(one.adamw_kept) for one in found.values())),
+            ("states on a rank with Muon", *(in_bytes(one.muon_kept) for one in found.values())),
             ("**Muon adds to the step**", *(f"**{100 * one.share:.2g} %**" for one in found.values())),
         ]
         parts.append(f"**{title}.** {_said(step)}\n\n{table(('', *(TITLES[name] for name in LAYOUTS)), rows)}")
@@ -101,9 +105,10 @@ def _said(step: Step) -> str:
     mlp = f", MLPs of width {step.mlp:,}" * (step.experts == 1)
     grid = f"D = {step.dp}, T = {step.tp}" + f", {step.pp} pipeline stages" * (step.pp > 1)
     spread = f", experts over {step.ep} ranks" * (step.ep > 1)
+    tp_link = f" and {step.tp_link:.0f} GB/s over TP" * (step.tp > 1)
     return (
         f"{step.layers} layers of width {step.width:,}{mlp}{experts}; {grid}{spread}; {step.tokens:,} tokens in a "
-        f"step; {step.tflops:.0f} TFLOP/s and {step.dp_link:.0f} GB/s for a rank."
+        f"step; a rank reaches {step.tflops:.0f} TFLOP/s, and sends {step.dp_link:.0f} GB/s over DP{tp_link}."
     )
 
 

@@ -110,7 +110,7 @@ def cells(kind: str) -> list[str]:
 def played() -> str:
     """Return the cells in which one process plays all ranks."""
     code = "\n\n".join(cells("code"))
-    return "import torch\n" + code[code.index("T = 2  #") : code.index("notebook.source(page.Rank.step)")]
+    return "import torch\n" + code[code.index("T = 2  #") : code.index("notebook.source(page.Rank.step")]
 
 
 @pytest.mark.parametrize(("D", "T"), [(3, 2), (5, 2), (2, 3), (1, 1), (7, 3)])

@@ -11,6 +11,7 @@ from figure_helpers import assert_readable, boxes
 
 from distmuon.extras.metrics.matrix import update_of
 from distmuon.optim.muon import Muon
+from distmuon.optim.param_groups import split_parameters
 from muonbook.ch03 import experiments, figures
 from muonbook.figures import player
 
@@ -49,6 +50,16 @@ def test_the_update_is_what_the_step_subtracted() -> None:
     before, update = torch.randn(2, 6, 4, dtype=torch.float64).unbind()
     after = (1 - 0.1 * 0.2) * before - 0.1 * update
     torch.testing.assert_close(update_of(before, after, 0.1, 0.2), update)
+
+
+def test_a_convolution_is_one_product_and_only_a_networks_first_stays_with_adamw() -> None:
+    first, second = torch.nn.Conv2d(1, 8, 3), torch.nn.Conv2d(8, 5, 3, bias=False)
+    muon, adamw = split_parameters(torch.nn.Sequential(first, second, torch.nn.Flatten(), torch.nn.Linear(5, 10)))
+    assert (muon["matrices"], [name for name, _ in muon["params"]]) == ("flattened", ["1.weight"])
+    assert [name for name, _ in adamw["params"]] == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    picture = torch.randn(1, 8, 6, 6)
+    by_product = second.weight.flatten(1) @ torch.nn.functional.unfold(picture, 3)  # [5, 72] @ [1, 72, 16]
+    torch.testing.assert_close(by_product.view(1, 5, 4, 4), second(picture))
 
 
 def test_two_pages_at_once_are_refused_in_a_sentence() -> None:

@@ -65,11 +65,13 @@ def test_what_is_not_rounded_is_held_a_thousand_times_tighter(trial: dict[str, A
         assert apart[name]["float32"][0] < 0.5 * apart["four Newton–Schulz steps for five"]["float32"][0]
 
 
-def test_the_page_shows_a_line_for_every_mistake(trial: dict[str, Any]) -> None:
+def test_the_page_shows_the_lines_of_which_it_speaks(trial: dict[str, Any]) -> None:
     shown = stored_pages.cell_with("11_bug_museum", "--mutants").printed.splitlines()
+    told = "none", "no weight decay", "gradients not divided by D", "no master weights", "stale parameters on one rank"
     first, *lines = table(trial["verdicts"])
     assert shown[1] == first
-    assert [line[:34] for line in shown[2:-1]] == [line[:34] for line in lines]
+    assert [line[:34] for line in shown[2:-1]] == [line[:34] for line in lines if line[2:34].strip() in told]
+    assert len(shown[2:-1]) == len(told)
     assert shown[-1] == "Every mistake is noticed by some row: True. Without one, no row fails: True."
 
 

@@ -1,6 +1,9 @@
 """The museum: the healthy code passes every check, and each broken variant fails exactly those that are named here."""
 
+import re
+
 import pytest
+import stored_pages
 import torch
 
 from distmuon import launch
@@ -31,10 +34,13 @@ CAUGHT_BY: dict[str | None, list[str]] = {
 }
 
 
+HOW = {"ours": "nowhere in public", "run": "run)", "reported": "reported", "read": "read"}  # the first that "Seen" has
+
+
 @pytest.fixture(scope="module")
 def visits():
     """Every exhibit in every scenario, on one 2 x 2 grid: one dict per rank."""
-    return launch.run(workers.visit, ([None, *EXHIBITS],), dp=workers.DP, tp=workers.TP)
+    return launch.run(workers.tour, ([None, *EXHIBITS],), dp=workers.DP, tp=workers.TP)[0]
 
 
 def failed_checks(visits, name: str | None) -> set[str]:
@@ -118,9 +124,13 @@ def test_casting_first_turns_large_gradients_into_nan(visits) -> None:
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
-def test_every_exhibit_says_where_it_was_seen(name: str) -> None:
+def test_an_exhibit_and_the_page_say_alike_where_it_was_seen(name: str) -> None:
     seen = " ".join((EXHIBITS[name].__doc__ or "").partition("Seen: ")[2].split())
-    assert any(word in seen for word in ("run)", "(read)", "reported", "nowhere in public", "reading of the paper"))
+    (table,) = (cell for cell in stored_pages.every_cell("11_bug_museum") if "## Where we met them" in cell.source)
+    (row,) = (line for line in table.source.splitlines() if line.startswith(f"| {name} |"))
+    where, how = row.strip("| ").split(" | ")[1:]
+    assert how == next(word for word, says in HOW.items() if says in seen)
+    assert all(number in where for number in re.findall(r"#(\d+)", seen)[:1])
 
 
 def test_an_unknown_exhibit_is_a_key_error() -> None:

@@ -47,7 +47,7 @@ def test_all_counts_of_a_step_are_printed_and_agree() -> None:
 def test_what_was_counted_is_what_the_formulas_say() -> None:
     out = stored_pages.printed("12_bytes", "python ../scripts/12_bytes.py --ratios --dp 4 --tp 1")
     algorithms = re.findall(r"^ +(\d\.\d{3}) +(\d\.\d{3})  (.+)$", out, re.MULTILINE)
-    assert [name for *_, name in algorithms] == ["bucketed", "flat", "flat + cut", "owner"]
+    assert [name for *_, name in algorithms] == ["gather all, bucketed", "gather all, flat", "gather cut", "owner"]
     by_formula = [float(formula) for formula, *_ in algorithms]
     assert by_formula[:2] == [1.25, 1.25]
     assert 1 < by_formula[2] < 1.25
@@ -155,7 +155,7 @@ def test_tables_say_what_the_rows_say() -> None:
     ]
     muon = {"contender": "muon_cut", "over_zero1": 1.05, "s": 1.5, "ratio": 1.0625, "closed": False}
     lines = byte_tables.algorithm_lines([{"contender": "zero1", "over_zero1": 1.0}, muon])
-    assert lines[1:] == ["  1.062    1.050  flat + cut"]
+    assert lines[1:] == ["  1.062    1.050  gather cut"]
     assert not byte_tables.closed([muon])
 
 
@@ -232,17 +232,15 @@ def test_every_predicted_byte_has_a_purpose(dp: int, tp: int) -> None:
         assert purposes["activations"] == ledger.total(op="all_reduce", group="tp").sent_bytes
     rows = figure_bytes.step_rows(workload, dp, tp, byte_counts.COMPARED)
     over_tp = {title for title, row in rows.items() if row["momentum over TP or mesh"]}
-    assert {title for title in over_tp if "FSDP2" not in title} == {
-        title for title in rows if title.startswith("Muon,") and tp > 1
-    }
-    assert rows["Muon, owner"]["momentum over DP"] == 0
+    assert over_tp - {"MuonW"} == {algorithm.title for algorithm in ALGORITHMS.values() if tp > 1}
+    assert rows["owner"]["momentum over DP"] == 0
 
 
 def test_frames_share_a_scale_and_a_size() -> None:
     frames = figure_bytes.step_frames(SHAPES["even"], [(8, 1), (2, 4)])
     first, second = (tuple(frame.figure.get_size_inches()) for frame in frames)
     assert first == second
-    assert "bucketed 1.23; flat 1.25" in frames[0].caption
+    assert "gather all, bucketed 1.23; gather all, flat 1.25" in frames[0].caption
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -271,16 +269,20 @@ def test_a_rank_of_the_picture_holds_every_matrix_whole_of_which_it_keeps_a_piec
 
 def test_the_picture_of_pieces_says_what_it_shows() -> None:
     told = figure_pieces.describe_pieces("Hands")
-    assert told.startswith("Hands. Seven matrices on four DP ranks. bucketed: 6 of 7 matrices are cut")
-    assert "flat + cut: 3 of 7 matrices are cut" in told
+    assert told.startswith("Hands. Seven matrices on four DP ranks. gather all, bucketed: 6 of 7 matrices are cut")
+    assert "gather cut: 3 of 7 matrices are cut" in told
     assert told.endswith("owner: 0 of 7 matrices are cut, a rank receives 0 % of all.")
     style.require_readable(figure_pieces.draw_pieces("Hands"), told)
 
 
 def test_a_planned_model_is_within_the_published_interval_where_only_what_is_cut_travels() -> None:
     without_tp, with_tp = (planned_bytes.growth("llama3_70b", tp, [8, 1024]) for tp in (1, 8))
-    assert all(1 < added.ratio < 1.001 for added in without_tp["flat + cut"].values())
-    assert all(1.24 < added.ratio <= 1.25 for name in ("bucketed", "flat") for added in without_tp[name].values())
+    assert all(1 < added.ratio < 1.001 for added in without_tp["gather cut"].values())
+    assert all(
+        1.24 < added.ratio <= 1.25
+        for name in ("gather all, bucketed", "gather all, flat")
+        for added in without_tp[name].values()
+    )
     assert all(added.tp == 0 for of in without_tp.values() for added in of.values())
     for name, of in with_tp.items():
         if name != "owner":
@@ -319,8 +321,8 @@ def beyond_adamw(model: str, ranks: int) -> dict[str, float]:
 
 def test_what_muon_sends_beyond_adamw_in_per_cent() -> None:
     found = beyond_adamw("moonlight", 8)
-    assert 25.01 > found["flat"] > 24.99 > found["bucketed"] > 24
-    assert 0 <= found["flat + cut"] < 0.1 < found["owner"] < 0.2  # padding
+    assert 25.01 > found["gather all, flat"] > 24.99 > found["gather all, bucketed"] > 24
+    assert 0 <= found["gather cut"] < 0.1 < found["owner"] < 0.2  # padding
 
 
 def test_what_a_reduce_scatter_of_gloo_adds_is_what_the_operating_system_counts_more() -> None:
@@ -338,8 +340,8 @@ def test_eight_ranks_and_a_thousand_send_alike_and_far_from_nothing_only_where_a
     for model in ("llama3_70b", "moonlight"):
         one, other = (beyond_adamw(model, ranks) for ranks in (8, 1024))
         assert one | {"owner": 0} == other | {"owner": 0}  # whose padding grows with the ranks
-        assert one["flat + cut"] < 0.1
-        assert f"{1 + one['bucketed'] / 100:.2f}" == "1.24"
+        assert one["gather cut"] < 0.1
+        assert f"{1 + one['gather all, bucketed'] / 100:.2f}" == "1.24"
 
 
 def test_one_matrix_is_most_of_the_reports_model() -> None:

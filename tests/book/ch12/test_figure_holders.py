@@ -37,5 +37,5 @@ def test_tp_adds_its_seven_quarters_of_the_holders_share_and_dp_a_quarter_where_
         for each in (bucketed, cut):  # embeddings, AdamW's, bring it down
             by_formula = 1.75 * each.mean / TP / (dp - 1)
             assert 0.96 * by_formula < added[each.title][dp].tp < by_formula
-        assert 0.24 < added["bucketed"][dp].dp < 0.25
+        assert 0.24 < added["gather all, bucketed"][dp].dp < 0.25
         assert 0 <= added["owner"][dp].dp < (0.03 if dp < 1024 else 3)  # padding

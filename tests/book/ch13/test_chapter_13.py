@@ -354,7 +354,11 @@ def test_the_stored_steps_are_above_or_below_adamws_fullest() -> None:
         assert frame.alt.startswith(f"{name}: {abs(beyond):.1f} MB {sides[name]} AdamW. ")
         assert frame.caption.endswith(f": {style.in_bytes(fullest[name])}.")
         assert f"{'+' if beyond > 0 else '−'}{abs(beyond):.1f} MB" in texts(frame.figure)
-    assert [name for name, side in sides.items() if side == "above"] == ["bucketed", "flat", "flat + cut"]
+    assert [name for name, side in sides.items() if side == "above"] == [
+        "gather all, bucketed",
+        "gather all, flat",
+        "gather cut",
+    ]
 
 
 # ---- The worker -------------------------------------------------------------------------------------------
@@ -386,7 +390,7 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
 
 
 def test_peaks_by_batch_leave_out_what_the_cpu_alone_borrows() -> None:
-    """NCCL needs no room to reduce; so flat + cut, too, stays below AdamW's fullest."""
+    """NCCL needs no room to reduce; so gather cut, too, stays below AdamW's fullest."""
     found = results.load("memory")
     borrowed = {row["contender"]: row["stages"] for row in found["batches"] if row["tokens_per_rank"] == 64}
     assert borrowed["muon_cut"]["reduce_scatter"] == max(borrowed["muon_cut"].values())  # on a CPU

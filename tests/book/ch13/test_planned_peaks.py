@@ -18,21 +18,29 @@ def beyond(model: str, degrees: Degrees) -> dict[str, float]:
 
 def test_more_ranks_save_less_and_owners_keep_padding() -> None:
     few, many = (planned_peaks(MODELS["llama3_70b"], Degrees(dp, 8)) for dp in (16, 256))
-    for layout, borrowed in (("matrix by matrix", (2.21, 2.21)), ("bucketed", (2.39, 3.17)), ("owner", (2.56, 2.37))):
+    for layout, borrowed in (
+        ("gather all, per matrix", (2.21, 2.21)),
+        ("gather all, bucketed", (2.39, 3.17)),
+        ("owner", (2.56, 2.37)),
+    ):
         of = few[layout], many[layout]
         assert tuple(round(one.update.borrowed / 1e9, 2) for one in of) == borrowed
         assert all(round(one.passes.borrowed / 1e9, 2) == 2.15 for one in of)
     kept = {layout: [round((of["AdamW"].passes.kept - of[layout].passes.kept) / 1e9, 2) for of in (few, many)]
-            for layout in ("matrix by matrix", "owner")}  # fmt: skip
-    assert kept == {"matrix by matrix": [2.14, 0.13], "owner": [1.05, -6.54]}
+            for layout in ("gather all, per matrix", "owner")}  # fmt: skip
+    assert kept == {"gather all, per matrix": [2.14, 0.13], "owner": [1.05, -6.54]}
 
 
 def test_where_the_update_is_the_peak_both_peaks_are_its_rank_s() -> None:
     found = planned_peaks(*LLAMAS["8B"])
-    assert found["flat"].highest is found["flat"].update
-    assert found["flat"].passes.kept == found["flat"].update.kept < found["AdamW"].passes.kept - 4e9
-    assert found["flat + cut"].highest is found["flat + cut"].passes
-    assert found["flat + cut"].passes.kept > found["flat + cut"].update.kept  # it holds embeddings, which stay AdamW's
+    assert found["gather all, flat"].highest is found["gather all, flat"].update
+    assert (
+        found["gather all, flat"].passes.kept
+        == found["gather all, flat"].update.kept
+        < found["AdamW"].passes.kept - 4e9
+    )
+    assert found["gather cut"].highest is found["gather cut"].passes
+    assert found["gather cut"].passes.kept > found["gather cut"].update.kept  # it holds embeddings, which stay AdamW's
 
 
 def test_as_dp_grows_every_layout_but_one_passes_adamw_s_peak_sooner_or_later() -> None:
@@ -40,7 +48,8 @@ def test_as_dp_grows_every_layout_but_one_passes_adamw_s_peak_sooner_or_later() 
     worlds = {dp: beyond("llama3_70b", Degrees(dp, 8)) for dp in ranks}
     above = {layout: [dp for dp in ranks if worlds[dp][layout] > 0] for layout in PLANNED}
     assert above == {
-        "matrix by matrix": [], "bucketed": [64, 128], "flat": list(ranks), "flat + cut": [64, 128],
+        "gather all, per matrix": [], "gather all, bucketed": [64, 128], "gather all, flat": list(ranks),
+        "gather cut": [64, 128],
         "owner": [32, 64, 128],  # padding, of weights and gradients, is more than a moment saves
     }  # fmt: skip
 
@@ -50,7 +59,7 @@ def test_what_is_saved_is_one_moment_of_the_matrices(name: str) -> None:
     model, degrees = LLAMAS[name]
     found = planned_peaks(model, degrees)
     assert found["AdamW"].highest is found["AdamW"].passes
-    muon = found["matrix by matrix"]
+    muon = found["gather all, per matrix"]
     assert muon.passes.borrowed == found["AdamW"].passes.borrowed
     saved = 4 * share_of_matrices(model) * model.parameters / degrees.dp / degrees.tp
     assert found["AdamW"].passes.kept - muon.passes.kept == pytest.approx(saved, rel=1e-3)  # vectors are not cut
@@ -65,22 +74,24 @@ def test_peaks_are_those_that_the_planner_has() -> None:
     )
     assert "while stepping" not in {**adamw.held_at_worst, **muon.held_at_worst}
     assert planned_peaks(model, degrees)["AdamW"].highest.top == adamw.fullest[2]
-    assert beyond("llama3_8b", degrees)["bucketed"] == pytest.approx(muon.fullest[2] - adamw.fullest[2], rel=1e-6)
+    assert beyond("llama3_8b", degrees)["gather all, bucketed"] == pytest.approx(
+        muon.fullest[2] - adamw.fullest[2], rel=1e-6
+    )
 
 
 def test_a_flat_shard_without_matrices_saves_nothing() -> None:
     """The embeddings and the head of the 8B fill one of eight shards."""
     found = planned_peaks(*LLAMAS["8B"])
-    saved = found["AdamW"].passes.kept - found["matrix by matrix"].passes.kept
+    saved = found["AdamW"].passes.kept - found["gather all, per matrix"].passes.kept
     higher = beyond("llama3_8b", Degrees(8))
-    assert abs(higher["flat + cut"]) < 0.001 * saved
-    assert higher["bucketed"] == pytest.approx(-saved, rel=1e-3)
+    assert abs(higher["gather cut"]) < 0.001 * saved
+    assert higher["gather all, bucketed"] == pytest.approx(-saved, rel=1e-3)
 
 
 def test_above_the_passes_peaks_differ_by_what_updates_borrow() -> None:
     found, higher = planned_peaks(*LLAMAS["70B"]), beyond("llama3_70b", Degrees(128, 8))
-    more = found["bucketed"].update.borrowed - found["matrix by matrix"].update.borrowed
-    assert higher["bucketed"] - higher["matrix by matrix"] == pytest.approx(more, rel=0.01)
+    more = found["gather all, bucketed"].update.borrowed - found["gather all, per matrix"].update.borrowed
+    assert higher["gather all, bucketed"] - higher["gather all, per matrix"] == pytest.approx(more, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_ranges_and_collectives_are_where_they_were() -> None:
     assert extents(figure, "timeline-one-1-transfer") == [(40, 50)]
     (waiting,) = boxes(figure, "timeline-one-0-waiting")
     assert waiting.get_hatch()
-    assert {"rank 0", "rank 1", "one", "0 %", "100 %", "share of the part shown"} <= set(texts(figure))
+    assert {"rank 0", "rank 1", "one", "0 %", "100 %", "share of the 0.1 ms shown"} <= set(texts(figure))
     painted = [style.to_hex(patch.get_facecolor()) for patch in figure.axes[0].patches]
     assert {style.dp_colour(rank).lower() for rank in (0, 1)} <= set(painted)
     assert_readable(figure)
@@ -162,11 +162,13 @@ def test_parts_of_a_step_are_where_the_moves_were() -> None:
 def test_a_gather_is_long_by_one_trace_and_short_by_the_other() -> None:
     blind, seen = figures.frames_of_waiting(a_step())
     assert "Labelled: one all-gather (" in blind.alt
+    assert [text for text in texts(blind.figure) if "not opened" in text] == ["its trace is not opened"]
+    assert not any("not opened" in text for text in texts(seen.figure))
     assert "Labelled: rank 0 waits (" in seen.alt
     assert "rank 1 has come (" in seen.alt
     assert blind.caption.startswith("By rank 0's")
     assert seen.caption.startswith("By rank 1's")
-    what_of = {frame: {(what, rank): boxes(frame.figure, f"timeline-Muon, bucketed-{rank}-{what}")
+    what_of = {frame: {(what, rank): boxes(frame.figure, f"timeline-Muon, gather all, bucketed-{rank}-{what}")
                        for what in SENT for rank in (0, 1)} for frame in (blind, seen)}  # fmt: skip
     assert [kind for kind, found in what_of[blind].items() if found] == [("unknown", 0)]  # one rank cannot tell which
     assert not what_of[seen]["unknown", 0]
@@ -194,7 +196,7 @@ def test_a_step_of_adamw_stands_over_one_of_muon_on_one_scale() -> None:
 
     short, muon = [lasting(rank, 50) for rank in a_step()], a_step()
     figure, alt = figures.draw_a_step(short, muon, "Two steps")
-    for name in ("AdamW, ZeRO-1", "Muon, bucketed"):  # the same 20 of 100 on both
+    for name in ("AdamW, ZeRO-1", "Muon, gather all, bucketed"):  # the same 20 of 100 on both
         (passes,) = boxes(figure, f"timeline-{name}-0-forward and backward")
         assert passes.get_width() == pytest.approx(PANEL * 0.2)
     assert alt.startswith("Two steps")

@@ -23,17 +23,18 @@ from muonbook.measure.workload import TIMED
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import specs_of
+from muonbook.ways import TITLES
 
 WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
 
 
 def test_skewed_grids_send_what_was_predicted() -> None:
     out = stored_pages.printed("15_regimes", "python ../scripts/15_regimes.py --skew")
-    assert out.count("\n") == 6
-    rows = re.findall(r"^ +(\d) x +(\d) +([\d,]+(?: +[\d,]+){5}) +(True|False)$", out, re.MULTILINE)
-    assert [(int(dp), int(tp)) for dp, tp, *_ in rows] == list(regimes.GRIDS)
-    assert {equal for *_, equal in rows} == {"True"}
-    zero1, ddp, bucketed, flat, cut, owner = (int(cell.replace(",", "")) for cell in rows[0][2].split())
+    _, grids, *rows, equal = out.splitlines()
+    assert re.findall(r"\d x \d", grids) == [f"{dp} x {tp}" for dp, tp in regimes.GRIDS]
+    assert equal == "Counted = predicted: True."
+    assert [row.split("  ")[-1] for row in rows] == [TITLES[name] for name in ("zero1", "ddp", *regimes.ALGORITHMS)]
+    zero1, ddp, bucketed, flat, cut, owner = (int(row.split()[0].replace(",", "")) for row in rows)
     assert 1.24 < bucketed / zero1 < 1.25  # the head's and the embedding's bytes do not grow
     assert (f"{flat / zero1:.2f}", owner) == ("1.25", zero1)
     assert owner < cut < 1.02 * zero1
@@ -134,6 +135,9 @@ def test_what_the_page_says_of_the_70b_on_1024_ranks_is_planned() -> None:
     shares = experiments.share_of_passes(plans)
     assert [f"{share:.2g}" for share in shares.values()] == ["0.76", "1.4e+02", "3.1e+02"]
     assert not experiments.planned("llama3_70b", 1024, 1, 1 << 23)["flat"].muon.fits
+    bucketed = plans["bucketed"].muon.seconds
+    assert f"{100 * bucketed['Newton–Schulz'] / shares['and waiting for the slowest rank']:.1f}" == "4.3"  # passes
+    assert f"{sum(bucketed.values()):.1f}" == "21.9"
     specs, indices = specs_of(MODELS["llama3_70b"], 8)
     part = ALGORITHMS["bucketed"].lay_out(specs, indices, 128, 8)
     assert len(part.world.matrices) == 60  # type: ignore[union-attr]
@@ -150,6 +154,11 @@ def test_the_page_s_own_count_of_repeats_is_the_planner_s(grid: tuple[int, int],
     assert [f"{each:.0f}" for each in by_hand] == times
     planned = [names["plans"][name].repeats for name in ("bucketed", "flat")]
     assert by_hand == pytest.approx(planned, rel=0.03)
+
+
+def test_a_gpu_reaches_less_with_one_small_matrix_than_plans_assume() -> None:
+    (row,) = (row for row in results.load("gpu")["speed"]["rows"] if row["shape"] == "1024x4096")
+    assert f"{row['share_of_peak']:.0%}" == "12%"
 
 
 def test_predicted_bytes_are_those_that_eight_processes_sent() -> None:
@@ -198,6 +207,12 @@ def test_what_the_page_says_of_more_ranks_and_advises_is_planned() -> None:
         for name in ("bucketed", "flat_cut", "owner")
     }
     assert max(over["flat_cut"].values()) < 1.3
+    for name, adds in {"flat_cut": {512: "9", 4096: "27"}, "bucketed": {64: "1"}}.items():
+        assert {ranks: f"{100 * (over[name]['gpt2', ranks] - 1):.0f}" for ranks in adds} == adds
+    assert f"{100 * (over['bucketed']['llama3_70b', 1024] - 1):.0f}" == "172"
+    assert max(ratio for at, ratio in over["owner"].items() if at[0] == "llama3_70b") < 1.02
+    (row,) = rows(found, algorithm="owner", model="llama3_70b", ranks=4096)
+    assert row["why"] == "no room"
     large = {at for at in over["bucketed"] if at[0] in ("llama3_70b", "gpt3_175b") and at[1] >= 512}
     assert {at for at, ratio in over["bucketed"].items() if ratio > 2} == large
     padded = {at for at, ratio in over["owner"].items() if ratio > 4 / 3}

@@ -10,7 +10,6 @@ import pytest
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
 from muonbook.ch15.worlds.planned_steps import TimedWorld
 from muonbook.ch15.worlds.survey import (
-    DIVIDED,
     FAST,
     MOONLIGHT_TOKENS,
     SQUARES,
@@ -18,15 +17,12 @@ from muonbook.ch15.worlds.survey import (
     WORLDS,
     assumptions,
     cells_of,
-    divided,
-    gather_cut_336m,
     layouts_of,
     moonlight,
-    reported_world,
     survey,
 )
 from muonbook.ch15.worlds.verdicts import near_one, of_algorithm, rows, verdict
-from muonbook.measure import results
+from muonbook.measure import reported, results
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import FABRICS
 from muonbook.planner.model_shapes import MODELS
@@ -66,17 +62,10 @@ def test_stored_verdicts_follow_from_the_stored_cells(stored: dict[str, Any]) ->
     assert in_file(verdict(stored["cells"], stored["layouts"])) == stored["verdict"]
 
 
-@pytest.mark.parametrize("model", DIVIDED)
-def test_stored_divisions_are_those_of_todays_planner(stored: dict[str, Any], model: str) -> None:
-    assert in_file(divided(model)) == rows(stored["divided"], model=model)
-
-
 def test_what_is_stored_of_claims_and_assumptions_is_todays(stored: dict[str, Any]) -> None:
     assert in_file(assumptions()) == stored["assumptions"]
     assert stored["algorithms"] == {name: each.title for name, each in ALGORITHMS.items()}
     assert in_file(moonlight((16,))) == rows(stored["moonlight"], ranks=16)
-    assert in_file(reported_world()) == stored["reported"]
-    assert in_file(gather_cut_336m()) == stored["gather_cut_336m"]
 
 
 def test_every_world_was_surveyed_by_every_algorithm(stored: dict[str, Any]) -> None:
@@ -134,10 +123,8 @@ def test_the_bytes_of_gather_cut_are_those_counted_elsewhere() -> None:
 
 
 def test_the_reports_own_world_sends_least_where_all_four_ranks_stand_in_a_row() -> None:
-    found = reported_world()
-    assert [(row["dp"], row["tp"]) for row in found] == [(4, 1), (2, 2), (1, 4)]
-    assert found[0]["bytes"] > found[1]["bytes"] > found[2]["bytes"]
-    assert found[0]["seconds"] > found[1]["seconds"] > found[2]["seconds"] == 1
+    apart, square, in_a_row = (max(sent.muon for sent in reported.steps(dp, 4 // dp)) for dp in (4, 2, 1))
+    assert apart > square > in_a_row
 
 
 def test_what_muon_adds_to_moonlight_halves_where_the_batch_doubles(stored: dict[str, Any]) -> None:
@@ -146,13 +133,6 @@ def test_what_muon_adds_to_moonlight_halves_where_the_batch_doubles(stored: dict
         assert [one[key] for key in ("algorithm", "ranks", "tp")] == [two[key] for key in ("algorithm", "ranks", "tp")]
         assert one["extra"] == pytest.approx(2 * two["extra"], rel=1e-3)
         assert one["optimizer"] > one["extra"] > one["extra_least"]
-
-
-def test_stages_make_the_proof_of_concept_cheaper_and_the_papers_layout_hardly(stored: dict[str, Any]) -> None:
-    for name, least, most in (("bucketed", 0.3, 0.5), ("flat_cut", 0.97, 1)):
-        over = [row["over_adamw"] for row in rows(stored["divided"], model="llama3_70b", algorithm=name)]
-        assert over == sorted(over, reverse=True)
-        assert least < over[-1] / over[0] < most
 
 
 # ---- The survey and its verdicts ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import stored_pages
 import worlds
 
 from distmuon import launch
-from muonbook.ch16 import experiments, trillion
+from muonbook.ch16 import experiments
 from muonbook.measure import results
 
 WORKER = str(worlds.ROOT / "scripts" / "16_owner.py")
@@ -57,13 +57,6 @@ def test_heads_that_tp_does_not_divide_are_refused_in_a_sentence() -> None:
     assert "--tp 3 does not divide the model's 8 heads; choose 1, 2, 4 or 8." in ending.err
 
 
-def test_a_trillion_parameters_are_planned_in_no_time() -> None:
-    assert trillion.MODEL.parameters > 1e12
-    plan = results.load("step")["trillion"]  # of the stored file: no time is taken here
-    assert plan["seconds"] < 10
-    assert plan["bytes"] < 2e9
-
-
 def test_every_spectrum_is_safe_in_the_stored_sweep() -> None:
     swept = results.load("step")["spectra"]
     assert len(swept) == 34
@@ -83,12 +76,9 @@ def said() -> str:
 def test_each_toy_is_what_the_engine_does() -> None:
     page = said()
     for line in (
-        "same costs:  True",
-        "same owners: True",
         "same as the engine's map: True",
         "equal, bit for bit: True  Newton–Schulz on 6 matrices, 6 times",
         "AdamW's update, sent in bf16: False",
-        "same result: True",
     ):
         assert line in page
 
@@ -99,16 +89,13 @@ def test_what_the_page_says_of_padding_and_of_the_exchange() -> None:
     assert ranks == (4, 8, 16, 32, 64, 96, 192)
     assert "96 matrices " in said()
     assert padding[:3] == (0, 0, 0) < padding[3:]
+    assert owner[:3] == (1, 1, 1)
+    assert round(padding[3]) == 11
     assert max(cut) <= 1.003
     assert round(owner[-1], 1) == 2.7
     assert list(cut_slowest) == sorted(cut_slowest)
     assert all(by_owner < by_cut for by_owner, by_cut in list(zip(owner_slowest, cut_slowest, strict=True))[2:])
 
 
-def test_what_the_page_says_of_the_gram_form_and_of_heads() -> None:
-    standard, gram = re.findall(r"^operations: ([\d,]+) and ([\d,]+)$", said(), re.M)[0]
-    assert int(gram.replace(",", "")) < int(standard.replace(",", "")) / 2
-    whole, heads = re.findall(r"([\d.]+) GFLOP +([\d.]+) MB over TP$", said(), re.M)
-    assert float(heads[0]) < float(whole[0]) / 20
-    assert float(heads[1]) == 0
+def test_what_the_page_says_of_blocks() -> None:
     assert re.findall(r"worse than Muon on (\d) of (\d) seeds", said()) == [("8", "8")] * 3

@@ -157,10 +157,8 @@ def test_the_exchange_on_the_page_is_exact_and_sends_what_the_table_counts() -> 
 
 
 def test_updates_grow_towards_a_fifth_and_the_clip_ends_at_its_threshold() -> None:
-    sizes = re.findall(r"(muon|adamw) +RMS ([\d.]+)", printed_by("update_rms"))
-    muon, adamw = ([float(size) for name, size in sizes if name == which] for which in ("muon", "adamw"))
-    assert 0.1 < muon[0] < muon[-1] < 0.2 < min(adamw[:2])
-    assert max(adamw[2:]) < min(adamw[:2])
+    pictures = (worlds.ROOT / "notebooks" / "17_muonw.ipynb").read_text(encoding="utf-8")
+    assert "from step 2 to 42: Muon between 0.1 and 0.2; AdamW between 0.1 and 0.7." in pictures
     clipped = re.findall(r"largest logit ([\d.]+), clipped ([\d.]+)", printed_by("def largest_logits"))
     assert [float(after) for _, after in clipped] == [30.0, 30.0]
     assert all(float(before) > 30 for before, _ in clipped)
@@ -171,4 +169,9 @@ def test_what_the_page_says_of_times_is_stored() -> None:
     times = [[1 / race["ratio"]["median"] for race in races] for races in found["race"].values()]
     assert all(24.5 < row[0] < 33.5 and 5 < row[-1] < 7 for row in times)
     assert [round(1 / row["blocked"]["median"]) for row in found["save"]] == [3, 15]
+    assert all(0.03 <= round(race["ratio"]["median"], 2) <= 0.19 for races in found["race"].values() for race in races)
     assert all(0.055 < row["observed"]["median"] < 0.095 for row in found["watch"])
+    logits = {row["run"]: row for row in found["logits"]}
+    assert [round(logits[name]["in_the_end"], 1) for name in ("Muon, clip", "Muon")] == [35.7, 84.6]
+    assert logits["Muon, weight decay"]["loss"][0] < logits["Muon, clip"]["loss"][0]
+    assert logits["Muon, 1/3 of the rate"]["loss"][0] == min(row["loss"][0] for row in logits.values())

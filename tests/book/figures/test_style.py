@@ -40,16 +40,16 @@ def test_words_beyond_the_edge_of_the_card_are_refused(x: float, y: float) -> No
 def test_words_on_other_words_are_refused_and_rows_of_type_are_not() -> None:
     def two_lines(apart: float, right: float = 0.0) -> Figure:
         def paint(axes: Axes, top: float) -> None:
-            style.put(axes, 20, top, "bucketed")
-            style.put(axes, 20 + right, top + apart, "flat + cut", bold=True)
+            style.put(axes, 20, top, "gather cut")
+            style.put(axes, 20 + right, top + apart, "owner", bold=True)
 
         return style.page([(60.0, paint)])
 
     for apart in (0.0, 6.0):
-        with pytest.raises(ValueError, match=re.escape("'bucketed' lies on 'flat + cut'; move one of them.")):
+        with pytest.raises(ValueError, match=re.escape("'gather cut' lies on 'owner'; move one of them.")):
             style.png(two_lines(apart), "two lines")
     style.require_readable(two_lines(style.ROW), "one below the other")
-    style.require_readable(two_lines(0.0, right=style.wide("bucketed")), "one beside the other")
+    style.require_readable(two_lines(0.0, right=style.wide("gather cut")), "one beside the other")
     boxed = style.card("", "")
     for x in (20, 60):
         boxed.axes[0].text(x, 20, "flat", size=style.SMALL, bbox={"pad": 9})

@@ -63,8 +63,14 @@ def test_what_comes_back_is_sorted_and_apart(a: Any, b: Any) -> None:
 
 def test_overlap_on_two_streams() -> None:
     found = summarize(one(kernel("gemm", 0, 4000), nccl(3000, 3000, 20), kernel("add", 8000, 1000)))
-    assert found == pytest.approx((1, 3.0, 3.0, 5.0, 1.0, 7.0, 9.0))
-    assert (found.exposed, found.idle) == pytest.approx((2.0, 2.0))
+    assert found == pytest.approx((1, 3.0, 3.0, 5.0, 1.0, 7.0, 9.0, 2.0))
+    assert (found.exposed, found.idle, found.span_without_pause) == pytest.approx((2.0, 2.0, 7.0))
+
+
+def test_the_longest_pause_is_one_in_which_neither_computing_nor_sending_went_on() -> None:
+    work = kernel("gemm", 0, 1000), nccl(1500, 3000, 20), kernel("add", 4000, 2000), kernel("add", 6700, 100)
+    found = summarize(one(*work))
+    assert (found.longest_pause, found.idle) == pytest.approx((0.7, 1.2))
 
 
 def test_durations_of_collectives_that_run_together_are_not_a_total() -> None:
@@ -93,7 +99,7 @@ def test_copies_and_memsets_are_work_and_the_hosts_calls_are_not() -> None:
         event("cuda_runtime", "cudaLaunchKernel", 0, 9000, "main"),
         event("gpu_user_annotation", "FWD_BWD", 0, 5000, 7),
     )
-    assert summarize(found) == pytest.approx((0, 0, 0, 1.5, 0, 1.5, 1.5))
+    assert summarize(found) == pytest.approx((0, 0, 0, 1.5, 0, 1.5, 1.5, 0))
 
 
 def test_ranges_on_host_and_gpu_and_nested_ones_once() -> None:
@@ -117,7 +123,7 @@ def test_nccl_names_its_group_and_the_place_in_its_queue() -> None:
 
 
 def test_an_empty_trace_is_all_zeros() -> None:
-    assert summarize(one()) == (0, 0, 0, 0, 0, 0, 0)
+    assert summarize(one()) == (0, 0, 0, 0, 0, 0, 0, 0)
     assert meetings([one()]) == []
     assert matched_by_name(one()) == []
 
@@ -139,7 +145,7 @@ def test_on_a_cpu_operators_that_call_a_collective_are_no_computation() -> None:
         event("cpu_op", "aten::add_", 300, 50, tid=9),
     )
     assert [activity.name for activity in found.computation] == ["aten::linear", "aten::clone", "MmBackward0"]
-    assert summarize(found) == pytest.approx((1, 0.4, 0.4, 0.17, 0.0, 0.57, 0.86))
+    assert summarize(found) == pytest.approx((1, 0.4, 0.4, 0.17, 0.0, 0.57, 0.86, 0.16))
     assert found.collectives[0].group is None
     assert meetings([found]) == []
 

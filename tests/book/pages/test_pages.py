@@ -167,7 +167,7 @@ def test_what_is_not_tried_is_said_where_trials_are_promised() -> None:
 
 def test_the_landing_page_says_where_half_the_steps_was_seen() -> None:
     first = (ROOT / "book" / "index.md").read_text(encoding="utf-8").split("\n\n")[1]
-    assert "In two of the three small races of [chapter 4]" in first
+    assert "In two of our three small races in [chapter 4]" in first
     assert "less than half of the steps" in first
     races = results.load("learning")["races"]
     assert all(races[name]["to_adamw"]["steps"] < 0.5 for name in ("language", "fashion"))

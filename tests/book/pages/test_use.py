@@ -19,7 +19,7 @@ PAGE = " ".join((ROOT / "book" / "use.md").read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize(
-    ("width", "tokens", "words"), [(4096, 2**19, "it is 4 %"), (4096, 4096, "five times the work")]
+    ("width", "tokens", "words"), [(4096, 2**19, "you pay 4 %"), (4096, 4096, "five times the work")]
 )
 def test_newton_schulz_takes_five_widths_over_tokens_of_the_work_of_training(
     width: int, tokens: int, words: str
@@ -28,7 +28,7 @@ def test_newton_schulz_takes_five_widths_over_tokens_of_the_work_of_training(
     share = flops((width, width)) / training
     assert share == pytest.approx(5 * width / tokens, rel=0.01)
     assert words in PAGE
-    assert share == pytest.approx({"it is 4 %": 0.04, "five times the work": 5.0}[words], rel=0.03)
+    assert share == pytest.approx({"you pay 4 %": 0.04, "five times the work": 5.0}[words], rel=0.03)
 
 
 def test_the_measured_line_learns_better_on_every_seed_and_in_fewer_steps() -> None:

@@ -1,7 +1,6 @@
 """The survey of planned worlds, one dict for book/results/worlds.json: models x ranks x links x batches x algorithms.
 
-Beside it the worlds in which a claim was made: Moonlight's own batches, the report's ranks, and gather_cut; and how
-much pipeline and expert parallelism, which the survey leaves out, change. Deterministic; no process is started.
+Beside it the world in which a claim was made, with Moonlight's own batches. Deterministic; no process is started.
 """
 
 from __future__ import annotations
@@ -9,19 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from distmuon.sharding.layout import FLAT, ParamSpec, plan
-from distmuon.verify.prediction import predict_step
 from muonbook.ch15.worlds.planned_steps import Grids, Step, best, seconds, square_cost, timed_grids
 from muonbook.ch15.worlds.verdicts import short, verdict
-from muonbook.measure import reported
 from muonbook.planner.algorithms import ALGORITHMS
-from muonbook.planner.choices.comparison import compared
-from muonbook.planner.cost_model import collectives_of, step_seconds
 from muonbook.planner.fabrics import CORNERS, FABRICS, PEAK_FLOPS, SOURCES, SUSTAINED
 from muonbook.planner.model_shapes import MODELS, SURVEYED
 from muonbook.planner.planned_worlds import BUCKET_RULES, PlannedWorld, grids, plan_world
-from muonbook.planner.stages import Degrees
-from muonbook.planner.world_plan import WorldSetting
 
 SQUARES = (16, 64)  # for "DP = TP" alone
 WORLDS = (16, 32, 64, 128, 512, 1024, 4096)
@@ -29,12 +21,7 @@ TOKENS = (1 << 20, 1 << 22, 1 << 24)  # of all ranks, per step
 QUICK = (("gpt2", "llama3_8b"), (32, 1024), (1 << 22,))
 MOONLIGHT_RANKS = (16, 32, 64, 128, 256)
 MOONLIGHT_TOKENS = (2048 * 8192, 4096 * 8192)  # per step: Liu et al. 2025, section 3.3
-REPORTED_GRIDS = ((4, 1), (2, 2), (1, 4))  # of the report's four ranks
 FAST = "nvlink_infiniband"
-DIVIDED = {  # model -> tokens per step, and its divisions of as many ranks, the first one without stages and experts
-    "llama3_70b": (1 << 22, [Degrees(128 // pp, 8, pp) for pp in (1, 2, 4, 8, 16)]),
-    "moonlight": (MOONLIGHT_TOKENS[0], [Degrees(64, 2, 1, ep) for ep in (1, 8, 64)]),
-}
 
 
 def survey(quick: bool = False) -> dict[str, Any]:
@@ -53,9 +40,6 @@ def survey(quick: bool = False) -> dict[str, Any]:
         "cells": cells,
         "verdict": verdict(cells, layouts),
         "moonlight": moonlight(MOONLIGHT_RANKS[:1] if quick else MOONLIGHT_RANKS),
-        "divided": [row for model in list(DIVIDED)[: 1 if quick else None] for row in divided(model)],
-        "reported": reported_world(),
-        "gather_cut_336m": gather_cut_336m(),
     }
 
 
@@ -189,62 +173,3 @@ def moonlight(sizes: Sequence[int]) -> list[dict[str, Any]]:
                     | {"extra_least": short(min(mixed)), "extra_most": short(max(mixed))}
                 )
     return rows
-
-
-def divided(model: str) -> list[dict[str, Any]]:
-    """Return what Muon adds if a world is divided over pipeline stages and experts, too, on NVLink and InfiniBand.
-
-    Experts are in buffers of their own here, for one expert rank as well; `over_adamw` without FSDP2's algorithms.
-    """
-    tokens, divisions = DIVIDED[model]
-    rows = []
-    for degrees in divisions:
-        place = {"model": model, "ranks": degrees.ranks, "tokens": tokens, **degrees._asdict()}
-        world = WorldSetting(MODELS[model], degrees, tokens=tokens, network=FABRICS[FAST], recompute=True)
-        for name, each in zip(ALGORITHMS, compared(world), strict=True):
-            if each.algorithm.optimizer != "muonw":
-                bubble = short(each.muon.bubble)
-                rows.append(place | {"algorithm": name, "over_adamw": short(each.over_adamw), "bubble": bubble})
-    return rows
-
-
-def reported_world() -> list[dict[str, Any]]:
-    """Return what the report's own five matrices ask of four ranks over PCIe, on each grid: see `reported`.
-
-    bytes: of the rank that sends most. seconds: of sending alone, over those of the quickest grid.
-    """
-    took = {}
-    for dp, tp in REPORTED_GRIDS:
-        layout = reported.plan_model(dp, tp)
-        links, sizes = FABRICS["pcie_ethernet"].links(dp, tp), {"dp": dp, "tp": tp, "world": dp * tp}
-        ledgers = [predict_step(layout, tp, rank, range(len(layout.specs))) for rank in range(dp)]
-        took[dp, tp] = max(step_seconds(0.0, collectives_of(ledger, sizes), links) for ledger in ledgers)
-    return [
-        {
-            "dp": dp,
-            "tp": tp,
-            "bytes": max(sent.muon for sent in reported.steps(dp, tp)),
-            "seconds": short(took[dp, tp] / min(took.values())),
-        }
-        for dp, tp in REPORTED_GRIDS
-    ]
-
-
-def gather_cut_336m() -> list[dict[str, Any]]:
-    """Return what gather_cut sends and repeats for the transformer that chapters 7 to 9 plan (336 million parameters):
-    its 96 matrices (24 blocks of width 1,024, query, key and value as one) in one bucket, in float32."""
-    shapes = {"qkv": (3, 1), "out": (1, 1), "up": (4, 1), "down": (1, 4)}
-    specs = [
-        ParamSpec(f"{block}.{name}", (1024 * rows, 1024 * columns), "float32")
-        for block in range(24)
-        for name, (rows, columns) in shapes.items()
-    ]
-    return [_cut(specs, dp) for dp in (2, 8, 32, 64, 256)]
-
-
-def _cut(specs: Sequence[ParamSpec], dp: int) -> dict[str, Any]:
-    """Return gather_cut's bytes over ZeRO-1 AdamW's, and its repeated work, on a flat buffer of matrices alone."""
-    world = PlannedWorld(None, dp, 1, plan(specs, dp, FLAT), frozenset(range(len(specs))))
-    zero1 = world.ledger(muon=False).total(group="dp").sent_bytes
-    ratio = (zero1 + world.gather_cut_bytes) / zero1
-    return {"dp": dp, "bytes_over_zero1": round(ratio, 3), "redundancy": round(world.redundancy[0], 2)}

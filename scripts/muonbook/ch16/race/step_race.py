@@ -28,7 +28,6 @@ PATIENCE = 600.0  # seconds for a collective: others compile their step when the
 RACE = "muonbook.ch16.race.four_ranks:race"
 ALONE = "muonbook.ch16.race.one_device:compare"
 SWEEP = "muonbook.ch16.spectra_sweep:sweep"
-PLAN = "muonbook.ch16.trillion:measure"
 TRAINING = "muonbook.ch16.race.training_step:compare"
 
 
@@ -64,7 +63,6 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
         training[f"{dp}x{tp}"] = launch.run(TRAINING, (sizes, rounds // 2), dp=dp, tp=tp)[0]
     print("Forms of Newton–Schulz, on all spectra ...", flush=True)
     swept = launch.run(SWEEP, (quick,), threads=os.cpu_count() or 1)[0]
-    print("Planning a trillion parameters ...", flush=True)
     return {
         "peers": here,
         "race": found,
@@ -73,7 +71,6 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
         "one_device": alone,
         "training": training,
         "spectra": swept,
-        "trillion": launch.run(PLAN)[0],
     }
 
 
@@ -105,8 +102,6 @@ def table(found: Mapping[str, Any]) -> str:
             for name in row
             if name != "tokens"
         ]
-    plan = found["trillion"]
-    lines.append(f"a trillion parameters: planned in {plan['seconds']:.1f} s and {plan['bytes'] / 1e9:.2f} GB")
     return "\n".join(lines)
 
 

@@ -39,12 +39,18 @@ def take(quick: bool) -> dict[str, Any]:
     return found
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-    """Return the results as a table, medians with quartiles."""
+def race_lines(found: dict[str, Any]) -> list[str]:
+    """Return the race as a table, medians with quartiles."""
     widths = [race["width"] for race in next(iter(found["race"].values()))]
     table = [f"{'a step of MuonW / torch.optim.Muon':32s}" + "".join(f"{f'width {width:,}':>20s}" for width in widths)]
     for name, races in found["race"].items():
         table.append(f"  {name:30s}" + "".join(f"{_shown(race['ratio']):>20s}" for race in races))
+    return table
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """Return all results as tables, medians with quartiles."""
+    table = race_lines(found)
     table.append("async_save / save: how long training waits")
     for row in found["save"]:
         size = f"{row['parameter_bytes_of_a_rank'] / 1e6:.0f} MB of parameters on a rank"

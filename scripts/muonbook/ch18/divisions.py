@@ -1,4 +1,4 @@
-"""Worlds divided in every way, and each way really planned: what the puzzle looks up, and what the slider shows.
+"""Worlds divided in every way, and each way really planned: for the puzzle, and for the page on planning.
 
 Deterministic, and no process is started; a minute or two, so the results are stored (book/results/divisions.json).
 """

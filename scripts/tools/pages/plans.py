@@ -1,8 +1,12 @@
-"""One model on more and more ranks: the division that is quickest, what its fullest rank holds, where its time goes."""
+"""What the planner's page shows: what its commands print, and one model on more and more ranks, a frame for each."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -23,6 +27,19 @@ PARTS = {  # of a step's time -> what their names begin with
     "Newton–Schulz": ("Newton–Schulz",),
 }
 ABOVE, BETWEEN = 64.0, 28.0  # the bars
+COMMAND = re.compile(
+    r"^```sh\n(python scripts/plan\.py .*)\n```\n\n```\{literalinclude\} figures/(\w+\.txt)$", re.MULTILINE
+)
+
+
+def printed(root: Path) -> dict[str, str]:
+    """Run each command of book/planner.md that a listing follows; return {the listing's file: what it prints}."""
+    page = (root / "book" / "planner.md").read_text(encoding="utf-8")
+    return {file: _run(root, command.split()[1:]) for command, file in COMMAND.findall(page)}
+
+
+def _run(root: Path, words: Sequence[str]) -> str:
+    return subprocess.run([sys.executable, *words], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 def frames_of_sizes(sizes: Sequence[Mapping[str, Any]]) -> list[Frame]:

@@ -1,0 +1,65 @@
+"""Time whole training steps for the claims page: Muon's against ZeRO-1 AdamW's with more and more tokens, on four DP
+ranks of one machine, and AdamW with asynchronous all-reduces against itself without. Kept are ratios within a round.
+
+python scripts/tools step_ratios
+python scripts/tools step_ratios --quick --json out/quick/step_ratios.json
+"""
+
+from distmuon import launch
+from muonbook.ch15 import regimes
+from muonbook.measure import interleaved_timing, results
+from muonbook.measure.workload import TIMED
+
+RANKS = 4  # DP, T = 1
+SEQUENCES = (1, 4, 16)  # per rank and step, of 64 tokens
+TIMED_TOO = ("muon", "muon_cut", "muon_owner")  # beside "zero1"
+RACE = "tools.asynchronous_adamw:race"
+
+
+def by_tokens(rounds, sequences=SEQUENCES):
+    """Return, per tokens of a rank, {contender: its step over ZeRO-1 AdamW's}."""
+    variants = {name: regimes.SKEW[name] for name in ("zero1", *TIMED_TOO)}
+    rows = []
+    for each in sequences:
+        workload = TIMED.shared_by(RANKS, each)
+        ranks = launch.run(regimes.TIME_STEPS, (workload, variants, rounds, False), dp=RANKS)
+        over = {name: regimes.ratios(ranks, name, "zero1") for name in TIMED_TOO}
+        rows.append({"tokens_per_rank": workload.tokens // RANKS, **over})
+    return rows
+
+
+def asynchronous(rounds):
+    """Return AdamW's step with all all-reduces started first over one that awaits each, elapsed, and the same ratio of
+    the all-reduces' durations added up."""
+    ranks = launch.run(RACE, (rounds,), dp=RANKS)
+
+    def ratio(key):
+        awaited, started = (
+            [max(times) for times in zip(*(rank[key][way] for rank in ranks), strict=True)] for way in ranks[0][key]
+        )
+        return results.spread(interleaved_timing.ratios(started, awaited))
+
+    equal = all(rank["equal_parameters"] for rank in ranks)
+    return {"equal_parameters": equal, "elapsed": ratio("seconds"), "durations": ratio("durations")}
+
+
+def measure(quick):
+    """Return everything that book/results/step_ratios.json holds."""
+    place = {"dp": RANKS, "tp": 1, "dtype": TIMED.dtype, "width": TIMED.width, "layers": TIMED.layers}
+    rows = by_tokens(2, SEQUENCES[:1]) if quick else by_tokens(24)
+    return {"world": place, "by_tokens": rows, "asynchronous_adamw": asynchronous(4 if quick else 100)}
+
+
+def main():
+    arguments = results.parse(__doc__, quick="few rounds, and one number of tokens")
+    found = measure(arguments.quick)
+    for row in found["by_tokens"]:
+        shown = ", ".join(f"{name} {row[name]['median']:.2f}" for name in TIMED_TOO)
+        print(f"{row['tokens_per_rank']:5,} tokens per rank; a step over ZeRO-1 AdamW's: {shown}")
+    race = found["asynchronous_adamw"]
+    print(
+        f"AdamW, all all-reduces started first, over one by one: elapsed {race['elapsed']['median']:.2f}, "
+        f"durations added up {race['durations']['median']:.2f}; equal parameters: {race['equal_parameters']}"
+    )
+    if arguments.json:
+        results.write(arguments.json, found)
