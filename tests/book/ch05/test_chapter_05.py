@@ -124,9 +124,9 @@ def test_the_ranks_that_wait_did_not_make_the_mistake_and_torchs_own_check_names
     assert len(shapes) == 4
     for line in shapes:
         assert re.search(r"rank \d ALLREDUCE \[[48]\], but rank [01] ALLREDUCE \[[48]\]$", line)
-    others, culprit = "no error; loss 208, gradient 802", "no error; loss 802, gradient 208"
+    right, wrong = "no error; loss 208, gradient 802", "no error; loss 802, gradient 208"
     assert stored_pages.printed(CHAPTER, f"{detail} {make} order").splitlines() == [
-        f"rank {rank}: {culprit if rank == 1 else others}" for rank in range(4)
+        f"rank {rank}: {wrong if rank == 1 else right}" for rank in range(4)
     ]
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 STORED = ROOT / "book" / "figures"
-FILES = {"marks.png", "social_card.png"}  # which depend on no code
+FILES = {"marks.png", "social_card.png", "trace_viewer.png"}  # which `draw_pages` does not draw
 
 
 @pytest.fixture(scope="module")
