@@ -43,11 +43,15 @@ def asynchronous(rounds):
     return {"equal_parameters": equal, "elapsed": ratio("seconds"), "durations": ratio("durations")}
 
 
+def world():
+    """Return grid, dtype and model of the steps by tokens."""
+    return {"dp": RANKS, "tp": 1, "dtype": TIMED.dtype, "width": TIMED.width, "layers": TIMED.layers}
+
+
 def measure(quick):
     """Return everything that book/results/step_ratios.json holds."""
-    place = {"dp": RANKS, "tp": 1, "dtype": TIMED.dtype, "width": TIMED.width, "layers": TIMED.layers}
     rows = by_tokens(2, SEQUENCES[:1]) if quick else by_tokens(24)
-    return {"world": place, "by_tokens": rows, "asynchronous_adamw": asynchronous(4 if quick else 100)}
+    return {"world": world(), "by_tokens": rows, "asynchronous_adamw": asynchronous(4 if quick else 100)}
 
 
 def main():

@@ -179,6 +179,7 @@ def test_what_the_page_says_of_the_stored_measurements() -> None:
     bucketed, flat, cut, owner = four[8, 1]
     assert bucketed > max(flat, cut) > min(flat, cut) > owner
     assert min(four[1, 8][:3]) > 2 > 1.4 > max(each[3] for each in four.values())
+    assert [f"{ratio:.1f}" for ratio in (min(four[1, 8][:3]), four[1, 8][3], owner)] == ["2.6", "1.3", "0.9"]
 
 
 def test_the_formula_of_a_step_over_a_link_is_within_what_the_page_says() -> None:
