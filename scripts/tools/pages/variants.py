@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from muonbook.ch04 import sweep, tables
-from muonbook.ch04.search_space import title
+from muonbook.ch04.search_space import RACERS
 from muonbook.measure import results
 
 MUON = "muon"
@@ -84,7 +84,7 @@ def costs() -> str:
             continue
         more = [by_name[name]["sent_bytes"] - by_name[MUON]["sent_bytes"] for by_name in counted.values()]
         kept = [by_name[name]["state_elements"] - by_name[MUON]["state_elements"] for by_name in counted.values()]
-        called = OTHERS.get(name) or title(name)
+        called = OTHERS.get(name) or RACERS[name].title
         rows.append((called, *map(_range, (more, kept)), f"{ratio['median']:.2f}", IF_CUT.get(name, "nothing")))
     heads = (
         "",
@@ -113,7 +113,7 @@ def race() -> str:
         counts = "" if name == MUON else f"{against.wins} of {against.seeds}"
         flops = racers[name]["flops"]["optimizer"] / racers[MUON]["flops"]["optimizer"]
         cells = (sweep.span(gaps), f"{racers[name]['best']['lr']:g}", f"{flops:.2f}", counts, verdict)
-        rows.append((title(name), *cells))
+        rows.append((RACERS[name].title, *cells))
     heads = (
         "",
         "gap to the floor, nats per letter",

@@ -68,5 +68,5 @@ def test_every_command_of_the_gpu_page_has_the_environment_and_none_replaces_its
         before, *after = re.split(r"^source \.venv/bin/activate$", block, maxsplit=1, flags=re.MULTILINE)
         assert not re.findall(r"^(?:\w+=\S* )*(?:srun )?(?:python|torchrun)\b.*", before, re.MULTILINE)
         found += len(re.findall(r"\b(?:python|torchrun) ", "".join(after)))
-    assert found >= 12
+    assert found >= 8
     assert "--upgrade torch" not in page
