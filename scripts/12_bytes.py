@@ -2,7 +2,6 @@
 
 python scripts/12_bytes.py --dp 2 --tp 2
 python scripts/12_bytes.py --ratios --dp 4
-python scripts/12_bytes.py --dtypes --dp 4
 python scripts/12_bytes.py --hosts --dp 4
 python scripts/12_bytes.py --measure --json book/results/bytes.json
 """
@@ -17,7 +16,6 @@ GRID = ("dp", "tp", "shape")
 TAKES = {  # job -> its options
     "": (*launch.WORLD, "shape"),
     "--ratios": GRID,
-    "--dtypes": GRID,
     "--hosts": GRID,
     "--measure": ("quick", "json"),
 }
@@ -29,7 +27,6 @@ def parse():
     group = parser.add_argument_group("the job (default: count one step of every contender)")
     job = group.add_mutually_exclusive_group()
     job.add_argument("--ratios", action="store_true", help="Muon over ZeRO-1 AdamW, by formula and counted")
-    job.add_argument("--dtypes", action="store_true", help="the same of gather_all, in other dtypes than the paper's")
     job.add_argument(
         "--hosts", action="store_true", help="let the operating system count; Linux, root or user namespaces"
     )
@@ -44,14 +41,13 @@ def parse():
 def check(arguments):
     """Raise UsageError for what does not fit together."""
     job, dp, tp, shape = launch.chosen_job(arguments, TAKES), arguments.dp, arguments.tp, arguments.shape
-    if shape not in SHAPES:
-        raise launch.UsageError(f"--shape {shape} is unknown; choose one of {', '.join(SHAPES)}.")
+    launch.check_known(arguments, shape=SHAPES)
     if job:
         launch.check_range(arguments, dp=(1, 256), tp=(1, 256))
     if dp >= 1:
         SHAPES[shape].shared_by(dp).check(dp, tp)
-    if (arguments.ratios or arguments.dtypes) and dp == 1:
-        raise launch.UsageError(f"{job} --dp 1: with one DP rank AdamW sends nothing; choose 2 or more.")
+    if arguments.ratios and dp == 1:
+        raise launch.UsageError("--ratios --dp 1: with one DP rank AdamW sends nothing; choose 2 or more.")
     if arguments.hosts and dp * tp == 1:
         raise launch.UsageError("--hosts: one rank has nobody to send to; choose more.")
     if job and launch.under_torchrun():
@@ -86,7 +82,7 @@ def main():
     dp, tp, shape = arguments.dp, arguments.tp, arguments.shape
     if arguments.measure:
         return 0 if measure(arguments) else 1
-    if not (arguments.ratios or arguments.dtypes or arguments.hosts):
+    if not (arguments.ratios or arguments.hosts):
         workloads = {shape: SHAPES[shape].shared_by(dp)}
         return run_job(arguments, "muonbook.ch12.four_counts:count", (workloads,), dp, tp, shape)
     if arguments.hosts:
@@ -95,8 +91,6 @@ def main():
 
     if arguments.ratios:
         well = byte_tables.tell_ratios(byte_counts.algorithms_on(dp, tp, shape))
-    elif arguments.dtypes:
-        well = byte_tables.tell_dtypes(byte_counts.ratios_on(dp, tp, shape))
     else:
         well = byte_tables.tell_wire(byte_counts.wire_on(dp, tp, shape))
     return 0 if well else 1

@@ -35,9 +35,7 @@ def parse():
 def checked(arguments):
     """Return the workload; raise launch.UsageError for arguments that do not fit."""
     launch.chosen_job(arguments, TAKES)
-    for option, value, known in (("shape", arguments.shape, tuple(WEIGHED)), ("dtype", arguments.dtype, DTYPES)):
-        if value not in known:
-            raise launch.UsageError(f"--{option} {value}: choose one of {', '.join(known)}.")
+    launch.check_known(arguments, shape=WEIGHED, dtype=DTYPES)
     if arguments.measure and not arguments.json:
         raise launch.UsageError("--measure writes a file; add --json FILE.")
     if arguments.measure and launch.under_torchrun():

@@ -3,8 +3,8 @@
 python scripts/plan.py --model moonlight --dp 32 --tp 2 --pp 2 --ep 8
 python scripts/plan.py --model llama2_7b --dp 8 --optimizer adamw
 python scripts/plan.py --model llama3_70b --ranks 512
-python scripts/plan.py --model kimi_k2 --dp 128 --tp 8 --pp 8 --ep 64 --optimizer muonw --figure out/plan.png
-python scripts/plan.py --model my_shape.toml --ranks 64 --json out/plan.json
+python scripts/plan.py --model kimi_k2 --dp 128 --tp 8 --pp 8 --ep 64 --optimizer muonw
+python scripts/plan.py --model scripts/examples/my_model.toml --ranks 64 --json out/plan.json
 python scripts/plan.py --model llama3_8b --dp 64 --tp 2 --tokens 4194304 --compare
 python scripts/plan.py --measure --json book/results/planner.json
 
@@ -19,7 +19,7 @@ from distmuon import launch
 GRID = ("dp", "tp", "pp", "ep")
 WORLD = ("model", "ranks", *GRID, "tokens", "device", "fabric", "recompute", "sequence_parallel")
 TAKES = {  # job -> its options
-    "": (*WORLD, "optimizer", "strategy", "buckets", "json", "figure"),
+    "": (*WORLD, "optimizer", "strategy", "buckets", "json"),
     "--compare": (*WORLD, "json"),
     "--measure": ("quick", "json"),
 }
@@ -52,7 +52,6 @@ def parse():
     parser.add_argument("--measure", action="store_true", help="time small worlds here, and write --json")
     parser.add_argument("--quick", action="store_true", help="with --measure: a few rounds of a few worlds")
     parser.add_argument("--json", metavar="FILE", help="write what was planned, or measured, here")
-    parser.add_argument("--figure", metavar="FILE", help="draw the plan here, .png or .svg")
     return parser.parse_args()
 
 
@@ -65,10 +64,7 @@ def check(arguments):
         )
     if arguments.optimizer == "muonw" and "buckets" in arguments.given:
         raise launch.UsageError("--buckets does nothing with --optimizer muonw; leave one of the two out.")
-    if arguments.figure and not arguments.figure.endswith((".png", ".svg")):
-        raise launch.UsageError(f"--figure {arguments.figure}: name a .png or an .svg file.")
     launch.check_writable("--json", arguments.json)
-    launch.check_writable("--figure", arguments.figure)
 
 
 def measure(arguments):

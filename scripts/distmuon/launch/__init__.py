@@ -12,6 +12,7 @@ from distmuon.launch.cli import (
     OutputError,
     UsageError,
     add_arguments,
+    check_known,
     check_range,
     check_writable,
     choices,
@@ -24,7 +25,7 @@ from distmuon.launch.supervise import WorldError
 from distmuon.launch.world import World, seconds_since, under_torchrun
 
 __all__ = [
-    "DEFAULT_TIMEOUT", "WORLD", "OutputError", "UsageError", "World", "WorldError", "add_arguments", "check_range",
-    "check_writable", "choices", "chosen_job", "command", "is_main_process", "options", "parser", "run",
+    "DEFAULT_TIMEOUT", "WORLD", "OutputError", "UsageError", "World", "WorldError", "add_arguments", "check_known",
+    "check_range", "check_writable", "choices", "chosen_job", "command", "is_main_process", "options", "parser", "run",
     "seconds_since", "under_torchrun",
 ]  # fmt: skip

@@ -125,6 +125,13 @@ def check_range(arguments: argparse.Namespace, **ranges: tuple[float, float]) ->
             raise UsageError(f"{option_of(name)} {shown}: must be from {least:,} to {most:,}.")
 
 
+def check_known(arguments: argparse.Namespace, **known: Collection[str]) -> None:
+    """Raise UsageError where an argument is none of the names that are known for it."""
+    for name, names in known.items():
+        if (value := getattr(arguments, name)) not in names:
+            raise UsageError(f"{option_of(name)} {value}: choose one of {', '.join(names)}.")
+
+
 def option_of(name: str) -> str:
     """Return the option by which an argument of this name is given on a command line."""
     return f"--{name.replace('_', '-')}"

@@ -13,14 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from distmuon import launch
 from distmuon.launch import World, session
-from distmuon.optim.muon import Muon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
@@ -28,8 +24,8 @@ from muonbook import network_emulation
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
 from muonbook.ch12.four_counts import GRIDS, counts_on, warmed_up
 from muonbook.measure import formulas
-from muonbook.measure.baselines import BASELINES, predict_muon
-from muonbook.measure.workload import SHAPES, Workload, batches, pixels
+from muonbook.measure.baselines import predict_muon
+from muonbook.measure.workload import SHAPES, Workload, pixels
 
 RATIO_GRIDS = [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)]
 WIRE_GRIDS = [(4, 1), (3, 1), (8, 1), (2, 2), (4, 2)]
@@ -156,53 +152,22 @@ def count_fsdp2(world: World, workload: Workload) -> tuple[Ledger, Ledger]:
     return model.ledger, update.ledger
 
 
-def stray_fsdp2(world: World, workload: Workload, steps: int = 3) -> dict[str, float]:
-    """Return how far FSDP2's Muon strays from torch.optim.Muon on one process that reads the whole batch. Collective.
-
-    {"stray": that, "rounding": how far the one process strays from Muon in float32}: both the largest over matrices of
-    |difference| / |movement|, Frobenius norms, after `steps` steps.
-    """
-    grid = Grid.of(world)
-    alone, corpus = Grid.alone(grid.device.type), pixels(grid, workload.context)
-
-    def train(name: str, where: Grid, steps: int, **muon: Any) -> list[Tensor]:
-        trainer = BASELINES[name].make(workload, where, None)
-        matrices = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
-        if muon:
-            trainer.optimizers[0] = Muon(matrices, **workload.hyperparameters, **muon)
-        data = batches(workload, corpus, where.dp.size, where.dp.rank)
-        for _ in range(steps):
-            trainer.step(next(data))
-        return [(p.full_tensor() if isinstance(p, DTensor) else p).detach() for p in matrices]
-
-    begin, one = train("muon_fsdp2", alone, 0), train("muon_fsdp2", alone, steps)
-
-    def stray(others: list[Tensor]) -> float:
-        rows = zip(others, one, begin, strict=True)
-        return max(((other - mine).norm() / (mine - first).norm()).item() for other, mine, first in rows)
-
-    exact = train("muon_ddp", alone, steps, input_dtype=torch.float32)
-    return {"stray": stray(train("muon_fsdp2", grid, steps)), "rounding": stray(exact)}
-
-
 def fsdp2_on(dp: int, shape: str = "even") -> dict[str, Any]:
     """Return what torch.optim.Muon on FSDP2 calls and sends in a step, on rank 0, beside our Muon's prediction.
 
     update: by Muon and AdamW. model: by forward and backward, which gather parameters (ZeRO-3) and reduce gradients.
-    gather_all_momentum: our Muon's momentum gathers alone. stray, rounding: `stray_fsdp2`'s.
+    gather_all_momentum: our Muon's momentum gathers alone.
     """
     workload = SHAPES[shape].shared_by(dp)
     with session.environment(session.directory()):  # planning makes torch leave a folder behind
         matrices, ours = len(workload.plan(dp, 1)[1]), predict_muon(workload, dp, 1, 0)
     model, update = (ledger.total() for ledger in launch.run(count_fsdp2, (workload,), dp=dp)[0])
-    strays = launch.run(stray_fsdp2, (workload,), dp=dp)
     momentum = sum(traffic.sent_bytes for entry, traffic in ours if entry.label.startswith("momentum"))
     return {
         "dp": dp, "shape": shape, "matrices": matrices,
         "update_calls": update.calls, "update_sent": update.sent_bytes,
         "model_calls": model.calls, "model_sent": model.sent_bytes,
         "gather_all_momentum": momentum, "gather_all_sent": ours.total().sent_bytes,
-        **{key: max(rank[key] for rank in strays) for key in ("stray", "rounding")},
     }  # fmt: skip
 
 

@@ -26,15 +26,6 @@ def algorithm_lines(rows: ByteRows) -> list[str]:
     return ["formula  counted", *told]
 
 
-def dtype_lines(rows: ByteRows) -> list[str]:
-    """Return `ratios_on`'s rows of one grid: what the formula says, and what was counted."""
-    told = (
-        f"{row['formula']:>7.3f}{row['matrices']:>10.3f}{row['whole']:>13.3f}  parameters {row['dtypes']}"
-        for row in rows
-    )
-    return ["formula  matrices  whole model", *told]
-
-
 def closed(rows: ByteRows) -> bool:
     """Say whether formula, padding, AdamW's parameters and norms are what was counted, for all of Muon's algorithms."""
     return all(row["closed"] for row in rows if row["contender"] in ALGORITHMS)
@@ -46,15 +37,6 @@ def tell_ratios(rows: ByteRows) -> bool:
     print(*algorithm_lines(rows), sep="\n")
     print(f"Formula + padding + AdamW's + norms = counted: {closed(rows)}.")
     return closed(rows)
-
-
-def tell_dtypes(rows: ByteRows) -> bool:
-    """Print `gather_all` / ZeRO-1 AdamW on one grid, by dtypes; return whether matrices send what the formula says."""
-    print(f"{_grid(rows)}, gradients fp32; bytes of gather_all / ZeRO-1 AdamW:")
-    print(*dtype_lines(rows), sep="\n")
-    same = all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in rows)
-    print(f"For matrices, counted = formula: {same}.")
-    return same
 
 
 def _grid(rows: ByteRows) -> str:

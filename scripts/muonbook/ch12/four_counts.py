@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,31 +145,27 @@ def faults(ranks: Sequence[Mapping[Any, Counted]]) -> list[str]:
 
 
 def report(ranks: list[dict[tuple[str, str], Counted]], dp: int, tp: int, shape: str) -> tuple[bool, None]:
-    """Print what a rank sends, a line per contender; all is well if every rank's counts agree."""
-    print(f"{dp} DP x {tp} TP ranks, model {shape!r}, one step, means over ranks:")
-    print("bytes sent  ratio  L D P")
-    sent = {key: statistics.fmean(rank[key].dispatched.total().sent_bytes for rank in ranks) for key in ranks[0]}
-    for key, mean in sent.items():
-        steps = [rank[key] for rank in ranks]
-        ratio = f"{mean / sent[shape, 'zero1']:.3f}" if mean else "-"
-        print(f"{mean:>10,.0f}{ratio:>7}  {marks(steps)}  {CONTENDERS[key[1]].title}")
+    """Print what a rank sends, planned and counted, a line per contender; all is well if every rank's counts agree."""
+    print(f"{dp} DP x {tp} TP ranks, model {shape!r}: bytes that a rank sends")
+    print("in one step, on average.")
+    print("   planned    counted  / ZeRO-1")
+    sent = {key: _mean_sent(rank[key] for rank in ranks) for key in ranks[0]}
+    _, adamw = sent[shape, "zero1"]
+    for key, (planned, counted) in sent.items():
+        ratio = f"{counted / adamw:.3f}" if adamw else "-"
+        print(f"{planned:>10,.0f} {counted:>10,.0f} {ratio:>9}  {CONTENDERS[key[1]].title}")
     found = faults(ranks)
     print(*found[:5], sep="\n", end="\n" * bool(found))
-    print("ratio: over ZeRO-1. L, D, P: ledger, dispatcher, profiler,")
-    print("= as predicted, - nothing of ours to write down.")
-    print(f"Every rank and collective, all counts agree: {not found}.")
+    print("Plan, ledger, dispatcher, profiler; every rank and")
+    print(f"collective, all counts agree: {not found}.")
     return not found, None
 
 
-def marks(steps: Sequence[Counted]) -> str:
-    """Return how ledger, dispatcher and profiler compare with the prediction on all ranks, a letter each."""
-    agree = [
-        all(step.ledger is None or step.ledger == step.predicted for step in steps),
-        all(step.dispatched.by_collective() == step.expected() for step in steps),
-        all(step.read() == by_name(step.expected()) for step in steps),
-    ]
-    ledger, *others = ("=" if equal else "!" for equal in agree)
-    return " ".join(["-" if steps[0].ledger is None else ledger, *others])
+def _mean_sent(steps: Iterable[Counted]) -> tuple[float, float]:
+    """Return the bytes that a rank sends in a step on average: planned, and as torch's dispatcher counted them."""
+    pairs = [(step.predicted.total().sent_bytes, step.dispatched.total().sent_bytes) for step in steps]
+    planned, counted = map(statistics.fmean, zip(*pairs, strict=True))
+    return planned, counted
 
 
 # ---- On all grids -----------------------------------------------------------------------------------------

@@ -240,23 +240,17 @@ def _foot(
 def _others(others: Sequence[_Plot], scale: _Scale) -> Block:
     """Return what stands where the next frames have a second plot: who comes there, and how to read it."""
     told = {
-        f"Next, one by one, on the same scale: {', '.join(other.name for other in others)}.": INK,
+        f"Next, one by one, on the same scale: {'; '.join(other.name for other in others)}.": INK,
         f"Upwards: what is held at one time. The scale begins at {in_bytes(scale.low)}.": MUTED,
         "To the right: operators in order, not time.": MUTED,
     }
-    across = WIDTH - 2 * MARGIN
-    parts = [(wrapped(text, across - 4 * ASIDE, TEXT), colour) for text, colour in told.items()]
-    pitch, between = 1.4 * TEXT, 2 * ASIDE
-    high = pitch * sum(len(rows) for rows, _ in parts) + between * (len(parts) - 1)
 
     def paint(axes: Axes, top: float) -> None:
-        box(axes, MARGIN, top, across, ROW + PLOT, mix(MUTED, CARD, 0.92))
-        y = top + (ROW + PLOT - high) / 2
-        for rows, colour in parts:
-            for row in rows:
-                put(axes, MARGIN + 2 * ASIDE, y, row, color=colour, size=TEXT)
-                y += pitch
-            y += between
+        for text, colour in told.items():
+            for row in wrapped(text, WIDTH - 2 * MARGIN, TEXT):
+                put(axes, MARGIN, top, row, color=colour, size=TEXT)
+                top += 1.4 * TEXT
+            top += 2 * ASIDE
 
     return ROW + PLOT + BELOW, paint
 

@@ -16,11 +16,8 @@ import numpy as np
 from distmuon.sharding.layout import ITEM_BYTES
 from muonbook.ch13.contenders import ZERO1
 from muonbook.ch13.meta_device import weigh_worst_moves
-from muonbook.ch13.shapes import FILM
 from muonbook.ch13.step_memory import PASSES
-from muonbook.measure.baselines import BASELINES
-from muonbook.measure.workload import Workload
-from muonbook.planner.model_shapes import MODELS, SURVEYED, Shape, Weight, local_specs
+from muonbook.planner.model_shapes import MODELS, Shape, Weight, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.planned_worlds import BUCKET_RULES
@@ -52,23 +49,6 @@ def share_bars(models: Sequence[str]) -> dict[str, dict[str, float]]:
     shares = {MODELS[name].title: shares_saved(share_of_matrices(MODELS[name])) for name in models}
     whole = next(iter(shares.values()))
     return {what: {title: 100 * each[what] for title, each in shares.items()} for what in whole}
-
-
-def share_lines() -> list[str]:
-    """Return h, the share of matrices, and what Muon saves of more and more."""
-    shares = {"the film's network": _share_of_shape(FILM)}
-    shares |= {model.title: share_of_matrices(model) for model in map(MODELS.__getitem__, SURVEYED)}
-    lines = ["      h   state  + masters    D=1    D=8   D=64"]
-    for title, h in shares.items():
-        state, masters, *ranks = shares_saved(h).values()
-        told = "".join(f"{share:>7.1%}" for share in ranks)
-        lines.append(f"{h:>7.1%}{state:>8.1%}{masters:>11.1%}{told}  {title}")
-    return lines
-
-
-def _share_of_shape(shape: Workload) -> float:
-    states = BASELINES["muon"].predict_states(shape.shared_by(1), 1, 1, 0)
-    return states["momentum"] / (states["momentum"] + states["exp_avg"])
 
 
 # ---- What a step takes ------------------------------------------------------------------------------------

@@ -139,18 +139,11 @@ def _backward_after(trainer: Trainer, tracker: StorageTracker) -> Iterator[None]
 # ---- A second count ---------------------------------------------------------------------------------------
 
 
-def allocated_peak(run: Callable[[], object], device: torch.device) -> int:
-    """Return the most that `run()` allocated and had not freed, by the device's allocator itself, in bytes.
+def allocated_peak(run: Callable[[], object]) -> int:
+    """Return the most that `run()` allocated on the CPU and had not freed, in bytes, by torch.profiler's records.
 
-    On a GPU by `torch.cuda.memory_stats`, in the blocks that its caching allocator hands out; on a CPU by the
-    records of torch.profiler. Both also see what an operator takes and gives back within itself.
+    They also have what an operator takes and gives back within itself.
     """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        torch.cuda.synchronize(device)
-        return torch.cuda.memory_stats(device)["allocated_bytes.all.peak"] - before
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profiler:  # else 2.11 warns
         run()
@@ -173,7 +166,7 @@ def cross_check(name: str, workload: Workload, grid: Grid) -> tuple[int, int]:
         if step == 0:
             trainer.update()
         elif step == 1:
-            found.append(allocated_peak(trainer.update, grid.device))
+            found.append(allocated_peak(trainer.update))
         else:
             with StorageTracker([*_references(trainer), *_homes(trainer)], grid.device) as tracker:
                 trainer.update()

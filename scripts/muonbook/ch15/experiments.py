@@ -13,7 +13,7 @@ from muonbook.measure import results
 from muonbook.measure.baselines import predict_activations, predict_zero1
 from muonbook.measure.workload import Workload
 from muonbook.planner.algorithms import ALGORITHMS
-from muonbook.planner.choices.comparison import Compared, compared
+from muonbook.planner.choices import Compared, compared
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.owned_worlds import OwnedWorld
 from muonbook.planner.parts.every_rank import Zero1Part

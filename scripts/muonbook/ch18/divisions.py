@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from distmuon.launch import UsageError
-from muonbook.planner.choices.search import divisions, search
+from muonbook.planner.choices import divisions, search
 from muonbook.planner.model_shapes import find_shape
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting

@@ -114,10 +114,6 @@ class Baseline:
     over_tp: bool = True
     ddp_alone: bool = False
 
-    def admits(self, workload: Workload, dp: int, tp: int) -> bool:
-        """Say whether this baseline can train `workload` on a dp x tp grid."""
-        return workload.fits(dp, tp) and (self.over_tp or tp == 1)
-
     def make_whole(self, workload: Workload, grid: Grid) -> Trainer:
         """Return it with gradients that DDP reduces in one call. Collective."""
         return self.make(workload, grid, ONE_BUCKET)
@@ -286,8 +282,3 @@ BASELINES: dict[str, Baseline] = {
     ),
     "muon_fsdp2": Baseline(TITLES["muon_fsdp2"], "muon", make_muon_fsdp2, None, ROWS, over_tp=False),
 }
-
-
-def admitted(workload: Workload, dp: int, tp: int) -> dict[str, Baseline]:
-    """Return the baselines that can train this workload on this grid."""
-    return {name: baseline for name, baseline in BASELINES.items() if baseline.admits(workload, dp, tp)}

@@ -23,7 +23,6 @@ from collections.abc import Collection
 from fractions import Fraction
 
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
-from distmuon.sharding.ledger import Ledger
 
 Exact = Fraction | int
 
@@ -116,8 +115,3 @@ def beside(layout: Layout, tp: int, muon: Collection[int], m: int = 0) -> dict[s
     ranks = layout.dp * tp
     chunk = -(-(16 * len(layout.specs) + 24) // ranks)  # two float64 per parameter and three more, over all ranks
     return {**found, "norms of the gradients": Fraction(2 * (ranks - 1) * chunk)}
-
-
-def mean_sent(ledgers: Collection[Ledger]) -> Fraction:
-    """Return the bytes sent, on average over ranks."""
-    return Fraction(sum(ledger.total().sent_bytes for ledger in ledgers), len(ledgers))

@@ -1,22 +1,14 @@
-"""A plan for people: what scripts/plan.py prints, and draws."""
+"""A plan for people: what scripts/plan.py prints."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping
-from functools import partial
-from typing import Any
 
-from matplotlib.figure import Figure
-
-from distmuon.launch import UsageError
+from distmuon.launch import UsageError, check_known
 from muonbook import jobs
-from muonbook.figures import parted_bar, style
-from muonbook.figures.style import ACCENT, CARD, COLD, INK, MUTED, PADDING, Block, in_bytes, mix
-
-from muonbook.figures.style import card, text_block  # isort: skip
-from muonbook.planner.choices.comparison import Compared, compared
-from muonbook.planner.choices.search import Search, search
+from muonbook.figures.style import in_bytes
+from muonbook.planner.choices import Compared, Search, compared, search
 from muonbook.planner.fabrics import DEVICES, FABRICS
 from muonbook.planner.model_shapes import find_shape
 from muonbook.planner.owned_worlds import KINDS
@@ -31,7 +23,7 @@ SMALL_SHARE = 0.002  # of a step, or of what is sent: parts below it are told to
 
 
 def plan(arguments: argparse.Namespace) -> None:
-    """Plan what the arguments of scripts/plan.py ask for; print it, write and draw it where they say so.
+    """Plan what the arguments of scripts/plan.py ask for; print it, write it where they say so.
 
     Raises UsageError, naming option and remedy, for what cannot be planned.
     """
@@ -46,9 +38,6 @@ def plan(arguments: argparse.Namespace) -> None:
     if arguments.json:
         plans = searched.plans if searched else [chosen]
         jobs.write_json(arguments.json, {"plans": [each.as_dict() for each in plans]})
-    if arguments.figure:
-        alt = describe_plan(chosen)
-        jobs.write_file("--figure", arguments.figure, lambda path: style.save(draw_plan(chosen), path, alt))
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -68,11 +57,7 @@ def compare(arguments: argparse.Namespace) -> None:
 def setting_of(arguments: argparse.Namespace) -> WorldSetting:
     """Return what is asked for; D = 0 where a grid is to be looked for."""
     shape = find_shape(arguments.model)
-    _one_of("--optimizer", arguments.optimizer, OPTIMIZERS)
-    _one_of("--strategy", arguments.strategy, KINDS)
-    _one_of("--buckets", arguments.buckets, BUCKET_RULES)
-    _one_of("--device", arguments.device, DEVICES)
-    _one_of("--fabric", arguments.fabric, FABRICS)
+    check_known(arguments, optimizer=OPTIMIZERS, strategy=KINDS, buckets=BUCKET_RULES, device=DEVICES, fabric=FABRICS)
     degrees = _degrees(arguments)
     if arguments.sequence_parallel and degrees.dp and degrees.tp == 1:
         raise UsageError("--sequence-parallel does nothing with --tp 1; choose a larger T, or leave it out.")
@@ -98,11 +83,6 @@ def _degrees(arguments: argparse.Namespace) -> Degrees:
             f"--ranks {ranks}: {told}--tp {tp} x --pp {pp} {wrong}; leave --ranks out, or make them agree."
         )
     return found
-
-
-def _one_of(option: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise UsageError(f"{option} {value}: choose one of {', '.join(known)}.")
 
 
 # ---- Printed ---------------------------------------------------------------------------------------------------
@@ -237,42 +217,3 @@ def _large(parts: Mapping[str, float], most: int = 12) -> dict[str, float]:
     found = {name: part for name, part in parts.items() if name in largest and part >= SMALL_SHARE * total}
     rest = total - sum(found.values())
     return found | ({"others": rest} if len(found) < len(parts) else {})
-
-
-# ---- Drawn -----------------------------------------------------------------------------------------------------
-
-PALE, PALER = mix(ACCENT, CARD, 0.55), mix(COLD, CARD, 0.5)
-LOOKS = (INK, ACCENT, mix(MUTED, CARD, 0.35), COLD, PALE, PADDING, PALER)
-
-
-def draw_plan(plan: WorldPlan) -> Figure:
-    """Draw the fullest rank's memory against its device's, what a rank sends by group, and a step's seconds."""
-    setting, (_, _, most) = plan.setting, plan.fullest
-    room, groups = setting.device.memory_bytes, _large(_by_group(plan), len(LOOKS))
-    told = f"{_who(setting)}. {setting.degrees}. {setting.tokens:,} tokens a step."
-    seconds = _large(plan.seconds, len(LOOKS))
-    return card(
-        f"{setting.shape.title} on {setting.degrees.ranks:,} ranks",
-        told,
-        *_bar_of(f"the fullest rank: {in_bytes(most)} of {in_bytes(room)}", plan.held_at_worst, in_bytes, room),
-        *_bar_of(f"sent by a rank in a step: {in_bytes(sum(groups.values()))}", groups, in_bytes),
-        *_bar_of(f"seconds of a step: {plan.step_seconds:.3g}", seconds, lambda took: f"{took:.3g} s"),
-    )
-
-
-def describe_plan(plan: WorldPlan) -> str:
-    """Return alt text for `draw_plan`."""
-    held = ", ".join(f"{kind} {in_bytes(size)}" for kind, size in plan.held_at_worst.items())
-    sent = ", ".join(f"{group} {in_bytes(size)}" for group, size in _large(_by_group(plan), len(LOOKS)).items())
-    took = ", ".join(f"{name} {each:.3g} s" for name, each in _large(plan.seconds, len(LOOKS)).items())
-    return (
-        f"{plan.setting.shape.title} on {plan.setting.degrees.ranks:,} ranks, {plan.setting.degrees}, "
-        f"{_who(plan.setting)}. Held by the fullest rank, of {in_bytes(plan.setting.device.memory_bytes)}: {held}. "
-        f"Sent in a step: {sent}. A step of {plan.step_seconds:.3g} s: {took}."
-    )
-
-
-def _bar_of(title: str, parts: Mapping[str, float], in_words: Any, limit: float = 0.0) -> list[Block]:
-    """Return a heading, one bar in parts, and a key of them. limit: where a dashed line is drawn."""
-    painted = partial(parted_bar.paint, parts=parts, looks=LOOKS, in_words=in_words, limit=limit)
-    return [text_block(f"\n{title}", 12.5), (parted_bar.height(parts), painted)]

@@ -11,13 +11,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from muonbook.figures import parted_bar
 from muonbook.figures.player import Frame
-from muonbook.figures.style import ACCENT, COLD, INK, MARGIN, MUTED, PADDING, TEXT, in_bytes, mix
+from muonbook.figures.style import ACCENT, COLD, INK, MARGIN, MUTED, TEXT, in_bytes, mix
 
 from muonbook.figures.style import page, put  # isort: skip
+from tools.pages import parted_bar
 
-LOOKS = (INK, COLD, mix(COLD, "#FFFFFF", 0.45), PADDING, mix(MUTED, "#FFFFFF", 0.35), ACCENT)
+HELD_LOOKS = tuple(mix(COLD, "#FFFFFF", share) for share in (1.0, 0.75, 0.55, 0.38, 0.24))
+TIME_LOOKS = (*(mix(INK, "#FFFFFF", share) for share in (1.0, 0.7, 0.5, 0.35, 0.22)), ACCENT)
 PARTS = {  # of a step's time -> what their names begin with
     "the model": ("forward, backward",),
     "activations, tokens": ("activations", "tokens"),
@@ -58,10 +59,10 @@ def _frame(size: Mapping[str, Any]) -> Frame:
         used = f"the fullest rank holds {in_bytes(sum(held.values()))} of {in_bytes(size['room'])}"
         took = f"a step: {size['step_seconds']:.3g} s, {share} of the peak"
         put(axes, MARGIN, top + 46, used, bold=True)
-        parted_bar.paint(axes, top + ABOVE, held, LOOKS, in_bytes, size["room"])
+        parted_bar.paint(axes, top + ABOVE, held, HELD_LOOKS, in_bytes, size["room"])
         below = top + ABOVE + parted_bar.height(held)
         put(axes, MARGIN, below + 10, took, bold=True)
-        parted_bar.paint(axes, below + BETWEEN, seconds, LOOKS, lambda part: f"{part:.2g} s")
+        parted_bar.paint(axes, below + BETWEEN, seconds, TIME_LOOKS, lambda part: f"{part:.2g} s")
 
     told = ", ".join(f"{name} {in_bytes(part)}" for name, part in held.items())
     parts = ", ".join(f"{name} {part:.2g} s" for name, part in seconds.items())

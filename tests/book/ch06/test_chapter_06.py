@@ -25,7 +25,7 @@ WORKER = str(worlds.ROOT / "scripts" / "06_zero1.py")
 
 
 def test_zero1_is_certified_and_its_bytes_are_those_predicted() -> None:
-    ending = worlds.finish(WORKER, "--dp", "2", "--steps", "2", "--dtype", "bfloat16")
+    ending = worlds.perform(WORKER, "--dp", "2", "--steps", "2", "--dtype", "bfloat16")
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.count(": True.") == 4
     ranks = re.findall(r"^  DP rank (\d)" + r" +([\d,]+)" * 5 + "$", ending.out, re.MULTILINE)
@@ -37,7 +37,7 @@ def test_zero1_is_certified_and_its_bytes_are_those_predicted() -> None:
 
 def test_all_that_the_variants_keep_and_send_is_predicted(tmp_path: Path) -> None:
     """On three ranks: rows of 10, 128 and 256 do not divide, so shards, rows and buckets are padded."""
-    ending = worlds.finish(WORKER, "--compare", "--dp", "3", "--json", f"{tmp_path}/compare.json")
+    ending = worlds.perform(WORKER, "--compare", "--dp", "3", "--json", f"{tmp_path}/compare.json")
     assert (ending.code, ending.err) == (0, "")
     assert "counted = predicted to the byte: True." in ending.out
     table = {(line[:9].strip(), line[10:26].strip()): line[26:].split() for line in ending.out.splitlines()[2:-1]}

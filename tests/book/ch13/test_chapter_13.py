@@ -167,12 +167,8 @@ def test_what_muon_saves_shrinks_with_all_that_is_counted_in() -> None:
     assert all(of["GPT-2"] < of["Llama 3 70B"] for of in bars.values())
 
 
-def test_the_page_has_every_table() -> None:
-    found = results.load("memory")
-    table = memory_tables.share_lines()
-    assert len(table) > 3
-    assert max(map(len, table)) <= 100
-    assert {row["contender"] for row in found["rows"] if row["dp"] == 4} >= set(TRIED)
+def test_the_results_have_every_contender() -> None:
+    assert {row["contender"] for row in results.load("memory")["rows"] if row["dp"] == 4} >= set(TRIED)
 
 
 def test_every_stored_update_of_a_muon_stayed_under_its_bound() -> None:

@@ -7,7 +7,7 @@ from figure_helpers import assert_readable, boxes
 from muonbook.ch15.experiments import repeats
 from muonbook.ch15.figures import EVEN, SHOWN, describe_repeats, describe_step_ratios, draw_repeats, draw_step_ratios
 from muonbook.planner.algorithms import ALGORITHMS
-from muonbook.planner.choices.comparison import compared
+from muonbook.planner.choices import compared
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import specs_of
 from muonbook.planner.stages import Degrees

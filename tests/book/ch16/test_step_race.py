@@ -12,11 +12,10 @@ import race_workers
 import worlds
 
 from distmuon import launch
-from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from muonbook import peers
 from muonbook.ch16 import figures
-from muonbook.ch16.race import four_ranks, one_device, step_race
+from muonbook.ch16.race import four_ranks, step_race
 from muonbook.figures.style import require_readable
 from muonbook.measure import results
 
@@ -88,17 +87,6 @@ def test_training_steps_are_compared_with_zero1_in_bytes_and_time() -> None:
         assert row["owner_updates"]["bytes_ratio"] < 1 < row["gather_all"]["bytes_ratio"]
 
 
-def test_one_device_is_compared_shape_by_shape() -> None:
-    (found,) = launch.run(compare_small, (1,))
-    assert found["threads"] == 1
-    assert found["steps"].keys() == {"2 of 8x16"}
-    assert found["newton_schulz"].keys() == {"16x32", "16x16"}
-
-
-def compare_small(world: World, rounds: int) -> dict[str, object]:
-    return one_device.compare(world, rounds, ((2, 8, 16),), ((16, 32), (16, 16)))
-
-
 # ---- Others -----------------------------------------------------------------------------------------------
 
 
@@ -138,7 +126,6 @@ def test_the_table_has_a_line_for_everybody(has_unit: bool) -> None:
     found = {
         "race": {"4x1": race},
         "without_unit": race if has_unit else None,
-        "one_device": {"threads": 2, "steps": {"2 of 8x16": ratio}, "newton_schulz": {"16x32": ratio}},
         "training": {"4x1": [{"tokens": 1024, "owner": {"bytes_ratio": 1.0, "ratio": ratio}}]},
     }
     lines = step_race.table(found).splitlines()

@@ -11,7 +11,7 @@ from muonbook.ch18 import divisions, moving_machines, small_puzzles
 from muonbook.ch18.moving_machines import DIES_IN, SAVE_EVERY, STEPS, frames_of_a_loss
 from muonbook.figures import player
 from muonbook.measure import results
-from muonbook.planner.choices import search
+from muonbook.planner import choices
 from muonbook.planner.model_shapes import find_shape
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
@@ -31,13 +31,14 @@ def test_what_is_lost_in_the_picture_is_what_was_done_since_the_last_save() -> N
 
 @pytest.mark.parametrize("number", range(len(divisions.WORLDS)))
 def test_stored_divisions_are_those_that_the_planner_finds(number: int) -> None:
-    """All of them by their degrees; three of each world planned anew, for all would take minutes."""
+    """All of them by their degrees; of each world one or three planned anew, for all would take minutes."""
     world: dict[str, Any] = results.load("divisions")["worlds"][number]
     rows, (model, ranks) = world["divisions"], divisions.WORLDS[number]
-    possible = search.divisions(WorldSetting(find_shape(model), Degrees(0)), ranks)
+    possible = choices.divisions(WorldSetting(find_shape(model), Degrees(0)), ranks)
     assert [row["degrees"] for row in rows] == [list(setting.degrees) for setting in possible]
     assert world["ranks"] == ranks
-    for row in (rows[0], rows[len(rows) // 2], rows[-1]):
+    middle = rows[len(rows) // 2]
+    for row in [middle] if model == "kimi_k2" else [rows[0], middle, rows[-1]]:
         plan = WorldPlan(WorldSetting(find_shape(model), Degrees(*row["degrees"])))
         assert round(plan.fullest[2]) == row["bytes"]
         assert float(f"{plan.step_seconds:.4g}") == row["seconds"]

@@ -61,7 +61,7 @@ def test_a_grid_that_a_shape_cannot_be_cut_over_is_refused_with_the_remedy() -> 
     with pytest.raises(UsageError, match="8 sequences cannot be shared out by --dp 3"):
         SHAPES["even"].check(3, 1)
     assert not SHAPES["even"].fits(3, 1)
-    assert not BASELINES["muon_ddp"].admits(SHAPES["even"], 2, 2)
+    assert "muon_ddp" not in admitted(SHAPES["even"], 2, 2)
 
 
 def test_every_kind_of_disagreement_is_a_fault() -> None:

@@ -1,12 +1,9 @@
-"""scripts/plan.py: what it prints, writes, draws and refuses; that thousands of ranks are planned in seconds."""
+"""scripts/plan.py: what it prints, writes and refuses; that thousands of ranks are planned in seconds."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,10 +40,10 @@ def planned(*arguments: str) -> str:
     return ending.out
 
 
-def test_a_plan_is_told_in_thirty_lines_written_and_drawn(tmp_path: Path) -> None:
-    out, figure = tmp_path / "new" / "plan.json", tmp_path / "plan.svg"
+def test_a_plan_is_told_in_thirty_lines_and_written(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "plan.json"
     given = ["--model", "moonlight", "--dp", "16", "--tp", "2", "--pp", "2", "--ep", "4"]
-    printed = planned(*given, "--json", str(out), "--figure", str(figure)).splitlines()
+    printed = planned(*given, "--json", str(out)).splitlines()
     assert len(printed) <= 30
     assert max(map(len, printed)) <= 120
     assert printed[0] == "Moonlight, 16 billion parameters, on 64 ranks: 16 DP x 2 TP x 2 PP, 4 EP"
@@ -56,7 +53,6 @@ def test_a_plan_is_told_in_thirty_lines_written_and_drawn(tmp_path: Path) -> Non
     there = max(sum(plan["held"][kind] for kind in kinds) for kinds in MOMENTS.values())
     worst = sum(plan["held"][kind] for kind in KEPT) + there
     assert worst == pytest.approx(plan["fullest"]["bytes"], abs=len(plan["held"]))
-    assert "Moonlight on 64 ranks" in figure.read_text()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +119,6 @@ def test_every_algorithm_is_compared_as_the_survey_plans_it(tmp_path: Path) -> N
         ("--pp 28", "--pp 28: Moonlight has 27 layers"),
         ("--sequence-parallel", "--sequence-parallel does nothing with --tp 1; choose a larger T, or leave it out."),
         ("--tokens 100", "--tokens 100 are fewer than a sequence of 8,192"),
-        ("--figure plan.pdf", "--figure plan.pdf: name a .png or an .svg file."),
         ("--measure", "--measure needs --json FILE to write to"),
     ],
 )
@@ -134,22 +129,8 @@ def test_what_cannot_be_is_answered_in_a_sentence(line: str, says: str) -> None:
     assert ending.err.count("\n") == 1
 
 
-LIMITED = """
-import resource, sys, plan
-sys.argv = ["plan.py", *"--model kimi_k2 --dp 128 --tp 8 --pp 8 --ep 64".split()]
-plan.main()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
-"""
-
-
-def test_a_trillion_parameters_on_8192_ranks_are_planned_within_the_limits() -> None:
-    """The seconds are stored ones, of a process with a core for itself."""
-    where = {**os.environ, "PYTHONPATH": str(worlds.ROOT / "scripts")}
-    done = subprocess.run([sys.executable, "-c", LIMITED], env=where, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    first, *_, held = done.stdout.splitlines()
-    assert "on 8,192 ranks" in first
-    assert int(held) < 2e9
+def test_a_trillion_parameters_on_8192_ranks_were_planned_within_the_limits() -> None:
+    """Stored by `plan.py --measure`, in a process with a core for itself."""
     stored = results.load("planner")["planning"]
     assert stored["seconds"] < 10
     assert stored["bytes"] < 2e9

@@ -86,7 +86,7 @@ def test_moonlight_has_the_two_numbers_that_its_paper_gives() -> None:
 
 
 def test_a_cut_model_is_the_whole_model() -> None:
-    for shape in MODELS.values():
+    for shape in (replace(shape, layers=2) for shape in MODELS.values()):  # one of them with experts
         whole, muon = shape.specs(1)
         for tp in (tp for tp in (2, 4, 8, 16, 32) if shape.permits(tp)):
             cut, same = shape.specs(tp)

@@ -12,7 +12,7 @@ from distmuon.launch import UsageError
 from distmuon.optim.newton_schulz import flops
 from muonbook.ch15.worlds.planned_steps import TimedWorld
 from muonbook.planner.algorithms import ALGORITHMS
-from muonbook.planner.choices.search import search
+from muonbook.planner.choices import search
 from muonbook.planner.fabrics import FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS, Experts, Shape
 from muonbook.planner.stages import Degrees, all_degrees, check_degrees, stage_of, stages, tp_choices

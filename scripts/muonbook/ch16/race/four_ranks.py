@@ -285,13 +285,12 @@ def race(
     compiler: bool,
     layers: int,
     width: int,
-    names: Sequence[str] = (),
     matrix_unit: bool = True,
 ) -> dict[str, Any] | None:
     """Let all take their steps in turns; on rank 0, return each one's time over the products', and what a rank sends.
 
-    folder: of clones. others, compiler: see `entrants`. names: of those who run; (): everybody. matrix_unit: False
-    forbids oneDNN to use the CPU's.
+    folder: of clones. others, compiler: see `entrants`. matrix_unit: False forbids oneDNN to use the
+    CPU's.
     """
     if not matrix_unit:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # read at this process's first product
@@ -299,7 +298,7 @@ def race(
     grid, matrices = Grid.of(world), Matrices.of_layers(layers, width)
     dtype = fast_dtype(grid.device, torch.float32)
     makers, products = entrants(matrices, grid, others, compiler), BareProducts(matrices.shapes, grid, dtype)
-    running = {name: makers[name]() for name in names or makers}
+    running = {name: makers[name]() for name in makers}
     eager = [name for name in running if COMPILED not in name]
     sent = {name: sent_bytes(running[name]) for name in eager}
     # torch.compile refuses to be watched; what is sent is the same

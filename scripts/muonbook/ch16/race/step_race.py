@@ -1,4 +1,4 @@
-"""What chapter 16 measures: every optimizer's step against its bare matrix products, on one device and on four ranks.
+"""What chapter 16 measures: every optimizer's step on four ranks, against its bare matrix products.
 
 The bare matrix products are those of standard Newton–Schulz, balanced over the ranks, and nothing else. They run in the
 same world and in the same rounds, and their time is `floor_milliseconds` in the results. Worlds are started here,
@@ -18,15 +18,8 @@ from muonbook import peers
 GRIDS = ((4, 1), (2, 2), (1, 4))  # dp, tp
 TRAINED_ON = ((4, 1), (2, 2))  # where a whole training step is measured
 LAYERS, WIDTH = 4, 512
-GROWING = {  # what grows -> (dp, layers, width) of each race
-    "ranks": [(dp, 2, 512) for dp in (1, 2, 4, 8)],
-    "layers": [(4, layers, 512) for layers in (1, 2, 4, 8)],
-    "width": [(4, 2, width) for width in (128, 256, 512, 1024)],
-}
-GROWN = ("gather_all", "owner", "owner_updates", "owner_unpublished")
 PATIENCE = 600.0  # seconds for a collective: others compile their step when they first take it
 RACE = "muonbook.ch16.race.four_ranks:race"
-ALONE = "muonbook.ch16.race.one_device:compare"
 SWEEP = "muonbook.ch16.spectra_sweep:sweep"
 TRAINING = "muonbook.ch16.race.training_step:compare"
 
@@ -45,17 +38,7 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
     without_unit = None
     if found["4x1"]["matrix_unit"]:
         print("Racing on 4 x 1 ranks, without the CPU's matrix unit ...", flush=True)
-        without_unit = launch.run(RACE, (*arguments, (), False), dp=4, timeout=PATIENCE)[0]
-    print("Growing ...", flush=True)
-    grown = {
-        name: [
-            launch.run(RACE, (rounds // 2 or 1, [], None, False, layers, width, GROWN), dp=dp)[0]
-            for dp, layers, width in sizes
-        ]
-        for name, sizes in GROWING.items()
-    }
-    print("One device ...", flush=True)
-    alone = launch.run(ALONE, (rounds,), threads=os.cpu_count() or 1)[0]
+        without_unit = launch.run(RACE, (*arguments, False), dp=4, timeout=PATIENCE)[0]
     training = {}
     for dp, tp in TRAINED_ON:
         print(f"Whole training steps on {dp} x {tp} ranks ...", flush=True)
@@ -67,8 +50,6 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
         "peers": here,
         "race": found,
         "without_unit": without_unit,  # the race on 4 x 1 again; None: this CPU has no matrix unit
-        "growth": grown,
-        "one_device": alone,
         "training": training,
         "spectra": swept,
     }
@@ -91,9 +72,6 @@ def table(found: Mapping[str, Any]) -> str:
             lines.append(
                 "  This CPU has no fast bfloat16: products and ours are in float32, torch's and others' are not."
             )
-    alone = found["one_device"]
-    lines.append(f"one device, {alone['threads']} threads: ours over torch.optim.Muon")
-    lines += [f"  {name:<28}{_ratio(ratio)}" for name, ratio in (alone["steps"] | alone["newton_schulz"]).items()]
     for grid, rows in found["training"].items():
         lines.append(f"{grid}: a whole training step over ZeRO-1 AdamW's")
         lines += [

@@ -1,9 +1,12 @@
-"""What the ranks of the timed worlds do: entrants take training steps in turn, on the clock; and what a plan says of
-each before: operations, elements, messages and bytes.
+"""What ranks do for `worlds`: they plan a large world on the clock, or entrants take training steps in turn; and what a
+plan says of each step before: operations, elements, messages and bytes.
 """
 
 from __future__ import annotations
 
+import resource
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,12 +24,15 @@ from muonbook.measure import interleaved_timing
 from muonbook.measure.baselines import Trainer, make_fsdp2, make_strategy, make_zero1, predict_activations
 from muonbook.measure.workload import Workload, batches, pixels
 from muonbook.planner.cost_model import exchanged_bytes, hops
+from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
-from muonbook.planner.stages import units_of
+from muonbook.planner.stages import Degrees, units_of
+from muonbook.planner.world_plan import WorldPlan, WorldSetting
 
 FLOAT32 = Dtypes("float32", "float32", "float32")
+LARGEST = WorldSetting(MODELS["kimi_k2"], Degrees(128, 8, 8, 64))  # a trillion parameters on 8,192 ranks
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,14 @@ class Asked:
     ring_bytes: int
     exchange_bytes: int
     ranks: int
+
+
+def plan_the_largest(world: World) -> dict[str, float]:
+    """Return what planning `LARGEST` takes: seconds, and the most memory that this process ever held, in bytes."""
+    began = time.monotonic()
+    WorldPlan(LARGEST).as_dict()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"seconds": time.monotonic() - began, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
 
 
 def time_steps(world: World, workload: Workload, entrants: Sequence[str], rounds: int) -> dict[str, dict[str, Any]]:

@@ -16,8 +16,7 @@ from muonbook.measure import interleaved_timing, results
 from muonbook.measure.workload import Workload
 from muonbook.planner.measured import step_fit
 
-PLAN = "muonbook.planner.measured.planning:measure"
-TIME_STEPS = "muonbook.planner.measured.timed_worlds:time_steps"
+TIMED = "muonbook.planner.measured.timed_worlds"
 ENTRANTS = ("adamw", "gather_all", "gather_cut", "owner", "muonw")
 HELD_OUT_ENTRANTS = ("gather_cut",)
 SEQUENCES = 8  # of a step, over all DP ranks
@@ -64,7 +63,11 @@ def measure(quick: bool) -> dict[str, Any]:
     obstacle = network_emulation.why_unavailable()
     if obstacle is None:
         network_emulation.setup_bridge()  # before torch is imported
-    found: dict[str, Any] = {"planning": launch.run(PLAN)[0], "cores": os.cpu_count(), "worlds": None}
+    found: dict[str, Any] = {
+        "planning": launch.run(f"{TIMED}:plan_the_largest")[0],
+        "cores": os.cpu_count(),
+        "worlds": None,
+    }
     if obstacle is not None:
         print(f"Worlds are left out: {obstacle}")
         return found
@@ -86,7 +89,7 @@ def _timed(world: MeasuredWorld, rounds: int) -> Ranks:
     workload = Workload(width=world.width, layers=world.layers, sequences=SEQUENCES)
     entrants = [name for name in ENTRANTS if name != "muonw" or world.tp == 1]  # it knows DTensors, not our TP layers
     given, link = (workload, entrants, rounds), network_emulation.Link(world.rate_mbit)
-    return network_emulation.run(TIME_STEPS, given, dp=world.dp, tp=world.tp, link=link)
+    return network_emulation.run(f"{TIMED}:time_steps", given, dp=world.dp, tp=world.tp, link=link)
 
 
 def _pooled(passes: Sequence[Ranks]) -> dict[str, Any]:

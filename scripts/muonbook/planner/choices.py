@@ -1,21 +1,23 @@
-"""What would fit: every way to divide a number of ranks, sorted out by rule of thumb, the best of them really planned.
+"""Worlds planned side by side: which division of a number of ranks fits and is quick, and which Muon.
 
-The rule of thumb knows no layout: model states divided evenly, what a micro-batch takes, gradients and parameters over
-DP, and Newton–Schulz on every matrix once, shared out evenly. It says whom to plan first; what is told, who fits, and
-the order come from the plans.
+Every way to divide the ranks is sorted out by rule of thumb, and the best of them are really planned. The rule of thumb
+knows no layout: model states divided evenly, what a micro-batch takes, gradients and parameters over DP, and
+Newton–Schulz on every matrix once, shared out evenly. It says whom to plan first; what is told, who fits, and the order
+come from the plans.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from distmuon.launch import UsageError
 from distmuon.optim.newton_schulz import flops
+from muonbook.planner.algorithms import ALGORITHMS, Algorithm
 from muonbook.planner.model_shapes import Shape
 from muonbook.planner.stages import all_degrees, expert_of, stages, weights_of
-from muonbook.planner.world_plan import StagePlan, WorldPlan, WorldSetting
+from muonbook.planner.world_plan import StagePlan, WorldPlan, WorldSetting, short
 
 SHOWN = 6  # plans that fit, of those that the rule of thumb likes best
 
@@ -110,3 +112,42 @@ def _least_seconds(setting: WorldSetting, whole: ModelTotals) -> float:
         links = fabric.links(dp, setting.degrees.tp, stride=setting.degrees.tp * setting.degrees.dp // dp)
         update += 6 * size * (dp - 1) / dp / links["dp"].bytes_per_second
     return (setting.micro_batches + pp - 1) * slowest + update
+
+
+# ---- Which Muon ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An algorithm in a world, and AdamW in it."""
+
+    algorithm: Algorithm
+    muon: WorldPlan
+    adamw: WorldPlan
+
+    @property
+    def over_adamw(self) -> float:
+        return self.muon.step_seconds / self.adamw.step_seconds
+
+    @property
+    def newton_schulz_share(self) -> float:
+        """Which share of a step's seconds Newton–Schulz takes; every bucket waits for its slowest rank."""
+        return self.muon.seconds["Newton–Schulz"] / self.muon.step_seconds
+
+    @property
+    def repeats(self) -> float:
+        """How many ranks orthogonalize the same matrix, on average, weighted by operations."""
+        setting = self.muon.setting
+        once = sum(flops(weight.shape) for weight in setting.shape.weights() if weight.muon)
+        return setting.degrees.ranks * self.muon.flops[0] / once
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for a results file: Muon's plan, and how it stands to AdamW's."""
+        stands = {"over_adamw": short(self.over_adamw), "repeats": short(self.repeats)}
+        return {"algorithm": self.algorithm.title} | stands | self.muon.as_dict()
+
+
+def compared(setting: WorldSetting) -> list[Compared]:
+    """Plan a world by every algorithm of `ALGORITHMS`, whichever `setting` names."""
+    worlds = ((each, setting.by(each), setting.by(each.adamw)) for each in ALGORITHMS.values())
+    return [Compared(each, WorldPlan(muon), WorldPlan(adamw)) for each, muon, adamw in worlds]

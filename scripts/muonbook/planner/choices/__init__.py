@@ -1,1 +1,0 @@
-"""Worlds planned side by side: which division of the ranks, and which algorithm."""
