@@ -179,7 +179,7 @@ def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number:
         ("04", "--times --summary", "--summary does nothing with --times; leave one of the two out."),
         ("04", "--if-here", "--if-here --task digits: its data is always here; leave --if-here out."),
         ("05", "--mistake skip --show groups", "--show does nothing with --mistake; leave one of the two out."),
-        ("06", "--json /proc/x", "--json does nothing by itself; it goes with --follow or --compare."),
+        ("06", "--json /proc/x", "--json does nothing by itself; it goes with --compare."),
         ("10", "--optimizer adamw --strategy owner", "--strategy does nothing with --optimizer adamw; leave one of"),
         ("15", "--skew --quick", "--quick does nothing with --skew; it goes with --measure or --worlds."),
         (PLAN, "--quick", "--quick does nothing by itself; it goes with --measure."),

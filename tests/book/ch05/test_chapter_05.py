@@ -161,9 +161,16 @@ def test_ranks_of_the_readers_own_file_read_what_rank_0_wrote() -> None:
     assert lines == [f"rank {rank} of 4 wrote {wrote[rank]}, now reads {wrote[0]}" for rank in range(4)]
 
 
+def test_groups_that_the_page_prints_are_the_columns_and_rows_of_its_grid() -> None:
+    (groups,) = [cell.printed for cell in stored_pages.cells(CHAPTER) if "--show groups" in cell.source]
+    assert groups.splitlines()[:8] == [
+        f"rank {r}: DP group {[*range(r % 2, 8, 2)]}, TP group {[r // 2 * 2, r // 2 * 2 + 1]}" for r in range(8)
+    ]
+
+
 def test_everything_that_the_page_compares_is_equal() -> None:
     output = "".join(cell.printed for cell in stored_pages.cells(CHAPTER))
-    assert re.findall(r"\b(?:True|False)$", output, re.MULTILINE) == ["True"] * (5 + 1 + 1 + 1 + 6)
+    assert re.findall(r"\b(?:True|False)$", output, re.MULTILINE) == ["True"] * (5 + 1 + 1 + 1)
     assert "equals all_reduce on every rank: True." in output
 
 

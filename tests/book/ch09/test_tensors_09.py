@@ -3,15 +3,15 @@
 from itertools import pairwise
 from typing import Any
 
-import figure_workers
 import pytest
+import tensors_workers
 from figure_helpers import assert_readable, boxes, texts
 from matplotlib.colors import to_hex
 from once import once
 
 from distmuon import launch
+from muonbook.ch09.tensors import Cell, cells, describe_collective, draw_collective
 from muonbook.figures import style
-from muonbook.figures.tensors import Cell, cells, describe_collective, draw_collective
 
 SIZE = 3
 OWN = [[10, 11], [20, 21], [30, 31]]
@@ -23,7 +23,7 @@ SUMMED = cells([[60, 63]] * 3, [[[0, 1, 2]] * 2] * 3)
 @once
 def reports() -> list[dict[str, Any]]:
     """Return what the ranks of one real group reported; it runs when the first test asks."""
-    return launch.run(figure_workers.collectives, dp=SIZE)
+    return launch.run(tensors_workers.collectives, dp=SIZE)
 
 
 # Origins, measured
