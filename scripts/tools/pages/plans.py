@@ -17,8 +17,8 @@ from muonbook.figures.style import ACCENT, COLD, INK, MARGIN, MUTED, TEXT, in_by
 from muonbook.figures.style import page, put  # isort: skip
 from tools.pages import parted_bar
 
-HELD_LOOKS = tuple(mix(COLD, "#FFFFFF", share) for share in (1.0, 0.75, 0.55, 0.38, 0.24))
-TIME_LOOKS = (*(mix(INK, "#FFFFFF", share) for share in (1.0, 0.7, 0.5, 0.35, 0.22)), ACCENT)
+HELD_LOOKS = tuple(mix(COLD, "#FFFFFF", share) for share in (0.82, 0.66, 0.48, 0.28, 0.0))
+TIME_LOOKS = (*(mix(INK, "#FFFFFF", share) for share in (0.85, 0.68, 0.5, 0.32, 0.1)), ACCENT)
 PARTS = {  # of a step's time -> what their names begin with
     "the model": ("forward, backward",),
     "activations, tokens": ("activations", "tokens"),
