@@ -45,7 +45,7 @@ def trial(grid: Grid, alarm: Callable[..., Any]) -> Iterator[CaseReport]:
 
 
 def of_weak_directions() -> torch.Tensor:
-    """Return Muon's update, [12, 10], of a momentum whose weakest direction is 10,000 times weaker than the strongest."""
+    """Return Muon's update, [12, 10], of a momentum whose directions differ in strength by up to 10,000 times."""
     import torch
 
     from distmuon.optim.newton_schulz import newton_schulz
