@@ -2,7 +2,7 @@
 
 python scripts/04_does_it_learn.py --task digits
 python scripts/04_does_it_learn.py --task language --json book/results/race_language.json
-python scripts/04_does_it_learn.py --task language --optimizer muon --lr 0.032 --seeds 1 --steps 100
+python scripts/04_does_it_learn.py --task language --optimizer muon adamw --tune lr --steps 100
 python scripts/04_does_it_learn.py --task language --variants --tune lr --steps 1000
 python scripts/04_does_it_learn.py --task mnist --fetch
 python scripts/04_does_it_learn.py --recipe original --task mnist --json out/originals.json
@@ -10,10 +10,10 @@ python scripts/04_does_it_learn.py --study rms decay
 python scripts/04_does_it_learn.py --blocks --json out/blocks.json
 python scripts/04_does_it_learn.py --writing --quick
 
-Without --lr we tune every optimizer on a grid of learning rates, ratios between those of hidden matrices and of all
-else, momenta and weight decays, and the best settings race on fresh seeds. With --tune lr we tune the learning rate
-alone, and the digits take a minute; with all, some minutes, and the language an hour on two cores. The studies, blocks
-and writing begin with the settings that the stored race tuned on the language.
+We tune every optimizer on a grid of learning rates, ratios between those of hidden matrices and of all else, momenta
+and weight decays, and the best settings race on fresh seeds. With --tune lr we tune the learning rate alone, and the
+digits take a minute; with all, some minutes, and the language an hour on two cores. The studies, blocks and writing
+begin with the settings that the stored race tuned on the language.
 """
 
 from distmuon import launch
@@ -23,22 +23,27 @@ from muonbook.jobs import check_json
 from muonbook.measure import results
 
 # Named here as well as in muonbook.ch04, which needs torch: a wrong argument is answered at once.
-TASKS = ("digits", "language", "fashion", "mnist", "cifar10")
+TASKS = ("digits", "language", "mnist", "fashion")
 FETCHED = TASKS[2:]
 OPTIMIZERS = ("sgd", "adamw", "muon")
 VARIANTS = ("polar_express", "cans", "deepseek_v4", "cubic5", "muoneq", "muon_plus", "normuon", "cautious")  # of muon
-GRIDS = ("all", "lr")
 STUDIES = ("rms", "decay", "routing", "batch")
-QUICK_STEPS, QUICK_SEEDS = 20, 5
+CHOICES = {
+    "task": TASKS,
+    "optimizer": OPTIMIZERS + VARIANTS,
+    "study": STUDIES,
+    "recipe": ("original",),
+    "tune": ("all", "lr"),
+    "dtype": ("float32", "float64"),
+}
+QUICK = {"steps": 20, "seeds": 5, "tuning_seeds": 1}
 MANY = ("ranks", "threads", "quick", "json")  # runs, shared out
-TRAINING = ("task", "if_here", "optimizer", "variants", "steps", "dtype", "device")
-TUNED = ("lr", "weight_decay", "momentum", "others", "second_beta")
+STUDY = (*MANY, "steps", "seeds", "tuning_seeds")
 TAKES = {  # job -> its options
-    "": (*MANY, *TRAINING, "seeds", "tuning_seeds", "tune"),
-    "--lr": (*MANY, *TRAINING, *TUNED, "seeds"),
+    "": (*STUDY, "task", "if_here", "optimizer", "variants", "dtype", "device", "tune"),
     "--recipe": (*MANY, "task", "if_here", "device"),
-    "--study": (*MANY, "steps", "seeds", "tuning_seeds"),
-    "--blocks": (*MANY, "steps", "seeds", "tuning_seeds"),
+    "--study": STUDY,
+    "--blocks": STUDY,
     "--writing": (*MANY, "steps", "seeds"),
     "--times": ("threads", "json"),
     "--summary": ("json",),
@@ -46,7 +51,6 @@ TAKES = {  # job -> its options
 }
 FUNCTIONS = {  # of muonbook.ch04.jobs
     "": "race",
-    "--lr": "train",
     "--recipe": "repeat_originals",
     "--study": "study",
     "--blocks": "compare_blocks",
@@ -56,8 +60,6 @@ FUNCTIONS = {  # of muonbook.ch04.jobs
 }
 STORED = ("--study", "--blocks", "--writing", "--times", "--summary")  # jobs that begin with what is stored
 ALONE = ("--times", "--summary")  # jobs of one process
-DEFAULT_SEEDS = {"--study": 5}  # of other jobs: 8
-DEFAULT_TUNING_SEEDS = {"--study": 2}  # of other jobs: 3
 PATIENCE = 6 * 3600.0  # seconds: a rank that has done its runs waits for those that have not
 
 
@@ -68,21 +70,11 @@ def parse():
     add("--task", nargs="+", default=["digits"], metavar="TASK", help=f"one of {', '.join(TASKS)} (default: digits)")
     add("--optimizer", nargs="+", default=list(OPTIMIZERS), metavar="NAME", help="of sgd, adamw, muon and its variants")
     add("--variants", action="store_true", help=f"in place of --optimizer: muon {' '.join(VARIANTS)}")
-    add("--lr", nargs="+", type=float, metavar="LR", help="do not tune: one for all, or one for each optimizer")
-    add("--weight-decay", type=float, metavar="X", help="with --lr (default: the larger of the optimizer's grid)")
-    add(
-        "--momentum",
-        type=float,
-        metavar="X",
-        help="with --lr: of sgd and muon, first beta of adamw (default: as usual)",
-    )
-    add("--others", type=float, metavar="X", help="with --lr: rate of what is no hidden matrix, over --lr (default: 1)")
-    add("--second-beta", type=float, metavar="X", help="with --lr: of adamw (default: 0.95)")
-    add("--tune", default="all", metavar=launch.choices(GRIDS), help="lr: everything else as usual (default: all)")
+    add("--tune", default="all", metavar="all|lr", help="lr: everything else as usual (default: all)")
     add("--seeds", type=int, metavar="N", help="fresh seeds to race on (default: 8, with --study 5)")
     add("--tuning-seeds", type=int, metavar="N", help="seeds to tune on, 1 to 3 (default: 3, with --study 2)")
     add("--steps", type=int, metavar="N", help="of every run (default: the task's)")
-    add("--dtype", default="float32", metavar=launch.choices(("float32", "float64")), help="(default: %(default)s)")
+    add("--dtype", default="float32", metavar="float32|float64", help="(default: %(default)s)")
     add("--ranks", type=int, default=2, metavar="N", help="processes that share the runs (default: %(default)s)")
     add("--threads", type=int, default=1, metavar="N", help="CPU threads per rank (default: %(default)s)")
     add("--device", metavar=launch.choices(("cpu", "cuda")), help="where tensors live (default: cpu)")
@@ -102,40 +94,30 @@ def parse():
 def checked(arguments):
     """Return the job, the arguments complete; raise UsageError for those that cannot be. Imports nothing heavy."""
     job = launch.chosen_job(arguments, TAKES)
-    arguments.lr = arguments.lr or []
     if arguments.variants:
         arguments.optimizer = ["muon", *VARIANTS]
-    quick = {"steps": QUICK_STEPS, "seeds": QUICK_SEEDS, "tuning_seeds": 1} if arguments.quick else {}
-    usual = {"seeds": DEFAULT_SEEDS.get(job, 8), "tuning_seeds": DEFAULT_TUNING_SEEDS.get(job, 3)}
-    for name, default in (usual | quick).items():
+    usual = {"seeds": 5, "tuning_seeds": 2} if arguments.study else {"seeds": 8, "tuning_seeds": 3}
+    for name, default in (usual | (QUICK if arguments.quick else {})).items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
-    for option, names, known in (
-        ("--task", arguments.task, TASKS),
-        ("--optimizer", arguments.optimizer, OPTIMIZERS + VARIANTS),
-        ("--dtype", [arguments.dtype], ("float32", "float64")),
-        ("--recipe", [arguments.recipe or "original"], ("original",)),
-        ("--tune", [arguments.tune], GRIDS),
-        ("--study", arguments.study, STUDIES),
-    ):
-        if unknown := [name for name in names if name not in known]:
-            raise launch.UsageError(f"{option} {unknown[0]} is unknown; choose from {', '.join(known)}.")
-        if len(set(names)) < len(names):
-            raise launch.UsageError(f"{option} {' '.join(names)}: name each once.")
+    for name, known in CHOICES.items():
+        given = getattr(arguments, name) or []
+        given = [given] if isinstance(given, str) else given
+        if unknown := [one for one in given if one not in known]:
+            raise launch.UsageError(f"--{name} {unknown[0]} is unknown; choose from {', '.join(known)}.")
+        if len(set(given)) < len(given):
+            raise launch.UsageError(f"--{name} {' '.join(given)}: name each once.")
     launch.check_range(arguments, seeds=(1, 999), tuning_seeds=(1, 3), steps=(1, 10**7), ranks=(1, 256))
-    launch.check_range(arguments, weight_decay=(0, 100), others=(0.0001, 10_000))
-    launch.check_range(arguments, momentum=(0.01, 0.99999), second_beta=(0.01, 0.99999))
-    if arguments.fetch and (others := [task for task in arguments.task if task not in FETCHED]):
-        raise launch.UsageError(f"--fetch --task {others[0]}: it needs no download; run it.")
-    if arguments.if_here and not set(arguments.task) & set(FETCHED):
-        raise launch.UsageError(f"--if-here --task {arguments.task[0]}: its data is always here; leave --if-here out.")
-    if arguments.recipe is not None and (others := [task for task in arguments.task if task not in FETCHED]):
-        raise launch.UsageError(f"--recipe original --task {others[0]}: it is one for {', '.join(FETCHED)}.")
-    if len(arguments.task) > 1 and not arguments.fetch and arguments.recipe is None:
+    first = arguments.task[0]
+    here = [task for task in arguments.task if task not in FETCHED]
+    if arguments.fetch and here:
+        raise launch.UsageError(f"--fetch --task {here[0]}: it needs no download; run it.")
+    if arguments.if_here and len(here) == len(arguments.task):
+        raise launch.UsageError(f"--if-here --task {first}: its data is always here; leave --if-here out.")
+    if arguments.recipe is not None and here:
+        raise launch.UsageError(f"--recipe original --task {here[0]}: it is one for {', '.join(FETCHED)}.")
+    if len(arguments.task) > 1 and job == "":
         raise launch.UsageError(f"--task {' '.join(arguments.task)}: one race at a time; give one task.")
-    if len(arguments.lr) not in (0, 1, len(arguments.optimizer)) or not all(0 < lr < 1e9 for lr in arguments.lr):
-        given = " ".join(f"{lr:g}" for lr in arguments.lr)
-        raise launch.UsageError(f"--lr {given}: give one positive number, or one for each optimizer.")
     if launch.under_torchrun():
         raise launch.UsageError("races start processes of their own; run without torchrun, with --ranks N.")
     return job

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser
 from xdist.scheduler import LoadScopeScheduling
 
 from muonbook import network_emulation
-from tools import set_address
+from tools import run_in_colab, set_address
 
 # a job in the background inherits an ignored SIGINT, and the launcher respects that: Ctrl-C could not be tested
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,6 +55,12 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     link = set_address.current(built_book.ROOT).colab("notebooks/07_virtual_map.ipynb", branch="published")
     source = built_book.write_sample(tmp_path_factory.mktemp("sample"), link)
     return built_book.build(source, tmp_path_factory.mktemp("sample-book"))
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a repository that holds the working tree as it stands."""
+    return run_in_colab.publish(tmp_path_factory.mktemp("published")).as_uri()
 
 
 @pytest.fixture(scope="module")  # no longer: while it runs, so does an event loop, and kernels want one of their own

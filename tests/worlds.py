@@ -27,6 +27,7 @@ from unittest import mock
 
 import pytest
 
+from distmuon import launch
 from distmuon.launch import World, rank, session
 from muonbook import processes
 
@@ -387,3 +388,36 @@ def answer(script: str, *arguments: str) -> Ending:
     ):
         runpy.run_path(script, run_name="__main__")
     return Ending(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def perform(script: str, *arguments: str) -> Ending:
+    """Do what `answer` does where ranks work as well: forked from this process's server, which has imported torch.
+
+    Real commands, from a shell to the last process left, run in test_launch and in every chapter's own test.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    with mock.patch.object(launch, "run", _overheard):
+        ending = answer(script, *arguments)
+    torch.set_num_threads(threads)
+    return ending
+
+
+_run = launch.run
+
+
+def _overheard(worker: Any, given: Any = (), *, on_rank0_result: Any = None, **options: Any) -> list[Any]:
+    """Run ranks as `launch.run` does, and print here what the report prints in a process of its own."""
+    if on_rank0_result is None:
+        return _run(worker, given, **options)
+    (found,) = _run(worker, given, on_rank0_result=(_reported, on_rank0_result), **options)
+    said, told = found or ("", None)
+    print(said, end="")
+    return [told]
+
+
+def _reported(found: Any, report: Any, more: Any) -> tuple[str, Any]:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        told = rank.load(report)(found, *more)
+    return said.getvalue(), told

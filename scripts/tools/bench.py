@@ -24,7 +24,6 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "race_digits": (RACE, "--task", "digits"),
     "race_language": (RACE, "--task", "language"),
     "race_fashion": (RACE, "--task", "fashion", "--if-here"),
-    "race_mnist": (RACE, "--task", "mnist", "--if-here"),
     "race_variants": (RACE, "--task", "language", "--variants", "--tune", "lr", "--steps", "1000"),
     "race_normuon": (RACE, "--task", "language", "--optimizer", "muon", "normuon", "--tune", "lr", "--steps", "1000"),
     "step_times": (RACE, "--times"),

@@ -124,10 +124,9 @@ def look(world):
 
 
 def tutorial_time():
-    """Return {data set: Muon's time over AdamW's}, by the tutorial's own tables."""
-    from muonbook.ch04.recipes import RECIPES
-
-    return {data: recipe.reported_time for data, recipe in RECIPES.items()}
+    """Return {data set: Muon's time over AdamW's}, by the tutorial's own tables, in seconds."""
+    seconds = {"mnist": (28.86, 22.71), "cifar10": (49.47, 50.25)}
+    return {data: muon / adamw for data, (muon, adamw) in seconds.items()}
 
 
 def measure():

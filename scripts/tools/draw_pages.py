@@ -1,9 +1,9 @@
 """Draw the pictures of the book's pages into book/figures: `make notebooks` calls it after the chapters have run.
 
-What pages include is written there as well: all puzzles, the cheat sheet, what two pages work out or tabulate.
+What pages include is written there as well: all puzzles, the cheat sheet, what some pages work out or tabulate.
 
-A chapter draws its own pictures; pages of prose and the README cannot. Their alt text stands on the page, that of the
-social card in _config.yml; a test holds both equal.
+A chapter draws its own pictures; pages of prose and the README cannot. Their alt text stands on the page; a test holds
+both equal. The card beside a link to the book and the picture of the notation depend on no code, and are files.
 
 python scripts/tools draw_pages
 """
@@ -18,7 +18,6 @@ from muonbook.measure import results
 from tools.pages import (
     before_and_after,
     cheat_sheet,
-    marks,
     moving,
     plain_moves,
     plans,
@@ -26,33 +25,26 @@ from tools.pages import (
     puzzle_list,
     report_counts,
     roofline_parts,
-    social,
     variants,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 FILM = "nine_moves.svg"  # what the README shows
-SHEETS = ("cheat_sheet.png", "cheat_sheet.pdf")
 
 
 def draw(target: Path) -> dict[str, str]:
     """Draw every picture into the folder `target`; return file -> its alt text, or how long it is."""
-    still = {
-        "cut_prices.png": (prices.draw_prices(), prices.describe_prices()),
-        "marks.png": (marks.draw_marks(), marks.describe_marks()),
-        "social_card.png": (social.draw_card(), social.describe_card()),
-        **before_and_after.pictures(),
-        **dict.fromkeys(SHEETS, (cheat_sheet.draw_sheet(), cheat_sheet.describe_sheet())),
-    }
+    still = before_and_after.pictures()
     moves = {
         "seven-cuts": (moving.moving_cuts(), None),
         "nine-moves": (plain_moves.frames(), plain_moves.STILL),
         "plans": (plans.frames_of_sizes(results.load("divisions")["sizes"]), None),
-        "report-counts": (report_counts.frames_of_ways(report_counts.ways(results.load("report_traces"))), None),
     }
     written = {
         "puzzles.md": puzzle_list.page_part(ROOT),
         "cheat_sheet.md": cheat_sheet.markdown(),
+        "cut_prices.md": prices.markdown(),
+        "report_counts.md": report_counts.markdown(results.load("report_traces")),
         "schedules.md": variants.schedules(),
         "race_variants.md": variants.race(),
         "gram_on_a_gpu.md": variants.on_a_gpu(),

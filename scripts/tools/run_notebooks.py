@@ -130,17 +130,11 @@ def regenerate(path: Path, root: Path = ROOT) -> str:
     replace(path, nbformat.writes(chapter, version=4) + "\n")
     code = [cell for cell in chapter.cells if cell.cell_type == "code"]
     runs = sum(len(re.findall(r"^\s*!\s*python\b", cell.source, re.MULTILINE)) for cell in code)
-    drawn = sum(bool(picture_kind(output)) for cell in code for output in cell.outputs)
+    drawn = sum(
+        bool({"image/png", "text/html"} & set(output.get("data", {}))) for cell in code for output in cell.outputs
+    )
     seconds = time.monotonic() - started
     return f"{path.stem}: {seconds:.0f} s, {len(code)} code cells, {runs} runs of workers, {drawn} figures"
-
-
-def picture_kind(output: NotebookNode) -> str:
-    """Return "moving" for an output that is a player (muonbook.figures.player), "still" for a picture, or ""."""
-    data = output.get("data", {})
-    if re.search(r'class="moving"', data.get("text/html", "")):
-        return "moving"
-    return "still" if "image/png" in data or "image/svg+xml" in data else ""
 
 
 def share_first_cell(chapter: NotebookNode, name: str, url: str, branch: str = set_address.BRANCH) -> None:

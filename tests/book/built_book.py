@@ -171,8 +171,8 @@ def write_sample(folder: Path, link: str) -> Path:
     style.save(_card("A card"), folder / "book" / "card.png", "A card")
     (folder / "book" / "glossary.md").write_text(GLOSSARY, encoding="utf-8")
     notebook = "notebooks/07_virtual_map.ipynb"
-    listed = puzzle_list.table(PUZZLES, {7: notebook}, set_address.current(ROOT))
-    part = f"# Puzzles\n\nA list of puzzles, each with a box.\n\n:::{{container}} puzzles\n{listed}\n:::\n"
+    listed = puzzle_list.listed(PUZZLES, {7: notebook}, set_address.current(ROOT))
+    part = f"# Puzzles\n\nA list of puzzles, each with a box.\n\n:::{{container}} puzzles\n{listed}:::\n"
     (folder / "book" / "puzzles.md").write_text(part, encoding="utf-8")
     wide = new_output("stream", name="stdout", text="rank 0  " + "0123456789 " * 30 + "\n")
     cells = [

@@ -31,7 +31,6 @@ PLAN = "plan"  # the number of a worker that belongs to no chapter
 WORKERS = sorted(path for path in (worlds.ROOT / "scripts").glob("[0-9][0-9]*_*.py") if path.stem != PAGE)
 WORKERS.append(worlds.ROOT / "scripts" / "plan.py")
 JOBS = {  # where the name of a job is not how it is asked for
-    ("04", "--lr"): "--lr 0.1 --optimizer muon",
     ("04", "--recipe"): "--recipe original --task mnist",
     ("04", "--study"): "--study rms",
     ("04", "--fetch"): "--fetch --task mnist",
@@ -176,12 +175,11 @@ def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number:
 @pytest.mark.parametrize(
     ("number", "line", "says"),
     [
-        ("04", "--lr 0.1 --tuning-seeds 2", "--tuning-seeds does nothing with --lr; leave one of the two out."),
+        ("04", "--writing --tuning-seeds 2", "--tuning-seeds does nothing with --writing; leave one of the two out."),
         ("04", "--times --summary", "--summary does nothing with --times; leave one of the two out."),
-        ("04", "--momentum 0.9", "--momentum does nothing by itself; it goes with --lr."),
         ("04", "--if-here", "--if-here --task digits: its data is always here; leave --if-here out."),
         ("05", "--mistake skip --show groups", "--show does nothing with --mistake; leave one of the two out."),
-        ("06", "--json /proc/x", "--json does nothing by itself; it goes with --follow or --compare."),
+        ("06", "--json /proc/x", "--json does nothing by itself; it goes with --compare."),
         ("10", "--optimizer adamw --strategy owner", "--strategy does nothing with --optimizer adamw; leave one of"),
         ("15", "--skew --quick", "--quick does nothing with --skew; it goes with --measure or --worlds."),
         (PLAN, "--quick", "--quick does nothing by itself; it goes with --measure."),
@@ -200,7 +198,7 @@ def test_what_does_nothing_is_told_with_the_remedy(
 
 # ---- Numbers ----------------------------------------------------------------------------------------------
 
-ZERO = {("01", "step"), ("04", "weight_decay"), ("10", "seed")}  # where 0 is a number like others
+ZERO = {("01", "step"), ("10", "seed")}  # where 0 is a number like others
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -35,11 +35,9 @@ JOBS = (
     Job("02_newton_schulz", "--svd", "--svd --rounds 1", dp=0),
     Job("02_newton_schulz", "--share", "--share --rounds 1", dp=0),
     Job("04_does_it_learn", "", "--task digits --quick --steps 5", dp=0),
-    Job("04_does_it_learn", "--lr", "--task digits --optimizer muon --lr 0.02 --steps 20 --seeds 1", dp=0),
     Job("05_processes_and_collectives", "--show collectives", "--show collectives", alone=False),
     Job("05_processes_and_collectives", "--show groups", "--show groups", tp=2, alone=False),
     Job("06_zero1", "", "--steps 5"),
-    Job("06_zero1", "--follow", "--follow", alone=False),
     Job("06_zero1", "--compare", "--compare", alone=False),
     Job("07_virtual_map", "", "--bucket-size 64", dp=4),
     Job("08_muon_over_dp", "", "--steps 5", dp=4),  # four: in the exact row, sums of three or more have an order

@@ -1,4 +1,4 @@
-"""Chapter 1's pictures: a circle and its image, the spectra of a layer, two steps, and what one entry changes."""
+"""Chapter 1's pictures: a circle and its image, the spectra of a layer, and two steps."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Polygon
 
 from muonbook.figures.player import Frame
-from muonbook.figures.plots import describe_curves, describe_spectra, draw_curves, draw_spectra, short
+from muonbook.figures.plots import describe_curves, describe_spectra, draw_curves, draw_spectra
 from muonbook.figures.style import (
     ACCENT,
-    CARD,
-    COLD,
     INK,
     MARGIN,
     MUTED,
     PADDING,
     ROW,
     WIDTH,
-    card,
     heading,
-    inset,
     mix,
     page,
     put,
@@ -36,7 +31,6 @@ HIGHEST = 250.0  # points, of the room for the ellipse
 THINNEST = 0.02  # s2 / s1: a thinner ellipse is a line
 NEAR = 0.005  # of 1: the iteration has arrived
 LIGHT = mix(PADDING, "#FFFFFF", 0.55)
-DIVERGING = LinearSegmentedColormap.from_list("diverging", [COLD, CARD, ACCENT])
 SHOWN = 9  # of the lengths of a step: longer ones only raise the loss
 
 # ---- The circle -------------------------------------------------------------------------------------------
@@ -112,7 +106,9 @@ def _scenes(u: np.ndarray, s: np.ndarray, vt: np.ndarray) -> list[Scene]:
     count = 0
     while abs(s - 1).max() > NEAR:
         s, count = a * s + b * s**3 + c * s**5, count + 1
-        caption = f"After three matrix products the half-axes are {lengths(s)}, and their directions are the same."
+        caption = (
+            f"After {3 * count} matrix products the half-axes are {lengths(s)}, and their directions are the same."
+        )
         scenes.append(Scene(f"Newton–Schulz, iteration {count}", u @ np.diag(s) @ vt, "", caption))
     end = f"At {lengths(s)} we have a circle again. The stretch is gone and the turn is left."
     return [*scenes[:-1], Scene("U Vᵀ, the polar factor", scenes[-1].image, "u{0}", end)]
@@ -191,40 +187,3 @@ def after_one_step(run: Mapping[str, Any]) -> tuple[Figure, str]:
     labels = ("length of the step (spectral norm)", "loss on held-out digits after one step")
     title = "At every length the polar factor ends lower"
     return draw_curves(curves, *labels, title=title, log_x=True), describe_curves(curves, *labels, title=title)
-
-
-# ---- One entry --------------------------------------------------------------------------------------------
-
-
-def changes(matrices: Mapping[str, Any], title: str) -> tuple[Figure, str]:
-    """Draw two matrices as heat maps, each divided by its largest entry; return the figure and its alt text.
-
-    Negative entries are cold, zero is blank, positive ones are warm.
-    """
-    arrays = {name: np.asarray(m, dtype=float) for name, m in matrices.items()}
-    arrays = {name: a / np.abs(a).max() for name, a in arrays.items()}
-    across = (WIDTH - 2 * MARGIN - 10 * (len(arrays) - 1)) / len(arrays)
-    scale = min(min(across / a.shape[1], 240 / a.shape[0]) for a in arrays.values())
-    tallest = scale * max(a.shape[0] for a in arrays.values())
-    head_high = 8 + ROW
-
-    def paint(axes: Axes, top: float) -> None:
-        def heat(array: np.ndarray, x: float, y: float, wide: float, high: float) -> None:
-            inner = inset(axes, x, y, wide, high)
-            inner.imshow(array, cmap=DIVERGING, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
-            inner.set(xticks=[], yticks=[])
-            inner.spines[:].set(color=PADDING, lw=0.8)
-
-        for n, (name, array) in enumerate(arrays.items()):
-            x, rows, columns = MARGIN + n * (across + 10), *array.shape
-            put(axes, x, top + 4, name, bold=True)
-            heat(array, x, top + head_high, columns * scale, rows * scale)
-        y = top + head_high + tallest + 12
-        heat(np.linspace(-1, 1, 128)[None], MARGIN, y, 120, 9)
-        put(axes, MARGIN + 130, y - 3, "−1 to 1, blank is zero", color=MUTED)
-
-    note = "Changes of the entries, divided by the largest change of each matrix."
-    shapes = (
-        f"{name}: {a.shape[0]} × {a.shape[1]}, from {short(a.min())} to {short(a.max())}" for name, a in arrays.items()
-    )
-    return card(title, note, (head_high + tallest + 12 + ROW, paint)), f"{title}. {'; '.join(shapes)}."

@@ -1,9 +1,8 @@
-"""Singular values on their way through the iterations; where polynomials take them; and what that costs."""
+"""Singular values on their way through the iterations, and what that costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +19,6 @@ AXIS = 34.0  # points, for the numbers left of a plot
 SPECTRUM, CURVE = 150.0, 122.0  # heights of the two plots
 VALUES = tuple(10.0 ** np.linspace(0, -3, 32))  # singular values of a matrix, before it is divided by its norm
 SIX = (MUON,) * 6
-TOP = 1.5  # where what is larger, or has overflowed, is drawn
 
 
 # ---- The moving picture -----------------------------------------------------------------------------------
@@ -109,15 +107,7 @@ def _curve(axes: Axes, top: float, step: int, trail: np.ndarray, schedule: Seque
     plot.spines[["top", "right"]].set_visible(False)
 
 
-# ---- Two plots: each a figure and its alt text ------------------------------------------------------------
-
-
-def draw_reach(starts: Any, ends: Mapping[str, Any]) -> tuple[Figure, str]:
-    """Draw where each polynomial takes the singular values `starts`. ends: name -> as `starts`."""
-    series = {name: (starts, np.nan_to_num(np.clip(s, -TOP, TOP), nan=TOP)) for name, s in ends.items()}
-    about = ("singular value at the start", f"at the end (at most {TOP})")
-    title = "A steep curve reaches far, and does not end at 1"
-    return draw_curves(series, *about, title, log_x=True), describe_curves(series, *about, title)
+# ---- The plot: a figure and its alt text ------------------------------------------------------------
 
 
 def draw_share(share: Callable[[int, int, int], float]) -> tuple[Figure, str]:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from muonbook.ch04 import tables
-from muonbook.ch04.search_space import title as titled
+from muonbook.ch04.search_space import RACERS
 from muonbook.ch04.writing import Word, words_of
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import describe_curves, describe_dots, draw_curves, draw_dots, head
@@ -30,7 +30,7 @@ def frames_at_one_rate(race: Race, first: str = "adamw", second: str = "muon") -
     Where the two are within one per cent, it is called a tie.
     """
     at = {
-        titled(name): {float(lr): loss for lr, loss in race["racers"][name]["curve"].items() if loss is not None}
+        RACERS[name].title: {float(lr): loss for lr, loss in race["racers"][name]["curve"].items() if loss is not None}
         for name in (first, second)
     }
     curves = {name: (list(losses), list(losses.values())) for name, losses in at.items()}
@@ -54,16 +54,15 @@ def gaps_over_steps(race: Race) -> tuple[Figure, str]:
     curves, bands = {}, {}
     for name in tables.by_median(race):
         looks, columns = race["racers"][name]["looks"], tables.gaps_by_look(race, name)
-        curves[titled(name)] = (looks, [statistics.median(column) for column in columns])
-        bands[titled(name)] = (looks, [min(column) for column in columns], [max(column) for column in columns])
-    counted = {order: statistics.median(gaps) for order, gaps in tables.ngram_gaps(race).items()}
+        curves[RACERS[name].title] = (looks, [statistics.median(column) for column in columns])
+        bands[RACERS[name].title] = (looks, [min(column) for column in columns], [max(column) for column in columns])
     words: dict[str, Any] = dict(
         x_label="steps",
         y_label="gap (nats per letter)",
         title="The language: gap to the floor",
         note="Medians of eight fresh seeds, each with its own language, at the best settings of each optimizer; "
         "the bands hold all eight. Level lines: models that only count letters.",
-        levels=[(counted[order], f"{order}-gram") for order in (3, 5, 6)],
+        levels=[(tables.ngram_gap(race, order), f"{order}-gram") for order in (3, 5, 6)],
     )
     return draw_curves(curves, **words, bands=bands, log_y=True), describe_curves(curves, **words)
 
@@ -100,8 +99,8 @@ def frames_of_writing(found: Mapping[str, Any], names: Sequence[str], title: str
             writer = found["writers"][name]
             share = f"{100 * statistics.median(shares[n] for shares in writer['shares']):.0f} %"
             lines = laid(words_of(writer["texts"][n], lexicon))
-            blocks.append(_writer(titled(name), share, lines))
-            told.append(f"{titled(name)} {share}: {' '.join(word.letters for line in lines for word in line)}")
+            blocks.append(_writer(RACERS[name].title, share, lines))
+            told.append(f"{RACERS[name].title} {share}: {' '.join(word.letters for line in lines for word in line)}")
         figure = card(title, NOTE.format(len(found["seeds"])), *blocks)
         caption = f"After {steps} of {found['steps'][-1]} steps."
         frames.append(Frame(figure, f"{head(title, 'Writing')} {caption} {'. '.join(told)}.", caption))

@@ -6,43 +6,19 @@
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import torch
+
 from distmuon.launch import World
-from muonbook.ch04 import image_datasets, recipe_study, studies, sweep, tables, tasks, writing
-from muonbook.ch04.search_space import BETAS, Setting, candidate
-from muonbook.ch04.tasks import LearningTask
+from muonbook.ch04 import image_datasets, originals, studies, sweep, tables, writing
+from muonbook.ch04.search_space import RACERS
+from muonbook.ch04.tasks import TASKS, LearningTask
 from muonbook.measure import results
 
 Arguments = argparse.Namespace
-
-# ---- What the command line chooses ------------------------------------------------------------------------
-
-
-def chosen_task(arguments: Arguments, device: str) -> LearningTask:
-    """Return the task with what the command line changes of it."""
-    task = replace(tasks.TASKS[arguments.task[0]].with_dtype(arguments.dtype), device=device)
-    return task if arguments.steps is None else task.shorter(arguments.steps)
-
-
-def chosen_setting(arguments: Arguments, name: str) -> Setting:
-    """Return the setting of --lr, --weight-decay, --momentum, --others and --second-beta, as usual where not given."""
-    chosen, lr = candidate(name), arguments.lr[min(len(arguments.lr) - 1, arguments.optimizer.index(name))]
-
-    def given(option: float | None, usual: float) -> float:
-        return usual if option is None else option
-
-    return Setting(
-        name,
-        lr,
-        given(arguments.weight_decay, chosen.weight_decays[-1]),
-        given(arguments.momentum, chosen.usual),
-        given(arguments.others, 1.0),
-        given(arguments.second_beta, BETAS[1]),
-    )
 
 
 def missing_data(names: Sequence[str]) -> str | None:
@@ -62,59 +38,45 @@ def check() -> None:
     tables.stored_settings("language")
 
 
-# ---- Trainings --------------------------------------------------------------------------------------------
+def shortened(task: LearningTask, arguments: Arguments) -> LearningTask:
+    return replace(task, steps=arguments.steps or task.steps)
 
 
 def race(world: World, arguments: Arguments) -> dict[str, Any]:
     """Tune and race."""
-    task, tuning = chosen_task(arguments, world.device), sweep.TUNING_SEEDS[: arguments.tuning_seeds]
+    task = replace(TASKS[arguments.task[0]], dtype=getattr(torch, arguments.dtype), device=world.device)
+    tuning, seeds = sweep.TUNING_SEEDS[: arguments.tuning_seeds], range(arguments.seeds)
     alone = arguments.tune == "lr"
-    found = sweep.race(world, task, arguments.optimizer, tuning, range(arguments.seeds), alone)
+    found = sweep.race(world, shortened(task, arguments), arguments.optimizer, tuning, seeds, alone)
     world.say("\n".join(tables.result_lines(found) + tables.verdict_lines(found)))
-    return found
-
-
-def train(world: World, arguments: Arguments) -> dict[str, Any]:
-    """Run every optimizer named at --lr, without tuning; print the held-out losses along the way."""
-    task = chosen_task(arguments, world.device)
-    settings = [chosen_setting(arguments, name) for name in arguments.optimizer]
-    outcomes = sweep.runner(world, task)([(s, seed) for s in settings for seed in range(arguments.seeds)])
-    found = sweep.described(task, range(arguments.seeds)) | {"runs": [asdict(outcome) for outcome in outcomes]}
-    world.say("\n".join(tables.run_lines(found)))
     return found
 
 
 def repeat_originals(world: World, arguments: Arguments) -> dict[str, Any]:
     """Run a public tutorial's recipe as written, and tuned."""
-    found = recipe_study.study(world, arguments.task, range(5), arguments.quick)
-    world.say("\n".join(recipe_study.lines(found)))
+    found = originals.study(world, arguments.task, range(5), arguments.quick)
+    world.say("\n".join(originals.lines(found)))
     return found
 
 
 def time_steps(world: World, arguments: Arguments) -> dict[str, Any]:
     """Time a step of every optimizer against AdamW's, on the tasks whose race is stored."""
     found = {}
-    for name, stored in tables.stored_races().items():
+    for name in tables.stored_races():
         if missing := missing_data([name]):
             world.say(missing)
             continue
-        found[name] = sweep.times(tasks.TASKS[name], tables.stored_settings(name))
-        world.say("\n".join(tables.price_lines(stored, found[name])))
+        found[name] = sweep.times(TASKS[name], tables.stored_settings(name))
+        over = ", ".join(f"{RACERS[one].title} {spread['median']:.2f}" for one, spread in found[name].items())
+        world.say(f"{name}, time of a step over AdamW's: {over}")
     return found
-
-
-# ---- One thing changed ------------------------------------------------------------------------------------
 
 
 def study_size(arguments: Arguments) -> studies.StudySize:
     """Return how much a study does."""
-    task = tasks.TASKS["language"]
-    return studies.StudySize(
-        task if arguments.steps is None else task.shorter(arguments.steps),
-        sweep.RACE_SEEDS[: arguments.seeds],
-        sweep.TUNING_SEEDS[: arguments.tuning_seeds],
-        0 if arguments.quick else 3,
-    )
+    tuning, farthest = sweep.TUNING_SEEDS[: arguments.tuning_seeds], 0 if arguments.quick else 3
+    task = shortened(TASKS["language"], arguments)
+    return studies.StudySize(task, sweep.RACE_SEEDS[: arguments.seeds], tuning, farthest)
 
 
 def study(world: World, arguments: Arguments) -> dict[str, Any]:
@@ -122,10 +84,9 @@ def study(world: World, arguments: Arguments) -> dict[str, Any]:
     best, found = tables.stored_settings("language"), dict[str, Any]()
     for name in arguments.study:
         found[name] = studies.STUDIES[name](world, best, study_size(arguments))
-        parts = {key: rows for key, rows in found[name].items() if key in ("rows", "tuned")}
-        world.say(
-            "\n".join(line for key, rows in parts.items() for line in (f"{name}, {key}:", *studies.lines(name, rows)))
-        )
+        for part in ("rows", "tuned"):
+            if rows := found[name].get(part):
+                world.say("\n".join([f"{name}, {part}:", *studies.lines(name, rows)]))
     return {"best": {name: asdict(setting) for name, setting in best.items()}} | found
 
 
@@ -139,67 +100,17 @@ def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
 
 def let_write(world: World, arguments: Arguments) -> dict[str, Any]:
     """Let the race's three models write, after more and more steps."""
-    steps = arguments.steps or tasks.TASKS["language"].steps
-    found = writing.measure(world, tables.stored_settings("language"), sweep.RACE_SEEDS[: arguments.seeds], steps)
+    task, seeds = shortened(TASKS["language"], arguments), sweep.RACE_SEEDS[: arguments.seeds]
+    found = writing.measure(world, task, tables.stored_settings("language"), seeds)
     world.say("\n".join(writing.lines(found)))
     return found
 
 
-# ---- In a few numbers -------------------------------------------------------------------------------------
-
-
 def sum_up(world: World, arguments: Arguments) -> dict[str, Any]:
-    """Take the numbers that the claims page quotes from what is stored."""
-    return summarize()
-
-
-def summarize() -> dict[str, Any]:
-    """Return medians over seeds, and of every pair how many seeds the first one wins. Raises UsageError, see `load`."""
+    """Take medians over seeds from what is stored, and of every pair how many seeds the first one wins."""
+    kept = results.load("originals")
+    recipes = {name: found for name in image_datasets.SOURCES if (found := kept.get(name))}
     return {
-        "races": {name: of_race(race) for name, race in tables.stored_races().items()},
-        "originals": {
-            name: found if "missing" in found else of_originals(found)
-            for name, found in results.load("originals").items()
-            if isinstance(found, dict) and ("missing" in found or "tuned" in found)
-        },
+        "races": {name: tables.summary(race) for name, race in tables.stored_races().items()},
+        "originals": {name: one if "missing" in one else originals.summary(one) for name, one in recipes.items()},
     }
-
-
-def wins(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
-    """Return on how many seeds the first has the smaller loss, and whether a difference may be claimed."""
-    found = sweep.verdict(first, second)
-    return {"wins": found.wins, "losses": found.losses, "seeds": found.seeds, "claimed": found.claimed}
-
-
-def of_race(race: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the medians of gaps (of losses, where no floor is known), the pairs, and what it takes to catch AdamW.
-
-    to_adamw: the share of AdamW's steps, and of its operations, after which Muon has AdamW's final loss; None if never.
-    """
-    pairs = {f"{a}_{b}": (tables.gaps(race, a), tables.gaps(race, b)) for a, b in tables.verdicts(race)}
-    return {
-        "median": {name: statistics.median(tables.gaps(race, name)) for name in race["racers"]},
-        "pairs": {names: wins(*both) for names, both in pairs.items()},
-        "to_adamw": tables.to_reach(race, "muon") or {"steps": None, "operations": None},
-    }
-
-
-def of_originals(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, as written and tuned, every optimizer's medians and Muon's training loss over AdamW's."""
-    told: dict[str, Any] = {"flops_over_network": found["flops"]["muon"] / found["flops"]["network"]}
-    for race in ("as_written", "tuned"):
-        columns = {
-            optimizer: {
-                measure.replace(" ", "_"): [of(run) for run in runs] for measure, of in recipe_study.MEASURES.items()
-            }
-            for optimizer, runs in found[race].items()
-        }
-        medians = {
-            optimizer: {measure: statistics.median(values) for measure, values in by.items()}
-            for optimizer, by in columns.items()
-        }
-        muon, adamw = columns["muon"], columns["adamw"]
-        ratio = medians["muon"]["training_loss"] / medians["adamw"]["training_loss"]
-        pairs = {measure: wins(muon[measure], adamw[measure]) for measure in muon}
-        told[race] = {"median": medians, "muon_over_adamw": {"training_loss": ratio}, "muon_against_adamw": pairs}
-    return told

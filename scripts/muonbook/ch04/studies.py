@@ -11,8 +11,7 @@ them has an advantage, it is Muon on whole matrices.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,9 +24,9 @@ from distmuon.optim.muon import Muon
 from distmuon.optim.param_groups import by_algorithm
 from distmuon.verify.blocks import BlockMuon
 from muonbook.ch04.search_space import Setting, muon_and_adamw
-from muonbook.ch04.sweep import RACE_SEEDS, TUNING_SEEDS, Name, best_of, described, shared_out, span, try_rates, verdict
-from muonbook.ch04.tasks import TASKS, LearningTask
-from muonbook.ch04.training import train
+from muonbook.ch04.sweep import Name, best_of, described, shared_out, span, try_rates, verdict
+from muonbook.ch04.tasks import LearningTask
+from muonbook.ch04.training import Build, train
 
 MATCHED = 0.2  # the RMS of Muon's update (`muon.scale`)
 RMS, RMS_RETUNED = (0.05, 0.1, 0.2, 0.4, 0.8), (0.05, 0.2, 0.8)
@@ -41,19 +40,19 @@ DECAYS, LONGER = (0.0, 0.1), 3  # LONGER: times as many steps, in the study of w
 BATCHES = (4, 16, 64)
 PAIR = ("adamw", "muon")
 DOUBLING = (0.5, 1.0, 2.0)  # of a variation's own learning rate: what is tried first
+FINER = tuple(2 ** (n / 2) for n in (-1, 0, 1))
 
 Best = Mapping[str, Setting]  # {"sgd", "adamw", "muon"}: tuned on the language at its default steps
-Build = Callable[[nn.Module, Setting], list[Optimizer]]
 
 
 @dataclass(frozen=True)
 class StudySize:
     """How much is done. farthest: learning rates beyond the first ones, at most."""
 
-    task: LearningTask = TASKS["language"]
-    seeds: Sequence[int] = RACE_SEEDS[:5]
-    tuning: Sequence[int] = TUNING_SEEDS[:2]
-    farthest: int = 3
+    task: LearningTask
+    seeds: Sequence[int]
+    tuning: Sequence[int]
+    farthest: int
 
 
 class Variation(NamedTuple):
@@ -62,6 +61,9 @@ class Variation(NamedTuple):
     setting: Setting
     task: LearningTask
     build: Build | None = None
+
+    def at(self, lr: float) -> Variation:
+        return self._replace(setting=self.setting.at(lr))
 
 
 def final_gaps(world: World, runs: Sequence[tuple[Variation, int]]) -> list[float]:
@@ -75,8 +77,10 @@ def final_gaps(world: World, runs: Sequence[tuple[Variation, int]]) -> list[floa
     return shared_out(world, runs, do)
 
 
-def at(variation: Variation, lr: float) -> Variation:
-    return variation._replace(setting=variation.setting.at(lr))
+def raced(world: World, variations: Sequence[Variation], seeds: Sequence[int]) -> list[list[float]]:
+    """Return the gaps, [variation][seed]. Collective."""
+    found = iter(final_gaps(world, [(one, seed) for one in variations for seed in seeds]))
+    return [[next(found) for _ in seeds] for _ in variations]
 
 
 def retuned(
@@ -88,26 +92,17 @@ def retuned(
     the fresh seeds. Everything else of a setting stays as the race tuned it. Collective.
     """
 
-    def losses(points: Sequence[tuple[Name, float]]) -> list[float]:
-        gaps = iter(
-            final_gaps(world, [(at(variations[name], lr), seed) for name, lr in points for seed in size.tuning])
-        )
-        return [statistics.median(next(gaps) for _ in size.tuning) for _ in points]
+    def losses(runs: Sequence[tuple[Name, float, int]]) -> list[float]:
+        return final_gaps(world, [(variations[name].at(lr), seed) for name, lr, seed in runs])
 
     first = {name: [one.setting.lr * factor for factor in factors] for name, one in variations.items()}
-    curves = try_rates(first, losses, size.farthest)
-    chosen = {name: at(one, best_of(curves[name])) for name, one in variations.items()}
-    gaps = raced(world, list(chosen.values()), size.seeds)
+    curves = try_rates(first, losses, size.tuning, size.farthest)
+    best = {name: best_of(curve) for name, curve in curves.items()}
+    gaps = raced(world, [variations[name].at(lr) for name, lr in best.items()], size.seeds)
     return {
-        name: {"lr": one.setting.lr, "lrs": list(curve), "medians": list(curve.values()), "gaps": found}
-        for (name, one), curve, found in zip(chosen.items(), curves.values(), gaps, strict=True)
+        name: {"lr": best[name], "lrs": list(curve), "medians": list(curve.values()), "gaps": found}
+        for (name, curve), found in zip(curves.items(), gaps, strict=True)
     }
-
-
-def raced(world: World, variations: Sequence[Variation], seeds: Sequence[int]) -> list[list[float]]:
-    """Return the gaps, [variation][seed]. Collective."""
-    found = final_gaps(world, [(one, seed) for one in variations for seed in seeds])
-    return [found[n * len(seeds) :][: len(seeds)] for n in range(len(variations))]
 
 
 # ---- The studies ------------------------------------------------------------------------------------------
@@ -152,10 +147,8 @@ def decay(world: World, best: Best, size: StudySize) -> dict[str, Any]:
     """
     rows = []
     for longer, factors in ((1, (1.0,)), (LONGER, (0.5, 1.0))):
-        task = size.task.shorter(longer * size.task.steps)
-        cases = {
-            (name, rate): Variation(replace(best[name], weight_decay=rate), task) for name in PAIR for rate in DECAYS
-        }
+        task = replace(size.task, steps=longer * size.task.steps)
+        cases = {(o, rate): Variation(replace(best[o], weight_decay=rate), task) for o in PAIR for rate in DECAYS}
         found = retuned(world, cases, replace(size, tuning=size.tuning[:1], farthest=0), factors)
         rows += [{"optimizer": o, "steps": task.steps, "weight_decay": rate} | row for (o, rate), row in found.items()]
     return {"rows": rows}
@@ -165,11 +158,12 @@ def routed(route: str) -> Build:
     """Return what gives Muon the matrices of one of ROUTES, and AdamW all else."""
 
     def build(model: nn.Module, setting: Setting) -> list[Optimizer]:
-        params = by_algorithm(model)
         joining = {id(p) for name in ROUTES[route] for p in model.get_submodule(name).parameters()}
-        more = [p for p in params["adamw"] if id(p) in joining]
-        rest = [p for p in params["adamw"] if id(p) not in joining]
-        return muon_and_adamw({"muon": params["muon"] + more, "adamw": rest}, setting)
+        params: dict[str, list[nn.Parameter]] = {"muon": [], "adamw": []}
+        for algorithm, group in by_algorithm(model).items():
+            for p in group:
+                params["muon" if id(p) in joining else algorithm].append(p)
+        return muon_and_adamw(params, setting)
 
     return build
 
@@ -203,62 +197,51 @@ class Arm(NamedTuple):
 
     def optimizers(self, model: nn.Module, setting: Setting) -> list[Optimizer]:
         """Return the optimizers, stepped one after the other."""
-        options = {"blocks": self.blocks, "whole_every": self.whole_every}
         ratio = "shape" if self.whole_every else 1.0  # as the strategies do by default
-        make = Muon if self == WHOLE else partial(BlockMuon, block_lr_ratio=ratio, **options)
+        make = Muon if self == WHOLE else partial(BlockMuon, block_lr_ratio=ratio, **self._asdict())
         return muon_and_adamw(by_algorithm(model), setting, make)
 
 
 WHOLE = Arm(1, 1)
 ARMS = (WHOLE, Arm(2, 5), Arm(2, 0), Arm(4, 2), Arm(4, 5), Arm(4, 0), Arm(8, 5), Arm(8, 0))
-FINER = tuple(2 ** (n / 2) for n in (-1, 0, 1))
 
 
 def blocks(world: World, best: Setting, size: StudySize, arms: Sequence[Arm] = ARMS) -> dict[str, Any]:
     """Tune every arm and race them all; return what is kept, as plain data. Collective. best: whole Muon's setting."""
     found = retuned(world, {arm: Variation(best, size.task, arm.optimizers) for arm in arms}, size, FINER)
-    whole = found[arms[0]]["gaps"]
-    return described(size.task, size.seeds) | {
-        "weight_decay": best.weight_decay,
-        "momentum": best.momentum,
-        "tuning_seeds": list(size.tuning),
-        "rows": [arm._asdict() | row | against(row["gaps"], whole) for arm, row in found.items()],
-    }
+    rows = [arm._asdict() | row | against(row["gaps"], found[arms[0]]["gaps"]) for arm, row in found.items()]
+    of = {"weight_decay": best.weight_decay, "momentum": best.momentum, "tuning_seeds": list(size.tuning)}
+    return described(size.task, size.seeds) | of | {"rows": rows}
 
 
 def against(gaps: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
     """Return by how much gaps exceed whole Muon's, seed by seed, on how many they do, and whether that may be said."""
-    found = verdict(gaps, whole)
-    return {
-        "more_than_whole": [a - b for a, b in zip(gaps, whole, strict=True)],
-        "worse": found.losses,
-        "better": found.wins,
-        "claimed": found.claimed,
-    }
+    found, more = verdict(gaps, whole), [a - b for a, b in zip(gaps, whole, strict=True)]
+    return {"more_than_whole": more, "worse": found.losses, "better": found.wins, "claimed": found.claimed}
 
 
 # ---- What is printed --------------------------------------------------------------------------------------
 
 NUMBERS = ("lr", "lrs", "medians", "gaps", "more_than_whole", "worse", "better", "claimed")  # all else names a row
-PAIRS = ("decay", "batch")  # the studies whose rows come in pairs
 
 
 def lines(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the name, learning rate and gap of every row, and on how many seeds it is better than another.
 
-    The other is the row above in the studies of pairs, the usual RMS in that of the RMS, and else the first row.
+    The other is the first of its pair in the studies whose rows come in pairs, the usual RMS in that of the RMS, and
+    else the first row.
     """
     names = [", ".join(f"{key} {value}" for key, value in row.items() if key not in NUMBERS) for row in rows]
     wide = max(map(len, names))
     usual = next((n for n, row in enumerate(rows) if row.get("rms") == MATCHED), 0)
-    what = "the row above" if name in PAIRS else names[usual] if name == "rms" else "the first row"
     table = [f"  {'':{wide}}  {'lr':>6}  gap, median [least, greatest]"]
     for n, row in enumerate(rows):
-        other = n - n % 2 if name in PAIRS else usual
+        other = n - n % 2 if name in ("decay", "batch") else usual
         lr = f"{row['lr']:.3f}" if "lr" in row else ""
         line = f"  {names[n]:{wide}}  {lr:>6}  {span(row['gaps']):22}"
         if n != other:
             found = verdict(row["gaps"], rows[other]["gaps"])
+            what = "the row above" if other == n - 1 else f"row {other + 1}"
             line += f"better than {what} on {found.wins} of {found.seeds}{', claimed' if found.claimed else ''}"
         table.append(line.rstrip())
     return table

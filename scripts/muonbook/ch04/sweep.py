@@ -15,17 +15,16 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from distmuon.launch import World
-from muonbook.ch04 import limits
-from muonbook.ch04.search_space import Grid, Setting, candidate, settings, widened
-from muonbook.ch04.tasks import LearningTask
-from muonbook.ch04.training import Outcome, Training, started, train
+from muonbook.ch04.search_space import RACERS, Grid, Setting, is_usual, settings, widened
+from muonbook.ch04.tasks import ORDERS, LearningTask, both_windows, ngram_losses
+from muonbook.ch04.training import Outcome, Training, train
 from muonbook.measure.interleaved_timing import take_turns
 from muonbook.measure.results import spread
 
@@ -41,42 +40,39 @@ Asked = TypeVar("Asked")
 Done = TypeVar("Done")
 
 
-# ---- Learning rates ---------------------------------------------------------------------------------------
+# ---- Tuning -----------------------------------------------------------------------------------------------
 
 
 def try_rates(
     first: Mapping[Name, Sequence[float]],
-    losses: Callable[[Sequence[tuple[Name, float]]], Sequence[float]],
+    losses: Callable[[Sequence[tuple[Name, float, int]]], Sequence[float]],
+    seeds: Sequence[int],
     farthest: int,
 ) -> dict[Name, Curve]:
     """Try the first learning rates of all, then go on beyond either end while the best is at that end.
 
-    losses: (name, learning rate) pairs -> the loss of each, in the same order. farthest: how often to go on, at most.
+    losses: (name, learning rate, seed) of each run -> its loss, in the same order. farthest: how often to go
+    on, at most. Return for each name its learning rates with the median losses over the seeds.
     """
     curves: dict[Name, Curve] = {name: {} for name in first}
-    todo: Mapping[Name, Sequence[float]] = first
+    todo = [(name, lr) for name, lrs in first.items() for lr in lrs]
     for _ in range(farthest + 1):
-        points = [(name, lr) for name, lrs in todo.items() for lr in lrs]
-        for (name, lr), loss in zip(points, losses(points), strict=True):
-            curves[name] = dict(sorted({**curves[name], lr: loss}.items()))
-        todo = {name: further for name, curve in curves.items() if (further := beyond(curve))}
+        found = iter(losses([(*point, seed) for point in todo for seed in seeds]))
+        for name, lr in todo:
+            curves[name] = dict(sorted({**curves[name], lr: statistics.median(next(found) for _ in seeds)}.items()))
+        todo = []
+        for name, curve in curves.items():
+            best = best_of(curve)
+            if best in (min(curve), max(curve)):
+                todo.append((name, 2 * best if best == max(curve) else best / 2))
         if not todo:
             break
     return curves
 
 
-def beyond(curve: Curve) -> list[float]:
-    """Return the learning rate beyond the end at which the best one stands; none if it stands between others."""
-    best = best_of(curve)
-    return [2 * best] if best == max(curve) else [best / 2] if best == min(curve) else []
-
-
-def best_of(curve: Mapping[Name, float]) -> Name:
+def best_of(losses: Mapping[Name, float]) -> Name:
     """Return the learning rate, or whatever else the losses belong to, with the least loss."""
-    return min(curve, key=lambda name: curve[name])
-
-
-# ---- Tuning -----------------------------------------------------------------------------------------------
+    return min(losses, key=lambda name: losses[name])
 
 
 @dataclass(frozen=True)
@@ -96,13 +92,13 @@ class Tuned:
 
     @property
     def usual(self) -> Setting:
-        """Return the best setting with the usual momentum and one learning rate for all parameters."""
-        usual = candidate(self.best.optimizer).is_usual
-        return best_of({setting: loss for setting, loss in self.medians.items() if usual(setting)})
+        """The best setting with the usual momentum and one learning rate for all parameters."""
+        return best_of({setting: loss for setting, loss in self.medians.items() if is_usual(setting)})
 
     def curve(self) -> Curve:
         """Return learning rate -> the least median of any setting there, in rising order."""
-        return dict(sorted(least(self.medians, lambda setting: setting.lr).items()))
+        worst_first = sorted(self.medians.items(), key=lambda one: one[1], reverse=True)
+        return dict(sorted({setting.lr: loss for setting, loss in worst_first}.items()))
 
 
 def medians(outcomes: Iterable[Outcome]) -> dict[Setting, float]:
@@ -113,21 +109,13 @@ def medians(outcomes: Iterable[Outcome]) -> dict[Setting, float]:
     return {setting: statistics.median(losses) for setting, losses in by_setting.items()}
 
 
-def least(losses: Mapping[Setting, float], key: Callable[[Setting], float]) -> dict[float, float]:
-    """Return key -> the least loss of any setting with that key."""
-    found: dict[float, float] = {}
-    for setting, loss in losses.items():
-        found[key(setting)] = min(loss, found.get(key(setting), math.inf))
-    return found
-
-
 def tune(name: str, run: Runner, seeds: Iterable[int] = TUNING_SEEDS, rates_alone: bool = False) -> Tuned:
     """Tune one optimizer; see this module for how. rates_alone: its learning rate, and everything else as usual.
 
     run: trains settings with seeds, and returns the outcomes in the same order.
     """
     first, *others = seeds
-    grid = candidate(name).grid(rates_alone)
+    grid = RACERS[name].grid(rates_alone)
     known: dict[Job, Outcome] = {}
 
     def outcomes(jobs: Sequence[Job]) -> list[Outcome]:
@@ -149,9 +137,9 @@ def tune(name: str, run: Runner, seeds: Iterable[int] = TUNING_SEEDS, rates_alon
 def finalists(losses: Mapping[Setting, float]) -> list[Setting]:
     """Return the best settings, and the best ones of those that are as usual; at every learning rate the best."""
     ranked = sorted(losses, key=lambda setting: losses[setting])
-    as_usual = [setting for setting in ranked if candidate(setting.optimizer).is_usual(setting)]
     at_each = {setting.lr: setting for setting in reversed(ranked)}
-    chosen = [of for group in (ranked, as_usual) for of in group[: math.ceil(len(group) / FINALISTS)]]
+    groups = (ranked, [setting for setting in ranked if is_usual(setting)])
+    chosen = [one for group in groups for one in group[: math.ceil(len(group) / FINALISTS)]]
     return list(dict.fromkeys([*chosen, *at_each.values()]))
 
 
@@ -183,54 +171,44 @@ def race(
     world: World,
     task: LearningTask,
     names: Sequence[str],
-    tuning: Iterable[int] = TUNING_SEEDS,
-    seeds: Iterable[int] = RACE_SEEDS,
+    tuning: Sequence[int] = TUNING_SEEDS,
+    seeds: Sequence[int] = RACE_SEEDS,
     rates_alone: bool = False,
 ) -> dict[str, Any]:
     """Tune the named optimizers on `task` and race the best settings; return what is kept, as plain data. Collective.
 
     tuning, seeds: those that all are tuned on, and those that all race on. rates_alone: see `tune`.
     """
-    tuning, seeds = list(tuning), list(seeds)
-    trained = runner(world, task.for_tuning())
+    trained = runner(world, replace(task, tuning=True))
     tuned = {name: tune(name, trained, tuning, rates_alone) for name in names}
     starters = dict.fromkeys(setting for one in tuned.values() for setting in (one.best, one.usual))
     jobs = [(setting, seed) for setting in starters for seed in seeds]
     outcomes = dict(zip(jobs, runner(world, task)(jobs), strict=True))
     racers = {}
     for name, one in tuned.items():
-        best, usual = ([outcomes[setting, seed] for seed in seeds] for setting in (one.best, one.usual))
-        racers[name] = _stored_tuning(one) | _stored(best) | {"usual": _stored(usual), "flops": flops(task, one.best)}
-    return described(task, seeds) | {"tuning_seeds": tuning, "racers": racers}
+        best, usual = (_stored([outcomes[setting, seed] for seed in seeds]) for setting in (one.best, one.usual))
+        racers[name] = {
+            "settings": len({outcome.setting for outcome in one.tried}),
+            "grid": {field: list(values) for field, values in one.grid.items()},
+            "curve": {f"{lr:g}": _finite(loss) for lr, loss in one.curve().items()},
+            **best,
+            "usual": usual,
+            "flops": flops(task, one.best),
+        }
+    return described(task, seeds) | {"tuning_seeds": list(tuning), "racers": racers}
 
 
 def described(task: LearningTask, seeds: Sequence[int]) -> dict[str, Any]:
     """Return what is kept of the task, and what is known without training, by seed.
 
-    floor: the best predictor's loss. ngrams: order -> the loss of a model that counts (`limits`).
+    floor: the best predictor's loss. ngrams: order -> the loss of a model that counts letters.
     """
     known: dict[str, Any] = {"floor": None}
     if task.floor is not None:
-        counted = [limits.ngram_losses(*(part.whole() for part in task.examples(task, seed))) for seed in seeds]
-        known = {
-            "floor": [task.floor(seed) for seed in seeds],
-            "ngrams": {str(order): [losses[order] for losses in counted] for order in limits.ORDERS},
-        }
+        counted = [ngram_losses(*both_windows(task, seed)) for seed in seeds]
+        ngrams = {str(order): [losses[order] for losses in counted] for order in ORDERS}
+        known = {"floor": [task.floor(seed) for seed in seeds], "ngrams": ngrams}
     return {"task": task.name, "batch": task.batch, "steps": task.steps, "seeds": list(seeds)} | known
-
-
-def _stored_tuning(tuned: Tuned) -> dict[str, Any]:
-    """Return what is kept of tuning one optimizer: infinite losses as None, which JSON knows."""
-    return {
-        "settings": len({outcome.setting for outcome in tuned.tried}),
-        "runs": len(tuned.tried),
-        "grid": {field: list(values) for field, values in tuned.grid.items()},
-        "curve": {f"{lr:g}": _finite(loss) for lr, loss in tuned.curve().items()},
-        "by_momentum": {
-            f"{momentum:g}": _finite(loss)
-            for momentum, loss in sorted(least(tuned.medians, lambda setting: setting.momentum).items())
-        },
-    }
 
 
 def _stored(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -239,7 +217,6 @@ def _stored(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "best": asdict(outcomes[0].setting),
         "looks": outcomes[0].steps,
         "held_out": [[_finite(loss) for loss in outcome.held_out] for outcome in outcomes],
-        "accuracy": [outcome.accuracy for outcome in outcomes],
     }
 
 
@@ -250,20 +227,18 @@ def _finite(loss: float) -> float | None:
 # ---- What a step costs ------------------------------------------------------------------------------------
 
 
-def flops(task: LearningTask, setting: Setting) -> dict[str, int]:
-    """Return the floating-point operations of one step: {"model": forward and backward, "optimizer": its products}.
+def flops_of(act: Callable[[], object]) -> int:
+    """Return the floating-point operations of `act`: of its matrix products, which are all that torch counts."""
+    with FlopCounterMode(display=False) as counter:
+        act()
+    return counter.get_total_flops()
 
-    Counted by torch, which counts matrix products alone.
-    """
-    run = started(task, setting, seed=0)
-    with FlopCounterMode(display=False) as gradients:
-        run.loss_and_gradients(0)
-    with FlopCounterMode(display=False) as whole:
-        run.step(0)
-    return {
-        "model": gradients.get_total_flops(),
-        "optimizer": whole.get_total_flops() - gradients.get_total_flops(),
-    }
+
+def flops(task: LearningTask, setting: Setting) -> dict[str, int]:
+    """Return the operations of one step: {"model": forward and backward, "optimizer": its products}."""
+    run = Training(task, setting, seed=0)
+    model = flops_of(lambda: run.loss_and_gradients(0))
+    return {"model": model, "optimizer": flops_of(lambda: run.step(0)) - model}
 
 
 def times(task: LearningTask, best: Mapping[str, Setting], rounds: int = 40) -> dict[str, dict[str, Any]]:
@@ -276,7 +251,7 @@ def times(task: LearningTask, best: Mapping[str, Setting], rounds: int = 40) -> 
         steps = itertools.count()
         return lambda: run.step(min(next(steps), task.steps - 1))
 
-    acts = {name: next_step(started(task, setting, seed=0)) for name, setting in best.items()}
+    acts = {name: next_step(Training(task, setting, seed=0)) for name, setting in best.items()}
     seconds = take_turns(acts, rounds, warm_up=0)
     usual = statistics.median(seconds["adamw"])
     return {name: spread([one / usual for one in taken]) for name, taken in seconds.items()}
@@ -290,28 +265,25 @@ class Verdict:
     """Of two optimizers under the same seeds.
 
     wins, losses: seeds on which the first has the smaller, greater loss.
-    chance: how likely it is that equals come out so lopsided, either way (a two-sided sign test).
     """
 
     wins: int
     losses: int
     seeds: int
-    chance: float
 
     @property
     def claimed(self) -> bool:
         """Whether a difference may be claimed: one wins on every seed, and there are at least 5."""
         return self.seeds >= 5 and self.seeds in (self.wins, self.losses)
 
+    def as_data(self) -> dict[str, Any]:
+        return asdict(self) | {"claimed": self.claimed}
+
 
 def verdict(first: Sequence[float], second: Sequence[float]) -> Verdict:
     """Compare losses, pair by pair: the same seeds in the same order. A tie counts for neither."""
-    from scipy.stats import binomtest  # a second that ranks do not need
-
-    wins = sum(a < b for a, b in zip(first, second, strict=True))
-    losses = sum(a > b for a, b in zip(first, second, strict=True))
-    chance = float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
-    return Verdict(wins, losses, len(first), chance)
+    pairs = list(zip(first, second, strict=True))
+    return Verdict(sum(a < b for a, b in pairs), sum(a > b for a, b in pairs), len(pairs))
 
 
 def span(values: Sequence[float], digits: int = 3) -> str:

@@ -7,7 +7,7 @@ falls along a cosine to zero. A run that diverges is kept, as infinite loss: to 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,31 +15,25 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distmuon.models.digits import batch_rows
-from muonbook.ch04.search_space import Setting, candidate
-from muonbook.ch04.tasks import Examples, LearningTask, evaluated, loss_of
+from muonbook.ch04.search_space import RACERS, Setting
+from muonbook.ch04.tasks import LearningTask, loss_of
 
 LOOKS, APART = 20, 5  # held-out losses along a run, at most; steps between two of them, at least
-
-# ---- A run ------------------------------------------------------------------------------------------------
+Build = Callable[[nn.Module, Setting], list[Optimizer]]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves. steps, held_out: when the held-out loss was taken, and it; training: the loss of each step.
-
-    accuracy: on the held-out examples, after the last step.
-    """
+    """What a run leaves. steps, held_out: when the held-out loss was taken, and it; infinite where it diverged."""
 
     setting: Setting
     seed: int
     steps: list[int]
     held_out: list[float]
-    training: list[float]
-    accuracy: float
 
     @property
     def final(self) -> float:
-        """The held-out loss after the last step; infinite if the run diverged."""
+        """The held-out loss after the last step."""
         return self.held_out[-1]
 
 
@@ -58,19 +52,14 @@ def look_at(steps: int) -> list[int]:
 
 
 class Training:
-    """A model in training. optimizers: at the learning rates that the schedule then scales."""
+    """A model in training, before its first step. build: of the optimizers, where it is not the racer's own."""
 
-    def __init__(self, task: LearningTask, model: nn.Module, optimizers: Sequence[Optimizer], seed: int) -> None:
-        self.task, self.model, self.optimizers, self.seed = task, model, optimizers, seed
-        torch.manual_seed(seed)  # dropout and shifted images draw from it
-        self.examples, self.held_out = (examples.to(task.device) for examples in task.examples(task, seed))
-        self.groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
-
-    def batch(self, step: int) -> Examples:
-        rows = batch_rows(step, self.task.batch, len(self.examples), self.seed)
-        batch = self.examples.rows(rows.to(self.task.device))
-        augment = self.task.augment
-        return batch if augment is None else Examples(augment(batch.inputs), batch.targets)
+    def __init__(self, task: LearningTask, setting: Setting, seed: int, build: Build | None = None) -> None:
+        self.task, self.seed, self.model = task, seed, task.fresh_model(seed)
+        self.optimizers = (build or RACERS[setting.optimizer].build)(self.model, setting)
+        both = task.examples(task, seed)
+        (self.inputs, self.targets), self.held_out = ([part.to(task.device) for part in examples] for examples in both)
+        self.groups = [(group, group["lr"]) for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self, step: int) -> float:
         """Take one step; return the loss before it."""
@@ -84,55 +73,32 @@ class Training:
 
     def loss_and_gradients(self, step: int) -> float:
         """Leave the gradients of this step's batch in the model; return the loss."""
-        loss = loss_of(self.model, self.batch(step))
+        rows = batch_rows(step, self.task.batch, len(self.targets), self.seed).to(self.task.device)
+        loss = loss_of(self.model, (self.inputs[rows], self.targets[rows]))
         self.model.zero_grad()
         loss.backward()
         return loss.item()
 
-    def look(self) -> tuple[float, float]:
-        """Return loss and accuracy on the held-out examples: (inf, 0) where the loss is not finite."""
-        loss, accuracy = evaluated(self.model, self.held_out)
-        self.model.train()
-        return (loss, accuracy) if math.isfinite(loss) else (math.inf, 0.0)
-
-
-def started(
-    task: LearningTask,
-    setting: Setting,
-    seed: int,
-    build: Callable[[nn.Module, Setting], list[Optimizer]] | None = None,
-) -> Training:
-    """Return the run of `setting` before its first step. build: see `train`."""
-    model = task.fresh_model(seed)
-    return Training(task, model, (build or candidate(setting.optimizer).build)(model, setting), seed)
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        loss = loss_of(self.model, self.held_out).item()
+        return loss if math.isfinite(loss) else math.inf
 
 
 def train(
     task: LearningTask,
     setting: Setting,
     seed: int,
-    build: Callable[[nn.Module, Setting], list[Optimizer]] | None = None,
-    watch: Callable[[Training, int], object] = lambda run, step: None,
+    build: Build | None = None,
+    watch: Callable[[nn.Module, int], object] = lambda model, step: None,
 ) -> Outcome:
-    """Run `setting` on `task`.
-
-    build: of the optimizers, where it is not the candidate's own. watch: called with the run and how many steps it has
-    taken, after every step that has not diverged.
-    """
-    run, looks = started(task, setting, seed, build), look_at(task.steps)
-    training: list[float] = []
-    held_out: list[float] = []
-    accuracy = 0.0  # at the latest look
+    """Run `setting` on `task`. watch: called with the model and how many steps it has taken, until it diverges."""
+    run, looks, held_out = Training(task, setting, seed, build), look_at(task.steps), list[float]()
     for step in range(1, task.steps + 1):
-        loss = run.step(step - 1)
-        if not math.isfinite(loss):  # nothing comes back from there
-            training.append(math.inf)
+        if not math.isfinite(run.step(step - 1)):  # nothing comes back from there
             held_out += [math.inf] * (len(looks) - len(held_out))
-            accuracy = 0.0
             break
-        training.append(loss)
         if step in looks:
-            loss, accuracy = run.look()
-            held_out.append(loss)
-        watch(run, step)
-    return Outcome(setting, seed, looks, held_out, training, accuracy)
+            held_out.append(run.held_out_loss())
+        watch(run.model, step)
+    return Outcome(setting, seed, looks, held_out)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from distmuon.launch import World
 from distmuon.models.language import Language, spell
-from muonbook.ch04 import tasks
-from muonbook.ch04.search_space import Setting, title
+from muonbook.ch04.search_space import RACERS, Setting
 from muonbook.ch04.sweep import shared_out
-from muonbook.ch04.training import Training, train
+from muonbook.ch04.tasks import CONTEXT, LearningTask
+from muonbook.ch04.training import train
 
 TEXTS, LETTERS = 16, 300  # that a model writes at every look
 LOOKS = (0.25, 0.5, 0.75, 1.0)  # when it writes, as shares of the run
@@ -47,31 +47,28 @@ def share_in_words(texts: Sequence[str], lexicon: frozenset[str]) -> float:
 @torch.no_grad()
 def write(model: nn.Module, texts: int, letters: int, generator: torch.Generator) -> Tensor:
     """Return texts [texts, letters] int64, letter by letter drawn from what the model predicts after a space."""
-    model.eval()
     written = torch.zeros(texts, 1, dtype=torch.long)  # a space, ALPHABET[0]
     for _ in range(letters):
-        chances = model(written[:, -tasks.CONTEXT :])[:, -1].softmax(-1)
+        chances = model(written[:, -CONTEXT:])[:, -1].softmax(-1)
         written = torch.cat([written, torch.multinomial(chances, 1, generator=generator)], dim=1)
-    model.train()
     return written[:, 1:]
 
 
-def measure(world: World, settings: Mapping[str, Setting], seeds: Sequence[int], steps: int) -> dict[str, Any]:
+def measure(world: World, task: LearningTask, settings: Mapping[str, Setting], seeds: Sequence[int]) -> dict[str, Any]:
     """Train every optimizer at its setting on every seed's language, and let it write on the way. Collective.
 
     Returns seeds, the steps after which they wrote, and "writers": optimizer -> the first seed's first text at each of
     them, and every seed's shares of letters in words that exist; "lexicon" is the first seed's.
     """
-    task = tasks.TASKS["language"].shorter(steps)
-    looks = [max(1, round(share * steps)) for share in LOOKS]
+    looks = [max(1, round(share * task.steps)) for share in LOOKS]
 
     def job(asked: tuple[str, int]) -> tuple[list[str], list[float]]:
         name, seed = asked
         lexicon, firsts, shares = frozenset(Language.of(seed).words), [], []
 
-        def watch(run: Training, step: int) -> None:
+        def watch(model: nn.Module, step: int) -> None:
             if step in looks:
-                written = write(run.model, TEXTS, LETTERS, torch.Generator().manual_seed(seed))
+                written = write(model, TEXTS, LETTERS, torch.Generator().manual_seed(seed))
                 texts = [spell(text) for text in written]
                 firsts.append(texts[0])
                 shares.append(share_in_words(texts, lexicon))
@@ -79,12 +76,11 @@ def measure(world: World, settings: Mapping[str, Setting], seeds: Sequence[int],
         train(task, settings[name], seed, watch=watch)
         return firsts, shares
 
-    jobs = [(name, seed) for name in settings for seed in seeds]
-    found = dict(zip(jobs, shared_out(world, jobs, job), strict=True))
-    writers = {
-        name: {"texts": found[name, seeds[0]][0], "shares": [found[name, seed][1] for seed in seeds]}
-        for name in settings
-    }
+    found = iter(shared_out(world, [(name, seed) for name in settings for seed in seeds], job))
+    writers = {}
+    for name in settings:
+        (texts, first), *others = (next(found) for _ in seeds)
+        writers[name] = {"texts": texts, "shares": [first, *(shares for _, shares in others)]}
     return {"seeds": list(seeds), "steps": looks, "lexicon": list(Language.of(seeds[0]).words), "writers": writers}
 
 
@@ -96,5 +92,5 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     ]
     for name, writer in found["writers"].items():
         looks = zip(*writer["shares"], strict=True)
-        table.append(f"{''.join(f'{median(shares):6.0%}' for shares in looks)}  {title(name)}")
+        table.append(f"{''.join(f'{median(shares):6.0%}' for shares in looks)}  {RACERS[name].title}")
     return table

@@ -88,7 +88,7 @@ def _frame(holds: Held, passes: tuple[int, ...], moves: int, payload: int, title
     if half:
         caption += " This was a reduce_scatter."
     if done:
-        caption += f" That is 2({n} - 1)/{n} of its {payload / 1e6:.1f} MB, and less is impossible."
+        caption += f" That is 2({n} - 1)/{n} of its {payload / 1e6:.1f} MB. As ranks do the adding, less is impossible."
     line = f"{title} {caption}"
     alt = [line]
     for rank, chunks in enumerate(holds):

@@ -1,4 +1,4 @@
-"""Chapter 6's pictures: ZeRO-1 moving, a reduce-scatter number by number, and what ZeRO's stages keep and send.
+"""Chapter 6's pictures: ZeRO-1 moving, and what ZeRO's stages keep and send.
 
 In the moving one a strip is one rank's memory, as wide as its bytes. What all ranks hold alike is pale blue; what a
 rank alone holds or has made has its colour, and a mean of all ranks has the stripes of all.
@@ -6,8 +6,8 @@ rank alone holds or has made has its colour, and a mean of all ranks has the str
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,7 +18,6 @@ from muonbook.figures.plots import describe_bars, draw_bars
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, TEXT, WIDTH
 
 from muonbook.figures.style import box, card, dp_colour, mix, put  # isort: skip
-from muonbook.figures.tensors import cells, describe_collective, draw_collective
 
 KINDS = {"w": 2, "g": 4, "master": 4, "m": 4, "v": 4}  # bytes per parameter: bf16, then float32
 CUT = ("master", "m", "v")
@@ -78,7 +77,7 @@ def _instants(D: int) -> list[Instant]:
         ("AdamW, on a shard", (mean, CUT, reduce)),
         ("A new piece of w", (mixed, ("w",), reduce)),
         ("all_gather", (joined, ("w",), both)),
-        ("Half the memory, for less traffic", (joined, (), both)),
+        ("Half the memory, and no more traffic", (joined, (), both)),
     ]
     return [Instant(title, line, *rest) for line, (title, rest) in zip(said, shown, strict=True)]
 
@@ -154,15 +153,6 @@ def _strip(axes: Axes, x: float, y: float, across: float, way: str, rank: int, D
 
 
 # ---- Still pictures: each returns the figure, and its description ------------------------------------------
-
-
-def draw_mean(ranks: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
-    """Draw the reduce-scatter of gradients, as `trace_one_bucket` saw it on every rank."""
-    before = cells([rank["gradient"] for rank in ranks])
-    after = cells([rank["mean"] for rank in ranks], [rank["mean_sources"] for rank in ranks])
-    title, op, axis = "After the reduce-scatter, a rank has its mean", "reduce_scatter", "dp"
-    figure = draw_collective(before, after, title=title, op=op, axis=axis)
-    return figure, describe_collective(before, after, title=title, op=op, axis=axis)
 
 
 def kept_by_stage(D: int) -> dict[str, dict[str, float]]:

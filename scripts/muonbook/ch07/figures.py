@@ -16,7 +16,7 @@ from distmuon.sharding.layout import Bucket, Layout, ParamSpec, plan
 from muonbook.ch07.experiments import owned_runs
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import describe_curves, draw_curves
-from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, PADDING, TP_HATCHES, WIDTH
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, PADDING, WIDTH
 
 from muonbook.figures.style import box, dp_colour, ink_on, mix, page, put  # isort: skip
 from muonbook.figures.virtual_map import Fill, brackets, paint_elements, paint_run, straddlers
@@ -32,33 +32,25 @@ UNOWNED = mix(COLD, CARD, 0.35)
 class Stage:
     """What one frame shows of a layout.
 
-    whole: the parameters before TP cuts them. made: how far the map is: 0 nothing, 1 poured, 2 buckets, 3 padding,
-    4 shards, 5 brackets over what straddles. changed: the knob that was turned. focus: the rank that keeps its colour.
+    made: how far the map is: 0 nothing, 1 poured, 2 buckets, 3 padding, 4 shards, 5 brackets over what straddles.
+    changed: the knob that was turned. focus: the rank that keeps its colour.
     """
 
-    whole: Sequence[ParamSpec]
     layout: Layout
     bucket_size: int
-    tp: int = 1
     made: int = 5
     changed: str = ""
     focus: int | None = None
 
 
-def frames_of_map(
-    model: Sequence[ParamSpec], dp: int, bucket_sizes: Sequence[int], tp_split_dims: Mapping[str, int]
-) -> list[Frame]:
+def frames_of_map(model: Sequence[ParamSpec], dp: int, bucket_sizes: tuple[int, int]) -> list[Frame]:
     """Return the frames: the map of `model` as it is made, then other maps of it, then one rank's share of the first.
 
-    bucket_sizes: the first map's, a smaller one, a larger one. tp_split_dims: of the parameters that T = 2 cuts, by
-    name. One bucket of the first map must need padding.
+    bucket_sizes: the first map's, and a smaller one. One bucket of the first map must need padding.
     """
-    size, smaller, larger = bucket_sizes
-    first, half, small, large = (
-        plan(model, *knobs) for knobs in ((dp, size), (dp // 2, size), (dp, smaller), (dp, larger))
-    )
+    size, smaller = bucket_sizes
+    first, half, small = (plan(model, *knobs) for knobs in ((dp, size), (dp // 2, size), (dp, smaller)))
     buffer = plan(model, dp, sum(spec.numel for spec in model))
-    cut = plan([_half(spec, tp_split_dims.get(spec.name)) for spec in model], dp, size)
     closed = " and ".join(str(bucket.numel) for bucket in first.buckets)
     short = next(bucket for bucket in first.buckets if bucket.padded > bucket.numel)
     padding = plural(short.padded - short.numel, "element")
@@ -67,53 +59,40 @@ def frames_of_map(
         (
             f"{plural(len(model), 'parameter')}, {buffer.buckets[0].numel} elements, {dp} ranks, equal shares. "
             "Who keeps what?",
-            Stage(model, first, size, made=0),
+            Stage(first, size, made=0),
         ),
-        ("Lay all elements end to end, in order. This row is the buffer.", Stage(model, buffer, size, made=1)),
+        ("Lay all elements end to end, in order. This row is the buffer.", Stage(buffer, size, made=1)),
         (
             f"Close a bucket as soon as it holds {size} elements. The buckets hold {closed}.",
-            Stage(model, first, size, made=2),
+            Stage(first, size, made=2),
         ),
         (
             f"{short.numel} is no multiple of {dp}, so {padding} of padding make it {short.padded}.",
-            Stage(model, first, size, made=3),
+            Stage(first, size, made=3),
         ),
         (
             f"Cut every bucket into {dp} equal shards, one per rank. The cuts fall where they fall.",
-            Stage(model, first, size, made=4),
+            Stage(first, size, made=4),
         ),
-        (f"Under a bracket, more than one rank owns a piece. {_straddling(first)}", Stage(model, first, size)),
+        (f"Under a bracket, more than one rank owns a piece. {_straddling(first)}", Stage(first, size)),
         (
             f"With D = {half.dp}, shards are longer and make fewer cuts. {_straddling(half)}",
-            Stage(model, half, size, changed="D"),
+            Stage(half, size, changed="D"),
         ),
         (
             f"With buckets of {smaller}, shards are shorter. "
             f"{model[0].name} has {owners[0]} owners instead of {owners[1]}.",
-            Stage(model, small, smaller, changed="bucket size"),
-        ),
-        (
-            f"With buckets of {larger}, one bucket holds everything. {_straddling(large)}",
-            Stage(model, large, larger, changed="bucket size"),
-        ),
-        (
-            f"T = 2 (chapter 9) halves matrices first, and each TP rank maps its half. {_straddling(cut)}",
-            Stage(model, cut, size, tp=2, changed="T"),
+            Stage(small, smaller, changed="bucket size"),
         ),
         (
             f"Back to the first map. Rank 1 keeps {owned_runs(first, 1).replace(' ', ', ')}.",
-            Stage(model, first, size, focus=1),
+            Stage(first, size, focus=1),
         ),
     ]
     layouts = [stage.layout for _, stage in frames]
     scale = (WIDTH - MARGIN - STRIPS_LEFT) / max(bucket.padded for layout in layouts for bucket in layout.buckets)
     strips = max(len(layout.buckets) for layout in layouts)
     return [_frame(stage, caption, scale, strips) for caption, stage in frames]
-
-
-def _half(spec: ParamSpec, dim: int | None) -> ParamSpec:
-    shape = tuple(n // 2 if d == dim else n for d, n in enumerate(spec.shape))
-    return spec._replace(shape=shape, tp_split_dim=dim)
 
 
 def _straddling(layout: Layout) -> str:
@@ -138,60 +117,45 @@ def _shares(stage: Stage) -> str:
     if stage.made < 4 or stage.focus is not None:
         return ""
     runs = "; ".join(f"DP {rank}: {owned_runs(stage.layout, rank)}" for rank in range(stage.layout.dp))
-    return f" {'On every TP rank, ' * (stage.tp > 1)}{runs}."
+    return f" {runs}."
 
 
 def _knobs(axes: Axes, top: float, stage: Stage) -> None:
-    knobs = {"D": stage.layout.dp, "T": stage.tp, "bucket size": stage.bucket_size}
-    for x, (name, value) in zip((MARGIN, MARGIN + 52, MARGIN + 104), knobs.items(), strict=True):
+    knobs = {"D": stage.layout.dp, "bucket size": stage.bucket_size}
+    for x, (name, value) in zip((MARGIN, MARGIN + 52), knobs.items(), strict=True):
         put(axes, x, top, f"{name} = {value}", bold=True, color=ACCENT if name == stage.changed else INK)
 
 
-def _fill(stage: Stage, bucket: Bucket, place: int, tp_rank: int = 0) -> Fill:
+def _fill(stage: Stage, bucket: Bucket, place: int) -> Fill:
     """Return how the element at `place` of a bucket is painted: in its owner's colour, if it has an owner yet."""
     if stage.made < 4:
         return UNOWNED, ""
     rank = place // bucket.shard_size
     colour = dp_colour(rank) if stage.focus in (None, rank) else mix(dp_colour(rank), CARD, 0.8)
-    return colour, TP_HATCHES[tp_rank]
+    return colour, ""
 
 
 def _elements(stage: Stage, bucket: Bucket, index: int) -> list[list[Fill | None]]:
-    """Return how a parameter is painted, in the shape it has before TP cuts it; a vector stands upright."""
-    local = stage.layout.specs[index]
+    """Return how a parameter is painted, in its shape; a vector stands upright."""
     start = stage.layout.global_ranges[index].start - bucket.offset
-    columns = local.shape[1] if len(local.shape) > 1 else 1
-    full = [*stage.whole[index].shape, 1][:2]
-    rows: list[list[Fill | None]] = []
-    for i in range(full[0]):
-        row: list[Fill | None] = []
-        for j in range(full[1]):
-            at = [i, j]
-            tp_rank = 0
-            if local.tp_split_dim is not None:
-                tp_rank, at[local.tp_split_dim] = divmod(at[local.tp_split_dim], local.shape[local.tp_split_dim])
-            row.append(_fill(stage, bucket, start + at[0] * columns + at[1], tp_rank))
-        rows.append(row)
-    return rows
+    rows, columns = [*stage.layout.specs[index].shape, 1][:2]
+    return [[_fill(stage, bucket, start + i * columns + j) for j in range(columns)] for i in range(rows)]
 
 
 def _shapes(axes: Axes, top: float, stage: Stage) -> None:
     """Draw every parameter as the matrix or the vector that it is, and the colours of the ranks beside them."""
     lefts, x = [], MARGIN
-    for spec in stage.whole:
+    for spec in stage.layout.specs:
         lefts.append(x)
         x += max(SQUARE * [*spec.shape, 1][1], 30.0) + 16
     for bucket in stage.layout.buckets:
         for index in bucket.params:
-            spec = stage.whole[index]
+            spec = stage.layout.specs[index]
             put(axes, lefts[index], top, f"{spec.name}: {' × '.join(map(str, spec.shape))}")
             paint_elements(axes, lefts[index], top + 17, SQUARE, _elements(stage, bucket, index))
     for rank in range(stage.layout.dp):
         box(axes, LEGEND, top + 17 + 20 * rank, 13, 13, dp_colour(rank))
         put(axes, LEGEND + 18, top + 17 + 20 * rank, f"DP {rank}", bold=rank == stage.focus)
-    if stage.tp > 1:
-        paint_run(axes, LEGEND, top + 97, 13, 13, (CARD, TP_HATCHES[1]))
-        put(axes, LEGEND + 18, top + 97, "TP 1")
 
 
 def _strips(axes: Axes, top: float, stage: Stage, scale: float) -> None:
@@ -222,9 +186,8 @@ def _strip(axes: Axes, y: float, stage: Stage, bucket: Bucket, scale: float) -> 
         owners = layout.owners(bucket, index)
         for rank in owners:
             piece = layout.meta(bucket, index, rank).local_range.relative_to(bucket.offset)
-            for row in range(stage.tp):
-                fill, high = _fill(stage, bucket, piece.start, row), HIGH / stage.tp
-                paint_run(axes, STRIPS_LEFT + piece.start * scale, y + row * high, piece.size * scale, high, fill)
+            fill = _fill(stage, bucket, piece.start)
+            paint_run(axes, STRIPS_LEFT + piece.start * scale, y, piece.size * scale, HIGH, fill)
         a, b = (STRIPS_LEFT + edge * scale for edge in whole.relative_to(bucket.offset))
         cut = stage.made >= 5 and len(owners) > 1
         spans += [(a, b)] * cut
@@ -240,6 +203,6 @@ def draw_straddling(straddling: Mapping[int, int], matrices: int) -> tuple[Figur
     """Return a plot of {DP ranks: matrices that straddle}, of so many matrices, and its description."""
     curves = {f"{matrices} matrices": (list(straddling), list(straddling.values()))}
     cut = min((ranks for ranks, number in straddling.items() if number == matrices), default=None)
-    title = "Some matrices are still whole" if cut is None else f"With {cut} ranks, no matrix is whole"
+    title = "Some matrices are still whole" if cut is None else f"With {cut} ranks, every matrix is cut"
     axes = ("DP ranks", "matrices that straddle")
     return draw_curves(curves, *axes, title=title, log_x=True), describe_curves(curves, *axes, title=title)

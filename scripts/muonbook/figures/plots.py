@@ -56,25 +56,23 @@ def draw_curves(
     series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", note: str = "",
     log_x: bool = False, log_y: bool = False,
     bands: Mapping[str, tuple[Any, Any, Any]] | None = None, marks: Sequence[tuple[float, str]] = (),
-    levels: Sequence[tuple[float, str]] = (), joined: bool = True, diagonal: bool = False,
-    room_for: Sequence[Curve] = (),
+    levels: Sequence[tuple[float, str]] = (),
 ) -> Figure:  # fmt: skip
     """Draw up to six curves, each with its name at its end, or over the plot where a name is long.
 
     series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
-    (x, text) of vertical lines. levels: (y, text) of horizontal ones. joined: False draws dots, where nothing lies
-    between two x. diagonal: marks where y is x. room_for: curves of other frames, so that all share a scale. A
-    value that is not finite, or not positive on a logarithmic axis, is left out. Raises ValueError for no series, more
-    than six, an empty one, x and y of different lengths, and an unknown band.
+    (x, text) of vertical lines. levels: (y, text) of horizontal ones. A value that is not finite, or not positive on a
+    logarithmic axis, is left out. Raises ValueError for no series, more than six, an empty one, x and y of different
+    lengths, and an unknown band.
     """
     curves = _finite(series, log_x, log_y)
     if unknown := set(bands or {}) - set(curves):
         raise ValueError(f"bands {sorted(unknown)} belong to no series.")
     styles, longest = line_styles(curves), max(map(wide, curves))
     for (name, (x, _)), marker in zip(curves.items(), MARKERS, strict=False):
-        if len(x) == 1 or not joined:
-            styles[name] = styles[name] | {"marker": marker, "ms": 6} | ({} if joined else {"ls": "none"})
-    named = longest <= LONGEST and not diagonal
+        if len(x) == 1:
+            styles[name] = styles[name] | {"marker": marker, "ms": 6}
+    named = longest <= LONGEST
     ends = POLE + 4 + longest if named else 4.0
     across = WIDTH - 2 * MARGIN - LABELS - ends
 
@@ -86,10 +84,6 @@ def draw_curves(
             plot.fill_between(x, low, high, color=styles[name]["color"], alpha=0.16, lw=0, gid=f"band-{name}")
         for name, (x, y) in curves.items():
             plot.plot(x, y, gid=f"curve-{name}", **styles[name])
-        for x, y in room_for:
-            plot.update_datalim(np.column_stack((x, y)))
-        if diagonal:
-            plot.axline((1, 1), slope=1, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
         for x, text in marks:
             plot.axvline(x, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
             above = plot.get_xaxis_transform()
@@ -101,9 +95,8 @@ def draw_curves(
         half = wide(x_label, bold=False) / 2  # below the middle, but on the card
         middle = max(half, min(LABELS + across / 2, WIDTH - 2 * MARGIN - half))
         plot.set_xlabel(x_label, x=(middle - LABELS) / across)
-        plot.margins(x=0.02 if joined else 0.06)
-        across_all = [value for x, _ in (*curves.values(), *room_for) for value in x]
-        _scales(plot, log_x, log_y, sorted(set(map(float, across_all))))
+        plot.margins(x=0.02)
+        _scales(plot, log_x, log_y, sorted({float(value) for x, _ in curves.values() for value in x}))
         if named:
             _name_ends(plot, curves, styles)
 
@@ -236,8 +229,7 @@ def _line_key(styles: Mapping[str, Mapping[str, Any]]) -> Block:
     def paint(axes: Axes, top: float) -> None:
         for n, (name, look) in enumerate(styles.items()):
             y = top + 4 + n * (ROW + 1)
-            ends = [MARGIN + 15] if look["ls"] == "none" else [MARGIN, MARGIN + 30]
-            axes.plot(ends, [y + 6] * len(ends), **look)
+            axes.plot([MARGIN, MARGIN + 30], [y + 6, y + 6], **look)
             put(axes, MARGIN + 38, y, name)
 
     return len(styles) * (ROW + 1) + 6, paint

@@ -12,7 +12,7 @@ or words on other words, is not saved.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from io import BytesIO
 from itertools import combinations
 from pathlib import Path
@@ -58,7 +58,6 @@ TOUCH = 2.0  # points by which two lines of type may overlap, for letters do not
 WIDTH, MARGIN, LEFT = 360.0, 14.0, 58.0  # of the card, around its content, left of the strips
 STRIP, ROW = WIDTH - LEFT - MARGIN, 16.0  # the longest strip, a line of small type
 DPI = 216  # 1080 pixels across: the book shows a card 540 wide, on screens of up to two pixels for one
-BANNER = (400.0, 210.0)  # 1,200 x 630 pixels: what those who show a link to a page show whole
 _FONT = {"font.family": "DejaVu Sans", "font.size": SMALL, "axes.edgecolor": INK, "legend.frameon": False}
 _STYLE: list[Any] = ["default", {**_FONT, "hatch.linewidth": 0.8, "svg.hashsalt": "distmuon"}]
 Block = tuple[float, Callable[[Axes, float], None]]  # height, and what paints it below a given top
@@ -76,16 +75,14 @@ def entrant_of(name: str) -> str | None:
 
 
 def save(figure: Figure, path: str | Path, alt: str) -> Path:
-    """Write `figure` as .png, .svg or .pdf with its alt text inside; the same figure gives the same bytes.
+    """Write `figure` as .png or .svg with its alt text inside; the same figure gives the same bytes.
 
     Raises ValueError as `require_readable` does, and for any other suffix.
     """
     path = Path(path)
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"figures are saved as .png, .svg or .pdf, not {path.suffix!r}.")
-    write: dict[str, Callable[[Figure, str], bytes]]
-    write = {".png": png, ".svg": partial(vector, letters="path"), ".pdf": printed}
-    path.write_bytes(write[path.suffix](figure, alt))
+    if path.suffix not in (".png", ".svg"):
+        raise ValueError(f"figures are saved as .png or .svg, not {path.suffix!r}.")
+    path.write_bytes(png(figure, alt) if path.suffix == ".png" else vector(figure, alt, letters="path"))
     return path
 
 
@@ -121,22 +118,9 @@ def vector(figure: Figure, alt: str, letters: str = "none") -> bytes:
     return drawn.getvalue()
 
 
-def printed(figure: Figure, alt: str) -> bytes:
-    """Return `figure` as PDF with its alt text as the subject, and nothing of when and by what it was drawn.
-
-    Raises ValueError as `require_readable` does.
-    """
-    require_readable(figure, alt)
-    drawn = BytesIO()
-    with style.context([*_STYLE, {"pdf.fonttype": 42}]):  # whole letters, so that text can be searched and copied
-        unsaid = dict.fromkeys(("Creator", "Producer", "CreationDate"))
-        figure.savefig(drawn, format="pdf", metadata={**unsaid, "Subject": alt})
-    return drawn.getvalue()
-
-
 def require_readable(figure: Figure, alt: str) -> None:
     """Raise ValueError for an empty `alt`, for type below `SMALL`, which a phone would show too small, and for words
-    that lie on others."""
+    that lie on others or beyond the picture's edge."""
     if not alt.strip():
         raise ValueError("a figure needs alt text that is not empty; the describe functions write it.")
     with style.context(_STYLE):
@@ -144,6 +128,7 @@ def require_readable(figure: Figure, alt: str) -> None:
         written = _written(figure)
         for text in written:
             _require_large(text)
+            _require_inside(text, figure)
         _require_apart(written)
 
 
@@ -165,6 +150,12 @@ def _require_large(text: Any) -> None:
         size *= 0.7  # what matplotlib makes of 10⁻² with a formula
     if size < SMALL - 1e-6:
         raise ValueError(f"{words!r} is written in {size:.4g} points; the smallest type for a phone is {SMALL:g}.")
+
+
+def _require_inside(text: Any, figure: Figure) -> None:
+    its = Text.get_window_extent(text)  # of the words, without a box or an arrow
+    if min(its.x0, its.y0) < 0 or its.x1 > figure.bbox.x1 or its.y1 > figure.bbox.y1:
+        raise ValueError(f"{text.get_text()!r} goes beyond the edge of the picture; make it shorter, or move it.")
 
 
 def _require_apart(written: Sequence[Any]) -> None:
@@ -193,23 +184,6 @@ def page(blocks: Sequence[Block]) -> Figure:
         for block_height, paint in blocks:
             paint(axes, top)
             top += block_height
-    return figure
-
-
-def banner(paint: Callable[[Axes], None]) -> Figure:
-    """Return a picture for link previews, `BANNER` points large and all of it covered, with what `paint` puts on it."""
-    return sheet(paint, BANNER)
-
-
-def sheet(paint: Callable[[Axes], None], size: tuple[float, float]) -> Figure:
-    """Return a picture of this size in points, all of it covered, with what `paint` puts on it."""
-    width, height = size
-    with style.context(_STYLE):
-        figure = Figure(figsize=(width / 72, height / 72), facecolor=CARD)
-        FigureCanvasAgg(figure)
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
-        axes.axis("off")
-        paint(axes)
     return figure
 
 

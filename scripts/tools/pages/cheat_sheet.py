@@ -1,29 +1,21 @@
-"""The cheat sheet: formulas, layouts and commands on one page, as Markdown for the book and as a sheet to print.
+"""The cheat sheet: formulas, layouts and commands on one page, as Markdown.
 
-Both come from the rows below. Formulas are Python (see `formula`), and a test runs each against the code that the book
-trains and plans with; numbers are read from that code.
+Formulas are Python (see `formula`), and a test runs each against the code that the book trains and plans with; numbers
+are read from that code.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.mathtext import MathTextParser
+from typing import NamedTuple
 
 from distmuon.optim.coefficients import MUON
 from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.optim.strategies.periodic import OPTIONS as PERIODIC
-from muonbook.figures import style
-from muonbook.figures.style import ACCENT, CARD_EDGE, INK, MUTED, SMALL, TEXT, put, wrapped
 from muonbook.ways import TITLES
 from tools.pages.formula import typeset
+from tools.pages.table import table
 
-TITLE = "Distributed Muon on one page"
 QUINTIC = ", ".join(f"{name} = {value:.4f}" for name, value in zip("abc", MUON, strict=True)).replace("-", "−")
 
 
@@ -91,7 +83,6 @@ ITERATION = (
     ),
     Formula("share = 5 * A / N", "The same for square matrices: twice the batch halves it."),
 )
-KEPT = "Bytes that a rank keeps per element"
 BYTES = (
     Formula("zero1 = (D - 1) / D * n * (g + w)", "Bytes that a rank sends in a step of ZeRO-1, with AdamW or Muon."),
     Formula("muon = zero1 + m * n * sent", "With Muon's momentum. The factor “sent” depends on the layout."),
@@ -180,8 +171,6 @@ COMMANDS = (
     ),
 )
 
-# ---- As Markdown ------------------------------------------------------------------------------------------
-
 
 def markdown() -> str:
     """Return the sheet as the page includes it."""
@@ -190,18 +179,18 @@ def markdown() -> str:
     parts = (
         ("A step of Muon", _formulas(STEP)),
         ("Newton–Schulz", _formulas(ITERATION)),
-        ("Bytes that a rank sends", f"{_formulas(BYTES)}\n\n{SYMBOLS}"),
+        ("Bytes that a rank sends", f"{_formulas(BYTES)}\n{SYMBOLS}"),
         (
             "The five layouts",
-            f"{ABOUT_LAYOUTS}\n\n{_rows(('layout', 'sent', 'times', 'what happens'), layouts)}",
+            f"{ABOUT_LAYOUTS}\n\n{table(('layout', 'sent', 'times', 'what happens'), layouts)}",
         ),
         (
-            KEPT,
-            _rows(("parameters, gradients and state of a hidden matrix", "AdamW", "Muon"), memory),
+            "Bytes that a rank keeps per element",
+            table(("parameters, gradients and state of a hidden matrix", "AdamW", "Muon"), memory),
         ),
         ("Commands", "\n\n".join(_command(one) for one in COMMANDS)),
     )
-    return "\n\n".join(f"## {title}\n\n{body}" for title, body in parts) + "\n"
+    return "\n\n".join(f"## {title}\n\n{body.strip()}" for title, body in parts) + "\n"
 
 
 def _asked(layout: SheetLayout) -> str:
@@ -214,12 +203,7 @@ def _math(code: str) -> str:
 
 
 def _formulas(formulas: Sequence[Formula]) -> str:
-    return _rows(("formula", "what it is"), [(_math(one.code), one.says) for one in formulas])
-
-
-def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [" | ".join(heads), "|".join(["---"] * len(heads)), *map(" | ".join, rows)]
-    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)
+    return table(("formula", "what it is"), [(_math(one.code), one.says) for one in formulas])
 
 
 def _command(one: Command) -> str:
@@ -229,107 +213,3 @@ def _command(one: Command) -> str:
 def is_python(command: Command) -> bool:
     """Return whether a command is a line of a program, and not of a shell."""
     return "(" in command.code
-
-
-# ---- As a sheet -------------------------------------------------------------------------------------------
-
-SHEET = (952.0, 1347.0)  # points: A4, upright, 1.6 times as large, so that no type is smaller than in other figures
-EDGE, GAP = 34.0, 30.0  # around everything, between the columns
-COLUMN = (SHEET[0] - 2 * EDGE - GAP) / 2
-FORMULA, LINE = SMALL / 0.7 + 0.1, 15.5  # size of formulas, of which exponents are 0.7; a line of small type
-LETTERS = 61  # of code in a line
-
-
-class Pen:
-    """Writes down a column of the sheet. y: where it is."""
-
-    def __init__(self, axes: Axes, x: float, y: float) -> None:
-        self.axes, self.x, self.y = axes, x, y
-
-    def title(self, text: str) -> None:
-        """Write a section's title, with a rule above it."""
-        self.y += 9
-        self.axes.plot([self.x, self.x + COLUMN], [self.y, self.y], color=CARD_EDGE, lw=1.2)
-        put(self.axes, self.x, self.y + 7, text, bold=True, size=TEXT + 1.5, color=ACCENT)
-        self.y += 31
-
-    def words(self, text: str, bold: bool = False, colour: str = MUTED) -> None:
-        """Write small type, in as many lines as it takes, and code in it like any word."""
-        for row in wrapped(text.replace("`", ""), COLUMN - 8, SMALL, bold):
-            put(self.axes, self.x, self.y, row, bold=bold, color=colour)
-            self.y += LINE
-
-    def code(self, text: str) -> None:
-        """Write code, in as many lines as it takes."""
-        for written in text.splitlines():
-            rows = textwrap.wrap(written, LETTERS, subsequent_indent="    ", break_on_hyphens=False)
-            ends = "" if "(" in written else " \\"  # a shell has to be told that a command goes on
-            for row in [*(f"{row}{ends}" for row in rows[:-1]), rows[-1]]:
-                put(self.axes, self.x, self.y, row, family="DejaVu Sans Mono")
-                self.y += LINE
-
-    def formula(self, tex: str, x: float = 0.0, room: float = 0.0) -> float:
-        """Write a formula `x` points into the column, in the middle of `room` if it is less high; return its height."""
-        _, high, *_ = MathTextParser("path").parse(f"${tex}$", dpi=72, prop=FontProperties(size=FORMULA))
-        height = max(high + 8, room)
-        looks: dict[str, Any] = {"size": FORMULA, "color": INK, "va": "center"}
-        self.axes.text(self.x + x, self.y + height / 2 - 1, f"${tex}$", **looks)
-        return height
-
-
-def draw_sheet() -> Figure:
-    """Draw the sheet: formulas on the left, layouts and memory and commands on the right."""
-    return style.sheet(_paint, SHEET)
-
-
-def describe_sheet() -> str:
-    """Return alt text for `draw_sheet`."""
-    return (
-        "A sheet to print, with what the page of the book says: the formulas of a step of Muon and of Newton–Schulz, "
-        f"the bytes that a rank sends and keeps, {len(LAYOUTS)} layouts ({', '.join(one.name for one in LAYOUTS)}) and "
-        f"{len(COMMANDS)} commands."
-    )
-
-
-def _paint(axes: Axes) -> None:
-    put(axes, EDGE, EDGE, TITLE, bold=True, size=20)
-    left, right = Pen(axes, EDGE, EDGE + 34), Pen(axes, EDGE + COLUMN + GAP, EDGE + 34)
-    for title, formulas in (("A step of Muon", STEP), ("Newton–Schulz", ITERATION), ("Bytes that a rank sends", BYTES)):
-        left.title(title)
-        for one in formulas:
-            left.y += left.formula(typeset(one.code))
-            left.words(one.says)
-            left.y += 5
-    left.words(SYMBOLS)
-    left.title(KEPT)
-    _paint_memory(left)
-    right.title("The five layouts")
-    right.words(ABOUT_LAYOUTS)
-    for layout in LAYOUTS:
-        right.y += 7
-        right.words(layout.name, bold=True, colour=INK)
-        right.code(layout.ask)
-        height = right.formula(typeset(layout.sent))
-        right.formula(rf"{typeset(layout.repeats)}\;\times", COLUMN - 70, height)
-        right.y += height
-        right.words(layout.says)
-    right.title("Commands")
-    for command in COMMANDS:
-        right.code(command.code)
-        right.words(command.says)
-        right.y += 8
-    if (lowest := max(left.y, right.y)) > SHEET[1] - EDGE:
-        raise ValueError(
-            f"the sheet is {lowest - SHEET[1] + EDGE:.0f} points too short; say less, or make SHEET larger."
-        )
-
-
-def _paint_memory(pen: Pen) -> None:
-    columns = (COLUMN - 170, COLUMN - 75)
-    for x, head in zip(columns, ("AdamW", "Muon"), strict=True):
-        put(pen.axes, pen.x + x, pen.y, head, bold=True)
-    pen.words("parameters, gradients and state", colour=INK)
-    for one in MEMORY:
-        height = max(pen.formula(typeset(code), x) for x, code in zip(columns, (one.adamw, one.muon), strict=True))
-        put(pen.axes, pen.x, pen.y + height / 2 - 8, one.way, color=MUTED)
-        pen.y += height

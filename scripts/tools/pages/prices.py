@@ -8,18 +8,17 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import plan
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.figures.style import MARGIN, MUTED, OPTIMIZERS, ROW, WIDTH, Block, box, card, in_bytes, put
+from muonbook.figures.style import in_bytes
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.parts.every_rank import states
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.planned_worlds import BUCKET_RULES, MOMENTUM_BYTES, PlannedWorld
 from muonbook.planner.stages import expert_of, stage_of, units_of
+from tools.pages.table import table
 
 WORLD, WAYS = 64, 8
 MODEL = MODELS["moonlight"]
@@ -91,44 +90,11 @@ def _in_expert_rank(rank: int, name: str) -> bool:
     return expert is not None and expert * WAYS // MODEL.experts.routed == rank
 
 
-def draw_prices() -> Figure:
-    """Draw what each cut costs Muon on the busiest rank of 64."""
-    found = prices()
-    tops = _most(found.values())
-    blocks = [_heads(), *(_price_row(name, price, tops) for name, price in found.items())]
-    return card(f"{MODEL.title} on {WORLD} ranks: what Muon adds", "A step, on the busiest rank.", *blocks)
-
-
-def describe_prices() -> str:
-    """Return alt text for `draw_prices`."""
-    rows = "; ".join(f"{name}: {', '.join(_written(price))}" for name, price in prices().items())
-    who = f"What Muon adds to a step of {MODEL.title} on the busiest of {WORLD} ranks"
-    return f"{who}: momentum kept, momentum sent, Newton–Schulz. {rows}."
+def markdown() -> str:
+    """Return what each cut costs Muon on the busiest rank of all, as a table."""
+    heads = (f"{WORLD} ranks", "momentum kept", "momentum sent in a step", "Newton–Schulz in a step")
+    return table(heads, [(f"**{name}**", *_written(price)) for name, price in prices().items()])
 
 
 def _written(price: Price) -> tuple[str, str, str]:
     return in_bytes(price.kept), in_bytes(price.sent) if price.sent else "nothing", f"{price.flops / 1e12:.3g} TFLOP"
-
-
-THIRD = (WIDTH - 2 * MARGIN) / 3
-HEADS = ("momentum kept", "momentum sent", "Newton–Schulz")
-
-
-def _heads() -> Block:
-    def paint(axes: Axes, top: float) -> None:
-        for column, head in enumerate(HEADS):
-            put(axes, MARGIN + column * THIRD, top + 6, head, color=MUTED)
-
-    return ROW + 6, paint
-
-
-def _price_row(name: str, price: Price, tops: Price) -> Block:
-    def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top + 8, name, bold=True)
-        for column, (amount, most, text) in enumerate(zip(price, tops, _written(price), strict=True)):
-            left, room = MARGIN + column * THIRD, 36.0
-            across = max(room * amount / most, 0.8 * (amount > 0))
-            box(axes, left, top + 8 + ROW, across, 11, OPTIMIZERS["Muon"]["color"])
-            put(axes, left + room * amount / most + 4, top + 7 + ROW, text)
-
-    return 2 * ROW + 10, paint

@@ -20,6 +20,7 @@ import muonbook
 from muonbook.puzzles import Puzzle
 from muonbook.puzzles.five_minutes import FiveMinutes
 from tools import set_address
+from tools.pages.table import table
 
 HEADS = ("solved", "chapter", "function", "what it does", "difficulty", "try it")
 
@@ -80,18 +81,18 @@ def solution_lines(solution: Callable[..., Any]) -> int:
     return sum(bool(lines[row - 1].partition("#")[0].strip()) for row in rows)
 
 
-def table(puzzles: Sequence[ListedPuzzle], notebooks: dict[int, str], here: set_address.Repository) -> str:
+def listed(puzzles: Sequence[ListedPuzzle], notebooks: dict[int, str], here: set_address.Repository) -> str:
     """Return the list as Markdown: a row for each puzzle, with a box to tick that puzzle_boxes.js remembers.
 
     notebooks: chapter -> the path of its notebook from the root. here: the repository that Colab opens them from.
     """
-    rows = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
+    rows = []
     for one in puzzles:
         label = f"Solved: {one.function}, chapter {one.chapter}"
         box = f'<input type="checkbox" data-puzzle="{one.anchor}" aria-label="{label}">'
         code, colab = f"[`{one.function}`](#{one.anchor})", f"[Colab]({here.colab(notebooks[one.chapter])})"
-        rows.append(f"| {box} | {one.chapter} | {code} | {one.goal} | {one.difficulty} | {colab} |")
-    return "\n".join(rows)
+        rows.append((box, str(one.chapter), code, one.goal, one.difficulty, colab))
+    return table(HEADS, rows)
 
 
 def page_part(root: Path) -> str:
@@ -105,5 +106,5 @@ def page_part(root: Path) -> str:
     return (
         f"The book has {len(puzzles)} puzzles in {chapters} chapters. You can solve {small} of them in about five "
         f"minutes each, and the other {len(puzzles) - small} take longer.\n\n"
-        f":::{{container}} puzzles\n{table(puzzles, notebooks, set_address.current(root))}\n:::\n"
+        f":::{{container}} puzzles\n{listed(puzzles, notebooks, set_address.current(root))}:::\n"
     )

@@ -11,6 +11,7 @@ from muonbook import ways
 from muonbook.planner.fabrics import ADAPTER, NVLINK, PCIE
 from tools.pages.published import FIGURES, NOT_COMPARED
 from tools.pages.roofline import LAYOUTS, PRESETS, Step, by_layout
+from tools.pages.table import table
 
 LINKS = {  # 10^9 bytes per second, of one GPU
     "NVLink of an H100": NVLINK.bytes_per_second / 1e9,
@@ -46,7 +47,7 @@ def links() -> str:
         (name, f"{rate:.3g} GB/s", seconds((RANKS - 1) / RANKS * GATHERED / rate / 1e9), f"{REACHED / rate / 1e9:,.0f}")
         for name, rate in LINKS.items()
     ]
-    return _table(("link", "speed, each way", "gather of 100 MB among 8 ranks", "tokens per rank, see below"), rows)
+    return table(("link", "speed, each way", "gather of 100 MB among 8 ranks", "tokens per rank, see below"), rows)
 
 
 def models() -> str:
@@ -66,7 +67,7 @@ def models() -> str:
             ("states on a rank with Muon", *(in_bytes(one.muon_kept) for one in found.values())),
             ("**Muon adds to the step**", *(f"**{100 * one.share:.2g} %**" for one in found.values())),
         ]
-        parts.append(f"**{title}.** {_said(step)}\n\n{_table(('', *(TITLES[name] for name in LAYOUTS)), rows)}")
+        parts.append(f"**{title}.** {_said(step)}\n\n{table(('', *(TITLES[name] for name in LAYOUTS)), rows)}")
     return "\n\n".join(parts)
 
 
@@ -92,7 +93,7 @@ def published() -> str:
         )
     heads = ("what", "published by", "world", "published", "our plan", "off by")
     left = "\n".join(f"- {what}: {why}." for what, why in NOT_COMPARED.items())
-    return f"{_table(heads, rows)}\nThese we could not plan:\n\n{left}\n"
+    return f"{table(heads, rows)}\nThese we could not plan:\n\n{left}\n"
 
 
 def _share_or_number(value: float) -> str:
@@ -109,11 +110,6 @@ def _said(step: Step) -> str:
         f"{step.layers} layers of width {step.width:,}{mlp}{experts}; {grid}{spread}; {step.tokens:,} tokens in a "
         f"step; a rank reaches {step.tflops:.0f} TFLOP/s, and sends {step.dp_link:.0f} GB/s over DP{tp_link}."
     )
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 def seconds(value: float) -> str:

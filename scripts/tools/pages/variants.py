@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from muonbook.ch04 import sweep, tables
-from muonbook.ch04.search_space import title
+from muonbook.ch04.search_space import RACERS
 from muonbook.measure import results
+from tools.pages.table import table
 
 MUON = "muon"
 TITLES = {
@@ -47,7 +48,7 @@ def schedules() -> str:
         )
         for name, cost in found["costs"].items()
     ]
-    return _table(("schedule", "products", "time over Jordan's", *FORMS.values(), "relative error at rank 1"), rows)
+    return table(("schedule", "products", "time over Jordan's", *FORMS.values(), "relative error at rank 1"), rows)
 
 
 def on_a_gpu() -> str:
@@ -72,7 +73,7 @@ def on_a_gpu() -> str:
         "the same without our kernel",
         "centred form, bf16, over standard",
     )
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def costs() -> str:
@@ -84,7 +85,7 @@ def costs() -> str:
             continue
         more = [by_name[name]["sent_bytes"] - by_name[MUON]["sent_bytes"] for by_name in counted.values()]
         kept = [by_name[name]["state_elements"] - by_name[MUON]["state_elements"] for by_name in counted.values()]
-        called = OTHERS.get(name) or title(name)
+        called = OTHERS.get(name) or RACERS[name].title
         rows.append((called, *map(_range, (more, kept)), f"{ratio['median']:.2f}", IF_CUT.get(name, "nothing")))
     heads = (
         "",
@@ -93,7 +94,7 @@ def costs() -> str:
         "time over Muon's",
         "sent if matrices stayed cut",
     )
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _range(numbers: Sequence[int]) -> str:
@@ -113,7 +114,7 @@ def race() -> str:
         counts = "" if name == MUON else f"{against.wins} of {against.seeds}"
         flops = racers[name]["flops"]["optimizer"] / racers[MUON]["flops"]["optimizer"]
         cells = (sweep.span(gaps), f"{racers[name]['best']['lr']:g}", f"{flops:.2f}", counts, verdict)
-        rows.append((title(name), *cells))
+        rows.append((RACERS[name].title, *cells))
     heads = (
         "",
         "gap to the floor, nats per letter",
@@ -122,7 +123,7 @@ def race() -> str:
         "seeds ahead of Muon",
         "verdict",
     )
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _verdict(against: sweep.Verdict) -> str:
@@ -138,8 +139,3 @@ def _row(rows: Sequence[dict[str, Any]], schedule: str, form: str) -> dict[str, 
 def _fails(rows: Sequence[dict[str, Any]], schedule: str, form: str) -> str:
     row = _row(rows, schedule, form)
     return f"{row['fails']} of {row['spectra']}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"

@@ -192,18 +192,6 @@ def test_averaging_first_keeps_the_weak_directions(noise: float, names: dict[str
         assert first.min() > 0.6
 
 
-def test_one_entry_changes_every_entry_of_the_step(names: dict[str, Any]) -> None:
-    out = printed(cell("after[2, 5] += 0.3"), names)
-    assert re.findall(r"(\d+) of 48", out) == ["1", "48"]
-    figure, alt = figures.changes(names["change"], "One entry moves")
-    gradient, polar = (axes.images[0] for axes in figure.axes[1:3])
-    assert np.count_nonzero(np.asarray(gradient.get_array())) == 1
-    assert np.abs(np.asarray(polar.get_array())).max() == 1
-    assert polar.get_clim() == (-1, 1)
-    assert "gradient: 6 × 8, from 0 to 1; polar factor: 6 × 8, from −0.97 to 1" in alt
-    assert_readable(figure)
-
-
 # ---- The worker -------------------------------------------------------------------------------------------
 
 
@@ -266,11 +254,9 @@ def test_the_frames_tell_their_numbers() -> None:
     assert "turns it by 90 degrees" in frames[3].caption
     assert "a circle with half-axes 1.00 and 1.00" in frames[-1].alt
     assert "mirrors it" in figures.frames_of_circle([[2.0, 0.0], [0.0, -0.5]])[3].caption
-    assert [frame.caption for frame in frames if "iteration" in frame.alt] == [
-        f"After three matrix products the half-axes are {alt_lengths(frame.alt)}, and their directions are the same."
-        for frame in frames
-        if "iteration" in frame.alt
-    ]
+    iterations = [frame for frame in frames if "iteration" in frame.alt]
+    for count, frame in enumerate(iterations, 1):
+        assert frame.caption.startswith(f"After {3 * count} matrix products the half-axes are {alt_lengths(frame.alt)}")
     for frame in frames:
         assert_readable(frame.figure)
 

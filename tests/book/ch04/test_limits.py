@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from distmuon.models.language import ALPHABET, Language, stationary
-from muonbook.ch04 import limits, tasks
-from muonbook.ch04.limits import best_losses
+from muonbook.ch04 import tasks
+from muonbook.ch04.tasks import TASKS, best_losses, ngram_losses
+from muonbook.measure import results
 
 
-def letters(text: str) -> Tensor:
-    return torch.tensor([ALPHABET.index(c) for c in text])
+def letters(*texts: str) -> Tensor:
+    return torch.tensor([[ALPHABET.index(c) for c in text] for text in texts])
 
 
 def tiny() -> Language:
@@ -48,7 +49,7 @@ def brute_force(language: Language, window: str) -> list[float]:
 @pytest.mark.parametrize("window", ["ba bab o ba", "ab ba o o o", " bab ba ba "])
 def test_the_best_predictor_is_bayes_rule(window: str):
     language = tiny()
-    assert best_losses(language, letters(window)[None])[0].tolist() == pytest.approx(brute_force(language, window))
+    assert best_losses(language, letters(window))[0].tolist() == pytest.approx(brute_force(language, window))
 
 
 def test_on_long_windows_the_floor_comes_down_to_the_entropy_rate():
@@ -59,29 +60,13 @@ def test_on_long_windows_the_floor_comes_down_to_the_entropy_rate():
     assert losses[:, :5].mean() > 1.5 * language.rate  # nobody told which word came before
 
 
-def test_nobody_undercuts_the_floor():
-    language = Language.of(0)
-    windows = language.write(100 * 65, torch.Generator().manual_seed(12)).view(100, 65)
-    floor = best_losses(language, windows).mean().item()
-    counts = torch.ones(len(ALPHABET), len(ALPHABET), dtype=torch.float64)
-    counts.index_put_(
-        (windows[:, :-1].flatten(), windows[:, 1:].flatten()), torch.tensor(1.0).double(), accumulate=True
-    )
-    pairs = -(counts / counts.sum(1, keepdim=True)).log()[windows[:, :-1], windows[:, 1:]].mean().item()
-    assert floor < pairs < math.log(len(ALPHABET))
-
-
 # ---- Models that count ------------------------------------------------------------------------------------
 
 
-def windows(*texts: str) -> Tensor:
-    return torch.stack([letters(text) for text in texts])
-
-
-def chance(read: list[str], context: str, letter: str, order: int) -> float:
-    """Return p(letter | context) as the module's formula has it, counted letter by letter."""
-    shorter = chance(read, context[1:], letter, order - 1) if context else 1 / len(ALPHABET)
-    first = max(order - 1, 1)
+def chance(read: list[str], context: str, letter: str) -> float:
+    """Return p(letter | context) as the formula has it, counted letter by letter."""
+    shorter = chance(read, context[1:], letter) if context else 1 / len(ALPHABET)
+    first = max(len(context), 1)
     after = [window[k] for window in read for k in range(first, len(window)) if window[k - len(context) : k] == context]
     if not after:
         return shorter
@@ -90,35 +75,20 @@ def chance(read: list[str], context: str, letter: str, order: int) -> float:
 
 def test_every_probability_is_the_formulas() -> None:
     read, asked = ["abracadabra", "alakazambra"], ["abradalakab", "zzzzzzabrac"]
-    found = limits.ngram_losses(windows(*read), windows(*asked))
-    assert tuple(found) == limits.ORDERS
+    found = ngram_losses(letters(*read), letters(*asked))
+    assert tuple(found) == tasks.ORDERS
     for order, loss in found.items():
-        chances = [
-            chance(read, window[max(0, k - order + 1) : k], window[k], min(order, k + 1))
-            for window in asked
-            for k in range(1, len(window))
-        ]
+        places = [(window, k) for window in asked for k in range(1, len(window))]
+        chances = [chance(read, window[max(0, k - order + 1) : k], window[k]) for window, k in places]
         assert loss == pytest.approx(-sum(map(math.log, chances)) / len(chances))
 
 
-def test_probabilities_of_all_letters_sum_to_one() -> None:
-    read = ["abracadabra", "alakazambra"]
-    for start in ("abrac", "zzzzz", "amb z"):
-        asked = [start + letter for letter in ALPHABET]
-        total = sum(_last(read, window) for window in asked)
-        assert total == pytest.approx(1.0)
-
-
-def _last(read: list[str], window: str) -> float:
-    """Return the 6-gram's probability of a window's last letter: the loss with it less the loss without it."""
-    whole, but_last = (6 - k for k in (1, 2))
-    found = limits.ngram_losses(windows(*read), windows(window))[6] * whole
-    return math.exp(limits.ngram_losses(windows(*read), windows(window[:-1]))[6] * but_last - found)
-
-
-def test_on_the_language_more_letters_come_closer_to_the_floor() -> None:
-    task = tasks.TASKS["language"]
-    assert task.floor is not None
-    found = limits.ngram_losses(*(part.whole() for part in task.examples(task, 0)))
-    assert all(longer < shorter for shorter, longer in itertools.pairwise(found.values()))
-    assert found[6] > task.floor(0)
+def test_the_stored_race_has_this_floor_and_these_counts_which_come_closer_to_it_letter_by_letter() -> None:
+    race, language = results.load("race_language"), TASKS["language"]
+    assert tasks.language_floor(0) == pytest.approx(race["floor"][0])
+    counted = ngram_losses(*tasks.both_windows(language, 0))
+    assert {str(order): loss for order, loss in counted.items()} == pytest.approx(
+        {order: losses[0] for order, losses in race["ngrams"].items()}
+    )
+    assert sorted(counted.values(), reverse=True) == list(counted.values())
+    assert counted[6] > race["floor"][0]

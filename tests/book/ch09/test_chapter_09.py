@@ -20,19 +20,17 @@ WORKER = str(worlds.ROOT / "scripts" / "09_tensor_parallel.py")
 
 
 def test_muon_on_tp_ranks_is_certified_and_its_bytes_are_those_predicted() -> None:
-    ending = worlds.finish(WORKER, "--tp", "2", "--steps", "2")
-    assert (ending.code, ending.err) == (0, "")
-    assert ending.out.count("True.") == 4
-    rows = re.findall(r"^  all_gather +momentum, (\S+) +1 +([\d,]+) +([\d,]+)$", ending.out, re.MULTILINE)
+    out = stored_pages.printed("09_tensor_parallel", "python ../scripts/09_tensor_parallel.py --tp 2")
+    assert out.count("True.") == 4
+    rows = re.findall(r"^  all_gather +momentum, (\S+) +1 +([\d,]+) +([\d,]+)$", out, re.MULTILINE)
     sent = {name: [int(number.replace(",", "")) for number in numbers] for name, *numbers in rows}
     # half of each whole matrix, in bf16
     assert sent == {"layers.0.weight": [256 * 64] * 2, "layers.1.weight": [128 * 256] * 2}
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-def test_small_layers_are_the_whole_layers_and_gathers_the_whole_matrix(tp: int, tmp_path: Path) -> None:
-    file = tmp_path / "new" / "small.json"
-    ending = worlds.finish(WORKER, "--small", "--tp", str(tp), "--json", str(file))
+def test_small_layers_are_the_whole_layers_and_gathers_the_whole_matrix(tmp_path: Path) -> None:
+    file, tp = tmp_path / "new" / "small.json", 4  # the page has 2
+    ending = worlds.perform(WORKER, "--small", "--tp", str(tp), "--json", str(file))
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.count("equal on every rank: True") == 3
     assert "All-reduces: 1 forward, 1 backward." in ending.out
@@ -61,7 +59,7 @@ def test_small_layers_are_the_whole_layers_and_gathers_the_whole_matrix(tp: int,
 
 
 def test_one_bucket_and_single_calls_gather_the_same() -> None:
-    ending = worlds.finish(WORKER, "--time")
+    ending = worlds.perform(WORKER, "--time")
     assert (ending.code, ending.err) == (0, "")
     assert "bit for bit: True." in ending.out
     assert len(re.findall(r"^ *\d+ of +\d+ x \d+ +[01] +\d+\.\d\d$", ending.out, re.MULTILINE)) == 6

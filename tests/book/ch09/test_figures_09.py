@@ -17,7 +17,12 @@ from muonbook.ch09.figures import (
     strengths,
 )
 from muonbook.ch09.small_layers import whole_numbers
-from muonbook.figures import player
+from muonbook.figures.player import Frame
+
+
+@pytest.fixture(scope="module")
+def frames() -> list[Frame]:
+    return frames_of_pair()
 
 
 def test_the_pair_is_what_autograd_says() -> None:
@@ -32,8 +37,7 @@ def test_the_pair_is_what_autograd_says() -> None:
         assert torch.equal(tensors[name], torch.stack([tensors[f"{name}{rank}"] for rank in range(RANKS)]).sum(0))
 
 
-def test_the_pair_shows_every_number_and_whose_it_is() -> None:
-    frames = frames_of_pair()
+def test_the_pair_shows_every_number_and_whose_it_is(frames: list[Frame]) -> None:
     for frame in frames:
         assert_readable(frame.figure)
     whole, cut, *_, summed = (frames[n].figure for n in (0, 1, 4))
@@ -47,8 +51,8 @@ def test_the_pair_shows_every_number_and_whose_it_is() -> None:
     assert len(boxes(summed, "sum")) == tensors["Y"].numel()
 
 
-def test_captions_name_the_bytes_that_the_worker_counts() -> None:
-    captions = [frame.caption for frame in frames_of_pair()]
+def test_captions_name_the_bytes_that_the_worker_counts(frames: list[Frame]) -> None:
+    captions = [frame.caption for frame in frames]
     assert "Each rank sends 24 bytes." in captions[4]  # 2 (T - 1) / T of 2 x 3 in float32
     assert "Its all-reduce sends 32 bytes." in captions[6]  # and of 2 x 4
 
@@ -75,8 +79,3 @@ def test_bars_are_as_long_as_singular_values() -> None:
         assert_readable(frame.figure)
         widths = [bar.get_width() for bar in boxes(frame.figure, "strength")]
         assert widths == pytest.approx([80 * value for value in (*strengths(angle), 1, 1)])
-
-
-def test_the_moving_pictures_are_light() -> None:
-    frames = {"pair": frames_of_pair(), "blocks": frames_of_blocks()}
-    assert sum(len(player.html(name, each)) for name, each in frames.items()) < 200_000

@@ -33,7 +33,7 @@ SMALL = ("no weight decay", "weight decay doubled", "momentum kept in bf16")  # 
 def trial(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All mistakes, tried as chapter 11 does it."""
     path = tmp_path_factory.mktemp("trial") / "mutants.json"
-    ending = worlds.finish(JOB, "--mutants", "--dp", "2", "--tp", "2", "--json", str(path))
+    ending = worlds.perform(JOB, "--mutants", "--dp", "2", "--tp", "2", "--json", str(path))
     assert (ending.code, ending.err) == (0, "")
     return json.loads(path.read_text())
 

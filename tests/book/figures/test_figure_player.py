@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from html import unescape
-from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
@@ -37,32 +37,39 @@ def picture(number: int, hatches: Sequence[str] = ("", "////", "...."), rows: in
     return figure
 
 
-def frames(count: int = 10) -> list[Frame]:
-    return [Frame(picture(n), f'Frame {n}: "so" & so.', f"Caption {n} < {n + 1}.") for n in range(1, count + 1)]
+@cache
+def frame(n: int) -> Frame:
+    return Frame(picture(n), f'Frame {n}: "so" & so.', f"Caption {n} < {n + 1}.")
+
+
+def frames(count: int) -> list[Frame]:
+    return [frame(n) for n in range(1, count + 1)]
+
+
+@cache
+def html(name: str, count: int = 3, still: int | None = None) -> str:
+    return player.html(name, frames(count), still)
 
 
 def test_the_same_frames_give_the_same_bytes() -> None:
-    assert player.html("one", frames(3)) == player.html("one", frames(3))
-
-
-def test_ten_full_frames_are_less_than_100_kb() -> None:
-    assert len(player.html("size", frames(10)).encode()) < 100_000
+    assert html("one") == player.html("one", frames(3))
 
 
 def test_two_players_on_a_page_share_no_name_and_every_reference_is_met() -> None:
-    page = player.html("one", frames(3)) + player.html("two", frames(3))
+    page = html("one") + html("two")
     names = re.findall(r'\bid="([^"]+)"', page)
     assert len(names) == len(set(names)) > 10
     assert {re.split("-", name)[0] for name in names} == {"one", "two", "moving"}
     assert set(re.findall(r'(?:url\(#|href="#)([^)"]+)', page)) <= set(names)
 
 
-def test_a_hatch_is_kept_once_for_all_frames() -> None:
-    assert player.html("h", frames(9)).count("<pattern") == player.html("h", frames(2)).count("<pattern") == 16
+def test_a_hatch_is_kept_once_for_all_frames_so_that_ten_full_ones_are_less_than_100_kb() -> None:
+    assert html("one", 10).count("<pattern") == html("one").count("<pattern") == 16
+    assert len(html("one", 10).encode()) < 100_000
 
 
 def test_nothing_comes_from_outside_and_nothing_reaches_the_page_around_it() -> None:
-    page = player.html("own", frames(2))
+    page = html("one")
     assert set(re.findall(r"https?:[^\"']+", page)) == {"http://www.w3.org/2000/svg"}
     assert page.count("<style>") == page.count("<script>") == 1
     selectors = re.findall(r"^([^@{}\n]+){", page.partition("<style>")[2].partition("</style>")[0], re.MULTILINE)
@@ -72,7 +79,7 @@ def test_nothing_comes_from_outside_and_nothing_reaches_the_page_around_it() -> 
 
 
 def test_the_words_are_those_of_the_frames() -> None:
-    page = player.html("words", frames(3))
+    page = html("one")
     alts = [unescape(alt) for alt in re.findall(r'role="img" aria-label="([^"]+)"', page)]
     assert alts == [f'Frame {n}: "so" & so.' for n in (1, 2, 3)]
     assert [unescape(text) for text in re.findall(r"<p>(.+?)</p>", page)] == [
@@ -82,26 +89,13 @@ def test_the_words_are_those_of_the_frames() -> None:
     assert player.words(frames(2)) == '1/2: Frame 1: "so" & so.\n2/2: Frame 2: "so" & so.'
 
 
-def test_only_the_first_frame_is_shown_before_the_script_runs() -> None:
-    page = player.html("first", frames(3)).partition('class="moving-frames"')[2].partition('class="moving-controls"')[0]
-    assert re.findall(r"<div( hidden)?><svg", page) == ["", " hidden", " hidden"]
-
-
-def test_a_player_that_plays_by_itself_shows_the_telling_frame_before_its_script_runs() -> None:
-    page = player.html("alone", frames(3), still=1)
-    stage = page.partition('class="moving-frames"')[2].partition('class="moving-controls"')[0]
-    assert re.findall(r"<div( hidden)?><svg", stage) == [" hidden", "", " hidden"]
-    assert re.search(r'<figure class="moving"[^>]* data-still="1">', page)
+def test_what_plays_by_itself_alone_is_sent_how_and_for_how_long() -> None:
+    page, waits = html("two", still=1), html("one")
     assert "IntersectionObserver" in page
-    assert page.count("<script>") == 1
-    assert "[[" not in page
-    for other in (page, player.html("other", frames(3))):
-        assert f"{player.FRAME_MS} + {player.LETTER_MS} * caption().length" in other
-
-
-def test_a_player_that_waits_for_a_click_is_sent_nothing_of_that() -> None:
-    page = player.html("waits", frames(3))
-    assert not re.search(r"still|IntersectionObserver|\[\[", page)
+    assert not re.search(r"still|IntersectionObserver", waits)
+    for each in (page, waits):
+        assert "[[" not in each
+        assert f"{player.FRAME_MS} + {player.LETTER_MS} * caption().length" in each
 
 
 # As one file
@@ -124,30 +118,9 @@ def test_a_film_is_one_file_that_needs_nothing_and_is_the_same_every_time() -> N
     assert len(names) == len(set(names)) > 1
 
 
-def test_the_frames_of_a_film_take_turns_and_each_stays_as_long_as_its_caption_takes_to_read() -> None:
-    made = [Frame(picture(n), f"Frame {n}", "word " * n * 10) for n in (1, 2, 3, 4)]
-    film = player.film("film", made, "Four frames", 2)
-    (whole,) = {int(found) for found in re.findall(r"turn-\d (\d+)ms step-end infinite", film)}
-    stays = [player.stay(frame) for frame in made]
-    assert whole == sum(stays) + stays[-1]
-    turns = re.findall(r"@keyframes turn-\d \{ (.+) \}", film)
-    marks = [re.findall(r"([\d.]+)% \{ visibility: (\w+); \}", turn) for turn in turns]
-    assert [[seen for _, seen in turn] for turn in marks] == [
-        ["visible", "hidden"],
-        ["hidden", "visible", "hidden"],
-        ["hidden", "visible", "hidden"],
-        ["hidden", "visible"],
-    ]
-    starts = [next(float(at) for at, seen in turn if seen == "visible") for turn in marks]
-    ends = [float(turn[-1][0]) for turn in marks[:-1]]
-    assert ends == starts[1:], "one goes as the next one comes"
-    lasting = [after - before for before, after in pairwise([*starts, 100.0])]
-    assert lasting == pytest.approx([100 * stay / whole for stay in [*stays[:-1], 2 * stays[-1]]], abs=0.01)
-
-
 def test_a_notebook_leaves_it_its_keys() -> None:
     """JupyterLab takes the keys of whatever has the focus in an output, unless an element around it says not to."""
-    assert re.search(r'<figure class="moving"[^>]* data-lm-suppress-shortcuts="true">', player.html("keys", frames(2)))
+    assert re.search(r'<figure class="moving"[^>]* data-lm-suppress-shortcuts="true">', html("one"))
 
 
 def test_numbers_have_two_decimals_and_colours_are_left_alone() -> None:

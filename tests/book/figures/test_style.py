@@ -17,7 +17,7 @@ def test_what_a_phone_would_show_too_small_is_not_saved(tmp_path: Path) -> None:
         return figure
 
     told = "'a label' is written in 11 points; the smallest type for a phone is 11.25."
-    for suffix in (".png", ".svg", ".pdf"):
+    for suffix in (".png", ".svg"):
         with pytest.raises(ValueError, match=re.escape(told)):
             style.save(written(11), tmp_path / f"small{suffix}", "a card")
     with pytest.raises(ValueError, match=r"is written in 7\.875 points"):
@@ -29,6 +29,12 @@ def test_what_a_phone_would_show_too_small_is_not_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     style.save(written(style.SMALL), tmp_path / "large.png", "a card")
     assert style.SMALL * 358 / style.WIDTH > 11  # pixels, on a card that is 358 of them wide
+
+
+@pytest.mark.parametrize(("x", "y"), [(-3, 20), (330, 20), (20, -3), (20, 60)])
+def test_words_beyond_the_edge_of_the_card_are_refused(x: float, y: float) -> None:
+    with pytest.raises(ValueError, match="'a label' goes beyond the edge of the picture"):
+        style.png(style.page([(40.0, lambda axes, top: style.put(axes, x, y, "a label"))]), "a card")
 
 
 def test_words_on_other_words_are_refused_and_rows_of_type_are_not() -> None:

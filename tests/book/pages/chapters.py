@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from muonbook.figures import style
 
-figure = Figure(figsize=(2, 1))
+figure = Figure(figsize=(4, 3))
 axes = figure.subplots()
 axes.tick_params(labelsize=style.SMALL)
 axes.plot(np.arange(4.0))

@@ -134,19 +134,18 @@ def test_a_page_has_a_button_that_edits_it(sample: Path) -> None:
     assert (f"{here.url}/edit/main/book/glossary.md" in links) == (here.host == set_address.GITHUB)
 
 
-@pytest.mark.parametrize("baseurl", ["", "https://book.example.org/muon"])
-def test_a_book_whose_repository_is_on_hugging_face_builds_too(baseurl: str, tmp_path: Path) -> None:
+def test_a_book_whose_repository_is_on_hugging_face_builds_too(tmp_path: Path) -> None:
     space = set_address.parse("https://huggingface.co/spaces/me/muon-at-scale")
     link = space.colab("notebooks/07_virtual_map.ipynb")
     source = built_book.write_sample(tmp_path / "sample", link)
     settings = source / "_config.yml"
     text, _ = set_address.rewrite(settings.read_text(encoding="utf-8"), set_address.current(ROOT), space)
-    settings.write_text(text.replace("html:\n", f"html:\n  baseurl: {baseurl}\n" if baseurl else "html:\n"))
+    settings.write_text(text.replace("html:\n", "html:\n  baseurl: https://book.example.org/muon\n"))
     (tmp_path / "built").mkdir()
     site = built_book.build(source, tmp_path / "built")
     page = Page(site / "notebooks" / "07_virtual_map.html")
     assert [found for found in page.links if "colab" in found] == [link]
-    assert page.meta["og:url"] == (f"{baseurl}/" if baseurl else "") + "notebooks/07_virtual_map.html"
+    assert page.meta["og:url"] == "https://book.example.org/muon/notebooks/07_virtual_map.html"
     assert not [found for found in page.links if "github.com" in found]
 
 

@@ -210,7 +210,7 @@ def test_lines_for_a_shell_name_targets_scripts_and_options_that_exist() -> None
     assert "llama3_70b" in MODELS
 
 
-# ---- The sheet --------------------------------------------------------------------------------------------
+# ---- Formulas as TeX --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,14 +232,3 @@ def test_python_becomes_tex(code: str, tex: str) -> None:
 def test_what_has_no_notation_is_refused(code: str) -> None:
     with pytest.raises(ValueError, match=r"no notation|neither"):
         typeset(code)
-
-
-def test_a_sheet_that_says_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sheet, "SYMBOLS", 20 * sheet.SYMBOLS)
-    with pytest.raises(ValueError, match=r"points too short; say less"):
-        sheet.draw_sheet()
-
-
-def test_the_sheet_is_a4() -> None:
-    width, height = sheet.draw_sheet().get_size_inches() * 72
-    assert height / width == pytest.approx(297 / 210, abs=1e-3)

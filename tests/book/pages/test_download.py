@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import http.server
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,14 +101,6 @@ def test_a_file_comes_once_whole_and_alone(server: Server, path: Path, capfd: An
     assert tuple(capfd.readouterr()) == ("", "")  # no terminal, no progress bar
 
 
-def test_a_progress_bar_shows_on_a_terminal(
-    server: Server, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    download.fetch([server.address], path, SHA256)
-    assert "100%" in capsys.readouterr().err
-
-
 def test_a_cut_connection_leaves_nothing(server: Server, path: Path) -> None:
     server.cut = 1000
     with pytest.raises(UsageError, match=r"data.bin did not come"):
@@ -164,9 +155,3 @@ def test_when_nothing_comes_one_sentence_names_every_address_and_the_remedy(serv
     with pytest.raises(UsageError, match=r"\); ask your library\.$"):
         download.fetch([CLOSED], path, SHA256, remedy="ask your library")
     assert left(path) == []
-
-
-def test_a_place_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UsageError, match=r"did not come .*file"):
-        download.fetch([server.address], tmp_path / "file" / "data.bin", SHA256)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,29 +28,9 @@ ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = "https://github.com/some-one/muon.book-2"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PACKAGES = ("chromium", "iproute2")  # of the system; everything else comes from requirements.txt
-CHAPTERS = {
-    "00_one_page",
-    "01_why_orthogonalize",
-    "02_newton_schulz",
-    "03_muon",
-    "04_does_it_learn",
-    "05_processes_and_collectives",
-    "06_zero1",
-    "07_virtual_map",
-    "08_muon_over_dp",
-    "09_tensor_parallel",
-    "10_dp_tp",
-    "11_bug_museum",
-    "12_bytes",
-    "13_memory",
-    "14_traces",
-    "15_regimes",
-    "16_owner",
-    "17_muonw",
-    "18_beyond_one_machine",
-}
 
 
+@cache
 def repository_texts() -> dict[Path, str]:
     """Return path (relative) -> text of every file that belongs to the project; binary files are left out."""
     texts = {}
@@ -66,17 +47,6 @@ def make(*arguments: str, folder: Path = ROOT, **variables: str) -> subprocess.C
     around = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON"}
     shell = {key: value for key, value in os.environ.items() if key not in around} | variables
     return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, env=shell)
-
-
-def test_what_is_quick_runs_and_what_starts_a_process_is_skipped_also_where_that_looks_like_a_failure() -> None:
-    files = ["tests/engine/optim/test_launches.py", "tests/engine/optim/test_muonw.py", "tests/book/pages/test_api.py"]
-    words = "asks_for_no_more or waits_for_the_device or distmuon.launch.World"
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--quick", *files, "-k", words]
-    ending = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ending.returncode == 0, ending.stdout
-    for where in ("tests/conftest.py", files[2]):
-        assert re.search(rf"SKIPPED \[\d+\] {where}:\d+: it starts a process", ending.stdout), ending.stdout
-    assert ending.stdout.startswith(".....s"), ending.stdout
 
 
 # --- The public address ---
@@ -126,7 +96,7 @@ def test_the_address_is_named_only_where_set_address_rewrites_it() -> None:
 
 
 def test_set_address_rewrites_every_copy_and_leaves_nothing_of_the_old_one(tree: Path) -> None:
-    old = set_address.current(tree)
+    old, before = set_address.current(tree), {path: path.read_bytes() for path in set_address.places(tree)}
     changed = set_address.set_address(tree, ELSEWHERE + ".git")
     assert set_address.current(tree).url == ELSEWHERE
     assert {"_config.yml: 1", "CITATION.cff: 1", "book/how_to_run.md: 1", "notebooks/99_x.ipynb: 3"} <= set(changed)
@@ -134,15 +104,9 @@ def test_set_address_rewrites_every_copy_and_leaves_nothing_of_the_old_one(tree:
         text = path.read_text(encoding="utf-8")
         assert f"{old.owner}/{old.name}" not in text
         assert str(old.pages) not in text
-
-
-def test_set_address_there_and_back_restores_every_byte(tree: Path) -> None:
-    before = {path: path.read_bytes() for path in set_address.places(tree)}
-    old = set_address.current(tree)
-    set_address.set_address(tree, ELSEWHERE)
     assert set_address.set_address(tree, ELSEWHERE) == [], "a second call has nothing left to do"
     set_address.set_address(tree, old.url)
-    assert {path: path.read_bytes() for path in set_address.places(tree)} == before
+    assert {path: path.read_bytes() for path in set_address.places(tree)} == before, "there and back"
 
 
 HUGGING_FACE = [
@@ -330,6 +294,7 @@ def test_every_path_and_every_tool_that_is_told_of_exists() -> None:
     known = {path.stem for path in (ROOT / "scripts" / "tools").glob("[!_]*.py")}
     told = {".py", ".md", ".ipynb", ".yml", ".toml", ".cff", ""}
     missing, checked = [], 0
+    exists = cache(lambda pattern: any(ROOT.glob(pattern)))
     for path, text in repository_texts().items():
         if path.suffix not in told or "wrong_answers" in path.parts:
             continue
@@ -338,17 +303,12 @@ def test_every_path_and_every_tool_that_is_told_of_exists() -> None:
             place = named if named.startswith(("scripts/", "tests/")) else f"scripts/{named}"
             pattern = re.sub(r"NN_slug|NN", lambda found: "[0-9][0-9]" + "_*" * ("_" in found[0]), place)
             checked += 1
-            missing += [] if any(ROOT.glob(pattern)) else [f"{path}: {named}"]
+            missing += [] if exists(pattern) else [f"{path}: {named}"]
         for tool in re.findall(r"(?:python3?|PY\)) scripts/tools (\w+)", prose):
             checked += 1
             missing += [] if tool in known or tool == "NAME" else [f"{path}: there is no tool {tool}"]
     assert checked > 100
     assert missing == [], "\n".join(missing)
-
-
-def test_every_worker_and_notebook_is_named_after_its_chapter() -> None:
-    numbered = [*(ROOT / "scripts").glob("[0-9]*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
-    assert {path.stem for path in numbered} <= CHAPTERS
 
 
 def test_no_script_has_the_name_of_a_module() -> None:
@@ -367,23 +327,28 @@ def test_make_alone_lists_every_target() -> None:
     assert targets <= set(phony[1].split())
 
 
-def test_setup_names_the_version_it_needs_when_there_is_no_python_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "variable", "says"),
+    [
+        ("setup", "PYTHON", "needs Python 3.11 or newer"),
+        (
+            ".venv-colab/.ready",
+            "COLAB_PYTHON",
+            "needs Python 3.13, 3.12 or 3.11 with its venv module (tried: none-such)",
+        ),
+    ],
+)
+def test_an_environment_without_a_python_for_it_names_the_versions_that_it_needs(
+    target: str, variable: str, says: str, tmp_path: Path
+) -> None:
     shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
     (tmp_path / "requirements.txt").touch()
-    done = make("setup", "PYTHON=no-such-python", folder=tmp_path)
-    assert done.returncode == 2
-    assert "needs Python 3.11 or newer" in done.stderr
-    assert not (tmp_path / ".venv").exists()
-
-
-def test_colab_names_the_versions_it_needs_when_there_is_no_python_for_it(tmp_path: Path) -> None:
-    shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
     (tmp_path / ".ci").mkdir()
     (tmp_path / ".ci" / "colab.txt").touch()
-    done = make(".venv-colab/.ready", "COLAB_PYTHON=no-such-python", folder=tmp_path)
+    done = make(target, f"{variable}=none-such", folder=tmp_path)
     assert done.returncode == 2
-    assert "needs Python 3.13, 3.12 or 3.11 with its venv module (tried: no-such-python)" in done.stderr
-    assert not (tmp_path / ".venv-colab").exists()
+    assert says in done.stderr
+    assert not list(tmp_path.glob(".venv*"))
 
 
 def test_colabs_torch_is_the_oldest_that_a_chapter_takes() -> None:

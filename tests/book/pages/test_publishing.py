@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 import yaml
 
 import distmuon
-from tools import bench, set_address
+from tools import bench
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "book" / "how_this_works.md").read_text(encoding="utf-8")
@@ -36,18 +34,6 @@ def commands(job: dict[Any, Any]) -> list[str]:
 
 
 # ---- Workflows --------------------------------------------------------------------------------------------
-
-
-def test_every_python_is_tested_with_all_of_the_history_and_with_networks_if_they_can_be_had() -> None:
-    job = workflow("book")["jobs"]["test"]
-    least = tomllib.loads(text("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")
-    assert job["strategy"]["matrix"]["python"][0] == least
-    checkout, setup = (step for step in job["steps"] if "uses" in step)
-    assert checkout["with"] == {"fetch-depth": 0}
-    assert setup["with"]["python-version"] == "${{ matrix.python }}"
-    allow, test = commands(job)
-    assert allow == "sudo sysctl --write kernel.apparmor_restrict_unprivileged_userns=0 || true"
-    assert test == "make test PYTHON=python"
 
 
 def git(*words: str, folder: Path) -> str:
@@ -89,15 +75,9 @@ def test_what_pages_were_built_from_becomes_a_branch_of_its_own(tmp_path: Path) 
 
 
 def test_a_release_waits_for_a_tag_of_its_version_and_for_the_owners_word() -> None:
-    found = workflow("release")
-    assert found[True]["push"] == {"tags": ["v*"]}  # YAML takes a bare `on` for a truth
-    build, publish = found["jobs"]["build"], found["jobs"]["publish"]
-    assert publish["if"] == "github.ref_type == 'tag' && vars.PUBLISH_TO_PYPI == 'true'"
-    assert publish["needs"] == "build"
-    assert (publish["permissions"], publish["environment"]) == ({"id-token": "write"}, "pypi")
-    assert found["permissions"] == {"contents": "read"}
-    assert "permissions" not in build
-    check = commands(build)[0]
+    jobs = workflow("release")["jobs"]
+    assert jobs["publish"]["if"] == "github.ref_type == 'tag' && vars.PUBLISH_TO_PYPI == 'true'"
+    check = commands(jobs["build"])[0]
     for tag, code in ((f"v{distmuon.__version__}", 0), ("v0.0.9", 1), (distmuon.__version__, 1)):
         environment = os.environ | {"GITHUB_REF_NAME": tag}
         done = subprocess.run(["bash", "-e", "-c", check], cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -105,21 +85,6 @@ def test_a_release_waits_for_a_tag_of_its_version_and_for_the_owners_word() -> N
         assert (done.returncode, done.stdout) == (code, said)
     for named in ("PUBLISH_TO_PYPI", "`pypi`", "release.yml", "TORCH_CPU_INDEX"):
         assert named in CONTRIBUTING, "the owner's steps say what a workflow waits for"
-
-
-# ---- The container ----------------------------------------------------------------------------------------
-
-
-def test_the_container_has_what_tests_look_for_and_makes_the_environment() -> None:
-    settings = json.loads(re.sub(r"(?m)^//.*$", "", text(".devcontainer/devcontainer.json")))
-    for package in re.findall(r"missing\+=\((\w+)\)", text(".ci/run")):
-        assert package in settings["onCreateCommand"].split()
-    command, target, python = settings["postCreateCommand"].split()
-    assert (command, target, python) == ("make", "setup", "PYTHON=python3")
-    (version,) = re.findall(r"^python:(3\.\d+)-", settings["image"])
-    assert version in workflow("book")["jobs"]["test"]["strategy"]["matrix"]["python"]
-    chosen = settings["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
-    assert chosen == "${containerWorkspaceFolder}/.venv/bin/python"
 
 
 # ---- Forms ------------------------------------------------------------------------------------------------
@@ -135,15 +100,6 @@ def test_a_form_asks_what_it_needs_and_github_can_show_it(form: Path) -> None:
         assert question["attributes"]["label"]
         assert (question["type"] == "dropdown") == bool(question["attributes"].get("options"))
     assert any(question["validations"]["required"] for question in found["body"])
-
-
-def test_there_are_three_forms_and_a_way_to_a_conversation() -> None:
-    names = [yaml.safe_load(form.read_text(encoding="utf-8"))["name"] for form in FORMS]
-    assert names == ["A number or a page is wrong", "Something does not work", "A question about Muon"]
-    (link,) = yaml.safe_load(text(".github/ISSUE_TEMPLATE/config.yml"))["contact_links"]
-    assert link["url"] == f"{set_address.current(ROOT).url}/discussions"
-    assert link["name"]
-    assert link["about"]
 
 
 # ---- Versions ---------------------------------------------------------------------------------------------

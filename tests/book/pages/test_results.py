@@ -135,28 +135,6 @@ def test_bench_runs_each_measurement_alone_and_a_first_impression_leaves_the_res
         assert quick[-1] == f"out/quick/{name}.json"
 
 
-def test_bench_names_what_failed_and_goes_on(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    jobs = {"broken": ["-c", "raise SystemExit(3)"], "sound": ["-c", f"open({str(mark)!r}, 'w')"]}
-    assert bench.take(jobs) == ["broken"]
-    assert mark.exists()
-    said = capfd.readouterr().out
-    assert re.search(r"\[1/2\] broken: failed with exit code 3 after \d+ s", said)
-    assert re.search(r"\[2/2\] sound: took \d+ s", said)
-
-
-def test_bench_says_before_it_begins_that_nobody_could_check_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.network_emulation, "why_unavailable", lambda: None)
-    said = {}
-    for commit in ("0123456789ab", "0123456789ab-dirty", None):
-        monkeypatch.setattr(results, "commit", lambda commit=commit: commit)
-        said[commit] = list(bench.warnings(quick=False))
-        assert list(bench.warnings(quick=True)) == []
-    assert said["0123456789ab"] == []
-    assert ["the code differs" in one for one in said["0123456789ab-dirty"]] == [True]
-    assert ["no clone" in one for one in said[None]] == [True]
-
-
 def test_bench_refuses_an_unknown_name_before_it_starts_anything() -> None:
     done = subprocess.run([sys.executable, ROOT / "scripts" / "tools", "bench", "byts"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")

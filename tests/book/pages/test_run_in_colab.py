@@ -11,25 +11,37 @@ from pathlib import Path
 
 import chapters
 import nbformat
+import pytest
 from chapters import ROOT
 
 from tools import run_in_colab
 
-NAMED = ("torch", "numpy", "matplotlib", "IPython", "ipykernel")
 
-
-def in_another_environment(folder: Path, said: str) -> tuple[Path, Path]:
-    """Return a Python of its own with our packages, and a folder with a notebook that names it as `said`."""
-    venv.create(folder / "another", symlinks=True)
-    (packages,) = (folder / "another").glob("lib/python*/site-packages")
-    (packages / "ours.pth").write_text("\n".join(site.getsitepackages()))
-    name = "import os, sys; print(os.path.basename(sys.prefix))"
+def named(folder: Path, name: str, said: str) -> Path:
+    """Write a notebook that names its environment, with `said` as the stored name."""
+    code = "import os, sys; print(os.path.basename(sys.prefix))"
     stored = [nbformat.v4.new_output("stream", text=f"{said}\n")]
     cells = [chapters.ran_first_cell("00_tiny")]
-    cells += [nbformat.v4.new_code_cell(name, execution_count=2, outputs=stored)]
-    cells += [nbformat.v4.new_code_cell(f'!python -c "{name}"', execution_count=3, outputs=stored)]
-    (folder / "00_named.ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook(cells=cells)), encoding="utf-8")
-    return folder / "another" / "bin" / "python", folder
+    cells += [nbformat.v4.new_code_cell(code, execution_count=2, outputs=stored)]
+    cells += [nbformat.v4.new_code_cell(f'!python -c "{code}"', execution_count=3, outputs=stored)]
+    path = folder / f"{name}.ipynb"
+    path.write_text(nbformat.writes(nbformat.v4.new_notebook(cells=cells)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """The packages of another environment, which has ours."""
+    venv.create(tmp_path / "another", symlinks=True)
+    (found,) = (tmp_path / "another").glob("lib/python*/site-packages")
+    (found / "ours.pth").write_text("\n".join(site.getsitepackages()))
+    return found
+
+
+@pytest.fixture
+def python(packages: Path) -> str:
+    """The Python of that environment."""
+    return str(packages.parents[2] / "bin" / "python")
 
 
 def make_colab(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,34 +49,30 @@ def make_colab(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_make_colab_runs_cells_and_their_commands_in_the_environment_it_is_given(tmp_path: Path) -> None:
-    python, folder = in_another_environment(tmp_path, said="another")
-    done = make_colab("--python", str(python), "--folder", str(folder), "00")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_make_colab_runs_cells_and_their_commands_in_its_environment_and_names_what_is_not_as_stored(
+    python: str, tmp_path: Path
+) -> None:
+    for name, said in (("00_right", "another"), ("01_wrong", "ours"), ("02_unasked", "")):
+        named(tmp_path, name, said)
+    done = make_colab("--python", python, "--folder", str(tmp_path), "00", "01")
     first, *rest = done.stdout.splitlines()
     assert re.fullmatch(
         r"Python 3\.\d+\.\d+, torch 2\.\S+, numpy \S+, matplotlib \S+, IPython \S+, ipykernel \S+", first
     )
-    assert rest == [
-        "00_named: every cell ran and printed what is stored",
-        "1 of 1 chapters run there as they are stored.",
-    ]
-
-
-def test_make_colab_names_the_cells_that_are_not_as_stored(tmp_path: Path) -> None:
-    python, folder = in_another_environment(tmp_path, said="ours")
-    done = make_colab("--python", str(python), "--folder", str(folder))
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[1:] == [
-        "00_named: 2 of 3 code cells are not as stored",
-        "0 of 1 chapters run there as they are stored.",
-    ]
+    assert (done.returncode, rest) == (
+        1,
+        [
+            "00_right: every cell ran and printed what is stored",
+            "01_wrong: 2 of 3 code cells are not as stored",
+            "1 of 2 chapters run there as they are stored.",
+        ],
+    )
     assert done.stderr.count("another") >= 2
 
 
-def test_another_matplotlib_may_draw_beside_but_not_say_otherwise(tmp_path: Path) -> None:
-    python, folder = in_another_environment(tmp_path, said="another")
-    (packages,) = (tmp_path / "another").glob("lib/python*/site-packages")
+def test_another_matplotlib_may_draw_beside_but_not_say_otherwise(
+    python: str, packages: Path, published: str, tmp_path: Path
+) -> None:
     cells = [chapters.ran_first_cell("00_tiny")]
     pictures = ("<svg x='1'>\na</svg><p>one</p>", "<svg x='2'>\na</svg><p>one</p>", "<svg x='1'>\na</svg><p>two</p>")
     for count, drawn in enumerate(pictures, 2):
@@ -72,15 +80,11 @@ def test_another_matplotlib_may_draw_beside_but_not_say_otherwise(tmp_path: Path
         stored = [nbformat.v4.new_output("display_data", data)]
         source = f"display({data | {'text/html': drawn}!r}, raw=True)"
         cells.append(nbformat.v4.new_code_cell(source, execution_count=count, outputs=stored))
-    path = folder / "00_drawn.ipynb"
+    path = tmp_path / "00_drawn.ipynb"
     path.write_text(nbformat.writes(nbformat.v4.new_notebook(cells=cells)), encoding="utf-8")
-    (tmp_path / "published").mkdir()
-    published = run_in_colab.publish(tmp_path / "published").as_uri()
-    found = run_in_colab.in_colab(path, published, tmp_path / "reader", str(python))
-    assert len(found) == 2, "the same matplotlib draws the same"
     (packages / "matplotlib-1.0.dist-info").mkdir()
     (packages / "matplotlib-1.0.dist-info" / "METADATA").write_text("Name: matplotlib\nVersion: 1.0\n")
-    found = run_in_colab.in_colab(path, published, tmp_path / "another reader", str(python))
+    found = run_in_colab.in_colab(path, published, tmp_path / "reader", python)
     assert ["<p>two" in complaint for complaint in found] == [True], found
 
 
@@ -96,11 +100,9 @@ def test_make_colab_refuses_an_interpreter_without_colabs_packages(tmp_path: Pat
         assert done.stderr.count("\n") == 1
 
 
-def test_an_environment_that_holds_our_packages_is_not_colabs(tmp_path: Path) -> None:
-    python, folder = in_another_environment(tmp_path, said="")
-    (packages,) = (tmp_path / "another").glob("lib/python*/site-packages")
+def test_an_environment_that_holds_our_packages_is_not_colabs(python: str, packages: Path, tmp_path: Path) -> None:
     (packages / "scripts.pth").write_text(str(ROOT / "scripts"))
-    found = run_in_colab.in_colab(folder / "00_named.ipynb", run_in_colab.NOWHERE, tmp_path / "reader", str(python))
+    found = run_in_colab.in_colab(named(tmp_path, "00_named", ""), run_in_colab.NOWHERE, tmp_path / "reader", python)
     assert found == ["distmuon can be imported before anything is fetched"]
 
 

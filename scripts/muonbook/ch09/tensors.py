@@ -58,12 +58,12 @@ def cells(values: Sequence[Any], sources: Sequence[Any] | None = None) -> list[C
 
 def draw_collective(
     before: Sequence[CellRows], after: Sequence[CellRows], title: str | None = None, caption: str = "", op: str = "",
-    axis: str = "rank", dp_rank: int = 0,
+    axis: str = "rank",
 ) -> Figure:  # fmt: skip
     """Draw what each rank holds before and after a collective, one row of the picture per rank.
 
     before, after: made by `cells`. op: the collective's name, on the arrow. axis: "rank" or "dp" for one colour per
-    rank, "tp" for the colour of `dp_rank` and one hatch per rank.
+    rank, "tp" for the colour of DP rank 0 and one hatch per rank.
     Raises ValueError for another axis, unequal numbers of ranks, no tensors, and tensors too wide for the card.
     """
     if axis not in AXES:
@@ -76,7 +76,7 @@ def draw_collective(
     spans = [size * max(len(row) for grid in side for row in grid) for side in (before, after)]
     if max(spans) > room:
         raise ValueError(f"{max(spans) / size:.0f} cells of {size:.0f} points do not fit a card of {WIDTH:.0f}.")
-    look = _Look(axis, dp_rank, size)
+    look = _Look(axis, size)
     if sum(spans) + ARROW <= room:
         blocks = [_side_by_side(before, after, look, op, left, spans)]
     else:
@@ -86,7 +86,7 @@ def draw_collective(
 
 def describe_collective(
     before: Sequence[CellRows], after: Sequence[CellRows], title: str | None = None, caption: str = "", op: str = "",
-    axis: str = "rank", dp_rank: int = 0,
+    axis: str = "rank",
 ) -> str:  # fmt: skip
     """Return alt text for `draw_collective`, with every value and where it came from."""
     head = f"{title or op or 'A collective'}, drawn as tensors of {len(before)} ranks."
@@ -95,7 +95,6 @@ def describe_collective(
 
 class _Look(NamedTuple):
     axis: str
-    dp_rank: int
     size: float  # of a cell, across
 
     def fill(self, source: int) -> tuple[str, str]:
@@ -103,7 +102,7 @@ class _Look(NamedTuple):
         if source == PADDED:
             return PADDING, ""
         if self.axis == "tp":
-            return dp_colour(self.dp_rank), TP_HATCHES[source % len(TP_HATCHES)]
+            return dp_colour(0), TP_HATCHES[source % len(TP_HATCHES)]
         return dp_colour(source), ""
 
 

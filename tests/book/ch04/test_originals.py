@@ -1,0 +1,189 @@
+"""The tutorial's recipe: each rule against one written anew, each run repeatable, each table true to its numbers."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distmuon import launch
+from distmuon.launch import World
+from distmuon.optim import newton_schulz
+from muonbook.ch04 import image_datasets, originals
+from muonbook.ch04.image_datasets import PIXELS, Images
+from muonbook.ch04.originals import OPTIMIZERS, run, tutorial_muon
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # small steps, for which threads cost more than they give
+
+
+def synthetic(training: int = 200, test: int = 60) -> Images:
+    """Return images of ten classes: a pattern for each, under noise."""
+    generator = torch.Generator().manual_seed(3)
+    patterns = torch.randint(0, 128, (10, PIXELS), generator=generator)
+    labels = torch.arange(training + test) % 10
+    noise = torch.randint(0, 128, (training + test, PIXELS), generator=generator)
+    images = (patterns[labels] + noise).to(torch.uint8)
+    return Images(images[:training], labels[:training], images[training:], labels[training:])
+
+
+DATA = synthetic()
+
+# ---- The recipe -------------------------------------------------------------------------------------------
+
+
+def rule(weight: Tensor, gradients: list[Tensor], lr: float, dtype: torch.dtype) -> Tensor:
+    """Return the weight after all gradients, by the tutorial's rule."""
+    weight, average = weight.clone(), torch.zeros_like(weight)
+    for gradient in gradients:
+        if weight.ndim == 1:
+            average = 0.95 * average + gradient
+            weight -= lr * (gradient + 0.95 * average)
+            continue
+        average = 0.95 * average + 0.05 * gradient
+        x = (0.95 * average + 0.05 * gradient).to(dtype)
+        tall = len(x) > len(x.T)
+        x = x.T if tall else x
+        x = x / x.norm()
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        weight -= lr * max(1, len(weight) / len(weight.T)) ** 0.5 * (x.T if tall else x).to(weight.dtype)
+    return weight
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.06)])
+def test_muon_moves_every_parameter_by_the_tutorials_rule(dtype: torch.dtype, tolerance: float) -> None:
+    """Three steps, on wide and tall layers: they differ by at most `tolerance` of the distance moved."""
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(20, 48), nn.Linear(48, 10)).double()
+    before = {p: p.detach().clone() for p in ours.parameters()}
+    gradients = {p: [torch.randn_like(p) for _ in range(3)] for p in before}
+    optimizers = tutorial_muon(ours, 0.01, compute_dtype=dtype)
+    for step in range(3):
+        for parameter in before:
+            parameter.grad = gradients[parameter][step]
+        for optimizer in optimizers:
+            optimizer.step()
+    for parameter, start in before.items():
+        expected = rule(start, gradients[parameter], 0.01, dtype)
+        assert (parameter.detach() - expected).norm() <= tolerance * (expected - start).norm() > 0
+
+
+def test_every_step_of_every_epoch_is_at_the_rate_and_on_the_pixels_of_the_recipe(monkeypatch) -> None:
+    """Every image once in an epoch, in another order in the next, pixels from 0 to 1; the last batch is short."""
+    batches = [list(originals.batches(DATA, seed)) for seed in (1, 1, 2)]
+    assert [len(labels) for _, labels in batches[0]] == [64, 64, 64, 8]
+    seen = [torch.cat([images for images, _ in epoch]) for epoch in batches]
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2])
+    assert torch.equal(seen[0].sort(0).values, (DATA.train_images / 255).sort(0).values)
+    rates: list[float] = []
+
+    class Spy(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            rates.append(self.param_groups[0]["lr"])
+
+    spy = OPTIMIZERS["sgd"]._replace(build=lambda model, lr: [Spy(model.parameters(), lr=lr)])
+    monkeypatch.setitem(OPTIMIZERS, "sgd", spy)
+    found = run("sgd", 0, DATA, 0.5)
+    assert rates == [0.5] * found["steps"] == [0.5] * 3 * 4
+    assert [len(found[key]) for key in ("training_loss", "test_loss", "test_accuracy")] == [3] * 3
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("muon", 0.01), ("adamw", 0.008), ("sgd", 0.08)])
+def test_every_optimizer_learns_and_a_run_can_be_repeated(optimizer: str, lr: float) -> None:
+    found = run(optimizer, 0, DATA, lr, epochs=2)
+    assert found == run(optimizer, 0, DATA, lr, epochs=2)
+    assert found["training_loss"][1] < found["training_loss"][0]
+    assert found["test_loss"][1] < math.log(10)
+
+
+def test_one_seed_means_the_same_weights_and_images_for_everybody() -> None:
+    """With next to no learning rate, all see the same losses; another seed sees others."""
+    still = [run(optimizer, 0, DATA, 1e-12, epochs=1)["training_loss"] for optimizer in OPTIMIZERS]
+    assert all(losses == pytest.approx(still[0], rel=1e-6) for losses in still)
+    assert run("sgd", 1, DATA, 1e-12, epochs=1)["training_loss"] != pytest.approx(still[0], rel=1e-6)
+
+
+def test_a_run_that_diverges_is_infinite_from_there_on() -> None:
+    found = run("sgd", 0, DATA, lr=1e30, epochs=2)
+    assert found["training_loss"] == found["test_loss"] == [math.inf] * 2
+    assert found["test_accuracy"] == [0.0] * 2
+
+
+def test_a_step_costs_what_its_products_cost() -> None:
+    found = originals.step_flops()
+    shapes = [(256, 784), (128, 256), (10, 128)]
+    products = sum(3 * 2 * 64 * a * b for a, b in shapes) - 2 * 64 * 256 * 784  # the images need no gradient
+    assert found == {
+        "network": products, "adamw": 0, "sgd": 0, "muon": sum(newton_schulz.flops(shape) for shape in shapes),
+    }  # fmt: skip
+    assert round(found["muon"] / found["network"]) == 20  # as the module's first lines say
+
+
+# ---- The study --------------------------------------------------------------------------------------------
+
+
+def test_tuning_sees_no_test_image() -> None:
+    found = originals.without_test(DATA, 50)
+    assert torch.equal(torch.cat([found.train_images, found.test_images]), DATA.train_images)
+    assert torch.equal(torch.cat([found.train_labels, found.test_labels]), DATA.train_labels)
+    assert len(found.test_labels) == 50
+
+
+small_study = partial(originals.study_of, data=DATA, seeds=[0, 1], held_out=50, tuning_seeds=[9], farthest=1, epochs=1)
+
+
+def study_on_ranks(world: World) -> dict[str, Any]:
+    return small_study(world)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return launch.run(study_on_ranks)[0]
+
+
+def test_two_ranks_find_what_one_finds(found: dict[str, Any]) -> None:
+    assert launch.run(study_on_ranks, dp=2) == [found] * 2
+
+
+def test_a_study_races_everybody_at_the_rates_it_found(found: dict[str, Any]) -> None:
+    assert list(found["as_written"]) == list(found["tuned"]) == list(OPTIMIZERS)
+    for name, runs in found["tuned"].items():
+        tried = dict(zip(found["tuning"][name]["lrs"], found["tuning"][name]["medians"], strict=True))
+        best = min(tried, key=lambda lr: tried[lr])
+        assert [(r["optimizer"], r["lr"], r["seed"]) for r in runs] == [(name, best, 0), (name, best, 1)]
+        first = [OPTIMIZERS[name].lr * factor for factor in (0.5, 1, 2)]
+        assert set(tried) >= set(first)
+        assert (len(tried) > 3) == (min(first, key=lambda lr: tried[lr]) != first[1])
+    for name, runs in found["as_written"].items():
+        assert [(r["lr"], r["seed"]) for r in runs] == [(OPTIMIZERS[name].lr, 0), (OPTIMIZERS[name].lr, 1)]
+    assert found["as_written"]["sgd"][0] == run("sgd", 0, DATA, OPTIMIZERS["sgd"].lr, epochs=1)
+
+
+def test_a_quick_study_takes_what_is_there_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_datasets, "missing", lambda name: None if name == "fashion" else f"{name} is not here.")
+    monkeypatch.setattr(image_datasets, "load", lambda name: synthetic(training=1300, test=600))
+    monkeypatch.setattr(originals, "OPTIMIZERS", {name: OPTIMIZERS[name] for name in ("muon", "adamw")})
+    (data,) = launch.run(originals.study, (["mnist", "fashion"], [0, 1, 2], True))
+    assert data["mnist"] == {"missing": "mnist is not here."}
+    assert (data["fashion"]["images"], data["fashion"]["epochs"]) == (1200, 1)
+    assert len(data["fashion"]["tuned"]["adamw"]) == 2
+    assert originals.lines(data)[:2] == ["mnist is not here.", "Fashion-MNIST: medians of 2 seeds"]
+
+
+def test_lines_show_the_medians_and_the_wins(found: dict[str, Any]) -> None:
+    def runs(loss: float, accuracy: float) -> list[dict[str, Any]]:
+        ends = [{"training_loss": [9.0, loss + n / 100], "test_loss": [9.0, loss]} for n in range(5)]
+        return [end | {"test_accuracy": [0.1, accuracy], "lr": 0.01} for end in ends]
+
+    races = {"as_written": {"muon": runs(0.1, 0.9), "adamw": runs(0.2, 0.8), "sgd": runs(0.3, 0.9)}}
+    lines = originals.lines({"mnist": found | races})
+    assert "  as written, lr 0.01   Muon   training loss 0.120, test loss 0.100, test error 0.100" in lines
+    assert lines.count("    test loss: Muon's is smaller than AdamW's on 5 of 5 seeds; claimed") == 1
+    assert sum(line.endswith("no difference claimed") for line in lines) == 3  # tuned: two seeds
+    assert max(map(len, lines)) <= 100
