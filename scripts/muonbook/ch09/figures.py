@@ -276,7 +276,7 @@ def _bar(axes: Axes, x: float, y: float, width: float, text: str, rank: int = BO
 # Two rows of length 1 with an angle between them. Alone, each row is orthogonal as it stands. As a matrix they are
 # turned apart until they are at right angles. Closed forms, so that every machine draws the same.
 
-ANGLES = (5, 10, 20, 30, 45, 60, 75, 90)  # degrees, between the rows
+ANGLES = (5, 10, 60, 90)  # between the rows of two ranks, in degrees
 HALF = (WIDTH - 2 * MARGIN) / 2
 RADIUS, BAR = 104.0, 80.0  # of length 1, as an arrow and as a bar
 Rows = tuple[tuple[float, float], tuple[float, float]]

@@ -166,10 +166,6 @@ CUTS = (
         (_whole, _whole, _shard), _sequence, gathered="bucket",
     ),
     Cut(
-        "ZeRO-2", "G is cut as well.", "Now each rank keeps the same quarter of the gradients too.",
-        (_whole, _shard, _shard), _sequence, gathered="bucket",
-    ),
-    Cut(
         "ZeRO-3, as FSDP2", "W as well, and all by rows.", "Each rank keeps a quarter of the rows of every weight, "
         "gradient and momentum.",
         (_rows, _rows, _rows), _sequence, gathered="rows",
@@ -294,7 +290,7 @@ def _told(cut: Cut, ranks: Sequence[int]) -> list[tuple[str, str]]:
     return [
         ("M kept", f"{most} of {total} elements, {'in pieces' if cut.gathered else 'matrices whole'}"),
         ("M sent", f"{away} elements, to make matrices whole" if away else "nothing"),
-        ("Newton–Schulz", f"{float(share):.0%} of the model's"),
+        ("Newton–Schulz", f"{float(share):.0%} of the whole model's work"),
     ]
 
 

@@ -9,6 +9,7 @@ import torch
 import worlds
 from figure_helpers import assert_readable, boxes
 
+from distmuon import MuonW
 from distmuon.extras.metrics.matrix import update_of
 from distmuon.optim.muon import Muon
 from distmuon.optim.param_groups import split_parameters
@@ -127,3 +128,19 @@ def test_a_workers_curves_are_drawn_over_the_step(tmp_path: Path) -> None:
     assert_readable(figure)
     assert "decay 0.1: from 1 to 4" in alt
     assert "decay 3: from 1 to 0.25, least 0.25, greatest 1, for step 1 to 3" in alt
+
+
+def test_muonw_takes_the_steps_of_the_two_optimizers_that_the_chapter_makes() -> None:
+    apart, together = (experiments.fresh()[0] for _ in range(2))
+    groups = split_parameters(apart, decay_vectors=False)
+    muon, adamw = ([g for g in groups if g["algorithm"] == algorithm] for algorithm in ("muon", "adamw"))
+    pair = (Muon(muon, lr=0.01, weight_decay=0.1), torch.optim.AdamW(adamw, lr=0.003, weight_decay=0.1))
+    for model, optimizers in ((apart, pair), (together, (MuonW(together, lr=0.01, adamw_lr=0.003),))):
+        random = torch.Generator().manual_seed(3)
+        for _ in range(3):
+            for p in model.parameters():
+                p.grad = torch.randn(p.shape, generator=random, dtype=p.dtype)
+            for optimizer in optimizers:
+                optimizer.step()
+    for ours, theirs in zip(together.parameters(), apart.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)

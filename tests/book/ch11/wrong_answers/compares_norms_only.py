@@ -1,4 +1,4 @@
-# expect: healthy: from about 0.7 to 1.2.
+# expect: in a healthy update the largest lies between about 0.7 and 1.2.
 
 
 def alarm(update):

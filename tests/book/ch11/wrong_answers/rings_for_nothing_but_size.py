@@ -1,4 +1,4 @@
-# expect: from 0.07 to 1.5; healthy: from about 0.7 to 1.2.
+# expect: from 0.07 to 1.5; in a healthy update the largest lies between about 0.7 and 1.2.
 import torch
 
 
