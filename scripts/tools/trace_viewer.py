@@ -20,7 +20,7 @@ from tools.print_book import installed_browser
 PICTURE = results.ROOT / "book" / "figures" / "trace_viewer.png"
 STEP = results.FOLDER / "step_muon.json.gz"
 PORT = 9377
-WIDTH, HEIGHT = 620, 900  # of the window: narrow, so that its letters can be read on a phone
+WIDTH, HEIGHT, SCALE = 400, 900, 2.7  # of the window, as wide as a phone, so that its letters can be read there
 ROWS = (42, 63, 84, 105, 126)  # folded threads, from the top of the chart: main, and gloo's of the TP and DP groups
 OVERVIEW = -25  # where one drags to zoom, from there as well
 SHOWN = 315  # how much of the chart is kept
@@ -53,9 +53,10 @@ def photograph(browser, file, zoom):
     options = ["--headless=new", "--no-sandbox", f"--remote-debugging-port={PORT}", "--remote-allow-origins=*"]
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=browser, headless=False, args=options)
-        page = started.new_page(viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=2)
+        page = started.new_page(viewport={"width": 2 * WIDTH, "height": HEIGHT}, device_scale_factor=SCALE)
         page.goto(f"http://127.0.0.1:{PORT}/devtools/devtools_app.html")
-        page.get_by_role("tab", name="Performance").click()
+        page.get_by_role("tab", name="Performance").click()  # a narrow window hides it
+        page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
         page.locator("input[type=file]").first.set_input_files(file)
         chart = page.get_by_label("Flame Chart").first
         chart.wait_for()

@@ -61,7 +61,8 @@ def test_there_is_one_way_to_write_results() -> None:
         "plugin.py",
         "ranks.py",
         "roofline_parts.py",
-    }  # a trace, text for a digest, a kernel, a manifest, metrics; a report and facts of ranks; a page's calculator
+        "trace_viewer.py",
+    }  # a trace, text for a digest, a kernel, a manifest, metrics; a report and facts of ranks; a calculator; a viewer
     names = {
         path.name
         for path in (worlds.ROOT / "scripts").rglob("*.py")

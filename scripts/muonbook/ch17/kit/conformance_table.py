@@ -33,9 +33,14 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 def markdown(found: Mapping[str, Any]) -> str:
     """Return the table, and below it what failed, in the kit's own sentences, and who was not here."""
     names = columns(found)
-    head = [f"| check | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
-    body = [f"| {check} | {' | '.join(signs)} |" for check, signs in rows(found)]
-    return "\n".join([*head, *body, "", *(f"- {line}" for line in [*failures(found), *absent(found)])])
+    who = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
+    numbers = " | ".join(str(number) for number in range(1, len(names) + 1))
+    head = [f"Columns: {who}.", "", f"| check | {numbers} |", f"|---|{'---|' * len(names)}"]
+    *checks, (programs, counts) = rows(found)
+    body = [f"| {check} | {' | '.join(signs)} |" for check, signs in checks]
+    passed = ", ".join(f"{number}: {count}" for number, count in enumerate(counts, 1))
+    below = [f"- {line}" for line in [*failures(found), *absent(found)]]
+    return "\n".join([*head, *body, "", f"Of {programs}, passed by column: {passed}.", "", *below])
 
 
 def show(found: Mapping[str, Any]) -> None:
