@@ -136,7 +136,7 @@ def test_the_cells_step_as_one_process_whatever_the_reader_sets(
         ("shard(flat[other, tp], dp)", "shard(flat[dp, tp], other)"),
         ("page.newton_schulz(whole[dp, tp, name])", "whole[dp, tp, name]"),
         ("part = to_bucket(o, tp)", "part = to_bucket(o, 0)"),
-        ("piece = shard(part, dp)", "piece = shard(part, 0)"),
+        ("pieces[dp, tp] = shard(part, dp)", "pieces[dp, tp] = shard(part, 0)"),
     ],
     ids=("not divided", "own shards", "not orthogonalized", "the first part", "the first shard"),
 )

@@ -103,7 +103,6 @@ def test_what_the_cuts_cost_is_what_a_ring_and_the_map_say() -> None:
     bucket, matrices = 256 + 32, 256  # of 4 ranks, each sends three quarters of what is gathered
     assert costs == dict.fromkeys(costs, 0) | {
         "ZeRO-1": bucket * 3 // 4,
-        "ZeRO-2": bucket * 3 // 4,
         "ZeRO-3, as FSDP2": matrices * 3 // 4,
         "TP": matrices * 3 // 4,
     }
