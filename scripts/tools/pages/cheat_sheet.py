@@ -95,7 +95,8 @@ SYMBOLS = (
 )
 ABOUT_LAYOUTS = (
     "The formula is the factor “sent” from above, and the number beside it says how many times the grid "
-    "orthogonalizes each matrix in a step."
+    "orthogonalizes each matrix in a step. The book's fifth layout, **MuonW**, is an optimizer of its own on FSDP2, and "
+    "[the back of an envelope](roofline.md) has the bytes that it adds there."
 )
 LAYOUTS = (
     SheetLayout(
@@ -181,7 +182,7 @@ def markdown() -> str:
         ("Newton–Schulz", _formulas(ITERATION)),
         ("Bytes that a rank sends", f"{_formulas(BYTES)}\n{SYMBOLS}"),
         (
-            "The five layouts",
+            "The layouts of DistributedMuon",
             f"{ABOUT_LAYOUTS}\n\n{table(('layout', 'sent', 'times', 'what happens'), layouts)}",
         ),
         (
