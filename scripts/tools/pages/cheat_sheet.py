@@ -95,8 +95,8 @@ SYMBOLS = (
 )
 ABOUT_LAYOUTS = (
     "The formula is the factor “sent” from above, and the number beside it says how many times the grid "
-    "orthogonalizes each matrix in a step. The book's fifth layout, **MuonW**, is an optimizer of its own on FSDP2, and "
-    "[the back of an envelope](roofline.md) has the bytes that it adds there."
+    "orthogonalizes each matrix in a step. The book's fifth layout, **MuonW**, is an optimizer of its own on FSDP2, "
+    "and [the back of an envelope](roofline.md) has the bytes that it adds there."
 )
 LAYOUTS = (
     SheetLayout(

@@ -392,9 +392,9 @@ def test_asleep_the_clock_follows_the_model_and_at_work_it_does_not() -> None:
 
 def test_over_dp_a_bucket_always_wins_and_over_tp_where_matrices_are_small() -> None:
     rows = {line.split()[0]: [float(cell) for cell in line.split()[1:]] for line in shown("for width, over_dp in")[2:]}
-    assert all(over_dp < 0.5 for over_dp, *_ in rows.values())
+    assert all(over_dp < 0.55 for over_dp, *_ in rows.values())
     assert all(max(over_tp) < 0.25 for width, (_, *over_tp) in rows.items() if int(width) <= 128)
-    assert min(rows["1024"][1:]) > 1
+    assert all(min(over_tp) > 1 for width, (_, *over_tp) in rows.items() if int(width) >= 512)
 
 
 def race_gathers(world: launch.World, wrong: bool = False) -> Any:
