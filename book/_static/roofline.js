@@ -63,15 +63,17 @@ function rooflineStep(step) {
     return layout === "owner" ? (2 * (tp - 1)) / (tp * p.dp) : 0;
   };
   const stage = (p) => p.held.map((m) => ({ ...m, count: Math.ceil((m.count * tp) / p.local) }));
-  const padded = (p) => (layout === "owner"
-    ? Math.max(p.hidden / p.local, (p.dp * rooflineDeal(stage(p), p.dp)[0]) / tp) : p.hidden / p.local);
-  const padding = (p) => ((p.dp - 1) / p.dp) * (padded(p) - p.hidden / p.local);
+  for (const p of parts) {
+    p.padded = p.hidden / p.local;
+    if (layout === "owner") p.padded = Math.max(p.padded, (p.dp * rooflineDeal(stage(p), p.dp)[0]) / tp);
+  }
+  const padding = (p) => ((p.dp - 1) / p.dp) * (p.padded - p.hidden / p.local);
   const muonDpBytes = sum(parts, (p) => ((2 * p.hidden) / p.local) * overDp(p)) + 6 * sum(parts, padding);
   const muonTpBytes = sum(parts, (p) => ((2 * p.hidden) / p.local) * overTp(p));
 
   const kept = (p, sharded) => (layout === "muonw" ? (sharded + 4) / p.dp : 6 + sharded / p.dp);
   const adamwKept = sum(parts, (p) => ((p.hidden + p.tables) / p.local) * kept(p, 12));
-  const muonKept = sum(parts, (p) => padded(p) * kept(p, 8) + (p.tables / p.local) * kept(p, 12));
+  const muonKept = sum(parts, (p) => p.padded * kept(p, 8) + (p.tables / p.local) * kept(p, 12));
 
   const passSeconds = passFlops / ranks / flopsPerSecond;
   const busiest = layout === "gather_all"

@@ -8,10 +8,12 @@ Python: no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil
 from typing import NamedTuple
+
+from distmuon.sharding.ownership import balance
 
 STEPS, FORWARD_BACKWARD = 5, 6  # of Newton–Schulz; FLOPs for one token and one weight
 GRADIENT, PARAMETER, MOMENTUM = 4, 2, 2  # bytes of an element on the wire: float32, bf16, bf16
@@ -61,19 +63,14 @@ class Part(NamedTuple):
         return min(self.dp, 1 + squares / self.hidden / (self.hidden / self.dp))
 
 
-def deal(matrices: Sequence[Matrices], ranks: int) -> tuple[int, int]:
-    """Return the most elements and the most FLOPs of an owner, if whole matrices go, the costliest first, to the rank
-    that has least to do. The ranks of the engine's owners get them by the same rule."""
+@cache
+def deal(matrices: tuple[Matrices, ...], ranks: int) -> tuple[int, int]:
+    """Return the most elements and the most FLOPs of an owner, if the engine deals these matrices out in one bucket."""
+    each = [one for one in matrices for _ in range(one.number)]
     held, work = [0] * ranks, [0] * ranks
-    for place, one in enumerate(sorted(matrices, key=lambda one: -one.flops)):
-        everywhere, left = divmod(one.number, ranks) if place == 0 else (0, one.number)
-        for rank in range(ranks):
-            held[rank] += everywhere * one.a * one.b
-            work[rank] += everywhere * one.flops
-        for _ in range(left):
-            rank = work.index(min(work))
-            held[rank] += one.a * one.b
-            work[rank] += one.flops
+    for index, rank in balance({index: one.flops for index, one in enumerate(each)}, ranks).items():
+        held[rank] += each[index].a * each[index].b
+        work[rank] += each[index].flops
     return max(held), max(work)
 
 
@@ -144,9 +141,9 @@ class Step:
         element = GRADIENT + PARAMETER * (2 if self.layout == "muonw" else 1)
         return sum((p.dp - 1) / p.dp * (p.hidden + p.tables) / p.local * element for p in self.parts)
 
-    def stage(self, part: Part) -> list[Matrices]:
+    def stage(self, part: Part) -> tuple[Matrices, ...]:
         """Return the matrices that the ranks of one pipeline stage, and of one group of experts, deal out."""
-        return [m._replace(number=ceil(m.number * self.tp / part.local)) for m in part.matrices]
+        return tuple(m._replace(number=ceil(m.number * self.tp / part.local)) for m in part.matrices)
 
     def padded(self, part: Part) -> float:
         """Return how long the TP-local shards of a part are together, in elements: owners' are all as long as the
