@@ -12,9 +12,9 @@ from typing import NamedTuple
 from distmuon.optim.coefficients import MUON
 from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.optim.strategies.periodic import OPTIONS as PERIODIC
+from muonbook.markdown_table import table
 from muonbook.ways import TITLES
 from tools.pages.formula import typeset
-from tools.pages.table import table
 
 QUINTIC = ", ".join(f"{name} = {value:.4f}" for name, value in zip("abc", MUON, strict=True)).replace("-", "−")
 

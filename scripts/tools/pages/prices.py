@@ -13,12 +13,12 @@ from distmuon.optim.newton_schulz import flops
 from distmuon.sharding.layout import plan
 from distmuon.sharding.ledger import ring_bytes
 from muonbook.figures.style import in_bytes
+from muonbook.markdown_table import table
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.parts.every_rank import states
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.planned_worlds import BUCKET_RULES, MOMENTUM_BYTES, PlannedWorld
 from muonbook.planner.stages import expert_of, stage_of, units_of
-from tools.pages.table import table
 
 WORLD, WAYS = 64, 8
 MODEL = MODELS["moonlight"]

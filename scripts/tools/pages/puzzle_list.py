@@ -17,10 +17,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import muonbook
+from muonbook.markdown_table import table
 from muonbook.puzzles import Puzzle
 from muonbook.puzzles.five_minutes import FiveMinutes
 from tools import set_address
-from tools.pages.table import table
 
 HEADS = ("solved", "chapter", "function", "what it does", "difficulty", "try it")
 

@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from muonbook.figures.style import in_bytes
+from muonbook.markdown_table import table
 from muonbook.measure import reported
-from tools.pages.table import table
 
 MUON, ADAMW = "trace_muon_FULLSTEP_dp2_tp2", "trace_adamw_FULLSTEP"
 GRID, ADAMWS_GRID = (2, 2), (4, 1)

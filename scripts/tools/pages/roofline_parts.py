@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from muonbook import ways
+from muonbook.markdown_table import table
 from muonbook.planner.fabrics import ADAPTER, NVLINK, PCIE
 from tools.pages.published import FIGURES, NOT_COMPARED
 from tools.pages.roofline import LAYOUTS, PRESETS, Step, by_layout
-from tools.pages.table import table
 
 LINKS = {  # 10^9 bytes per second, of one GPU
     "NVLink of an H100": NVLINK.bytes_per_second / 1e9,

@@ -8,8 +8,8 @@ from typing import Any
 
 from muonbook.ch04 import sweep, tables
 from muonbook.ch04.search_space import RACERS
+from muonbook.markdown_table import table
 from muonbook.measure import results
-from tools.pages.table import table
 
 MUON = "muon"
 TITLES = {

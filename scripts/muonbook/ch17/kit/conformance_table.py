@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muonbook.markdown_table import table
+
 SIGNS = {"passed": "✓", "failed": "✗", "not claimed": "·"}
 PROGRAM = "program: "
 
@@ -34,13 +36,12 @@ def markdown(found: Mapping[str, Any]) -> str:
     """Return the table, and below it what failed, in the kit's own sentences, and who was not here."""
     names = columns(found)
     who = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
-    numbers = " | ".join(str(number) for number in range(1, len(names) + 1))
-    head = [f"Columns: {who}.", "", f"| check | {numbers} |", f"|---|{'---|' * len(names)}"]
+    heads = ("check", *map(str, range(1, len(names) + 1)))
     *checks, (programs, counts) = rows(found)
-    body = [f"| {check} | {' | '.join(signs)} |" for check, signs in checks]
+    told = table(heads, [(check, *signs) for check, signs in checks])
     passed = ", ".join(f"{number}: {count}" for number, count in enumerate(counts, 1))
     below = [f"- {line}" for line in [*failures(found), *absent(found)]]
-    return "\n".join([*head, *body, "", f"Of {programs}, passed by column: {passed}.", "", *below])
+    return "\n".join([f"Columns: {who}.", "", told, f"Of {programs}, passed by column: {passed}.", "", *below])
 
 
 def show(found: Mapping[str, Any]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from muonbook.markdown_table import table
+
+HEADS = ("what was done", "what was seen", "noticed", "steps lost", "how it goes on")
 FEW = (
     "killed in a collective",
     "killed before the rename",
@@ -37,13 +40,10 @@ def markdown(found: Mapping[str, Any]) -> str:
     by_place: dict[str, list[Mapping[str, Any]]] = {}
     for row in found["drills"]:
         by_place.setdefault(row["where"], []).append(row)
-    return "\n\n".join(f"**{place.capitalize()}** ({len(rows)})\n\n{_table(rows)}" for place, rows in by_place.items())
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    names = ("what was done", "what was seen", "noticed", "steps lost", "how it goes on")
-    cells = [names, ("---",) * len(names), *map(_cells, rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return "\n".join(
+        f"**{place.capitalize()}** ({len(rows)})\n\n{table(HEADS, map(_cells, rows))}"
+        for place, rows in by_place.items()
+    ).rstrip("\n")
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Tables in Markdown, as pages include them."""
+"""Tables in Markdown, as pages include them and chapters show them. Needs no torch."""
 
 from __future__ import annotations
 
