@@ -14,10 +14,27 @@ from muonbook.measure.profiler import count_once, profiled
 from muonbook.puzzles import CaseReport, Puzzle, as_called, require
 
 if TYPE_CHECKING:
+    from distmuon.launch import World
     from distmuon.sharding.grid import Grid
 
 __all__ = ["PUZZLE", "count_once"]
 SIZES = (24, 1000)  # elements of the matrices' bucket, in two steps
+
+
+def record_a_gather(world: World) -> list[dict[str, Any]]:
+    """Return the two events, without times, that an all-gather of 6 bf16 elements per rank leaves in a rank's trace."""
+    import torch
+
+    from distmuon.sharding.grid import Grid
+
+    grid = Grid.of(world)
+    with profiled() as events:
+        grid.world.all_gather(torch.ones(6, dtype=torch.bfloat16), "momentum")
+    shown = [event for event in events if event.get("name") in ("c10d::_allgather_base_", "gloo:all_gather")]
+    return [
+        {"name": e["name"], "args": {key: e["args"][key] for key in ("Input Dims", "Input type")}}
+        for e in sorted(shown, key=lambda event: str(event["name"]))
+    ]
 
 
 def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
