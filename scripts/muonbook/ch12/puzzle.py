@@ -22,7 +22,10 @@ SIZES = (24, 1000)  # elements of the matrices' bucket, in two steps
 
 
 def record_a_gather(world: World) -> list[dict[str, Any]]:
-    """Return the two events, without times, that an all-gather of 6 bf16 elements per rank leaves in a rank's trace."""
+    """Return the two events that an all-gather of 6 bf16 elements per rank leaves in a rank's trace.
+
+    Of each its name, and the shapes and dtypes of the tensors among its inputs.
+    """
     import torch
 
     from distmuon.sharding.grid import Grid
@@ -30,11 +33,14 @@ def record_a_gather(world: World) -> list[dict[str, Any]]:
     grid = Grid.of(world)
     with profiled() as events:
         grid.world.all_gather(torch.ones(6, dtype=torch.bfloat16), "momentum")
-    shown = [event for event in events if event.get("name") in ("c10d::_allgather_base_", "gloo:all_gather")]
-    return [
-        {"name": e["name"], "args": {key: e["args"][key] for key in ("Input Dims", "Input type")}}
-        for e in sorted(shown, key=lambda event: str(event["name"]))
-    ]
+    found = []
+    for event in events:
+        if event.get("name") in ("c10d::_allgather_base_", "gloo:all_gather"):
+            dims, types = (event["args"][key] for key in ("Input Dims", "Input type"))
+            tensors = [n for n, size in enumerate(dims) if size]  # the other inputs differ between torch's versions
+            args = {"Input Dims": [dims[n] for n in tensors], "Input type": [types[n] for n in tensors]}
+            found.append({"name": event["name"], "args": args})
+    return sorted(found, key=lambda event: str(event["name"]))
 
 
 def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:
