@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stored_pages
@@ -90,13 +91,27 @@ def test_blocks_of_real_momentum_are_another_optimizer_and_the_more_so_the_large
     assert singular_values(newton_schulz(momenta[2]))[0] < 1.25
 
 
-def test_more_tp_ranks_share_momentum_but_not_newton_schulz() -> None:
-    costs = {T: optimizer_cost(T, D=8) for T in (1, 2, 4, 8)}
-    kept, work, temporary = zip(*costs.values(), strict=True)
-    assert [kept[0] / each for each in kept] == [1, 2, 4, 8]
+def test_no_number_of_tp_ranks_brings_newton_schulz_below_a_dth_of_the_model() -> None:
+    eight, seven = ([optimizer_cost(T, D) for T in (1, 2, 4, 8)] for D in (8, 7))
     block = 4 * flops((1024, 1024)) + 2 * flops((1024, 4096))
-    assert work[0] > work[1] > work[2] == work[3] == 24 * block // 8  # "an eighth of all the work"
-    assert temporary[0] == temporary[1] < temporary[2] < temporary[3]
+    assert {cost.least_flops for cost in eight} == {24 * block / 8}
+    assert [cost.cut_matrices for cost in eight] == [48, 24, 0, 0]  # "the boundaries fall between blocks"
+    assert [cost.newton_schulz_flops == cost.least_flops for cost in eight] == [False, False, True, True]
+    assert all(cost.cut_matrices and cost.newton_schulz_flops > cost.least_flops for cost in seven)
+    assert eight[0].temporary_bytes == eight[1].temporary_bytes < eight[2].temporary_bytes < eight[3].temporary_bytes
+
+
+def test_the_bound_on_t_is_where_messages_take_their_share_of_the_products() -> None:
+    """Against the definitions: 6 operations per weight and token, 4 all-reduces of the residual stream in bf16."""
+    (cell,) = (cell for cell in stored_pages.every_cell("09_tensor_parallel") if "def most_tp_ranks" in cell.source)
+    names: dict[str, Any] = {}
+    exec(cell.source, names)
+    width, tokens, F, L = 8192, 4096, names["F"], 450e9
+    for share in (0.2, 1.0):
+        T = names["most_tp_ranks"](share, width, L)
+        products = 6 * 12 * width**2 * tokens / T / F
+        messages = 4 * 2 * (T - 1) / T * 2 * tokens * width / L
+        assert messages == pytest.approx(share * products)
 
 
 def test_the_page_has_the_numbers_of_the_picture() -> None:
