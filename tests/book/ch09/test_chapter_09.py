@@ -21,8 +21,9 @@ WORKER = str(worlds.ROOT / "scripts" / "09_tensor_parallel.py")
 
 
 def test_muon_on_tp_ranks_is_certified_and_its_bytes_are_those_predicted() -> None:
-    out = stored_pages.printed("09_tensor_parallel", "python ../scripts/09_tensor_parallel.py --tp 2")
-    assert out.count("True.") == 4
+    ending = worlds.perform(WORKER, "--tp", "2")  # its drift differs from machine to machine
+    out = ending.out
+    assert (ending.code, out.count("True.")) == (0, 4)
     rows = re.findall(r"^  all_gather +momentum, (\S+) +1 +([\d,]+) +([\d,]+)$", out, re.MULTILINE)
     sent = {name: [int(number.replace(",", "")) for number in numbers] for name, *numbers in rows}
     # half of each whole matrix, in bf16
