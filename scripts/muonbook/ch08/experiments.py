@@ -98,7 +98,7 @@ def report_train(
     falling = muon.losses[-1] < muon.losses[0]
     print(f"Muon on {dp} DP ranks, {recipe.dtype}, {recipe.steps} steps: the loss has fallen: {falling}.")
     print(f"Same gradients, sharded and in one process, bitwise equal parameters: {verdict.exact}.")
-    print(f"Trained in float32 throughout, within 4 x the control of one process: {verdict.unrounded}.")
+    print(f"Trained in float32 throughout, {verdict.measured}: {verdict.unrounded}.")
     print(f"Every rank ends with the same parameters: {muon.replicas_agree}.\n")
     theirs, ours = (_bytes_per_step(ledgers[0], recipe.steps) for ledgers in (adamw, muon.ledgers))
     print("Bytes that a rank sends per step    ZeRO-1 AdamW        Muon")
