@@ -62,8 +62,8 @@ def draw_curves(
 
     series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
     (x, text) of vertical lines. levels: (y, text) of horizontal ones. dots: the values alone, and no line from one to
-    the next. A value that is not finite, or not positive on a logarithmic axis, is left out. Raises ValueError for no series, more than six, an empty one, x and y of different
-    lengths, and an unknown band.
+    the next. A value that is not finite, or not positive on a logarithmic axis, is left out. Raises ValueError for no
+    series, more than six, an empty one, x and y of different lengths, and an unknown band.
     """
     curves = _finite(series, log_x, log_y)
     if unknown := set(bands or {}) - set(curves):
