@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from figure_helpers import assert_readable, texts
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgba
 from matplotlib.patches import Rectangle
 
 from muonbook.ch06 import small_puzzles
@@ -50,7 +50,7 @@ def test_what_is_painted_in_a_rank_adds_up_to_what_it_keeps(told: tuple[int, lis
     D, frames = told
     for frame in frames:
         boxes = [box for box in frame.figure.axes[0].patches if isinstance(box, Rectangle)]
-        filled = [box for box in boxes if box.get_facecolor()[3] and HIGH / D <= box.get_height() <= HIGH]
+        filled = [box for box in boxes if to_rgba(box.get_facecolor())[3] and HIGH / D <= box.get_height() <= HIGH]
         for rank in range(D):
             top = min(box.get_y() for box in filled) + rank * STEP
             spans = {(box.get_x(), box.get_width()) for box in filled if top <= box.get_y() < top + HIGH}
