@@ -105,7 +105,7 @@ def test_the_planner_counts_the_activations_of_which_the_chapter_speaks() -> Non
     (said,) = (cell.source for cell in PAGE if "scripts/plan.py" in cell.source)
     command = re.findall(r"`scripts/(plan\.py [^`]+)`", said)[0].split()
     ending = worlds.answer(str(worlds.ROOT / "scripts" / command[0]), *command[1:])
-    assert f"{re.findall(r'tokens takes ([0-9]+) GB', said)[0]} GB" == f"{activations(ending.out):.0f} GB"
+    assert f"{re.findall(r'tokens take ([0-9]+) GB', said)[0]} GB" == f"{activations(ending.out):.0f} GB"
 
 
 def activations(plan: str) -> float:
