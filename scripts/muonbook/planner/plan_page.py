@@ -185,17 +185,17 @@ def comparison_lines(found: Collection[Compared]) -> list[str]:
     rows = [
         _place(first),
         f"{_batch(first.setting)}; on {_machine(first.setting)}",
-        f"{'':27}seconds  / AdamW's  Newton–Schulz, s  a matrix done on  worst rank of {room}",
+        f"{'':24}seconds  / AdamW's  Newton–Schulz, s  a matrix done on  worst rank of {room}",
     ]
     above = None
     for each in found:
         if each.algorithm.adamw != above:
             above = each.algorithm.adamw
-            layout = {"megatron": ", in buckets", "flat": ", flat"}[above.rule] if above.optimizer == "adamw" else ""
-            rows.append(f"  {above.title + layout:<25}{each.adamw.step_seconds:7.3g}{'':49}{_held(each.adamw)}")
+            layout = {"megatron": ", buckets", "flat": ", flat"}[above.rule] if above.optimizer == "adamw" else ""
+            rows.append(f"  {above.title + layout:<22}{each.adamw.step_seconds:7.3g}{'':49}{_held(each.adamw)}")
         ranks = f"{each.repeats:.3g} rank" + ("s" if round(each.repeats) > 1 else "")
         took = f"{each.muon.step_seconds:7.3g}{each.over_adamw:10.2f}x{each.muon.seconds['Newton–Schulz']:18.3g}"
-        rows.append(f"    {each.algorithm.title:<23}{took}{ranks:>18}  {_held(each.muon)}")
+        rows.append(f"    {each.algorithm.title:<20}{took}{ranks:>18}  {_held(each.muon)}")
     return rows
 
 
