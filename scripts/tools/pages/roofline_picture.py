@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ def draw() -> tuple[Figure, str]:
         plot.set_xlabel(X_LABEL)
         corner = top_speed / MEMORY
         plot.plot([X[0], corner, X[1]], [MEMORY * X[0], top_speed, top_speed], color=INK, lw=2.2, gid="roof")
-        told = {"parse_math": False, "color": MUTED}
+        told: dict[str, Any] = {"parse_math": False, "color": MUTED}
         plot.text(corner, 1.06 * top_speed, "limited by arithmetic", va="bottom", **told)
         plot.text(1.35 * X[0], 1.05 * X[0] * MEMORY, "limited by memory", va="bottom", **told)
         for number, point in enumerate(measured, 1):
