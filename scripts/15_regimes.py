@@ -26,10 +26,10 @@ SKEWED = ("zero1", "ddp", *regimes.ALGORITHMS)
 def print_skew():
     """Run the workload on four grids and print what every variant sends: counted, and predicted."""
     rows = regimes.measure_skew(rounds=0)
-    print(f"KiB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens, by DP x TP ranks")
+    print(f"MB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens, by DP x TP ranks")
     print("".join(f"{row['dp']:>5} x {row['tp']}" for row in rows))
     for name in SKEWED:
-        print("".join(f"{row[name]['sent_bytes'] / 1024:9,.0f}" for row in rows) + f"  {TITLES[name]}")
+        print("".join(f"{row[name]['sent_bytes'] / 1e6:9.2f}" for row in rows) + f"  {TITLES[name]}")
     print(f"Counted = predicted: {all(row[name]['equal_on_every_rank'] for row in rows for name in SKEWED)}.")
 
 

@@ -2,82 +2,110 @@
    order, and a test holds the two equal. Nothing is sent anywhere, and without JavaScript the page has its tables. */
 "use strict";
 
-const ROOFLINE_LAYOUTS = { gather_all: "gather all, flat", owner: "owner", muonw: "MuonW" };
+const ROOFLINE_LAYOUTS = {
+  gather_all: "gather all, flat", gather_cut: "gather cut", owner: "owner", muonw: "MuonW",
+};
 
-/* The most elements and the most FLOPs of an owner: the costliest matrices first, each to the rank with least to do. */
-function rooflineDeal(matrices, ranks) {
-  const held = new Array(ranks).fill(0), work = new Array(ranks).fill(0);
+/* The most elements of a DP rank and the most FLOPs of a rank, if matrices have owners: the costliest first, each to the
+   rank with least to do, and of such ranks to one in the row of the grid that has least. Ranks lie in a heap. */
+function rooflineDeal(matrices, dp, tp) {
+  const held = new Array(dp).fill(0), rows = new Array(dp).fill(0), work = new Array(dp * tp).fill(0);
+  const key = (rank) => [work[rank], rows[rank % dp], rank];
+  const before = (one, other) => {
+    const place = [0, 1].find((n) => one[n] !== other[n]) ?? 2;
+    return one[place] < other[place];
+  };
+  const heap = work.map((_, rank) => key(rank));
+  const replaceFirst = (now) => {
+    let place = 0;
+    for (;;) {
+      let child = 2 * place + 1;
+      if (child + 1 < heap.length && before(heap[child + 1], heap[child])) child += 1;
+      if (child >= heap.length || !before(heap[child], now)) break;
+      heap[place] = heap[child];
+      place = child;
+    }
+    heap[place] = now;
+  };
+  for (const one of [...matrices].sort((a, b) => b.flops - a.flops)) {
+    for (let left = one.count; left > 0; left -= 1) {
+      for (;;) {
+        const now = key(heap[0][2]);
+        if (now.every((part, n) => part === heap[0][n])) break;
+        replaceFirst(now);  // this rank or its row has got more since
+      }
+      const rank = heap[0][2];
+      held[rank % dp] += one.size;
+      work[rank] += one.flops / 10;  // so that sums are whole numbers, and exact
+      rows[rank % dp] += one.flops / 10;
+    }
+  }
   const most = (list) => list.reduce((a, b) => Math.max(a, b));
-  [...matrices].sort((one, other) => other.flops - one.flops).forEach((one, place) => {
-    const everywhere = place === 0 ? Math.floor(one.count / ranks) : 0;
-    for (let rank = 0; rank < ranks; rank += 1) {
-      held[rank] += everywhere * one.size;
-      work[rank] += everywhere * one.flops;
-    }
-    for (let left = one.count - everywhere * ranks; left > 0; left -= 1) {
-      let least = 0;
-      for (let rank = 1; rank < ranks; rank += 1) if (work[rank] < work[least]) least = rank;
-      held[least] += one.size;
-      work[least] += one.flops;
-    }
-  });
-  return [most(held), most(work)];
+  return [most(held), 10 * most(work)];
 }
 
 function rooflineStep(step) {
-  const { layers, width, mlp, vocabulary, experts, active, tokens, dp, tp, pp, ep, layout } = step;
+  const { layers, width, mlp, vocabulary, heads, experts, active, tokens, dp, tp, pp, ep, layout } = step;
+  const { gradient, parameter } = step;
   const sum = (list, of) => list.reduce((total, each) => total + of(each), 0);
   const matrices = (a, b, count, share) => ({
     count, share, size: a * b, elements: count * a * b, flops: 5 * (4 * a * a * b + 2 * a ** 3),
   });
-  const part = (held, tables, local, ranks) => {
+  const part = (held, tables, groups, ranks) => {
     const hidden = sum(held, (m) => m.elements);
     const squares = sum(held, (m) => m.elements * m.size);
-    return { held, tables, local, dp: ranks, hidden, owners: Math.min(ranks, 1 + squares / hidden / (hidden / ranks)) };
+    const owners = 1 + ((ranks - 1) * squares) / hidden / (hidden / groups);
+    return { held, tables, groups, local: groups * tp, dp: ranks, hidden, owners };
   };
-  const attention = matrices(width, width, 4 * layers, 1);
-  const perceptron = matrices(Math.min(width, mlp), Math.max(width, mlp), 3 * layers * experts, active / experts);
+  const dense = [
+    matrices(width, width, 2 * layers, 1),
+    matrices(Math.floor((width * step.kv_heads) / heads), width, 2 * layers, 1),
+  ];
+  const perceptron = matrices(
+    Math.min(width, mlp), Math.max(width, mlp), step.mlp_matrices * layers * experts, active / experts,
+  );
   const tables = 2 * vocabulary * width;
-  const local = tp * pp;
   const parts = ep === 1
-    ? [part([attention, perceptron], tables, local, dp)]
-    : [part([attention], tables, local, dp), part([perceptron], 0, local * ep, Math.floor(dp / ep))];
+    ? [part([...dense, perceptron], tables, pp, dp)]
+    : [part(dense, tables, pp, dp), part([perceptron], 0, pp * ep, Math.floor(dp / ep))];
   const ranks = dp * tp * pp;
+  const repeating = layout === "gather_all" || layout === "gather_cut";
   const flopsPerSecond = step.tflops * 1e12;
 
   const passFlops = 6 * tokens * sum(parts, (p) => p.tables / 2 + sum(p.held, (m) => m.elements * m.share));
-  const repeats = (p) => (layout === "gather_all" ? p.owners * tp : 1);
+  const repeats = (p) => (repeating ? p.owners * tp : 1);
   const schulzFlops = sum(parts, (p) => repeats(p) * sum(p.held, (m) => m.count * m.flops));
 
-  const element = 4 + 2 * (layout === "muonw" ? 2 : 1);
+  const element = gradient + parameter * (layout === "muonw" ? 2 : 1);
   const adamwBytes = sum(parts, (p) => ((p.dp - 1) / p.dp) * ((p.hidden + p.tables) / p.local) * element);
-  const overDp = (p) => {
-    if (layout === "muonw") {
-      const holders = p.dp * tp;
-      return ((2 * tp) / holders) * ((holders - 1) / holders);
-    }
-    return layout === "gather_all" ? (p.dp - 1) / p.dp : 0;
-  };
-  const overTp = (p) => {
-    if (layout === "gather_all") return ((tp - 1) * p.owners) / p.dp;
-    return layout === "owner" ? (2 * (tp - 1)) / (tp * p.dp) : 0;
-  };
-  const stage = (p) => p.held.map((m) => ({ ...m, count: Math.ceil((m.count * tp) / p.local) }));
+  const stage = (p) => p.held.map((m) => ({ ...m, count: Math.ceil(m.count / p.groups) }));
   for (const p of parts) {
     p.padded = p.hidden / p.local;
-    if (layout === "owner") p.padded = Math.max(p.padded, (p.dp * rooflineDeal(stage(p), p.dp)[0]) / tp);
+    if (layout === "owner") p.padded = Math.max(p.padded, (p.dp * rooflineDeal(stage(p), p.dp, tp)[0]) / tp);
   }
   const padding = (p) => ((p.dp - 1) / p.dp) * (p.padded - p.hidden / p.local);
-  const muonDpBytes = sum(parts, (p) => ((2 * p.hidden) / p.local) * overDp(p)) + 6 * sum(parts, padding);
-  const muonTpBytes = sum(parts, (p) => ((2 * p.hidden) / p.local) * overTp(p));
+  const momentum = (p) => (2 * p.hidden) / p.local / p.dp;
+  const overDp = {
+    gather_all: (p) => p.dp - 1,
+    gather_cut: (p) => p.owners - 1,
+    owner: () => 0,
+    muonw: (p) => (2 * (p.dp * tp - 1)) / (p.dp * tp),
+  }[layout];
+  const overTp = (p) => {
+    if (repeating) return (tp - 1) * p.owners;
+    return layout === "owner" ? (2 * (tp - 1)) / tp : 0;
+  };
+  const muonDpBytes = sum(parts, (p) => momentum(p) * overDp(p)) + (gradient + parameter) * sum(parts, padding);
+  const muonTpBytes = sum(parts, (p) => momentum(p) * overTp(p));
 
-  const kept = (p, sharded) => (layout === "muonw" ? (sharded + 4) / p.dp : 6 + sharded / p.dp);
-  const adamwKept = sum(parts, (p) => ((p.hidden + p.tables) / p.local) * kept(p, 12));
-  const muonKept = sum(parts, (p) => p.padded * kept(p, 8) + (p.tables / p.local) * kept(p, 12));
+  const kept = (p, moments) => (layout === "muonw"
+    ? (4 * (2 + moments)) / p.dp
+    : gradient + parameter + (4 * ((parameter < 4 ? 1 : 0) + moments)) / p.dp);
+  const adamwKept = sum(parts, (p) => ((p.hidden + p.tables) / p.local) * kept(p, 2));
+  const muonKept = sum(parts, (p) => p.padded * kept(p, 1) + (p.tables / p.local) * kept(p, 2));
 
   const passSeconds = passFlops / ranks / flopsPerSecond;
-  const busiest = layout === "gather_all"
-    ? schulzFlops / ranks : sum(parts, (p) => rooflineDeal(stage(p), p.dp * tp)[1]);
+  const busiest = repeating ? schulzFlops / ranks : sum(parts, (p) => rooflineDeal(stage(p), p.dp, tp)[1]);
   const schulzSeconds = busiest / flopsPerSecond;
   const adamwSeconds = passSeconds + adamwBytes / (step.dp_link * 1e9);
   const muonSeconds = schulzSeconds + muonDpBytes / (step.dp_link * 1e9) + muonTpBytes / (step.tp_link * 1e9);
@@ -87,6 +115,40 @@ function rooflineStep(step) {
     newton_schulz_seconds: schulzSeconds, adamw_seconds: adamwSeconds, muon_seconds: muonSeconds,
     share: muonSeconds / adamwSeconds,
   };
+}
+
+/* What cannot be, as one sentence; "" for a step that can. labels: name -> what its field is called. */
+function rooflineRefusal(step, labels) {
+  const speeds = ["tflops", "dp_link", "tp_link"];
+  const plain = (number) => number.toLocaleString("en");
+  for (const [name, label] of Object.entries(labels)) {
+    const value = step[name];
+    if (speeds.includes(name) && !(value > 0)) return `${label}: give more than 0.`;
+    if (!speeds.includes(name) && !(Number.isInteger(value) && value >= 1)) {
+      return `${label}: give a whole number, 1 or more.`;
+    }
+  }
+  const { layers, width, mlp, heads, kv_heads: keys, experts, active, tokens, dp, tp, pp, ep } = step;
+  if (![2, 3].includes(step.mlp_matrices)) return "An MLP has 3 matrices if it is gated, and 2 if it is not.";
+  if (![step.gradient, step.parameter].every((size) => [1, 2, 4].includes(size))) {
+    return "A weight or a gradient takes 4 bytes in float32, 2 in bf16 and 1 in float8.";
+  }
+  if (Math.max(dp * tp, 3 * layers * experts) > 1 << 20) {
+    return `We deal out at most ${plain(1 << 20)} matrices, to as many ranks; give smaller numbers.`;
+  }
+  if (active > experts) return `A token cannot see ${plain(active)} of ${plain(experts)} experts.`;
+  if (layers < pp) return `${plain(layers)} layers are too few for ${plain(pp)} pipeline stages.`;
+  if (tokens < dp) return `${plain(tokens)} tokens are too few for ${plain(dp)} data-parallel ranks.`;
+  const divisions = [
+    [heads, "heads", width, "a width of"],
+    [keys, "heads of keys and values", heads, "all heads, which are"],
+    [tp, "tensor-parallel ranks", keys, "the heads of keys and values, which are"],
+    [tp, "tensor-parallel ranks", mlp, "an MLP width of"],
+    [ep, "ranks that share the experts", dp, "the data-parallel ranks, which are"],
+    [ep, "ranks that share the experts", experts, "the experts, which are"],
+  ];
+  const wrong = divisions.find(([by, , of]) => of % by);
+  return wrong ? `${plain(wrong[0])} ${wrong[1]} do not divide ${wrong[3]} ${plain(wrong[2])}.` : "";
 }
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -122,18 +184,9 @@ document.addEventListener("DOMContentLoaded", () => {
     show();
   }
 
-  function refusal(step) {
-    const wrong = inputs.find((input) => !(step[input.name] >= 1) && !["tflops", "dp_link", "tp_link"].includes(input.name));
-    if (wrong) return `${wrong.parentElement.firstChild.textContent} is ${wrong.value || "empty"}; give 1 or more.`;
-    if (!(step.tflops > 0 && step.dp_link > 0 && step.tp_link > 0)) return "Give speeds of more than 0.";
-    if (step.active > step.experts) return `A token cannot see ${step.active} of ${step.experts} experts.`;
-    if (step.dp % step.ep) return `${step.ep} ranks that share experts do not divide ${step.dp} data-parallel ranks.`;
-    return "";
-  }
-
   function show() {
     const step = Object.fromEntries(inputs.map((input) => [input.name, Number(input.value)]));
-    const said = refusal(step);
+    const said = rooflineRefusal(step, Object.fromEntries(fields.map(({ name, label }) => [name, label])));
     if (said) {
       answer.textContent = said;
       return;
@@ -149,10 +202,12 @@ document.addEventListener("DOMContentLoaded", () => {
       ["a rank sends in addition with Muon", (r) => bytes(r.muon_dp_bytes + r.muon_tp_bytes)],
       ["states on a rank with AdamW", (r) => bytes(r.adamw_kept)],
       ["states on a rank with Muon", (r) => bytes(r.muon_kept)],
-      ["Muon adds to the step", (r) => `${(100 * r.share).toPrecision(2)} %`],
+      ["Muon adds to the step", (r) => percent(r.share)],
     ];
     table.append(row("th", head), ...lines.map(([name, of]) => row("td", [name, ...rows.map(([, r]) => of(r))])));
-    answer.replaceChildren(table);
+    const note = document.createElement("p");
+    note.textContent = "States are weights, gradients and the optimizer's. Activations come on top, so leave room for them.";
+    answer.replaceChildren(table, note);
   }
 
   function row(kind, texts) {
@@ -170,6 +225,10 @@ document.addEventListener("DOMContentLoaded", () => {
     let place = 0;
     while (value >= by && place < names.length - 1) { value /= by; place += 1; }
     return `${value >= 100 ? Math.round(value) : Number(value.toPrecision(2))} ${names[place]}`;
+  }
+  function percent(share) {
+    const two = Number((100 * share).toPrecision(2));
+    return `${two >= 100 ? two.toLocaleString("en") : two} %`;
   }
   const bytes = (value) => unit(value, ["B", "kB", "MB", "GB", "TB"], 1000);
   const seconds = (value) => (value >= 1 ? `${Number(value.toPrecision(3))} s` : unit(value * 1e6, ["µs", "ms"], 1000));

@@ -25,6 +25,7 @@ from tools.pages import (
     puzzle_list,
     report_counts,
     roofline_parts,
+    roofline_picture,
     variants,
 )
 
@@ -34,7 +35,7 @@ FILM = "nine_moves.svg"  # what the README shows
 
 def draw(target: Path) -> dict[str, str]:
     """Draw every picture into the folder `target`; return file -> its alt text, or how long it is."""
-    still = before_and_after.pictures()
+    still = {**before_and_after.pictures(), "roofline.png": roofline_picture.draw()}
     moves = {
         "seven-cuts": (moving.moving_cuts(), None),
         "nine-moves": (plain_moves.frames(), plain_moves.STILL),

@@ -11,46 +11,60 @@ from typing import Any
 import pytest
 
 from distmuon.optim.newton_schulz import flops
+from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
-from muonbook.planner.fabrics import ADAPTER, PEAK_FLOPS
+from muonbook.planner.fabrics import ADAPTER, DEVICES, PEAK_FLOPS
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
-from tools.pages import roofline_parts
+from tools.pages import roofline_parts, roofline_picture
 from tools.pages.roofline import LAYOUTS, PRESETS, Matrices, Step
+from tools.pages.roofline_parts import in_bytes, percent
 
 PAGE = (Path(__file__).resolve().parents[2] / "book" / "roofline.md").read_text(encoding="utf-8")
 TOKENS = 1 << 22
-PLANNED = {"gather_all": "flat", "owner": "owner", "muonw": "muonw"}
+PLANNED = {"gather_all": "flat", "gather_cut": "flat_cut", "owner": "owner", "muonw": "muonw"}
 GRIDS = [(8, 1), (16, 4), (64, 1), (256, 1)]
 PADDED = [("owner", 128, 4), ("owner", 1024, 1)]  # the shards of the last are seven times as long as the matrices
 
 
 @cache
-def planned(dp: int, tp: int, layout: str, adamw: bool = False) -> WorldPlan:
-    """Llama 2 7B, whose query, key and value heads are as many, as the page has every model."""
+def planned(model: str, dp: int, tp: int, pp: int, layout: str, adamw: bool = False) -> WorldPlan:
     algorithm = ALGORITHMS[PLANNED[layout]]
-    setting = WorldSetting(MODELS["llama2_7b"], Degrees(dp, tp, 1, 1), tokens=TOKENS)
+    setting = WorldSetting(MODELS[model], Degrees(dp, tp, pp, 1), tokens=TOKENS)
     return WorldPlan(setting.by(algorithm.adamw if adamw else algorithm))
 
 
-def step(dp: int, tp: int, layout: str) -> Step:
-    shape = MODELS["llama2_7b"]
+def step(model: str, dp: int, tp: int, pp: int, layout: str) -> Step:
+    shape = MODELS[model]
     return Step(
-        shape.layers, shape.width, shape.mlp, shape.vocabulary, tokens=TOKENS, dp=dp, tp=tp, layout=layout
+        shape.layers, shape.width, shape.mlp, shape.vocabulary, shape.heads, shape.key_heads, tokens=TOKENS,
+        dp=dp, tp=tp, pp=pp, layout=layout,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("layout", "dp", "tp"), [*((layout, *grid) for layout in LAYOUTS for grid in GRIDS), *PADDED])
-def test_the_envelope_holds_within_five_per_cent_of_a_laid_out_plan(layout: str, dp: int, tp: int) -> None:
-    ours, plan, adamw = step(dp, tp, layout), planned(dp, tp, layout), planned(dp, tp, layout, adamw=True)
+WORLDS = [
+    *(("llama2_7b", dp, tp, 1, layout) for layout in LAYOUTS for dp, tp in GRIDS),
+    *(("llama2_7b", dp, tp, 1, layout) for layout, dp, tp in PADDED),
+    *(("llama3_70b", 128, 8, 1, layout) for layout in LAYOUTS),
+    *(("llama3_70b", 16, 8, 4, layout) for layout in LAYOUTS[:2]),  # its stages are not all alike, for owners' padding
+]
+
+
+@pytest.mark.parametrize(("model", "dp", "tp", "pp", "layout"), WORLDS)
+def test_the_envelope_holds_within_five_per_cent_of_a_laid_out_plan(
+    model: str, dp: int, tp: int, pp: int, layout: str
+) -> None:
+    world = model, dp, tp, pp, layout
+    ours, plan, adamw = step(*world), planned(*world), planned(*world, adamw=True)
     assert ours.newton_schulz_flops / ours.ranks == pytest.approx(plan.flops[0], rel=0.05)
-    if layout == "owner":  # gather_all knows an average rank alone, and MuonW's waves are dealt out one by one
+    if layout == "owner":  # the others' plans know more: who is busiest, and MuonW's waves
         assert ours.newton_schulz_seconds * 400e12 == pytest.approx(plan.flops[1], rel=0.05)
     moved = {group: sum(mean for (g, move), (mean, _) in plan.sent.items() if g == group and move in MUONS) for group in
              ("dp", "tp", "mesh")}  # fmt: skip
     padding = sent_by_zero1(plan) - sent_by_zero1(adamw) if layout == "owner" else 0
-    assert ours.muon_dp_bytes == pytest.approx(moved["dp"] + moved["mesh"] + padding, rel=0.05)
+    near = 0.15 if layout == "gather_cut" else 0.05  # few boundaries: it matters which matrices they cut
+    assert ours.muon_dp_bytes == pytest.approx(moved["dp"] + moved["mesh"] + padding, rel=near)
     assert ours.muon_tp_bytes == pytest.approx(moved["tp"], rel=0.05)
     for found, kept in ((ours.muon_kept, plan), (ours.adamw_kept, adamw)):
         states = ("parameters", "gradients", "master weights", "optimizer state")
@@ -114,6 +128,51 @@ def test_what_the_page_says_in_numbers_follows_from_its_assumptions() -> None:
     assert f"it takes {roofline_parts.REACHED / ADAPTER.bytes_per_second:,.0f} tokens per rank" in PAGE
     lanes = roofline_parts.REACHED / (roofline_parts.LINKS["PCIe 4, 4 lanes"] * 1e9)
     assert f"about {round(lanes, -3):,.0f}" in PAGE
+
+
+def test_what_the_page_says_of_experts_overlap_and_other_machines_follows_from_its_formulas() -> None:
+    seventy, trillion = (PRESETS[name][1] for name in ("70b", "1t"))
+    (experts,) = trillion.parts[1].matrices
+    assert f"8 of 384 experts, their share is {1 / experts.share:.0f} times as large" in PAGE
+    flat, owner = replace(seventy, layout="gather_all"), replace(trillion, layout="owner")
+    adds, hidden = percent(flat.share), percent(flat.newton_schulz_seconds / flat.pass_seconds)
+    assert f"the {adds[:-2]} per cent that *gather all, flat* adds to the 70B" in PAGE
+    assert f"would be {round(float(hidden[:-2]))}, because then you" in PAGE
+    assert f"{1000 * flat.newton_schulz_seconds:.0f} ms with {flat.pass_seconds:.2f} s" in PAGE
+    assert flat.adamw_bytes + flat.muon_dp_bytes < flat.dp_link * 1e9 * flat.pass_seconds  # so that it can hide
+    kept = [in_bytes(each) for each in (owner.muon_kept, owner.adamw_kept)]
+    assert "owners need {} of states, where AdamW needs {}.".format(*kept) in PAGE
+    device, memory = DEVICES["a100"].peak_flops / 1e12, 2.0
+    assert f"{device:.0f} / {memory:.1f} = {device / memory:.0f} operations" in PAGE
+    assert f"from $a = {2 * device / memory:.0f}$ on" in PAGE
+    assert round(0.4 * device * 1e12 / 25e9, -3) == 5000
+    moonlight = MODELS["moonlight"]
+    assert moonlight.experts is not None
+    a, b, seen = moonlight.experts.width, moonlight.width, 1e6 * moonlight.experts.active / moonlight.experts.routed
+    assert (a, b, f"{seen:,.0f}") == (1408, 2048, "93,750")
+    assert f"= {percent(5 * a / (3 * seen) * (2 + a / b))}. All tokens" in PAGE
+
+
+def test_bytes_that_a_rank_keeps_are_those_of_the_table() -> None:
+    """Of a model whose hidden matrices are nearly all of it, without padding."""
+    for layout, dp, sizes, adamw, muon in [
+        ("gather_all", 1, {"parameter": 4}, 16, 12), ("gather_all", 1, {}, 18, 14),
+        ("gather_all", 8, {}, 6 + 12 / 8, 6 + 8 / 8), ("gather_all", 8, {"parameter": 4}, 8 + 8 / 8, 8 + 4 / 8),
+        ("muonw", 8, {}, 16 / 8, 12 / 8),
+    ]:  # fmt: skip
+        one = Step(8, 512, 512, 1, dp=dp, layout=layout, **sizes)
+        elements = one.parts[0].hidden
+        assert (one.adamw_kept / elements, one.muon_kept / elements) == pytest.approx((adamw, muon), rel=1e-3)
+
+
+def test_a_dot_of_the_roofline_is_a_measured_row_over_the_bytes_of_its_products() -> None:
+    rows = {row["shape"]: row for row in results.load("gpu")["speed"]["rows"]}
+    (single, batch, *_), names = roofline_picture.points(), list(roofline_picture.SHOWN)
+    assert single.intensity == batch.intensity == flops((1024, 4096)) / (5 * 2 * (3 * 1024 * 4096 + 4 * 1024**2))
+    assert [point.share for point in roofline_picture.points()] == [rows[name]["share_of_peak"] for name in names]
+    assert single.intensity > roofline_picture.peak() / roofline_picture.MEMORY  # right of the corner
+    _, alt = roofline_picture.draw()
+    assert f"{single.tflops:.0f} ({100 * single.share:.0f} %)" in alt
 
 
 def test_the_calculator_asks_for_all_that_a_step_is_made_of() -> None:

@@ -130,11 +130,6 @@ class Compared:
         return self.muon.step_seconds / self.adamw.step_seconds
 
     @property
-    def newton_schulz_share(self) -> float:
-        """Which share of a step's seconds Newton–Schulz takes; every bucket waits for its slowest rank."""
-        return self.muon.seconds["Newton–Schulz"] / self.muon.step_seconds
-
-    @property
     def repeats(self) -> float:
         """How many ranks orthogonalize the same matrix, on average, weighted by operations."""
         setting = self.muon.setting

@@ -179,22 +179,28 @@ def search_lines(found: Search) -> list[str]:
 
 
 def comparison_lines(found: Collection[Compared]) -> list[str]:
-    """Return the world, and a line for every algorithm in it."""
+    """Return the world, and a line for every algorithm in it, below the AdamW that is laid out alike."""
     first = next(iter(found)).muon
     room = in_bytes(first.setting.device.memory_bytes)
-    return [
+    rows = [
         _place(first),
         f"{_batch(first.setting)}; on {_machine(first.setting)}",
-        f"{'':22}step / AdamW's  seconds  Newton–Schulz  a matrix done on  worst rank of {room}",
-        *(f"  {each.algorithm.title:<20}{_stands(each)}" for each in found),
+        f"{'':24}seconds  / AdamW's  Newton–Schulz, s  a matrix done on  worst rank of {room}",
     ]
+    above = None
+    for each in found:
+        if each.algorithm.adamw != above:
+            above = each.algorithm.adamw
+            layout = {"megatron": ", buckets", "flat": ", flat"}[above.rule] if above.optimizer == "adamw" else ""
+            rows.append(f"  {above.title + layout:<22}{each.adamw.step_seconds:7.3g}{'':49}{_held(each.adamw)}")
+        ranks = f"{each.repeats:.3g} rank" + ("s" if round(each.repeats) > 1 else "")
+        took = f"{each.muon.step_seconds:7.3g}{each.over_adamw:10.2f}x{each.muon.seconds['Newton–Schulz']:18.3g}"
+        rows.append(f"    {each.algorithm.title:<20}{took}{ranks:>18}  {_held(each.muon)}")
+    return rows
 
 
-def _stands(each: Compared) -> str:
-    held = in_bytes(each.muon.fullest[2]) + ("" if each.muon.fits else ": no room")
-    ranks = f"{each.repeats:.3g} rank" + ("s" if round(each.repeats) > 1 else "")
-    took = f"{each.over_adamw:13.2f}x{each.muon.step_seconds:9.3g}{each.newton_schulz_share:9.0%} of it"
-    return f"{took}{ranks:>18}  {held}"
+def _held(plan: WorldPlan) -> str:
+    return in_bytes(plan.fullest[2]) + ("" if plan.fits else ": no room")
 
 
 def _billions(number: int) -> str:

@@ -43,7 +43,8 @@ class Degrees(NamedTuple):
         return self.dp // self.ep
 
     def __str__(self) -> str:
-        return f"{self.dp} DP x {self.tp} TP x {self.pp} PP, {self.ep} EP"
+        stages, experts = f" x {self.pp} PP" * (self.pp > 1), f", {self.ep} EP" * (self.ep > 1)
+        return f"{self.dp} DP x {self.tp} TP{stages}{experts}"
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ ITERATION = (
     Formula("work = 5 * (4 * A ** 2 * B + 2 * A ** 3)", "Floating-point operations of five iterations."),
     Formula(
         "share = work / (6 * A * B * N)",
-        "Of forward and backward with N tokens in a step, if each matrix is orthogonalized once.",
+        "Of forward and backward, if the matrix sees N tokens in a step and is orthogonalized once.",
     ),
     Formula("share = 5 * A / N", "The same for square matrices: twice the batch halves it."),
 )

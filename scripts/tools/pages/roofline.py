@@ -13,11 +13,12 @@ from functools import cache
 from math import ceil
 from typing import NamedTuple
 
-from distmuon.sharding.ownership import balance
+from distmuon.sharding.ownership import owners
 
 STEPS, FORWARD_BACKWARD = 5, 6  # of Newton–Schulz; FLOPs for one token and one weight
-GRADIENT, PARAMETER, MOMENTUM = 4, 2, 2  # bytes of an element on the wire: float32, bf16, bf16
-LAYOUTS = ("gather_all", "owner", "muonw")  # the first two on ZeRO-1 (one flat buffer, one owner), the last on FSDP2
+MOMENTUM, FLOAT32 = 2, 4  # bytes of an element: on the wire, and of each moment and master weight
+LAYOUTS = ("gather_all", "gather_cut", "owner", "muonw")  # all but the last on ZeRO-1 with one flat buffer; it on FSDP2
+REPEATING = LAYOUTS[:2]  # in which every rank that holds a piece of a matrix orthogonalizes it
 
 
 class Matrices(NamedTuple):
@@ -40,12 +41,19 @@ class Matrices(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Parameters that are cut alike. local: into how many pieces without copies. dp: how many ranks share a piece."""
+    """Parameters that are cut alike. groups: of ranks, each with matrices of its own (pipeline stages, times the ranks
+    that share experts). tp: into how many blocks each matrix is cut. dp: how many ranks share a block."""
 
     matrices: list[Matrices]
     tables: int  # elements that are AdamW's
-    local: int
+    groups: int
+    tp: int
     dp: int
+
+    @property
+    def local(self) -> int:
+        """Into how many pieces the parameters are cut, without copies."""
+        return self.groups * self.tp
 
     @property
     def hidden(self) -> int:
@@ -58,19 +66,20 @@ class Part(NamedTuple):
 
     @property
     def owners(self) -> float:
-        """On how many DP ranks a matrix lies, if the ends of shards fall anywhere: 1 + its length over a shard's."""
+        """On how many DP ranks a matrix lies: 1, and 1 more for each of the D - 1 ends of shards that falls into it."""
         squares = sum(m.elements * m.a * m.b for m in self.matrices)
-        return min(self.dp, 1 + squares / self.hidden / (self.hidden / self.dp))
+        return 1 + (self.dp - 1) * squares / self.hidden / (self.hidden / self.groups)
 
 
 @cache
-def deal(matrices: tuple[Matrices, ...], ranks: int) -> tuple[int, int]:
-    """Return the most elements and the most FLOPs of an owner, if the engine deals these matrices out in one bucket."""
+def deal(matrices: tuple[Matrices, ...], dp: int, tp: int) -> tuple[int, int]:
+    """Return the most elements of a DP rank and the most FLOPs of a rank, if the engine deals these matrices out in one
+    bucket."""
     each = [one for one in matrices for _ in range(one.number)]
-    held, work = [0] * ranks, [0] * ranks
-    for index, rank in balance({index: one.flops for index, one in enumerate(each)}, ranks).items():
-        held[rank] += each[index].a * each[index].b
-        work[rank] += each[index].flops
+    held, work = [0] * dp, [0] * (dp * tp)
+    for index, owner in owners({index: one.flops for index, one in enumerate(each)}, dp, tp).items():
+        held[owner.dp] += each[index].a * each[index].b
+        work[owner.dp + dp * (owner.tp or 0)] += each[index].flops
     return max(held), max(work)
 
 
@@ -78,10 +87,12 @@ def deal(matrices: tuple[Matrices, ...], ranks: int) -> tuple[int, int]:
 class Step:
     """A transformer, and how a step of it is trained.
 
-    layers, width, mlp, vocabulary: attention has four matrices [width, width] in a layer, and each expert three of
-    [mlp, width]. experts, active: how many a layer has, and how many a token sees; 1 and 1 for a dense model.
+    layers, width, mlp, vocabulary: attention has two matrices [width, width] in a layer and two [width * kv_heads /
+    heads, width], and each expert has `mlp_matrices` of [mlp, width]: three with a gate, or two. experts, active: how
+    many a layer has, and how many a token sees; 1 and 1 for a dense model.
     tokens: of all ranks, in a step. dp, tp, pp: D, T and the stages of a pipeline. ep: over how many of the D ranks
-    experts are spread. layout: of `LAYOUTS`.
+    experts are spread. layout: of `LAYOUTS`. gradient, parameter: bytes of an element. Under ZeRO-1, a parameter of
+    less than 4 bytes has a float32 master; FSDP2 keeps float32 shards, and sends parameters and gradients as here.
     tflops: that a rank reaches in products, 10^12 per second. dp_link, tp_link: of one rank, 10^9 bytes per second.
     """
 
@@ -89,6 +100,9 @@ class Step:
     width: int
     mlp: int
     vocabulary: int
+    heads: int = 1
+    kv_heads: int = 1
+    mlp_matrices: int = 3
     experts: int = 1
     active: int = 1
     tokens: int = 1 << 22
@@ -97,6 +111,8 @@ class Step:
     pp: int = 1
     ep: int = 1
     layout: str = "owner"
+    gradient: int = 4
+    parameter: int = 2
     tflops: float = 400.0
     dp_link: float = 50.0
     tp_link: float = 450.0
@@ -104,13 +120,15 @@ class Step:
     @property
     def parts(self) -> list[Part]:
         """The dense parameters, and experts that are spread over ranks, in groups of their own."""
-        attention = Matrices(self.width, self.width, 4 * self.layers, 1.0)
+        query_out = Matrices(self.width, self.width, 2 * self.layers, 1.0)
+        key_value = Matrices(self.width * self.kv_heads // self.heads, self.width, 2 * self.layers, 1.0)
         a, b = sorted((self.width, self.mlp))
-        mlp = Matrices(a, b, 3 * self.layers * self.experts, self.active / self.experts)
-        tables, local = 2 * self.vocabulary * self.width, self.tp * self.pp
+        mlp = Matrices(a, b, self.mlp_matrices * self.layers * self.experts, self.active / self.experts)
+        dense, tables = [query_out, key_value], 2 * self.vocabulary * self.width
         if self.ep == 1:
-            return [Part([attention, mlp], tables, local, self.dp)]
-        return [Part([attention], tables, local, self.dp), Part([mlp], 0, local * self.ep, self.dp // self.ep)]
+            return [Part([*dense, mlp], tables, self.pp, self.tp, self.dp)]
+        experts = Part([mlp], 0, self.pp * self.ep, self.tp, self.dp // self.ep)
+        return [Part(dense, tables, self.pp, self.tp, self.dp), experts]
 
     @property
     def ranks(self) -> int:
@@ -131,68 +149,78 @@ class Step:
 
     def repeats(self, part: Part) -> float:
         """Return how many times the grid orthogonalizes each matrix."""
-        return part.owners * self.tp if self.layout == "gather_all" else 1.0
+        return part.owners * self.tp if self.layout in REPEATING else 1.0
 
     # ---- Bytes -----------------------------------------------------------------------------------------------
 
     @property
     def adamw_bytes(self) -> float:
         """Bytes that a rank sends over DP with AdamW: gradients and parameters, the latter twice under FSDP2."""
-        element = GRADIENT + PARAMETER * (2 if self.layout == "muonw" else 1)
+        element = self.gradient + self.parameter * (2 if self.layout == "muonw" else 1)
         return sum((p.dp - 1) / p.dp * (p.hidden + p.tables) / p.local * element for p in self.parts)
 
     def stage(self, part: Part) -> tuple[Matrices, ...]:
         """Return the matrices that the ranks of one pipeline stage, and of one group of experts, deal out."""
-        return tuple(m._replace(number=ceil(m.number * self.tp / part.local)) for m in part.matrices)
+        return tuple(m._replace(number=ceil(m.number / part.groups)) for m in part.matrices)
 
     def padded(self, part: Part) -> float:
         """Return how long the TP-local shards of a part are together, in elements: owners' are all as long as the
         longest."""
         if self.layout != "owner":
             return part.hidden / part.local
-        return max(part.hidden / part.local, part.dp * deal(self.stage(part), part.dp)[0] / self.tp)
+        return max(part.hidden / part.local, part.dp * deal(self.stage(part), part.dp, self.tp)[0] / self.tp)
 
     @property
     def muon_dp_bytes(self) -> float:
         """Bytes that Muon sends over DP beside these: momentum, and the padding of owners' shards."""
-        momentum = sum(MOMENTUM * part.hidden / part.local * self._dp_share(part) for part in self.parts)
+        momentum = sum(self._momentum(part) * self._times_over_dp(part) for part in self.parts)
         padding = sum((p.dp - 1) / p.dp * (self.padded(p) - p.hidden / p.local) for p in self.parts)
-        return momentum + (GRADIENT + PARAMETER) * padding
-
-    def _dp_share(self, part: Part) -> float:
-        if self.layout == "muonw":  # there and back, between all ranks that hold a piece
-            holders = part.dp * self.tp
-            return 2 * self.tp / holders * (holders - 1) / holders
-        return (part.dp - 1) / part.dp if self.layout == "gather_all" else 0.0
+        return momentum + (self.gradient + self.parameter) * padding
 
     @property
     def muon_tp_bytes(self) -> float:
         """Bytes that Muon sends over TP."""
-        return sum(MOMENTUM * part.hidden / part.local * self._tp_share(part) for part in self.parts)
+        return sum(self._momentum(part) * self._times_over_tp(part) for part in self.parts)
 
-    def _tp_share(self, part: Part) -> float:
-        if self.layout == "gather_all":
-            return (self.tp - 1) * part.owners / part.dp
-        return 2 * (self.tp - 1) / (self.tp * part.dp) if self.layout == "owner" else 0.0
+    def _momentum(self, part: Part) -> float:
+        """Return the bytes of momentum that a rank holds of a part."""
+        return MOMENTUM * part.hidden / part.local / part.dp
+
+    def _times_over_dp(self, part: Part) -> float:
+        """Return how many times a rank sends as much as it holds: with MuonW there and back, among all its holders."""
+        holders = part.dp * self.tp
+        return {
+            "gather_all": part.dp - 1,
+            "gather_cut": part.owners - 1,
+            "owner": 0.0,
+            "muonw": 2 * (holders - 1) / holders,
+        }[self.layout]
+
+    def _times_over_tp(self, part: Part) -> float:
+        """Return the same over TP: with owners there and back."""
+        if self.layout in REPEATING:
+            return (self.tp - 1) * part.owners
+        return 2 * (self.tp - 1) / self.tp if self.layout == "owner" else 0.0
 
     # ---- Memory ----------------------------------------------------------------------------------------------
 
     @property
     def adamw_kept(self) -> float:
-        """Bytes of parameters, gradients and state that a rank keeps with AdamW.
-
-        ZeRO-1: bf16 parameters, float32 gradients and masters, 6 + 12 / D for an element. FSDP2: float32, 16 / D.
-        """
-        return sum((p.hidden + p.tables) / p.local * self._kept(p.dp, 12) for p in self.parts)
+        """Bytes of parameters, gradients and state that a rank keeps with AdamW, which has two moments in float32."""
+        return sum((p.hidden + p.tables) / p.local * self._kept(p.dp, 2) for p in self.parts)
 
     @property
     def muon_kept(self) -> float:
-        """The same with Muon, which keeps 4 bytes less of every hidden element, and owners' padding."""
-        hidden = sum(self.padded(p) * self._kept(p.dp, 8) for p in self.parts)
-        return hidden + sum(p.tables / p.local * self._kept(p.dp, 12) for p in self.parts)
+        """The same with Muon, which has one moment of every hidden element, and owners' padding."""
+        hidden = sum(self.padded(p) * self._kept(p.dp, 1) for p in self.parts)
+        return hidden + sum(p.tables / p.local * self._kept(p.dp, 2) for p in self.parts)
 
-    def _kept(self, dp: int, sharded: int) -> float:
-        return (sharded + 4) / dp if self.layout == "muonw" else 6 + sharded / dp
+    def _kept(self, dp: int, moments: int) -> float:
+        """Return bytes per element: FSDP2 shards weights and gradients as well."""
+        if self.layout == "muonw":
+            return FLOAT32 * (2 + moments) / dp
+        masters = 1 if self.parameter < FLOAT32 else 0
+        return self.gradient + self.parameter + FLOAT32 * (masters + moments) / dp
 
     # ---- Seconds ---------------------------------------------------------------------------------------------
 
@@ -202,10 +230,10 @@ class Step:
 
     @property
     def newton_schulz_seconds(self) -> float:
-        """Of the owner with most to do; with `gather_all`, of an average rank."""
-        if self.layout == "gather_all":
+        """Of the owner with most to do; where work is repeated, of an average rank."""
+        if self.layout in REPEATING:
             return self.newton_schulz_flops / self.ranks / (self.tflops * 1e12)
-        return sum(deal(self.stage(p), p.dp * self.tp)[1] for p in self.parts) / (self.tflops * 1e12)
+        return sum(deal(self.stage(p), p.dp, self.tp)[1] for p in self.parts) / (self.tflops * 1e12)
 
     @property
     def adamw_seconds(self) -> float:
@@ -225,11 +253,14 @@ class Step:
 
 
 PRESETS: dict[str, tuple[str, Step]] = {  # name -> (title, step)
-    "7b": ("7B, dense, 8 GPUs", Step(32, 4096, 11008, 32000, tokens=1 << 22, dp=8, dp_link=450.0)),
-    "36b": ("36B, dense, 64 GPUs", Step(64, 5120, 27648, 155136, tokens=1 << 23, dp=16, tp=4)),
+    "7b": ("7B, dense, 8 GPUs", Step(32, 4096, 11008, 32000, 32, 32, tokens=1 << 22, dp=8, dp_link=450.0)),
+    "70b": (
+        "70B, dense, 1,024 GPUs, as in chapter 15",
+        Step(80, 8192, 28672, 128256, 64, 8, tokens=1 << 22, dp=128, tp=8),
+    ),
     "1t": (
         "1T, 384 experts, 1,024 GPUs",
-        Step(61, 7168, 2048, 163840, experts=384, active=8, tokens=1 << 26, dp=64, pp=16, ep=16),
+        Step(61, 7168, 2048, 163840, 56, 56, experts=384, active=8, tokens=1 << 26, dp=64, pp=16, ep=16),
     ),
 }
 

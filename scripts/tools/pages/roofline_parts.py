@@ -22,12 +22,16 @@ LINKS = {  # 10^9 bytes per second, of one GPU
 GATHERED = 100e6  # bytes
 RANKS = 8
 REACHED = 400e12  # FLOPs per second
-TITLES = {"gather_all": ways.TITLES["muon_flat"], "owner": ways.TITLES["muon_owner"], "muonw": ways.TITLES["muonw"]}
+WAYS = ("muon_flat", "muon_cut", "muon_owner", "muonw")
+TITLES = dict(zip(LAYOUTS, (ways.TITLES[way] for way in WAYS), strict=True))
 FIELDS = {
     "layers": "layers",
     "width": "width",
     "mlp": "MLP width, of one expert",
     "vocabulary": "vocabulary",
+    "heads": "heads",
+    "kv_heads": "heads of keys and values",
+    "mlp_matrices": "matrices in an MLP, 3 if gated",
     "experts": "experts in a layer, 1 if dense",
     "active": "experts that a token sees",
     "tokens": "tokens in a step, all ranks",
@@ -35,6 +39,8 @@ FIELDS = {
     "tp": "tensor-parallel ranks T",
     "pp": "pipeline stages",
     "ep": "ranks that share the experts",
+    "gradient": "bytes of a gradient",
+    "parameter": "bytes of a weight",
     "tflops": "TFLOP/s that a rank reaches",
     "dp_link": "GB/s of a rank, data parallel",
     "tp_link": "GB/s of a rank, tensor parallel",
@@ -47,7 +53,10 @@ def links() -> str:
         (name, f"{rate:.3g} GB/s", seconds((RANKS - 1) / RANKS * GATHERED / rate / 1e9), f"{REACHED / rate / 1e9:,.0f}")
         for name, rate in LINKS.items()
     ]
-    return table(("link", "speed, each way", "gather of 100 MB among 8 ranks", "tokens per rank, see below"), rows)
+    return table(
+        ("link", "speed, each way", "gather of 100 MB among 8 ranks", "tokens that hide float32 gradients, see below"),
+        rows,
+    )
 
 
 def models() -> str:
@@ -65,9 +74,11 @@ def models() -> str:
             ),
             ("states on a rank with AdamW", *(in_bytes(one.adamw_kept) for one in found.values())),
             ("states on a rank with Muon", *(in_bytes(one.muon_kept) for one in found.values())),
-            ("**Muon adds to the step**", *(f"**{100 * one.share:.2g} %**" for one in found.values())),
+            ("**Muon adds to the step**", *(f"**{percent(one.share)}**" for one in found.values())),
         ]
-        parts.append(f"**{title}.** {_said(step)}\n\n{table(('', *(TITLES[name] for name in LAYOUTS)), rows)}")
+        body = f"{_said(step)}\n\n{table(('', *(TITLES[name] for name in LAYOUTS)), rows)}"
+        fold = step.experts > 1
+        parts.append(f"```{{dropdown}} {title}\n{body.strip()}\n```" if fold else f"**{title}.** {body}")
     return "\n\n".join(parts)
 
 
@@ -106,8 +117,10 @@ def _said(step: Step) -> str:
     grid = f"D = {step.dp}, T = {step.tp}" + f", {step.pp} pipeline stages" * (step.pp > 1)
     spread = f", experts over {step.ep} ranks" * (step.ep > 1)
     tp_link = f" and {step.tp_link:.0f} GB/s over TP" * (step.tp > 1)
+    keys = f", {step.kv_heads} of {step.heads} heads with keys and values" * (step.kv_heads < step.heads)
     return (
-        f"{step.layers} layers of width {step.width:,}{mlp}{experts}; {grid}{spread}; {step.tokens:,} tokens in a "
+        f"{step.layers} layers of width {step.width:,}{keys}{mlp}{experts}, a vocabulary of {step.vocabulary:,}; "
+        f"{grid}{spread}; {step.tokens:,} tokens in a "
         f"step; a rank reaches {step.tflops:.0f} TFLOP/s, and sends {step.dp_link:.0f} GB/s over DP{tp_link}."
     )
 
@@ -115,6 +128,11 @@ def _said(step: Step) -> str:
 def seconds(value: float) -> str:
     """Return seconds with a unit that suits them."""
     return f"{value:.3g} s" if value >= 1 else _unit(value * 1e6, ("µs", "ms"))
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent, with two digits that count."""
+    return f"{float(f'{100 * share:.2g}'):,.0f} %" if share >= 1 else f"{float(f'{100 * share:.2g}'):g} %"
 
 
 def in_bytes(value: float) -> str:

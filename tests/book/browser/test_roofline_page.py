@@ -27,12 +27,14 @@ def some_steps() -> list[Step]:
     """Return the presets in every layout, and steps that somebody might type."""
     draw, found = random.Random(0), [one for _, step in PRESETS.values() for one in by_layout(step).values()]
     for layout in LAYOUTS * 20:
-        ep, experts = draw.choice([1, 1, 2, 8]), draw.choice([1, 8, 64])
+        ep, experts, heads = draw.choice([1, 1, 2, 8]), draw.choice([1, 8, 64]), draw.choice([8, 32])
         sides = {name: 128 * draw.randint(1, 99) for name in ("width", "mlp", "vocabulary")}
+        sides |= {"heads": heads, "kv_heads": draw.choice([heads, heads // 8]), "mlp_matrices": draw.choice([2, 3])}
+        sizes = {"gradient": draw.choice([2, 4]), "parameter": draw.choice([2, 4])}
         grid = {"dp": ep * draw.randint(1, 40), "tp": draw.choice([1, 2, 8]), "pp": draw.randint(1, 6), "ep": ep}
         speeds: dict[str, Any] = {name: draw.uniform(0.5, 900) for name in ("tflops", "dp_link", "tp_link")}
         number = {"layers": draw.randint(1, 90), "experts": experts, "active": draw.randint(1, experts)}
-        found.append(Step(**sides, **grid, **speeds, **number, tokens=draw.randint(1, 1 << 26), layout=layout))
+        found.append(Step(**sides, **sizes, **grid, **speeds, **number, tokens=draw.randint(1, 1 << 26), layout=layout))
     return found
 
 
@@ -72,9 +74,8 @@ def test_it_begins_with_a_model_and_goes_on_with_the_readers_own_numbers(tab: Pa
     for place, (_, step) in enumerate(PRESETS.values()):
         tab.get_by_label("Start from").select_option(str(place))
         expect(tokens).to_have_value(str(step.tokens))
-        shares = [f"{float(f'{100 * one.share:.2g}'):g}" for one in by_layout(step).values()]
-        said = table.get_by_role("row").last.get_by_role("cell").all_inner_texts()
-        assert [f"{float(text.split()[0]):g}" for text in said] == shares
+        shares = [roofline_parts.percent(one.share) for one in by_layout(step).values()]
+        assert table.get_by_role("row").last.get_by_role("cell").all_inner_texts() == shares
     before = table.inner_text()
     tokens.fill("1048576")
     expect(tab.get_by_label("Start from")).to_have_value("-1")
@@ -86,14 +87,24 @@ def test_it_begins_with_a_model_and_goes_on_with_the_readers_own_numbers(tab: Pa
 @pytest.mark.parametrize(
     ("label", "value", "said"),
     [
-        ("tokens in a step, all ranks", "", "give 1 or more"),
-        ("layers", "0", "layers is 0; give 1 or more."),
-        ("TFLOP/s that a rank reaches", "0", "more than 0"),
-        ("experts that a token sees", "5", "5 of 1 experts"),
-        ("ranks that share the experts", "3", "3 ranks that share experts do not divide 8"),
+        ("tokens in a step, all ranks", "", "tokens in a step, all ranks: give a whole number, 1 or more."),
+        ("layers", "0", "layers: give a whole number, 1 or more."),
+        ("data-parallel ranks D", "2.5", "data-parallel ranks D: give a whole number, 1 or more."),
+        ("TFLOP/s that a rank reaches", "0", "TFLOP/s that a rank reaches: give more than 0."),
+        ("experts that a token sees", "5", "A token cannot see 5 of 1 experts."),
+        ("ranks that share the experts", "3", "3 ranks that share the experts do not divide the data-parallel ranks"),
+        ("ranks that share the experts", "2", "2 ranks that share the experts do not divide the experts, which are 1."),
+        ("tensor-parallel ranks T", "3", "3 tensor-parallel ranks do not divide the heads of keys and values"),
+        ("heads of keys and values", "5", "5 heads of keys and values do not divide all heads, which are 32."),
+        ("heads", "33", "33 heads do not divide a width of 4,096."),
+        ("pipeline stages", "64", "32 layers are too few for 64 pipeline stages."),
+        ("tokens in a step, all ranks", "7", "7 tokens are too few for 8 data-parallel ranks."),
+        ("matrices in an MLP, 3 if gated", "4", "An MLP has 3 matrices if it is gated, and 2 if it is not."),
+        ("data-parallel ranks D", "1e9", "We deal out at most 1,048,576 matrices, to as many ranks"),
+        ("bytes of a weight", "3", "A weight or a gradient takes 4 bytes"),
     ],
 )
 def test_what_makes_no_sense_is_answered_in_a_sentence(tab: Page, label: str, value: str, said: str) -> None:
-    tab.get_by_label(label).fill(value)
+    tab.get_by_label(label, exact=True).fill(value)
     expect(tab.get_by_role("status")).to_contain_text(said)
     expect(tab.get_by_role("table")).to_have_count(0)

@@ -23,7 +23,7 @@ from distmuon import launch
 from distmuon.optim.overlap import OVERLAPS, Gathering, NaiveMuon, PipelinedMuon, Publishing, Worked
 from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.grid import Grid
-from muonbook.ch14 import gathers, hiding, recording, schedule_race
+from muonbook.ch14 import experiments, gathers, hiding, recording, schedule_race
 from muonbook.ch14.recorded_step import MAKERS, RecordedStep, quickest
 from muonbook.ch14.single_thread_gloo import one_at_a_time
 from muonbook.measure import coalescing, results, trace, trace_report
@@ -377,23 +377,23 @@ def test_a_rank_of_the_recorded_step_is_in_collectives_for_almost_half_of_it() -
 
 
 def test_asleep_the_clock_follows_the_model_and_at_work_it_does_not() -> None:
-    rows = [[float(cell) for cell in line.split()[-5:]] for line in shown("experiments.stored_races()")[2:]]
+    rows = [[float(cell) for cell in line.split()[-4:]] for line in shown("experiments.stored_races()")[2:]]
     assert len(rows) == 6
     assert all(abs(model - asleep) < 0.06 for model, asleep, *_ in rows)
-    assert all(naive >= 0.99 for *_, naive, _ in rows)
+    assert all(race.asleep["naive"] >= 0.985 for race in experiments.stored_races().values())
     assert rows[2][0] == 0.82
     at_work = [row[2] for row in rows]
     assert at_work[2] == 0.83 == min(at_work)  # at 1,000 Mbit/s
     assert at_work[2:] == sorted(at_work[2:])
     assert all(row[2] - row[0] > 0.15 for row in rows[3:])
-    assert min(row[4] for row in rows) == 0.89
-    assert rows[-1][4] < 1 < rows[-1][2]  # without a limit
+    assert min(row[3] for row in rows) == 0.89
+    assert rows[-1][3] < 1 < rows[-1][2]  # without a limit
 
 
 def test_over_dp_a_bucket_always_wins_and_over_tp_where_matrices_are_small() -> None:
     rows = {line.split()[0]: [float(cell) for cell in line.split()[1:]] for line in shown("for width, over_dp in")[2:]}
     assert all(over_dp < 0.55 for over_dp, *_ in rows.values())
-    assert all(max(over_tp) < 0.25 for width, (_, *over_tp) in rows.items() if int(width) <= 128)
+    assert all(max(over_tp) < 0.6 for width, (_, *over_tp) in rows.items() if int(width) <= 256)
     assert all(min(over_tp) > 1 for width, (_, *over_tp) in rows.items() if int(width) >= 512)
 
 
@@ -414,6 +414,28 @@ def test_gathers_are_raced_over_dp_and_over_tp_and_wrong_ones_refused() -> None:
     assert {name: [*rows] for name, rows in over_tp.items()} == {"rows": ["8"], "columns": ["8"]}
     assert over_dp["shards"]["8"]["count"] == 2
     assert launch.run(race_gathers, (True,), dp=2) == ["shards of 8 x 8: the gathered matrices are wrong."] * 2
+
+
+def test_in_the_gap_of_the_screenshot_the_other_ranks_have_the_two_cores() -> None:
+    found = trace.load(results.FOLDER / "step_muon.json.gz")
+    assert found["machine"]["cores"] == 2
+    spans = sorted((one for one in found["traceEvents"] if one["ph"] == "X"), key=lambda one: one["ts"])
+
+    def all_of(rank: int, name: str) -> list[tuple[float, float]]:
+        named = (one for one in spans if (one["pid"], one["name"]) == (rank, name))
+        return [(one["ts"], one["ts"] + one["dur"]) for one in named]
+
+    def second(rank: int, name: str) -> float:
+        """Return when the second span of this name begins within the rank's first tp_gather."""
+        (start, end), *_ = all_of(rank, "tp_gather")
+        return [begins for begins, _ in all_of(rank, name) if start < begins < end][1]
+
+    gap = second(0, "c10d::_allgather_base_"), second(0, "gloo:all_gather")
+    assert gap[1] - gap[0] > 3000  # microseconds
+    assert second(1, "gloo:all_gather") > gap[1]
+    for rank in (2, 3):
+        busy = trace_report.intersection([gap], all_of(rank, "newton_schulz")[:1])
+        assert trace_report.length(busy) / (gap[1] - gap[0]) > 0.8
 
 
 def test_the_screenshot_is_one_of_the_stored_trace() -> None:
@@ -442,6 +464,7 @@ def test_what_the_page_says_of_steps_that_overlap_stands_in_its_table() -> None:
     rows = {line[:24].strip(): line[24:].split() for line in shown('hiding = results.load("hiding")')[2:]}
     assert (rows["2,000 Mbit/s"][1], rows["2,000 Mbit/s"][3]) == ("0.86", "0.79")
     assert rows["no limit"][1] == rows["no limit"][3] == "1.00"
+    assert rows["no limit"][2] == "1.07"
     stored = results.load("hiding")["links"]["2,000 Mbit/s"]["ratio_to_nothing_hidden"]
     gains = {name: found["gradients"]["median"] - found["both"]["median"] for name, found in stored.items()}
     assert gains["muon"] > 5 * gains["adamw"]  # by late parameters

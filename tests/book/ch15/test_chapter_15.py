@@ -24,6 +24,7 @@ from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import specs_of
 from muonbook.ways import TITLES
+from tools.pages import published
 
 WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
 
@@ -34,7 +35,7 @@ def test_skewed_grids_send_what_was_predicted() -> None:
     assert re.findall(r"\d x \d", grids) == [f"{dp} x {tp}" for dp, tp in regimes.GRIDS]
     assert equal == "Counted = predicted: True."
     assert [row.split("  ")[-1] for row in rows] == [TITLES[name] for name in ("zero1", "ddp", *regimes.ALGORITHMS)]
-    zero1, ddp, bucketed, flat, cut, owner = (int(row.split()[0].replace(",", "")) for row in rows)
+    zero1, ddp, bucketed, flat, cut, owner = (float(row.split()[0]) for row in rows)
     assert 1.24 < bucketed / zero1 < 1.25  # the head's and the embedding's bytes do not grow
     assert (f"{flat / zero1:.2f}", owner) == ("1.25", zero1)
     assert owner < cut < 1.02 * zero1
@@ -130,14 +131,19 @@ def test_what_the_page_says_of_the_70b_on_1024_ranks_is_planned() -> None:
     assert all(each.muon.fits for each in plans.values())
     ratios = experiments.step_ratios(plans)
     assert [f"{ratio:.2f}" for ratio in ratios.values()] == ["2.72", "1.10", "1.05", "1.02"]
+    bucketed = plans["bucketed"]
+    hidden = [sum(plan.seconds[part] for part in ("gradients", "momentum", "parameters") if part in plan.seconds)
+              for plan in (bucketed.muon, bucketed.adamw)]  # fmt: skip
+    took = [plan.step_seconds - each for plan, each in zip((bucketed.muon, bucketed.adamw), hidden, strict=True)]
+    assert f"{took[0] / took[1]:.2f}" == "2.96"  # if all that goes over DP hides
     more = experiments.step_ratios(experiments.planned("llama3_70b", 128, 8, 1 << 24))
     assert f"{more['gather all, bucketed']:.2f}" == "1.48"
     shares = experiments.share_of_passes(plans)
     assert [f"{share:.2g}" for share in shares.values()] == ["0.76", "1.4e+02", "3.1e+02"]
     assert not experiments.planned("llama3_70b", 1024, 1, 1 << 23)["flat"].muon.fits
-    bucketed = plans["bucketed"].muon.seconds
-    assert f"{100 * bucketed['Newton–Schulz'] / shares['and waiting for the slowest rank']:.1f}" == "4.3"  # passes
-    assert f"{sum(bucketed.values()):.1f}" == "21.9"
+    seconds = bucketed.muon.seconds
+    assert f"{100 * seconds['Newton–Schulz'] / shares['and waiting for the slowest rank']:.1f}" == "4.3"  # passes
+    assert [f"{each:.1f}" for each in (sum(seconds.values()), seconds["Newton–Schulz"])] == ["21.9", "13.3"]
     specs, indices = specs_of(MODELS["llama3_70b"], 8)
     part = ALGORITHMS["bucketed"].lay_out(specs, indices, 128, 8)
     assert len(part.world.matrices) == 60  # type: ignore[union-attr]
@@ -176,10 +182,7 @@ def test_what_the_page_says_of_the_stored_measurements() -> None:
     assert 3 < shares[-3] / shares[-1] < 5
     four = {(row["dp"], row["tp"]): [row[name]["over_zero1"]["median"] for name in regimes.ALGORITHMS]
             for row in found["skew"]}  # fmt: skip
-    bucketed, flat, cut, owner = four[8, 1]
-    assert bucketed > max(flat, cut) > min(flat, cut) > owner
-    assert min(four[1, 8][:3]) > 2 > 1.4 > max(each[3] for each in four.values())
-    assert [f"{ratio:.1f}" for ratio in (min(four[1, 8][:3]), four[1, 8][3], owner)] == ["2.6", "1.3", "0.9"]
+    assert [f"{ratio:.1f}" for ratio in (min(four[1, 8][:3]), four[1, 8][3])] == ["2.6", "1.3"]
 
 
 def test_the_formula_of_a_step_over_a_link_is_within_what_the_page_says() -> None:
@@ -207,10 +210,10 @@ def test_what_the_page_says_of_more_ranks_and_advises_is_planned() -> None:
         name: {(row["model"], row["ranks"]): row["over_adamw"] for row in rows(found, algorithm=name) if row["tp"]}
         for name in ("bucketed", "flat_cut", "owner")
     }
-    assert max(over["flat_cut"].values()) < 1.3
-    for name, adds in {"flat_cut": {512: "9", 4096: "27"}, "bucketed": {64: "1"}}.items():
-        assert {ranks: f"{100 * (over[name]['gpt2', ranks] - 1):.0f}" for ranks in adds} == adds
-    assert f"{100 * (over['bucketed']['llama3_70b', 1024] - 1):.0f}" == "172"
+    assert max(over["flat_cut"].values()) < 4 / 3
+    for name, takes in {"flat_cut": {512: "1.1", 4096: "1.3"}, "bucketed": {64: "1.0"}}.items():
+        assert {ranks: f"{over[name]['gpt2', ranks]:.1f}" for ranks in takes} == takes
+    assert f"{over['bucketed']['llama3_70b', 1024]:.1f}" == "2.7"
     assert max(ratio for at, ratio in over["owner"].items() if at[0] == "llama3_70b") < 1.02
     (row,) = rows(found, algorithm="owner", model="llama3_70b", ranks=4096)
     assert row["why"] == "no room"
@@ -223,6 +226,28 @@ def test_what_the_page_says_of_more_ranks_and_advises_is_planned() -> None:
         few = at[1] // tp[at] <= 128 or at[0] == "gpt3_175b"
         ahead = ratio < over["flat_cut"][at]
         assert ahead == ((few or at == ("moonlight", 512)) and at[0] != "gpt2"), at
+
+
+def test_what_the_page_says_of_moonlight_is_its_shape() -> None:
+    shape = MODELS["moonlight"]
+    assert shape.experts is not None
+    routed = [weight for weight in shape.weights() if ".experts." in weight.name]
+    assert {weight.shape for weight in routed} == {(1408, 2048), (2048, 1408)}
+    assert (shape.experts.active, shape.experts.routed) == (6, 64)
+    others = 1 - sum(weight.used * 1408 * 2048 for weight in routed) / shape.active
+    assert 0.45 < others < 0.5  # nearly half
+
+
+def test_plans_are_off_from_what_clusters_added_by_what_the_page_says() -> None:
+    (page,) = (cell.source for cell in stored_pages.cells("15_regimes") if "DMuon's owners" in cell.source)
+    added = [figure for figure in published.FIGURES if figure.what == "what Muon adds to AdamW's step"]
+    measured, planned = ([f"{100 * each:.1f} %" for each in row] for row in
+                         zip(*((figure.published, figure.planned()) for figure in added), strict=True))  # fmt: skip
+    assert f"NVIDIA measured {' and '.join(measured)} in two" in page
+    assert f"our plans say {' and '.join(planned)}." in page
+    (owners,) = (figure for figure in published.FIGURES if figure.what.startswith("with one owner per matrix"))
+    theirs, ours = (1000 * published.DMUON_ADAMW * (each - 1) for each in (owners.published, owners.planned()))
+    assert f"added {theirs:.0f} ms to a step where we planned {ours:.0f}." in page
 
 
 def test_where_an_equal_grid_wins_is_what_the_page_says() -> None:

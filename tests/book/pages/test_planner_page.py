@@ -70,9 +70,10 @@ def test_what_the_page_says_of_divisions() -> None:
 
 def test_what_the_page_and_chapter_17_say_of_layouts() -> None:
     rows = re.findall(
-        r"^  (\w[\w ,]+?) +([\d.]+)x +([\d.]+) .* ([\d.]+) ranks? +([\d.]+) GB$", listing("planner_layouts.txt"), re.M
+        r"^    (\w[\w ,]+?) +([\d.]+) +([\d.]+)x .* ([\d.]+) ranks? +([\d.]+) GB$", listing("planner_layouts.txt"), re.M
     )
-    layouts = {name: tuple(map(float, numbers)) for name, *numbers in rows}
+    layouts = {name: (float(ratio), float(seconds), *map(float, others)) for name, seconds, ratio, *others in rows}
+    assert len(layouts) == 5
     assert (round(layouts["gather all, bucketed"][0], 1), round(layouts["gather all, bucketed"][2])) == (1.3, 44)
     assert {layouts[name][0] for name in layouts if name != "gather all, bucketed"} == {1.01, 1.02}
     assert layouts["MuonW"][0] == 1.01  # as chapter 17 says

@@ -88,10 +88,15 @@ def test_every_algorithm_is_compared_as_the_survey_plans_it(tmp_path: Path) -> N
     rows = {row["algorithm"]: row for row in json.loads(out.read_text())["algorithms"]}
     assert list(rows) == [each.title for each in ALGORITHMS.values()] == list(stored["algorithms"].values())
     place = {"model": "llama3_70b", "ranks": 1024}
-    for line, (name, title) in zip(printed[3:], stored["algorithms"].items(), strict=True):
+    lines = [line for line in printed[3:] if line.startswith("    ")]
+    for line, (name, title) in zip(lines, stored["algorithms"].items(), strict=True):
         (cell,) = rows_of(stored["cells"], **place, tokens=1 << 22, fabric="nvlink_infiniband", algorithm=name)
-        assert line.startswith(f"  {title} ")
-        assert f"{rows[title]['over_adamw']:.2f}x" in line
+        assert line.startswith(f"    {title} ")
+        above = next(row for row in reversed(printed[: printed.index(line)]) if row.startswith("  AdamW"))
+        seconds, adamws = (re.findall(r" ([\d.]+) ", row)[0] for row in (line, above))
+        assert f" {rows[title]['over_adamw']:.2f}x" in line
+        assert float(seconds) / float(adamws) == pytest.approx(rows[title]["over_adamw"], rel=0.01)
+        assert f" {rows[title]['seconds']['Newton–Schulz']:.3g} " in line
         assert ("no room" in line) == (not rows[title]["fits"])
         if cell["tp"] == 8 and name != "muonw":
             assert rows[title]["over_adamw"] == pytest.approx(cell["over_adamw"], rel=1e-3)
