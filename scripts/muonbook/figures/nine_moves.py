@@ -240,7 +240,11 @@ def frames_of_step(layout: Layout, name: str, tp: int, marks: bool = True) -> li
         raise ValueError(f"{layout.dp} DP × {tp} TP panels do not fit; a card has room for {most[0]} × {most[1]}.")
     matrix = CutMatrix.find(layout, name, tp)
     return [
-        Frame(page(moment(matrix, move, replace(TERMS, marks=marks))), _describe_moment(matrix, move), _caption(matrix, move))
+        Frame(
+            page(moment(matrix, move, replace(TERMS, marks=marks))),
+            _describe_moment(matrix, move),
+            _caption(matrix, move),
+        )
         for move in HOLDINGS
     ]
 
