@@ -3,7 +3,8 @@
     ```{example-diff} fsdp2
     ```
 
-With `:whole:` the script stands there unfolded, with its changed lines marked. What is shown is the difference between the two files, which tests run, so that nobody copies it by hand.
+With `:whole:` the script stands there unfolded, with its changed lines marked. What is shown is the difference between
+the two files, which tests run, so that nobody copies it by hand.
 """
 
 from __future__ import annotations
