@@ -157,7 +157,7 @@ def test_zeros_of_a_spectrum_are_counted_and_take_their_share_of_the_axis() -> N
     assert "gradient: largest 1, median 0, smallest 0;" in alt
     assert "are zero: 5 of the gradient's." in " ".join(texts(figure))
     (curve,) = (line for line in figure.axes[1].lines if line.get_gid() == "curve-gradient")
-    assert list(curve.get_xdata()) == pytest.approx([0.5 / 7, 1.5 / 7])
+    assert np.asarray(curve.get_xdata()) == pytest.approx([0.5 / 7, 1.5 / 7])
 
 
 def test_a_gradient_is_as_uneven_as_its_images_are_alike(names: dict[str, Any]) -> None:

@@ -128,9 +128,9 @@ def figures(layout: Layout, name: str, tp: int) -> dict[str, Figure]:
     return dict(zip(HOLDINGS, (frame.figure for frame in frames_of_step(layout, name, tp)), strict=True))
 
 
-def polygons(figure: Figure) -> list[Polygon]:
+def polygons(figure: Figure, kind: str = "from-") -> list[Polygon]:
     """Return what is painted as held, panel after panel: TP ranks from left to right, DP ranks downwards."""
-    return [p for p in figure.axes[0].patches if isinstance(p, Polygon) and (p.get_gid() or "").startswith("from-")]
+    return [p for p in figure.axes[0].patches if isinstance(p, Polygon) and (p.get_gid() or "").startswith(kind)]
 
 
 def arrows(figure: Figure) -> int:
@@ -189,10 +189,10 @@ def test_what_a_rank_receives_without_needing_it_is_pale_and_said() -> None:
     matrix, drawn = CutMatrix.find(layout, "w", 2), figures(layout, "w", 2)
     assert list(matrix.owners) == [0, 1]
     for move, figure in drawn.items():
-        pale = [p for p in figure.axes[0].patches if str(p.get_gid()).startswith("spare-")]
+        pale = polygons(figure, "spare-")
         assert len(pale) == (4 if move == "dp_gather" else 0), move  # two pieces on each TP rank of DP 2
         assert texts(figure).count("not needed here") == len(pale) / 2
-    corners = [patch.get_xy()[:-1] for patch in drawn["dp_gather"].axes[0].patches if "spare" in str(patch.get_gid())]
+    corners = [polygon.get_xy()[:-1] for polygon in polygons(drawn["dp_gather"], "spare-")]
     panel = boxes(drawn["dp_gather"], "whole")[2]
     scale = panel.get_width() / matrix.whole[1]
     for found, part in zip(corners, matrix.held("dp_gather", 0, 0), strict=False):
