@@ -181,7 +181,7 @@ def test_no_word_is_linked_in_a_phrase_that_means_something_else(pages: dict[Pat
     for path in pages:
         text = path.read_text(encoding="utf-8")
         for phrase in phrases:
-            words = (rf'(?:<a class="glossary-term[^>]*>)?{word}(?:</a>)?' for word in phrase.split())
+            words = (rf'(?:<a class="glossary-term[^>]*>)?\b{word}\b(?:</a>)?' for word in phrase.split())
             found = re.findall(r"\s+".join(words), text, re.IGNORECASE)
             assert not any("<a" in one for one in found), (path.name, phrase)
             seen |= {phrase} if found else set()
