@@ -254,7 +254,14 @@ def _caption(matrix: CutMatrix, move: str) -> str:
     ranks = matrix.layout.dp * matrix.tp
     done = HOLDINGS[move].done.format(times=len(matrix.owners) * matrix.tp, wire=wire, ranks=ranks)
     if move not in MOVES:
-        return f"Before the step: {done}."
+        others = [matrix.layout.specs[i] for i in matrix.bucket.params if i != matrix.index]
+        names, size = ", ".join(spec.name for spec in others), sum(spec.numel for spec in others)
+        also = (
+            f" The same bucket holds {names}, {size:,} elements, which we do not draw."
+            if others and matrix.in_one_message == 1
+            else ""
+        )
+        return f"Before the step: {done}.{also}"
     sent = sorted({matrix.sent(move, r) for r in matrix.owners})
     sends = "Nothing is sent" if sent == [0] else f"Each sends {' to '.join(map(in_bytes, sent))}"
     if matrix.in_one_message > 1 and " dp " in HOLDINGS[move].sent:
@@ -312,7 +319,7 @@ def paint_matrix(
     """
     rows, columns = matrix.whole
     width, height = columns * scale, rows * scale
-    box(axes, x, y, width, height, mix(CARD, MUTED, 0.07), ec=mix(CARD, MUTED, 0.6), lw=0.7, gid="whole")
+    box(axes, x, y, width, height, "#FFFFFF", ec=MUTED, lw=0.8, ls=(0, (2, 2)), gid="whole")
     for n in range(1, matrix.tp if matrix.spec.tp_split_dim is not None else 1):
         across, down = (n * width / matrix.tp, 0.0) if matrix.spec.tp_split_dim else (0.0, n * height / matrix.tp)
         ends = ([x + across, x + (across or width)], [y + down, y + (down or height)])

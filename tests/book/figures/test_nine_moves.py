@@ -181,7 +181,10 @@ def test_captions_name_every_move_and_its_bytes() -> None:
         assert line.endswith(f"Each sends {style.in_bytes(sent[n])}{whose}." if n in sent else "Nothing is sent."), line
     owners = CutMatrix.find(layout, name, 2).owners
     assert f"this work is done {2 * len(owners)} times" in captions[5]
-    assert "one message" not in " ".join(frame.caption for frame in frames_of_step(small_layer_layout(), "weight", 2))
+    assert "which we do not draw" not in captions[0]
+    small = [frame.caption for frame in frames_of_step(small_layer_layout(), "weight", 2)]
+    assert small[0].endswith(" The same bucket holds bias, 8 elements, which we do not draw.")
+    assert "one message" not in " ".join(small)
 
 
 def test_what_a_rank_receives_without_needing_it_is_pale_and_said() -> None:
