@@ -6,7 +6,8 @@ not a file to fetch, so that cards open from a disk as well. `book/_static/gloss
 
 Settings: `glossary_quiet`, terms so common that only their first use on a page is linked; `glossary_mute`, terms that
 are never linked by themselves; `glossary_only`, beginnings of pages' names (a regular expression) -> terms that are
-linked nowhere else, because elsewhere the word may mean something else.
+linked nowhere else, because elsewhere the word may mean something else; `glossary_not_in`, phrases in which no word is
+linked, because a term in them means something else.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def link(app: Any, doctree: nodes.document, page: str) -> None:
     written = {_plain(word) + end: terms[word] for word in words for end in ("es", "s")}
     written |= {_plain(word): terms[word] for word in words}
     quiet = {terms[word].group for word in app.config.glossary_quiet if word in terms}
-    finder, seen = pattern(words), set()
+    finder, seen = pattern([*words, *app.config.glossary_not_in]), set()
     for text in list(doctree.findall(nodes.Text)):
         section = _section(text)
         if section is None:
@@ -99,7 +100,9 @@ def link(app: Any, doctree: nodes.document, page: str) -> None:
         pieces: list[nodes.Node] = []
         rest = 0
         for match in finder.finditer(text):
-            term = written[_plain(match[0])]
+            term = written.get(_plain(match[0]))
+            if term is None:  # a phrase of `glossary_not_in`
+                continue
             key = (term.group, None if term.group in quiet else section)
             if key in seen:
                 continue
@@ -134,6 +137,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_config_value("glossary_quiet", [], "env")
     app.add_config_value("glossary_mute", [], "env")
     app.add_config_value("glossary_only", {}, "env")
+    app.add_config_value("glossary_not_in", [], "env")
     app.set_html_assets_policy("always")  # a card may show a formula on a page that has none
     app.add_js_file("glossary_words.js", loading_method="defer")
     app.add_js_file("glossary_cards.js", loading_method="defer")

@@ -111,8 +111,8 @@ def report(runs: list[dict[str, Any]], at: int, path: str | None) -> tuple[bool,
 
 def skew_table(run: dict[str, Any]) -> Iterator[str]:
     """Return lines: how skewed the layer's matrices are at the watched steps."""
-    yield f"{LAYER} has 128 directions. The share of the strongest five,"
-    yield "and how many directions are effectively in use"
+    yield f"{LAYER} has 128 directions. How much of its squared norm the strongest five"
+    yield "hold, and how many directions are effectively in use"
     yield "  step    loss       gradient        momentum          weight"
     for step, (loss, *numbers) in run["skew"].items():
         pairs = zip(numbers[::2], numbers[1::2], strict=True)

@@ -172,9 +172,14 @@ def spectra(run: Mapping[str, Any]) -> tuple[Figure, str]:
     values = {
         name: np.linalg.svd(np.asarray(run[name]), compute_uv=False) for name in ("gradient", "momentum", "weight")
     }
-    shown = {name: (s / s[0])[s > 1e-9 * s[0]] for name, s in values.items()}
+    shown = {name: np.where(s > 1e-9 * s[0], s / s[0], 0.0) for name, s in values.items()}
+    zeros = {name: int((s == 0).sum()) for name, s in shown.items()}
+    left_out = " and ".join(f"{count} of the {name}'s" for name, count in zeros.items() if count)
     title = "Gradients fall off steeply, weights hardly"
-    note = "All singular values at step 20, divided by the largest. Every line of the grid is ten times less."
+    note = (
+        "Singular values at step 20, divided by the largest. Every line of the grid is ten times less. "
+        f"Not drawn, because they are zero: {left_out}."
+    )
     return draw_spectra(shown, title, note), describe_spectra(shown, title)
 
 

@@ -9,7 +9,7 @@ element has the colour of the DP rank and the hatch of the TP rank that it came 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ HOLDINGS = {
     "gradients": Holding(
         "G", "block", "its own gradient",
         "{ranks} processes train one matrix. Coloured is what each of them has of its gradient, computed from its part "
-        "of the batch. Muon needs the mean of these gradients, and for the whole matrix",
+        "of the batch. Muon needs the mean of these gradients, and it needs it for the whole matrix",
     ),
     "reduce_scatter": Holding(
         "G", "piece", "its piece of the mean gradient",
@@ -141,6 +141,17 @@ class CutMatrix:
                 parts.append(Part(run, block, dp, block if move in FROM_OWNERS else tp_rank))
         return parts
 
+    def spare(self, move: str, dp_rank: int, tp_rank: int) -> list[Part]:
+        """Return what a rank receives in `move` without needing it, because the message is one for the whole bucket."""
+        if move != "dp_gather" or dp_rank in self.owners:
+            return []
+        return self.held(move, self.owners[0], tp_rank)
+
+    @property
+    def in_one_message(self) -> int:
+        """Return how many matrices the bucket has: those that travel in the same messages over DP."""
+        return sum(len(self.layout.specs[i].shape) == 2 for i in self.bucket.params)
+
     def outline(self, part: Part) -> list[tuple[int, int]]:
         """Return the corners (column, row) of a part in the whole matrix: a run of a row-major block is a staircase."""
         rows, columns = self.spec.shape
@@ -214,12 +225,14 @@ TERMS = Words(
 
 LANE, GAP, TALL = 24.0, 14.0, 66.0  # left of a panel, below it, the most that it is high
 EXCHANGE = (5.0, 3.0)  # the heads of an arrow that points both ways
+PALE = 0.75  # how much lighter a part is that a rank has received and does not need
 
 
-def frames_of_step(layout: Layout, name: str, tp: int) -> list[Frame]:
+def frames_of_step(layout: Layout, name: str, tp: int, marks: bool = True) -> list[Frame]:
     """Return the step of matrix `name` as frames: the gradients, then what every rank holds after each move.
 
-    Moves are those of the strategy gather_all; bytes are those that `predict_step` says a rank sends.
+    Moves are those of the strategy gather_all; bytes are those that `predict_step` says a rank sends. marks: whether
+    what is held is also said in the notation of book/notation.md.
     Raises ValueError for a grid larger than 8 × 4, and for what is not a matrix of this layout.
     """
     most = len(TERMS.rows), len(TERMS.columns)
@@ -227,7 +240,11 @@ def frames_of_step(layout: Layout, name: str, tp: int) -> list[Frame]:
         raise ValueError(f"{layout.dp} DP × {tp} TP panels do not fit; a card has room for {most[0]} × {most[1]}.")
     matrix = CutMatrix.find(layout, name, tp)
     return [
-        Frame(page(moment(matrix, move, TERMS)), _describe_moment(matrix, move), _caption(matrix, move))
+        Frame(
+            page(moment(matrix, move, replace(TERMS, marks=marks))),
+            _describe_moment(matrix, move),
+            _caption(matrix, move),
+        )
         for move in HOLDINGS
     ]
 
@@ -239,10 +256,16 @@ def _caption(matrix: CutMatrix, move: str) -> str:
     if move not in MOVES:
         others = [matrix.layout.specs[i] for i in matrix.bucket.params if i != matrix.index]
         names, size = ", ".join(spec.name for spec in others), sum(spec.numel for spec in others)
-        also = f" The same bucket holds {names}, {size:,} elements, which we do not draw." if others else ""
+        also = (
+            f" The same bucket holds {names}, {size:,} elements, which we do not draw."
+            if others and matrix.in_one_message == 1
+            else ""
+        )
         return f"Before the step: {done}.{also}"
     sent = sorted({matrix.sent(move, r) for r in matrix.owners})
     sends = "Nothing is sent" if sent == [0] else f"Each sends {' to '.join(map(in_bytes, sent))}"
+    if matrix.in_one_message > 1 and " dp " in HOLDINGS[move].sent:
+        sends += f", of all {matrix.in_one_message} matrices in one message"
     return f"{MOVES.index(move) + 1}. {move}: {done}. {sends}."
 
 
@@ -269,7 +292,8 @@ def moment(matrix: CutMatrix, move: str, words: Words) -> list[Block]:
                 levels = [y + r * (height + GAP) + height / 2 for r in range(matrix.layout.dp)]
                 _bus(axes, x - LANE + 4, x - 1, levels, op == "reduce_scatter")
             for r in range(matrix.layout.dp):
-                paint_matrix(axes, x, y, matrix, matrix.held(move, r, t), scale)
+                spare = matrix.spare(move, r, t)
+                paint_matrix(axes, x, y, matrix, spare or matrix.held(move, r, t), scale, pale=bool(spare))
                 if t == 0:
                     _chip(axes, MARGIN, y + height / 2 - 6, dp_colour(r), words.rows[r])
                 elif group == "tp" and r in matrix.owners:
@@ -286,8 +310,13 @@ def _chip(axes: Axes, x: float, y: float, colour: str, name: str, hatch: str = "
     put(axes, x + 14, y, name)
 
 
-def paint_matrix(axes: Axes, x: float, y: float, matrix: CutMatrix, parts: list[Part], scale: float) -> None:
-    """Draw the outline of the whole matrix at `scale` points per element, its TP cuts, and these parts in it."""
+def paint_matrix(
+    axes: Axes, x: float, y: float, matrix: CutMatrix, parts: list[Part], scale: float, pale: bool
+) -> None:
+    """Draw the outline of the whole matrix at `scale` points per element, its TP cuts, and these parts in it.
+
+    pale: the parts have been received, and are not needed.
+    """
     rows, columns = matrix.whole
     width, height = columns * scale, rows * scale
     box(axes, x, y, width, height, "#FFFFFF", ec=MUTED, lw=0.8, ls=(0, (2, 2)), gid="whole")
@@ -296,13 +325,15 @@ def paint_matrix(axes: Axes, x: float, y: float, matrix: CutMatrix, parts: list[
         ends = ([x + across, x + (across or width)], [y + down, y + (down or height)])
         axes.plot(*ends, color=MUTED, lw=0.8, ls=(0, (2, 2)))
     for part in parts:
-        colour = dp_colour(part.dp)
+        colour = mix(dp_colour(part.dp), CARD, PALE * pale)
         corners = [(x + column * scale, y + row * scale) for column, row in matrix.outline(part)]
-        looks = {"fc": colour, "ec": hatch_on(colour), "lw": 0.8, "hatch": TP_HATCHES[part.tp]}
-        axes.add_patch(Polygon(corners, closed=True, gid=f"from-dp{part.dp}-tp{part.tp}", **looks))
-    if not parts:
-        nothing = next(text for text in ("nothing of it", "–") if wide(text) <= width or len(text) == 1)
-        put(axes, x + width / 2, y + height / 2 - 7, nothing, "center", color=MUTED)
+        looks = {"fc": colour, "ec": hatch_on(colour), "lw": 0.8, "hatch": TP_HATCHES[part.tp] * (not pale)}
+        gid = f"{'spare' if pale else 'from'}-dp{part.dp}-tp{part.tp}"
+        axes.add_patch(Polygon(corners, closed=True, gid=gid, **looks))
+    if pale or not parts:
+        words = ("not needed here", "–") if pale else ("nothing of it", "–")
+        text = next(text for text in words if wide(text) <= width or len(text) == 1)
+        put(axes, x + width / 2, y + height / 2 - 7, text, "center", color=INK if pale else MUTED)
 
 
 def _bus(axes: Axes, x: float, end: float, levels: list[float], is_sum: bool) -> None:
@@ -320,10 +351,12 @@ def _describe_moment(matrix: CutMatrix, move: str) -> str:
     """Return alt text for one frame: what every rank holds, how many elements, and from whom."""
     told = []
     for r in range(matrix.layout.dp):
-        parts = matrix.held(move, r, 0)
+        spare = matrix.spare(move, r, 0)
+        parts = spare or matrix.held(move, r, 0)
         sources = ", ".join(str(dp) for dp in sorted({part.dp for part in parts}))
         size = sum(part.run.size for part in parts)
-        told.append(f"DP {r} {f'{size:,} elements from DP {sources}' if parts else 'nothing'}")
+        what = f"{size:,} elements from DP {sources}" if parts else "nothing"
+        told.append(f"DP {r} {what}{', which it does not need' * bool(spare)}")
     rows, columns = matrix.whole
     when = f"After {move}" if move in MOVES else "Before the first move"
     grid = f"{matrix.layout.dp} DP × {matrix.tp} TP ranks"

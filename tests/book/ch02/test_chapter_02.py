@@ -1,11 +1,17 @@
 """Chapter 2's worker as its readers run it: the products that it counts, the ratios that it prints."""
 
 import re
+import statistics
 
 import pytest
+import stored_pages
+import torch
 import worlds
 
+from distmuon.optim.coefficients import quintics
 from distmuon.optim.newton_schulz import flops
+from muonbook.ch04 import sweep, tables
+from muonbook.measure import results
 
 WORKER = str(worlds.ROOT / "scripts" / "02_newton_schulz.py")
 
@@ -54,3 +60,20 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
     ending = worlds.answer(WORKER, *arguments)
     assert ending.code == 2
     assert words in ending.err
+
+
+def test_missing_1_did_not_hurt_in_the_race_that_the_page_names() -> None:
+    race = results.load("race_variants")
+    gaps = {name: tables.gaps(race, name) for name in ("muon", "deepseek_v4", "polar_express")}
+    muon, ten, polar = (f"{statistics.median(values):.3f}" for values in gaps.values())
+    assert muon == ten
+    page = "\n".join(cell.source for cell in stored_pages.every_cell("02_newton_schulz") if cell.kind == "markdown")
+    assert f"both end {muon} nats per letter above the lowest loss" in page
+    assert f"In the same race it ended at {polar}, and we could not tell the two apart" in page
+    assert not any(sweep.verdict(gaps[name], gaps["muon"]).claimed for name in ("deepseek_v4", "polar_express"))
+    values = torch.linspace(0.003, 1, 1000, dtype=torch.float64)
+    for step, (a, b, c) in enumerate(quintics("deepseek_v4", 10)):
+        if step == 8:
+            assert values.max() > 1.1
+        values = a * values + b * values**3 + c * values**5
+    assert (values - 1).abs().max() < 0.001

@@ -128,9 +128,9 @@ def figures(layout: Layout, name: str, tp: int) -> dict[str, Figure]:
     return dict(zip(HOLDINGS, (frame.figure for frame in frames_of_step(layout, name, tp)), strict=True))
 
 
-def polygons(figure: Figure) -> list[Polygon]:
+def polygons(figure: Figure, kind: str = "from-") -> list[Polygon]:
     """Return what is painted as held, panel after panel: TP ranks from left to right, DP ranks downwards."""
-    return [p for p in figure.axes[0].patches if isinstance(p, Polygon) and (p.get_gid() or "").startswith("from-")]
+    return [p for p in figure.axes[0].patches if isinstance(p, Polygon) and (p.get_gid() or "").startswith(kind)]
 
 
 def arrows(figure: Figure) -> int:
@@ -174,12 +174,40 @@ def test_captions_name_every_move_and_its_bytes() -> None:
         4: ring_bytes("all_gather", 2 * 2 * SPECS[0].numel, 2),
         9: ring_bytes("all_gather", 4 * bucket.padded, 4),
     }
+    together = sum(len(SPECS[index].shape) == 2 for index in bucket.params)
+    assert together > 1
     for n, line in enumerate(captions[1:], 1):
-        assert line.endswith(f"Each sends {style.in_bytes(sent[n])}." if n in sent else "Nothing is sent."), line
-    others = sum(SPECS[index].numel for index in bucket.params) - SPECS[0].numel
-    assert f", {others:,} elements, which we do not draw." in captions[0]
+        whose = "" if n == 4 else f", of all {together} matrices in one message"  # over TP it is this matrix alone
+        assert line.endswith(f"Each sends {style.in_bytes(sent[n])}{whose}." if n in sent else "Nothing is sent."), line
     owners = CutMatrix.find(layout, name, 2).owners
     assert f"this work is done {2 * len(owners)} times" in captions[5]
+    assert "which we do not draw" not in captions[0]
+    small = [frame.caption for frame in frames_of_step(small_layer_layout(), "weight", 2)]
+    assert small[0].endswith(" The same bucket holds bias, 8 elements, which we do not draw.")
+    assert "one message" not in " ".join(small)
+
+
+def test_what_a_rank_receives_without_needing_it_is_pale_and_said() -> None:
+    layout = plan([ParamSpec("w", (4, 24), "float32", 0), ParamSpec("v", (2, 24), "float32", 0)], 3)
+    matrix, drawn = CutMatrix.find(layout, "w", 2), figures(layout, "w", 2)
+    assert list(matrix.owners) == [0, 1]
+    for move, figure in drawn.items():
+        pale = polygons(figure, "spare-")
+        assert len(pale) == (4 if move == "dp_gather" else 0), move  # two pieces on each TP rank of DP 2
+        assert texts(figure).count("not needed here") == len(pale) / 2
+    corners = [polygon.get_xy()[:-1] for polygon in polygons(drawn["dp_gather"], "spare-")]
+    panel = boxes(drawn["dp_gather"], "whole")[2]
+    scale = panel.get_width() / matrix.whole[1]
+    for found, part in zip(corners, matrix.held("dp_gather", 0, 0), strict=False):
+        assert (found - (panel.get_x(), panel.get_y())) / scale == pytest.approx(np.array(matrix.outline(part)))
+    told = dict(zip(HOLDINGS, (frame.alt for frame in frames_of_step(layout, "w", 2)), strict=True))
+    assert told["dp_gather"].endswith("DP 2 96 elements from DP 0, 1, which it does not need.")
+
+
+def test_the_marks_of_the_notation_can_be_left_out() -> None:
+    with_marks, without = (frames_of_step(small_layer_layout(), "weight", 2, marks)[0] for marks in (True, False))
+    assert "{U_dp}" in " ".join(texts(with_marks.figure))
+    assert "{U_dp}" not in " ".join(texts(without.figure))
 
 
 def test_arrows_are_where_something_travels() -> None:

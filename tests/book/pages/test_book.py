@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import built_book
 import pytest
+import yaml
 from built_book import ROOT, Page, read_pages
 from PIL import Image
 from sphinx.search.en import SearchEnglish
@@ -172,6 +173,19 @@ def test_a_word_with_another_meaning_elsewhere_is_linked_only_where_it_is_meant(
 ) -> None:
     pages = {name: (site / f"{name}.html").read_text(encoding="utf-8") for name in (*meant, *elsewhere)}
     assert [name for name, text in pages.items() if f'#term-{word}"' in text] == list(meant)
+
+
+def test_no_word_is_linked_in_a_phrase_that_means_something_else(pages: dict[Path, Page]) -> None:
+    phrases = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]["glossary_not_in"]
+    seen = set()
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        for phrase in phrases:
+            words = (rf'(?:<a class="glossary-term[^>]*>)?\b{word}\b(?:</a>)?' for word in phrase.split())
+            found = re.findall(r"\s+".join(words), text, re.IGNORECASE)
+            assert not any("<a" in one for one in found), (path.name, phrase)
+            seen |= {phrase} if found else set()
+    assert seen == set(phrases), "a phrase that no page has any more"
 
 
 # --- What the extensions do, on the small book ---

@@ -77,6 +77,19 @@ def test_the_landing_page_lists_every_chapter_in_order() -> None:
     assert listed == [(str(int(stem[:2])), stem) for stem in chapters]
 
 
+def test_the_landing_page_says_how_long_the_chapters_take() -> None:
+    minutes = []
+    for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        words = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        minutes.append(int(re.search(r"\*\*You need\*\*.*?(\d+) minutes", words, re.DOTALL)[1]))  # type: ignore[index]
+    landing = (ROOT / "book" / "index.md").read_text(encoding="utf-8")
+    assert (len(minutes), round(sum(minutes) / 60)) == (19, 11)
+    assert 120 < sum(minutes[1:5]) < 150
+    assert "nineteen chapters take about eleven hours" in landing
+    assert "chapters 1 to 4, which take a bit more than two hours" in landing
+
+
 def test_links_between_pages_and_chapters_name_the_right_numbers() -> None:
     for path in (ROOT / "book").glob("*.md"):
         for number, file in re.findall(r"\[(\d+)\]\(\.\./notebooks/(\d\d)_", path.read_text(encoding="utf-8")):

@@ -74,3 +74,19 @@ def test_parts_that_lie_beside_each_other_are_refused_with_the_option_that_fits(
     weight = ("c_attn", nn.Parameter(torch.ones(8, 24)))
     with pytest.raises(ValueError, match=re.escape("the parts lie beside each other, so give ('columns', 3).")):
         Muon([weight], matrices=("fused", (8, 8, 8)))
+
+
+def test_the_story_says_by_how_much_muon_leads_after_the_same_steps_and_after_the_same_time() -> None:
+    found = results.load("one_line")
+    adamw, muon = (found["best"][name]["course"] for name in ("adamw", "muonw"))
+    story = " ".join((ROOT / "book" / "story.md").read_text(encoding="utf-8").split())
+    place = len(muon[1:]) / found["clock"]["training_step_over_adamws"]["median"]  # where AdamW ends, in evaluations
+    before = int(place)
+    then = muon[before] + (place - before) * (muon[before + 1] - muon[before])
+    leads = f"ahead by {adamw[-1] - then:.2f} nats per byte instead of {adamw[-1] - muon[-1]:.2f}"
+    assert leads in story
+    assert f"When AdamW ends at {adamw[-1]:.2f}, Muon is at {then:.2f}." in story
+    slow, fast = (next(row["course"] for row in found["muonw"] if row["lr"] == rate) for rate in (0.003, 0.02))
+    assert slow[2] > adamw[2]
+    assert slow[-1] < adamw[-1]
+    assert all(m < a for m, a in zip(fast[1:], adamw[1:], strict=True))
