@@ -77,7 +77,12 @@ def place(
     look: Callable[[Division], tuple[int, float]],  # -> bytes of a rank, seconds of a step
     room: float,
 ) -> Division:
-    """Return a division that fits and is quick: downhill from one that is cut often."""
+    """Return a division that fits and is quick, going from neighbour to neighbour as long as that improves it.
+
+    The first is cut into as many pieces as possible over T and P, because such a division holds the least weights, with
+    about 8 ranks for the experts, because then their tokens stay in a node. A neighbour has one degree twice or half as
+    large, or one twice and another half.
+    """
     seen: dict[Division, tuple[bool, float]] = {}
 
     def cost(division: Division) -> tuple[bool, float]:
