@@ -10,8 +10,6 @@ from distmuon import launch
 from distmuon.launch import session
 from distmuon.launch.session import BURST
 
-pytestmark = pytest.mark.alone
-
 WORKER = str(Path(__file__).with_name("stop_worker.py"))
 
 
