@@ -77,11 +77,11 @@ def place(
     look: Callable[[Division], tuple[int, float]],  # -> bytes of a rank, seconds of a step
     room: float,
 ) -> Division:
-    """Return a division that fits and is quick, going from neighbour to neighbour as long as that improves it.
+    """Return a division that fits and is quick: go to a better neighbour as long as there is one.
 
-    The first is cut into as many pieces as possible over T and P, because such a division holds the least weights, with
-    about 8 ranks for the experts, because then their tokens stay in a node. A neighbour has one degree twice or half as
-    large, or one twice and another half.
+    Begin with as many pieces over T and P as possible, because then a rank holds least, and with
+    about 8 ranks for the experts, because then tokens stay in a node. A neighbour has one degree
+    twice or half as large, or one twice and another half.
     """
     seen: dict[Division, tuple[bool, float]] = {}
 

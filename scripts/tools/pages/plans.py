@@ -49,20 +49,23 @@ def _run(root: Path, words: Sequence[str]) -> str:
 def assumed() -> str:
     """Return the speeds that a plan assumes of GPUs and of links, as two tables in Markdown."""
     devices = [
-        (f"`{name}`", f"{one.memory_bytes / 1e9:.0f} GB", f"{one.peak_flops / 1e12:.0f} TFLOP/s, of which "
-         f"{SUSTAINED * one.peak_flops / 1e12:.0f}")
+        (f"`{name}`", f"{one.memory_bytes / 1e9:.0f} GB", *map(_tflops, (one.peak_flops, SUSTAINED * one.peak_flops)))
         for name, one in DEVICES.items()
-    ]  # fmt: skip
+    ]
     links = [
         (f"`{name}`", *(_link(link, shared) for link, shared in ((one.inside, 1), (one.between, one.node))))
         for name, one in FABRICS.items()
     ]
     return "\n".join(
         [
-            table(("`--device`", "memory", "peak in bf16, and what products reach"), devices),
+            table(("`--device`", "memory", "peak in bf16", f"products reach {100 * SUSTAINED:.0f} % of it"), devices),
             table(("`--fabric`", f"between GPUs of a node of {NODE}", "between nodes, for each GPU"), links),
         ]
     )
+
+
+def _tflops(rate: float) -> str:
+    return f"{rate / 1e12:.0f} TFLOP/s"
 
 
 def _link(link: LinkCost, shared: int) -> str:
