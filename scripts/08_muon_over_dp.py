@@ -24,7 +24,7 @@ def parse():
     launch.add_arguments(parser, dp=4, tp=1)
     job = parser.add_argument_group("the job").add_mutually_exclusive_group()
     job.add_argument("--follow", action="store_true", help="follow one matrix of a small model")
-    job.add_argument("--ways", action="store_true", help="gather 40 matrices in four ways, and count")
+    job.add_argument("--ways", action="store_true", help="gather 40 matrices in two ways, and count")
     job.add_argument("--time", action="store_true", help="the same, and compare times, which differ from run to run")
     parser.add_argument("--json", metavar="FILE", help="with --follow: write what every rank held and kept")
     training = parser.add_argument_group("the training, without --follow, --ways and --time")

@@ -4,7 +4,8 @@
 
 is the file bytes.json, a path of keys, and Python's format for one number: `.3f`, `,` or `.1%`. In a list, the step
 `dp=4,dtypes=bf16*` of a path is the one entry with such values (* stands for anything), and a number a place, from 0.
-A key with a * is the only one of its kind. `momentum+exp_avg` adds two keys up, and `path / path` is a ratio.
+A key with a * is the only one of its kind. `momentum+exp_avg` adds two keys up, `path + path` two values, and
+`path / path` is a ratio, of such sums as well.
 
 A text, a whole number and true or false need no format. A fraction does, or it would show digits that no machine
 repeats. `null`, which a measurement leaves where the machine did not permit it, reads "not measured". What is missing,
@@ -60,13 +61,14 @@ def pick(entries: list[Any], key: str) -> Any:
 
 
 def value_of(results: Any, path: str) -> Any:
-    """Return what lies at `path`, or for "a / b" the ratio; None where either is. Raises Unfit."""
-    values = [find(results, one) for one in path.split(" / ")]
+    """Return what lies at `path`, or for "a / b" the ratio, of sums for "a + b"; None where one is. Raises Unfit."""
+    sides = [[find(results, one) for one in side.split(" + ")] for side in path.split(" / ")]
+    values = [value for side in sides for value in side]
     if len(values) == 1 or None in values:
         return None if None in values else values[0]
-    if not all(isinstance(value, int | float) for value in values) or values[1] == 0:
-        raise Unfit(f"has no ratio for {path!r}: {values[0]!r} / {values[1]!r}")
-    return values[0] / values[1]
+    if not all(isinstance(value, int | float) for value in values) or sum(sides[-1]) == 0:
+        raise Unfit(f"has no ratio for {path!r}: {' / '.join(' + '.join(map(repr, side)) for side in sides)}")
+    return sum(sides[0]) / sum(sides[1]) if len(sides) > 1 else sum(sides[0])
 
 
 def show(value: Any, form: str) -> str:
@@ -85,10 +87,10 @@ def show(value: Any, form: str) -> str:
 
 
 class Measured(SphinxRole):
-    """The role: `file path`, `file path format` or `file path / path format`."""
+    """The role: `file path`, `file path format`, or a sum or ratio of paths with its format."""
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        match = re.fullmatch(r"(\w+) (\S+(?: / \S+)?)(?: (\S+))?", self.text.strip())
+        match = re.fullmatch(r"(\w+) (\S+(?: [+/] \S+)*)(?: (\S+))?", self.text.strip())
         if match is None:
             return self._complain(f"{self.text!r} is not of the form `file path format`")
         name, path, form = match[1], match[2], match[3] or ""

@@ -13,6 +13,7 @@ from distmuon.models.digits import digits
 from distmuon.models.recipe import Recipe
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
+from distmuon.verify.bounds import CONTROL_FACTOR, Drift
 from distmuon.verify.certificate import References, exact_on_grid, identical, judging, replicas_agree
 from distmuon.verify.problem import Problem, Run, train_on_grid
 from distmuon.verify.training import predict_run, problem_of
@@ -36,14 +37,24 @@ class CertifiedRun(NamedTuple):
 class Checked(NamedTuple):
     """What the judge says. as_predicted: every rank's ledger is the one in `predicted`.
 
-    exact: bitwise equal to one process. unrounded: trained in float32 throughout, not further from one process than
-        its control allows.
+    exact: bitwise equal to one process. drift: of the training in float32 throughout, and of its control.
     """
 
     exact: bool
-    unrounded: bool
+    drift: Drift
     as_predicted: bool
     predicted: list[Ledger]
+
+    @property
+    def unrounded(self) -> bool:
+        """Whether the training in float32 is not further from one process than its control allows."""
+        return self.drift.passed is True
+
+    @property
+    def measured(self) -> str:
+        """The numbers behind `unrounded`, for a printed line."""
+        difference, control = self.drift.difference, self.drift.control
+        return f"difference {difference:.1e}, control {control:.1e}, at most {CONTROL_FACTOR:g} x the control"
 
 
 def counted(problem: Problem, grid: Grid) -> tuple[Run, Ledger]:
@@ -76,6 +87,6 @@ def judge(run: CertifiedRun, recipe: Recipe, dp: int, tp: int, threads: int) -> 
     with judging(run.device, threads):
         references = References.make(problem, run.device, dp, full=False)
     exact = identical(run.exact, references.exact)
-    unrounded = references.drift(problem.unrounded, run.unrounded).passed is True
+    drift = references.drift(problem.unrounded, run.unrounded)
     predicted = [predict_run(recipe, dp, tp, rank) for rank in range(dp * tp)]
-    return Checked(exact, unrounded, predicted == run.ledgers, predicted)
+    return Checked(exact, drift, predicted == run.ledgers, predicted)

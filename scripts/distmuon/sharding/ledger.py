@@ -6,7 +6,7 @@ of n ranks, and chunks of ceil(payload / n) bytes:
     collective       payload                      this rank sends
     all_gather       the gathered output          (n - 1) chunks
     reduce_scatter   the input to be reduced      (n - 1) chunks
-    all_to_all       the input to be exchanged    (n - 1) chunks
+    all_to_all       the input to be exchanged    (n - 1) chunks, which go directly
     all_reduce       the tensor                   2 (n - 1) chunks
     broadcast        the tensor                   (n - 1) chunks, averaged over the ring
 

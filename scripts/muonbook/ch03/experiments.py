@@ -146,7 +146,7 @@ def show_training() -> dict[str, Any]:
         return rms(update), orthogonality_error(orthogonalized).item(), spectral_norm(weight)
 
     model, losses, seen = watched_run(hybrid, SHOWN[-1], look)
-    print(f"On {WATCHED}, per step:")
+    print(f"On {WATCHED}, per step, at a learning rate of {LR} and a decay of {DECAY}:")
     print("  step   loss   update RMS   orthogonality error   spectral norm")
     for step in SHOWN:
         size, error, norm = seen[step - 1]
@@ -154,7 +154,8 @@ def show_training() -> dict[str, Any]:
     _, _, held_out = fresh()
     right = model(held_out.images).argmax(dim=-1) == held_out.labels
     print(f"accuracy on {len(right)} held-out digits: {right.double().mean():.2f}")
-    return {"loss": losses}
+    columns = zip(*seen, strict=True)
+    return {"loss": losses} | dict(zip(("update RMS", "orthogonality error", "spectral norm"), columns, strict=True))
 
 
 def show_rms() -> dict[str, Any]:

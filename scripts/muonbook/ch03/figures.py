@@ -1,7 +1,8 @@
 """One step of Muon as a picture that moves, and three plots of what the worker measured.
 
 The moving picture shows a small matrix after every line. Cells show size and sign; under them stand the singular
-values, as long as their share of the largest. A frame around one cell or around all says what a new cell is made from.
+values as bars. Where a frame changes a matrix, colours and bars keep the scale of the frame before. A frame around one
+cell or around all says what a new cell is made from.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from distmuon.extras.metrics.matrix import rms
 from distmuon.optim.muon import apply_, decay_, momentum_, orthogonalize, scale
 from distmuon.optim.newton_schulz import singular_values
 from distmuon.optim.options import MUON_DEFAULTS
@@ -26,20 +28,25 @@ from muonbook.figures.style import ink_on, mix, page, put, text_block  # isort: 
 
 ROWS, COLUMNS = 4, 6
 FROM_A_CELL, FROM_ALL = "A cell is made from this cell alone.", "Every cell is made from the whole matrix."
-LR, MOMENTUM, DECAY = 0.5, 0.95, 0.4  # rate and decay larger than in life, or one step would show nothing
+LR, MOMENTUM, DECAY = 0.01, 0.95, 0.1  # as in `experiments`
 STEPS = 4  # whose gradients are in the momentum
 ACROSS, HIGH = (WIDTH - 2 * MARGIN) / COLUMNS, 30.0  # of a cell
-NAMES, BAR, PITCH = 46.0, 13.0, 19.0  # room for numbers; thickness of a bar, from one to the next
+NAMES, BAR, PITCH = 54.0, 13.0, 19.0  # room for numbers; thickness of a bar, from one to the next
 
 
 class Line(NamedTuple):
-    """A line of the step: its name, its formula, what it leaves, what a cell is made from, what there is to see."""
+    """A line of the step: its name, its formula, what it leaves, what a cell is made from, what there is to see.
+
+    alike: the matrices drawn in one scale with this one, itself included. digits: after the point.
+    """
 
     title: str
     formula: str
     matrix: Tensor
     needs: str  # FROM_A_CELL, FROM_ALL or nothing
     caption: str
+    alike: tuple[Tensor, ...]
+    digits: int = 2
 
 
 def gradient(step: int) -> Tensor:
@@ -53,34 +60,41 @@ def gradient(step: int) -> Tensor:
 def lines() -> list[Line]:
     """Return the lines of step `STEPS`, each with the matrix that it leaves, computed by the optimizer's functions."""
     rows, columns = torch.arange(ROWS)[:, None], torch.arange(COLUMNS)
-    weight = ((5 * rows * rows + 3 * columns + rows * columns) % 7 - 3).double() / 2
+    weight = ((5 * rows * rows + 3 * columns + rows * columns) % 7 - 3).double() / 50
     momentum = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
     for step in range(STEPS):
         newest = gradient(step)
         (fed,) = momentum_([momentum], [newest], MOMENTUM)
     (update,) = orthogonalize([fed.clone()], MUON_DEFAULTS)
     factor = scale(weight.shape)
-    shrunk, moved = weight.clone(), weight.clone()
+    scaled, shrunk, moved = factor * update, weight.clone(), weight.clone()
     decay_([shrunk], LR, DECAY)
     moved.copy_(shrunk)
     apply_([moved], [update], LR, factor)
+    sums, updates, weights = (momentum, fed), (update, scaled), (weight, shrunk, moved)
+    question = "One direction is much stronger than the others. What will the step do?"
     fainter = "Every earlier gradient counts 5 % less than the one after it."
     twice = "The newest gradient counts once more. One direction still dominates."
+    same = f"The size of an entry no longer depends on the shape. Here s = {factor:.2f}."
+    before = f"The weights before the step. We take η = {LR} and λ = {DECAY}, as in the first training below."
+    shrinks = f"All weights shrink by {LR * DECAY:.1%}, which you hardly see.".replace("%", " %")
+    done = f"An entry moves by about {LR * rms(scaled):.4f}. Of six lines, only one needs the whole matrix."
     return [
-        Line("The gradient", "G", newest, "", "One direction is much stronger than the others. What will the step do?"),
-        Line("Remember", "M ← 0.95 M + G", momentum, FROM_A_CELL, fainter),
-        Line("Look ahead", "U = 0.95 M + G", fed, FROM_A_CELL, twice),
-        Line("Orthogonalize", "O = NewtonSchulz(U)", update, FROM_ALL, "Now all directions are about equally strong."),
+        Line("The gradient", "G", newest, "", question, (newest,)),
+        Line("Remember", "M ← 0.95 M + G", momentum, FROM_A_CELL, fainter, sums),
+        Line("Look ahead", "U = 0.95 M + G", fed, FROM_A_CELL, twice, sums),
         Line(
-            "Scale",
-            "s O,  s = 0.2 √6",
-            factor * update,
-            FROM_A_CELL,
-            "The size of an entry no longer depends on the shape.",
+            "Orthogonalize",
+            "O = NewtonSchulz(U)",
+            update,
+            FROM_ALL,
+            "All directions are about equally strong.",
+            updates,
         ),
-        Line("The weights", "W", weight, "", "The weights as they are before the step."),
-        Line("Decay", "W ← (1 − 0.2) W", shrunk, FROM_A_CELL, "All weights shrink a little, whatever the gradient is."),
-        Line("Apply", "W ← W − 0.5 s O", moved, FROM_A_CELL, "Done. Of six lines, only one needs the whole matrix."),
+        Line("Scale", "s O,  s = 0.2 √6", scaled, FROM_A_CELL, same, updates),
+        Line("The weights", "W", weight, "", before, weights, 4),
+        Line("Decay", "W ← (1 − ηλ) W", shrunk, FROM_A_CELL, shrinks, weights, 4),
+        Line("Apply", "W ← W − η s O", moved, FROM_A_CELL, done, weights, 4),
     ]
 
 
@@ -94,13 +108,13 @@ def _draw(line: Line) -> Figure:
 
 
 def _describe(line: Line) -> str:
-    values = ", ".join(f"{value:.2f}" for value in singular_values(line.matrix).tolist())
+    values = ", ".join(f"{value:.{line.digits}f}" for value in singular_values(line.matrix).tolist())
     size = f"a matrix of {ROWS} by {COLUMNS} with singular values {values}"
     return " ".join(filter(None, [f"{line.title}: {line.formula}, {size}.", line.needs, line.caption]))
 
 
 def _cells(line: Line) -> Block:
-    largest = float(line.matrix.abs().max())
+    largest = max(float(matrix.abs().max()) for matrix in line.alike)
 
     def paint(axes: Axes, top: float) -> None:
         top += 4
@@ -109,7 +123,7 @@ def _cells(line: Line) -> Block:
                 x, y = MARGIN + column * ACROSS, top + row * HIGH
                 colour = mix(CARD, ACCENT if value > 0 else COLD, abs(value) / largest)
                 box(axes, x, y, ACROSS, HIGH, colour, ec=PADDING, lw=0.6)
-                put(axes, x + ACROSS / 2, y + 8.5, f"{value:.2f}".replace("-", "−"), "center", color=ink_on(colour))
+                put(axes, x + ACROSS / 2, y + 8.5, _written(value, line), "center", color=ink_on(colour))
         if line.needs:
             size = (COLUMNS * ACROSS, ROWS * HIGH) if line.needs == FROM_ALL else (ACROSS, HIGH)
             box(axes, MARGIN, top, *size, "none", ec=INK, lw=2.6, gid="needs")
@@ -120,16 +134,21 @@ def _cells(line: Line) -> Block:
 
 def _bars(line: Line) -> Block:
     values = singular_values(line.matrix).tolist()
+    greatest = max(float(singular_values(matrix)[0]) for matrix in line.alike)
 
     def paint(axes: Axes, top: float) -> None:
         put(axes, MARGIN, top, "singular values", color=MUTED)
         longest = WIDTH - 2 * MARGIN - NAMES
         for n, value in enumerate(values):
             y = top + 20 + n * PITCH
-            box(axes, MARGIN, y, longest * value / values[0], BAR, MUTED, gid=f"value-{n}")
-            put(axes, WIDTH - MARGIN, y, f"{value:.2f}", "right", bold=True)
+            box(axes, MARGIN, y, longest * value / greatest, BAR, MUTED, gid=f"value-{n}")
+            put(axes, WIDTH - MARGIN, y, _written(value, line), "right", bold=True)
 
     return 20 + ROWS * PITCH, paint
+
+
+def _written(value: float, line: Line) -> str:
+    return f"{value:.{line.digits}f}".replace("-", "−")
 
 
 # ---- Plots of what the worker wrote -----------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 
 from distmuon.launch import UsageError
 from muonbook.ch04.search_space import RACERS, Setting, widened
+from muonbook.ch04.studies import BATCHES, MATCHED
 from muonbook.ch04.sweep import Verdict, span, verdict
 from muonbook.ch04.tasks import TASKS
 from muonbook.measure import results
@@ -89,6 +90,39 @@ def verdict_lines(race: Race) -> list[str]:
         a, b = RACERS[first].title, RACERS[second].title
         seeds = f"smaller loss on {found.wins} of {found.seeds} seeds"
         lines.append(f"  {a} against {b}: {seeds}; " + (f"{a} is better" if found.claimed else "no difference claimed"))
+    return lines
+
+
+def changes(found: Mapping[str, Any]) -> list[tuple[str, list[float], list[float]]]:
+    """Return what each comparison of the stored studies changes, and the gaps without and with it, seed by seed.
+
+    found: book/results/sights.json.
+    """
+    batch = {(row["optimizer"], row["batch"]): row["gaps"] for row in found["batch"]["rows"]}
+    decay = {(row["optimizer"], row["steps"], row["weight_decay"]): row["gaps"] for row in found["decay"]["rows"]}
+    rms, tuned = ({row["rms"]: row["gaps"] for row in found["rms"][part]} for part in ("rows", "tuned"))
+    hidden, *routes = found["routing"]["rows"]
+    compared = [(f"Muon instead of AdamW, {n} windows a batch", batch["adamw", n], batch["muon", n]) for n in BATCHES]
+    most = max(steps for _, steps, _ in decay)
+    adamw, muon = (decay[name, most, 0.1] for name in ("adamw", "muon"))
+    compared.append((f"Muon instead of AdamW, {most} steps", adamw, muon))
+    for (name, steps, rate), gaps in decay.items():
+        if rate:
+            what = f"decay {rate} instead of none, {RACERS[name].title}, {steps} steps"
+            compared.append((what, decay[name, steps, 0.0], gaps))
+    for rows, also in ((rms, ""), (tuned, ", rate tuned anew")):
+        for value in sorted(rows.keys() - {MATCHED}):
+            compared.append((f"update RMS {value} instead of {MATCHED}{also}", rows[MATCHED], rows[value]))
+    return compared + [(f"Muon trains {row['route']}", hidden["gaps"], row["gaps"]) for row in routes]
+
+
+def change_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the comparisons of `changes` as a table: median gaps, and whether a difference may be claimed."""
+    lines = [f"{'what we changed':48}{'gap before':>10}{'after':>8}   smaller on"]
+    for what, before, after in changes(found):
+        judged = verdict(after, before)
+        seeds = f"{judged.wins} of {judged.seeds}" + (", claimed" if judged.claimed else "")
+        lines.append(f"{what:48}{median(before):10.3f}{median(after):8.3f}   {seeds}")
     return lines
 
 

@@ -181,7 +181,8 @@ SAID = {  # what each is needed for, and what it has done
     ),
     "all_reduce": (
         "every rank has a term, and all ranks need the sum.",
-        "a striped cell is a sum, with a stripe for each rank in it. Gradients are added like this.",
+        "a striped cell is a sum, with a stripe for each rank in it. We draw a line for each rank, not for each value. "
+        "Gradients are added like this.",
     ),
     "reduce_scatter": (
         "the same sums, but each rank needs only its own part.",

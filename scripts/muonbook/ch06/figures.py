@@ -1,7 +1,8 @@
 """Chapter 6's pictures: ZeRO-1 moving, and what ZeRO's stages keep and send.
 
 In the moving one a strip is one rank's memory, as wide as its bytes. What all ranks hold alike is pale blue; what a
-rank alone holds or has made has its colour, and a mean of all ranks has the stripes of all.
+rank alone holds or has made has its colour, and a mean of all ranks has the stripes of all. What is painted is what is
+allocated: the rest of a rank's gradient turns pale after the reduce-scatter, and stays.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _instants(D: int) -> list[Instant]:
         f"Master, m and v are the same numbers on all {D} ranks.",
         f"ZeRO-1: each rank keeps {part} of master, m and v. But who steps the rest?",
         "Each rank has a gradient g of its own data. AdamW wants their mean.",
-        f"Each rank gets the mean for the {part} that it owns, and nothing else.",
+        f"Each rank gets the mean for the {part} that it owns. The rest of g is of no more use, but stays allocated.",
         f"Each rank steps its {part}: mean, m, v and master are all there.",
         f"Rounded to bf16: {part} of w is new, the rest still old.",
         "The new pieces go round, and every rank has all of w again.",
@@ -96,7 +97,7 @@ def describe(instant: Instant, D: int) -> str:
         WHOLE: "whole and the same on every rank",
         OWN: "whole, of each rank's own data",
         SHARD: f"a shard of 1/{D} on each rank",
-        MEAN: f"on each rank the mean over all ranks for its own 1/{D}",
+        MEAN: f"whole; the mean over all ranks in each rank's own 1/{D}, of no more use in the rest",
         MIXED: f"new in each rank's own 1/{D}, old in the rest",
         JOINED: "whole and new, every part from the rank that owns it",
     }
@@ -146,9 +147,10 @@ def _strip(axes: Axes, x: float, y: float, across: float, way: str, rank: int, D
     if way in (SHARD, MIXED):
         box(axes, x + rank * part, y, part, HIGH, dp_colour(rank))
     if way == MEAN:
+        box(axes, x, y, across, HIGH, mix(dp_colour(rank), CARD, 0.75))
         for source in range(D):
             box(axes, x + rank * part, y + source * HIGH / D, part, HIGH / D, dp_colour(source))
-    edge = {"ec": INK, "lw": 0.8} if way not in (SHARD, MEAN) else {"ec": MUTED, "lw": 0.8, "ls": (0, (2, 2))}
+    edge = {"ec": INK, "lw": 0.8} if way != SHARD else {"ec": MUTED, "lw": 0.8, "ls": (0, (2, 2))}
     box(axes, x, y, across, HIGH, "none", **edge)
 
 

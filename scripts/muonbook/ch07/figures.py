@@ -1,4 +1,4 @@
-"""Chapter 7's pictures: the virtual map as it is made, frame by frame, and how soon every matrix straddles.
+"""Chapter 7's pictures: the virtual map as it is made, frame by frame, and for how many ranks every matrix straddles.
 
 Each frame shows the parameters in their shapes above, and the buckets they lie in below. Every colour and every caption
 comes from the `Layout` that the engine plans with.
@@ -202,7 +202,8 @@ def _strip(axes: Axes, y: float, stage: Stage, bucket: Bucket, scale: float) -> 
 def draw_straddling(straddling: Mapping[int, int], matrices: int) -> tuple[Figure, str]:
     """Return a plot of {DP ranks: matrices that straddle}, of so many matrices, and its description."""
     curves = {f"{matrices} matrices": (list(straddling), list(straddling.values()))}
-    cut = min((ranks for ranks, number in straddling.items() if number == matrices), default=None)
-    title = "Some matrices are still whole" if cut is None else f"With {cut} ranks, every matrix is cut"
+    whole = [ranks for ranks, number in straddling.items() if number < matrices]
+    cut = min((ranks for ranks in straddling if ranks > max(whole, default=0)), default=None)
+    title = "Some matrices are still whole" if cut is None else f"From {cut} ranks on, every matrix is cut"
     axes = ("DP ranks", "matrices that straddle")
-    return draw_curves(curves, *axes, title=title, log_x=True), describe_curves(curves, *axes, title=title)
+    return draw_curves(curves, *axes, title=title, dots=True), describe_curves(curves, *axes, title=title)

@@ -32,25 +32,27 @@ def momentum_of_digits(steps: int) -> list[Tensor]:
 
 
 class OptimizerCost(NamedTuple):
-    """What Muon costs the busiest of `D` x `T` ranks."""
+    """What Muon costs the busiest of `D` x `T` ranks in a step."""
 
-    momentum_bytes: float  # kept, float32
-    newton_schulz_flops: int  # in a step
-    temporary_bytes: int  # at most, during the step
+    cut_matrices: int  # of the model's 144: those with more than one owner
+    newton_schulz_flops: int
+    least_flops: float  # 1/D of what the model's matrices take, each orthogonalized once
+    temporary_bytes: int  # at most
 
 
-def optimizer_cost(T: int, D: int = 8) -> OptimizerCost:
-    """Return the cost for a transformer of 24 blocks, 1,024 wide, if all its matrices are gathered, bucketed."""
+def optimizer_cost(T: int, D: int) -> OptimizerCost:
+    """Return the cost for a transformer of 24 blocks, 1,024 wide, if all its matrices are gathered, bucketed.
+
+    Query, key and value are matrices of their own.
+    """
     sizes = {"vocabulary": 32_768, "width": 1024, "layers": 24, "heads": 16, "context": 1024}
     with torch.device("meta"):  # shapes without storage
         model = Transformer(**sizes, tp=Group("tp", T))
     specs = specs_of(split_parameters(model)[0]["params"])
     layout, all_matrices = plan(specs, D), frozenset(range(len(specs)))
-    work = [0] * D
-    for bucket in layout.buckets:
-        for index in bucket.params:
-            for rank in layout.owners(bucket, index):
-                work[rank] += flops(specs[index].full_shape(T))
+    owners = {index: layout.owners(bucket, index) for bucket in layout.buckets for index in bucket.params}
+    costs = [flops(spec.full_shape(T)) for spec in specs]
+    work = [sum(costs[index] for index, found in owners.items() if rank in found) for rank in range(D)]
     ranks = [PlannedRank(layout, all_matrices, T, rank, compute_bytes=2) for rank in range(D)]
-    kept = 4 * sum(spec.numel for spec in specs) / D
-    return OptimizerCost(kept, max(work), max(map(gather_all.allocates, ranks)))
+    cut = sum(len(found) > 1 for found in owners.values())
+    return OptimizerCost(cut, max(work), sum(costs) / D, max(map(gather_all.allocates, ranks)))

@@ -123,7 +123,8 @@ def _draw_pair(tables: dict[str, Table], sums: list[tuple[str, Table]]) -> Figur
             elif name.startswith("d") == backward and row:  # still to come
                 put(axes, x, y - ROW, name, color=MUTED)
                 box(axes, x, y, columns * CELL, 2 * CELL, "none", ec=MUTED, lw=0.8, ls=(0, (2, 2)))
-        _key(axes, MARGIN, top + ROW)
+        if _on_ranks(tables):
+            _key(axes, MARGIN, top + ROW)
         y = top + 6 * CELL + 3 * ROW + 26
         for n, (name, table) in enumerate(sums):
             x = MARGIN + n * (4 * CELL + GAP)
@@ -133,6 +134,11 @@ def _draw_pair(tables: dict[str, Table], sums: list[tuple[str, Table]]) -> Figur
 
     body: Block = (8 * CELL + 3 * ROW + 28, paint)
     return page([body])
+
+
+def _on_ranks(tables: dict[str, Table]) -> bool:
+    """Return whether ranks hold these tables, and not one process all of them."""
+    return any(table.owners != [BOTH] for table in tables.values())
 
 
 def _key(axes: Axes, x: float, y: float) -> None:
@@ -175,12 +181,19 @@ def _cell(axes: Axes, x: float, y: float, text: str, owner: int) -> None:
 
 
 def _describe_pair(tables: dict[str, Table], sums: list[tuple[str, Table]], line: str) -> str:
-    told = [f"{SHOWN.get(name, name)} {_told(table)}" for name, table in [*tables.items(), *sums]]
+    told = [
+        f"{SHOWN.get(name, name)} {_told(table) if _on_ranks(tables) else _rows(table)}"
+        for name, table in [*tables.items(), *sums]
+    ]
     return f"{line} {'; '.join(told)}."
 
 
+def _rows(table: Table) -> str:
+    return " / ".join(" ".join(f"{value:g}" for value in row) for row in table.values.tolist())
+
+
 def _told(table: Table) -> str:
-    rows = " / ".join(" ".join(f"{value:g}" for value in row) for row in table.values.tolist())
+    rows = _rows(table)
     whose = {BOTH: "on both ranks", SUM: "the sum on both ranks", 0: "on TP 0", 1: "on TP 1"}
     if len(set(table.owners)) > 1:
         return f"{rows}, {'rows' if table.by_row else 'columns'} halved over TP 0 and TP 1"
@@ -191,32 +204,43 @@ def _told(table: Table) -> str:
 
 LANE = (WIDTH - 2 * MARGIN - 12) / RANKS  # what a rank has of the card, with a gap between two
 HEADS = 4  # of the block that is drawn, two on each rank
-BLOCK_CUT: tuple[tuple[str, ...], ...] = (  # from top to bottom; several texts: a box for each head, then one a rank
+Lines = tuple[tuple[str, ...], ...]
+BLOCK_CUT: Lines = (  # from top to bottom; several texts: a box for each head, then one a rank
     ("both", "residual stream x, [tokens, width]"),
     ("both", "norm 1"),
     ("heads", "Q K V", "softmax"),
     ("rank", "out: its heads' columns"),
-    ("sum", "all-reduce, then add x"),
+    ("sent", "all-reduce, then add x"),
     ("both", "norm 2"),
     ("rank", "up: half of its rows; gelu"),
     ("rank", "down: half of its columns"),
-    ("sum", "all-reduce, then add x"),
+    ("sent", "all-reduce, then add x"),
 )
+BY_TOKENS = {  # what sequence parallelism puts in the place of some of these lines
+    "residual stream x, [tokens, width]": (("rank", "x: half of the tokens"),),
+    "norm 1": (("rank", "norm 1"), ("sent", "all-gather of tokens")),
+    "all-reduce, then add x": (("sent", "reduce-scatter by tokens"), ("rank", "add x")),
+    "norm 2": (("rank", "norm 2"), ("sent", "all-gather of tokens")),
+}
 HIGH, BETWEEN = 26.0, 8.0  # of a box, and between two of them
 
 
-def draw_heads() -> Figure:
-    """Return a transformer block from its input to its output, on two ranks side by side with two heads each."""
+def draw_heads(by_tokens: bool = False) -> Figure:
+    """Return a transformer block from its input to its output, on two ranks side by side with two heads each.
+
+    by_tokens: with sequence parallelism, where each rank has its tokens alone between the pairs of layers.
+    """
+    block = [new for line in BLOCK_CUT for new in (BY_TOKENS.get(line[1], (line,)) if by_tokens else (line,))]
 
     def paint(axes: Axes, top: float) -> None:
         for rank in range(RANKS):
             put(axes, MARGIN + rank * (LANE + 12) + LANE / 2, top, f"TP {rank}", "center", bold=True)
         y = top + ROW + 4
-        for kind, *lines in BLOCK_CUT:
+        for kind, *lines in block:
             if kind == "both":
                 _bar(axes, MARGIN, y, WIDTH - 2 * MARGIN, lines[0])
-            elif kind == "sum":
-                box(axes, MARGIN, y, WIDTH - 2 * MARGIN, HIGH, ACCENT, gid="sum")
+            elif kind == "sent":
+                box(axes, MARGIN, y, WIDTH - 2 * MARGIN, HIGH, ACCENT, gid="sent")
                 put(axes, WIDTH / 2, y + HIGH / 2 - 7, lines[0], "center", color="#FFFFFF", bold=True)
             elif kind == "rank":
                 for rank in range(RANKS):
@@ -225,21 +249,27 @@ def draw_heads() -> Figure:
                 y = _heads(axes, y, lines)
             y += HIGH + BETWEEN
 
-    rows = len(BLOCK_CUT) + 2  # the heads take three
-    body: Block = (ROW + 4 + rows * (HIGH + BETWEEN), paint)
-    return card(
-        "",
-        "White: whole on both ranks. Coloured: cut, a part on each rank. Red: the parts are summed over the ranks.",
-        body,
-    )
+    body: Block = (ROW + 4 + (len(block) + 2) * (HIGH + BETWEEN), paint)  # the heads take three rows
+    white = "" if by_tokens else "White: whole on both ranks. "
+    return card("", f"{white}Coloured: cut, a part on each rank. Red: the ranks send.", body)
 
 
-def describe_heads() -> str:
+def describe_heads(by_tokens: bool = False) -> str:
     """Return alt text for `draw_heads`."""
+    heads = (
+        "TP 0 has heads 0 and 1, and TP 1 has heads 2 and 3: their rows of query, key and value, their softmax, and "
+        "the columns of the output projection that read them."
+    )
+    start = "A transformer block on two tensor-parallel ranks, from top to bottom."
+    if by_tokens:
+        return (
+            f"{start[:-1]}, with sequence parallelism. Each rank holds half of the tokens of the residual stream and "
+            f"of norm 1. An all-gather gives both all tokens. {heads} A reduce-scatter sums the two outputs, and each "
+            "rank keeps its half of the tokens, adds x and applies norm 2. An all-gather again; each rank has half of "
+            "the rows of up and half of the columns of down; a reduce-scatter again, and each rank adds x."
+        )
     return (
-        "A transformer block on two tensor-parallel ranks, from top to bottom. Both ranks hold the residual stream and "
-        "norm 1. TP 0 has heads 0 and 1, and TP 1 has heads 2 and 3: their rows of query, key and value, their "
-        "softmax, and the columns of the output projection that read them. An all-reduce sums the two outputs. Both "
+        f"{start} Both ranks hold the residual stream and norm 1. {heads} An all-reduce sums the two outputs. Both "
         "ranks hold norm 2. Each has half of the rows of up and half of the columns of down. A second all-reduce sums."
     )
 
@@ -344,12 +374,12 @@ def _arrows(axes: Axes, origin: tuple[float, float], before: Rows, after: Rows, 
 
 
 def draw_update(momentum: Tensor) -> tuple[Figure, str]:
-    """Draw the larger half of the singular values of the update, whole and in blocks; return picture and alt text."""
+    """Draw the singular values of the update, whole and in blocks; return picture and alt text."""
     updates = {"whole": newton_schulz(momentum)}
     for T in (2, 4, 8):
         updates[f"{T} blocks"] = torch.cat([newton_schulz(block) for block in momentum.chunk(T, 0)])
-    half = min(momentum.shape) // 2
-    share = [n / half / 2 for n in range(half)]
-    curves = {name: (share, singular_values(each)[:half].round(decimals=2).tolist()) for name, each in updates.items()}
+    number = min(momentum.shape)
+    share = [n / (number - 1) for n in range(number)]
+    curves = {name: (share, singular_values(each).round(decimals=2).tolist()) for name, each in updates.items()}
     look = (curves, "share of the singular values", "singular value", "Singular values of the update")
     return draw_curves(*look), describe_curves(*look)

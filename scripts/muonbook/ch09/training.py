@@ -17,9 +17,10 @@ def train(world: World, recipe: Recipe) -> CertifiedRun | None:
 def report(run: CertifiedRun, recipe: Recipe, tp: int, threads: int) -> tuple[bool, None]:
     """Judge the run; print verdicts and bytes."""
     verdict = certified.judge(run, recipe, 1, tp, threads)
-    print(f"Muon on {tp} TP ranks, {recipe.dtype}: loss {run.losses[0]:.2f} -> {run.losses[-1]:.2f}.")
+    loss = f"loss {run.losses[0]:.2f} -> {run.losses[-1]:.2f} in {recipe.steps} steps"
+    print(f"Muon on {tp} TP ranks, {recipe.dtype}: {loss}.")
     print(f"Same gradients, cut over TP and in one process, bitwise equal parameters: {verdict.exact}.")
-    print(f"Trained in float32 throughout, within 4 x the control of one process: {verdict.unrounded}.")
+    print(f"Trained in float32 throughout, {verdict.measured}: {verdict.unrounded}.")
     print(f"Every rank sees the same whole parameters: {run.replicas_agree}.\n")
     print("A rank sends, per step                          calls   predicted     counted")
     counted = dict(run.ledgers[0])

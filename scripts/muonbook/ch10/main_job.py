@@ -60,7 +60,7 @@ def report(handed_over: dict[str, Any], recipe: Recipe, arguments: Namespace) ->
         except launch.OutputError as error:  # what --json asked for is still to be written
             print(f"error: {error}", file=sys.stderr)
             drawn = False
-    print("\n".join(verdict_lines(result)))
+    print("\n".join(verdict_lines(result, arguments.quiet)))
     return result["passed"] and drawn, result
 
 
@@ -119,13 +119,16 @@ def summarize(recipe: Recipe, handed_over: dict[str, Any], threads: int) -> tupl
     return result | {"passed": passed}, judged
 
 
-def verdict_lines(result: dict[str, Any]) -> list[str]:
-    """Return the verdict, in a line, or in two of an optimizer that is what it is, but not Muon."""
+def verdict_lines(result: dict[str, Any], quiet: bool) -> list[str]:
+    """Return the verdict, in a line, or in two of an optimizer that is what it is, but not Muon.
+
+    quiet: whether it is all that is printed, so that it cannot point to the page above it.
+    """
     failed = {row for row, passed in result["verdicts"].items() if passed is False}
     if result["passed"]:
         return ["Verified: the sharded run is the single-process run."]
     if failed != {"muon"} or result["ledger_differences"]:
-        return ["NOT verified: see FAIL above, or run again without --quiet."]
+        return [f"NOT verified: {'run again without --quiet to see why' if quiet else 'see FAIL above'}."]
     what, away = f"{result['strategy']} over {result['grid']['tp']} TP ranks", result["muon_relative_difference"]
     return [
         f"Verified as what it is: {what}, and the sharded run is its single-process run.",

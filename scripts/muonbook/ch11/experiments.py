@@ -15,14 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from distmuon import launch
+from distmuon.models.digits import digits
+from distmuon.models.recipe import Recipe
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import ParamSpec, plan
+from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import load_slices, mark, whole_parameters
 from distmuon.verify.certificate import difference
 from distmuon.verify.prediction import predict_step
+from distmuon.verify.problem import train_on_grid
+from distmuon.verify.training import problem_of
 from muonbook.ch11.museum import broken
 
 DP, TP, STEPS = 2, 2, 3
@@ -66,12 +70,20 @@ LONELY = Scenario(steps=1, vector=200)
 PLAIN_STEP = Scenario(steps=1, lr=1.0, weight_decay=0.0)  # the update itself is what the parameters move by
 
 
+# in float64, so that the losses are the same on every machine
+DIGITS, RECIPE = "the digits network", Recipe(steps=20, dtype="float64")
+
+
 class Visit(NamedTuple):
-    """What one rank sees: whole parameters (none after an error), bytes that differ from the prediction, the error."""
+    """What one rank sees: whole parameters (none after an error), bytes that differ from the prediction, the error.
+
+    loss: the last one, of the digits network; None of the scenarios, whose gradients are made up.
+    """
 
     parameters: dict[str, Tensor]
     bytes: list[str]
     error: str
+    loss: float | None = None
 
 
 def initial() -> dict[str, Tensor]:
@@ -108,8 +120,7 @@ def on_grid(name: str | None, scenario: Scenario, grid: Grid) -> tuple[dict[str,
     if scenario.vector:
         model["vector"] = mark(nn.Parameter(torch.zeros(scenario.vector)), None)
         groups.append({"params": [("vector", model["vector"])], "algorithm": "adamw"})
-    make: Any = DistributedMuon if name is None else lambda *given, **more: broken(name, *given, **more)
-    optimizer = make(groups, grid, bucket_size=BUCKET_SIZE, batched=False)
+    optimizer = maker(name)(groups, grid, bucket_size=BUCKET_SIZE, batched=False)
     grid.ledger.clear()
     for step in range(scenario.steps):
         for micro in range(scenario.micro_batches):
@@ -123,6 +134,11 @@ def on_grid(name: str | None, scenario: Scenario, grid: Grid) -> tuple[dict[str,
     ledger = copy.deepcopy(grid.ledger)
     whole = whole_parameters(model, replace(grid.tp, ledger=Ledger()))
     return {key: whole[key] for key in SHAPES}, ledger
+
+
+def maker(name: str | None) -> Any:
+    """Return what makes distributed Muon with exhibit `name` in it, or the healthy one."""
+    return DistributedMuon if name is None else functools.partial(broken, name)
 
 
 @functools.cache
@@ -146,18 +162,30 @@ def alone(scenario: Scenario, dp: int = DP) -> dict[str, Tensor]:
 
 def predicted(scenario: Scenario, grid: Grid) -> Ledger:
     """Return the ledger that the healthy code will have filled on this rank."""
+    ledger = Ledger()
+    ledger.add(predict_step(layout_of(scenario), TP, grid.dp.rank, range(len(SHAPES))), scenario.steps)
+    return ledger
+
+
+def layout_of(scenario: Scenario) -> Layout:
+    """Return the map of what a TP rank holds."""
     specs = [ParamSpec(name, local_shape(name, TP), "float32", cut) for name, (_, cut) in SHAPES.items()]
     if scenario.vector:
         specs.append(ParamSpec("vector", (scenario.vector,), "float32"))
-    ledger = Ledger()
-    ledger.add(predict_step(plan(specs, DP, BUCKET_SIZE), TP, grid.dp.rank, range(len(SHAPES))), scenario.steps)
-    return ledger
+    return plan(specs, DP, BUCKET_SIZE)
 
 
 def visit(name: str | None, scenario: Scenario, grid: Grid) -> Visit:
     """Train with exhibit `name`, or with the healthy code (None); all ranks of a 2 x 2 grid together."""
     parameters, ledger = on_grid(name, scenario, grid)
     return Visit(parameters, ledger.differences(predicted(scenario, grid)), "")
+
+
+def train_digits(name: str | None, grid: Grid) -> Visit:
+    """Train the digits network with exhibit `name`, or with the healthy code (None), for its last loss. Collective."""
+    data, _ = digits(grid, RECIPE.seed)
+    run = train_on_grid(problem_of(RECIPE, data, grid.tp.size, maker(name)), grid)
+    return Visit(run.parameters, [], "", run.losses[-1])
 
 
 def visit_lonely(world: launch.World, name: str | None) -> Visit:
@@ -183,15 +211,16 @@ Ranks = Sequence[Mapping[tuple[Exhibit, str], Visit]]  # what every rank saw, by
 
 
 def tour(world: launch.World, names: Sequence[Exhibit]) -> Ranks | None:
-    """Return what every rank sees of each exhibit in every scenario.
+    """Return what every rank sees of each exhibit in every scenario, and on the digits.
 
     An error is part of what one sees. It reads the same on all ranks, or they would not meet again afterwards.
     """
     grid, seen = Grid.of(world), {}
     for name in names:
-        for label, scenario in SCENARIOS.items():
+        visits = {label: functools.partial(visit, name, scenario, grid) for label, scenario in SCENARIOS.items()}
+        for label, take in (visits | {DIGITS: functools.partial(train_digits, name, grid)}).items():
             try:
-                seen[name, label] = visit(name, scenario, grid)
+                seen[name, label] = take()
             except (IndexError, RuntimeError) as error:
                 seen[name, label] = Visit({}, [], f"{type(error).__name__}: {error}")
     return world.gather(seen)
@@ -263,11 +292,18 @@ def label_of(name: Exhibit, ranks: Ranks) -> list[str]:
 
 
 def show_table(names: Sequence[Exhibit], ranks: Ranks) -> None:
-    """Print in how many scenarios each exhibit sets off each alarm."""
-    print(f"{'scenarios, of ' + str(len(SCENARIOS)):30s}  stops  result  bytes  replicas")
+    """Print what is trained, and in how many scenarios each exhibit sets off each alarm, beside a loss."""
+    shapes = ", ".join(f"{name} {rows} x {columns}" for name, ((rows, columns), _) in SHAPES.items())
+    buckets = " and ".join(f"{b.numel} + {b.padded - b.numel}" for b in layout_of(Scenario()).buckets)
+    print(f"{DP} DP x {TP} TP ranks; {shapes}.")
+    print(f"Buckets on a TP rank: {buckets} elements, with padding.")
+    print(f"Loss: of {DIGITS}, after {RECIPE.steps} steps.\n")
+    print(f"{'scenarios, of ' + str(len(SCENARIOS)):30s}  stops  result  bytes  replicas   loss")
     for name in names:
         off = [len(labels) or "." for labels in alarms(name, ranks).values()]
-        print(f"{name or 'healthy':30s}  {off[0]!s:>5s}  {off[1]!s:>6s}  {off[2]!s:>5s}  {off[3]!s:>8s}")
+        loss = ranks[0][name, DIGITS].loss
+        last = "stops" if loss is None else f"{loss:.3f}"
+        print(f"{name or 'healthy':30s}  {off[0]!s:>5s}  {off[1]!s:>6s}  {off[2]!s:>5s}  {off[3]!s:>8s}  {last:>5s}")
 
 
 def show_lonely() -> None:

@@ -157,11 +157,10 @@ LABELS = {
         "The whole: singular values near 1.", "Two halves, stacked: too long, and lost.", _blocks
     ),
     "owned piece only": Label("All of the matrix.", "This rank's piece, zeros for the rest.", _owned_piece),
-    "gradient instead of momentum": Label("The sum of what came before.", "The last gradient alone.", _gradient),
+    "gradient, not momentum": Label("The sum of what came before.", "The last gradient alone.", _gradient),
     "once per micro-batch": Label("Two micro-batches, one step.", "Two micro-batches, two steps.", _micro_batches),
     "empty shard": Label("Both ranks come to the gather.", "One has nothing, and stays away.", _empty_shard),
 }
-SHORTER = {"gradient instead of momentum": "gradient, not momentum"}  # where a name does not fit over its pair
 
 
 # ---- The card ---------------------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def draw_museum(title: str, names: Sequence[str] = tuple(LABELS)) -> Figure:
         def paint(axes: Axes, top: float) -> None:
             for column, name in enumerate(names):
                 left = MARGIN + column * (half + 2 * GAP)
-                put(axes, left, top + 4, SHORTER.get(name, name), bold=True)
+                put(axes, left, top + 4, name, bold=True)
                 _pair(axes, LABELS[name], left, top + ROW + 6, thumb)
 
         return HEIGHT + ROW + 16, paint

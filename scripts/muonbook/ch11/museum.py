@@ -224,7 +224,7 @@ EXHIBITS: dict[str, type[DistributedMuon] | type[GatherAll]] = {
     "block-wise Newton–Schulz": BlockWise,
     "owned piece only": OwnedPieceOnly,
     "empty shard": SkipsWhenEmpty,
-    "gradient instead of momentum": GradientInsteadOfMomentum,
+    "gradient, not momentum": GradientInsteadOfMomentum,
     "no Newton–Schulz": NoNewtonSchulz,
     "cast before normalizing": CastBeforeNormalizing,
     "once per micro-batch": OncePerMicroBatch,

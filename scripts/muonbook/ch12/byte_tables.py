@@ -43,68 +43,25 @@ def _grid(rows: ByteRows) -> str:
     return f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks"
 
 
-# ---- torch's own Muon -------------------------------------------------------------------------------------
-
-
-def fsdp2_lines(rows: ByteRows) -> list[str]:
-    """Return what torch's Muon on FSDP2 calls and sends, beside gather_all; one line where ranks agree."""
-    scopes = {
-        "collectives in the update": lambda row: str(row["update_calls"]),
-        "of them per matrix": lambda row: f"{row['update_calls'] / row['matrices']:.1f}",
-        "update's bytes / gather_all's momentum": lambda row: f"{row['update_sent'] / row['gather_all_momentum']:.1f}",
-    }
-    lines = []
-    for what, value in scopes.items():
-        values = list(dict.fromkeys(value(row) for row in rows))
-        lines.append(f"{' or '.join(values):>6}  {what}")
-    return [*lines, f"The same on {', '.join(str(row['dp']) for row in rows)} DP ranks."]
-
-
-# ---- Every grid -------------------------------------------------------------------------------------------
-
-
-def every_grid_lines(counted: Mapping[str, Any]) -> list[str]:
-    """Return what was counted on all grids of up to eight ranks, and whether it was what had been predicted."""
-    rows = counted["grids"]
-    grids = {(row["dp"], row["tp"]) for row in rows}
-    every_grid = {(dp, tp) for dp in range(1, 9) for tp in range(1, 9) if dp * tp <= 8}
-    steps, calls, events = (sum(row[key] for row in rows) for key in ("steps", "collectives", "records"))
-    return [
-        f"{len(grids)} grids of up to eight ranks, all there are: {grids == every_grid}",
-        f"{calls:,} collectives in the traces of {steps:,} steps",
-        f"{events / calls:.2f} events per collective have a name that sounds right",
-        f"predicted = ledger = dispatched = recorded: {counted['equal']}",
-    ]
-
-
 # ---- The wire ---------------------------------------------------------------------------------------------
 
 
 def wire_lines(rows: ByteRows) -> list[str]:
     """Return `wire_on`'s rows of several grids, a line per contender: the least and the greatest of its ratios."""
-    lines = ["  wire / ring   gloo's"]
+    lines = [
+        "Bytes that left all ranks' network interfaces, without headers, divided by",
+        "  called    what the ring formula says of the collectives that torch called",
+        "  gloo's    the same, if every reduce-scatter that torch called is an all-reduce",
+        "Each is the least and the greatest ratio of all grids.",
+        "",
+        "     called       gloo's",
+    ]
     for name, contender in CONTENDERS.items():
         mine = [row for row in rows if row["contender"] == name]
         if mine:
             spans = [(min(row[key] for row in mine), max(row[key] for row in mine)) for key in ("ratio", "on_gloo")]
             told = "".join(f"{low:.3f}-{high:.3f}  " for low, high in spans)
             lines.append(f"{told}{contender.title}")
-    return lines
-
-
-def wire_verdicts(rows: ByteRows) -> list[str]:
-    """Return what left the interfaces over what gloo has to send, in sum and on single ranks, for all we predict."""
-    known = predicted(rows)
-    sums, ranks = ("on_gloo", "on_gloo"), ("least_rank", "greatest_rank")
-    lines = ["bytes on the wire / bytes that gloo has to send, of all that we predict:"]
-    for what, those, (least, greatest) in (
-        ("sums over ranks", known, sums),
-        ("single ranks", without_broadcasts(known), ranks),
-        ("single ranks, with broadcasts", [row for row in known if row["contender"] in BROADCASTS], ranks),
-    ):
-        if those:
-            low, high = min(row[least] for row in those), max(row[greatest] for row in those)
-            lines.append(f"{low:.3f} to {high:.3f}  {what}")
     return lines
 
 

@@ -10,6 +10,7 @@ from distmuon.sharding.ledger import Entry, Ledger
 from muonbook.ch12.contenders import CONTENDERS
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import describe_bars, draw_bars
+from muonbook.figures.style import CARD, COLD, PADDING, mix
 from muonbook.measure.workload import Workload
 from muonbook.ways import TITLES
 
@@ -17,6 +18,8 @@ SHOWN = ("zero1", "muon", "muon_flat", "muon_cut", "muon_owner")
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 PURPOSES = (GRADIENTS, PARAMETERS, "momentum over DP", "momentum over TP or mesh")
 ACTIVATIONS = "activations"
+BEYOND = "padding"  # gradients and parameters beyond those of AdamW, which keeps the same ones
+COLOURS = {GRADIENTS: COLD, PARAMETERS: mix(COLD, CARD, 0.45), BEYOND: PADDING}
 
 
 # ---- What a step sends ------------------------------------------------------------------------------------
@@ -62,20 +65,25 @@ def step_rows(workload: Workload, dp: int, tp: int, names: Sequence[str] = SHOWN
 
 def step_frames(workload: Workload, grids: Sequence[tuple[int, int]]) -> list[Frame]:
     """Return one frame per grid, all on one scale."""
-    of = {}
-    for dp, tp in grids:
-        rows = step_rows(workload.shared_by(dp), dp, tp)
-        of[dp, tp] = {
-            name: {what.removesuffix(" or mesh"): sent for what, sent in row.items()} for name, row in rows.items()
-        }
+    of = {(dp, tp): _padding_apart(step_rows(workload.shared_by(dp), dp, tp)) for dp, tp in grids}
     most = max(sum(row.values()) for rows in of.values() for row in rows.values())
     frames = []
     for (dp, tp), rows in of.items():
         words: dict[str, Any] = dict(
-            title=f"One step on {dp} DP × {tp} TP ranks", note="Bytes that a rank sends, predicted."
+            title=f"One step on {dp} DP × {tp} TP ranks", note="Bytes that a rank sends, predicted.", colours=COLOURS
         )
         over = {name: sum(row.values()) / sum(rows[TITLES["zero1"]].values()) for name, row in rows.items()}
         caption = "; ".join(f"{name} {over[name]:.2f}" for name in rows if name != TITLES["zero1"])
         caption = f"Over ZeRO-1 AdamW: {caption}."
         frames.append(Frame(draw_bars(rows, **words, most=most), describe_bars(rows, **words), caption))
     return frames
+
+
+def _padding_apart(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return rows of ZeRO-1 optimizers in which gradients and parameters are at most AdamW's, and the rest padding."""
+    adamw, found = rows[TITLES["zero1"]], {}
+    for name, row in rows.items():
+        found[name] = {what.removesuffix(" or mesh"): sent for what, sent in row.items()}
+        found[name] |= {what: min(row[what], adamw[what]) for what in (GRADIENTS, PARAMETERS)}
+        found[name][BEYOND] = sum(row.values()) - sum(found[name].values())
+    return found

@@ -33,20 +33,20 @@ NAMES, LINE = 48.0, 17.0  # room for a TP rank's name; a rank's height
 def frames_of_parts(title: str = "") -> list[Frame]:
     """Return where TP rank 0's part of one matrix goes: with AdamW; with Muon, where one DP rank holds a piece, or two.
 
-    That is all that ranks of this TP rank send; with two holders each has a piece of the part.
+    That is all that is sent of this part. Two holders send each other their pieces of it (*gather cut*).
     """
     captions = (
         "AdamW: gradient and parameter, over DP.",
         "Muon: momentum as well, over TP, on the DP rank that holds the matrix.",
-        "Two DP ranks hold a piece of it: both gather.",
+        "Two DP ranks hold a piece each: they send it to each other, and both gather over TP.",
     )
     frames, adamw = [], (D - 1) * ADAMW_BYTES
     for holders, caption in enumerate(captions):
-        muon = holders * (T - 1) * MOMENTUM_BYTES
-        times = f"{holders} × " * (holders > 1)
+        times = holders - 1 + holders * (T - 1) if holders else 0
+        muon = times * MOMENTUM_BYTES
         told = [
             f"AdamW: {D - 1} × {ADAMW_BYTES} bytes = {adamw}",
-            f"Muon adds {times}{T - 1} × {MOMENTUM_BYTES} bytes = {muon}: {muon / adamw:.2f} more" if holders else "",
+            f"Muon adds {times} × {MOMENTUM_BYTES} bytes = {muon}: {muon / adamw:.2f} more" if holders else "",
         ]
         note = "Bytes per element. Black: TP rank 0's part of one matrix."
         figure = card(title, note, _grid_of_parts(holders), _lines(told))
@@ -66,23 +66,25 @@ def _grid_of_parts(holders: int) -> Block:
             y = top + 8 + ROW + LINE * t
             put(axes, MARGIN, y + 2, f"TP {t}", color=MUTED)
             for d in range(D):
-                colour, words = _rank_of_parts(d, t, holders)
-                box(axes, MARGIN + NAMES + across * d + 1, y, across - 2, LINE - 2, colour, gid=f"part-{d}-{t}")
-                if words:
-                    put(axes, MARGIN + NAMES + across * (d + 0.5), y + 2, words, "center", color=ink_on(colour))
+                sent = _sent_to(d, t, holders)
+                wide = (across - 2) / len(sent)
+                for n, (colour, words) in enumerate(sent):
+                    x = MARGIN + NAMES + across * d + 1 + wide * n
+                    box(axes, x, y, wide, LINE - 2, colour, gid=f"part-{d}-{t}")
+                    if words:
+                        put(axes, x + wide / 2, y + 2, words, "center", color=ink_on(colour))
 
     return 8 + ROW + LINE * T + 4, paint
 
 
-def _rank_of_parts(d: int, t: int, holders: int) -> tuple[str, str]:
-    """Return a rank's colour, and how many bytes per element of the part go there."""
+def _sent_to(d: int, t: int, holders: int) -> list[tuple[str, str]]:
+    """Return what a rank is sent per element of the part, AdamW's bytes and momentum: (colour, bytes) of each."""
+    momentum = ACCENT, str(MOMENTUM_BYTES)
     if (d, t) == (0, 0):
-        return INK, ""
+        return [(INK, "")]
     if t == 0:
-        return COLD, str(ADAMW_BYTES)
-    if d < holders:
-        return ACCENT, str(MOMENTUM_BYTES)
-    return mix(MUTED, CARD, 0.75), ""
+        return [(COLD, str(ADAMW_BYTES)), *[momentum] * (d < holders)]
+    return [momentum if d < holders else (mix(MUTED, CARD, 0.75), "")]
 
 
 def _lines(told: Sequence[str]) -> Block:

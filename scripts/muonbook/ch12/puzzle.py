@@ -14,10 +14,33 @@ from muonbook.measure.profiler import count_once, profiled
 from muonbook.puzzles import CaseReport, Puzzle, as_called, require
 
 if TYPE_CHECKING:
+    from distmuon.launch import World
     from distmuon.sharding.grid import Grid
 
 __all__ = ["PUZZLE", "count_once"]
 SIZES = (24, 1000)  # elements of the matrices' bucket, in two steps
+
+
+def record_a_gather(world: World) -> list[dict[str, Any]]:
+    """Return the two events that an all-gather of 6 bf16 elements per rank leaves in a rank's trace.
+
+    Of each its name, and the shapes and dtypes of the tensors among its inputs.
+    """
+    import torch
+
+    from distmuon.sharding.grid import Grid
+
+    grid = Grid.of(world)
+    with profiled() as events:
+        grid.world.all_gather(torch.ones(6, dtype=torch.bfloat16), "momentum")
+    found = []
+    for event in events:
+        if event.get("name") in ("c10d::_allgather_base_", "gloo:all_gather"):
+            dims, types = (event["args"][key] for key in ("Input Dims", "Input type"))
+            tensors = [n for n, size in enumerate(dims) if size]  # the other inputs differ between torch's versions
+            args = {"Input Dims": [dims[n] for n in tensors], "Input type": [types[n] for n in tensors]}
+            found.append({"name": event["name"], "args": args})
+    return sorted(found, key=lambda event: str(event["name"]))
 
 
 def trial(grid: Grid, solve: Callable[..., Any]) -> Iterator[CaseReport]:

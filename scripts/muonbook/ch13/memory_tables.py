@@ -1,4 +1,4 @@
-"""Chapter 13's tables and bars, from book/results/memory.json and from maps alone: numbers first, names last.
+"""Chapter 13's tables, from book/results/memory.json and from maps alone: numbers first, names last.
 
 `planned_peaks` says what a layout makes of the peak of a published model's step: bf16 parameters and float32 gradients
 are whole on every rank, master weights and state are divided by D.
@@ -7,7 +7,7 @@ are whole on every rank, master weights and state are divided by D.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from distmuon.sharding.layout import ITEM_BYTES
 from muonbook.ch13.contenders import ZERO1
 from muonbook.ch13.meta_device import weigh_worst_moves
 from muonbook.ch13.step_memory import PASSES
-from muonbook.planner.model_shapes import MODELS, Shape, Weight, local_specs
+from muonbook.planner.model_shapes import Shape, Weight, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.planned_worlds import BUCKET_RULES
@@ -36,19 +36,6 @@ PLANNED = {WAYS[name].title: (WAYS[name].strategy, rule) for name, rule in RULES
 def share_of_matrices(model: Shape) -> float:
     """Return which share of a model's parameters Muon moves."""
     return sum(math.prod(weight.shape) for weight in model.weights() if weight.muon) / model.parameters
-
-
-def shares_saved(h: float) -> dict[str, float]:
-    """Return by formula which share Muon saves, of more and more, where a share `h` of the parameters is matrices'."""
-    ranks = {f"a whole rank, D = {D}": h * (4 / D) / (6 + 12 / D) for D in (1, 8, 64)}
-    return {"state": h / 2, "state and masters": h / 3, **ranks}
-
-
-def share_bars(models: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return {of what: {model: the share that Muon saves, in %}}."""
-    shares = {MODELS[name].title: shares_saved(share_of_matrices(MODELS[name])) for name in models}
-    whole = next(iter(shares.values()))
-    return {what: {title: 100 * each[what] for title, each in shares.items()} for what in whole}
 
 
 # ---- What a step takes ------------------------------------------------------------------------------------
@@ -109,6 +96,13 @@ def adamw_update_bound(model: Shape, degrees: Degrees) -> int:
             sizes = [spec.numel for spec in local_specs(weights, degrees.tp)[0]]
             largest = max(largest, min(max(sizes, default=0), -(-sum(sizes) // dp)))
     return 3 * ITEM_BYTES["float32"] * largest
+
+
+def repeats(model: Shape, degrees: Degrees) -> dict[str, float]:
+    """Return {column of PLANNED: how many ranks orthogonalize the same matrix, mean weighted by operations}."""
+    (stage,) = stages(model, 1, 1)
+    laid_out = _weighed(stage.dense, degrees.dp, degrees.tp)
+    return {column: part.laid_out.world.redundancy[0] for column, part in laid_out.items()}
 
 
 class RankPeak(NamedTuple):

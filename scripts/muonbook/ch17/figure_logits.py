@@ -36,7 +36,7 @@ def describe_growth(largest: Mapping[str, Sequence[Sequence[float]]], tau: float
 
 def _where(share: float) -> str:
     """Say where a line ends. In words: the digits differ from one processor to the next."""
-    return "ends far above it" if share > 8 else "ends above it" if share > 1.5 else "ends at it or below"
+    return "ends far above it" if share > 8 else "ends above it" if share > 1.5 else "ends near it or below"
 
 
 def _note(largest: Mapping[str, Sequence[Sequence[float]]]) -> str:

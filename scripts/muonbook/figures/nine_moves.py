@@ -237,7 +237,10 @@ def _caption(matrix: CutMatrix, move: str) -> str:
     ranks = matrix.layout.dp * matrix.tp
     done = HOLDINGS[move].done.format(times=len(matrix.owners) * matrix.tp, wire=wire, ranks=ranks)
     if move not in MOVES:
-        return f"Before the step: {done}."
+        others = [matrix.layout.specs[i] for i in matrix.bucket.params if i != matrix.index]
+        names, size = ", ".join(spec.name for spec in others), sum(spec.numel for spec in others)
+        also = f" The same bucket holds {names}, {size:,} elements, which we do not draw." if others else ""
+        return f"Before the step: {done}.{also}"
     sent = sorted({matrix.sent(move, r) for r in matrix.owners})
     sends = "Nothing is sent" if sent == [0] else f"Each sends {' to '.join(map(in_bytes, sent))}"
     return f"{MOVES.index(move) + 1}. {move}: {done}. {sends}."
@@ -287,7 +290,7 @@ def paint_matrix(axes: Axes, x: float, y: float, matrix: CutMatrix, parts: list[
     """Draw the outline of the whole matrix at `scale` points per element, its TP cuts, and these parts in it."""
     rows, columns = matrix.whole
     width, height = columns * scale, rows * scale
-    box(axes, x, y, width, height, mix(CARD, MUTED, 0.07), ec=mix(CARD, MUTED, 0.6), lw=0.7, gid="whole")
+    box(axes, x, y, width, height, "#FFFFFF", ec=MUTED, lw=0.8, ls=(0, (2, 2)), gid="whole")
     for n in range(1, matrix.tp if matrix.spec.tp_split_dim is not None else 1):
         across, down = (n * width / matrix.tp, 0.0) if matrix.spec.tp_split_dim else (0.0, n * height / matrix.tp)
         ends = ([x + across, x + (across or width)], [y + down, y + (down or height)])

@@ -56,14 +56,14 @@ def draw_curves(
     series: Mapping[str, Curve], x_label: str, y_label: str, title: str = "", note: str = "",
     log_x: bool = False, log_y: bool = False,
     bands: Mapping[str, tuple[Any, Any, Any]] | None = None, marks: Sequence[tuple[float, str]] = (),
-    levels: Sequence[tuple[float, str]] = (),
+    levels: Sequence[tuple[float, str]] = (), dots: bool = False,
 ) -> Figure:  # fmt: skip
     """Draw up to six curves, each with its name at its end, or over the plot where a name is long.
 
     series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
-    (x, text) of vertical lines. levels: (y, text) of horizontal ones. A value that is not finite, or not positive on a
-    logarithmic axis, is left out. Raises ValueError for no series, more than six, an empty one, x and y of different
-    lengths, and an unknown band.
+    (x, text) of vertical lines. levels: (y, text) of horizontal ones. dots: the values alone, and no line from one to
+    the next. A value that is not finite, or not positive on a logarithmic axis, is left out. Raises ValueError for no
+    series, more than six, an empty one, x and y of different lengths, and an unknown band.
     """
     curves = _finite(series, log_x, log_y)
     if unknown := set(bands or {}) - set(curves):
@@ -72,6 +72,8 @@ def draw_curves(
     for (name, (x, _)), marker in zip(curves.items(), MARKERS, strict=False):
         if len(x) == 1:
             styles[name] = styles[name] | {"marker": marker, "ms": 6}
+        if dots:
+            styles[name] = styles[name] | {"marker": "o", "ms": 4, "ls": "none"}
     named = longest <= LONGEST
     ends = POLE + 4 + longest if named else 4.0
     across = WIDTH - 2 * MARGIN - LABELS - ends

@@ -3,12 +3,10 @@
 Over DP, from shards of the map's buckets; `compare` counts calls and bytes:
 
     by_piece      one call per matrix, whose pieces lie as the map has cut them: padded to the longest piece
-    by_bucket     one call per bucket of the map; with `bucket_size=1`, one per matrix, each cut into D by itself
-    coalesced     the calls of by_bucket, handed to torch's coalescing manager, which makes one of them when it closes
+    by_bucket     one call per bucket of the map
 
 Each takes the DP group, the map and this rank's shards, [shard_size] per bucket, and returns {index: [numel]}, every
-parameter of the map. What the manager does is the backend's business: gloo copies all inputs into one flat tensor,
-gathers that once and copies the outputs apart; NCCL launches the calls as one group, without copies.
+parameter of the map.
 
 Over TP, from blocks of matrices:
 
@@ -27,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distmuon.sharding.collectives import Group, backend_of
+from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Traffic
@@ -35,6 +33,7 @@ from distmuon.verify import counter
 from muonbook.measure.interleaved_timing import ended, medians, ratios, take_turns
 
 ROUNDS = 12  # of which `compare` takes the median time
+BUCKET_SIZE = 50_000  # elements, of the map along which it gathers
 
 
 def shards_of(layout: Layout, whole: Sequence[Tensor], dp_rank: int) -> list[Tensor]:
@@ -68,22 +67,6 @@ def by_bucket(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[in
     return cut_out(layout, [group.all_gather(shard, "momentum") for shard in shards])
 
 
-def coalesced(group: Group, layout: Layout, shards: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Ask for each bucket in a call (`--ways`: one per matrix); let torch make one of them all.
-
-    Raises ImportError where torch has no coalescing manager: its name is private.
-    Raises NotImplementedError where it would hand a GPU's tensors to gloo.
-    """
-    from torch.distributed.distributed_c10d import _coalescing_manager
-
-    if shards[0].is_cuda and backend_of(group.process_group, "cuda") == "gloo":
-        # it would take the GPU's address for one of the host's
-        raise NotImplementedError("gloo coalesces no collectives of a GPU's tensors.")
-    with _coalescing_manager(group=group.process_group):
-        flats = [group.all_gather(shard, "momentum") for shard in shards]
-    return cut_out(layout, flats)  # not before the manager has closed: they are empty until then
-
-
 def cut_out(layout: Layout, flats: Sequence[Tensor]) -> dict[int, Tensor]:
     """Return every parameter as a view of its gathered bucket."""
     return {
@@ -112,14 +95,6 @@ def in_one_bucket(group: Group, blocks: Sequence[Tensor], dim: int) -> list[Tens
 # ---- The comparisons --------------------------------------------------------------------------------------
 
 
-class Way(NamedTuple):
-    """A way to gather. bucket_size: elements, of the map that it gathers along."""
-
-    name: str
-    bucket_size: int
-    gather: Callable[[Group, Layout, Sequence[Tensor]], dict[int, Tensor]]
-
-
 class Found(NamedTuple):
     """What one rank found.
 
@@ -133,43 +108,30 @@ class Found(NamedTuple):
     seconds: float
 
 
-WAYS = (
-    Way("each matrix, pieces as they lie", 50_000, by_piece),
-    Way("each matrix, cut by itself", 1, by_bucket),
-    Way("the same calls, coalesced", 1, coalesced),
-    Way("each bucket", 50_000, by_bucket),
-)
+WAYS = {"each matrix": by_piece, "each bucket": by_bucket}
 
 
-def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Found | None]:
-    """Gather whole-numbered bf16 matrices over DP in every way; return what was found, None for a way that torch lacks.
+def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Found]:
+    """Gather whole-numbered bf16 matrices over DP in both ways, and return what was found.
 
     All ranks call it together. timed: also take turns, `ROUNDS` times, and take the time.
     """
     whole = whole_numbers([(spec.numel,) for spec in specs])
-    layouts = [plan(specs, grid.dp.size, way.bucket_size) for way in WAYS]
-    shards = [[shard.to(grid.device) for shard in shards_of(layout, whole, grid.dp.rank)] for layout in layouts]
-    prepared = list(zip(WAYS, layouts, shards, strict=True))
-    found: dict[str, Found | None] = {}
-    for way, layout, mine in prepared:
+    layout = plan(specs, grid.dp.size, BUCKET_SIZE)
+    shards = [shard.to(grid.device) for shard in shards_of(layout, whole, grid.dp.rank)]
+    acts = {name: partial(way, grid.dp, layout, shards) for name, way in WAYS.items()}
+    found = {}
+    for name, act in acts.items():
         grid.ledger.clear()
-        try:
-            with counter.CollectiveCounter() as count:
-                matrices = way.gather(grid.dp, layout, mine)
-        except (ImportError, NotImplementedError):
-            found[way.name] = None
-            continue
+        with counter.CollectiveCounter() as count:
+            matrices = act()
         right = all(torch.equal(matrices[index].cpu(), matrix) for index, matrix in enumerate(whole))
-        found[way.name] = Found(right, grid.ledger.total(), count.ledger.total(), 0.0)
+        found[name] = Found(right, grid.ledger.total(), count.ledger.total(), 0.0)
     if not timed:
         return found
-    acts = {
-        way.name: ended(partial(way.gather, grid.dp, layout, mine), grid.device.type)
-        for way, layout, mine in prepared
-        if found[way.name]
-    }
-    seconds = medians(take_turns(acts, ROUNDS, warm_up=0))
-    return {name: known._replace(seconds=seconds[name]) if known else None for name, known in found.items()}
+    ending = {name: ended(act, grid.device.type) for name, act in acts.items()}
+    seconds = medians(take_turns(ending, ROUNDS, warm_up=0))
+    return {name: known._replace(seconds=seconds[name]) for name, known in found.items()}
 
 
 class GatherTimes(NamedTuple):

@@ -162,7 +162,7 @@ CUTS = (
     ),
     Cut(
         "ZeRO-1", "Cut the batch, and M as one strip.", "Each rank keeps all weights and gradients, and a quarter of "
-        "the momentum laid end to end: rank 0 layer 1 and a row of layer 2, rank 1 the rest of it and an expert.",
+        "the strip of momentum and norms: rank 0 layer 1 and a row of layer 2, rank 1 the rest of it and an expert.",
         (_whole, _whole, _shard), _sequence, gathered="bucket",
     ),
     Cut(
@@ -229,13 +229,20 @@ CELL = (3 * SQUARE + 2 * GAP) / RANKS, 5.0  # of the batch, across and down
 def moving_cuts() -> list[Frame]:
     """Return the frames: one rank with everything first, and then each cut."""
     captions = ["W are weights, G gradients, M is momentum."]
-    captions += [f"Muon {'gathers' if cut.gathered else 'finds every matrix whole'}." for cut in CUTS]
+    captions += [f"Muon {'gathers' if cut.gathered else 'finds every matrix whole'}.{_strip(cut)}" for cut in CUTS]
     return [
         Frame(
             _draw(cut, ranks), f"{cut.name}. {cut.says} {cut.shown} {' '.join(map(' '.join, _told(cut, ranks)))}", line
         )
         for cut, ranks, line in zip((ALONE, *CUTS), ([0], *[EVERYTHING] * len(CUTS)), captions, strict=True)
     ]
+
+
+def _strip(cut: Cut) -> str:
+    if cut.gathered != "bucket":
+        return ""
+    (bucket,) = _layout(RANKS).buckets
+    return f" AdamW's norms lie in the same strip of {bucket.padded} elements, so a shard has {bucket.shard_size}."
 
 
 def _draw(cut: Cut, ranks: Sequence[int]) -> Figure:

@@ -22,8 +22,12 @@ WORKER = "scripts/03_muon.py"
 def test_the_hybrid_learns_the_digits(tmp_path: Path) -> None:
     ending = worlds.finish(WORKER, "--json", f"{tmp_path}/new/training.json")
     assert (ending.code, ending.err) == (0, "")
-    losses = json.loads((tmp_path / "new" / "training.json").read_text())["loss"]
-    assert losses[0] > 2 > 0.1 > losses[-1]
+    curves = json.loads((tmp_path / "new" / "training.json").read_text())
+    assert curves["loss"][0] > 2 > 0.1 > curves["loss"][-1]
+    sizes, errors, norms = (curves[name] for name in ("update RMS", "orthogonality error", "spectral norm"))
+    assert all(0.10 < size < 0.18 for size in sizes)  # as the page says
+    assert all(0.45 < error < 0.85 for error in errors)
+    assert norms[-1] / norms[0] == pytest.approx(2, abs=0.1)
     assert float(ending.out.rsplit(maxsplit=1)[1]) > 0.9
 
 
@@ -34,6 +38,12 @@ def test_once_is_enough_for_muon_to_keep_a_row_moving() -> None:
     assert muon[-1][experiments.ONCE] > 0.5 * muon[-1][0] > 0
     assert 0 < adamw[-1][experiments.ONCE] < 0.1 * adamw[-1][0]
     assert all(rows[experiments.NEVER] == 0 for rows in (*adamw, *muon))
+
+
+def test_adamws_first_update_is_a_sign_but_for_one_entry_in_twenty() -> None:
+    _, _, (update,) = experiments.watched_run(experiments.adamw_alone, 1, lambda _, update: update)
+    assert (update == 0).double().mean().item() == pytest.approx(1 / 20, abs=0.005)
+    torch.testing.assert_close(update[update != 0].abs().median().item(), 1.0, rtol=1e-3, atol=0)
 
 
 def test_hybrid_hands_its_options_to_the_right_optimizer() -> None:
@@ -119,6 +129,17 @@ def test_the_frames_can_be_read_and_shown_one_after_the_other() -> None:
         values = torch.linalg.svdvals(line.matrix)
         bars = torch.tensor([b.get_width() for b in boxes(frame.figure, "value-")], dtype=torch.float64)
         torch.testing.assert_close(bars / bars[0], values / values[0])
+
+
+def test_a_matrix_keeps_its_scale_from_frame_to_frame() -> None:
+    lines = figures.lines()
+    drawn = [boxes(frame.figure, "value-")[0].get_width() for frame in figures.frames_of_lines()]
+    values = [float(torch.linalg.svdvals(line.matrix)[0]) for line in lines]
+    per_value = [f"{width / value:.9g}" for width, value in zip(drawn, values, strict=True)]
+    assert per_value[1] == per_value[2]
+    assert per_value[3] == per_value[4]
+    assert len(set(per_value[5:])) == 1
+    assert len(set(per_value)) == 4
 
 
 def test_a_workers_curves_are_drawn_over_the_step(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_stages_keep_what_the_puzzle_asks_for() -> None:
     [
         ("needs 126 GB", "18 bytes   126 GB"),
         ("all 18 bytes, and 12 of them", "together          18 bytes"),
-        ("With three cards the model fits", " 3 cards: 10.00 bytes    70 GB"),
+        ("With three cards all of this fits, and 10 GB are left", " 3 cards: 10.00 bytes    70 GB"),
         ("stops at 256", "in bf16:    256"),
         ("6 elements of state", "[6, 6, 6, 6]"),
         ("AdamW has 20", "in AdamW: 20"),
@@ -92,6 +92,25 @@ def test_numbers_of_the_answers_follow_from_the_formulas() -> None:
     parameters = len(list(MLP((64, 256, 128, 128, 10)).parameters()))
     assert (parameters, statistics_bytes(parameters)) == (8, 8 * 19)
     assert ring_bytes("all_reduce", 8 * 19, 4) == 228
+
+
+def test_the_control_is_larger_than_what_the_run_differs_by() -> None:
+    (printed,) = (cell.printed for cell in PAGE if "at most 4 x the control" in cell.printed)
+    difference, control = map(float, re.findall(r"(?:difference|, control) ([\d.e-]+)", printed))
+    assert difference < control
+    assert any("the control happens to be the larger one" in cell.source for cell in PAGE)
+
+
+def test_the_planner_counts_the_activations_of_which_the_chapter_speaks() -> None:
+    (said,) = (cell.source for cell in PAGE if "scripts/plan.py" in cell.source)
+    command = re.findall(r"`scripts/(plan\.py [^`]+)`", said)[0].split()
+    ending = worlds.answer(str(worlds.ROOT / "scripts" / command[0]), *command[1:])
+    assert f"{re.findall(r'tokens take ([0-9]+) GB', said)[0]} GB" == f"{activations(ending.out):.0f} GB"
+
+
+def activations(plan: str) -> float:
+    """Return the gigabytes of activations that a printed plan has."""
+    return float(re.findall(r"^  activations +([\d.]+) GB", plan, re.MULTILINE)[0])
 
 
 def test_whatever_the_chapter_compares_is_equal() -> None:

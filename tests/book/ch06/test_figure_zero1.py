@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from figure_helpers import assert_readable, texts
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgba
 from matplotlib.patches import Rectangle
 
 from muonbook.ch06 import small_puzzles
-from muonbook.ch06.figures import ALIKE, KINDS, frames_of_zero1, sent_bytes
+from muonbook.ch06.figures import ALIKE, HIGH, KINDS, SCALE, STEP, frames_of_zero1, sent_bytes
 from muonbook.figures.player import Frame
 from muonbook.figures.style import dp_colour
 
@@ -44,6 +44,21 @@ def test_what_a_rank_throws_away_is_no_longer_painted(told: tuple[int, list[Fram
     for rank in range(D):
         own = coloured(after, dp_colour(rank)) / coloured(before, dp_colour(rank))
         assert own == pytest.approx(1 + 3 / D), "its gradient, and a shard of master, m and v"
+
+
+def test_what_is_painted_in_a_rank_adds_up_to_what_it_keeps(told: tuple[int, list[Frame]]) -> None:
+    D, frames = told
+    for frame in frames:
+        boxes = [box for box in frame.figure.axes[0].patches if isinstance(box, Rectangle)]
+        filled = [box for box in boxes if to_rgba(box.get_facecolor())[3] and HIGH / D <= box.get_height() <= HIGH]
+        for rank in range(D):
+            top = min(box.get_y() for box in filled) + rank * STEP
+            spans = {(box.get_x(), box.get_width()) for box in filled if top <= box.get_y() < top + HIGH}
+            starts = {x for x, _ in spans}
+            covered = sum(max(w for x, w in spans if x == start) for start in starts)
+            nested = sum(w for x, w in spans if any(a < x and x + w <= a + b + 1e-6 for a, b in spans))
+            kept = float(frame.alt.partition("A rank keeps ")[2].split()[0])
+            assert (covered - nested) / SCALE == pytest.approx(kept)
 
 
 def test_a_mean_has_a_stripe_of_every_rank_and_the_gathered_weights_a_part(told: tuple[int, list[Frame]]) -> None:

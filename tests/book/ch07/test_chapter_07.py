@@ -72,11 +72,14 @@ def test_the_map_on_the_page_is_the_engines(visible: dict[str, Any]) -> None:
             assert visible["count_straddling"](shapes, dp, bucket_size) == sum(number > 1 for number in owners)
 
 
-def test_with_32_ranks_a_shard_is_shorter_than_the_smallest_matrix(visible: dict[str, Any]) -> None:
+def test_from_25_ranks_on_a_shard_is_shorter_than_the_smallest_matrix(visible: dict[str, Any]) -> None:
     model = visible["transformer"]()
     smallest = min(map(prod, model.values()))
-    assert [visible["count_straddling"](model, ranks) for ranks in (20, 24)] == [96, 72], "as the answer says"
-    for ranks, shorter in ((16, False), (32, True)):
+    straddling = {ranks: visible["count_straddling"](model, ranks) for ranks in (2, 4, 20, *range(24, 65))}
+    assert [straddling[ranks] for ranks in (2, 4, 20, 24)] == [0, 24, 96, 72]
+    assert set(list(straddling.values())[4:]) == {96}
+    assert figures.draw_straddling(straddling, 96)[1].startswith("From 25 ranks on, every matrix is cut.")
+    for ranks, shorter in ((24, False), (25, True)):
         _, buckets = visible["lay_out"](model, ranks, 25_000_000)
         assert all(((end - start) // ranks < smallest) == shorter for start, end in buckets)
 
@@ -85,12 +88,12 @@ def test_with_32_ranks_a_shard_is_shorter_than_the_smallest_matrix(visible: dict
     ("said", "printed"),
     [
         ("The second bucket has 6 elements", "  6 elements of b2"),
-        ("padded to 8 and ends at 112", "(104, 112)]"),
-        ("rank 1 keeps the same pieces", "rank 1 owns W1[26:48] b1[0:4] b2[2:4]"),
+        ("pad it to 8, and it ends at 112", "(104, 112)]"),
+        ("the end of `W1`, half of `b1`, and 2 elements of `b2`", "rank 1 owns W1[26:48] b1[0:4] b2[2:4]"),
         ("We compare what a rank owns", "3,280 times compared, 3,280 times equal"),
-        ("With 4 ranks a quarter of them are cut", "D =   4: 24 of 96 matrices straddle"),
-        ("With 2 ranks the cuts fall between matrices", "D =   2: 0 of 96 matrices straddle"),
-        ("With 32 ranks", "D =  32: 96 of 96 matrices straddle"),
+        ("With 4 ranks we cut a quarter of them", "D =  4: 24 of 96 matrices straddle"),
+        ("With 2 ranks all cuts fall between matrices", "D =  2: 0 of 96 matrices straddle"),
+        ("From 25 ranks on", "D = 32: 96 of 96 matrices straddle"),
         ("`W1` lies on three ranks", "rank 2 owns 4 elements of W1 and 10 elements of W2"),
         ("the bytes are those of our own map", "each rank sends 352 bytes, by the ring formula"),
         ("the bytes are those of our own map", "Each rank sent 352 bytes (all-gathers: 1)."),

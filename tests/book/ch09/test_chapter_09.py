@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stored_pages
@@ -11,7 +12,6 @@ import torch
 import worlds
 
 from distmuon.optim.newton_schulz import flops, newton_schulz, singular_values
-from distmuon.sharding.ledger import ring_bytes
 from muonbook.ch09.experiments import momentum_of_digits, optimizer_cost
 from muonbook.ch09.figures import pair
 from muonbook.ch09.small_layers import whole_numbers
@@ -20,8 +20,9 @@ WORKER = str(worlds.ROOT / "scripts" / "09_tensor_parallel.py")
 
 
 def test_muon_on_tp_ranks_is_certified_and_its_bytes_are_those_predicted() -> None:
-    out = stored_pages.printed("09_tensor_parallel", "python ../scripts/09_tensor_parallel.py --tp 2")
-    assert out.count("True.") == 4
+    ending = worlds.perform(WORKER, "--tp", "2")  # its drift differs from machine to machine
+    out = ending.out
+    assert (ending.code, out.count("True.")) == (0, 4)
     rows = re.findall(r"^  all_gather +momentum, (\S+) +1 +([\d,]+) +([\d,]+)$", out, re.MULTILINE)
     sent = {name: [int(number.replace(",", "")) for number in numbers] for name, *numbers in rows}
     # half of each whole matrix, in bf16
@@ -90,13 +91,27 @@ def test_blocks_of_real_momentum_are_another_optimizer_and_the_more_so_the_large
     assert singular_values(newton_schulz(momenta[2]))[0] < 1.25
 
 
-def test_more_tp_ranks_share_momentum_but_not_newton_schulz() -> None:
-    costs = {T: optimizer_cost(T, D=8) for T in (1, 2, 4, 8)}
-    kept, work, temporary = zip(*costs.values(), strict=True)
-    assert [kept[0] / each for each in kept] == [1, 2, 4, 8]
+def test_no_number_of_tp_ranks_brings_newton_schulz_below_a_dth_of_the_model() -> None:
+    eight, seven = ([optimizer_cost(T, D) for T in (1, 2, 4, 8)] for D in (8, 7))
     block = 4 * flops((1024, 1024)) + 2 * flops((1024, 4096))
-    assert work[0] > work[1] > work[2] == work[3] == 24 * block // 8  # "an eighth of all the work"
-    assert temporary[0] == temporary[1] < temporary[2] < temporary[3]
+    assert {cost.least_flops for cost in eight} == {24 * block / 8}
+    assert [cost.cut_matrices for cost in eight] == [48, 24, 0, 0]  # "the boundaries fall between blocks"
+    assert [cost.newton_schulz_flops == cost.least_flops for cost in eight] == [False, False, True, True]
+    assert all(cost.cut_matrices and cost.newton_schulz_flops > cost.least_flops for cost in seven)
+    assert eight[0].temporary_bytes == eight[1].temporary_bytes < eight[2].temporary_bytes < eight[3].temporary_bytes
+
+
+def test_the_bound_on_t_is_where_messages_take_their_share_of_the_products() -> None:
+    """Against the definitions: 6 operations per weight and token, 4 all-reduces of the residual stream in bf16."""
+    (cell,) = (cell for cell in stored_pages.every_cell("09_tensor_parallel") if "def most_tp_ranks" in cell.source)
+    names: dict[str, Any] = {}
+    exec(cell.source, names)
+    width, tokens, F, L = 8192, 4096, names["F"], 450e9
+    for share in (0.2, 1.0):
+        T = names["most_tp_ranks"](share, width, L)
+        products = 6 * 12 * width**2 * tokens / T / F
+        messages = 4 * 2 * (T - 1) / T * 2 * tokens * width / L
+        assert messages == pytest.approx(share * products)
 
 
 def test_the_page_has_the_numbers_of_the_picture() -> None:
@@ -108,8 +123,6 @@ def test_the_page_has_the_numbers_of_the_picture() -> None:
         assert not rest
         assert ast.literal_eval(first) == tensor.tolist()
     assert [pair()[f"Y{rank}"][0, 1].item() for rank in range(2)] == [3, -3]  # quick question 1
-    answers = [ring_bytes("all_gather", 2 * 1024**2, T) for T in (2, 4)]
-    assert any(f"{answers[0]:,} bytes" in text and f"{answers[1]:,} bytes" in text for text in sources)
 
 
 @pytest.mark.parametrize(

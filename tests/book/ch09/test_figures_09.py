@@ -9,7 +9,9 @@ from muonbook.ch09.figures import (
     ANGLES,
     HEADS,
     RANKS,
+    describe_heads,
     draw_heads,
+    draw_update,
     frames_of_blocks,
     frames_of_pair,
     pair,
@@ -46,6 +48,8 @@ def test_the_pair_shows_every_number_and_whose_it_is(frames: list[Frame]) -> Non
         assert {f"{value:g}" for value in tensors[name].flatten().tolist()} <= set(texts(whole))
     assert len(boxes(whole, "both")) == sum(tensors[name].numel() for name in ("X", "W1", "H", "W2", "Y"))
     assert not boxes(whole, "tp")
+    assert not {"TP 0", "both"} & set(texts(whole))  # one process
+    assert "on both ranks" not in frames[0].alt
     for rank in range(RANKS):  # half of both weights
         assert len(boxes(cut, f"tp{rank}")) == (tensors["W1"].numel() + tensors["W2"].numel()) // RANKS
     assert len(boxes(summed, "sum")) == tensors["Y"].numel()
@@ -62,9 +66,25 @@ def test_the_block_shows_whole_heads_on_each_rank_and_two_sums() -> None:
     assert_readable(figure)
     assert [text for text in texts(figure) if text.startswith("head ")] == [f"head {n}" for n in range(HEADS)]
     assert len(boxes(figure, "tp0")) == len(boxes(figure, "tp1")) > HEADS
-    assert len(boxes(figure, "sum")) == 2  # all-reduces forward, as the engine's block makes
+    assert len(boxes(figure, "sent")) == 2  # all-reduces forward, as the engine's block makes
     between = (boxes(figure, "tp0")[-1].get_x() + boxes(figure, "tp0")[-1].get_width(), boxes(figure, "tp1")[0].get_x())
     assert between[0] < between[1]
+
+
+def test_with_sequence_parallelism_nothing_is_whole_on_a_rank_and_each_sum_becomes_a_gather_and_a_scatter() -> None:
+    figure = draw_heads(by_tokens=True)
+    assert_readable(figure)
+    assert not boxes(figure, "both")
+    assert len(boxes(figure, "sent")) == 4
+    said = [text for text in texts(figure) if text.startswith(("all-", "reduce-"))]
+    assert said == ["all-gather of tokens", "reduce-scatter by tokens"] * 2
+    assert describe_heads(by_tokens=True).count("reduce-scatter") == 2
+
+
+def test_singular_values_are_all_drawn() -> None:
+    matrix = torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    _, words = draw_update(matrix)
+    assert words.count("for share of the singular values 0 to 1") == 4
 
 
 @pytest.mark.parametrize("angle", ANGLES)

@@ -201,7 +201,10 @@ def test_a_failed_certificate_is_said_and_exits_with_1(job: ModuleType, capsys, 
     out = capsys.readouterr().out
     assert re.search("^  exact .*not equal .*FAIL$", out, re.MULTILINE)
     assert "Verified" not in out
-    assert out.splitlines()[-1].startswith("NOT verified")
+    assert out.splitlines()[-1] == "NOT verified: see FAIL above."
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--quiet"])
+    assert job.main() == 1
+    assert capsys.readouterr().out == "NOT verified: run again without --quiet to see why.\n"
 
 
 @pytest.mark.parametrize(("steps", "lucky"), [("2", True), ("12", False)])

@@ -9,7 +9,7 @@ import torch
 import worlds
 
 from distmuon.models.recipe import Recipe
-from distmuon.verify.bounds import Drift
+from distmuon.verify.bounds import CONTROL_FACTOR, Drift
 from distmuon.verify.certificate import Certificate
 from distmuon.verify.problem import Run
 from muonbook.ch10 import mutant_trial
@@ -61,6 +61,8 @@ def test_the_healthy_optimizer_passes_every_fine_row_and_fails_none(trial: dict[
 def test_what_is_not_rounded_is_held_a_thousand_times_tighter(trial: dict[str, Any]) -> None:
     apart = trial["differences and bounds"]
     assert apart[HEALTHY]["unrounded"][1] < 1e-3 * apart[HEALTHY]["float32"][1]
+    control = apart[HEALTHY]["unrounded"][1] / CONTROL_FACTOR
+    assert min(apart[name]["unrounded"][0] for name in SMALL) > 1e3 * control  # as chapter 6 says
     for name in SMALL:  # moves by less than half of what one Newton–Schulz step fewer does
         assert apart[name]["float32"][0] < 0.5 * apart["four Newton–Schulz steps for five"]["float32"][0]
 

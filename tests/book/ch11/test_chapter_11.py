@@ -17,12 +17,29 @@ WORKER = str(worlds.ROOT / "scripts" / "11_bug_museum.py")
 PAGE = [cell.source for cell in stored_pages.every_cell("11_bug_museum")]
 
 
-def test_the_table_counts_the_alarms_that_the_museum_names() -> None:
+def table() -> dict[str, list[str]]:
+    """Return what the page's table says of every exhibit: four counts and a loss."""
     out = stored_pages.printed("11_bug_museum", "python ../scripts/11_bug_museum.py --json out/11.json")
-    rows = {line[:30].strip(): [0 if n == "." else int(n) for n in line[30:].split()] for line in out.splitlines()[1:]}
+    return {line[:30].strip(): line[30:].split() for line in out.partition("replicas   loss\n")[2].splitlines()}
+
+
+def test_the_table_counts_the_alarms_that_the_museum_names() -> None:
+    rows = {name: [0 if n == "." else int(n) for n in row[:4]] for name, row in table().items()}
     for name, alarms in CAUGHT_BY.items():
         count = [sum(alarm.endswith(f": {kind}") for alarm in alarms) for kind in ("raises", "result", "bytes")]
         assert rows[name or "healthy"] == [*count, 0], name
+
+
+def test_a_check_of_the_loss_passes_seven_exhibits_and_three_of_them_look_better() -> None:
+    """Quick question 2."""
+    losses = {name: row[4] for name, row in table().items()}
+    assert losses.pop("1-D view") == "stops"
+    healthy = losses.pop("healthy")
+    same = {name for name, loss in losses.items() if loss == healthy}
+    lower = {name for name, loss in losses.items() if loss < healthy}
+    assert same == {"stale group parameters", "missing padding", "empty shard", "cast before normalizing"}
+    assert lower == {"block-wise Newton–Schulz", "owned piece only", "gradient, not momentum"}
+    assert all(float(losses[name]) > 1.02 * float(healthy) for name in losses.keys() - same - lower)
 
 
 def test_the_text_counts_exhibits_and_alarms_as_they_are() -> None:

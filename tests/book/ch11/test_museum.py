@@ -27,7 +27,7 @@ CAUGHT_BY: dict[str | None, list[str]] = {
     "block-wise Newton–Schulz": RESULTS + BYTES,
     "owned piece only": RESULTS + BYTES,
     "empty shard": [],  # every rank owns a piece in these scenarios; see the test of a lonely rank
-    "gradient instead of momentum": RESULTS,
+    "gradient, not momentum": RESULTS,
     "no Newton–Schulz": RESULTS,
     "cast before normalizing": ["large gradients: result"],
     "once per micro-batch": ["two micro-batches: result", "two micro-batches: bytes"],
@@ -107,8 +107,8 @@ def test_only_the_matrices_that_are_cut_come_out_wrong(visits, name: str, wrong:
 
 
 def test_a_gathered_gradient_takes_a_first_step_that_differs_by_rounding_alone(visits) -> None:
-    assert max(moved(visits, "gradient instead of momentum", "first step").values()) < 0.05
-    assert min(moved(visits, "gradient instead of momentum", "one group").values()) > 0.2
+    assert max(moved(visits, "gradient, not momentum", "first step").values()) < 0.05
+    assert min(moved(visits, "gradient, not momentum", "one group").values()) > 0.2
 
 
 def test_a_rank_that_owns_nothing_ends_the_world_of_those_who_wait_for_it() -> None:

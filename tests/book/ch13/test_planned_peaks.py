@@ -2,7 +2,7 @@
 
 import pytest
 
-from muonbook.ch13.memory_tables import PLANNED, planned_peaks, share_of_matrices
+from muonbook.ch13.memory_tables import PLANNED, planned_peaks, repeats, share_of_matrices
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
@@ -17,15 +17,27 @@ def beyond(model: str, degrees: Degrees) -> dict[str, float]:
 
 
 def test_what_the_page_says_of_80_gb() -> None:
-    places = (("llama3_8b", Degrees(8)), ("llama3_70b", Degrees(16, 8)), ("llama3_70b", Degrees(256, 8)))
-    eight, few, many = (planned_peaks(MODELS[model], degrees) for model, degrees in places)
-    tops = [{layout: peaks.highest.top / 1e9 for layout, peaks in of.items()} for of in (eight, few, many)]
-    assert [[layout for layout, top in of.items() if top > 80] for of in tops] == [[], ["gather all, flat"], []]
+    places = [("llama3_8b", Degrees(8)), *(("llama3_70b", Degrees(dp, 8)) for dp in (16, 32, 64, 256))]
+    worlds = [planned_peaks(MODELS[model], degrees) for model, degrees in places]
+    tops = [{layout: peaks.highest.top / 1e9 for layout, peaks in of.items()} for of in worlds]
+    flat = ["gather all, flat"]
+    assert [[layout for layout, top in of.items() if top > 80] for of in tops] == [[], flat, flat, [], []]
+    assert all(min(of, key=lambda layout: of[layout]) == "gather all, per matrix" for of in tops)
+    assert all(max(of, key=lambda layout: of[layout]) == "gather all, flat" for of in tops)
     for of in tops[:2]:
         assert all(top < of["AdamW"] + 0.05 for layout, top in of.items() if layout != "gather all, flat")
-    assert round(tops[2]["owner"] - tops[2]["AdamW"]) == 7
+    assert round(tops[-1]["owner"] - tops[-1]["AdamW"]) == 7
+    many = worlds[-1]
     owner, whole = many["owner"].passes.kept, many["gather all, per matrix"].passes.kept
     assert owner - many["AdamW"].passes.kept > 6e9 > many["AdamW"].passes.kept - whole > 0  # padding, and what is saved
+
+
+def test_newton_schulz_is_done_once_by_owners_and_by_every_rank_where_matrices_have_buckets_of_their_own() -> None:
+    for name, dp, tp in (("llama3_8b", 8, 1), ("llama3_70b", 16, 8)):
+        done = repeats(MODELS[name], Degrees(dp, tp))
+        assert (done["owner"], done["gather all, per matrix"]) == (1, dp * tp)
+        assert tp < done["gather cut"] < 2 * tp < done["gather all, bucketed"] < dp * tp
+        assert done["gather all, flat"] == done["gather cut"]
 
 
 def test_where_the_update_is_the_peak_both_peaks_are_its_rank_s() -> None:

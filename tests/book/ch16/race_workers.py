@@ -42,8 +42,8 @@ def small_race(world: World, rounds: int, matrix_unit: bool = True) -> dict[str,
     return four_ranks.race(world, rounds, [], None, False, layers=1, width=64, matrix_unit=matrix_unit)
 
 
-def small_training(world: World) -> list[dict[str, Any]] | None:
-    return training_step.compare(world, (1, 2), 2, SHAPES["odd"])
+def small_training(world: World, matrix_unit: bool) -> list[dict[str, Any]] | None:
+    return training_step.compare(world, (1, 2), 2, SHAPES["odd"], matrix_unit)
 
 
 def _whole(parameter: Any) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from pathlib import Path
 
@@ -13,7 +15,9 @@ import worlds
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from muon_conformance.programs import PROGRAMS
 from muonbook.ch17 import four_steps, moving_rows
+from muonbook.ch17.kit import conformance_table
 from muonbook.measure import results
 
 WORKER = str(worlds.ROOT / "scripts" / "17_muonw.py")
@@ -168,10 +172,30 @@ def test_what_the_page_says_of_times_is_stored() -> None:
     found = results.load("muonw")
     times = [[1 / race["ratio"]["median"] for race in races] for races in found["race"].values()]
     assert all(24.5 < row[0] < 33.5 and 5 < row[-1] < 7 for row in times)
-    assert [round(1 / row["blocked"]["median"]) for row in found["save"]] == [3, 15]
+    saves = [(row["parameter_bytes_of_a_rank"], row["blocked"]["median"]) for row in found["save"]]
+    assert [f"{blocked:.0%} of {size / 1e6:.0f} MB" for size, blocked in saves] == ["31% of 3 MB", "7% of 50 MB"]
     assert all(0.03 <= round(race["ratio"]["median"], 2) <= 0.19 for races in found["race"].values() for race in races)
     assert all(0.055 < row["observed"]["median"] < 0.095 for row in found["watch"])
     logits = {row["run"]: row for row in found["logits"]}
-    assert [round(logits[name]["in_the_end"], 1) for name in ("Muon, clip", "Muon")] == [35.7, 84.6]
+    assert [round(logits[name]["in_the_end"]) for name in ("Muon, clip", "Muon", "AdamW")] == [36, 85, 426]
     assert logits["Muon, weight decay"]["loss"][0] < logits["Muon, clip"]["loss"][0]
     assert logits["Muon, 1/3 of the rate"]["loss"][0] == min(row["loss"][0] for row in logits.values())
+
+
+def test_the_page_says_when_its_muons_were_tested_and_with_how_many_programs() -> None:
+    stored = results.load("conformance")
+    assert stored["commit"] == "66d7488c3522"  # of 23 November 2026
+    checks = [one["check"] for one in stored["candidates"]["ours: MuonW"]["checks"]]
+    programs = sum(check.startswith(conformance_table.PROGRAM) for check in checks)
+    said = (worlds.ROOT / "notebooks" / "17_muonw.ipynb").read_text(encoding="utf-8")
+    assert f"{programs} of them on 23 November 2026, when we ran this, and {len(PROGRAMS)} today." in said
+
+
+def test_of_a_transposed_matrix_each_rank_keeps_its_part_of_the_gram_matrix() -> None:
+    """What the page answers to its exercise: 1, 0, 1, 1."""
+    cell = stored_pages.cell_with("17_muonw", "def counted").source
+    shapes = stored_pages.cell_with("17_muonw", "FakeStore").source.partition("for rows, columns in")[0]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(shapes + cell.replace("by_rows(64, 64)", "by_rows(256, 64).T"), {})
+    assert re.findall(r"(\d)$", printed.getvalue(), re.M) == ["1", "0", "1", "1"]

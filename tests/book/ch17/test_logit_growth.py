@@ -62,5 +62,5 @@ def test_the_figure_has_a_line_for_each_run_and_the_threshold_under_them() -> No
     assert list(lines[f"curve-{THRESHOLD}"].get_ydata()) == [TAU, TAU]  # type: ignore[attr-defined]
     assert lines[f"curve-{THRESHOLD}"].get_zorder() < lines["curve-Muon"].get_zorder()
     told = describe_growth(largest, TAU)
-    assert "with a threshold of 30: Muon ends at it or below; Muon, clip ends above it; AdamW ends above it." in told
+    assert "with a threshold of 30: Muon ends near it or below; Muon, clip ends above it; AdamW ends above it." in told
     assert told.endswith("Median of 2 seeds; shaded: all of them.")

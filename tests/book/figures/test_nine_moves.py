@@ -176,6 +176,8 @@ def test_captions_name_every_move_and_its_bytes() -> None:
     }
     for n, line in enumerate(captions[1:], 1):
         assert line.endswith(f"Each sends {style.in_bytes(sent[n])}." if n in sent else "Nothing is sent."), line
+    others = sum(SPECS[index].numel for index in bucket.params) - SPECS[0].numel
+    assert f", {others:,} elements, which we do not draw." in captions[0]
     owners = CutMatrix.find(layout, name, 2).owners
     assert f"this work is done {2 * len(owners)} times" in captions[5]
 

@@ -1,16 +1,19 @@
 """The pages of prose: their pictures are those that the code draws today, and the words under them too."""
 
 import json
+import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageChops
 
+from distmuon.launch import UsageError
 from distmuon.sharding.layout import plan
 from muonbook.measure import results
 from muonbook.planner.planned_worlds import BUCKET_RULES
-from tools import draw_pages
+from tools import cut_prices, draw_pages
 from tools.pages import moving, prices
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,6 +99,9 @@ def test_zero1_says_where_the_map_cuts_the_strip() -> None:
     assert held == [{"layer 1": 8, "layer 2": 1}, {"layer 2": 7, "expert 0": 4}]
     assert [piece.part.shape[0] for piece in zero1.kept[2](1)] == [8, 4]
     assert zero1.shown.endswith("rank 0 layer 1 and a row of layer 2, rank 1 the rest of it and an expert.")
+    caption = moving.moving_cuts()[1 + moving.CUTS.index(zero1)].caption
+    assert caption.endswith(f"in the same strip of {256 + 32} elements, so a shard has {(256 + 32) // 4}.")
+    assert max(moving.kept(zero1, rank) for rank in moving.EVERYTHING) == (256 + 32) // 4
 
 
 def test_what_the_cuts_cost_is_what_a_ring_and_the_map_say() -> None:
@@ -119,6 +125,8 @@ def test_the_bill_is_the_busiest_ranks() -> None:
         views = [layout.view(rank) for rank in range(ranks)]
         kept = [4 * sum(view[index].local_range.size for index in muon) for view in views]
         assert bill[title].kept == max(kept) > 1.02 * sum(kept) / ranks
+        mixed = [bucket for bucket in layout.buckets if 0 < len(set(bucket.params) & set(muon)) < len(bucket.params)]
+        assert len(mixed) == 1, "the bucket for which the page says that a few ranks own all the momentum"
     assert f"{bill['DP 64, ZeRO-1 or -2'].kept / 1e6:.0f}" == "977"
     assert f"{bill['DP 8 × TP 8'].kept / 1e6:.0f}" == "992"
 
@@ -136,6 +144,26 @@ def test_the_bill_says_what_the_page_says_of_it() -> None:
     assert fsdp2.flops == alone.flops
     blocks = [sum(prices.in_stage(stage, f"blocks.{n}.out") for n in range(27)) for stage in range(8)]
     assert sorted(blocks) == [3, 3, 3, 3, 3, 4, 4, 4]
+
+
+def test_the_bill_can_be_had_for_other_models(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "book" / "seven_cuts.md").read_text(encoding="utf-8")
+    assert "python scripts/tools cut_prices --model moonlight\n" in page
+    monkeypatch.setattr(sys, "argv", ["cut_prices", "--model", "moonlight"])
+    cut_prices.main()
+    out = capsys.readouterr().out
+    assert out.endswith((STORED / "cut_prices.md").read_text(encoding="utf-8"))
+    matrices, elements = (int(n.replace(",", "")) for n in re.findall(r"([\d,]+) (?:matrices|elements)", out))
+    assert f"{elements / 1e9:.0f} billion elements in {matrices:,} matrices" in page
+    assert elements * 4 == prices.prices()["DP 64, momentum not cut"].kept
+    monkeypatch.setattr(sys, "argv", ["cut_prices", "--model", "gpt2"])
+    with pytest.raises(UsageError, match="--model gpt2: its heads cannot be cut over 8 ranks; choose another"):
+        cut_prices.main()
+    llama = prices.prices(prices.MODELS["llama3_8b"])
+    assert not any("EP" in way for way in llama)
+    assert all(math.isfinite(price.flops) for price in llama.values())
 
 
 # ---- Said on several pages ------------------------------------------------------------------------------------

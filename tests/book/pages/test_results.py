@@ -28,7 +28,7 @@ STORED["rows"] = [{"dp": 4, "as": "bf16, momentum bf16", "peak": 7}, {"dp": 4, "
 
 
 def fill_in(asked: str) -> str:
-    path, form = re.fullmatch(r"(\S+(?: / \S+)?)(?: (\S+))?", asked).groups("")  # type: ignore[union-attr]
+    path, form = re.fullmatch(r"(\S+(?: [+/] \S+)*)(?: (\S+))?", asked).groups("")  # type: ignore[union-attr]
     return measured.show(measured.value_of(STORED, path), form)
 
 
@@ -49,6 +49,8 @@ def fill_in(asked: str) -> str:
         ("ratio.dp2 .3f", "not measured"),
         ("ratio.dp4 / share .1f", "3.8"),
         ("ratio.dp2 / share .1f", "not measured"),
+        ("ratio.dp4 + rows.0.peak / list.0.median .1f", "16.5"),
+        ("share + ratio.dp4 .2f", "1.58"),
     ],
 )
 def test_a_number_is_shown_as_it_was_asked_for(asked: str, shown: str) -> None:
@@ -190,6 +192,9 @@ LATER = "moonlight.algorithm=flat_cut,ranks={},tokens=33554432.{}"
 SENT = "reported_bytes.whole_step_bytes"
 TUNED = "originals.fashion.tuned.median"
 PEAK = "batches.tokens_per_rank={0},contender={1}.peak / batches.tokens_per_rank={0},contender=zero1.peak"
+WITHOUT_COPY = "{0}.standing + {0}.stages.newton_schulz / batches.tokens_per_rank=64,contender=zero1.peak".format(
+    "batches.tokens_per_rank=64,contender=muon_cut"
+)
 
 # claim -> verdict, and what must hold for it: file, path, least, most
 TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
@@ -214,6 +219,8 @@ TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
         ("memory", PEAK.format(1024, "muon"), 0.5, 0.99),
         ("memory", PEAK.format(64, "muon_single"), 0.5, 0.99),
         ("memory", PEAK.format(64, "muon_flat"), 1.01, 2),
+        ("memory", PEAK.format(64, "muon_cut"), 1.01, 1.2),  # with gloo's copy, and without it
+        ("memory", WITHOUT_COPY, 0.9, 0.99),
     ]),
     "claim-latency": ("holds with conditions", [
         ("regimes", "share.256.muon.0.median", 0.1, 100),
@@ -349,7 +356,9 @@ def test_every_claim_has_all_parts_and_stands_in_the_table_with_its_verdict() ->
         assert badge is not None, label
         assert re.search(rf"`{TRIALS[label][0]}`$", badge[1]), label
         assert re.search(
-            rf"^\| \[{re.escape(title)}\]\({label}\), [\w ]+ \| {re.escape(badge[1])} \|$", PAGE, re.MULTILINE
+            rf"^\| \[{re.escape(title)}\]\({label}\), [\w ]+ \| [^|]+ \| [^|]+ \| {re.escape(badge[1])} \|$",
+            PAGE,
+            re.MULTILINE,
         )
         theirs, ours, command = parts_of(card)[1:]
         assert theirs.startswith("**"), label
@@ -387,6 +396,9 @@ def test_no_number_of_ours_is_typed_on_the_claims_page() -> None:
         assert typed(f"{title}\n{card}") == set(), (
             f"{label}: read it from a results file: {{measured}}`file path format`"
         )
+    table = re.findall(r"^\| \[.+\]\(claim-[\w-]+\).* \| ([^|]+) \| \{bdg", PAGE, re.MULTILINE)
+    assert len(table) == len(TRIALS)
+    assert NUMBER.findall(re.sub("|".join(NOT_OURS), " ", " ".join(table))) == []
     seen = PAGE[PAGE.index("\n## What nobody claims, though it can be seen") :]
     assert NUMBER.findall(re.sub("|".join(NOT_OURS), " ", seen)) == []
 
@@ -407,6 +419,12 @@ def test_the_numbers_say_what_the_verdict_says(label: str) -> None:
         if value is None:
             pytest.skip(f"{name}: {path} was not measured on the machine of the stored results")
         assert least <= value <= most, f"{verdict!r} needs {name} {path} between {least} and {most}"
+
+
+def test_the_tutorials_batch_is_half_of_that_of_the_race() -> None:
+    from muonbook.ch04 import originals, tasks
+
+    assert tasks.TASKS["fashion"].batch == 2 * originals.BATCH
 
 
 def test_the_asynchronous_run_of_adamw_divides_gradients_while_they_are_summed() -> None:

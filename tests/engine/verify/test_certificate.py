@@ -56,7 +56,8 @@ def test_the_sharded_run_is_the_single_process_run(dp: int, tp: int, name: str) 
     passed = {row for row, verdict in judged.verdicts.items() if verdict}
     assert passed == {"exact", "float64", "replicas"} | has_power, judged
     assert judged.passed
-    assert drift.difference <= CONTROL_FACTOR * drift.control
+    for each in judged.drifts.values():
+        assert each.difference < CONTROL_FACTOR / 2 * each.control  # as chapter 6 says: half of what is allowed
     finest = next(iter(judged.drifts.values()))
     assert 0 < finest.control < 1e-5  # the row that rounds nothing has power, and much
     close = {"float32": 1e-5, "bfloat16": 0.02}[recipe.dtype]

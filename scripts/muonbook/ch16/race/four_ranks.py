@@ -30,11 +30,11 @@ from distmuon.sharding.layout import Bucket
 from distmuon.sharding.ownership import balance
 from distmuon.sharding.tensor_parallel import mark
 from distmuon.verify.counter import CollectiveCounter
+from muonbook.ch16.race.tables import COMPILED
 from muonbook.measure import interleaved_timing, results
 from muonbook.peers import make_importable
 
 LR, DECAY, MOMENTUM, STEPS = 0.02, 0.1, 0.95, 5
-COMPILED = "compiled_"  # in the names of entrants that torch.compile has compiled
 Shape = tuple[int, int]
 
 
@@ -293,7 +293,7 @@ def race(
     CPU's.
     """
     if not matrix_unit:
-        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # read at this process's first product
+        forbid_matrix_unit()
     make_importable(others, folder)
     grid, matrices = Grid.of(world), Matrices.of_layers(layers, width)
     dtype = fast_dtype(grid.device, torch.float32)
@@ -330,6 +330,11 @@ def race(
         "floor_milliseconds": 1e3 * interleaved_timing.medians(seconds)["products"],
         "entrants": found,
     }
+
+
+def forbid_matrix_unit() -> None:
+    """Let oneDNN do without the CPU's matrix unit. It asks at this process's first product."""
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
 
 
 def sent_bytes(entrant: Entrant) -> int:

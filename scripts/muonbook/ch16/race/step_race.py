@@ -14,6 +14,7 @@ from typing import Any
 
 from distmuon import launch
 from muonbook import peers
+from muonbook.measure.workload import TIMED
 
 GRIDS = ((4, 1), (2, 2), (1, 4))  # dp, tp
 TRAINED_ON = ((4, 1), (2, 2))  # where a whole training step is measured
@@ -35,15 +36,15 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
     for dp, tp in GRIDS:
         print(f"Racing on {dp} x {tp} ranks ...", flush=True)
         found[f"{dp}x{tp}"] = launch.run(RACE, arguments, dp=dp, tp=tp, timeout=PATIENCE)[0]
-    without_unit = None
-    if found["4x1"]["matrix_unit"]:
-        print("Racing on 4 x 1 ranks, without the CPU's matrix unit ...", flush=True)
-        without_unit = launch.run(RACE, (*arguments, False), dp=4, timeout=PATIENCE)[0]
-    training = {}
+    training, sizes = {}, (1, 4) if quick else (1, 4, 16)
     for dp, tp in TRAINED_ON:
         print(f"Whole training steps on {dp} x {tp} ranks ...", flush=True)
-        sizes = (1, 4) if quick else (1, 4, 16)
         training[f"{dp}x{tp}"] = launch.run(TRAINING, (sizes, rounds // 2), dp=dp, tp=tp)[0]
+    without_unit = training_without_unit = None
+    if found["4x1"]["matrix_unit"]:
+        print("Both on 4 x 1 ranks, without the CPU's matrix unit ...", flush=True)
+        without_unit = launch.run(RACE, (*arguments, False), dp=4, timeout=PATIENCE)[0]
+        training_without_unit = launch.run(TRAINING, (sizes, rounds // 2, TIMED, False), dp=4)[0]
     print("Forms of Newton–Schulz, on all spectra ...", flush=True)
     swept = launch.run(SWEEP, (quick,), threads=os.cpu_count() or 1)[0]
     return {
@@ -51,6 +52,7 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
         "race": found,
         "without_unit": without_unit,  # the race on 4 x 1 again; None: this CPU has no matrix unit
         "training": training,
+        "training_without_unit": training_without_unit,  # on 4 x 1 again, likewise
         "spectra": swept,
     }
 
@@ -72,7 +74,10 @@ def table(found: Mapping[str, Any]) -> str:
             lines.append(
                 "  This CPU has no fast bfloat16: products and ours are in float32, torch's and others' are not."
             )
-    for grid, rows in found["training"].items():
+    training = dict(found["training"])
+    if found.get("training_without_unit") is not None:
+        training["4x1 without the matrix unit"] = found["training_without_unit"]
+    for grid, rows in training.items():
         lines.append(f"{grid}: a whole training step over ZeRO-1 AdamW's")
         lines += [
             f"  {name:<20}{row['tokens']:6,} tokens{_ratio(row[name]['ratio'])}   bytes {row[name]['bytes_ratio']:.4f}"

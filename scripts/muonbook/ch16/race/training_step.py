@@ -14,6 +14,7 @@ from distmuon.optim.overlap import PipelinedMuon
 from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.grid import Grid
 from distmuon.verify.counter import CollectiveCounter
+from muonbook.ch16.race.four_ranks import forbid_matrix_unit
 from muonbook.measure import interleaved_timing, results
 from muonbook.measure.baselines import Trainer, make_muon, make_zero1, sliced_model
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
@@ -38,9 +39,14 @@ MAKE: dict[str, Callable[[Workload, Grid], Trainer]] = {
 
 
 def compare(
-    world: World, sequences: Sequence[int], rounds: int, workload: Workload = TIMED
+    world: World, sequences: Sequence[int], rounds: int, workload: Workload = TIMED, matrix_unit: bool = True
 ) -> list[dict[str, Any]] | None:
-    """Let all train in turns, with so many sequences per DP rank; on rank 0, return a row for each number of them."""
+    """Let all train in turns, with so many sequences per DP rank; on rank 0, return a row for each number of them.
+
+    matrix_unit: False forbids oneDNN to use the CPU's.
+    """
+    if not matrix_unit:
+        forbid_matrix_unit()
     grid, found = Grid.of(world), []
     corpus = pixels(grid, workload.context)
     trainers = {name: make(workload, grid) for name, make in MAKE.items()}

@@ -44,11 +44,13 @@ def markdown(found: Mapping[str, Any]) -> str:
     return "\n".join([f"Columns: {who}.", "", told, f"Of {programs}, passed by column: {passed}.", "", *below])
 
 
-def show(found: Mapping[str, Any]) -> None:
-    """Show the table in a notebook, folded."""
+def show_failures(found: Mapping[str, Any]) -> None:
+    """Show in a notebook, folded, what failed and who was not here; of an error of torch's, not all signatures."""
     from IPython.display import Markdown, display
 
-    display(Markdown(f"<details><summary>Every check, and what failed</summary>\n\n{markdown(found)}\n\n</details>"))
+    sentences = [sentence.partition(" - got ")[0] for sentence in [*failures(found), *absent(found)]]
+    below = "\n".join(f"- {sentence}" for sentence in sentences)
+    display(Markdown(f"<details><summary>What failed, and who could not be tested</summary>\n\n{below}\n\n</details>"))
 
 
 def failures(found: Mapping[str, Any]) -> list[str]:
