@@ -2,7 +2,7 @@
 
 python scripts/plan.py --model moonlight --dp 32 --tp 2 --pp 2 --ep 8
 python scripts/plan.py --model llama2_7b --dp 8 --optimizer adamw
-python scripts/plan.py --model llama3_70b --ranks 512
+python scripts/plan.py --model llama3_70b --ranks 512 --sequence-parallel
 python scripts/plan.py --model kimi_k2 --dp 128 --tp 8 --pp 8 --ep 64 --optimizer muonw
 python scripts/plan.py --model scripts/examples/my_model.toml --ranks 64 --json out/plan.json
 python scripts/plan.py --model llama3_8b --dp 64 --tp 2 --tokens 4194304 --compare

@@ -22,6 +22,7 @@ from tools.pages import (
     plain_moves,
     plans,
     prices,
+    published,
     puzzle_list,
     report_counts,
     roofline_parts,
@@ -52,7 +53,8 @@ def draw(target: Path) -> dict[str, str]:
         "variant_costs.md": variants.costs(),
         "roofline_links.md": roofline_parts.links(),
         "roofline_models.md": roofline_parts.models(),
-        "planner_published.md": roofline_parts.published(),
+        "planner_assumed.md": plans.assumed(),
+        "planner_published.md": published.markdown(),
         "roofline_calculator.md": roofline_parts.calculator(),
         **plans.printed(ROOT),
     }

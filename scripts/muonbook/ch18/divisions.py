@@ -38,6 +38,7 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def _divided(model: str, ranks: int) -> dict[str, Any]:
+    """Return every division without sequence parallelism, so that memory is scarce and the puzzle is one."""
     setting = WorldSetting(find_shape(model), Degrees(0))
     rows = [
         {"degrees": list(plan.setting.degrees), "bytes": round(plan.fullest[2]), "seconds": _short(plan.step_seconds)}
@@ -47,8 +48,8 @@ def _divided(model: str, ranks: int) -> dict[str, Any]:
 
 
 def _best(ranks: int) -> dict[str, Any]:
-    """Return the quickest plan that fits, in numbers; without a division where none does."""
-    setting = WorldSetting(find_shape(MODEL), Degrees(0))
+    """Return the quickest plan that fits with sequence parallelism, in numbers; without a division where none does."""
+    setting = WorldSetting(find_shape(MODEL), Degrees(0), sequence_parallel=True)
     place = {"title": setting.shape.title, "ranks": ranks, "room": setting.device.memory_bytes}
     try:
         plan = search(setting, ranks).plans[0]

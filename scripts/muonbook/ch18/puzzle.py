@@ -77,7 +77,12 @@ def place(
     look: Callable[[Division], tuple[int, float]],  # -> bytes of a rank, seconds of a step
     room: float,
 ) -> Division:
-    """Return a division that fits and is quick: downhill from one that is cut often."""
+    """Return a division that fits and is quick: go to a better neighbour as long as there is one.
+
+    Begin with as many pieces over T and P as possible, because then a rank holds least, and with
+    about 8 ranks for the experts, because then tokens stay in a node. A neighbour has one degree
+    twice or half as large, or one twice and another half.
+    """
     seen: dict[Division, tuple[bool, float]] = {}
 
     def cost(division: Division) -> tuple[bool, float]:

@@ -94,8 +94,8 @@ SYMBOLS = (
     "and 2."
 )
 ABOUT_LAYOUTS = (
-    "The formula is the factor “sent” from above, and the number beside it says how many times the grid "
-    "orthogonalizes each matrix in a step. The book's fifth layout, **MuonW**, is an optimizer of its own on FSDP2, "
+    "*sent* goes into the formula above, and *times* says how often all ranks together orthogonalize one matrix in a "
+    "step. The book's fifth layout, **MuonW**, is an optimizer of its own on FSDP2, "
     "and [the back of an envelope](roofline.md) has the bytes that it adds there."
 )
 LAYOUTS = (
@@ -140,8 +140,19 @@ LAYOUTS = (
 MEMORY = (
     Kept("one device or DDP, float32", "16", "12"),
     Kept("ZeRO-1, float32", "8 + 8 / D", "8 + 4 / D"),
-    Kept("ZeRO-1, bf16 with float32 masters", "6 + 12 / D", "6 + 8 / D"),
+    Kept("ZeRO-1, bf16 with gradients and masters in float32", "6 + 12 / D", "6 + 8 / D"),
     Kept("FSDP2, float32 shards", "16 / D", "12 / D"),
+)
+LONG = (
+    Formula(
+        "interval = sqrt(2 * c * m)",
+        "Seconds between two checkpoints, if saving one holds training up for c seconds and something fails every m "
+        "seconds.",
+    ),
+    Formula(
+        "bubble = (P - 1) / (M + P - 1)",
+        "The share of a step in which a stage waits, with P pipeline stages and M micro-batches for each pipeline.",
+    ),
 )
 COMMANDS = (
     Command("make demo", "Train on 8 processes, compare with one process, and count every byte."),
@@ -152,7 +163,7 @@ COMMANDS = (
     ),
     Command(
         f"fully_shard(model, mesh=mesh)\noptimizer = MuonW(model, lr={MUON_DEFAULTS['lr']:g})",
-        "The same on FSDP2, with two collectives in a step.",
+        "The same on FSDP2, with two collectives for every 25 million elements of a rank (100 million on a GPU).",
     ),
     Command(
         'DistributedMuon(split_parameters(model), grid, strategy="owner")',
@@ -163,7 +174,7 @@ COMMANDS = (
         "Train a small transformer on text. The same command resumes a run.",
     ),
     Command(
-        "python scripts/plan.py --model llama3_70b --ranks 512",
+        "python scripts/plan.py --model llama3_70b --ranks 512 --sequence-parallel",
         "Find grids that fit, with memory, bytes and time, without starting a process.",
     ),
     Command(
@@ -189,6 +200,7 @@ def markdown() -> str:
             "Bytes that a rank keeps per element",
             table(("parameters, gradients and state of a hidden matrix", "AdamW", "Muon"), memory),
         ),
+        ("A long training on many GPUs", _formulas(LONG)),
         ("Commands", "\n\n".join(_command(one) for one in COMMANDS)),
     )
     return "\n\n".join(f"## {title}\n\n{body.strip()}" for title, body in parts) + "\n"

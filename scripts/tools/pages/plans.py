@@ -1,4 +1,4 @@
-"""What the planner's page shows: what its commands print, and one model on more and more ranks, a frame for each."""
+"""What the planner's page shows: what its commands print, what they assume, and one model on more and more ranks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from matplotlib.axes import Axes
 
 from muonbook.figures.player import Frame
 from muonbook.figures.style import ACCENT, COLD, INK, MARGIN, MUTED, TEXT, in_bytes, mix
+from muonbook.markdown_table import table
+from muonbook.planner.cost_model import LinkCost
+from muonbook.planner.fabrics import DEVICES, FABRICS, NODE, SUSTAINED
 
 from muonbook.figures.style import page, put  # isort: skip
 from tools.pages import parted_bar
@@ -41,6 +44,32 @@ def printed(root: Path) -> dict[str, str]:
 
 def _run(root: Path, words: Sequence[str]) -> str:
     return subprocess.run([sys.executable, *words], cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+def assumed() -> str:
+    """Return the speeds that a plan assumes of GPUs and of links, as two tables in Markdown."""
+    devices = [
+        (f"`{name}`", f"{one.memory_bytes / 1e9:.0f} GB", *map(_tflops, (one.peak_flops, SUSTAINED * one.peak_flops)))
+        for name, one in DEVICES.items()
+    ]
+    links = [
+        (f"`{name}`", *(_link(link, shared) for link, shared in ((one.inside, 1), (one.between, one.node))))
+        for name, one in FABRICS.items()
+    ]
+    return "\n".join(
+        [
+            table(("`--device`", "memory", "peak in bf16", f"products reach {100 * SUSTAINED:.0f} % of it"), devices),
+            table(("`--fabric`", f"between GPUs of a node of {NODE}", "between nodes, for each GPU"), links),
+        ]
+    )
+
+
+def _tflops(rate: float) -> str:
+    return f"{rate / 1e12:.0f} TFLOP/s"
+
+
+def _link(link: LinkCost, shared: int) -> str:
+    return f"{link.bytes_per_second / shared / 1e9:.3g} GB/s and {link.alpha_seconds * 1e6:.2g} µs"
 
 
 def frames_of_sizes(sizes: Sequence[Mapping[str, Any]]) -> list[Frame]:

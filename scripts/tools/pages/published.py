@@ -1,8 +1,8 @@
-"""Figures that others have published of their clusters, beside what the planner says of the same world.
+"""Figures that others have published of their clusters, and what the planner says of the same worlds.
 
-Nobody here could tune these. For each we state what we assume before anything is compared: products run at `SUSTAINED`
-of a card's bf16 peak, as everywhere in the planner, and AdamW's step is the one that was published, because seconds of
-other people's networks cannot be planned. So what is compared is what Newton–Schulz adds to it.
+We did not tune the planner to these. For each we state what we assume: products run at `SUSTAINED` of a card's peak in
+bf16, as everywhere in the planner, and AdamW's step is the one that was published, because we cannot plan the seconds
+of other people's networks. So what is compared is Newton–Schulz, and what it adds to that step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from muonbook.markdown_table import table
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import DEVICES, SUSTAINED
 from muonbook.planner.model_shapes import MODELS, Experts, Shape
@@ -87,72 +88,62 @@ def _everywhere() -> float:
     return _seconds(_plan(*SEVEN_B).flops[0] * SEVEN_B[1].ranks, A800_PEAK)
 
 
+ADDED, TIMED = "what Muon adds to AdamW's step", "seconds of Newton–Schulz"
 FIGURES = (
     Published(
-        "what Muon adds to AdamW's step",
+        ADDED,
         "NVIDIA, April 2026",
-        f"Kimi K2's sizes, 256 GB300, 4 pipeline stages, experts over 64 ranks, {_millions(K2[2])} tokens assumed",
+        "Kimi K2's sizes, 256 GB300",
         1051 / 1029 - 1,
         lambda: _added(*K2, 1051),
-        "the model runs in MXFP8, and the two runs also differ in how they send gradients and parameters",
+        f"4 pipeline stages, experts over 64 ranks, and we assume {_millions(K2[2])} tokens in a step. The model runs "
+        "in MXFP8, and the two runs also differ in how they send gradients and parameters",
     ),
     Published(
-        "what Muon adds to AdamW's step",
+        ADDED,
         "NVIDIA, April 2026",
-        f"Qwen3 30B-A3B, 8 GB300, experts over 8 ranks, {_millions(QWEN3[2])} tokens assumed",
+        "Qwen3 30B-A3B, 8 GB300",
         713 / 686 - 1,
         lambda: _added(*QWEN3, 713),
-        "the model runs in MXFP8",
+        f"experts over 8 ranks, and we assume {_millions(QWEN3[2])} tokens in a step. The model runs in MXFP8",
     ),
     Published(
-        "operations of Newton–Schulz over those of the model",
-        "NVIDIA, April 2026",
-        "Kimi K2's sizes, as above",
-        51 / 1029,
-        lambda: _operations(*K2),
-        "gate and up in one matrix would make it twice ours; we could not find how they count",
-    ),
-    Published(
-        "operations of Newton–Schulz over those of the model",
-        "NVIDIA, April 2026",
-        "Qwen3 30B-A3B, as above",
-        35 / 686,
-        lambda: _operations(*QWEN3),
-        "the same doubt",
-    ),
-    Published(
-        "Newton–Schulz of all matrices on every GPU, seconds",
+        ADDED,
         "DMuon, June 2026",
-        "Qwen2.5 7B, 256 A800, a Muon that gathers first",
+        "Qwen2.5 7B, 256 A800, every GPU orthogonalizes all matrices",
+        6.219 / DMUON_ADAMW - 1,
+        lambda: _everywhere() / DMUON_ADAMW,
+        "the plan leaves out how long it gathers them",
+        second_hand=True,
+    ),
+    Published(
+        ADDED,
+        "DMuon, June 2026",
+        "Qwen2.5 7B, 256 A800, one owner per matrix",
+        2.850 / DMUON_ADAMW - 1,
+        lambda: _seconds(_plan(*SEVEN_B).flops[1], A800_PEAK) / DMUON_ADAMW,
+        second_hand=True,
+    ),
+    Published(
+        TIMED,
+        "DMuon, June 2026",
+        "Qwen2.5 7B, 256 A800, every GPU orthogonalizes all matrices",
         3.604,
         _everywhere,
         second_hand=True,
     ),
     Published(
-        "that step over AdamW's",
-        "DMuon, June 2026",
-        "the same",
-        6.219 / DMUON_ADAMW,
-        lambda: 1 + _everywhere() / DMUON_ADAMW,
-        "its gathers are not counted",
-        second_hand=True,
-    ),
-    Published(
-        "with one owner per matrix, the step over AdamW's",
-        "DMuon, June 2026",
-        "the same; of the step, Muon adds 6 ms published and 43 ms planned",
-        2.850 / DMUON_ADAMW,
-        lambda: 1 + _seconds(_plan(*SEVEN_B).flops[1], A800_PEAK) / DMUON_ADAMW,
-        second_hand=True,
-    ),
-    Published(
-        "Newton–Schulz of a GPU's part, seconds",
+        TIMED,
         "Gram Newton–Schulz, March 2026",
-        "Llama 3 70B, 32 H100",
+        "Llama 3 70B, 32 H100, the part of one GPU",
         0.897417,
         lambda: _seconds(_plan(*SEVENTY_B).flops[0], H100_PEAK),
-        "their products are measured, their cluster is assumed",
+        "they measured the products, and assumed the cluster",
     ),
+)
+OPERATIONS = (  # of Newton–Schulz, over those of forward and backward: Kimi K2's sizes and Qwen3 30B-A3B, as above
+    Published("operations", "NVIDIA, April 2026", "Kimi K2's sizes", 51 / 1029, lambda: _operations(*K2)),
+    Published("operations", "NVIDIA, April 2026", "Qwen3 30B-A3B", 35 / 686, lambda: _operations(*QWEN3)),
 )
 NOT_COMPARED = {
     "Moonlight's 1 to 3 per cent": "a remark without a model, a grid or a batch",
@@ -160,3 +151,26 @@ NOT_COMPARED = {
     "MuonBP's 8 per cent": "GPU, number of GPUs and batch are not given",
     "Megatron's 632 to 157 ms": "model and batch are not given, and its two texts have different numbers",
 }
+
+
+def markdown() -> str:
+    """Return a table of what clusters have measured and what the planner says of them, and a fold with what differs."""
+    rows = [
+        (
+            figure.what,
+            f"{figure.by}{'†' * figure.second_hand}: {figure.world}",
+            *(_value(figure, value) for value in (figure.published, figure.planned())),
+        )
+        for figure in FIGURES
+    ]
+    notes = [f"- {figure.by}, {figure.world}: {figure.note}." for figure in FIGURES if figure.note]
+    notes += [f"- Not in the table, {what}: {why}." for what, why in NOT_COMPARED.items()]
+    lines = "\n".join(notes)
+    return (
+        f"{table(('what', 'where', 'published', 'our plan'), rows)}\n"
+        f"```{{dropdown}} What else we know of these, and what we could not plan\n{lines}\n```\n"
+    )
+
+
+def _value(figure: Published, value: float) -> str:
+    return f"{value:.2f} s" if figure.what == TIMED else f"{100 * value:.3g} %"

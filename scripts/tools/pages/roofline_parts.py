@@ -1,4 +1,4 @@
-"""What the roofline page includes: a gather's seconds by link, models worked out, published figures, the calculator."""
+"""What the roofline page includes: a gather's seconds by link, models worked out, the calculator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import asdict
 from muonbook import ways
 from muonbook.markdown_table import table
 from muonbook.planner.fabrics import ADAPTER, NVLINK, PCIE
-from tools.pages.published import FIGURES, NOT_COMPARED
 from tools.pages.roofline import LAYOUTS, PRESETS, Step, by_layout
 
 LINKS = {  # 10^9 bytes per second, of one GPU
@@ -90,25 +89,6 @@ def calculator() -> str:
     without = "The calculator needs JavaScript. The tables above need none."
     box = f'<div id="roofline" data-cases="{cases}"><p>{without}</p></div>'
     return f":::{{container}} roofline\n```{{raw}} html\n{box}\n```\n:::\n"
-
-
-def published() -> str:
-    """Return what clusters have measured beside what the planner says of them, and what could not be compared."""
-    rows = []
-    for figure in FIGURES:
-        dagger = "†" * figure.second_hand
-        world = figure.world + (f". {figure.note[0].upper()}{figure.note[1:]}" if figure.note else "")
-        values = (_share_or_number(figure.published), _share_or_number(figure.planned()))
-        rows.append(
-            (figure.what, f"{figure.by}{dagger}", world, *values, f"{100 * figure.error:+.0f} %".replace("-", "−"))
-        )
-    heads = ("what", "published by", "world", "published", "our plan", "off by")
-    left = "\n".join(f"- {what}: {why}." for what, why in NOT_COMPARED.items())
-    return f"{table(heads, rows)}\nThese we could not plan:\n\n{left}\n"
-
-
-def _share_or_number(value: float) -> str:
-    return f"{100 * value:.1f} %" if value < 0.1 else f"{value:.2f}"
 
 
 def _said(step: Step) -> str:

@@ -25,8 +25,11 @@ from distmuon.optim.newton_schulz import flops, newton_schulz
 from distmuon.sharding.layout import FLAT, Layout, ParamSpec, plan
 from distmuon.verify.model_states import ModelStates, predict_replicas, predict_rows, predict_shards
 from distmuon.verify.prediction import predict_step, predict_work
+from muonbook.ch18 import small_puzzles
 from muonbook.measure import formulas
 from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.stages import Degrees
+from muonbook.planner.world_plan import WorldPlan, WorldSetting
 from tools.pages import cheat_sheet as sheet
 from tools.pages.formula import typeset
 
@@ -177,6 +180,15 @@ def test_a_rank_keeps_the_bytes_that_the_sheet_says(dp: int) -> None:
         layout = plan([ParamSpec("matrix", (16, 8), dtype)], dp)
         found.append([Fraction(kept(predict(layout, 0, muon)), 16 * 8) for muon in ((), (0,))])
     assert [[value(code, D=dp) for code in (row.adamw, row.muon)] for row in sheet.MEMORY] == found
+
+
+def test_interval_and_bubble_are_those_of_chapter_18_and_of_the_planner() -> None:
+    names: dict[str, Any] = {**MATH, "c": 2.0, "m": 11_135.0, "P": 4, "M": 32}
+    run(sheet.LONG, names)
+    assert names["interval"] == pytest.approx(small_puzzles.save_every(2.0, 11_135.0))
+    shape = MODELS["llama3_8b"]
+    plan = WorldPlan(WorldSetting(shape, Degrees(4, 2, 4), tokens=4 * 32 * shape.context))
+    assert names["bubble"] == pytest.approx(plan.bubble)
 
 
 # ---- Commands ---------------------------------------------------------------------------------------------
