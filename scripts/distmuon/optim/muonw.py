@@ -5,7 +5,7 @@
 
 Momentum, decay and the update touch one element at a time and run on what a rank holds. Newton–Schulz does not: pieces
 of the momentum travel to the owner of each matrix, who orthogonalizes it once for everybody, and pieces of the update
-travel back. These are two collectives in a step, however many matrices there are; `exchange_plan` says who sends what.
+travel back. These are two collectives for a wave of matrices (`bucket_size`); `exchange_plan` says who sends what.
 Where they are more than a bucket for every rank, they are taken in waves, and one wave travels under the work on
 another.
 

@@ -31,36 +31,38 @@ def medians(race: Mapping[str, Any]) -> dict[str, float]:
 
 
 def races(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the races on four DP ranks: how the products were computed -> `medians`."""
-    both = (found["race"]["4x1"], found["without_unit"])
-    return {_how(race["matrix_unit"]): medians(race) for race in both if race is not None}
+    """Return grid -> `medians`; of a CPU with a unit for products in bf16, also those of four DP ranks without it."""
+    stored = {_grid(grid): race for grid, race in found["race"].items()}
+    if found["without_unit"] is not None:
+        stored["4 x 1, no unit"] = found["without_unit"]
+    return {title: medians(race) for title, race in stored.items()}
 
 
-def training_steps(found: Mapping[str, Any]) -> list[tuple[str, str, int, dict[str, float]]]:
-    """Return (grid, how, tokens, {way: time over ZeRO-1 AdamW's}) for each batch of the whole training steps."""
-    stored = [(grid, found["race"][grid]["matrix_unit"], rows) for grid, rows in found["training"].items()]
+def training_steps(found: Mapping[str, Any]) -> list[tuple[str, int, dict[str, float]]]:
+    """Return (grid, tokens, {way: time over ZeRO-1 AdamW's}) for each batch of the whole training steps."""
+    stored = {_grid(grid): rows for grid, rows in found["training"].items()}
     if found.get("training_without_unit") is not None:
-        stored.insert(1, ("4x1", False, found["training_without_unit"]))
-    steps = []
-    for grid, unit, rows in stored:
-        for row in rows:
-            times = {title: row[name]["ratio"]["median"] for title, name in TRAINED.items()}
-            steps.append((grid.replace("x", " x "), _how(unit), row["tokens"], times))
-    return steps
+        stored["4 x 1, no unit"] = found["training_without_unit"]
+    return [
+        (grid, row["tokens"], {title: row[name]["ratio"]["median"] for title, name in TRAINED.items()})
+        for grid, rows in stored.items()
+        for row in rows
+    ]
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return both tables."""
-    by_how = races(found)
-    printed = [f"{'one step / its bare products':28}" + "".join(f"{how:>16}" for how in by_how)]
-    for title in sorted(next(iter(by_how.values())), key=next(iter(by_how.values())).__getitem__):
-        printed.append(f"  {title:26}" + "".join(f"{times[title]:16.2f}" for times in by_how.values()))
-    printed += ["", "a whole training step / AdamW's", f"  {'grid':7}{'tokens':>6}  {'':14}{'  '.join(TRAINED)}"]
-    for grid, how, tokens, times in training_steps(found):
-        cells = "  ".join(f"{time:{len(title)}.2f}" for title, time in times.items())
-        printed.append(f"  {grid:7}{tokens:6,}  {how:14}{cells}")
+    by_grid = races(found)
+    printed = [f"{'one step / its bare products':28}" + "".join(f"{grid:>16}" for grid in by_grid)]
+    for title in sorted(by_grid["4 x 1"], key=by_grid["4 x 1"].__getitem__):
+        cells = (f"{times[title]:16.2f}" if title in times else f"{'-':>16}" for times in by_grid.values())
+        printed.append(f"  {title:26}" + "".join(cells))
+    printed += ["", "a whole training step / AdamW's", f"  {'DP x TP':14}{'tokens':>7}  {'  '.join(TRAINED)}"]
+    for grid, tokens, times in training_steps(found):
+        cells = (f"{time:{len(title)}.2f}" for title, time in times.items())
+        printed.append(f"  {grid:14}{tokens:7,}  {'  '.join(cells)}")
     return printed
 
 
-def _how(matrix_unit: bool) -> str:
-    return "matrix unit" if matrix_unit else "no matrix unit"
+def _grid(name: str) -> str:
+    return name.replace("x", " x ")
