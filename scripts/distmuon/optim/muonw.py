@@ -5,9 +5,8 @@
 
 Momentum, decay and the update touch one element at a time and run on what a rank holds. Newton–Schulz does not: pieces
 of the momentum travel to the owner of each matrix, who orthogonalizes it once for everybody, and pieces of the update
-travel back. These are two collectives for a wave of matrices (`bucket_size`); `exchange_plan` says who sends what.
-Where they are more than a bucket for every rank, they are taken in waves, and one wave travels under the work on
-another.
+travel back, in two collectives; `exchange_plan` says who sends what. Matrices of more than `bucket_size` elements on a
+rank are taken in waves, with two collectives each, and one wave travels under the work on another.
 
 Sources: two all-to-alls and an owner: dion (Ahn et al. 2025). Muon and AdamW side by side: Moonlight (Liu et al. 2025).
 """
