@@ -19,7 +19,6 @@ import torch
 import worlds
 from playwright.sync_api import Browser
 from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 from muonbook import network_emulation
 from tools import run_in_colab, set_address
@@ -114,41 +113,30 @@ TOGETHER = {
     "test_certificate": "test_prediction",
 }  # they look at the same books, and worlds
 APART = "test_a_chapter_prints_in_colab_what_it_shows"  # these take long and share nothing
-FIRST = (  # a long one dealt last would be alone at the end
+FIRST = (  # a long one dealt last is alone
     "test_notebooks",
     "test_browser",
     "test_book",
+    "test_drills",
     "test_examples",
     "test_puzzles",
+    "test_machines",
     "test_baselines",
     "test_certificate",
     "test_prediction",
+    "test_train",
     "test_checkpoint",
     "test_main_job",
     "test_overlap",
     "test_several_matrices",
     "test_distributed_muon",
 )
-URGENT = (  # collectives of theirs wait for a few seconds only, so all other tests step back for them
-    "test_drills",
-    "test_faults",
-    "test_machines",
-    "test_network_emulation",
-    "test_preemption",
-    "test_train",
-)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Let every process but the first step back; it is the one that gets what is urgent."""
-    if getattr(config, "workerinput", {}).get("workerid", "gw0") != "gw0":
-        os.nice(10)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let what is urgent begin, then the files that take longest, so that all processes end at about the same time."""
-    items.sort(key=lambda item: (item.path.stem not in URGENT, item.path.stem not in FIRST))
+    """Let the files that take longest begin, so that all processes end at about the same time."""
+    items.sort(key=lambda item: item.path.stem not in FIRST)
 
 
 class ByFile(LoadScopeScheduling):
@@ -158,16 +146,6 @@ class ByFile(LoadScopeScheduling):
         file, _, test = nodeid.partition("::")
         return nodeid if test.startswith(APART) else TOGETHER.get(Path(file).stem, Path(file).stem)
 
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        """Give a process its next file; what is urgent goes to the first process alone."""
-        first = node is min(self.nodes, key=lambda one: int(one.gateway.id.removeprefix("gw")))
-        unit = next((one for one in self.workqueue if first or one not in URGENT), None)
-        if unit is None:
-            node.shutdown()
-            return
-        self.workqueue.move_to_end(unit, last=False)
-        super()._assign_work_unit(node)
-
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
@@ -176,9 +154,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return two processes more than cores, for drills and timeouts wait without computing; but one per 3 GB of memory.
+    """Return one process more than cores, for drills and timeouts wait without computing; but one per 3 GB of memory.
 
     That is about what a world of 32 ranks takes at 80 MB each.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min((os.cpu_count() or 1) + 2, memory // 3_000_000_000))
+    return max(1, min((os.cpu_count() or 1) + 1, memory // 3_000_000_000))

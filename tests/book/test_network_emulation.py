@@ -15,6 +15,8 @@ import worlds
 from distmuon.launch import UsageError
 from muonbook import network_emulation
 
+pytestmark = pytest.mark.alone
+
 WORKER = str(Path(__file__).with_name("network_workers.py"))
 SEGMENT = 1448  # bytes of payload in a TCP segment of 1500
 linux = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")

@@ -44,6 +44,7 @@ def test_a_drill_ends_as_it_is_stored(ground: DrillGround, name: str) -> None:
     worlds.assert_worlds_left_nothing()
 
 
+@pytest.mark.alone  # its collectives wait for 5 s at most, which in a crowd run out too often
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ON_MACHINES)
 def test_a_drill_on_machines_ends_as_it_is_stored(tmp_path: Path, name: str) -> None:

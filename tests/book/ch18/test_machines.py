@@ -48,6 +48,7 @@ def test_three_machines_of_which_one_falls_silent_train_what_one_trains() -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("permitted")
 def test_whoever_kills_the_program_that_has_made_them_leaves_no_machine() -> None:
     before = set(os.listdir("/sys/class/net"))

@@ -18,6 +18,8 @@ import worlds
 from distmuon import launch
 from distmuon.launch import WorldError, session, supervise
 
+pytestmark = pytest.mark.alone
+
 FAULTY = str(Path(__file__).with_name("faulty_worker.py"))
 INTERRUPTED = "error: interrupted; every rank was stopped.\n"
 TIMEOUT = 10.0  # seconds that ranks wait for one that does not come, and for one that a busy machine is late to start

@@ -10,6 +10,8 @@ from distmuon import launch
 from distmuon.launch import session
 from distmuon.launch.session import BURST
 
+pytestmark = pytest.mark.alone
+
 WORKER = str(Path(__file__).with_name("stop_worker.py"))
 
 

@@ -445,6 +445,7 @@ def test_a_run_that_diverged_says_truly_what_is_left(
     assert (f"is of step {says}." if saved else says) in said
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("dp", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])  # others: test_preemption
 def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(tmp_path: Path, dp: int, number: int) -> None:
     folder = tmp_path / "run"
@@ -459,6 +460,7 @@ def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(tmp_path: Path, 
     assert f"step {int(said[1]):5d}   gone on from" in worlds.finish(TRAIN, *words(folder, dp, steps=said[1])).out
 
 
+@pytest.mark.alone
 def test_torchrun_passes_the_signal_on_and_every_rank_leaves(tmp_path: Path) -> None:
     started = "-m torch.distributed.run --standalone --nproc-per-node 2"
     with worlds.command(*started.split(), TRAIN, *words(tmp_path / "run", steps=100_000)) as running:
