@@ -352,6 +352,7 @@ def test_the_page_s_formula_is_that_of_the_plans() -> None:
     for w, dtype in ((4, "float32"), (2, "bfloat16")):
         for dp, tp in ((4, 1), (4, 2), (16, 4)):
             found, specs = names["ratios"](dp, tp, w), names["matrices"](tp)
+            assert all(spec.tp_gather_dim == (0 if tp > 1 else None) for spec in specs)  # or owners go by wrong costs
             everything = range(len(specs))
             for algorithm in ALGORITHMS.values():
                 lay_out = strategies.planner(algorithm.strategy)
