@@ -128,6 +128,7 @@ def test_the_table_has_a_line_for_everybody(has_unit: bool) -> None:
         "race": {"4x1": race},
         "without_unit": race if has_unit else None,
         "training": {"4x1": [{"tokens": 1024, "owner": {"bytes_ratio": 1.0, "ratio": ratio}}]},
+        "training_without_unit": None,
     }
     lines = step_race.table(found).splitlines()
     assert lines[1].split() == ["owner", "1.25", "(1.20", "to", "1.30)", "37.70", "MB"]

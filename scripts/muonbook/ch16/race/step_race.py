@@ -14,6 +14,7 @@ from typing import Any
 
 from distmuon import launch
 from muonbook import peers
+from muonbook.ch16.race.tables import by_grid
 from muonbook.measure.workload import TIMED
 
 GRIDS = ((4, 1), (2, 2), (1, 4))  # dp, tp
@@ -60,10 +61,7 @@ def measure(quick: bool, folder: str | None) -> dict[str, Any]:
 def table(found: Mapping[str, Any]) -> str:
     """Return what was measured, in lines of text."""
     lines = []
-    races = dict(found["race"])
-    if found["without_unit"] is not None:
-        races["4x1 without the matrix unit"] = found["without_unit"]
-    for grid, race in races.items():
+    for grid, race in by_grid(found, "race").items():
         dtype, products = race["dtype"], race["floor_milliseconds"]
         lines.append(f"{grid}: one step over {products:.0f} ms of bare products in {dtype}; sent per rank")
         lines += [
@@ -74,10 +72,7 @@ def table(found: Mapping[str, Any]) -> str:
             lines.append(
                 "  This CPU has no fast bfloat16: products and ours are in float32, torch's and others' are not."
             )
-    training = dict(found["training"])
-    if found.get("training_without_unit") is not None:
-        training["4x1 without the matrix unit"] = found["training_without_unit"]
-    for grid, rows in training.items():
+    for grid, rows in by_grid(found, "training").items():
         lines.append(f"{grid}: a whole training step over ZeRO-1 AdamW's")
         lines += [
             f"  {name:<20}{row['tokens']:6,} tokens{_ratio(row[name]['ratio'])}   bytes {row[name]['bytes_ratio']:.4f}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from muonbook.ways import TITLES
 
+NO_UNIT = "4x1 without the matrix unit"
 COMPILED = "compiled_"  # in the names of entrants that torch.compile has compiled
 SHOWN = {  # what it is called on the page -> name of an entrant; all of them leave new parameters on every rank
     TITLES["muon_owner"]: "owner",
@@ -30,32 +31,35 @@ def medians(race: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+def by_grid(found: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return what was measured on each grid; of a CPU with a unit for bf16, four DP ranks without it (NO_UNIT) as well.
+
+    what: "race" or "training".
+    """
+    again = found[{"race": "without_unit", "training": "training_without_unit"}[what]]
+    return dict(found[what]) | ({} if again is None else {NO_UNIT: again})
+
+
 def races(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return grid -> `medians`; of a CPU with a unit for products in bf16, also those of four DP ranks without it."""
-    stored = {_grid(grid): race for grid, race in found["race"].items()}
-    if found["without_unit"] is not None:
-        stored["4 x 1, no unit"] = found["without_unit"]
-    return {title: medians(race) for title, race in stored.items()}
+    """Return grid -> `medians`."""
+    return {_head(grid): medians(race) for grid, race in by_grid(found, "race").items()}
 
 
 def training_steps(found: Mapping[str, Any]) -> list[tuple[str, int, dict[str, float]]]:
     """Return (grid, tokens, {way: time over ZeRO-1 AdamW's}) for each batch of the whole training steps."""
-    stored = {_grid(grid): rows for grid, rows in found["training"].items()}
-    if found.get("training_without_unit") is not None:
-        stored["4 x 1, no unit"] = found["training_without_unit"]
     return [
-        (grid, row["tokens"], {title: row[name]["ratio"]["median"] for title, name in TRAINED.items()})
-        for grid, rows in stored.items()
+        (_head(grid), row["tokens"], {title: row[name]["ratio"]["median"] for title, name in TRAINED.items()})
+        for grid, rows in by_grid(found, "training").items()
         for row in rows
     ]
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return both tables."""
-    by_grid = races(found)
-    printed = [f"{'one step / its bare products':28}" + "".join(f"{grid:>16}" for grid in by_grid)]
-    for title in sorted(by_grid["4 x 1"], key=by_grid["4 x 1"].__getitem__):
-        cells = (f"{times[title]:16.2f}" if title in times else f"{'-':>16}" for times in by_grid.values())
+    raced = races(found)
+    printed = [f"{'one step / its bare products':28}" + "".join(f"{grid:>16}" for grid in raced)]
+    for title in sorted(raced["4 x 1"], key=raced["4 x 1"].__getitem__):
+        cells = (f"{times[title]:16.2f}" if title in times else f"{'-':>16}" for times in raced.values())
         printed.append(f"  {title:26}" + "".join(cells))
     printed += ["", "a whole training step / AdamW's", f"  {'DP x TP':14}{'tokens':>7}  {'  '.join(TRAINED)}"]
     for grid, tokens, times in training_steps(found):
@@ -64,5 +68,5 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     return printed
 
 
-def _grid(name: str) -> str:
-    return name.replace("x", " x ")
+def _head(grid: str) -> str:
+    return "4 x 1, no unit" if grid == NO_UNIT else grid.replace("x", " x ")
