@@ -103,11 +103,32 @@ def test_one_matrix_is_the_least_that_an_owner_takes() -> None:
     assert few.newton_schulz_flops / few.ranks < flops((1024, 1024))
 
 
-def test_the_block_on_the_page_is_the_formula() -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+def run_blocks() -> dict[str, Any]:
+    """Run the page's blocks of Python, one after the other, and return what they define."""
     names: dict[str, Any] = {}
-    exec(block, names)
-    (said,) = re.findall(r"# (0\.\d+), half a per cent", block)
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE):
+        exec(block, names)
+    return names
+
+
+def test_three_pieces_of_work_are_limited_as_the_table_says() -> None:
+    names = run_blocks()
+    lines = re.findall(r"^\| (?:update the momentum|one product|send the gradient).*$", PAGE, re.MULTILINE)
+    kinds = ("computing", "memory", "sending")
+    for piece, line in zip(("momentum", "gram", "gradient"), lines, strict=True):
+        *cells, limit = (cell.strip() for cell in line.split("|")[2:-1])
+        micros = [1e6 * seconds for seconds in names[piece]]
+        assert limit == kinds[micros.index(max(micros))]
+        said = [float(cell.removesuffix(" µs").replace(",", "") or 0) for cell in cells]
+        assert said == [round(each, 2 if each < 1 else None) for each in micros]
+    (operations, memory, _), product = names["momentum"], 2 * 4096**3 / (4 * 4096**2)
+    assert round(operations * 989e12 / (memory * 3.35e12), 3) == round(1 / 6, 3)
+    assert f"a sixth of an operation for every byte, and the product has {product:,.0f}" in PAGE
+
+
+def test_the_blocks_on_the_page_are_the_formula() -> None:
+    names = run_blocks()
+    (said,) = re.findall(r"# (0\.\d+), half a per cent", PAGE)
     assert float(said) == pytest.approx(names["share"], rel=0.01)
     for a, b in ((4, 4), (128, 512)):
         assert names["newton_schulz_flops"](a, b) == flops((a, b))

@@ -80,7 +80,7 @@ def draw() -> tuple[Figure, str]:
         corner = top_speed / MEMORY
         plot.plot([X[0], corner, X[1]], [MEMORY * X[0], top_speed, top_speed], color=INK, lw=2.2, gid="roof")
         told: dict[str, Any] = {"parse_math": False, "color": MUTED}
-        plot.text(corner, 1.06 * top_speed, "limited by arithmetic", va="bottom", **told)
+        plot.text(corner, 1.06 * top_speed, "limited by computing", va="bottom", **told)
         plot.text(1.35 * X[0], 1.05 * X[0] * MEMORY, "limited by memory", va="bottom", **told)
         for number, point in enumerate(measured, 1):
             plot.plot(point.intensity, point.tflops, "o", color=ACCENT, ms=7, gid=f"point-{point.name}")
