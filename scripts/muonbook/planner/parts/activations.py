@@ -54,14 +54,19 @@ class StageActivations:
     def _by_layer(self) -> dict[str, float]:
         """Return how many numbers of a token every layer keeps.
 
-        4 h (norms and what they are fed), each matrix's output, and of row-parallel ones the input.
+        4 h (norms and what they are fed), each matrix's output, and of row-parallel ones the input. Latent attention
+        also keeps its inner norm, and keys once more, with their rotary part. A token's experts each keep a copy of it.
         """
+        shape, tp = self.shape, self.degrees.tp
+        each = self._uncut(4 * shape.width)
+        if latent := shape.latent:
+            each += self._uncut(latent.rank) + (shape.width + shape.heads * latent.rotary) / tp
         found: dict[str, float] = {}
         for layer, weight in ((_layer(weight), weight) for weight in self.weights.dense if weight.muon):
-            found[layer] = found.get(layer, self._uncut(4 * self.shape.width)) + self._of(weight)
-        experts = self.shape.experts
-        if experts and self.weights.mixtures:
-            routed = experts.active * (3 if self.shape.gated else 2) * experts.width / self.degrees.tp
+            found[layer] = found.get(layer, each) + self._of(weight)
+        if (experts := shape.experts) and self.weights.mixtures:
+            matrices = 3 if shape.gated else 2
+            routed = experts.active * (self._uncut(shape.width) + matrices * experts.width / tp)
             mixtures = self.weights.mixture_layers
             found = {name: size + routed * (name in mixtures) for name, size in found.items()}
         return found
