@@ -73,7 +73,7 @@ def test_what_the_page_says_of_divisions() -> None:
     held, most = (
         float(re.findall(rf"^  {kind} +([\d.]+) GB", told, re.M)[0]) for kind in ("activations", "worst moment")
     )
-    assert f"these are {held:.0f} of {most:.0f} GB" in PROSE
+    assert f"activations are {held:.0f} of {most:.0f} GB" in PROSE
     (llama,) = (world for world in results.load("divisions")["worlds"] if world["ranks"] == 512)  # without the option
     fitting = [row["degrees"] for row in llama["divisions"] if row["bytes"] <= llama["room"]]
     assert (len(llama["divisions"]), [degrees[1] for degrees in fitting]) == (28, [8] * 4)
@@ -131,17 +131,19 @@ def test_what_the_page_says_of_larger_and_larger_worlds_is_stored() -> None:
     sizes = {size["ranks"]: size for size in results.load("divisions")["sizes"]}
     assert 4.5 < sizes[1024]["step_seconds"] / sizes[8192]["step_seconds"] < 5
     shares = [size["seconds"]["Newton–Schulz"] / size["step_seconds"] for size in sizes.values() if size["degrees"]]
-    assert 0.01 <= min(shares) <= max(shares) < 0.055
+    assert (round(min(shares), 2), round(max(shares), 2)) == (0.01, 0.06)
     alike = [sizes[ranks] for ranks in (1024, 2048, 4096)]
-    assert [re.sub(r"^\d+ DP", "", size["degrees"]) for size in alike] == [" x 4 TP x 16 PP, 2 EP"] * 3
-    assert {f"{size['seconds']['bubble']:.2f}" for size in alike} == {"0.74"}
-    assert [size["degrees"] for size in (sizes[8192],)] == ["32 DP x 8 TP x 32 PP, 1 EP"]
+    assert [size["degrees"].lstrip("0123456789") for size in alike] == [" DP x 8 TP x 16 PP"] * 3
+    assert {f"{size['seconds']['bubble']:.2f}" for size in alike} == {"0.40"}
+    assert [size["degrees"] for size in (sizes[8192],)] == ["32 DP x 8 TP x 32 PP"]
     sent = [size["seconds"]["gradients"] + size["seconds"]["parameters"] for size in (*alike, sizes[8192])]
     assert sent[:3] == sorted(sent[:3])  # no shorter with more DP ranks
     assert round(sent[2] / sent[3], 1) == 1.9
-    larger = WorldPlan(WorldSetting(find_shape(divisions.MODEL), Degrees(128, 4, 16, 2), sequence_parallel=True))
+    larger = WorldPlan(WorldSetting(find_shape(divisions.MODEL), Degrees(64, 8, 16), sequence_parallel=True))
     parts = ("bubble", "gradients", "parameters")
-    assert sum(larger.seconds[part] for part in parts) > larger.step_seconds / 2 > sizes[8192]["step_seconds"] / 2
+    share = sum(larger.seconds[part] for part in parts) / larger.step_seconds
+    assert 0.45 < share < 0.5
+    assert 1 < larger.step_seconds / sizes[8192]["step_seconds"] < 1.1
 
 
 def test_the_speeds_on_the_page_are_those_of_the_planner() -> None:
