@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -146,6 +147,8 @@ def test_what_the_page_says_in_numbers_follows_from_its_assumptions() -> None:
     assert round(PEAK_FLOPS / memory) == 295
     assert "a \\ge 590" in PAGE
     assert 2 * 295 == 590
+    wide = next(a for a in range(1, 590) if roofline_picture.intensity(a, 1 << 30) >= PEAK_FLOPS / memory)
+    assert f"for a very wide one, {wide} suffice" in PAGE
     assert f"it takes {roofline_parts.REACHED / ADAPTER.bytes_per_second:,.0f} tokens per rank" in PAGE
     lanes = roofline_parts.REACHED / (roofline_parts.LINKS["PCIe 4, 4 lanes"] * 1e9)
     assert f"about {round(lanes, -3):,.0f}" in PAGE
@@ -157,9 +160,13 @@ def test_what_the_page_says_of_experts_overlap_and_other_machines_follows_from_i
     assert f"8 of 384 experts, their share is {1 / experts.share:.0f} times as large" in PAGE
     flat, owner = replace(seventy, layout="gather_all"), replace(trillion, layout="owner")
     adds, hidden = percent(flat.share), percent(flat.newton_schulz_seconds / flat.pass_seconds)
-    assert f"the {adds[:-2]} per cent that *gather all, flat* adds to the 70B" in PAGE
-    assert f"would be {round(float(hidden[:-2]))}, because then you" in PAGE
-    assert f"{1000 * flat.newton_schulz_seconds:.0f} ms with {flat.pass_seconds:.2f} s" in PAGE
+    newton_schulz, passes = f"{1000 * flat.newton_schulz_seconds:.0f} ms", f"{flat.pass_seconds:.2f} s"
+    sent = in_bytes(flat.muon_dp_bytes + flat.muon_tp_bytes), f"{flat.muon_seconds - flat.newton_schulz_seconds:.2f} s"
+    assert "adds {} of Newton–Schulz and {}, which take {}, to".format(newton_schulz, *sent) in PAGE
+    others = passes, f"{flat.adamw_seconds - flat.pass_seconds:.2f} s", in_bytes(flat.adamw_bytes)
+    assert "the {} of the passes and the {} that AdamW's {} take".format(*others) in PAGE
+    assert f"and that is {adds[:-2]} per cent" in PAGE
+    assert f"{newton_schulz} on {passes} would be left, and that is {round(float(hidden[:-2]))} per cent" in PAGE
     assert flat.adamw_bytes + flat.muon_dp_bytes < flat.dp_link * 1e9 * flat.pass_seconds  # so that it can hide
     kept = [in_bytes(each) for each in (owner.muon_kept, owner.adamw_kept)]
     assert "owners need {} of states, where AdamW needs {}.".format(*kept) in PAGE
@@ -172,6 +179,16 @@ def test_what_the_page_says_of_experts_overlap_and_other_machines_follows_from_i
     a, b, seen = moonlight.experts.width, moonlight.width, 1e6 * moonlight.experts.active / moonlight.experts.routed
     assert (a, b, f"{seen:,.0f}") == (1408, 2048, "93,750")
     assert f"= {percent(5 * a / (3 * seen) * (2 + a / b))}. All tokens" in PAGE
+
+
+def test_what_the_page_says_of_shards_and_the_busiest_rank_is_planned() -> None:
+    (part,) = PRESETS["70b"][1].parts
+    assert f"about {part.owners:.1f} for the 70B below" in PAGE
+    sizes = [math.prod(weight.shape) for weight in MODELS["llama3_70b"].weights() if weight.muon]
+    assert f"would add {len(sizes) * max(sizes) / sum(sizes) - 1:.0%}".replace("%", " per cent") in PAGE
+    mean, most = zip(*(planned("llama3_8b", 64, 2, 1, layout).flops for layout in ("gather_all", "muonw")), strict=True)
+    more = [f"{top / middle - 1:.0%}".rstrip("%") for middle, top in zip(mean, most, strict=True)]
+    assert "gives it {} and {} per cent more".format(*more) in PAGE
 
 
 def test_bytes_that_a_rank_keeps_are_those_of_the_table() -> None:

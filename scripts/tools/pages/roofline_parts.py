@@ -49,7 +49,12 @@ FIELDS = {
 def links() -> str:
     """Return how long a gather takes on each link, and how many tokens hide gradients, as a table in Markdown."""
     rows = [
-        (name, f"{rate:.3g} GB/s", seconds((RANKS - 1) / RANKS * GATHERED / rate / 1e9), f"{REACHED / rate / 1e9:,.0f}")
+        (
+            name,
+            f"{rate:.3g} GB/s",
+            seconds((RANKS - 1) / RANKS * GATHERED / rate / 1e9),
+            f"{float(f'{REACHED / rate / 1e9:.3g}'):,.0f}",
+        )
         for name, rate in LINKS.items()
     ]
     return table(
