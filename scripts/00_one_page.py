@@ -1,6 +1,6 @@
 """Distributed Muon on one page. You can read it from top to bottom.
 
-It uses plain torch and imports nothing of this project. `mp.spawn` starts the processes, each of them runs `train`,
+It uses plain torch and imports nothing of this project. Every process that it starts runs `train`,
 and in the end we train the same network once more in one process and compare the weights. A process is called a rank.
 The ranks form a grid of D rows and T columns. The ranks of one column have different images (data parallelism, DP),
 and the ranks of one row have different parts of every matrix (tensor parallelism, TP).
@@ -243,7 +243,8 @@ if __name__ == "__main__":
     images = images / 16  # from 0 to 1
     with tempfile.TemporaryDirectory() as folder:
         job = (args.dp, args.tp, args.steps, args.backend, folder, images, digits)
-        mp.spawn(train, job, nprocs=world)  # starts new processes; number r calls train(r, *job)
+        mp.set_forkserver_preload(["torch"])  # it takes seconds to import, so one server does, and forks the ranks
+        mp.start_processes(train, job, nprocs=world, start_method="forkserver")  # number r calls train(r, *job)
         trained, losses, kept = torch.load(f"{folder}/trained.pt", map_location="cpu")
     for r, pieces in enumerate(kept):
         print(f"rank {r} (dp {r // args.tp}, tp {r % args.tp}) keeps momentum for {pieces}")
