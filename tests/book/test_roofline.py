@@ -127,6 +127,19 @@ def test_three_pieces_of_work_are_limited_as_the_table_says() -> None:
     assert f"a sixth of an operation for every byte, and the product has {product:,.0f}" in PAGE
 
 
+def test_a_whole_model_is_counted_as_its_comments_say() -> None:
+    names, (_, seven) = run_blocks(), PRESETS["7b"]
+    assert (names["hidden"], names["tables"]) == (
+        sum(m.elements for m in seven.parts[0].matrices),
+        seven.parts[0].tables,
+    )
+    assert (round(names["hidden"] / 1e9, 2), round(names["tables"] / 1e9, 2)) == (6.48, 0.26)
+    assert names["operations"] == seven.pass_flops
+    assert f"# {names['operations']:.2e}".replace("e+", "e") in PAGE
+    assert f"# {names['seconds']:.0f}\n" in PAGE
+    assert f"{100 * names['scores'] / names['operations']:.0f} per cent more here" in PAGE
+
+
 def test_the_blocks_on_the_page_are_the_formula() -> None:
     names = run_blocks()
     (said,) = re.findall(r"# (0\.\d+), half a per cent", PAGE)
