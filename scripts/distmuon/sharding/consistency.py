@@ -115,9 +115,10 @@ def fingerprints(tensors: Sequence[Tensor]) -> Tensor:  # [P], int64
     that differ in their highest bits only, in each other's place), 2^-64 mostly. Values count as bits: -0.0 is not
     0.0, and one NaN may differ from another. Beside a tensor that is not contiguous, which is copied, it takes 6 MB.
     """
-    weights = {device: _odd(PIECE_NUMEL, device) for device in {tensor.device for tensor in tensors}}
-    if not weights:
+    if not tensors:
         return torch.zeros(0, dtype=torch.int64)
+    count = min(PIECE_NUMEL, max(tensor.nbytes for tensor in tensors))  # small models need few, and soon have them
+    weights = {device: _odd(count, device) for device in {tensor.device for tensor in tensors}}
     taken = [_fingerprint(tensor, weights[tensor.device]).to(tensors[0].device) for tensor in tensors]
     return torch.stack(taken)
 
