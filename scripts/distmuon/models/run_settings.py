@@ -16,7 +16,7 @@ from distmuon.launch.cli import option_of
 from distmuon.models.corpus import corpus
 from distmuon.optim import strategies
 
-LEAST = 0.01  # of the peak: where the learning rate ends
+LEAST = 0.01  # of the peak: after the warm-up the learning rate is never lower
 
 
 def option(default: Any, words: str, choices: tuple[str, ...] = ()) -> Any:

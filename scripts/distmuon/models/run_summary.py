@@ -18,7 +18,7 @@ from distmuon.extras.checkpoint.runs import at_step, saved_steps
 from distmuon.launch import World
 from distmuon.models.corpus import Corpus
 from distmuon.models.networks import Transformer
-from distmuon.models.run_settings import RunSettings
+from distmuon.models.run_settings import LEAST, RunSettings
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.param_groups import groups_for
 
@@ -61,8 +61,7 @@ def beginning(
         if mine:
             count = f"{sum(p.numel() for _, p in mine):,} parameters in {len(mine)} tensors"
             yield _line(who, f"{count}: {in_short(name for name, _ in mine)}")
-    last = f"{settings.schedule} to {settings.lr_at(settings.steps):.3g} in step {settings.steps:,}"
-    yield _line("lr", f"{settings.lr:g} after {settings.warmup:,} steps of warm-up, then {last}")
+    yield _line("lr", f"{settings.lr:g} after {settings.warmup:,} steps of warm-up{_then(settings)}")
     if left := settings.steps - first:
         each = f"{settings.batch} sequences x {settings.context:,} tokens = {settings.tokens_per_step:,} tokens"
         times = left * settings.tokens_per_step / len(text.training)
@@ -120,6 +119,15 @@ def command_of(program: Path, folder: str) -> str:
 def _shorter(path: str | Path) -> str:
     """Return a path from here, or from the root, whichever is shorter."""
     return min(os.path.relpath(path), os.path.abspath(path), key=len)
+
+
+def _then(settings: RunSettings) -> str:
+    """Return what the learning rate does after the warm-up, if it comes to that."""
+    if settings.steps <= settings.warmup:
+        return ""
+    if settings.schedule == "constant":
+        return ", then constant"
+    return f", then {settings.schedule} to 0 in step {settings.steps:,}, but never below {settings.lr * LEAST:.3g}"
 
 
 def _where(settings: RunSettings) -> str:

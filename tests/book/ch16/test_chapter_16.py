@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 import stored_pages
@@ -11,10 +12,12 @@ import worlds
 from distmuon import launch
 from distmuon.optim import strategies
 from distmuon.sharding.layout import ParamSpec
+from distmuon.sharding.ownership import padding_warning
 from muonbook.ch16 import experiments
 from muonbook.measure import results
 
 WORKER = str(worlds.ROOT / "scripts" / "16_owner.py")
+BLOCK = {"qkv": (3072, 1024), "out": (1024, 1024), "up": (4096, 1024), "down": (1024, 4096)}  # the page's
 
 
 def rows(out: str) -> dict[str, tuple[float, ...]]:
@@ -97,14 +100,30 @@ def test_what_the_page_says_of_padding_and_of_the_exchange() -> None:
     assert round(owner[-1], 1) == 2.7
     assert [n for n, worst in zip(ranks, cut_slowest, strict=True) if worst == 1] == [4, 8, 24]
     assert list(cut_slowest[5:]) == sorted(cut_slowest[5:])
+    assert (cut_slowest[3], cut_slowest[-1]) == (1.40, 5.14)
     pairs = list(zip(owner_slowest, cut_slowest, strict=True))
     assert all(by_owner < by_cut for by_owner, by_cut in pairs if by_cut > 1)
+
+
+def test_on_24_ranks_shards_are_equally_long_and_not_alike_and_on_192_padding_takes_4_gigabytes() -> None:
+    model = [ParamSpec(f"{i}.{name}", shape, "float32") for i in range(24) for name, shape in BLOCK.items()]
+    layout = strategies.planner("owner")(model, range(len(model)), 24, 1, 25_000_000)
+    for bucket in layout.buckets:
+        shards: dict[int, list[str]] = {}
+        for index, start in zip(bucket.params, bucket.starts, strict=True):
+            shards.setdefault(start // (bucket.padded // 24), []).append(model[index].name.partition(".")[2])
+        kinds = Counter("+".join(sorted(names)) for names in shards.values())
+        assert kinds == {"up": 8, "down": 8, "out+qkv": 8}
+    assert len(layout.buckets) == 3
+    assert re.search(r"^ +24 +0\.0% +1\.000 +1\.07 ", said(), re.M)
+    layout = strategies.planner("owner")(model, range(len(model)), 192, 1, 25_000_000)
+    assert "which is 4.0 GB of weights and gradients on every rank" in (padding_warning(layout) or "")
 
 
 @pytest.mark.parametrize(
     "block",
     [
-        {"qkv": (3072, 1024), "out": (1024, 1024), "up": (4096, 1024), "down": (1024, 4096)},  # the page's
+        BLOCK,
         {"q": (4096, 4096), "k": (1024, 4096), "v": (1024, 4096), "out": (4096, 4096), "gate": (14336, 4096),
          "up": (14336, 4096), "down": (4096, 14336)},
     ],

@@ -22,7 +22,7 @@ import worlds
 from torch.distributed import run as torchrun
 
 from distmuon import checkpoint, launch
-from distmuon.models import run_settings
+from distmuon.models import run_settings, run_summary
 from distmuon.models.run_settings import RunSettings
 
 TRAIN = str(worlds.ROOT / "scripts" / "train.py")
@@ -140,7 +140,7 @@ def test_a_run_says_what_it_will_do_and_what_it_has_done_with_units(tmp_path: Pa
         "optimizer   DistributedMuon, strategy owner; weight decay 0.1; gradients: norm clipped to 1",
         "Muon        6,144 parameters in 12 tensors: blocks.*.{query, key, value, out, up, down}",
         "AdamW       8,608 parameters in 13 tensors: tokens, positions, norm, head, blocks.*.{norm1, norm2}",
-        "lr          0.01 after 2 steps of warm-up, then cosine to 0.0001 in step 6",
+        "lr          0.01 after 2 steps of warm-up, then cosine to 0 in step 6, but never below 0.0001",
         "steps       1 to 6, each 16 sequences x 16 tokens = 256 tokens; in all 0.01 times the text",
         f"folder      {folder}, every 3 steps; keeps the newest 3 checkpoints",
     ]
@@ -173,6 +173,22 @@ def test_a_run_without_a_folder_says_that_it_keeps_nothing_and_adamw_alone_is_sa
     floor = train.corpus("language").floor
     assert re.search(rf"held out .* per letter, the least possible is {floor:.3f} nats after step 6\n\Z", said)
     assert not re.search("^(Muon|checkpoint|try it) ", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "2 steps of warm-up, then cosine to 0 in step 6, but never below 0.0001"),
+        ({"schedule": "linear"}, "2 steps of warm-up, then linear to 0 in step 6, but never below 0.0001"),
+        ({"schedule": "constant"}, "2 steps of warm-up, then constant"),
+        ({"warmup": 6}, "6 steps of warm-up"),
+    ],
+)
+def test_the_schedule_is_said_as_it_is(changes: dict[str, Any], says: str) -> None:
+    settings, world = dataclasses.replace(SMALL, **changes), launch.World(0, 1, 1, 1, "gloo", "cpu", 60, 1, 0)
+    _, optimizer, _ = train.build(world, settings, 256)
+    lines = list(run_summary.beginning(world, settings, train.corpus("alice"), optimizer, 0))
+    assert f"lr          0.01 after {says}" in lines
 
 
 def test_what_is_measured_is_in_the_metrics_in_nats_and_tokens_per_second(tmp_path: Path) -> None:

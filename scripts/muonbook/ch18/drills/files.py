@@ -111,7 +111,8 @@ def play_wrong(ground: DrillGround, name: str) -> Row:
 UNFIT = {
     "a wrong grid": ("3 ranks for 4 sequences", "--dp 3 --batch 4", "--batch 4 cannot be shared out to --dp 3"),
     "a folder that cannot be written": (
-        "--folder in a file system that is read-only", "--folder /proc/run", "--folder /proc/run.*: cannot be written"
+        "--folder below /proc, where no folder can be made", "--folder /proc/run",
+        "--folder /proc/run.*: cannot be written",
     ),
     "a text that is not there": ("--text with no such file", "--text nowhere.txt", "nowhere.txt: cannot be read"),
 }  # fmt: skip

@@ -62,7 +62,7 @@ DRILLS: dict[str, RankDrill] = {
         ("rank 1 failed first", "IndexError: rank 1 has a bug"), 2,
     ),
     "out of memory": RankDrill(
-        "rank 1 may not have the memory that it asks for", (Fault("starve", "step", 7, 1),),
+        "rank 1 asks for more memory than it may have", (Fault("starve", "step", 7, 1),),
         ("rank 1 failed first", "DefaultCPUAllocator: can't allocate memory"), 2,
     ),
     "a stopped rank": RankDrill(
